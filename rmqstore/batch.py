@@ -1,0 +1,356 @@
+"""Many messages at once, as columns (design §4): what ``send_batch`` takes, what ``pop_batch`` and ``due`` give.
+
+A :class:`MessageBatch` holds its messages in one of three forms — a list of structs (small calls), an Arrow record batch (big ones), or
+something of an engine's own (a :class:`BatchSource`) — and makes the others when asked.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmqstore import message as limits
+from rmqstore.errors import IllegalMessageError, IllegalMessageTypeError, IllegalNameError
+from rmqstore.message import Message, PoppedMessage, check_message, check_topic
+
+PROPERTIES: Final = pa.map_(pa.string(), pa.string())
+
+IN_SCHEMA: Final = pa.schema(
+    [
+        pa.field("topic", pa.string()),
+        pa.field("body", pa.binary()),
+        pa.field("tag", pa.string()),
+        pa.field("keys", pa.list_(pa.string())),
+        pa.field("properties", PROPERTIES),
+        pa.field("message_group", pa.string()),
+        pa.field("deliver_at_ms", pa.int64()),
+        pa.field("message_id", pa.string()),
+        pa.field("born_ms", pa.int64()),
+        pa.field("queue_id", pa.int32()),
+    ]
+)
+"""The columns of a batch on its way in. ``topic`` and ``body`` are required, all others may be absent or null."""
+
+OUT_SCHEMA: Final = pa.schema(
+    [
+        *IN_SCHEMA,
+        pa.field("queue_offset", pa.int64()),
+        pa.field("store_ms", pa.int64()),
+        pa.field("attempt", pa.int32()),
+        pa.field("receipt", pa.string()),
+        pa.field("first_pop_ms", pa.int64()),
+    ]
+)
+"""The columns of a batch on its way out."""
+
+_REQUIRED = ("topic", "body")
+_OUT_ONLY = frozenset(OUT_SCHEMA.names) - frozenset(IN_SCHEMA.names)
+
+
+class BatchSource(Protocol):
+    """An engine's own form of messages; an engine that knows the type takes it as it is, without decoding."""
+
+    def __len__(self) -> int: ...
+
+    def columns(self) -> pa.RecordBatch:
+        """Return the columns of :data:`IN_SCHEMA`, or of :data:`OUT_SCHEMA` for messages on their way out."""
+
+    def messages(self) -> Sequence[Message | PoppedMessage]:
+        """Return one struct a message."""
+
+
+class MessageBatch:
+    """Messages in a row order that every engine keeps. Immutable. ``len()`` is the number of messages."""
+
+    __slots__ = ("_columns", "_messages", "_source")
+
+    def __init__(
+        self,
+        messages: Sequence[Message | PoppedMessage] | None = None,
+        columns: pa.RecordBatch | None = None,
+        source: BatchSource | None = None,
+    ) -> None:
+        """Wrap what is already checked; users call :meth:`of` or :meth:`from_arrow`."""
+        self._messages = messages
+        self._columns = columns
+        self._source = source
+
+    @classmethod
+    def of(cls, messages: Sequence[Message]) -> MessageBatch:
+        """Check and wrap structs.
+
+        Raises:
+            IllegalMessageError: naming the row and the field at fault.
+        """
+        if isinstance(messages, Message) or not isinstance(messages, Sequence):
+            raise IllegalMessageTypeError(f"a batch is a list of Message, not {type(messages).__name__}")
+        rows = list(messages)
+        for row, message in enumerate(rows):
+            try:
+                if not isinstance(message, Message):
+                    raise IllegalMessageTypeError(f"expected a Message, not {type(message).__name__}")
+                check_message(message)
+            except (IllegalMessageError, IllegalNameError) as error:
+                error.args = (f"row {row}: {error}",)
+                raise
+        return cls(messages=rows)
+
+    @classmethod
+    def from_arrow(cls, data: pa.RecordBatch | pa.Table) -> MessageBatch:
+        """Check Arrow data and wrap it; columns may come in any order, and those of :data:`OUT_SCHEMA` that mean nothing here are ignored.
+
+        ``large_`` and view variants of string, binary and list columns are taken as well.
+
+        Raises:
+            IllegalMessageError: naming the column, and the first row at fault where there is one.
+        """
+        if not isinstance(data, pa.RecordBatch | pa.Table):
+            raise IllegalMessageTypeError(f"columns must be a pyarrow RecordBatch or Table, not {type(data).__name__}")
+        columns = _conform(data)
+        _check_columns(columns)
+        return cls(columns=columns)
+
+    @property
+    def source(self) -> BatchSource | None:
+        """The engine's own form, when the batch came from one."""
+        return self._source
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether the columns are at hand, so that reading them costs nothing."""
+        return self._columns is not None
+
+    @property
+    def columns(self) -> pa.RecordBatch:
+        """The messages as one Arrow record batch."""
+        if self._columns is None:
+            if self._source is not None:
+                self._columns = self._source.columns()
+            else:
+                self._columns = columns_of(self._messages or ())
+        return self._columns
+
+    @property
+    def messages(self) -> Sequence[Message | PoppedMessage]:
+        """The messages as structs."""
+        if self._messages is None:
+            self._messages = self._source.messages() if self._source is not None else _messages_of(self.columns)
+        return self._messages
+
+    def __len__(self) -> int:
+        if self._messages is not None:
+            return len(self._messages)
+        if self._columns is not None:
+            return int(self._columns.num_rows)
+        return len(self._source) if self._source is not None else 0
+
+    def __repr__(self) -> str:
+        return f"MessageBatch({len(self)} messages)"
+
+
+def columns_of(messages: Sequence[Message | PoppedMessage]) -> pa.RecordBatch:
+    """Return structs as columns: of :data:`OUT_SCHEMA` when they are popped ones, else of :data:`IN_SCHEMA`."""
+    schema = OUT_SCHEMA if messages and isinstance(messages[0], PoppedMessage) else IN_SCHEMA
+    arrays = []
+    for field in schema:
+        values: list[Any] = [getattr(message, field.name) for message in messages]
+        if field.name == "keys":
+            values = [list(keys) if keys else None for keys in values]
+        elif field.name == "properties":
+            values = [list(properties.items()) if properties else None for properties in values]
+        arrays.append(pa.array(values, field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _messages_of(columns: pa.RecordBatch) -> list[Message]:
+    values = {name: columns.column(name).to_pylist() for name in IN_SCHEMA.names}
+    values["keys"] = [tuple(keys or ()) for keys in values["keys"]]
+    values["properties"] = [dict(pairs or ()) for pairs in values["properties"]]
+    return [Message(*row) for row in zip(*values.values(), strict=True)]
+
+
+# ---------------------------------------------------------------- conforming and checking Arrow data
+
+
+def _conform(data: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
+    names = data.schema.names
+    duplicates = {name for name in names if names.count(name) > 1}
+    if duplicates:
+        raise IllegalMessageError(f"column {min(duplicates)!r} stands in the batch more than once")
+    unknown = set(names) - set(OUT_SCHEMA.names)
+    if unknown:
+        raise IllegalMessageError(f"column {min(unknown)!r} is unknown; a batch has {', '.join(IN_SCHEMA.names)}")
+    for name in _REQUIRED:
+        if name not in names:
+            raise IllegalMessageError(f"column {name!r} is missing; a batch needs at least {' and '.join(_REQUIRED)}")
+    arrays = []
+    for field in IN_SCHEMA:
+        if field.name not in names:
+            arrays.append(pa.nulls(data.num_rows, field.type))
+            continue
+        column = data.column(field.name)
+        if isinstance(column, pa.ChunkedArray):
+            column = (
+                column.chunk(0)
+                if column.num_chunks == 1
+                else pa.concat_arrays(column.chunks)
+                if column.num_chunks
+                else pa.array([], column.type)
+            )
+        arrays.append(_cast(column, field))
+    return pa.RecordBatch.from_arrays(arrays, schema=IN_SCHEMA)
+
+
+def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    kind = column.type
+    if kind != field.type:
+        if not (pa.types.is_null(kind) or _same_kind(kind, field.type)):
+            raise IllegalMessageTypeError(f"column {field.name!r} must be {field.type}, not {kind}")
+        try:
+            column = column.cast(field.type)
+        except pa.ArrowInvalid as error:
+            raise IllegalMessageError(f"column {field.name!r} cannot be read as {field.type}: {error}") from None
+    if field.name in _REQUIRED and column.null_count:
+        raise IllegalMessageError(f"column {field.name!r} has a null at row {pc.index(column.is_null(), True).as_py()}; it must have none")
+    return column
+
+
+def _same_kind(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    """Say whether ``kind`` is ``wanted`` with other offsets or other nullability inside."""
+    if pa.types.is_string(wanted):
+        return bool(pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    if pa.types.is_binary(wanted):
+        return bool(pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
+    if pa.types.is_list(wanted):
+        return bool((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _text(kind.value_type))
+    if pa.types.is_map(wanted):
+        return bool(pa.types.is_map(kind) and _text(kind.key_type) and _text(kind.item_type))
+    return False
+
+
+def _text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind))
+
+
+def _check_columns(columns: pa.RecordBatch) -> None:
+    if not columns.num_rows:
+        return
+    for name in ("topic", "body", "tag", "message_group", "message_id"):
+        column = columns.column(name)
+        if column.null_count < len(column) and name != "body":
+            _refuse_invalid_utf8(name, column)
+    for topic in columns.column("topic").unique().to_pylist():
+        check_topic(topic)
+    _refuse_where(
+        "body",
+        columns,
+        lambda c: pc.or_(pc.equal(pc.binary_length(c), 0), pc.greater(pc.binary_length(c), limits.MAX_BODY_BYTES)),
+        f"a body has 1 to {limits.MAX_BODY_BYTES} bytes",
+    )
+    _refuse_words("tag", columns, limits.MAX_PROPERTIES_BYTES, r"[\s|\x00-\x1f]")
+    _refuse_words("message_group", columns, limits.MAX_GROUP_KEY_BYTES, r"[\s\x00-\x1f]")
+    _refuse_words("message_id", columns, limits.MAX_ID_BYTES, r"[\s\x00-\x1f]")
+    for name, maximum in (("deliver_at_ms", limits.MAX_TIME_MS), ("born_ms", limits.MAX_TIME_MS), ("queue_id", limits.MAX_QUEUES - 1)):
+        _refuse_where(name, columns, functools.partial(_outside, maximum=maximum), f"0 to {maximum} is allowed")
+    group, deliver = columns.column("message_group"), columns.column("deliver_at_ms")
+    if group.null_count < len(group) and deliver.null_count < len(deliver):
+        both = pc.and_(group.is_valid(), deliver.is_valid())
+        if pc.any(both).as_py():
+            raise IllegalMessageError(
+                f"column 'message_group', row {pc.index(both, True).as_py()}: a FIFO message cannot have a deliver time"
+            )
+    _check_sizes(columns)
+
+
+def _outside(column: pa.Array, maximum: int) -> pa.Array:
+    return pc.or_(pc.less(column, 0), pc.greater(column, maximum))
+
+
+def _refuse_invalid_utf8(name: str, column: pa.Array) -> None:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise IllegalMessageError(f"column {name!r} is not valid UTF-8: {error}") from None
+
+
+def _refuse_where(name: str, columns: pa.RecordBatch, bad: Callable[[pa.Array], pa.Array], rule: str) -> None:
+    column = columns.column(name)
+    if column.null_count == len(column):
+        return
+    mask = pc.fill_null(bad(column), False)
+    if pc.any(mask).as_py():
+        row = pc.index(mask, True).as_py()
+        shown = repr(column[row].as_py())
+        raise IllegalMessageError(f"column {name!r}, row {row}: {shown[:60]} is not allowed; {rule}")
+
+
+def _refuse_words(name: str, columns: pa.RecordBatch, max_bytes: int, illegal: str) -> None:
+    _refuse_where(
+        name,
+        columns,
+        lambda c: functools.reduce(
+            pc.or_, (pc.equal(pc.binary_length(c), 0), pc.greater(pc.binary_length(c), max_bytes), pc.match_substring_regex(c, illegal))
+        ),
+        f"1 to {max_bytes} bytes without blanks or control characters" + (" or '|'" if "|" in illegal else ""),
+    )
+
+
+def _check_sizes(columns: pa.RecordBatch) -> None:
+    """Check keys, properties, and the sum that RocketMQ's 16-bit length bounds."""
+    total = pc.add(pc.binary_length(columns.column("topic")), limits.system_properties_bytes(0, None, None) + 64)
+    for name in ("tag", "message_group", "message_id"):
+        total = pc.add(total, pc.fill_null(pc.binary_length(columns.column(name)), 0))
+    keys, properties = columns.column("keys"), columns.column("properties")
+    if keys.null_count < len(keys):
+        flat = keys.flatten()
+        _refuse_text("keys", flat, r"[\s\x00-\x1f]")
+        total = pc.add(total, _sum_by_row(pc.list_parent_indices(keys), [flat], len(keys)))
+    if properties.null_count < len(properties):
+        names, values, offsets = map_parts(properties)
+        _refuse_text("properties", names, "[\x01\x02]")
+        _refuse_text("properties", values, "[\x01\x02]")
+        system = pc.is_in(names, value_set=pa.array(sorted(limits.SYSTEM_PROPERTIES)))
+        if pc.any(system).as_py():
+            raise IllegalMessageError(f"column 'properties': {names[pc.index(system, True).as_py()].as_py()!r} belongs to the system")
+        parents = pc.list_parent_indices(pa.ListArray.from_arrays(offsets, names))
+        total = pc.add(total, _sum_by_row(parents, [names, values], len(properties)))
+    if pc.max(total).as_py() > limits.MAX_PROPERTIES_BYTES:
+        row = pc.index(pc.greater(total, limits.MAX_PROPERTIES_BYTES), True).as_py()
+        raise IllegalMessageError(
+            f"column 'properties', row {row}: properties, tag and keys take {total[row].as_py()} bytes encoded; "
+            f"at most {limits.MAX_PROPERTIES_BYTES} are allowed"
+        )
+
+
+def map_parts(properties: pa.MapArray) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Return (names, values, offsets) of a map column, offsets starting at 0, nulls and slices undone."""
+    entries = pc.fill_null(pc.list_value_length(properties), 0).to_numpy(zero_copy_only=False)
+    offsets = pa.array([0, *entries.cumsum().tolist()], pa.int32())
+    if properties.null_count:
+        properties = properties.drop_null()
+    first, last = properties.offsets[0].as_py(), properties.offsets[len(properties)].as_py()
+    return properties.keys.slice(first, last - first), properties.items.slice(first, last - first), offsets
+
+
+def _refuse_text(name: str, flat: pa.Array, illegal: str) -> None:
+    if not len(flat):
+        return
+    if flat.null_count:
+        raise IllegalMessageError(f"column {name!r} holds a null inside; leave the entry out instead")
+    _refuse_invalid_utf8(name, flat)
+    bad = pc.or_(pc.equal(pc.binary_length(flat), 0), pc.match_substring_regex(flat, illegal))
+    if pc.any(bad).as_py():
+        shown = repr(flat[pc.index(bad, True).as_py()].as_py())
+        raise IllegalMessageError(f"column {name!r}: {shown[:60]} is empty or holds a character that is not allowed there")
+
+
+def _sum_by_row(parents: pa.Array, flats: list[pa.Array], rows: int) -> pa.Array:
+    sums = np.zeros(rows, dtype=np.int64)
+    for flat in flats:
+        np.add.at(sums, parents.to_numpy(), pc.binary_length(flat).to_numpy() + 1)
+    return pa.array(sums)

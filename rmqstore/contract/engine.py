@@ -1,0 +1,200 @@
+"""What an engine says of itself, and how the framework opens it (design §5.5–5.7)."""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from rmqstore.contract.pops import PopStore
+from rmqstore.contract.timers import TimerStore
+
+API_VERSION = 1
+"""The version of this contract; an engine of another one is refused."""
+
+
+class Durability(enum.IntEnum):
+    """What an acknowledged call survives."""
+
+    NONE = 0
+    PROCESS_CRASH = 1
+    POWER_LOSS = 2
+
+
+class Flush(enum.Enum):
+    """When acknowledged calls reach the disk: before the answer, or at an interval."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+
+
+class Operation(enum.Enum):
+    """The operations whose durability is declared one by one."""
+
+    PUT = "put"
+    CANCEL = "cancel"
+    APPEND = "append"
+    POP = "pop"
+    ACK = "ack"
+    CHANGE = "change"
+
+
+class Support(enum.Enum):
+    """Whether a capability is there; every observable behaviour has one of its own."""
+
+    FULL = "full"
+    NOT_YET = "not yet"
+    IMPOSSIBLE = "impossible"
+
+
+UNLIMITED_MS = 2**62
+"""The horizon of an engine that can hold any deliver time."""
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine can do and how much it takes: enums and numbers, never free strings (design §5.6)."""
+
+    durability: Mapping[Flush, Mapping[Operation, Durability]]
+    horizon_ms: int = UNLIMITED_MS
+    min_precision_ms: int = 100
+    max_precision_ms: int = 1000
+    max_body_bytes: int = 4 * 1024 * 1024
+    max_properties_bytes: int = 32_767
+    max_key_bytes: int = 32_767
+    max_batch_messages: int = 1_000_000
+    cancel_by_key: Support = Support.FULL
+    fifo: Support = Support.NOT_YET
+    sql92_filter: Support = Support.NOT_YET
+    read_only_open: Support = Support.NOT_YET
+    retention: Support = Support.NOT_YET
+    import_state: Support = Support.NOT_YET
+    snapshot: Support = Support.FULL
+
+    def durability_of(self, operation: Operation, flush: Flush) -> Durability:
+        """Return what an acknowledged ``operation`` survives under ``flush``."""
+        return self.durability[flush][operation]
+
+
+def same_durability(*, sync: Durability, asynchronous: Durability) -> dict[Flush, dict[Operation, Durability]]:
+    """Return the durability table of an engine that treats all operations alike."""
+    return {
+        Flush.SYNC: dict.fromkeys(Operation, sync),
+        Flush.ASYNC: dict.fromkeys(Operation, asynchronous),
+    }
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One setting: its dotted key, its type and what it may be; the framework's and the engines' alike.
+
+    ``minimum`` / ``maximum`` bound numbers, ``choices`` lists what a string or number may be; ``baked`` settings are stored with the
+    store and must not differ at a later open.
+    """
+
+    key: str
+    type: type[int] | type[float] | type[str] | type[bool]
+    default: int | float | str | bool
+    doc: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[int | str, ...] = ()
+    baked: bool = False
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How a distribution announces an engine without importing its C extension.
+
+    Attributes:
+        name: what users write, ``[a-z][a-z0-9_]*``.
+        capabilities: the declaration that the suite tries to refute.
+        factory: ``module:attribute`` of a callable that returns an :class:`Engine`; imported when the engine is opened.
+        requires: modules that must be importable, for the engine to be installed.
+        install_hint: the command that installs what is missing.
+        preference: among installed durable engines, the highest one is the default.
+        settings: the engine's own settings, each key starting with ``<name>.``.
+        api_version: the contract it was written for.
+    """
+
+    name: str
+    capabilities: Capabilities
+    factory: str
+    requires: tuple[str, ...] = ()
+    install_hint: str = ""
+    preference: int = 0
+    settings: tuple[Setting, ...] = ()
+    api_version: int = API_VERSION
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the framework hands to an engine when it opens it; every value is checked already.
+
+    Attributes:
+        store_tag: 32-bit number of this store, part of handles and receipts.
+        broker: the store's name in receipts, without a blank.
+        precision_ms: width of a tick.
+        max_delay_ms: horizon set by the user, 0 = the engine's own.
+        congestion_limit: timers per tick above which puts are refused with rising probability (T9), 0 = off.
+        congestion_seed: seed of the random number generator that T9 draws from.
+        cancel_memory_ms / outcome_memory_ms / mark_memory_ms: how long answers stay true (C, P5, I1).
+        default_queues: queues of a topic that is made on demand.
+        max_retries: redeliveries before the dead letter queue (P7).
+        max_in_flight: leases per (group, topic, queue), 0 = no limit (P12).
+        retry_share: share of pops that look at the retry topic first (P13).
+        engine: the engine's own settings, without the ``<name>.`` prefix.
+    """
+
+    store_tag: int
+    broker: str
+    precision_ms: int = 1000
+    max_delay_ms: int = 0
+    congestion_limit: int = 0
+    congestion_seed: int = 0
+    cancel_memory_ms: int = 86_400_000
+    outcome_memory_ms: int = 600_000
+    mark_memory_ms: int = 7 * 86_400_000
+    default_queues: int = 1
+    max_retries: int = 16
+    max_in_flight: int = 0
+    retry_share: float = 0.2
+    engine: Mapping[str, int | float | str | bool] = msgspec.field(default_factory=dict)
+
+
+class EngineSession(ABC):
+    """One open engine directory. Timers and pops of one session live in one atomic log when ``one_log`` is True."""
+
+    one_log: bool = False
+
+    @abstractmethod
+    def timers(self) -> TimerStore:
+        """Return the timer side; the same object every time."""
+
+    @abstractmethod
+    def pops(self) -> PopStore:
+        """Return the pop side; the same object every time."""
+
+    @abstractmethod
+    def snapshot(self, path: Path) -> None:
+        """Write a consistent copy of both sides to the new directory ``path``, which opens as an engine directory."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Make everything durable and let go of the files; idempotent."""
+
+
+class Engine(ABC):
+    """A storage engine: opens directories as sessions."""
+
+    @abstractmethod
+    def open(self, directory: Path, options: EngineOptions) -> EngineSession:
+        """Open ``directory``, made by the caller and empty the first time.
+
+        A new open epoch is durable before this returns. An engine that is half created (its creation crashed) starts afresh.
+
+        Raises:
+            StoreLockedError: the directory is open elsewhere.
+            FormatVersionError: the directory was written in another format, or by another engine.
+            CorruptStoreError: the directory is damaged.
+            StoreFullError: the disk has no room.
+        """

@@ -1,0 +1,331 @@
+"""``PopStore``: topic queues whose messages are leased, acked, and come back (design §5.2).
+
+A pop leases messages to a group for an invisible time; an ack ends the lease for good; an expired lease is *revived*: the message goes to
+the group's retry topic, or to the dead letter queue when its attempts are used up.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rmqstore.contract.receipts import Receipt
+from rmqstore.contract.timers import Ticket, TimerCursor, WriteStatus
+
+if TYPE_CHECKING:
+    from rmqstore.batch import MessageBatch
+    from rmqstore.message import PoppedMessage
+
+
+class AckOutcome(enum.Enum):
+    """What an ack did (P4, P5)."""
+
+    ACKED = "acked"
+    ALREADY_ACKED = "already acked"
+    STALE = "stale"
+    UNKNOWN = "unknown"
+
+
+class ChangeOutcome(enum.Enum):
+    """What a change of the invisible time did (P6)."""
+
+    CHANGED = "changed"
+    ALREADY_ACKED = "already acked"
+    STALE = "stale"
+    UNKNOWN = "unknown"
+
+
+class ReleaseOutcome(enum.Enum):
+    """What giving a lease back did (P7: the attempt is not counted)."""
+
+    RELEASED = "released"
+    ALREADY_ACKED = "already acked"
+    STALE = "stale"
+    UNKNOWN = "unknown"
+
+
+class InitMode(enum.Enum):
+    """Where a new group starts (P11): with the first kept message, or with the next one."""
+
+    MIN = "min"
+    MAX = "max"
+
+
+class Change(msgspec.Struct, frozen=True):
+    """Ask that the lease ``receipt`` ends ``invisible_ms`` after now."""
+
+    receipt: Receipt
+    invisible_ms: int
+
+
+class ChangeResult(msgspec.Struct, frozen=True):
+    """The outcome of a change, with the receipt that now holds the lease; None unless CHANGED."""
+
+    outcome: ChangeOutcome
+    receipt: Receipt | None = None
+
+
+class PopTxn(msgspec.Struct, frozen=True):
+    """Everything that ``apply`` does in one atomic step: acks, changes, releases, then appends, the timer cursor and the marks."""
+
+    appends: MessageBatch | None = None
+    acks: Sequence[Receipt] = ()
+    changes: Sequence[Change] = ()
+    releases: Sequence[Receipt] = ()
+    timer_cursor: TimerCursor | None = None
+    marks: Sequence[bytes] = ()
+
+
+class PopTxnResult(msgspec.Struct, frozen=True):
+    """One outcome per entry of the transaction, in its order.
+
+    REPEATED (a mark was stored already): nothing was done, ``position`` is that of the first call, the outcome lists are empty.
+    """
+
+    status: WriteStatus
+    position: int
+    acks: tuple[AckOutcome, ...] = ()
+    changes: tuple[ChangeResult, ...] = ()
+    releases: tuple[ReleaseOutcome, ...] = ()
+
+
+class PopRequest(msgspec.Struct, frozen=True):
+    """What a consumer asks for.
+
+    Attributes:
+        queue: one queue, or None for any.
+        max_messages: 1–1024.
+        invisible_ms: length of the lease, ms, at least 1.
+        order: FIFO pop (P9), refused where not declared.
+        attempt_id: a repeat with the same id within the invisible time returns the same leases.
+        filter: ``*``, or a tag expression ``a || b`` (P10).
+        init: where the group starts when it has not popped this topic before (P11).
+    """
+
+    topic: str
+    group: str
+    max_messages: int = 32
+    invisible_ms: int = 60_000
+    queue: int | None = None
+    order: bool = False
+    attempt_id: str | None = None
+    filter: str = "*"
+    init: InitMode = InitMode.MIN
+
+
+class PoppedBatch(ABC):
+    """The messages of one pop, in both forms; each is made when asked for."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def messages(self) -> list[PoppedMessage]:
+        """Return one struct a message, receipts included."""
+
+    @abstractmethod
+    def columns(self) -> MessageBatch:
+        """Return the columns of design §4, receipts as text."""
+
+    @abstractmethod
+    def receipts(self) -> Sequence[Receipt]:
+        """Return the receipts, one a message; an engine may know its own sequence again in ``PopTxn.acks``."""
+
+
+class PopResult(msgspec.Struct, frozen=True):
+    """``rest`` is the exact number of messages of the queues asked for that were ready and are not in ``messages`` (P14)."""
+
+    messages: PoppedBatch
+    rest: int
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """Exact state of a group on a topic (P14).
+
+    Attributes:
+        ready: messages of the topic that the group has not popped yet.
+        in_flight: leased messages, from the topic and its retry topic.
+        retry: messages waiting in the group's retry topic.
+        dead: messages of this topic that went to the group's dead letter queue.
+    """
+
+    ready: int
+    in_flight: int
+    retry: int
+    dead: int
+
+
+class ReviveReport(msgspec.Struct, frozen=True):
+    """What a revive did: leases back to a retry topic, to a dead letter queue, or parked; ``more`` when the limit cut it short."""
+
+    retried: int
+    dead: int
+    parked: int
+    more: bool
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    """A topic: its queues and, per queue, the first kept and the next offset."""
+
+    name: str
+    queues: int
+    min_offsets: tuple[int, ...]
+    max_offsets: tuple[int, ...]
+
+
+class GroupOffset(msgspec.Struct, frozen=True):
+    """Where a group stands on one queue: the next offset to pop, and how many messages it holds."""
+
+    topic: str
+    queue_id: int
+    next_offset: int
+    in_flight: int
+
+
+class PopStats(msgspec.Struct, frozen=True):
+    """Counters and gauges of a pop store."""
+
+    topics: int
+    groups: int
+    messages: int
+    in_flight: int
+    epoch: int
+    durable_position: int
+    position: int
+
+
+class PopStore(ABC):
+    """What an engine must be to hold queues and leases (design §5.2; clauses P, and with a TimerStore H).
+
+    Mutating calls may come from any thread and are serialised by the store; pure reads run beside them. A call is all or nothing
+    (F3). Time enters as ``now_ms``.
+    """
+
+    @abstractmethod
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        """Do all of ``txn`` in one atomic step; the one primitive that the hand-over rests on (H1).
+
+        An unknown topic of an append is made. A row without a queue id goes to a queue of the store's choice.
+        """
+
+    @abstractmethod
+    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
+        """Lease up to ``max_messages`` ready messages to the group (P1, P2, P10–P13).
+
+        Raises:
+            UnsupportedOperationError: ``order`` or an SQL92 filter where the engine declares none (S1).
+        """
+
+    @abstractmethod
+    def ready(self, topic: str, group: str, filter: str, now_ms: int) -> bool | int | None:
+        """Say whether a pop could return something now: True; else the time in ms at which a lease of the group ends; None when none runs.
+
+        A pure read, for notification: it may answer True for messages that the filter passes over.
+        """
+
+    @abstractmethod
+    def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
+        """Move up to ``limit`` messages whose lease ended by ``now_ms`` to their retry topic or DLQ, in one atomic step (P3, P7)."""
+
+    @abstractmethod
+    def timer_cursor(self) -> TimerCursor:
+        """Return the cursor that the last ``apply`` stored."""
+
+    @abstractmethod
+    def durable_cursor(self) -> TimerCursor:
+        """Return the cursor that would survive a power loss now."""
+
+    @abstractmethod
+    def create_topic(self, name: str, queues: int) -> tuple[TopicInfo, Ticket]:
+        """Make a topic with ``queues`` queues, or widen an existing one; it never shrinks."""
+
+    @abstractmethod
+    def topic(self, name: str) -> TopicInfo | None:
+        """Return a topic, system topics included, or None."""
+
+    @abstractmethod
+    def topics(self) -> list[TopicInfo]:
+        """List every topic, system topics included, by name."""
+
+    @abstractmethod
+    def groups(self) -> list[str]:
+        """List every group that has popped, by name."""
+
+    @abstractmethod
+    def offsets(self, group: str) -> list[GroupOffset]:
+        """List where ``group`` stands, by topic and queue; empty for an unknown group."""
+
+    @abstractmethod
+    def reset_offset(self, topic: str, group: str, queue: int | None, offset: int | InitMode, now_ms: int) -> Ticket:
+        """Move the group to ``offset`` on one queue or all; its leases there turn STALE, its retry topic stays (P11)."""
+
+    @abstractmethod
+    def read(self, topic: str, queue: int, offset: int, limit: int) -> MessageBatch:
+        """Read up to ``limit`` messages from ``offset`` on without a lease; empty at the end."""
+
+    @abstractmethod
+    def get(self, message_id: str) -> PoppedMessage | None:
+        """Find the newest message with this id by reading the queues (no index: for people, not for hot paths)."""
+
+    @abstractmethod
+    def lag(self, topic: str, group: str) -> Lag:
+        """Return the exact lag of a group on a topic (P14)."""
+
+    @abstractmethod
+    def next_expiry_ms(self) -> int | None:
+        """Return when the first running lease ends; None when there is none."""
+
+    @abstractmethod
+    def maintain(self, now_ms: int, budget: int) -> int:
+        """Do up to ``budget`` units of upkeep (drop old lease records, marks, attempt ids), without a sync; returns the units done."""
+
+    @abstractmethod
+    def sync(self, ticket: Ticket | None = None) -> None:
+        """Return when everything up to ``ticket`` (None: everything) is durable; concurrent calls share one disk sync."""
+
+    @property
+    @abstractmethod
+    def durable_position(self) -> int:
+        """The position up to which everything would survive a power loss."""
+
+    @abstractmethod
+    def verify(self) -> list[str]:
+        """Recount every counter and check every record; returns one sentence a difference, empty when all is well."""
+
+    @abstractmethod
+    def stats(self) -> PopStats:
+        """Return counters and gauges."""
+
+    @abstractmethod
+    def snapshot(self, path: Path) -> None:
+        """Write a consistent copy of the queues to the new directory ``path``, openable as an engine directory."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Make everything durable and let go of the files; idempotent."""
+
+    # ------------------------------------------------------------ sugar over apply
+
+    def append(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[PopTxnResult, Ticket]:
+        """Append messages to their topics now."""
+        return self.apply(PopTxn(appends=batch, marks=marks), now_ms)
+
+    def ack(self, receipts: Sequence[Receipt], now_ms: int) -> tuple[list[AckOutcome], Ticket]:
+        """Ack leases, one outcome each (P4, P5, P8)."""
+        result, ticket = self.apply(PopTxn(acks=receipts), now_ms)
+        return list(result.acks), ticket
+
+    def change_invisible(self, changes: Sequence[Change], now_ms: int) -> tuple[list[ChangeResult], Ticket]:
+        """Make leases longer or shorter, one result each (P6)."""
+        result, ticket = self.apply(PopTxn(changes=changes), now_ms)
+        return list(result.changes), ticket
+
+    def release(self, receipts: Sequence[Receipt], now_ms: int) -> tuple[list[ReleaseOutcome], Ticket]:
+        """Give leases back at once, the attempt not counted (P7)."""
+        result, ticket = self.apply(PopTxn(releases=receipts), now_ms)
+        return list(result.releases), ticket

@@ -1,0 +1,156 @@
+"""Every error that rmqstore raises.
+
+All derive from :class:`RmqstoreError` and from the builtin that a reader would expect (``ValueError`` for a bad value,
+``OSError`` for the disk, ``LookupError`` for a name nobody knows), so both ``except RmqstoreError`` and the builtin catch them.
+A message names the culprit and says what to do.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BrokenEngineError",
+    "ClockStepError",
+    "ConfigError",
+    "CorruptStoreError",
+    "DelayTooLongError",
+    "DuplicateEngineError",
+    "EngineLookupError",
+    "EngineNotInstalledError",
+    "FlowControlError",
+    "FormatVersionError",
+    "IllegalArgumentError",
+    "IllegalArgumentTypeError",
+    "IllegalMessageError",
+    "IllegalMessageTypeError",
+    "IllegalNameError",
+    "RmqstoreError",
+    "StoreClosedError",
+    "StoreError",
+    "StoreForkedError",
+    "StoreFullError",
+    "StoreLockedError",
+    "StorePathError",
+    "StorePoisonedError",
+    "UnknownEngineError",
+    "UnsupportedOperationError",
+]
+
+
+class RmqstoreError(Exception):
+    """Base of every error raised by rmqstore or by an engine that keeps its contract."""
+
+
+# ---------------------------------------------------------------- what the caller gave
+
+
+class IllegalArgumentError(RmqstoreError, ValueError):
+    """An argument has a value that the call cannot take; nothing was changed."""
+
+
+class IllegalArgumentTypeError(IllegalArgumentError, TypeError):
+    """An argument has a type that the call cannot take; nothing was changed."""
+
+
+class IllegalNameError(IllegalArgumentError):
+    """A topic or group name breaks the rules of design §5.8."""
+
+
+class IllegalMessageError(IllegalArgumentError):
+    """A message or a batch breaks the data contract; the whole call was refused and nothing was stored."""
+
+
+class IllegalMessageTypeError(IllegalMessageError, TypeError):
+    """A field of a message, or a column of a batch, has the wrong type."""
+
+
+class DelayTooLongError(IllegalMessageError):
+    """The deliver time lies beyond the horizon of the engine or of the setting ``max_delay_ms`` (T5)."""
+
+
+class FlowControlError(RmqstoreError, RuntimeError):
+    """The timer slot is congested (T9); nothing was stored, try again later or spread the deliver times."""
+
+
+class UnsupportedOperationError(RmqstoreError, NotImplementedError):
+    """The engine declares this capability absent (S1); nothing was changed."""
+
+
+# ---------------------------------------------------------------- configuration and plug-ins
+
+
+class ConfigError(RmqstoreError, ValueError):
+    """A setting is unknown, of the wrong type, out of range, or differs from what the store was made with."""
+
+
+class EngineLookupError(RmqstoreError, LookupError):
+    """Base of the errors about finding an engine by its name."""
+
+
+class UnknownEngineError(EngineLookupError):
+    """No installed or known distribution offers an engine of this name."""
+
+
+class EngineNotInstalledError(EngineLookupError, ImportError):
+    """The engine is known, but what it needs is not installed; the message says how to install it."""
+
+
+class BrokenEngineError(EngineLookupError, ImportError):
+    """The engine's distribution failed to import; the cause is chained."""
+
+
+class DuplicateEngineError(EngineLookupError):
+    """Two distributions offer an engine of the same name."""
+
+
+# ---------------------------------------------------------------- the store on disk
+
+
+class StoreError(RmqstoreError, OSError):
+    """Base of the errors about a store directory and its files."""
+
+
+class StorePathError(StoreError):
+    """The directory cannot be used as a store: missing, read-only, a file, or full of something else."""
+
+
+class StoreLockedError(StoreError, BlockingIOError):
+    """Another owner has the store open (X1)."""
+
+
+class StoreFullError(StoreError):
+    """The disk has no room (F1); the call changed nothing, and the store goes on when there is space."""
+
+
+class StorePoisonedError(StoreError):
+    """A disk sync failed (F2), so what is durable is unknown; close the store and open it again."""
+
+
+class FormatVersionError(StoreError, ValueError):
+    """The store was written in a format that this version cannot read (R4)."""
+
+
+class CorruptStoreError(StoreError, ValueError):
+    """Stored data is damaged in the middle (R6).
+
+    ``file`` is the path of the damaged file or directory, ``offset`` the byte offset or the key at fault.
+    """
+
+    def __init__(self, message: str, *, file: str = "", offset: int | str = "") -> None:
+        super().__init__(message)
+        self.file = file
+        self.offset = offset
+
+
+# ---------------------------------------------------------------- the life of an open store
+
+
+class StoreClosedError(RmqstoreError, ValueError):
+    """The store is closed; open it again."""
+
+
+class StoreForkedError(RmqstoreError, RuntimeError):
+    """The store was opened by another process: a forked child must open a store of its own (X2)."""
+
+
+class ClockStepError(RmqstoreError, RuntimeError):
+    """The clock went forward by more than ``clock.max_step_ms``; the hand-over waits for ``confirm_clock_step`` (K2)."""

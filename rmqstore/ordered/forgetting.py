@@ -1,0 +1,95 @@
+"""What a ``forget`` takes away: whole runs, parts of runs, and what pointed at them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+
+from rmqstore.contract import TimerCursor
+from rmqstore.ordered import traces
+from rmqstore.ordered.counts import MINUTE_MS
+from rmqstore.ordered.layout import PAIR
+from rmqstore.ordered.records import deliver_at_of, has_keys, keys_of, route_of
+from rmqstore.ordered.runs import DamagedRunError, decode_run, encode_run, is_single, single_facts, single_of
+
+
+class Removal:
+    """What one page of ``forget`` takes away, gathered run by run in key order."""
+
+    def __init__(self, upto: TimerCursor, holes: set[tuple[int, int]], *, checked: bool) -> None:
+        """``checked``: ``due`` has read these runs and found no damage, so they need not be checked again."""
+        self._upto = upto
+        self._checked = checked
+        self._holes = holes
+        self._tick = -1
+        self._bound = 0
+        self._open_stretch: bytes | None = None
+        self.stretches: list[tuple[bytes, bytes]] = []
+        self.rest: list[tuple[bytes, bytes]] = []
+        self.delivered: list[tuple[int, int, int]] = []
+        self.index: list[bytes] = []
+        self.holes_gone: set[tuple[int, int]] = set()
+        self.deltas: Counter[int] = Counter()
+        self.kept_tick: int | None = None
+        self.removed = False
+        self.damaged = False
+
+    def add(self, key: bytes, value: bytes) -> None:
+        """Look at the next run in key order: it stays, goes, or is cut."""
+        tick, first_seq = PAIR.unpack(key)
+        if tick != self._tick:
+            self._tick, self._bound = tick, self._upto.bound(tick)
+        bound = self._bound
+        if first_seq > bound:
+            self._keep(tick)
+            return
+        self.removed = True
+        if self._checked and is_single(value):
+            epoch, deliver_ms, keyed = single_facts(value)
+            self.delivered.append((tick, first_seq, epoch))
+            self.deltas[(tick if deliver_ms < 0 else deliver_ms) // MINUTE_MS] -= 1
+            if keyed:
+                self._unindex(tick, first_seq, single_of(value))
+            self._remove(key)
+            return
+        try:
+            run = decode_run(value)
+        except DamagedRunError:
+            self.damaged = True
+            self._remove(key)
+            return
+        covered = bisect_right(run.deltas, bound - first_seq)
+        for at in range(covered):
+            self._account(tick, first_seq + run.deltas[at], run.epoch, run.records[at])
+        self._remove(key)
+        if covered < len(run.records):
+            first_left = run.deltas[covered]
+            left = encode_run(run.epoch, run.store_ms, run.records[covered:], [step - first_left for step in run.deltas[covered:]])
+            self.rest.append((PAIR.pack(tick, first_seq + first_left), left))
+            self._keep(tick)
+
+    def _account(self, tick: int, seq: int, epoch: int, record: bytes) -> None:
+        if (tick, seq) in self._holes:
+            self.holes_gone.add((tick, seq))
+            return
+        self.delivered.append((tick, seq, epoch))
+        due = deliver_at_of(record)
+        self.deltas[(tick if due < 0 else due) // MINUTE_MS] -= 1
+        if has_keys(record):
+            self._unindex(tick, seq, record)
+
+    def _unindex(self, tick: int, seq: int, record: bytes) -> None:
+        self.index += traces.index_keys(route_of(record)[0].decode(), keys_of(record), tick, seq)
+
+    def _remove(self, key: bytes) -> None:
+        behind = key + b"\x00"
+        if self._open_stretch is None:
+            self._open_stretch = key
+            self.stretches.append((key, behind))
+        else:
+            self.stretches[-1] = (self._open_stretch, behind)
+
+    def _keep(self, tick: int) -> None:
+        self._open_stretch = None
+        if self.kept_tick is None:
+            self.kept_tick = tick

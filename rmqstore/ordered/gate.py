@@ -1,0 +1,153 @@
+"""Who may call an open database, and who syncs it for whom: the part of every ``OrderedKV`` that has nothing to do with keys.
+
+A :class:`Gate` counts positions, elects one thread to do the disk sync that all waiting threads share, and refuses calls once the
+database is full, poisoned, closed, or seen from a forked child. Refusal is one attribute, so an open gate costs one look.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from threading import Condition, Lock
+from typing import NamedTuple
+
+from rmqstore.errors import RmqstoreError, StoreClosedError, StoreForkedError, StoreFullError, StorePoisonedError
+
+
+class Refusal(NamedTuple):
+    """Why calls are refused; every call gets an exception of its own."""
+
+    error: type[RmqstoreError]
+    message: str
+    cause: BaseException | None = None
+
+
+class Gate:
+    """State, positions and group commit of one open database; ``lock`` guards the positions and whatever the owner adds.
+
+    Args:
+        name: what the messages call the database, its path for example.
+        sync_to_disk: makes at least every write durable that was finished when it was called, and returns the position reached.
+            Called by one thread at a time, without the lock. Raises ``StoreFullError`` for lack of room; any other error poisons.
+    """
+
+    def __init__(self, name: str, sync_to_disk: Callable[[], int]) -> None:
+        self.name = name
+        self.lock = Lock()
+        self.refusal: Refusal | None = None
+        self.position = 0
+        self.durable_position = 0
+        self._sync_to_disk = sync_to_disk
+        self._leading = False
+        self._changed = Condition(self.lock)
+        self._lost: list[tuple[int, int]] = []
+        _gates.add(self)
+
+    # ------------------------------------------------------------ calls let in or refused
+
+    def check(self) -> None:
+        """Raise when calls are refused."""
+        refusal = self.refusal
+        if refusal is not None:
+            raise refusal.error(refusal.message) from refusal.cause
+
+    @property
+    def closed(self) -> bool:
+        """Whether there is nothing left to close."""
+        refusal = self.refusal
+        return refusal is not None and refusal.error in (StoreClosedError, StoreForkedError)
+
+    def refuse_full(self, cause: BaseException) -> StoreFullError:
+        """Refuse calls until :meth:`readmit`, for lack of room; return the error to raise."""
+        message = f"{self.name}: no room on the disk; make room, then reopen"
+        self._refuse(Refusal(StoreFullError, message, cause))
+        return StoreFullError(message)
+
+    def refuse_poisoned(self, cause: BaseException, what: str) -> StorePoisonedError:
+        """Refuse calls for good; return the error to raise."""
+        message = f"{self.name}: {what} failed ({cause}), so what is durable is unknown; close the store and open it again"
+        self._refuse(Refusal(StorePoisonedError, message, cause))
+        return StorePoisonedError(message)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        with self.lock:
+            # The first reason stays, except that a full database may turn out to be worse than full.
+            if self.refusal is None or self.refusal.error is StoreFullError:
+                self.refusal = refusal
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Refuse calls from now on, because the database is closed, and wait for a sync under way."""
+        with self.lock:
+            self.refusal = Refusal(StoreClosedError, f"{self.name} is closed; open it again")
+            self._changed.notify_all()
+            while self._leading:
+                self._changed.wait()
+
+    def wait_refused(self) -> None:
+        """For a reopen: return when calls are refused for lack of room and no sync is under way. Raise when refused for another reason."""
+        with self.lock:
+            if self.refusal is None:
+                self.refusal = Refusal(StoreFullError, f"{self.name} is being reopened")
+            if self.refusal.error is not StoreFullError:
+                self.check()
+            while self._leading:
+                self._changed.wait()
+
+    def readmit(self, kept: int) -> None:
+        """Let calls in again after the database was reopened; of the writes so far, those up to position ``kept`` are there, durably.
+
+        Positions go on: the ones after ``kept`` name writes that are gone, and a sync of one of them says so for ever.
+        """
+        with self.lock:
+            if kept < self.position:
+                self._lost.append((kept, self.position))
+            self.durable_position = self.position
+            self.refusal = None
+
+    # ------------------------------------------------------------ group commit
+
+    def sync(self, position: int | None) -> None:
+        """Return when every write up to ``position`` (None: every one that is left) is durable; see ``OrderedKV.sync``."""
+        target = self.position if position is None else position
+        while True:
+            with self.lock:
+                while True:
+                    self.check()
+                    if position is not None and self._lost and any(kept < position <= last for kept, last in self._lost):
+                        raise StoreFullError(f"{self.name}: the write at position {position} was dropped when the disk was full")
+                    if target <= self.durable_position:
+                        return
+                    if not self._leading:
+                        break
+                    self._changed.wait()
+                self._leading = True
+            self._lead()
+
+    def _lead(self) -> None:
+        """Sync on behalf of everyone who waits."""
+        reached = 0
+        try:
+            reached = self._sync_to_disk()
+        except StoreFullError as error:
+            raise self.refuse_full(error) from error
+        except Exception as error:
+            raise self.refuse_poisoned(error, "a disk sync") from error
+        finally:
+            with self.lock:
+                self._leading = False
+                self.durable_position = max(self.durable_position, reached)
+                self._changed.notify_all()
+
+
+_gates: weakref.WeakSet[Gate] = weakref.WeakSet()
+
+
+def _refuse_in_forked_child() -> None:
+    for gate in list(_gates):
+        if not gate.closed:
+            gate.refusal = Refusal(StoreForkedError, f"{gate.name} was opened before the fork; a forked child must open a store of its own")
+
+
+os.register_at_fork(after_in_child=_refuse_in_forked_child)

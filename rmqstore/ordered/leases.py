@@ -1,0 +1,88 @@
+"""Check points: the leases of one pop on one queue, as one value.
+
+::
+
+    key    group u32, topic u32, queue u32, start offset u64, pop time u64   (big-endian)
+    value  i64 expiry ms, i64 invisible ms, i64 first pop ms (-1 = this pop), u32 open epoch, u16 n, u8 retry flag   (little-endian)
+           n × u32 queue offset less the start offset, n × u8 state
+
+RocketMQ's check point (``PopCheckPoint``) with 64-bit fields, up to 1024 messages, and a state a message in place of a 32-bit map of
+acks; the key is structured, where the original's concatenated merge key can name two check points.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import numpy as np
+
+from rmqstore.ordered.layout import LEASE_KEY
+
+LEASED: Final = 0
+ACKED: Final = 1
+MOVED: Final = 2
+"""The lease ended otherwise: revived, released, changed or reset; its receipts are STALE."""
+
+_HEAD = struct.Struct("<qqqIHB")
+
+
+class Lease:
+    """One check point, decoded and changeable; ``states[i]`` belongs to queue offset ``offsets[i]``."""
+
+    __slots__ = ("_places", "epoch", "expiry_ms", "first_pop_ms", "invisible_ms", "key", "offsets", "retry_flag", "states")
+
+    def __init__(
+        self,
+        key: bytes,
+        expiry_ms: int,
+        invisible_ms: int,
+        epoch: int,
+        retry_flag: int,
+        offsets: list[int],
+        states: bytearray | None = None,
+        first_pop_ms: int = -1,
+    ) -> None:
+        self.key = key
+        self.expiry_ms = expiry_ms
+        self.invisible_ms = invisible_ms
+        self.epoch = epoch
+        self.retry_flag = retry_flag
+        self.offsets = offsets
+        self.states = bytearray(len(offsets)) if states is None else states
+        self.first_pop_ms = first_pop_ms
+        self._places: dict[int, int] | None = None
+
+    def encode(self) -> bytes:
+        """Return the value."""
+        start = self.offsets[0]
+        head = _HEAD.pack(self.expiry_ms, self.invisible_ms, self.first_pop_ms, self.epoch, len(self.offsets), self.retry_flag)
+        return head + (np.asarray(self.offsets, np.int64) - start).astype("<u4").tobytes() + bytes(self.states)
+
+    @classmethod
+    def decode(cls, key: bytes, value: bytes) -> Lease:
+        """Read a value."""
+        expiry_ms, invisible_ms, first_pop_ms, epoch, count, retry_flag = _HEAD.unpack_from(value)
+        start = LEASE_KEY.unpack(key)[3]
+        offsets = (np.frombuffer(value, "<u4", count, _HEAD.size).astype(np.int64) + start).tolist()
+        states = bytearray(value[_HEAD.size + 4 * count :])
+        return cls(key, expiry_ms, invisible_ms, epoch, retry_flag, offsets, states, first_pop_ms)
+
+    @property
+    def place(self) -> tuple[int, int, int, int, int]:
+        """(group id, topic id, queue, start offset, pop time ms)."""
+        return LEASE_KEY.unpack(self.key)
+
+    @property
+    def live(self) -> int:
+        """How many messages are still leased."""
+        return self.states.count(LEASED)
+
+    def index_of(self, offset: int) -> int | None:
+        """Return which message lies at ``offset``, or None."""
+        at = offset - self.offsets[0]
+        if 0 <= at < len(self.offsets) and self.offsets[at] == offset:
+            return at
+        if self._places is None:
+            self._places = {known: index for index, known in enumerate(self.offsets)}
+        return self._places.get(offset)

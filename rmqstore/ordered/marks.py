@@ -1,0 +1,36 @@
+"""Marks: the caller's names for calls, stored with their first answer in the same atomic step (I1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rmqstore.ordered.kv import OrderedKV, WriteBatch
+from rmqstore.ordered.layout import MARK, MARK_AGE, META, U64
+
+TIMER_SIDE, POP_SIDE = b"t", b"p"
+
+
+def find_mark(kv: OrderedKV, side: bytes, marks: Sequence[bytes]) -> bytes | None:
+    """Return the first answer of the call that stored one of ``marks``, or None."""
+    for mark in marks:
+        answer = kv.get(META, MARK + side + mark)
+        if answer is not None:
+            return answer
+    return None
+
+
+def put_marks(batch: WriteBatch, side: bytes, marks: Sequence[bytes], answer: bytes, now_ms: int) -> None:
+    """Add the marks of a call to its write."""
+    if marks:
+        batch.put_many(META, [(MARK + side + mark, answer) for mark in marks])
+        batch.put_many(META, [(MARK_AGE + side + U64.pack(now_ms) + mark, b"") for mark in marks])
+
+
+def drop_old_marks(kv: OrderedKV, batch: WriteBatch, side: bytes, before_ms: int, budget: int) -> int:
+    """Add the removal of up to ``budget`` marks of one side that are older than ``before_ms``; returns how many."""
+    if before_ms <= 0:
+        return 0
+    ages = [key for key, _ in kv.scan(META, MARK_AGE + side, MARK_AGE + side + U64.pack(before_ms), budget)]
+    batch.delete_many(META, ages)
+    batch.delete_many(META, [MARK + side + key[10:] for key in ages])
+    return len(ages)

@@ -1,0 +1,67 @@
+"""Where the rows of a put go: their ticks, and the runs that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from rmqstore.ordered.counts import MINUTE_MS
+from rmqstore.ordered.layout import PAIR
+from rmqstore.ordered.runs import encode_run, encode_single, run_lengths, single_encoder
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """The rows of a put on their places.
+
+    Attributes:
+        ticks: tick of each row, ms.
+        runs: sorted (key, run) entries.
+        by_minute: how many are due in which minute.
+    """
+
+    ticks: list[int]
+    runs: list[tuple[bytes, bytes]]
+    by_minute: dict[int, int]
+
+
+def place(records: list[bytes], delivers: Sequence[int], first_seq: int, now_ms: int, precision_ms: int, epoch: int) -> Placed:
+    """Give every row its tick (-1 = no deliver time); past ones are due with the very next tick (T4), and never early (T1)."""
+    if len(records) == 1:
+        due = now_ms if delivers[0] < 0 else delivers[0]
+        tick = -(-due // precision_ms) * precision_ms
+        if due <= now_ms:
+            tick = min(tick, now_ms)
+        run = (PAIR.pack(tick, first_seq), encode_single(epoch, now_ms, records[0]))
+        return Placed([tick], [run], {(tick if delivers[0] < 0 else due) // MINUTE_MS: 1})
+    wanted = np.asarray(delivers, np.int64)
+    due_ms = np.where(wanted < 0, now_ms, wanted)
+    ticks = -(-due_ms // precision_ms) * precision_ms
+    ticks = np.where(due_ms <= now_ms, np.minimum(ticks, now_ms), ticks)
+    minutes, counts = np.unique(np.where(wanted < 0, ticks, wanted) // MINUTE_MS, return_counts=True)
+    by_minute = dict(zip(minutes.tolist(), counts.tolist(), strict=True))
+    return Placed(ticks.tolist(), _runs(records, ticks, first_seq, now_ms, epoch), by_minute)
+
+
+def _runs(
+    records: list[bytes], ticks: np.ndarray[tuple[int], np.dtype[np.int64]], first_seq: int, now_ms: int, epoch: int
+) -> list[tuple[bytes, bytes]]:
+    """Group records by tick, keeping their order, into sorted (key, run) entries."""
+    order = np.argsort(ticks, kind="stable")
+    in_order = ticks[order]
+    starts = np.flatnonzero(np.diff(in_order, prepend=-1)).tolist()
+    rows: list[int] = order.tolist()
+    keys = np.column_stack((in_order, order + first_seq)).astype(">u8").tobytes()
+    encode_one = single_encoder(epoch, now_ms)
+    entries = []
+    for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+        if stop - start == 1:
+            entries.append((keys[16 * start : 16 * start + 16], encode_one(records[rows[start]])))
+            continue
+        group = rows[start:stop]
+        for begin, end in run_lengths([len(records[row]) for row in group]):
+            part = group[begin:end]
+            run = encode_run(epoch, now_ms, [records[row] for row in part], [row - part[0] for row in part])
+            entries.append((keys[16 * (start + begin) : 16 * (start + begin) + 16], run))
+    return entries

@@ -1,0 +1,228 @@
+"""How a pop picks messages: which queues in which turn, what passes the filter, and what a repeated attempt gets (P1, P10–P13)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from rmqstore.contract import NO_RETRY, RETRY_V2, InitMode, PopRequest, PopResult, Ticket
+from rmqstore.errors import IllegalArgumentError
+from rmqstore.message import retry_topic
+from rmqstore.ordered.layout import ATTEMPT, LEASE_KEY, LEASES, PURGE, U64, digest
+from rmqstore.ordered.leases import LEASED, Lease
+from rmqstore.ordered.popped import PoppedRecords, Slice
+from rmqstore.ordered.popstate import PopState
+from rmqstore.ordered.queues import DamagedRun, QueueLog, Topic
+from rmqstore.ordered.records import tag_of
+from rmqstore.ordered.shared import Shared
+from rmqstore.ordered.stage import Stage
+from rmqstore.ordered.standings import Seat, Standing
+
+_LOOK_LIMIT = 16_384
+"""A pop that has something to return passes over at most so many more filtered-out messages of a queue (P10)."""
+
+_POP_BYTES = 64 * 1024 * 1024
+"""One pop ends early once it holds this many bytes, so that memory stays bounded."""
+
+_ATTEMPT_HEAD = struct.Struct(">Q")
+
+
+class _Turn:
+    """Whose turn it is for one (group, topic): the retry topic by its share, the queues one after the other (P13)."""
+
+    __slots__ = ("credit", "queue")
+
+    def __init__(self) -> None:
+        self.credit = 0.0
+        self.queue = 0
+
+
+class Popping:
+    """Picks and leases; the turns live in memory, since losing one is harmless."""
+
+    def __init__(self, shared: Shared, state: PopState, log: QueueLog) -> None:
+        self._shared = shared
+        self._options = shared.options
+        self._state = state
+        self._log = log
+        self._turns: dict[tuple[int, int], _Turn] = {}
+
+    def pop(self, stage: Stage, request: PopRequest, tags: frozenset[bytes] | None) -> tuple[PopResult, Ticket]:
+        """Answer one request."""
+        topic = stage.topic(request.topic) or stage.topic_with(request.topic, self._options.default_queues)
+        if request.queue is not None and not (type(request.queue) is int and 0 <= request.queue < topic.queues):
+            raise IllegalArgumentError(f"topic {topic.name!r} has queues 0 to {topic.queues - 1}, not {request.queue!r}")
+        group_id = stage.group_id(request.group)
+        registered = self._register(stage, topic, group_id, request.init)
+        if request.attempt_id is not None:
+            slices = self._repeated(stage, request, request.attempt_id)
+            if slices:
+                return PopResult(PoppedRecords(slices), self._rest(stage, topic, group_id, request)), stage.commit()
+        slices = []
+        wanted = request.max_messages
+        room = _POP_BYTES
+        for source, queue, retry_flag in self._sources(stage, topic, group_id, request):
+            part = self._take(stage, request, source, Seat(group_id, source.id, queue), retry_flag, tags, wanted, room)
+            if part is not None:
+                slices.append(part)
+                wanted -= len(part.records)
+                room -= sum(map(len, part.records))
+            if wanted <= 0 or room <= 0:
+                break
+        if request.attempt_id is not None and slices:
+            self._remember(stage, request, request.attempt_id)
+        must_wait = bool(slices) or registered
+        ticket = stage.commit()
+        return PopResult(PoppedRecords(slices), self._rest(stage, topic, group_id, request)), ticket if must_wait else Ticket(0)
+
+    def _register(self, stage: Stage, topic: Topic, group_id: int, init: InitMode) -> bool:
+        """Set where a new group starts, on every queue at once (P11); later queues are read from their beginning."""
+        seats = [Seat(group_id, topic.id, queue) for queue in range(topic.queues)]
+        missing = [seat for seat in seats if stage.standing(seat) is None]
+        is_new = len(missing) == len(seats)
+        for seat in missing:
+            stage.set_standing(seat, Standing(topic.next_offsets[seat.queue] if is_new and init is InitMode.MAX else 0))
+        return bool(missing)
+
+    def _sources(self, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> Iterator[tuple[Topic, int, int]]:
+        """Yield (topic, queue, retry flag) in the order of this pop."""
+        turn = self._turns.setdefault((group_id, topic.id), _Turn())
+        retry = stage.topic(retry_topic(request.group, request.topic))
+        retry_first = False
+        if retry is not None:
+            turn.credit += self._options.retry_share
+            retry_first = turn.credit >= 1.0
+        if retry is not None and retry_first:
+            turn.credit -= 1.0
+            yield retry, 0, RETRY_V2
+        if request.queue is not None:
+            yield topic, request.queue, NO_RETRY
+        else:
+            start = turn.queue
+            turn.queue = (start + 1) % topic.queues
+            for step in range(topic.queues):
+                yield topic, (start + step) % topic.queues, NO_RETRY
+        if retry is not None and not retry_first:
+            yield retry, 0, RETRY_V2
+
+    def _take(
+        self,
+        stage: Stage,
+        request: PopRequest,
+        source: Topic,
+        seat: Seat,
+        retry_flag: int,
+        tags: frozenset[bytes] | None,
+        wanted: int,
+        room: int,
+    ) -> Slice | None:
+        """Lease what is ready on one queue, and move the group's offset behind what was looked at."""
+        standing = stage.standing(seat) or Standing(0)
+        if self._options.max_in_flight:
+            wanted = min(wanted, self._options.max_in_flight - standing.in_flight)
+        if wanted <= 0 or standing.next_offset >= source.next_offsets[seat.queue]:
+            return None
+        # What was given to the group once is never dropped by a later filter.
+        passing = None if retry_flag else tags
+        offsets: list[int] = []
+        records: list[bytes] = []
+        stores: list[int] = []
+        offset = standing.next_offset
+        looked_until = offset + _LOOK_LIMIT
+        for first, run in self._log.runs_from(source.id, seat.queue, offset):
+            if isinstance(run, DamagedRun):
+                stage.park_run(run, source.name)
+                continue
+            skip = max(offset - first, 0)
+            if passing is None:
+                count = min(len(run.records) - skip, wanted - len(records))
+                taken = range(skip, skip + count)
+                offset = first + skip + count
+            else:
+                taken, offset = self._matching(run.records, skip, first, wanted - len(records), passing)  # type: ignore[assignment]
+            for at in taken:
+                offsets.append(first + at)
+                records.append(run.records[at])
+                room -= len(run.records[at])
+            stores += [run.store_ms] * len(taken)
+            if len(records) >= wanted or (records and offset >= looked_until) or room <= 0:
+                break
+        else:
+            offset = source.next_offsets[seat.queue]
+        stage.set_standing(seat, Standing(offset, standing.last_pop_ms, standing.in_flight))
+        if not records:
+            return None
+        lease = stage.grant(seat, offsets, request.invisible_ms, retry_flag)
+        return self._slice(lease, request.topic, request.group, offsets, records, stores)
+
+    @staticmethod
+    def _matching(records: list[bytes], skip: int, first: int, wanted: int, passing: frozenset[bytes]) -> tuple[list[int], int]:
+        """Return which records from ``skip`` on pass, up to ``wanted``, and the offset behind the last one looked at."""
+        taken: list[int] = []
+        for at in range(skip, len(records)):
+            if tag_of(records[at]) in passing:
+                taken.append(at)
+                if len(taken) == wanted:
+                    return taken, first + at + 1
+        return taken, first + len(records)
+
+    def _slice(self, lease: Lease, topic: str, group: str, offsets: list[int], records: list[bytes], stores: list[int]) -> Slice:
+        _, _, queue, ck_start, pop_ms = lease.place
+        return Slice(
+            topic,
+            queue,
+            offsets,
+            records,
+            stores,
+            group,
+            pop_ms,
+            lease.invisible_ms,
+            lease.retry_flag,
+            self._options.broker,
+            lease.epoch,
+            ck_start,
+            lease.first_pop_ms,
+        )
+
+    def _rest(self, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> int:
+        rest = self._state.waiting(self._state.topics.get(topic.name, topic), group_id, request.queue)
+        retry = self._state.topics.get(retry_topic(request.group, request.topic))
+        return rest + (self._state.waiting(retry, group_id) if retry is not None else 0)
+
+    # ------------------------------------------------------------ attempts
+
+    def _remember(self, stage: Stage, request: PopRequest, attempt_id: str) -> None:
+        """Note which check points this attempt got, until they expire."""
+        key = ATTEMPT + digest(request.group, request.topic, attempt_id)
+        expiry = _ATTEMPT_HEAD.pack(stage.now_ms + request.invisible_ms)
+        stage.write.put(LEASES, key, expiry + b"".join(stage.granted()))
+        stage.write.put(LEASES, PURGE + expiry + key, b"")
+
+    def _repeated(self, stage: Stage, request: PopRequest, attempt_id: str) -> list[Slice]:
+        """Return what an earlier pop of the same attempt still holds; empty when it holds nothing."""
+        stored = self._shared.kv.get(LEASES, ATTEMPT + digest(request.group, request.topic, attempt_id))
+        if stored is None or _ATTEMPT_HEAD.unpack_from(stored)[0] <= stage.now_ms:
+            return []
+        slices = []
+        for at in range(_ATTEMPT_HEAD.size, len(stored), LEASE_KEY.size):
+            lease = stage.lease(stored[at : at + LEASE_KEY.size])
+            if lease is None or lease.expiry_ms <= stage.now_ms:
+                continue
+            _, topic_id, queue, _, _ = lease.place
+            offsets: list[int] = []
+            records: list[bytes] = []
+            stores: list[int] = []
+            for index, state in enumerate(lease.states):
+                found = self._log.record_at(topic_id, queue, lease.offsets[index]) if state == LEASED else None
+                if found is not None and not isinstance(found, DamagedRun):
+                    offsets.append(lease.offsets[index])
+                    records.append(found[0])
+                    stores.append(found[1])
+            if records:
+                slices.append(self._slice(lease, request.topic, request.group, offsets, records, stores))
+        return slices
+
+
+def attempt_is_over(stored: bytes, now_ms: int) -> bool:
+    """Say whether the leases of a remembered attempt have all expired."""
+    return int(U64.unpack_from(stored)[0]) <= now_ms

@@ -1,0 +1,52 @@
+"""One open database as an engine session: both sides over one atomic log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rmqstore.contract import EngineOptions, EngineSession, PopStore, TimerStore
+from rmqstore.errors import FormatVersionError
+from rmqstore.ordered.kv import OrderedKV, WriteBatch
+from rmqstore.ordered.layout import FORMAT_KEY, FORMAT_VERSION, META
+from rmqstore.ordered.pops import OrderedPops
+from rmqstore.ordered.shared import Shared
+from rmqstore.ordered.timers import OrderedTimers
+
+
+def open_session(kv: OrderedKV, options: EngineOptions) -> EngineSession:
+    """Open both sides over ``kv``, whose spaces are ``layout.SPACES``; the new open epoch is durable when this returns.
+
+    Raises:
+        FormatVersionError: the records were written in another version of the layout.
+    """
+    return OrderedSession(kv, options)
+
+
+class OrderedSession(EngineSession):
+    """Timers and pops in one log: a put, its hand-over and the cursor are in one order, so no sync is needed between them."""
+
+    one_log = True
+
+    def __init__(self, kv: OrderedKV, options: EngineOptions) -> None:
+        stored = kv.get(META, FORMAT_KEY)
+        if stored is None:
+            batch = WriteBatch()
+            batch.put(META, FORMAT_KEY, bytes((FORMAT_VERSION,)))
+            kv.write(batch)
+        elif stored != bytes((FORMAT_VERSION,)):
+            raise FormatVersionError(f"the records have layout version {stored[0]}, this version of rmqstore reads {FORMAT_VERSION}")
+        self._shared = Shared(kv, options)
+        self._timers = OrderedTimers(self._shared)
+        self._pops = OrderedPops(self._shared)
+
+    def timers(self) -> TimerStore:
+        return self._timers
+
+    def pops(self) -> PopStore:
+        return self._pops
+
+    def snapshot(self, path: Path) -> None:
+        self._timers.snapshot(path)
+
+    def close(self) -> None:
+        self._shared.close()

@@ -1,0 +1,533 @@
+"""``TimerStore`` over an ``OrderedKV``: runs keyed by (tick, first seq), so that the order of hand-over is the order of the keys.
+
+Why no crash point loses or doubles a timer here: every mutating call is one atomic write. A put is its runs, index entries, counters and
+the last seq; a cancel its tombstone, the removed run or hole, and the counters; a seal its staircase; a forget the removed runs together
+with the tombstones that answer for them. So the log of the database always holds a prefix of whole calls, and docs/handover.md argues
+over such prefixes. The fields kept in memory are caches of what is stored, or bounds that are only ever too low.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow.compute as pc
+
+from rmqstore.batch import MessageBatch
+from rmqstore.contract import (
+    EMPTY_CURSOR,
+    MAX_CORNERS,
+    CancelOutcome,
+    DueBatch,
+    PendingCounts,
+    PendingTimer,
+    ScanPage,
+    Ticket,
+    TimerCursor,
+    TimerHandle,
+    TimerReceipts,
+    TimerStats,
+    TimerStore,
+    WriteStatus,
+)
+from rmqstore.errors import DelayTooLongError, IllegalArgumentError
+from rmqstore.message import check_marks
+from rmqstore.ordered import pending as counting
+from rmqstore.ordered import traces
+from rmqstore.ordered.congestion import Congestion
+from rmqstore.ordered.counts import MINUTE_MS, MinuteCounts
+from rmqstore.ordered.forgetting import Removal
+from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
+from rmqstore.ordered.layout import META, PAIR, SEAL_KEY, SEQ_KEY, TIMERS, TRACES, U64
+from rmqstore.ordered.marks import TIMER_SIDE, drop_old_marks, find_mark, put_marks
+from rmqstore.ordered.parked import parked_run
+from rmqstore.ordered.placing import place
+from rmqstore.ordered.records import Records, deliver_at_of, encode_batch, keys_of, route_of
+from rmqstore.ordered.runs import (
+    DamagedRunError,
+    Run,
+    count_of,
+    decode_run,
+    is_single,
+    single_of,
+)
+from rmqstore.ordered.shared import Shared
+
+_DUE_BYTES = 8 * PAGE_BYTES
+_FORGET_PAGE = 4096
+
+
+class _Located(msgspec.Struct, frozen=True):
+    """A put found in its run: the run's key and content, and which of its records it is."""
+
+    key: bytes
+    first_seq: int
+    run: Run
+    at: int
+
+
+class OrderedTimers(TimerStore):
+    """The timer side of a session; see the module for its layout and argument."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._options = shared.options
+        self._lock = shared.lock
+        self.precision_ms = shared.options.precision_ms
+        self._random = random.Random(shared.options.congestion_seed)
+        self._last_seq = 0
+        self._sealed = EMPTY_CURSOR
+        self._until_ms = -1
+        self._change_position = 0
+        self._seal_position = 0
+        self._forget_position = 0
+        self._load()
+        shared.on_reload(self._load)
+
+    def _load(self) -> None:
+        kv = self._shared.kv
+        self._counts = MinuteCounts(kv)
+        head = kv.get(META, SEQ_KEY)
+        last_seq, self._pending = PAIR.unpack(head) if head else (0, 0)
+        # After a reload the seqs and seals given before stay given, though their records may be gone.
+        self._last_seq = max(self._last_seq, last_seq)
+        self._sealed = self._sealed.join(TimerCursor.from_bytes(kv.get(META, SEAL_KEY) or b"").corners)
+        first = kv.scan(TIMERS, b"", None, 1)
+        self._low_tick = U64.unpack_from(first[0][0])[0] if first else 2**63
+        self._unsealed_tick: int | None = self._low_tick if first else None
+        self._congestion = Congestion(kv, self._options.congestion_limit, self._random)
+        self._forgotten = EMPTY_CURSOR
+        # What the receiver said last that it holds, durably or not, as far as it is not forgotten.
+        self._handed = EMPTY_CURSOR
+        # Until ``recover`` is done, nobody has checked the runs that ``forget`` removes.
+        self._met_damage = True
+        self._resume: tuple[TimerCursor, bytes] | None = None
+
+    def recover(self, cursor: TimerCursor) -> None:
+        with self._lock:
+            self._shared.fresh()
+            self._sealed = self._sealed.join(cursor.corners)
+            self._last_seq = max(self._last_seq, self._sealed.highest_seq)
+        self.forget(cursor)
+        self._met_damage = False
+
+    # ------------------------------------------------------------ put
+
+    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+        check_marks(marks)
+        records = encode_batch(batch)
+        delivers = _deliver_times(batch, records)
+        with self._lock:
+            kv = self._shared.fresh()
+            if marks and (answer := find_mark(kv, TIMER_SIDE, marks)) is not None:
+                return self._repeated(answer), Ticket(kv.position)
+            self._check_horizon(delivers, now_ms)
+            first_seq = self._last_seq + 1
+            placed = place(records, delivers, first_seq, now_ms, self.precision_ms, self._shared.epoch)
+            ticks = placed.ticks
+            self._congestion.check(ticks)
+            write = WriteBatch()
+            write.put_many(TIMERS, placed.runs)
+            staged = self._counts.stage(write, placed.by_minute)
+            write.put_many(TRACES, _index_entries(batch, records, ticks, first_seq))
+            last_seq = self._last_seq + len(records)
+            write.put(META, SEQ_KEY, PAIR.pack(last_seq, self._pending + len(records)))
+            receipts = TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, ticks)
+            put_marks(write, TIMER_SIDE, marks, _encode_answer(receipts) if marks else b"", now_ms)
+            ticket = self._shared.write(write)
+            self._counts.commit(staged)
+            self._last_seq = last_seq
+            self._pending += len(records)
+            self._change_position = ticket.position
+            self._note_ticks(ticks)
+            return receipts, ticket
+
+    def _note_ticks(self, ticks: Sequence[int]) -> None:
+        """Lower the bounds that the new puts undercut."""
+        if not ticks:
+            return
+        earliest = min(ticks)
+        self._low_tick = min(self._low_tick, earliest)
+        self._unsealed_tick = earliest if self._unsealed_tick is None else min(self._unsealed_tick, earliest)
+        self._congestion.note(ticks, 1)
+
+    def _check_horizon(self, delivers: Sequence[int], now_ms: int) -> None:
+        limit_ms = self._options.max_delay_ms
+        if limit_ms and delivers and (latest := max(delivers)) - now_ms > limit_ms:
+            row = delivers.index(latest)
+            raise DelayTooLongError(
+                f"row {row}: deliver time {latest} is {latest - now_ms} ms ahead; at most {limit_ms} ms are allowed (max_delay_ms)"
+            )
+
+    def _repeated(self, answer: bytes) -> TimerReceipts:
+        epoch, first_seq = PAIR.unpack_from(answer)
+        ticks = np.frombuffer(zlib.decompress(answer[PAIR.size :]), "<i8").tolist()
+        return TimerReceipts(WriteStatus.REPEATED, self._options.store_tag, epoch, first_seq, ticks)
+
+    # ------------------------------------------------------------ cancel
+
+    def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        with self._lock:
+            self._shared.fresh()
+            places = [(h.tick, h.seq, h.epoch) if h.store_tag == self._options.store_tag else None for h in handles]
+            return self._cancel(places)
+
+    def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        with self._lock:
+            kv = self._shared.fresh()
+            places: list[tuple[int, int, int] | None] = []
+            for tick, seq in sorted(traces.places_of_key(kv, topic, key), key=lambda place: place[1]):
+                found = self._locate(kv, tick, seq)
+                if found is None:
+                    continue
+                record = found.run.records[found.at]
+                # The index is by hash, so the record has the last word.
+                if route_of(record)[0] == topic.encode() and key in keys_of(record):
+                    places.append((tick, seq, found.run.epoch))
+            return self._cancel(places)
+
+    def _cancel(self, places: Sequence[tuple[int, int, int] | None]) -> tuple[list[CancelOutcome], Ticket]:
+        kv = self._shared.kv
+        write = WriteBatch()
+        deltas: Counter[int] = Counter()
+        cancelled: dict[tuple[int, int, int], int] = {}
+        outcomes = [CancelOutcome.UNKNOWN if place is None else self._cancel_one(kv, write, place, deltas, cancelled) for place in places]
+        position = max(self._change_position, self._seal_position)
+        if cancelled:
+            staged = self._counts.stage(write, deltas)
+            pending_left = self._pending - len(cancelled)
+            write.put(META, SEQ_KEY, PAIR.pack(self._last_seq, pending_left))
+            position = self._shared.write(write).position
+            self._counts.commit(staged)
+            self._pending = pending_left
+            self._change_position = position
+            self._congestion.note((tick for tick, _, _ in cancelled), -1)
+        return outcomes, Ticket(position)
+
+    def _cancel_one(
+        self,
+        kv: OrderedKV,
+        write: WriteBatch,
+        place: tuple[int, int, int],
+        deltas: Counter[int],
+        cancelled: dict[tuple[int, int, int], int],
+    ) -> CancelOutcome:
+        tick, seq, epoch = place
+        if place in cancelled or traces.was_cancelled(kv, tick, seq, epoch):
+            return CancelOutcome.CANCELLED
+        found = self._locate(kv, tick, seq)
+        if found is None or found.run.epoch != epoch:
+            return CancelOutcome.ALREADY_DELIVERED if traces.was_delivered(kv, tick, seq, epoch) else CancelOutcome.UNKNOWN
+        if kv.get(TRACES, traces.hole_key(tick, seq)) is not None:
+            return CancelOutcome.CANCELLED
+        if self._sealed.covers(tick, seq):
+            return CancelOutcome.ALREADY_DELIVERED
+        record = found.run.records[found.at]
+        if len(found.run.records) == 1:
+            write.delete(TIMERS, found.key)
+        else:
+            write.put(TRACES, traces.hole_key(tick, seq), b"")
+        traces.put_cancelled(write, tick, seq, epoch)
+        if keys := keys_of(record):
+            write.delete_many(TRACES, traces.index_keys(route_of(record)[0].decode(), keys, tick, seq))
+        due = deliver_at_of(record)
+        cancelled[place] = seq
+        deltas[(tick if due < 0 else due) // MINUTE_MS] -= 1
+        return CancelOutcome.CANCELLED
+
+    def _locate(self, kv: OrderedKV, tick: int, seq: int) -> _Located | None:
+        """Find the kept put (tick, seq); a damaged run holds none."""
+        if tick >= 2**63 or seq >= 2**63:
+            return None
+        entry = kv.floor(TIMERS, PAIR.pack(tick, seq))
+        if entry is None:
+            return None
+        found_tick, first_seq = PAIR.unpack(entry[0])
+        if found_tick != tick:
+            return None
+        try:
+            run = decode_run(entry[1])
+        except DamagedRunError:
+            return None
+        at = bisect_right(run.deltas, seq - first_seq) - 1
+        return _Located(entry[0], first_seq, run, at) if run.deltas[at] == seq - first_seq else None
+
+    # ------------------------------------------------------------ seal, due, forget
+
+    def seal(self, until_ms: int) -> None:
+        with self._lock:
+            kv = self._shared.fresh()
+            if until_ms != self._until_ms:
+                self._resume = None
+            if self._unsealed_tick is not None and self._unsealed_tick <= until_ms:
+                if self._closes_anything(kv, until_ms):
+                    sealed = self._trimmed(kv, self._sealed.join([(until_ms, self._last_seq)]))
+                    write = WriteBatch()
+                    write.put(META, SEAL_KEY, sealed.to_bytes())
+                    self._seal_position = self._shared.write(write).position
+                    self._sealed = sealed
+                    self._resume = None
+                later = kv.scan(TIMERS, U64.pack(until_ms + 1), None, 1)
+                self._unsealed_tick = U64.unpack_from(later[0][0])[0] if later else None
+            self._until_ms = until_ms
+
+    def _closes_anything(self, kv: OrderedKV, until_ms: int) -> bool:
+        """Say whether a live put of tick <= ``until_ms`` is not sealed yet."""
+        start = U64.pack(self._unsealed_tick or 0)
+        for key, value in kv.scan_all(TIMERS, start, U64.pack(until_ms + 1), page=64):
+            tick, first_seq = PAIR.unpack(key)
+            bound = self._sealed.bound(tick)
+            # One call's runs are sealed together, so the first record speaks for all of them.
+            if first_seq <= bound:
+                continue
+            if count_of(value) == 1:
+                return True
+            try:
+                run = decode_run(value)
+            except DamagedRunError:
+                return True
+            holes = traces.holes_between(kv, key, tick)
+            if any((tick, first_seq + step) not in holes for step in run.deltas):
+                return True
+        return False
+
+    def due(self, after: TimerCursor, limit: int) -> DueBatch:
+        if limit < 1:
+            raise IllegalArgumentError(f"limit must be at least 1, not {limit}")
+        with self._lock:
+            kv = self._shared.fresh()
+            self._handed = EMPTY_CURSOR if after == self._forgotten else after
+            records: list[bytes] = []
+            last: tuple[int, int] | None = None
+            more = False
+            size = 0
+            start = self._resume[1] if self._resume is not None and self._resume[0] == after else U64.pack(min(self._low_tick, 2**63))
+            stop = U64.pack(self._until_ms + 1)
+            resume_at = start
+            while not more and start < stop and limit > 0:
+                page = kv.scan(TIMERS, start, stop, max(limit - len(records), 0) + 1)
+                if not page:
+                    break
+                start = page[-1][0] + b"\x00"
+                holes = traces.holes_between(kv, page[0][0], U64.unpack_from(page[-1][0])[0])
+                for key, tick, seq, record in self._live(page, after, holes):
+                    if len(records) == limit or size >= _DUE_BYTES:
+                        more = True
+                        break
+                    records.append(record)
+                    size += len(record)
+                    last = (tick, seq)
+                    resume_at = key
+            cursor = self._trimmed(kv, after.join(self._reached(None if not more else last)), durable=True)
+            self._resume = (cursor, resume_at) if records else self._resume
+            soft = self._change_position > kv.durable_position
+            return DueBatch(MessageBatch(source=Records(records)), cursor, soft)
+
+    def _live(
+        self, page: Sequence[tuple[bytes, bytes]], after: TimerCursor, holes: set[tuple[int, int]]
+    ) -> Iterable[tuple[bytes, int, int, bytes]]:
+        """Yield (key, tick, seq, record) of what is sealed, uncovered and not cancelled; a damaged run yields one parked message."""
+        last_tick = -1
+        sealed_bound = done_bound = 0
+        for key, value in page:
+            tick, first_seq = PAIR.unpack(key)
+            if tick != last_tick:
+                last_tick, sealed_bound, done_bound = tick, self._sealed.bound(tick), after.bound(tick)
+            if first_seq > sealed_bound:
+                continue
+            try:
+                if is_single(value):
+                    if first_seq > done_bound:
+                        yield key, tick, first_seq, single_of(value)
+                    continue
+                run = decode_run(value)
+            except DamagedRunError as error:
+                self._met_damage = True
+                run = parked_run(value, str(error), f"timer run {tick}/{first_seq}")
+            for step, record in zip(run.deltas, run.records):  # noqa: B905 - a checked run has both; this is the hottest loop
+                if done_bound < first_seq + step <= sealed_bound and (not holes or (tick, first_seq + step) not in holes):
+                    yield key, tick, first_seq + step, record
+
+    def _reached(self, last: tuple[int, int] | None) -> list[tuple[int, int]]:
+        """Return the corners of a batch that ends at ``last`` (None: nothing is left), as the contract has them."""
+        corners = []
+        for sealed_tick, seq in self._sealed.corners:
+            tick = min(sealed_tick, self._until_ms)
+            if last is None or tick < last[0]:
+                corners.append((tick, seq))
+            else:
+                corners += [(last[0], min(last[1], seq)), (last[0] - 1, seq)]
+        return corners
+
+    def _trimmed(self, kv: OrderedKV, cursor: TimerCursor, *, durable: bool = False) -> TimerCursor:
+        """Drop corners under which nothing is left, largest tick first, when there are more than 15.
+
+        ``durable``: only if the removal of what was there is durable, since the receiver may outlive this log.
+        """
+        if len(cursor.corners) <= MAX_CORNERS or (durable and self._forget_position > kv.durable_position):
+            return cursor
+        corners = list(cursor.corners)
+        while len(corners) > MAX_CORNERS:
+            tick, seq = corners[0]
+            kept = kv.scan_all(TIMERS, U64.pack(self._low_tick), U64.pack(tick + 1))
+            if any(PAIR.unpack(key)[1] <= seq for key, _ in kept):
+                break
+            corners.pop(0)
+        return TimerCursor(tuple(corners))
+
+    def forget(self, upto: TimerCursor) -> None:
+        if upto == self._forgotten:
+            return
+        with self._lock:
+            kv = self._shared.fresh()
+            start = U64.pack(min(self._low_tick, 2**63))
+            stop = U64.pack(upto.highest_tick + 1)
+            lowest_kept: int | None = None
+            while start < stop and (page := kv.scan(TIMERS, start, stop, _FORGET_PAGE)):
+                start = page[-1][0] + b"\x00"
+                kept_tick = self._forget_page(kv, page, upto)
+                lowest_kept = kept_tick if lowest_kept is None else lowest_kept
+            if U64.pack(min(self._low_tick, 2**63)) < stop:
+                self._low_tick = upto.highest_tick + 1 if lowest_kept is None else lowest_kept
+            # No put is ever inserted under a corner that was handed out, so the same cursor has nothing to forget again.
+            self._forgotten = upto
+            if upto == self._handed:
+                self._handed = EMPTY_CURSOR
+
+    def _forget_page(self, kv: OrderedKV, page: Sequence[tuple[bytes, bytes]], upto: TimerCursor) -> int | None:
+        """Remove what ``upto`` covers of one page, in one write; returns the tick of the first run that stays."""
+        write = WriteBatch()
+        holes = traces.holes_between(kv, page[0][0], U64.unpack_from(page[-1][0])[0])
+        removal = Removal(upto, holes, checked=not self._met_damage)
+        for key, value in page:
+            removal.add(key, value)
+        if not removal.removed:
+            return removal.kept_tick
+        for first, behind in removal.stretches:
+            write.delete_range(TIMERS, first, behind)
+        write.put_many(TIMERS, removal.rest)
+        traces.put_delivered(write, removal.delivered)
+        write.delete_many(TRACES, removal.index)
+        write.delete_many(TRACES, [traces.hole_key(*hole) for hole in sorted(removal.holes_gone)])
+        staged = self._counts.stage(write, removal.deltas)
+        pending_left = self._pending - len(removal.delivered)
+        write.put(META, SEQ_KEY, PAIR.pack(self._last_seq, pending_left))
+        self._forget_position = self._shared.write(write).position
+        self._counts.commit(staged)
+        self._pending = pending_left
+        self._congestion.lose(PAIR.unpack(key)[0] for key, _ in page)
+        if removal.damaged:
+            self._recount(kv)
+            self._met_damage = False
+        return removal.kept_tick
+
+    def _recount(self, kv: OrderedKV) -> None:
+        """Set the counters to what is there, after a damaged run took an unknown number of timers with it."""
+        actual, total = counting.count_all(kv)
+        write = WriteBatch()
+        stored = self._counts.all_minutes()
+        staged = self._counts.stage(write, {m: actual.get(m, 0) - stored.get(m, 0) for m in actual.keys() | stored.keys()})
+        write.put(META, SEQ_KEY, PAIR.pack(self._last_seq, total))
+        self._shared.write(write)
+        self._counts.commit(staged)
+        self._pending = total
+
+    # ------------------------------------------------------------ reads
+
+    def pending(self, edges_ms: Sequence[int] = ()) -> PendingCounts:
+        with self._lock:
+            kv = self._shared.fresh()
+            return counting.Pending(kv, self._counts, self._pending, self._handed, self.precision_ms).count(edges_ms)
+
+    def scan(self, from_ms: int, to_ms: int, after: tuple[int, int] | None = None, limit: int = 1000) -> ScanPage:
+        with self._lock:
+            kv = self._shared.fresh()
+            found = counting.scan_live(kv, from_ms, to_ms, after, limit + 1, self.precision_ms, self._handed)
+            timers = tuple(self._pending_timer(put) for put in found[:limit])
+            last = found[limit - 1] if len(found) > limit else None
+            return ScanPage(timers, None if last is None else (last.tick, last.seq))
+
+    def get(self, handle: TimerHandle) -> PendingTimer | None:
+        with self._lock:
+            kv = self._shared.fresh()
+            found = self._locate(kv, handle.tick, handle.seq) if handle.store_tag == self._options.store_tag else None
+            if found is None or found.run.epoch != handle.epoch or self._handed.covers(handle.tick, handle.seq):
+                return None
+            if kv.get(TRACES, traces.hole_key(handle.tick, handle.seq)) is not None:
+                return None
+            return self._pending_timer(counting.LivePut(handle.tick, handle.seq, found.run.epoch, found.run.records[found.at]))
+
+    def _pending_timer(self, put: counting.LivePut) -> PendingTimer:
+        handle = TimerHandle(self._options.store_tag, put.epoch, put.seq, put.tick)
+        return PendingTimer(handle, put.due_ms, put.message())
+
+    def next_tick_ms(self) -> int | None:
+        return self._unsealed_tick
+
+    def verify(self) -> list[str]:
+        with self._lock:
+            kv = self._shared.fresh()
+            return counting.verify(kv, self._counts, self._pending)
+
+    def stats(self) -> TimerStats:
+        with self._lock:
+            kv = self._shared.fresh()
+            return TimerStats(self._pending, self._sealed, self._shared.epoch, self._last_seq, kv.durable_position, kv.position)
+
+    # ------------------------------------------------------------ upkeep
+
+    def maintain(self, now_ms: int, budget: int) -> int:
+        with self._lock:
+            kv = self._shared.fresh()
+            write = WriteBatch()
+            done = drop_old_marks(kv, write, TIMER_SIDE, now_ms - self._options.mark_memory_ms, budget)
+            before = now_ms - self._options.cancel_memory_ms
+            if traces.any_tombstone(kv, before):
+                traces.drop_tombstones(write, before)
+                done += 1
+            if write:
+                self._shared.write(write)
+            return done
+
+    def sync(self, ticket: Ticket | None = None) -> None:
+        self._shared.sync(ticket)
+
+    @property
+    def durable_position(self) -> int:
+        return self._shared.kv.durable_position
+
+    def snapshot(self, path: Path) -> None:
+        with self._lock:
+            self._shared.fresh().snapshot(path)
+
+    def close(self) -> None:
+        self._shared.close()
+
+
+def _deliver_times(batch: MessageBatch, records: Sequence[bytes]) -> list[int]:
+    """Return the deliver time of each row, -1 for none."""
+    if batch.has_columns:
+        times: list[int] = pc.fill_null(batch.columns.column("deliver_at_ms"), -1).to_pylist()
+        return times
+    return [deliver_at_of(record) for record in records]
+
+
+def _index_entries(batch: MessageBatch, records: Sequence[bytes], ticks: Sequence[int], first_seq: int) -> list[tuple[bytes, bytes]]:
+    if batch.has_columns and batch.columns.column("keys").null_count == len(batch):
+        return []
+    entries = []
+    for row, record in enumerate(records):
+        if keys := keys_of(record):
+            entries += [(key, b"") for key in traces.index_keys(route_of(record)[0].decode(), keys, ticks[row], first_seq + row)]
+    entries.sort()
+    return entries
+
+
+def _encode_answer(receipts: TimerReceipts) -> bytes:
+    return PAIR.pack(receipts.epoch, receipts.first_seq) + zlib.compress(np.asarray(receipts.ticks, "<i8").tobytes(), 1)

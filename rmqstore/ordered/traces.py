@@ -1,0 +1,96 @@
+"""What stays of a timer beside its record: tombstones that keep answers true (C1–C6), holes, and the index by key.
+
+- A *hole* marks a cancelled record inside a kept run of several; it goes with the run.
+- A *cancelled* tombstone answers CANCELLED, a *delivered* one ALREADY_DELIVERED, until ``cancel_memory_ms`` past the tick.
+- The *key index* lists pending timers by (topic, key), only for messages that have keys.
+
+Delivered tombstones are one entry a tick and ``forget``, not one a timer: within a tick, later ones hold greater seqs, so the one that
+could hold a put is the last that starts at or below its seq.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+import numpy as np
+
+from rmqstore.ordered.kv import OrderedKV, WriteBatch
+from rmqstore.ordered.layout import CANCELLED, DELIVERED, HOLE, KEY_INDEX, LAST, TICK_SEQ, TRACES, U64, digest
+
+_EPOCH_BYTES = 4
+
+
+def put_cancelled(batch: WriteBatch, tick: int, seq: int, epoch: int) -> None:
+    """Remember that a put was cancelled."""
+    batch.put(TRACES, CANCELLED + TICK_SEQ.pack(tick, seq), epoch.to_bytes(_EPOCH_BYTES, "big"))
+
+
+def was_cancelled(kv: OrderedKV, tick: int, seq: int, epoch: int) -> bool:
+    """Say whether the put was cancelled, as far as it is remembered."""
+    return kv.get(TRACES, CANCELLED + TICK_SEQ.pack(tick, seq)) == epoch.to_bytes(_EPOCH_BYTES, "big")
+
+
+def put_delivered(batch: WriteBatch, delivered: Iterable[tuple[int, int, int]]) -> None:
+    """Remember delivered puts, given as (tick, seq, epoch) in (tick, seq) order."""
+    entries = []
+    for (tick, epoch), group in groupby(delivered, key=lambda put: (put[0], put[2])):
+        seqs = [seq for _, seq, _ in group]
+        steps = np.asarray(seqs, np.int64) - seqs[0]
+        value = epoch.to_bytes(_EPOCH_BYTES, "big") + steps.astype("<u4" if steps[-1] < 2**32 else "<u8").tobytes()
+        entries.append((DELIVERED + TICK_SEQ.pack(tick, seqs[0]), len(seqs).to_bytes(4, "big") + value))
+    batch.put_many(TRACES, entries)
+
+
+def was_delivered(kv: OrderedKV, tick: int, seq: int, epoch: int) -> bool:
+    """Say whether the put was delivered, as far as it is remembered."""
+    found = kv.floor(TRACES, DELIVERED + TICK_SEQ.pack(tick, seq))
+    if found is None or found[0][: 1 + U64.size] != DELIVERED + U64.pack(tick):
+        return False
+    key, value = found
+    count = int.from_bytes(value[:4], "big")
+    data = value[4 + _EPOCH_BYTES :]
+    steps = np.frombuffer(data, "<u4" if len(data) == 4 * count else "<u8")
+    step = seq - int.from_bytes(key[-U64.size :], "big")
+    at = int(np.searchsorted(steps, step))
+    return int.from_bytes(value[4 : 4 + _EPOCH_BYTES], "big") == epoch and at < count and int(steps[at]) == step
+
+
+def drop_tombstones(batch: WriteBatch, before_tick: int) -> None:
+    """Forget the answers about every put of an earlier tick."""
+    if before_tick > 0:
+        for table in (CANCELLED, DELIVERED):
+            batch.delete_range(TRACES, table, table + U64.pack(before_tick))
+
+
+def hole_key(tick: int, seq: int) -> bytes:
+    """Return the key that marks a cancelled record inside a kept run."""
+    return HOLE + TICK_SEQ.pack(tick, seq)
+
+
+def holes_between(kv: OrderedKV, first_key: bytes, last_tick: int) -> set[tuple[int, int]]:
+    """Return the holes from the run key ``first_key`` to the end of ``last_tick``, as (tick, seq)."""
+    entries = kv.scan_all(TRACES, HOLE + first_key, HOLE + U64.pack(last_tick) + LAST[:9])
+    return {TICK_SEQ.unpack_from(key, 1) for key, _ in entries}
+
+
+def index_keys(topic: str, keys: Sequence[str], tick: int, seq: int) -> list[bytes]:
+    """Return the index keys of one put."""
+    place = TICK_SEQ.pack(tick, seq)
+    return [key_prefix(topic, key) + place for key in dict.fromkeys(keys)]
+
+
+def key_prefix(topic: str, key: str) -> bytes:
+    """Return what every index entry of (topic, key) starts with."""
+    return KEY_INDEX + digest(topic, key)
+
+
+def places_of_key(kv: OrderedKV, topic: str, key: str) -> list[tuple[int, int]]:
+    """Return (tick, seq) of every indexed put of (topic, key), by tick and seq."""
+    prefix = key_prefix(topic, key)
+    return [TICK_SEQ.unpack_from(entry, len(prefix)) for entry, _ in kv.scan_all(TRACES, prefix, prefix + LAST + b"\xff")]
+
+
+def any_tombstone(kv: OrderedKV, before_tick: int) -> bool:
+    """Say whether there is a tombstone of a tick before ``before_tick``."""
+    return before_tick > 0 and any(kv.scan(TRACES, table, table + U64.pack(before_tick), 1) for table in (CANCELLED, DELIVERED))

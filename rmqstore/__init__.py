@@ -1,0 +1,57 @@
+"""rmqstore: a durable store for timed and popped messages, with storage engines that plug in.
+
+>>> import rmqstore, tempfile
+>>> with rmqstore.open(tempfile.mkdtemp(), engine="memory", clock=rmqstore.ManualClock(0), services=False) as store:
+...     sent = store.send(rmqstore.Message("orders", b"close 42"), delay=1000)
+...     store.cancel(sent.handle)
+<CancelOutcome.CANCELLED: 'cancelled'>
+"""
+
+from rmqstore import errors
+from rmqstore.batch import IN_SCHEMA, OUT_SCHEMA, MessageBatch
+from rmqstore.clock import Clock, ManualClock, SystemClock
+from rmqstore.contract import (
+    AckOutcome,
+    CancelOutcome,
+    ChangeOutcome,
+    ChangeResult,
+    InitMode,
+    Lag,
+    PendingCounts,
+    Receipt,
+    ReleaseOutcome,
+    TopicInfo,
+)
+from rmqstore.errors import *  # noqa: F403 - every error is public
+from rmqstore.message import Message, PoppedMessage
+from rmqstore.sending import SendReceipt
+from rmqstore.store import Store, StoreStats, TickReport, open  # noqa: A004 - a store opens like a file
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "IN_SCHEMA",
+    "OUT_SCHEMA",
+    "AckOutcome",
+    "CancelOutcome",
+    "ChangeOutcome",
+    "ChangeResult",
+    "Clock",
+    "InitMode",
+    "Lag",
+    "ManualClock",
+    "Message",
+    "MessageBatch",
+    "PendingCounts",
+    "PoppedMessage",
+    "Receipt",
+    "ReleaseOutcome",
+    "SendReceipt",
+    "Store",
+    "StoreStats",
+    "SystemClock",
+    "TickReport",
+    "TopicInfo",
+    "open",
+    *errors.__all__,
+]

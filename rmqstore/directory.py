@@ -1,0 +1,182 @@
+"""The directory of a store: its lock, its manifest, and its creation, which is whole or not at all.
+
+::
+
+    LOCK                 held with flock while the store is open; names the holder for people
+    rmqstore.json        the manifest: format, store id, baked settings; its being there says that creation came to its end
+    rmqstore.creating    there while the store is being created; what lies beside it without a manifest is removed at the next open
+    rmqstore.toml        settings, optional, written by the user
+    <engine>/            one directory an engine
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from rmqstore.config import FILE_NAME as CONFIG_NAME
+from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreError, StoreFullError, StoreLockedError, StorePathError
+
+LOCK_NAME = "LOCK"
+MANIFEST_NAME = "rmqstore.json"
+CREATING_NAME = "rmqstore.creating"
+MANIFEST_FORMAT = 1
+
+_NO_ROOM = 28, 122  # ENOSPC, EDQUOT
+
+
+class StoreDirectory:
+    """A locked store directory.
+
+    Raises:
+        StorePathError: the path is a file, not writable, its parent is missing, or it holds something else.
+        StoreLockedError: somebody has the store open.
+        FormatVersionError: a newer rmqstore made it.
+        CorruptStoreError: the manifest cannot be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            self._prepare()
+            self._lock = self._locked()
+        except OSError as error:
+            raise translated(error, self.path) from error
+        try:
+            self.manifest: dict[str, Any] | None = self._read_manifest()
+            if self.manifest is None:
+                self._clear()
+        except BaseException:
+            self.release()
+            raise
+
+    def _prepare(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise StorePathError(f"{self.path} is a file; a store is a directory")
+        if not self.path.parent.is_dir():
+            raise StorePathError(f"{self.path.parent} does not exist; make it first, then open {self.path}")
+        self.path.mkdir(exist_ok=True)
+
+    def _locked(self) -> IO[str]:
+        handle = open(self.path / LOCK_NAME, "a+", encoding="utf-8")  # noqa: SIM115 - held until release
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.seek(0)
+            holder = handle.read().strip() or "a process that did not say who it is"
+            handle.close()
+            raise StoreLockedError(f"store {self.path} is open elsewhere, by {holder}; one process at a time may own a store") from None
+        try:
+            handle.truncate(0)
+            handle.write(f"pid {os.getpid()}, started {_process_start()}\n")
+            handle.flush()
+        except BaseException:
+            handle.close()
+            raise
+        return handle
+
+    def _read_manifest(self) -> dict[str, Any] | None:
+        path = self.path / MANIFEST_NAME
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (ValueError, OSError) as error:
+            raise CorruptStoreError(f"the manifest {path} cannot be read: {error}", file=str(path)) from error
+        if not isinstance(manifest, dict) or not isinstance(manifest.get("store_id"), int) or not isinstance(manifest.get("baked"), dict):
+            raise CorruptStoreError(f"the manifest {path} is not one of a store", file=str(path))
+        if manifest.get("format") != MANIFEST_FORMAT:
+            raise FormatVersionError(
+                f"store {self.path} has format {manifest.get('format')}, this version of rmqstore reads {MANIFEST_FORMAT}"
+            )
+        return manifest
+
+    def _clear(self) -> None:
+        """Make way for a new store: what a creation left that did not come to its end goes, anything else is refused."""
+        strangers = {entry.name for entry in self.path.iterdir()} - {LOCK_NAME, CONFIG_NAME}
+        if strangers and CREATING_NAME not in strangers:
+            shown = ", ".join(sorted(strangers)[:3])
+            raise StorePathError(f"{self.path} is no store and not empty (it holds {shown}); choose an empty or a new directory")
+        try:
+            for name in sorted(strangers - {CREATING_NAME}):
+                entry = self.path / name
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+            (self.path / CREATING_NAME).touch()
+            _sync_directory(self.path)
+        except OSError as error:
+            raise translated(error, self.path) from error
+
+    def engine_path(self, engine: str) -> Path:
+        """Return the directory of one engine, made as needed."""
+        path = self.path / engine
+        try:
+            path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise translated(error, path) from error
+        return path
+
+    def new_manifest(self, baked: Mapping[str, object]) -> dict[str, Any]:
+        """Return the manifest of a new store, with a random store id of 32 bits; :meth:`publish` writes it."""
+        return {"format": MANIFEST_FORMAT, "store_id": secrets.randbits(31) + 1, "baked": dict(baked)}
+
+    def publish(self, manifest: Mapping[str, object]) -> None:
+        """Write the manifest in one step, after the engines are there: from now on the store exists."""
+        try:
+            write_manifest(self.path, manifest)
+            (self.path / CREATING_NAME).unlink(missing_ok=True)
+        except OSError as error:
+            raise translated(error, self.path) from error
+        self.manifest = dict(manifest)
+
+    def release(self) -> None:
+        """Let go of the lock; idempotent."""
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+
+def write_manifest(directory: Path, manifest: Mapping[str, object]) -> None:
+    """Write a manifest durably: to a new file, then renamed into place."""
+    new = directory / f"{MANIFEST_NAME}.new"
+    with open(new, "w", encoding="utf-8") as file:
+        json.dump(manifest, file, indent=2, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(directory / MANIFEST_NAME)
+    _sync_directory(directory)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _process_start() -> str:
+    """Return when this process was started, in clock ticks since boot, so that a reused pid can be told apart; '?' where unknown."""
+    try:
+        return Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
+    except OSError:
+        return "?"
+
+
+def translated(error: OSError, path: Path) -> OSError:
+    """Return the typed error for what the operating system said about ``path``."""
+    if isinstance(error, StoreError):
+        return error
+    if error.errno in _NO_ROOM:
+        return StoreFullError(f"no room for store {path}: {error.strerror}; free some space and open it again")
+    return StorePathError(f"{path} cannot be used as a store: {error.strerror or error}")

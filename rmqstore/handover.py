@@ -1,0 +1,79 @@
+"""The hand-over: due timers become messages of their topics, exactly once (design §5.3; the argument is docs/handover.md).
+
+The steps and their order are those of the explicit-state model in tests/model; change them only together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rmqstore.contract import MAX_CORNERS, PopTxn
+
+if TYPE_CHECKING:
+    from rmqstore.contract import PopStore, Ticket, TimerStore
+
+_UNSYNCED_BATCHES = 32
+"""After so many batches of one tick a sync lets the timers be reclaimed, so that a backlog does not lie on disk twice."""
+
+
+class HandOver:
+    """Moves due timers from one store to the other.
+
+    Args:
+        one_log: both sides live in one atomic log, so its order replaces the sync between them.
+        limit: messages in one batch.
+        sync: whether a tick ends with what it moved being durable.
+    """
+
+    def __init__(self, timers: TimerStore, pops: PopStore, *, one_log: bool, limit: int, sync: bool) -> None:
+        self._timers = timers
+        self._pops = pops
+        self._one_log = one_log
+        self._limit = limit
+        self._sync = sync
+
+    def run(self, now_ms: int) -> tuple[int, Ticket | None]:
+        """Hand over all that is due at ``now_ms``; returns how many messages moved, and the ticket of the last batch."""
+        moved = 0
+        ticket: Ticket | None = None
+        for step in self.steps(now_ms):
+            if isinstance(step, tuple):
+                moved, ticket = step
+        return moved, ticket
+
+    def steps(self, now_ms: int) -> Iterator[str | tuple[int, Ticket]]:
+        """Do the hand-over step by step: yields the name of each step after it was done, and (moved so far, ticket) after each batch.
+
+        Tests interleave other calls between the steps.
+        """
+        timers, pops = self._timers, self._pops
+        timers.seal(now_ms)
+        yield "seal"
+        moved = batches = 0
+        while True:
+            batch = timers.due(pops.timer_cursor(), self._limit)
+            if len(batch.cursor.corners) > MAX_CORNERS:
+                self._shorten()
+                batch = timers.due(pops.timer_cursor(), self._limit)
+            yield "due"
+            if not len(batch.messages):
+                return
+            if batch.soft and not self._one_log:
+                timers.sync()
+                yield "timers.sync"
+            _, ticket = pops.apply(PopTxn(appends=batch.messages, timer_cursor=batch.cursor), now_ms)
+            moved += len(batch.messages)
+            batches += 1
+            yield moved, ticket
+            if self._sync and batches % _UNSYNCED_BATCHES == 0:
+                pops.sync(ticket)
+                yield "pops.sync"
+            timers.forget(pops.durable_cursor())
+            yield "forget"
+
+    def _shorten(self) -> None:
+        """Reclaim durably what is handed over, so that ``due`` can drop the corners that cover nothing any more."""
+        self._pops.sync()
+        self._timers.forget(self._pops.durable_cursor())
+        self._timers.sync()

@@ -1,0 +1,75 @@
+"""What users hand to ``ack``, ``change_invisible`` and ``release``, turned into receipts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from rmqstore.batch import MessageBatch
+from rmqstore.contract import Receipt
+from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError
+from rmqstore.message import PoppedMessage
+
+_T = TypeVar("_T")
+
+Leased: TypeAlias = PoppedMessage | Receipt | str
+LeasedMany: TypeAlias = Sequence[PoppedMessage | Receipt | str] | MessageBatch
+
+
+class Given(NamedTuple):
+    """What was given: the receipts, the places of the texts that were none, and whether it was a single one."""
+
+    receipts: Sequence[Receipt]
+    unknown: Sequence[int]
+    is_single: bool
+
+    def spread(self, outcomes: Sequence[_T], unknown: _T) -> list[_T]:
+        """Return one outcome per thing given, ``unknown`` for the texts that were no receipts."""
+        answers = list(outcomes)
+        for place in self.unknown:
+            answers.insert(place, unknown)
+        return answers
+
+
+def receipts_of(leased: Leased | LeasedMany) -> Given:
+    """Return what was given as receipts.
+
+    Raises:
+        IllegalArgumentTypeError: something else was given.
+        IllegalArgumentError: a message or a batch was read without a lease.
+    """
+    if isinstance(leased, PoppedMessage | Receipt | str):
+        return _given([_receipt_of(leased)], is_single=True)
+    if isinstance(leased, MessageBatch):
+        return _receipts_of_batch(leased)
+    if not isinstance(leased, Sequence) or isinstance(leased, bytes | bytearray):
+        raise IllegalArgumentTypeError(f"expected a popped message, a receipt or a list of them, not {type(leased).__name__}")
+    return _given([_receipt_of(each) for each in leased])
+
+
+def _given(parsed: Sequence[Receipt | None], *, is_single: bool = False) -> Given:
+    unknown = [place for place, receipt in enumerate(parsed) if receipt is None]
+    return Given([receipt for receipt in parsed if receipt is not None], unknown, is_single)
+
+
+def _receipt_of(leased: Leased) -> Receipt | None:
+    if isinstance(leased, Receipt):
+        return leased
+    if isinstance(leased, str):
+        return Receipt.parse(leased)
+    if isinstance(leased, PoppedMessage):
+        if leased.proof is None:
+            raise IllegalArgumentError(f"message {leased.message_id} was read without a lease; pop it first")
+        return leased.proof if isinstance(leased.proof, Receipt) else Receipt.parse(leased.proof.text())
+    raise IllegalArgumentTypeError(f"expected a popped message, a receipt or its text, not {type(leased).__name__}")
+
+
+def _receipts_of_batch(batch: MessageBatch) -> Given:
+    make = getattr(batch.source, "receipts", None)
+    if make is not None:
+        receipts: Sequence[Receipt] = make()
+        if len(receipts) == len(batch):
+            return Given(receipts, (), is_single=False)
+    if "receipt" not in batch.columns.schema.names or batch.columns.column("receipt").null_count:
+        raise IllegalArgumentError("this batch holds messages without a lease; give what pop_batch returned")
+    return _given([Receipt.parse(text) for text in batch.columns.column("receipt").to_pylist()])

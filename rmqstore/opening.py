@@ -1,0 +1,115 @@
+"""Opening a store: settings, engines, directory, and the first step of the hand-over protocol."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rmqstore import config
+from rmqstore.clock import Clock, SystemClock
+from rmqstore.config import Config
+from rmqstore.contract import EngineInfo, EngineOptions, EngineSession, PopStore, TimerStore
+from rmqstore.directory import StoreDirectory
+from rmqstore.errors import IllegalArgumentTypeError
+from rmqstore.plugins import get_plugins
+
+
+class Opened:
+    """Everything that an open store owns; :meth:`close` lets go of it in the right order."""
+
+    def __init__(self, path: str | os.PathLike[str], settings: dict[str, Any]) -> None:
+        found = get_plugins()
+        known = found.engine_settings()
+        wanted = config.load(path, settings, known)
+        # Engines and baked settings are looked at before the directory is made, so a typo leaves nothing behind.
+        for name in {wanted.timer_engine, wanted.pop_engine} - {""}:
+            found.load_engine(name)
+        with ExitStack() as stack:
+            self.directory = StoreDirectory(path)
+            stack.callback(self.directory.release)
+            manifest = self.directory.manifest
+            is_new = manifest is None
+            if manifest is None:
+                self.config: Config = wanted.with_default_engine(found.default_engine)
+                manifest = self.directory.new_manifest(self.config.baked())
+            else:
+                self.config = wanted.with_stored(manifest["baked"], str(path))
+            self.manifest: dict[str, Any] = manifest
+            self.store_tag: int = manifest["store_id"]
+            self.infos: dict[str, EngineInfo] = {}
+            self.sessions: dict[str, EngineSession] = {}
+            for name in dict.fromkeys((self.config.timer_engine, self.config.pop_engine)):
+                self.infos[name], engine = found.load_engine(name)
+                session = engine.open(self.directory.engine_path(name), self._options(name))
+                stack.callback(session.close)
+                self.sessions[name] = session
+            self.timers: TimerStore = self.sessions[self.config.timer_engine].timers()
+            self.pops: PopStore = self.sessions[self.config.pop_engine].pops()
+            self.timers.recover(self.pops.durable_cursor())
+            if is_new:
+                self.directory.publish(manifest)
+            self._stack = stack.pop_all()
+
+    @property
+    def one_log(self) -> bool:
+        """Whether timers and pops live in one atomic log."""
+        return self.config.timer_engine == self.config.pop_engine and self.sessions[self.config.pop_engine].one_log
+
+    @property
+    def broker(self) -> str:
+        """The store's name in receipts."""
+        return broker_name(self.store_tag)
+
+    def _options(self, engine: str) -> EngineOptions:
+        settings = self.config
+        return EngineOptions(
+            store_tag=self.store_tag,
+            broker=broker_name(self.store_tag),
+            precision_ms=settings.precision_ms,
+            max_delay_ms=settings.max_delay_ms,
+            congestion_limit=settings.congestion_limit,
+            congestion_seed=settings.congestion_seed,
+            cancel_memory_ms=settings.cancel_memory_ms,
+            outcome_memory_ms=settings.outcome_memory_ms,
+            mark_memory_ms=settings.mark_memory_ms,
+            default_queues=settings.default_queues,
+            max_retries=settings.max_retries,
+            max_in_flight=settings.max_in_flight,
+            retry_share=settings.retry_share,
+            engine=settings.engine_options(engine),
+        )
+
+    def close(self) -> None:
+        """Close the engines, then release the lock, whatever fails on the way."""
+        self._stack.close()
+
+
+def broker_name(store_tag: int) -> str:
+    """Return the broker name of a store in its receipts."""
+    return f"rmqs-{store_tag:08x}"
+
+
+def checked_clock(clock: Clock | None) -> Clock:
+    """Return the clock to use.
+
+    Raises:
+        IllegalArgumentTypeError: it has no ``now_ms``.
+    """
+    if clock is None:
+        return SystemClock()
+    if not isinstance(clock, Clock):
+        raise IllegalArgumentTypeError(f"clock must have a method now_ms(), {clock!r} has none; use SystemClock() or ManualClock(start_ms)")
+    return clock
+
+
+def checked_path(path: str | os.PathLike[str]) -> Path:
+    """Return the store path.
+
+    Raises:
+        IllegalArgumentTypeError: it is no path.
+    """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise IllegalArgumentTypeError(f"path must be the store's directory, not {path!r}")
+    return Path(os.fspath(path))

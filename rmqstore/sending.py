@@ -1,0 +1,164 @@
+"""What the store fills in before a message is stored: id, born time, queue (design §5.3: the queue is chosen at put time)."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Callable, Sequence
+from typing import overload
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmqstore.batch import IN_SCHEMA, MessageBatch
+from rmqstore.contract import TimerReceipts
+from rmqstore.ids import id_of_mark, message_ids
+from rmqstore.message import Message
+
+
+class SendReceipt(msgspec.Struct, frozen=True):
+    """The answer to a send.
+
+    Attributes:
+        message_id: the message's id, made when it had none.
+        repeated: a mark of the call was stored already, so this is the first call's answer (I1).
+    """
+
+    message_id: str
+    repeated: bool = False
+    _timers: TimerReceipts | None = None
+    _row: int = 0
+
+    @property
+    def handle(self) -> str | None:
+        """What cancels the timer, as text; None when the message went to its topic at once."""
+        return None if self._timers is None else self._timers.handle(self._row).text()
+
+
+class SendReceipts(Sequence[SendReceipt]):
+    """The answers to a batch, in its order; each is made when it is looked at."""
+
+    def __init__(self, ids: Sequence[str] | pa.Array, timers: TimerReceipts | None, repeated: bool) -> None:
+        self._ids = ids
+        self._timers = timers
+        self.repeated = repeated
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, row: int) -> SendReceipt: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[SendReceipt]: ...
+    def __getitem__(self, row: int | slice) -> SendReceipt | list[SendReceipt]:
+        if isinstance(row, slice):
+            return [self[index] for index in range(*row.indices(len(self)))]
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"the batch has {len(self)} messages, there is no number {row}")
+        row %= len(self)
+        message_id = self._ids[row]
+        return SendReceipt(message_id if isinstance(message_id, str) else message_id.as_py(), self.repeated, self._timers, row)
+
+    def __repr__(self) -> str:
+        return f"SendReceipts({len(self)} messages)"
+
+
+class Completer:
+    """Fills in what callers leave out.
+
+    Args:
+        queues_of: returns the number of queues of a topic, which it makes as needed.
+    """
+
+    def __init__(self, queues_of: Callable[[str], int]) -> None:
+        self._queues_of = queues_of
+        self._turn = itertools.count()
+
+    def message(self, message: Message, deliver_at_ms: int | None, now_ms: int, marks: Sequence[bytes] = (), row: int = 0) -> Message:
+        """Complete one message; ``row`` is its place in the call."""
+        return Message(
+            message.topic,
+            message.body,
+            message.tag,
+            message.keys,
+            message.properties,
+            message.message_group,
+            deliver_at_ms,
+            message.message_id or (id_of_mark(marks[0], row) if marks else message_ids.one(now_ms)),
+            now_ms if message.born_ms is None else message.born_ms,
+            self._queue(message) if message.queue_id is None else message.queue_id,
+        )
+
+    def _queue(self, message: Message) -> int:
+        queues = self._queues_of(message.topic)
+        if queues == 1:
+            return 0
+        if message.message_group is not None:
+            return group_queue(message.message_group, queues)
+        return next(self._turn) % queues
+
+    def columns(self, columns: pa.RecordBatch, deliver_at_ms: int | None, now_ms: int, marks: Sequence[bytes] = ()) -> pa.RecordBatch:
+        """Complete a batch column by column."""
+        arrays = dict(zip(columns.schema.names, columns.columns, strict=True))
+        count = columns.num_rows
+        if deliver_at_ms is not None:
+            arrays["deliver_at_ms"] = pa.array(np.full(count, deliver_at_ms), pa.int64())
+        missing = arrays["message_id"].null_count
+        if missing:
+            ids = pa.array([id_of_mark(marks[0], row) for row in range(count)]) if marks else message_ids.column(now_ms, missing)
+            if marks and missing < count:
+                ids = ids.filter(arrays["message_id"].is_null())
+            arrays["message_id"] = (
+                ids if missing == count else pc.replace_with_mask(arrays["message_id"], arrays["message_id"].is_null(), ids)
+            )
+        if arrays["born_ms"].null_count:
+            arrays["born_ms"] = pc.fill_null(arrays["born_ms"], pa.scalar(now_ms, pa.int64()))
+        if arrays["queue_id"].null_count:
+            arrays["queue_id"] = pc.coalesce(arrays["queue_id"], self._queue_column(arrays["topic"], arrays["message_group"]))
+        return pa.RecordBatch.from_arrays([arrays[name] for name in IN_SCHEMA.names], schema=IN_SCHEMA)
+
+    def _queue_column(self, topics: pa.Array, groups: pa.Array) -> pa.Array:
+        queues = np.zeros(len(topics), np.int32)
+        start = next(self._turn)
+        for topic in topics.unique().to_pylist():
+            count = self._queues_of(topic)
+            if count > 1:
+                rows = np.flatnonzero(pc.equal(topics, topic).to_numpy(zero_copy_only=False))
+                queues[rows] = (start + np.arange(len(rows))) % count
+                for row in rows[groups.take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)]:
+                    queues[row] = group_queue(groups[int(row)].as_py(), count)
+        return pa.array(queues)
+
+    def batch(self, batch: MessageBatch, deliver_at_ms: int | None, now_ms: int, marks: Sequence[bytes] = ()) -> MessageBatch:
+        """Complete a batch in the form it has."""
+        if batch.has_columns:
+            return MessageBatch(columns=self.columns(batch.columns, deliver_at_ms, now_ms, marks))
+        rows = [message for message in batch.messages if isinstance(message, Message)]
+        return MessageBatch(
+            messages=[
+                self.message(message, message.deliver_at_ms if deliver_at_ms is None else deliver_at_ms, now_ms, marks, row)
+                for row, message in enumerate(rows)
+            ]
+        )
+
+
+def group_queue(message_group: str, queues: int) -> int:
+    """Return the queue that keeps the order of a message group."""
+    return zlib.crc32(message_group.encode()) % queues
+
+
+def latest_deliver_ms(batch: MessageBatch) -> int | None:
+    """Return the latest deliver time of a batch, ms; None when no message has one."""
+    if batch.has_columns:
+        latest: int | None = pc.max(batch.columns.column("deliver_at_ms")).as_py()
+        return latest
+    return max((message.deliver_at_ms for message in batch.messages if message.deliver_at_ms is not None), default=None)
+
+
+def ids_of(batch: MessageBatch) -> Sequence[str] | pa.Array:
+    """Return the message ids of a completed batch."""
+    if batch.has_columns:
+        return batch.columns.column("message_id")
+    return [message.message_id or "" for message in batch.messages]

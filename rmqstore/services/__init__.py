@@ -1,0 +1,1 @@
+"""The imperative shell: what waits, wakes and runs by the wall clock."""

@@ -1,0 +1,98 @@
+"""The one background thread of a store: hand-over, revive, upkeep, and flushing under ``flush = async``."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Protocol
+
+from rmqstore.errors import ClockStepError, RmqstoreError, StoreClosedError, StorePoisonedError
+from rmqstore.services.signals import Signal
+
+_log = logging.getLogger("rmqstore")
+
+_AFTER_ERROR_S = 0.5
+
+
+class Tickable(Protocol):
+    """What the ticker drives."""
+
+    def service_tick(self) -> object:
+        """Do what is due now."""
+
+    def next_wake_ms(self) -> int | None:
+        """Return how many ms from now something may be due; None when nothing is waiting."""
+
+    def flush(self) -> None:
+        """Make everything durable."""
+
+
+class Ticker:
+    """Runs a tick whenever something is due, at the latest 0.1 × precision later; wakes at once when the clock is set by hand.
+
+    A failing tick is logged and tried again, since a full disk may have room later; a poisoned or closed store ends the thread, and every
+    call of the store then says why.
+    """
+
+    def __init__(self, store: Tickable, wake: Signal, precision_ms: int, flush_interval_ms: int | None) -> None:
+        self._store = store
+        self._wake = wake
+        self._poll_s = precision_ms / 10_000
+        self._flush_s = None if flush_interval_ms is None else flush_interval_ms / 1000
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="rmqstore-ticker", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for the tick that it is in."""
+        self._stopping = True
+        self._wake.notify()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        flushed_s = time.monotonic()
+        while not self._stopping:
+            seen = self._wake.count
+            try:
+                self._store.service_tick()
+                if self._flush_s is not None and time.monotonic() - flushed_s >= self._flush_s:
+                    self._store.flush()
+                    flushed_s = time.monotonic()
+                pause_s = self._pause_s()
+            except (StorePoisonedError, StoreClosedError) as error:
+                if not self._stopping:
+                    _log.error("the ticker of the store ends: %s", error)
+                return
+            except ClockStepError as error:
+                _log.warning("%s", error)
+                pause_s = _AFTER_ERROR_S
+            except RmqstoreError as error:
+                _log.warning("a tick failed and is tried again: %s", error)
+                pause_s = _AFTER_ERROR_S
+            if not self._stopping:
+                self._wake.wait_beyond(seen, pause_s)
+
+    def _pause_s(self) -> float:
+        due_ms = self._store.next_wake_ms()
+        pause_s = self._poll_s if due_ms is None else max(min(due_ms / 1000, self._poll_s), 0.001)
+        return pause_s if self._flush_s is None else min(pause_s, self._flush_s)
+
+
+class Turn:
+    """Says when a recurring duty is due again, by any clock: a step back in time makes it due at once."""
+
+    def __init__(self, interval_ms: int) -> None:
+        self._interval_ms = interval_ms
+        self._last_ms: int | None = None
+
+    def take(self, now_ms: int) -> bool:
+        """Return whether it is due, and count from now on if it is."""
+        if self._last_ms is not None and 0 <= now_ms - self._last_ms < self._interval_ms:
+            return False
+        self._last_ms = now_ms
+        return True

@@ -1,0 +1,629 @@
+"""``Store``: one directory in which messages wait for their time and for their consumers.
+
+The store joins a ``TimerStore`` and a ``PopStore`` by the hand-over, asks the clock, waits for the disk under ``flush = sync``, and turns
+what users write (datetimes, texts, lists) into what the contract takes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self, overload
+
+import msgspec
+import pyarrow as pa
+
+from rmqstore.batch import MessageBatch
+from rmqstore.clock import Clock, SystemClock
+from rmqstore.contract import (
+    AckOutcome,
+    CancelOutcome,
+    Change,
+    ChangeOutcome,
+    ChangeResult,
+    Flush,
+    GroupOffset,
+    InitMode,
+    Lag,
+    PendingCounts,
+    PopRequest,
+    PopResult,
+    PopStats,
+    PopStore,
+    ReleaseOutcome,
+    ScanPage,
+    Ticket,
+    TimerHandle,
+    TimerStats,
+    TimerStore,
+    TopicInfo,
+    WriteStatus,
+)
+from rmqstore.errors import (
+    ClockStepError,
+    IllegalArgumentError,
+    IllegalArgumentTypeError,
+    IllegalMessageTypeError,
+    StoreClosedError,
+    StoreForkedError,
+)
+from rmqstore.handover import HandOver
+from rmqstore.leased import Leased, LeasedMany, receipts_of
+from rmqstore.message import Message, PoppedMessage, check_group, check_marks, check_message, check_readable_topic, check_topic
+from rmqstore.opening import Opened, checked_clock, checked_path
+from rmqstore.plugins import get_plugins
+from rmqstore.sending import Completer, SendReceipt, SendReceipts, ids_of, latest_deliver_ms
+from rmqstore.services.signals import Signal
+from rmqstore.services.ticker import Ticker, Turn
+from rmqstore.snapshots import write_snapshot
+from rmqstore.when import Duration, When, duration_ms, time_ms
+
+_REVIVE_PAGE = 1024
+_MAINTAIN_BUDGET = 1024
+_UPKEEP_INTERVAL_MS = 1000
+
+
+class TickReport(msgspec.Struct, frozen=True):
+    """What one tick did: messages handed over to their topics, leases given to retry topics, to dead letter queues, and parked."""
+
+    handed_over: int = 0
+    retried: int = 0
+    dead: int = 0
+    parked: int = 0
+
+    @property
+    def moved(self) -> int:
+        """All messages that moved."""
+        return self.handed_over + self.retried + self.dead + self.parked
+
+
+class StoreStats(msgspec.Struct, frozen=True):
+    """Counters and gauges of a store."""
+
+    path: str
+    timer_engine: str
+    pop_engine: str
+    timers: TimerStats
+    pops: PopStats
+
+
+def open(  # noqa: A001 - a store opens like a file
+    path: str | os.PathLike[str],
+    *,
+    engine: str | None = None,
+    timer_engine: str | None = None,
+    pop_engine: str | None = None,
+    clock: Clock | None = None,
+    services: bool = True,
+    **settings: Any,
+) -> Store:
+    """Open the store in the directory ``path``, made as needed; its parent must exist.
+
+    Args:
+        engine: the storage engine; ``timer_engine`` and ``pop_engine`` choose one for each side.
+        clock: where time comes from; the machine's by default.
+        services: run a background thread that hands over, revives and flushes. Without it the store moves only by :meth:`Store.tick`.
+        settings: any setting of docs/configuration.md; a dot in its key is written ``__``.
+
+    Raises:
+        ConfigError: a setting is wrong, or differs from what the store was made with.
+        UnknownEngineError, EngineNotInstalledError, BrokenEngineError: the engine cannot be used.
+        StorePathError: the directory cannot be used.
+        StoreLockedError: the store is open elsewhere.
+        FormatVersionError, CorruptStoreError: what is there cannot be read.
+    """
+    names = {"engine": engine, "timer_engine": timer_engine, "pop_engine": pop_engine}
+    if not isinstance(services, bool):
+        raise IllegalArgumentTypeError(f"services must be True or False, not {services!r}")
+    store = Store(Opened(checked_path(path), {**names, **settings}), checked_clock(clock), services=services)
+    get_plugins().notify_opened(store)
+    return store
+
+
+class Store:
+    """An open store; made by :func:`rmqstore.open`, closed by :meth:`close` or a ``with`` statement. Safe to share between threads.
+
+    Every call raises :class:`StoreClosedError` after ``close``, :class:`StoreForkedError` in a forked child, :class:`StoreFullError` when
+    the disk has no room (then the call has changed nothing), and :class:`StorePoisonedError` after the disk failed.
+    """
+
+    def __init__(self, opened: Opened, clock: Clock, *, services: bool) -> None:
+        self._opened = opened
+        self._timers: TimerStore = opened.timers
+        self._pops: PopStore = opened.pops
+        self._clock = clock
+        self._pid = os.getpid()
+        self._closed = False
+        self._sync_calls = opened.config.flush is Flush.SYNC
+        self._tick_lock = threading.RLock()
+        self._last_tick_ms: int | None = None
+        self._arrivals = Signal()
+        self._ticker_wake = Signal()
+        self._completer = Completer(self._queues_of)
+        config = opened.config
+        self._hand_over = HandOver(opened.timers, opened.pops, one_log=opened.one_log, limit=config.hand_over_limit, sync=self._sync_calls)
+        self._revive_turn = Turn(config.revive_interval_ms)
+        self._upkeep_turn = Turn(_UPKEEP_INTERVAL_MS)
+        self._unsubscribe: Callable[[], None] | None = None
+        if (subscribe := getattr(clock, "subscribe", None)) is not None:
+            self._unsubscribe = subscribe(self._clock_moved)
+        self._ticker: Ticker | None = None
+        if services:
+            flush_ms = None if self._sync_calls else config.flush_interval_ms
+            self._ticker = Ticker(self, self._ticker_wake, config.precision_ms, flush_ms)
+            self._ticker.start()
+
+    # ------------------------------------------------------------ sending
+
+    def send(
+        self, message: Message, *, deliver_at: When | None = None, delay: Duration | None = None, marks: Sequence[bytes] = ()
+    ) -> SendReceipt:
+        """Store one message, now or for later.
+
+        Args:
+            deliver_at: when it is due: an aware ``datetime`` or ms since the epoch; past means now.
+            delay: how long from now: a ``timedelta`` or ms. One of the two, or ``message.deliver_at_ms``.
+            marks: names of this call; when one is stored already, nothing is stored and the first answer comes back (I1).
+
+        Raises:
+            IllegalMessageError: the message breaks a limit; the error names the field.
+            DelayTooLongError: the deliver time is beyond ``max_delay_ms``.
+            FlowControlError: the tick is congested.
+        """
+        self._check_open()
+        check_marks(marks)
+        if not isinstance(message, Message):
+            raise IllegalMessageTypeError(f"send takes a Message, not {type(message).__name__}; send_batch takes many")
+        check_message(message)
+        now_ms = self._clock.now_ms()
+        deliver_ms = self._deliver_ms(message.deliver_at_ms, deliver_at, delay, now_ms)
+        if deliver_ms is not None and message.message_group is not None:
+            raise IllegalArgumentError("message_group and a deliver time exclude each other: a FIFO group has no place for a later message")
+        row = self._completer.message(message, deliver_ms, now_ms, marks)
+        timers, repeated = self._store(MessageBatch(messages=(row,)), deliver_ms, now_ms, marks)
+        return SendReceipt(row.message_id or "", repeated, timers, 0)
+
+    def send_batch(
+        self,
+        batch: MessageBatch | pa.RecordBatch | pa.Table | Sequence[Message],
+        *,
+        deliver_at: When | None = None,
+        delay: Duration | None = None,
+        marks: Sequence[bytes] = (),
+    ) -> SendReceipts:
+        """Store many messages, all or nothing; ``deliver_at`` / ``delay`` hold for all, in place of the messages' own deliver times.
+
+        Raises:
+            IllegalMessageError: a row breaks a limit; the error names the row or the column, and nothing was stored.
+        """
+        self._check_open()
+        check_marks(marks)
+        if isinstance(batch, pa.RecordBatch | pa.Table):
+            batch = MessageBatch.from_arrow(batch)
+        elif not isinstance(batch, MessageBatch):
+            batch = MessageBatch.of(batch)
+        now_ms = self._clock.now_ms()
+        deliver_ms = self._deliver_ms(None, deliver_at, delay, now_ms)
+        rows = self._completer.batch(batch, deliver_ms, now_ms, marks)
+        if not len(rows):
+            return SendReceipts((), None, repeated=False)
+        timers, repeated = self._store(rows, latest_deliver_ms(rows), now_ms, marks)
+        return SendReceipts(ids_of(rows), timers, repeated)
+
+    @staticmethod
+    def _deliver_ms(own_ms: int | None, deliver_at: When | None, delay: Duration | None, now_ms: int) -> int | None:
+        if sum(given is not None for given in (own_ms, deliver_at, delay)) > 1:
+            raise IllegalArgumentError("deliver_at, delay and the message's deliver_at_ms exclude each other; give one")
+        if deliver_at is not None:
+            return time_ms("deliver_at", deliver_at)
+        if delay is not None:
+            return now_ms + duration_ms("delay", delay)
+        return own_ms
+
+    def _store(self, batch: MessageBatch, latest_ms: int | None, now_ms: int, marks: Sequence[bytes]) -> tuple[Any, bool]:
+        """Put a batch that has any future row, append one that has none.
+
+        A call with marks goes by whether it asks for a time at all: repeated after that time, it must meet its mark on the same side.
+        """
+        if latest_ms is not None and (latest_ms > now_ms or marks):
+            receipts, ticket = self._timers.put(batch, now_ms, marks)
+            self._settle(self._timers, ticket)
+            return receipts, receipts.status is WriteStatus.REPEATED
+        result, ticket = self._pops.append(batch, now_ms, marks)
+        self._settle(self._pops, ticket)
+        self._arrivals.notify()
+        return None, result.status is WriteStatus.REPEATED
+
+    def _queues_of(self, topic: str) -> int:
+        known = self._pops.topic(topic)
+        if known is None:
+            known, _ = self._pops.create_topic(topic, self._opened.config.default_queues)
+        return known.queues
+
+    # ------------------------------------------------------------ cancelling
+
+    @overload
+    def cancel(self, handle: str | TimerHandle) -> CancelOutcome: ...  # type: ignore[overload-overlap] # a str is a sequence of str
+    @overload
+    def cancel(self, handle: Sequence[str | TimerHandle]) -> list[CancelOutcome]: ...
+    def cancel(self, handle: str | TimerHandle | Sequence[str | TimerHandle]) -> CancelOutcome | list[CancelOutcome]:
+        """Cancel a timer by its handle, or a list of them: one given, one outcome back.
+
+        CANCELLED: it will never be delivered. ALREADY_DELIVERED: too late. UNKNOWN: no such timer was ever stored here, or the text is
+        no handle of this store.
+        """
+        self._check_open()
+        given = [handle] if isinstance(handle, str | TimerHandle) else handle
+        if not isinstance(given, Sequence):
+            raise IllegalArgumentTypeError(f"cancel takes a handle (str) or a list of them, not {type(handle).__name__}")
+        parsed = [_parsed_handle(each) for each in given]
+        outcomes, ticket = self._timers.cancel([each for each in parsed if each is not None], self._clock.now_ms())
+        self._settle(self._timers, ticket)
+        found = iter(outcomes)
+        answers = [CancelOutcome.UNKNOWN if each is None else next(found) for each in parsed]
+        return answers[0] if isinstance(handle, str | TimerHandle) else answers
+
+    def cancel_key(self, topic: str, key: str) -> list[CancelOutcome]:
+        """Cancel every pending timer of ``topic`` that carries ``key``: one outcome for each that was found, in order of sending."""
+        self._check_open()
+        check_topic(topic)
+        if not isinstance(key, str):
+            raise IllegalArgumentTypeError(f"a key must be a str, not {type(key).__name__}")
+        outcomes, ticket = self._timers.cancel_key(topic, key, self._clock.now_ms())
+        self._settle(self._timers, ticket)
+        return outcomes
+
+    # ------------------------------------------------------------ popping
+
+    def pop(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int = 32,
+        invisible: Duration = 60_000,
+        wait: Duration = 0,
+        order: bool = False,
+        filter: str = "*",
+        attempt_id: str | None = None,
+        queue: int | None = None,
+    ) -> list[PoppedMessage]:
+        """Lease up to ``max_messages`` messages to ``group``: until acked they are hidden from it for ``invisible``, then they come back.
+
+        Args:
+            invisible: length of the lease, a ``timedelta`` or ms.
+            wait: how long to wait for the first message when there is none.
+            order: FIFO pop, where the engine declares it.
+            filter: ``*`` or a tag expression ``a || b``.
+            attempt_id: a repeat with the same id within the invisible time returns the same leases.
+            queue: one queue of the topic; any by default.
+        """
+        result = self._pop(topic, group, max_messages, invisible, wait, order, filter, attempt_id, queue)
+        return result.messages.messages()
+
+    def pop_batch(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int = 1024,
+        invisible: Duration = 60_000,
+        wait: Duration = 0,
+        order: bool = False,
+        filter: str = "*",
+        attempt_id: str | None = None,
+        queue: int | None = None,
+    ) -> MessageBatch:
+        """Like :meth:`pop`, as columns; give the batch to :meth:`ack` as it is."""
+        return self._pop(topic, group, max_messages, invisible, wait, order, filter, attempt_id, queue).messages.columns()
+
+    def _pop(
+        self,
+        topic: str,
+        group: str,
+        max_messages: int,
+        invisible: Duration,
+        wait: Duration,
+        order: bool,
+        filter: str,
+        attempt_id: str | None,
+        queue: int | None,
+    ) -> PopResult:
+        self._check_open()
+        check_readable_topic(topic)
+        check_group(group)
+        if attempt_id is not None and not (isinstance(attempt_id, str) and attempt_id):
+            raise IllegalArgumentTypeError(f"attempt_id must be a str that is not empty, not {attempt_id!r}")
+        if not isinstance(order, bool):
+            raise IllegalArgumentTypeError(f"order must be True or False, not {order!r}")
+        request = PopRequest(
+            topic,
+            group,
+            max_messages,
+            duration_ms("invisible", invisible, minimum=1),
+            queue,
+            order,
+            attempt_id,
+            filter,
+            self._opened.config.init,
+        )
+        wait_ms = duration_ms("wait", wait)
+        now_ms = self._clock.now_ms()
+        until_ms, until_s = now_ms + wait_ms, time.monotonic() + wait_ms / 1000
+        is_manual = not isinstance(self._clock, SystemClock)
+        while True:
+            # Count first, then look: what arrives in between moves the count, so the wait ends at once.
+            seen = self._arrivals.count
+            result, ticket = self._pops.pop(request, self._clock.now_ms())
+            if len(result.messages):
+                self._settle(self._pops, ticket)
+                return result
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or (is_manual and self._clock.now_ms() >= until_ms):
+                self._settle(self._pops, ticket)
+                return result
+            self._arrivals.wait_beyond(seen, left_s)
+            self._check_open()
+
+    @overload
+    def ack(self, leased: Leased) -> AckOutcome: ...  # type: ignore[overload-overlap] # a str is a sequence of str
+    @overload
+    def ack(self, leased: LeasedMany) -> list[AckOutcome]: ...
+    def ack(self, leased: Leased | LeasedMany) -> AckOutcome | list[AckOutcome]:
+        """Say that messages are done: they never come back to the group.
+
+        Takes a message, a receipt, its text, a list of these, or what ``pop_batch`` returned. ACKED also after the lease ended, as long
+        as it was not revived; STALE when the message is somebody else's by now; UNKNOWN for a text that is no receipt of this store.
+        """
+        self._check_open()
+        given = receipts_of(leased)
+        outcomes, ticket = self._pops.ack(given.receipts, self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        answers = given.spread(outcomes, AckOutcome.UNKNOWN)
+        return answers[0] if given.is_single else answers
+
+    @overload
+    def change_invisible(self, leased: Leased, invisible: Duration) -> ChangeResult: ...  # type: ignore[overload-overlap] # as above
+    @overload
+    def change_invisible(self, leased: LeasedMany, invisible: Duration) -> list[ChangeResult]: ...
+    def change_invisible(self, leased: Leased | LeasedMany, invisible: Duration) -> ChangeResult | list[ChangeResult]:
+        """Let leases end ``invisible`` from now, longer or shorter; the result holds the receipt that counts from then on."""
+        self._check_open()
+        given = receipts_of(leased)
+        invisible_ms = duration_ms("invisible", invisible, minimum=1)
+        changes = [Change(each, invisible_ms) for each in given.receipts]
+        results, ticket = self._pops.change_invisible(changes, self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        answers = given.spread(results, ChangeResult(ChangeOutcome.UNKNOWN))
+        return answers[0] if given.is_single else answers
+
+    @overload
+    def release(self, leased: Leased) -> ReleaseOutcome: ...  # type: ignore[overload-overlap] # as above
+    @overload
+    def release(self, leased: LeasedMany) -> list[ReleaseOutcome]: ...
+    def release(self, leased: Leased | LeasedMany) -> ReleaseOutcome | list[ReleaseOutcome]:
+        """Give leases back at once; the attempt is not counted."""
+        self._check_open()
+        given = receipts_of(leased)
+        outcomes, ticket = self._pops.release(given.receipts, self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        self._arrivals.notify()
+        answers = given.spread(outcomes, ReleaseOutcome.UNKNOWN)
+        return answers[0] if given.is_single else answers
+
+    # ------------------------------------------------------------ moving on
+
+    def tick(self) -> TickReport:
+        """Do what is due by the clock: hand over timers, revive expired leases, some upkeep.
+
+        With ``services`` the store does this by itself.
+
+        Raises:
+            ClockStepError: the clock went forward by more than ``clock.max_step_ms`` (K2).
+        """
+        return self._tick(always=True)
+
+    def service_tick(self) -> TickReport:
+        """Do a tick of the background thread: revive and upkeep take their turns at their intervals."""
+        return self._tick(always=False)
+
+    def _tick(self, *, always: bool) -> TickReport:
+        self._check_open()
+        with self._tick_lock:
+            now_ms = self._clock.now_ms()
+            self._check_step(now_ms)
+            moved, ticket = self._hand_over.run(now_ms)
+            report = TickReport(handed_over=moved)
+            if self._revive_turn.take(now_ms) or always:
+                report, ticket = self._revive(report, now_ms, ticket)
+            if ticket is not None:
+                self._settle(self._pops, ticket)
+                self._timers.forget(self._pops.durable_cursor())
+            if self._upkeep_turn.take(now_ms) or always:
+                self._timers.maintain(now_ms, _MAINTAIN_BUDGET)
+                self._pops.maintain(now_ms, _MAINTAIN_BUDGET)
+            self._last_tick_ms = now_ms
+        if report.moved:
+            self._arrivals.notify()
+        return report
+
+    def _revive(self, report: TickReport, now_ms: int, ticket: Ticket | None) -> tuple[TickReport, Ticket | None]:
+        while True:
+            revived, revive_ticket = self._pops.revive(now_ms, _REVIVE_PAGE)
+            ticket = revive_ticket if revive_ticket.position else ticket
+            report = TickReport(
+                report.handed_over, report.retried + revived.retried, report.dead + revived.dead, report.parked + revived.parked
+            )
+            if not revived.more:
+                return report, ticket
+
+    def _check_step(self, now_ms: int) -> None:
+        limit_ms = self._opened.config.clock_max_step_ms
+        if limit_ms and self._last_tick_ms is not None and now_ms - self._last_tick_ms > limit_ms:
+            raise ClockStepError(
+                f"the clock went from {self._last_tick_ms} to {now_ms} ms, more than clock.max_step_ms = {limit_ms}; the hand-over waits "
+                "until the clock is right again or confirm_clock_step() is called"
+            )
+
+    def confirm_clock_step(self) -> None:
+        """Accept the present time although the clock jumped by more than ``clock.max_step_ms`` (K2)."""
+        self._check_open()
+        with self._tick_lock:
+            self._last_tick_ms = self._clock.now_ms()
+        self._ticker_wake.notify()
+
+    def next_wake_ms(self) -> int | None:
+        """Return in how many ms something may be due, 0 or less when it is; None when nothing is waiting."""
+        due = [at for at in (self._timers.next_tick_ms(), self._pops.next_expiry_ms()) if at is not None]
+        return min(due) - self._clock.now_ms() if due else None
+
+    # ------------------------------------------------------------ looking
+
+    def pending(self, edges_ms: Sequence[int] = ()) -> PendingCounts:
+        """Count pending timers by due time, exactly: n rising edges (ms) make n - 1 buckets, plus total, earliest and latest."""
+        self._check_open()
+        edges = [time_ms("an edge", edge) for edge in edges_ms]
+        return self._timers.pending(edges)
+
+    def scan(self, from_: When = 0, to: When = 2**62, *, after: tuple[int, int] | None = None, limit: int = 1000) -> ScanPage:
+        """List pending timers due in ``from_ <= due < to``, by tick and order of sending; read on with ``after=page.next_after``."""
+        self._check_open()
+        if type(limit) is not int or limit < 1:
+            raise IllegalArgumentError(f"limit must be an int of at least 1, not {limit!r}")
+        return self._timers.scan(time_ms("from_", from_), time_ms("to", to), after, limit)
+
+    def lag(self, topic: str, group: str) -> Lag:
+        """Return how far a group is behind on a topic, exactly."""
+        self._check_open()
+        check_readable_topic(topic)
+        check_group(group)
+        return self._pops.lag(topic, group)
+
+    def topics(self, *, system: bool = False) -> list[TopicInfo]:
+        """List the topics by name; with ``system`` also retry topics, dead letter queues and parked entries."""
+        self._check_open()
+        return [topic for topic in self._pops.topics() if system or not topic.name.startswith("%")]
+
+    def create_topic(self, name: str, queues: int = 1) -> TopicInfo:
+        """Make a topic with ``queues`` queues, or widen it; sends make topics by themselves, with ``default_queues``."""
+        self._check_open()
+        check_topic(name)
+        info, ticket = self._pops.create_topic(name, queues)
+        self._settle(self._pops, ticket)
+        return info
+
+    def groups(self) -> list[str]:
+        """List the groups that have popped."""
+        self._check_open()
+        return self._pops.groups()
+
+    def offsets(self, group: str) -> list[GroupOffset]:
+        """List where a group stands."""
+        self._check_open()
+        check_group(group)
+        return self._pops.offsets(group)
+
+    def reset_offset(self, topic: str, group: str, to: int | InitMode, *, queue: int | None = None) -> None:
+        """Move a group to an offset, to the first kept message or to the next one; its leases there turn STALE (P11)."""
+        self._check_open()
+        check_readable_topic(topic)
+        self._settle(self._pops, self._pops.reset_offset(topic, group, queue, to, self._clock.now_ms()))
+        self._arrivals.notify()
+
+    def read(self, topic: str, queue: int = 0, offset: int = 0, limit: int = 32) -> MessageBatch:
+        """Read messages of a queue without a lease."""
+        self._check_open()
+        check_readable_topic(topic)
+        return self._pops.read(topic, queue, offset, limit)
+
+    def stats(self) -> StoreStats:
+        """Return counters and gauges."""
+        self._check_open()
+        config = self._opened.config
+        return StoreStats(
+            str(self._opened.directory.path), config.timer_engine, config.pop_engine, self._timers.stats(), self._pops.stats()
+        )
+
+    def verify(self) -> list[str]:
+        """Recount every counter and read every record; one sentence a difference, empty when all is well."""
+        self._check_open()
+        return self._timers.verify() + self._pops.verify()
+
+    # ------------------------------------------------------------ keeping
+
+    def snapshot(self, path: str | os.PathLike[str]) -> Path:
+        """Write a consistent copy of the store, which must not exist yet, while it runs; it opens like any store. Returns its path."""
+        self._check_open()
+        with self._tick_lock:
+            # No hand-over runs meanwhile, so nothing is forgotten between the two sides; the timers go first.
+            return write_snapshot(self._opened, checked_path(path))
+
+    def flush(self) -> None:
+        """Make everything durable that was answered so far; only needed under ``flush = async``."""
+        self._check_open()
+        self._timers.sync()
+        self._pops.sync()
+
+    def close(self) -> None:
+        """Make everything durable and let go of the directory; idempotent."""
+        if self._closed:
+            return
+        if os.getpid() != self._pid:
+            self._check_open()
+        if self._ticker is not None:
+            self._ticker.stop()
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        with self._tick_lock:
+            self._closed = True
+            self._opened.close()
+        self._arrivals.notify()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<rmqstore.Store {self._opened.directory.path} ({'closed' if self._closed else 'open'})>"
+
+    # ------------------------------------------------------------ underneath
+
+    @property
+    def timers(self) -> TimerStore:
+        """The timer side, for tools that speak the contract."""
+        return self._timers
+
+    @property
+    def pops(self) -> PopStore:
+        """The pop side, for tools that speak the contract."""
+        return self._pops
+
+    def _settle(self, side: TimerStore | PopStore, ticket: Ticket) -> None:
+        """Wait for the disk where the setting asks for it."""
+        if self._sync_calls and ticket.position:
+            side.sync(ticket)
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise StoreForkedError("this store was opened by the parent process; open a store of your own in the child")
+        if self._closed:
+            raise StoreClosedError(f"store {self._opened.directory.path} is closed; open it again")
+
+    def _clock_moved(self) -> None:
+        self._ticker_wake.notify()
+        self._arrivals.notify()
+
+
+def _parsed_handle(handle: str | TimerHandle) -> TimerHandle | None:
+    if isinstance(handle, TimerHandle):
+        return handle
+    if not isinstance(handle, str):
+        raise IllegalArgumentTypeError(
+            f"a handle is a str, not {type(handle).__name__}; SendReceipt.handle is None for what was sent for now"
+        )
+    return TimerHandle.parse(handle)

@@ -240,18 +240,13 @@ def _text(kind: pa.DataType) -> bool:
 def _check_columns(columns: pa.RecordBatch) -> None:
     if not columns.num_rows:
         return
-    for name in ("topic", "body", "tag", "message_group", "message_id"):
+    for name in ("tag", "message_group", "message_id"):
         column = columns.column(name)
-        if column.null_count < len(column) and name != "body":
+        if column.null_count < len(column):
             _refuse_invalid_utf8(name, column)
-    for topic in columns.column("topic").unique().to_pylist():
+    for topic in _distinct_topics(columns.column("topic")):
         check_topic(topic)
-    _refuse_where(
-        "body",
-        columns,
-        lambda c: pc.or_(pc.equal(pc.binary_length(c), 0), pc.greater(pc.binary_length(c), limits.MAX_BODY_BYTES)),
-        f"a body has 1 to {limits.MAX_BODY_BYTES} bytes",
-    )
+    _check_bodies(columns.column("body"))
     _refuse_words("tag", columns, limits.MAX_PROPERTIES_BYTES, r"[\s|\x00-\x1f]")
     _refuse_words("message_group", columns, limits.MAX_GROUP_KEY_BYTES, r"[\s\x00-\x1f]")
     _refuse_words("message_id", columns, limits.MAX_ID_BYTES, r"[\s\x00-\x1f]")
@@ -265,6 +260,25 @@ def _check_columns(columns: pa.RecordBatch) -> None:
                 f"column 'message_group', row {pc.index(both, True).as_py()}: a FIFO message cannot have a deliver time"
             )
     _check_sizes(columns)
+
+
+def _distinct_topics(column: pa.Array) -> list[str]:
+    try:
+        topics: list[str] = column.unique().to_pylist()
+    except UnicodeDecodeError as error:
+        raise IllegalMessageError(f"column 'topic' is not valid UTF-8: {error}") from None
+    return topics
+
+
+def _check_bodies(column: pa.Array) -> None:
+    lengths = pc.binary_length(column)
+    bounds = pc.min_max(lengths)
+    if bounds["min"].as_py() < 1 or bounds["max"].as_py() > limits.MAX_BODY_BYTES:
+        bad = pc.or_(pc.less(lengths, 1), pc.greater(lengths, limits.MAX_BODY_BYTES))
+        row = pc.index(bad, True).as_py()
+        raise IllegalMessageError(
+            f"column 'body', row {row}: {lengths[row].as_py()} bytes are not allowed; a body has 1 to {limits.MAX_BODY_BYTES} bytes"
+        )
 
 
 def _outside(column: pa.Array, maximum: int) -> pa.Array:
@@ -302,6 +316,8 @@ def _refuse_words(name: str, columns: pa.RecordBatch, max_bytes: int, illegal: s
 
 def _check_sizes(columns: pa.RecordBatch) -> None:
     """Check keys, properties, and the sum that RocketMQ's 16-bit length bounds."""
+    if all(columns.column(name).null_count == len(columns) for name in ("tag", "message_group", "message_id", "keys", "properties")):
+        return
     total = pc.add(pc.binary_length(columns.column("topic")), limits.system_properties_bytes(0, None, None) + 64)
     for name in ("tag", "message_group", "message_id"):
         total = pc.add(total, pc.fill_null(pc.binary_length(columns.column(name)), 0))

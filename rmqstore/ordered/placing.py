@@ -9,7 +9,7 @@ import numpy as np
 
 from rmqstore.ordered.counts import MINUTE_MS
 from rmqstore.ordered.layout import PAIR
-from rmqstore.ordered.runs import encode_run, encode_single, run_lengths, single_encoder
+from rmqstore.ordered.runs import encode_run, encode_single, encode_singles, run_lengths
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -17,7 +17,7 @@ class Placed(msgspec.Struct, frozen=True):
 
     Attributes:
         ticks: tick of each row, ms.
-        runs: sorted (key, run) entries.
+        runs: (key, run) entries.
         by_minute: how many are due in which minute.
     """
 
@@ -47,19 +47,19 @@ def place(records: list[bytes], delivers: Sequence[int], first_seq: int, now_ms:
 def _runs(
     records: list[bytes], ticks: np.ndarray[tuple[int], np.dtype[np.int64]], first_seq: int, now_ms: int, epoch: int
 ) -> list[tuple[bytes, bytes]]:
-    """Group records by tick, keeping their order, into sorted (key, run) entries."""
+    """Group records by tick, keeping their order, into (key, run) entries, in no order."""
     order = np.argsort(ticks, kind="stable")
     in_order = ticks[order]
-    starts = np.flatnonzero(np.diff(in_order, prepend=-1)).tolist()
-    rows: list[int] = order.tolist()
+    starts = np.flatnonzero(np.diff(in_order, prepend=-1))
+    counts = np.diff(starts, append=len(order))
     keys = np.column_stack((in_order, order + first_seq)).astype(">u8").tobytes()
-    encode_one = single_encoder(epoch, now_ms)
-    entries = []
-    for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
-        if stop - start == 1:
-            entries.append((keys[16 * start : 16 * start + 16], encode_one(records[rows[start]])))
-            continue
-        group = rows[start:stop]
+    rows: list[int] = order.tolist()
+    alone: list[int] = starts[counts == 1].tolist()
+    entries = list(
+        zip([keys[16 * at : 16 * at + 16] for at in alone], encode_singles(epoch, now_ms, [records[rows[at]] for at in alone]), strict=True)
+    )
+    for start, count in zip(starts[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True):
+        group = rows[start : start + count]
         for begin, end in run_lengths([len(records[row]) for row in group]):
             part = group[begin:end]
             run = encode_run(epoch, now_ms, [records[row] for row in part], [row - part[0] for row in part])

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from rmqstore.ordered.records import DELIVER_AT, KEYS_AT
@@ -63,12 +63,12 @@ def encode_run(epoch: int, store_ms: int, records: Sequence[bytes], deltas: Sequ
     return _CRC.pack(zlib.crc32(payload)) + payload
 
 
-def single_encoder(epoch: int, store_ms: int) -> Callable[[bytes], bytes]:
-    """Return a function that does :func:`encode_single` for many records of one call."""
+def encode_singles(epoch: int, store_ms: int, records: Sequence[bytes]) -> list[bytes]:
+    """Return a run of one for every record."""
     head = HEAD.pack(epoch, 1, store_ms)
     start = zlib.crc32(head)
     crc, pack = zlib.crc32, _CRC.pack
-    return lambda record: pack(crc(record, start)) + head + record
+    return [pack(crc(record, start)) + head + record for record in records]
 
 
 def run_lengths(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:

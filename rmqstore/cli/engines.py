@@ -1,0 +1,99 @@
+"""``rmqstore engines``: which engines there are, whether they work, and what they can do."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rmqstore.contract import UNLIMITED_MS, Capabilities, Flush, Setting, Support
+from rmqstore.plugins import BrokenPluginWarning, EngineEntry, EngineState, get_plugins
+
+_STYLES = {EngineState.OK: "green", EngineState.NOT_INSTALLED: "yellow", EngineState.BROKEN: "red"}
+_NO_LIMIT_WIDTH = 10_000
+
+
+def engines(
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything that is known, as one JSON document.")] = False,
+) -> None:
+    """List the storage engines: where each comes from, whether it can be opened, and what it declares.
+
+    Works also when plug-ins are broken, and says what to do about them.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BrokenPluginWarning)  # the list itself says what is broken
+        entries = get_plugins().engines()
+    if as_json:
+        typer.echo(json.dumps([_document(entry) for entry in entries], indent=2))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_NO_LIMIT_WIDTH)
+    if not entries:
+        console.print("No engine is installed. For example: pip install 'rmqstore[all]'", markup=False)
+        return
+    console.print(_table(entries))
+    for entry in entries:
+        if entry.reason:
+            console.print(Text.assemble("\n", (f"{entry.name} ", "bold"), (entry.state.value, _STYLES[entry.state]), f": {entry.reason}"))
+
+
+def _table(entries: list[EngineEntry]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("engine", "distribution", "version", "state", "survives (sync / async)", "horizon", "not there"):
+        table.add_column(heading, overflow="fold")
+    for entry in entries:
+        state = Text(entry.state.value, _STYLES[entry.state])
+        declared = _declared(entry.info.capabilities) if entry.info else ("", "", "")
+        table.add_row(Text(entry.name), Text(entry.distribution), Text(entry.version), state, *declared)
+    return table
+
+
+def _declared(capabilities: Capabilities) -> tuple[str, str, str]:
+    """Return the weakest durability under each flush setting, the horizon, and the absent capabilities."""
+    survives = " / ".join(min(capabilities.durability[flush].values()).name.lower().replace("_", " ") for flush in Flush)
+    horizon = "unlimited" if capabilities.horizon_ms >= UNLIMITED_MS else f"{capabilities.horizon_ms} ms"
+    absent = [name.replace("_", " ") for name, value in _fields(capabilities) if isinstance(value, Support) and value is not Support.FULL]
+    return survives, horizon, ", ".join(absent) or "-"
+
+
+def _document(entry: EngineEntry) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "name": entry.name,
+        "distribution": entry.distribution,
+        "version": entry.version,
+        "state": entry.state.value,
+        "reason": entry.reason,
+    }
+    if entry.info:
+        info = entry.info
+        document |= {
+            "api_version": info.api_version,
+            "preference": info.preference,
+            "requires": list(info.requires),
+            "install_hint": info.install_hint,
+            "capabilities": {name: _plain(value) for name, value in _fields(info.capabilities)},
+            "settings": [_setting(setting) for setting in info.settings],
+        }
+    return document
+
+
+def _setting(setting: Setting) -> dict[str, Any]:
+    return {name: value.__name__ if isinstance(value, type) else value for name, value in _fields(setting)}
+
+
+def _fields(struct: msgspec.Struct) -> list[tuple[str, Any]]:
+    return [(name, getattr(struct, name)) for name in struct.__struct_fields__]
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` in JSON's terms: a durability by its name, other enum members by their value."""
+    if isinstance(value, dict):
+        return {key.value: {operation.value: level.name for operation, level in table.items()} for key, table in value.items()}
+    return value.value if isinstance(value, Support) else value

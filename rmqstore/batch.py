@@ -1,4 +1,4 @@
-"""Many messages at once, as columns (design §4): what ``send_batch`` takes, what ``pop_batch`` and ``due`` give.
+"""Many messages at once, as columns (docs/contract.md): what ``send_batch`` takes, what ``pop_batch`` and ``due`` give.
 
 A :class:`MessageBatch` holds its messages in one of three forms — a list of structs (small calls), an Arrow record batch (big ones), or
 something of an engine's own (a :class:`BatchSource`) — and makes the others when asked.
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore import message as limits
-from rmqstore.errors import IllegalMessageError, IllegalMessageTypeError, IllegalNameError
+from rmqstore.errors import IllegalArgumentError, IllegalMessageError, IllegalMessageTypeError
 from rmqstore.message import Message, PoppedMessage, check_message, check_topic
 
 PROPERTIES: Final = pa.map_(pa.string(), pa.string())
@@ -95,7 +95,7 @@ class MessageBatch:
                 if not isinstance(message, Message):
                     raise IllegalMessageTypeError(f"expected a Message, not {type(message).__name__}")
                 check_message(message)
-            except (IllegalMessageError, IllegalNameError) as error:
+            except IllegalArgumentError as error:
                 error.args = (f"row {row}: {error}",)
                 raise
         return cls(messages=rows)
@@ -318,14 +318,18 @@ def _check_sizes(columns: pa.RecordBatch) -> None:
     """Check keys, properties, and the sum that RocketMQ's 16-bit length bounds."""
     if all(columns.column(name).null_count == len(columns) for name in ("tag", "message_group", "message_id", "keys", "properties")):
         return
-    total = pc.add(pc.binary_length(columns.column("topic")), limits.system_properties_bytes(0, None, None) + 64)
-    for name in ("tag", "message_group", "message_id"):
-        total = pc.add(total, pc.fill_null(pc.binary_length(columns.column(name)), 0))
+    total = _lengths(columns, "topic") + limits.property_overhead_bytes(0) + len("UNIQ_KEY") + 2
+    ids = columns.column("message_id")
+    total += np.where(ids.is_null().to_numpy(zero_copy_only=False), limits.MADE_ID_BYTES, _lengths(columns, "message_id"))
+    for name, property_name in (("tag", "TAGS"), ("message_group", "__SHARDINGKEY")):
+        valid = columns.column(name).is_valid().to_numpy(zero_copy_only=False)
+        total += np.where(valid, _lengths(columns, name) + len(property_name) + 2, 0)
     keys, properties = columns.column("keys"), columns.column("properties")
     if keys.null_count < len(keys):
         flat = keys.flatten()
         _refuse_text("keys", flat, r"[\s\x00-\x1f]")
-        total = pc.add(total, _sum_by_row(pc.list_parent_indices(keys), [flat], len(keys)))
+        sums = _sum_by_row(pc.list_parent_indices(keys), [flat], len(keys), 1)
+        total += np.where(sums > 0, sums - 1 + len("KEYS") + 2, 0)
     if properties.null_count < len(properties):
         names, values, offsets = map_parts(properties)
         _refuse_text("properties", names, "[\x01\x02]")
@@ -334,19 +338,34 @@ def _check_sizes(columns: pa.RecordBatch) -> None:
         if pc.any(system).as_py():
             raise IllegalMessageError(f"column 'properties': {names[pc.index(system, True).as_py()].as_py()!r} belongs to the system")
         parents = pc.list_parent_indices(pa.ListArray.from_arrays(offsets, names))
-        total = pc.add(total, _sum_by_row(parents, [names, values], len(properties)))
-    if pc.max(total).as_py() > limits.MAX_PROPERTIES_BYTES:
-        row = pc.index(pc.greater(total, limits.MAX_PROPERTIES_BYTES), True).as_py()
+        _refuse_twice(parents, names)
+        total += _sum_by_row(parents, [names, values], len(properties), 1)
+    if total.max() > limits.MAX_PROPERTIES_BYTES:
+        row = int((total > limits.MAX_PROPERTIES_BYTES).argmax())
         raise IllegalMessageError(
-            f"column 'properties', row {row}: properties, tag and keys take {total[row].as_py()} bytes encoded; "
+            f"column 'properties', row {row}: properties, tag and keys take {total[row]} bytes encoded; "
             f"at most {limits.MAX_PROPERTIES_BYTES} are allowed"
         )
 
 
+def _lengths(columns: pa.RecordBatch, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    lengths = pc.fill_null(pc.binary_length(columns.column(name)), 0)
+    return lengths.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+
+
+def _refuse_twice(parents: pa.Array, names: pa.Array) -> None:
+    numbers = names.dictionary_encode().indices.to_numpy()
+    pairs, counts = np.unique(np.stack((parents.to_numpy(), numbers)), axis=1, return_counts=True)
+    if (counts > 1).any():
+        row, number = pairs[:, int(counts.argmax())].tolist()
+        raise IllegalMessageError(f"column 'properties', row {row}: {names.unique()[number].as_py()!r} stands there twice")
+
+
 def map_parts(properties: pa.MapArray) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Return (names, values, offsets) of a map column, offsets starting at 0, nulls and slices undone."""
-    entries = pc.fill_null(pc.list_value_length(properties), 0).to_numpy(zero_copy_only=False)
-    offsets = pa.array([0, *entries.cumsum().tolist()], pa.int32())
+    entries = np.diff(properties.offsets.to_numpy())
+    entries[properties.is_null().to_numpy(zero_copy_only=False)] = 0
+    offsets = pa.array(np.concatenate(([0], np.cumsum(entries))), pa.int32())
     if properties.null_count:
         properties = properties.drop_null()
     first, last = properties.offsets[0].as_py(), properties.offsets[len(properties)].as_py()
@@ -365,8 +384,9 @@ def _refuse_text(name: str, flat: pa.Array, illegal: str) -> None:
         raise IllegalMessageError(f"column {name!r}: {shown[:60]} is empty or holds a character that is not allowed there")
 
 
-def _sum_by_row(parents: pa.Array, flats: list[pa.Array], rows: int) -> pa.Array:
+def _sum_by_row(parents: pa.Array, flats: list[pa.Array], rows: int, extra: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return per row the bytes of its texts, plus ``extra`` a text."""
     sums = np.zeros(rows, dtype=np.int64)
     for flat in flats:
-        np.add.at(sums, parents.to_numpy(), pc.binary_length(flat).to_numpy() + 1)
-    return pa.array(sums)
+        np.add.at(sums, parents.to_numpy(), pc.binary_length(flat).to_numpy() + extra)
+    return sums

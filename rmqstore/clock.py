@@ -1,4 +1,4 @@
-"""Where time comes from: the store asks a clock, an engine never does (design §3)."""
+"""Where time comes from: the store asks a clock, an engine never does."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError
+
+_MAX_MS = 2**62
 
 
 @runtime_checkable
@@ -45,7 +47,7 @@ class ManualClock:
     def advance(self, ms: int) -> int:
         """Move forward by ``ms`` (at least 0) and return the new time; use :meth:`set` to go back."""
         with self._lock:
-            self._now_ms += _checked_ms("ms", ms)
+            self._now_ms = _checked_ms("the time", self._now_ms + _checked_ms("ms", ms))
             now_ms = self._now_ms
         self._notify()
         return now_ms
@@ -82,6 +84,6 @@ class ManualClock:
 def _checked_ms(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise IllegalArgumentTypeError(f"{name} must be an int of milliseconds, not {type(value).__name__}")
-    if value < 0:
-        raise IllegalArgumentError(f"{name} must be at least 0 ms, not {value}")
+    if not 0 <= value <= _MAX_MS:
+        raise IllegalArgumentError(f"{name} must be 0–2**62 ms, not {value}")
     return value

@@ -52,7 +52,7 @@ class IllegalArgumentTypeError(IllegalArgumentError, TypeError):
 
 
 class IllegalNameError(IllegalArgumentError):
-    """A topic or group name breaks the rules of design §5.8."""
+    """A topic or group name breaks the naming rules of docs/contract.md."""
 
 
 class IllegalMessageError(IllegalArgumentError):

@@ -1,4 +1,4 @@
-"""The hand-over: due timers become messages of their topics, exactly once (design §5.3; the argument is docs/handover.md).
+"""The hand-over: due timers become messages of their topics, exactly once (docs/handover.md has the argument).
 
 The steps and their order are those of the explicit-state model in tests/model; change them only together.
 """

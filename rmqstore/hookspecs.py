@@ -1,4 +1,4 @@
-"""The hooks that a plug-in may implement (design §5.7).
+"""The hooks that a plug-in may implement.
 
 A plug-in is a module that an entry point of the group ``rmqstore`` names. It implements any of the hooks below by a function of the
 same name, marked with :data:`hookimpl`; arguments it does not need may be left out. Every hook is 1:N: all plug-ins are asked, each for

@@ -54,7 +54,7 @@ def _given(parsed: Sequence[Receipt | None], *, is_single: bool = False) -> Give
 
 def _receipt_of(leased: Leased) -> Receipt | None:
     if isinstance(leased, Receipt):
-        return leased
+        return leased if leased.is_sound else None
     if isinstance(leased, str):
         return Receipt.parse(leased)
     if isinstance(leased, PoppedMessage):

@@ -1,4 +1,4 @@
-"""One message on its way in and out, and the limits that hold for every engine (design §4, §5.8)."""
+"""One message on its way in and out, and the limits that hold for every engine (docs/contract.md)."""
 
 from __future__ import annotations
 
@@ -49,6 +49,8 @@ _NAME = re.compile(r"[A-Za-z0-9_%|-]+")
 _BLANK = re.compile(r"[\s\x00-\x1f]", re.ASCII)
 _SEPARATORS = re.compile("[\x01\x02]")
 _TAG_ILLEGAL = re.compile(r"[\s|\x00-\x1f]", re.ASCII)
+MADE_ID_BYTES = 34
+_TIMER_NUMBERS = ("TIMER_OUT_MS", "TIMER_DELIVER_MS", "TIMER_ENQUEUE_MS", "TIMER_ROLL_TIMES", "REAL_QID")
 _known_topics: dict[str, None] = {}
 _KNOWN_TOPICS_LIMIT = 4096
 
@@ -179,6 +181,14 @@ def check_marks(marks: Sequence[bytes]) -> None:
             raise IllegalArgumentError(f"a mark has {len(mark)} bytes; 1 to {MAX_MARK_BYTES} are allowed")
 
 
+def check_count(what: str, value: int, minimum: int = 0) -> None:
+    """Raise unless ``value`` is an int of ``minimum`` … 2**62."""
+    if type(value) is not int:
+        raise IllegalArgumentTypeError(f"{what} must be an int, not {value!r}")
+    if not minimum <= value <= MAX_TIME_MS:
+        raise IllegalArgumentError(f"{what} must be {int(minimum)}–2**62, not {value}")
+
+
 def check_time_ms(what: str, value: int, minimum: int = 0) -> None:
     """Raise unless ``value`` is an int of milliseconds in ``minimum`` … 2**62."""
     if type(value) is not int:
@@ -188,7 +198,7 @@ def check_time_ms(what: str, value: int, minimum: int = 0) -> None:
 
 
 def check_message(message: Message) -> None:
-    """Check every field of one message against design §5.8.
+    """Check every field of one message against the limits of docs/contract.md.
 
     Raises:
         IllegalMessageError: naming the field (:class:`IllegalMessageTypeError` when its type is wrong).
@@ -212,23 +222,28 @@ def check_message(message: Message) -> None:
         check_word("message_group", message.message_group, MAX_GROUP_KEY_BYTES)
         if message.deliver_at_ms is not None:
             raise IllegalMessageError("message_group and a deliver time exclude each other: a FIFO group has no place for a later message")
-    size = 0
+    size = property_overhead_bytes(len(message.topic))
+    size += _property_bytes("UNIQ_KEY", MADE_ID_BYTES if message.message_id is None else len(message.message_id.encode()))
+    if message.message_group is not None:
+        size += _property_bytes("__SHARDINGKEY", len(message.message_group.encode()))
     if message.tag is not None:
-        size += check_word("tag", message.tag, MAX_PROPERTIES_BYTES)
+        size += _property_bytes("TAGS", check_word("tag", message.tag, MAX_PROPERTIES_BYTES))
         if _TAG_ILLEGAL.search(message.tag):
             raise IllegalMessageError(f"tag {message.tag!r} holds a blank, a control character or '|', which filters use")
     size += _check_keys(message.keys)
     if message.properties:
         size += _check_properties(message.properties)
-    size += system_properties_bytes(len(message.topic), message.message_id, message.message_group)
     if size > MAX_PROPERTIES_BYTES:
         raise IllegalMessageError(f"properties, tag and keys take {size} bytes encoded; at most {MAX_PROPERTIES_BYTES} are allowed")
 
 
-def system_properties_bytes(topic_bytes: int, message_id: str | None, message_group: str | None) -> int:
-    """Return what the system's own properties take in RocketMQ's text form: id, group, and the six of a timer at their longest."""
-    timer = 6 * 2 + len("TIMER_OUT_MSREAL_TOPICREAL_QIDTIMER_ENQUEUE_MSTIMER_DELIVER_MSTIMER_ROLL_TIMES") + 4 * 19 + 10 + topic_bytes
-    return timer + len("UNIQ_KEY") + 2 + (34 if message_id is None else len(message_id)) + (len(message_group) + 15 if message_group else 0)
+def property_overhead_bytes(topic_bytes: int) -> int:
+    """Return what the properties of a timer take in RocketMQ's text form, at their longest, for a topic of this length."""
+    return sum(_property_bytes(name, 19) for name in _TIMER_NUMBERS) + _property_bytes("REAL_TOPIC", topic_bytes)
+
+
+def _property_bytes(name: str, value_bytes: int) -> int:
+    return len(name) + value_bytes + 2
 
 
 def check_word(field: str, value: str, max_bytes: int) -> int:
@@ -266,7 +281,7 @@ def _check_keys(keys: tuple[str, ...]) -> int:
         return 0
     if not isinstance(keys, tuple | list):
         raise IllegalMessageTypeError(f"keys must be a tuple of str, not {type(keys).__name__}; one key is written ({keys!r},)")
-    return sum(check_word("a key", key, MAX_PROPERTIES_BYTES) + 1 for key in keys) + 6
+    return _property_bytes("KEYS", sum(check_word("a key", key, MAX_PROPERTIES_BYTES) + 1 for key in keys) - 1)
 
 
 def _check_properties(properties: Mapping[str, str]) -> int:

@@ -12,7 +12,7 @@ from rmqstore.clock import Clock, SystemClock
 from rmqstore.config import Config
 from rmqstore.contract import EngineInfo, EngineOptions, EngineSession, PopStore, TimerStore
 from rmqstore.directory import StoreDirectory
-from rmqstore.errors import IllegalArgumentTypeError
+from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError
 from rmqstore.plugins import get_plugins
 
 
@@ -108,8 +108,15 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
     """Return the store path.
 
     Raises:
-        IllegalArgumentTypeError: it is no path.
+        IllegalArgumentError: it is no path.
     """
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise IllegalArgumentTypeError(f"path must be the store's directory, not {path!r}")
-    return Path(os.fspath(path))
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path):
+        raise IllegalArgumentTypeError(f"path must be a directory's name, not {path!r}")
+    text = os.fspath(path)
+    try:
+        legal = b"\x00" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        legal = False
+    if not legal:
+        raise IllegalArgumentError(f"path {text!r} holds a character that no file name can have")
+    return Path(text)

@@ -1,4 +1,4 @@
-"""Finding plug-ins and engines: discovery, broken plug-ins, and a typed face over pluggy (design §5.7).
+"""Finding plug-ins and engines: discovery, broken plug-ins, and a typed face over pluggy.
 
 Entry points of the group ``rmqstore`` are loaded one by one. What fails is remembered as a :class:`BrokenPlugin`, warned about once, and
 reported in full only when its engine is asked for by name; with ``RMQSTORE_STRICT_PLUGINS=1`` in the environment it is raised at once.

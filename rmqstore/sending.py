@@ -1,4 +1,4 @@
-"""What the store fills in before a message is stored: id, born time, queue (design §5.3: the queue is chosen at put time)."""
+"""What the store fills in before a message is stored: id, born time, queue (docs/handover.md)."""
 
 from __future__ import annotations
 
@@ -155,6 +155,13 @@ def latest_deliver_ms(batch: MessageBatch) -> int | None:
         latest: int | None = pc.max(batch.columns.column("deliver_at_ms")).as_py()
         return latest
     return max((message.deliver_at_ms for message in batch.messages if message.deliver_at_ms is not None), default=None)
+
+
+def has_message_group(batch: MessageBatch) -> bool:
+    """Say whether any message of a batch belongs to a FIFO group."""
+    if batch.has_columns:
+        return bool(batch.columns.column("message_group").null_count < len(batch))
+    return any(message.message_group is not None for message in batch.messages)
 
 
 def ids_of(batch: MessageBatch) -> Sequence[str] | pa.Array:

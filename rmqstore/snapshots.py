@@ -19,10 +19,10 @@ def write_snapshot(opened: Opened, path: Path) -> Path:
         StorePathError: ``path`` exists, or its parent does not.
         StoreFullError: no room; what was written is removed.
     """
-    if path.exists():
-        raise StorePathError(f"{path} exists already; a snapshot goes into a new directory")
     try:
         path.mkdir()
+    except FileExistsError as error:
+        raise StorePathError(f"{path} exists already; a snapshot goes into a new directory") from error
     except OSError as error:
         raise translated(error, path) from error
     try:

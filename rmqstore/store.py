@@ -46,16 +46,31 @@ from rmqstore.errors import (
     ClockStepError,
     IllegalArgumentError,
     IllegalArgumentTypeError,
+    IllegalMessageError,
     IllegalMessageTypeError,
     StoreClosedError,
     StoreForkedError,
 )
 from rmqstore.handover import HandOver
 from rmqstore.leased import Leased, LeasedMany, receipts_of
-from rmqstore.message import Message, PoppedMessage, check_group, check_marks, check_message, check_readable_topic, check_topic
+from rmqstore.message import (
+    MAX_ID_BYTES,
+    MAX_PROPERTIES_BYTES,
+    RESERVED_PREFIXES,
+    Message,
+    PoppedMessage,
+    check_count,
+    check_group,
+    check_marks,
+    check_message,
+    check_readable_topic,
+    check_time_ms,
+    check_topic,
+    check_word,
+)
 from rmqstore.opening import Opened, checked_clock, checked_path
 from rmqstore.plugins import get_plugins
-from rmqstore.sending import Completer, SendReceipt, SendReceipts, ids_of, latest_deliver_ms
+from rmqstore.sending import Completer, SendReceipt, SendReceipts, has_message_group, ids_of, latest_deliver_ms
 from rmqstore.services.signals import Signal
 from rmqstore.services.ticker import Ticker, Turn
 from rmqstore.snapshots import write_snapshot
@@ -181,7 +196,7 @@ class Store:
         now_ms = self._clock.now_ms()
         deliver_ms = self._deliver_ms(message.deliver_at_ms, deliver_at, delay, now_ms)
         if deliver_ms is not None and message.message_group is not None:
-            raise IllegalArgumentError("message_group and a deliver time exclude each other: a FIFO group has no place for a later message")
+            raise IllegalMessageError("message_group and a deliver time exclude each other: a FIFO group has no place for a later message")
         row = self._completer.message(message, deliver_ms, now_ms, marks)
         timers, repeated = self._store(MessageBatch(messages=(row,)), deliver_ms, now_ms, marks)
         return SendReceipt(row.message_id or "", repeated, timers, 0)
@@ -201,12 +216,17 @@ class Store:
         """
         self._check_open()
         check_marks(marks)
-        if isinstance(batch, pa.RecordBatch | pa.Table):
+        if isinstance(batch, MessageBatch) and batch.source is not None:
+            # What was popped or read goes on as new messages; its receipts and offsets stay behind.
+            batch = MessageBatch.from_arrow(batch.columns)
+        elif isinstance(batch, pa.RecordBatch | pa.Table):
             batch = MessageBatch.from_arrow(batch)
         elif not isinstance(batch, MessageBatch):
             batch = MessageBatch.of(batch)
         now_ms = self._clock.now_ms()
         deliver_ms = self._deliver_ms(None, deliver_at, delay, now_ms)
+        if deliver_ms is not None and has_message_group(batch):
+            raise IllegalMessageError("message_group and a deliver time exclude each other: a FIFO group has no place for a later message")
         rows = self._completer.batch(batch, deliver_ms, now_ms, marks)
         if not len(rows):
             return SendReceipts((), None, repeated=False)
@@ -220,7 +240,9 @@ class Store:
         if deliver_at is not None:
             return time_ms("deliver_at", deliver_at)
         if delay is not None:
-            return now_ms + duration_ms("delay", delay)
+            deliver_ms = now_ms + duration_ms("delay", delay)
+            check_time_ms("now + delay", deliver_ms)
+            return deliver_ms
         return own_ms
 
     def _store(self, batch: MessageBatch, latest_ms: int | None, now_ms: int, marks: Sequence[bytes]) -> tuple[Any, bool]:
@@ -239,9 +261,8 @@ class Store:
 
     def _queues_of(self, topic: str) -> int:
         known = self._pops.topic(topic)
-        if known is None:
-            known, _ = self._pops.create_topic(topic, self._opened.config.default_queues)
-        return known.queues
+        # An unknown one is made when its first message arrives, so that a refused send leaves nothing behind.
+        return self._opened.config.default_queues if known is None else known.queues
 
     # ------------------------------------------------------------ cancelling
 
@@ -270,8 +291,7 @@ class Store:
         """Cancel every pending timer of ``topic`` that carries ``key``: one outcome for each that was found, in order of sending."""
         self._check_open()
         check_topic(topic)
-        if not isinstance(key, str):
-            raise IllegalArgumentTypeError(f"a key must be a str, not {type(key).__name__}")
+        check_word("a key", key, MAX_PROPERTIES_BYTES)
         outcomes, ticket = self._timers.cancel_key(topic, key, self._clock.now_ms())
         self._settle(self._timers, ticket)
         return outcomes
@@ -335,8 +355,10 @@ class Store:
         self._check_open()
         check_readable_topic(topic)
         check_group(group)
-        if attempt_id is not None and not (isinstance(attempt_id, str) and attempt_id):
-            raise IllegalArgumentTypeError(f"attempt_id must be a str that is not empty, not {attempt_id!r}")
+        if attempt_id is not None:
+            check_word("attempt_id", attempt_id, MAX_ID_BYTES)
+        if queue is not None:
+            check_count("queue", queue)
         if not isinstance(order, bool):
             raise IllegalArgumentTypeError(f"order must be True or False, not {order!r}")
         request = PopRequest(
@@ -365,7 +387,7 @@ class Store:
             if left_s <= 0 or (is_manual and self._clock.now_ms() >= until_ms):
                 self._settle(self._pops, ticket)
                 return result
-            self._arrivals.wait_beyond(seen, left_s)
+            self._arrivals.wait_beyond(seen, min(left_s, threading.TIMEOUT_MAX))
             self._check_open()
 
     @overload
@@ -485,15 +507,21 @@ class Store:
     def pending(self, edges_ms: Sequence[int] = ()) -> PendingCounts:
         """Count pending timers by due time, exactly: n rising edges (ms) make n - 1 buckets, plus total, earliest and latest."""
         self._check_open()
+        if not isinstance(edges_ms, Sequence) or isinstance(edges_ms, str | bytes):
+            raise IllegalArgumentTypeError(f"edges_ms must be a list of times, not {edges_ms!r}")
         edges = [time_ms("an edge", edge) for edge in edges_ms]
-        return self._timers.pending(edges)
+        return self._timers.pending(edges, self._pops.timer_cursor())
 
     def scan(self, from_: When = 0, to: When = 2**62, *, after: tuple[int, int] | None = None, limit: int = 1000) -> ScanPage:
         """List pending timers due in ``from_ <= due < to``, by tick and order of sending; read on with ``after=page.next_after``."""
         self._check_open()
         if type(limit) is not int or limit < 1:
             raise IllegalArgumentError(f"limit must be an int of at least 1, not {limit!r}")
-        return self._timers.scan(time_ms("from_", from_), time_ms("to", to), after, limit)
+        if after is not None and not (isinstance(after, tuple) and len(after) == 2):
+            raise IllegalArgumentTypeError(f"after must be what page.next_after gave, not {after!r}")
+        for number in after or ():
+            check_time_ms("a number of after", number)
+        return self._timers.scan(time_ms("from_", from_), time_ms("to", to), after, limit, self._pops.timer_cursor())
 
     def lag(self, topic: str, group: str) -> Lag:
         """Return how far a group is behind on a topic, exactly."""
@@ -505,7 +533,7 @@ class Store:
     def topics(self, *, system: bool = False) -> list[TopicInfo]:
         """List the topics by name; with ``system`` also retry topics, dead letter queues and parked entries."""
         self._check_open()
-        return [topic for topic in self._pops.topics() if system or not topic.name.startswith("%")]
+        return [topic for topic in self._pops.topics() if system or not topic.name.startswith(RESERVED_PREFIXES)]
 
     def create_topic(self, name: str, queues: int = 1) -> TopicInfo:
         """Make a topic with ``queues`` queues, or widen it; sends make topics by themselves, with ``default_queues``."""
@@ -530,6 +558,10 @@ class Store:
         """Move a group to an offset, to the first kept message or to the next one; its leases there turn STALE (P11)."""
         self._check_open()
         check_readable_topic(topic)
+        if not isinstance(to, InitMode):
+            check_count("offset", to)
+        if queue is not None:
+            check_count("queue", queue)
         self._settle(self._pops, self._pops.reset_offset(topic, group, queue, to, self._clock.now_ms()))
         self._arrivals.notify()
 
@@ -537,15 +569,16 @@ class Store:
         """Read messages of a queue without a lease."""
         self._check_open()
         check_readable_topic(topic)
+        for name, number in (("queue", queue), ("offset", offset), ("limit", limit)):
+            check_count(name, number, minimum=name == "limit")
         return self._pops.read(topic, queue, offset, limit)
 
     def stats(self) -> StoreStats:
         """Return counters and gauges."""
         self._check_open()
         config = self._opened.config
-        return StoreStats(
-            str(self._opened.directory.path), config.timer_engine, config.pop_engine, self._timers.stats(), self._pops.stats()
-        )
+        timers = msgspec.structs.replace(self._timers.stats(), pending=self.pending().total)
+        return StoreStats(str(self._opened.directory.path), config.timer_engine, config.pop_engine, timers, self._pops.stats())
 
     def verify(self) -> list[str]:
         """Recount every counter and read every record; one sentence a difference, empty when all is well."""
@@ -621,7 +654,7 @@ class Store:
 
 def _parsed_handle(handle: str | TimerHandle) -> TimerHandle | None:
     if isinstance(handle, TimerHandle):
-        return handle
+        return handle if handle.is_sound else None
     if not isinstance(handle, str):
         raise IllegalArgumentTypeError(
             f"a handle is a str, not {type(handle).__name__}; SendReceipt.handle is None for what was sent for now"

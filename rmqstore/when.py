@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError
@@ -12,6 +12,7 @@ When: TypeAlias = datetime | int
 Duration: TypeAlias = timedelta | int
 
 _MS = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def time_ms(what: str, value: When) -> int:
@@ -22,8 +23,7 @@ def time_ms(what: str, value: When) -> int:
     if isinstance(value, datetime):
         if value.tzinfo is None or value.utcoffset() is None:
             raise IllegalArgumentError(f"{what} {value!r} is naive; give it a time zone, e.g. datetime.now(timezone.utc)")
-        since = value - datetime.fromtimestamp(0, tz=value.tzinfo)
-        milliseconds = -(-since // _MS)
+        milliseconds = -(-(value - _EPOCH) // _MS)
         check_time_ms(what, milliseconds)
         return milliseconds
     if isinstance(value, bool) or not isinstance(value, int):

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from rmqstore.cli.demo import demo
 from rmqstore.cli.engines import engines
 from rmqstore.errors import RmqstoreError
 
@@ -66,3 +67,4 @@ def _fail(invocation: _Invocation, error: Exception, paragraph: str) -> None:
 
 
 app.command()(engines)
+app.command()(demo)

@@ -1,4 +1,4 @@
-"""What an engine says of itself, and how the framework opens it (design §5.5–5.7)."""
+"""What an engine says of itself, and how the framework opens it (docs/engine.md)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ UNLIMITED_MS = 2**62
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine can do and how much it takes: enums and numbers, never free strings (design §5.6)."""
+    """What an engine can do and how much it takes: enums and numbers, never free strings."""
 
     durability: Mapping[Flush, Mapping[Operation, Durability]]
     horizon_ms: int = UNLIMITED_MS

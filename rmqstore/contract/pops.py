@@ -1,4 +1,4 @@
-"""``PopStore``: topic queues whose messages are leased, acked, and come back (design §5.2).
+"""``PopStore``: topic queues whose messages are leased, acked, and come back (docs/contract.md).
 
 A pop leases messages to a group for an invisible time; an ack ends the lease for good; an expired lease is *revived*: the message goes to
 the group's retry topic, or to the dead letter queue when its attempts are used up.
@@ -130,7 +130,7 @@ class PoppedBatch(ABC):
 
     @abstractmethod
     def columns(self) -> MessageBatch:
-        """Return the columns of design §4, receipts as text."""
+        """Return the columns of :data:`~rmqstore.batch.OUT_SCHEMA`, receipts as text."""
 
     @abstractmethod
     def receipts(self) -> Sequence[Receipt]:
@@ -200,7 +200,7 @@ class PopStats(msgspec.Struct, frozen=True):
 
 
 class PopStore(ABC):
-    """What an engine must be to hold queues and leases (design §5.2; clauses P, and with a TimerStore H).
+    """What an engine must be to hold queues and leases (docs/contract.md, clauses P, and with a TimerStore H).
 
     Mutating calls may come from any thread and are serialised by the store; pure reads run beside them. A call is all or nothing
     (F3). Time enters as ``now_ms``.

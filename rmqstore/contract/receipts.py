@@ -1,8 +1,8 @@
-"""The receipt of a lease: the caller's proof that a message was given to it (design §5.2).
+"""The receipt of a lease: the caller's proof that a message was given to it (docs/contract.md).
 
 Text form, blank-separated: RocketMQ's POP_CK handle (``ExtraInfoUtil``: ckStartOffset popTime invisibleTime reviveQid retryFlag
 brokerName queueId msgQueueOffset, and the commit-log offset that the proxy appends), then topic, group, store epoch and CRC-32 of all
-before it. RocketMQ's handle does not say whose lease it is and has no checksum (fact sheet §4.7); this one does.
+before it. RocketMQ's handle does not say whose lease it is and has no checksum; this one does.
 """
 
 from __future__ import annotations
@@ -40,6 +40,15 @@ class Receipt(msgspec.Struct, frozen=True):
     revive_qid: int = 0
     log_offset: int = 0
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether every field has its type and lies in its range; one that a caller put together may not."""
+        texts = (self.topic, self.group, self.broker)
+        numbers = (self.queue_id, self.queue_offset, self.ck_start_offset, self.pop_time_ms, self.invisible_ms, self.retry_flag, self.epoch)
+        return all(type(text) is str and text.isascii() for text in texts) and all(
+            type(number) is int and 0 <= number < 2**63 for number in numbers
+        )
+
     def text(self) -> str:
         """Return the text form."""
         fields = (
@@ -51,7 +60,7 @@ class Receipt(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, text: str) -> Receipt | None:
         """Read a text form; None when it is none (garbage, truncated, tampered with): its outcome is UNKNOWN (P5)."""
-        match = _TEXT.fullmatch(text)
+        match = _TEXT.fullmatch(text) if text.isascii() else None
         if match is None or zlib.crc32(text[:-9].encode()) != int(match[13], 16):
             return None
         return cls(

@@ -1,4 +1,4 @@
-"""``TimerStore``: a log of future messages, sorted by tick, then by put (design §5.1).
+"""``TimerStore``: a log of future messages, sorted by tick, then by put (docs/handover.md).
 
 The words: a *put* is one stored timer with a ``tick`` (its deliver time rounded up to the precision, ms) and a ``seq`` (64-bit,
 only grows, never given twice within one open epoch). ``seal`` closes ticks, ``due`` reads what is closed, ``forget`` reclaims
@@ -58,7 +58,7 @@ class TimerCursor(msgspec.Struct, frozen=True):
     """A staircase: what has been handed over, as corners ``(tick, seq)`` with tick falling and seq rising.
 
     A put is *covered* when some corner is >= it in **both** coordinates. Normally there is one corner; each step back of the
-    clock may add one, up to :data:`MAX_CORNERS` (design §5.1). 16 bytes a corner in :meth:`to_bytes`.
+    clock may add one, up to :data:`MAX_CORNERS` (docs/handover.md). 16 bytes a corner in :meth:`to_bytes`.
     """
 
     corners: tuple[tuple[int, int], ...] = ()
@@ -116,7 +116,7 @@ class TimerCursor(msgspec.Struct, frozen=True):
 
 
 MAX_CORNERS = 15
-"""A cursor is made shorter before it would hold more corners than this (design §5.1)."""
+"""A cursor is made shorter before it would hold more corners than this (docs/handover.md)."""
 
 EMPTY_CURSOR = TimerCursor()
 
@@ -132,6 +132,14 @@ class TimerHandle(msgspec.Struct, frozen=True):
     epoch: int
     seq: int
     tick: int
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether every field has its type and lies in its range; one that a caller put together may not."""
+        return all(
+            type(number) is int and 0 <= number < limit
+            for number, limit in ((self.store_tag, 2**32), (self.epoch, 2**32), (self.seq, 2**63), (self.tick, 2**63))
+        )
 
     def text(self) -> str:
         """Return the handle as users pass it around."""
@@ -175,7 +183,7 @@ class DueBatch(msgspec.Struct, frozen=True):
     """What ``due`` read: messages in (tick, seq) order, and the cursor that covers exactly them and all before them.
 
     Every message has its real topic and queue id. ``soft`` is True when a put or a cancel that this batch rests on was not durable
-    when it was read: then ``timers.sync`` must come before ``pops.apply`` (design §5.3), unless both share one atomic log.
+    when it was read: then ``timers.sync`` must come before ``pops.apply`` (docs/handover.md), unless both share one atomic log.
     """
 
     messages: MessageBatch
@@ -211,7 +219,7 @@ class ScanPage(msgspec.Struct, frozen=True):
 
 
 class TimerStats(msgspec.Struct, frozen=True):
-    """Counters and gauges of a timer store. ``pending`` is exact."""
+    """Counters and gauges of a timer store; ``pending`` counts what is neither cancelled nor forgotten."""
 
     pending: int
     sealed: TimerCursor
@@ -222,7 +230,7 @@ class TimerStats(msgspec.Struct, frozen=True):
 
 
 class TimerStore(ABC):
-    """What an engine must be to hold timers (design §5.1; clauses T, C, and with a PopStore H).
+    """What an engine must be to hold timers (docs/contract.md, clauses T, C, and with a PopStore H).
 
     Mutating calls may come from any thread and are serialised by the store; pure reads run beside them. A call is all or nothing
     (F3). No method reads a clock, starts a thread or sleeps: time enters as ``now_ms``.
@@ -233,7 +241,7 @@ class TimerStore(ABC):
 
     @abstractmethod
     def recover(self, cursor: TimerCursor) -> None:
-        """Join what the receiver holds durably; called once at open, before any other call (design §5.3).
+        """Join what the receiver holds durably; called once at open, before any other call (docs/handover.md).
 
         The sealed set becomes the seal records joined with ``cursor``, the next seq goes above every seq in both, and what
         ``cursor`` covers is forgotten.
@@ -288,12 +296,20 @@ class TimerStore(ABC):
         """Reclaim what ``upto``, a *durable* cursor of the receiver, covers, and nothing else; lazy, without a sync of its own."""
 
     @abstractmethod
-    def pending(self, edges_ms: Sequence[int] = ()) -> PendingCounts:
-        """Count the pending timers by deliver time, exactly (T10). ``edges_ms`` rises; n edges make n - 1 buckets."""
+    def pending(self, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
+        """Count the pending timers by deliver time, exactly (T10). ``edges_ms`` rises; n edges make n - 1 buckets.
+
+        ``handed`` is the receiver's cursor: what it covers is not pending, though it may not be forgotten yet.
+        """
 
     @abstractmethod
-    def scan(self, from_ms: int, to_ms: int, after: tuple[int, int] | None = None, limit: int = 1000) -> ScanPage:
-        """List pending timers with ``from_ms <= deliver time < to_ms`` in (tick, seq) order, starting behind ``after`` (T10)."""
+    def scan(
+        self, from_ms: int, to_ms: int, after: tuple[int, int] | None = None, limit: int = 1000, handed: TimerCursor = EMPTY_CURSOR
+    ) -> ScanPage:
+        """List pending timers with ``from_ms <= deliver time < to_ms`` in (tick, seq) order, starting behind ``after`` (T10).
+
+        ``handed`` as in :meth:`pending`.
+        """
 
     @abstractmethod
     def get(self, handle: TimerHandle) -> PendingTimer | None:
@@ -301,7 +317,7 @@ class TimerStore(ABC):
 
     @abstractmethod
     def next_tick_ms(self) -> int | None:
-        """Return a lower bound of the tick of the earliest unsealed put, for the caller's sleep; None when there is none."""
+        """Return a lower bound of the earliest tick that is not handed over, for the caller's sleep; None when there is none."""
 
     @abstractmethod
     def maintain(self, now_ms: int, budget: int) -> int:

@@ -187,7 +187,7 @@ class BufferedKV(OrderedKV):
         """Commit the flushing overlay that an interrupted leader left, or the active one."""
         with self._lock:
             if len(self._layers) == 1:
-                self._layers = (Overlay(self._spaces), self._layers[0])
+                self._layers = (Overlay(self._spaces, self._gate.position), self._layers[0])
             flushing = self._layers[1]
         self._base.commit(flushing.effects())
         with self._lock:
@@ -211,7 +211,7 @@ class BufferedKV(OrderedKV):
         kept = self.durable_position
         self._base.reopen()
         with self._lock:
-            self._layers = (Overlay(self._spaces),)
+            self._layers = (Overlay(self._spaces, self._gate.position),)
         self._gate.readmit(kept)
 
     def snapshot(self, path: Path) -> None:

@@ -10,7 +10,6 @@ from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, Unsu
 _TAG = re.compile(r"[^\s|'\"<>=()]+")
 
 
-@functools.lru_cache(maxsize=256)
 def tags_of(expression: str) -> frozenset[bytes] | None:
     """Return the tags that pass, in UTF-8; None when all do.
 
@@ -20,6 +19,11 @@ def tags_of(expression: str) -> frozenset[bytes] | None:
     """
     if not isinstance(expression, str):
         raise IllegalArgumentTypeError(f"filter must be a str, not {type(expression).__name__}")
+    return _parsed(expression)
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(expression: str) -> frozenset[bytes] | None:
     text = expression.strip()
     if text == "*":
         return None
@@ -33,4 +37,7 @@ def tags_of(expression: str) -> frozenset[bytes] | None:
             raise UnsupportedOperationError(
                 f"filter {expression!r} is no tag expression like 'a || b', and this engine declares no SQL92 filter"
             )
-    return frozenset(tag.encode() for tag in tags)
+    try:
+        return frozenset(tag.encode() for tag in tags)
+    except UnicodeEncodeError:
+        raise IllegalArgumentError(f"filter {expression!r} is not valid Unicode text") from None

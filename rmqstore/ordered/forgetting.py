@@ -10,7 +10,7 @@ from rmqstore.ordered import traces
 from rmqstore.ordered.counts import MINUTE_MS
 from rmqstore.ordered.layout import PAIR
 from rmqstore.ordered.records import deliver_at_of, has_keys, keys_of, route_of
-from rmqstore.ordered.runs import DamagedRunError, decode_run, encode_run, is_single, single_facts, single_of
+from rmqstore.ordered.runs import DamagedRunError, Run, decode_run, encode_run, is_single, single_facts, single_of
 
 
 class Removal:
@@ -63,8 +63,16 @@ class Removal:
             self._account(tick, first_seq + run.deltas[at], run.epoch, run.records[at])
         self._remove(key)
         if covered < len(run.records):
-            first_left = run.deltas[covered]
-            left = encode_run(run.epoch, run.store_ms, run.records[covered:], [step - first_left for step in run.deltas[covered:]])
+            self._cut(tick, first_seq, run, covered)
+
+    def _cut(self, tick: int, first_seq: int, run: Run, covered: int) -> None:
+        """Keep what is left of a run without its holes, so that a run of one record is never a hole."""
+        places = range(covered, len(run.records))
+        self.holes_gone.update((tick, first_seq + run.deltas[at]) for at in places if (tick, first_seq + run.deltas[at]) in self._holes)
+        live = [at for at in places if (tick, first_seq + run.deltas[at]) not in self._holes]
+        if live:
+            first_left = run.deltas[live[0]]
+            left = encode_run(run.epoch, run.store_ms, [run.records[at] for at in live], [run.deltas[at] - first_left for at in live])
             self.rest.append((PAIR.pack(tick, first_seq + first_left), left))
             self._keep(tick)
 

@@ -12,7 +12,15 @@ from collections.abc import Callable
 from threading import Condition, Lock
 from typing import NamedTuple
 
-from rmqstore.errors import RmqstoreError, StoreClosedError, StoreForkedError, StoreFullError, StorePoisonedError
+from rmqstore.errors import (
+    CorruptStoreError,
+    IllegalArgumentError,
+    RmqstoreError,
+    StoreClosedError,
+    StoreForkedError,
+    StoreFullError,
+    StorePoisonedError,
+)
 
 
 class Refusal(NamedTuple):
@@ -111,6 +119,8 @@ class Gate:
     def sync(self, position: int | None) -> None:
         """Return when every write up to ``position`` (None: every one that is left) is durable; see ``OrderedKV.sync``."""
         target = self.position if position is None else position
+        if target > self.position:
+            raise IllegalArgumentError(f"no write has position {target} yet, the last one has {self.position}")
         while True:
             with self.lock:
                 while True:
@@ -132,6 +142,9 @@ class Gate:
             reached = self._sync_to_disk()
         except StoreFullError as error:
             raise self.refuse_full(error) from error
+        except CorruptStoreError as error:
+            self.refuse_poisoned(error, "a disk sync")
+            raise
         except Exception as error:
             raise self.refuse_poisoned(error, "a disk sync") from error
         finally:

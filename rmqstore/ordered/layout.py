@@ -11,6 +11,8 @@ meta        ``t``    topic name                                          topic: 
 meta        ``g``    group name                                          group: id
 meta        ``s``    group u32, topic u32, queue u32                     where the group stands on the queue
 meta        ``d``    group u32, topic u32                                dead letters of the topic (i64)
+meta        ``r``    group u32, topic u32                                empty: the group has popped the topic
+meta        ``x``    topic u32, queue u32, first offset (u64)            offset behind a gap that parking left
 meta        ``k``    side (1 byte), mark                                 first answer of the call that carried the mark
 meta        ``l``    side (1 byte), time ms (u64), mark                  empty: marks by age
 timers      –        tick ms (u64), first seq (u64)                      run of records (``runs``)
@@ -49,6 +51,8 @@ TOPIC: Final = b"t"
 GROUP: Final = b"g"
 STANDING: Final = b"s"
 DEAD: Final = b"d"
+REGISTERED: Final = b"r"
+GAP: Final = b"x"
 MARK: Final = b"k"
 MARK_AGE: Final = b"l"
 

@@ -210,13 +210,13 @@ class Changes:
 
 
 class Overlay:
-    """Changes of all spaces, with the position of the last write in it and an upper estimate of its size."""
+    """Changes of all spaces, with the position up to which they go and an upper estimate of their size."""
 
     __slots__ = ("bytes", "count", "position", "spaces")
 
-    def __init__(self, spaces: int) -> None:
+    def __init__(self, spaces: int, position: int = 0) -> None:
         self.spaces: list[Changes | None] = [None] * spaces
-        self.position = 0
+        self.position = position
         self.count = 0
         self.bytes = 0
 

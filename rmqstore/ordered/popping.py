@@ -79,10 +79,12 @@ class Popping:
         """Set where a new group starts, on every queue at once (P11); later queues are read from their beginning."""
         seats = [Seat(group_id, topic.id, queue) for queue in range(topic.queues)]
         missing = [seat for seat in seats if stage.standing(seat) is None]
-        is_new = len(missing) == len(seats)
+        is_new = not stage.is_registered(group_id, topic.id)
         for seat in missing:
             stage.set_standing(seat, Standing(topic.next_offsets[seat.queue] if is_new and init is InitMode.MAX else 0))
-        return bool(missing)
+        if is_new:
+            stage.register(group_id, topic.id)
+        return bool(missing) or is_new
 
     def _sources(self, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> Iterator[tuple[Topic, int, int]]:
         """Yield (topic, queue, retry flag) in the order of this pop."""

@@ -8,7 +8,7 @@ from rmqstore.message import RETRY_PREFIX, retry_topic
 from rmqstore.ordered.kv import OrderedKV
 from rmqstore.ordered.layout import META, NEXT_ID_KEY
 from rmqstore.ordered.queues import Topic, load_topics
-from rmqstore.ordered.standings import Seat, Standing, load_dead, load_groups, load_standings
+from rmqstore.ordered.standings import Seat, Standing, load_dead, load_gaps, load_groups, load_registered, load_standings
 
 
 class PopState:
@@ -19,6 +19,8 @@ class PopState:
         self.groups: dict[str, int] = load_groups(kv)
         self.standings: dict[Seat, Standing] = load_standings(kv)
         self.dead: dict[tuple[int, int], int] = load_dead(kv)
+        self.registered: set[tuple[int, int]] = load_registered(kv)
+        self.gaps: dict[tuple[int, int], list[tuple[int, int]]] = load_gaps(kv)
         stored = kv.get(META, NEXT_ID_KEY)
         self.next_id = int.from_bytes(stored, "big") if stored else 1
         self.turn = 0
@@ -43,7 +45,9 @@ class PopState:
         count = 0
         for number in queues:
             standing = None if group_id is None else self.standings.get(Seat(group_id, topic.id, number))
-            count += topic.next_offsets[number] - (standing.next_offset if standing is not None else 0)
+            start = standing.next_offset if standing is not None else 0
+            count += topic.next_offsets[number] - start
+            count -= sum(max(behind - max(first, start), 0) for first, behind in self.gaps.get((topic.id, number), ()))
         return count
 
     def in_flight(self, topic: Topic, group_id: int) -> int:

@@ -12,7 +12,7 @@
     32  i64  born time, ms
     40  i64  first pop time, ms, -1 = never popped
     48  topic, message id, tag, message group, keys joined by a blank, properties as RocketMQ writes them
-        (name U+0001 value U+0002 …, fact sheet §1.3), body: the rest
+        (name U+0001 value U+0002 …), body: the rest
 
 A length of 0 is "none". Records are made row by row for small calls and column by column for big ones; both give the same bytes.
 A record that an engine made from a dead letter may have longer properties than a user may send, still below 65 536 bytes.
@@ -120,8 +120,8 @@ def encode_columns(columns: pa.RecordBatch) -> list[bytes]:
         header[name] = lengths
         size += lengths
     header["size"] = size
-    for name in ("queue_id", "deliver_at_ms", "born_ms"):
-        header[name] = pc.fill_null(columns.column(name), NONE).to_numpy(zero_copy_only=False)
+    for name, absent in (("queue_id", NONE), ("deliver_at_ms", NONE), ("born_ms", 0)):
+        header[name] = pc.fill_null(columns.column(name), absent).to_numpy(zero_copy_only=False)
     header["first_pop_ms"] = NONE
     heads = pa.FixedSizeBinaryArray.from_buffers(pa.binary(HEADER_BYTES), len(columns), [None, pa.py_buffer(header)]).cast(pa.binary())
     parts = [heads, *(column for column in texts.values() if column is not None), body]

@@ -13,6 +13,7 @@ from rmqstore.message import (
     PROPERTY_DLQ_REASON,
     PROPERTY_ORIGIN_ID,
     PROPERTY_ORIGIN_TOPIC,
+    RESERVED_PREFIXES,
     RETRY_PREFIX,
     Message,
     dlq_topic,
@@ -21,6 +22,7 @@ from rmqstore.ordered.kv import WriteBatch
 from rmqstore.ordered.layout import (
     DEAD,
     EXPIRY,
+    GAP,
     GROUP,
     LEASE,
     LEASE_KEY,
@@ -31,6 +33,7 @@ from rmqstore.ordered.layout import (
     QUEUE,
     QUEUE_PREFIX,
     QUEUES,
+    REGISTERED,
     U64,
 )
 from rmqstore.ordered.leases import LEASED, Lease
@@ -41,6 +44,8 @@ from rmqstore.ordered.records import decode_message, encode_message, route_of
 from rmqstore.ordered.runs import encode_run, run_lengths
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.standings import Seat, Standing
+
+_SYSTEM = tuple(prefix.encode() for prefix in RESERVED_PREFIXES)
 
 
 class Stage:
@@ -56,6 +61,8 @@ class Stage:
         self._groups: dict[str, int] = {}
         self._standings: dict[Seat, Standing] = {}
         self._dead: dict[tuple[int, int], int] = {}
+        self._registered: set[tuple[int, int]] = set()
+        self._gaps: list[tuple[tuple[int, int], tuple[int, int]]] = []
         self._leases: dict[bytes, Lease | None] = {}
         self._touched: dict[bytes, tuple[Lease, int, bool]] = {}
         self._next_id = state.next_id
@@ -84,6 +91,15 @@ class Stage:
             known = self._groups[name] = self._new_id()
         return known
 
+    def is_registered(self, group_id: int, topic_id: int) -> bool:
+        """Say whether the group has popped the topic before."""
+        return (group_id, topic_id) in self._state.registered
+
+    def register(self, group_id: int, topic_id: int) -> None:
+        """Note that the group has popped the topic."""
+        self._registered.add((group_id, topic_id))
+        self.write.put(META, REGISTERED + QUEUE_PREFIX.pack(group_id, topic_id), b"")
+
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1
@@ -104,7 +120,7 @@ class Stage:
         for record in records:
             routes.setdefault(route_of(record), []).append(record)
         for (name, queue), group in routes.items():
-            topic = self.topic_with(name.decode(), max(queue + 1, 1 if name.startswith(b"%") else self.options.default_queues))
+            topic = self.topic_with(name.decode(), max(queue + 1, 1 if name.startswith(_SYSTEM) else self.options.default_queues))
             if queue >= 0:
                 self.append_to(topic.name, queue, group)
                 continue
@@ -131,9 +147,13 @@ class Stage:
 
     def park_run(self, damaged: DamagedRun, topic: str) -> None:
         """Move a damaged run of a queue to the parked entries; its offsets become a gap."""
-        _, queue, first = QUEUE.unpack(damaged.key)
+        topic_id, queue, first = QUEUE.unpack(damaged.key)
         self.park(damaged.raw, damaged.reason, f"{topic}/{queue}/{first}", topic)
         self.write.delete(QUEUES, damaged.key)
+        later = self._shared.kv.scan(QUEUES, damaged.key + b"\x00", QUEUE.pack(topic_id, queue, 2**64 - 1), 1)
+        behind = QUEUE.unpack(later[0][0])[2] if later else self.topic_with(topic, 1).next_offsets[queue]
+        self.write.put(META, GAP + damaged.key, U64.pack(behind))
+        self._gaps.append(((topic_id, queue), (first, behind)))
 
     def bury(self, group: str, topic: str, record: bytes, reason: str) -> None:
         """Append a message to the group's dead letter queue, with where it came from and why (P7)."""
@@ -235,6 +255,9 @@ class Stage:
         self._state.groups.update(self._groups)
         self._state.standings.update(self._standings)
         self._state.dead.update(self._dead)
+        self._state.registered |= self._registered
+        for place, gap in self._gaps:
+            self._state.gaps.setdefault(place, []).append(gap)
         self._state.next_id = self._next_id
         self._state.turn += 1
         return ticket

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from rmqstore.ordered.kv import OrderedKV
-from rmqstore.ordered.layout import DEAD, GROUP, META, QUEUE_PREFIX, STANDING, STANDING_KEY, after_prefix
+from rmqstore.ordered.layout import DEAD, GAP, GROUP, META, QUEUE, QUEUE_PREFIX, REGISTERED, STANDING, STANDING_KEY, after_prefix
 
 _VALUE = struct.Struct(">QQI")
 
@@ -46,6 +46,20 @@ def load_standings(kv: OrderedKV) -> dict[Seat, Standing]:
     """Read where every group stands."""
     entries = kv.scan_all(META, STANDING, after_prefix(STANDING))
     return {Seat(*STANDING_KEY.unpack_from(key, 1)): Standing(*_VALUE.unpack(value)) for key, value in entries}
+
+
+def load_registered(kv: OrderedKV) -> set[tuple[int, int]]:
+    """Read which groups have popped which topics: (group id, topic id)."""
+    return {QUEUE_PREFIX.unpack_from(key, 1) for key, _ in kv.scan_all(META, REGISTERED, after_prefix(REGISTERED))}
+
+
+def load_gaps(kv: OrderedKV) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """Read the gaps that parked runs left: (topic id, queue) → (first offset, offset behind) each."""
+    gaps: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for key, value in kv.scan_all(META, GAP, after_prefix(GAP)):
+        topic_id, queue, first = QUEUE.unpack_from(key, 1)
+        gaps.setdefault((topic_id, queue), []).append((first, int.from_bytes(value, "big")))
+    return gaps
 
 
 def load_dead(kv: OrderedKV) -> dict[tuple[int, int], int]:

@@ -101,10 +101,9 @@ class OrderedTimers(TimerStore):
         first = kv.scan(TIMERS, b"", None, 1)
         self._low_tick = U64.unpack_from(first[0][0])[0] if first else 2**63
         self._unsealed_tick: int | None = self._low_tick if first else None
+        self._closed_tick: int | None = None
         self._congestion = Congestion(kv, self._options.congestion_limit, self._random)
         self._forgotten = EMPTY_CURSOR
-        # What the receiver said last that it holds, durably or not, as far as it is not forgotten.
-        self._handed = EMPTY_CURSOR
         # Until ``recover`` is done, nobody has checked the runs that ``forget`` removes.
         self._met_damage = True
         self._resume: tuple[TimerCursor, bytes] | None = None
@@ -267,6 +266,7 @@ class OrderedTimers(TimerStore):
                 self._resume = None
             if self._unsealed_tick is not None and self._unsealed_tick <= until_ms:
                 if self._closes_anything(kv, until_ms):
+                    self._closed_tick = self._unsealed_tick if self._closed_tick is None else min(self._closed_tick, self._unsealed_tick)
                     sealed = self._trimmed(kv, self._sealed.join([(until_ms, self._last_seq)]))
                     write = WriteBatch()
                     write.put(META, SEAL_KEY, sealed.to_bytes())
@@ -302,7 +302,6 @@ class OrderedTimers(TimerStore):
             raise IllegalArgumentError(f"limit must be at least 1, not {limit}")
         with self._lock:
             kv = self._shared.fresh()
-            self._handed = EMPTY_CURSOR if after == self._forgotten else after
             records: list[bytes] = []
             last: tuple[int, int] | None = None
             more = False
@@ -325,9 +324,22 @@ class OrderedTimers(TimerStore):
                     last = (tick, seq)
                     resume_at = key
             cursor = self._trimmed(kv, after.join(self._reached(None if not more else last)), durable=True)
-            self._resume = (cursor, resume_at) if records else self._resume
+            if records:
+                self._resume = (cursor, resume_at)
+            else:
+                self._closed_tick = self._first_closed_beyond(kv, after)
             soft = self._change_position > kv.durable_position
             return DueBatch(MessageBatch(source=Records(records)), cursor, soft)
+
+    def _first_closed_beyond(self, kv: OrderedKV, after: TimerCursor) -> int | None:
+        """Return the first tick beyond the last ``until_ms`` that an earlier seal closed, before the clock was set back, and nobody got."""
+        if self._sealed.highest_tick <= self._until_ms:
+            return None
+        for key, _ in kv.scan_all(TIMERS, U64.pack(self._until_ms + 1), U64.pack(self._sealed.highest_tick + 1), page=64):
+            tick, first_seq = PAIR.unpack(key)
+            if after.bound(tick) < first_seq <= self._sealed.bound(tick):
+                return int(tick)
+        return None
 
     def _live(
         self, page: Sequence[tuple[bytes, bytes]], after: TimerCursor, holes: set[tuple[int, int]]
@@ -397,8 +409,6 @@ class OrderedTimers(TimerStore):
                 self._low_tick = upto.highest_tick + 1 if lowest_kept is None else lowest_kept
             # No put is ever inserted under a corner that was handed out, so the same cursor has nothing to forget again.
             self._forgotten = upto
-            if upto == self._handed:
-                self._handed = EMPTY_CURSOR
 
     def _forget_page(self, kv: OrderedKV, page: Sequence[tuple[bytes, bytes]], upto: TimerCursor) -> int | None:
         """Remove what ``upto`` covers of one page, in one write; returns the tick of the first run that stays."""
@@ -440,15 +450,21 @@ class OrderedTimers(TimerStore):
 
     # ------------------------------------------------------------ reads
 
-    def pending(self, edges_ms: Sequence[int] = ()) -> PendingCounts:
+    def pending(self, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
         with self._lock:
             kv = self._shared.fresh()
-            return counting.Pending(kv, self._counts, self._pending, self._handed, self.precision_ms).count(edges_ms)
+            return counting.Pending(kv, self._counts, self._pending, self._unforgotten(handed), self.precision_ms).count(edges_ms)
 
-    def scan(self, from_ms: int, to_ms: int, after: tuple[int, int] | None = None, limit: int = 1000) -> ScanPage:
+    def _unforgotten(self, handed: TimerCursor) -> TimerCursor:
+        """Return what of ``handed`` may still be kept here: nothing, once just that was forgotten."""
+        return EMPTY_CURSOR if handed == self._forgotten else handed
+
+    def scan(
+        self, from_ms: int, to_ms: int, after: tuple[int, int] | None = None, limit: int = 1000, handed: TimerCursor = EMPTY_CURSOR
+    ) -> ScanPage:
         with self._lock:
             kv = self._shared.fresh()
-            found = counting.scan_live(kv, from_ms, to_ms, after, limit + 1, self.precision_ms, self._handed)
+            found = counting.scan_live(kv, from_ms, to_ms, after, limit + 1, self.precision_ms, self._unforgotten(handed))
             timers = tuple(self._pending_timer(put) for put in found[:limit])
             last = found[limit - 1] if len(found) > limit else None
             return ScanPage(timers, None if last is None else (last.tick, last.seq))
@@ -457,7 +473,7 @@ class OrderedTimers(TimerStore):
         with self._lock:
             kv = self._shared.fresh()
             found = self._locate(kv, handle.tick, handle.seq) if handle.store_tag == self._options.store_tag else None
-            if found is None or found.run.epoch != handle.epoch or self._handed.covers(handle.tick, handle.seq):
+            if found is None or found.run.epoch != handle.epoch:
                 return None
             if kv.get(TRACES, traces.hole_key(handle.tick, handle.seq)) is not None:
                 return None
@@ -468,7 +484,8 @@ class OrderedTimers(TimerStore):
         return PendingTimer(handle, put.due_ms, put.message())
 
     def next_tick_ms(self) -> int | None:
-        return self._unsealed_tick
+        ticks = [tick for tick in (self._unsealed_tick, self._closed_tick) if tick is not None]
+        return min(ticks) if ticks else None
 
     def verify(self) -> list[str]:
         with self._lock:

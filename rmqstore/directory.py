@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -29,7 +30,19 @@ MANIFEST_NAME = "rmqstore.json"
 CREATING_NAME = "rmqstore.creating"
 MANIFEST_FORMAT = 1
 
-_NO_ROOM = 28, 122  # ENOSPC, EDQUOT
+_NO_ROOM = errno.ENOSPC, errno.EDQUOT
+
+_held: set[IO[str]] = set()
+
+
+def _forget_locks_in_forked_child() -> None:
+    # The lock belongs to the open file that parent and child share: while the child keeps it open, a dead parent's lock stays.
+    for handle in _held:
+        handle.close()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_locks_in_forked_child)
 
 
 class StoreDirectory:
@@ -44,8 +57,11 @@ class StoreDirectory:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._pid = os.getpid()
         try:
             self._prepare()
+            if self._read_manifest() is None:
+                self._refuse_strangers()
             self._lock = self._locked()
         except OSError as error:
             raise translated(error, self.path) from error
@@ -80,6 +96,7 @@ class StoreDirectory:
         except BaseException:
             handle.close()
             raise
+        _held.add(handle)
         return handle
 
     def _read_manifest(self) -> dict[str, Any] | None:
@@ -90,20 +107,23 @@ class StoreDirectory:
             return None
         except (ValueError, OSError) as error:
             raise CorruptStoreError(f"the manifest {path} cannot be read: {error}", file=str(path)) from error
-        if not isinstance(manifest, dict) or not isinstance(manifest.get("store_id"), int) or not isinstance(manifest.get("baked"), dict):
+        if isinstance(manifest, dict) and (version := manifest.get("format")) != MANIFEST_FORMAT:
+            raise FormatVersionError(f"store {self.path} has format {version!r}, this version of rmqstore reads {MANIFEST_FORMAT}")
+        if not _is_manifest(manifest):
             raise CorruptStoreError(f"the manifest {path} is not one of a store", file=str(path))
-        if manifest.get("format") != MANIFEST_FORMAT:
-            raise FormatVersionError(
-                f"store {self.path} has format {manifest.get('format')}, this version of rmqstore reads {MANIFEST_FORMAT}"
-            )
-        return manifest
+        return dict(manifest)
 
-    def _clear(self) -> None:
-        """Make way for a new store: what a creation left that did not come to its end goes, anything else is refused."""
+    def _refuse_strangers(self) -> set[str]:
+        """Return what a creation left that did not come to its end; anything else is refused."""
         strangers = {entry.name for entry in self.path.iterdir()} - {LOCK_NAME, CONFIG_NAME}
         if strangers and CREATING_NAME not in strangers:
             shown = ", ".join(sorted(strangers)[:3])
             raise StorePathError(f"{self.path} is no store and not empty (it holds {shown}); choose an empty or a new directory")
+        return strangers
+
+    def _clear(self) -> None:
+        """Make way for a new store."""
+        strangers = self._refuse_strangers()
         try:
             for name in sorted(strangers - {CREATING_NAME}):
                 entry = self.path / name
@@ -137,6 +157,10 @@ class StoreDirectory:
 
     def release(self) -> None:
         """Let go of the lock; idempotent."""
+        if not self._lock.closed and os.getpid() == self._pid:
+            # A forked child may hold a copy of the descriptor, so closing ours alone could leave the lock in place.
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+        _held.discard(self._lock)
         self._lock.close()
 
     def __enter__(self) -> Self:
@@ -144,6 +168,14 @@ class StoreDirectory:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.release()
+
+
+def _is_manifest(manifest: object) -> bool:
+    if not isinstance(manifest, dict):
+        return False
+    store_id, baked = manifest.get("store_id"), manifest.get("baked")
+    engines = [baked.get(key) for key in ("timer_engine", "pop_engine")] if isinstance(baked, dict) else []
+    return type(store_id) is int and 0 < store_id < 2**32 and len(engines) == 2 and all(isinstance(name, str) and name for name in engines)
 
 
 def write_manifest(directory: Path, manifest: Mapping[str, object]) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 from rmqstore import config
 from rmqstore.clock import Clock, SystemClock
 from rmqstore.config import Config
-from rmqstore.contract import EngineInfo, EngineOptions, EngineSession, PopStore, TimerStore
+from rmqstore.contract import Durability, EngineInfo, EngineOptions, EngineSession, Flush, Operation, PopStore, TimerStore
 from rmqstore.directory import StoreDirectory
-from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError
+from rmqstore.errors import CorruptStoreError, IllegalArgumentError, IllegalArgumentTypeError
 from rmqstore.plugins import get_plugins
 
 
@@ -42,6 +42,8 @@ class Opened:
             self.sessions: dict[str, EngineSession] = {}
             for name in dict.fromkeys((self.config.timer_engine, self.config.pop_engine)):
                 self.infos[name], engine = found.load_engine(name)
+                if not is_new:
+                    self._refuse_missing(name)
                 session = engine.open(self.directory.engine_path(name), self._options(name))
                 stack.callback(session.close)
                 self.sessions[name] = session
@@ -61,6 +63,13 @@ class Opened:
     def broker(self) -> str:
         """The store's name in receipts."""
         return broker_name(self.store_tag)
+
+    def _refuse_missing(self, engine: str) -> None:
+        """A store that exists has its engines' files; made anew they would hide that everything is gone."""
+        path = self.directory.path / engine
+        keeps_files = self.infos[engine].capabilities.durability_of(Operation.PUT, Flush.SYNC) is not Durability.NONE
+        if keeps_files and not (path.is_dir() and any(entry.is_dir() for entry in path.iterdir())):
+            raise CorruptStoreError(f"the files of engine {engine} are missing from {path}; restore them from a snapshot", file=str(path))
 
     def _options(self, engine: str) -> EngineOptions:
         settings = self.config
@@ -110,9 +119,12 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
     Raises:
         IllegalArgumentError: it is no path.
     """
-    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path):
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        text = ""
+    if not isinstance(text, str) or not text:
         raise IllegalArgumentTypeError(f"path must be a directory's name, not {path!r}")
-    text = os.fspath(path)
     try:
         legal = b"\x00" not in os.fsencode(text)
     except UnicodeEncodeError:

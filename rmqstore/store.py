@@ -133,7 +133,8 @@ def open(  # noqa: A001 - a store opens like a file
     names = {"engine": engine, "timer_engine": timer_engine, "pop_engine": pop_engine}
     if not isinstance(services, bool):
         raise IllegalArgumentTypeError(f"services must be True or False, not {services!r}")
-    store = Store(Opened(checked_path(path), {**names, **settings}), checked_clock(clock), services=services)
+    clock = checked_clock(clock)
+    store = Store(Opened(checked_path(path), {**names, **settings}), clock, services=services)
     get_plugins().notify_opened(store)
     return store
 

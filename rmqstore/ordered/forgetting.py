@@ -9,7 +9,7 @@ from rmqstore.contract import TimerCursor
 from rmqstore.ordered import traces
 from rmqstore.ordered.counts import MINUTE_MS
 from rmqstore.ordered.layout import PAIR
-from rmqstore.ordered.records import deliver_at_of, has_keys, keys_of, route_of
+from rmqstore.ordered.records import deliver_at_of, has_keys
 from rmqstore.ordered.runs import DamagedRunError, Run, decode_run, encode_run, is_single, single_facts, single_of
 
 
@@ -87,7 +87,7 @@ class Removal:
             self._unindex(tick, seq, record)
 
     def _unindex(self, tick: int, seq: int, record: bytes) -> None:
-        self.index += traces.index_keys(route_of(record)[0].decode(), keys_of(record), tick, seq)
+        self.index += traces.index_keys(record, tick, seq)
 
     def _remove(self, key: bytes) -> None:
         behind = key + b"\x00"

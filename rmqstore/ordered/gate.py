@@ -68,7 +68,7 @@ class Gate:
 
     def refuse_full(self, cause: BaseException) -> StoreFullError:
         """Refuse calls until :meth:`readmit`, for lack of room; return the error to raise."""
-        message = f"{self.name}: no room on the disk; make room, then reopen"
+        message = f"{self.name}: no room on the disk ({cause}); make room, then reopen"
         self._refuse(Refusal(StoreFullError, message, cause))
         return StoreFullError(message)
 
@@ -95,6 +95,8 @@ class Gate:
 
     def wait_refused(self) -> None:
         """For a reopen: return when calls are refused for lack of room and no sync is under way. Raise when refused for another reason."""
+        if self.closed:
+            self.check()
         with self.lock:
             if self.refusal is None:
                 self.refusal = Refusal(StoreFullError, f"{self.name} is being reopened")
@@ -121,25 +123,43 @@ class Gate:
         target = self.position if position is None else position
         if target > self.position:
             raise IllegalArgumentError(f"no write has position {target} yet, the last one has {self.position}")
-        while True:
-            with self.lock:
-                while True:
-                    self.check()
-                    if position is not None and self._lost and any(kept < position <= last for kept, last in self._lost):
-                        raise StoreFullError(f"{self.name}: the write at position {position} was dropped when the disk was full")
-                    if target <= self.durable_position:
-                        return
-                    if not self._leading:
-                        break
-                    self._changed.wait()
-                self._leading = True
-            self._lead()
+        durable = False
+        while not durable:
+            leading = False
+            reached = 0
+            try:
+                with self.lock:
+                    durable = self._wait(target, position)
+                    if not durable:
+                        self._leading = leading = True
+                if leading:
+                    reached = self._lead()
+            finally:
+                # Also when an interrupt ended it anywhere on the way: the next thread leads.
+                if leading:
+                    with self.lock:
+                        self._leading = False
+                        self.durable_position = max(self.durable_position, reached)
+                        self._changed.notify_all()
 
-    def _lead(self) -> None:
+    def _wait(self, target: int, position: int | None) -> bool:
+        """Wait, with the lock held, until ``target`` is durable (True) or nobody leads (False)."""
+        while True:
+            if position is not None and self._lost and any(kept < position <= last for kept, last in self._lost):
+                raise StoreFullError(f"{self.name}: the write at position {position} was dropped when the disk was full")
+            if position is None or position > self.durable_position:
+                # What is durable is not refused, whatever happened since: the caller would repeat a call that was done.
+                self.check()
+            if target <= self.durable_position:
+                return True
+            if not self._leading:
+                return False
+            self._changed.wait()
+
+    def _lead(self) -> int:
         """Sync on behalf of everyone who waits."""
-        reached = 0
         try:
-            reached = self._sync_to_disk()
+            return self._sync_to_disk()
         except StoreFullError as error:
             raise self.refuse_full(error) from error
         except CorruptStoreError as error:
@@ -147,11 +167,6 @@ class Gate:
             raise
         except Exception as error:
             raise self.refuse_poisoned(error, "a disk sync") from error
-        finally:
-            with self.lock:
-                self._leading = False
-                self.durable_position = max(self.durable_position, reached)
-                self._changed.notify_all()
 
 
 _gates: weakref.WeakSet[Gate] = weakref.WeakSet()

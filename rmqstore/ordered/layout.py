@@ -83,8 +83,7 @@ def digest(*parts: str) -> bytes:
     hashed = hashlib.blake2b(digest_size=16)
     for part in parts:
         data = part.encode()
-        hashed.update(U64.pack(len(data)))
-        hashed.update(data)
+        hashed.update(U64.pack(len(data)) + data)
     return hashed.digest()
 
 

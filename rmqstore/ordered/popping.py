@@ -57,7 +57,11 @@ class Popping:
         if request.attempt_id is not None:
             slices = self._repeated(stage, request, request.attempt_id)
             if slices:
-                return PopResult(PoppedRecords(slices), self._rest(stage, topic, group_id, request)), stage.commit()
+                # The leases may not be durable yet: their first call may still be waiting for the disk.
+                ticket = stage.commit()
+                return PopResult(PoppedRecords(slices), self._rest(stage, topic, group_id, request)), Ticket(
+                    max(ticket.position, self._shared.kv.position)
+                )
         slices = []
         wanted = request.max_messages
         room = _POP_BYTES

@@ -461,8 +461,7 @@ class OrderedPops(PopStore):
         return self._shared.kv.durable_position
 
     def snapshot(self, path: Path) -> None:
-        with self._lock:
-            self._shared.fresh().snapshot(path)
+        self._shared.snapshot(path)
 
     def close(self) -> None:
         self._shared.close()

@@ -39,6 +39,7 @@ _FIRST_POP_AT: Final = 40
 _I64: Final = struct.Struct("<q")
 DELIVER_AT: Final = 24
 _I32: Final = struct.Struct("<i")
+_LENGTHS: Final = struct.Struct("<HHHHH")
 KEYS_AT: Final = 16
 NONE: Final = -1
 
@@ -194,7 +195,16 @@ def has_keys(record: Bytes) -> bool:
 
 def keys_of(record: Bytes) -> list[str]:
     """Return the keys of a record."""
-    return list(decode_message(record).keys) if has_keys(record) else []
+    return [key.decode() for key in key_bytes_of(record)]
+
+
+def key_bytes_of(record: Bytes) -> list[bytes]:
+    """Return the keys of a record in UTF-8, without decoding the rest."""
+    if not has_keys(record):
+        return []
+    topic_bytes, id_bytes, tag_bytes, group_bytes, keys_bytes = _LENGTHS.unpack_from(record, 8)
+    start = HEADER_BYTES + topic_bytes + id_bytes + tag_bytes + group_bytes
+    return bytes(record[start : start + keys_bytes]).split(b" ")
 
 
 def message_id_of(record: Bytes) -> bytes:

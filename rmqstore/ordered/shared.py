@@ -8,10 +8,12 @@ leaves nothing behind (F1, F3).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from rmqstore.contract import EngineOptions, Ticket
-from rmqstore.errors import StoreClosedError, StoreFullError
+from rmqstore.errors import StoreClosedError, StoreFullError, StorePoisonedError
 from rmqstore.ordered.kv import OrderedKV, WriteBatch
 from rmqstore.ordered.layout import EPOCH_KEY, META
 
@@ -25,6 +27,7 @@ class Shared:
         self.lock = threading.RLock()
         self._reloads: list[Callable[[], None]] = []
         self._stale = False
+        self._poison: StorePoisonedError | None = None
         self._closed = False
         stored = kv.get(META, EPOCH_KEY)
         self.epoch = int.from_bytes(stored, "big") + 1 if stored else 1
@@ -40,6 +43,8 @@ class Shared:
         """Return the database, opened again if it has to be; call it with the lock held, first thing in every call."""
         if self._closed:
             raise StoreClosedError("the store is closed")
+        if self._poison is not None:
+            raise StorePoisonedError(*self._poison.args) from self._poison
         if self._stale:
             self.kv.reopen()
             for reload in self._reloads:
@@ -49,20 +54,31 @@ class Shared:
 
     def write(self, batch: WriteBatch) -> Ticket:
         """Apply a batch; the ticket waits for it."""
-        try:
+        with self._watched():
             return Ticket(self.kv.write(batch))
-        except StoreFullError:
-            self._stale = True
-            raise
 
     def sync(self, ticket: Ticket | None) -> None:
         """Wait until ``ticket`` is durable; call it without the lock."""
         if self._closed:
             raise StoreClosedError("the store is closed")
-        try:
+        with self._watched():
             self.kv.sync(None if ticket is None else ticket.position)
+
+    def snapshot(self, path: Path) -> None:
+        """Write a copy of the database."""
+        with self.lock, self._watched():
+            self.fresh().snapshot(path)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Remember what went wrong with the disk."""
+        try:
+            yield
         except StoreFullError:
             self._stale = True
+            raise
+        except StorePoisonedError as error:
+            self._poison = error
             raise
 
     def close(self) -> None:

@@ -233,8 +233,7 @@ class OrderedTimers(TimerStore):
         else:
             write.put(TRACES, traces.hole_key(tick, seq), b"")
         traces.put_cancelled(write, tick, seq, epoch)
-        if keys := keys_of(record):
-            write.delete_many(TRACES, traces.index_keys(route_of(record)[0].decode(), keys, tick, seq))
+        write.delete_many(TRACES, traces.index_keys(record, tick, seq))
         due = deliver_at_of(record)
         cancelled[place] = seq
         deltas[(tick if due < 0 else due) // MINUTE_MS] -= 1
@@ -520,8 +519,7 @@ class OrderedTimers(TimerStore):
         return self._shared.kv.durable_position
 
     def snapshot(self, path: Path) -> None:
-        with self._lock:
-            self._shared.fresh().snapshot(path)
+        self._shared.snapshot(path)
 
     def close(self) -> None:
         self._shared.close()
@@ -538,10 +536,7 @@ def _deliver_times(batch: MessageBatch, records: Sequence[bytes]) -> list[int]:
 def _index_entries(batch: MessageBatch, records: Sequence[bytes], ticks: Sequence[int], first_seq: int) -> list[tuple[bytes, bytes]]:
     if batch.has_columns and batch.columns.column("keys").null_count == len(batch):
         return []
-    entries = []
-    for row, record in enumerate(records):
-        if keys := keys_of(record):
-            entries += [(key, b"") for key in traces.index_keys(route_of(record)[0].decode(), keys, ticks[row], first_seq + row)]
+    entries = [(key, b"") for row, record in enumerate(records) for key in traces.index_keys(record, ticks[row], first_seq + row)]
     entries.sort()
     return entries
 

@@ -1,0 +1,1 @@
+"""LMDB as a storage engine of rmqstore."""

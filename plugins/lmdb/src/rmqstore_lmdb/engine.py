@@ -1,0 +1,23 @@
+"""The ``lmdb`` engine: ``rmqstore.ordered`` over LMDB, one durable transaction per group of calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rmqstore.contract.engine import Engine, EngineOptions, EngineSession
+from rmqstore.ordered.layout import SPACES
+from rmqstore.ordered.session import open_session
+from rmqstore_lmdb.kv import MAP_BYTES, open_lmdb
+
+
+class LmdbEngine(Engine):
+    """Opens directories with LMDB; the settings ``lmdb.*`` are in ``EngineOptions.engine``."""
+
+    def open(self, directory: Path, options: EngineOptions) -> EngineSession:
+        """Open ``directory``; see ``Engine.open``."""
+        kv = open_lmdb(directory, SPACES, map_bytes=int(options.engine.get("map_bytes", MAP_BYTES)))
+        try:
+            return open_session(kv, options)
+        except BaseException:
+            kv.close()
+            raise

@@ -1,0 +1,331 @@
+"""LMDB as the durable base of a ``BufferedKV``: one environment, one named sub-database per space, one transaction per group of calls.
+
+The environment runs in LMDB's default mode (``sync``, ``metasync``): a commit is durable when it returns.
+
+The map is a piece of address space, not of memory or disk. It doubles when it is full: the transaction is aborted, the map is moved,
+the transaction runs again. Readers whose transaction dies by the move read again; ``_moves`` tells them that it was the move.
+Read transactions last for one get, one page, or one merged page, because an older one keeps every page freed since from being used again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+
+import lmdb
+
+from rmqstore.errors import (
+    CorruptStoreError,
+    FormatVersionError,
+    StoreClosedError,
+    StoreError,
+    StoreFullError,
+    StoreLockedError,
+    StorePathError,
+)
+from rmqstore.ordered.buffered import Base, BufferedKV, Entry, View, ViewLostError
+from rmqstore.ordered.home import NO_ROOM, EngineHome
+from rmqstore.ordered.kv import take_page
+from rmqstore.ordered.overlay import SpaceChange
+
+if TYPE_CHECKING:
+    from lmdb import _Database
+
+MAP_BYTES: Final = 1 << 30
+"""The smallest map that an environment is opened with, unless the setting ``lmdb.map_bytes`` says otherwise."""
+
+FORMAT_VERSION: Final = 1
+MAX_READERS: Final = 510
+_READER_BYTES: Final = 64
+_PAGE_BYTES: Final = 4096
+_LMDB_WRITE_BYTES: Final = 64 * _PAGE_BYTES
+
+
+def open_lmdb(directory: Path, spaces: Sequence[str], *, map_bytes: int = MAP_BYTES) -> BufferedKV:
+    """Open the engine directory ``directory``, or make it; see ``Engine.open`` for the errors."""
+    home = EngineHome(directory, "lmdb", FORMAT_VERSION)
+
+    def create(path: Path) -> None:
+        LmdbBase(path, spaces, map_bytes).close()
+
+    path = home.open(create)
+    try:
+        return BufferedKV(LmdbBase(path, spaces, map_bytes, home), len(spaces))
+    except BaseException:
+        home.close()
+        raise
+
+
+class LmdbBase(Base):
+    """One LMDB environment.
+
+    Args:
+        path: directory of the environment.
+        spaces: names of the sub-databases, in index order.
+        map_bytes: smallest size of the map.
+        home: the engine directory, let go when the base is closed; None to make the environment.
+    """
+
+    def __init__(self, path: Path, spaces: Sequence[str], map_bytes: int, home: EngineHome | None = None) -> None:
+        self.name = str(path if home is None else home.directory)
+        self._path = path
+        self._file = path / "data.mdb"
+        self._spaces = tuple(spaces)
+        self._map_bytes = map_bytes
+        self._home = home
+        self._moving = Lock()
+        self._moves = 0
+        self._closed = False
+        self._open()
+        _open_bases.add(self)
+
+    def _open(self) -> None:
+        making = self._home is None
+        used_bytes = self._file.stat().st_size if self._file.exists() else 0
+        while self._map_bytes < 2 * used_bytes:
+            self._map_bytes *= 2
+        if not making and used_bytes < 2 * _PAGE_BYTES:
+            # LMDB would take an empty file for a new one, and begin again.
+            raise CorruptStoreError(f"{self._file} is missing or cut short", file=str(self._file), offset=used_bytes)
+        self._reserve_lock_file()
+        try:
+            self._env = lmdb.Environment(
+                str(self._path),
+                map_size=self._map_bytes,
+                max_dbs=len(self._spaces),
+                max_readers=MAX_READERS,
+                max_spare_txns=1,
+                create=making,
+            )
+            try:
+                self._cover_last_page()
+                self._dbs = [self._env.open_db(name.encode(), create=making) for name in self._spaces]
+            except BaseException:
+                self._env.close()
+                raise
+        except lmdb.NotFoundError as error:
+            raise CorruptStoreError(f"{self._file} lacks a sub-database: {error}", file=str(self._file)) from error
+        except lmdb.Error as error:
+            raise self._translated(error) from error
+
+    def _reserve_lock_file(self) -> None:
+        """Give LMDB's reader table its room on the disk. LMDB writes it through a map, where a full disk kills the process (SIGBUS)."""
+        fd = os.open(self._path / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(fd, 0, _READER_BYTES * (MAX_READERS + 2))
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise StoreFullError(f"{self._path}: no room for the lock file") from error
+            raise
+        finally:
+            os.close(fd)
+
+    def _cover_last_page(self) -> None:
+        """Extend a file that ends before its last page: reading the map behind the end of the file kills the process (SIGBUS).
+
+        Pages that are missing because they were free when they were allocated last do not matter. Others read as zeros, which LMDB
+        finds corrupted, or whose values fail the checksum of their reader.
+        """
+        needed_bytes = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
+        if self._file.stat().st_size < needed_bytes:
+            os.truncate(self._file, needed_bytes)
+
+    # ------------------------------------------------------------ reads
+
+    def get(self, space: int, key: bytes) -> bytes | None:
+        moves = self._moves
+        try:
+            return self._env.begin(self._dbs[space]).get(key)
+        except lmdb.Error as error:
+            self._check_moved(moves, error)
+        return self.get(space, key)
+
+    def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
+        while True:
+            view = self.view()
+            try:
+                return view.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
+            except ViewLostError:
+                continue
+            finally:
+                view.close()
+
+    def view(self) -> LmdbView:
+        while True:
+            moves = self._moves
+            try:
+                return LmdbView(self._env.begin(), self._dbs, partial(self._check_moved, moves))
+            except lmdb.Error as error:
+                self._check_moved(moves, error)
+
+    def _check_moved(self, moves: int, error: lmdb.Error) -> None:
+        """Return when the map was moved since ``moves``, which explains ``error``; raise it in the store's own terms otherwise."""
+        with self._moving:
+            if self._closed:
+                raise StoreClosedError(f"{self.name} is closed; open it again") from error
+            if self._moves == moves:
+                raise self._translated(error) from error
+
+    # ------------------------------------------------------------ writes
+
+    def commit(self, changes: Sequence[SpaceChange]) -> None:
+        while True:
+            try:
+                with self._env.begin(write=True) as txn:
+                    for change in changes:
+                        _apply(txn, self._dbs[change.space], change)
+                return
+            except lmdb.MapFullError:
+                self._grow()
+            except lmdb.Error as error:
+                if os.strerror(errno.EIO) in str(error) and self._disk_is_full():
+                    raise StoreFullError(f"{self._file}: {error}, and the disk is full") from error
+                raise self._translated(error) from error
+
+    def _disk_is_full(self) -> bool:
+        """Tell by writing a file. LMDB reports a write that the end of the disk cut short as EIO, like a broken disk.
+
+        A write cut short leaves no room behind, so a disk that takes as much as LMDB writes at once was not full.
+        """
+        probe = self._path / "probe"
+        try:
+            with probe.open("wb") as file:
+                file.write(bytes(_LMDB_WRITE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            return error.errno in NO_ROOM
+        finally:
+            probe.unlink(missing_ok=True)
+        return False
+
+    def _grow(self) -> None:
+        """Double the map. Readers under way lose their transaction and wait here for the new map."""
+        with self._moved():
+            try:
+                self._env.set_mapsize(2 * self._map_bytes)
+            except lmdb.Error as error:
+                raise StoreFullError(f"{self._file}: no address space for a map of {2 * self._map_bytes} bytes: {error}") from error
+            self._map_bytes *= 2
+
+    @contextmanager
+    def _moved(self) -> Iterator[None]:
+        """Count a move at its begin and at its end, so that a read that began in between knows of it too."""
+        with self._moving:
+            self._moves += 1
+            try:
+                yield
+            finally:
+                self._moves += 1
+
+    def _translated(self, error: lmdb.Error) -> Exception:
+        text = str(error)
+        if isinstance(error, lmdb.DiskError) or os.strerror(errno.EDQUOT) in text:
+            return StoreFullError(f"{self._file}: {text}")
+        if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)):
+            return CorruptStoreError(f"{self._file} is damaged: {text}", file=str(self._file))
+        if isinstance(error, lmdb.VersionMismatchError) or "data format" in text:
+            return FormatVersionError(f"{self._file}: {text}")
+        if isinstance(error, lmdb.LockError) or "already open" in text:
+            return StoreLockedError(f"{self._path} is open elsewhere: {text}")
+        if isinstance(error, lmdb.ReadonlyError):
+            return StorePathError(f"{self._file}: {text}")
+        return StoreError(f"{self._file}: {text}")
+
+    # ------------------------------------------------------------ life cycle
+
+    def reopen(self) -> None:
+        # A commit that failed in the meta page leaves an environment that refuses every later one, so a new one it must be.
+        with self._moved():
+            self._env.close()
+            self._open()
+
+    def snapshot(self, path: Path) -> None:
+        assert self._home is not None
+
+        def copy(new: Path) -> None:
+            new.mkdir()
+            try:
+                self._env.copy(str(new), compact=True)
+            except lmdb.Error as error:
+                raise self._translated(error) from error
+
+        self._home.snapshot(path, copy)
+
+    def close(self) -> None:
+        with self._moving:
+            self._closed = True
+            self._env.close()
+        if self._home is not None:
+            self._home.close()
+
+
+class LmdbView(View):
+    """One read transaction."""
+
+    def __init__(self, txn: lmdb.Transaction[bytes], dbs: Sequence[_Database], check_moved: Callable[[lmdb.Error], None]) -> None:
+        self._txn = txn
+        self._dbs = dbs
+        self._check_moved = check_moved
+
+    def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
+        try:
+            cursor = self._txn.cursor(self._dbs[space])
+            if reverse:
+                return take_page(_backward(cursor, stop), limit, page_bytes, start.__gt__ if start else None)
+            forward = cursor.iternext() if cursor.set_range(start or b"\x00") else iter(())
+            return take_page(forward, limit, page_bytes, stop.__le__ if stop is not None else None)
+        except lmdb.Error as error:
+            self._check_moved(error)
+            raise ViewLostError from error
+
+    def close(self) -> None:
+        self._txn.abort()
+
+
+def _backward(cursor: lmdb.Cursor[bytes], stop: bytes | None) -> Iterator[Entry]:
+    """Iterate from the last key below ``stop`` towards the first."""
+    if stop is not None and cursor.set_range(stop):
+        found = cursor.prev()
+    else:
+        found = cursor.last()
+    return cursor.iterprev() if found else iter(())
+
+
+def _apply(txn: lmdb.Transaction[bytes], db: _Database, change: SpaceChange) -> None:
+    """Apply one space's changes within ``txn``."""
+    cursor = txn.cursor(db)
+    for start, stop in change.ranges:
+        cursor.set_range(start or b"\x00")
+        key = cursor.key()
+        while key and key < stop:
+            cursor.delete()
+            key = cursor.key()
+    for key in change.deletes:
+        if cursor.set_key(key):
+            cursor.delete()
+    if change.puts:
+        # Past the last key, pages are filled to the brim instead of being split in half.
+        past_the_end = not cursor.last() or cursor.key() < change.puts[0][0]
+        cursor.putmulti(change.puts, dupdata=False, append=past_the_end)
+
+
+_open_bases: weakref.WeakSet[LmdbBase] = weakref.WeakSet()
+
+
+def _abandon_in_forked_child() -> None:
+    # Freed in the child, an environment would give back reader slots in the table that it shares with the parent. One reference too many
+    # prevents that.
+    for base in list(_open_bases):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(base))
+
+
+os.register_at_fork(after_in_child=_abandon_in_forked_child)

@@ -1,0 +1,31 @@
+"""What the distribution announces; importing this does not load LMDB."""
+
+from __future__ import annotations
+
+from rmqstore.contract.engine import Capabilities, Durability, EngineInfo, Setting, same_durability
+from rmqstore.hookspecs import hookimpl
+
+INFO = EngineInfo(
+    name="lmdb",
+    capabilities=Capabilities(durability=same_durability(sync=Durability.POWER_LOSS, asynchronous=Durability.NONE)),
+    factory="rmqstore_lmdb.engine:LmdbEngine",
+    requires=("lmdb",),
+    install_hint="pip install rmqstore-lmdb",
+    preference=20,
+    settings=(
+        Setting(
+            key="lmdb.map_bytes",
+            type=int,
+            default=1 << 30,
+            doc="address space that the file is mapped into at first; it doubles when it is full",
+            minimum=1 << 20,
+            maximum=1 << 46,
+        ),
+    ),
+)
+
+
+@hookimpl
+def rmqstore_engines() -> list[EngineInfo]:
+    """Announce the engine."""
+    return [INFO]

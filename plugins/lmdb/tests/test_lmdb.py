@@ -1,0 +1,231 @@
+"""What is LMDB's own: the growing map, files that are not whole, errors that mean something else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from rmqstore.contract.engine import EngineOptions
+from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreFullError, StorePoisonedError
+from rmqstore.ordered.buffered import BufferedKV
+from rmqstore.ordered.kv import WriteBatch
+from rmqstore_lmdb.kv import LmdbBase, open_lmdb
+from rmqstore_lmdb.plugin import INFO, rmqstore_engines
+
+SPACES = ("meta", "timers")
+MIB = 1024 * 1024
+
+
+def open_kv(path: Path, map_bytes: int = MIB) -> BufferedKV:
+    path.mkdir(exist_ok=True)
+    return open_lmdb(path, SPACES, map_bytes=map_bytes)
+
+
+def write(kv: BufferedKV, first: int, count: int, value: bytes = b"v" * 350) -> int:
+    batch = WriteBatch()
+    batch.put_many(1, [((first + number).to_bytes(4, "big"), value) for number in range(count)])
+    return kv.write(batch)
+
+
+def base_of(kv: BufferedKV) -> LmdbBase:
+    base = kv._base
+    assert isinstance(base, LmdbBase)
+    return base
+
+
+# ---------------------------------------------------------------- the map
+
+
+def test_the_map_grows_under_readers(tmp_path: Path) -> None:
+    kv = open_kv(tmp_path / "s")
+    kv.sync(write(kv, 0, 100))
+    problems: list[str] = []
+    # Reads are rationed: py-lmdb lets the GIL go at every put, and readers that never wait would take it for a while each time.
+    ration = threading.Semaphore(0)
+    turns, reads = 24, 6
+
+    def read() -> None:
+        try:
+            for _ in range(turns * reads):
+                ration.acquire()
+                page = kv.scan(1, b"", None, 200)
+                assert [int.from_bytes(key, "big") for key, _ in page[:100]] == list(range(100))
+                assert kv.get(1, (50).to_bytes(4, "big")) == b"v" * 350
+                assert kv.floor(1, (99).to_bytes(4, "big")) is not None
+        except BaseException as error:
+            problems.append(repr(error))
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for turn in range(1, turns + 1):
+        position = write(kv, turn * 1000, 1000)
+        ration.release(len(readers) * reads)
+        kv.sync(position)
+    for reader in readers:
+        reader.join()
+    assert problems == []
+    assert base_of(kv)._moves >= 8
+    assert sum(1 for _ in kv.scan_all(1)) == 24_100
+    kv.close()
+    kv = open_kv(tmp_path / "s")
+    assert base_of(kv)._map_bytes >= 2 * (tmp_path / "s" / "db" / "data.mdb").stat().st_size
+    assert sum(1 for _ in kv.scan_all(1)) == 24_100
+    kv.close()
+
+
+def test_one_batch_may_be_many_times_the_map(tmp_path: Path) -> None:
+    kv = open_kv(tmp_path / "s")
+    kv.sync(write(kv, 0, 100_000))
+    batch = WriteBatch()
+    batch.delete_range(1, (10).to_bytes(4, "big"), (99_990).to_bytes(4, "big"))
+    kv.sync(kv.write(batch))
+    assert sum(1 for _ in kv.scan_all(1)) == 20
+    kv.close()
+
+
+def test_no_address_space_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = open_kv(tmp_path / "s")
+    base = base_of(kv)
+    kept = base._map_bytes
+    base._map_bytes = 2**61
+    write(kv, 0, 5000)
+    with pytest.raises(StoreFullError):
+        kv.sync()
+    base._map_bytes = kept
+    kv.reopen()
+    kv.sync(write(kv, 0, 100))
+    kv.close()
+
+
+def test_freed_pages_are_used_again(tmp_path: Path) -> None:
+    kv = open_kv(tmp_path / "s")
+    sizes = []
+    for turn in range(40):
+        batch = WriteBatch()
+        batch.delete_range(1, b"\x00", (turn * 1000).to_bytes(4, "big"))
+        kv.write(batch)
+        kv.sync(write(kv, turn * 1000, 1000))
+        kv.scan(1, b"", None, 10)
+        sizes.append((tmp_path / "s" / "db" / "data.mdb").stat().st_size)
+    assert sizes[-1] <= sizes[9], "no reader of an old state is left behind"
+    kv.close()
+
+
+# ---------------------------------------------------------------- files
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Path:
+    """The data file of a closed store."""
+    kv = open_kv(tmp_path / "s")
+    kv.sync(write(kv, 0, 3000))
+    kv.close()
+    return tmp_path / "s" / "db" / "data.mdb"
+
+
+@pytest.mark.parametrize("size", [0, 100, 4096, 8192, 40_000, 500_000])
+def test_a_file_cut_short_is_corruption_not_a_dead_process(closed: Path, size: int) -> None:
+    os.truncate(closed, size)
+
+    def read_all() -> None:
+        kv = open_kv(closed.parents[1])
+        try:
+            for _ in kv.scan_all(1):
+                pass
+        finally:
+            kv.close()
+
+    with pytest.raises(CorruptStoreError) as caught:
+        read_all()
+    assert caught.value.file == str(closed)
+
+
+def test_a_lost_file_is_named(closed: Path) -> None:
+    closed.unlink()
+    with pytest.raises(CorruptStoreError, match="data\\.mdb"):
+        open_kv(closed.parents[1])
+
+
+@pytest.mark.parametrize(("offset", "kind"), [(16, CorruptStoreError), (20, FormatVersionError)], ids=["magic", "version"])
+def test_meta_pages_of_another_kind(closed: Path, offset: int, kind: type[Exception]) -> None:
+    data = bytearray(closed.read_bytes())
+    for page in (0, 4096):
+        data[page + offset] ^= 0xFF
+    closed.write_bytes(data)
+    with pytest.raises(kind, match="data\\.mdb"):
+        open_kv(closed.parents[1])
+
+
+def test_a_missing_sub_database_is_corruption(closed: Path) -> None:
+    env = lmdb.open(str(closed.parent), max_dbs=4)
+    with env.begin(write=True) as txn:
+        txn.drop(env.open_db(b"meta", txn=txn))
+    env.close()
+    with pytest.raises(CorruptStoreError, match="sub-database"):
+        open_kv(closed.parents[1])
+
+
+# ---------------------------------------------------------------- errors
+
+
+class FailingCommit:
+    """Stands for the environment; a write transaction fails when it commits."""
+
+    def __init__(self, env: lmdb.Environment, error: lmdb.Error) -> None:
+        self._env = env
+        self._error = error
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._env, name)
+
+    def begin(self, *args: object, write: bool = False) -> object:
+        if write:
+            raise self._error
+        return self._env.begin(*args)  # type: ignore[call-overload]
+
+
+def test_eio_poisons_unless_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    eio = lmdb.Error("mdb_txn_commit: Input/output error")
+    for full, kind in ((True, StoreFullError), (False, StorePoisonedError)):
+        kv = open_kv(tmp_path / str(full))
+        base = base_of(kv)
+        env = base._env
+        write(kv, 0, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(base, "_env", FailingCommit(env, eio))
+            patched.setattr(base, "_disk_is_full", lambda full=full: full)
+            with pytest.raises(kind):
+                kv.sync()
+        kv.close()
+
+
+def test_the_probe_for_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    kv = open_kv(tmp_path / "s")
+    assert base_of(kv)._disk_is_full() is False
+    assert not (tmp_path / "s" / "db" / "probe").exists()
+    kv.close()
+
+
+# ---------------------------------------------------------------- the announcement
+
+
+def test_announcing_does_not_import_lmdb() -> None:
+    script = "import sys, rmqstore_lmdb.plugin as plugin; assert plugin.rmqstore_engines(); assert 'lmdb' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert rmqstore_engines() == [INFO]
+
+
+def test_the_engine_opens_and_opens_again(tmp_path: Path) -> None:
+    from rmqstore_lmdb.engine import LmdbEngine
+
+    for _ in range(2):
+        session = LmdbEngine().open(tmp_path, EngineOptions(store_tag=1, broker="b", engine={"map_bytes": 4 * MIB}))
+        assert session.timers() is session.timers()
+        session.close()

@@ -1,0 +1,1 @@
+"""A storage engine of rmqstore that lives in memory; the template for engine authors."""

@@ -1,0 +1,89 @@
+"""A sorted map in memory as an ``OrderedKV``.
+
+This is all that a key-ordered database has to give. Read it beside ``rmqstore.ordered.kv``, which says what each method promises.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rmqstore.errors import UnsupportedOperationError
+from rmqstore.ordered.gate import Gate
+from rmqstore.ordered.kv import PAGE_BYTES, DeleteMany, OrderedKV, PutMany, WriteBatch, take_page
+from rmqstore.ordered.overlay import SortedMap
+
+
+class MemoryKV(OrderedKV):
+    """One sorted map per space, one lock around them all.
+
+    ``Gate`` is the part that every adapter shares: it counts positions, lets one thread sync for all that wait, and refuses calls on a
+    closed store or in a forked child. A sync has nothing to do here, but positions become durable by it as in any other adapter, so
+    code that forgets to sync shows up with this one too.
+    """
+
+    def __init__(self, name: str, spaces: int) -> None:
+        self._maps: list[SortedMap[bytes]] = [SortedMap() for _ in range(spaces)]
+        self._gate = Gate(name, lambda: self._gate.position)
+
+    # ------------------------------------------------------------ reads: under the lock, so that half a batch is never seen
+
+    def get(self, space: int, key: bytes) -> bytes | None:
+        """Return the value of ``key``, or None."""
+        self._gate.check()
+        with self._gate.lock:
+            return self._maps[space].items.get(key)
+
+    def scan(
+        self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool = False, page_bytes: int = PAGE_BYTES
+    ) -> list[tuple[bytes, bytes]]:
+        """Return a page of a range; ``take_page`` ends it at either bound."""
+        self._gate.check()
+        with self._gate.lock:
+            return take_page(self._maps[space].range(start, stop, reverse=reverse), limit, page_bytes)
+
+    # ------------------------------------------------------------ writes: visible at once, durable by sync
+
+    def write(self, batch: WriteBatch) -> int:
+        """Apply the changes in their order, all or nothing, and give the batch the next position."""
+        self._gate.check()
+        with self._gate.lock:
+            for op in batch.ops:
+                entries = self._maps[op.space]
+                if isinstance(op, PutMany):
+                    entries.put_many(op.items)
+                elif isinstance(op, DeleteMany):
+                    entries.remove_many(op.keys)
+                else:
+                    entries.remove_range(op.start, op.stop)
+            self._gate.position += 1
+            return self._gate.position
+
+    def sync(self, position: int | None = None) -> None:
+        """Make writes as durable as they get, which is not at all."""
+        self._gate.sync(position)
+
+    @property
+    def position(self) -> int:
+        """Position of the last write."""
+        return self._gate.position
+
+    @property
+    def durable_position(self) -> int:
+        """Position of the last synced write."""
+        return self._gate.durable_position
+
+    # ------------------------------------------------------------ life cycle
+
+    def reopen(self) -> None:
+        """There are no files to open again; a map in memory does not run full before the process does."""
+        self.sync()
+
+    def snapshot(self, path: Path) -> None:
+        """Refuse: what is written to a file would not open as a store of this engine."""
+        raise UnsupportedOperationError(f"engine 'memory' keeps nothing on disk, so there is nothing to copy to {path}")
+
+    def close(self) -> None:
+        """Forget everything."""
+        if not self._gate.closed:
+            self._gate.close()
+            self._maps = [SortedMap() for _ in self._maps]

@@ -1,0 +1,1 @@
+"""RocksDB as a storage engine of rmqstore."""

@@ -1,0 +1,103 @@
+"""The rocksdict objects of one open database, kept together because every one of them keeps it open."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import starmap
+from pathlib import Path
+
+import rocksdict
+from rocksdict import Rdict
+
+from rmqstore.ordered.home import sync_tree
+from rmqstore.ordered.kv import DeleteMany, PutMany, WriteBatch
+from rmqstore_rocksdb.tuning import RocksDBTuning, options, translated
+
+
+class Database:
+    """One open RocksDB. All of rocksdict's reads and writes hold the GIL; ``sync``, ``flush`` and ``close`` let it go.
+
+    Args:
+        path: its directory; made when it is not there.
+        spaces: names of the column families, in index order.
+        strict: refuse to open on damage in the WAL that is not a record cut short at its end; otherwise stop at the damage.
+        read_only: change no file, and need no lock.
+    """
+
+    def __init__(self, path: Path, spaces: Sequence[str], tuning: RocksDBTuning, *, strict: bool = True, read_only: bool = False) -> None:
+        access = rocksdict.AccessType.read_only(False) if read_only else rocksdict.AccessType.read_write()
+        try:
+            database, family = options(tuning, strict=strict)
+            self._db = Rdict(str(path), database, dict.fromkeys(spaces, family), access)
+            self.families = [self._db.get_column_family(name) for name in spaces]
+            self._handles = [self._db.get_column_family_handle(name) for name in spaces]
+        except Exception as error:
+            raise translated(error, path) from error
+        _open_databases.add(self)
+
+    def write(self, batch: WriteBatch) -> None:
+        """Append the batch to the WAL and make it visible."""
+        self._db.write(self._native(batch))
+
+    def _native(self, batch: WriteBatch) -> rocksdict.WriteBatch:
+        # In a function of its own: a handle in the frame that raises would live on in the traceback, and keep the database open.
+        native = rocksdict.WriteBatch(raw_mode=True)
+        for op in batch.ops:
+            handle = self._handles[op.space]
+            if isinstance(op, PutMany):
+                native.set_default_column_family(handle)
+                deque(starmap(native.__setitem__, op.items), maxlen=0)
+            elif isinstance(op, DeleteMany):
+                native.set_default_column_family(handle)
+                deque(map(native.__delitem__, op.keys), maxlen=0)
+            else:
+                native.delete_range(op.start, op.stop, handle)
+        return native
+
+    def sync(self) -> None:
+        """Make every finished write durable."""
+        self._db.flush_wal(sync=True)
+
+    def begin_flush(self, space: int) -> None:
+        """Have the memory table of ``space`` written to a table file, in the background."""
+        self.families[space].flush(wait=False)
+
+    def sequence(self) -> int:
+        """Return the sequence number of the last write."""
+        return self._db.latest_sequence_number()
+
+    def checkpoint(self, path: Path) -> None:
+        """Write a durable copy to the new directory ``path``."""
+        rocksdict.Checkpoint(self._db).create_checkpoint(str(path))
+        sync_tree(path)
+
+    def close(self) -> None:
+        """Flush and close; an error in it loses nothing that was promised, because the WAL has it."""
+        self._handles.clear()
+        for part in (*self.families, self._db):
+            with suppress(Exception):
+                part.close()
+
+
+_open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+def _abandon_in_forked_child() -> None:
+    """Keep a forked child from waiting for RocksDB's threads, which a fork does not copy.
+
+    A database that is freed flushes, so each gets one reference too many. And when the process exits, RocksDB joins its threads (hang or
+    crash), so the exit handlers of C that were there at the fork are passed over; Python's own have run by then.
+    """
+    for database in list(_open_databases):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(libc._exit, None)
+
+
+os.register_at_fork(after_in_child=_abandon_in_forked_child)

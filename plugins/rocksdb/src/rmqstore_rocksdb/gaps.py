@@ -1,0 +1,71 @@
+"""``Gaps``: for each space one interval that is known to be empty, so that scans need not walk the tombstones in it.
+
+A range delete leaves a tombstone until compaction, and a queue leaves thousands of them side by side below its first live key. A forward
+scan from below passes them at about 1 µs each, a reverse scan that finds nothing above them at 5 µs each, on every call (5000 deletes,
+1 M keys: 6 and 23 ms). The interval that the last range deletes emptied is usually all of that.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rmqstore.ordered.kv import DeleteMany, DeleteRange, WriteBatch
+
+
+class Gap(NamedTuple):
+    """No key with ``low <= key < high`` is there."""
+
+    low: bytes
+    high: bytes
+
+
+class Gaps:
+    """Kept under the lock that orders writes; a scan takes its gap and its iterator under that lock too."""
+
+    def __init__(self, spaces: int) -> None:
+        self._gaps: list[Gap | None] = [None] * spaces
+        self._range_deletes = [0] * spaces
+
+    def of(self, space: int) -> Gap | None:
+        """Return what is known of ``space``."""
+        return self._gaps[space]
+
+    def follow(self, batch: WriteBatch) -> None:
+        """Take account of a batch that was written."""
+        for op in batch.ops:
+            gap = self._gaps[op.space]
+            if isinstance(op, DeleteRange):
+                self._range_deletes[op.space] += 1
+                self._gaps[op.space] = _joined(gap, op.start, op.stop) or Gap(op.start, op.stop)
+            elif gap is not None and not isinstance(op, DeleteMany):
+                low, high = gap
+                inside = [key for key, _ in op.items if low <= key < high]
+                if inside:
+                    # The part above the highest new key is the one next to the live keys.
+                    self._gaps[op.space] = Gap(max(inside) + b"\x00", high)
+
+    def learn(self, space: int, low: bytes, high: bytes) -> None:
+        """Widen the gap by an interval that a scan found empty, if the two touch; nothing may have been written since the scan."""
+        joined = _joined(self._gaps[space], low, high)
+        if joined is not None:
+            self._gaps[space] = joined
+
+    def crowded(self, limit: int) -> list[int]:
+        """Return the spaces with ``limit`` range deletes or more since they were last returned here."""
+        if max(self._range_deletes) < limit:
+            return []
+        crowded = [space for space, count in enumerate(self._range_deletes) if count >= limit]
+        for space in crowded:
+            self._range_deletes[space] = 0
+        return crowded
+
+    def touches(self, space: int, low: bytes, high: bytes) -> bool:
+        """Tell whether :meth:`learn` would widen the gap."""
+        gap = self._gaps[space]
+        return gap is not None and low <= gap.high and high >= gap.low and (low < gap.low or high > gap.high)
+
+
+def _joined(gap: Gap | None, low: bytes, high: bytes) -> Gap | None:
+    if gap is None or low > gap.high or high < gap.low:
+        return None
+    return Gap(min(low, gap.low), max(high, gap.high))

@@ -1,0 +1,265 @@
+"""RocksDB as an ``OrderedKV``: one column family per space, one ``WriteBatch`` per write, always in rocksdict's raw mode.
+
+``write`` appends to the write-ahead log (WAL) without a disk sync, so it survives the process; ``sync`` syncs the WAL.
+
+**Recovery.** RocksDB can either stop at the first bad WAL record (point in time), or refuse to open unless the damage is a record cut
+short at the end (tolerate corrupted tail records). The first drops acknowledged writes behind damage in the middle without a word; the
+second refuses a tail that a power cut left garbled, although nobody was promised it. What tells the two apart is how far the WAL was
+known to be synced. So the file ``SYNCED`` holds the sequence number that the last sync reached, written after each sync and itself not
+synced: a lower bound of what was promised. The strict mode opens first. When it finds damage, a read-only point-in-time open tells how
+much is left: at least the bound, then the rest was a torn tail and is cut; less, then it is ``CorruptStoreError``, and no file was changed.
+
+**Range deletes** are RocksDB's own, one tombstone each; ``gaps`` keeps scans from walking them.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Condition
+from traceback import clear_frames
+from typing import Final
+
+from rmqstore.errors import CorruptStoreError, StoreFullError
+from rmqstore.ordered.gate import Gate
+from rmqstore.ordered.home import EngineHome
+from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
+from rmqstore_rocksdb import wal
+from rmqstore_rocksdb.database import Database
+from rmqstore_rocksdb.gaps import Gaps
+from rmqstore_rocksdb.scans import BackwardScan, ForwardScan
+from rmqstore_rocksdb.tuning import RocksDBTuning, translated
+
+FORMAT_VERSION: Final = 1
+
+_SYNCED: Final = "SYNCED"
+_MARK: Final = struct.Struct(">QI")
+_TOMBSTONES: Final = 1024
+"""So many range deletes of one space are flushed: in memory each makes the next scan a little slower."""
+
+_Entry = tuple[bytes, bytes]
+
+
+def open_rocksdb(directory: Path, spaces: Sequence[str], tuning: RocksDBTuning) -> RocksDBKV:
+    """Open the engine directory ``directory``, or make it; see ``Engine.open`` for the errors."""
+    home = EngineHome(directory, "rocksdb", FORMAT_VERSION)
+
+    def create(path: Path) -> None:
+        Database(path, spaces, tuning).close()
+        (path / _SYNCED).write_bytes(_packed_mark(0))
+
+    home.open(create)
+    try:
+        return RocksDBKV(home, spaces, tuning)
+    except BaseException:
+        home.close()
+        raise
+
+
+class RocksDBKV(OrderedKV):
+    """See the module docstring; made by :func:`open_rocksdb`."""
+
+    def __init__(self, home: EngineHome, spaces: Sequence[str], tuning: RocksDBTuning) -> None:
+        self._home = home
+        self._spaces = tuple(spaces)
+        self._tuning = tuning
+        self._gate = Gate(str(home.directory), self._sync_wal)
+        self._lock = self._gate.lock
+        self._found_no_room = False
+        self._gaps = Gaps(len(spaces))
+        self._scans = 0
+        self._scan_ended = Condition(self._lock)
+        self._mark_fd = os.open(home.database / _SYNCED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._db = self._open()
+        except BaseException:
+            os.close(self._mark_fd)
+            raise
+        self._sequence = self._db.sequence()
+
+    def _open(self) -> Database:
+        """Open the database, checking that nothing that a sync promised is gone."""
+        path, promised = self._home.database, self._read_mark()
+        end_of_log = wal.end(path)
+        try:
+            database = Database(path, self._spaces, self._tuning)
+        except CorruptStoreError as damage:
+            rest = Database(path, self._spaces, self._tuning, strict=False, read_only=True)
+            kept = rest.sequence()
+            rest.close()
+            if kept < promised:
+                raise _promise_broken(*wal.locate(path, kept)) from damage
+            database = Database(path, self._spaces, self._tuning, strict=False)
+        kept = database.sequence()
+        if kept < promised:
+            database.close()
+            raise _promise_broken(*end_of_log)
+        return database
+
+    # ------------------------------------------------------------ reads
+
+    def get(self, space: int, key: bytes) -> bytes | None:
+        """Return the value of ``key``, or None."""
+        gate = self._gate
+        if gate.refusal is not None:
+            gate.check()
+        try:
+            value: bytes | None = self._db.families[space].get(key)
+        except Exception as error:
+            gate.check()
+            raise translated(error, self._home.database) from error
+        return value
+
+    def scan(
+        self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool = False, page_bytes: int = PAGE_BYTES
+    ) -> list[_Entry]:
+        """Return a page; see ``OrderedKV.scan``."""
+        if limit <= 0 or (stop is not None and start >= stop):
+            return []
+        gaps = self._gaps
+        self._gate.check()
+        with self._lock:
+            self._gate.check()
+            scan = (BackwardScan if reverse else ForwardScan)(self._db.families[space], start, stop, gaps.of(space))
+            sequence = self._sequence
+            self._scans += 1
+        learnt: tuple[bytes, bytes] | None = None
+        try:
+            page = scan.page(limit, page_bytes)
+            if scan.empty is not None and gaps.touches(space, *scan.empty):
+                learnt = scan.empty
+        except Exception as error:
+            # The frames hold the iterator, which would keep the database open as long as somebody keeps the error.
+            clear_frames(error.__traceback__)
+            raise translated(error, self._home.database) from error
+        finally:
+            del scan
+            with self._lock:
+                if learnt is not None and sequence == self._sequence:
+                    gaps.learn(space, *learnt)
+                self._scans -= 1
+                self._scan_ended.notify_all()
+        return page
+
+    # ------------------------------------------------------------ writes
+
+    def write(self, batch: WriteBatch) -> int:
+        """Append ``batch`` to the WAL and make it visible, atomically."""
+        gate = self._gate
+        gate.check()
+        with self._lock:
+            gate.check()
+            try:
+                self._db.write(batch)
+            except Exception as raised:
+                error: Exception = raised
+                problem = translated(error, self._home.database)
+                self._found_no_room |= isinstance(problem, StoreFullError)
+            else:
+                self._gaps.follow(batch)
+                self._sequence = self._db.sequence()
+                gate.position += 1
+                return gate.position
+        if isinstance(problem, StoreFullError):
+            raise gate.refuse_full(problem) from error
+        raise gate.refuse_poisoned(problem, "a write") from error
+
+    def sync(self, position: int | None = None) -> None:
+        """Sync the WAL; see ``OrderedKV.sync``."""
+        self._gate.sync(position)
+
+    def _sync_wal(self) -> int:
+        with self._lock:
+            reached, sequence = self._gate.position, self._sequence
+            crowded = self._gaps.crowded(_TOMBSTONES)
+        try:
+            for space in crowded:
+                self._db.begin_flush(space)
+            self._db.sync()
+        except Exception as error:
+            problem = translated(error, self._home.database)
+            with self._lock:
+                # After a write that found no room, RocksDB refuses the sync of what lay before it with an error of another kind.
+                if self._found_no_room and "previous error" in str(error):
+                    problem = StoreFullError(str(problem))
+            raise problem from error
+        os.pwrite(self._mark_fd, _packed_mark(sequence), 0)
+        return reached
+
+    @property
+    def position(self) -> int:
+        """Position of the last write."""
+        return self._gate.position
+
+    @property
+    def durable_position(self) -> int:
+        """Position of the last synced write."""
+        return self._gate.durable_position
+
+    def _read_mark(self) -> int:
+        """Return the sequence number that a sync reached for sure; 0 when the file is new or was torn."""
+        mark = os.pread(self._mark_fd, _MARK.size, 0)
+        if len(mark) != _MARK.size or mark != _packed_mark(_MARK.unpack(mark)[0]):
+            return 0
+        return int(_MARK.unpack(mark)[0])
+
+    # ------------------------------------------------------------ life cycle
+
+    def reopen(self) -> None:
+        """Open the database again; what its WAL still holds is there and durable afterwards."""
+        if self._gate.refusal is None:
+            self.sync()
+        self._gate.wait_refused()
+        self._let_go()
+        self._db = self._open()
+        self._gaps = Gaps(len(self._spaces))
+        recovered = self._db.sequence()
+        kept = self.position if recovered >= self._sequence else self.durable_position
+        self._sequence = recovered
+        self._found_no_room = False
+        self._gate.readmit(kept)
+
+    def snapshot(self, path: Path) -> None:
+        """Write a RocksDB checkpoint, which shares the table files by hard links where the file system can."""
+        self.sync()
+
+        def copy(new: Path) -> None:
+            try:
+                self._db.checkpoint(new)
+            except Exception as error:
+                raise translated(error, path) from error
+
+        self._home.snapshot(path, copy)
+
+    def close(self) -> None:
+        """Sync, flush what is in memory so that the next open replays nothing, and let go of the files; idempotent."""
+        gate = self._gate
+        if gate.closed:
+            return
+        try:
+            if gate.refusal is None:
+                gate.sync(None)
+        finally:
+            gate.close()
+            self._let_go()
+            os.close(self._mark_fd)
+            self._home.close()
+
+    def _let_go(self) -> None:
+        """Close the database once no scan is under way, whose iterator would keep it open."""
+        with self._scan_ended:
+            while self._scans:
+                self._scan_ended.wait()
+        with self._lock:
+            self._db.close()
+
+
+def _promise_broken(log: Path, offset: int) -> CorruptStoreError:
+    return CorruptStoreError(f"{log} is damaged at offset {offset}, within what was synced", file=str(log), offset=offset)
+
+
+def _packed_mark(sequence: int) -> bytes:
+    return _MARK.pack(sequence, zlib.crc32(sequence.to_bytes(8, "big")))

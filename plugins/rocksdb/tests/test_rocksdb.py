@@ -1,0 +1,313 @@
+"""What is RocksDB's own: recovery of its log, damaged files, tombstones, settings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmqstore.contract.engine import EngineOptions
+from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreClosedError, StoreError, StoreFullError, StoreLockedError
+from rmqstore.ordered.kv import DeleteMany, DeleteRange, PutMany, WriteBatch
+from rmqstore_rocksdb.gaps import Gap, Gaps
+from rmqstore_rocksdb.kv import RocksDBKV, open_rocksdb
+from rmqstore_rocksdb.plugin import INFO, rmqstore_engines
+from rmqstore_rocksdb.tuning import RocksDBTuning, translated
+
+SPACES = ("meta", "timers")
+RECORDS, SYNCED = 120, 90
+Mutation = Callable[[bytearray], bytes | bytearray]
+
+
+def open_kv(path: Path) -> RocksDBKV:
+    return open_rocksdb(path, SPACES, RocksDBTuning())
+
+
+def put(kv: RocksDBKV, number: int, value: bytes) -> int:
+    batch = WriteBatch()
+    batch.put(1, number.to_bytes(4, "big"), value)
+    return kv.write(batch)
+
+
+def numbers(kv: RocksDBKV) -> list[int]:
+    return [int.from_bytes(key, "big") for key, _ in kv.scan_all(1)]
+
+
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a store that was never closed: ``RECORDS`` records of one size in its log, ``SYNCED`` of them synced."""
+    folder = tmp_path_factory.mktemp("crashed")
+    live = folder / "live"
+    live.mkdir()
+    kv = open_kv(live)
+    for number in range(RECORDS):
+        position = put(kv, number, os.urandom(1000))
+        if number == SYNCED - 1:
+            kv.sync(position)
+    shutil.copytree(live, folder / "image")
+    kv.close()
+    return folder / "image"
+
+
+@pytest.fixture
+def image(crashed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(crashed, tmp_path / "engine"))
+
+
+def damage(image: Path, mutation: Mutation) -> Path:
+    (log,) = [file for file in image.glob("db/*.log") if file.stat().st_size]
+    log.write_bytes(mutation(bytearray(log.read_bytes())))
+    return log
+
+
+def at(record: float) -> Callable[[bytearray], int]:
+    return lambda data: int(len(data) * record / RECORDS)
+
+
+def cut(record: float) -> Mutation:
+    return lambda data: data[: at(record)(data)]
+
+
+def flip(record: float) -> Mutation:
+    def mutate(data: bytearray) -> bytearray:
+        data[at(record)(data)] ^= 0xFF
+        return data
+
+    return mutate
+
+
+def zero(first: float, last: float) -> Mutation:
+    def mutate(data: bytearray) -> bytearray:
+        low, high = at(first)(data), at(last)(data)
+        data[low:high] = bytes(high - low)
+        return data
+
+    return mutate
+
+
+@pytest.mark.parametrize(
+    ("mutation", "kept"),
+    [
+        (lambda data: data, RECORDS),
+        (lambda data: data + os.urandom(3000), RECORDS),
+        (lambda data: data + bytes(3000), RECORDS),
+        (cut(RECORDS - 0.5), RECORDS - 1),
+        (cut(100.5), 100),
+        (cut(SYNCED + 0.5), SYNCED),
+        (flip(RECORDS - 0.5), RECORDS - 1),
+        (flip(SYNCED + 1.5), SYNCED + 1),
+        (zero(100.5, 104.5), 100),
+        (zero(100.5, RECORDS), 100),
+    ],
+    ids=["whole", "garbage behind", "zeros behind", "cut last", "cut many", "cut at sync", "torn last", "torn", "hole", "zeros"],
+)
+def test_a_torn_tail_is_cut_to_whole_writes(image: Path, mutation: Mutation, kept: int) -> None:
+    damage(image, mutation)
+    for turn in range(2):
+        kv = open_kv(image)
+        assert numbers(kv) == list(range(kept)) + [1000 + number for number in range(turn)]
+        kv.sync(put(kv, 1000 + turn, b"v"))
+        kv.close()
+
+
+@pytest.mark.parametrize(
+    ("mutation", "record"),
+    [(flip(0.5), 0), (flip(40.5), 40), (flip(SYNCED - 0.5), SYNCED - 1), (zero(40.5, 45), 40), (cut(SYNCED - 0.5), None), (cut(0), None)],
+    ids=["first", "middle", "last synced", "hole", "cut", "all cut"],
+)
+def test_damage_in_what_was_synced_is_corruption_and_named(image: Path, mutation: Mutation, record: int | None) -> None:
+    log = damage(image, mutation)
+    size = log.stat().st_size
+    before = log.read_bytes()
+    with pytest.raises(CorruptStoreError) as caught:
+        open_kv(image)
+    assert caught.value.file == str(log)
+    if record is None:
+        assert caught.value.offset == size
+    else:
+        assert abs(int(caught.value.offset) - size * record / RECORDS) < 64
+        assert log.read_bytes() == before, "the evidence stays"
+    with pytest.raises(CorruptStoreError):
+        open_kv(image)
+
+
+def test_a_torn_mark_promises_nothing(image: Path) -> None:
+    damage(image, flip(40.5))
+    (image / "db" / "SYNCED").write_bytes(b"\x00\x01\x02")
+    kv = open_kv(image)
+    assert numbers(kv) == list(range(40))
+    kv.close()
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> tuple[Path, Path]:
+    """A closed store and its one table file with data."""
+    home = tmp_path / "engine"
+    home.mkdir()
+    kv = open_kv(home)
+    for number in range(300):
+        put(kv, number, os.urandom(1000))
+    kv.close()
+    return home, max(home.glob("db/*.sst"), key=lambda file: file.stat().st_size)
+
+
+def test_a_damaged_block_is_found_by_every_read_that_meets_it(tables: tuple[Path, Path]) -> None:
+    home, table = tables
+    data = bytearray(table.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    table.write_bytes(data)
+    kv = open_kv(home)
+    reads: list[Callable[[], object]] = [
+        lambda: kv.scan(1, b"", None, 1000),
+        lambda: kv.scan(1, b"", None, 1000, reverse=True),
+        lambda: [kv.get(1, number.to_bytes(4, "big")) for number in range(300)],
+    ]
+    for read in reads:
+        with pytest.raises(CorruptStoreError) as caught:
+            read()
+        assert Path(caught.value.file) == table
+        assert 0 < int(caught.value.offset) < len(data)
+    assert len(kv.scan(1, b"", None, 100)) == 100
+    kv.close()
+
+
+@pytest.mark.parametrize("fate", ["gone", "cut"])
+def test_a_table_file_that_is_not_whole_stops_the_open(tables: tuple[Path, Path], fate: str) -> None:
+    home, table = tables
+    if fate == "gone":
+        table.unlink()
+    else:
+        table.write_bytes(table.read_bytes()[:5000])
+    with pytest.raises(CorruptStoreError) as caught:
+        open_kv(home)
+    assert Path(caught.value.file) == table
+
+
+def test_separated_values_lie_in_blob_files(tmp_path: Path) -> None:
+    tuning = RocksDBTuning(values="separated", separate_bytes=512, compression="none")
+    kv = open_rocksdb(tmp_path, SPACES, tuning)
+    put(kv, 1, b"small")
+    put(kv, 2, b"large" * 200)
+    kv.close()
+    assert [file.stat().st_size > 1000 for file in tmp_path.glob("db/*.blob")] == [True]
+    kv = open_rocksdb(tmp_path, SPACES, tuning)
+    assert [len(value) for _, value in kv.scan(1, b"", None, 5)] == [5, 1000]
+    kv.close()
+
+
+def test_many_range_deletes_are_flushed_out_of_memory(tmp_path: Path) -> None:
+    kv = open_kv(tmp_path)
+    for number in range(1100):
+        batch = WriteBatch()
+        batch.put(1, (number + 1).to_bytes(4, "big"), b"v")
+        batch.delete_range(1, number.to_bytes(4, "big"), (number + 1).to_bytes(4, "big"))
+        kv.write(batch)
+    kv.sync()
+    assert kv._gaps.crowded(1) == []
+    assert numbers(kv) == [1100]
+    kv.close()
+
+
+# ---------------------------------------------------------------- gaps
+
+keys = st.binary(min_size=1, max_size=2).map(lambda raw: bytes(byte % 8 + 97 for byte in raw))
+changes = st.one_of(
+    st.builds(lambda some: PutMany(0, [(key, b"") for key in some]), st.lists(keys, min_size=1, max_size=3)),
+    st.builds(DeleteMany, st.just(0), st.lists(keys, min_size=1, max_size=3)),
+    st.builds(lambda a, b: DeleteRange(0, min(a, b), max(a, b) + b"\x00"), keys, keys),
+)
+
+
+@given(st.lists(st.lists(changes, min_size=1, max_size=3), max_size=15))
+def test_a_gap_is_empty(batches: list[list[PutMany | DeleteMany | DeleteRange]]) -> None:
+    gaps = Gaps(1)
+    here: set[bytes] = set()
+    for ops in batches:
+        batch = WriteBatch()
+        for op in ops:
+            batch.ops.append(op)
+            if isinstance(op, PutMany):
+                here |= {key for key, _ in op.items}
+            elif isinstance(op, DeleteMany):
+                here -= set(op.keys)
+            else:
+                here = {key for key in here if not op.start <= key < op.stop}
+        gaps.follow(batch)
+        gap = gaps.of(0)
+        if gap is not None:
+            assert [key for key in here if gap.low <= key < gap.high] == []
+
+
+def test_gaps_grow_by_what_touches_them() -> None:
+    gaps = Gaps(1)
+    gaps.learn(0, b"a", b"b")
+    assert gaps.of(0) is None
+    batch = WriteBatch()
+    batch.delete_range(0, b"f", b"h")
+    batch.delete_range(0, b"h", b"k")
+    gaps.follow(batch)
+    assert gaps.of(0) == Gap(b"f", b"k")
+    assert not gaps.touches(0, b"a", b"c")
+    assert not gaps.touches(0, b"g", b"h")
+    assert gaps.touches(0, b"", b"f")
+    gaps.learn(0, b"", b"f")
+    assert gaps.of(0) == Gap(b"", b"k")
+    batch = WriteBatch()
+    batch.put_many(0, [(b"c", b""), (b"d", b""), (b"x", b"")])
+    gaps.follow(batch)
+    assert gaps.of(0) == Gap(b"d\x00", b"k")
+
+
+# ---------------------------------------------------------------- the announcement
+
+
+def test_announcing_does_not_import_rocksdict() -> None:
+    script = "import sys, rmqstore_rocksdb.plugin as plugin; assert plugin.rmqstore_engines(); assert 'rocksdict' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+
+def test_settings_are_the_tuning() -> None:
+    assert rmqstore_engines() == [INFO]
+    tuning = RocksDBTuning()
+    assert {setting.key.removeprefix("rocksdb."): setting.default for setting in INFO.settings} == {
+        name: getattr(tuning, name) for name in RocksDBTuning.__struct_fields__
+    }
+    assert [setting.key for setting in INFO.settings if setting.baked] == ["rocksdb.values"]
+
+
+def test_the_engine_opens_and_opens_again(tmp_path: Path) -> None:
+    from rmqstore_rocksdb.engine import RocksDBEngine
+
+    options = EngineOptions(store_tag=1, broker="b", engine={"values": "separated", "write_buffer_mib": 4})
+    for _ in range(2):
+        session = RocksDBEngine().open(tmp_path, options)
+        assert session.timers() is session.timers()
+        session.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("IO error: No space left on device: While appending to file: /x/1.log: No space left on device", StoreFullError),
+        ("IO error: While lock file: /x/LOCK: Resource temporarily unavailable", StoreLockedError),
+        ("Corruption: block checksum mismatch in /x/1.sst offset 12 size 3", CorruptStoreError),
+        ("Not implemented: unsupported format", FormatVersionError),
+        ("IO error: While fdatasync: /x/1.log: Input/output error", StoreError),
+    ],
+)
+def test_errors_are_translated(text: str, kind: type[Exception]) -> None:
+    error = translated(Exception(text), Path("/x"))
+    assert type(error) is kind
+    assert "/x" in str(error)
+
+
+def test_errors_of_ours_come_back_as_they_are() -> None:
+    for error in (KeyError("k"), StoreClosedError("closed")):
+        assert translated(error, Path("/x")) is error

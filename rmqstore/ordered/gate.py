@@ -38,10 +38,12 @@ class Gate:
         name: what the messages call the database, its path for example.
         sync_to_disk: makes at least every write durable that was finished when it was called, and returns the position reached.
             Called by one thread at a time, without the lock. Raises ``StoreFullError`` for lack of room; any other error poisons.
+        keeps_written: a write that finds no room leaves the finished ones in place, and they can still be synced.
     """
 
-    def __init__(self, name: str, sync_to_disk: Callable[[], int]) -> None:
+    def __init__(self, name: str, sync_to_disk: Callable[[], int], *, keeps_written: bool = False) -> None:
         self.name = name
+        self._keeps_written = keeps_written
         self.lock = Lock()
         self.refusal: Refusal | None = None
         self.position = 0
@@ -120,6 +122,12 @@ class Gate:
 
     def sync(self, position: int | None) -> None:
         """Return when every write up to ``position`` (None: every one that is left) is durable; see ``OrderedKV.sync``."""
+        if position is not None and position <= self.durable_position:
+            # Not refused, whatever happened since: the caller would repeat a call that was done.
+            self._check_kept(position)
+            return
+        # Before the lock, which in a forked child a thread of the parent may hold for ever.
+        self._check_sync(position)
         target = self.position if position is None else position
         if target > self.position:
             raise IllegalArgumentError(f"no write has position {target} yet, the last one has {self.position}")
@@ -145,16 +153,26 @@ class Gate:
     def _wait(self, target: int, position: int | None) -> bool:
         """Wait, with the lock held, until ``target`` is durable (True) or nobody leads (False)."""
         while True:
-            if position is not None and self._lost and any(kept < position <= last for kept, last in self._lost):
-                raise StoreFullError(f"{self.name}: the write at position {position} was dropped when the disk was full")
-            if position is None or position > self.durable_position:
-                # What is durable is not refused, whatever happened since: the caller would repeat a call that was done.
-                self.check()
+            if position is not None:
+                self._check_kept(position)
+            if target > self.durable_position or position is None:
+                self._check_sync(position)
             if target <= self.durable_position:
                 return True
             if not self._leading:
                 return False
             self._changed.wait()
+
+    def _check_kept(self, position: int) -> None:
+        """Raise when the write at ``position`` was dropped by a reopen."""
+        if self._lost and any(kept < position <= last for kept, last in self._lost):
+            raise StoreFullError(f"{self.name}: the write at position {position} was dropped when the disk was full")
+
+    def _check_sync(self, position: int | None) -> None:
+        """Raise when calls are refused, unless a write that is there can be synced all the same."""
+        is_full = self.refusal is not None and self.refusal.error is StoreFullError
+        if not (is_full and self._keeps_written and position is not None):
+            self.check()
 
     def _lead(self) -> int:
         """Sync on behalf of everyone who waits."""

@@ -143,7 +143,7 @@ class OrderedKV(ABC):
     def sync(self, position: int | None = None) -> None:
         """Return when every write up to ``position`` (None: all that is left) is durable; at once when it is already.
 
-        Concurrent calls share one disk sync.
+        Concurrent calls share one disk sync. A durable position is answered in any state, also when other calls are refused.
 
         Raises:
             StoreFullError: no room (F1), or the write at ``position`` was lost to that before a :meth:`reopen`.

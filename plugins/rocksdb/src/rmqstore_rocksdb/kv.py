@@ -66,7 +66,7 @@ class RocksDBKV(OrderedKV):
         self._home = home
         self._spaces = tuple(spaces)
         self._tuning = tuning
-        self._gate = Gate(str(home.directory), self._sync_wal)
+        self._gate = Gate(str(home.directory), self._sync_wal, keeps_written=True)
         self._lock = self._gate.lock
         self._found_no_room = False
         self._gaps = Gaps(len(spaces))
@@ -180,12 +180,12 @@ class RocksDBKV(OrderedKV):
                 self._db.begin_flush(space)
             self._db.sync()
         except Exception as error:
-            problem = translated(error, self._home.database)
             with self._lock:
-                # After a write that found no room, RocksDB refuses the sync of what lay before it with an error of another kind.
-                if self._found_no_room and "previous error" in str(error):
-                    problem = StoreFullError(str(problem))
-            raise problem from error
+                found_no_room = self._found_no_room
+            if not found_no_room:
+                raise translated(error, self._home.database) from error
+            # RocksDB syncs nothing any more, but the writes that were finished before lie whole in the log.
+            wal.sync(self._home.database)
         os.pwrite(self._mark_fd, _packed_mark(sequence), 0)
         return reached
 

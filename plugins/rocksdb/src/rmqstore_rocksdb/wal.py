@@ -7,6 +7,7 @@ change u64, number of changes u32, changes.
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 from typing import Final
@@ -30,6 +31,16 @@ def end(directory: Path) -> tuple[Path, int]:
     """Return the last log file and its size; the directory and 0 when there is none."""
     logs = _logs(directory)
     return (logs[-1], logs[-1].stat().st_size) if logs else (directory, 0)
+
+
+def sync(directory: Path) -> None:
+    """Make what is in the log durable."""
+    for log in _logs(directory):
+        descriptor = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _logs(directory: Path) -> list[Path]:

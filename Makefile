@@ -1,0 +1,94 @@
+# Everything is made in .venv. The machine gives git, make, Python 3.11 or newer with venv, and Java 17 for Spark.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+WORKERS ?= 2
+
+RUN_PARTS := ./plugins/memory ./plugins/rocksdb ./plugins/lmdb
+DEV_PARTS := $(RUN_PARTS) ./benchmarks
+PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) benchmarks/pyproject.toml
+
+# Stamps of what .venv holds; a changed pyproject.toml makes them stale.
+BASE := $(VENV)/.installed-base
+RUN := $(VENV)/.installed-run
+DEV := $(VENV)/.installed-dev
+
+.PHONY: help demo test lint types memory-only wheels bench bench-spark bench-smoke crash clean
+
+help:  ## show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+demo: $(RUN)  ## see what it does, in a minute
+	@$(BIN)/rmqstore demo
+
+test: $(DEV)  ## everything that CI checks; the tests come last
+	@$(MAKE) lint
+	@$(MAKE) types
+	@$(MAKE) memory-only
+	@$(MAKE) wheels
+	@$(MAKE) bench-smoke
+	@echo "== tests"
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile
+
+lint: $(DEV)  ## style, format, import layers
+	@echo "== lint"
+	@$(BIN)/ruff check --quiet --output-format concise
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/lint-imports --no-cache >$(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
+
+types: $(DEV)  ## static types
+	@echo "== types"
+	@$(BIN)/mypy
+
+memory-only: $(DEV)  ## the tests with no engine but memory
+	@echo "== memory engine alone"
+	@$(BIN)/tox run -q -e memory-only -- -q
+
+wheels: $(DEV)  ## build all wheels and use them from an empty directory
+	@echo "== wheels"
+	@$(BIN)/tox run -q -e wheels
+
+bench: $(DEV)  ## speed of every engine beside its raw database; options by ARGS="..."
+	@$(BIN)/python -m rmqstore_benchmarks.speed $(ARGS)
+
+bench-spark: $(DEV)  ## load from Spark, with failing tasks; options by ARGS="..."
+	@$(BIN)/python -m rmqstore_benchmarks.spark_run $(ARGS)
+
+bench-smoke: $(DEV)  ## the Spark job in small
+	@echo "== Spark job"
+	@$(BIN)/python -m rmqstore_benchmarks.spark_run --small
+
+crash: $(DEV)  ## the slow tier: kills, disk states, long runs
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "crash or slow"
+
+clean:  ## remove environments, caches and builds
+	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(if $(PYTHON),,$(error Python 3.11 or newer with venv is needed; name it: make PYTHON=/path/to/python3.11))
+	@echo "== making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(BASE): | $(BIN)/python
+	@$(PIP) install --upgrade 'pip>=25.1' 'hatchling>=1.26' 'editables>=0.5'
+	@touch $@
+
+$(RUN): $(PROJECTS) | $(BASE)
+	@echo "== installing rmqstore and its engines"
+	@$(PIP) install --no-build-isolation --editable . $(RUN_PARTS:%=--editable %)
+	@touch $@
+
+$(DEV): $(PROJECTS) | $(BASE)
+	@echo "== installing rmqstore, its engines, Spark and the tools"
+	@$(PIP) install --no-build-isolation --editable . $(DEV_PARTS:%=--editable %)
+	@$(PIP) install --group dev 'rmqstore[spark]' 'rmqstore-benchmarks[spark]'
+	@touch $@ $(RUN)

@@ -1,0 +1,27 @@
+"""What every test run shares: Hypothesis settings, and leaving out the tests of distributions that are not installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from hypothesis import settings
+
+settings.register_profile("rmqstore", deadline=None, print_blob=True)
+settings.load_profile("rmqstore")
+
+_ADAPTERS = ("rmqstore_lmdb", "rmqstore_memory", "rmqstore_rocksdb")
+_NEEDS = {
+    "benchmarks/tests": ("rmqstore_benchmarks",),
+    "plugins/lmdb/tests": ("rmqstore_lmdb",),
+    "plugins/memory/tests": ("rmqstore_memory",),
+    "plugins/rocksdb/tests": ("rmqstore_rocksdb",),
+    "tests/ordered/test_kv.py": _ADAPTERS,
+    "tests/ordered/test_kv_faults.py": _ADAPTERS,
+}
+
+collect_ignore = [path for path, packages in _NEEDS.items() if not all(map(find_spec, packages))]
+
+
+def pytest_report_header() -> str | None:
+    """Say what is left out."""
+    return f"not installed, so left out: {', '.join(collect_ignore)}" if collect_ignore else None

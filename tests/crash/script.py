@@ -1,0 +1,154 @@
+"""A fixed workload, and what a store shows of itself after each of its calls; the memory engine gives the right answers.
+
+Run as a program it opens the stores that it is told on standard input, one a line, and prints what they show: a damaged file may take the
+process that reads it down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import rmqstore
+from rmqstore import ManualClock, Message, Store
+
+START_MS = 1_700_000_000_000
+SETTINGS: dict[str, Any] = {"precision_ms": 100, "default_queues": 2, "services": False}
+GROUPS = ("g", "h")
+
+Shown = list[Any]
+
+
+def _messages(prefix: str, count: int, *, step_ms: int | None = None, body: bytes = b"") -> list[Message]:
+    return [
+        Message(
+            "t",
+            f"{prefix}{number}".encode() + body,
+            message_id=f"{prefix}{number}",
+            keys=(f"{prefix}-key",),
+            deliver_at_ms=None if step_ms is None else START_MS + 200 + step_ms * (number + step_ms // 1000),
+            queue_id=number % 2,
+        )
+        for number in range(count)
+    ]
+
+
+class Script:
+    """The workload on one store; ``calls`` are to be made one after the other. A call that raises may be made again."""
+
+    def __init__(self, store: Store, clock: ManualClock) -> None:
+        self._store = store
+        self._clock = clock
+        self._handles: list[str] = []
+        self._held: dict[str, list[Any]] = {group: [] for group in GROUPS}
+        noise = hashlib.shake_128(b"noise").digest(1500)
+        self.calls: dict[str, Callable[[], None]] = {
+            "send": lambda: self._send(_messages("a", 1)[0]),
+            "send_batch": lambda: self._send_batch(_messages("b", 6)),
+            "send later": lambda: self._send(_messages("c", 1, step_ms=100)[0]),
+            "send_batch later": lambda: self._send_batch(_messages("d", 20, step_ms=90)),
+            "send_batch now and later": lambda: self._send_batch(_messages("e", 3) + _messages("f", 4, step_ms=50)),
+            "cancel": lambda: self._cancel(self._handles[0]),
+            "cancel many": lambda: self._cancel(self._handles[3:6]),
+            "cancel_key": lambda: self._cancel_key("f-key"),
+            "pop": lambda: self._pop("g", 3, 5_000),
+            "ack": lambda: self._ack("g", 1),
+            "pop more": lambda: self._pop("g", 4, 60_000),
+            "change": lambda: self._change("g"),
+            "release": lambda: self._release("g"),
+            "tick that hands over": lambda: self._tick(2_500),
+            "pop by another": lambda: self._pop("h", 10, 60_000),
+            "ack many": lambda: self._ack("h", 10),
+            "send_batch big": lambda: self._send_batch(_messages("i", 40, body=noise)),
+            "send_batch big later": lambda: self._send_batch(_messages("j", 40, step_ms=500_000, body=noise)),
+            "tick that revives": lambda: self._tick(6_000),
+            "pop what came back": lambda: self._pop("g", 8, 60_000),
+            "ack the rest": lambda: self._ack("g", 8),
+        }
+
+    def _send(self, message: Message) -> None:
+        handle = self._store.send(message).handle
+        self._handles += [handle] if handle else []
+
+    def _send_batch(self, messages: list[Message]) -> None:
+        self._handles += [receipt.handle for receipt in self._store.send_batch(messages) if receipt.handle]
+
+    def _cancel(self, handles: str | list[str]) -> None:
+        outcomes = self._store.cancel(handles)
+        assert {outcomes} if isinstance(handles, str) else set(outcomes) == {rmqstore.CancelOutcome.CANCELLED}
+
+    def _cancel_key(self, key: str) -> None:
+        assert self._store.cancel_key("t", key)
+
+    def _pop(self, group: str, count: int, invisible_ms: int) -> None:
+        self._held[group] += self._store.pop("t", group, max_messages=count, invisible=invisible_ms)
+
+    def _ack(self, group: str, count: int) -> None:
+        outcomes = self._store.ack(self._held[group][:count])
+        assert set(outcomes) <= {rmqstore.AckOutcome.ACKED, rmqstore.AckOutcome.STALE}
+        del self._held[group][:count]
+
+    def _change(self, group: str) -> None:
+        result = self._store.change_invisible(self._held[group][-1], 90_000)
+        assert result.outcome is rmqstore.ChangeOutcome.CHANGED
+
+    def _release(self, group: str) -> None:
+        assert self._store.release(self._held[group][-2]) is rmqstore.ReleaseOutcome.RELEASED
+
+    def _tick(self, ms: int) -> None:
+        # Times are absolute, so that a tick that is made again does the same.
+        self._clock.set(START_MS + ms)
+        self._store.tick()
+
+
+def show(store: Store) -> Shown:
+    """Return all that matters of a store, as JSON has it: pending timers, queues, where the groups stand, and what is wrong."""
+    timers = [[timer.message.message_id, timer.deliver_at_ms] for timer in store.scan(limit=10_000).timers]
+    queues = [
+        [
+            topic.name,
+            queue,
+            hashlib.md5(
+                repr([(row.message_id, row.body) for row in store.read(topic.name, queue, 0, 10_000).messages]).encode()
+            ).hexdigest(),
+        ]
+        for topic in store.topics()
+        for queue in range(topic.queues)
+        if topic.max_offsets[queue]
+    ]
+    lags = [[lag.ready, lag.in_flight, lag.retry, lag.dead] for lag in (store.lag("t", group) for group in GROUPS)]
+    return [timers, queues, lags, store.pending().total, store.verify()]
+
+
+def states() -> list[Shown]:
+    """Return what the store shows before the first call and after each, as the memory engine has it."""
+    import tempfile
+
+    clock = ManualClock(START_MS)
+    with tempfile.TemporaryDirectory() as folder, rmqstore.open(folder, engine="memory", clock=clock, **SETTINGS) as store:
+        script = Script(store, clock)
+        shown = [json.loads(json.dumps(show(store)))]
+        for call in script.calls.values():
+            call()
+            shown.append(json.loads(json.dumps(show(store))))
+    return shown
+
+
+def main() -> None:
+    """Show the stores whose directories come in; a second word on the line is the time in ms."""
+    for line in sys.stdin:
+        path, now_ms = line.split()
+        try:
+            with rmqstore.open(path, clock=ManualClock(int(now_ms)), **SETTINGS) as store:
+                answer: Shown | str = show(store)
+        except Exception:
+            answer = traceback.format_exc()
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""kill -9 at random moments: what was acknowledged is there exactly once, what was under way happened wholly or not at all (R1, H1).
+
+``RMQSTORE_CRASH_ROUNDS`` sets the number of kills for each choice of engines.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqstore import ManualClock, Message
+from rmqstore.errors import StoreError
+from tests.crash.ledger import Book
+from tests.crash.nursery import Nursery, Typical
+from tests.crash.worker import TOPIC, open_store
+
+# A setting of these tests, not of the store, which refuses variables that it does not know.
+ROUNDS = int(os.environ.pop("RMQSTORE_CRASH_ROUNDS", "50"))
+KILLS_IN_A_ROW = 5
+START_MS = 1_700_000_000_000
+
+INSTALLED = {name: find_spec(f"rmqstore_{name}") is not None for name in ("lmdb", "rocksdb")}
+
+
+def _choice(**engines: str) -> Any:
+    missing = [name for name in engines.values() if not INSTALLED[name]]
+    return pytest.param(engines, id="-".join(engines.values()), marks=pytest.mark.skipif(bool(missing), reason=f"not installed: {missing}"))
+
+
+ENGINES = [_choice(engine="lmdb"), _choice(engine="rocksdb"), _choice(timer_engine="rocksdb", pop_engine="lmdb")]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(60 + 4 * ROUNDS)]
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    found = Nursery()
+    yield found
+    found.close()
+
+
+def _follow(child: Any, book: Book, typical: Typical, chance: random.Random) -> tuple[str, bool]:
+    """Follow a child for some calls, then kill it; returns in or after which call, and whether it was inside."""
+    calls = chance.randint(2, 25)
+    between = chance.random() < 0.15
+    begun_s = 0.0
+    while True:
+        event = child.next_event()
+        assert event is not None, f"the worker ended by itself: {child.reap()}"
+        if event["event"] == "begin":
+            begun_s = time.perf_counter()
+            book.begin(event)
+            calls -= 1
+        else:
+            typical.saw(book.open_call["op"] if book.open_call else "", time.perf_counter() - begun_s)
+            book.end(event)
+        if calls <= 0 and (event["event"] == "end") == between:
+            break
+    said = child.kill(0.0 if between else typical.moment(event["op"]))
+    for event in said:
+        book.begin(event) if event["event"] == "begin" else book.end(event)
+    return (book.open_call["op"], True) if book.open_call else (book.last_op, False)
+
+
+@pytest.mark.parametrize("engines", ENGINES)
+def test_a_killed_store_keeps_its_word(tmp_path: Path, nursery: Nursery, engines: dict[str, str]) -> None:
+    chance = random.Random(repr(engines))
+    typical = Typical(chance.randrange(1 << 30))
+    fallen: Counter[tuple[str, bool]] = Counter()
+    kills = 0
+    while kills < ROUNDS:
+        path = tmp_path / f"store-{kills}"
+        book = Book(START_MS)
+        for _ in range(KILLS_IN_A_ROW):
+            seed = chance.randrange(1 << 30)
+            job = {
+                "do": "work",
+                "path": str(path),
+                "engines": engines,
+                "seed": seed,
+                "prefix": f"m{kills}",
+                "calls": 10_000,
+                **book.state_of(),
+            }
+            child = nursery.child(job)
+            try:
+                fallen[_follow(child, book, typical, chance)] += 1
+                kills += 1
+                clock = ManualClock(book.now_ms)
+                with open_store(str(path), engines, clock) as store:
+                    book.check(store)
+            except BaseException as error:
+                child.process.kill()
+                error.add_note(f"kill {kills} on {path}, seed {seed}, engines {engines}")
+                raise
+        with open_store(str(path), engines, clock) as store:
+            book.drain(store, clock)
+    inside = sum(count for (_, is_inside), count in fallen.items() if is_inside)
+    print(f"\n{engines}: {kills} kills, {inside} inside a mutating call")
+    for (op, is_inside), count in sorted(fallen.items(), key=lambda entry: (-entry[1], entry[0])):
+        print(f"  {'in   ' if is_inside else 'after'} {op:<11} {count:>4} {'#' * (60 * count // kills)}")
+    assert inside >= 0.6 * kills
+
+
+# ---------------------------------------------------------------- killed while it is made, opened, copied or closed
+
+
+def _kill_in(nursery: Nursery, typical: Typical, job: dict[str, Any], op: str) -> bool:
+    """Start ``job`` and kill it in ``op``; returns whether it was inside."""
+    child = nursery.child(job)
+    while (event := child.next_event()) is not None:
+        if event["event"] == "begin" and event["op"] == op:
+            begun_s = time.perf_counter()
+            moment_s = typical.moment(op)
+            said = child.kill(moment_s)
+            if any(each["event"] == "end" for each in said):
+                typical.saw(op, 0.8 * moment_s)
+                return False
+            typical.saw(op, max(1.05 * (time.perf_counter() - begun_s), 0.0005))
+            return True
+    raise AssertionError(f"the worker ended before {op}: {child.reap()}")
+
+
+@pytest.mark.parametrize("engines", ENGINES)
+def test_killed_while_it_is_made(tmp_path: Path, nursery: Nursery, engines: dict[str, str]) -> None:
+    typical = Typical(1)
+    typical.saw("open", 0.1)
+    inside = 0
+    for store_number in range(3):
+        path = tmp_path / f"store-{store_number}"
+        job = {"do": "close", "path": str(path), "engines": engines, "now": START_MS}
+        inside += sum(_kill_in(nursery, typical, job, "open") for _ in range(4))
+        with open_store(str(path), engines, ManualClock(START_MS)) as store:
+            assert store.verify() == []
+            assert store.topics() == []
+            store.send(Message(TOPIC, b"x"))
+        with open_store(str(path), engines, ManualClock(START_MS)) as store:
+            assert len(store.pop(TOPIC, "a")) == 1
+        assert not list(path.rglob("*.new"))
+    assert inside >= 4
+
+
+def _with_messages(path: Path, nursery: Nursery, engines: dict[str, str], kind: str) -> Book:
+    """Make a store by a worker that is killed, so that the next open has something to recover."""
+    book = Book(START_MS)
+    job = {"do": "work", "path": str(path), "engines": engines, "seed": 7, "prefix": kind, "calls": 10_000, **book.state_of()}
+    child = nursery.child(job)
+    for _ in range(80):
+        event = child.next_event()
+        assert event is not None, child.reap()
+        book.begin(event) if event["event"] == "begin" else book.end(event)
+    for event in child.kill():
+        book.begin(event) if event["event"] == "begin" else book.end(event)
+    return book
+
+
+@pytest.mark.parametrize("engines", ENGINES)
+@pytest.mark.parametrize("op", ["open", "snapshot", "close"])
+def test_killed_at_the_ends_of_its_life(tmp_path: Path, nursery: Nursery, engines: dict[str, str], op: str) -> None:
+    """R3: recovery may itself be killed; so may a snapshot, which is then no store, and a close."""
+    path = tmp_path / "store"
+    book = _with_messages(path, nursery, engines, op)
+    typical = Typical(2)
+    typical.saw(op, {"open": 0.05, "snapshot": 0.03, "close": 0.003}[op])
+    for number in range(5):
+        copy = tmp_path / f"copy-{number}"
+        job = {
+            "do": "snapshot" if op == "snapshot" else "close",
+            "path": str(path),
+            "engines": engines,
+            "now": book.now_ms,
+            "snapshot": str(copy),
+        }
+        _kill_in(nursery, typical, job, op)
+        if copy.exists():
+            _check_copy(copy, engines, book)
+    clock = ManualClock(book.now_ms)
+    with open_store(str(path), engines, clock) as store:
+        book.drain(store, clock)
+
+
+def _check_copy(copy: Path, engines: dict[str, str], book: Book) -> None:
+    """A copy that was cut short is refused, one that was finished is whole."""
+    clock = ManualClock(book.now_ms)
+    is_whole = (copy / "rmqstore.json").exists()
+    try:
+        with open_store(str(copy), engines, clock) as store:
+            assert is_whole, "half a snapshot opens as a store"
+            assert store.verify() == []
+    except StoreError:
+        assert not is_whole

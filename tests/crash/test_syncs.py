@@ -1,0 +1,102 @@
+"""Disk syncs of each public call under ``flush = sync`` (design §5): counted by strace, not believed.
+
+LMDB writes its meta page through a descriptor that is opened with O_DSYNC, which is a second wait for the disk in a commit; it is no sync
+call and is not counted here.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import rmqstore
+from rmqstore import ManualClock, Message
+from rmqstore.contract import PopRequest
+
+SYNCS = ("fsync", "fdatasync", "msync", "sync_file_range", "syncfs", "sync")
+MARKS = ("access", "faccessat", "faccessat2")
+_MARK = re.compile(r'"/rmqs-(begin|end)/([^"]+)"')
+_CALL = re.compile(r"^\d+\s+(\w+)\(")
+
+ONE = (
+    """
+send; send later; send_batch; send_batch columns; send_batch later; send_batch now and later; send to a new topic; cancel; cancel many; \
+cancel_key; pop; pop_batch; pop short; ack; ack many; ack batch; change; release; tick revives
+""".replace("\n", " ")
+    .strip()
+    .split("; ")
+)
+TICKS = ["tick moves", "tick moves in many batches", "tick moves and revives"]
+NONE = ["tick idle", "tick idle again", "pop empty", "forget", "reads", "flush with nothing to do"]
+
+pytestmark = pytest.mark.crash
+
+
+def unusable() -> str | None:
+    """Say why strace cannot be used here; None when it can."""
+    if shutil.which("strace") is None:
+        return "strace is not installed"
+    tried = subprocess.run(["strace", "-f", "-o", "/dev/null", "true"], capture_output=True, text=True, check=False)
+    return None if tried.returncode == 0 else f"strace may not trace here: {tried.stderr.strip()[:80]}"
+
+
+def count_syncs(trace: str) -> dict[str, list[str]]:
+    """Return the sync calls, of all threads, within each marked call."""
+    found: dict[str, list[str]] = {}
+    inside: str | None = None
+    for line in trace.splitlines():
+        if mark := _MARK.search(line):
+            inside = mark[2] if mark[1] == "begin" else None
+            found.setdefault(mark[2], [])
+        elif inside is not None and (call := _CALL.match(line)) and call[1] in SYNCS:
+            found[inside].append(call[1])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("timer_engine", "pop_engine"), [("lmdb", "lmdb"), ("rocksdb", "rocksdb"), ("rocksdb", "lmdb"), ("lmdb", "rocksdb")]
+)
+def test_syncs_of_each_call(tmp_path: Path, timer_engine: str, pop_engine: str) -> None:
+    if reason := unusable():
+        pytest.skip(reason)
+    missing = [name for name in (timer_engine, pop_engine) if find_spec(f"rmqstore_{name}") is None]
+    if missing:
+        pytest.skip(f"not installed: {missing}")
+    output = tmp_path / "trace"
+    script = Path(__file__).with_name("syncing.py")
+    command = ["strace", "-f", "--seccomp-bpf", "-o", str(output), "-e", f"trace={','.join(SYNCS + MARKS)}"]
+    run = subprocess.run(
+        [*command, sys.executable, str(script), str(tmp_path / "store"), timer_engine, pop_engine],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    found = count_syncs(output.read_text())
+    counts = {name: len(calls) for name, calls in found.items()}
+    assert counts.keys() == {*ONE, *TICKS, *NONE}
+    assert {name: counts[name] for name in NONE} == dict.fromkeys(NONE, 0)
+    assert {name: counts[name] for name in ONE} == dict.fromkeys(ONE, 1)
+    most = 1 if timer_engine == pop_engine else 2
+    assert {name: counts[name] for name in TICKS if not 1 <= counts[name] <= most} == {}, f"at most {most} syncs a tick"
+
+
+@pytest.mark.parametrize("engine", ["lmdb", "rocksdb"])
+def test_a_repeated_pop_waits_for_the_leases_that_it_gives(tmp_path: Path, engine: str) -> None:
+    """Between a pop and its sync another thread repeats the attempt: its answer rests on the same write, so it needs the same sync."""
+    if find_spec(f"rmqstore_{engine}") is None:
+        pytest.skip(f"rmqstore-{engine} is not installed")
+    with rmqstore.open(tmp_path / "store", engine=engine, clock=ManualClock(10**12), services=False) as store:
+        store.send(Message("t", b"x"))
+        request = PopRequest("t", "g", attempt_id="one")
+        first, first_ticket = store.pops.pop(request, 10**12)
+        again, ticket = store.pops.pop(request, 10**12)
+        assert [m.receipt for m in again.messages.messages()] == [m.receipt for m in first.messages.messages()]
+        assert store.pops.durable_position < first_ticket.position
+        assert ticket.position >= first_ticket.position

@@ -1,0 +1,243 @@
+"""One owner at a time: second opens, forked children, killed holders (X1, X2, X4)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import rmqstore
+from rmqstore import ManualClock, Message, RmqstoreError, Store, StoreForkedError, StoreLockedError
+
+NOW_MS = 1_700_000_000_000
+ENGINES = [
+    pytest.param(name, marks=pytest.mark.skipif(find_spec(f"rmqstore_{name}") is None, reason=f"rmqstore-{name} is not installed"))
+    for name in ("memory", "lmdb", "rocksdb")
+]
+HOLDER = """
+import sys, rmqstore
+try:
+    store = rmqstore.open(sys.argv[1], engine=sys.argv[2], services=False)
+except rmqstore.StoreLockedError as error:
+    print("locked", error, flush=True)
+else:
+    store.send(rmqstore.Message("t", b"x"))
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def _open(path: Path, engine: str) -> Store:
+    return rmqstore.open(path, engine=engine, clock=ManualClock(NOW_MS), services=False)
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def store(tmp_path: Path, engine: str) -> Iterator[Store]:
+    with _open(tmp_path / "store", engine) as found:
+        found.send_batch([Message("t", b"1"), Message("t", b"2")])
+        found.send(Message("t", b"later", keys=("k",)), delay=1000)
+        yield found
+
+
+def _holder(path: Path, engine: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", HOLDER, str(path), engine], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_second_open_is_refused(store: Store, tmp_path: Path, engine: str) -> None:
+    with pytest.raises(StoreLockedError, match=rf"\b{os.getpid()}\b"):
+        _open(tmp_path / "store", engine)
+    other = _holder(tmp_path / "store", engine)
+    said, _ = other.communicate("")
+    assert said.startswith("locked")
+    assert f"pid {os.getpid()}" in said
+    store.send(Message("t", b"3"))
+    assert store.lag("t", "g").ready == 3
+
+
+def test_the_holder_is_named_and_may_be_killed(tmp_path: Path, engine: str) -> None:
+    path = tmp_path / "store"
+    holder = _holder(path, engine)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "open\n"
+    with pytest.raises(StoreLockedError, match=f"pid {holder.pid}"):
+        _open(path, engine)
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    with _open(path, engine) as store:
+        assert len(store.pop("t", "g")) == (0 if engine == "memory" else 1)
+
+
+CALLS: dict[str, Callable[[Store, Path], object]] = {
+    "send": lambda s, p: s.send(Message("t", b"x")),
+    "send later": lambda s, p: s.send(Message("t", b"x"), delay=5),
+    "send_batch": lambda s, p: s.send_batch([Message("t", b"x")]),
+    "cancel": lambda s, p: s.cancel("x"),
+    "cancel_key": lambda s, p: s.cancel_key("t", "k"),
+    "pop": lambda s, p: s.pop("t", "g"),
+    "pop_batch": lambda s, p: s.pop_batch("t", "g"),
+    "ack": lambda s, p: s.ack("x"),
+    "change_invisible": lambda s, p: s.change_invisible("x", 5),
+    "release": lambda s, p: s.release("x"),
+    "tick": lambda s, p: s.tick(),
+    "service_tick": lambda s, p: s.service_tick(),
+    "confirm_clock_step": lambda s, p: s.confirm_clock_step(),
+    "next_wake_ms": lambda s, p: s.next_wake_ms(),
+    "pending": lambda s, p: s.pending(),
+    "scan": lambda s, p: s.scan(),
+    "lag": lambda s, p: s.lag("t", "g"),
+    "topics": lambda s, p: s.topics(),
+    "create_topic": lambda s, p: s.create_topic("u"),
+    "groups": lambda s, p: s.groups(),
+    "offsets": lambda s, p: s.offsets("g"),
+    "reset_offset": lambda s, p: s.reset_offset("t", "g", 0),
+    "read": lambda s, p: s.read("t"),
+    "stats": lambda s, p: s.stats(),
+    "verify": lambda s, p: s.verify(),
+    "snapshot": lambda s, p: s.snapshot(p),
+    "flush": lambda s, p: s.flush(),
+    "close": lambda s, p: s.close(),
+}
+
+
+def in_child(act: Callable[[], str]) -> str:
+    """Run ``act`` in a forked child, which then goes the way of all Python processes; returns what it said."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, act().encode() or b"nothing")
+        except BaseException as error:
+            os.write(writing, repr(error).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(child, 0)
+    return said
+
+
+def test_every_public_call_is_in_the_table() -> None:
+    public = {name for name in vars(Store) if not name.startswith("_")} - {"timers", "pops"}
+    assert public == CALLS.keys() - {"send later"}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_is_refused(store: Store, tmp_path: Path, engine: str) -> None:
+    def try_all() -> str:
+        passed = []
+        for name, call in CALLS.items():
+            try:
+                call(store, tmp_path / "copy")
+            except StoreForkedError:
+                continue
+            except BaseException as error:
+                passed.append(f"{name}: {error!r}")
+            else:
+                passed.append(f"{name} passed")
+        return "; ".join(passed) or "refused"
+
+    assert in_child(try_all) == "refused"
+    store.send(Message("t", b"3"))
+    assert len(store.pop("t", "g")) == 3
+    assert store.verify() == []
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_that_drops_the_store_does_not_hurt_it(tmp_path: Path, engine: str) -> None:
+    """Freed in the child, a database must not flush, delete files, or let the parent's lock go."""
+    import gc
+
+    path = tmp_path / "store"
+    holding = [_open(path, engine)]
+    holding[0].send_batch([Message("t", b"x")] * 5)
+
+    def drop() -> str:
+        holding.clear()
+        gc.collect()
+        return "dropped"
+
+    # Nothing else may hold the store meanwhile, or the child would not free it.
+    said = in_child(drop)
+    with holding[0] as store:
+        assert said == "dropped"
+        with pytest.raises(StoreLockedError):
+            _open(path, engine)
+        store.send(Message("t", b"y"))
+        assert len(store.pop("t", "g")) == 6
+    if engine != "memory":
+        with _open(path, engine) as again:
+            assert again.lag("t", "g").in_flight == 6
+            assert again.verify() == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_closed_store_opens_again_while_a_forked_child_lives(tmp_path: Path, engine: str) -> None:
+    """The child has copies of the lock's descriptors; they must not keep the lock."""
+    path = tmp_path / "store"
+    store = _open(path, engine)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    try:
+        store.close()
+        _open(path, engine).close()
+    finally:
+        os.close(writing)
+        os.waitpid(child, 0)
+        os.close(reading)
+
+
+ORPHAN = """
+import os, sys, rmqstore
+store = rmqstore.open(sys.argv[1], engine=sys.argv[2], services=False)
+child = os.fork()
+if child == 0:
+    sys.stdin.read()
+    os._exit(0)
+print("open", flush=True)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_killed_holder_leaves_no_lock_though_its_child_lives(tmp_path: Path, engine: str) -> None:
+    path = tmp_path / "store"
+    holder = subprocess.Popen([sys.executable, "-c", ORPHAN, str(path), engine], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdin is not None
+    assert holder.stdout.readline() == "open\n"
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    try:
+        _open(path, engine).close()
+    finally:
+        holder.stdin.close()
+        holder.stdout.close()
+
+
+def test_a_closed_store_refuses_every_call(tmp_path: Path, engine: str) -> None:
+    store = _open(tmp_path / "store", engine)
+    store.close()
+    for name, call in CALLS.items():
+        if name == "close":
+            continue
+        with pytest.raises(RmqstoreError, match="closed"):
+            call(store, tmp_path / "copy")
+    store.close()
+    assert not (tmp_path / "copy").exists()

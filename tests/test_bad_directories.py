@@ -1,0 +1,331 @@
+"""Directories that are no store, not this store, half a store, or not writable: a typed error that names them, and nothing is spoilt."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmqstore
+from rmqstore import (
+    ConfigError,
+    CorruptStoreError,
+    FormatVersionError,
+    IllegalArgumentTypeError,
+    ManualClock,
+    Message,
+    RmqstoreError,
+    Store,
+    StoreError,
+    StorePathError,
+    UnknownEngineError,
+)
+
+NOW_MS = 1_700_000_000_000
+DURABLE = [
+    pytest.param(name, marks=pytest.mark.skipif(find_spec(f"rmqstore_{name}") is None, reason=f"rmqstore-{name} is not installed"))
+    for name in ("lmdb", "rocksdb")
+]
+both = pytest.mark.skipif(not all(find_spec(f"rmqstore_{name}") for name in ("lmdb", "rocksdb")), reason="needs rmqstore-lmdb and -rocksdb")
+
+
+def _open(path: Any, **settings: Any) -> Store:
+    return rmqstore.open(path, **{"engine": "memory", "clock": ManualClock(NOW_MS), "services": False, **settings})
+
+
+@pytest.fixture(params=DURABLE)
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def made(tmp_path: Path, engine: str) -> Path:
+    """A closed store with a message and a timer."""
+    path = tmp_path / "store"
+    with _open(path, engine=engine) as store:
+        store.send(Message("t", b"x"))
+        store.send(Message("t", b"y"), delay=5_000)
+    return path
+
+
+def _is_whole(path: Path, engine: str) -> None:
+    with _open(path, engine=engine) as store:
+        assert store.lag("t", "g").ready == 1
+        assert store.pending().total == 1
+        assert store.verify() == []
+
+
+def _listing(path: Path) -> set[str]:
+    return {str(entry.relative_to(path)) for entry in path.rglob("*")}
+
+
+# ---------------------------------------------------------------- arguments
+
+
+class _BytesPath:
+    def __fspath__(self) -> bytes:
+        return b"/tmp/never"
+
+
+class _WrongPath:
+    def __fspath__(self) -> int:
+        return 5
+
+
+@pytest.mark.parametrize(
+    "path",
+    [None, 5, "", b"store", True, ["store"], _BytesPath(), _WrongPath()],
+    ids=lambda path: type(path).__name__ + str(path)[:5].strip("<"),
+)
+def test_what_is_no_path(path: Any) -> None:
+    with pytest.raises(IllegalArgumentTypeError, match="path"):
+        _open(path).close()
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "a" * 300, "a/" * 3000 + "b"], ids=lambda name: repr(name[:4]))
+def test_an_impossible_path(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RmqstoreError):
+        _open(f"{tmp_path}/{name}").close()
+    assert _listing(tmp_path) == set()
+
+
+SETTINGS: list[tuple[dict[str, Any], str]] = [
+    ({"colour": "red"}, "colour"),
+    ({"flush": "sometimes"}, "flush"),
+    ({"flush": True}, "flush"),
+    ({"precision_ms": 150}, "precision_ms"),
+    ({"precision_ms": True}, "precision_ms"),
+    ({"precision_ms": "1000"}, "precision_ms"),
+    ({"default_queues": 0}, "default_queues"),
+    ({"default_queues": 1.5}, "default_queues"),
+    ({"max_delay_ms": -1}, "max_delay_ms"),
+    ({"max_delay_ms": 2**80}, "max_delay_ms"),
+    ({"retry_share": float("nan")}, "retry_share"),
+    ({"retry_share": float("inf")}, "retry_share"),
+    ({"hand_over_limit": "many"}, "hand_over_limit"),
+    ({"init": 5}, "init"),
+    ({"clock__max_step_ms": -5}, "max_step_ms"),
+    ({"services": "yes"}, "services"),
+    ({"services": 1}, "services"),
+    ({"clock": 5}, "clock"),
+    ({"clock": object()}, "clock"),
+    ({"engine": 5}, "engine"),
+    ({"engine": b"memory"}, "engine"),
+]
+
+
+@pytest.mark.parametrize(("settings", "culprit"), SETTINGS, ids=[f"{number}-{culprit}" for number, (_, culprit) in enumerate(SETTINGS)])
+def test_a_bad_setting_leaves_nothing_behind(tmp_path: Path, settings: dict[str, Any], culprit: str) -> None:
+    with pytest.raises(RmqstoreError, match=culprit):
+        _open(tmp_path / "store", **settings).close()
+    with _open(tmp_path / "store") as store:
+        assert store.verify() == []
+
+
+@pytest.mark.parametrize("name", ["nope", "Memory", "../memory", "\ud800"])
+def test_an_unknown_engine(tmp_path: Path, name: str) -> None:
+    for key in ("engine", "timer_engine", "pop_engine"):
+        with pytest.raises(UnknownEngineError):
+            _open(tmp_path / "store", **{key: name}).close()
+    assert _listing(tmp_path) == set()
+
+
+# ---------------------------------------------------------------- places
+
+
+def test_places_where_no_store_can_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"mine")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "at-all")
+    for name in ("file", "file/below", "missing/below", "dangling"):
+        with pytest.raises(StorePathError, match=name.split("/")[0]):
+            _open(tmp_path / name).close()
+    assert (tmp_path / "file").read_bytes() == b"mine"
+    assert _listing(tmp_path) == {"file", "dangling"}
+
+
+@pytest.mark.parametrize("strangers", [["notes.txt"], ["LOCK.old", ".git"], ["db"], ["rmqstore.json.new"], ["lmdb"]])
+def test_a_directory_of_other_things_is_left_alone(tmp_path: Path, strangers: list[str]) -> None:
+    for name in strangers:
+        (tmp_path / name).write_bytes(b"mine")
+    before = _listing(tmp_path)
+    with pytest.raises(StorePathError, match=sorted(strangers)[0]):
+        _open(tmp_path).close()
+    assert _listing(tmp_path) == before, "a directory that is no store got files of one"
+
+
+def test_strangers_in_a_store_do_not_matter(made: Path, engine: str) -> None:
+    (made / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    (made / "lost+found").mkdir()
+    (made / engine / "core.1234").write_bytes(b"x")
+    _is_whole(made, engine)
+    assert (made / ".DS_Store").exists()
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A mount point that shows ``tmp_path / "rw"`` read-only; root ignores permission bits."""
+    (tmp_path / "rw").mkdir()
+    (tmp_path / "ro").mkdir()
+    commands = (["mount", "--bind", str(tmp_path / "rw"), str(tmp_path / "ro")], ["mount", "-o", "remount,ro,bind", str(tmp_path / "ro")])
+    for command in commands:
+        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+        if mounted.returncode:
+            pytest.skip(f"mounting is not allowed here: {mounted.stderr.strip()}")
+    yield tmp_path / "ro"
+    subprocess.run(["umount", "-l", str(tmp_path / "ro")], check=True)
+
+
+def test_a_read_only_place(read_only: Path, engine: str) -> None:
+    writable = read_only.with_name("rw")
+    with pytest.raises(StorePathError, match="store"):
+        _open(read_only / "store", engine=engine).close()
+    (writable / "empty").mkdir()
+    with pytest.raises(StorePathError, match="empty"):
+        _open(read_only / "empty", engine=engine).close()
+    with _open(writable / "store", engine=engine) as store:
+        store.send(Message("t", b"x"))
+        store.send(Message("t", b"y"), delay=5_000)
+        with pytest.raises(StorePathError, match="copy"):
+            store.snapshot(read_only / "copy")
+        assert store.verify() == []
+    with pytest.raises(StorePathError, match="store"):
+        _open(read_only / "store", engine=engine).close()
+    _is_whole(writable / "store", engine)
+
+
+# ---------------------------------------------------------------- somebody else's store
+
+
+@both
+def test_the_store_of_another_engine(made: Path, engine: str) -> None:
+    other = "rocksdb" if engine == "lmdb" else "lmdb"
+    for settings in ({"engine": other}, {"engine": engine, "pop_engine": other}, {"engine": engine, "timer_engine": "memory"}):
+        with pytest.raises(ConfigError, match=engine):
+            _open(made, **settings).close()
+    _is_whole(made, engine)
+
+
+@both
+def test_the_engine_directory_of_another_engine(made: Path, tmp_path: Path, engine: str) -> None:
+    other = "rocksdb" if engine == "lmdb" else "lmdb"
+    _open(tmp_path / "other", engine=other).close()
+    (made / engine).rename(tmp_path / "kept")
+    (tmp_path / "other" / other).rename(made / engine)
+    with pytest.raises(FormatVersionError, match=other):
+        _open(made, engine=engine).close()
+    (made / engine).rename(tmp_path / "other" / other)
+    (tmp_path / "kept").rename(made / engine)
+    _is_whole(made, engine)
+
+
+BAKED = [{"precision_ms": 100}, {"precision_ms": 500}]
+
+
+@pytest.mark.parametrize("settings", BAKED, ids=str)
+def test_a_baked_setting_that_differs(made: Path, engine: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="precision_ms"):
+        _open(made, engine=engine, **settings).close()
+    _is_whole(made, engine)
+
+
+MANIFESTS: dict[str, tuple[bytes | dict[str, Any], type[StoreError]]] = {
+    "empty": (b"", CorruptStoreError),
+    "torn": (b'{"format": 1, "sto', CorruptStoreError),
+    "garbage": (b"\xff\xfe\x00", CorruptStoreError),
+    "a list": (b"[]", CorruptStoreError),
+    "no store id": ({"store_id": None}, CorruptStoreError),
+    "store id a bool": ({"store_id": True}, CorruptStoreError),
+    "store id too large": ({"store_id": 2**40}, CorruptStoreError),
+    "store id negative": ({"store_id": -1}, CorruptStoreError),
+    "baked is no table": ({"baked": 5}, CorruptStoreError),
+    "a newer format": ({"format": 2}, FormatVersionError),
+    "a newer format of another shape": (b'{"format": 2, "id": "x"}', FormatVersionError),
+    "format a text": ({"format": "1"}, FormatVersionError),
+    "no format": ({"format": None}, FormatVersionError),
+}
+
+
+@pytest.mark.parametrize("case", MANIFESTS)
+def test_a_manifest_that_cannot_be_read(made: Path, engine: str, case: str) -> None:
+    content, kind = MANIFESTS[case]
+    manifest = made / "rmqstore.json"
+    good = manifest.read_bytes()
+    manifest.write_bytes(content if isinstance(content, bytes) else json.dumps({**json.loads(good), **content}).encode())
+    with pytest.raises(kind):
+        _open(made, engine=engine).close()
+    manifest.write_bytes(good)
+    _is_whole(made, engine)
+
+
+@pytest.mark.parametrize("baked", [{}, {"timer_engine": "nope"}, {"timer_engine": 5}, {"precision_ms": 7}, {"precision_ms": "1000"}])
+def test_a_manifest_with_settings_that_cannot_be(made: Path, engine: str, baked: dict[str, Any]) -> None:
+    manifest = made / "rmqstore.json"
+    good = manifest.read_bytes()
+    stored = json.loads(good)
+    stored["baked"] = {**stored["baked"], **baked} if baked else {}
+    manifest.write_bytes(json.dumps(stored).encode())
+    try:
+        _open(made).close()
+    except RmqstoreError:
+        pass
+    else:
+        pytest.fail("a store opened with settings that are not its own")
+    manifest.write_bytes(good)
+    _is_whole(made, engine)
+
+
+@pytest.mark.parametrize("content", ["rmqstore lmdb 99\n", "rmqstore nobody 1\n", "", "garbage \ud7ff", None])
+def test_a_format_file_that_does_not_fit(made: Path, engine: str, content: str | None) -> None:
+    file = made / engine / "db" / "FORMAT"
+    good = file.read_text()
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content.replace("lmdb", engine))
+    with pytest.raises(FormatVersionError, match=engine):
+        _open(made, engine=engine).close()
+    file.write_text(good)
+    _is_whole(made, engine)
+
+
+def test_half_a_creation_starts_afresh(made: Path, engine: str) -> None:
+    """Without the manifest but with the note that says that it was being created, nothing was ever acknowledged."""
+    (made / "rmqstore.json").unlink()
+    with pytest.raises(StorePathError, match=str(made)):
+        _open(made, engine=engine).close()
+    assert (made / engine).exists(), "a store that lost its manifest was thrown away"
+    (made / "rmqstore.creating").touch()
+    with _open(made, engine=engine) as store:
+        assert store.topics() == []
+
+
+def test_a_store_whose_database_is_gone(made: Path, engine: str, tmp_path: Path) -> None:
+    """A manifest says that there was a store: an empty one in its place would be silent loss."""
+    (made / engine).rename(tmp_path / "kept")
+    with pytest.raises(StoreError):
+        _open(made, engine=engine).close()
+    if (made / engine).exists():
+        subprocess.run(["rm", "-r", str(made / engine)], check=True)
+    (tmp_path / "kept").rename(made / engine)
+    _is_whole(made, engine)
+
+
+def test_a_data_file_cut_short(made: Path, engine: str) -> None:
+    """Damage is CorruptStoreError naming the file (R6), or another typed error; never a start without the data."""
+    database = made / engine / "db"
+    victims = [database / "data.mdb"] if engine == "lmdb" else [*database.glob("*.sst"), *database.glob("MANIFEST-*"), database / "CURRENT"]
+    assert victims
+    for file in victims:
+        whole = file.read_bytes()
+        os.truncate(file, min(100, len(whole) // 2))
+        with pytest.raises(CorruptStoreError) as caught:
+            _open(made, engine=engine).close()
+        assert caught.value.file
+        file.write_bytes(whole)
+    _is_whole(made, engine)

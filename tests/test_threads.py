@@ -1,0 +1,287 @@
+"""Threads and the real clock: no lost wake-up, no early timer, nothing leased twice, and close ends every wait (P1, T1, X3)."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import rmqstore
+from rmqstore import AckOutcome, Message, RmqstoreError, Store, StoreClosedError, SystemClock
+
+ENGINES = [
+    pytest.param(name, marks=pytest.mark.skipif(find_spec(f"rmqstore_{name}") is None, reason=f"rmqstore-{name} is not installed"))
+    for name in ("memory", "lmdb", "rocksdb")
+]
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def store(tmp_path: Path, engine: str) -> Iterator[Store]:
+    with rmqstore.open(tmp_path / "store", engine=engine, precision_ms=100, default_queues=4, revive_interval_ms=100) as found:
+        yield found
+
+
+class Together:
+    """Threads whose exceptions come out in the end."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+        self.errors: list[BaseException] = []
+
+    def start(self, act: Callable[..., object], *arguments: object) -> None:
+        """Run ``act`` in a thread."""
+
+        def run() -> None:
+            try:
+                act(*arguments)
+            except BaseException as error:
+                self.errors.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def join(self, within_s: float = 60.0) -> None:
+        """Wait for all; raise what one of them raised."""
+        until = time.monotonic() + within_s
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        assert not any(thread.is_alive() for thread in self._threads), "a thread hangs"
+        if self.errors:
+            raise self.errors[0]
+
+
+def test_a_waiting_pop_never_sleeps_through_an_arrival(store: Store) -> None:
+    """A lost wake-up would cost the whole wait of 30 s, and the test its time."""
+    rounds = 300
+    chance = random.Random(5)
+    taken = threading.Semaphore(0)
+    slowest_s = [0.0]
+    sent_s = [0.0]
+
+    def consume() -> None:
+        for _ in range(rounds):
+            popped = store.pop("t", "g", max_messages=1, wait=30_000, invisible=60_000)
+            slowest_s[0] = max(slowest_s[0], time.monotonic() - sent_s[0])
+            assert store.ack(popped) == [AckOutcome.ACKED]
+            taken.release()
+
+    together = Together()
+    together.start(consume)
+    for number in range(rounds):
+        # Near the moment at which the consumer looks for the last time before it waits.
+        until = time.perf_counter() + chance.random() * 0.0008
+        while time.perf_counter() < until:
+            pass
+        sent_s[0] = time.monotonic()
+        store.send(Message("t", b"%d" % number))
+        assert taken.acquire(timeout=15), f"round {number}: the consumer slept through the arrival"
+    together.join()
+    assert slowest_s[0] < 10
+
+
+def test_timers_are_in_time_and_never_early(store: Store) -> None:
+    clock = SystemClock()
+    chance = random.Random(6)
+    start_ms = clock.now_ms()
+    due = {f"m{number}": start_ms + 200 + chance.randrange(2_000) for number in range(60)}
+    store.send_batch([Message("t", b"x", message_id=name, deliver_at_ms=at) for name, at in due.items()])
+    late_ms: list[int] = []
+    left = set(due)
+    while left:
+        popped = store.pop("t", "g", wait=10_000, invisible=60_000)
+        now_ms = clock.now_ms()
+        assert popped, f"{len(left)} timers never came"
+        for message in popped:
+            assert now_ms >= due[message.message_id], f"{message.message_id} came {due[message.message_id] - now_ms} ms early"
+            assert message.store_ms >= due[message.message_id]
+            late_ms.append(now_ms - due[message.message_id])
+            left.remove(message.message_id)
+        store.ack(popped)
+    late_ms.sort()
+    assert late_ms[len(late_ms) // 2] < 600, f"half of the timers were more than {late_ms[len(late_ms) // 2]} ms late"
+    assert late_ms[-1] < 5_000
+
+
+def test_a_new_timer_that_is_due_earlier_is_not_slept_through(store: Store) -> None:
+    store.send(Message("t", b"far"), delay=3_600_000)
+    store.pop("t", "g")
+    begun_s = time.monotonic()
+    store.send(Message("t", b"near"), delay=300)
+    assert len(store.pop("t", "g", wait=10_000)) == 1
+    assert 0.3 <= time.monotonic() - begun_s < 5
+
+
+def test_expired_leases_come_back(store: Store) -> None:
+    store.send_batch([Message("t", b"x", message_id=f"m{number}") for number in range(10)])
+    first = [message for _ in range(4) for message in store.pop("t", "g", invisible=400)]
+    began_ms = SystemClock().now_ms()
+    assert len(first) == 10
+    assert store.ack(first[:3]) == [AckOutcome.ACKED] * 3
+    back: list[str] = []
+    while len(back) < 7:
+        popped = store.pop("t", "g", wait=10_000, invisible=60_000)
+        assert popped, f"only {len(back)} came back"
+        assert {message.attempt for message in popped} == {2}
+        back += [message.message_id for message in popped]
+    assert sorted(back) == sorted(message.message_id for message in first[3:])
+    assert SystemClock().now_ms() - began_ms >= 300
+    assert store.pop("t", "g", wait=1_000) == []
+
+
+def test_close_ends_every_wait(tmp_path: Path, engine: str) -> None:
+    for round_number in range(5):
+        store = rmqstore.open(tmp_path / f"store-{round_number}", engine=engine)
+        together = Together()
+        ended: list[str] = []
+        waiting = threading.Barrier(7)
+
+        def consume(number: int, store: Store = store, ended: list[str] = ended, waiting: threading.Barrier = waiting) -> None:
+            waiting.wait()
+            try:
+                ended.append(repr(store.pop("t", f"g{number}", wait=60_000)))
+            except StoreClosedError as error:
+                ended.append(str(error))
+
+        def busy(store: Store = store, ended: list[str] = ended, waiting: threading.Barrier = waiting) -> None:
+            waiting.wait()
+            try:
+                while True:
+                    store.send(Message("u", b"x"), delay=50)
+                    store.ack(store.pop("u", "g"))
+                    store.pending()
+                    store.lag("u", "g")
+            except StoreClosedError as error:
+                ended.append(str(error))
+
+        for number in range(4):
+            together.start(consume, number)
+        together.start(busy)
+        together.start(busy)
+        waiting.wait()
+        time.sleep(0.05 * round_number)
+        store.close()
+        together.join(20)
+        assert len(ended) == 6
+        assert all("closed" in text for text in ended), ended
+        if engine != "memory":
+            with rmqstore.open(tmp_path / f"store-{round_number}", engine=engine, services=False) as again:
+                assert again.verify() == []
+
+
+def test_eight_threads_lease_nothing_twice(store: Store) -> None:
+    """Senders, consumers of two groups and the ticker at once: each message is acked once by each group, in one lease at a time."""
+    count = 1_200
+    groups = ("a", "b")
+    acked: dict[str, Counter[str]] = {group: Counter() for group in groups}
+    leased: dict[str, set[str]] = {group: set() for group in groups}
+    lock = threading.Lock()
+    doubled: list[str] = []
+    done = threading.Event()
+
+    def send(first: int) -> None:
+        chance = random.Random(first)
+        for number in range(first, count, 2):
+            delay = chance.choice((None, None, 100, 300))
+            store.send(Message("t", b"x", message_id=str(number)), delay=delay)
+
+    def consume(group: str, seed: int) -> None:
+        chance = random.Random(seed)
+        while not done.is_set():
+            popped = store.pop("t", group, max_messages=chance.randint(1, 20), invisible=60_000, wait=200)
+            names = [message.message_id for message in popped]
+            with lock:
+                doubled.extend(name for name in names if name in leased[group])
+                leased[group].update(names)
+            if not popped:
+                continue
+            if chance.random() < 0.1:
+                with lock:
+                    leased[group].difference_update(names)
+                store.release(popped)
+                continue
+            assert set(store.ack(popped)) == {AckOutcome.ACKED}
+            with lock:
+                acked[group].update(names)
+                if all(len(acked[each]) == count for each in groups):
+                    done.set()
+
+    together = Together()
+    for first in (0, 1):
+        together.start(send, first)
+    for seed in range(6):
+        together.start(consume, groups[seed % 2], seed)
+    until = time.monotonic() + 60
+    while not done.wait(0.1) and time.monotonic() < until and not together.errors:
+        pass
+    finished = done.is_set()
+    done.set()
+    together.join(20)
+    assert doubled == []
+    assert finished, {group: len(acked[group]) for group in groups}
+    for group in groups:
+        assert set(acked[group].values()) == {1}
+        lag = store.lag("t", group)
+        assert (lag.ready, lag.in_flight, lag.retry, lag.dead) == (0, 0, 0, 0)
+    assert store.verify() == []
+
+
+def test_put_cancel_and_tick_race(store: Store) -> None:
+    """A timer that a cancel took is never delivered, one that came too late to cancel always is (C1, C2, H4)."""
+    outcomes: dict[str, str] = {}
+    together = Together()
+
+    def send_and_cancel(thread: int) -> None:
+        chance = random.Random(thread)
+        for number in range(60):
+            name = f"{thread}-{number}"
+            sent = store.send(Message("t", b"x", message_id=name), delay=chance.randint(1, 120))
+            time.sleep(chance.random() * 0.02)
+            outcomes[name] = store.cancel(sent.handle or "").name
+
+    for thread in range(4):
+        together.start(send_and_cancel, thread)
+    together.join(60)
+    until = time.monotonic() + 10
+    while store.pending().total and time.monotonic() < until:
+        time.sleep(0.02)
+    delivered = Counter(message.message_id for queue in range(4) for message in store.read("t", queue, 0, 10_000).messages)
+    assert set(outcomes.values()) <= {"CANCELLED", "ALREADY_DELIVERED"}
+    assert delivered == Counter({name: 1 for name, outcome in outcomes.items() if outcome == "ALREADY_DELIVERED"})
+
+
+def test_two_opens_at_once_give_one_owner(tmp_path: Path, engine: str) -> None:
+    for round_number in range(5):
+        together = Together()
+        opened: list[Store] = []
+        refused: list[RmqstoreError] = []
+        path = tmp_path / f"store-{round_number}"
+        start = threading.Barrier(4)
+
+        def open_it(
+            path: Path = path, opened: list[Store] = opened, refused: list[RmqstoreError] = refused, start: threading.Barrier = start
+        ) -> None:
+            start.wait()
+            try:
+                opened.append(rmqstore.open(path, engine=engine, services=False))
+            except rmqstore.StoreLockedError as error:
+                refused.append(error)
+
+        for _ in range(4):
+            together.start(open_it)
+        together.join(20)
+        assert (len(opened), len(refused)) == (1, 3)
+        opened[0].send(Message("t", b"x"))
+        opened[0].close()

@@ -1,0 +1,278 @@
+"""R4–R6, X1: what an open checks, what it costs, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+import rmqstore
+from rmqstore import ConfigError, CorruptStoreError, FormatVersionError, Store, StoreClosedError, StoreLockedError, StorePathError
+from rmqstore.ordered.kv import OrderedKV, WriteBatch
+from rmqstore.ordered.layout import FORMAT_KEY, META, TIMERS
+from rmqstore.plugins import get_plugins
+from tests.stores import DURABLE_PAIRS, START_MS, Pair, Stores, message, read_ids, stores_of
+
+SINGLE = [pair for pair in DURABLE_PAIRS if pair.timers == pair.pops]
+
+
+@pytest.mark.clause("R4")
+def test_r4_baked_settings_are_checked(durable_stores: Stores) -> None:
+    """R4: what was baked in cannot be opened differently; left out it is read from the store; the refusal changes nothing."""
+    store = durable_stores.open(precision_ms=100)
+    store.send(message(1), delay=150)
+    store.close()
+    with pytest.raises(ConfigError, match="precision_ms"):
+        durable_stores.open(precision_ms=1000)
+    with pytest.raises(ConfigError, match="engine"):
+        durable_stores.open(timer_engine="memory")
+    store = durable_stores.open()
+    assert store.timers.precision_ms == 100
+    durable_stores.clock.advance(200)
+    assert store.tick().handed_over == 1
+
+
+@pytest.mark.clause("R4")
+def test_r4_a_newer_manifest_is_refused(durable_stores: Stores) -> None:
+    """R4: the store's own format version, and no file is changed by the refusal."""
+    durable_stores.open().close()
+    path = durable_stores.root / "store" / "rmqstore.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "format": manifest["format"] + 1}))
+    before = path.read_bytes()
+    with pytest.raises(FormatVersionError):
+        durable_stores.open()
+    assert path.read_bytes() == before
+    path.write_text(json.dumps(manifest))
+    durable_stores.open()
+
+
+@pytest.mark.clause("R4")
+@pytest.mark.parametrize("pair", SINGLE, ids=str)
+def test_r4_a_newer_engine_format_is_refused(pair: Pair) -> None:
+    """R4: the version of the database directory, and that of the records in it."""
+    with stores_of(pair) as stores:
+        store = stores.open()
+        kv: OrderedKV = store.timers._shared.kv  # type: ignore[attr-defined]
+        write = WriteBatch()
+        write.put(META, FORMAT_KEY, b"\x7f")
+        kv.sync(kv.write(write))
+        store.close()
+        with pytest.raises(FormatVersionError):
+            stores.open()
+        stores.open("other").close()
+        (mark,) = (stores.root / "other").glob("*/db/FORMAT")
+        name, engine, version = mark.read_text().split()
+        mark.write_text(f"{name} {engine} {int(version) + 1}\n")
+        with pytest.raises(FormatVersionError):
+            stores.open("other")
+
+
+@pytest.mark.clause("R5")
+def test_r5_an_open_does_not_replay_history(durable_stores: Stores) -> None:
+    """R5: after a clean close an open reads about as little of a store with a long past as of a new one."""
+    calls: list[int] = []
+
+    def reads_of_an_open(name: str) -> int:
+        counted = 0
+        patches = []
+        for kind in _databases(durable_stores.pair):
+            for method in ("scan", "get"):
+                original = getattr(kind, method)
+
+                def counting(self: object, *args: object, original: object = original, **kwargs: object) -> object:
+                    nonlocal counted
+                    found = original(self, *args, **kwargs)  # type: ignore[operator]
+                    counted += len(found) if isinstance(found, list) else 1
+                    return found
+
+                patches.append(patch.object(kind, method, counting))
+        for each in patches:
+            each.start()
+        try:
+            durable_stores.open(name).close()
+        finally:
+            for each in patches:
+                each.stop()
+        return counted
+
+    durable_stores.open("new").close()
+    old = durable_stores.open("old")
+    for step in range(20):
+        sent = old.send_batch([message(f"{step}-{n}", deliver_at_ms=durable_stores.clock.now_ms() + 1000 * (n % 50)) for n in range(200)])
+        old.cancel([each.handle or "" for each in sent[::10]])
+        durable_stores.clock.advance(30_000)
+        old.tick()
+        old.ack(old.pop("t", "g", max_messages=50))
+    old.close()
+    calls += [reads_of_an_open("new"), reads_of_an_open("old")]
+    assert calls[1] < calls[0] + 100, f"entries read: {calls[0]} of a new store, {calls[1]} of one with 4000 messages behind it"
+
+
+def _databases(pair: Pair) -> list[type]:
+    kinds = []
+    for name in dict.fromkeys(pair):
+        _, engine = get_plugins().load_engine(name)
+        module = __import__(type(engine).__module__.rsplit(".", 1)[0] + ".kv", fromlist=["kv"])
+        kinds += [
+            each for each in vars(module).values() if isinstance(each, type) and issubclass(each, OrderedKV) and each is not OrderedKV
+        ]
+    return list(dict.fromkeys(kinds))
+
+
+@pytest.mark.clause("R5")
+def test_r5_an_open_takes_no_longer_for_a_long_past(durable_stores: Stores) -> None:
+    """R5: ten times the history does not make the open ten times longer."""
+
+    def fill(name: str, batches: int) -> None:
+        store = durable_stores.open(name, flush="async")
+        for step in range(batches):
+            store.send_batch([message(f"{step}-{n}", deliver_at_ms=START_MS + 10**9 + n) for n in range(1000)])
+        store.close()
+
+    def took(name: str) -> float:
+        best = 10.0
+        for _ in range(3):
+            began = time.perf_counter()
+            store = durable_stores.open(name)
+            best = min(best, time.perf_counter() - began)
+            store.close()
+        return best
+
+    fill("short", 2)
+    fill("long", 40)
+    assert took("long") < 5 * took("short") + 0.05
+
+
+def _damaged(path: Path, at: float) -> None:
+    size = path.stat().st_size
+    with open(path, "r+b") as file:
+        file.seek(int(size * at))
+        file.write(os.urandom(min(512, max(size // 50, 8))))
+
+
+@pytest.mark.clause("R6")
+@pytest.mark.parametrize("pair", SINGLE, ids=str)
+def test_r6_damage_in_the_middle_is_named(pair: Pair) -> None:
+    """R6: garbage over a part of any file either is found and typed, with the file, or costs no message without a word (T12)."""
+    with stores_of(pair) as stores:
+        store = stores.open()
+        for step in range(20):
+            store.send_batch([message(f"{step}-{n}", deliver_at_ms=START_MS + 1000 + n) for n in range(50)])
+        store.close()
+        home = stores.root / "store" / pair.timers / "db"
+        files = sorted(
+            path for path in home.iterdir() if path.is_file() and path.stat().st_size > 64 and path.suffix in (".sst", ".mdb", ".log")
+        )
+        found = 0
+        for number, path in enumerate(path for path in files if path.name not in ("LOG", "lock.mdb")):
+            original = path.read_bytes()
+            for at in (0.0, 0.4, 0.6) if path.suffix != ".mdb" else (0.0,):
+                _damaged(path, at)
+                try:
+                    store = stores.open()
+                except (CorruptStoreError, FormatVersionError) as error:
+                    found += 1
+                    assert str(home) in str(error) or getattr(error, "file", "")
+                else:
+                    try:
+                        kept = sum(1 for _ in store.timers._shared.kv.scan_all(TIMERS))  # type: ignore[attr-defined]
+                        assert kept >= 20, f"{path.name} damaged at {at}: {kept} runs left, and nobody said a word"
+                    except CorruptStoreError as error:
+                        found += 1
+                        assert error.file
+                    finally:
+                        store.close()
+                path.write_bytes(original)
+            assert number >= 0
+        assert found
+        store = stores.open()
+        assert store.pending().total == 1000
+
+
+@pytest.mark.clause("R6")
+def test_r6_a_damaged_manifest_is_named(durable_stores: Stores) -> None:
+    """R6: a manifest that is no JSON, or says too little, is CorruptStoreError with its file; never is a new store made over it."""
+    store = durable_stores.open()
+    store.send(message(1), delay=1000)
+    store.close()
+    path = durable_stores.root / "store" / "rmqstore.json"
+    good = path.read_bytes()
+    for bad in (b"", b"{", b"[]", b"{}", good[: len(good) // 2], b"\xff\xfe"):
+        path.write_bytes(bad)
+        with pytest.raises(CorruptStoreError) as caught:
+            durable_stores.open()
+        assert caught.value.file == str(path)
+    path.write_bytes(good)
+    assert durable_stores.open().pending().total == 1
+
+
+@pytest.mark.clause("X1")
+def test_x1_a_second_open_is_refused(stores: Stores) -> None:
+    """X1: by the same process; the first goes on unharmed; after its close the next open succeeds."""
+    store = stores.open()
+    store.send(message(1))
+    for _ in range(2):
+        with pytest.raises(StoreLockedError):
+            stores.open()
+    link = stores.root / "link"
+    link.symlink_to(stores.root / "store")
+    with pytest.raises(StoreLockedError):
+        stores.open("link")
+    store.send(message(2))
+    assert read_ids(store) == ["m1", "m2"]
+    store.close()
+    stores.open()
+
+
+@pytest.mark.clause("X1")
+def test_x1_an_open_that_fails_lets_go_of_the_lock(durable_stores: Stores) -> None:
+    """X1: a refused open does not keep the store locked."""
+    durable_stores.open().close()
+    with pytest.raises(ConfigError):
+        durable_stores.open(precision_ms=100)
+    with (
+        patch("rmqstore.ordered.timers.OrderedTimers.recover", side_effect=rmqstore.StoreFullError("no room")),
+        pytest.raises(rmqstore.StoreFullError),
+    ):
+        durable_stores.open()
+    durable_stores.open()
+
+
+@pytest.mark.clause("X1")
+def test_x1_what_is_no_store_is_refused(engine_stores: Stores) -> None:
+    """X1: a file, a directory of something else, a missing parent: typed, and nothing is touched."""
+    root = engine_stores.root
+    (root / "file").write_text("x")
+    (root / "full").mkdir()
+    (root / "full" / "thesis.txt").write_text("years of work")
+    for name in ("file", "full", "missing/parent"):
+        with pytest.raises(StorePathError):
+            engine_stores.open(name)
+    assert (root / "full" / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.clause("X1")
+def test_x1_a_closed_store_says_so(stores: Stores) -> None:
+    """X1: every public call of a closed store raises StoreClosedError; close is idempotent."""
+    store = stores.open()
+    sent = store.send(message(1), delay=1000)
+    store.send(message(2))
+    (popped,) = store.pop("t", "g")
+    store.close()
+    store.close()
+    calls = [
+        lambda s: s.send(message(3)), lambda s: s.send_batch([message(3)]), lambda s: s.cancel(sent.handle),
+        lambda s: s.cancel_key("t", "k"),
+        lambda s: s.pop("t", "g"), lambda s: s.pop_batch("t", "g"), lambda s: s.ack(popped), lambda s: s.change_invisible(popped, 1),
+        lambda s: s.release(popped), Store.tick, Store.pending, Store.scan, lambda s: s.lag("t", "g"), Store.topics,
+        lambda s: s.create_topic("x"), Store.groups, lambda s: s.offsets("g"), lambda s: s.reset_offset("t", "g", 0), lambda s: s.read("t"),
+        Store.stats, Store.verify, lambda s: s.snapshot(stores.root / "copy"), Store.flush, Store.confirm_clock_step, Store.next_wake_ms,
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(StoreClosedError):
+            call(store)

@@ -1,0 +1,96 @@
+"""Every planted fault is noticed by the test of the clause that it breaks, and by that fault alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.clauses import (
+    test_calls,
+    test_cancel,
+    test_clock,
+    test_handover,
+    test_interleavings,
+    test_pops,
+    test_queues,
+    test_timers,
+    test_unsynced,
+)
+from tests.mutants import catalogue
+from tests.stores import DURABLE_PAIRS, MIXED, PAIRS, Pair, Stores, stores_of
+
+
+class Kill(NamedTuple):
+    """A mutant, the body of the test that must fail under it, and the engines on which it is tried."""
+
+    mutant: Callable[[], AbstractContextManager[None]]
+    body: Callable[[Stores], Any]
+    pairs: list[Pair]
+
+    def __str__(self) -> str:
+        return self.mutant.__name__
+
+
+def interleaved(stores: Stores) -> None:
+    """A late put between the seal and the read of what it closed."""
+    for place in (1, 2, 3):
+        test_interleavings.play(stores, ("late",), (place,), 2, f"s{place}")
+
+
+def unplugged(stores: Stores) -> None:
+    """Power losses at every step."""
+    test_unsynced.test_h1_power_loss_at_every_step(stores.pair, 1, "async")
+
+
+ANY, DURABLE = PAIRS[:1], DURABLE_PAIRS[:1]
+
+KILLS = [
+    Kill(catalogue.fires_early, lambda s: test_timers.test_t1_t2_never_early_and_by_the_first_tick(s, 1000), ANY),
+    Kill(catalogue.fires_late, lambda s: test_timers.test_t1_t2_never_early_and_by_the_first_tick(s, 1000), ANY),
+    Kill(catalogue.put_during_a_tick_is_lost, interleaved, ANY),
+    Kill(catalogue.cancelled_after_the_seal, test_cancel.test_c2_after_the_seal_it_is_too_late, ANY),
+    Kill(catalogue.tombstone_dropped, test_cancel.test_c4_a_repeat_stays_cancelled_within_the_memory, ANY),
+    Kill(catalogue.cancelled_rows_of_a_kept_call_go_out, test_cancel.test_c1_cancelled_before_its_tick_is_sealed_never_comes, ANY),
+    Kill(catalogue.one_cursor_pair_instead_of_a_staircase, test_clock.test_k1_a_day_ahead_and_back, ANY),
+    Kill(catalogue.cursor_is_not_stored_with_the_messages, lambda s: test_handover.test_h1_closing_after_any_step(s, 1), DURABLE),
+    Kill(catalogue.forget_before_durable, lambda s: test_handover.test_h3_across_two_engines_the_timers_are_synced_first(s.pair), MIXED),
+    Kill(
+        catalogue.apply_before_the_timers_sync,
+        lambda s: test_handover.test_h3_across_two_engines_the_timers_are_synced_first(s.pair),
+        MIXED,
+    ),
+    Kill(catalogue.forget_before_durable, unplugged, MIXED[:1]),
+    Kill(catalogue.apply_before_the_timers_sync, unplugged, MIXED[:1]),
+    Kill(catalogue.seal_in_memory_only, test_cancel.test_c5_a_sealed_tick_is_too_late_also_after_a_reopen, DURABLE),
+    Kill(catalogue.stale_receipt_accepted, test_pops.test_p5_outcomes_are_true, ANY),
+    Kill(catalogue.groups_share_a_receipt, test_pops.test_p5_garbage_or_forged_is_unknown, ANY),
+    Kill(catalogue.ack_is_not_written, test_pops.test_p4_acked_is_final, ANY),
+    Kill(catalogue.one_delivery_too_many, lambda s: test_pops.test_p7_after_the_last_retry_the_dead_letter_queue(s, 16), ANY),
+    Kill(catalogue.release_counts_the_attempt, test_pops.test_p7_released_pops_do_not_count, ANY),
+    Kill(catalogue.offset_without_lease, test_pops.test_p1_leased_messages_are_not_given_again, ANY),
+    Kill(catalogue.revive_without_ending_the_lease, test_pops.test_p5_outcomes_are_true, ANY),
+    Kill(catalogue.one_revive_at_a_time, test_pops.test_p3_an_expired_lease_comes_back_through_the_retry_topic, ANY),
+    Kill(catalogue.marks_ignored, test_calls.test_i1_a_repeated_mark_stores_nothing, ANY),
+    Kill(catalogue.repeated_answers_applied, test_calls.test_i1_a_repeated_mark_stores_nothing, ANY),
+    Kill(catalogue.retries_starve, lambda s: test_queues.test_p13_retries_get_their_share_under_full_load(s, 0.2), ANY),
+    Kill(catalogue.first_queue_only_once, test_queues.test_p13_the_start_queue_is_uniform, ANY),
+]
+
+CASES = [pytest.param(kill, pair, id=f"{kill}-{pair}") for kill in KILLS for pair in kill.pairs]
+
+
+@pytest.mark.parametrize(("kill", "pair"), CASES)
+def test_the_clause_notices_the_mutant(kill: Kill, pair: Pair) -> None:
+    with stores_of(pair) as stores:
+        kill.body(stores)
+    with stores_of(pair) as stores, kill.mutant(), pytest.raises((AssertionError, pytest.fail.Exception)):
+        kill.body(stores)
+
+
+def test_every_mutant_is_tried() -> None:
+    known = {name for name, each in vars(catalogue).items() if getattr(each, "__module__", "") == catalogue.__name__}
+    assert known == {kill.mutant.__name__ for kill in KILLS}
+    assert len(known) >= 12

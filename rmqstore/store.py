@@ -35,6 +35,7 @@ from rmqstore.contract import (
     PopStore,
     ReleaseOutcome,
     ScanPage,
+    Side,
     Ticket,
     TimerHandle,
     TimerStats,
@@ -43,7 +44,6 @@ from rmqstore.contract import (
     WriteStatus,
 )
 from rmqstore.errors import (
-    ClockStepError,
     IllegalArgumentError,
     IllegalArgumentTypeError,
     IllegalMessageError,
@@ -72,27 +72,10 @@ from rmqstore.opening import Opened, checked_clock, checked_path
 from rmqstore.plugins import get_plugins
 from rmqstore.sending import Completer, SendReceipt, SendReceipts, has_message_group, ids_of, latest_deliver_ms
 from rmqstore.services.signals import Signal
-from rmqstore.services.ticker import Ticker, Turn
+from rmqstore.services.ticker import Ticker
 from rmqstore.snapshots import write_snapshot
+from rmqstore.ticking import Ticking, TickReport
 from rmqstore.when import Duration, When, duration_ms, time_ms
-
-_REVIVE_PAGE = 1024
-_MAINTAIN_BUDGET = 1024
-_UPKEEP_INTERVAL_MS = 1000
-
-
-class TickReport(msgspec.Struct, frozen=True):
-    """What one tick did: messages handed over to their topics, leases given to retry topics, to dead letter queues, and parked."""
-
-    handed_over: int = 0
-    retried: int = 0
-    dead: int = 0
-    parked: int = 0
-
-    @property
-    def moved(self) -> int:
-        """All messages that moved."""
-        return self.handed_over + self.retried + self.dead + self.parked
 
 
 class StoreStats(msgspec.Struct, frozen=True):
@@ -155,14 +138,12 @@ class Store:
         self._closed = False
         self._sync_calls = opened.config.flush is Flush.SYNC
         self._tick_lock = threading.RLock()
-        self._last_tick_ms: int | None = None
         self._arrivals = Signal()
         self._ticker_wake = Signal()
         self._completer = Completer(self._queues_of)
         config = opened.config
         self._hand_over = HandOver(opened.timers, opened.pops, one_log=opened.one_log, limit=config.hand_over_limit, sync=self._sync_calls)
-        self._revive_turn = Turn(config.revive_interval_ms)
-        self._upkeep_turn = Turn(_UPKEEP_INTERVAL_MS)
+        self._ticking = Ticking(opened, self._hand_over, lambda side, ticket: self._settle(side, ticket))
         self._unsubscribe: Callable[[], None] | None = None
         if (subscribe := getattr(clock, "subscribe", None)) is not None:
             self._unsubscribe = subscribe(self._clock_moved)
@@ -456,46 +437,16 @@ class Store:
     def _tick(self, *, always: bool) -> TickReport:
         self._check_open()
         with self._tick_lock:
-            now_ms = self._clock.now_ms()
-            self._check_step(now_ms)
-            moved, ticket = self._hand_over.run(now_ms)
-            report = TickReport(handed_over=moved)
-            if self._revive_turn.take(now_ms) or always:
-                report, ticket = self._revive(report, now_ms, ticket)
-            if ticket is not None:
-                self._settle(self._pops, ticket)
-                self._timers.forget(self._pops.durable_cursor())
-            if self._upkeep_turn.take(now_ms) or always:
-                self._timers.maintain(now_ms, _MAINTAIN_BUDGET)
-                self._pops.maintain(now_ms, _MAINTAIN_BUDGET)
-            self._last_tick_ms = now_ms
+            report = self._ticking.run(self._clock.now_ms(), always=always)
         if report.moved:
             self._arrivals.notify()
         return report
-
-    def _revive(self, report: TickReport, now_ms: int, ticket: Ticket | None) -> tuple[TickReport, Ticket | None]:
-        while True:
-            revived, revive_ticket = self._pops.revive(now_ms, _REVIVE_PAGE)
-            ticket = revive_ticket if revive_ticket.position else ticket
-            report = TickReport(
-                report.handed_over, report.retried + revived.retried, report.dead + revived.dead, report.parked + revived.parked
-            )
-            if not revived.more:
-                return report, ticket
-
-    def _check_step(self, now_ms: int) -> None:
-        limit_ms = self._opened.config.clock_max_step_ms
-        if limit_ms and self._last_tick_ms is not None and now_ms - self._last_tick_ms > limit_ms:
-            raise ClockStepError(
-                f"the clock went from {self._last_tick_ms} to {now_ms} ms, more than clock.max_step_ms = {limit_ms}; the hand-over waits "
-                "until the clock is right again or confirm_clock_step() is called"
-            )
 
     def confirm_clock_step(self) -> None:
         """Accept the present time although the clock jumped by more than ``clock.max_step_ms`` (K2)."""
         self._check_open()
         with self._tick_lock:
-            self._last_tick_ms = self._clock.now_ms()
+            self._ticking.confirm(self._clock.now_ms())
         self._ticker_wake.notify()
 
     def next_wake_ms(self) -> int | None:
@@ -637,7 +588,7 @@ class Store:
         """The pop side, for tools that speak the contract."""
         return self._pops
 
-    def _settle(self, side: TimerStore | PopStore, ticket: Ticket) -> None:
+    def _settle(self, side: Side, ticket: Ticket) -> None:
         """Wait for the disk where the setting asks for it."""
         if self._sync_calls and ticket.position:
             side.sync(ticket)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from rmqstore import CancelOutcome, ChangeOutcome, InitMode, Message, Store
+from rmqstore import CancelOutcome, ChangeOutcome, InitMode, Message, MessageBatch, Store
 from rmqstore.message import retry_topic
 from tests.oracle import Oracle, Timer
 from tests.stores import DAY_MS, HOUR_MS, PAIRS, Pair, stores_of
@@ -62,6 +62,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.snapshots = 0
         self.handles: list[tuple[str, Timer]] = []
         self.marked: dict[bytes, tuple[int, list[str | None]]] = {}
+        self.marked_rows: dict[bytes, list[Message]] = {}
         self.settled = True
 
     def teardown(self) -> None:
@@ -114,8 +115,6 @@ class StoreMachine(RuleBasedStateMachine):
             return
         given: Any = messages
         if arrow:
-            from rmqstore import MessageBatch
-
             given = MessageBatch.of(messages).columns
         receipts = self.store.send_batch(given, marks=[] if mark is None else [mark])
         timers = self.oracle.send(messages, self.now) if messages else None
@@ -126,7 +125,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.handles.append((each.handle, timer))
         if mark is not None:
             self.marked[mark] = (self.now, [each.handle for each in receipts])
-            self.marked_rows = getattr(self, "marked_rows", {}) | {mark: messages}
+            self.marked_rows[mark] = messages
 
     @precondition(lambda self: self.marked)
     @rule(data=st.data())

@@ -35,6 +35,7 @@ from rmqstore.contract.pops import (
     TopicInfo,
 )
 from rmqstore.contract.receipts import NO_RETRY, RETRY_V1, RETRY_V2, Receipt
+from rmqstore.contract.side import Side, Ticket
 from rmqstore.contract.timers import (
     EMPTY_CURSOR,
     MAX_CORNERS,
@@ -43,7 +44,6 @@ from rmqstore.contract.timers import (
     PendingCounts,
     PendingTimer,
     ScanPage,
-    Ticket,
     TimerCursor,
     TimerHandle,
     TimerReceipts,
@@ -91,6 +91,7 @@ __all__ = [
     "ReviveReport",
     "ScanPage",
     "Setting",
+    "Side",
     "Support",
     "Ticket",
     "TimerCursor",

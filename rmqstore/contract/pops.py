@@ -9,13 +9,13 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from rmqstore.contract.receipts import Receipt
-from rmqstore.contract.timers import Ticket, TimerCursor, WriteStatus
+from rmqstore.contract.side import Side, Ticket
+from rmqstore.contract.timers import TimerCursor, WriteStatus
 
 if TYPE_CHECKING:
     from rmqstore.batch import MessageBatch
@@ -199,12 +199,8 @@ class PopStats(msgspec.Struct, frozen=True):
     position: int
 
 
-class PopStore(ABC):
-    """What an engine must be to hold queues and leases (docs/contract.md, clauses P, and with a TimerStore H).
-
-    Mutating calls may come from any thread and are serialised by the store; pure reads run beside them. A call is all or nothing
-    (F3). Time enters as ``now_ms``.
-    """
+class PopStore(Side):
+    """What an engine must be to hold queues and leases (docs/contract.md, clauses P, and with a TimerStore H)."""
 
     @abstractmethod
     def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
@@ -281,33 +277,8 @@ class PopStore(ABC):
         """Return when the first running lease ends; None when there is none."""
 
     @abstractmethod
-    def maintain(self, now_ms: int, budget: int) -> int:
-        """Do up to ``budget`` units of upkeep (drop old lease records, marks, attempt ids), without a sync; returns the units done."""
-
-    @abstractmethod
-    def sync(self, ticket: Ticket | None = None) -> None:
-        """Return when everything up to ``ticket`` (None: everything) is durable; concurrent calls share one disk sync."""
-
-    @property
-    @abstractmethod
-    def durable_position(self) -> int:
-        """The position up to which everything would survive a power loss."""
-
-    @abstractmethod
-    def verify(self) -> list[str]:
-        """Recount every counter and check every record; returns one sentence a difference, empty when all is well."""
-
-    @abstractmethod
     def stats(self) -> PopStats:
         """Return counters and gauges."""
-
-    @abstractmethod
-    def snapshot(self, path: Path) -> None:
-        """Write a consistent copy of the queues to the new directory ``path``, openable as an engine directory."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Make everything durable and let go of the files; idempotent."""
 
     # ------------------------------------------------------------ sugar over apply
 

@@ -11,13 +11,14 @@ import base64
 import enum
 import struct
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import msgspec
 import numpy as np
+
+from rmqstore.contract.side import Side, Ticket
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,15 +29,6 @@ if TYPE_CHECKING:
 _CORNER = struct.Struct(">qq")
 _HANDLE = struct.Struct(">BIIQQ")
 _HANDLE_VERSION = 1
-
-
-class Ticket(msgspec.Struct, frozen=True):
-    """What a mutating call gives besides its result: pass it to ``sync`` to wait until the call is durable.
-
-    ``position`` is an engine's log position; it grows with every mutating call of one open store. 0 means nothing to wait for.
-    """
-
-    position: int
 
 
 class WriteStatus(enum.Enum):
@@ -229,12 +221,8 @@ class TimerStats(msgspec.Struct, frozen=True):
     position: int
 
 
-class TimerStore(ABC):
-    """What an engine must be to hold timers (docs/contract.md, clauses T, C, and with a PopStore H).
-
-    Mutating calls may come from any thread and are serialised by the store; pure reads run beside them. A call is all or nothing
-    (F3). No method reads a clock, starts a thread or sleeps: time enters as ``now_ms``.
-    """
+class TimerStore(Side):
+    """What an engine must be to hold timers (docs/contract.md, clauses T, C, and with a PopStore H)."""
 
     precision_ms: int
     """The width of a tick, ms; fixed when the store is made (R4)."""
@@ -320,35 +308,5 @@ class TimerStore(ABC):
         """Return a lower bound of the earliest tick that is not handed over, for the caller's sleep; None when there is none."""
 
     @abstractmethod
-    def maintain(self, now_ms: int, budget: int) -> int:
-        """Do up to ``budget`` units of upkeep (drop old tombstones and marks), without a sync; returns the units done."""
-
-    @abstractmethod
-    def sync(self, ticket: Ticket | None = None) -> None:
-        """Return when everything up to ``ticket`` (None: everything) is durable; concurrent calls share one disk sync.
-
-        Raises:
-            StoreFullError: no room; what was not durable is not stored (F1).
-            StorePoisonedError: the disk failed (F2).
-        """
-
-    @property
-    @abstractmethod
-    def durable_position(self) -> int:
-        """The position up to which everything would survive a power loss."""
-
-    @abstractmethod
-    def verify(self) -> list[str]:
-        """Recount every counter and check every record; returns one sentence a difference, empty when all is well."""
-
-    @abstractmethod
     def stats(self) -> TimerStats:
         """Return counters and gauges."""
-
-    @abstractmethod
-    def snapshot(self, path: Path) -> None:
-        """Write a consistent copy of the timers to the new directory ``path``, openable as an engine directory."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Make everything durable and let go of the files; idempotent."""

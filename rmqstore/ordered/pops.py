@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
@@ -50,6 +49,7 @@ from rmqstore.ordered.popverify import verify_pops
 from rmqstore.ordered.queues import DamagedRun, QueueLog, Topic
 from rmqstore.ordered.records import attempt_of, encode_batch, first_pop_of, message_id_of, with_delivery
 from rmqstore.ordered.shared import Shared
+from rmqstore.ordered.side import OrderedSide
 from rmqstore.ordered.stage import Stage, origin_topic
 from rmqstore.ordered.standings import Seat, Standing
 
@@ -59,13 +59,11 @@ _RELEASE = {LEASED: ReleaseOutcome.RELEASED, ACKED: ReleaseOutcome.ALREADY_ACKED
 _CHANGE = {LEASED: ChangeOutcome.CHANGED, ACKED: ChangeOutcome.ALREADY_ACKED, MOVED: ChangeOutcome.STALE}
 
 
-class OrderedPops(PopStore):
+class OrderedPops(OrderedSide, PopStore):
     """The pop side of a session; see the module for its argument."""
 
     def __init__(self, shared: Shared) -> None:
-        self._shared = shared
-        self._options = shared.options
-        self._lock = shared.lock
+        super().__init__(shared)
         self._load()
         shared.on_reload(self._load)
 
@@ -452,16 +450,3 @@ class OrderedPops(PopStore):
             stored = kv.get(LEASES, key) if key[:1] == ATTEMPT else None
             if stored is None or attempt_is_over(stored, now_ms):
                 yield key
-
-    def sync(self, ticket: Ticket | None = None) -> None:
-        self._shared.sync(ticket)
-
-    @property
-    def durable_position(self) -> int:
-        return self._shared.kv.durable_position
-
-    def snapshot(self, path: Path) -> None:
-        self._shared.snapshot(path)
-
-    def close(self) -> None:
-        self._shared.close()

@@ -13,7 +13,6 @@ import zlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -58,6 +57,7 @@ from rmqstore.ordered.runs import (
     single_of,
 )
 from rmqstore.ordered.shared import Shared
+from rmqstore.ordered.side import OrderedSide
 
 _DUE_BYTES = 8 * PAGE_BYTES
 _FORGET_PAGE = 4096
@@ -72,13 +72,11 @@ class _Located(msgspec.Struct, frozen=True):
     at: int
 
 
-class OrderedTimers(TimerStore):
+class OrderedTimers(OrderedSide, TimerStore):
     """The timer side of a session; see the module for its layout and argument."""
 
     def __init__(self, shared: Shared) -> None:
-        self._shared = shared
-        self._options = shared.options
-        self._lock = shared.lock
+        super().__init__(shared)
         self.precision_ms = shared.options.precision_ms
         self._random = random.Random(shared.options.congestion_seed)
         self._last_seq = 0
@@ -510,19 +508,6 @@ class OrderedTimers(TimerStore):
             if write:
                 self._shared.write(write)
             return done
-
-    def sync(self, ticket: Ticket | None = None) -> None:
-        self._shared.sync(ticket)
-
-    @property
-    def durable_position(self) -> int:
-        return self._shared.kv.durable_position
-
-    def snapshot(self, path: Path) -> None:
-        self._shared.snapshot(path)
-
-    def close(self) -> None:
-        self._shared.close()
 
 
 def _deliver_times(batch: MessageBatch, records: Sequence[bytes]) -> list[int]:

@@ -81,18 +81,3 @@ class Ticker:
         due_ms = self._store.next_wake_ms()
         pause_s = self._poll_s if due_ms is None else max(min(due_ms / 1000, self._poll_s), 0.001)
         return pause_s if self._flush_s is None else min(pause_s, self._flush_s)
-
-
-class Turn:
-    """Says when a recurring duty is due again, by any clock: a step back in time makes it due at once."""
-
-    def __init__(self, interval_ms: int) -> None:
-        self._interval_ms = interval_ms
-        self._last_ms: int | None = None
-
-    def take(self, now_ms: int) -> bool:
-        """Return whether it is due, and count from now on if it is."""
-        if self._last_ms is not None and 0 <= now_ms - self._last_ms < self._interval_ms:
-            return False
-        self._last_ms = now_ms
-        return True

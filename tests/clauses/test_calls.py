@@ -10,6 +10,7 @@ import pytest
 
 import rmqstore
 from rmqstore import IllegalArgumentError, IllegalMessageError, Message, Store, StoreFullError, UnsupportedOperationError
+from rmqstore.contract import Support
 from rmqstore.ordered.shared import Shared
 from rmqstore.plugins import get_plugins
 from tests.stores import DAY_MS, START_MS, Stores, ids, message, pop_all, read_ids
@@ -139,8 +140,6 @@ def test_s1_absent_capabilities_are_refused_without_effect(stores: Stores) -> No
 @pytest.mark.clause("S1")
 def test_s1_declared_capabilities_are_there(stores: Stores) -> None:
     """S1: what the engines declare is so: precisions, body size, cancel by key, snapshot."""
-    from rmqstore.contract import Support
-
     timers, pops = (get_plugins().load_engine(name)[0].capabilities for name in stores.pair)
     store = stores.open(precision_ms=timers.min_precision_ms)
     largest = Message(

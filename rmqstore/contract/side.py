@@ -1,0 +1,55 @@
+"""What the two lower interfaces have in common: durability in two steps, upkeep, copies, the end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import msgspec
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """What a mutating call gives besides its result: pass it to ``sync`` to wait until the call is durable.
+
+    ``position`` is an engine's log position; it grows with every mutating call of one open store. 0 means nothing to wait for.
+    """
+
+    position: int
+
+
+class Side(ABC):
+    """One side of a store, timers or pops.
+
+    Mutating calls may come from any thread and are serialised by the side; pure reads run beside them. A call is all or nothing (F3). No
+    method reads a clock, starts a thread or sleeps: time enters as ``now_ms``.
+    """
+
+    @abstractmethod
+    def maintain(self, now_ms: int, budget: int) -> int:
+        """Do up to ``budget`` units of upkeep (drop what is remembered long enough), without a sync; returns the units done."""
+
+    @abstractmethod
+    def sync(self, ticket: Ticket | None = None) -> None:
+        """Return when everything up to ``ticket`` (None: everything) is durable; concurrent calls share one disk sync.
+
+        Raises:
+            StoreFullError: no room; what was not durable is not stored (F1).
+            StorePoisonedError: the disk failed (F2).
+        """
+
+    @property
+    @abstractmethod
+    def durable_position(self) -> int:
+        """The position up to which everything would survive a power loss."""
+
+    @abstractmethod
+    def verify(self) -> list[str]:
+        """Recount every counter and check every record; returns one sentence a difference, empty when all is well."""
+
+    @abstractmethod
+    def snapshot(self, path: Path) -> None:
+        """Write a consistent copy to the new directory ``path``, openable as an engine directory."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Make everything durable and let go of the files; idempotent."""

@@ -107,7 +107,8 @@ class StoreDirectory:
             return None
         except (ValueError, OSError) as error:
             raise CorruptStoreError(f"the manifest {path} cannot be read: {error}", file=str(path)) from error
-        if isinstance(manifest, dict) and (version := manifest.get("format")) != MANIFEST_FORMAT:
+        looks_like_one = isinstance(manifest, dict) and not manifest.keys().isdisjoint({"format", "store_id"})
+        if looks_like_one and (version := manifest.get("format")) != MANIFEST_FORMAT:
             raise FormatVersionError(f"store {self.path} has format {version!r}, this version of rmqstore reads {MANIFEST_FORMAT}")
         if not _is_manifest(manifest):
             raise CorruptStoreError(f"the manifest {path} is not one of a store", file=str(path))

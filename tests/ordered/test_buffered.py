@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqstore.errors import IllegalArgumentError, StoreClosedError, StoreFullError, StorePoisonedError
@@ -188,6 +188,26 @@ def test_reads_and_writes_go_on_beside_a_commit(base: FakeBase, kv: BufferedKV, 
     assert kv.scan(0, b"", None, 10) == [(b"b", b"2"), (b"c", b"2")]
     kv.sync()
     assert base.state[0] == {b"b": b"2", b"c": b"2"}
+
+
+def test_a_range_delete_hides_what_is_being_committed(base: FakeBase, kv: BufferedKV) -> None:
+    base.state[0].update({b"%d" % number: b"base" for number in range(10)})
+    batch = WriteBatch()
+    batch.put_many(0, [(b"%d" % number, b"flushing") for number in range(2, 8)])
+    kv.write(batch)
+    kv._layers = (Overlay(SPACES, kv.position), kv._layers[0])
+    batch = WriteBatch()
+    batch.delete_range(0, b"1", b"7")
+    batch.put(0, b"4", b"active")
+    kv.write(batch)
+    expected = [(b"0", b"base"), (b"4", b"active"), (b"7", b"flushing"), (b"8", b"base"), (b"9", b"base")]
+    for _ in ("before the commit", "after it"):
+        assert kv.scan(0, b"", None, 100) == expected
+        assert kv.scan(0, b"", None, 100, reverse=True) == expected[::-1]
+        assert [kv.scan(0, b"1", None, limit) for limit in (1, 2)] == [expected[1:2], expected[1:3]]
+        assert [kv.scan(0, b"", b"7", limit, reverse=True) for limit in (1, 2)] == [expected[1:2], expected[1::-1]]
+        assert [kv.get(0, key) for key in (b"1", b"3", b"4", b"7")] == [None, None, b"active", b"flushing"]
+        base.commit(kv._layers[1].effects())
 
 
 def test_concurrent_syncs_share_a_commit(base: FakeBase, kv: BufferedKV, in_thread) -> None:
@@ -404,7 +424,8 @@ def apply(model: dict[bytes, bytes], change: PutMany | DeleteMany | DeleteRange)
             del model[key]
 
 
-@given(st.lists(steps, max_size=30))
+@settings(max_examples=200, deadline=None)
+@given(st.lists(steps, max_size=40))
 def test_reads_see_the_layers_as_one(script: list[object]) -> None:
     base = FakeBase()
     kv = BufferedKV(base, SPACES)

@@ -184,6 +184,33 @@ def test_a_forked_child_that_lives_on_and_ends_normally_holds_no_lock(adapter: A
     assert process.returncode == 0
 
 
+def test_a_forked_child_that_outlives_a_killed_holder_holds_no_lock(adapter: Adapter, home: Path) -> None:
+    body = "import os, signal\npid = os.fork()\nif pid == 0:\n    signal.pause()\nprint(pid, flush=True)\nsignal.pause()"
+    with child(adapter, home, body) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        grandchild = int(process.stdout.readline())
+        try:
+            process.kill()
+            process.wait(30)
+            adapter.open(home).close()
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
+
+
+def test_closing_lets_go_of_a_lock_whose_descriptor_was_copied(adapter: Adapter, home: Path) -> None:
+    """As by a fork that runs no Python."""
+    kv = adapter.open(home)
+    part = kv if hasattr(kv, "_home") else kv._base  # type: ignore[attr-defined]
+    copy = os.dup(part._home._lock_fd)  # type: ignore[attr-defined]
+    kv.close()
+    adapter.open(home).close()
+    os.close(copy)
+
+
 # ---------------------------------------------------------------- directories
 
 

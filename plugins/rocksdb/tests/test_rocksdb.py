@@ -19,6 +19,7 @@ from rmqstore.ordered.kv import DeleteMany, DeleteRange, PutMany, WriteBatch
 from rmqstore_rocksdb.gaps import Gap, Gaps
 from rmqstore_rocksdb.kv import RocksDBKV, open_rocksdb
 from rmqstore_rocksdb.plugin import INFO, rmqstore_engines
+from rmqstore_rocksdb.scans import ForwardScan
 from rmqstore_rocksdb.tuning import RocksDBTuning, translated
 
 SPACES = ("meta", "timers")
@@ -243,6 +244,27 @@ def test_a_gap_is_empty(batches: list[list[PutMany | DeleteMany | DeleteRange]])
         gap = gaps.of(0)
         if gap is not None:
             assert [key for key in here if gap.low <= key < gap.high] == []
+
+
+def test_a_scan_teaches_nothing_about_a_state_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = open_kv(tmp_path)
+    put(kv, 9, b"")
+    batch = WriteBatch()
+    batch.delete_range(1, (5).to_bytes(4, "big"), (8).to_bytes(4, "big"))
+    kv.write(batch)
+    page = ForwardScan.page
+
+    def page_and_write(scan: ForwardScan, limit: int, page_bytes: int) -> list[tuple[bytes, bytes]]:
+        found = page(scan, limit, page_bytes)
+        put(kv, 3, b"came meanwhile")
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ForwardScan, "page", page_and_write)
+        assert len(kv.scan(1, b"\x00", None, 1)) == 1
+    assert numbers(kv) == [3, 9]
+    assert kv.scan(1, b"", (6).to_bytes(4, "big"), 1, reverse=True)[0][1] == b"came meanwhile"
+    kv.close()
 
 
 def test_gaps_grow_by_what_touches_them() -> None:

@@ -16,6 +16,9 @@ RUN_PARTS := ./plugins/memory ./plugins/rocksdb ./plugins/lmdb
 DEV_PARTS := $(RUN_PARTS) ./benchmarks
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) benchmarks/pyproject.toml
 
+# Run a command and show what it printed only when it fails.
+quietly = log=$$(mktemp); trap 'rm -f $$log' EXIT; $(1) >$$log 2>&1 || { cat $$log; exit 1; }
+
 # Stamps of what .venv holds; a changed pyproject.toml makes them stale.
 BASE := $(VENV)/.installed-base
 RUN := $(VENV)/.installed-run
@@ -42,7 +45,7 @@ lint: $(DEV)  ## style, format, import layers
 	@echo "== lint"
 	@$(BIN)/ruff check --quiet --output-format concise
 	@$(BIN)/ruff format --check --quiet
-	@$(BIN)/lint-imports --no-cache >$(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
+	@$(call quietly,$(BIN)/lint-imports --no-cache)
 
 types: $(DEV)  ## static types
 	@echo "== types"
@@ -64,7 +67,7 @@ bench-spark: $(DEV)  ## load from Spark, with failing tasks; options by ARGS="..
 
 bench-smoke: $(DEV)  ## the Spark job in small
 	@echo "== Spark job"
-	@$(BIN)/python -m rmqstore_benchmarks.spark_run --small
+	@$(call quietly,$(BIN)/python -m rmqstore_benchmarks.spark_run --small)
 
 crash: $(DEV)  ## the slow tier: kills, disk states, long runs
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "crash or slow"

@@ -185,7 +185,7 @@ def test_a_forked_child_that_lives_on_and_ends_normally_holds_no_lock(adapter: A
 
 
 def test_a_forked_child_that_outlives_a_killed_holder_holds_no_lock(adapter: Adapter, home: Path) -> None:
-    body = "import os, signal\npid = os.fork()\nif pid == 0:\n    signal.pause()\nprint(pid, flush=True)\nsignal.pause()"
+    body = "import os, signal\nif os.fork() == 0:\n    print(os.getpid(), flush=True)\nsignal.pause()"
     with child(adapter, home, body) as process:
         assert process.stdin is not None
         assert process.stdout is not None

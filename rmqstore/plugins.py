@@ -224,8 +224,8 @@ class Plugins:
             for info in infos:
                 try:
                     yield _checked_info(info), source
-                except (TypeError, ValueError) as error:
-                    name = info.name if isinstance(info, EngineInfo) else source.name
+                except Exception as error:
+                    name = info.name if isinstance(info, EngineInfo) and isinstance(info.name, str) else source.name
                     self._note_broken(BrokenPlugin(name, source.distribution, source.version, error))
 
     def _note_broken(self, broken: BrokenPlugin) -> None:
@@ -316,7 +316,7 @@ def _identity(distribution: metadata.Distribution) -> tuple[str, str]:
 
 
 def _checked_info(info: EngineInfo) -> EngineInfo:
-    """Return ``info`` when the framework can work with it; TypeError or ValueError, in one sentence, when not."""
+    """Return ``info`` when the framework can work with it; an error that says why when not."""
     if not isinstance(info, EngineInfo):
         raise TypeError(f"rmqstore_engines() must return EngineInfo objects, not {type(info).__name__}")
     if info.api_version != API_VERSION:

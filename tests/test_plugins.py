@@ -140,6 +140,11 @@ BROKEN = {
     ),
     "its name is taken by a setting": ("@hookimpl\ndef rmqstore_engines(): return [info('clock')]", "cannot be an engine's name"),
     "its name cannot be written": ("@hookimpl\ndef rmqstore_engines(): return [info('Ac-me')]", "cannot be an engine's name"),
+    "its name is no text": ("@hookimpl\ndef rmqstore_engines(): return [info(5)]", "TypeError"),
+    "its durability is no table": (
+        "@hookimpl\ndef rmqstore_engines(): return [info('acme', capabilities=Capabilities(durability=5))]",
+        "AttributeError",
+    ),
     "its capabilities are none": ("@hookimpl\ndef rmqstore_engines(): return [info('acme', capabilities={})]", "must be Capabilities"),
     "its durability has holes": (
         "@hookimpl\ndef rmqstore_engines(): return [info('acme', capabilities=Capabilities(durability={}))]",

@@ -193,7 +193,7 @@ VARIANTS: dict[str, Variant] = {
         late="next",
         judge_early=False,
         crashes=1,
-        cancels=1,
+        cancels=0,
     ),
     "B3": _right("single cursor, the clock is never set back", scheme="single", set_backs=0, crashes=1, cancels=1),
     "B4": _wrong("T2", "single cursor, a late put keeps its tick", scheme="single", late="own", cancels=0, judge_early=False),

@@ -209,9 +209,9 @@ import os, sys, rmqstore
 store = rmqstore.open(sys.argv[1], engine=sys.argv[2], services=False)
 child = os.fork()
 if child == 0:
+    print("open", flush=True)
     sys.stdin.read()
     os._exit(0)
-print("open", flush=True)
 os.waitpid(child, 0)
 """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
@@ -43,7 +44,9 @@ class Disk:
         return watched
 
     def _note(self, engine: str) -> None:
-        self._synced.update({path: path.stat().st_size for path in (self._store / engine).rglob("*.log")})
+        for path in (self._store / engine).rglob("*.log"):
+            with suppress(FileNotFoundError):  # RocksDB removes old ones in the background
+                self._synced[path] = path.stat().st_size
 
     def _copied(self, copy: Path) -> bool:
         """Copy every file; False when a file was removed meanwhile, as RocksDB does with old ones in the background."""

@@ -24,8 +24,9 @@ from rmqstore.contract import (
 )
 from rmqstore.errors import *  # noqa: F403 - every error is public
 from rmqstore.message import Message, PoppedMessage
+from rmqstore.reading import StoreStats
 from rmqstore.sending import SendReceipt
-from rmqstore.store import Store, StoreStats, open  # noqa: A004 - a store opens like a file
+from rmqstore.store import Store, open  # noqa: A004 - a store opens like a file
 from rmqstore.ticking import TickReport
 
 __version__ = "0.1.0"

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self, overload
 
-import msgspec
 import pyarrow as pa
 
 from rmqstore.batch import MessageBatch
@@ -25,20 +24,14 @@ from rmqstore.contract import (
     ChangeOutcome,
     ChangeResult,
     Flush,
-    GroupOffset,
     InitMode,
-    Lag,
-    PendingCounts,
     PopRequest,
     PopResult,
-    PopStats,
     PopStore,
     ReleaseOutcome,
-    ScanPage,
     Side,
     Ticket,
     TimerHandle,
-    TimerStats,
     TimerStore,
     TopicInfo,
     WriteStatus,
@@ -48,15 +41,12 @@ from rmqstore.errors import (
     IllegalArgumentTypeError,
     IllegalMessageError,
     IllegalMessageTypeError,
-    StoreClosedError,
-    StoreForkedError,
 )
 from rmqstore.handover import HandOver
 from rmqstore.leased import Leased, LeasedMany, receipts_of
 from rmqstore.message import (
     MAX_ID_BYTES,
     MAX_PROPERTIES_BYTES,
-    RESERVED_PREFIXES,
     Message,
     PoppedMessage,
     check_count,
@@ -70,22 +60,13 @@ from rmqstore.message import (
 )
 from rmqstore.opening import Opened, checked_clock, checked_path
 from rmqstore.plugins import get_plugins
+from rmqstore.reading import Reading
 from rmqstore.sending import Completer, SendReceipt, SendReceipts, has_message_group, ids_of, latest_deliver_ms
 from rmqstore.services.signals import Signal
 from rmqstore.services.ticker import Ticker
 from rmqstore.snapshots import write_snapshot
 from rmqstore.ticking import Ticking, TickReport
 from rmqstore.when import Duration, When, duration_ms, time_ms
-
-
-class StoreStats(msgspec.Struct, frozen=True):
-    """Counters and gauges of a store."""
-
-    path: str
-    timer_engine: str
-    pop_engine: str
-    timers: TimerStats
-    pops: PopStats
 
 
 def open(  # noqa: A001 - a store opens like a file
@@ -122,7 +103,7 @@ def open(  # noqa: A001 - a store opens like a file
     return store
 
 
-class Store:
+class Store(Reading):
     """An open store; made by :func:`rmqstore.open`, closed by :meth:`close` or a ``with`` statement. Safe to share between threads.
 
     Every call raises :class:`StoreClosedError` after ``close``, :class:`StoreForkedError` in a forked child, :class:`StoreFullError` when
@@ -130,12 +111,9 @@ class Store:
     """
 
     def __init__(self, opened: Opened, clock: Clock, *, services: bool) -> None:
+        super().__init__(opened.directory.path, opened.config, opened.timers, opened.pops)
         self._opened = opened
-        self._timers: TimerStore = opened.timers
-        self._pops: PopStore = opened.pops
         self._clock = clock
-        self._pid = os.getpid()
-        self._closed = False
         self._sync_calls = opened.config.flush is Flush.SYNC
         self._tick_lock = threading.RLock()
         self._arrivals = Signal()
@@ -454,38 +432,7 @@ class Store:
         due = [at for at in (self._timers.next_tick_ms(), self._pops.next_expiry_ms()) if at is not None]
         return min(due) - self._clock.now_ms() if due else None
 
-    # ------------------------------------------------------------ looking
-
-    def pending(self, edges_ms: Sequence[int] = ()) -> PendingCounts:
-        """Count pending timers by due time, exactly: n rising edges (ms) make n - 1 buckets, plus total, earliest and latest."""
-        self._check_open()
-        if not isinstance(edges_ms, Sequence) or isinstance(edges_ms, str | bytes):
-            raise IllegalArgumentTypeError(f"edges_ms must be a list of times, not {edges_ms!r}")
-        edges = [time_ms("an edge", edge) for edge in edges_ms]
-        return self._timers.pending(edges, self._pops.timer_cursor())
-
-    def scan(self, from_: When = 0, to: When = 2**62, *, after: tuple[int, int] | None = None, limit: int = 1000) -> ScanPage:
-        """List pending timers due in ``from_ <= due < to``, by tick and order of sending; read on with ``after=page.next_after``."""
-        self._check_open()
-        if type(limit) is not int or limit < 1:
-            raise IllegalArgumentError(f"limit must be an int of at least 1, not {limit!r}")
-        if after is not None and not (isinstance(after, tuple) and len(after) == 2):
-            raise IllegalArgumentTypeError(f"after must be what page.next_after gave, not {after!r}")
-        for number in after or ():
-            check_time_ms("a number of after", number)
-        return self._timers.scan(time_ms("from_", from_), time_ms("to", to), after, limit, self._pops.timer_cursor())
-
-    def lag(self, topic: str, group: str) -> Lag:
-        """Return how far a group is behind on a topic, exactly."""
-        self._check_open()
-        check_readable_topic(topic)
-        check_group(group)
-        return self._pops.lag(topic, group)
-
-    def topics(self, *, system: bool = False) -> list[TopicInfo]:
-        """List the topics by name; with ``system`` also retry topics, dead letter queues and parked entries."""
-        self._check_open()
-        return [topic for topic in self._pops.topics() if system or not topic.name.startswith(RESERVED_PREFIXES)]
+    # ------------------------------------------------------------ arranging
 
     def create_topic(self, name: str, queues: int = 1) -> TopicInfo:
         """Make a topic with ``queues`` queues, or widen it; sends make topics by themselves, with ``default_queues``."""
@@ -494,17 +441,6 @@ class Store:
         info, ticket = self._pops.create_topic(name, queues)
         self._settle(self._pops, ticket)
         return info
-
-    def groups(self) -> list[str]:
-        """List the groups that have popped."""
-        self._check_open()
-        return self._pops.groups()
-
-    def offsets(self, group: str) -> list[GroupOffset]:
-        """List where a group stands."""
-        self._check_open()
-        check_group(group)
-        return self._pops.offsets(group)
 
     def reset_offset(self, topic: str, group: str, to: int | InitMode, *, queue: int | None = None) -> None:
         """Move a group to an offset, to the first kept message or to the next one; its leases there turn STALE (P11)."""
@@ -516,26 +452,6 @@ class Store:
             check_count("queue", queue)
         self._settle(self._pops, self._pops.reset_offset(topic, group, queue, to, self._clock.now_ms()))
         self._arrivals.notify()
-
-    def read(self, topic: str, queue: int = 0, offset: int = 0, limit: int = 32) -> MessageBatch:
-        """Read messages of a queue without a lease."""
-        self._check_open()
-        check_readable_topic(topic)
-        for name, number in (("queue", queue), ("offset", offset), ("limit", limit)):
-            check_count(name, number, minimum=name == "limit")
-        return self._pops.read(topic, queue, offset, limit)
-
-    def stats(self) -> StoreStats:
-        """Return counters and gauges."""
-        self._check_open()
-        config = self._opened.config
-        timers = msgspec.structs.replace(self._timers.stats(), pending=self.pending().total)
-        return StoreStats(str(self._opened.directory.path), config.timer_engine, config.pop_engine, timers, self._pops.stats())
-
-    def verify(self) -> list[str]:
-        """Recount every counter and read every record; one sentence a difference, empty when all is well."""
-        self._check_open()
-        return self._timers.verify() + self._pops.verify()
 
     # ------------------------------------------------------------ keeping
 
@@ -574,7 +490,7 @@ class Store:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<rmqstore.Store {self._opened.directory.path} ({'closed' if self._closed else 'open'})>"
+        return f"<rmqstore.Store {self._path} ({'closed' if self._closed else 'open'})>"
 
     # ------------------------------------------------------------ underneath
 
@@ -592,12 +508,6 @@ class Store:
         """Wait for the disk where the setting asks for it."""
         if self._sync_calls and ticket.position:
             side.sync(ticket)
-
-    def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise StoreForkedError("this store was opened by the parent process; open a store of your own in the child")
-        if self._closed:
-            raise StoreClosedError(f"store {self._opened.directory.path} is closed; open it again")
 
     def _clock_moved(self) -> None:
         self._ticker_wake.notify()

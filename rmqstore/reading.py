@@ -1,0 +1,130 @@
+"""``Reading``: what an open store tells of itself without changing anything; the part that an owner and a reader share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from rmqstore.batch import MessageBatch
+from rmqstore.config import Config
+from rmqstore.contract import GroupOffset, Lag, PendingCounts, PopStats, PopStore, ScanPage, TimerStats, TimerStore, TopicInfo
+from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, StoreClosedError, StoreForkedError
+from rmqstore.message import (
+    MAX_ID_BYTES,
+    RESERVED_PREFIXES,
+    PoppedMessage,
+    check_count,
+    check_group,
+    check_readable_topic,
+    check_time_ms,
+    check_word,
+)
+from rmqstore.when import When, time_ms
+
+
+class StoreStats(msgspec.Struct, frozen=True):
+    """Counters and gauges of a store."""
+
+    path: str
+    timer_engine: str
+    pop_engine: str
+    timers: TimerStats
+    pops: PopStats
+
+
+class Reading:
+    """The reading calls of a store; each answers for one moment and changes nothing."""
+
+    def __init__(self, path: Path, config: Config, timers: TimerStore, pops: PopStore) -> None:
+        self._path = path
+        self._config = config
+        self._timers = timers
+        self._pops = pops
+        self._pid = os.getpid()
+        self._closed = False
+
+    @property
+    def path(self) -> Path:
+        """The directory of the store."""
+        return self._path
+
+    @property
+    def config(self) -> Config:
+        """The settings that the store was opened with."""
+        return self._config
+
+    def pending(self, edges_ms: Sequence[int] = ()) -> PendingCounts:
+        """Count pending timers by due time, exactly: n rising edges (ms) make n - 1 buckets, plus total, earliest and latest."""
+        self._check_open()
+        if not isinstance(edges_ms, Sequence) or isinstance(edges_ms, str | bytes):
+            raise IllegalArgumentTypeError(f"edges_ms must be a list of times, not {edges_ms!r}")
+        edges = [time_ms("an edge", edge) for edge in edges_ms]
+        return self._timers.pending(edges, self._pops.timer_cursor())
+
+    def scan(self, from_: When = 0, to: When = 2**62, *, after: tuple[int, int] | None = None, limit: int = 1000) -> ScanPage:
+        """List pending timers due in ``from_ <= due < to``, by tick and order of sending; read on with ``after=page.next_after``."""
+        self._check_open()
+        if type(limit) is not int or limit < 1:
+            raise IllegalArgumentError(f"limit must be an int of at least 1, not {limit!r}")
+        if after is not None and not (isinstance(after, tuple) and len(after) == 2):
+            raise IllegalArgumentTypeError(f"after must be what page.next_after gave, not {after!r}")
+        for number in after or ():
+            check_time_ms("a number of after", number)
+        return self._timers.scan(time_ms("from_", from_), time_ms("to", to), after, limit, self._pops.timer_cursor())
+
+    def lag(self, topic: str, group: str) -> Lag:
+        """Return how far a group is behind on a topic, exactly."""
+        self._check_open()
+        check_readable_topic(topic)
+        check_group(group)
+        return self._pops.lag(topic, group)
+
+    def topics(self, *, system: bool = False) -> list[TopicInfo]:
+        """List the topics by name; with ``system`` also retry topics, dead letter queues and parked entries."""
+        self._check_open()
+        return [topic for topic in self._pops.topics() if system or not topic.name.startswith(RESERVED_PREFIXES)]
+
+    def groups(self) -> list[str]:
+        """List the groups that have popped."""
+        self._check_open()
+        return self._pops.groups()
+
+    def offsets(self, group: str) -> list[GroupOffset]:
+        """List where a group stands."""
+        self._check_open()
+        check_group(group)
+        return self._pops.offsets(group)
+
+    def read(self, topic: str, queue: int = 0, offset: int = 0, limit: int = 32) -> MessageBatch:
+        """Read messages of a queue without a lease."""
+        self._check_open()
+        check_readable_topic(topic)
+        for name, number in (("queue", queue), ("offset", offset), ("limit", limit)):
+            check_count(name, number, minimum=name == "limit")
+        return self._pops.read(topic, queue, offset, limit)
+
+    def get(self, message_id: str) -> PoppedMessage | None:
+        """Find the newest message with this id that arrived in a topic, by reading all queues; None when there is none."""
+        self._check_open()
+        check_word("message_id", message_id, MAX_ID_BYTES)
+        return self._pops.get(message_id)
+
+    def stats(self) -> StoreStats:
+        """Return counters and gauges."""
+        self._check_open()
+        timers = msgspec.structs.replace(self._timers.stats(), pending=self.pending().total)
+        return StoreStats(str(self._path), self._config.timer_engine, self._config.pop_engine, timers, self._pops.stats())
+
+    def verify(self) -> list[str]:
+        """Recount every counter and read every record; one sentence a difference, empty when all is well."""
+        self._check_open()
+        return self._timers.verify() + self._pops.verify()
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise StoreForkedError("this store was opened by the parent process; open a store of your own in the child")
+        if self._closed:
+            raise StoreClosedError(f"store {self._path} is closed; open it again")

@@ -25,6 +25,7 @@ from rmqstore.contract import (
 from rmqstore.errors import *  # noqa: F403 - every error is public
 from rmqstore.message import Message, PoppedMessage
 from rmqstore.reading import StoreStats
+from rmqstore.readstore import ReadStore
 from rmqstore.sending import SendReceipt
 from rmqstore.store import Store, open  # noqa: A004 - a store opens like a file
 from rmqstore.ticking import TickReport
@@ -46,6 +47,7 @@ __all__ = [
     "MessageBatch",
     "PendingCounts",
     "PoppedMessage",
+    "ReadStore",
     "Receipt",
     "ReleaseOutcome",
     "SendReceipt",

@@ -60,13 +60,13 @@ class StoreDirectory:
         self._pid = os.getpid()
         try:
             self._prepare()
-            if self._read_manifest() is None:
+            if read_manifest(self.path) is None:
                 self._refuse_strangers()
             self._lock = self._locked()
         except OSError as error:
             raise translated(error, self.path) from error
         try:
-            self.manifest: dict[str, Any] | None = self._read_manifest()
+            self.manifest: dict[str, Any] | None = read_manifest(self.path)
             if self.manifest is None:
                 self._clear()
         except BaseException:
@@ -98,21 +98,6 @@ class StoreDirectory:
             raise
         _held.add(handle)
         return handle
-
-    def _read_manifest(self) -> dict[str, Any] | None:
-        path = self.path / MANIFEST_NAME
-        try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except (ValueError, OSError) as error:
-            raise CorruptStoreError(f"the manifest {path} cannot be read: {error}", file=str(path)) from error
-        looks_like_one = isinstance(manifest, dict) and not manifest.keys().isdisjoint({"format", "store_id"})
-        if looks_like_one and (version := manifest.get("format")) != MANIFEST_FORMAT:
-            raise FormatVersionError(f"store {self.path} has format {version!r}, this version of rmqstore reads {MANIFEST_FORMAT}")
-        if not _is_manifest(manifest):
-            raise CorruptStoreError(f"the manifest {path} is not one of a store", file=str(path))
-        return dict(manifest)
 
     def _refuse_strangers(self) -> set[str]:
         """Return what a creation left that did not come to its end; anything else is refused."""
@@ -169,6 +154,28 @@ class StoreDirectory:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.release()
+
+
+def read_manifest(directory: Path) -> dict[str, Any] | None:
+    """Return the manifest of the store in ``directory``, None when there is no store.
+
+    Raises:
+        FormatVersionError: a newer rmqstore made it.
+        CorruptStoreError: it cannot be read.
+    """
+    path = directory / MANIFEST_NAME
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, OSError) as error:
+        raise CorruptStoreError(f"the manifest {path} cannot be read: {error}", file=str(path)) from error
+    looks_like_one = isinstance(manifest, dict) and not manifest.keys().isdisjoint({"format", "store_id"})
+    if looks_like_one and (version := manifest.get("format")) != MANIFEST_FORMAT:
+        raise FormatVersionError(f"store {directory} has format {version!r}, this version of rmqstore reads {MANIFEST_FORMAT}")
+    if not _is_manifest(manifest):
+        raise CorruptStoreError(f"the manifest {path} is not one of a store", file=str(path))
+    return dict(manifest)
 
 
 def _is_manifest(manifest: object) -> bool:

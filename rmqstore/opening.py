@@ -43,8 +43,8 @@ class Opened:
             for name in dict.fromkeys((self.config.timer_engine, self.config.pop_engine)):
                 self.infos[name], engine = found.load_engine(name)
                 if not is_new:
-                    self._refuse_missing(name)
-                session = engine.open(self.directory.engine_path(name), self._options(name))
+                    refuse_missing_files(self.directory.path / name, self.infos[name])
+                session = engine.open(self.directory.engine_path(name), self.options(self.config, self.store_tag, name))
                 stack.callback(session.close)
                 self.sessions[name] = session
             self.timers: TimerStore = self.sessions[self.config.timer_engine].timers()
@@ -64,18 +64,12 @@ class Opened:
         """The store's name in receipts."""
         return broker_name(self.store_tag)
 
-    def _refuse_missing(self, engine: str) -> None:
-        """A store that exists has its engines' files; made anew they would hide that everything is gone."""
-        path = self.directory.path / engine
-        keeps_files = self.infos[engine].capabilities.durability_of(Operation.PUT, Flush.SYNC) is not Durability.NONE
-        if keeps_files and not (path.is_dir() and any(entry.is_dir() for entry in path.iterdir())):
-            raise CorruptStoreError(f"the files of engine {engine} are missing from {path}; restore them from a snapshot", file=str(path))
-
-    def _options(self, engine: str) -> EngineOptions:
-        settings = self.config
+    @staticmethod
+    def options(settings: Config, store_tag: int, engine: str) -> EngineOptions:
+        """Return what ``engine`` is opened with."""
         return EngineOptions(
-            store_tag=self.store_tag,
-            broker=broker_name(self.store_tag),
+            store_tag=store_tag,
+            broker=broker_name(store_tag),
             precision_ms=settings.precision_ms,
             max_delay_ms=settings.max_delay_ms,
             congestion_limit=settings.congestion_limit,
@@ -93,6 +87,17 @@ class Opened:
     def close(self) -> None:
         """Close the engines, then release the lock, whatever fails on the way."""
         self._stack.close()
+
+
+def refuse_missing_files(path: Path, info: EngineInfo) -> None:
+    """Refuse an engine directory without files in a store that exists; made anew it would hide that everything is gone.
+
+    Raises:
+        CorruptStoreError: naming the directory.
+    """
+    keeps_files = info.capabilities.durability_of(Operation.PUT, Flush.SYNC) is not Durability.NONE
+    if keeps_files and not (path.is_dir() and any(entry.is_dir() for entry in path.iterdir())):
+        raise CorruptStoreError(f"the files of engine {info.name} are missing from {path}; restore them from a snapshot", file=str(path))
 
 
 def broker_name(store_tag: int) -> str:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, Literal, Self, overload
 
 import pyarrow as pa
 
@@ -61,6 +61,7 @@ from rmqstore.message import (
 from rmqstore.opening import Opened, checked_clock, checked_path
 from rmqstore.plugins import get_plugins
 from rmqstore.reading import Reading
+from rmqstore.readstore import ReadStore
 from rmqstore.sending import Completer, SendReceipt, SendReceipts, has_message_group, ids_of, latest_deliver_ms
 from rmqstore.services.signals import Signal
 from rmqstore.services.ticker import Ticker
@@ -69,19 +70,46 @@ from rmqstore.ticking import Ticking, TickReport
 from rmqstore.when import Duration, When, duration_ms, time_ms
 
 
-def open(  # noqa: A001 - a store opens like a file
+@overload
+def open(  # noqa: A001
     path: str | os.PathLike[str],
     *,
+    mode: Literal["own"] = "own",
     engine: str | None = None,
     timer_engine: str | None = None,
     pop_engine: str | None = None,
     clock: Clock | None = None,
     services: bool = True,
     **settings: Any,
-) -> Store:
+) -> Store: ...
+@overload
+def open(  # noqa: A001
+    path: str | os.PathLike[str],
+    *,
+    mode: Literal["read"],
+    engine: str | None = None,
+    timer_engine: str | None = None,
+    pop_engine: str | None = None,
+    clock: Clock | None = None,
+    services: bool = True,
+    **settings: Any,
+) -> ReadStore: ...
+def open(  # noqa: A001 - a store opens like a file
+    path: str | os.PathLike[str],
+    *,
+    mode: Literal["own", "read"] = "own",
+    engine: str | None = None,
+    timer_engine: str | None = None,
+    pop_engine: str | None = None,
+    clock: Clock | None = None,
+    services: bool = True,
+    **settings: Any,
+) -> Store | ReadStore:
     """Open the store in the directory ``path``, made as needed; its parent must exist.
 
     Args:
+        mode: "own" the store, or "read" one state of it while somebody else owns it, or nobody does (X1). A reader makes nothing, takes no
+            lock and runs no services, so ``clock`` and ``services`` mean nothing to it.
         engine: the storage engine; ``timer_engine`` and ``pop_engine`` choose one for each side.
         clock: where time comes from; the machine's by default.
         services: run a background thread that hands over, revives and flushes. Without it the store moves only by :meth:`Store.tick`.
@@ -93,11 +121,16 @@ def open(  # noqa: A001 - a store opens like a file
         StorePathError: the directory cannot be used.
         StoreLockedError: the store is open elsewhere.
         FormatVersionError, CorruptStoreError: what is there cannot be read.
+        UnsupportedOperationError: the engine cannot be opened for reading (S1).
     """
+    if mode not in ("own", "read"):
+        raise IllegalArgumentError(f"mode must be 'own' or 'read', not {mode!r}")
     names = {"engine": engine, "timer_engine": timer_engine, "pop_engine": pop_engine}
     if not isinstance(services, bool):
         raise IllegalArgumentTypeError(f"services must be True or False, not {services!r}")
     clock = checked_clock(clock)
+    if mode == "read":
+        return ReadStore(checked_path(path), {**names, **settings})
     store = Store(Opened(checked_path(path), {**names, **settings}), clock, services=services)
     get_plugins().notify_opened(store)
     return store

@@ -11,6 +11,7 @@ import msgspec
 
 from rmqstore.contract.pops import PopStore
 from rmqstore.contract.timers import TimerStore
+from rmqstore.errors import UnsupportedOperationError
 
 API_VERSION = 1
 """The version of this contract; an engine of another one is refused."""
@@ -178,6 +179,14 @@ class EngineSession(ABC):
     def snapshot(self, path: Path) -> None:
         """Write a consistent copy of both sides to the new directory ``path``, which opens as an engine directory."""
 
+    def refresh(self) -> None:
+        """Move a session that was opened for reading on to what is there now; when that fails, call it again or close.
+
+        Raises:
+            UnsupportedOperationError: the session owns its directory, so it sees everything anyway.
+        """
+        raise UnsupportedOperationError("only a session that was opened for reading can be refreshed")
+
     @abstractmethod
     def close(self) -> None:
         """Make everything durable and let go of the files; idempotent."""
@@ -198,3 +207,16 @@ class Engine(ABC):
             CorruptStoreError: the directory is damaged.
             StoreFullError: the disk has no room.
         """
+
+    def open_for_reading(self, directory: Path, options: EngineOptions) -> EngineSession:
+        """Open one consistent state of ``directory`` for reading, whoever owns it, also when nobody does (X1).
+
+        No file in it is changed, no epoch is taken, no lock keeps an owner out. What is seen is a prefix of the owner's calls that holds
+        everything durable; ``refresh`` moves it on. The mutating calls of both sides, and ``recover``, raise ``UnsupportedOperationError``.
+
+        Raises:
+            UnsupportedOperationError: the engine does not declare ``read_only_open``.
+            FormatVersionError, CorruptStoreError: as for :meth:`open`.
+            StorePathError: a file cannot be read.
+        """
+        raise UnsupportedOperationError(f"{type(self).__name__} cannot be opened for reading beside its owner")

@@ -68,6 +68,21 @@ class EngineHome:
             raise
         return self.database
 
+    def existing(self) -> Path:
+        """Return the database's path, for reading: takes no lock and makes nothing.
+
+        Raises:
+            StorePathError: it cannot be read.
+            FormatVersionError: made by another engine, or by a newer version of this one.
+        """
+        try:
+            self._check()
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StorePathError(f"{self.directory}: {error.strerror or error}") from error
+        return self.database
+
     def close(self) -> None:
         """Let the lock go; idempotent."""
         if self._lock_fd >= 0:

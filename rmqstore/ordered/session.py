@@ -5,21 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 from rmqstore.contract import EngineOptions, EngineSession, PopStore, TimerStore
-from rmqstore.errors import FormatVersionError
+from rmqstore.errors import CorruptStoreError, FormatVersionError
 from rmqstore.ordered.kv import OrderedKV, WriteBatch
 from rmqstore.ordered.layout import FORMAT_KEY, FORMAT_VERSION, META
 from rmqstore.ordered.pops import OrderedPops
+from rmqstore.ordered.readonly import ReadOnlyPops, ReadOnlyTimers
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.timers import OrderedTimers
 
 
-def open_session(kv: OrderedKV, options: EngineOptions) -> EngineSession:
+def open_session(kv: OrderedKV, options: EngineOptions, *, read_only: bool = False) -> EngineSession:
     """Open both sides over ``kv``, whose spaces are ``layout.SPACES``; the new open epoch is durable when this returns.
+
+    With ``read_only`` nothing is written, not even an epoch, and every call that would change something is refused.
 
     Raises:
         FormatVersionError: the records were written in another version of the layout.
+        CorruptStoreError: ``read_only``, and the records do not say in which version they were written.
     """
-    return OrderedSession(kv, options)
+    return ReadSession(kv, options) if read_only else OrderedSession(kv, options)
 
 
 class OrderedSession(EngineSession):
@@ -33,8 +37,8 @@ class OrderedSession(EngineSession):
             batch = WriteBatch()
             batch.put(META, FORMAT_KEY, bytes((FORMAT_VERSION,)))
             kv.write(batch)
-        elif stored != bytes((FORMAT_VERSION,)):
-            raise FormatVersionError(f"the records have layout version {stored[0]}, this version of rmqstore reads {FORMAT_VERSION}")
+        else:
+            _check_format(stored)
         self._shared = Shared(kv, options)
         self._timers = OrderedTimers(self._shared)
         self._pops = OrderedPops(self._shared)
@@ -50,3 +54,38 @@ class OrderedSession(EngineSession):
 
     def close(self) -> None:
         self._shared.close()
+
+
+class ReadSession(EngineSession):
+    """Both sides as they stood at one moment; :meth:`refresh` moves the moment on."""
+
+    one_log = True
+
+    def __init__(self, kv: OrderedKV, options: EngineOptions) -> None:
+        stored = kv.get(META, FORMAT_KEY)
+        if stored is None:
+            raise CorruptStoreError("the database holds no layout version; open the store without mode='read' once")
+        _check_format(stored)
+        self._shared = Shared(kv, options, read_only=True)
+        self._timers = ReadOnlyTimers(self._shared)
+        self._pops = ReadOnlyPops(self._shared)
+
+    def timers(self) -> TimerStore:
+        return self._timers
+
+    def pops(self) -> PopStore:
+        return self._pops
+
+    def snapshot(self, path: Path) -> None:
+        self._shared.snapshot(path)
+
+    def refresh(self) -> None:
+        self._shared.refresh()
+
+    def close(self) -> None:
+        self._shared.close()
+
+
+def _check_format(stored: bytes) -> None:
+    if stored != bytes((FORMAT_VERSION,)):
+        raise FormatVersionError(f"the records have layout version {stored[0]}, this version of rmqstore reads {FORMAT_VERSION}")

@@ -19,9 +19,12 @@ from rmqstore.ordered.layout import EPOCH_KEY, META
 
 
 class Shared:
-    """The database of one session, with a new open epoch that is durable before anything else is written."""
+    """The database of one session, with a new open epoch that is durable before anything else is written.
 
-    def __init__(self, kv: OrderedKV, options: EngineOptions) -> None:
+    With ``read_only`` there is no new epoch, and nothing is ever written.
+    """
+
+    def __init__(self, kv: OrderedKV, options: EngineOptions, *, read_only: bool = False) -> None:
         self.kv = kv
         self.options = options
         self.lock = threading.RLock()
@@ -30,6 +33,9 @@ class Shared:
         self._poison: StorePoisonedError | None = None
         self._closed = False
         stored = kv.get(META, EPOCH_KEY)
+        if read_only:
+            self.epoch = int.from_bytes(stored or b"", "big")
+            return
         self.epoch = int.from_bytes(stored, "big") + 1 if stored else 1
         batch = WriteBatch()
         batch.put(META, EPOCH_KEY, self.epoch.to_bytes(4, "big"))
@@ -51,6 +57,12 @@ class Shared:
                 reload()
             self._stale = False
         return self.kv
+
+    def refresh(self) -> None:
+        """Read everything anew from what the database holds now; only for a session that writes nothing."""
+        with self.lock:
+            self._stale = True
+            self.epoch = int.from_bytes(self.fresh().get(META, EPOCH_KEY) or b"", "big")
 
     def write(self, batch: WriteBatch) -> Ticket:
         """Apply a batch; the ticket waits for it."""

@@ -7,7 +7,8 @@ from pathlib import Path
 from rmqstore.contract.engine import Engine, EngineOptions, EngineSession
 from rmqstore.ordered.layout import SPACES
 from rmqstore.ordered.session import open_session
-from rmqstore_lmdb.kv import MAP_BYTES, open_lmdb
+from rmqstore_lmdb.kv import FORMAT_VERSION, MAP_BYTES, open_lmdb
+from rmqstore_lmdb.reading import view_lmdb
 
 
 class LmdbEngine(Engine):
@@ -18,6 +19,15 @@ class LmdbEngine(Engine):
         kv = open_lmdb(directory, SPACES, map_bytes=int(options.engine.get("map_bytes", MAP_BYTES)))
         try:
             return open_session(kv, options)
+        except BaseException:
+            kv.close()
+            raise
+
+    def open_for_reading(self, directory: Path, options: EngineOptions) -> EngineSession:
+        """Open ``directory`` for reading; see ``Engine.open_for_reading``."""
+        kv = view_lmdb(directory, FORMAT_VERSION, SPACES)
+        try:
+            return open_session(kv, options, read_only=True)
         except BaseException:
             kv.close()
             raise

@@ -24,17 +24,14 @@ import lmdb
 
 from rmqstore.errors import (
     CorruptStoreError,
-    FormatVersionError,
     StoreClosedError,
-    StoreError,
     StoreFullError,
-    StoreLockedError,
-    StorePathError,
 )
 from rmqstore.ordered.buffered import Base, BufferedKV, Entry, View, ViewLostError
 from rmqstore.ordered.home import NO_ROOM, EngineHome
-from rmqstore.ordered.kv import take_page
 from rmqstore.ordered.overlay import SpaceChange
+from rmqstore_lmdb import reading
+from rmqstore_lmdb.pages import page_of, translated
 
 if TYPE_CHECKING:
     from lmdb import _Database
@@ -84,7 +81,8 @@ class LmdbBase(Base):
         self._moving = Lock()
         self._moves = 0
         self._closed = False
-        self._open()
+        with reading.owned(path):
+            self._open()
         _open_bases.add(self)
 
     def _open(self) -> None:
@@ -111,10 +109,12 @@ class LmdbBase(Base):
             except BaseException:
                 self._env.close()
                 raise
+            self._env.reader_check()
+            reading.announce(self._path, self._env, self._dbs)
         except lmdb.NotFoundError as error:
             raise CorruptStoreError(f"{self._file} lacks a sub-database: {error}", file=str(self._file)) from error
         except lmdb.Error as error:
-            raise self._translated(error) from error
+            raise translated(error, self._path) from error
 
     def _reserve_lock_file(self) -> None:
         """Give LMDB's reader table its room on the disk. LMDB writes it through a map, where a full disk kills the process (SIGBUS)."""
@@ -172,7 +172,7 @@ class LmdbBase(Base):
             if self._closed:
                 raise StoreClosedError(f"{self.name} is closed; open it again") from error
             if self._moves == moves:
-                raise self._translated(error) from error
+                raise translated(error, self._path) from error
 
     # ------------------------------------------------------------ writes
 
@@ -188,7 +188,7 @@ class LmdbBase(Base):
             except lmdb.Error as error:
                 if os.strerror(errno.EIO) in str(error) and self._disk_is_full():
                     raise StoreFullError(f"{self._file}: {error}, and the disk is full") from error
-                raise self._translated(error) from error
+                raise translated(error, self._path) from error
 
     def _disk_is_full(self) -> bool:
         """Tell by writing a file. LMDB reports a write that the end of the disk cut short as EIO, like a broken disk.
@@ -209,11 +209,15 @@ class LmdbBase(Base):
 
     def _grow(self) -> None:
         """Double the map. Readers under way lose their transaction and wait here for the new map."""
-        with self._moved():
+        with reading.owned(self._path), self._moved():
+            # What a killed reader held can be used again from now on.
+            self._env.reader_check()
             try:
                 self._env.set_mapsize(2 * self._map_bytes)
             except lmdb.Error as error:
                 raise StoreFullError(f"{self._file}: no address space for a map of {2 * self._map_bytes} bytes: {error}") from error
+            finally:
+                reading.announce(self._path, self._env, self._dbs)
             self._map_bytes *= 2
 
     @contextmanager
@@ -226,25 +230,11 @@ class LmdbBase(Base):
             finally:
                 self._moves += 1
 
-    def _translated(self, error: lmdb.Error) -> Exception:
-        text = str(error)
-        if isinstance(error, lmdb.DiskError) or os.strerror(errno.EDQUOT) in text:
-            return StoreFullError(f"{self._file}: {text}")
-        if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)):
-            return CorruptStoreError(f"{self._file} is damaged: {text}", file=str(self._file))
-        if isinstance(error, lmdb.VersionMismatchError) or "data format" in text:
-            return FormatVersionError(f"{self._file}: {text}")
-        if isinstance(error, lmdb.LockError) or "already open" in text:
-            return StoreLockedError(f"{self._path} is open elsewhere: {text}")
-        if isinstance(error, lmdb.ReadonlyError):
-            return StorePathError(f"{self._file}: {text}")
-        return StoreError(f"{self._file}: {text}")
-
     # ------------------------------------------------------------ life cycle
 
     def reopen(self) -> None:
         # A commit that failed in the meta page leaves an environment that refuses every later one, so a new one it must be.
-        with self._moved():
+        with reading.owned(self._path), self._moved():
             self._env.close()
             self._open()
 
@@ -256,12 +246,12 @@ class LmdbBase(Base):
             try:
                 self._env.copy(str(new), compact=True)
             except lmdb.Error as error:
-                raise self._translated(error) from error
+                raise translated(error, self._path) from error
 
         self._home.snapshot(path, copy)
 
     def close(self) -> None:
-        with self._moving:
+        with reading.owned(self._path), self._moving:
             self._closed = True
             self._env.close()
         if self._home is not None:
@@ -278,26 +268,13 @@ class LmdbView(View):
 
     def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
         try:
-            cursor = self._txn.cursor(self._dbs[space])
-            if reverse:
-                return take_page(_backward(cursor, stop), limit, page_bytes, start.__gt__ if start else None)
-            forward = cursor.iternext() if cursor.set_range(start or b"\x00") else iter(())
-            return take_page(forward, limit, page_bytes, stop.__le__ if stop is not None else None)
+            return page_of(self._txn, self._dbs[space], start, stop, limit, reverse=reverse, page_bytes=page_bytes)
         except lmdb.Error as error:
             self._check_moved(error)
             raise ViewLostError from error
 
     def close(self) -> None:
         self._txn.abort()
-
-
-def _backward(cursor: lmdb.Cursor[bytes], stop: bytes | None) -> Iterator[Entry]:
-    """Iterate from the last key below ``stop`` towards the first."""
-    if stop is not None and cursor.set_range(stop):
-        found = cursor.prev()
-    else:
-        found = cursor.last()
-    return cursor.iterprev() if found else iter(())
 
 
 def _apply(txn: lmdb.Transaction[bytes], db: _Database, change: SpaceChange) -> None:

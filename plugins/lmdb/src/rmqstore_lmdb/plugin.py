@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from rmqstore.contract.engine import Capabilities, Durability, EngineInfo, Setting, same_durability
+from rmqstore.contract.engine import Capabilities, Durability, EngineInfo, Setting, Support, same_durability
 from rmqstore.hookspecs import hookimpl
 
 INFO = EngineInfo(
     name="lmdb",
-    capabilities=Capabilities(durability=same_durability(sync=Durability.POWER_LOSS, asynchronous=Durability.NONE)),
+    capabilities=Capabilities(
+        durability=same_durability(sync=Durability.POWER_LOSS, asynchronous=Durability.NONE),
+        read_only_open=Support.FULL,
+    ),
     factory="rmqstore_lmdb.engine:LmdbEngine",
     requires=("lmdb",),
     install_hint="pip install rmqstore-lmdb",

@@ -10,6 +10,7 @@ INFO = EngineInfo(
     capabilities=Capabilities(
         durability=same_durability(sync=Durability.NONE, asynchronous=Durability.NONE),
         snapshot=Support.IMPOSSIBLE,
+        read_only_open=Support.IMPOSSIBLE,
     ),
     factory="rmqstore_memory.engine:MemoryEngine",
     install_hint="pip install rmqstore-memory",

@@ -10,6 +10,7 @@ from rmqstore.contract.engine import Engine, EngineOptions, EngineSession
 from rmqstore.ordered.layout import SPACES
 from rmqstore.ordered.session import open_session
 from rmqstore_rocksdb.kv import open_rocksdb
+from rmqstore_rocksdb.reading import view_rocksdb
 from rmqstore_rocksdb.tuning import RocksDBTuning
 
 
@@ -22,6 +23,15 @@ class RocksDBEngine(Engine):
         kv = open_rocksdb(directory, SPACES, tuning)
         try:
             return open_session(kv, options)
+        except BaseException:
+            kv.close()
+            raise
+
+    def open_for_reading(self, directory: Path, options: EngineOptions) -> EngineSession:
+        """Open ``directory`` for reading; see ``Engine.open_for_reading``."""
+        kv = view_rocksdb(directory, SPACES, msgspec.convert(dict(options.engine), RocksDBTuning))
+        try:
+            return open_session(kv, options, read_only=True)
         except BaseException:
             kv.close()
             raise

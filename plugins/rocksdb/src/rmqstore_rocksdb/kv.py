@@ -201,10 +201,7 @@ class RocksDBKV(OrderedKV):
 
     def _read_mark(self) -> int:
         """Return the sequence number that a sync reached for sure; 0 when the file is new or was torn."""
-        mark = os.pread(self._mark_fd, _MARK.size, 0)
-        if len(mark) != _MARK.size or mark != _packed_mark(_MARK.unpack(mark)[0]):
-            return 0
-        return int(_MARK.unpack(mark)[0])
+        return _unpacked_mark(os.pread(self._mark_fd, _MARK.size, 0))
 
     # ------------------------------------------------------------ life cycle
 
@@ -259,6 +256,20 @@ class RocksDBKV(OrderedKV):
 
 def _promise_broken(log: Path, offset: int) -> CorruptStoreError:
     return CorruptStoreError(f"{log} is damaged at offset {offset}, within what was synced", file=str(log), offset=offset)
+
+
+def read_mark(database: Path) -> int:
+    """Return the sequence number that a sync of the database reached for sure; 0 when nothing is known."""
+    try:
+        return _unpacked_mark((database / _SYNCED).read_bytes()[: _MARK.size])
+    except FileNotFoundError:
+        return 0
+
+
+def _unpacked_mark(mark: bytes) -> int:
+    if len(mark) != _MARK.size or mark != _packed_mark(_MARK.unpack(mark)[0]):
+        return 0
+    return int(_MARK.unpack(mark)[0])
 
 
 def _packed_mark(sequence: int) -> bytes:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from rmqstore.contract.engine import Capabilities, Durability, EngineInfo, Setting, same_durability
+from rmqstore.contract.engine import Capabilities, Durability, EngineInfo, Setting, Support, same_durability
 from rmqstore.hookspecs import hookimpl
 
 INFO = EngineInfo(
     name="rocksdb",
-    capabilities=Capabilities(durability=same_durability(sync=Durability.POWER_LOSS, asynchronous=Durability.PROCESS_CRASH)),
+    capabilities=Capabilities(
+        durability=same_durability(sync=Durability.POWER_LOSS, asynchronous=Durability.PROCESS_CRASH),
+        read_only_open=Support.FULL,
+    ),
     factory="rmqstore_rocksdb.engine:RocksDBEngine",
     requires=("rocksdict",),
     install_hint="pip install rmqstore-rocksdb",

@@ -1,0 +1,62 @@
+"""Pages of a range within a transaction, and what LMDB's errors mean."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lmdb
+
+from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreError, StoreFullError, StoreLockedError, StorePathError
+from rmqstore.ordered.buffered import Entry
+from rmqstore.ordered.kv import take_page
+
+if TYPE_CHECKING:
+    from lmdb import _Database
+
+
+def page_of(
+    txn: lmdb.Transaction[bytes],
+    db: _Database,
+    start: bytes,
+    stop: bytes | None,
+    limit: int,
+    *,
+    reverse: bool,
+    page_bytes: int,
+) -> list[Entry]:
+    """Return a page; see ``OrderedKV.scan``."""
+    cursor = txn.cursor(db)
+    if reverse:
+        return take_page(_backward(cursor, stop), limit, page_bytes, start.__gt__ if start else None)
+    forward = cursor.iternext() if cursor.set_range(start or b"\x00") else iter(())
+    return take_page(forward, limit, page_bytes, stop.__le__ if stop is not None else None)
+
+
+def _backward(cursor: lmdb.Cursor[bytes], stop: bytes | None) -> Iterator[Entry]:
+    """Iterate from the last key below ``stop`` towards the first."""
+    if stop is not None and cursor.set_range(stop):
+        found = cursor.prev()
+    else:
+        found = cursor.last()
+    return cursor.iterprev() if found else iter(())
+
+
+def translated(error: lmdb.Error, directory: Path) -> Exception:
+    """Return an error of the environment in ``directory`` in the store's terms."""
+    text = str(error)
+    file = directory / "data.mdb"
+    if isinstance(error, lmdb.DiskError) or os.strerror(errno.EDQUOT) in text:
+        return StoreFullError(f"{file}: {text}")
+    if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)):
+        return CorruptStoreError(f"{file} is damaged: {text}", file=str(file))
+    if isinstance(error, lmdb.VersionMismatchError) or "data format" in text:
+        return FormatVersionError(f"{file}: {text}")
+    if isinstance(error, lmdb.LockError) or "already open" in text:
+        return StoreLockedError(f"{directory} is open elsewhere: {text}")
+    if isinstance(error, lmdb.ReadonlyError):
+        return StorePathError(f"{file}: {text}")
+    return StoreError(f"{file}: {text}")

@@ -20,6 +20,7 @@ __all__ = [
     "FormatVersionError",
     "IllegalArgumentError",
     "IllegalArgumentTypeError",
+    "IllegalFilterError",
     "IllegalMessageError",
     "IllegalMessageTypeError",
     "IllegalNameError",
@@ -53,6 +54,18 @@ class IllegalArgumentTypeError(IllegalArgumentError, TypeError):
 
 class IllegalNameError(IllegalArgumentError):
     """A topic or group name breaks the naming rules of docs/contract.md."""
+
+
+class IllegalFilterError(IllegalArgumentError):
+    """A filter expression is no tag expression and no SQL92 condition; nothing was changed.
+
+    ``expression`` is the filter as it was given, ``position`` the number of characters before the place at fault, so 0 is the first.
+    """
+
+    def __init__(self, message: str, *, expression: str = "", position: int = 0) -> None:
+        super().__init__(message)
+        self.expression = expression
+        self.position = position
 
 
 class IllegalMessageError(IllegalArgumentError):

@@ -1,0 +1,272 @@
+"""The language: each construct in each spelling, what binds tighter, and how long and deep an expression may be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from rmqstore.errors import IllegalArgumentTypeError, IllegalFilterError
+from rmqstore.filters import MAX_EXPRESSION, TagFilter, columns_of, parse_filter
+
+ROW = {"a": "5", "b": "x", "_c": "7", "$d": "8", "A": "other", "yes": "True", "quote": "it's"}
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "a = 5",
+        "a=5",
+        "5 = a",
+        "a <> 6",
+        "a < 6",
+        "6 > a",
+        "a <= 5",
+        "a > 4",
+        "a >= 5",
+        "a = 5.0",
+        "a = 5.",
+        "a > .5",
+        "a = 5e0",
+        "a = 50E-1",
+        "a = .5E+1",
+        "a = 5L",
+        "a = 5l",
+        "a > -1",
+        "a > - 1",
+        "a = +5",
+        "a = - -5",
+        "a > 0",
+        "a > 0.0",
+        "b = 'x'",
+        "'x' = b",
+        "b <> 'y'",
+        "quote = 'it''s'",
+        "b <> ''",
+        "_c = 7 AND $d = 8",
+        "A = 'other'",
+        "a BETWEEN 5 AND 5",
+        "a BETWEEN -5 AND +5",
+        "a NOT BETWEEN 6 AND 7",
+        "a BETWEEN 1 AND _c",
+        "6 BETWEEN a AND _c",
+        "(a) BETWEEN (1) AND (9)",
+        "b IN ('x')",
+        "b IN ('w', 'x','y')",
+        "b NOT IN ('y')",
+        "b LIKE 'x'",
+        "b NOT LIKE 'y%'",
+        "b LIKE '!x' ESCAPE 'e' OR b LIKE 'ex' OR b LIKE '_' ESCAPE '!'",
+        "quote CONTAINS '''s'",
+        "quote NOT CONTAINS 'x'",
+        "quote STARTSWITH 'it'",
+        "quote NOT STARTSWITH 'x'",
+        "quote ENDSWITH 's'",
+        "quote NOT ENDSWITH 'x'",
+        "a IS NOT NULL",
+        "missing IS NULL",
+        "yes = TRUE",
+        "yes AND TRUE",
+        "NOT NOT yes",
+        "(yes)",
+        "((a = 5))",
+        "(a > 4) = TRUE",
+        "(a > 4) = (b = 'x')",
+        "a = 5 = yes",
+        "(missing = 5) IS NULL",
+        "'axb' CONTAINS 'x' AND 'axb' LIKE 'a%' AND 5 > 4 AND 'x' = 'x' AND 'x' IS NOT NULL AND 5 IS NOT NULL",
+        "a = 5 -- the rest of the line is a comment",
+        "a -- one\n = 5",
+        "a /* one\n* two **/ = 5 /**/",
+        "\t\r\n\f a\n=\n5 ",
+    ],
+)
+def test_each_construct_passes_the_row_it_describes(expression: str) -> None:
+    assert parse_filter(expression).matches(ROW)
+    assert not parse_filter(f"NOT ({expression}\n)").matches(ROW)
+
+
+@pytest.mark.parametrize("keywords", ["upper", "lower", "title", "swapcase"])
+def test_keywords_are_known_in_any_case(keywords: str) -> None:
+    words = [
+        "a BETWEEN 1 AND 9",
+        "b IN ('x')",
+        "b LIKE 'x' ESCAPE '!'",
+        "b CONTAINS 'x'",
+        "b STARTSWITH 'x'",
+        "b ENDSWITH 'x'",
+        "missing IS NULL",
+        "NOT FALSE",
+        "(FALSE OR TRUE)",
+    ]
+    # Names and strings have to stay as they are, and are the words in small letters.
+    expression = " ".join(word if word.islower() else getattr(word, keywords)() for word in " AND ".join(words).split(" "))
+    assert parse_filter(expression).matches(ROW), expression
+
+
+def test_names_are_case_sensitive_and_may_begin_like_keywords() -> None:
+    assert parse_filter("A = 'other' AND a <> 'other'").matches(ROW)
+    row = {"android": "1", "ORDER": "2", "isnull": "3", "NULLABLE": "4", "inn": "5", "like_": "6"}
+    assert parse_filter("android = 1 and ORDER = 2 and isnull = 3 and NULLABLE = 4 and inn = 5 and like_ = 6").matches(row)
+
+
+@pytest.mark.parametrize(
+    ("expression", "same"),
+    [
+        ("t OR f AND f", "t OR (f AND f)"),
+        ("f AND f OR t", "(f AND f) OR t"),
+        ("NOT t OR t", "(NOT t) OR t"),
+        ("NOT f AND f", "(NOT f) AND f"),
+        ("NOT n = 1 AND f", "(NOT (n = 1)) AND f"),
+        ("NOT n > 5", "NOT (n > 5)"),
+        ("NOT n = 5", "NOT (n = 5)"),
+        ("NOT t IS NULL", "NOT (t IS NULL)"),
+        ("NOT n BETWEEN 7 AND 9 AND f", "(NOT (n BETWEEN 7 AND 9)) AND f"),
+        ("n BETWEEN 1 AND 3 AND f", "(n BETWEEN 1 AND 3) AND f"),
+        ("n > 1 = f", "(n > 1) = f"),
+        ("f = n > 1", "f = (n > 1)"),
+        ("f = f = f", "(f = f) = f"),
+        ("f IS NULL = t", "(f IS NULL) = t"),
+        ("t OR missing = 1 AND f", "t OR ((missing = 1) AND f)"),
+    ],
+)
+def test_precedence(expression: str, same: str) -> None:
+    """Checked on a row for which the other way to read it has another outcome, where there is one."""
+    row = {"t": "true", "f": "false", "n": "2"}
+    for wrapped in ("{}", "NOT ({})"):
+        assert parse_filter(wrapped.format(expression)).matches(row) == parse_filter(wrapped.format(same)).matches(row)
+    assert parse_filter(expression)._condition == parse_filter(same)._condition  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        ("*", set()),
+        ("x || y", {"TAGS"}),
+        ("TAGS = 'x' OR KEYS CONTAINS 'k' OR UNIQ_KEY = 'u' OR __SHARDINGKEY = 'g'", {"TAGS", "KEYS", "UNIQ_KEY", "__SHARDINGKEY"}),
+        ("a > 1 AND (b = c OR NOT d IN ('x')) AND e LIKE 'x' AND f IS NULL AND (g = 1) IS NULL AND h", set("abcdefgh")),
+        ("1 < 2", set()),
+        ("a BETWEEN low AND high", {"a", "low", "high"}),
+    ],
+)
+def test_names_are_the_properties_that_count(expression: str, names: set[str]) -> None:
+    assert parse_filter(expression).names == names
+
+
+# ---------------------------------------------------------------- bounds
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        " OR ".join(["a=1"] * 1000),
+        " AND ".join(["a=1"] * 900),
+        "b IN (" + ",".join(["'x'"] * 2000) + ")",
+        "(" * 90 + "a=5" + ")" * 90,
+        "NOT " * 90 + "a=5",
+        f"b = '{'x' * 8000}'",
+        f"b LIKE '{'_%' * 4000}'",
+    ],
+    ids=["or", "and", "in", "parentheses", "not", "string", "like"],
+)
+def test_long_expressions_are_parsed_and_evaluated(expression: str) -> None:
+    assert len(expression) <= MAX_EXPRESSION
+    found = parse_filter(expression)
+    rows = [ROW, {}, {"a": "1", "b": "x" * 8000}]
+    assert found.mask(columns_of(rows, found.names), len(rows)).tolist() == [found.matches(row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "(" * 4000 + "a=5" + ")" * 4000,
+        "(" * MAX_EXPRESSION,
+        "NOT " * 2000 + "a=5",
+        "a" + " = a" * 2000,
+        "a" + " IS NULL" * 1000,
+        "(a OR " * 1300 + "b" + ")" * 1300 + "=1",
+    ],
+    ids=["parentheses", "open", "not", "equal", "null", "or"],
+)
+def test_deep_expressions_are_refused_and_do_not_overflow(expression: str) -> None:
+    with pytest.raises(IllegalFilterError):
+        parse_filter(expression[:MAX_EXPRESSION])
+
+
+def test_depth_is_refused_with_its_place() -> None:
+    with pytest.raises(IllegalFilterError, match="at most 100 levels") as caught:
+        parse_filter("(" * 150 + "a=5" + ")" * 150)
+    assert 0 < caught.value.position < 150
+
+
+def test_signs_in_a_row_need_no_depth() -> None:
+    assert parse_filter("a = " + "- " * 3000 + "5").matches(ROW)
+
+
+@pytest.mark.parametrize("make", [lambda n: "a" * n, lambda n: "a = 1".ljust(n)], ids=["tag", "sql"])
+def test_the_length_is_bounded(make: Callable[[int], str]) -> None:
+    parse_filter(make(MAX_EXPRESSION))
+    with pytest.raises(IllegalFilterError, match="at most 8192 characters") as caught:
+        parse_filter(make(MAX_EXPRESSION + 1))
+    assert caught.value.position == MAX_EXPRESSION
+
+
+# ---------------------------------------------------------------- the face
+
+
+def test_only_text_is_parsed() -> None:
+    with pytest.raises(IllegalArgumentTypeError, match="must be a str, not bytes"):
+        parse_filter(b"a = 5")  # type: ignore[arg-type]
+
+
+def test_a_parsed_filter_is_kept() -> None:
+    assert parse_filter("kept = 'once'") is parse_filter("kept = 'once'")
+
+
+def test_a_filter_shows_its_expression() -> None:
+    assert parse_filter("a = 'é'").expression == "a = 'é'"
+    assert repr(parse_filter("a = 5")) == "Sql92Filter('a = 5')"
+    assert isinstance(parse_filter("a || b"), TagFilter)
+
+
+def test_the_parser_library_is_imported_by_sql92_only() -> None:
+    code = (
+        "import sys; from rmqstore.filters import parse_filter; parse_filter('a || b'); assert 'lark' not in sys.modules; "
+        "parse_filter('a = 5'); assert 'lark' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_first_parse_may_be_in_many_threads() -> None:
+    """The lexer of the library completes itself on first use; keywords must be known to every thread from the start."""
+    code = """
+import sys, threading
+sys.setswitchinterval(1e-6)
+from rmqstore.filters import parse_filter
+start, failed = threading.Barrier(8), []
+def parse(number):
+    start.wait()
+    try:
+        assert parse_filter(f"NOT a{number} IS NULL AND TRUE").names == {f"a{number}"}
+    except BaseException as error:
+        failed.append(error)
+threads = [threading.Thread(target=parse, args=(number,)) for number in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert not failed, failed
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_threads_share_a_filter() -> None:
+    shared = parse_filter("a LIKE '%5%' AND b IN ('x', 'y')")
+    outcomes: list[bool] = []
+    threads = [threading.Thread(target=lambda: outcomes.extend(shared.matches(ROW) for _ in range(200))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == [True] * 800

@@ -1,0 +1,273 @@
+"""Random conditions on random messages: mask, matches and an evaluator of another make must agree; garbage is refused and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rmqstore.errors import IllegalFilterError
+from rmqstore.filters import columns_of, parse_filter
+
+Row = Mapping[str, str]
+Truth = bool | None
+NAMES = ("a", "b", "c", "TAGS")
+
+INTEGERS = ["0", "5", "-5", "7", "9007199254740993", "9223372036854775807", "-9223372036854775807"]
+DECIMALS = ["5.0", "5.5", "-.5", "0.5e1", "9007199254740992.0", "9223372036854775808.0", "1e300"]
+ODD = [
+    "+5",
+    "05",
+    "x",
+    "",
+    "true",
+    "False",
+    "5 ",
+    "1e999",
+    "9223372036854775808",
+    "-9223372036854775809",
+    "NaN",
+    "0x5",
+    "ab",
+    "aab",
+    "a%b",
+    "é_",
+]
+texts = st.one_of(st.sampled_from([*INTEGERS, *DECIMALS, *ODD]), st.text("ab%_'5.\n", max_size=5), st.text(max_size=4))
+rows = st.lists(st.dictionaries(st.sampled_from(NAMES), texts), max_size=12)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A condition in words, and its truth by an evaluator of its own."""
+
+    text: str
+    truth: Callable[[Row], Truth]
+
+    def __repr__(self) -> str:
+        return f"Case({self.text})"
+
+
+# ---------------------------------------------------------------- the other evaluator
+
+
+def number(text: str | None) -> int | float | None:
+    if text is None or not set(text) <= set("0123456789+-.eE"):
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    if set(text) & set(".eE"):
+        return value
+    return int(text) if -(2**63) <= int(text) < 2**63 else value
+
+
+def size(one: int | float | None, other: int | float | None) -> int | None:
+    """Return -1, 0 or 1, or None where one of the two is no number."""
+    if one is None or other is None:
+        return None
+    if isinstance(one, float) or isinstance(other, float):
+        one, other = float(one), float(other)
+    return (one > other) - (one < other)
+
+
+def like(text: str, pattern: str, escape: str) -> bool:
+    """Match by following all places of the pattern at once."""
+    symbols: list[tuple[bool, str]] = []
+    chars = iter(pattern)
+    for char in chars:
+        symbols.append((False, next(chars)) if char == escape else (char in "%_", char))
+
+    def spread(places: set[int]) -> set[int]:
+        for place, symbol in enumerate(symbols):
+            if place in places and symbol == (True, "%"):
+                places.add(place + 1)
+        return places
+
+    places = spread({0})
+    for char in text:
+        stay = {place for place in places if place < len(symbols) and symbols[place] == (True, "%")}
+        move = {place + 1 for place in places if place < len(symbols) and symbols[place] in ((False, char), (True, "_"))}
+        places = spread(stay | move)
+    return len(symbols) in places
+
+
+def both(compare: Callable[[Truth, Truth], Truth], left: Truth, right: Truth) -> Truth:
+    return None if left is None or right is None else compare(left, right)
+
+
+def inverse(truth: Truth) -> Truth:
+    return None if truth is None else not truth
+
+
+# ---------------------------------------------------------------- conditions
+
+names = st.sampled_from(NAMES)
+literals = st.one_of(st.sampled_from([*INTEGERS, *DECIMALS]), st.integers(-(2**63) + 1, 2**63 - 1).map(str))
+SYMBOLS: dict[str, Callable[[int], bool]] = {
+    "=": lambda order: order == 0,
+    "<>": lambda order: order != 0,
+    "<": lambda order: order < 0,
+    "<=": lambda order: order <= 0,
+    ">": lambda order: order > 0,
+    ">=": lambda order: order >= 0,
+}
+
+
+def quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def by_size(symbol: str, one: Callable[[Row], int | float | None], other: Callable[[Row], int | float | None]) -> Callable[[Row], Truth]:
+    def truth(row: Row) -> Truth:
+        order = size(one(row), other(row))
+        return None if order is None else SYMBOLS[symbol](order)
+
+    return truth
+
+
+def on_text(name: str, test: Callable[[str], bool], negated: bool) -> Callable[[Row], Truth]:
+    return lambda row: (test(row[name]) is not negated) if name in row else None
+
+
+@st.composite
+def comparisons(draw: st.DrawFn) -> Case:
+    name, other, not_ = draw(names), draw(names), draw(st.booleans())
+    word = " NOT" if not_ else ""
+    match draw(st.integers(0, 10)):
+        case 0:
+            symbol, literal = draw(st.sampled_from(sorted(SYMBOLS))), draw(literals)
+            return Case(f"{name} {symbol} {literal}", by_size(symbol, lambda row: number(row.get(name)), lambda _: number(literal)))
+        case 1:
+            symbol, literal = draw(st.sampled_from(sorted(SYMBOLS))), draw(literals)
+            return Case(f"{literal} {symbol} {name}", by_size(symbol, lambda _: number(literal), lambda row: number(row.get(name))))
+        case 2:
+            symbol = draw(st.sampled_from(["<", "<=", ">", ">="]))
+            return Case(f"{name}{symbol}{other}", by_size(symbol, lambda row: number(row.get(name)), lambda row: number(row.get(other))))
+        case 3:
+            low, high = sorted([draw(literals), draw(literals)], key=lambda literal: (float(literal), number(literal)))
+            least = by_size(">=", lambda row: number(row.get(name)), lambda _: number(low))
+            most = by_size("<=", lambda row: number(row.get(name)), lambda _: number(high))
+
+            def between(row: Row) -> Truth:
+                truths = {least(row), most(row)}
+                found: Truth = False if False in truths else None if None in truths else True
+                return inverse(found) if not_ else found
+
+            return Case(f"{name}{word} between {low} and {high}", between)
+        case 4:
+            text, symbol = draw(texts), "<>" if not_ else "="
+            return Case(f"{name} {symbol} {quote(text)}", on_text(name, lambda found: found == text, not_))
+        case 5:
+            symbol = "<>" if not_ else "="
+            return Case(
+                f"{name} {symbol} {other}",
+                lambda row: None if {name, other} - set(row) else (row[name] == row[other]) is not not_,
+            )
+        case 6:
+            values = draw(st.lists(texts, min_size=1, max_size=6))
+            return Case(f"{name}{word} IN ({','.join(map(quote, values))})", on_text(name, lambda found: found in values, not_))
+        case 7:
+            kind, wanted = draw(st.sampled_from(["CONTAINS", "STARTSWITH", "ENDSWITH"])), draw(texts)
+            if not wanted:
+                return Case(f"{name}{word} {kind} ''", lambda _: False)
+            tests: dict[str, Callable[[str], bool]] = {
+                "CONTAINS": lambda found: wanted in found,
+                "STARTSWITH": lambda found: found[: len(wanted)] == wanted,
+                "ENDSWITH": lambda found: found[-len(wanted) :] == wanted,
+            }
+            return Case(f"{name}{word} {kind} {quote(wanted)}", on_text(name, tests[kind], not_))
+        case 8:
+            pieces = draw(st.lists(st.one_of(st.sampled_from(["%", "_", "!%", "!_", "!!"]), st.sampled_from("ab5.é\n'")), max_size=6))
+            pattern = "".join(pieces)
+            return Case(f"{name}{word} LIKE {quote(pattern)} ESCAPE '!'", on_text(name, lambda found: like(found, pattern, "!"), not_))
+        case 9:
+            return Case(f"{name} IS{word} NULL", lambda row: (name in row) is not_ if not_ else name not in row)
+        case _:
+            literal = draw(st.sampled_from(["TRUE", "FALSE"]))
+            symbol = "<>" if not_ else "="
+            wanted_truth = (literal == "TRUE") is not not_
+            return Case(f"{name} {symbol} {literal}", on_text(name, lambda found: (found in TRUES) is wanted_truth, False))
+
+
+TRUES = {"".join(t + r + u + e) for t in "tT" for r in "rR" for u in "uU" for e in "eE"}
+
+
+def combined(parts: st.SearchStrategy[Case]) -> st.SearchStrategy[Case]:
+    def conjunction(left: Case, right: Case) -> Case:
+        def truth(row: Row) -> Truth:
+            truths = {left.truth(row), right.truth(row)}
+            return False if False in truths else None if None in truths else True
+
+        return Case(f"({left.text}) AND ({right.text})", truth)
+
+    def disjunction(left: Case, right: Case) -> Case:
+        def truth(row: Row) -> Truth:
+            truths = {left.truth(row), right.truth(row)}
+            return True if True in truths else None if None in truths else False
+
+        return Case(f"({left.text}) OR ({right.text})", truth)
+
+    return st.one_of(
+        st.builds(conjunction, parts, parts),
+        st.builds(disjunction, parts, parts),
+        parts.map(lambda part: Case(f"NOT ({part.text})", lambda row: inverse(part.truth(row)))),
+        parts.map(lambda part: Case(f"({part.text}) IS NULL", lambda row: part.truth(row) is None)),
+        st.builds(
+            lambda left, right: Case(
+                f"({left.text}) = ({right.text})", lambda row: both(lambda one, two: one is two, left.truth(row), right.truth(row))
+            ),
+            parts,
+            parts,
+        ),
+        st.sampled_from([Case("(TRUE)", lambda _: True), Case("(FALSE)", lambda _: False)]),
+    )
+
+
+conditions = st.recursive(comparisons(), combined, max_leaves=8)
+
+
+@given(conditions, rows)
+@settings(max_examples=1500)
+def test_mask_and_matches_agree_with_another_evaluator(case: Case, messages: list[dict[str, str]]) -> None:
+    found = parse_filter(case.text)
+    expected = [case.truth(row) is True for row in messages]
+    assert [found.matches(row) for row in messages] == expected
+    assert found.mask(columns_of(messages, found.names), len(messages)).tolist() == expected
+
+
+@given(conditions, st.dictionaries(st.sampled_from(NAMES), texts))
+def test_only_the_named_properties_count(case: Case, row: dict[str, str]) -> None:
+    found = parse_filter(case.text)
+    assert found.matches(row) == found.matches({name: text for name, text in row.items() if name in found.names})
+
+
+# ---------------------------------------------------------------- garbage
+
+PIECES = (
+    "a b 5 1e5 .5 'x' '' ' \" ( ) , = < > <> <= >= + - -- /* */ || | * % ! NOT AND OR IN BETWEEN LIKE ESCAPE IS NULL TRUE FALSE "
+    "CONTAINS STARTSWITH ENDSWITH é \n \x00 \ud800 ; . 99999999999999999999 1e999 '!' '%'"
+).split(" ")
+
+
+@given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=12).map(" ".join), st.lists(st.sampled_from(PIECES)).map("".join)))
+@settings(max_examples=1500)
+@example("'" * 4001)
+@example("(" * 8192)
+@example("-" * 8192)
+@example("a=" * 4096)
+@example("/*" * 4096)
+def test_garbage_is_parsed_or_refused_with_a_place(text: str) -> None:
+    try:
+        found = parse_filter(text)
+    except IllegalFilterError as error:
+        assert error.expression == text
+        assert 0 <= error.position <= len(text)
+        str(error).encode()
+    else:
+        messages: list[dict[str, str]] = [{}, {"a": "5", "b": "x", "TAGS": "a"}]
+        mask = found.mask(columns_of(messages, found.names), len(messages))
+        assert mask.tolist() == [found.matches(row) for row in messages]

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from rmqstore.contract import Flush, InitMode, Setting
+from rmqstore.contract import Flush, InitMode, Reclaim, Setting
 from rmqstore.errors import ConfigError
 from rmqstore.settings import CORE_SETTINGS, DEFAULT, Origin, Source, Value, checked, parsed
 
@@ -57,6 +57,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     max_retries: int
     max_in_flight: int
     retry_share: float
+    retention_ms: int
+    reclaim: Reclaim
+    group_expiry_ms: int
     revive_interval_ms: int
     hand_over_limit: int
     clock_max_step_ms: int
@@ -153,7 +156,7 @@ def load(
 
 def _built(values: Mapping[str, Value], origins: Mapping[str, Origin], known: Mapping[str, Setting]) -> Config:
     fields: dict[str, Any] = {setting.key.replace(".", "_"): values[setting.key] for setting in CORE_SETTINGS}
-    fields |= {"flush": Flush(values["flush"]), "init": InitMode(values["init"])}
+    fields |= {"flush": Flush(values["flush"]), "init": InitMode(values["init"]), "reclaim": Reclaim(values["reclaim"])}
     return Config(
         **fields,
         values=MappingProxyType(dict(values)),

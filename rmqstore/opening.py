@@ -10,9 +10,9 @@ from typing import Any
 from rmqstore import config
 from rmqstore.clock import Clock, SystemClock
 from rmqstore.config import Config
-from rmqstore.contract import Durability, EngineInfo, EngineOptions, EngineSession, Flush, Operation, PopStore, TimerStore
+from rmqstore.contract import Durability, EngineInfo, EngineOptions, EngineSession, Flush, Operation, PopStore, Reclaim, Support, TimerStore
 from rmqstore.directory import StoreDirectory
-from rmqstore.errors import CorruptStoreError, IllegalArgumentError, IllegalArgumentTypeError
+from rmqstore.errors import CorruptStoreError, IllegalArgumentError, IllegalArgumentTypeError, UnsupportedOperationError
 from rmqstore.plugins import get_plugins
 
 
@@ -25,7 +25,9 @@ class Opened:
         wanted = config.load(path, settings, known)
         # Engines and baked settings are looked at before the directory is made, so a typo leaves nothing behind.
         for name in {wanted.timer_engine, wanted.pop_engine} - {""}:
-            found.load_engine(name)
+            info, _ = found.load_engine(name)
+            if name == wanted.pop_engine:
+                refuse_undeclared(wanted, info)
         with ExitStack() as stack:
             self.directory = StoreDirectory(path)
             stack.callback(self.directory.release)
@@ -42,6 +44,8 @@ class Opened:
             self.sessions: dict[str, EngineSession] = {}
             for name in dict.fromkeys((self.config.timer_engine, self.config.pop_engine)):
                 self.infos[name], engine = found.load_engine(name)
+                if name == self.config.pop_engine:
+                    refuse_undeclared(self.config, self.infos[name])
                 if not is_new:
                     refuse_missing_files(self.directory.path / name, self.infos[name])
                 session = engine.open(self.directory.engine_path(name), self.options(self.config, self.store_tag, name))
@@ -81,6 +85,9 @@ class Opened:
             max_retries=settings.max_retries,
             max_in_flight=settings.max_in_flight,
             retry_share=settings.retry_share,
+            retention_ms=settings.retention_ms,
+            reclaim=settings.reclaim,
+            group_expiry_ms=settings.group_expiry_ms,
             engine=settings.engine_options(engine),
         )
 
@@ -98,6 +105,20 @@ def refuse_missing_files(path: Path, info: EngineInfo) -> None:
     keeps_files = info.capabilities.durability_of(Operation.PUT, Flush.SYNC) is not Durability.NONE
     if keeps_files and not (path.is_dir() and any(entry.is_dir() for entry in path.iterdir())):
         raise CorruptStoreError(f"the files of engine {info.name} are missing from {path}; restore them from a snapshot", file=str(path))
+
+
+def refuse_undeclared(config: Config, pop_engine: EngineInfo) -> None:
+    """Refuse settings that somebody gave and that ask for what the pop engine does not declare (S1); their defaults ask for nothing.
+
+    Raises:
+        UnsupportedOperationError: naming the setting and where it came from.
+    """
+    if pop_engine.capabilities.retention is not Support.FULL:
+        for key, harmless in (("retention_ms", 0), ("reclaim", Reclaim.AGE.value)):
+            if config.is_given(key) and config.values[key] != harmless:
+                raise UnsupportedOperationError(
+                    f"{config.origins[key]}: {key} = {config.values[key]!r} needs retention, which engine {pop_engine.name!r} has not"
+                )
 
 
 def broker_name(store_tag: int) -> str:

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from datetime import timedelta
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,10 @@ def test_core_defaults_agree_with_the_contract() -> None:
     defaults = {setting.key: setting.default for setting in CORE_SETTINGS}
     options = EngineOptions(store_tag=1, broker="b")
     shared = set(EngineOptions.__struct_fields__) - {"store_tag", "broker", "engine"}
-    assert {key: getattr(options, key) for key in shared} == {key: defaults[key] for key in shared}
+    values = {key: getattr(options, key) for key in shared}
+    assert {key: value.value if isinstance(value, Enum) else value for key, value in values.items()} == {
+        key: defaults[key] for key in shared
+    }
 
 
 def test_a_config_is_frozen(tmp_path: Path) -> None:

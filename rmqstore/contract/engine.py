@@ -43,6 +43,13 @@ class Operation(enum.Enum):
     CHANGE = "change"
 
 
+class Reclaim(enum.Enum):
+    """What makes room beside age: nothing, or that every registered group has consumed a message (Q2)."""
+
+    AGE = "age"
+    CONSUMED = "consumed"
+
+
 class Support(enum.Enum):
     """Whether a capability is there; every observable behaviour has one of its own."""
 
@@ -143,6 +150,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         max_retries: redeliveries before the dead letter queue (P7).
         max_in_flight: leases per (group, topic, queue), 0 = no limit (P12).
         retry_share: share of pops that look at the retry topic first (P13).
+        retention_ms: how long messages are kept, 0 = for ever (Q1).
+        reclaim: whether consumed messages go earlier (Q2).
+        group_expiry_ms: idle time after which a group no longer counts for that, 0 = it always counts (Q3).
         engine: the engine's own settings, without the ``<name>.`` prefix.
     """
 
@@ -159,6 +169,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_retries: int = 16
     max_in_flight: int = 0
     retry_share: float = 0.2
+    retention_ms: int = 3 * 86_400_000
+    reclaim: Reclaim = Reclaim.AGE
+    group_expiry_ms: int = 7 * 86_400_000
     engine: Mapping[str, int | float | str | bool] = msgspec.field(default_factory=dict)
 
 

@@ -70,8 +70,27 @@ class ChangeResult(msgspec.Struct, frozen=True):
     receipt: Receipt | None = None
 
 
+class Removal(msgspec.Struct, frozen=True):
+    """Take one message out of a dead letter queue or the parked entries: for good, or back to work.
+
+    Attributes:
+        topic, queue_id, queue_offset: where it lies.
+        resend_to: the topic that it goes to in the same step, as a message that was never delivered; None to drop it.
+        resend_queue: the queue there; None for any.
+    """
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    resend_to: str | None = None
+    resend_queue: int | None = None
+
+
 class PopTxn(msgspec.Struct, frozen=True):
-    """Everything that ``apply`` does in one atomic step: acks, changes, releases, then appends, the timer cursor and the marks."""
+    """Everything that ``apply`` does in one atomic step: acks, changes, releases, removals, then appends, the timer cursor, the marks.
+
+    ``removals`` takes messages out of dead letter queues and of the parked entries, and of no other topic.
+    """
 
     appends: MessageBatch | None = None
     acks: Sequence[Receipt] = ()
@@ -79,10 +98,11 @@ class PopTxn(msgspec.Struct, frozen=True):
     releases: Sequence[Receipt] = ()
     timer_cursor: TimerCursor | None = None
     marks: Sequence[bytes] = ()
+    removals: Sequence[Removal] = ()
 
 
 class PopTxnResult(msgspec.Struct, frozen=True):
-    """One outcome per entry of the transaction, in its order.
+    """One outcome per entry of the transaction, in its order; a removal is True when the message was there.
 
     REPEATED (a mark was stored already): nothing was done, ``position`` is that of the first call, the outcome lists are empty.
     """
@@ -92,6 +112,7 @@ class PopTxnResult(msgspec.Struct, frozen=True):
     acks: tuple[AckOutcome, ...] = ()
     changes: tuple[ChangeResult, ...] = ()
     releases: tuple[ReleaseOutcome, ...] = ()
+    removals: tuple[bool, ...] = ()
 
 
 class PopRequest(msgspec.Struct, frozen=True):
@@ -101,9 +122,9 @@ class PopRequest(msgspec.Struct, frozen=True):
         queue: one queue, or None for any.
         max_messages: 1–1024.
         invisible_ms: length of the lease, ms, at least 1.
-        order: FIFO pop (P9), refused where not declared.
+        order: FIFO pop (P9), refused where not declared; the group's first pop of the topic fixes it.
         attempt_id: a repeat with the same id within the invisible time returns the same leases.
-        filter: ``*``, or a tag expression ``a || b`` (P10).
+        filter: ``*``, a tag expression ``a || b``, or an SQL92 expression where that is declared (P10).
         init: where the group starts when it has not popped this topic before (P11).
     """
 
@@ -150,8 +171,8 @@ class Lag(msgspec.Struct, frozen=True):
     Attributes:
         ready: messages of the topic that the group has not popped yet.
         in_flight: leased messages, from the topic and its retry topic.
-        retry: messages waiting in the group's retry topic.
-        dead: messages of this topic that went to the group's dead letter queue.
+        retry: messages that wait to be given again: in the group's retry topic, or in their place under FIFO.
+        dead: messages of this topic that lie in the group's dead letter queue.
     """
 
     ready: int
@@ -185,6 +206,40 @@ class GroupOffset(msgspec.Struct, frozen=True):
     queue_id: int
     next_offset: int
     in_flight: int
+
+
+class LeaseInfo(msgspec.Struct, frozen=True):
+    """One running lease: who holds which message until when.
+
+    Attributes:
+        topic: the topic that was popped, also when the message came from its retry topic.
+        queue_id, queue_offset: where the message lies, in the retry topic if it came from there.
+        message_id: empty when the message cannot be read.
+        attempt: number of this delivery.
+        pop_time_ms, first_pop_ms: when this lease, and the first one of the message, were given.
+        expiry_ms: when it ends.
+        receipt: its proof as text.
+    """
+
+    topic: str
+    group: str
+    queue_id: int
+    queue_offset: int
+    message_id: str
+    attempt: int
+    pop_time_ms: int
+    first_pop_ms: int
+    expiry_ms: int
+    receipt: str
+
+
+class Subscription(msgspec.Struct, frozen=True):
+    """A group on a topic: whether it pops in order (P9), and when it popped last, ms, to an eighth of ``group_expiry_ms`` (Q3)."""
+
+    group: str
+    topic: str
+    is_ordered: bool
+    active_ms: int
 
 
 class PopStats(msgspec.Struct, frozen=True):
@@ -226,7 +281,11 @@ class PopStore(Side):
 
     @abstractmethod
     def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
-        """Move up to ``limit`` messages whose lease ended by ``now_ms`` to their retry topic or DLQ, in one atomic step (P3, P7)."""
+        """Give back up to ``limit`` messages whose lease ended by ``now_ms``, in one atomic step (P3, P7, P9).
+
+        They go to the retry topic, or to the DLQ when their attempts are used up; under FIFO they come back in their place, a run of one
+        queue as a whole, whatever the limit.
+        """
 
     @abstractmethod
     def timer_cursor(self) -> TimerCursor:
@@ -261,8 +320,27 @@ class PopStore(Side):
         """Move the group to ``offset`` on one queue or all; its leases there turn STALE, its retry topic stays (P11)."""
 
     @abstractmethod
+    def delete_topic(self, name: str) -> Ticket:
+        """Remove a topic with all its messages, leases and positions, and the retry topics that belong to it; a no-op when there is none.
+
+        Pending timers stay, and make the topic anew when they are due.
+        """
+
+    @abstractmethod
+    def delete_group(self, name: str) -> Ticket:
+        """Remove a group with its leases, positions and retry topics; its dead letter queue stays. A no-op when there is none."""
+
+    @abstractmethod
+    def subscriptions(self, group: str | None = None) -> list[Subscription]:
+        """List which groups have popped which topics, by group and topic."""
+
+    @abstractmethod
+    def leases(self, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
+        """List the running leases, by topic, group, queue and offset (reads each message: for people, not for hot paths)."""
+
+    @abstractmethod
     def read(self, topic: str, queue: int, offset: int, limit: int) -> MessageBatch:
-        """Read up to ``limit`` messages from ``offset`` on without a lease; empty at the end."""
+        """Read up to ``limit`` kept messages from ``offset`` on without a lease; empty at the end."""
 
     @abstractmethod
     def get(self, message_id: str) -> PoppedMessage | None:

@@ -15,6 +15,9 @@ import msgspec
 NO_RETRY, RETRY_V1, RETRY_V2 = 0, 1, 2
 """Values of ``retry_flag``: the message comes from its own topic, from a ``group_topic`` or from a ``group+topic`` retry topic."""
 
+ORDERED_QID = 999
+"""Value of ``revive_qid`` in the receipt of a FIFO pop (RocketMQ ``KeyBuilder.POP_ORDER_REVIVE_QUEUE``)."""
+
 _INT = r"(-?\d{1,19})"
 _TEXT = re.compile(rf"{_INT} {_INT} {_INT} {_INT} ([012]) (\S+) {_INT} {_INT} {_INT} (\S+) (\S+) {_INT} ([0-9a-f]{{8}})", re.ASCII)
 

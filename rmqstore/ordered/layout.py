@@ -11,8 +11,9 @@ meta        ``t``    topic name                                          topic: 
 meta        ``g``    group name                                          group: id
 meta        ``s``    group u32, topic u32, queue u32                     where the group stands on the queue
 meta        ``d``    group u32, topic u32                                dead letters of the topic (i64)
-meta        ``r``    group u32, topic u32                                empty: the group has popped the topic
-meta        ``x``    topic u32, queue u32, first offset (u64)            offset behind a gap that parking left
+meta        ``r``    group u32, topic u32                                the group has popped the topic: how, and when last
+meta        ``n``    topic u32, queue u32                                first kept offset (u64), when it is not 0
+meta        ``x``    topic u32, queue u32, first offset (u64)            offset behind a gap (u64), u8 1 = made by removals
 meta        ``k``    side (1 byte), mark                                 first answer of the call that carried the mark
 meta        ``l``    side (1 byte), time ms (u64), mark                  empty: marks by age
 timers      –        tick ms (u64), first seq (u64)                      run of records (``runs``)
@@ -24,6 +25,7 @@ queues      –        topic u32, queue u32, first offset (u64)            run o
 leases      ``l``    group u32, topic u32, queue u32, start, pop time    check point: leases of one pop on one queue
 leases      ``e``    expiry ms (u64), lease key                          empty: check points with running leases
 leases      ``p``    time ms (u64), table, key                           empty: what ``maintain`` drops after that time
+leases      ``o``    group u32, topic u32, queue u32                     FIFO run: what is not acked (``fifo``)
 leases      ``a``    128-bit hash of (group, topic, attempt id)          the check points that the attempt was given
 ==========  =======  ==================================================  ==========================================
 """
@@ -37,7 +39,7 @@ from typing import Final
 SPACES: Final = ("meta", "timers", "traces", "queues", "leases")
 META, TIMERS, TRACES, QUEUES, LEASES = range(5)
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 
 FORMAT_KEY: Final = b"mformat"
 EPOCH_KEY: Final = b"mepoch"
@@ -52,6 +54,7 @@ GROUP: Final = b"g"
 STANDING: Final = b"s"
 DEAD: Final = b"d"
 REGISTERED: Final = b"r"
+KEPT: Final = b"n"
 GAP: Final = b"x"
 MARK: Final = b"k"
 MARK_AGE: Final = b"l"
@@ -65,7 +68,9 @@ LEASE: Final = b"l"
 EXPIRY: Final = b"e"
 PURGE: Final = b"p"
 ATTEMPT: Final = b"a"
+FIFO: Final = b"o"
 
+U32: Final = struct.Struct(">I")
 U64: Final = struct.Struct(">Q")
 PAIR: Final = struct.Struct(">QQ")
 TICK_SEQ: Final = PAIR

@@ -30,6 +30,7 @@ class Slice(msgspec.Struct, frozen=True):
     epoch: int = 0
     ck_start: int = 0
     first_pop_ms: int = -1
+    revive_qid: int = 0
 
     def receipts(self) -> list[Receipt]:
         """Return one receipt a message."""
@@ -48,6 +49,7 @@ class Slice(msgspec.Struct, frozen=True):
             self.retry_flag,
             self.broker,
             self.epoch,
+            self.revive_qid,
         )
 
     def first_pop_of(self, record: bytes) -> int | None:

@@ -1,22 +1,25 @@
-"""How a pop picks messages: which queues in which turn, what passes the filter, and what a repeated attempt gets (P1, P10–P13)."""
+"""How a pop picks messages: queues in their turn, what passes the filter, FIFO runs, what a repeated attempt gets (P1, P9–P13)."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from rmqstore.contract import NO_RETRY, RETRY_V2, InitMode, PopRequest, PopResult, Ticket
+from rmqstore.contract import NO_RETRY, ORDERED_QID, RETRY_V2, InitMode, PopRequest, PopResult, Ticket
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import retry_topic
+from rmqstore.ordered.fifo import FifoRun, Unacked, as_delivered, waiting_in
 from rmqstore.ordered.layout import ATTEMPT, LEASE_KEY, LEASES, PURGE, U64, digest
 from rmqstore.ordered.leases import LEASED, Lease
 from rmqstore.ordered.popped import PoppedRecords, Slice
 from rmqstore.ordered.popstate import PopState
 from rmqstore.ordered.queues import DamagedRun, QueueLog, Topic
 from rmqstore.ordered.records import tag_of
+from rmqstore.ordered.retention import ACTIVITY_PARTS
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.stage import Stage
-from rmqstore.ordered.standings import Seat, Standing
+from rmqstore.ordered.standings import Registered, Seat, Standing
 
 _LOOK_LIMIT = 16_384
 """A pop that has something to return passes over at most so many more filtered-out messages of a queue (P10)."""
@@ -25,6 +28,15 @@ _POP_BYTES = 64 * 1024 * 1024
 """One pop ends early once it holds this many bytes, so that memory stays bounded."""
 
 _ATTEMPT_HEAD = struct.Struct(">Q")
+
+
+class _Taken(NamedTuple):
+    """What was read of one queue, and the offset behind all that was looked at."""
+
+    offsets: list[int]
+    records: list[bytes]
+    store_ms: list[int]
+    next_offset: int
 
 
 class _Turn:
@@ -53,7 +65,7 @@ class Popping:
         if request.queue is not None and not (type(request.queue) is int and 0 <= request.queue < topic.queues):
             raise IllegalArgumentError(f"topic {topic.name!r} has queues 0 to {topic.queues - 1}, not {request.queue!r}")
         group_id = stage.group_id(request.group)
-        registered = self._register(stage, topic, group_id, request.init)
+        registered = self._register(stage, topic, group_id, request)
         if request.attempt_id is not None:
             slices = self._repeated(stage, request, request.attempt_id)
             if slices:
@@ -66,7 +78,8 @@ class Popping:
         wanted = request.max_messages
         room = _POP_BYTES
         for source, queue, retry_flag in self._sources(stage, topic, group_id, request):
-            part = self._take(stage, request, source, Seat(group_id, source.id, queue), retry_flag, tags, wanted, room)
+            take = self._take_run if request.order else self._take
+            part = take(stage, request, source, Seat(group_id, source.id, queue), retry_flag, tags, wanted, room)
             if part is not None:
                 slices.append(part)
                 wanted -= len(part.records)
@@ -79,28 +92,38 @@ class Popping:
         ticket = stage.commit()
         return PopResult(PoppedRecords(slices), self._rest(stage, topic, group_id, request)), ticket if must_wait else Ticket(0)
 
-    def _register(self, stage: Stage, topic: Topic, group_id: int, init: InitMode) -> bool:
-        """Set where a new group starts, on every queue at once (P11); later queues are read from their beginning."""
+    def _register(self, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> bool:
+        """Fix how the group pops the topic, and where it starts on every queue at once; later queues are read from the beginning (P9, P11).
+
+        Returns whether the caller must wait for it to be durable.
+        """
+        registered = stage.registered(group_id, topic.id)
+        if registered is not None and registered.is_ordered != request.order:
+            mode, other = ("in order", "order=True") if registered.is_ordered else ("out of order", "order=False")
+            raise IllegalArgumentError(
+                f"group {request.group!r} pops topic {topic.name!r} {mode}, as its first pop fixed; pop with {other}, or use another group"
+            )
         seats = [Seat(group_id, topic.id, queue) for queue in range(topic.queues)]
         missing = [seat for seat in seats if stage.standing(seat) is None]
-        is_new = not stage.is_registered(group_id, topic.id)
+        starts_at_end = registered is None and request.init is InitMode.MAX
         for seat in missing:
-            stage.set_standing(seat, Standing(topic.next_offsets[seat.queue] if is_new and init is InitMode.MAX else 0))
-        if is_new:
-            stage.register(group_id, topic.id)
-        return bool(missing) or is_new
+            stage.set_standing(seat, Standing(topic.next_offsets[seat.queue] if starts_at_end else 0))
+        expiry_ms = self._options.group_expiry_ms
+        if registered is None or (expiry_ms and stage.now_ms - registered.active_ms >= max(expiry_ms // ACTIVITY_PARTS, 1)):
+            stage.register(group_id, topic.id, Registered(request.order, stage.now_ms))
+        return bool(missing) or registered is None
 
     def _sources(self, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> Iterator[tuple[Topic, int, int]]:
         """Yield (topic, queue, retry flag) in the order of this pop."""
         turn = self._turns.setdefault((group_id, topic.id), _Turn())
-        retry = stage.topic(retry_topic(request.group, request.topic))
+        retry = None if request.order else stage.topic(retry_topic(request.group, request.topic))
         retry_first = False
         if retry is not None:
             turn.credit += self._options.retry_share
             retry_first = turn.credit >= 1.0
         if retry is not None and retry_first:
             turn.credit -= 1.0
-            yield retry, 0, RETRY_V2
+            yield from ((retry, queue, RETRY_V2) for queue in range(retry.queues))
         if request.queue is not None:
             yield topic, request.queue, NO_RETRY
         else:
@@ -109,7 +132,7 @@ class Popping:
             for step in range(topic.queues):
                 yield topic, (start + step) % topic.queues, NO_RETRY
         if retry is not None and not retry_first:
-            yield retry, 0, RETRY_V2
+            yield from ((retry, queue, RETRY_V2) for queue in range(retry.queues))
 
     def _take(
         self,
@@ -129,13 +152,74 @@ class Popping:
         if wanted <= 0 or standing.next_offset >= source.next_offsets[seat.queue]:
             return None
         # What was given to the group once is never dropped by a later filter.
-        passing = None if retry_flag else tags
+        taken = self._read_on(stage, source, seat.queue, standing.next_offset, None if retry_flag else tags, wanted, room)
+        stage.set_standing(seat, Standing(taken.next_offset, standing.last_pop_ms, standing.in_flight))
+        if not taken.records:
+            return None
+        lease = stage.grant(seat, taken.offsets, request.invisible_ms, retry_flag)
+        return self._slice(lease, request, taken.offsets, taken.records, taken.store_ms)
+
+    def _take_run(
+        self,
+        stage: Stage,
+        request: PopRequest,
+        source: Topic,
+        seat: Seat,
+        retry_flag: int,
+        tags: frozenset[bytes] | None,
+        wanted: int,
+        room: int,
+    ) -> Slice | None:
+        """Lease the next run of one queue (P9): nothing while the last one is leased, else what of it is not acked, then new messages."""
+        standing = stage.standing(seat) or Standing(0)
+        if standing.in_flight:
+            return None
+        wanted = min(wanted, self._options.max_in_flight or wanted)
+        run = stage.fifo(seat)
+        taken = self._read_back(stage, source, seat, run, waiting_in(run)[:wanted], room)
+        room -= sum(map(len, taken.records))
+        if not waiting_in(run) and len(taken.records) < wanted and room > 0:
+            new = self._read_on(stage, source, seat.queue, standing.next_offset, tags, wanted - len(taken.records), room)
+            for offset in new.offsets:
+                run[offset] = Unacked()
+            stage.set_standing(seat, Standing(new.next_offset, standing.last_pop_ms, standing.in_flight))
+            taken = _Taken(taken.offsets + new.offsets, taken.records + new.records, taken.store_ms + new.store_ms, new.next_offset)
+        if not taken.records:
+            return None
+        lease = stage.grant(seat, taken.offsets, request.invisible_ms, retry_flag)
+        return self._slice(lease, request, taken.offsets, taken.records, taken.store_ms)
+
+    def _read_back(self, stage: Stage, source: Topic, seat: Seat, run: FifoRun, waiting: list[int], room: int) -> _Taken:
+        """Read the un-acked messages of a run again; what cannot be read any more leaves it."""
+        taken = _Taken([], [], [], 0)
+        for offset in waiting:
+            found = self._log.record_at(source.id, seat.queue, offset)
+            if found is None or isinstance(found, DamagedRun):
+                if found is not None:
+                    stage.park_run(found, source.name)
+                    self._log.drop(source.id, seat.queue)
+                del run[offset]
+                continue
+            if room <= 0:
+                break
+            record = as_delivered(found[0], run[offset])
+            run[offset] = run[offset]._replace(waits=False)
+            taken.offsets.append(offset)
+            taken.records.append(record)
+            taken.store_ms.append(found[1])
+            room -= len(record)
+        return taken
+
+    def _read_on(
+        self, stage: Stage, source: Topic, queue: int, next_offset: int, passing: frozenset[bytes] | None, wanted: int, room: int
+    ) -> _Taken:
+        """Read messages that pass from ``next_offset`` on; damaged runs on the way are parked."""
         offsets: list[int] = []
         records: list[bytes] = []
         stores: list[int] = []
-        offset = standing.next_offset
+        offset = max(next_offset, stage.first_kept(source.id, queue))
         looked_until = offset + _LOOK_LIMIT
-        for first, run in self._log.runs_from(source.id, seat.queue, offset):
+        for first, run in self._log.runs_from(source.id, queue, offset):
             if isinstance(run, DamagedRun):
                 stage.park_run(run, source.name)
                 continue
@@ -154,12 +238,8 @@ class Popping:
             if len(records) >= wanted or (records and offset >= looked_until) or room <= 0:
                 break
         else:
-            offset = source.next_offsets[seat.queue]
-        stage.set_standing(seat, Standing(offset, standing.last_pop_ms, standing.in_flight))
-        if not records:
-            return None
-        lease = stage.grant(seat, offsets, request.invisible_ms, retry_flag)
-        return self._slice(lease, request.topic, request.group, offsets, records, stores)
+            offset = source.next_offsets[queue]
+        return _Taken(offsets, records, stores, offset)
 
     @staticmethod
     def _matching(records: list[bytes], skip: int, first: int, wanted: int, passing: frozenset[bytes]) -> tuple[list[int], int]:
@@ -172,15 +252,15 @@ class Popping:
                     return taken, first + at + 1
         return taken, first + len(records)
 
-    def _slice(self, lease: Lease, topic: str, group: str, offsets: list[int], records: list[bytes], stores: list[int]) -> Slice:
+    def _slice(self, lease: Lease, request: PopRequest, offsets: list[int], records: list[bytes], stores: list[int]) -> Slice:
         _, _, queue, ck_start, pop_ms = lease.place
         return Slice(
-            topic,
+            request.topic,
             queue,
             offsets,
             records,
             stores,
-            group,
+            request.group,
             pop_ms,
             lease.invisible_ms,
             lease.retry_flag,
@@ -188,12 +268,19 @@ class Popping:
             lease.epoch,
             ck_start,
             lease.first_pop_ms,
+            ORDERED_QID if request.order else 0,
         )
 
     def _rest(self, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> int:
-        rest = self._state.waiting(self._state.topics.get(topic.name, topic), group_id, request.queue)
-        retry = self._state.topics.get(retry_topic(request.group, request.topic))
-        return rest + (self._state.waiting(retry, group_id) if retry is not None else 0)
+        state = self._state
+        topic = state.topics.get(topic.name, topic)
+        if request.order:
+            # A queue whose run is leased gives nothing until that ends, so it must not wake anybody.
+            queues = range(topic.queues) if request.queue is None else (request.queue,)
+            free = [queue for queue in queues if not state.standing(group_id, topic.id, queue).in_flight]
+            return sum(state.waiting(topic, group_id, queue) + state.returned(topic, group_id, queue) for queue in free)
+        retry = state.topics.get(retry_topic(request.group, request.topic))
+        return state.waiting(topic, group_id, request.queue) + (state.waiting(retry, group_id) if retry is not None else 0)
 
     # ------------------------------------------------------------ attempts
 
@@ -214,7 +301,8 @@ class Popping:
             lease = stage.lease(stored[at : at + LEASE_KEY.size])
             if lease is None or lease.expiry_ms <= stage.now_ms:
                 continue
-            _, topic_id, queue, _, _ = lease.place
+            group_id, topic_id, queue, _, _ = lease.place
+            run = self._state.fifo.get(Seat(group_id, topic_id, queue), {})
             offsets: list[int] = []
             records: list[bytes] = []
             stores: list[int] = []
@@ -222,10 +310,10 @@ class Popping:
                 found = self._log.record_at(topic_id, queue, lease.offsets[index]) if state == LEASED else None
                 if found is not None and not isinstance(found, DamagedRun):
                     offsets.append(lease.offsets[index])
-                    records.append(found[0])
+                    records.append(as_delivered(found[0], run.get(lease.offsets[index])))
                     stores.append(found[1])
             if records:
-                slices.append(self._slice(lease, request.topic, request.group, offsets, records, stores))
+                slices.append(self._slice(lease, request, offsets, records, stores))
         return slices
 
 

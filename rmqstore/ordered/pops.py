@@ -13,50 +13,42 @@ from collections.abc import Iterator, Sequence
 
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
-    NO_RETRY,
-    AckOutcome,
-    Change,
-    ChangeOutcome,
-    ChangeResult,
     GroupOffset,
     InitMode,
     Lag,
+    LeaseInfo,
     PopRequest,
     PopResult,
     PopStats,
     PopStore,
     PopTxn,
     PopTxnResult,
-    Receipt,
-    ReleaseOutcome,
     ReviveReport,
+    Subscription,
     Ticket,
     TimerCursor,
     TopicInfo,
     WriteStatus,
 )
-from rmqstore.errors import IllegalArgumentError, UnsupportedOperationError
+from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import MAX_POP, MAX_QUEUES, PoppedMessage, check_group, check_marks, check_readable_topic, check_time_ms, retry_topic
+from rmqstore.ordered.administration import Administration
 from rmqstore.ordered.filters import tags_of
 from rmqstore.ordered.kv import OrderedKV
-from rmqstore.ordered.layout import ATTEMPT, CURSOR_KEY, EXPIRY, LEASE, LEASE_KEY, LEASES, META, PURGE, U64
-from rmqstore.ordered.leases import ACKED, LEASED, MOVED, Lease
+from rmqstore.ordered.layout import ATTEMPT, CURSOR_KEY, EXPIRY, LEASES, META, PURGE, U64
+from rmqstore.ordered.leaselist import list_leases
+from rmqstore.ordered.leasing import Leasing
 from rmqstore.ordered.marks import POP_SIDE, drop_old_marks, find_mark, put_marks
-from rmqstore.ordered.popped import PoppedRecords, Slice, SliceReceipts
+from rmqstore.ordered.popped import PoppedRecords, Slice
 from rmqstore.ordered.popping import Popping, attempt_is_over
 from rmqstore.ordered.popstate import PopState
 from rmqstore.ordered.popverify import verify_pops
 from rmqstore.ordered.queues import DamagedRun, QueueLog, Topic
-from rmqstore.ordered.records import attempt_of, encode_batch, first_pop_of, message_id_of, with_delivery
+from rmqstore.ordered.records import encode_batch, message_id_of
+from rmqstore.ordered.retention import Retention
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.side import OrderedSide
-from rmqstore.ordered.stage import Stage, origin_topic
-from rmqstore.ordered.standings import Seat, Standing
-
-_REVIVE_BYTES = 8 * 1024 * 1024
-_ACK = {LEASED: AckOutcome.ACKED, ACKED: AckOutcome.ALREADY_ACKED, MOVED: AckOutcome.STALE}
-_RELEASE = {LEASED: ReleaseOutcome.RELEASED, ACKED: ReleaseOutcome.ALREADY_ACKED, MOVED: ReleaseOutcome.STALE}
-_CHANGE = {LEASED: ChangeOutcome.CHANGED, ACKED: ChangeOutcome.ALREADY_ACKED, MOVED: ChangeOutcome.STALE}
+from rmqstore.ordered.stage import Stage
 
 
 class OrderedPops(OrderedSide, PopStore):
@@ -72,6 +64,9 @@ class OrderedPops(OrderedSide, PopStore):
         self._state = PopState(kv)
         self._log = QueueLog(kv)
         self._popping = Popping(self._shared, self._state, self._log)
+        self._leasing = Leasing(self._shared, self._state, self._log)
+        self._retention = Retention(self._shared, self._state, self._log)
+        self._administration = Administration(self._shared, self._state, self._log)
         self._cursor = TimerCursor.from_bytes(kv.get(META, CURSOR_KEY) or b"")
         # What was read at open is durable: the epoch was synced behind it.
         self._durable_cursor = self._cursor
@@ -89,9 +84,10 @@ class OrderedPops(OrderedSide, PopStore):
             if txn.marks and (answer := find_mark(kv, POP_SIDE, txn.marks)) is not None:
                 return PopTxnResult(WriteStatus.REPEATED, U64.unpack(answer)[0]), Ticket(kv.position)
             stage = Stage(self._shared, self._state, now_ms)
-            acks = self._ack(stage, txn.acks)
-            changes = tuple(self._change(stage, change) for change in txn.changes)
-            releases = tuple(self._release(stage, receipt) for receipt in txn.releases)
+            acks = self._leasing.ack(stage, txn.acks)
+            changes = tuple(self._leasing.change(stage, change) for change in txn.changes)
+            releases = tuple(self._leasing.release(stage, receipt) for receipt in txn.releases)
+            removals = self._administration.remove(stage, txn.removals)
             stage.append(records)
             if txn.timer_cursor is not None:
                 stage.write.put(META, CURSOR_KEY, txn.timer_cursor.to_bytes())
@@ -103,116 +99,7 @@ class OrderedPops(OrderedSide, PopStore):
                 self._undurable_cursors.append((ticket.position, txn.timer_cursor))
             # An answer that changed nothing may still rest on a call that is not durable yet.
             ticket = ticket if ticket.position else Ticket(kv.position)
-            return PopTxnResult(WriteStatus.APPLIED, ticket.position, acks, changes, releases), ticket
-
-    def _check_point(self, stage: Stage, receipt: Receipt) -> Lease | bool:
-        """Find the check point of a receipt; True when it is one of ours that is gone (STALE), False when it is unknown."""
-        if receipt.broker != self._options.broker or receipt.epoch > self._shared.epoch:
-            return False
-        if min(receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms) < 0 or receipt.queue_id >= MAX_QUEUES:
-            return False
-        older = receipt.epoch < self._shared.epoch
-        group_id = self._state.groups.get(receipt.group)
-        topic = self._state.topics.get(receipt.topic if receipt.retry_flag == NO_RETRY else retry_topic(receipt.group, receipt.topic))
-        if group_id is None or topic is None:
-            return older
-        key = LEASE_KEY.pack(group_id, topic.id, receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms)
-        lease = stage.lease(key)
-        return older if lease is None or lease.epoch != receipt.epoch else lease
-
-    def _find(self, stage: Stage, receipt: Receipt) -> tuple[Lease, int] | bool:
-        """Find the leased message of a receipt; a bool as in :meth:`_check_point`."""
-        lease = self._check_point(stage, receipt)
-        if isinstance(lease, bool):
-            return lease
-        index = lease.index_of(receipt.queue_offset)
-        return (lease, index) if index is not None else False
-
-    def _ack(self, stage: Stage, receipts: Sequence[Receipt]) -> tuple[AckOutcome, ...]:
-        if isinstance(receipts, SliceReceipts):
-            return tuple(outcome for part in receipts.slices for outcome in self._ack_slice(stage, part))
-        outcomes = []
-        for receipt in receipts:
-            found = self._find(stage, receipt)
-            if isinstance(found, bool):
-                outcomes.append(AckOutcome.STALE if found else AckOutcome.UNKNOWN)
-                continue
-            lease, index = found
-            outcomes.append(_ACK[lease.states[index]])
-            if lease.states[index] == LEASED:
-                stage.end(lease, index, ACKED)
-        return tuple(outcomes)
-
-    def _ack_slice(self, stage: Stage, part: Slice) -> list[AckOutcome]:
-        """Ack a whole slice of one check point."""
-        lease = self._check_point(stage, part.receipt(part.offsets[0]))
-        if isinstance(lease, bool):
-            return [AckOutcome.STALE if lease else AckOutcome.UNKNOWN] * len(part.offsets)
-        indexes = range(len(lease.offsets)) if lease.offsets == part.offsets else [lease.index_of(offset) for offset in part.offsets]
-        outcomes = [AckOutcome.UNKNOWN if index is None else _ACK[lease.states[index]] for index in indexes]
-        stage.end_many(
-            lease, [i for i, outcome in zip(indexes, outcomes, strict=True) if i is not None and outcome is AckOutcome.ACKED], ACKED
-        )
-        return outcomes
-
-    def _change(self, stage: Stage, change: Change) -> ChangeResult:
-        receipt = change.receipt
-        found = self._find(stage, receipt)
-        if isinstance(found, bool):
-            return ChangeResult(ChangeOutcome.STALE if found else ChangeOutcome.UNKNOWN)
-        lease, index = found
-        outcome = _CHANGE[lease.states[index]]
-        if outcome is not ChangeOutcome.CHANGED:
-            return ChangeResult(outcome)
-        stage.end(lease, index, MOVED)
-        group_id, topic_id, queue, _, pop_ms = lease.place
-        first_pop_ms = pop_ms if lease.first_pop_ms < 0 else lease.first_pop_ms
-        seat = Seat(group_id, topic_id, queue)
-        new = stage.grant(seat, [receipt.queue_offset], change.invisible_ms, lease.retry_flag, first_pop_ms)
-        return ChangeResult(
-            outcome,
-            Receipt(
-                receipt.topic,
-                receipt.group,
-                queue,
-                receipt.queue_offset,
-                receipt.queue_offset,
-                new.place[4],
-                change.invisible_ms,
-                lease.retry_flag,
-                self._options.broker,
-                self._shared.epoch,
-            ),
-        )
-
-    def _release(self, stage: Stage, receipt: Receipt) -> ReleaseOutcome:
-        found = self._find(stage, receipt)
-        if isinstance(found, bool):
-            return ReleaseOutcome.STALE if found else ReleaseOutcome.UNKNOWN
-        lease, index = found
-        outcome = _RELEASE[lease.states[index]]
-        if outcome is ReleaseOutcome.RELEASED:
-            self._give_back(stage, lease, index, receipt.group, receipt.topic, counted=False)
-        return outcome
-
-    def _give_back(self, stage: Stage, lease: Lease, index: int, group: str, topic: str, *, counted: bool) -> str:
-        """End a lease and put the message where it goes next; returns ``retried``, ``dead`` or ``parked``."""
-        _, topic_id, queue, _, pop_ms = lease.place
-        offset = lease.offsets[index]
-        found = self._log.record_at(topic_id, queue, offset)
-        stage.end(lease, index, MOVED)
-        if found is None or isinstance(found, DamagedRun):
-            reason = f"leased by group {group}: " + ("nothing lies at its offset" if found is None else found.reason)
-            stage.park(b"" if found is None else found.raw, reason, f"{topic}/{queue}/{offset}", topic)
-            return "parked"
-        record = found[0]
-        attempts = attempt_of(record) + counted
-        if attempts > self._options.max_retries:
-            stage.bury(group, topic, record, f"delivered {attempts} times without an ack")
-            return "dead"
-        first_pop_ms = next(at for at in (first_pop_of(record), lease.first_pop_ms, pop_ms) if at >= 0)
-        stage.append_to(retry_topic(group, topic), 0, [with_delivery(record, attempts, first_pop_ms)])
-        return "retried"
+            return PopTxnResult(WriteStatus.APPLIED, ticket.position, acks, changes, releases, removals), ticket
 
     # ------------------------------------------------------------ pop and revive
 
@@ -222,8 +109,6 @@ class OrderedPops(OrderedSide, PopStore):
         check_time_ms("invisible_ms", request.invisible_ms, minimum=1)
         if type(request.max_messages) is not int or not 1 <= request.max_messages <= MAX_POP:
             raise IllegalArgumentError(f"max_messages must be an int of 1 to {MAX_POP}, not {request.max_messages!r}")
-        if request.order:
-            raise UnsupportedOperationError("this engine declares no FIFO pop (order=True)")
         tags = tags_of(request.filter)
         with self._lock:
             self._shared.fresh()
@@ -233,69 +118,62 @@ class OrderedPops(OrderedSide, PopStore):
         tags_of(filter)
         with self._lock:
             self._shared.fresh()
-            group_id = self._state.groups.get(group)
+            state = self._state
+            group_id = state.groups.get(group)
             limit = self._options.max_in_flight
             held = 0
-            for known in self._state.topics_of_group(topic, group):
+            for known in state.topics_of_group(topic, group):
+                is_ordered = group_id is not None and state.is_ordered(group_id, known.id)
                 for queue in range(known.queues):
-                    standing = None if group_id is None else self._state.standings.get(Seat(group_id, known.id, queue))
-                    standing = standing or Standing(0)
-                    held += standing.in_flight
-                    if standing.next_offset < known.next_offsets[queue] and (not limit or standing.in_flight < limit):
+                    in_flight = state.standing(group_id, known.id, queue).in_flight
+                    held += in_flight
+                    is_open = not in_flight if is_ordered else not limit or in_flight < limit
+                    if is_open and (state.waiting(known, group_id, queue) or state.returned(known, group_id, queue)):
                         return True
             return self.next_expiry_ms() if held else None
 
     def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
         with self._lock:
-            kv = self._shared.fresh()
-            expired = kv.scan(LEASES, EXPIRY, EXPIRY + U64.pack(now_ms + 1), limit + 1)
-            if not expired:
-                return ReviveReport(0, 0, 0, False), Ticket(0)
+            self._shared.fresh()
             stage = Stage(self._shared, self._state, now_ms)
-            topics, groups = self._state.names_by_id(), self._state.group_names()
-            counts = {"retried": 0, "dead": 0, "parked": 0}
-            more = False
-            for key, _ in expired:
-                lease = stage.lease(key[1 + U64.size :])
-                if lease is None:
-                    stage.write.delete(LEASES, key)
-                    continue
-                group_id, topic_id, _, _, _ = lease.place
-                group = groups[group_id]
-                topic = origin_topic(group, topics[topic_id])
-                for index in [index for index, state in enumerate(lease.states) if state == LEASED]:
-                    if sum(counts.values()) >= limit or stage.appended_bytes >= _REVIVE_BYTES:
-                        more = True
-                        break
-                    counts[self._give_back(stage, lease, index, group, topic, counted=True)] += 1
-                if more:
-                    break
-            return ReviveReport(counts["retried"], counts["dead"], counts["parked"], more), stage.commit()
+            report = self._leasing.revive(stage, limit)
+            return report, stage.commit()
+
+    # ------------------------------------------------------------ administration
 
     def reset_offset(self, topic: str, group: str, queue: int | None, offset: int | InitMode, now_ms: int) -> Ticket:
         check_group(group)
         with self._lock:
-            kv = self._shared.fresh()
+            self._shared.fresh()
             known = self._known_topic(topic, queue)
             stage = Stage(self._shared, self._state, now_ms)
-            group_id = stage.group_id(group)
-            for number in range(known.queues) if queue is None else (queue,):
-                end = known.next_offsets[number]
-                target = (0 if offset is InitMode.MIN else end) if isinstance(offset, InitMode) else offset
-                if type(target) is not int or not 0 <= target <= end:
-                    raise IllegalArgumentError(
-                        f"offset {target!r} lies outside of queue {number} of topic {topic!r}, which holds 0 to {end}"
-                    )
-                seat = Seat(group_id, known.id, number)
-                prefix = LEASE + LEASE_KEY.pack(*seat, 0, 0)
-                behind = LEASE + LEASE_KEY.pack(*seat, 2**64 - 1, 2**64 - 1)
-                for key, _ in kv.scan_all(LEASES, prefix, behind):
-                    lease = stage.lease(key[1:])
-                    if lease is not None and lease.live:
-                        stage.end_many(lease, [index for index, state in enumerate(lease.states) if state == LEASED], MOVED)
-                standing = stage.standing(seat) or Standing(0)
-                stage.set_standing(seat, Standing(target, standing.last_pop_ms, standing.in_flight))
+            self._administration.reset(stage, known, group, range(known.queues) if queue is None else (queue,), offset)
             return stage.commit()
+
+    def delete_topic(self, name: str) -> Ticket:
+        with self._lock:
+            self._shared.fresh()
+            stage = Stage(self._shared, self._state, 0)
+            self._administration.delete_topic(stage, name)
+            return stage.commit()
+
+    def delete_group(self, name: str) -> Ticket:
+        with self._lock:
+            self._shared.fresh()
+            stage = Stage(self._shared, self._state, 0)
+            self._administration.delete_group(stage, name)
+            return stage.commit()
+
+    def create_topic(self, name: str, queues: int) -> tuple[TopicInfo, Ticket]:
+        if type(queues) is not int or not 1 <= queues <= MAX_QUEUES:
+            raise IllegalArgumentError(f"queues must be an int of 1 to {MAX_QUEUES}, not {queues!r}")
+        check_readable_topic(name)
+        with self._lock:
+            self._shared.fresh()
+            stage = Stage(self._shared, self._state, 0)
+            topic = stage.topic_with(name, queues)
+            ticket = stage.commit()
+            return self._state.info(topic), ticket
 
     # ------------------------------------------------------------ reads
 
@@ -311,29 +189,35 @@ class OrderedPops(OrderedSide, PopStore):
                 self._durable_cursor = self._undurable_cursors.popleft()[1]
             return self._durable_cursor
 
-    def create_topic(self, name: str, queues: int) -> tuple[TopicInfo, Ticket]:
-        if type(queues) is not int or not 1 <= queues <= MAX_QUEUES:
-            raise IllegalArgumentError(f"queues must be an int of 1 to {MAX_QUEUES}, not {queues!r}")
-        check_readable_topic(name)
-        with self._lock:
-            self._shared.fresh()
-            stage = Stage(self._shared, self._state, 0)
-            info = stage.topic_with(name, queues).info()
-            return info, stage.commit()
-
     def topic(self, name: str) -> TopicInfo | None:
         known = self._state.topics.get(name)
-        return None if known is None else known.info()
+        return None if known is None else self._state.info(known)
 
     def topics(self) -> list[TopicInfo]:
         with self._lock:
             self._shared.fresh()
-            return [self._state.topics[name].info() for name in sorted(self._state.topics)]
+            return [self._state.info(self._state.topics[name]) for name in sorted(self._state.topics)]
 
     def groups(self) -> list[str]:
         with self._lock:
             self._shared.fresh()
-            return sorted(self._state.groups)
+            known = {seat.group_id for seat in self._state.standings} | {group_id for group_id, _ in self._state.registered}
+            return sorted(name for name, group_id in self._state.groups.items() if group_id in known)
+
+    def subscriptions(self, group: str | None = None) -> list[Subscription]:
+        with self._lock:
+            self._shared.fresh()
+            topics, groups = self._state.names_by_id(), self._state.group_names()
+            found = [
+                Subscription(groups[group_id], topics[topic_id], how.is_ordered, how.active_ms)
+                for (group_id, topic_id), how in self._state.registered.items()
+            ]
+            return sorted((each for each in found if group is None or each.group == group), key=lambda each: (each.group, each.topic))
+
+    def leases(self, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
+        with self._lock:
+            self._shared.fresh()
+            return list_leases(self._shared, self._state, self._log, topic, group)
 
     def offsets(self, group: str) -> list[GroupOffset]:
         with self._lock:
@@ -355,6 +239,7 @@ class OrderedPops(OrderedSide, PopStore):
         with self._lock:
             self._shared.fresh()
             known = self._known_topic(topic, queue)
+            offset = max(offset, self._state.first_kept(known.id, queue))
             offsets: list[int] = []
             records: list[bytes] = []
             stores: list[int] = []
@@ -385,11 +270,12 @@ class OrderedPops(OrderedSide, PopStore):
             newest: tuple[int, Slice] | None = None
             for topic in self._state.topics.values():
                 for queue in range(topic.queues):
-                    for first, run in self._log.runs_from(topic.id, queue, 0):
+                    kept = self._state.first_kept(topic.id, queue)
+                    for first, run in self._log.runs_from(topic.id, queue, kept):
                         if isinstance(run, DamagedRun):
                             continue
                         for at, record in enumerate(run.records):
-                            if message_id_of(record) == wanted and (newest is None or run.store_ms >= newest[0]):
+                            if first + at >= kept and message_id_of(record) == wanted and (newest is None or run.store_ms >= newest[0]):
                                 newest = run.store_ms, Slice(topic.name, queue, [first + at], [record], [run.store_ms])
             return None if newest is None else PoppedRecords([newest[1]]).messages()[0]
 
@@ -403,7 +289,7 @@ class OrderedPops(OrderedSide, PopStore):
             return Lag(
                 ready=0 if known is None else state.waiting(known, group_id),
                 in_flight=0 if group_id is None else sum(state.in_flight(each, group_id) for each in both),
-                retry=0 if retry is None else state.waiting(retry, group_id),
+                retry=(0 if retry is None else state.waiting(retry, group_id)) + (0 if known is None else state.returned(known, group_id)),
                 dead=0 if group_id is None or known is None else state.dead.get((group_id, known.id), 0),
             )
 
@@ -419,7 +305,7 @@ class OrderedPops(OrderedSide, PopStore):
             return PopStats(
                 topics=len(state.topics),
                 groups=len(state.groups),
-                messages=sum(sum(topic.next_offsets) for topic in state.topics.values()),
+                messages=sum(map(state.messages, state.topics.values())),
                 in_flight=sum(standing.in_flight for standing in state.standings.values()),
                 epoch=self._shared.epoch,
                 durable_position=kv.durable_position,
@@ -440,6 +326,7 @@ class OrderedPops(OrderedSide, PopStore):
             over = [key for key, _ in kv.scan(LEASES, PURGE, PURGE + U64.pack(now_ms + 1), budget)]
             stage.write.delete_many(LEASES, over)
             stage.write.delete_many(LEASES, sorted(self._purged(kv, [key[1 + U64.size :] for key in over], now_ms)))
+            done += self._retention.reclaim(stage, budget)
             stage.commit()
             return done + len(over)
 

@@ -4,26 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rmqstore.message import RETRY_PREFIX, retry_topic
+from rmqstore.contract import TopicInfo
+from rmqstore.message import retry_topic
+from rmqstore.ordered.fifo import FifoRun, load_fifo
 from rmqstore.ordered.kv import OrderedKV
-from rmqstore.ordered.layout import META, NEXT_ID_KEY
+from rmqstore.ordered.layout import EXPIRY, LEASE_KEY, LEASES, META, NEXT_ID_KEY, U64, after_prefix
 from rmqstore.ordered.queues import Topic, load_topics
-from rmqstore.ordered.standings import Seat, Standing, load_dead, load_gaps, load_groups, load_registered, load_standings
+from rmqstore.ordered.standings import (
+    Gap,
+    Registered,
+    Seat,
+    Standing,
+    load_dead,
+    load_gaps,
+    load_groups,
+    load_kept,
+    load_registered,
+    load_standings,
+)
+
+_NOBODY = Standing(0)
 
 
 class PopState:
-    """Topics, groups and standings by name and id; ``turn`` rotates the queue of messages that name none."""
+    """Topics, groups and standings by name and id; ``turn`` rotates the queue of messages that name none.
+
+    ``running`` holds, for each seat, the start offsets of its check points with running leases, which retention must not pass (Q1).
+    """
 
     def __init__(self, kv: OrderedKV) -> None:
         self.topics: dict[str, Topic] = load_topics(kv)
         self.groups: dict[str, int] = load_groups(kv)
         self.standings: dict[Seat, Standing] = load_standings(kv)
         self.dead: dict[tuple[int, int], int] = load_dead(kv)
-        self.registered: set[tuple[int, int]] = load_registered(kv)
-        self.gaps: dict[tuple[int, int], list[tuple[int, int]]] = load_gaps(kv)
+        self.registered: dict[tuple[int, int], Registered] = load_registered(kv)
+        self.kept: dict[tuple[int, int], int] = load_kept(kv)
+        self.gaps: dict[tuple[int, int], list[Gap]] = load_gaps(kv)
+        self.fifo: dict[Seat, FifoRun] = load_fifo(kv)
+        self.running: dict[Seat, dict[bytes, int]] = {}
+        for key, _ in kv.scan_all(LEASES, EXPIRY, after_prefix(EXPIRY)):
+            self.note_running(key[1 + U64.size :], runs=True)
         stored = kv.get(META, NEXT_ID_KEY)
         self.next_id = int.from_bytes(stored, "big") if stored else 1
         self.turn = 0
+
+    def note_running(self, lease_key: bytes, *, runs: bool) -> None:
+        """Note that a check point has running leases, or has none any more."""
+        *place, start, _ = LEASE_KEY.unpack(lease_key)
+        seat = Seat(*place)
+        if runs:
+            self.running.setdefault(seat, {})[lease_key] = start
+        elif (starts := self.running.get(seat)) is not None:
+            starts.pop(lease_key, None)
+            if not starts:
+                del self.running[seat]
+
+    # ------------------------------------------------------------ names
 
     def topics_of_group(self, topic: str, group: str) -> Iterator[Topic]:
         """Yield the topic and the group's retry topic of it, as far as they exist."""
@@ -39,23 +75,50 @@ class PopState:
         """Return group names by id."""
         return {group_id: name for name, group_id in self.groups.items()}
 
+    def info(self, topic: Topic) -> TopicInfo:
+        """Return what users see of a topic."""
+        kept = tuple(self.first_kept(topic.id, queue) for queue in range(topic.queues))
+        return TopicInfo(topic.name, topic.queues, kept, topic.next_offsets)
+
+    def is_ordered(self, group_id: int, topic_id: int) -> bool:
+        """Say whether the group pops the topic in order."""
+        registered = self.registered.get((group_id, topic_id))
+        return registered is not None and registered.is_ordered
+
+    # ------------------------------------------------------------ counts
+
+    def first_kept(self, topic_id: int, queue: int) -> int:
+        """Return the first offset that retention has left."""
+        return self.kept.get((topic_id, queue), 0)
+
+    def between(self, topic_id: int, queue: int, first: int, behind: int) -> int:
+        """Return how many messages lie at ``first <= offset < behind``, gaps taken off."""
+        gaps = self.gaps.get((topic_id, queue), ())
+        return max(behind - first, 0) - sum(max(min(gap.behind, behind) - max(gap.first, first), 0) for gap in gaps)
+
+    def standing(self, group_id: int | None, topic_id: int, queue: int) -> Standing:
+        """Return where a group stands on a queue; at its beginning when it has not popped it."""
+        return _NOBODY if group_id is None else self.standings.get(Seat(group_id, topic_id, queue), _NOBODY)
+
     def waiting(self, topic: Topic, group_id: int | None, queue: int | None = None) -> int:
         """Return how many messages of a topic (of one queue) the group has not popped yet."""
-        queues = range(topic.queues) if queue is None else (queue,)
         count = 0
-        for number in queues:
-            standing = None if group_id is None else self.standings.get(Seat(group_id, topic.id, number))
-            start = standing.next_offset if standing is not None else 0
-            count += topic.next_offsets[number] - start
-            count -= sum(max(behind - max(first, start), 0) for first, behind in self.gaps.get((topic.id, number), ()))
+        for number in range(topic.queues) if queue is None else (queue,):
+            start = max(self.standing(group_id, topic.id, number).next_offset, self.first_kept(topic.id, number))
+            count += self.between(topic.id, number, start, topic.next_offsets[number])
         return count
 
-    def in_flight(self, topic: Topic, group_id: int) -> int:
+    def messages(self, topic: Topic) -> int:
+        """Return how many messages a topic holds."""
+        return sum(self.between(topic.id, q, self.first_kept(topic.id, q), behind) for q, behind in enumerate(topic.next_offsets))
+
+    def in_flight(self, topic: Topic, group_id: int | None) -> int:
         """Return how many messages of a topic the group holds."""
-        seats = (Seat(group_id, topic.id, queue) for queue in range(topic.queues))
-        return sum(standing.in_flight for seat in seats if (standing := self.standings.get(seat)) is not None)
+        return sum(self.standing(group_id, topic.id, queue).in_flight for queue in range(topic.queues))
 
-
-def is_retry_topic(name: str) -> bool:
-    """Say whether a topic is a retry topic of some group."""
-    return name.startswith(RETRY_PREFIX)
+    def returned(self, topic: Topic, group_id: int | None, queue: int | None = None) -> int:
+        """Return how many messages of a topic (of one queue) wait in their place to be given to the group again (P9)."""
+        if group_id is None:
+            return 0
+        queues = range(topic.queues) if queue is None else (queue,)
+        return sum(one.waits for number in queues for one in self.fifo.get(Seat(group_id, topic.id, number), {}).values())

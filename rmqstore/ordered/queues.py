@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import msgspec
 
-from rmqstore.contract import TopicInfo
 from rmqstore.ordered.kv import OrderedKV
 from rmqstore.ordered.layout import META, QUEUE, QUEUE_PREFIX, QUEUES, TOPIC, after_prefix
 from rmqstore.ordered.runs import DamagedRunError, Run, count_of, decode_run
@@ -33,10 +32,6 @@ class Topic(msgspec.Struct, frozen=True):
     def entry(self) -> tuple[bytes, bytes]:
         """Return its (key, value) in the space ``meta``."""
         return TOPIC + self.name.encode(), _HEAD.pack(self.id) + b"".join(map(_OFFSET.pack, self.next_offsets))
-
-    def info(self) -> TopicInfo:
-        """Return what users see; nothing is reclaimed from a queue yet, so every queue starts at 0."""
-        return TopicInfo(self.name, self.queues, (0,) * self.queues, self.next_offsets)
 
     def widened(self, queues: int) -> Topic:
         """Return the topic with at least ``queues`` queues."""
@@ -103,6 +98,10 @@ class QueueLog:
                 return run if first <= offset else None
             return (run.records[offset - first], run.store_ms) if first <= offset < first + len(run.records) else None
         return None
+
+    def drop(self, topic_id: int, queue: int) -> None:
+        """Keep nothing of a queue whose runs were rewritten or removed."""
+        self._recent.pop((topic_id, queue), None)
 
     def _decoded(self, topic_id: int, queue: int, key: bytes, value: bytes) -> tuple[int, Run | DamagedRun]:
         first: int = QUEUE.unpack(key)[2]

@@ -113,14 +113,26 @@ def count_of(value: bytes) -> int:
     return int.from_bytes(value[8:12], "little")
 
 
+def damage_of(value: bytes) -> str | None:
+    """Return what is wrong with the bytes of a run; None when they are what was written."""
+    if len(value) < HEAD_BYTES or zlib.crc32(memoryview(value)[4:]) != int.from_bytes(value[:4], "little"):
+        return "the checksum of the run does not match"
+    return None
+
+
+def store_ms_of(value: bytes) -> int:
+    """Return the store time, ms, without checking the run."""
+    return int(HEAD.unpack_from(value, 4)[2])
+
+
 def decode_run(value: bytes) -> Run:
     """Check and decode a run.
 
     Raises:
         DamagedRunError: the checksum or a length is wrong.
     """
-    if len(value) < HEAD_BYTES or zlib.crc32(memoryview(value)[4:]) != int.from_bytes(value[:4], "little"):
-        raise DamagedRunError("the checksum of the run does not match")
+    if (reason := damage_of(value)) is not None:
+        raise DamagedRunError(reason)
     epoch, count, store_ms = HEAD.unpack_from(value, 4)
     if count == 1:
         return Run(epoch, store_ms, [value[HEAD_BYTES:]], _ONLY_ONE)

@@ -5,7 +5,7 @@ Nothing of the store's memory changes before :meth:`Stage.commit`, which runs af
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rmqstore.contract import EngineOptions, Ticket
 from rmqstore.message import (
@@ -18,12 +18,13 @@ from rmqstore.message import (
     Message,
     dlq_topic,
 )
+from rmqstore.ordered.fifo import FifoRun, encode_fifo, fifo_key
 from rmqstore.ordered.kv import WriteBatch
 from rmqstore.ordered.layout import (
     DEAD,
     EXPIRY,
-    GAP,
     GROUP,
+    KEPT,
     LEASE,
     LEASE_KEY,
     LEASES,
@@ -33,17 +34,16 @@ from rmqstore.ordered.layout import (
     QUEUE,
     QUEUE_PREFIX,
     QUEUES,
-    REGISTERED,
     U64,
 )
-from rmqstore.ordered.leases import LEASED, Lease
+from rmqstore.ordered.leases import ACKED, LEASED, Lease
 from rmqstore.ordered.parked import parked_record
 from rmqstore.ordered.popstate import PopState
 from rmqstore.ordered.queues import DamagedRun, Topic
 from rmqstore.ordered.records import decode_message, encode_message, route_of
 from rmqstore.ordered.runs import encode_run, run_lengths
 from rmqstore.ordered.shared import Shared
-from rmqstore.ordered.standings import Seat, Standing
+from rmqstore.ordered.standings import Gap, Registered, Seat, Standing
 
 _SYSTEM = tuple(prefix.encode() for prefix in RESERVED_PREFIXES)
 
@@ -61,11 +61,14 @@ class Stage:
         self._groups: dict[str, int] = {}
         self._standings: dict[Seat, Standing] = {}
         self._dead: dict[tuple[int, int], int] = {}
-        self._registered: set[tuple[int, int]] = set()
-        self._gaps: list[tuple[tuple[int, int], tuple[int, int]]] = []
+        self._registered: dict[tuple[int, int], Registered] = {}
+        self._kept: dict[tuple[int, int], int] = {}
+        self._gaps: dict[tuple[int, int], list[Gap]] = {}
+        self._fifo: dict[Seat, FifoRun] = {}
         self._leases: dict[bytes, Lease | None] = {}
         self._touched: dict[bytes, tuple[Lease, int, bool]] = {}
         self._next_id = state.next_id
+        self._afterwards: list[Callable[[PopState], None]] = []
         self.appended_bytes = 0
 
     # ------------------------------------------------------------ topics and groups
@@ -91,14 +94,18 @@ class Stage:
             known = self._groups[name] = self._new_id()
         return known
 
-    def is_registered(self, group_id: int, topic_id: int) -> bool:
-        """Say whether the group has popped the topic before."""
-        return (group_id, topic_id) in self._state.registered
+    def registered(self, group_id: int, topic_id: int) -> Registered | None:
+        """Return how the group pops the topic; None when it never has."""
+        return self._registered.get((group_id, topic_id)) or self._state.registered.get((group_id, topic_id))
 
-    def register(self, group_id: int, topic_id: int) -> None:
-        """Note that the group has popped the topic."""
-        self._registered.add((group_id, topic_id))
-        self.write.put(META, REGISTERED + QUEUE_PREFIX.pack(group_id, topic_id), b"")
+    def register(self, group_id: int, topic_id: int, how: Registered) -> None:
+        """Note how the group pops the topic, and that it does now."""
+        self._registered[group_id, topic_id] = how
+
+    def is_ordered(self, seat: Seat) -> bool:
+        """Say whether the group of a seat pops its topic in order."""
+        registered = self.registered(seat.group_id, seat.topic_id)
+        return registered is not None and registered.is_ordered
 
     def _new_id(self) -> int:
         self._next_id += 1
@@ -111,6 +118,37 @@ class Stage:
     def set_standing(self, seat: Seat, standing: Standing) -> None:
         """Change where a group stands."""
         self._standings[seat] = standing
+
+    def fifo(self, seat: Seat) -> FifoRun:
+        """Return the un-acked messages of a queue under FIFO; what is changed in it is part of this call."""
+        if seat not in self._fifo:
+            self._fifo[seat] = dict(self._state.fifo.get(seat, {}))
+        return self._fifo[seat]
+
+    def first_kept(self, topic_id: int, queue: int) -> int:
+        """Return the first offset of a queue that retention has left."""
+        return self._kept.get((topic_id, queue), self._state.first_kept(topic_id, queue))
+
+    def set_first_kept(self, topic_id: int, queue: int, offset: int) -> None:
+        """Move the beginning of a queue."""
+        self._kept[topic_id, queue] = offset
+
+    def gaps(self, topic_id: int, queue: int) -> list[Gap]:
+        """Return the gaps of a queue, by first offset."""
+        return self._gaps.get((topic_id, queue), self._state.gaps.get((topic_id, queue), []))
+
+    def set_gaps(self, topic_id: int, queue: int, gaps: Sequence[Gap]) -> None:
+        """Replace the gaps of a queue; those that touch and are alike become one."""
+        joined: list[Gap] = []
+        for gap in sorted(gaps):
+            if joined and joined[-1].behind == gap.first and joined[-1].is_removal == gap.is_removal:
+                joined[-1] = Gap(joined[-1].first, gap.behind, gap.is_removal)
+            else:
+                joined.append(gap)
+        before, after = set(self.gaps(topic_id, queue)), set(joined)
+        self.write.delete_many(META, [gap.entry(topic_id, queue)[0] for gap in sorted(before - after)])
+        self.write.put_many(META, [gap.entry(topic_id, queue) for gap in sorted(after - before)])
+        self._gaps[topic_id, queue] = joined
 
     # ------------------------------------------------------------ appends
 
@@ -152,8 +190,7 @@ class Stage:
         self.write.delete(QUEUES, damaged.key)
         later = self._shared.kv.scan(QUEUES, damaged.key + b"\x00", QUEUE.pack(topic_id, queue, 2**64 - 1), 1)
         behind = QUEUE.unpack(later[0][0])[2] if later else self.topic_with(topic, 1).next_offsets[queue]
-        self.write.put(META, GAP + damaged.key, U64.pack(behind))
-        self._gaps.append(((topic_id, queue), (first, behind)))
+        self.set_gaps(topic_id, queue, [*self.gaps(topic_id, queue), Gap(first, behind)])
 
     def bury(self, group: str, topic: str, record: bytes, reason: str) -> None:
         """Append a message to the group's dead letter queue, with where it came from and why (P7)."""
@@ -175,8 +212,12 @@ class Stage:
             0,
         )
         self.append_to(dead.topic, 0, [encode_message(dead)])
-        place = (self.group_id(group), self.topic_with(topic, 1).id)
-        self._dead[place] = self._dead.get(place, self._state.dead.get(place, 0)) + 1
+        self.add_dead(self.group_id(group), self.topic_with(topic, 1).id, 1)
+
+    def add_dead(self, group_id: int, topic_id: int, count: int) -> None:
+        """Change the number of dead letters of a topic, which never falls below 0."""
+        place = (group_id, topic_id)
+        self._dead[place] = max(self._dead.get(place, self._state.dead.get(place, 0)) + count, 0)
 
     # ------------------------------------------------------------ leases
 
@@ -209,6 +250,10 @@ class Stage:
         for index in indexes:
             lease.states[index] = state
         seat = Seat(*lease.place[:3])
+        if state == ACKED and self.is_ordered(seat):
+            run = self.fifo(seat)
+            for index in indexes:
+                run.pop(lease.offsets[index], None)
         standing = self.standing(seat) or Standing(0)
         self.set_standing(seat, Standing(standing.next_offset, standing.last_pop_ms, standing.in_flight - len(indexes)))
 
@@ -232,6 +277,10 @@ class Stage:
 
     # ------------------------------------------------------------ the end
 
+    def afterwards(self, change: Callable[[PopState], None]) -> None:
+        """Have ``change`` done to the memory of the store once everything is written."""
+        self._afterwards.append(change)
+
     def granted(self) -> list[bytes]:
         """Return the keys of the leases that this call gave."""
         return [key for key, (_, _, is_new) in self._touched.items() if is_new]
@@ -246,6 +295,13 @@ class Stage:
         self.write.put_many(META, [(seat.key(), standing.encode()) for seat, standing in self._standings.items()])
         for place, count in self._dead.items():
             self.write.put(META, DEAD + QUEUE_PREFIX.pack(*place), count.to_bytes(8, "big"))
+        for place, how in self._registered.items():
+            self.write.put(META, Registered.key(*place), how.encode())
+        for place, offset in self._kept.items():
+            self.write.put(META, KEPT + QUEUE_PREFIX.pack(*place), U64.pack(offset))
+        runs = {seat: run for seat, run in self._fifo.items() if run != self._state.fifo.get(seat, {})}
+        self.write.put_many(LEASES, [(fifo_key(seat), encode_fifo(run)) for seat, run in runs.items() if run])
+        self.write.delete_many(LEASES, [fifo_key(seat) for seat, run in runs.items() if not run])
         if self._next_id != self._state.next_id:
             self.write.put(META, NEXT_ID_KEY, self._next_id.to_bytes(4, "big"))
         if not self.write:
@@ -255,12 +311,26 @@ class Stage:
         self._state.groups.update(self._groups)
         self._state.standings.update(self._standings)
         self._state.dead.update(self._dead)
-        self._state.registered |= self._registered
-        for place, gap in self._gaps:
-            self._state.gaps.setdefault(place, []).append(gap)
+        self._state.registered.update(self._registered)
+        self._state.kept.update(self._kept)
+        self._state.gaps.update(self._gaps)
+        self._take_over_runs(runs)
         self._state.next_id = self._next_id
         self._state.turn += 1
+        for change in self._afterwards:
+            change(self._state)
         return ticket
+
+    def _take_over_runs(self, runs: dict[Seat, FifoRun]) -> None:
+        for seat, run in runs.items():
+            if run:
+                self._state.fifo[seat] = run
+            else:
+                self._state.fifo.pop(seat, None)
+        for key, (lease, live_before, is_new) in self._touched.items():
+            runs_now = LEASED in lease.states
+            if runs_now != bool(live_before) or is_new:
+                self._state.note_running(key, runs=runs_now)
 
 
 def origin_topic(group: str, topic: str) -> str:

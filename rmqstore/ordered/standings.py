@@ -8,9 +8,11 @@ from typing import NamedTuple
 import msgspec
 
 from rmqstore.ordered.kv import OrderedKV
-from rmqstore.ordered.layout import DEAD, GAP, GROUP, META, QUEUE, QUEUE_PREFIX, REGISTERED, STANDING, STANDING_KEY, after_prefix
+from rmqstore.ordered.layout import DEAD, GAP, GROUP, KEPT, META, QUEUE, QUEUE_PREFIX, REGISTERED, STANDING, STANDING_KEY, after_prefix
 
 _VALUE = struct.Struct(">QQI")
+_REGISTERED = struct.Struct(">?Q")
+_GAP = struct.Struct(">Q?")
 
 
 class Seat(NamedTuple):
@@ -48,18 +50,56 @@ def load_standings(kv: OrderedKV) -> dict[Seat, Standing]:
     return {Seat(*STANDING_KEY.unpack_from(key, 1)): Standing(*_VALUE.unpack(value)) for key, value in entries}
 
 
-def load_registered(kv: OrderedKV) -> set[tuple[int, int]]:
-    """Read which groups have popped which topics: (group id, topic id)."""
-    return {QUEUE_PREFIX.unpack_from(key, 1) for key, _ in kv.scan_all(META, REGISTERED, after_prefix(REGISTERED))}
+class Registered(NamedTuple):
+    """How a group pops a topic: in order or not, which its first pop fixed, and about when it did last (ms)."""
+
+    is_ordered: bool
+    active_ms: int
+
+    @staticmethod
+    def key(group_id: int, topic_id: int) -> bytes:
+        """Return the key in the space ``meta``."""
+        return REGISTERED + QUEUE_PREFIX.pack(group_id, topic_id)
+
+    def encode(self) -> bytes:
+        """Return the stored form."""
+        return _REGISTERED.pack(*self)
 
 
-def load_gaps(kv: OrderedKV) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """Read the gaps that parked runs left: (topic id, queue) → (first offset, offset behind) each."""
-    gaps: dict[tuple[int, int], list[tuple[int, int]]] = {}
+def load_registered(kv: OrderedKV) -> dict[tuple[int, int], Registered]:
+    """Read which groups have popped which topics: by (group id, topic id)."""
+    found = {}
+    for key, value in kv.scan_all(META, REGISTERED, after_prefix(REGISTERED)):
+        is_ordered, active_ms = _REGISTERED.unpack(value)
+        found[QUEUE_PREFIX.unpack_from(key, 1)] = Registered(is_ordered, active_ms)
+    return found
+
+
+class Gap(NamedTuple):
+    """Offsets ``first <= offset < behind`` hold nothing: a damaged run was parked, or messages were removed."""
+
+    first: int
+    behind: int
+    is_removal: bool = False
+
+    def entry(self, topic_id: int, queue: int) -> tuple[bytes, bytes]:
+        """Return its (key, value) in the space ``meta``."""
+        return GAP + QUEUE.pack(topic_id, queue, self.first), _GAP.pack(self.behind, self.is_removal)
+
+
+def load_gaps(kv: OrderedKV) -> dict[tuple[int, int], list[Gap]]:
+    """Read the gaps in queues by (topic id, queue), each queue's by their first offset."""
+    gaps: dict[tuple[int, int], list[Gap]] = {}
     for key, value in kv.scan_all(META, GAP, after_prefix(GAP)):
         topic_id, queue, first = QUEUE.unpack_from(key, 1)
-        gaps.setdefault((topic_id, queue), []).append((first, int.from_bytes(value, "big")))
+        behind, is_removal = _GAP.unpack(value)
+        gaps.setdefault((topic_id, queue), []).append(Gap(first, behind, is_removal))
     return gaps
+
+
+def load_kept(kv: OrderedKV) -> dict[tuple[int, int], int]:
+    """Read the first kept offset of every queue that lost messages to retention: by (topic id, queue)."""
+    return {QUEUE_PREFIX.unpack_from(key, 1): int.from_bytes(value, "big") for key, value in kv.scan_all(META, KEPT, after_prefix(KEPT))}
 
 
 def load_dead(kv: OrderedKV) -> dict[tuple[int, int], int]:

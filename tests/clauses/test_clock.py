@@ -73,7 +73,7 @@ def test_k1_sixty_steps_back_keep_the_cursor_small(stores: Stores) -> None:
 @pytest.mark.clause("K1")
 def test_k1_back_with_far_timers_below_every_corner(stores: Stores) -> None:
     """K1: as above with a pending timer between any two corners, so that no corner is there for nothing."""
-    store = stores.open()
+    store = stores.open(retention_ms=0)
     for step in range(40):
         stores.clock.set(START_MS + 10 * DAY_MS - step * 10_000)
         store.send(message(f"far{step}"), delay=20 * DAY_MS)

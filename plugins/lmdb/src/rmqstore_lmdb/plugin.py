@@ -9,6 +9,8 @@ INFO = EngineInfo(
     name="lmdb",
     capabilities=Capabilities(
         durability=same_durability(sync=Durability.POWER_LOSS, asynchronous=Durability.NONE),
+        fifo=Support.FULL,
+        retention=Support.FULL,
         read_only_open=Support.FULL,
     ),
     factory="rmqstore_lmdb.engine:LmdbEngine",

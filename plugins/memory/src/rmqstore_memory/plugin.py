@@ -9,6 +9,8 @@ INFO = EngineInfo(
     name="memory",
     capabilities=Capabilities(
         durability=same_durability(sync=Durability.NONE, asynchronous=Durability.NONE),
+        fifo=Support.FULL,
+        retention=Support.FULL,
         snapshot=Support.IMPOSSIBLE,
         read_only_open=Support.IMPOSSIBLE,
     ),

@@ -9,6 +9,8 @@ INFO = EngineInfo(
     name="rocksdb",
     capabilities=Capabilities(
         durability=same_durability(sync=Durability.POWER_LOSS, asynchronous=Durability.PROCESS_CRASH),
+        fifo=Support.FULL,
+        retention=Support.FULL,
         read_only_open=Support.FULL,
     ),
     factory="rmqstore_rocksdb.engine:RocksDBEngine",

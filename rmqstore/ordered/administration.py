@@ -1,0 +1,278 @@
+"""What operators do to a pop store: move a group, take messages out of a dead letter queue, delete topics and groups.
+
+Each is one atomic write like any other call, however much it removes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from rmqstore.contract import InitMode, Removal
+from rmqstore.errors import IllegalArgumentError
+from rmqstore.message import (
+    DLQ_PREFIX,
+    PARKED_TOPIC,
+    PROPERTY_DLQ_REASON,
+    PROPERTY_ORIGIN_ID,
+    PROPERTY_ORIGIN_TOPIC,
+    RETRY_PREFIX,
+    Message,
+    dlq_topic,
+)
+from rmqstore.ordered.fifo import fifo_key
+from rmqstore.ordered.layout import (
+    DEAD,
+    EXPIRY,
+    FIFO,
+    GAP,
+    GROUP,
+    KEPT,
+    LEASE,
+    LEASES,
+    META,
+    QUEUE,
+    QUEUE_PREFIX,
+    QUEUES,
+    REGISTERED,
+    STANDING,
+    TOPIC,
+    U32,
+    U64,
+)
+from rmqstore.ordered.leases import LEASED, MOVED, Lease
+from rmqstore.ordered.popstate import PopState
+from rmqstore.ordered.queues import QueueLog, Topic
+from rmqstore.ordered.records import decode_message, encode_message
+from rmqstore.ordered.runs import DamagedRunError, Run, decode_run, encode_run
+from rmqstore.ordered.shared import Shared
+from rmqstore.ordered.stage import Stage
+from rmqstore.ordered.standings import Gap, Registered, Seat, Standing
+
+_K = TypeVar("_K")
+_GRAVE_PROPERTIES = (PROPERTY_DLQ_REASON, PROPERTY_ORIGIN_TOPIC, PROPERTY_ORIGIN_ID)
+
+
+class Administration:
+    """Stages what operators ask for."""
+
+    def __init__(self, shared: Shared, state: PopState, log: QueueLog) -> None:
+        self._shared = shared
+        self._state = state
+        self._log = log
+
+    # ------------------------------------------------------------ moving a group
+
+    def reset(self, stage: Stage, topic: Topic, group: str, queues: Iterable[int], offset: int | InitMode) -> None:
+        """Move a group on some queues; its leases there turn STALE, its retry topic stays (P11)."""
+        group_id = stage.group_id(group)
+        for number in queues:
+            first, end = stage.first_kept(topic.id, number), topic.next_offsets[number]
+            target = (first if offset is InitMode.MIN else end) if isinstance(offset, InitMode) else offset
+            if type(target) is not int or not first <= target <= end:
+                raise IllegalArgumentError(
+                    f"offset {target!r} lies outside of queue {number} of topic {topic.name!r}, which holds {first} to {end}"
+                )
+            seat = Seat(group_id, topic.id, number)
+            for lease in self._running(stage, seat):
+                stage.end_many(lease, [index for index, state in enumerate(lease.states) if state == LEASED], MOVED)
+            stage.fifo(seat).clear()
+            standing = stage.standing(seat) or Standing(0)
+            stage.set_standing(seat, Standing(target, standing.last_pop_ms, standing.in_flight))
+        registered = stage.registered(group_id, topic.id)
+        if registered is not None:
+            stage.register(group_id, topic.id, Registered(registered.is_ordered, max(stage.now_ms, registered.active_ms)))
+
+    def _running(self, stage: Stage, seat: Seat) -> Iterator[Lease]:
+        for key in sorted(self._state.running.get(seat, ())):
+            lease = stage.lease(key)
+            if lease is not None and lease.live:
+                yield lease
+
+    # ------------------------------------------------------------ taking messages out
+
+    def remove(self, stage: Stage, removals: Sequence[Removal]) -> tuple[bool, ...]:
+        """Take messages out of dead letter queues and the parked entries; says of each removal whether its message was there.
+
+        Raises:
+            IllegalArgumentError: a message lies in another kind of topic.
+        """
+        by_queue: dict[tuple[str, int], dict[int, Removal]] = {}
+        answers = []
+        for removal in removals:
+            if removal.topic != PARKED_TOPIC and not removal.topic.startswith(DLQ_PREFIX):
+                raise IllegalArgumentError(
+                    f"messages are removed from dead letter queues and {PARKED_TOPIC} only, not from {removal.topic!r}"
+                )
+            asked = by_queue.setdefault((removal.topic, removal.queue_id), {})
+            answers.append(removal.queue_offset not in asked)
+            asked.setdefault(removal.queue_offset, removal)
+        gone: set[tuple[str, int, int]] = set()
+        for (name, queue), asked in by_queue.items():
+            topic = stage.topic(name)
+            if topic is not None and 0 <= queue < topic.queues:
+                gone.update((name, queue, at) for at in self._remove_from(stage, topic, queue, asked))
+        places = [(removal.topic, removal.queue_id, removal.queue_offset) for removal in removals]
+        return tuple(is_first and place in gone for is_first, place in zip(answers, places, strict=True))
+
+    def _remove_from(self, stage: Stage, topic: Topic, queue: int, asked: Mapping[int, Removal]) -> list[int]:
+        removed: list[int] = []
+        resent: list[bytes] = []
+        origins: Counter[str] = Counter()
+        first_kept = stage.first_kept(topic.id, queue)
+        for key, first, run, wanted in self._runs_with(topic, queue, sorted(at for at in asked if at >= first_kept)):
+            for at in sorted(wanted):
+                message = decode_message(run.records[at])
+                origins[message.properties.get(PROPERTY_ORIGIN_TOPIC, "")] += 1
+                removal = asked[first + at]
+                removed.append(first + at)
+                if removal.resend_to is not None:
+                    resent.append(encode_message(_as_new(message, removal.resend_to, removal.resend_queue)))
+            stage.write.delete(QUEUES, key)
+            for begin, end in _stretches(set(range(len(run.records))) - wanted):
+                piece = encode_run(run.epoch, run.store_ms, run.records[begin:end])
+                stage.write.put(QUEUES, QUEUE.pack(topic.id, queue, first + begin), piece)
+        if removed:
+            gaps = [Gap(begin, end, is_removal=True) for begin, end in _stretches(removed)]
+            stage.set_gaps(topic.id, queue, [*stage.gaps(topic.id, queue), *gaps])
+            self._count_off(stage, topic.name, origins)
+            self._log.drop(topic.id, queue)
+            stage.append(resent)
+        return removed
+
+    def _runs_with(self, topic: Topic, queue: int, offsets: Sequence[int]) -> Iterator[tuple[bytes, int, Run, set[int]]]:
+        """Yield (key, first offset, run, places in it) of every readable run that holds some of the rising ``offsets``."""
+        prefix = QUEUE_PREFIX.pack(topic.id, queue)
+        at = 0
+        while at < len(offsets):
+            entry = self._shared.kv.floor(QUEUES, prefix + U64.pack(offsets[at]))
+            run = None
+            if entry is not None and entry[0].startswith(prefix):
+                try:
+                    run = decode_run(entry[1])
+                except DamagedRunError:
+                    run = None
+            first = 0 if entry is None else QUEUE.unpack(entry[0])[2]
+            behind = offsets[at] + 1 if run is None else max(first + len(run.records), offsets[at] + 1)
+            wanted = set()
+            while at < len(offsets) and offsets[at] < behind:
+                wanted.add(offsets[at] - first)
+                at += 1
+            if run is not None and entry is not None:
+                wanted &= set(range(len(run.records)))
+                if wanted:
+                    yield entry[0], first, run, wanted
+
+    def _count_off(self, stage: Stage, dlq: str, origins: Counter[str]) -> None:
+        group_id = self._state.groups.get(dlq.removeprefix(DLQ_PREFIX))
+        for name, count in origins.items():
+            topic = stage.topic(name)
+            if group_id is not None and topic is not None and dlq != PARKED_TOPIC:
+                stage.add_dead(group_id, topic.id, -count)
+
+    # ------------------------------------------------------------ deleting
+
+    def delete_topic(self, stage: Stage, name: str) -> None:
+        """Remove a topic and the retry topics that belong to it."""
+        for other in [*self._state.topics]:
+            if other == name or (other.startswith(RETRY_PREFIX) and other.partition("+")[2] == name):
+                self._delete_one_topic(stage, self._state.topics[other])
+        if name.startswith(DLQ_PREFIX) and (group_id := self._state.groups.get(name.removeprefix(DLQ_PREFIX))) is not None:
+            _delete_prefix(stage, META, DEAD + U32.pack(group_id))
+            stage.afterwards(lambda state: _drop(state.dead, [place for place in state.dead if place[0] == group_id]))
+
+    def _delete_one_topic(self, stage: Stage, topic: Topic) -> None:
+        _delete_prefix(stage, QUEUES, U32.pack(topic.id))
+        _delete_prefix(stage, META, KEPT + U32.pack(topic.id))
+        _delete_prefix(stage, META, GAP + U32.pack(topic.id))
+        stage.write.delete(META, TOPIC + topic.name.encode())
+        for group_id in self._state.groups.values():
+            place = QUEUE_PREFIX.pack(group_id, topic.id)
+            self._delete_leases(stage, place)
+            _delete_prefix(stage, META, STANDING + place)
+            stage.write.delete_many(META, [REGISTERED + place, DEAD + place])
+
+        def forget(state: PopState) -> None:
+            state.topics.pop(topic.name, None)
+            _drop(state.kept, [place for place in state.kept if place[0] == topic.id])
+            _drop(state.gaps, [place for place in state.gaps if place[0] == topic.id])
+            for table in (state.registered, state.dead):
+                _drop(table, [pair for pair in table if pair[1] == topic.id])
+            for seats in (state.standings, state.fifo, state.running):
+                _drop(seats, [seat for seat in seats if seat.topic_id == topic.id])
+            for queue in range(topic.queues):
+                self._log.drop(topic.id, queue)
+
+        stage.afterwards(forget)
+
+    def delete_group(self, stage: Stage, name: str) -> None:
+        """Remove a group and its retry topics; while its dead letter queue has messages, its counts of them stay."""
+        group_id = self._state.groups.get(name)
+        if group_id is None:
+            return
+        for other in [*self._state.topics]:
+            if other.startswith(f"{RETRY_PREFIX}{name}+"):
+                self._delete_one_topic(stage, self._state.topics[other])
+        prefix = U32.pack(group_id)
+        self._delete_leases(stage, prefix)
+        for table in (STANDING, REGISTERED):
+            _delete_prefix(stage, META, table + prefix)
+        letters = self._state.topics.get(dlq_topic(name))
+        keeps_counts = letters is not None and self._state.messages(letters) > 0
+        if not keeps_counts:
+            _delete_prefix(stage, META, DEAD + prefix)
+            stage.write.delete(META, GROUP + name.encode())
+
+        def forget(state: PopState) -> None:
+            _drop(state.registered, [pair for pair in state.registered if pair[0] == group_id])
+            for seats in (state.standings, state.fifo, state.running):
+                _drop(seats, [seat for seat in seats if seat.group_id == group_id])
+            if not keeps_counts:
+                _drop(state.dead, [pair for pair in state.dead if pair[0] == group_id])
+                state.groups.pop(name, None)
+
+        stage.afterwards(forget)
+
+    def _delete_leases(self, stage: Stage, prefix: bytes) -> None:
+        """Remove all check points and FIFO runs whose key starts with ``prefix``; what maintenance is to drop later finds nothing."""
+        expiries = []
+        for seat, keys in self._state.running.items():
+            if fifo_key(seat).startswith(FIFO + prefix):
+                for key in keys:
+                    lease = stage.lease(key)
+                    if lease is not None:
+                        expiries.append(EXPIRY + U64.pack(lease.expiry_ms) + key)
+        stage.write.delete_many(LEASES, sorted(expiries))
+        _delete_prefix(stage, LEASES, LEASE + prefix)
+        _delete_prefix(stage, LEASES, FIFO + prefix)
+
+
+def _as_new(dead: Message, topic: str, queue: int | None) -> Message:
+    """Return a dead letter as the message that it was before it died."""
+    properties = {name: value for name, value in dead.properties.items() if name not in _GRAVE_PROPERTIES}
+    return msgspec.structs.replace(dead, topic=topic, queue_id=queue, properties=properties, deliver_at_ms=None)
+
+
+def _delete_prefix(stage: Stage, space: int, prefix: bytes) -> None:
+    """Remove every key that starts with ``prefix``; ids are far below 2**32, so it can be counted up."""
+    behind = (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
+    stage.write.delete_range(space, prefix, behind)
+
+
+def _drop(table: dict[_K, Any], keys: Iterable[_K]) -> None:
+    for key in keys:
+        table.pop(key, None)
+
+
+def _stretches(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return consecutive numbers as (first, behind)."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number:
+            found[-1] = (found[-1][0], number + 1)
+        else:
+            found.append((number, number + 1))
+    return found

@@ -1,0 +1,76 @@
+"""Listing running leases: who holds which message until when."""
+
+from __future__ import annotations
+
+from rmqstore.contract import NO_RETRY, ORDERED_QID, LeaseInfo
+from rmqstore.ordered.fifo import as_delivered
+from rmqstore.ordered.layout import LEASE, LEASES
+from rmqstore.ordered.leases import LEASED, Lease
+from rmqstore.ordered.popped import Slice
+from rmqstore.ordered.popstate import PopState
+from rmqstore.ordered.queues import DamagedRun, QueueLog
+from rmqstore.ordered.records import attempt_of, first_pop_of, message_id_of
+from rmqstore.ordered.shared import Shared
+from rmqstore.ordered.stage import origin_topic
+from rmqstore.ordered.standings import Seat
+
+
+def list_leases(shared: Shared, state: PopState, log: QueueLog, topic: str | None, group: str | None) -> list[LeaseInfo]:
+    """Return the running leases of a topic and of a group, of all where None is given, by topic, group, queue and offset."""
+    topics, groups = state.names_by_id(), state.group_names()
+    found = []
+    for seat, keys in state.running.items():
+        holder = groups[seat.group_id]
+        source = topics[seat.topic_id]
+        popped = origin_topic(holder, source)
+        if group not in (None, holder) or topic not in (None, popped):
+            continue
+        for key in keys:
+            value = shared.kv.get(LEASES, LEASE + key)
+            if value is not None:
+                lease = Lease.decode(key, value)
+                found += [
+                    _lease_info(shared, state, log, lease, holder, popped, index) for index, s in enumerate(lease.states) if s == LEASED
+                ]
+    return sorted(found, key=lambda info: (info.topic, info.group, info.queue_id, info.queue_offset, info.receipt))
+
+
+def _lease_info(shared: Shared, state: PopState, log: QueueLog, lease: Lease, group: str, topic: str, index: int) -> LeaseInfo:
+    seat_group, topic_id, queue, ck_start, pop_ms = lease.place
+    offset = lease.offsets[index]
+    found = log.record_at(topic_id, queue, offset)
+    record = None
+    if found is not None and not isinstance(found, DamagedRun):
+        run = state.fifo.get(Seat(seat_group, topic_id, queue), {})
+        record = as_delivered(found[0], run.get(offset))
+    is_ordered = state.is_ordered(seat_group, topic_id) and lease.retry_flag == NO_RETRY
+    revive_qid = ORDERED_QID if is_ordered else 0
+    part = Slice(
+        topic,
+        queue,
+        [offset],
+        [],
+        [],
+        group,
+        pop_ms,
+        lease.invisible_ms,
+        lease.retry_flag,
+        shared.options.broker,
+        lease.epoch,
+        ck_start,
+        lease.first_pop_ms,
+        revive_qid,
+    )
+    firsts = [at for at in (-1 if record is None else first_pop_of(record), lease.first_pop_ms, pop_ms) if at >= 0]
+    return LeaseInfo(
+        topic=topic,
+        group=group,
+        queue_id=queue,
+        queue_offset=offset,
+        message_id="" if record is None else message_id_of(record).decode(),
+        attempt=1 if record is None else attempt_of(record) + 1,
+        pop_time_ms=pop_ms,
+        first_pop_ms=firsts[0],
+        expiry_ms=lease.expiry_ms,
+        receipt=part.receipt(offset).text(),
+    )

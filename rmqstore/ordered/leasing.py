@@ -1,0 +1,199 @@
+"""How leases end: acks, changes, releases, expiry (P3–P9).
+
+Every way goes through one check point of the caller's receipt, and through one :class:`Stage`, so that it is one atomic write.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rmqstore.contract import (
+    NO_RETRY,
+    AckOutcome,
+    Change,
+    ChangeOutcome,
+    ChangeResult,
+    Receipt,
+    ReleaseOutcome,
+    ReviveReport,
+)
+from rmqstore.message import MAX_QUEUES, retry_topic
+from rmqstore.ordered.fifo import Unacked, as_delivered
+from rmqstore.ordered.layout import EXPIRY, LEASE_KEY, LEASES, U64
+from rmqstore.ordered.leases import ACKED, LEASED, MOVED, Lease
+from rmqstore.ordered.popped import Slice, SliceReceipts
+from rmqstore.ordered.popstate import PopState
+from rmqstore.ordered.queues import DamagedRun, QueueLog
+from rmqstore.ordered.records import attempt_of, first_pop_of, with_delivery
+from rmqstore.ordered.shared import Shared
+from rmqstore.ordered.stage import Stage, origin_topic
+from rmqstore.ordered.standings import Seat
+
+_REVIVE_BYTES = 8 * 1024 * 1024
+_ACK = {LEASED: AckOutcome.ACKED, ACKED: AckOutcome.ALREADY_ACKED, MOVED: AckOutcome.STALE}
+_RELEASE = {LEASED: ReleaseOutcome.RELEASED, ACKED: ReleaseOutcome.ALREADY_ACKED, MOVED: ReleaseOutcome.STALE}
+_CHANGE = {LEASED: ChangeOutcome.CHANGED, ACKED: ChangeOutcome.ALREADY_ACKED, MOVED: ChangeOutcome.STALE}
+
+
+class Leasing:
+    """Stages the end of leases."""
+
+    def __init__(self, shared: Shared, state: PopState, log: QueueLog) -> None:
+        self._shared = shared
+        self._options = shared.options
+        self._state = state
+        self._log = log
+
+    def _check_point(self, stage: Stage, receipt: Receipt) -> Lease | bool:
+        """Find the check point of a receipt; True when it is one of ours that is gone (STALE), False when it is unknown."""
+        if receipt.broker != self._options.broker or receipt.epoch > self._shared.epoch:
+            return False
+        if min(receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms) < 0 or receipt.queue_id >= MAX_QUEUES:
+            return False
+        older = receipt.epoch < self._shared.epoch
+        group_id = self._state.groups.get(receipt.group)
+        topic = self._state.topics.get(receipt.topic if receipt.retry_flag == NO_RETRY else retry_topic(receipt.group, receipt.topic))
+        if group_id is None or topic is None:
+            return older
+        key = LEASE_KEY.pack(group_id, topic.id, receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms)
+        lease = stage.lease(key)
+        return older if lease is None or lease.epoch != receipt.epoch else lease
+
+    def _find(self, stage: Stage, receipt: Receipt) -> tuple[Lease, int] | bool:
+        """Find the leased message of a receipt; a bool as in :meth:`_check_point`."""
+        lease = self._check_point(stage, receipt)
+        if isinstance(lease, bool):
+            return lease
+        index = lease.index_of(receipt.queue_offset)
+        return (lease, index) if index is not None else False
+
+    def ack(self, stage: Stage, receipts: Sequence[Receipt]) -> tuple[AckOutcome, ...]:
+        """End leases for good, one outcome a receipt (P4, P5, P8)."""
+        if isinstance(receipts, SliceReceipts):
+            return tuple(outcome for part in receipts.slices for outcome in self._ack_slice(stage, part))
+        outcomes = []
+        for receipt in receipts:
+            found = self._find(stage, receipt)
+            if isinstance(found, bool):
+                outcomes.append(AckOutcome.STALE if found else AckOutcome.UNKNOWN)
+                continue
+            lease, index = found
+            outcomes.append(_ACK[lease.states[index]])
+            if lease.states[index] == LEASED:
+                stage.end(lease, index, ACKED)
+        return tuple(outcomes)
+
+    def _ack_slice(self, stage: Stage, part: Slice) -> list[AckOutcome]:
+        """Ack a whole slice of one check point."""
+        lease = self._check_point(stage, part.receipt(part.offsets[0]))
+        if isinstance(lease, bool):
+            return [AckOutcome.STALE if lease else AckOutcome.UNKNOWN] * len(part.offsets)
+        indexes = range(len(lease.offsets)) if lease.offsets == part.offsets else [lease.index_of(offset) for offset in part.offsets]
+        outcomes = [AckOutcome.UNKNOWN if index is None else _ACK[lease.states[index]] for index in indexes]
+        stage.end_many(
+            lease, [i for i, outcome in zip(indexes, outcomes, strict=True) if i is not None and outcome is AckOutcome.ACKED], ACKED
+        )
+        return outcomes
+
+    def change(self, stage: Stage, change: Change) -> ChangeResult:
+        """Put a new lease in the place of one (P6)."""
+        receipt = change.receipt
+        found = self._find(stage, receipt)
+        if isinstance(found, bool):
+            return ChangeResult(ChangeOutcome.STALE if found else ChangeOutcome.UNKNOWN)
+        lease, index = found
+        outcome = _CHANGE[lease.states[index]]
+        if outcome is not ChangeOutcome.CHANGED:
+            return ChangeResult(outcome)
+        stage.end(lease, index, MOVED)
+        group_id, topic_id, queue, _, pop_ms = lease.place
+        first_pop_ms = pop_ms if lease.first_pop_ms < 0 else lease.first_pop_ms
+        seat = Seat(group_id, topic_id, queue)
+        new = stage.grant(seat, [receipt.queue_offset], change.invisible_ms, lease.retry_flag, first_pop_ms)
+        return ChangeResult(
+            outcome,
+            Receipt(
+                receipt.topic,
+                receipt.group,
+                queue,
+                receipt.queue_offset,
+                receipt.queue_offset,
+                new.place[4],
+                change.invisible_ms,
+                lease.retry_flag,
+                self._options.broker,
+                self._shared.epoch,
+                receipt.revive_qid,
+            ),
+        )
+
+    def release(self, stage: Stage, receipt: Receipt) -> ReleaseOutcome:
+        """Give a lease back at once, the attempt not counted (P7)."""
+        found = self._find(stage, receipt)
+        if isinstance(found, bool):
+            return ReleaseOutcome.STALE if found else ReleaseOutcome.UNKNOWN
+        lease, index = found
+        outcome = _RELEASE[lease.states[index]]
+        if outcome is ReleaseOutcome.RELEASED:
+            self._give_back(stage, lease, index, receipt.group, receipt.topic, counted=False)
+        return outcome
+
+    def _give_back(self, stage: Stage, lease: Lease, index: int, group: str, topic: str, *, counted: bool, is_head: bool = True) -> str:
+        """End a lease and put the message where it goes next; returns ``retried``, ``dead``, ``parked`` or ``gone``."""
+        group_id, topic_id, queue, _, pop_ms = lease.place
+        seat = Seat(group_id, topic_id, queue)
+        offset = lease.offsets[index]
+        found = self._log.record_at(topic_id, queue, offset)
+        stage.end(lease, index, MOVED)
+        run = stage.fifo(seat) if stage.is_ordered(seat) else None
+        one = Unacked() if run is None else run.pop(offset, Unacked())
+        if found is None or isinstance(found, DamagedRun):
+            if any(gap.is_removal and gap.first <= offset < gap.behind for gap in stage.gaps(topic_id, queue)):
+                return "gone"
+            reason = f"leased by group {group}: " + ("nothing lies at its offset" if found is None else found.reason)
+            stage.park(b"" if found is None else found.raw, reason, f"{topic}/{queue}/{offset}", topic)
+            return "parked"
+        record = as_delivered(found[0], one)
+        attempts = attempt_of(record) + counted
+        if counted and is_head and attempts > self._options.max_retries:
+            stage.bury(group, topic, record, f"delivered {attempts} times without an ack")
+            return "dead"
+        first_pop_ms = next(at for at in (first_pop_of(record), lease.first_pop_ms, pop_ms) if at >= 0)
+        if run is not None:
+            run[offset] = Unacked(one.delivered + counted, first_pop_ms, waits=True)
+        else:
+            stage.append_to(retry_topic(group, topic), 0, [with_delivery(record, attempts, first_pop_ms)])
+        return "retried"
+
+    # ------------------------------------------------------------ expiry
+
+    def revive(self, stage: Stage, limit: int) -> ReviveReport:
+        """Give back leases whose time has ended, in the order of their ends; a FIFO run of one queue as a whole, whatever the limit."""
+        expired = self._shared.kv.scan(LEASES, EXPIRY, EXPIRY + U64.pack(stage.now_ms + 1), limit + 1)
+        topics, groups = (self._state.names_by_id(), self._state.group_names()) if expired else ({}, {})
+        counts: Counter[str] = Counter()
+        for key, _ in expired:
+            lease = stage.lease(key[1 + U64.size :])
+            if lease is None:
+                stage.write.delete(LEASES, key)
+                continue
+            if sum(counts.values()) >= limit or stage.appended_bytes >= _REVIVE_BYTES:
+                return _report(counts, more=True)
+            group_id, topic_id, queue, _, _ = lease.place
+            seat = Seat(group_id, topic_id, queue)
+            group = groups[group_id]
+            topic = origin_topic(group, topics[topic_id])
+            is_ordered = stage.is_ordered(seat)
+            # Only what blocks the others is dead-lettered: the consumer may not have come to them.
+            head = min(stage.fifo(seat), default=-1) if is_ordered else -1
+            for index in [index for index, state in enumerate(lease.states) if state == LEASED]:
+                if not is_ordered and (sum(counts.values()) >= limit or stage.appended_bytes >= _REVIVE_BYTES):
+                    return _report(counts, more=True)
+                is_head = not is_ordered or lease.offsets[index] == head
+                counts[self._give_back(stage, lease, index, group, topic, counted=True, is_head=is_head)] += 1
+        return _report(counts, more=len(expired) > limit)
+
+
+def _report(counts: Counter[str], *, more: bool) -> ReviveReport:
+    return ReviveReport(counts["retried"], counts["dead"], counts["parked"], more)

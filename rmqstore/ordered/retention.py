@@ -1,0 +1,177 @@
+"""Which messages of a queue may go, and taking them away (Q1–Q3).
+
+Each queue has a *first kept* offset. It only rises, and stops at what is *pinned*: the first message under a running lease, or un-acked
+under FIFO. Below it nothing is read any more; a run goes from the disk when all of it lies below.
+
+- **Age**: the runs at the head whose store time is more than ``retention_ms`` ago. A run is one call's, so all of it has one age.
+- **Consumed**: where every group that counts stands, whatever the age. A group counts from its first pop on until it was idle for
+  ``group_expiry_ms``. Without one, nothing goes.
+- A **retry topic** belongs to one group and goes as that group consumes it, never by age: what waits there is pinned.
+- **Dead letters and parked entries** go when somebody removes them; here only what was removed at the head is passed.
+
+Why no crash point loses a message: the first kept offset, the removed runs and the removed gaps are one write, and the offset rises only
+over what was chosen from the state that the same write would leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rmqstore.contract import Reclaim
+from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC, RETRY_PREFIX
+from rmqstore.ordered.layout import QUEUE, QUEUE_PREFIX, QUEUES, U64
+from rmqstore.ordered.leases import LEASED
+from rmqstore.ordered.popstate import PopState
+from rmqstore.ordered.queues import DamagedRun, QueueLog, Topic
+from rmqstore.ordered.runs import damage_of, store_ms_of
+from rmqstore.ordered.shared import Shared
+from rmqstore.ordered.stage import Stage
+from rmqstore.ordered.standings import Registered, Seat
+
+ACTIVITY_PARTS = 8
+"""A group's last activity is written once in this part of ``group_expiry_ms``, so that an empty pop costs no write."""
+
+_AGED_BYTES = 64 * 1024 * 1024
+"""So much of a queue is looked at for its age in one call."""
+
+
+class Retention:
+    """Reclaims queues in turn; it remembers the age of each queue's head, so an idle queue costs no read."""
+
+    def __init__(self, shared: Shared, state: PopState, log: QueueLog) -> None:
+        self._shared = shared
+        self._options = shared.options
+        self._state = state
+        self._log = log
+        self._turn = 0
+        self._head_ms: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def reclaim(self, stage: Stage, budget: int) -> int:
+        """Stage the removal of what may go, in up to ``budget`` queues; returns in how many something went."""
+        queues = [(topic, queue) for topic in self._state.topics.values() for queue in range(topic.queues)]
+        if not queues:
+            return 0
+        done = 0
+        holders: dict[tuple[int, int], set[Seat]] | None = None
+        for step in range(min(budget, len(queues))):
+            topic, queue = queues[(self._turn + step) % len(queues)]
+            first = stage.first_kept(topic.id, queue)
+            wanted = self._wanted(stage, topic, queue, first)
+            if wanted <= first:
+                continue
+            holders = self._holders() if holders is None else holders
+            target = self._pinned(stage, holders.get((topic.id, queue), ()), wanted)
+            if target > first:
+                self._raise(stage, topic, queue, first, target)
+                done += 1
+        self._turn = (self._turn + min(budget, len(queues))) % len(queues)
+        return done
+
+    def _wanted(self, stage: Stage, topic: Topic, queue: int, first: int) -> int:
+        """Return where the queue should begin, pins aside."""
+        end = topic.next_offsets[queue]
+        if first >= end:
+            return first
+        if topic.name.startswith(RETRY_PREFIX):
+            owner = self._state.groups.get(topic.name.removeprefix(RETRY_PREFIX).partition("+")[0])
+            wanted = first if owner is None else self._state.standing(owner, topic.id, queue).next_offset
+        elif topic.name == PARKED_TOPIC or topic.name.startswith(DLQ_PREFIX):
+            wanted = first
+        else:
+            wanted = self._consumed(topic, queue, stage.now_ms) if self._options.reclaim is Reclaim.CONSUMED else first
+            wanted = max(wanted, self._aged(stage, topic, queue, first))
+        return self._past_gaps(stage, topic, queue, max(wanted, first))
+
+    @staticmethod
+    def _past_gaps(stage: Stage, topic: Topic, queue: int, offset: int) -> int:
+        """Return the first offset from ``offset`` on that is in no gap."""
+        for gap in stage.gaps(topic.id, queue):
+            if gap.first <= offset < gap.behind:
+                offset = gap.behind
+        return offset
+
+    def _consumed(self, topic: Topic, queue: int, now_ms: int) -> int:
+        """Return up to where every group that counts has popped."""
+        counting = [
+            group_id
+            for (group_id, topic_id), registered in self._state.registered.items()
+            if topic_id == topic.id and self._counts(registered, now_ms)
+        ]
+        return min((self._state.standing(group_id, topic.id, queue).next_offset for group_id in counting), default=0)
+
+    def _counts(self, registered: Registered, now_ms: int) -> bool:
+        expiry_ms = self._options.group_expiry_ms
+        return not expiry_ms or now_ms - registered.active_ms <= expiry_ms + expiry_ms // ACTIVITY_PARTS
+
+    def _aged(self, stage: Stage, topic: Topic, queue: int, first: int) -> int:
+        """Return the offset behind the runs at the head that are too old."""
+        before_ms = stage.now_ms - self._options.retention_ms
+        if not self._options.retention_ms or before_ms <= 0:
+            return first
+        place = (topic.id, queue)
+        known = self._head_ms.get(place)
+        if known is not None and known[0] == first and known[1] >= before_ms:
+            return first
+        prefix = QUEUE_PREFIX.pack(*place)
+        head = self._shared.kv.floor(QUEUES, prefix + U64.pack(first))
+        start = head[0] if head is not None and head[0].startswith(prefix) else prefix + U64.pack(first)
+        room_bytes = _AGED_BYTES
+        damaged: list[DamagedRun] = []
+        while room_bytes > 0 and (page := self._shared.kv.scan(QUEUES, start, prefix + b"\xff" * 9, 256)):
+            for key, value in page:
+                reason = damage_of(value)
+                if reason is not None:
+                    damaged.append(DamagedRun(key, value, reason))
+                    continue
+                if store_ms_of(value) >= before_ms:
+                    offset: int = max(QUEUE.unpack(damaged[0].key if damaged else key)[2], first)
+                    self._head_ms[place] = (offset, store_ms_of(value))
+                    return offset
+                for run in damaged:
+                    # It is older than what lies behind it, and must not go unseen (T12).
+                    stage.park_run(run, topic.name)
+                damaged.clear()
+                room_bytes -= len(value)
+            start = page[-1][0] + b"\x00"
+        return self._next_run(topic, queue, damaged[0].key if damaged else start)
+
+    def _next_run(self, topic: Topic, queue: int, key: bytes) -> int:
+        """Return the first offset of the next run from ``key`` on, or the end of the queue."""
+        later = self._shared.kv.scan(QUEUES, key, QUEUE_PREFIX.pack(topic.id, queue) + b"\xff" * 9, 1)
+        return int(QUEUE.unpack(later[0][0])[2]) if later else topic.next_offsets[queue]
+
+    def _holders(self) -> dict[tuple[int, int], set[Seat]]:
+        """Return who holds messages of each queue, under a lease or un-acked under FIFO."""
+        holders: dict[tuple[int, int], set[Seat]] = {}
+        for seats in (self._state.running, self._state.fifo):
+            for seat in seats:
+                holders.setdefault((seat.topic_id, seat.queue), set()).add(seat)
+        return holders
+
+    def _pinned(self, stage: Stage, holders: Iterable[Seat], wanted: int) -> int:
+        """Return the first offset that any of the holders pins, or ``wanted`` when that is lower."""
+        for seat in holders:
+            wanted = min(wanted, min(self._state.fifo.get(seat, ()), default=wanted))
+            for start, key in sorted((start, key) for key, start in self._state.running.get(seat, {}).items()):
+                if start >= wanted:
+                    break
+                lease = stage.lease(key)
+                if lease is not None and lease.live:
+                    wanted = min(wanted, lease.offsets[lease.states.index(LEASED)])
+        return wanted
+
+    def _raise(self, stage: Stage, topic: Topic, queue: int, first: int, target: int) -> None:
+        """Let a queue begin at ``target``, and remove the runs and gaps that lie below."""
+        prefix = QUEUE_PREFIX.pack(topic.id, queue)
+        stage.set_first_kept(topic.id, queue, target)
+        stage.set_gaps(topic.id, queue, [gap for gap in stage.gaps(topic.id, queue) if gap.behind > target])
+        start = self._shared.kv.floor(QUEUES, prefix + U64.pack(first))
+        last = self._shared.kv.floor(QUEUES, prefix + U64.pack(target - 1))
+        if last is None or not last[0].startswith(prefix):
+            return
+        # The counts in runs are not trusted: a damaged one might say anything.
+        is_cut = target < self._next_run(topic, queue, last[0] + b"\x00")
+        begin = start[0] if start is not None and start[0].startswith(prefix) else prefix + U64.pack(first)
+        stage.write.delete_range(QUEUES, begin, last[0] if is_cut else last[0] + b"\x00")
+        self._log.drop(topic.id, queue)
+

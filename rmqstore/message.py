@@ -38,12 +38,15 @@ PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
 
 SYSTEM_PROPERTIES: Final = frozenset(
     (
-        "KEYS TAGS UNIQ_KEY DELAY TIMER_DELAY_SEC TIMER_DELAY_MS TIMER_DELIVER_MS TIMER_OUT_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS "
+        "KEYS TAGS UNIQ_KEY TIMER_OUT_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS "
         "TIMER_ROLL_TIMES TIMER_ROLL_LABEL TIMER_DEL_UNIQKEY REAL_TOPIC REAL_QID RETRY_TOPIC POP_CK 1ST_POP_TIME __SHARDINGKEY "
         "RMQS_FRAME WAIT MIN_OFFSET MAX_OFFSET"
     ).split()
 )
 """Names that RocketMQ or an engine keeps for itself (RocketMQ ``MessageConst``); a user sets them through the fields of a message."""
+
+REQUEST_PROPERTIES: Final = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+"""Names by which RocketMQ's producers ask for a delay; a send turns them into the deliver time (``rmqstore.delays``)."""
 
 _NAME = re.compile(r"[A-Za-z0-9_%|-]+")
 _BLANK = re.compile(r"[\s\x00-\x1f]", re.ASCII)

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 
 from rmqstore.batch import MessageBatch
 from rmqstore.config import Config
-from rmqstore.contract import GroupOffset, Lag, PendingCounts, PopStats, PopStore, ScanPage, TimerStats, TimerStore, TopicInfo
+from rmqstore.contract import (
+    GroupOffset,
+    Lag,
+    LeaseInfo,
+    PendingCounts,
+    PopStats,
+    PopStore,
+    ScanPage,
+    Subscription,
+    TimerStats,
+    TimerStore,
+    TopicInfo,
+)
+from rmqstore.deadletters import DeadLetter, letters_in
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, StoreClosedError, StoreForkedError
 from rmqstore.message import (
     MAX_ID_BYTES,
+    PARKED_TOPIC,
     RESERVED_PREFIXES,
     PoppedMessage,
     check_count,
@@ -21,6 +36,7 @@ from rmqstore.message import (
     check_readable_topic,
     check_time_ms,
     check_word,
+    dlq_topic,
 )
 from rmqstore.when import When, time_ms
 
@@ -97,6 +113,33 @@ class Reading:
         self._check_open()
         check_group(group)
         return self._pops.offsets(group)
+
+    def subscriptions(self, group: str | None = None) -> list[Subscription]:
+        """List which groups have popped which topics, and how."""
+        self._check_open()
+        if group is not None:
+            check_group(group)
+        return self._pops.subscriptions(group)
+
+    def leases(self, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
+        """List the running leases: who holds which message until when."""
+        self._check_open()
+        if topic is not None:
+            check_readable_topic(topic)
+        if group is not None:
+            check_group(group)
+        return self._pops.leases(topic, group)
+
+    def dead_letters(self, group: str, *, limit: int | None = None) -> list[DeadLetter]:
+        """List the messages that ``group`` did not ack in all their attempts, oldest first, and why they are there."""
+        self._check_open()
+        check_group(group)
+        return list(islice(letters_in(self._pops, dlq_topic(group)), limit))
+
+    def parked(self, *, limit: int | None = None) -> list[DeadLetter]:
+        """List the entries that could not be read, and why (T12)."""
+        self._check_open()
+        return list(islice(letters_in(self._pops, PARKED_TOPIC), limit))
 
     def read(self, topic: str, queue: int = 0, offset: int = 0, limit: int = 32) -> MessageBatch:
         """Read messages of a queue without a lease."""

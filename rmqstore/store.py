@@ -28,19 +28,25 @@ from rmqstore.contract import (
     PopRequest,
     PopResult,
     PopStore,
+    PopTxn,
     ReleaseOutcome,
+    Removal,
     Side,
+    Support,
     Ticket,
     TimerHandle,
     TimerStore,
     TopicInfo,
     WriteStatus,
 )
+from rmqstore.deadletters import DeadLetter, removal_of
+from rmqstore.delays import RETRY_BACKOFF_MS, backoff_ms, batch_without_requests, level_ms, without_requests
 from rmqstore.errors import (
     IllegalArgumentError,
     IllegalArgumentTypeError,
     IllegalMessageError,
     IllegalMessageTypeError,
+    UnsupportedOperationError,
 )
 from rmqstore.handover import HandOver
 from rmqstore.leased import Leased, LeasedMany, receipts_of
@@ -167,13 +173,21 @@ class Store(Reading):
     # ------------------------------------------------------------ sending
 
     def send(
-        self, message: Message, *, deliver_at: When | None = None, delay: Duration | None = None, marks: Sequence[bytes] = ()
+        self,
+        message: Message,
+        *,
+        deliver_at: When | None = None,
+        delay: Duration | None = None,
+        delay_level: int | None = None,
+        marks: Sequence[bytes] = (),
     ) -> SendReceipt:
         """Store one message, now or for later.
 
         Args:
             deliver_at: when it is due: an aware ``datetime`` or ms since the epoch; past means now.
-            delay: how long from now: a ``timedelta`` or ms. One of the two, or ``message.deliver_at_ms``.
+            delay: how long from now: a ``timedelta`` or ms.
+            delay_level: how long from now, as one of RocketMQ's levels: 1 (1 s) to 18 (2 h). One of the three, or
+                ``message.deliver_at_ms``, or a property ``DELAY``, ``TIMER_DELAY_SEC``, ``TIMER_DELAY_MS``, ``TIMER_DELIVER_MS``.
             marks: names of this call; when one is stored already, nothing is stored and the first answer comes back (I1).
 
         Raises:
@@ -187,7 +201,8 @@ class Store(Reading):
             raise IllegalMessageTypeError(f"send takes a Message, not {type(message).__name__}; send_batch takes many")
         check_message(message)
         now_ms = self._clock.now_ms()
-        deliver_ms = self._deliver_ms(message.deliver_at_ms, deliver_at, delay, now_ms)
+        message = without_requests(message, now_ms)
+        deliver_ms = self._deliver_ms(message.deliver_at_ms, deliver_at, delay, delay_level, now_ms)
         if deliver_ms is not None and message.message_group is not None:
             raise IllegalMessageError("message_group and a deliver time exclude each other: a FIFO group has no place for a later message")
         row = self._completer.message(message, deliver_ms, now_ms, marks)
@@ -200,9 +215,10 @@ class Store(Reading):
         *,
         deliver_at: When | None = None,
         delay: Duration | None = None,
+        delay_level: int | None = None,
         marks: Sequence[bytes] = (),
     ) -> SendReceipts:
-        """Store many messages, all or nothing; ``deliver_at`` / ``delay`` hold for all, in place of the messages' own deliver times.
+        """Store many messages, all or nothing; a time given here holds for all, in place of the messages' own deliver times.
 
         Raises:
             IllegalMessageError: a row breaks a limit; the error names the row or the column, and nothing was stored.
@@ -217,7 +233,8 @@ class Store(Reading):
         elif not isinstance(batch, MessageBatch):
             batch = MessageBatch.of(batch)
         now_ms = self._clock.now_ms()
-        deliver_ms = self._deliver_ms(None, deliver_at, delay, now_ms)
+        batch = batch_without_requests(batch, now_ms)
+        deliver_ms = self._deliver_ms(None, deliver_at, delay, delay_level, now_ms)
         if deliver_ms is not None and has_message_group(batch):
             raise IllegalMessageError("message_group and a deliver time exclude each other: a FIFO group has no place for a later message")
         rows = self._completer.batch(batch, deliver_ms, now_ms, marks)
@@ -227,13 +244,15 @@ class Store(Reading):
         return SendReceipts(ids_of(rows), timers, repeated)
 
     @staticmethod
-    def _deliver_ms(own_ms: int | None, deliver_at: When | None, delay: Duration | None, now_ms: int) -> int | None:
-        if sum(given is not None for given in (own_ms, deliver_at, delay)) > 1:
-            raise IllegalArgumentError("deliver_at, delay and the message's deliver_at_ms exclude each other; give one")
+    def _deliver_ms(
+        own_ms: int | None, deliver_at: When | None, delay: Duration | None, delay_level: int | None, now_ms: int
+    ) -> int | None:
+        if sum(given is not None for given in (own_ms, deliver_at, delay, delay_level)) > 1:
+            raise IllegalArgumentError("deliver_at, delay, delay_level and the message's own deliver time exclude each other; give one")
         if deliver_at is not None:
             return time_ms("deliver_at", deliver_at)
-        if delay is not None:
-            deliver_ms = now_ms + duration_ms("delay", delay)
+        if delay is not None or delay_level is not None:
+            deliver_ms = now_ms + (duration_ms("delay", delay) if delay is not None else level_ms(delay_level or 0))
             check_time_ms("now + delay", deliver_ms)
             return deliver_ms
         return own_ms
@@ -309,8 +328,8 @@ class Store(Reading):
         Args:
             invisible: length of the lease, a ``timedelta`` or ms.
             wait: how long to wait for the first message when there is none.
-            order: FIFO pop, where the engine declares it.
-            filter: ``*`` or a tag expression ``a || b``.
+            order: pop in order (P9): nothing more of a queue before what was popped of it is acked. A group's first pop of a topic decides.
+            filter: ``*``, a tag expression ``a || b``, or an SQL92 expression over properties (docs/filters.md).
             attempt_id: a repeat with the same id within the invisible time returns the same leases.
             queue: one queue of the topic; any by default.
         """
@@ -354,6 +373,8 @@ class Store(Reading):
             check_count("queue", queue)
         if not isinstance(order, bool):
             raise IllegalArgumentTypeError(f"order must be True or False, not {order!r}")
+        if order:
+            self._require("fifo", "pop in order (order=True)")
         request = PopRequest(
             topic,
             group,
@@ -429,6 +450,53 @@ class Store(Reading):
         answers = given.spread(outcomes, ReleaseOutcome.UNKNOWN)
         return answers[0] if given.is_single else answers
 
+    @overload
+    def retry_later(self, leased: PoppedMessage, backoff: Sequence[Duration] = RETRY_BACKOFF_MS) -> ChangeResult: ...
+    @overload
+    def retry_later(self, leased: Sequence[PoppedMessage], backoff: Sequence[Duration] = RETRY_BACKOFF_MS) -> list[ChangeResult]: ...
+    def retry_later(
+        self, leased: PoppedMessage | Sequence[PoppedMessage], backoff: Sequence[Duration] = RETRY_BACKOFF_MS
+    ) -> ChangeResult | list[ChangeResult]:
+        """Say that work on messages failed: each comes again after the entry of ``backoff`` for its attempt, and the attempt counts.
+
+        The default is RocketMQ's table: 10 s, 30 s, 1 min … 2 h; the last entry holds for all further attempts.
+        """
+        self._check_open()
+        given = [leased] if isinstance(leased, PoppedMessage) else leased
+        if not isinstance(given, Sequence) or not all(isinstance(each, PoppedMessage) for each in given):
+            raise IllegalArgumentTypeError(f"retry_later takes a popped message or a list of them, not {type(leased).__name__}")
+        if not isinstance(backoff, Sequence) or isinstance(backoff, str | bytes) or not backoff:
+            raise IllegalArgumentTypeError(f"backoff must be a list of durations, not {backoff!r}")
+        table = [duration_ms("a duration of backoff", each, minimum=1) for each in backoff]
+        receipts = receipts_of(given).receipts
+        changes = [Change(receipt, backoff_ms(each.attempt, table)) for receipt, each in zip(receipts, given, strict=True)]
+        results, ticket = self._pops.change_invisible(changes, self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        return results[0] if isinstance(leased, PoppedMessage) else results
+
+    # ------------------------------------------------------------ dead letters
+
+    def resend_dead(self, letters: Sequence[DeadLetter]) -> int:
+        """Give dead letters back to the group that did not ack them, as if never delivered; returns how many were still there.
+
+        They go to the group's retry topic, so that no other group sees them; those of a group that pops in order go to the end of the
+        topic itself. Each goes exactly once, also when two operators resend it at the same time.
+        """
+        ordered = {(each.group, each.topic): each.is_ordered for group in {x.group for x in letters} for each in self.subscriptions(group)}
+        queues = {topic.name: topic.queues for topic in self.topics()}
+        return self._remove_dead([removal_of(each, ordered, queues) for each in _checked_letters(letters)])
+
+    def drop_dead(self, letters: Sequence[DeadLetter]) -> int:
+        """Remove dead letters, or parked entries, for good; returns how many were still there."""
+        return self._remove_dead([removal_of(each) for each in _checked_letters(letters)])
+
+    def _remove_dead(self, removals: Sequence[Removal]) -> int:
+        self._check_open()
+        result, ticket = self._pops.apply(PopTxn(removals=removals), self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        self._arrivals.notify()
+        return sum(result.removals)
+
     # ------------------------------------------------------------ moving on
 
     def tick(self) -> TickReport:
@@ -474,6 +542,18 @@ class Store(Reading):
         info, ticket = self._pops.create_topic(name, queues)
         self._settle(self._pops, ticket)
         return info
+
+    def delete_topic(self, name: str) -> None:
+        """Remove a topic with its messages, leases, positions and retry topics. Pending timers stay, and make it anew when they are due."""
+        self._check_open()
+        check_readable_topic(name)
+        self._settle(self._pops, self._pops.delete_topic(name))
+
+    def delete_group(self, name: str) -> None:
+        """Remove a group with its leases, positions and retry topics; its dead letter queue stays."""
+        self._check_open()
+        check_group(name)
+        self._settle(self._pops, self._pops.delete_group(name))
 
     def reset_offset(self, topic: str, group: str, to: int | InitMode, *, queue: int | None = None) -> None:
         """Move a group to an offset, to the first kept message or to the next one; its leases there turn STALE (P11)."""
@@ -537,6 +617,12 @@ class Store(Reading):
         """The pop side, for tools that speak the contract."""
         return self._pops
 
+    def _require(self, capability: str, what: str) -> None:
+        """Refuse a call that needs what the pop engine does not declare (S1)."""
+        engine = self._opened.config.pop_engine
+        if getattr(self._opened.infos[engine].capabilities, capability) is not Support.FULL:
+            raise UnsupportedOperationError(f"engine {engine!r} does not {what}; `rmqstore engines` lists what each engine can do")
+
     def _settle(self, side: Side, ticket: Ticket) -> None:
         """Wait for the disk where the setting asks for it."""
         if self._sync_calls and ticket.position:
@@ -545,6 +631,12 @@ class Store(Reading):
     def _clock_moved(self) -> None:
         self._ticker_wake.notify()
         self._arrivals.notify()
+
+
+def _checked_letters(letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+    if not isinstance(letters, Sequence) or not all(isinstance(each, DeadLetter) for each in letters):
+        raise IllegalArgumentTypeError(f"expected a list of what dead_letters() or parked() gave, not {type(letters).__name__}")
+    return letters
 
 
 def _parsed_handle(handle: str | TimerHandle) -> TimerHandle | None:

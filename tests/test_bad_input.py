@@ -81,7 +81,7 @@ BAD_FIELDS: dict[str, list[Any]] = {
     "keys": ["k", None, 5, ("",), ("a b",), (None,), (5,), (LONE,), ("k" * 32_768,), {"k"}, {"k": "v"}],
     "properties": [
         5, "p", [("a", "b")], {"a": ""}, {"": "a"}, {"a": None}, {5: "a"}, {"a": 5}, {"a": "\x01"}, {"\x02": "a"},
-        {"KEYS": "x"}, {"TIMER_DELAY_MS": "1"}, {LONE: "a"}, {"a": LONE}, {"a": "x" * 32_768},
+        {"KEYS": "x"}, {"TIMER_OUT_MS": "1"}, {LONE: "a"}, {"a": LONE}, {"a": "x" * 32_768},
     ],
     "message_group": ["", "a b", 5, LONE, "g" * 256],
     "deliver_at_ms": ["1", 1.5, NAN, True, -1, HUGE, 2**63],
@@ -177,7 +177,7 @@ CALLS: dict[str, tuple[Callable[[Store], object], str]] = {
     "cancel_key: lone surrogate": (lambda s: s.cancel_key("t", LONE), "key"),
     "cancel_key: int": (lambda s: s.cancel_key("t", 5), "key"),
     "cancel_key: empty": (lambda s: s.cancel_key("t", ""), "key"),
-    "pop: order": (lambda s: s.pop("t", "fresh", order=True), "order"),
+    "pop: order against the group": (lambda s: s.pop("t", "g", order=True), "order"),
     "pop: order as int": (lambda s: s.pop("t", "g", order=1), "order"),
     "pop: attempt_id empty": (lambda s: s.pop("t", "g", attempt_id=""), "attempt_id"),
     "pop: attempt_id int": (lambda s: s.pop("t", "g", attempt_id=5), "attempt_id"),

@@ -1,0 +1,82 @@
+"""Dead letters and parked entries, as operators see them (P7, T12)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from rmqstore.contract import PopStore, Removal
+from rmqstore.message import (
+    DLQ_PREFIX,
+    PARKED_TOPIC,
+    PROPERTY_DLQ_REASON,
+    PROPERTY_ORIGIN_ID,
+    PROPERTY_ORIGIN_TOPIC,
+    PROPERTY_PARKED_REASON,
+    PoppedMessage,
+    dlq_topic,
+    retry_topic,
+)
+from rmqstore.sending import group_queue
+
+_PAGE = 1000
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A message that a group did not ack in all its attempts, or an entry that could not be read.
+
+    Attributes:
+        message: as it lies there; its properties hold the three below as well.
+        group: the group; empty for a parked entry.
+        reason: why it is there.
+        origin_topic: the topic that it was popped from; empty when unknown.
+        origin_message_id: its id there; for a parked entry, where it lay.
+        died_ms: when it came there.
+    """
+
+    message: PoppedMessage
+    group: str
+    reason: str
+    origin_topic: str
+    origin_message_id: str
+    died_ms: int
+
+
+def letters_in(pops: PopStore, topic: str) -> Iterator[DeadLetter]:
+    """Yield what lies in a dead letter queue or among the parked entries, in the order of arrival, queue by queue."""
+    info = pops.topic(topic)
+    for queue in range(0 if info is None else info.queues):
+        offset = 0
+        while messages := pops.read(topic, queue, offset, _PAGE).messages:
+            for message in messages:
+                if isinstance(message, PoppedMessage):
+                    yield _letter(message, topic)
+                    offset = message.queue_offset + 1
+
+
+def _letter(message: PoppedMessage, topic: str) -> DeadLetter:
+    properties = message.properties
+    return DeadLetter(
+        message=message,
+        group="" if topic == PARKED_TOPIC else topic.removeprefix(DLQ_PREFIX),
+        reason=properties.get(PROPERTY_DLQ_REASON) or properties.get(PROPERTY_PARKED_REASON, ""),
+        origin_topic=properties.get(PROPERTY_ORIGIN_TOPIC, ""),
+        origin_message_id=properties.get(PROPERTY_ORIGIN_ID, ""),
+        died_ms=message.store_ms,
+    )
+
+
+def removal_of(
+    letter: DeadLetter, ordered: Mapping[tuple[str, str], bool] | None = None, queues: Mapping[str, int] | None = None
+) -> Removal:
+    """Return the removal of a letter; with ``ordered`` (how each group pops each topic) the one that sends it back to its group."""
+    at = letter.message
+    place = (dlq_topic(letter.group) if letter.group else PARKED_TOPIC, at.queue_id, at.queue_offset)
+    if ordered is None or not letter.group:
+        return Removal(*place)
+    topic = letter.origin_topic
+    if not ordered.get((letter.group, topic), False):
+        return Removal(*place, resend_to=retry_topic(letter.group, topic), resend_queue=0)
+    queue = None if at.message_group is None else group_queue(at.message_group, (queues or {}).get(topic, 1))
+    return Removal(*place, resend_to=topic, resend_queue=queue)

@@ -48,6 +48,7 @@ from rmqstore.errors import (
     IllegalMessageTypeError,
     UnsupportedOperationError,
 )
+from rmqstore.filters import TagFilter, parse_filter
 from rmqstore.handover import HandOver
 from rmqstore.leased import Leased, LeasedMany, receipts_of
 from rmqstore.message import (
@@ -375,6 +376,8 @@ class Store(Reading):
             raise IllegalArgumentTypeError(f"order must be True or False, not {order!r}")
         if order:
             self._require("fifo", "pop in order (order=True)")
+        if not isinstance(parse_filter(filter), TagFilter):
+            self._require("sql92_filter", "take SQL92 filters")
         request = PopRequest(
             topic,
             group,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rmqstore.contract import NO_RETRY, ORDERED_QID, RETRY_V2, InitMode, PopRequest, PopResult, Ticket
@@ -12,10 +12,10 @@ from rmqstore.message import retry_topic
 from rmqstore.ordered.fifo import FifoRun, Unacked, as_delivered, waiting_in
 from rmqstore.ordered.layout import ATTEMPT, LEASE_KEY, LEASES, PURGE, U64, digest
 from rmqstore.ordered.leases import LEASED, Lease
+from rmqstore.ordered.picking import Picker
 from rmqstore.ordered.popped import PoppedRecords, Slice
 from rmqstore.ordered.popstate import PopState
 from rmqstore.ordered.queues import DamagedRun, QueueLog, Topic
-from rmqstore.ordered.records import tag_of
 from rmqstore.ordered.retention import ACTIVITY_PARTS
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.stage import Stage
@@ -59,7 +59,7 @@ class Popping:
         self._log = log
         self._turns: dict[tuple[int, int], _Turn] = {}
 
-    def pop(self, stage: Stage, request: PopRequest, tags: frozenset[bytes] | None) -> tuple[PopResult, Ticket]:
+    def pop(self, stage: Stage, request: PopRequest, picker: Picker | None) -> tuple[PopResult, Ticket]:
         """Answer one request."""
         topic = stage.topic(request.topic) or stage.topic_with(request.topic, self._options.default_queues)
         if request.queue is not None and not (type(request.queue) is int and 0 <= request.queue < topic.queues):
@@ -79,7 +79,7 @@ class Popping:
         room = _POP_BYTES
         for source, queue, retry_flag in self._sources(stage, topic, group_id, request):
             take = self._take_run if request.order else self._take
-            part = take(stage, request, source, Seat(group_id, source.id, queue), retry_flag, tags, wanted, room)
+            part = take(stage, request, source, Seat(group_id, source.id, queue), retry_flag, picker, wanted, room)
             if part is not None:
                 slices.append(part)
                 wanted -= len(part.records)
@@ -141,7 +141,7 @@ class Popping:
         source: Topic,
         seat: Seat,
         retry_flag: int,
-        tags: frozenset[bytes] | None,
+        picker: Picker | None,
         wanted: int,
         room: int,
     ) -> Slice | None:
@@ -152,7 +152,7 @@ class Popping:
         if wanted <= 0 or standing.next_offset >= source.next_offsets[seat.queue]:
             return None
         # What was given to the group once is never dropped by a later filter.
-        taken = self._read_on(stage, source, seat.queue, standing.next_offset, None if retry_flag else tags, wanted, room)
+        taken = self._read_on(stage, source, seat.queue, standing.next_offset, None if retry_flag else picker, wanted, room)
         stage.set_standing(seat, Standing(taken.next_offset, standing.last_pop_ms, standing.in_flight))
         if not taken.records:
             return None
@@ -166,7 +166,7 @@ class Popping:
         source: Topic,
         seat: Seat,
         retry_flag: int,
-        tags: frozenset[bytes] | None,
+        picker: Picker | None,
         wanted: int,
         room: int,
     ) -> Slice | None:
@@ -179,7 +179,7 @@ class Popping:
         taken = self._read_back(stage, source, seat, run, waiting_in(run)[:wanted], room)
         room -= sum(map(len, taken.records))
         if not waiting_in(run) and len(taken.records) < wanted and room > 0:
-            new = self._read_on(stage, source, seat.queue, standing.next_offset, tags, wanted - len(taken.records), room)
+            new = self._read_on(stage, source, seat.queue, standing.next_offset, picker, wanted - len(taken.records), room)
             for offset in new.offsets:
                 run[offset] = Unacked()
             stage.set_standing(seat, Standing(new.next_offset, standing.last_pop_ms, standing.in_flight))
@@ -210,9 +210,7 @@ class Popping:
             room -= len(record)
         return taken
 
-    def _read_on(
-        self, stage: Stage, source: Topic, queue: int, next_offset: int, passing: frozenset[bytes] | None, wanted: int, room: int
-    ) -> _Taken:
+    def _read_on(self, stage: Stage, source: Topic, queue: int, next_offset: int, picker: Picker | None, wanted: int, room: int) -> _Taken:
         """Read messages that pass from ``next_offset`` on; damaged runs on the way are parked."""
         offsets: list[int] = []
         records: list[bytes] = []
@@ -224,12 +222,13 @@ class Popping:
                 stage.park_run(run, source.name)
                 continue
             skip = max(offset - first, 0)
-            if passing is None:
-                count = min(len(run.records) - skip, wanted - len(records))
-                taken = range(skip, skip + count)
-                offset = first + skip + count
+            taken: Sequence[int]
+            if picker is None:
+                taken = range(skip, skip + min(len(run.records) - skip, wanted - len(records)))
+                offset = first + taken.stop
             else:
-                taken, offset = self._matching(run.records, skip, first, wanted - len(records), passing)  # type: ignore[assignment]
+                taken, behind = picker.pick(run.records, skip, wanted - len(records))
+                offset = first + behind
             for at in taken:
                 offsets.append(first + at)
                 records.append(run.records[at])
@@ -240,17 +239,6 @@ class Popping:
         else:
             offset = source.next_offsets[queue]
         return _Taken(offsets, records, stores, offset)
-
-    @staticmethod
-    def _matching(records: list[bytes], skip: int, first: int, wanted: int, passing: frozenset[bytes]) -> tuple[list[int], int]:
-        """Return which records from ``skip`` on pass, up to ``wanted``, and the offset behind the last one looked at."""
-        taken: list[int] = []
-        for at in range(skip, len(records)):
-            if tag_of(records[at]) in passing:
-                taken.append(at)
-                if len(taken) == wanted:
-                    return taken, first + at + 1
-        return taken, first + len(records)
 
     def _slice(self, lease: Lease, request: PopRequest, offsets: list[int], records: list[bytes], stores: list[int]) -> Slice:
         _, _, queue, ck_start, pop_ms = lease.place

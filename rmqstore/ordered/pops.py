@@ -31,14 +31,15 @@ from rmqstore.contract import (
     WriteStatus,
 )
 from rmqstore.errors import IllegalArgumentError
+from rmqstore.filters import parse_filter
 from rmqstore.message import MAX_POP, MAX_QUEUES, PoppedMessage, check_group, check_marks, check_readable_topic, check_time_ms, retry_topic
 from rmqstore.ordered.administration import Administration
-from rmqstore.ordered.filters import tags_of
 from rmqstore.ordered.kv import OrderedKV
 from rmqstore.ordered.layout import ATTEMPT, CURSOR_KEY, EXPIRY, LEASES, META, PURGE, U64
 from rmqstore.ordered.leaselist import list_leases
 from rmqstore.ordered.leasing import Leasing
 from rmqstore.ordered.marks import POP_SIDE, drop_old_marks, find_mark, put_marks
+from rmqstore.ordered.picking import picker_of
 from rmqstore.ordered.popped import PoppedRecords, Slice
 from rmqstore.ordered.popping import Popping, attempt_is_over
 from rmqstore.ordered.popstate import PopState
@@ -109,13 +110,13 @@ class OrderedPops(OrderedSide, PopStore):
         check_time_ms("invisible_ms", request.invisible_ms, minimum=1)
         if type(request.max_messages) is not int or not 1 <= request.max_messages <= MAX_POP:
             raise IllegalArgumentError(f"max_messages must be an int of 1 to {MAX_POP}, not {request.max_messages!r}")
-        tags = tags_of(request.filter)
+        picker = picker_of(parse_filter(request.filter))
         with self._lock:
             self._shared.fresh()
-            return self._popping.pop(Stage(self._shared, self._state, now_ms), request, tags)
+            return self._popping.pop(Stage(self._shared, self._state, now_ms), request, picker)
 
     def ready(self, topic: str, group: str, filter: str, now_ms: int) -> bool | int | None:
-        tags_of(filter)
+        parse_filter(filter)
         with self._lock:
             self._shared.fresh()
             state = self._state

@@ -20,8 +20,9 @@ A record that an engine made from a dead letter may have longer properties than 
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -289,6 +290,47 @@ def decode_columns(records: Sequence[Bytes]) -> dict[str, pa.Array]:
     columns["born_ms"] = pa.array(header["born_ms"], pa.int64())
     columns["attempt"] = pa.array(header["attempt"], pa.int32())
     return columns
+
+
+_FIELD_NAMES = {"UNIQ_KEY": "message_id", "TAGS": "tag", "__SHARDINGKEY": "message_group", "KEYS": "keys"}
+"""Fields of a message that RocketMQ keeps among its properties."""
+
+
+def property_columns(records: Sequence[Bytes], names: Iterable[str]) -> dict[str, pa.Array]:
+    """Return the named properties of the records, fields that RocketMQ keeps as properties included, as columns of texts or nulls."""
+    data = np.frombuffer(b"".join(records), np.uint8)
+    sizes = np.fromiter((len(record) for record in records), np.int64, len(records))
+    starts = np.cumsum(sizes) - sizes
+    header = data[starts[:, None] + np.arange(HEADER_BYTES)].view(_DTYPE).reshape(-1)
+    columns: dict[str, pa.Array] = {}
+    at = starts + HEADER_BYTES
+    texts: dict[str, pa.Array] = {}
+    wanted = {_FIELD_NAMES.get(name, "properties") for name in names}
+    for field in _TEXTS:
+        lengths = header[field].astype(np.int64)
+        if field in wanted:
+            texts[field] = _gather(data, at, lengths, pa.string(), nullable=True)
+        at = at + lengths
+    for name in names:
+        if name in _FIELD_NAMES:
+            columns[name] = texts[_FIELD_NAMES[name]]
+        else:
+            pattern = f"(?:^|\\x02){re.escape(name)}\\x01(?P<value>[^\\x02]*)\\x02"
+            columns[name] = pc.struct_field(pc.extract_regex(texts["properties"], pattern), "value")
+    return columns
+
+
+def property_texts(record: bytes, names: Iterable[str]) -> dict[str, str]:
+    """Return the named properties of one record, as :func:`property_columns` gives them for many."""
+    fields = decode_fields(record)
+    found: dict[str, str] = {}
+    for name in names:
+        field = _FIELD_NAMES.get(name)
+        value = fields["properties"].get(name) if field is None else fields[field]
+        text = " ".join(value) if isinstance(value, tuple) else value
+        if text:
+            found[name] = text
+    return found
 
 
 def _gather(data: Any, starts: Any, lengths: Any, kind: pa.DataType, *, nullable: bool) -> pa.Array:

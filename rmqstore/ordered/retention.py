@@ -174,4 +174,3 @@ class Retention:
         begin = start[0] if start is not None and start[0].startswith(prefix) else prefix + U64.pack(first)
         stage.write.delete_range(QUEUES, begin, last[0] if is_cut else last[0] + b"\x00")
         self._log.drop(topic.id, queue)
-

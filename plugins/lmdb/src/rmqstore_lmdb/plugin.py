@@ -10,6 +10,7 @@ INFO = EngineInfo(
     capabilities=Capabilities(
         durability=same_durability(sync=Durability.POWER_LOSS, asynchronous=Durability.NONE),
         fifo=Support.FULL,
+        sql92_filter=Support.FULL,
         retention=Support.FULL,
         read_only_open=Support.FULL,
     ),

@@ -10,6 +10,7 @@ INFO = EngineInfo(
     capabilities=Capabilities(
         durability=same_durability(sync=Durability.NONE, asynchronous=Durability.NONE),
         fifo=Support.FULL,
+        sql92_filter=Support.FULL,
         retention=Support.FULL,
         snapshot=Support.IMPOSSIBLE,
         read_only_open=Support.IMPOSSIBLE,

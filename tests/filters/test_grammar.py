@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from rmqstore.errors import IllegalArgumentTypeError, IllegalFilterError
-from rmqstore.filters import MAX_EXPRESSION, TagFilter, columns_of, parse_filter
+from rmqstore.filters import MAX_EXPRESSION, TagFilter, columns_of, grammar, parse_filter
 
 ROW = {"a": "5", "b": "x", "_c": "7", "$d": "8", "A": "other", "yes": "True", "quote": "it's"}
 
@@ -240,8 +240,27 @@ def test_the_parser_library_is_imported_by_sql92_only() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_parser_is_complete_before_threads_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lexer of the library builds its scanner on first use; a thread that came in between would take keywords for names."""
+    from lark import lexer
+
+    made = []
+
+    class Counted(lexer.Scanner):
+        def __init__(self, *args: object) -> None:
+            made.append(args)
+            super().__init__(*args)  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(lexer, "Scanner", Counted)
+    grammar._parser.cache_clear()
+    grammar._parser()
+    complete = len(made)
+    assert complete > 0
+    assert grammar.parse("NOT a IS NULL") == grammar.parse("NOT (a IS NULL)")
+    assert len(made) == complete
+
+
 def test_the_first_parse_may_be_in_many_threads() -> None:
-    """The lexer of the library completes itself on first use; keywords must be known to every thread from the start."""
     code = """
 import sys, threading
 sys.setswitchinterval(1e-6)

@@ -17,31 +17,40 @@ from rmqstore.contract import (
     ChangeResult,
     InitMode,
     Lag,
+    LeaseInfo,
     PendingCounts,
     Receipt,
     ReleaseOutcome,
+    Subscription,
     TopicInfo,
 )
+from rmqstore.deadletters import DeadLetter
+from rmqstore.delays import DELAY_LEVELS_MS, RETRY_BACKOFF_MS
 from rmqstore.errors import *  # noqa: F403 - every error is public
 from rmqstore.message import Message, PoppedMessage
 from rmqstore.reading import StoreStats
 from rmqstore.readstore import ReadStore
 from rmqstore.sending import SendReceipt
+from rmqstore.snapshots import restore
 from rmqstore.store import Store, open  # noqa: A004 - a store opens like a file
 from rmqstore.ticking import TickReport
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "DELAY_LEVELS_MS",
     "IN_SCHEMA",
     "OUT_SCHEMA",
+    "RETRY_BACKOFF_MS",
     "AckOutcome",
     "CancelOutcome",
     "ChangeOutcome",
     "ChangeResult",
     "Clock",
+    "DeadLetter",
     "InitMode",
     "Lag",
+    "LeaseInfo",
     "ManualClock",
     "Message",
     "MessageBatch",
@@ -53,9 +62,11 @@ __all__ = [
     "SendReceipt",
     "Store",
     "StoreStats",
+    "Subscription",
     "SystemClock",
     "TickReport",
     "TopicInfo",
     "open",
+    "restore",
     *errors.__all__,
 ]

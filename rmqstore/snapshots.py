@@ -1,13 +1,16 @@
-"""Copies of a whole store while it runs."""
+"""Copies of a whole store: taken while it runs, and put in place as a store."""
 
 from __future__ import annotations
 
+import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
-from rmqstore.directory import translated, write_manifest
+from rmqstore.directory import LOCK_NAME, MANIFEST_NAME, StoreDirectory, read_manifest, translated, write_manifest
 from rmqstore.errors import StorePathError
-from rmqstore.opening import Opened
+from rmqstore.opening import Opened, checked_path
+from rmqstore.ordered.home import sync_path, sync_tree
 
 
 def write_snapshot(opened: Opened, path: Path) -> Path:
@@ -37,3 +40,49 @@ def write_snapshot(opened: Opened, path: Path) -> Path:
         shutil.rmtree(path, ignore_errors=True)
         raise
     return path
+
+
+def restore(snapshot: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
+    """Make the store ``path``, which must not exist yet, from a snapshot, which stays as it is; returns its path.
+
+    It is the store that the snapshot was taken from: receipts and handles of that time count. The copy is made aside and renamed into
+    place when it is durable, so an interrupted restore leaves no store, and can simply be run again.
+
+    Raises:
+        StorePathError: ``snapshot`` is no snapshot, ``path`` exists, or its parent does not.
+        StoreLockedError: ``snapshot`` is open as a store.
+        FormatVersionError, CorruptStoreError: the snapshot's manifest cannot be read.
+        StoreFullError: no room; what was written is removed.
+    """
+    source, target = checked_path(snapshot), checked_path(path)
+    if read_manifest(source) is None:
+        raise StorePathError(f"{source} is no snapshot: it has no {MANIFEST_NAME}, which a finished snapshot has")
+    if target.exists():
+        raise StorePathError(f"{target} exists already; restore into a new directory, and swap the two yourself if you mean to replace it")
+    if not target.absolute().parent.is_dir():
+        raise StorePathError(f"{target.absolute().parent} does not exist; make it first, then restore into {target}")
+    aside = target.with_name(f"{target.name}.restoring")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        # A snapshot that was opened itself has a lock; somebody who holds it may be writing.
+        with StoreDirectory(source) if (source / LOCK_NAME).exists() else nullcontext():
+            _copy(source, aside)
+        sync_tree(aside)
+        aside.rename(target)
+        sync_path(target.absolute().parent)
+    except BaseException as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise translated(error, target) from error
+        raise
+    return target
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a directory; unlike ``shutil.copytree`` it ends at the first error, and that error says what went wrong."""
+    for folder, _, files in os.walk(source):
+        there = target / Path(folder).relative_to(source)
+        there.mkdir()
+        for name in files:
+            if name != LOCK_NAME:
+                shutil.copy2(Path(folder, name), there / name)

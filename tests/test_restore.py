@@ -1,0 +1,180 @@
+"""Snapshots taken under full load and restored: nothing lost, nothing twice, receipts and handles still count."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import rmqstore
+from rmqstore import AckOutcome, CancelOutcome, FormatVersionError, StoreFullError, StoreLockedError, StorePathError
+from tests.stores import DURABLE_PAIRS, START_MS, Pair, Stores, message, pop_all, stores_of
+
+PRODUCERS, CONSUMERS, CALLS = 2, 3, 60
+
+
+class Traffic:
+    """Threads that send, cancel, pop and ack, and remember what was answered before which moment."""
+
+    def __init__(self, stores: Stores) -> None:
+        self.stores = stores
+        self.store = stores.open(flush="async")
+        self.store.create_topic("t", 3)
+        self.lock = threading.Condition()
+        self.moment = 0
+        self.sent: dict[str, int] = {}
+        self.sending: dict[str, int] = {}
+        self.cancelled: dict[str, int] = {}
+        self.cancelling: set[str] = set()
+        self.acked: dict[str, int] = {}
+        self.acking: dict[str, int] = {}
+        self.handles: dict[str, str] = {}
+        self.errors: list[BaseException] = []
+
+    def note(self, table: dict[str, int], names: list[str]) -> None:
+        with self.lock:
+            table.update(dict.fromkeys(names, self.moment))
+            self.lock.notify_all()
+
+    def produce(self, worker: int) -> None:
+        for call in range(CALLS):
+            names = [f"{worker}-{call}-{row}" for row in range(5)]
+            self.note(self.sending, [f"m{name}" for name in names])
+            later = call % 2 == 1
+            rows = [message(name, deliver_at_ms=START_MS + 1000 * (1 + row) if later else None) for row, name in enumerate(names)]
+            receipts = self.store.send_batch(rows)
+            self.note(self.sent, [f"m{name}" for name in names])
+            if later:
+                with self.lock:
+                    self.cancelling.add(receipts[0].message_id)
+                if self.store.cancel(str(receipts[0].handle)) is CancelOutcome.CANCELLED:
+                    self.note(self.cancelled, [receipts[0].message_id])
+                self.handles[receipts[4].message_id] = str(receipts[4].handle)
+
+    def consume(self) -> None:
+        empty = 0
+        while empty < 20:
+            popped = self.store.pop("t", "g", max_messages=4, invisible=3_600_000)
+            empty = 0 if popped else empty + 1
+            names = [each.message_id for each in popped]
+            self.note(self.acking, names)
+            assert set(self.store.ack(popped)) <= {AckOutcome.ACKED}
+            self.note(self.acked, names)
+            if not popped:
+                self.stores.clock.advance(10)
+                self.store.tick()
+
+    def run(self, snapshots: list[Path]) -> list[tuple[int, int]]:
+        """Run everything, taking the snapshots in between; returns the moments around each."""
+
+        def guarded(work: object, *arguments: object) -> None:
+            try:
+                work(*arguments)  # type: ignore[operator]
+            except BaseException as error:
+                self.errors.append(error)
+
+        threads = [threading.Thread(target=guarded, args=(self.produce, worker)) for worker in range(PRODUCERS)]
+        threads += [threading.Thread(target=guarded, args=(self.consume,)) for _ in range(CONSUMERS)]
+        for thread in threads:
+            thread.start()
+        moments = []
+        for number, path in enumerate(snapshots, start=1):
+            with self.lock:
+                # In the middle of everything, whatever the speed of the machine.
+                enough = PRODUCERS * CALLS * 5 * number // (len(snapshots) + 1)
+                assert self.lock.wait_for(lambda: len(self.sent) >= enough or self.errors, timeout=60)  # noqa: B023 - used at once
+                self.moment += 1
+                before = self.moment
+            self.store.snapshot(path)
+            with self.lock:
+                self.moment += 1
+                moments.append((before, self.moment))
+        for thread in threads:
+            thread.join()
+        assert self.errors == []
+        return moments
+
+
+@pytest.mark.clause("H1", "R1")
+@pytest.mark.parametrize("pair", DURABLE_PAIRS, ids=str)
+def test_a_snapshot_under_load_closes_the_ledger(pair: Pair) -> None:
+    """What was answered before the snapshot is in it, what was begun after it is not; every id comes at most once, and none is lost."""
+    with stores_of(pair) as stores:
+        traffic = Traffic(stores)
+        paths = [stores.root / f"snapshot{n}" for n in range(3)]
+        moments = traffic.run(paths)
+        for number, (before, after) in enumerate(moments):
+            rmqstore.restore(paths[number], stores.root / f"restored{number}")
+            store = stores.open(f"restored{number}")
+            assert store.verify() == []
+            leased = {each.message_id for each in store.leases()}
+            stores.clock.set(START_MS + 7_200_000)
+            store.tick()
+            found = Counter(each.message_id for each in pop_all(store))
+            assert set(found.values()) <= {1}, "an id came twice"
+            must = {name for name, at in traffic.sent.items() if at < before} - traffic.acking.keys() - traffic.cancelling
+            # An ack or a cancel that was begun only after the snapshot is not in it.
+            must |= {name for name, at in traffic.acking.items() if at >= after and traffic.sent[name] < before}
+            assert must <= found.keys(), f"lost: {sorted(must - found.keys())[:5]}"
+            mustnt = {name for name, at in traffic.acked.items() if at < before}
+            mustnt |= {name for name, at in traffic.cancelled.items() if at < before}
+            mustnt |= {name for name, at in traffic.sending.items() if at >= after}
+            assert not mustnt & found.keys(), f"came again: {sorted(mustnt & found.keys())[:5]}"
+            assert leased <= found.keys()
+            assert 0 < len(found) < PRODUCERS * CALLS * 5
+            assert store.verify() == []
+            store.close()
+
+
+@pytest.mark.parametrize("pair", DURABLE_PAIRS, ids=str)
+def test_receipts_and_handles_count_in_the_restored_store(pair: Pair) -> None:
+    with stores_of(pair) as stores:
+        store = stores.open()
+        store.send(message(1))
+        (held,) = store.pop("t", "g")
+        sent = store.send(message(2), delay=60_000)
+        store.snapshot(stores.root / "snapshot")
+        assert store.ack(held) is AckOutcome.ACKED
+        restored = stores.open(rmqstore.restore(stores.root / "snapshot", stores.root / "restored").name)
+        assert restored.ack(held) is AckOutcome.ACKED
+        assert restored.cancel(str(sent.handle)) is CancelOutcome.CANCELLED
+        assert store.pending().total == 1
+
+
+def test_what_cannot_be_restored(durable_stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = durable_stores.root
+    store = durable_stores.open()
+    store.send(message(1), delay=60_000)
+    store.snapshot(root / "snapshot")
+    with pytest.raises(StorePathError, match="is no snapshot"):
+        rmqstore.restore(root, root / "x")
+    with pytest.raises(StorePathError, match="is no snapshot"):
+        rmqstore.restore(root / "nowhere", root / "x")
+    with pytest.raises(StorePathError, match="exists already"):
+        rmqstore.restore(root / "snapshot", root / "store")
+    with pytest.raises(StorePathError, match="does not exist"):
+        rmqstore.restore(root / "snapshot", root / "a" / "b")
+    with pytest.raises(StoreLockedError):
+        rmqstore.restore(root / "store", root / "x")
+    copied = []
+
+    def full(source: object, target: object) -> None:
+        copied.append(target)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copy2", full)
+        with pytest.raises(StoreFullError):
+            rmqstore.restore(root / "snapshot", root / "x")
+    assert copied
+    assert sorted(each.name for each in root.iterdir()) == ["snapshot", "store"]
+    (root / "x.restoring").mkdir()
+    (root / "x.restoring" / "left over").touch()
+    rmqstore.restore(root / "snapshot", root / "x")
+    assert durable_stores.open("x").pending().total == 1
+    manifest = root / "snapshot" / "rmqstore.json"
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(FormatVersionError):
+        rmqstore.restore(root / "snapshot", root / "y")

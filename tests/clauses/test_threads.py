@@ -66,6 +66,38 @@ def test_x3_every_message_is_leased_once(stores: Stores) -> None:
     assert store.verify() == []
 
 
+@pytest.mark.clause("X3", "P13")
+@pytest.mark.parametrize(("threads", "queues"), [(1, 1), (8, 4), (64, 8)])
+def test_x3_no_queue_starves_under_many_consumers(engine_stores: Stores, threads: int, queues: int) -> None:
+    """X3, P13: 1 to 64 consumers on 1 to 8 queues that are always full: after any number of pops the queues have given about the same."""
+    store = engine_stores.open(flush="async")
+    store.create_topic("t", queues)
+    each = 1600 // queues
+    store.send_batch([message(n, queue_id=n % queues) for n in range(each * queues)])
+    given: list[int] = []
+    acked: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def work(_: int) -> None:
+        while True:
+            with lock:
+                popped = store.pop("t", "g", max_messages=3)
+                given.extend(m.queue_id for m in popped)
+            if not popped:
+                return
+            assert set(store.ack(popped)) == {AckOutcome.ACKED}
+            with lock:
+                acked.update(m.message_id for m in popped)
+
+    together(work, threads)
+    assert len(acked) == each * queues
+    assert set(acked.values()) == {1}
+    so_far = Counter(dict.fromkeys(range(queues), 0))
+    for queue in given[: each * (queues - 1)]:
+        so_far[queue] += 1
+        assert max(so_far.values()) - min(so_far.values()) <= 6, "one queue gets ahead of another"
+
+
 @pytest.mark.clause("X3", "P8")
 def test_x3_racing_acks_of_one_lease_have_one_winner(stores: Stores) -> None:
     """X3: acks, changes and releases of the same receipts from all threads: each lease ends exactly once."""

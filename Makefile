@@ -24,13 +24,13 @@ BASE := $(VENV)/.installed-base
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help demo test lint types memory-only wheels bench bench-spark bench-smoke crash clean
+.PHONY: help demo test lint types memory-only wheels bench bench-consumers bench-spark bench-smoke crash clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
-demo: $(RUN)  ## see what it does, in a minute
-	@$(BIN)/rmqstore demo
+demo: $(RUN)  ## see what it does, in a minute; leaves the store demo-store to look into
+	@$(BIN)/rmqstore demo --store demo-store
 
 test: $(DEV)  ## everything that CI checks; the tests come last
 	@$(MAKE) lint
@@ -62,6 +62,9 @@ wheels: $(DEV)  ## build all wheels and use them from an empty directory
 bench: $(DEV)  ## speed of every engine beside its raw database; options by ARGS="..."
 	@$(BIN)/python -m rmqstore_benchmarks.speed $(ARGS)
 
+bench-consumers: $(DEV)  ## 1 to 64 consumer threads over 1 to 8 queues; options by ARGS="..."
+	@$(BIN)/python -m rmqstore_benchmarks.consumers $(ARGS)
+
 bench-spark: $(DEV)  ## load from Spark, with failing tasks; options by ARGS="..."
 	@$(BIN)/python -m rmqstore_benchmarks.spark_run $(ARGS)
 
@@ -73,7 +76,7 @@ crash: $(DEV)  ## the slow tier: kills, disk states, long runs
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "crash or slow"
 
 clean:  ## remove environments, caches and builds
-	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) demo-store .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rmqstore.cli.demo_orders import START_MS, Order, OrderDay, Tally, make_orders
+from rmqstore.cli.demo_store import leave_store
 from rmqstore.clock import ManualClock, SystemClock
 from rmqstore.message import Message
 from rmqstore.plugins import BrokenPluginWarning, EngineState, get_plugins
@@ -39,6 +40,13 @@ _PROMISES = """Checked by order number, on every engine:
   - each message that the dead consumer held came again, and nothing else came twice;
   - nothing is pending, the lag is 0, verify() finds nothing.
 """
+_LOOK_INSIDE = """
+{store} is a store in the middle of its day. Ask it, as docs/guide.md does:
+  rmqstore timers {store} --within 1h        what is due in the next hour
+  rmqstore leases {store}                    who holds which message until when
+  rmqstore dlq list {store} billing          which messages nobody could handle, and why
+  rmqstore lag {store}                       how far each group is behind
+  rmqstore config {store} --explain          its settings, and where they come from"""
 
 
 class Lateness(msgspec.Struct, frozen=True):
@@ -49,12 +57,22 @@ class Lateness(msgspec.Struct, frozen=True):
 
 
 def demo(
-    engine: Annotated[list[str] | None, typer.Option("--engine", "-e", help="Only this engine; may be given again.")] = None,
-    orders: Annotated[int, typer.Option("--orders", min=1, help="Orders in the simulated day.")] = 100_000,
-    live: Annotated[int, typer.Option("--live", min=0, help="Timers on the real clock; 0 leaves that part out.")] = _LIVE_TIMERS,
-    keep: Annotated[Path | None, typer.Option("--keep", help="Leave the stores in this directory, for a look inside.")] = None,
+    engine: Annotated[
+        list[str] | None, typer.Option("--engine", "-e", metavar="NAME", help="Only this engine; may be given again.")
+    ] = None,
+    orders: Annotated[int, typer.Option("--orders", metavar="N", min=1, help="Orders in the simulated day.")] = 100_000,
+    live: Annotated[
+        int, typer.Option("--live", metavar="N", min=0, help="Timers on the real clock; 0 leaves that part out.")
+    ] = _LIVE_TIMERS,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="DIR", help="Leave the stores in this directory, for a look inside.")
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option("--store", metavar="DIR", help="Leave a store there to try the other commands on; an earlier one is replaced."),
+    ] = None,
 ) -> None:
-    """Show what it is for: orders that close after 30 minutes unless they are paid.
+    """Play a day of orders that close unless they are paid.
 
     A day of simulated time on every installed engine: a timer per order, 85 % of them cancelled in time, the others delivered to three
     consumers, one of which dies. Every order is checked at the end. Then timers on the real clock, and how late they are.
@@ -86,6 +104,9 @@ def demo(
             _show_lateness(late, live, console)
     if keep is not None:
         console.print(f"\nThe stores are in {keep}.", soft_wrap=True)
+    if store is not None:
+        leave_store(store, _durable(names), SystemClock().now_ms())
+        console.print(_LOOK_INSIDE.format(store=store), soft_wrap=True, markup=False)
     if failed:
         shown = [*failed[:10], *([f"… and {len(failed) - 10} more"] if len(failed) > 10 else [])]
         typer.echo("rmqstore: a promise was broken\n" + "\n".join(f"  {line}" for line in shown), err=True)
@@ -110,6 +131,12 @@ def _engine_names(wanted: list[str] | None, console: Console) -> list[str]:
         typer.echo("rmqstore: no engine is installed. For example: pip install 'rmqstore[all]'", err=True)
         raise typer.Exit(1)
     return names
+
+
+def _durable(names: list[str]) -> str:
+    """Return the engine for the store that stays: the default one if it takes part, else one that keeps what it stores."""
+    default = get_plugins().default_engine()
+    return default if default in names else names[0]
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from rmqstore.contract import PopStore, Removal
 from rmqstore.message import (
     DLQ_PREFIX,
     PARKED_TOPIC,
+    PROPERTY_DLQ_ATTEMPTS,
     PROPERTY_DLQ_REASON,
     PROPERTY_ORIGIN_ID,
     PROPERTY_ORIGIN_TOPIC,
@@ -30,6 +31,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
         message: as it lies there; its properties hold the three below as well.
         group: the group; empty for a parked entry.
         reason: why it is there.
+        attempts: how often it was delivered; 0 for a parked entry.
         origin_topic: the topic that it was popped from; empty when unknown.
         origin_message_id: its id there; for a parked entry, where it lay.
         died_ms: when it came there.
@@ -38,6 +40,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     message: PoppedMessage
     group: str
     reason: str
+    attempts: int
     origin_topic: str
     origin_message_id: str
     died_ms: int
@@ -61,6 +64,7 @@ def _letter(message: PoppedMessage, topic: str) -> DeadLetter:
         message=message,
         group="" if topic == PARKED_TOPIC else topic.removeprefix(DLQ_PREFIX),
         reason=properties.get(PROPERTY_DLQ_REASON) or properties.get(PROPERTY_PARKED_REASON, ""),
+        attempts=int(properties.get(PROPERTY_DLQ_ATTEMPTS, 0)),
         origin_topic=properties.get(PROPERTY_ORIGIN_TOPIC, ""),
         origin_message_id=properties.get(PROPERTY_ORIGIN_ID, ""),
         died_ms=message.store_ms,

@@ -16,6 +16,7 @@ from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import (
     DLQ_PREFIX,
     PARKED_TOPIC,
+    PROPERTY_DLQ_ATTEMPTS,
     PROPERTY_DLQ_REASON,
     PROPERTY_ORIGIN_ID,
     PROPERTY_ORIGIN_TOPIC,
@@ -53,7 +54,7 @@ from rmqstore.ordered.stage import Stage
 from rmqstore.ordered.standings import Gap, Registered, Seat, Standing
 
 _K = TypeVar("_K")
-_GRAVE_PROPERTIES = (PROPERTY_DLQ_REASON, PROPERTY_ORIGIN_TOPIC, PROPERTY_ORIGIN_ID)
+_GRAVE_PROPERTIES = (PROPERTY_DLQ_REASON, PROPERTY_DLQ_ATTEMPTS, PROPERTY_ORIGIN_TOPIC, PROPERTY_ORIGIN_ID)
 
 
 class Administration:

@@ -157,7 +157,7 @@ class Leasing:
         record = as_delivered(found[0], one)
         attempts = attempt_of(record) + counted
         if counted and is_head and attempts > self._options.max_retries:
-            stage.bury(group, topic, record, f"delivered {attempts} times without an ack")
+            stage.bury(group, topic, record, attempts)
             return "dead"
         first_pop_ms = next(at for at in (first_pop_of(record), lease.first_pop_ms, pop_ms) if at >= 0)
         if run is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from rmqstore.contract import EngineOptions, Ticket
 from rmqstore.message import (
     PARKED_TOPIC,
+    PROPERTY_DLQ_ATTEMPTS,
     PROPERTY_DLQ_REASON,
     PROPERTY_ORIGIN_ID,
     PROPERTY_ORIGIN_TOPIC,
@@ -192,11 +193,12 @@ class Stage:
         behind = QUEUE.unpack(later[0][0])[2] if later else self.topic_with(topic, 1).next_offsets[queue]
         self.set_gaps(topic_id, queue, [*self.gaps(topic_id, queue), Gap(first, behind)])
 
-    def bury(self, group: str, topic: str, record: bytes, reason: str) -> None:
-        """Append a message to the group's dead letter queue, with where it came from and why (P7)."""
+    def bury(self, group: str, topic: str, record: bytes, attempts: int) -> None:
+        """Append a message that was delivered ``attempts`` times to the group's dead letter queue, with where it came from and why (P7)."""
         message = decode_message(record)
         properties = dict(message.properties)
-        properties[PROPERTY_DLQ_REASON] = reason
+        properties[PROPERTY_DLQ_REASON] = f"delivered {attempts} times without an ack"
+        properties[PROPERTY_DLQ_ATTEMPTS] = str(attempts)
         properties[PROPERTY_ORIGIN_TOPIC] = topic
         properties[PROPERTY_ORIGIN_ID] = message.message_id or ""
         dead = Message(

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Annotated
+from io import TextIOWrapper
+from typing import Annotated, Any, TextIO
 
 import typer
 
+from rmqstore.cli import completion, config, dlq, doctor, keep, leases, peek, pop, send, settle, timers, topics
 from rmqstore.cli.demo import demo
 from rmqstore.cli.engines import engines
+from rmqstore.cli.exits import EXIT_ERROR, EXIT_INTERRUPTED
 from rmqstore.errors import RmqstoreError
 
-EXIT_ERROR = 1
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
     name="rmqstore",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=_SETTINGS,
 )
 
 
@@ -48,15 +54,30 @@ def _options(
     context.obj.is_debug = debug
 
 
-def main() -> None:
-    """Run the command line of this process and exit; an error becomes one paragraph on stderr, or a traceback with ``--debug``."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command line, that of this process by default, and exit.
+
+    An error becomes one paragraph on stderr, or a traceback with ``--debug``; a warning becomes one line there.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a narrow encoding shall not stop the output
     invocation = _Invocation()
-    try:
-        app(obj=invocation)
-    except (RmqstoreError, OSError) as error:
-        _fail(invocation, error, f"rmqstore: {error}")
-    except Exception as error:  # a traceback is for those who ask for it
-        _fail(invocation, error, f"rmqstore: unexpected {type(error).__name__}: {error}; --debug shows where it came from")
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            app(arguments, prog_name="rmqstore", obj=invocation)
+        except (RmqstoreError, OSError) as error:
+            _fail(invocation, error, f"rmqstore: {error}")
+        except Exception as error:  # a traceback is for those who ask for it
+            _fail(invocation, error, f"rmqstore: unexpected {type(error).__name__}: {error}; --debug shows where it came from")
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+) -> None:
+    if not issubclass(category, DeprecationWarning | ResourceWarning):
+        typer.echo(f"rmqstore: warning: {message}", err=True)
 
 
 def _fail(invocation: _Invocation, error: Exception, paragraph: str) -> None:
@@ -66,5 +87,49 @@ def _fail(invocation: _Invocation, error: Exception, paragraph: str) -> None:
     sys.exit(EXIT_ERROR)
 
 
-app.command()(engines)
-app.command()(demo)
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command so that Ctrl-C ends it with the exit code for that, without a word."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt:
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+    return run
+
+
+def _add(command: Callable[..., None], examples: str = "", *, to: typer.Typer = app) -> None:
+    to.command(command.__name__.strip("_"), epilog=examples or None)(_interruptible(command))
+
+
+dead_letters = typer.Typer(
+    help="List, resend or drop dead letters.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings=_SETTINGS,
+)
+
+
+_add(send.send, send.EXAMPLES)
+_add(pop.pop, pop.EXAMPLES)
+_add(settle.ack, settle.ACK_EXAMPLES)
+_add(settle.cancel, settle.CANCEL_EXAMPLES)
+_add(timers.timers, timers.EXAMPLES)
+_add(topics.topics, topics.TOPICS_EXAMPLES)
+_add(topics.lag, topics.LAG_EXAMPLES)
+_add(peek.peek, peek.EXAMPLES)
+_add(leases.leases, leases.EXAMPLES)
+app.add_typer(dead_letters, name="dlq")
+_add(dlq.list_, dlq.LIST_EXAMPLES, to=dead_letters)
+_add(dlq.resend, dlq.RESEND_EXAMPLES, to=dead_letters)
+_add(dlq.drop, dlq.DROP_EXAMPLES, to=dead_letters)
+_add(config.config, config.EXAMPLES)
+_add(doctor.doctor, doctor.EXAMPLES)
+_add(keep.verify, keep.VERIFY_EXAMPLES)
+_add(keep.snapshot, keep.SNAPSHOT_EXAMPLES)
+_add(keep.restore, keep.RESTORE_EXAMPLES)
+_add(engines)
+_add(demo)
+_add(completion.completion, completion.EXAMPLES)

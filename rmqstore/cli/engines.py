@@ -22,9 +22,9 @@ _NO_LIMIT_WIDTH = 10_000
 def engines(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything that is known, as one JSON document.")] = False,
 ) -> None:
-    """List the storage engines: where each comes from, whether it can be opened, and what it declares.
+    """List the storage engines and what each declares.
 
-    Works also when plug-ins are broken, and says what to do about them.
+    It tells where each comes from and whether it can be opened. Works also when plug-ins are broken, and says what to do about them.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BrokenPluginWarning)  # the list itself says what is broken

@@ -1,0 +1,162 @@
+"""``rmqstore dlq``: look into a dead letter queue, give messages back to their group, or drop them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from rmqstore.cli import show, stores
+from rmqstore.cli.exits import EXIT_NOT_DONE
+from rmqstore.cli.options import JsonOption, StoreArgument, examples
+from rmqstore.cli.show import Column
+from rmqstore.cli.times import clock_time, duration_option, relative
+from rmqstore.deadletters import DeadLetter
+from rmqstore.reading import Reading
+
+LIST_EXAMPLES: Final = examples(
+    "rmqstore dlq list data billing", "rmqstore dlq list data --parked", "rmqstore dlq list data billing --json"
+)
+RESEND_EXAMPLES: Final = examples(
+    "rmqstore dlq resend data billing --all", "rmqstore dlq resend data billing --id 7F000001000100000000000000000000AB"
+)
+DROP_EXAMPLES: Final = examples("rmqstore dlq drop data billing --all --older-than 7d", "rmqstore dlq drop data --parked --all")
+
+GroupArgument = Annotated[str | None, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False)]
+IdOption = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="The message with this id; may be given again.")]
+ParkedOption = Annotated[bool, typer.Option("--parked", help="The entries that could not be read, in place of a group's dead letters.")]
+
+_COLUMNS: Final = (
+    Column("died"),
+    Column("ago"),
+    Column("origin topic"),
+    Column("attempts", right=True),
+    Column("id", long=True),
+    Column("reason", long=True),
+    Column("body", long=True),
+)
+
+
+def list_(store: StoreArgument, group: GroupArgument = None, parked: ParkedOption = False, as_json: JsonOption = False) -> None:
+    """List the dead letters of a group.
+
+    Those are messages that it did not ack in all their attempts. Without GROUP it tells which groups have any. --parked lists the entries
+    of the store that could not be read, and why.
+    """
+    now_ms = stores.now_ms()
+    with stores.reading(store) as opened:
+        if group is None and not parked:
+            _list_groups(opened, as_json=as_json)
+            return
+        letters = _letters(opened, group, parked=parked)
+    if as_json:
+        show.document({**show.times_document(now=now_ms), "dead_letters": [_document(letter) for letter in letters]})
+    elif letters:
+        show.table(_COLUMNS, [_row(letter, now_ms) for letter in letters])
+        what = "parked entries" if parked else f"dead letters of group {group}"
+        show.note(f"{len(letters):,} {what}; `rmqstore dlq {'drop' if parked else 'resend'} -h` tells what can be done.")
+    else:
+        show.line("Nothing is parked." if parked else f"Group {group} has no dead letters.")
+
+
+def resend(
+    store: StoreArgument,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False)],
+    ids: IdOption = None,
+    all_: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Give dead letters back to their group.
+
+    They are delivered to it as if for the first time, and to no other group.
+    """
+    with stores.owning(store) as opened:
+        letters, missing = _chosen(_letters(opened, group, parked=False), ids, wants_all=all_)
+        done = opened.resend_dead(letters)
+    _report("given back", done, missing, as_json)
+
+
+def drop(
+    store: StoreArgument,
+    group: GroupArgument = None,
+    ids: IdOption = None,
+    all_: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    older_than: Annotated[str | None, typer.Option("--older-than", metavar="DURATION", help="Only what died so long ago: 7d.")] = None,
+    parked: ParkedOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove dead letters for good."""
+    age_ms = None if older_than is None else duration_option("--older-than", older_than)
+    with stores.owning(store) as opened:
+        letters, missing = _chosen(_letters(opened, group, parked=parked), ids, wants_all=all_ or age_ms is not None)
+        if age_ms is not None:
+            letters = [letter for letter in letters if letter.died_ms <= stores.now_ms() - age_ms]
+        done = opened.drop_dead(letters)
+    _report("dropped", done, missing, as_json)
+
+
+def _letters(store: Reading, group: str | None, *, parked: bool) -> list[DeadLetter]:
+    if parked == (group is not None):
+        raise typer.BadParameter("give a group, or --parked", param_hint="GROUP")
+    return store.dead_letters(group) if group is not None else store.parked()
+
+
+def _chosen(letters: Sequence[DeadLetter], ids: list[str] | None, *, wants_all: bool) -> tuple[list[DeadLetter], list[str]]:
+    """Return the letters that the options choose, and the ids that none of them has."""
+    if bool(ids) == wants_all:
+        raise typer.BadParameter("say which: --id, which may be given again, or --all", param_hint="--id")
+    if not ids:
+        return list(letters), []
+    known = {name for letter in letters for name in _names(letter)}
+    return [letter for letter in letters if not _names(letter).isdisjoint(ids)], [each for each in ids if each not in known]
+
+
+def _names(letter: DeadLetter) -> set[str]:
+    return {letter.message.message_id, letter.origin_message_id}
+
+
+def _report(what: str, done: int, missing: Sequence[str], as_json: bool) -> None:
+    if as_json:
+        show.document({"done": done, "not_found": list(missing)})
+    else:
+        show.line(f"{show.count(done, 'dead letter')} {what}")
+        for each in missing:
+            show.note(f"There is none with id {each}.")
+    if missing:
+        raise typer.Exit(EXIT_NOT_DONE)
+
+
+def _list_groups(store: Reading, *, as_json: bool) -> None:
+    counts = {group: len(store.dead_letters(group)) for group in store.groups()}
+    if as_json:
+        show.document({"groups": counts})
+    elif any(counts.values()):
+        show.table(
+            (Column("group"), Column("dead letters", right=True)), [[name, f"{number:,}"] for name, number in counts.items() if number]
+        )
+    else:
+        show.line("No group has dead letters.")
+
+
+def _row(letter: DeadLetter, now_ms: int) -> list[str]:
+    return [
+        clock_time(letter.died_ms),
+        relative(letter.died_ms, now_ms),
+        show.plain(letter.origin_topic),
+        str(letter.attempts),
+        show.plain(letter.message.message_id),
+        show.plain(letter.reason),
+        show.body_start(letter.message.body),
+    ]
+
+
+def _document(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "group": letter.group,
+        "reason": letter.reason,
+        "origin_topic": letter.origin_topic,
+        "origin_message_id": letter.origin_message_id,
+        **show.times_document(died=letter.died_ms),
+        "message": show.message_document(letter.message),
+    }

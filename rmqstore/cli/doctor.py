@@ -1,0 +1,291 @@
+"""``rmqstore doctor``: look over a store and its surroundings, one line a check."""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+from rich.text import Text
+
+from rmqstore.cli import show, stores
+from rmqstore.cli.config import effective
+from rmqstore.cli.exits import EXIT_NOT_DONE
+from rmqstore.cli.options import JsonOption, StoreArgument, examples
+from rmqstore.cli.times import MINUTE_MS, clock_time, relative, span
+from rmqstore.directory import LOCK_NAME, MANIFEST_NAME
+from rmqstore.errors import RmqstoreError, StoreLockedError
+from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC
+from rmqstore.plugins import BrokenPluginWarning, EngineState, get_plugins
+from rmqstore.reading import Reading
+
+EXAMPLES: Final = examples("rmqstore doctor data", "rmqstore doctor data --deep", "rmqstore doctor data --json")
+
+_LEAST_FREE_BYTES: Final = 64 * 1024 * 1024
+_SANE_FROM_MS: Final = int(datetime(2024, 1, 1, tzinfo=UTC).timestamp()) * 1000
+_CLOCK_SLACK_MS: Final = MINUTE_MS
+_HOLDER: Final = re.compile(r"pid (\d+), started (\S+)")
+
+
+class Level(enum.Enum):
+    """How a check went."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+_STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What one check found, and what to do about it."""
+
+    check: str
+    level: Level
+    text: str
+
+
+def doctor(
+    store: StoreArgument,
+    deep: Annotated[bool, typer.Option("--deep", help="Also read every record and recount every counter; takes a while.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a store and what it needs.
+
+    That is engines, lock, files, settings, disk room, clock, and what waits in the store. Each check is one line: ok, warning, or problem
+    with what to do. A store that is in use is looked at beside its owner, where its engine can do that.
+    """
+    findings: list[Finding] = []
+    for finding in examine(store, deep=deep):
+        findings.append(finding)
+        if not as_json:
+            level = Text(finding.level.value.ljust(7), _STYLES[finding.level])
+            show.line(Text.assemble(level, "  ", (finding.check.ljust(9), "bold"), "  ", show.plain(finding.text)))
+    counts = {level: sum(finding.level is level for finding in findings) for level in Level}
+    if as_json:
+        checks = [{"check": each.check, "level": each.level.value, "text": each.text} for each in findings]
+        show.document({"path": str(store), "is_well": not counts[Level.PROBLEM], "checks": checks})
+    else:
+        show.note(_sum(counts))
+    if counts[Level.PROBLEM]:
+        raise typer.Exit(EXIT_NOT_DONE)
+
+
+def _sum(counts: dict[Level, int]) -> str:
+    parts = [show.count(counts[level], level.value) for level in (Level.PROBLEM, Level.WARNING) if counts[level]]
+    return f"{' and '.join(parts)}." if parts else "All is well."
+
+
+def examine(path: Path, *, deep: bool) -> Iterator[Finding]:
+    """Do every check that makes sense for what ``path`` is."""
+    in_use = _engines_of(path)
+    yield from _plugins(in_use)
+    yield from _directory(path)
+    if not stores.is_store(path):
+        return
+    yield _lock(path)
+    yield from _files(path, in_use)
+    yield _settings(path)
+    yield _disk(path)
+    yield _clock(path)
+    yield from _inside(path, deep=deep)
+
+
+def _engines_of(path: Path) -> set[str]:
+    """Return the engines that the store was made with; none when that cannot be told."""
+    with suppress(RmqstoreError, OSError):
+        manifest = stores.manifest(path)
+        if manifest is not None:
+            return {manifest["baked"][side] for side in ("timer_engine", "pop_engine")}
+    return set()
+
+
+def _plugins(in_use: set[str]) -> Iterator[Finding]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BrokenPluginWarning)
+        entries = get_plugins().engines()
+    names = {entry.name for entry in entries}
+    for name in sorted(in_use - names):
+        yield Finding("plug-ins", Level.PROBLEM, f"the store needs engine {name}, which nothing here offers; install its distribution")
+    for entry in entries:
+        if entry.state is not EngineState.OK and (entry.name in in_use or entry.state is EngineState.BROKEN):
+            level = Level.PROBLEM if entry.name in in_use else Level.WARNING
+            yield Finding("plug-ins", level, f"engine {entry.name} of {entry.distribution} is {entry.state.value}: {entry.reason}")
+    good = [f"{entry.name} {entry.version}" for entry in entries if entry.state is EngineState.OK]
+    if good:
+        yield Finding("plug-ins", Level.OK, f"engines that work: {', '.join(good)}")
+    else:
+        yield Finding("plug-ins", Level.PROBLEM, "no engine works here; install one, for example: pip install 'rmqstore[all]'")
+
+
+def _directory(path: Path) -> Iterator[Finding]:
+    try:
+        manifest = stores.manifest(path)
+    except (RmqstoreError, OSError) as error:
+        yield Finding("store", Level.PROBLEM, f"{error}; restore the store from a snapshot or a dump")
+        return
+    if manifest is None:
+        what = "is no store" if path.exists() else "does not exist"
+        yield Finding("store", Level.PROBLEM, f"{path} {what}; `rmqstore send {path} TOPIC BODY --create` makes one")
+        return
+    engines = " + ".join(dict.fromkeys(manifest["baked"][side] for side in ("timer_engine", "pop_engine")))
+    yield Finding("store", Level.OK, f"format {manifest['format']}, store id {manifest['store_id']:08x}, engine {engines}")
+
+
+def _lock(path: Path) -> Finding:
+    holder = _holder(path)
+    if holder is None:
+        return Finding("lock", Level.OK, "nobody has the store open: timers and retries wait until somebody opens it")
+    match = _HOLDER.fullmatch(holder)
+    if match is None:
+        return Finding("lock", Level.WARNING, "somebody has the store open, but the file LOCK does not say who")
+    started = _start_of(int(match[1]))
+    if started == match[2]:
+        return Finding("lock", Level.OK, f"process {match[1]} has the store open, and is alive")
+    why = "there is no such process here" if started is None else "that process id belongs to another process by now"
+    return Finding(
+        "lock", Level.WARNING, f"the store is locked by process {match[1]}, but {why}; a child of it or another container may hold it"
+    )
+
+
+def _holder(path: Path) -> str | None:
+    """Return what the lock file says of the process that holds it; None when nobody does."""
+    try:
+        with open(path / LOCK_NAME, encoding="utf-8") as file:
+            try:
+                # Shared and for a moment: two doctors do not see each other, and an owner is not kept waiting.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip()
+            fcntl.flock(file, fcntl.LOCK_UN)
+    except OSError:
+        return None
+    return None
+
+
+def _start_of(pid: int) -> str | None:
+    """Return when a process was started, in the form of the lock file; None when it does not run."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
+def _files(path: Path, in_use: set[str]) -> Iterator[Finding]:
+    for engine in sorted(in_use):
+        files = [entry for entry in (path / engine).rglob("*") if entry.is_file()]
+        if files:
+            yield Finding("files", Level.OK, f"{engine}: {show.count(len(files), 'file')}, {size(sum(map(_bytes_of, files)))}")
+        else:
+            yield Finding("files", Level.PROBLEM, f"{path / engine} holds no files of engine {engine}; restore the store from a snapshot")
+
+
+def _settings(path: Path) -> Finding:
+    try:
+        settings = effective(path)
+    except RmqstoreError as error:
+        return Finding("settings", Level.PROBLEM, str(error))
+    given = [key for key in settings.values if settings.is_given(key)]
+    what = f"given: {', '.join(given)}" if given else "all at their defaults or stored with the store"
+    return Finding("settings", Level.OK, f"{what}; `rmqstore config {path}` shows them")
+
+
+def _disk(path: Path) -> Finding:
+    used = sum(_bytes_of(entry) for entry in path.rglob("*") if entry.is_file())
+    free = shutil.disk_usage(path).free
+    text = f"{size(free)} free, the store takes {size(used)}"
+    if free < _LEAST_FREE_BYTES:
+        return Finding("disk", Level.PROBLEM, f"{text}; free some space, or calls will be refused with StoreFullError")
+    if free < used:
+        return Finding("disk", Level.WARNING, f"{text}: too little for a snapshot or a migration on this disk")
+    return Finding("disk", Level.OK, text)
+
+
+def _clock(path: Path) -> Finding:
+    now_ms = stores.now_ms()
+    if now_ms < _SANE_FROM_MS:
+        return Finding("clock", Level.PROBLEM, f"the clock says {clock_time(now_ms)}; set it, or timers come at the wrong time")
+    newest_ms = max(_written_ms(entry) for entry in (path / MANIFEST_NAME, *path.glob("*/*")))
+    if newest_ms > now_ms + _CLOCK_SLACK_MS:
+        what = f"the clock says {clock_time(now_ms)}, but the store was written {relative(newest_ms, now_ms)}"
+        return Finding("clock", Level.WARNING, f"{what}; it was set back, or was ahead then")
+    return Finding("clock", Level.OK, clock_time(now_ms))
+
+
+def _inside(path: Path, *, deep: bool) -> Iterator[Finding]:
+    try:
+        with stores.reading(path) as opened:
+            yield from _contents(opened)
+            if deep:
+                differences = opened.verify()
+                for difference in differences:
+                    yield Finding("verify", Level.PROBLEM, difference)
+                if not differences:
+                    yield Finding("verify", Level.OK, "every record can be read, every counter is right")
+    except StoreLockedError as error:
+        yield Finding("contents", Level.WARNING, f"not looked at: {error}; its engine cannot read beside an owner")
+    except (RmqstoreError, OSError) as error:
+        yield Finding("contents", Level.PROBLEM, f"the store cannot be read: {error}")
+
+
+def _contents(store: Reading) -> Iterator[Finding]:
+    now_ms = stores.now_ms()
+    stats = store.stats()
+    messages = f"{show.count(stats.pops.messages, 'message')} in {show.count(stats.pops.topics, 'topic')}"
+    waiting = f"{show.count(stats.timers.pending, 'timer')}, {show.count(stats.pops.in_flight, 'lease')}"
+    yield Finding("contents", Level.OK, f"{messages}, {waiting}")
+    pending = store.pending((0, max(now_ms - MINUTE_MS, 1)))
+    if pending.counts[0] and pending.earliest_ms is not None:
+        late = f"{show.count(pending.counts[0], 'timer')} overdue, the first by {span(now_ms - pending.earliest_ms)}"
+        yield Finding("timers", Level.WARNING, f"{late}; they are delivered when a program opens the store with its services")
+    for info in store.topics(system=True):
+        kept = sum(info.max_offsets) - sum(info.min_offsets)
+        if kept and info.name == PARKED_TOPIC:
+            yield Finding(
+                "parked", Level.WARNING, f"entries were parked since they could not be read; `rmqstore dlq list {store.path} --parked`"
+            )
+        elif kept and info.name.startswith(DLQ_PREFIX):
+            yield from _dead(store, info.name.removeprefix(DLQ_PREFIX))
+
+
+def _dead(store: Reading, group: str) -> Iterator[Finding]:
+    dead = len(store.dead_letters(group))
+    if dead:
+        what = f"group {group} gave up {show.count(dead, 'message')}"
+        yield Finding("dead", Level.WARNING, f"{what}; `rmqstore dlq list {store.path} {group}` shows why")
+
+
+def _bytes_of(path: Path) -> int:
+    """Return the room that a file takes; 0 when it went away meanwhile."""
+    try:
+        return path.stat().st_blocks * 512
+    except OSError:
+        return 0
+
+
+def _written_ms(path: Path) -> int:
+    """Return when a file was written last, ms; 0 when it went away meanwhile."""
+    try:
+        return path.stat().st_mtime_ns // 1_000_000
+    except OSError:
+        return 0
+
+
+def size(number: int) -> str:
+    """Return a number of bytes in the unit that suits it."""
+    value = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

@@ -1,0 +1,193 @@
+"""``rmqstore pop``: lease messages, print them, ack what was printed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import msgspec
+import typer
+from rich.text import Text
+
+from rmqstore.cli import show, stores
+from rmqstore.cli.exits import EXIT_INTERRUPTED, EXIT_NOT_DONE
+from rmqstore.cli.interrupts import Interrupt
+from rmqstore.cli.options import StoreArgument, TopicArgument, examples, refuse_together
+from rmqstore.cli.times import clock_and_relative, clock_time, duration_option
+from rmqstore.contract import AckOutcome
+from rmqstore.message import MAX_POP, PoppedMessage
+from rmqstore.store import Store
+
+EXAMPLES: Final = examples(
+    "rmqstore pop data orders --group billing",
+    "rmqstore pop data orders -g billing --max 100 --json > orders.jsonl",
+    "rmqstore pop data orders -g billing --follow --filter 'paid || new'",
+    "rmqstore pop data orders -g billing --no-ack --invisible 5m",
+    "rmqstore pop data '%DLQ%billing' -g inspectors",
+)
+
+_PAGE = 32
+"""Messages of one pop and one ack: what may come again when the process is killed."""
+
+_SLICE_MS = 250
+"""How long one call waits: the time until Ctrl-C is seen."""
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What to pop and how to show it; ``limit`` is None for no end."""
+
+    topic: str
+    group: str
+    limit: int | None
+    invisible_ms: int
+    filter: str
+    order: bool
+    queue: int | None
+    attempt_id: str | None
+    ack: bool
+    as_json: bool
+
+
+class Tally(msgspec.Struct):
+    """What became of the messages: printed, and of those not acked although they should be."""
+
+    printed: int = 0
+    not_acked: int = 0
+
+
+def pop(
+    store: StoreArgument,
+    topic: TopicArgument,
+    group: Annotated[str, typer.Option("--group", "-g", metavar="GROUP", help="Consumer group that gets them.", show_default=False)],
+    maximum: Annotated[
+        int | None,
+        typer.Option("--max", "-n", metavar="N", min=1, help="Messages in all; 1, or without end with --follow.", show_default=False),
+    ] = None,
+    invisible: Annotated[str, typer.Option("--invisible", metavar="DURATION", help="Length of the leases.")] = "60s",
+    wait: Annotated[str, typer.Option("--wait", metavar="DURATION", help="How long to wait for the first message.")] = "0s",
+    filter: Annotated[str, typer.Option("--filter", metavar="EXPR", help="Only what this expression lets through, as 'a || b'.")] = "*",
+    order: Annotated[bool, typer.Option("--order", help="FIFO: one run at a time of each queue.")] = False,
+    queue: Annotated[int | None, typer.Option("--queue", metavar="N", min=0, help="Only this queue.")] = None,
+    attempt_id: Annotated[
+        str | None, typer.Option("--attempt-id", metavar="ID", help="Repeated with the same id, it gives the same leases.")
+    ] = None,
+    ack: Annotated[bool, typer.Option("--ack/--no-ack", help="Ack what was printed, or keep the leases and print receipts.")] = True,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Pop messages of a topic, print and ack them.
+
+    Printed are: when it came, id, tag, keys, properties, attempt and body. Each message is acked after it was printed; what was not
+    printed, because the reader went away or Ctrl-C came, is given back at once. With --no-ack the leases are kept until they end, and
+    `rmqstore ack` takes the receipts.
+
+    What is due or expired is moved first, so this works on a store that nobody had open for a while. With --wait or --follow the store
+    hands over all the time.
+    """
+    refuse_together(follow=follow, attempt_id=attempt_id)
+    wait_ms = duration_option("--wait", wait)
+    limit = maximum if maximum is not None else None if follow else 1
+    if attempt_id is not None and limit is not None and limit > MAX_POP:
+        raise typer.BadParameter(f"with --attempt-id at most {MAX_POP}", param_hint="--max")
+    invisible_ms = duration_option("--invisible", invisible, minimum=1)
+    wish = Wish(topic, group, limit, invisible_ms, filter, order, queue, attempt_id, ack, as_json)
+    waits = follow or wait_ms > 0
+    tally = Tally()
+    with Interrupt() as interrupt, stores.owning(store, services=waits) as opened:
+        opened.tick()
+        if not waits:
+            stores.require_topic(opened, topic)
+        _consume(opened, wish, tally, interrupt, None if follow else wait_ms)
+    _report(wish, tally, store=str(store))
+    if interrupt.is_set and not follow:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if tally.not_acked:
+        raise typer.Exit(EXIT_NOT_DONE)
+
+
+def _consume(store: Store, wish: Wish, tally: Tally, interrupt: Interrupt, wait_ms: int | None) -> None:
+    """Pop page after page until the limit, the end of what is there, or Ctrl-C; ``wait_ms`` is None to go on for ever."""
+    until_s = None if wait_ms is None else time.monotonic() + wait_ms / 1000
+    while not interrupt.is_set and (wish.limit is None or tally.printed < wish.limit):
+        left = MAX_POP if wish.limit is None else wish.limit - tally.printed
+        left_ms = _SLICE_MS if until_s is None else max(int((until_s - time.monotonic()) * 1000), 0)
+        messages = store.pop(
+            wish.topic,
+            wish.group,
+            max_messages=min(left, MAX_POP if wish.attempt_id is not None else _PAGE),
+            invisible=wish.invisible_ms,
+            wait=min(left_ms, _SLICE_MS),
+            order=wish.order,
+            filter=wish.filter,
+            attempt_id=wish.attempt_id,
+            queue=wish.queue,
+        )
+        _print(store, wish, messages, tally, interrupt)
+        if until_s is not None:
+            if messages:
+                until_s = 0.0  # the first ones are here: take what else is ready, wait no longer
+            elif time.monotonic() >= until_s:
+                break
+        if wish.attempt_id is not None and messages:
+            break
+
+
+def _print(store: Store, wish: Wish, messages: Sequence[PoppedMessage], tally: Tally, interrupt: Interrupt) -> None:
+    """Print messages; ack those that were printed and give the others back, whatever happens on the way."""
+    printed = 0
+    try:
+        for message in messages:
+            if interrupt.is_set:
+                break
+            if wish.as_json:
+                show.json_line(_document(message, wish))
+            else:
+                _show(message, wish)
+            printed += 1
+    finally:
+        tally.printed += printed
+        if printed < len(messages):
+            store.release(messages[printed:])
+        if wish.ack and printed:
+            outcomes = store.ack(messages[:printed])
+            for message, outcome in zip(messages, outcomes, strict=False):
+                if outcome is not AckOutcome.ACKED:
+                    tally.not_acked += 1
+                    show.note(
+                        f"rmqstore: message {show.plain(message.message_id)} was not acked, the lease is {outcome.value}; it may come again"
+                    )
+
+
+def _document(message: PoppedMessage, wish: Wish) -> dict[str, object]:
+    ends_ms = _lease_end_ms(message, wish)
+    return {**show.message_document(message), **show.times_document(lease_end=ends_ms), "receipt": message.receipt}
+
+
+def _lease_end_ms(message: PoppedMessage, wish: Wish) -> int:
+    """Return when the lease ends, by its receipt."""
+    popped_ms = getattr(message.proof, "pop_time_ms", None)
+    return (stores.now_ms() if popped_ms is None else popped_ms) + wish.invisible_ms
+
+
+def _show(message: PoppedMessage, wish: Wish) -> None:
+    attempt = "" if message.attempt == 1 else f"attempt {message.attempt}"
+    parts = [show.plain(message.message_id), *show.words(message), attempt]
+    show.line(Text.assemble((clock_time(message.store_ms), "bold"), *(f"  {part}" for part in parts if part)))
+    for text in show.body_lines(message.body):
+        show.line(f"  {text}")
+    if not wish.ack:
+        ends_ms = _lease_end_ms(message, wish)
+        show.line(Text(f"  receipt: {message.receipt}", "dim"))
+        show.line(Text(f"  lease ends {clock_and_relative(ends_ms, stores.now_ms())}", "dim"))
+
+
+def _report(wish: Wish, tally: Tally, store: str) -> None:
+    if not tally.printed:
+        show.note(f"Nothing is ready in topic {wish.topic} for group {wish.group}; `rmqstore lag {store}` shows what is leased or waits.")
+    elif wish.ack:
+        show.note(
+            f"{show.count(tally.printed, 'message')}, {'acked' if not tally.not_acked else f'{tally.not_acked:,} of them not acked'}."
+        )
+    else:
+        show.note(f"{show.count(tally.printed, 'message')}, leased; `rmqstore ack {store} 'RECEIPT'` acks one.")

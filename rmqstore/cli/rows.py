@@ -1,0 +1,401 @@
+"""Messages in files: JSONL, CSV and Parquet with the columns of ``rmqstore.IN_SCHEMA``, read in batches that carry a mark each.
+
+JSONL and CSV are read line by line, and the mark of a batch is a digest of the file up to its end: a file that was corrected or grew keeps
+the marks of its batches before the change. Parquet is checked as a whole before the first batch, and its marks are of the whole file.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import csv
+import difflib
+import enum
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple, Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rmqstore.batch import IN_SCHEMA, OUT_SCHEMA, MessageBatch, columns_of
+from rmqstore.cli.times import parse_time
+from rmqstore.errors import IllegalArgumentError, IllegalMessageError
+from rmqstore.message import Message, check_message
+
+MAX_BATCH_BYTES: Final = 32 * 1024 * 1024
+"""A batch ends when its bodies reach this size, however few rows it has."""
+
+_EXTRA = ("body_base64", "deliver_at")
+_IGNORED = (frozenset(OUT_SCHEMA.names) - frozenset(IN_SCHEMA.names)) | {"handle", "lease_end_ms"}
+"""What other commands print of a message beside what it is made of."""
+_TEXTS = ("tag", "message_group", "message_id")
+_NUMBERS = ("deliver_at_ms", "born_ms", "queue_id")
+_PROPERTY = "properties."
+_CSV_FIELD_BYTES = 16 * 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024
+
+
+class Format(enum.Enum):
+    """How a file holds messages."""
+
+    JSONL = "jsonl"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+SUFFIXES: Final = {".jsonl": Format.JSONL, ".ndjson": Format.JSONL, ".csv": Format.CSV, ".parquet": Format.PARQUET}
+
+
+class Batch(NamedTuple):
+    """Some rows of a file.
+
+    Attributes:
+        rows: columns of ``IN_SCHEMA``.
+        place: which lines or rows these are, for messages to people.
+        mark: names this batch of this file, so that it is stored once.
+        progress: how much of the file is read, in the unit of :attr:`Reader.total`.
+    """
+
+    rows: pa.RecordBatch
+    place: str
+    mark: bytes
+    progress: int
+
+
+class Reader(Protocol):
+    """A file of messages; ``total`` is its size in bytes or in rows (``counts_rows``), None when that is not known."""
+
+    total: int | None
+    counts_rows: bool
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield its rows in order.
+
+        Raises:
+            IllegalMessageError: a row is bad; the message names the file, the line or row, and the column.
+        """
+
+
+class Shape(NamedTuple):
+    """How rows become batches.
+
+    Attributes:
+        topic: topic of rows that have none of their own.
+        rows: rows of a batch.
+        run: what names this run beside the content of the file; part of every mark.
+    """
+
+    topic: str | None
+    rows: int
+    run: str
+
+
+def format_of(path: Path) -> Format | None:
+    """Return the format that a file's suffix names; None when it names none."""
+    return SUFFIXES.get(path.suffix.lower())
+
+
+def reader_of(path: Path | None, stream: IO[bytes], format: Format, shape: Shape) -> Reader:  # noqa: A002 - what users call it
+    """Return the reader of a file that is open as ``stream``; ``path`` is None for stdin."""
+    name = "stdin" if path is None else str(path)
+    if format is Format.PARQUET:
+        return _Parquet(name, stream, shape)
+    return _Lines(
+        name, stream, path.stat().st_size if path is not None else None, shape, _json_rows if format is Format.JSONL else _csv_rows
+    )
+
+
+# ---------------------------------------------------------------- line by line
+
+
+class _Source:
+    """The lines of a text file, with a digest of what was read so far."""
+
+    def __init__(self, name: str, stream: IO[bytes], run: str) -> None:
+        self.name = name
+        self.number = 0
+        self.bytes = 0
+        self.digest = hashlib.blake2b(run.encode(errors="surrogateescape"), digest_size=16)
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._stream:
+            self.number += 1
+            self.bytes += len(line)
+            self.digest.update(line)
+            try:
+                text = line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise self.bad(f"byte {error.start + 1} is no UTF-8; save the file as UTF-8") from None
+            yield text.removeprefix("\ufeff") if self.number == 1 else text
+
+    def bad(self, what: str, column: str | None = None, number: int | None = None) -> IllegalMessageError:
+        """Return the error about a line, the one that was read last by default."""
+        where = f", column {column!r}" if column is not None else ""
+        return IllegalMessageError(f"{self.name}, line {self.number if number is None else number}{where}: {what}")
+
+
+_Row = tuple[int, Mapping[str, Any]]
+
+
+class _Lines:
+    """JSONL or CSV."""
+
+    def __init__(self, name: str, stream: IO[bytes], total: int | None, shape: Shape, rows_of: Callable[[_Source], Iterator[_Row]]) -> None:
+        self.total = total
+        self.counts_rows = False
+        self._shape = shape
+        self._source = _Source(name, stream, shape.run)
+        self._rows_of = rows_of
+
+    def batches(self) -> Iterator[Batch]:
+        messages: list[Message] = []
+        size, first, batch = 0, 0, 0
+        for number, row in self._rows_of(self._source):
+            first = first if messages else number
+            message = self._message(number, row)
+            messages.append(message)
+            size += len(message.body)
+            if len(messages) >= self._shape.rows or size >= MAX_BATCH_BYTES:
+                yield self._batch(messages, first, batch)
+                messages, size, batch = [], 0, batch + 1
+        if messages:
+            yield self._batch(messages, first, batch)
+
+    def _batch(self, messages: Sequence[Message], first: int, batch: int) -> Batch:
+        source = self._source
+        mark = f"{source.digest.hexdigest()}:{batch}".encode()
+        return Batch(columns_of(messages), f"{source.name}, lines {first}–{source.number}", mark, source.bytes)
+
+    def _message(self, number: int, row: Mapping[str, Any]) -> Message:
+        values: dict[str, Any] = {"topic": self._shape.topic, "body": None}
+        for column, value in row.items():
+            if value is not None and column not in _IGNORED and not column.endswith("_iso"):
+                try:
+                    _take(values, column, value)
+                except IllegalArgumentError as error:
+                    raise self._source.bad(str(error), column, number) from None
+        for column, hint in (("topic", "give it here, or TOPIC on the command line"), ("body", "write body, or body_base64")):
+            if values[column] is None:
+                raise self._source.bad(f"the row has no {column}; {hint}", column, number)
+        message = Message(**values)
+        try:
+            check_message(message)
+        except IllegalArgumentError as error:
+            raise self._source.bad(str(error), column_at_fault(message), number) from None
+        return message
+
+
+def _json_rows(source: _Source) -> Iterator[_Row]:
+    decoder = msgspec.json.Decoder()
+    for text in source:
+        if text.strip():
+            try:
+                row = decoder.decode(text)
+            except (msgspec.DecodeError, UnicodeEncodeError) as error:
+                raise source.bad(f"this is no JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise source.bad('a line holds one JSON object, such as {"body": "close 42", "keys": ["42"]}')
+            yield source.number, row
+
+
+def _csv_rows(source: _Source) -> Iterator[_Row]:
+    csv.field_size_limit(_CSV_FIELD_BYTES)
+    reader = csv.reader(source, strict=True)
+    heading: list[str] | None = None
+    start = 1
+    try:
+        for cells in reader:
+            if heading is None:
+                heading = [cell.strip() for cell in cells]
+                _check_heading(source, heading)
+            elif cells:
+                if len(cells) != len(heading):
+                    raise source.bad(f"the row has {len(cells)} cells, the heading {len(heading)}", number=start)
+                yield start, {column: cell for column, cell in zip(heading, cells, strict=True) if cell}
+            start = source.number + 1
+    except csv.Error as error:
+        raise source.bad(f"this is no CSV: {error}", number=start) from None
+
+
+def _check_heading(source: _Source, heading: Sequence[str]) -> None:
+    for column in heading:
+        if heading.count(column) > 1:
+            raise source.bad("it stands in the heading more than once", column)
+        if column not in _IGNORED and not column.endswith("_iso"):
+            try:
+                _check_known(column)
+            except IllegalArgumentError as error:
+                raise source.bad(str(error), column) from None
+
+
+def _check_known(column: str) -> None:
+    names = (*IN_SCHEMA.names, *_EXTRA)
+    if column in names or (column.startswith(_PROPERTY) and column != _PROPERTY):
+        return
+    nearest = difflib.get_close_matches(column, names, n=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(names)} and properties.NAME"
+    raise IllegalMessageError(f"the column is unknown; {hint}")
+
+
+def _take(values: dict[str, Any], column: str, value: Any) -> None:
+    """Put one cell into the fields of a message.
+
+    Raises:
+        IllegalArgumentError: the column is unknown, or its value has the wrong type.
+    """
+    _check_known(column)
+    if column == "body_base64":
+        try:
+            body = base64.b64decode(_text(value), validate=True)
+        except (binascii.Error, ValueError):
+            raise IllegalMessageError("this is no base64") from None
+        if values["body"] is not None:
+            raise IllegalMessageError("the row has a body too; write one of the two")
+        values["body"] = body
+    elif column == "body":
+        if values["body"] is not None:
+            raise IllegalMessageError("the row has a body_base64 too; write one of the two")
+        values["body"] = _text(value).encode(errors="surrogatepass")
+    elif column == "deliver_at":
+        values.setdefault("deliver_at_ms", parse_time(_text(value)))
+    elif column == "keys":
+        values["keys"] = tuple(value.split()) if isinstance(value, str) else _texts(value)
+    elif column == "properties":
+        if not isinstance(value, dict):
+            raise IllegalMessageError(f"properties are an object of texts, not {_shown(value)}")
+        for name, text in value.items():
+            _take(values, f"{_PROPERTY}{name}", text)
+    elif column.startswith(_PROPERTY):
+        values.setdefault("properties", {})[column.removeprefix(_PROPERTY)] = _text(value)
+    elif column in _NUMBERS:
+        values[column] = _number(value)
+    else:
+        values[column] = _text(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise IllegalMessageError(f"this must be a text, not {_shown(value)}")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise IllegalMessageError(f"keys are a list of texts or one text with blanks between, not {_shown(value)}")
+    return tuple(_text(each) for each in value)
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            raise IllegalMessageError(f"{_shown(value)} is no whole number") from None
+    if type(value) is not int:
+        raise IllegalMessageError(f"{_shown(value)} is no whole number")
+    return value
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:59]}…"
+
+
+def column_at_fault(message: Message) -> str:
+    """Return the first field for which alone a message is refused; ``properties`` when it is their sum."""
+    sound = Message("t", b"b")
+    for name in ("topic", "body", *_TEXTS, *_NUMBERS, "keys"):
+        try:
+            check_message(msgspec.structs.replace(sound, **{name: getattr(message, name)}))
+        except IllegalArgumentError:
+            return name
+    return "deliver_at_ms" if message.message_group is not None and message.deliver_at_ms is not None else "properties"
+
+
+# ---------------------------------------------------------------- Parquet
+
+
+class _Parquet:
+    """A Parquet file, read twice: to check it and to make its digest, then to give its rows."""
+
+    def __init__(self, name: str, stream: IO[bytes], shape: Shape) -> None:
+        self._name = name
+        self._stream = stream
+        self._shape = shape
+        try:
+            self._file = pq.ParquetFile(stream)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise IllegalMessageError(f"{name} is no Parquet file: {error}") from None
+        self.total: int | None = self._file.metadata.num_rows
+        self.counts_rows = True
+
+    def batches(self) -> Iterator[Batch]:
+        for first, columns in self._columns():
+            self._check(columns, first)
+        digest = hashlib.blake2b(self._shape.run.encode(errors="surrogateescape"), digest_size=16)
+        self._stream.seek(0)
+        while chunk := self._stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+        for batch, (first, columns) in enumerate(self._columns()):
+            end = first + columns.num_rows
+            rows = MessageBatch.from_arrow(columns).columns
+            yield Batch(rows, f"{self._name}, rows {first + 1}–{end}", f"{digest.hexdigest()}:{batch}".encode(), end)
+
+    def _columns(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        first = 0
+        try:
+            for read in self._file.iter_batches(self._shape.rows):
+                columns = self._completed(read)
+                for part in _parts(columns):
+                    yield first, part
+                    first += part.num_rows
+        except pa.ArrowException as error:
+            raise IllegalMessageError(f"{self._name}, behind row {first}: the file cannot be read: {error}") from None
+
+    def _completed(self, columns: pa.RecordBatch) -> pa.RecordBatch:
+        """Fill in the topic, and take a body of text as its bytes."""
+        names = columns.schema.names
+        if self._shape.topic is not None:
+            default = pa.scalar(self._shape.topic, pa.string())
+            if "topic" not in names:
+                columns = columns.append_column("topic", pa.repeat(default, columns.num_rows))
+            elif columns.column("topic").null_count:
+                at = names.index("topic")
+                columns = columns.set_column(at, "topic", columns.column(at).cast(pa.string()).fill_null(default))
+        if "body" in names and (pa.types.is_string(kind := columns.column("body").type) or pa.types.is_large_string(kind)):
+            columns = columns.set_column(names.index("body"), "body", columns.column("body").cast(pa.large_binary()))
+        return columns
+
+    def _check(self, columns: pa.RecordBatch, first: int) -> None:
+        try:
+            MessageBatch.from_arrow(columns.slice(0, 0))
+        except IllegalMessageError as error:
+            raise IllegalMessageError(f"{self._name}: {error}") from None
+        try:
+            MessageBatch.from_arrow(columns)
+        except IllegalMessageError as error:
+            raise self._located(columns, first, error) from None
+
+    def _located(self, columns: pa.RecordBatch, first: int, error: IllegalMessageError) -> IllegalMessageError:
+        """Return the error with the row's number in the file, from 1."""
+        for row in range(columns.num_rows):
+            try:
+                MessageBatch.from_arrow(columns.slice(row, 1))
+            except IllegalMessageError as found:
+                return IllegalMessageError(f"{self._name}, row {first + row + 1}: {re.sub(r',? (at )?row 0', '', str(found))}")
+        return IllegalMessageError(f"{self._name}, rows {first + 1}–{first + columns.num_rows}: {error}")
+
+
+def _parts(columns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut rows into parts of bounded size."""
+    if columns.nbytes <= MAX_BATCH_BYTES or columns.num_rows <= 1:
+        yield columns
+        return
+    middle = columns.num_rows // 2
+    yield from _parts(columns.slice(0, middle))
+    yield from _parts(columns.slice(middle))

@@ -1,0 +1,303 @@
+"""``rmqstore send``: one message from the command line, a file or stdin; or many from a file."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import IO, Annotated, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import typer
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from rmqstore.cli import show, stores
+from rmqstore.cli.exits import EXIT_INTERRUPTED
+from rmqstore.cli.interrupts import Interrupt
+from rmqstore.cli.options import JsonOption, StoreArgument, examples, refuse_together
+from rmqstore.cli.rows import Batch, Format, Reader, Shape, format_of, reader_of
+from rmqstore.cli.times import clock_and_relative, duration_option, time_option
+from rmqstore.delays import DELAY_LEVELS_MS
+from rmqstore.errors import IllegalArgumentError, RmqstoreError
+from rmqstore.message import Message, check_message
+from rmqstore.store import Store
+
+EXAMPLES: Final = examples(
+    'rmqstore send data orders "close 42" --key 42 --delay 30m --create',
+    "rmqstore send data orders --body-file order.json --at 2026-12-01T08:00+01:00",
+    "generate | rmqstore send data orders --tag new",
+    "rmqstore send data --from-file orders.csv",
+    "zcat orders.jsonl.gz | rmqstore send data orders --from-file -",
+)
+
+_MIN_BATCH, _MAX_BATCH = 1000, 10_000
+
+
+class Due(msgspec.Struct, frozen=True):
+    """When messages are due that do not say so themselves: at a time, or some time after they are sent."""
+
+    at_ms: int | None = None
+    delay_ms: int | None = None
+
+    def deliver_ms(self, now_ms: int) -> int | None:
+        """Return the deliver time of what is sent now; None: at once."""
+        return self.at_ms if self.delay_ms is None else now_ms + self.delay_ms
+
+
+def send(
+    store: StoreArgument,
+    topic: Annotated[
+        str | None,
+        typer.Argument(metavar="TOPIC", help="Where it goes. With --from-file: where rows go that name no topic.", show_default=False),
+    ] = None,
+    body: Annotated[str | None, typer.Argument(metavar="BODY", help="The text to send; stdin when left out.", show_default=False)] = None,
+    body_file: Annotated[Path | None, typer.Option("--body-file", metavar="FILE", help="Send what is in this file, as it is.")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="One word to filter by.")] = None,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", "-k", metavar="KEY", help="A word to find or cancel it by; may be given again.")
+    ] = None,
+    properties: Annotated[list[str] | None, typer.Option("--property", "-p", metavar="NAME=VALUE", help="May be given again.")] = None,
+    group_key: Annotated[str | None, typer.Option("--group-key", metavar="KEY", help="Message group, for FIFO; not with a time.")] = None,
+    message_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Its id; made when left out.")] = None,
+    queue: Annotated[int | None, typer.Option("--queue", metavar="N", min=0, help="Queue of the topic; chosen when left out.")] = None,
+    delay: Annotated[
+        str | None, typer.Option("--delay", "-d", metavar="DURATION", help="Due so long from now: 90s, 5m, 2h, 1d, 250ms.")
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="TIME", help="Due then: ISO 8601, local without an offset, or ms since the epoch.")
+    ] = None,
+    delay_level: Annotated[
+        int | None,
+        typer.Option("--delay-level", metavar="N", min=1, max=len(DELAY_LEVELS_MS), help="RocketMQ's delay level: 1 is 1 s, 18 is 2 h."),
+    ] = None,
+    from_file: Annotated[
+        str | None,
+        typer.Option("--from-file", "-f", metavar="FILE", help="Send every row of a JSONL, CSV or Parquet file; - is JSONL on stdin."),
+    ] = None,
+    format: Annotated[  # noqa: A002 - the option's name
+        Format | None, typer.Option("--format", metavar="jsonl|csv|parquet", help="What the file is; by its suffix when left out.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", metavar="ROWS", min=_MIN_BATCH, max=_MAX_BATCH, help="Rows in one step.")] = 5000,
+    run: Annotated[
+        str, typer.Option("--run", metavar="NAME", help="Name of this run: under another one the same file is stored again.")
+    ] = "",
+    create: Annotated[bool, typer.Option("--create/--no-create", help="Make the store when there is none.")] = False,
+    engine: Annotated[str | None, typer.Option("--engine", "-e", metavar="NAME", help="Storage engine of a new store.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, for example precision_ms=100.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send a message now or for later, or those of a file.
+
+    Prints the id of the message, and when it is for later the handle that cancels it.
+
+    A file has columns topic, body (text) or body_base64, tag, keys (a list, or words), properties (an object; in CSV properties.NAME),
+    message_group, deliver_at_ms or deliver_at, message_id, born_ms, queue_id; all but the body may be left out. What `pop --json` and
+    `peek --json` print for a message is such a row, too.
+
+    A file is stored in batches. The same command run again, after Ctrl-C, a crash or a row at fault, goes on where it stopped and stores
+    nothing twice, for 7 days (mark_memory_ms).
+    """
+    refuse_together(delay=delay, at=at, delay_level=delay_level)
+    due = _due(delay, at, delay_level)
+    given = stores.parsed_settings(settings or ())
+    owning = functools.partial(stores.owning, store, create=create, engine=engine, settings=given)
+    if not create:
+        stores.require(store)
+    if from_file is not None:
+        if body is not None:
+            raise typer.BadParameter("BODY and --from-file exclude each other; give one", param_hint="BODY")
+        single: dict[str, object] = {"body_file": body_file, "tag": tag, "key": key, "property": properties}
+        single |= {"group_key": group_key, "id": message_id, "queue": queue is not None}
+        for name, value in single.items():
+            refuse_together(from_file=True, **{name: value})
+        names = json.dumps(
+            [from_file if from_file == "-" else os.fspath(Path(from_file).absolute()), topic, delay, at, delay_level, batch, run]
+        )
+        with _reader(from_file, format, Shape(topic, batch, names)) as reader:
+            _send_rows(owning, reader, due, as_json)
+        return
+    if topic is None:
+        raise typer.BadParameter("give the topic", param_hint="TOPIC")
+    if body_file is not None and body is not None:
+        raise typer.BadParameter("BODY and --body-file exclude each other; give one", param_hint="--body-file")
+    message = Message(
+        topic,
+        _body(body, body_file),
+        tag,
+        tuple(key or ()),
+        _pairs(properties or ()),
+        group_key,
+        due.deliver_ms(stores.now_ms()),
+        message_id,
+        queue_id=queue,
+    )
+    check_message(message)  # before a store is made for it
+    with owning() as opened:
+        _send_one(opened, message, as_json)
+
+
+def _due(delay: str | None, at: str | None, level: int | None) -> Due:
+    if delay is not None:
+        return Due(delay_ms=duration_option("--delay", delay))
+    if level is not None:
+        return Due(delay_ms=DELAY_LEVELS_MS[level - 1])
+    return Due(at_ms=None if at is None else time_option("--at", at))
+
+
+def _body(text: str | None, path: Path | None) -> bytes:
+    if text is not None:
+        return os.fsencode(text)
+    if path is not None:
+        with _open(path) as stream:
+            return stream.read()
+    if sys.stdin.isatty():
+        show.note("Type the body; Ctrl-D ends it.")
+    return sys.stdin.buffer.read()
+
+
+def _pairs(given: list[str] | tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{text!r} has no '='; write NAME=VALUE", param_hint="--property")
+        found[name] = value
+    return found
+
+
+def _send_one(store: Store, message: Message, as_json: bool) -> None:
+    receipt = store.send(message)
+    deliver_ms = message.deliver_at_ms
+    if as_json:
+        show.document(
+            {
+                "topic": message.topic,
+                "message_id": receipt.message_id,
+                "handle": receipt.handle,
+                **show.times_document(deliver_at=deliver_ms),
+            }
+        )
+        return
+    show.fields((("id", receipt.message_id), ("handle", receipt.handle or "")))
+    if receipt.handle is None:
+        show.note(f"It is in topic {message.topic}.")
+    elif deliver_ms is not None:
+        show.note(
+            f"It is due {clock_and_relative(deliver_ms, stores.now_ms())}; `rmqstore cancel {store.path} HANDLE` stops it until then."
+        )
+
+
+# ---------------------------------------------------------------- files
+
+
+@contextmanager
+def _reader(name: str, format: Format | None, shape: Shape) -> Iterator[Reader]:  # noqa: A002 - what users call it
+    if name == "-":
+        if format not in (None, Format.JSONL, Format.CSV):
+            raise typer.BadParameter("stdin is JSONL, or CSV with --format csv", param_hint="--format")
+        yield reader_of(None, sys.stdin.buffer, format or Format.JSONL, shape)
+        return
+    path = Path(name)
+    kind = format or format_of(path)
+    if kind is None:
+        raise typer.BadParameter(f"{name} has none of the suffixes .jsonl, .csv, .parquet; say --format", param_hint="--from-file")
+    with _open(path) as stream:
+        yield reader_of(path, stream, kind, shape)
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise IllegalArgumentError(f"{path} cannot be read: {error.strerror}") from None
+
+
+class Tally(msgspec.Struct):
+    """What became of a file's rows so far; ``before`` of them were stored by an earlier run already."""
+
+    rows: int = 0
+    before: int = 0
+    batches: int = 0
+
+
+def _send_rows(owning: Callable[[], AbstractContextManager[Store]], reader: Reader, due: Due, as_json: bool) -> None:
+    tally = Tally()
+    try:
+        with Interrupt() as interrupt, owning() as opened, _progress(reader) as progress:
+            batches = reader.batches()
+            while (batch := _next(batches, interrupt)) is not None:
+                _send_batch(opened, batch, due, tally)
+                if progress is not None:
+                    progress.update(progress.task_ids[0], completed=batch.progress)
+    except RmqstoreError as error:
+        error.args = (f"{error}; {_stored_so_far(tally)}",)
+        raise
+    except KeyboardInterrupt:
+        show.note(f"Interrupted: {_stored_so_far(tally)}.")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if as_json:
+        show.document({"rows": tally.rows, "stored": tally.rows - tally.before, "stored_before": tally.before, "batches": tally.batches})
+        return
+    show.line(f"{show.count(tally.rows - tally.before, 'message')} stored in {show.count(tally.batches, 'batch', 'batches')}")
+    if tally.before:
+        show.note(f"{show.count(tally.before, 'row')} were stored before by the same command, and not again; --run NAME stores them again.")
+
+
+def _next(batches: Iterator[Batch], interrupt: Interrupt) -> Batch | None:
+    """Read on; only here, and not while a batch is stored, does Ctrl-C end the command."""
+    with interrupt.at_once():
+        return next(batches, None)
+
+
+def _stored_so_far(tally: Tally) -> str:
+    if not tally.rows:
+        return "nothing was stored"
+    return f"the first {show.count(tally.rows, 'row')} are stored; run the same command again to go on, it stores nothing twice"
+
+
+def _send_batch(store: Store, batch: Batch, due: Due, tally: Tally) -> None:
+    rows = batch.rows
+    deliver_ms = due.deliver_ms(stores.now_ms())
+    if deliver_ms is not None:
+        rows = _with_deliver_time(rows, deliver_ms)
+    try:
+        sent = store.send_batch(rows, marks=(batch.mark,))
+    except RmqstoreError as error:
+        error.args = (f"{batch.place}: {error}",)
+        raise
+    tally.rows += len(rows)
+    tally.batches += 1
+    tally.before += len(rows) if sent.repeated else 0
+
+
+def _with_deliver_time(rows: pa.RecordBatch, deliver_ms: int) -> pa.RecordBatch:
+    at = rows.schema.names.index("deliver_at_ms")
+    given = pa.array(np.full(rows.num_rows, deliver_ms), pa.int64())
+    return rows.set_column(at, rows.schema.field(at), pc.coalesce(rows.column(at), given))
+
+
+@contextmanager
+def _progress(reader: Reader) -> Iterator[Progress | None]:
+    """Show how far a file is, on a terminal only."""
+    console = show.error_console()
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn() if reader.counts_rows else DownloadColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task("sending", total=reader.total)
+        yield progress

@@ -1,0 +1,210 @@
+"""What all commands print alike: tables, JSON, messages, notes.
+
+Data goes to stdout, notes and progress to stderr. On a terminal tables fit its width; in a pipe nothing is cut, wrapped or coloured.
+Texts that came from messages are shown without control characters, so that no message can drive a terminal.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from rmqstore.cli.times import iso
+from rmqstore.message import Message, PoppedMessage
+
+Cell: TypeAlias = str | Text
+
+_GAP = 2
+_INDENT = "    "
+_PREVIEW = 60
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        right: align to the right, for numbers.
+        long: ids, handles and the like: they move to lines of their own when the terminal is too narrow.
+    """
+
+    heading: str
+    right: bool = False
+    long: bool = False
+
+
+def console() -> Console:
+    """Return the console of stdout."""
+    return Console(highlight=False, emoji=False, markup=False)
+
+
+def error_console() -> Console:
+    """Return the console of stderr, for progress."""
+    return Console(stderr=True, highlight=False, emoji=False, markup=False)
+
+
+def line(cell: Cell = "") -> None:
+    """Print one line of data as it is."""
+    if isinstance(cell, str):
+        typer.echo(cell)
+    else:
+        console().print(cell, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """Print a remark for people on stderr."""
+    typer.echo(text, err=True)
+
+
+def plain(text: str) -> str:
+    """Return a text with everything that is not printable written as an escape."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Return ``1 message`` or ``1,234 messages``."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+# ---------------------------------------------------------------- tables
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
+    """Print rows under headings; a terminal too narrow for the long columns gets them on lines of their own, below each row."""
+    out = console()
+    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+    widths = [max([len(column.heading), *(row[at].cell_len for row in cells)]) for at, column in enumerate(columns)]
+    shown = list(range(len(columns)))
+    below: list[int] = []
+    if out.is_terminal and sum(widths) + _GAP * (len(widths) - 1) > out.width:
+        below = [at for at in shown if columns[at].long]
+        shown = [at for at in shown if not columns[at].long]
+    lines = [_row([Text(columns[at].heading, "bold") for at in shown], shown, columns, widths)]
+    label_width = max((len(columns[at].heading) for at in below), default=0)
+    for row in cells:
+        lines.append(_row([row[at] for at in shown], shown, columns, widths))
+        lines += [
+            Text.assemble(f"{_INDENT}{columns[at].heading.ljust(label_width)}  ", row[at], style="dim") for at in below if row[at].plain
+        ]
+    out.print(Text("\n").join(lines), soft_wrap=True)
+
+
+def _row(cells: Sequence[Text], places: Sequence[int], columns: Sequence[Column], widths: Sequence[int]) -> Text:
+    parts: list[Cell] = []
+    for cell, at in zip(cells, places, strict=True):
+        padding = " " * (widths[at] - cell.cell_len)
+        parts += [" " * _GAP if parts else "", *((padding, cell) if columns[at].right else (cell, padding))]
+    row = Text.assemble(*parts)
+    row.rstrip()
+    return row
+
+
+def fields(pairs: Iterable[tuple[str, Cell]]) -> None:
+    """Print names and values below each other, the values aligned."""
+    given = [(name, value) for name, value in pairs if value]
+    width = max((len(name) for name, _ in given), default=0)
+    for name, value in given:
+        line(Text.assemble((name.ljust(width), "bold"), "  ", value))
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def document(content: Mapping[str, Any]) -> None:
+    """Print one JSON document."""
+    typer.echo(json.dumps(content, indent=2))
+
+
+def json_line(content: Mapping[str, Any]) -> None:
+    """Print one JSON object on a line of its own."""
+    typer.echo(json.dumps(content))
+
+
+def document_with(content: Mapping[str, Any], name: str, items: Iterable[Mapping[str, Any]]) -> None:
+    """Print one JSON document whose last member ``name`` is a list of any length, written as it comes."""
+    sys.stdout.write(json.dumps({**content, name: []}, indent=2).removesuffix("[]\n}") + "[")
+    separator = "\n    "
+    for item in items:
+        sys.stdout.write(separator + json.dumps(item))
+        separator = ",\n    "
+    sys.stdout.write("\n  ]\n}\n" if separator.startswith(",") else "]\n}\n")
+    sys.stdout.flush()
+
+
+def times_document(**times_ms: int | None) -> dict[str, Any]:
+    """Return each time twice: ``name_ms``, and ``name_iso`` as text."""
+    found: dict[str, Any] = {}
+    for name, ms in times_ms.items():
+        found[f"{name}_ms"] = ms
+        found[f"{name}_iso"] = iso(ms)
+    return found
+
+
+def message_document(message: Message | PoppedMessage) -> dict[str, Any]:
+    """Return a message in JSON's terms, with the names of ``rmqstore.OUT_SCHEMA``; a body that is no text is in ``body_base64``.
+
+    ``send --from-file`` takes such objects again.
+    """
+    text = _text_of(message.body)
+    found: dict[str, Any] = {
+        "topic": message.topic,
+        "message_id": message.message_id,
+        "tag": message.tag,
+        "keys": list(message.keys),
+        "properties": dict(message.properties),
+        "message_group": message.message_group,
+        "queue_id": message.queue_id,
+        "body": text,
+        "body_base64": None if text is not None else base64.b64encode(message.body).decode(),
+        **times_document(deliver_at=message.deliver_at_ms, born=message.born_ms),
+    }
+    if isinstance(message, PoppedMessage):
+        found |= {
+            "queue_offset": message.queue_offset,
+            "attempt": message.attempt,
+            **times_document(store=message.store_ms, first_pop=message.first_pop_ms),
+        }
+    return found
+
+
+# ---------------------------------------------------------------- messages for people
+
+
+def _text_of(body: bytes) -> str | None:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def body_lines(body: bytes) -> Iterator[str]:
+    """Yield the lines of a body as text when all of it is printable, else one line of base64 that says so."""
+    text = _text_of(body)
+    if text is not None and text.replace("\n", "").replace("\t", "").isprintable():
+        yield from text.removesuffix("\n").split("\n")
+    else:
+        yield f"base64:{base64.b64encode(body).decode()}"
+
+
+def body_start(body: bytes, length: int = _PREVIEW) -> str:
+    """Return the beginning of a body on one line."""
+    text = _text_of(body[: 4 * length + 4]) or _text_of(body)
+    if text is None or not text.replace("\n", " ").replace("\t", " ").isprintable():
+        shown = "base64:" + base64.b64encode(body[: length * 3 // 4]).decode()
+        return shown if len(body) <= length * 3 // 4 else shown.rstrip("=") + "…"
+    flat = " ".join(text.split())
+    return flat if len(flat) <= length and len(body) <= 4 * length + 4 else flat[: length - 1] + "…"
+
+
+def words(message: Message | PoppedMessage) -> list[str]:
+    """Return tag, keys, message group and properties as ``name=value``, those that there are."""
+    found = [f"tag={plain(message.tag)}"] if message.tag else []
+    found += [f"keys={plain(','.join(message.keys))}"] if message.keys else []
+    found += [f"group-key={plain(message.message_group)}"] if message.message_group else []
+    return found + [f"{plain(name)}={plain(value)}" for name, value in message.properties.items()]

@@ -1,0 +1,124 @@
+"""Opening stores for commands: beside a running owner for reading, or as the owner."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rmqstore.clock import Clock, SystemClock
+from rmqstore.directory import MANIFEST_NAME, read_manifest
+from rmqstore.errors import ConfigError, IllegalArgumentError, StorePathError, UnsupportedOperationError
+from rmqstore.opening import checked_path
+from rmqstore.plugins import get_plugins
+from rmqstore.reading import Reading
+from rmqstore.settings import CORE_SETTINGS, Origin, Source, parsed
+from rmqstore.store import Store
+from rmqstore.store import open as open_store
+
+clock_factory: Callable[[], Clock] = SystemClock
+"""Makes the clock of every command; tests put another one here."""
+
+
+def now_ms() -> int:
+    """Return the time by the command's clock, ms since the epoch."""
+    return clock_factory().now_ms()
+
+
+def is_store(path: Path) -> bool:
+    """Say whether there is a store in the directory ``path``: its manifest exists."""
+    return (checked_path(path) / MANIFEST_NAME).is_file()
+
+
+def manifest(path: Path) -> dict[str, Any] | None:
+    """Return what a store says of itself, read without opening it; None when there is no store.
+
+    Raises:
+        CorruptStoreError, FormatVersionError: the manifest cannot be read.
+    """
+    return read_manifest(checked_path(path))
+
+
+def require(path: Path) -> None:
+    """Refuse a directory that is no store, since most commands make none.
+
+    Raises:
+        StorePathError: there is none; the message says how to make one.
+    """
+    if not is_store(path):
+        what = "is empty" if path.is_dir() and not any(path.iterdir()) else "is no store" if path.exists() else "does not exist"
+        raise StorePathError(f"there is no store in {path}, the directory {what}; `rmqstore send {path} TOPIC BODY --create` makes one")
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Reading]:
+    """Open a store that exists for reading: beside its owner where its engine can, else as owner for a moment.
+
+    Raises:
+        StoreLockedError: somebody else has it open, and the engine cannot read beside an owner.
+    """
+    require(path)
+    try:
+        reader = open_store(path, mode="read", clock=clock_factory())
+    except UnsupportedOperationError:
+        with owning(path) as store:
+            yield store
+        return
+    with reader:
+        yield reader
+
+
+@contextmanager
+def owning(
+    path: Path, *, services: bool = False, create: bool = False, engine: str | None = None, settings: Mapping[str, Any] | None = None
+) -> Iterator[Store]:
+    """Open a store as its owner; one that does not exist is made only with ``create``.
+
+    Args:
+        services: run the thread that hands over and revives; without it nothing moves but by ``tick``.
+        settings: as :func:`rmqstore.open` takes them.
+    """
+    if not create:
+        require(path)
+    with open_store(path, engine=engine, clock=clock_factory(), services=services, **(settings or {})) as store:
+        yield store
+
+
+def parsed_settings(given: Sequence[str]) -> dict[str, Any]:
+    """Return ``key=value`` texts as the keyword arguments of :func:`rmqstore.open`.
+
+    Raises:
+        ConfigError: one has no ``=``, its key is unknown, or its value is none of what the setting takes.
+    """
+    known = {setting.key: setting for setting in CORE_SETTINGS}
+    known.update((setting.key, setting) for settings in get_plugins().engine_settings().values() for setting in settings)
+    found: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals:
+            raise ConfigError(f"--set {text}: write key=value, for example --set precision_ms=100")
+        if key not in known:
+            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            hint = f"did you mean {nearest[0]}?" if nearest else "docs/configuration.md lists the settings"
+            raise ConfigError(f"--set {text}: setting {key} is unknown; {hint}")
+        found[key.replace(".", "__")] = parsed(known[key], value, Origin(Source.KEYWORD, f"--set {key}"))
+    return found
+
+
+def require_topic(store: Reading, topic: str) -> None:
+    """Refuse a topic that is not there, naming those that are.
+
+    Raises:
+        IllegalArgumentError: the store has no such topic.
+    """
+    names = [info.name for info in store.topics(system=True)]
+    if topic in names:
+        return
+    nearest = difflib.get_close_matches(topic, names, n=1)
+    users = [info.name for info in store.topics()]
+    shown = ", ".join(users[:10]) + (f" and {len(users) - 10} more" if len(users) > 10 else "")
+    hint = f"did you mean {nearest[0]}?" if nearest else f"it has {shown}" if users else "it has none yet"
+    raise IllegalArgumentError(f"store {store.path} has no topic {topic!r}; {hint}")

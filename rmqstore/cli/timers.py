@@ -1,0 +1,294 @@
+"""``rmqstore timers``: how many timers are pending and when they are due, as a histogram and as a list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Annotated, Any, Final
+
+import msgspec
+import numpy as np
+import typer
+from rich.text import Text
+
+from rmqstore.cli import show, stores
+from rmqstore.cli.options import JsonOption, StoreArgument, TopicOption, examples, refuse_together
+from rmqstore.cli.times import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    SECOND_MS,
+    clock_and_relative,
+    clock_time,
+    duration_option,
+    local,
+    relative,
+    time_option,
+)
+from rmqstore.contract import PendingTimer
+from rmqstore.message import MAX_TIME_MS
+from rmqstore.reading import Reading
+
+EXAMPLES: Final = examples(
+    "rmqstore timers data",
+    "rmqstore timers data --within 1h --buckets 12",
+    "rmqstore timers data --from 2026-12-01 --to 2027-01-01 --topic orders",
+    "rmqstore timers data --list --within 10m",
+)
+
+_WIDTHS_MS: Final = tuple(
+    number * unit
+    for unit, numbers in (
+        (1, (1, 2, 5, 10, 20, 50, 100, 200, 500)),
+        (SECOND_MS, (1, 2, 5, 10, 15, 30)),
+        (MINUTE_MS, (1, 2, 5, 10, 15, 30)),
+        (HOUR_MS, (1, 2, 3, 6, 12)),
+        (DAY_MS, (1, 2, 7, 14, 28, 91, 182, 364)),
+    )
+    for number in numbers
+)
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
+_PIPE_WIDTH: Final = 80
+_LEAST_BAR: Final = 10
+_PAGE: Final = 1000
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """Pending timers by due time: ``counts[i]`` have ``edges_ms[i] <= due < edges_ms[i + 1]``; and how many lie outside."""
+
+    edges_ms: tuple[int, ...]
+    counts: tuple[int, ...]
+    before: int
+    after: int
+    total: int
+    earliest_ms: int | None
+    latest_ms: int | None
+
+
+def timers(
+    store: StoreArgument,
+    within: Annotated[str | None, typer.Option("--within", metavar="DURATION", help="From now on so far: 10m, 1h, 7d.")] = None,
+    from_: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Due then or later; now when left out.")] = None,
+    to: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Due before then; the last timer when left out.")] = None,
+    buckets: Annotated[
+        int, typer.Option("--buckets", metavar="N", min=1, max=1000, help="Bars at most; their width is a round time.")
+    ] = 20,
+    as_list: Annotated[bool, typer.Option("--list", help="List the timers themselves, overdue ones too.")] = False,
+    topic: TopicOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show when the pending timers are due.
+
+    Total, earliest, latest, and a histogram of due times. Overdue timers, which wait for somebody to open the store, are counted apart.
+    --list shows each timer with the handle that cancels it.
+    """
+    refuse_together(within=within, to=to)
+    now_ms = stores.now_ms()
+    start_ms = None if from_ is None else time_option("--from", from_)
+    end_ms = None if to is None else time_option("--to", to)
+    if within is not None:
+        end_ms = min((now_ms if start_ms is None else start_ms) + duration_option("--within", within, minimum=1), MAX_TIME_MS)
+    if start_ms is not None and end_ms is not None and end_ms <= start_ms:
+        raise typer.BadParameter("it must be later than --from", param_hint="--to")
+    with stores.reading(store) as opened:
+        if as_list:
+            listed = _pending(opened, start_ms or 0, MAX_TIME_MS if end_ms is None else end_ms, topic)
+            if as_json:
+                show.document_with(show.times_document(now=now_ms), "timers", (_document(timer) for timer in listed))
+            else:
+                _list(listed, now_ms)
+            return
+        histogram = _histogram(opened, now_ms if start_ms is None else start_ms, end_ms, buckets, topic)
+    if as_json:
+        show.document(_histogram_document(histogram, now_ms))
+    else:
+        _draw(histogram, now_ms, is_from_now=start_ms is None)
+
+
+# ---------------------------------------------------------------- the histogram
+
+
+def _histogram(store: Reading, start_ms: int, end_ms: int | None, buckets: int, topic: str | None) -> Histogram:
+    due_ms = None if topic is None else np.array([timer.deliver_at_ms for timer in _pending(store, 0, MAX_TIME_MS, topic)], np.int64)
+    if due_ms is None:
+        whole = store.pending()
+        total, earliest_ms, latest_ms = whole.total, whole.earliest_ms, whole.latest_ms
+    else:
+        total = len(due_ms)
+        earliest_ms, latest_ms = (int(due_ms.min()), int(due_ms.max())) if total else (None, None)
+    if end_ms is None:
+        end_ms = max(start_ms if latest_ms is None else latest_ms, start_ms) + 1
+    edges = edges_between(start_ms, end_ms, buckets)
+    asked = sorted({0, *edges, MAX_TIME_MS})
+    if due_ms is None:
+        counts = dict(zip(asked, store.pending(asked).counts, strict=False))
+    else:
+        counts = dict(zip(asked, np.diff(np.searchsorted(due_ms := np.sort(due_ms), asked)).tolist(), strict=False))
+    inside = tuple(int(counts[edge]) for edge in edges[:-1])
+    before = int(counts[0]) if edges[0] > 0 else 0
+    return Histogram(tuple(edges), inside, before, total - before - sum(inside), total, earliest_ms, latest_ms)
+
+
+def edges_between(start_ms: int, end_ms: int, buckets: int) -> list[int]:
+    """Return the edges of at most ``buckets`` bars of a round width in local time; the first and the last bar may be cut short."""
+    offset_ms = _offset_ms(start_ms)
+    width_ms = next(width for width in _widths() if -(-(end_ms + offset_ms) // width) - (start_ms + offset_ms) // width <= buckets)
+    first_ms = (start_ms + offset_ms) // width_ms * width_ms - offset_ms + width_ms
+    return [start_ms, *range(first_ms, end_ms, width_ms), end_ms]
+
+
+def _widths() -> Iterator[int]:
+    yield from _WIDTHS_MS
+    width = _WIDTHS_MS[-1]
+    while True:
+        width *= 2
+        yield width
+
+
+def _offset_ms(ms: int) -> int:
+    moment = local(ms)
+    offset = None if moment is None else moment.utcoffset()
+    return 0 if offset is None else round(offset.total_seconds()) * SECOND_MS
+
+
+def _draw(histogram: Histogram, now_ms: int, *, is_from_now: bool) -> None:
+    if not histogram.total:
+        show.line("No timer is pending.")
+        return
+    if histogram.earliest_ms is not None and histogram.latest_ms is not None:
+        show.fields(
+            (
+                ("pending", show.count(histogram.total, "timer")),
+                ("earliest", clock_and_relative(histogram.earliest_ms, now_ms)),
+                ("latest", clock_and_relative(histogram.latest_ms, now_ms)),
+            )
+        )
+    bars = [(text, number) for text, number in zip(_labels(histogram.edges_ms, is_from_now), histogram.counts, strict=True)]
+    inside = sum(histogram.counts)
+    rows = [
+        *([("overdue" if is_from_now else "before", histogram.before)] if histogram.before else []),
+        *(bars if inside else []),
+        *([("later", histogram.after)] if histogram.after else []),
+    ]
+    show.line()
+    _bars(rows)
+    show.line()
+    first, last = histogram.edges_ms[0], histogram.edges_ms[-1]
+    if len(bars) > 1 and inside:
+        show.note(f"A bar starts at its time, local time with offset {_offset(first)}; {show.count(inside, 'timer')} in all bars.")
+    if not inside:
+        show.note(f"No timer is due from {clock_time(first)} to {clock_time(last)}.")
+    if histogram.before and is_from_now:
+        show.note("Overdue timers are delivered as soon as a program opens the store, for example `rmqstore pop`.")
+
+
+def _offset(ms: int) -> str:
+    moment = local(ms)
+    return "+00:00" if moment is None else moment.isoformat()[-6:]
+
+
+def _labels(edges_ms: Sequence[int], is_from_now: bool) -> list[str]:
+    """Return the time at which each bar starts, as short as it can be told."""
+    starts = [local(edge) for edge in edges_ms[:-1]]
+    if any(start is None for start in starts):
+        return [clock_time(edge) for edge in edges_ms[:-1]]
+    moments = [start for start in starts if start is not None]
+    inner = edges_ms[1:-1]
+    has_date = moments[0].date() != moments[-1].date() or moments[0].date() != _date_of(edges_ms[-1] - 1)
+    if inner and all((edge + _offset_ms(edge)) % DAY_MS == 0 for edge in inner):
+        form = "%Y-%m-%d %a"
+    elif any(edge % SECOND_MS for edge in inner):
+        form = "%H:%M:%S.%f"
+    elif any(edge % MINUTE_MS for edge in inner):
+        form = "%H:%M:%S"
+    else:
+        form = "%H:%M"
+    form = f"%Y-%m-%d {form}" if has_date and not form.startswith("%Y") else form
+    labels = [moment.strftime(form) for moment in moments]
+    labels = [label[:-3] for label in labels] if form.endswith("%f") else labels
+    return ["now", *labels[1:]] if is_from_now else labels
+
+
+def _date_of(ms: int) -> Any:
+    moment = local(ms)
+    return None if moment is None else moment.date()
+
+
+def _bars(rows: Sequence[tuple[str, int]]) -> None:
+    """Draw rows as bars: labels on the left, numbers on the right."""
+    out = show.console()
+    numbers = [f"{number:,}" for _, number in rows]
+    label_width = max(len(label) for label, _ in rows)
+    number_width = max(map(len, numbers))
+    width = max((out.width if out.is_terminal else _PIPE_WIDTH) - label_width - number_width - 4, _LEAST_BAR)
+    most = max(number for _, number in rows)
+    for (label, number), shown in zip(rows, numbers, strict=True):
+        drawn = bar(number, most, width, is_ascii=out.options.ascii_only)
+        show.line(Text.assemble(label.ljust(label_width), "  ", (drawn, "cyan"), " " * (width - len(drawn) + 2), shown.rjust(number_width)))
+
+
+def bar(number: int, most: int, width: int, *, is_ascii: bool = False) -> str:
+    """Return a bar of ``number / most`` of ``width`` cells, in steps of an eighth; what is not zero is seen."""
+    if not number or not most:
+        return ""
+    if is_ascii:
+        return "#" * max(number * width // most, 1)
+    full, rest = divmod(max(number * width * 8 // most, 1), 8)
+    return "█" * full + _EIGHTHS[rest].strip()
+
+
+def _histogram_document(histogram: Histogram, now_ms: int) -> dict[str, Any]:
+    edges = histogram.edges_ms
+    return {
+        **show.times_document(now=now_ms, earliest=histogram.earliest_ms, latest=histogram.latest_ms),
+        "total": histogram.total,
+        "before": histogram.before,
+        "after": histogram.after,
+        "buckets": [
+            {**show.times_document(**{"from": start, "to": end}), "count": number}
+            for start, end, number in zip(edges, edges[1:], histogram.counts, strict=False)
+        ],
+    }
+
+
+# ---------------------------------------------------------------- the timers themselves
+
+
+def _pending(store: Reading, from_ms: int, to_ms: int, topic: str | None) -> Iterator[PendingTimer]:
+    after = None
+    while True:
+        page = store.scan(from_ms, to_ms, after=after, limit=_PAGE)
+        yield from (timer for timer in page.timers if topic is None or timer.message.topic == topic)
+        if page.next_after is None:
+            return
+        after = page.next_after
+
+
+_COLUMNS: Final = tuple(
+    show.Column(heading, long=heading in ("id", "handle")) for heading in ("due", "in", "topic", "tag", "keys", "id", "handle")
+)
+
+
+def _list(timers: Iterator[PendingTimer], now_ms: int) -> None:
+    listed = 0
+    while page := list(islice(timers, _PAGE)):
+        show.table(_COLUMNS, [_row(timer, now_ms) for timer in page])
+        listed += len(page)
+    show.note(f"{show.count(listed, 'timer')}; `rmqstore cancel STORE HANDLE` stops one." if listed else "No timer is pending.")
+
+
+def _row(timer: PendingTimer, now_ms: int) -> list[str]:
+    message = timer.message
+    return [
+        clock_time(timer.deliver_at_ms),
+        relative(timer.deliver_at_ms, now_ms),
+        message.topic,
+        show.plain(message.tag or ""),
+        show.plain(",".join(message.keys)),
+        show.plain(message.message_id or ""),
+        timer.handle.text(),
+    ]
+
+
+def _document(timer: PendingTimer) -> dict[str, Any]:
+    return {**show.message_document(timer.message), **show.times_document(deliver_at=timer.deliver_at_ms), "handle": timer.handle.text()}

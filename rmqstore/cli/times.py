@@ -1,0 +1,142 @@
+"""Times and durations on the command line: read from what users write, shown in the local time zone and relative to now."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+import typer
+
+from rmqstore.errors import IllegalArgumentError
+from rmqstore.message import MAX_TIME_MS
+from rmqstore.when import time_ms
+
+SECOND_MS: Final = 1000
+MINUTE_MS: Final = 60 * SECOND_MS
+HOUR_MS: Final = 60 * MINUTE_MS
+DAY_MS: Final = 24 * HOUR_MS
+_YEAR_MS: Final = 365 * DAY_MS
+
+_UNITS_MS: Final = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS, "w": 7 * DAY_MS}
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
+_DIGITS: Final = re.compile(r"\d+", re.ASCII)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_DURATION_EXAMPLES: Final = "90s, 5m, 2h, 1d, 1h30m, 250ms, or a whole number of ms"
+_TIME_EXAMPLES: Final = "2026-12-01T08:00+01:00, 2026-12-01T08:00 (local time), or ms since the epoch"
+
+
+def parse_duration(text: str) -> int:
+    """Return a duration such as ``90s``, ``1h30m`` or ``250`` (ms) in ms, a part of one rounded up.
+
+    Raises:
+        IllegalArgumentError: it is none; the message shows how to write one.
+    """
+    written = text.strip()
+    if _DIGITS.fullmatch(written):
+        total = Decimal(written)
+    else:
+        parts = _PART.findall(written)
+        if not parts or "".join(number + unit for number, unit in parts) != written:
+            raise IllegalArgumentError(f"{text!r} is no duration; write {_DURATION_EXAMPLES}")
+        total = sum((Decimal(number) * _UNITS_MS[unit] for number, unit in parts), Decimal())
+    milliseconds = math.ceil(total)
+    if milliseconds > MAX_TIME_MS:
+        raise IllegalArgumentError(f"{text!r} is too long; a duration has at most 2**62 ms")
+    return milliseconds
+
+
+def parse_time(text: str) -> int:
+    """Return a point in time, ISO 8601 or ms since the epoch, as ms since the epoch; without an offset it is local time.
+
+    Raises:
+        IllegalArgumentError: it is none; the message shows how to write one.
+    """
+    written = text.strip()
+    try:
+        moment = int(written) if _DIGITS.fullmatch(written) else datetime.fromisoformat(written).astimezone()
+        return time_ms("a time", moment)
+    except (ValueError, OverflowError):
+        raise IllegalArgumentError(f"{text!r} is no time; write {_TIME_EXAMPLES}") from None
+
+
+def duration_option(option: str, text: str, *, minimum: int = 0) -> int:
+    """Return the duration that ``option`` was given, ms; a bad one is a bad command line."""
+    try:
+        milliseconds = parse_duration(text)
+    except IllegalArgumentError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+    if milliseconds < minimum:
+        raise typer.BadParameter(f"{text!r} is too short; at least {minimum} ms", param_hint=option)
+    return milliseconds
+
+
+def time_option(option: str, text: str) -> int:
+    """Return the time that ``option`` was given, ms since the epoch; a bad one is a bad command line."""
+    try:
+        return parse_time(text)
+    except IllegalArgumentError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+# ---------------------------------------------------------------- showing
+
+
+def local(ms: int) -> datetime | None:
+    """Return ms since the epoch as local time; None when it lies beyond the calendar."""
+    try:
+        return (_EPOCH + timedelta(milliseconds=ms)).astimezone()
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+def iso(ms: int | None) -> str | None:
+    """Return ms since the epoch as ISO 8601 text with the local offset; None when there is no time, or no calendar goes that far."""
+    moment = None if ms is None else local(ms)
+    return None if moment is None else moment.isoformat(timespec="milliseconds")
+
+
+def clock_time(ms: int) -> str:
+    """Return ms since the epoch for people: local date, time and offset, with ms where there are any."""
+    moment = local(ms)
+    if moment is None:
+        return f"{ms} ms"
+    return moment.isoformat(" ", "milliseconds" if ms % 1000 else "seconds")
+
+
+def span(ms: int) -> str:
+    """Return a length of time in one unit, such as ``12 min``."""
+    if ms < SECOND_MS:
+        return f"{ms} ms"
+    for limit_ms, unit_ms, unit in (
+        (2 * MINUTE_MS, SECOND_MS, "s"),
+        (2 * HOUR_MS, MINUTE_MS, "min"),
+        (2 * DAY_MS, HOUR_MS, "h"),
+        (2 * _YEAR_MS, DAY_MS, "d"),
+    ):
+        if ms < limit_ms:
+            return f"{ms // unit_ms} {unit}"
+    return f"{ms // _YEAR_MS} y"
+
+
+def duration_text(ms: int) -> str:
+    """Return a length of time exactly, in the form that :func:`parse_duration` reads: ``1h30m``."""
+    parts = []
+    for unit in ("d", "h", "m", "s", "ms"):
+        number, ms = divmod(ms, _UNITS_MS[unit])
+        parts += [f"{number}{unit}"] if number else []
+    return "".join(parts) or "0ms"
+
+
+def relative(ms: int, now_ms: int) -> str:
+    """Return a point in time as seen from now, such as ``in 12 min`` or ``3 h ago``."""
+    if ms == now_ms:
+        return "now"
+    return f"in {span(ms - now_ms)}" if ms > now_ms else f"{span(now_ms - ms)} ago"
+
+
+def clock_and_relative(ms: int, now_ms: int) -> str:
+    """Return both: ``2026-12-01 08:00:00+01:00 (in 12 min)``."""
+    return f"{clock_time(ms)} ({relative(ms, now_ms)})"

@@ -1,0 +1,147 @@
+"""Running the command line in this process, under a clock that stands still, in UTC."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer.main
+
+import rmqstore
+from rmqstore import ManualClock, Store
+from rmqstore.cli import main, stores
+from tests.stores import DURABLE_PAIRS, START_MS, directory
+
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+
+ENGINE = DURABLE_PAIRS[0].timers if DURABLE_PAIRS else ""
+
+
+class Result(NamedTuple):
+    """What a command printed, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one document on stdout."""
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of stdout."""
+        return self.out.splitlines()
+
+
+class Command:
+    """Runs ``rmqstore`` commands on a store named ``data``; the name ``data`` in the arguments becomes its path."""
+
+    def __init__(self, root: Path, clock: ManualClock, patch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.data = root / "data"
+        self.clock = clock
+        self._patch = patch
+
+    def __call__(self, *arguments: str, stdin: str | bytes = b"") -> Result:
+        """Run a command to its end."""
+        out, err = io.BytesIO(), io.BytesIO()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin), "utf-8"))
+            patch.setattr(sys, "stdout", io.TextIOWrapper(out, "utf-8", write_through=True))
+            patch.setattr(sys, "stderr", io.TextIOWrapper(err, "utf-8", write_through=True))
+            with pytest.raises(SystemExit) as ended:
+                main([str(self.data) if each == "data" else each for each in arguments])
+            texts = [stream.getvalue().decode() for stream in (out, err)]
+        if "TTY_COMPATIBLE" in os.environ:
+            texts = [_STYLE.sub("", text) for text in texts]
+        code = ended.value.code
+        assert code is None or isinstance(code, int)
+        assert "Traceback" not in texts[1]
+        return Result(code or 0, *texts)
+
+    def good(self, *arguments: str, stdin: str | bytes = b"") -> Result:
+        """Run a command that must end well."""
+        result = self(*arguments, stdin=stdin)
+        assert result.code == 0, result
+        return result
+
+    def bad(self, code: int, *arguments: str, stdin: str | bytes = b"") -> str:
+        """Run a command that must end with ``code`` and without data; returns what it said, on one line."""
+        result = self(*arguments, stdin=stdin)
+        assert result.code == code, result
+        assert result.out == ""
+        return " ".join(result.err.split())
+
+    def send(self, *arguments: str, body: str = "body") -> Any:
+        """Send one message; returns the document about it."""
+        return self.good("send", "data", "orders", body, "--create", "--engine", ENGINE, "--json", *arguments).json
+
+    def file(self, name: str, content: str | bytes) -> str:
+        """Write a file beside the store and return its path."""
+        path = self.root / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return str(path)
+
+    def owner(self, **settings: Any) -> Store:
+        """Open the store as its owner, in the program's own words."""
+        return rmqstore.open(self.data, services=False, clock=self.clock, **settings)
+
+
+_built_once = functools.cache(typer.main.get_command)
+
+
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Set the local time zone; UTC to begin with."""
+
+    def choose(zone: str) -> None:
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+
+    choose("UTC")
+    yield choose
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, utc: Callable[[str], None]) -> Iterator[Command]:
+    """The command line, for a store that is not there yet."""
+    clock = ManualClock(START_MS)
+    monkeypatch.setattr(typer.main, "get_command", _built_once)  # it takes longer than most commands
+    monkeypatch.setattr(stores, "clock_factory", lambda: clock)
+    for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    with directory() as root:
+        yield Command(root, clock, monkeypatch)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Make stdout count as a terminal of so many columns, without colours."""
+
+    def become(columns: int) -> None:
+        for name, value in {"TTY_COMPATIBLE": "1", "COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "xterm"}.items():
+            monkeypatch.setenv(name, value)
+
+    return become
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Most commands need a store that outlives them, so an engine that keeps something."""
+    if not ENGINE:
+        here = Path(__file__).parent
+        for item in items:
+            if item.path.is_relative_to(here):
+                item.add_marker(pytest.mark.skip(reason="no durable engine is installed"))

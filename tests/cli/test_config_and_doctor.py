@@ -1,0 +1,261 @@
+"""``rmqstore config``, ``doctor``, ``verify``, ``snapshot`` and ``restore``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmqstore
+from rmqstore.cli import doctor
+from rmqstore.settings import CORE_SETTINGS
+from tests.cli.conftest import ENGINE, Command
+from tests.stores import HOUR_MS
+
+
+def settings(cli: Command, *arguments: str) -> dict[str, dict[str, Any]]:
+    return {each["key"]: each for each in cli.good("config", *(arguments or ("data",)), "--json").json["settings"]}
+
+
+@pytest.fixture(autouse=True)
+def now(cli: Command) -> None:
+    """Doctors compare the clock with the times of files, so it is that of the machine."""
+    cli.clock.set(time.time_ns() // 1_000_000)
+
+
+# ---------------------------------------------------------------- config
+
+
+def test_settings_and_where_they_come_from(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.send("--set", "precision_ms=100")
+    cli.file("data/rmqstore.toml", "max_retries = 3\n[clock]\nmax_step_ms = 60000\n")
+    monkeypatch.setenv("RMQSTORE_FLUSH", "async")
+    found = settings(cli)
+    assert set(found) >= {setting.key for setting in CORE_SETTINGS}
+    assert (found["precision_ms"]["value"], found["precision_ms"]["source"]) == (100, "stored")
+    assert (found["max_retries"]["value"], found["max_retries"]["place"]) == (3, str(cli.data / "rmqstore.toml"))
+    assert (found["flush"]["value"], found["flush"]["place"]) == ("async", "RMQSTORE_FLUSH")
+    assert (found["timer_engine"]["value"], found["init"]["source"]) == (ENGINE, "default")
+    rows = [line.split(maxsplit=3) for line in cli.good("config", "data").lines]
+    assert ["flush", "async", "environment", "variable RMQSTORE_FLUSH"] in rows
+    assert ["clock.max_step_ms", "60000", "(1m)", str(cli.data / "rmqstore.toml")] in rows
+
+
+def test_what_settings_mean(cli: Command) -> None:
+    cli.send()
+    text = cli.good("config", "data", "--explain").out
+    for setting in CORE_SETTINGS:
+        assert setting.doc in text
+    assert "precision_ms = 1000 (1s)    (stored with the store)\n" in text
+    assert "Takes 1000, 500, 200 or 100. Fixed when the store is made." in text
+
+
+def test_a_store_that_is_in_use(cli: Command) -> None:
+    cli.send()
+    with cli.owner():
+        assert settings(cli)["pop_engine"]["value"] == ENGINE
+
+
+def test_a_directory_that_is_no_store_yet(cli: Command) -> None:
+    document = cli.good("config", "data", "--json").json
+    assert document["is_store"] is False
+    assert not cli.data.exists()
+    assert "one that is made there has these settings" in cli.good("config", "data").err
+    cli.data.mkdir()
+    cli.file("data/rmqstore.toml", "precision_ms = 200\n")
+    assert settings(cli)["precision_ms"]["value"] == 200
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [("precision_ms = 7\n", "precision_ms must be"), ("flsh = 1\n", "did you mean flush?"), ("precision_ms = 100\n", "was made with")],
+)
+def test_wrong_settings(cli: Command, toml: str, said: str) -> None:
+    cli.send()
+    cli.file("data/rmqstore.toml", toml)
+    assert said in cli.bad(1, "config", "data")
+    result = cli("doctor", "data", "--json")
+    assert result.code == 3
+    assert said in next(check["text"] for check in result.json["checks"] if check["check"] == "settings")
+
+
+def test_a_manifest_that_cannot_be_read(cli: Command) -> None:
+    cli.send()
+    cli.file("data/rmqstore.json", "{")
+    assert "cannot be read" in cli.bad(1, "config", "data")
+    assert levels(cli)["store"] == ["problem"]
+
+
+# ---------------------------------------------------------------- doctor
+
+
+def levels(cli: Command, *arguments: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for check in cli("doctor", "data", "--json", *arguments).json["checks"]:
+        found.setdefault(check["check"], []).append(check["level"])
+    return found
+
+
+def text_of(cli: Command, name: str, *arguments: str) -> str:
+    return " | ".join(check["text"] for check in cli("doctor", "data", "--json", *arguments).json["checks"] if check["check"] == name)
+
+
+def test_a_store_that_is_well(cli: Command) -> None:
+    cli.send()
+    result = cli.good("doctor", "data")
+    assert [line.split()[1] for line in result.lines] == [
+        "plug-ins",
+        "store",
+        "lock",
+        "files",
+        "settings",
+        "disk",
+        "clock",
+        "contents",
+    ]
+    assert {line.split()[0] for line in result.lines} == {"ok"}
+    assert result.err == "All is well.\n"
+    assert cli.good("doctor", "data", "--json").json["is_well"] is True
+    assert "1 message in 1 topic, 0 timers, 0 leases" in text_of(cli, "contents")
+
+
+def test_deep_reads_everything(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.send()
+    assert levels(cli, "--deep")["verify"] == ["ok"]
+    monkeypatch.setattr(rmqstore.ReadStore, "verify", lambda store: ["counter of orders is 2, counted 1", "another"])
+    result = cli("doctor", "data", "--deep")
+    assert result.code == 3
+    assert [line for line in result.lines if line.startswith("problem")] == [
+        "problem  verify     counter of orders is 2, counted 1",
+        "problem  verify     another",
+    ]
+    assert result.err == "2 problems.\n"
+
+
+def test_a_holder_that_is_alive_is_named(cli: Command) -> None:
+    cli.send()
+    with cli.owner():
+        assert text_of(cli, "lock") == f"process {os.getpid()} has the store open, and is alive"
+        assert levels(cli)["contents"] == ["ok"], "it is looked at beside its owner"
+    assert "nobody has the store open" in text_of(cli, "lock")
+
+
+@pytest.mark.parametrize(
+    ("holder", "said"),
+    [
+        (f"pid {os.getpid()}, started 1\n", "that process id belongs to another process by now"),
+        ("pid 4194305, started 1\n", "there is no such process here"),
+        ("", "does not say who"),
+    ],
+)
+def test_a_holder_that_is_not_what_it_says(cli: Command, holder: str, said: str) -> None:
+    cli.send()
+    with cli.owner():
+        cli.file("data/LOCK", holder)
+        assert said in text_of(cli, "lock")
+        assert levels(cli)["lock"] == ["warning"]
+
+
+def test_no_store(cli: Command) -> None:
+    result = cli("doctor", "data")
+    assert result.code == 3
+    assert "does not exist; `rmqstore send" in result.lines[-1]
+    assert not cli.data.exists()
+
+
+def test_an_engine_that_is_missing(cli: Command) -> None:
+    cli.send()
+    manifest = json.loads((cli.data / "rmqstore.json").read_text())
+    manifest["baked"] |= {"timer_engine": "wheelie", "pop_engine": "wheelie"}
+    cli.file("data/rmqstore.json", json.dumps(manifest))
+    assert "the store needs engine wheelie, which nothing here offers" in text_of(cli, "plug-ins")
+    assert "problem" in levels(cli)["plug-ins"]
+    assert "no engine is called 'wheelie'" in text_of(cli, "contents")
+
+
+def test_files_that_are_missing(cli: Command) -> None:
+    cli.send()
+    (cli.data / ENGINE).rename(cli.root / "moved")
+    assert levels(cli)["files"] == ["problem"]
+    assert "restore the store from a snapshot" in text_of(cli, "files")
+    assert levels(cli)["contents"] == ["problem"]
+
+
+@pytest.mark.parametrize(("free", "level"), [(10**6, "problem"), (70 * 2**20, "warning"), (10**12, "ok")])
+def test_disk_room(cli: Command, monkeypatch: pytest.MonkeyPatch, free: int, level: str) -> None:
+    cli.send()
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: type("Usage", (), {"free": free}))
+    monkeypatch.setattr(doctor, "_bytes_of", lambda path: 10**8)
+    assert levels(cli)["disk"] == [level]
+
+
+def test_a_clock_that_is_wrong(cli: Command) -> None:
+    cli.send()
+    cli.clock.set(cli.clock.now_ms() - HOUR_MS)
+    assert levels(cli)["clock"] == ["warning"]
+    assert "was written in 6" in text_of(cli, "clock")
+    cli.clock.set(0)
+    assert levels(cli)["clock"] == ["problem"]
+
+
+def test_timers_that_nobody_delivers(cli: Command) -> None:
+    cli.send("--delay", "10m")
+    cli.clock.advance(HOUR_MS)
+    assert text_of(cli, "timers").startswith("1 timer overdue, the first by 50 min; they are delivered when")
+    result = cli.good("doctor", "data")
+    assert result.err == "1 warning.\n"
+
+
+def test_dead_letters_are_a_warning(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RMQSTORE_MAX_RETRIES", "0")
+    cli.send()
+    cli.good("pop", "data", "orders", "-g", "g", "--no-ack", "--invisible", "1s")
+    cli.clock.advance(2000)
+    cli.good("pop", "data", "orders", "-g", "g")
+    assert text_of(cli, "dead").startswith("group g gave up 1 message; `rmqstore dlq list")
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**34, "16 GiB"), (2**50, "1024.0 TiB")])
+def test_sizes(number: int, text: str) -> None:
+    assert doctor.size(number) == text
+
+
+# ---------------------------------------------------------------- verify and snapshot
+
+
+def test_verify(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.send()
+    result = cli.good("verify", "data")
+    assert (result.out, result.err) == ("", "Every record can be read, every counter is right.\n")
+    assert cli.good("verify", "data", "--json").json == {"path": str(cli.data), "is_well": True, "differences": []}
+    monkeypatch.setattr(rmqstore.ReadStore, "verify", lambda store: ["one"])
+    wrong = cli("verify", "data")
+    assert (wrong.code, wrong.out, wrong.err) == (3, "one\n", "1 difference.\n")
+    assert cli("verify", "data", "--json").json["is_well"] is False
+
+
+def test_snapshot(cli: Command) -> None:
+    cli.send("--id", "m1")
+    dest = str(cli.root / "copy")
+    assert cli.good("snapshot", "data", dest).out == f"{dest}\n"
+    assert Path(dest, "rmqstore.json").exists()
+    assert cli.good("peek", dest, "orders", "--json").json["messages"][0]["message_id"] == "m1"
+    assert "exists already" in cli.bad(1, "snapshot", "data", dest)
+    with cli.owner():
+        assert "is open elsewhere" in cli.bad(1, "snapshot", "data", f"{dest}2")
+    assert "there is no store in" in cli.bad(1, "snapshot", f"{dest}3", f"{dest}4")
+
+
+def test_restore(cli: Command) -> None:
+    handle = cli.send("--delay", "1h")["handle"]
+    copy, back = str(cli.root / "copy"), str(cli.root / "back")
+    cli.good("snapshot", "data", copy)
+    assert cli.good("restore", copy, back).out == f"{back}\n"
+    assert cli.good("cancel", back, handle).out == f"cancelled  {handle}\n"
+    assert "exists already" in cli.bad(1, "restore", copy, back)
+    assert "is no snapshot" in cli.bad(1, "restore", str(cli.root), f"{back}2")
+    assert "does not exist; make it first" in cli.bad(1, "restore", copy, str(cli.root / "no" / "where"))

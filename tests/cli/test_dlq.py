@@ -1,0 +1,99 @@
+"""``rmqstore dlq``: what lies there and why, giving it back, dropping it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmqstore import Message
+from tests.cli.conftest import ENGINE, Command
+from tests.stores import DAY_MS, START_MS
+
+MINUTE_MS = 60_000
+
+
+@pytest.fixture
+def cli(cli: Command) -> Command:
+    """A store in which group g gave up m0, and a day later m1 and m2."""
+    with cli.owner(engine=ENGINE, max_retries=0) as store:
+        for number in range(3):
+            store.send(Message("orders", f"body {number}".encode(), message_id=f"m{number}"))
+        for count in (1, 2):
+            store.pop("orders", "g", max_messages=count, invisible=MINUTE_MS)
+            cli.clock.advance(MINUTE_MS)
+            store.tick()
+            cli.clock.advance(DAY_MS)
+    return cli
+
+
+def test_the_list_says_what_why_and_when(cli: Command) -> None:
+    result = cli.good("dlq", "list", "data", "g")
+    assert len(result.lines) == 4
+    assert result.lines[0].split() == ["died", "ago", "origin", "topic", "attempts", "id", "reason", "body"]
+    assert result.lines[1].startswith("2023-11-14 22:14:20+00:00  2 d ago  orders ")
+    assert " m0 " in result.lines[1]
+    assert result.lines[1].endswith("  body 0")
+    assert result.err.startswith("3 dead letters of group g; `rmqstore dlq resend -h`")
+    first, *_ = cli.good("dlq", "list", "data", "g", "--json").json["dead_letters"]
+    assert (first["group"], first["origin_topic"], first["died_ms"]) == ("g", "orders", START_MS + MINUTE_MS)
+    assert first["reason"]
+    assert (first["message"]["body"], first["message"]["message_id"]) == ("body 0", "m0")
+
+
+def test_groups_that_have_any(cli: Command) -> None:
+    cli.good("pop", "data", "orders", "-g", "well", "--max", "3")
+    assert [line.split() for line in cli.good("dlq", "list", "data").lines[1:]] == [["g", "3"]]
+    assert cli.good("dlq", "list", "data", "--json").json == {"groups": {"g": 3, "well": 0}}
+    assert cli.good("dlq", "list", "data", "well").out == "Group well has no dead letters.\n"
+    assert cli.good("lag", "data", "-g", "g", "--json").json["lags"][0]["dead"] == 3
+
+
+def test_resend_gives_back_those_that_are_named(cli: Command) -> None:
+    assert cli.good("dlq", "resend", "data", "g", "--id", "m1").out == "1 dead letter given back\n"
+    result = cli.good("pop", "data", "orders", "-g", "g", "--max", "5")
+    assert "m1" in result.lines[0]
+    assert len(result.lines) == 2
+    assert cli.good("dlq", "resend", "data", "g", "--all", "--json").json == {"done": 2, "not_found": []}
+    assert cli.good("dlq", "list", "data", "g").out == "Group g has no dead letters.\n"
+
+
+def test_an_id_that_is_not_there(cli: Command) -> None:
+    result = cli("dlq", "resend", "data", "g", "--id", "m1", "--id", "none")
+    assert (result.code, result.out) == (3, "1 dead letter given back\n")
+    assert "There is none with id none." in result.err
+
+
+def test_drop_by_id_age_and_all(cli: Command) -> None:
+    assert cli.good("dlq", "drop", "data", "g", "--older-than", "36h").out == "1 dead letter dropped\n"
+    assert cli.good("dlq", "drop", "data", "g", "--id", "m2").out == "1 dead letter dropped\n"
+    assert [each["message"]["message_id"] for each in cli.good("dlq", "list", "data", "g", "--json").json["dead_letters"]] == ["m1"]
+    assert cli.good("dlq", "drop", "data", "g", "--all", "--json").json == {"done": 1, "not_found": []}
+    assert cli.good("dlq", "drop", "data", "g", "--all").out == "0 dead letters dropped\n"
+
+
+def test_parked_entries(cli: Command) -> None:
+    assert cli.good("dlq", "list", "data", "--parked").out == "Nothing is parked.\n"
+    assert cli.good("dlq", "list", "data", "--parked", "--json").json["dead_letters"] == []
+    assert cli.good("dlq", "drop", "data", "--parked", "--all").out == "0 dead letters dropped\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("list", "data", "g", "--parked"), "give a group, or --parked"),
+        (("drop", "data", "--all"), "give a group, or --parked"),
+        (("drop", "data", "g"), "say which: --id, which may be given again, or --all"),
+        (("resend", "data", "g"), "say which"),
+        (("resend", "data", "g", "--all", "--id", "m1"), "say which"),
+        (("drop", "data", "g", "--older-than", "old"), "Invalid value for --older-than: 'old' is no duration"),
+        (("resend", "data"), "GROUP"),
+    ],
+)
+def test_a_command_line_that_is_not_understood(cli: Command, arguments: tuple[str, ...], said: str) -> None:
+    assert said in cli.bad(2, "dlq", *arguments)
+    assert len(cli.good("dlq", "list", "data", "g", "--json").json["dead_letters"]) == 3
+
+
+def test_listing_works_beside_an_owner_and_changing_does_not(cli: Command) -> None:
+    with cli.owner():
+        assert len(cli.good("dlq", "list", "data", "g").lines) == 4
+        assert "is open elsewhere" in cli.bad(1, "dlq", "resend", "data", "g", "--all")

@@ -1,0 +1,175 @@
+"""The command in processes of its own: pipes that close, Ctrl-C, and a store that another process holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmqstore
+from rmqstore import Message
+from tests.cli.conftest import ENGINE
+from tests.stores import directory
+
+RMQSTORE = [sys.executable, "-m", "rmqstore"]
+_PATIENCE_S = 60
+
+
+@pytest.fixture
+def data() -> Iterator[Path]:
+    """A store with 200 messages in topic ``t``."""
+    with directory() as root:
+        path = root / "data"
+        with rmqstore.open(path, engine=ENGINE, services=False) as store:
+            store.send_batch([Message("t", f"body {number}".encode(), message_id=f"m{number}") for number in range(200)])
+        yield path
+
+
+def run(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*RMQSTORE, *map(str, arguments)], input=stdin, capture_output=True, check=False, timeout=_PATIENCE_S)
+
+
+def lag_of(data: Path) -> Any:
+    with rmqstore.open(data, services=False) as store:
+        return store.lag("t", "g")
+
+
+@contextmanager
+def started(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command beside the test; it is gone afterwards."""
+    command = [*RMQSTORE, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def owner(data: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Let another process hold the store and send to it line by line."""
+    script = """
+import sys, rmqstore
+with rmqstore.open(sys.argv[1], services=False) as store:
+    print("open", flush=True)
+    for line in sys.stdin:
+        store.send(rmqstore.Message("new", line.strip().encode()))
+        print("sent", flush=True)
+"""
+    command = [sys.executable, "-c", script, str(data)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        try:
+            yield process
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(_PATIENCE_S)
+
+
+def test_bodies_and_rows_from_a_pipe(data: Path) -> None:
+    assert run("send", data, "u", "--id", "m", stdin=b"from a pipe\xff").stdout == b"id  m\n"
+    assert run("send", data, "u", "-f", "-", stdin=b'{"body": "row"}\n').stdout == b"1 message stored in 1 batch\n"
+    with rmqstore.open(data, services=False) as store:
+        assert [message.body for message in store.pop("u", "g")] == [b"from a pipe\xff", b"row"]
+
+
+@pytest.mark.parametrize("command", ["peek {} t --max 200", "timers {} --list --json", "config {} --explain", "pop {} t -g g --max 200"])
+def test_a_reader_that_goes_away_is_no_error(data: Path, command: str) -> None:
+    with rmqstore.open(data, services=False) as store:
+        store.send_batch([Message("t", b"x" * 200) for _ in range(2000)], delay=3_600_000)
+    script = f"{sys.executable} -m rmqstore {command.format(data)} | head -n 1"
+    result = subprocess.run(["bash", "-c", script], capture_output=True, check=False, timeout=_PATIENCE_S)
+    assert len(result.stdout.splitlines()) == 1
+    assert b"Traceback" not in result.stderr
+    assert b"rmqstore:" not in result.stderr
+    assert b"Exception ignored" not in result.stderr
+
+
+def test_what_the_reader_did_not_take_is_not_acked(data: Path) -> None:
+    # The reader takes one line and closes; the pipe's buffer may hold more, but not all 200 messages of 40 KiB.
+    with rmqstore.open(data, services=False) as store:
+        store.send_batch([Message("large", b"x" * 40_000, message_id=f"m{number}") for number in range(50)])
+    script = f"{sys.executable} -m rmqstore pop {data} large -g g --max 50 --json | head -n 1"
+    subprocess.run(["bash", "-c", script], capture_output=True, check=False, timeout=_PATIENCE_S)
+    with rmqstore.open(data, services=False) as store:
+        lag = store.lag("large", "g")
+        assert lag.in_flight == 0, "what was not printed was given back"
+        assert 40 <= lag.ready + lag.retry < 50
+
+
+def test_commands_beside_a_process_that_holds_the_store(data: Path) -> None:
+    with owner(data) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"hello\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"sent\n"
+        for command in ("timers", "topics", "lag", "leases", "doctor", "config", "verify"):
+            result = run(command, data, "--json")
+            assert result.returncode == 0, result.stderr
+            json.loads(result.stdout)
+        assert b"hello" in run("peek", data, "new").stdout
+        assert f"process {process.pid} has the store open, and is alive" in run("doctor", data).stdout.decode()
+        refused = run("send", data, "t", "x")
+        assert refused.returncode == 1
+        assert refused.stdout == b""
+        assert f"is open elsewhere, by pid {process.pid}" in refused.stderr.decode()
+    assert run("send", data, "t", "x").returncode == 0
+
+
+def test_follow_goes_on_until_ctrl_c_and_acks_what_it_printed(data: Path) -> None:
+    with rmqstore.open(data, services=False) as store:
+        store.send(Message("t", b"later", message_id="later"), delay=1500)
+    with started("pop", data, "t", "-g", "g", "--follow", "--json") as process:
+        assert process.stdout is not None
+        found = [json.loads(process.stdout.readline())["message_id"] for _ in range(201)]
+        assert found == [*(f"m{number}" for number in range(200)), "later"]
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=_PATIENCE_S)
+    assert process.returncode == 0
+    assert errors == b"201 messages, acked.\n"
+    lag = lag_of(data)
+    assert (lag.ready, lag.in_flight, lag.retry) == (0, 0, 0)
+
+
+def test_ctrl_c_while_waiting(data: Path) -> None:
+    with started("--debug", "pop", data, "other", "-g", "g", "--wait", "1h") as process:
+        until_s = time.monotonic() + _PATIENCE_S
+        while b"pid %d" % process.pid not in (data / "LOCK").read_bytes() and time.monotonic() < until_s:
+            os.sched_yield()
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=_PATIENCE_S)
+    assert (process.returncode, output) == (130, b"")
+    assert b"Traceback" not in errors
+    assert lag_of(data).ready == 200
+
+
+def test_ctrl_c_between_two_batches_of_a_file(data: Path) -> None:
+    read, write = os.pipe()
+    row = b'{"body": "x"}\n'
+    command = [*RMQSTORE, "send", str(data), "many", "-f", "-", "--batch", "1000"]
+    with subprocess.Popen(command, stdin=read, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        os.close(read)
+        os.write(write, row * 1500)
+        with rmqstore.open(data, mode="read") as store:
+            until_s = time.monotonic() + _PATIENCE_S
+            while "many" not in [topic.name for topic in store.topics()] and time.monotonic() < until_s:
+                store.refresh()
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=_PATIENCE_S)
+        os.close(write)
+    assert (process.returncode, output) == (130, b"")
+    assert errors == b"Interrupted: the first 1,000 rows are stored; run the same command again to go on, it stores nothing twice.\n"
+    with rmqstore.open(data, services=False) as store:
+        assert [topic.max_offsets for topic in store.topics() if topic.name == "many"] == [(1000,)]

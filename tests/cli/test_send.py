@@ -1,0 +1,129 @@
+"""``rmqstore send``: one message with all its fields, when it is due, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+import rmqstore
+from rmqstore.delays import DELAY_LEVELS_MS
+from tests.cli.conftest import ENGINE, Command
+from tests.stores import HOUR_MS, START_MS
+
+MINUTE_MS = 60_000
+
+
+def test_a_store_that_does_not_exist_is_made_only_on_demand(cli: Command) -> None:
+    said = cli.bad(1, "send", "data", "orders", "hi")
+    assert "the directory does not exist" in said
+    assert "--create" in said
+    assert not cli.data.exists()
+    cli.good("send", "data", "orders", "hi", "--create", "--engine", ENGINE, "--set", "precision_ms=100", "--set", "default_queues=3")
+    with cli.owner() as store:
+        assert store.config.precision_ms == 100
+        assert store.topics()[0].queues == 3
+
+
+def test_a_directory_of_something_else_is_left_alone(cli: Command) -> None:
+    cli.data.mkdir()
+    assert "the directory is empty" in cli.bad(1, "send", "data", "orders", "hi")
+    cli.file("data/other", "x")
+    assert "is no store" in cli.bad(1, "send", "data", "orders", "hi")
+    assert "is no store and not empty" in cli.bad(1, "send", "data", "orders", "hi", "--create", "--engine", ENGINE)
+
+
+def test_all_fields(cli: Command) -> None:
+    fields = ("--tag", "new", "-k", "42", "--key", "x", "-p", "region=eu", "-p", "a=b=c", "--group-key", "g", "--id", "m1", "--queue", "0")
+    assert cli.good("send", "data", "orders", "close 42", *fields, "--create", "--engine", ENGINE).out == "id  m1\n"
+    with cli.owner() as store:
+        (message,) = store.pop("orders", "g")
+    assert (message.body, message.tag, message.keys, message.message_id) == (b"close 42", "new", ("42", "x"), "m1")
+    assert (dict(message.properties), message.message_group) == ({"region": "eu", "a": "b=c"}, "g")
+
+
+def test_the_body_comes_from_the_command_line_a_file_or_stdin(cli: Command) -> None:
+    cli.send(body="one")
+    path = cli.file("body", b"\x00two\n")
+    cli.good("send", "data", "orders", "--body-file", path)
+    cli.good("send", "data", "orders", stdin=b"three\xff\n")
+    with cli.owner() as store:
+        assert [message.body for message in store.pop("orders", "g")] == [b"one", b"\x00two\n", b"three\xff\n"]
+    assert "exclude each other" in cli.bad(2, "send", "data", "orders", "x", "--body-file", path)
+    assert "cannot be read: No such file" in cli.bad(1, "send", "data", "orders", "--body-file", f"{path}.not")
+    assert "body has 0 bytes" in cli.bad(1, "send", "data", "orders")
+
+
+@pytest.mark.parametrize(
+    ("option", "after_ms"),
+    [
+        (("--delay", "5m"), 5 * MINUTE_MS),
+        (("-d", "90000"), 90_000),
+        (("--at", str(START_MS + HOUR_MS)), HOUR_MS),
+        (("--at", "2023-11-15T00:13:20+01:00"), HOUR_MS),
+        (("--delay-level", "18"), DELAY_LEVELS_MS[17]),
+    ],
+)
+def test_a_message_for_later_waits_for_its_time(cli: Command, option: tuple[str, str], after_ms: int) -> None:
+    sent = cli.send(*option)
+    assert sent["deliver_at_ms"] == START_MS + after_ms
+    assert sent["handle"]
+    with cli.owner() as store:
+        assert store.pending().earliest_ms == START_MS + after_ms
+        assert store.cancel(sent["handle"]) is rmqstore.CancelOutcome.CANCELLED
+
+
+def test_what_is_printed_for_a_later_message(cli: Command) -> None:
+    cli.send()
+    result = cli.good("send", "data", "orders", "x", "--id", "m2", "--delay", "30m")
+    assert [line.split()[0] for line in result.lines] == ["id", "handle"]
+    assert result.lines[0] == "id      m2"
+    assert "due 2023-11-14 22:43:20+00:00 (in 30 min)" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--delay", "5 minutes"), "Invalid value for --delay: '5 minutes' is no duration; write 90s, 5m"),
+        (("--at", "soon"), "Invalid value for --at: 'soon' is no time; write 2026-12-01"),
+        (("--delay", "5m", "--at", "2026-12-01"), "--delay and --at exclude each other"),
+        (("--delay-level", "19"), "--delay-level"),
+        (("--property", "x"), "'x' has no '='; write NAME=VALUE"),
+        (("--queue", "-1"), "--queue"),
+    ],
+)
+def test_a_command_line_that_is_not_understood(cli: Command, arguments: tuple[str, ...], said: str) -> None:
+    cli.send()
+    assert said in cli.bad(2, "send", "data", "orders", "x", *arguments)
+    assert cli.good("topics", "data", "--json").json["topics"][0]["queues"] == [{"queue_id": 0, "min_offset": 0, "next_offset": 1}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--tag", "a b"), "tag 'a b' holds a blank"),
+        (("--group-key", "g", "--delay", "5m"), "exclude each other"),
+        (("--set", "precision_ms"), "write key=value"),
+        (("--set", "precisoin_ms=100"), "did you mean precision_ms?"),
+        (("--set", "precision_ms=7"), "precision_ms must be"),
+        (("--engine", "no_such_engine"), "no engine is called 'no_such_engine'"),
+    ],
+)
+def test_a_refused_message_or_setting_makes_no_store(cli: Command, arguments: tuple[str, ...], said: str) -> None:
+    assert said in cli.bad(1, "send", "data", "orders", "x", "--create", *arguments)
+    assert not (cli.data / "rmqstore.json").exists()
+
+
+def test_a_topic_is_needed(cli: Command) -> None:
+    cli.send()
+    assert "give the topic" in cli.bad(2, "send", "data")
+    assert "is not made of letters" in cli.bad(1, "send", "data", "a b", "x")
+
+
+def test_a_store_that_is_in_use_names_its_holder(cli: Command) -> None:
+    cli.send()
+    with cli.owner():
+        assert "is open elsewhere, by pid" in cli.bad(1, "send", "data", "orders", "x")
+
+
+def test_a_setting_that_cannot_change_is_refused(cli: Command) -> None:
+    cli.send()
+    assert "was made with precision_ms = 1000" in cli.bad(1, "send", "data", "orders", "x", "--set", "precision_ms=100")

@@ -1,0 +1,304 @@
+"""``rmqstore send --from-file``: every format, rows at fault, and what a second run of the same command does."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rmqstore.cli import rows, send
+from rmqstore.errors import StoreFullError
+from rmqstore.message import PoppedMessage
+from tests.cli.conftest import ENGINE, Command
+from tests.stores import START_MS
+
+LATER_MS = START_MS + 3_600_000
+MAKE = ("--create", "--engine", ENGINE)
+
+
+def stored(cli: Command, topic: str = "orders") -> list[PoppedMessage]:
+    """Return all messages of a topic, those of timers included, in order."""
+    cli.clock.set(LATER_MS + 1000)
+    with cli.owner() as store:
+        store.tick()
+        found = []
+        while popped := store.pop(topic, "reader", max_messages=1024):
+            found += popped
+        return found
+
+
+def jsonl(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def parquet(**columns: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+def many(count: int) -> list[dict[str, Any]]:
+    return [{"body": f"b{number}", "message_id": f"m{number}"} for number in range(count)]
+
+
+def test_jsonl_with_every_column(cli: Command) -> None:
+    row = {
+        "topic": "orders",
+        "body": "ü",
+        "tag": "new",
+        "keys": ["1", "2"],
+        "properties": {"region": "eu"},
+        "deliver_at_ms": LATER_MS,
+        "message_id": "m1",
+        "born_ms": 5,
+        "queue_id": 0,
+    }
+    path = cli.file("rows.jsonl", "\n" + jsonl([row, {"body_base64": "AP8=", "keys": "3 4", "topic": "other"}]))
+    assert cli.good("send", "data", "--from-file", path, *MAKE).out == "2 messages stored in 1 batch\n"
+    # A message group has no place in a batch with times.
+    cli.good("send", "data", "--from-file", cli.file("fifo.jsonl", jsonl([{"body": "x", "message_group": "g", "topic": "fifo"}])))
+    (message,) = stored(cli)
+    assert (message.body, message.tag, message.keys, dict(message.properties)) == ("ü".encode(), "new", ("1", "2"), {"region": "eu"})
+    assert (message.message_id, message.born_ms, message.queue_id) == ("m1", 5, 0)
+    assert message.store_ms >= LATER_MS
+    (other,) = stored(cli, "other")
+    assert (other.body, other.keys) == (b"\x00\xff", ("3", "4"))
+    assert [message.message_group for message in stored(cli, "fifo")] == ["g"]
+
+
+def test_csv_with_quoted_lines_empty_cells_and_properties(cli: Command) -> None:
+    content = 'body,keys,properties.region,deliver_at,tag\n"a ""b""\nc",1 2,eu,,new\n\nlater,,,2023-11-14T23:13:20Z,\n'
+    path = cli.file("rows.csv", "\ufeff" + content)
+    cli.good("send", "data", "orders", "-f", path, *MAKE)
+    with cli.owner() as store:
+        assert sorted(timer.deliver_at_ms for timer in store.scan().timers) == [START_MS, LATER_MS]
+    first, later = stored(cli)
+    assert (first.body, first.keys, first.tag, dict(first.properties)) == (b'a "b"\nc', ("1", "2"), "new", {"region": "eu"})
+    assert (later.body, later.keys, later.tag, dict(later.properties)) == (b"later", (), None, {})
+
+
+def test_parquet_with_text_or_binary_bodies(cli: Command) -> None:
+    path = cli.file("rows.parquet", parquet(body=["a", "b"], topic=[None, "other"], keys=[["1"], None]))
+    cli.good("send", "data", "orders", "-f", path, *MAKE)
+    cli.good("send", "data", "-f", cli.file("b.parquet", parquet(body=[b"\xff"], topic=["orders"])))
+    assert [(message.body, message.keys) for message in stored(cli)] == [(b"a", ("1",)), (b"\xff", ())]
+    assert [message.body for message in stored(cli, "other")] == [b"b"]
+
+
+def test_stdin_is_jsonl(cli: Command) -> None:
+    result = cli.good("send", "data", "orders", "-f", "-", "--json", *MAKE, stdin=jsonl(many(3)))
+    assert result.json == {"rows": 3, "stored": 3, "stored_before": 0, "batches": 1}
+    assert [message.message_id for message in stored(cli)] == ["m0", "m1", "m2"]
+    assert "stdin is JSONL, or CSV" in cli.bad(2, "send", "data", "-f", "-", "--format", "parquet")
+
+
+def test_what_pop_and_peek_print_can_be_sent_again(cli: Command) -> None:
+    cli.send("--tag", "new", "--key", "1", "--property", "region=eu")
+    cli.good("send", "data", "orders", stdin=b"\x00\xff")
+    cli.send("--delay", "30m")
+    timers = cli.good("timers", "data", "--list", "--json").json["timers"]
+    printed = cli.good("pop", "data", "orders", "-g", "g", "--max", "9", "--json").out
+    peeked = cli.good("peek", "data", "orders", "--json").json["messages"]
+    for number, text in enumerate((printed, jsonl(peeked), jsonl(timers))):
+        cli.good("send", "data", "--from-file", cli.file(f"{number}.jsonl", text))
+    bodies = [(message.body, message.tag, message.keys) for message in stored(cli)]
+    assert bodies.count((b"body", "new", ("1",))) == 3
+    assert bodies.count((b"\x00\xff", None, ())) == 3
+    assert bodies.count((b"body", None, ())) == 2
+
+
+def test_a_delay_holds_for_rows_that_have_no_time(cli: Command) -> None:
+    path = cli.file("rows.jsonl", jsonl([{"body": "a"}, {"body": "b", "deliver_at_ms": START_MS + 1000}]))
+    cli.good("send", "data", "orders", "-f", path, "--delay", "1h", *MAKE)
+    with cli.owner() as store:
+        assert [timer.deliver_at_ms for timer in store.scan().timers] == [START_MS + 1000, LATER_MS]
+
+
+# ---------------------------------------------------------------- the same command again
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("delay", [(), ("--delay", "10m")])
+def test_the_same_command_again_stores_nothing(cli: Command, suffix: str, delay: tuple[str, ...]) -> None:
+    content = {
+        "jsonl": jsonl(many(2500)),
+        "csv": "body\n" + "".join(f"b{number}\n" for number in range(2500)),
+        "parquet": parquet(body=[f"b{number}" for number in range(2500)]),
+    }[suffix]
+    path = cli.file(f"rows.{suffix}", content)
+    command = ("send", "data", "orders", "-f", path, "--batch", "1000", *delay, *MAKE)
+    assert cli.good(*command).out == "2,500 messages stored in 3 batches\n"
+    cli.clock.advance(5000)
+    again = cli.good(*command)
+    assert again.out == "0 messages stored in 3 batches\n"
+    assert "2,500 rows were stored before by the same command, and not again; --run NAME" in again.err
+    assert len(stored(cli)) == 2500
+    assert cli.good(*command, "--run", "2", "--json").json["stored"] == 2500
+
+
+def test_another_file_of_the_same_content_is_another_run(cli: Command) -> None:
+    for name in "ab":
+        cli.good("send", "data", "orders", "-f", cli.file(f"{name}.jsonl", jsonl(many(2))), *MAKE)
+    assert len(stored(cli)) == 4
+
+
+def test_a_run_that_was_cut_short_goes_on(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = cli.file("rows.jsonl", jsonl(many(3000)))
+    command = ("send", "data", "orders", "-f", path, "--batch", "1000", *MAKE)
+    calls = []
+    send_batch = send._send_batch
+
+    def failing(*arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise StoreFullError("no room")
+        send_batch(*arguments)
+
+    monkeypatch.setattr(send, "_send_batch", failing)
+    said = cli.bad(1, *command)
+    assert said == "rmqstore: no room; the first 1,000 rows are stored; run the same command again to go on, it stores nothing twice"
+    monkeypatch.undo()
+    monkeypatch.setattr("rmqstore.cli.stores.clock_factory", lambda: cli.clock)
+    assert cli.good(*command, "--json").json == {"rows": 3000, "stored": 2000, "stored_before": 1000, "batches": 3}
+    assert [message.message_id for message in stored(cli)] == [f"m{number}" for number in range(3000)]
+
+
+def test_a_corrected_or_longer_file_keeps_what_is_stored(cli: Command) -> None:
+    lines = many(2500)
+    path = cli.file("rows.jsonl", jsonl([*lines[:2400], {"body": "x", "tag": "a b"}, *lines[2401:]]))
+    command = ("send", "data", "orders", "-f", path, "--batch", "1000", *MAKE)
+    said = cli.bad(1, *command)
+    assert f"{path}, line 2401, column 'tag': tag 'a b' holds a blank" in said
+    assert "the first 2,000 rows are stored; run the same command again" in said
+    cli.file("rows.jsonl", jsonl(lines))
+    assert cli.good(*command, "--json").json == {"rows": 2500, "stored": 500, "stored_before": 2000, "batches": 3}
+    assert [message.message_id for message in stored(cli)] == [f"m{number}" for number in range(2500)]
+
+
+def test_a_batch_ends_when_its_bodies_are_large(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_BATCH_BYTES", 1000)
+    large = [{"body": "x" * 600} for _ in range(5)]
+    assert "in 3 batches" in cli.good("send", "data", "orders", "-f", cli.file("a.jsonl", jsonl(large)), *MAKE).out
+    path = cli.file("a.parquet", parquet(body=["x" * 600] * 5))
+    assert "5 messages stored in " in cli.good("send", "data", "orders", "-f", path).out
+    assert "0 messages stored in " in cli.good("send", "data", "orders", "-f", path).out
+    assert len(stored(cli)) == 10
+
+
+# ---------------------------------------------------------------- rows at fault
+
+GOOD = '{"body": "x"}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"body": "x"', "line 2: this is no JSON"),
+        ("[1]", "line 2: a line holds one JSON object"),
+        ("{}", "line 2, column 'body': the row has no body"),
+        ('{"body": 5}', "line 2, column 'body': this must be a text, not 5"),
+        ('{"body": ""}', "line 2, column 'body': body has 0 bytes"),
+        ('{"body": "x", "body_base64": "eA=="}', "line 2, column 'body_base64': the row has a body too"),
+        ('{"body_base64": "eA==", "body": "x"}', "line 2, column 'body': the row has a body_base64 too"),
+        ('{"body_base64": "%"}', "line 2, column 'body_base64': this is no base64"),
+        ('{"body": "x", "tga": "y"}', "line 2, column 'tga': the column is unknown; did you mean tag?"),
+        ('{"body": "x", "zzzz": "y"}', "line 2, column 'zzzz': the column is unknown; there are topic, body"),
+        ('{"body": "x", "topic": "a b"}', "line 2, column 'topic': topic name 'a b' is not made of"),
+        ('{"body": "x", "topic": "%DLQ%g"}', "line 2, column 'topic': topic '%DLQ%g' starts with a reserved prefix"),
+        ('{"body": "x", "keys": 5}', "line 2, column 'keys': keys are a list of texts"),
+        ('{"body": "x", "keys": ["a b"]}', "line 2, column 'keys': a key 'a b' holds a blank"),
+        ('{"body": "x", "properties": "y"}', "line 2, column 'properties': properties are an object of texts"),
+        ('{"body": "x", "properties": {"a": 1}}', "line 2, column 'properties': this must be a text, not 1"),
+        ('{"body": "x", "properties": {"KEYS": "1"}}', "line 2, column 'properties': property 'KEYS' belongs to the system"),
+        ('{"body": "x", "deliver_at_ms": "soon"}', "line 2, column 'deliver_at_ms': 'soon' is no whole number"),
+        ('{"body": "x", "deliver_at_ms": -1}', "line 2, column 'deliver_at_ms': deliver_at_ms must be 0"),
+        ('{"body": "x", "deliver_at_ms": 1.5}', "line 2, column 'deliver_at_ms': 1.5 is no whole number"),
+        ('{"body": "x", "deliver_at": "soon"}', "line 2, column 'deliver_at': 'soon' is no time"),
+        ('{"body": "x", "queue_id": true}', "line 2, column 'queue_id': True is no whole number"),
+        ('{"body": "x", "message_group": "g", "deliver_at_ms": 1}', "line 2, column 'deliver_at_ms': message_group and a deliver time"),
+    ],
+)
+def test_a_bad_line_is_named_and_nothing_of_its_batch_is_stored(cli: Command, line: str, said: str) -> None:
+    cli.send("--id", "first")
+    text = cli.bad(1, "send", "data", "orders", "-f", "-", stdin=f"{GOOD}{line}\n{GOOD}")
+    assert text.startswith(f"rmqstore: stdin, {said}")
+    assert text.endswith("; nothing was stored")
+    assert [message.message_id for message in stored(cli)] == ["first"]
+
+
+def test_a_row_needs_a_topic_from_somewhere(cli: Command) -> None:
+    cli.send()
+    assert "column 'topic': the row has no topic; give it here, or TOPIC" in cli.bad(1, "send", "data", "-f", "-", stdin=GOOD)
+
+
+def test_text_that_is_no_utf8(cli: Command) -> None:
+    cli.send()
+    assert "stdin, line 2: byte 11 is no UTF-8" in cli.bad(1, "send", "data", "t", "-f", "-", stdin=GOOD.encode() + b'{"body": "\xff"}\n')
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("body,colour\nx,red\n", "line 1, column 'colour': the column is unknown"),
+        ("body,body\nx,y\n", "line 1, column 'body': it stands in the heading more than once"),
+        ("body,tag\nx\n", "line 2: the row has 1 cells, the heading 2"),
+        ('body,tag\n"x\ny",\nz,a b\n', "line 4, column 'tag': tag 'a b' holds a blank"),
+        ('body\n"x"y\n', "line 2: this is no CSV"),
+        ("body,queue_id\nx,one\n", "line 2, column 'queue_id': 'one' is no whole number"),
+        ("tag\nx\n", "line 2, column 'body': the row has no body"),
+    ],
+)
+def test_a_bad_csv_file(cli: Command, content: str, said: str) -> None:
+    cli.send()
+    path = cli.file("rows.csv", content)
+    assert cli.bad(1, "send", "data", "orders", "-f", path).startswith(f"rmqstore: {path}, {said}")
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"body": ["a", "b"], "tag": ["x", "y z"]}, ", row 2: column 'tag': 'y z' is not allowed"),
+        ({"body": ["a", ""]}, ", row 2: column 'body': 0 bytes are not allowed"),
+        ({"body": ["a", None]}, ", row 2: column 'body' has a null"),
+        ({"body": ["a"], "tag": [1]}, ": column 'tag' must be string, not int64"),
+        ({"body": ["a"], "colour": ["red"]}, ": column 'colour' is unknown"),
+        ({"tag": ["a"]}, ": column 'body' is missing"),
+    ],
+)
+def test_a_bad_parquet_file_is_refused_before_anything_is_stored(cli: Command, columns: dict[str, Any], said: str) -> None:
+    cli.send("--id", "first")
+    path = cli.file("rows.parquet", parquet(**columns))
+    text = cli.bad(1, "send", "data", "orders", "-f", path)
+    assert text.startswith(f"rmqstore: {path}{said}")
+    assert text.endswith("nothing was stored")
+    assert [message.message_id for message in stored(cli)] == ["first"]
+
+
+def test_a_bad_row_late_in_a_parquet_file_has_its_number_in_the_file(cli: Command) -> None:
+    path = cli.file("rows.parquet", parquet(body=["a"] * 2500, tag=[*["x"] * 2400, "y z", *["x"] * 99]))
+    text = cli.bad(1, "send", "data", "orders", "-f", path, "--batch", "1000", *MAKE)
+    assert ", row 2401: column 'tag'" in text
+    assert text.endswith("nothing was stored")
+
+
+def test_files_that_are_not_there_or_of_no_known_kind(cli: Command) -> None:
+    cli.send()
+    assert "rows.csv cannot be read: No such file" in cli.bad(1, "send", "data", "orders", "-f", "rows.csv")
+    assert "say --format" in cli.bad(2, "send", "data", "orders", "-f", cli.file("rows.txt", GOOD))
+    cli.good("send", "data", "orders", "-f", cli.file("rows.txt", GOOD), "--format", "jsonl")
+    assert "is no Parquet file" in cli.bad(1, "send", "data", "orders", "-f", cli.file("rows.parquet", GOOD))
+
+
+@pytest.mark.parametrize("option", [("--tag", "x"), ("--key", "x"), ("--id", "x"), ("--queue", "0"), ("--body-file", "x"), ("-p", "a=b")])
+def test_what_a_file_says_itself_cannot_be_given_beside_it(cli: Command, option: tuple[str, str]) -> None:
+    cli.send()
+    assert "exclude each other" in cli.bad(2, "send", "data", "orders", "-f", "rows.csv", *option)
+    assert "BODY and --from-file exclude" in cli.bad(2, "send", "data", "orders", "body", "-f", "rows.csv")
+
+
+def test_an_empty_file_stores_nothing(cli: Command) -> None:
+    assert cli.good("send", "data", "orders", "-f", "-", *MAKE).out == "0 messages stored in 0 batches\n"

@@ -80,7 +80,7 @@ JSON: dict[str, dict[str, str]] = {
     },
     "rmqstore dlq list": {
         "now_ms, now_iso": "when that was",
-        "dead_letters": "a list of `group`, `reason`, `origin_topic`, `origin_message_id`, `died_ms`, `died_iso`, and `message` as `peek` "
+        "dead_letters": "a list of `group`, `reason`, `attempts`, `origin_topic`, `origin_message_id`, `died_ms`, `died_iso`, and `message` as `peek` "
         "prints it",
         "groups": "without a group: the number of dead letters by group",
     },

@@ -155,6 +155,7 @@ def _document(letter: DeadLetter) -> dict[str, Any]:
     return {
         "group": letter.group,
         "reason": letter.reason,
+        "attempts": letter.attempts,
         "origin_topic": letter.origin_topic,
         "origin_message_id": letter.origin_message_id,
         **show.times_document(died=letter.died_ms),

@@ -80,8 +80,8 @@ JSON: dict[str, dict[str, str]] = {
     },
     "rmqstore dlq list": {
         "now_ms, now_iso": "when that was",
-        "dead_letters": "a list of `group`, `reason`, `attempts`, `origin_topic`, `origin_message_id`, `died_ms`, `died_iso`, and `message` as `peek` "
-        "prints it",
+        "dead_letters": "a list of `group`, `reason`, `attempts`, `origin_topic`, `origin_message_id`, `died_ms`, `died_iso`, "
+        "and `message` as `peek` prints it",
         "groups": "without a group: the number of dead letters by group",
     },
     "rmqstore dlq resend": {"done": "how many were given back", "not_found": "ids that no dead letter has"},

@@ -20,6 +20,7 @@ from rmqstore.message import MAX_TIME_MS, REQUEST_PROPERTIES, Message
 
 _SECOND_MS = 1000
 _MINUTE_MS = 60 * _SECOND_MS
+_REQUESTS = frozenset(REQUEST_PROPERTIES)
 
 DELAY_LEVELS_MS: Final = (
     *(seconds * _SECOND_MS for seconds in (1, 5, 10, 30)),
@@ -94,7 +95,7 @@ def without_requests(message: Message, now_ms: int) -> Message:
     Raises:
         IllegalMessageError: a value is not allowed, or the message has a deliver time or a message group as well.
     """
-    if not message.properties or not any(name in message.properties for name in REQUEST_PROPERTIES):
+    if not message.properties or _REQUESTS.isdisjoint(message.properties):
         return message
     wanted_ms = requested_ms(message.properties, now_ms)
     kept = {name: value for name, value in message.properties.items() if name not in REQUEST_PROPERTIES}
@@ -111,6 +112,8 @@ def batch_without_requests(batch: MessageBatch, now_ms: int) -> MessageBatch:
     """Return a batch in which every row is :func:`without_requests`; errors name the row."""
     if batch.has_columns:
         return _columns_without_requests(batch, now_ms)
+    if not any(message.properties and not _REQUESTS.isdisjoint(message.properties) for message in batch.messages):
+        return batch
     rows = []
     for row, message in enumerate(batch.messages):
         if isinstance(message, Message):

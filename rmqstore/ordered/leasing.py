@@ -73,15 +73,28 @@ class Leasing:
         if isinstance(receipts, SliceReceipts):
             return tuple(outcome for part in receipts.slices for outcome in self._ack_slice(stage, part))
         outcomes = []
+        ending: dict[bytes, tuple[Lease, dict[int, None]]] = {}
+        last: tuple[object, ...] = ()
+        found: Lease | bool = False
         for receipt in receipts:
-            found = self._find(stage, receipt)
+            # Neighbours mostly share their check point.
+            place = (receipt.ck_start_offset, receipt.pop_time_ms, receipt.queue_id, receipt.group, receipt.topic, *receipt.origin)
+            if place != last:
+                last, found = place, self._check_point(stage, receipt)
             if isinstance(found, bool):
                 outcomes.append(AckOutcome.STALE if found else AckOutcome.UNKNOWN)
                 continue
-            lease, index = found
-            outcomes.append(_ACK[lease.states[index]])
-            if lease.states[index] == LEASED:
-                stage.end(lease, index, ACKED)
+            index = found.index_of(receipt.queue_offset)
+            if index is None:
+                outcomes.append(AckOutcome.UNKNOWN)
+                continue
+            _, ended = ending.setdefault(found.key, (found, {}))
+            outcomes.append(AckOutcome.ALREADY_ACKED if index in ended else _ACK[found.states[index]])
+            if found.states[index] == LEASED:
+                ended[index] = None
+        for lease, ended in ending.values():
+            if ended:
+                stage.end_many(lease, list(ended), ACKED)
         return tuple(outcomes)
 
     def _ack_slice(self, stage: Stage, part: Slice) -> list[AckOutcome]:

@@ -13,9 +13,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from rmqstore.cli import completion, config, dlq, doctor, keep, leases, peek, pop, send, settle, timers, topics
-from rmqstore.cli.demo import demo
-from rmqstore.cli.engines import engines
+from rmqstore.cli import completion, config, demo, dlq, doctor, engines, keep, leases, peek, pop, send, settle, timers, topics
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_INTERRUPTED
 from rmqstore.errors import RmqstoreError
 
@@ -100,8 +98,8 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _add(command: Callable[..., None], examples: str = "", *, to: typer.Typer = app) -> None:
-    to.command(command.__name__.strip("_"), epilog=examples or None)(_interruptible(command))
+def _add(command: Callable[..., None], examples: str, *, to: typer.Typer = app) -> None:
+    to.command(command.__name__.strip("_"), epilog=examples)(_interruptible(command))
 
 
 dead_letters = typer.Typer(
@@ -130,6 +128,6 @@ _add(doctor.doctor, doctor.EXAMPLES)
 _add(keep.verify, keep.VERIFY_EXAMPLES)
 _add(keep.snapshot, keep.SNAPSHOT_EXAMPLES)
 _add(keep.restore, keep.RESTORE_EXAMPLES)
-_add(engines)
-_add(demo)
+_add(engines.engines, engines.EXAMPLES)
+_add(demo.demo, demo.EXAMPLES)
 _add(completion.completion, completion.EXAMPLES)

@@ -19,10 +19,13 @@ from rich.table import Table
 
 from rmqstore.cli.demo_orders import START_MS, Order, OrderDay, Tally, make_orders
 from rmqstore.cli.demo_store import leave_store
+from rmqstore.cli.options import examples
 from rmqstore.clock import ManualClock, SystemClock
 from rmqstore.message import Message
 from rmqstore.plugins import BrokenPluginWarning, EngineState, get_plugins
 from rmqstore.store import open as open_store
+
+EXAMPLES = examples("rmqstore demo", "rmqstore demo --orders 10000 --live 0", "rmqstore demo --keep stores")
 
 _SEED = 7
 _LIVE_TIMERS = 2000

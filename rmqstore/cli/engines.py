@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 import warnings
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from rmqstore.cli import show
+from rmqstore.cli.options import examples
+from rmqstore.cli.show import Cell, Column
 from rmqstore.contract import UNLIMITED_MS, Capabilities, Flush, Setting, Support
 from rmqstore.plugins import BrokenPluginWarning, EngineEntry, EngineState, get_plugins
 
 _STYLES = {EngineState.OK: "green", EngineState.NOT_INSTALLED: "yellow", EngineState.BROKEN: "red"}
-_NO_LIMIT_WIDTH = 10_000
+_COLUMNS: Final = (
+    Column("engine"),
+    Column("distribution"),
+    Column("version"),
+    Column("state"),
+    Column("survives (sync / async)", long=True),
+    Column("horizon"),
+    Column("not there", long=True),
+)
+
+EXAMPLES: Final = examples("rmqstore engines", "rmqstore engines --json")
 
 
 def engines(
@@ -32,27 +43,19 @@ def engines(
     if as_json:
         typer.echo(json.dumps([_document(entry) for entry in entries], indent=2))
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_NO_LIMIT_WIDTH)
     if not entries:
-        console.print("No engine is installed. For example: pip install 'rmqstore[all]'", markup=False)
+        show.line("No engine is installed. For example: pip install 'rmqstore[all]'")
         return
-    console.print(_table(entries))
+    show.table(_COLUMNS, [_row(entry) for entry in entries])
     for entry in entries:
         if entry.reason:
-            console.print(Text.assemble("\n", (f"{entry.name} ", "bold"), (entry.state.value, _STYLES[entry.state]), f": {entry.reason}"))
+            show.line()
+            show.line(Text.assemble((f"{entry.name} ", "bold"), (entry.state.value, _STYLES[entry.state]), f": {entry.reason}"))
 
 
-def _table(entries: list[EngineEntry]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("engine", "distribution", "version", "state", "survives (sync / async)", "horizon", "not there"):
-        table.add_column(heading, overflow="fold")
-    for entry in entries:
-        state = Text(entry.state.value, _STYLES[entry.state])
-        declared = _declared(entry.info.capabilities) if entry.info else ("", "", "")
-        table.add_row(Text(entry.name), Text(entry.distribution), Text(entry.version), state, *declared)
-    return table
+def _row(entry: EngineEntry) -> list[Cell]:
+    declared = _declared(entry.info.capabilities) if entry.info else ("", "", "")
+    return [entry.name, entry.distribution, entry.version, Text(entry.state.value, _STYLES[entry.state]), *declared]
 
 
 def _declared(capabilities: Capabilities) -> tuple[str, str, str]:

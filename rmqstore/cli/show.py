@@ -76,15 +76,16 @@ def count(number: int, noun: str, plural: str = "") -> str:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
-    """Print rows under headings; a terminal too narrow for the long columns gets them on lines of their own, below each row."""
+    """Print rows under headings; where a terminal is too narrow, the widest of the long columns go to lines below each row."""
     out = console()
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     widths = [max([len(column.heading), *(row[at].cell_len for row in cells)]) for at, column in enumerate(columns)]
     shown = list(range(len(columns)))
     below: list[int] = []
-    if out.is_terminal and sum(widths) + _GAP * (len(widths) - 1) > out.width:
-        below = [at for at in shown if columns[at].long]
-        shown = [at for at in shown if not columns[at].long]
+    for at in sorted((at for at in shown if columns[at].long), key=lambda at: -widths[at]):
+        if out.is_terminal and sum(widths[each] + _GAP for each in shown) - _GAP > out.width:
+            below = sorted([*below, at])
+            shown.remove(at)
     lines = [_row([Text(columns[at].heading, "bold") for at in shown], shown, columns, widths)]
     label_width = max((len(columns[at].heading) for at in below), default=0)
     for row in cells:

@@ -165,13 +165,8 @@ def _draw(histogram: Histogram, now_ms: int, *, is_from_now: bool) -> None:
         )
     bars = [(text, number) for text, number in zip(_labels(histogram.edges_ms, is_from_now), histogram.counts, strict=True)]
     inside = sum(histogram.counts)
-    rows = [
-        *([("overdue" if is_from_now else "before", histogram.before)] if histogram.before else []),
-        *(bars if inside else []),
-        *([("later", histogram.after)] if histogram.after else []),
-    ]
     show.line()
-    _bars(rows)
+    _bars(bars if inside else [], "overdue" if is_from_now else "before", histogram.before, histogram.after)
     show.line()
     first, last = histogram.edges_ms[0], histogram.edges_ms[-1]
     if len(bars) > 1 and inside:
@@ -214,16 +209,19 @@ def _date_of(ms: int) -> Any:
     return None if moment is None else moment.date()
 
 
-def _bars(rows: Sequence[tuple[str, int]]) -> None:
-    """Draw rows as bars: labels on the left, numbers on the right."""
+def _bars(bars: Sequence[tuple[str, int]], before_label: str, before: int, after: int) -> None:
+    """Draw bars, labels on the left, numbers on the right; what lies outside has a number alone, so that it makes no bar small."""
     out = show.console()
+    outside = [(before_label, before)] if before else []
+    rows = [*outside, *bars, *([("later", after)] if after else [])]
     numbers = [f"{number:,}" for _, number in rows]
     label_width = max(len(label) for label, _ in rows)
     number_width = max(map(len, numbers))
     width = max((out.width if out.is_terminal else _PIPE_WIDTH) - label_width - number_width - 4, _LEAST_BAR)
-    most = max(number for _, number in rows)
-    for (label, number), shown in zip(rows, numbers, strict=True):
-        drawn = bar(number, most, width, is_ascii=out.options.ascii_only)
+    most = max((number for _, number in bars), default=0)
+    for at, ((label, number), shown) in enumerate(zip(rows, numbers, strict=True)):
+        is_inside = len(outside) <= at < len(outside) + len(bars)
+        drawn = bar(number, most, width, is_ascii=out.options.ascii_only) if is_inside else ""
         show.line(Text.assemble(label.ljust(label_width), "  ", (drawn, "cyan"), " " * (width - len(drawn) + 2), shown.rjust(number_width)))
 
 
@@ -274,7 +272,7 @@ def _list(timers: Iterator[PendingTimer], now_ms: int) -> None:
     while page := list(islice(timers, _PAGE)):
         show.table(_COLUMNS, [_row(timer, now_ms) for timer in page])
         listed += len(page)
-    show.note(f"{show.count(listed, 'timer')}; `rmqstore cancel STORE HANDLE` stops one." if listed else "No timer is pending.")
+    show.note(f"{show.count(listed, 'timer')}; `rmqstore cancel STORE HANDLE` stops one." if listed else "No such timer is pending.")
 
 
 def _row(timer: PendingTimer, now_ms: int) -> list[str]:

@@ -65,7 +65,7 @@ def test_between_two_times_and_for_one_topic(cli: Command) -> None:
 def test_a_window_without_timers(cli: Command) -> None:
     result = cli.good("timers", "data", "--from", "2030-01-01", "--to", "2030-01-02")
     assert "No timer is due from 2030-01-01 00:00:00+00:00 to 2030-01-02 00:00:00+00:00." in result.err
-    assert [line.split() for line in result.lines[4:] if line] == [["before", "█" * 69, "6"]]
+    assert [line.split() for line in result.lines[4:] if line] == [["before", "6"]]
 
 
 def test_the_list(cli: Command) -> None:
@@ -96,7 +96,7 @@ def test_a_long_list_comes_in_pages(cli: Command) -> None:
 def test_narrow_terminals_get_long_columns_below(cli: Command, terminal: Callable[[int], None]) -> None:
     terminal(80)
     lines = cli.good("timers", "data", "--list", "--topic", "a").lines
-    assert [line.split()[0] for line in lines] == ["due", "2023-11-14", "id", "handle", "2023-11-15", "id", "handle"]
+    assert [line.split()[0] for line in lines] == ["due", "2023-11-14", "handle", "2023-11-15", "handle"]
     assert max(map(len, lines)) <= 80
     terminal(140)
     assert len(cli.good("timers", "data", "--list", "--topic", "a").lines) == 3
@@ -108,6 +108,7 @@ def test_no_timer_and_no_store(cli: Command) -> None:
         store.cancel([timer.handle for timer in store.scan().timers])
     assert cli.good("timers", "data").out == "No timer is pending.\n"
     assert cli.good("timers", "data", "--json").json["total"] == 0
+    assert cli.good("timers", "data", "--list").err == "No such timer is pending.\n"
     assert "there is no store in" in cli.bad(1, "timers", str(cli.root / "other"))
 
 

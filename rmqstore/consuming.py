@@ -1,0 +1,276 @@
+"""``Consuming``: popping messages, saying what became of them, and arranging topics, groups and dead letters."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import overload
+
+from rmqstore.batch import MessageBatch
+from rmqstore.clock import SystemClock
+from rmqstore.contract import (
+    AckOutcome,
+    Change,
+    ChangeOutcome,
+    ChangeResult,
+    InitMode,
+    PopRequest,
+    PopResult,
+    PopTxn,
+    ReleaseOutcome,
+    Removal,
+    TopicInfo,
+)
+from rmqstore.deadletters import DeadLetter, removal_of
+from rmqstore.delays import RETRY_BACKOFF_MS, backoff_ms
+from rmqstore.errors import (
+    IllegalArgumentTypeError,
+)
+from rmqstore.filters import TagFilter, parse_filter
+from rmqstore.leased import Leased, LeasedMany, receipts_of
+from rmqstore.message import (
+    MAX_ID_BYTES,
+    PoppedMessage,
+    check_count,
+    check_group,
+    check_readable_topic,
+    check_topic,
+    check_word,
+)
+from rmqstore.owning import Owning
+from rmqstore.when import Duration, duration_ms
+
+
+class Consuming(Owning):
+    """The calls of those who consume."""
+
+    # ------------------------------------------------------------ popping
+
+    def pop(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int = 32,
+        invisible: Duration = 60_000,
+        wait: Duration = 0,
+        order: bool = False,
+        filter: str = "*",
+        attempt_id: str | None = None,
+        queue: int | None = None,
+    ) -> list[PoppedMessage]:
+        """Lease up to ``max_messages`` messages to ``group``: until acked they are hidden from it for ``invisible``, then they come back.
+
+        Args:
+            invisible: length of the lease, a ``timedelta`` or ms.
+            wait: how long to wait for the first message when there is none.
+            order: pop in order (P9): nothing more of a queue before what was popped of it is acked. A group's first pop of a topic decides.
+            filter: ``*``, a tag expression ``a || b``, or an SQL92 expression over properties (docs/filters.md).
+            attempt_id: a repeat with the same id within the invisible time returns the same leases.
+            queue: one queue of the topic; any by default.
+        """
+        result = self._pop(topic, group, max_messages, invisible, wait, order, filter, attempt_id, queue)
+        return result.messages.messages()
+
+    def pop_batch(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int = 1024,
+        invisible: Duration = 60_000,
+        wait: Duration = 0,
+        order: bool = False,
+        filter: str = "*",
+        attempt_id: str | None = None,
+        queue: int | None = None,
+    ) -> MessageBatch:
+        """Like :meth:`pop`, as columns; give the batch to :meth:`ack` as it is."""
+        return self._pop(topic, group, max_messages, invisible, wait, order, filter, attempt_id, queue).messages.columns()
+
+    def _pop(
+        self,
+        topic: str,
+        group: str,
+        max_messages: int,
+        invisible: Duration,
+        wait: Duration,
+        order: bool,
+        filter: str,
+        attempt_id: str | None,
+        queue: int | None,
+    ) -> PopResult:
+        self._check_open()
+        check_readable_topic(topic)
+        check_group(group)
+        if attempt_id is not None:
+            check_word("attempt_id", attempt_id, MAX_ID_BYTES)
+        if queue is not None:
+            check_count("queue", queue)
+        if not isinstance(order, bool):
+            raise IllegalArgumentTypeError(f"order must be True or False, not {order!r}")
+        if order:
+            self._require("fifo", "pop in order (order=True)")
+        if not isinstance(parse_filter(filter), TagFilter):
+            self._require("sql92_filter", "take SQL92 filters")
+        request = PopRequest(
+            topic,
+            group,
+            max_messages,
+            duration_ms("invisible", invisible, minimum=1),
+            queue,
+            order,
+            attempt_id,
+            filter,
+            self._opened.config.init,
+        )
+        wait_ms = duration_ms("wait", wait)
+        now_ms = self._clock.now_ms()
+        until_ms, until_s = now_ms + wait_ms, time.monotonic() + wait_ms / 1000
+        is_manual = not isinstance(self._clock, SystemClock)
+        while True:
+            # Count first, then look: what arrives in between moves the count, so the wait ends at once.
+            seen = self._arrivals.count
+            result, ticket = self._pops.pop(request, self._clock.now_ms())
+            if len(result.messages):
+                self._settle(self._pops, ticket)
+                return result
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or (is_manual and self._clock.now_ms() >= until_ms):
+                self._settle(self._pops, ticket)
+                return result
+            self._arrivals.wait_beyond(seen, min(left_s, threading.TIMEOUT_MAX))
+            self._check_open()
+
+    @overload
+    def ack(self, leased: Leased) -> AckOutcome: ...  # type: ignore[overload-overlap] # a str is a sequence of str
+    @overload
+    def ack(self, leased: LeasedMany) -> list[AckOutcome]: ...
+    def ack(self, leased: Leased | LeasedMany) -> AckOutcome | list[AckOutcome]:
+        """Say that messages are done: they never come back to the group.
+
+        Takes a message, a receipt, its text, a list of these, or what ``pop_batch`` returned. ACKED also after the lease ended, as long
+        as it was not revived; STALE when the message is somebody else's by now; UNKNOWN for a text that is no receipt of this store.
+        """
+        self._check_open()
+        given = receipts_of(leased)
+        outcomes, ticket = self._pops.ack(given.receipts, self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        answers = given.spread(outcomes, AckOutcome.UNKNOWN)
+        return answers[0] if given.is_single else answers
+
+    @overload
+    def change_invisible(self, leased: Leased, invisible: Duration) -> ChangeResult: ...  # type: ignore[overload-overlap] # as above
+    @overload
+    def change_invisible(self, leased: LeasedMany, invisible: Duration) -> list[ChangeResult]: ...
+    def change_invisible(self, leased: Leased | LeasedMany, invisible: Duration) -> ChangeResult | list[ChangeResult]:
+        """Let leases end ``invisible`` from now, longer or shorter; the result holds the receipt that counts from then on."""
+        self._check_open()
+        given = receipts_of(leased)
+        invisible_ms = duration_ms("invisible", invisible, minimum=1)
+        changes = [Change(each, invisible_ms) for each in given.receipts]
+        results, ticket = self._pops.change_invisible(changes, self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        answers = given.spread(results, ChangeResult(ChangeOutcome.UNKNOWN))
+        return answers[0] if given.is_single else answers
+
+    @overload
+    def release(self, leased: Leased) -> ReleaseOutcome: ...  # type: ignore[overload-overlap] # as above
+    @overload
+    def release(self, leased: LeasedMany) -> list[ReleaseOutcome]: ...
+    def release(self, leased: Leased | LeasedMany) -> ReleaseOutcome | list[ReleaseOutcome]:
+        """Give leases back at once; the attempt is not counted."""
+        self._check_open()
+        given = receipts_of(leased)
+        outcomes, ticket = self._pops.release(given.receipts, self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        self._arrivals.notify()
+        answers = given.spread(outcomes, ReleaseOutcome.UNKNOWN)
+        return answers[0] if given.is_single else answers
+
+    @overload
+    def retry_later(self, leased: PoppedMessage, backoff: Sequence[Duration] = RETRY_BACKOFF_MS) -> ChangeResult: ...
+    @overload
+    def retry_later(self, leased: Sequence[PoppedMessage], backoff: Sequence[Duration] = RETRY_BACKOFF_MS) -> list[ChangeResult]: ...
+    def retry_later(
+        self, leased: PoppedMessage | Sequence[PoppedMessage], backoff: Sequence[Duration] = RETRY_BACKOFF_MS
+    ) -> ChangeResult | list[ChangeResult]:
+        """Say that work on messages failed: each comes again after the entry of ``backoff`` for its attempt, and the attempt counts.
+
+        The default is RocketMQ's table: 10 s, 30 s, 1 min … 2 h; the last entry holds for all further attempts.
+        """
+        self._check_open()
+        given = [leased] if isinstance(leased, PoppedMessage) else leased
+        if not isinstance(given, Sequence) or not all(isinstance(each, PoppedMessage) for each in given):
+            raise IllegalArgumentTypeError(f"retry_later takes a popped message or a list of them, not {type(leased).__name__}")
+        if not isinstance(backoff, Sequence) or isinstance(backoff, str | bytes) or not backoff:
+            raise IllegalArgumentTypeError(f"backoff must be a list of durations, not {backoff!r}")
+        table = [duration_ms("a duration of backoff", each, minimum=1) for each in backoff]
+        receipts = receipts_of(given).receipts
+        changes = [Change(receipt, backoff_ms(each.attempt, table)) for receipt, each in zip(receipts, given, strict=True)]
+        results, ticket = self._pops.change_invisible(changes, self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        return results[0] if isinstance(leased, PoppedMessage) else results
+
+    # ------------------------------------------------------------ dead letters
+
+    def resend_dead(self, letters: Sequence[DeadLetter]) -> int:
+        """Give dead letters back to the group that did not ack them, as if never delivered; returns how many were still there.
+
+        They go to the group's retry topic, so that no other group sees them; those of a group that pops in order go to the end of the
+        topic itself. Each goes exactly once, also when two operators resend it at the same time.
+        """
+        ordered = {(each.group, each.topic): each.is_ordered for group in {x.group for x in letters} for each in self.subscriptions(group)}
+        queues = {topic.name: topic.queues for topic in self.topics()}
+        return self._remove_dead([removal_of(each, ordered, queues) for each in _checked_letters(letters)])
+
+    def drop_dead(self, letters: Sequence[DeadLetter]) -> int:
+        """Remove dead letters, or parked entries, for good; returns how many were still there."""
+        return self._remove_dead([removal_of(each) for each in _checked_letters(letters)])
+
+    def _remove_dead(self, removals: Sequence[Removal]) -> int:
+        self._check_open()
+        result, ticket = self._pops.apply(PopTxn(removals=removals), self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        self._arrivals.notify()
+        return sum(result.removals)
+
+    # ------------------------------------------------------------ arranging
+
+    def create_topic(self, name: str, queues: int = 1) -> TopicInfo:
+        """Make a topic with ``queues`` queues, or widen it; sends make topics by themselves, with ``default_queues``."""
+        self._check_open()
+        check_topic(name)
+        info, ticket = self._pops.create_topic(name, queues)
+        self._settle(self._pops, ticket)
+        return info
+
+    def delete_topic(self, name: str) -> None:
+        """Remove a topic with its messages, leases, positions and retry topics. Pending timers stay, and make it anew when they are due."""
+        self._check_open()
+        check_readable_topic(name)
+        self._settle(self._pops, self._pops.delete_topic(name))
+
+    def delete_group(self, name: str) -> None:
+        """Remove a group with its leases, positions and retry topics; its dead letter queue stays."""
+        self._check_open()
+        check_group(name)
+        self._settle(self._pops, self._pops.delete_group(name))
+
+    def reset_offset(self, topic: str, group: str, to: int | InitMode, *, queue: int | None = None) -> None:
+        """Move a group to an offset, to the first kept message or to the next one; its leases there turn STALE (P11)."""
+        self._check_open()
+        check_readable_topic(topic)
+        if not isinstance(to, InitMode):
+            check_count("offset", to)
+        if queue is not None:
+            check_count("queue", queue)
+        self._settle(self._pops, self._pops.reset_offset(topic, group, queue, to, self._clock.now_ms()))
+        self._arrivals.notify()
+
+
+def _checked_letters(letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+    if not isinstance(letters, Sequence) or not all(isinstance(each, DeadLetter) for each in letters):
+        raise IllegalArgumentTypeError(f"expected a list of what dead_letters() or parked() gave, not {type(letters).__name__}")
+    return letters

@@ -1,0 +1,46 @@
+"""``Owning``: what the calls of an owner share: the clock, the disk, and waking those who wait."""
+
+from __future__ import annotations
+
+from rmqstore.clock import Clock
+from rmqstore.contract import (
+    Flush,
+    Side,
+    Support,
+    Ticket,
+)
+from rmqstore.errors import (
+    UnsupportedOperationError,
+)
+from rmqstore.opening import Opened
+from rmqstore.reading import Reading
+from rmqstore.sending import Completer
+from rmqstore.services.signals import Signal
+
+
+class Owning(Reading):
+    """The base of what sends and what consumes."""
+
+    def __init__(self, opened: Opened, clock: Clock) -> None:
+        super().__init__(opened.directory.path, opened.config, opened.timers, opened.pops)
+        self._opened = opened
+        self._clock = clock
+        self._sync_calls = opened.config.flush is Flush.SYNC
+        self._arrivals = Signal()
+        self._completer = Completer(self._queues_of)
+
+    def _queues_of(self, topic: str) -> int:
+        known = self._pops.topic(topic)
+        # An unknown one is made when its first message arrives, so that a refused send leaves nothing behind.
+        return self._opened.config.default_queues if known is None else known.queues
+
+    def _require(self, capability: str, what: str) -> None:
+        """Refuse a call that needs what the pop engine does not declare (S1)."""
+        engine = self._opened.config.pop_engine
+        if getattr(self._opened.infos[engine].capabilities, capability) is not Support.FULL:
+            raise UnsupportedOperationError(f"engine {engine!r} does not {what}; `rmqstore engines` lists what each engine can do")
+
+    def _settle(self, side: Side, ticket: Ticket) -> None:
+        """Wait for the disk where the setting asks for it."""
+        if self._sync_calls and ticket.position:
+            side.sync(ticket)

@@ -1,0 +1,181 @@
+"""``Producing``: sending messages, now or for later, and cancelling them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import pyarrow as pa
+
+from rmqstore.batch import MessageBatch
+from rmqstore.contract import (
+    CancelOutcome,
+    TimerHandle,
+    WriteStatus,
+)
+from rmqstore.delays import batch_without_requests, level_ms, without_requests
+from rmqstore.errors import (
+    IllegalArgumentError,
+    IllegalArgumentTypeError,
+    IllegalMessageError,
+    IllegalMessageTypeError,
+)
+from rmqstore.message import (
+    MAX_PROPERTIES_BYTES,
+    Message,
+    check_marks,
+    check_message,
+    check_time_ms,
+    check_topic,
+    check_word,
+)
+from rmqstore.owning import Owning
+from rmqstore.sending import SendReceipt, SendReceipts, has_message_group, ids_of, latest_deliver_ms
+from rmqstore.when import Duration, When, duration_ms, time_ms
+
+
+class Producing(Owning):
+    """The calls of those who send."""
+
+    # ------------------------------------------------------------ sending
+
+    def send(
+        self,
+        message: Message,
+        *,
+        deliver_at: When | None = None,
+        delay: Duration | None = None,
+        delay_level: int | None = None,
+        marks: Sequence[bytes] = (),
+    ) -> SendReceipt:
+        """Store one message, now or for later.
+
+        Args:
+            deliver_at: when it is due: an aware ``datetime`` or ms since the epoch; past means now.
+            delay: how long from now: a ``timedelta`` or ms.
+            delay_level: how long from now, as one of RocketMQ's levels: 1 (1 s) to 18 (2 h). One of the three, or
+                ``message.deliver_at_ms``, or a property ``DELAY``, ``TIMER_DELAY_SEC``, ``TIMER_DELAY_MS``, ``TIMER_DELIVER_MS``.
+            marks: names of this call; when one is stored already, nothing is stored and the first answer comes back (I1).
+
+        Raises:
+            IllegalMessageError: the message breaks a limit; the error names the field.
+            DelayTooLongError: the deliver time is beyond ``max_delay_ms``.
+            FlowControlError: the tick is congested.
+        """
+        self._check_open()
+        check_marks(marks)
+        if not isinstance(message, Message):
+            raise IllegalMessageTypeError(f"send takes a Message, not {type(message).__name__}; send_batch takes many")
+        check_message(message)
+        now_ms = self._clock.now_ms()
+        message = without_requests(message, now_ms)
+        deliver_ms = self._deliver_ms(message.deliver_at_ms, deliver_at, delay, delay_level, now_ms)
+        if deliver_ms is not None and message.message_group is not None:
+            raise IllegalMessageError("message_group and a deliver time exclude each other: a FIFO group has no place for a later message")
+        row = self._completer.message(message, deliver_ms, now_ms, marks)
+        timers, repeated = self._store(MessageBatch(messages=(row,)), deliver_ms, now_ms, marks)
+        return SendReceipt(row.message_id or "", repeated, timers, 0)
+
+    def send_batch(
+        self,
+        batch: MessageBatch | pa.RecordBatch | pa.Table | Sequence[Message],
+        *,
+        deliver_at: When | None = None,
+        delay: Duration | None = None,
+        delay_level: int | None = None,
+        marks: Sequence[bytes] = (),
+    ) -> SendReceipts:
+        """Store many messages, all or nothing; a time given here holds for all, in place of the messages' own deliver times.
+
+        Raises:
+            IllegalMessageError: a row breaks a limit; the error names the row or the column, and nothing was stored.
+        """
+        self._check_open()
+        check_marks(marks)
+        if isinstance(batch, MessageBatch) and batch.source is not None:
+            # What was popped or read goes on as new messages; its receipts and offsets stay behind.
+            batch = MessageBatch.from_arrow(batch.columns)
+        elif isinstance(batch, pa.RecordBatch | pa.Table):
+            batch = MessageBatch.from_arrow(batch)
+        elif not isinstance(batch, MessageBatch):
+            batch = MessageBatch.of(batch)
+        now_ms = self._clock.now_ms()
+        batch = batch_without_requests(batch, now_ms)
+        deliver_ms = self._deliver_ms(None, deliver_at, delay, delay_level, now_ms)
+        if deliver_ms is not None and has_message_group(batch):
+            raise IllegalMessageError("message_group and a deliver time exclude each other: a FIFO group has no place for a later message")
+        rows = self._completer.batch(batch, deliver_ms, now_ms, marks)
+        if not len(rows):
+            return SendReceipts((), None, repeated=False)
+        timers, repeated = self._store(rows, latest_deliver_ms(rows), now_ms, marks)
+        return SendReceipts(ids_of(rows), timers, repeated)
+
+    @staticmethod
+    def _deliver_ms(
+        own_ms: int | None, deliver_at: When | None, delay: Duration | None, delay_level: int | None, now_ms: int
+    ) -> int | None:
+        if sum(given is not None for given in (own_ms, deliver_at, delay, delay_level)) > 1:
+            raise IllegalArgumentError("deliver_at, delay, delay_level and the message's own deliver time exclude each other; give one")
+        if deliver_at is not None:
+            return time_ms("deliver_at", deliver_at)
+        if delay is not None or delay_level is not None:
+            deliver_ms = now_ms + (duration_ms("delay", delay) if delay is not None else level_ms(delay_level or 0))
+            check_time_ms("now + delay", deliver_ms)
+            return deliver_ms
+        return own_ms
+
+    def _store(self, batch: MessageBatch, latest_ms: int | None, now_ms: int, marks: Sequence[bytes]) -> tuple[Any, bool]:
+        """Put a batch that has any future row, append one that has none.
+
+        A call with marks goes by whether it asks for a time at all: repeated after that time, it must meet its mark on the same side.
+        """
+        if latest_ms is not None and (latest_ms > now_ms or marks):
+            receipts, ticket = self._timers.put(batch, now_ms, marks)
+            self._settle(self._timers, ticket)
+            return receipts, receipts.status is WriteStatus.REPEATED
+        result, ticket = self._pops.append(batch, now_ms, marks)
+        self._settle(self._pops, ticket)
+        self._arrivals.notify()
+        return None, result.status is WriteStatus.REPEATED
+
+    # ------------------------------------------------------------ cancelling
+
+    @overload
+    def cancel(self, handle: str | TimerHandle) -> CancelOutcome: ...  # type: ignore[overload-overlap] # a str is a sequence of str
+    @overload
+    def cancel(self, handle: Sequence[str | TimerHandle]) -> list[CancelOutcome]: ...
+    def cancel(self, handle: str | TimerHandle | Sequence[str | TimerHandle]) -> CancelOutcome | list[CancelOutcome]:
+        """Cancel a timer by its handle, or a list of them: one given, one outcome back.
+
+        CANCELLED: it will never be delivered. ALREADY_DELIVERED: too late. UNKNOWN: no such timer was ever stored here, or the text is
+        no handle of this store.
+        """
+        self._check_open()
+        given = [handle] if isinstance(handle, str | TimerHandle) else handle
+        if not isinstance(given, Sequence):
+            raise IllegalArgumentTypeError(f"cancel takes a handle (str) or a list of them, not {type(handle).__name__}")
+        parsed = [_parsed_handle(each) for each in given]
+        outcomes, ticket = self._timers.cancel([each for each in parsed if each is not None], self._clock.now_ms())
+        self._settle(self._timers, ticket)
+        found = iter(outcomes)
+        answers = [CancelOutcome.UNKNOWN if each is None else next(found) for each in parsed]
+        return answers[0] if isinstance(handle, str | TimerHandle) else answers
+
+    def cancel_key(self, topic: str, key: str) -> list[CancelOutcome]:
+        """Cancel every pending timer of ``topic`` that carries ``key``: one outcome for each that was found, in order of sending."""
+        self._check_open()
+        check_topic(topic)
+        check_word("a key", key, MAX_PROPERTIES_BYTES)
+        outcomes, ticket = self._timers.cancel_key(topic, key, self._clock.now_ms())
+        self._settle(self._timers, ticket)
+        return outcomes
+
+
+def _parsed_handle(handle: str | TimerHandle) -> TimerHandle | None:
+    if isinstance(handle, TimerHandle):
+        return handle if handle.is_sound else None
+    if not isinstance(handle, str):
+        raise IllegalArgumentTypeError(
+            f"a handle is a str, not {type(handle).__name__}; SendReceipt.handle is None for what was sent for now"
+        )
+    return TimerHandle.parse(handle)

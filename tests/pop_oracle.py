@@ -1,0 +1,499 @@
+"""The half of the oracle that holds queues, groups, leases and dead letters, modelled with lists and dicts.
+
+Where the contract leaves freedom (which queue a pop takes first, how far a filtered pop looks beyond its last message, the order in which
+leases of one tick are revived, the queue of a resent message) the model takes over what the store did after checking that it was allowed;
+elsewhere it is exact.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from rmqstore import AckOutcome, ChangeOutcome, Lag, Message, PoppedMessage, ReleaseOutcome
+from rmqstore.contract import Subscription
+from rmqstore.deadletters import DeadLetter
+
+RETRY = -1
+"""The source of a lease that came from the retry topic; other sources are queue numbers."""
+
+Place = tuple[str, str]
+"""(topic, group)."""
+
+Passes = Callable[[Message], bool]
+"""A filter."""
+
+
+@dataclass
+class Entry:
+    """One message in a queue or in a retry topic, with the deliveries that were counted before."""
+
+    message: Message
+    store_ms: int
+    counted: int = 0
+    first_pop_ms: int | None = None
+
+
+@dataclass
+class Queue:
+    """A queue by offsets; what lies before ``first`` was reclaimed."""
+
+    entries: list[Entry] = field(default_factory=list)
+    first: int = 0
+
+
+@dataclass
+class Held:
+    """One lease; ``ended`` is None while it runs."""
+
+    entry: Entry
+    topic: str
+    group: str
+    source: int
+    offset: int
+    expiry: int
+    receipt: str
+    ended: str | None = None
+
+    @property
+    def check_point(self) -> tuple[int, int]:
+        """(start offset, pop time): what the messages of one pop of one queue share."""
+        start, pop_ms = self.receipt.split(" ")[:2]
+        return int(start), int(pop_ms)
+
+
+@dataclass
+class Letter:
+    """A dead letter; it ``counts`` in the lag until its topic is deleted."""
+
+    entry: Entry
+    origin: str
+    died_ms: int
+    counts: bool = True
+
+
+@dataclass
+class Standing:
+    """Where a group stands on a topic; ``ordered`` is None until it pops, ``unacked`` are its FIFO runs by queue and offset."""
+
+    ordered: bool | None = None
+    last_ms: int = 0
+    active_ms: int = 0
+    offsets: dict[int, int] = field(default_factory=dict)
+    unacked: dict[int, dict[int, Entry]] = field(default_factory=dict)
+    retry: Queue = field(default_factory=Queue)
+    retry_offset: int = 0
+
+
+class PopOracle:
+    """Queues and who holds what of them, as users may see it."""
+
+    def __init__(
+        self,
+        *,
+        max_retries: int = 16,
+        max_in_flight: int = 0,
+        outcome_memory_ms: int = 600_000,
+        starts_at_end: bool = False,
+        group_expiry_ms: int = 0,
+    ) -> None:
+        self.max_retries = max_retries
+        self.max_in_flight = max_in_flight
+        self.outcome_memory_ms = outcome_memory_ms
+        self.starts_at_end = starts_at_end
+        self.group_expiry_ms = group_expiry_ms
+        self.queues: dict[str, list[Queue]] = {}
+        self.standings: dict[Place, Standing] = {}
+        self.leases: dict[str, Held] = {}
+        self.live: dict[str, Held] = {}
+        self.letters: dict[str, list[Letter]] = {}
+        self.attempts: dict[tuple[str, str, str], tuple[int, list[str]]] = {}
+        self.deliveries: Counter[tuple[str, str]] = Counter()
+        self.latest_ms = -1
+
+    # ------------------------------------------------------------ what there is
+
+    def create_topic(self, name: str, queues: int) -> None:
+        known = self.queues.setdefault(name, [])
+        known.extend(Queue() for _ in range(queues - len(known)))
+
+    def enqueue(self, message: Message, now: int) -> None:
+        self.create_topic(message.topic, (message.queue_id or 0) + 1)
+        self.queues[message.topic][message.queue_id or 0].entries.append(Entry(message, now))
+
+    def standing(self, topic: str, group: str) -> Standing:
+        return self.standings.setdefault((topic, group), Standing())
+
+    def held_by(self, topic: str, group: str, source: int | None = None) -> list[Held]:
+        """Return the running leases of a group on a topic, or on one source of it."""
+        return [h for h in self.live.values() if (h.topic, h.group) == (topic, group) and source in (None, h.source)]
+
+    def waiting_in_place(self, topic: str, group: str, queue: int) -> list[tuple[int, Entry]]:
+        """Return (offset, entry) of what a FIFO group was given, did not ack, and does not hold."""
+        run = self.standings.get((topic, group), Standing()).unacked.get(queue, {})
+        leased = {held.offset for held in self.held_by(topic, group, queue)}
+        return sorted(((offset, entry) for offset, entry in run.items() if offset not in leased), key=lambda each: each[0])
+
+    def new_ones(self, topic: str, group: str, source: int) -> list[tuple[int, Entry]]:
+        """Return (offset, entry) of what the group was never given of a source, in order."""
+        at = self.standings.get((topic, group), Standing())
+        queue = at.retry if source == RETRY else self.queues[topic][source]
+        start = max(at.retry_offset if source == RETRY else at.offsets.get(source, 0), queue.first)
+        return list(enumerate(queue.entries))[start:]
+
+    def lag(self, topic: str, group: str) -> Lag:
+        numbers = range(len(self.queues.get(topic, [])))
+        return Lag(
+            ready=sum(len(self.new_ones(topic, group, number)) for number in numbers),
+            in_flight=len(self.held_by(topic, group)),
+            retry=len(self.new_ones(topic, group, RETRY)) + sum(len(self.waiting_in_place(topic, group, number)) for number in numbers),
+            dead=sum(letter.counts and letter.origin == topic for letter in self.letters.get(group, [])),
+        )
+
+    def rest(self, topic: str, group: str, queue: int | None) -> int:
+        """Return how many messages of the queues asked for are ready now; none of a queue whose FIFO run is leased."""
+        at = self.standing(topic, group)
+        asked = [
+            number
+            for number in (range(len(self.queues[topic])) if queue is None else (queue,))
+            if not (at.ordered and self.held_by(topic, group, number))
+        ]
+        there = sum(len(self.new_ones(topic, group, number)) + len(self.waiting_in_place(topic, group, number)) for number in asked)
+        return there + (0 if at.ordered else len(self.new_ones(topic, group, RETRY)))
+
+    def is_ready(self, topic: str, group: str) -> bool:
+        """Say whether a pop without a filter gives something."""
+        at = self.standings.get((topic, group), Standing())
+        sources = [*range(len(self.queues.get(topic, []))), *([] if at.ordered else [RETRY])]
+        return any(
+            self._room(topic, group, source, ordered=bool(at.ordered))
+            and (self.new_ones(topic, group, source) or self.waiting_in_place(topic, group, source))
+            for source in sources
+        )
+
+    def running_leases(self) -> list[tuple[str, str, int, int, str, int, int | None, int, str]]:
+        """Return what ``leases()`` lists, in its order: where, whose, which delivery, since when, until when."""
+        return sorted(
+            (h.topic, h.group, max(h.source, 0), h.offset, str(h.entry.message.message_id), h.entry.counted + 1, h.entry.first_pop_ms,
+             h.expiry, h.receipt)
+            for h in self.live.values()
+        )  # fmt: skip
+
+    def check_subscriptions(self, found: Sequence[Subscription]) -> None:
+        """Check who pops what and how, and take over when each group is said to have popped last: true to an eighth of the expiry (Q3)."""
+        expected = {place: at for place, at in self.standings.items() if at.ordered is not None}
+        assert {(each.topic, each.group): each.is_ordered for each in found} == {place: at.ordered for place, at in expected.items()}
+        for each in found:
+            at = expected[each.topic, each.group]
+            assert each.active_ms <= at.last_ms
+            assert not self.group_expiry_ms or at.last_ms - each.active_ms < max(self.group_expiry_ms // 8, 1)
+            at.active_ms = each.active_ms
+
+    # ------------------------------------------------------------ pops
+
+    def _room(self, topic: str, group: str, source: int, *, ordered: bool) -> int:
+        held = len(self.held_by(topic, group, source))
+        if ordered:
+            return 0 if held else self.max_in_flight or 10**9
+        return max(self.max_in_flight - held, 0) if self.max_in_flight else 10**9
+
+    def repeated(self, topic: str, group: str, attempt_id: str, now: int) -> list[str]:
+        """Return the receipts that a repeat of this attempt must give again."""
+        end, receipts = self.attempts.get((topic, group, attempt_id), (0, []))
+        return [text for text in receipts if end > now and text in self.live and self.live[text].expiry > now]
+
+    def register(self, topic: str, group: str, now: int, *, order: bool) -> None:
+        """Take note of a pop: the first one fixes how the group pops the topic and where it starts, on all queues at once (P9, P11)."""
+        self.create_topic(topic, 1)
+        at = self.standing(topic, group)
+        assert at.ordered in (None, order)
+        for number, queue in enumerate(self.queues[topic]):
+            at.offsets.setdefault(number, len(queue.entries) if at.ordered is None and self.starts_at_end else 0)
+        at.last_ms = now if at.ordered is None else max(at.last_ms, now)
+        at.ordered = order
+
+    def popped(
+        self,
+        topic: str,
+        group: str,
+        got: Sequence[PoppedMessage],
+        now: int,
+        invisible: int,
+        *,
+        max_messages: int,
+        passes: Passes,
+        offsets: Mapping[int, int],
+        order: bool = False,
+        queue: int | None = None,
+        attempt_id: str | None = None,
+    ) -> None:
+        """Check a pop and take it over; ``offsets`` is where the group stands on each queue afterwards."""
+        self.register(topic, group, now, order=order)
+        at = self.standing(topic, group)
+        if attempt_id is not None and (again := self.repeated(topic, group, attempt_id, now)):
+            assert sorted(str(m.receipt) for m in got) == sorted(again), "a repeated attempt gets the same leases"
+            for each in got:
+                held = self.live[str(each.receipt)]
+                facts = (held.entry.message.message_id, held.entry.counted + 1, held.entry.first_pop_ms)
+                assert (each.message_id, each.attempt, each.first_pop_ms) == facts
+            return
+        asked = [queue] if queue is not None else list(range(len(self.queues[topic])))
+        sources = asked if order else [RETRY, *asked]
+        by_source: dict[int, list[PoppedMessage]] = {}
+        for each in got:
+            by_source.setdefault(_source_of(each), []).append(each)
+        assert set(by_source) <= set(sources)
+        room = {source: self._room(topic, group, source, ordered=order) for source in sources}
+        back = {source: self.waiting_in_place(topic, group, source) for source in sources}
+        new = {source: [e for e in self.new_ones(topic, group, source) if source == RETRY or passes(e[1].message)] for source in sources}
+        free = {source: min(len(back[source]) + len(new[source]), room[source]) for source in sources}
+        assert len(got) == min(max_messages, sum(free.values())), f"{len(got)} popped, {free} were there for {max_messages}"
+        for source in sources:
+            taken, listed = by_source.get(source, []), back[source] + new[source]
+            assert len(taken) <= free[source], "more than the in-flight limit lets out"
+            assert [(m.queue_offset, m.message_id) for m in taken] == [(o, e.message.message_id) for o, e in listed[: len(taken)]]
+            for each, (_, entry) in zip(taken, listed, strict=False):
+                self._lease(topic, group, source, each, entry, now + invisible)
+            fresh = max(len(taken) - len(back[source]), 0)
+            if source == RETRY:
+                at.retry_offset = taken[-1].queue_offset + 1 if fresh else at.retry_offset
+                continue
+            if order:
+                run = at.unacked.setdefault(source, {})
+                run.update((each.queue_offset, self.live[str(each.receipt)].entry) for each in taken)
+            behind = new[source][fresh - 1][0] + 1 if fresh else at.offsets[source]
+            next_one = new[source][fresh][0] if fresh < len(new[source]) else len(self.queues[topic][source].entries)
+            reached = offsets.get(source, 0)
+            assert behind <= reached <= next_one, f"queue {source}: offset {reached} is outside of {behind}–{next_one}"
+            if len(got) < max_messages and len(taken) < room[source]:
+                assert reached == next_one, "filtered-out messages stall the offset"
+            at.offsets[source] = reached
+        for number, offset in offsets.items():
+            assert offset == at.offsets.get(number, 0), f"queue {number} was not asked for"
+        if attempt_id is not None and got:
+            self.attempts[topic, group, attempt_id] = (now + invisible, [str(m.receipt) for m in got])
+
+    def _lease(self, topic: str, group: str, source: int, got: PoppedMessage, entry: Entry, expiry: int) -> None:
+        sent = entry.message
+        assert (got.topic, got.body, got.tag, got.keys, got.message_group) == (topic, sent.body, sent.tag, sent.keys, sent.message_group)
+        assert dict(got.properties) == dict(sent.properties)
+        assert got.deliver_at_ms == sent.deliver_at_ms
+        assert got.attempt == entry.counted + 1
+        if sent.deliver_at_ms is not None and source != RETRY:
+            assert got.store_ms >= sent.deliver_at_ms, "handed over early"
+        if entry.first_pop_ms is not None:
+            assert got.first_pop_ms == entry.first_pop_ms
+        held = Held(
+            Entry(sent, entry.store_ms, entry.counted, got.first_pop_ms), topic, group, source, got.queue_offset, expiry, str(got.receipt)
+        )
+        self._hold(held)
+        self.deliveries[group, str(sent.message_id)] += 1
+
+    def _hold(self, held: Held) -> None:
+        assert held.receipt not in self.leases, "two leases share a receipt"
+        self.leases[held.receipt] = self.live[held.receipt] = held
+
+    # ------------------------------------------------------------ the ends of leases
+
+    def _end(self, held: Held, how: str) -> None:
+        held.ended = how
+        self.live.pop(held.receipt, None)
+
+    def _outcome_is_open(self, held: Held) -> bool:
+        return held.ended is not None and self.latest_ms >= held.expiry + self.outcome_memory_ms
+
+    def ack(self, receipt: str) -> set[AckOutcome]:
+        held = self.leases[receipt]
+        if held.ended is None:
+            self._end(held, "acked")
+            self.standing(held.topic, held.group).unacked.get(held.source, {}).pop(held.offset, None)
+            return {AckOutcome.ACKED}
+        gone = {AckOutcome.STALE, AckOutcome.UNKNOWN}
+        known = {"acked": {AckOutcome.ALREADY_ACKED}, "moved": {AckOutcome.STALE}, "erased": gone}[held.ended]
+        return known | gone if self._outcome_is_open(held) else known
+
+    def change(self, receipt: str, new_receipt: str | None, expiry: int) -> set[ChangeOutcome]:
+        held = self.leases[receipt]
+        if held.ended is None:
+            self._end(held, "moved")
+            if new_receipt is not None:
+                self._hold(Held(held.entry, held.topic, held.group, held.source, held.offset, expiry, new_receipt))
+            return {ChangeOutcome.CHANGED}
+        gone = {ChangeOutcome.STALE, ChangeOutcome.UNKNOWN}
+        known = {"acked": {ChangeOutcome.ALREADY_ACKED}, "moved": {ChangeOutcome.STALE}, "erased": gone}[held.ended]
+        return known | gone if self._outcome_is_open(held) else known
+
+    def release(self, receipt: str, now: int) -> set[ReleaseOutcome]:
+        held = self.leases[receipt]
+        if held.ended is None:
+            self._give_back(held, now, counted=False)
+            return {ReleaseOutcome.RELEASED}
+        gone = {ReleaseOutcome.STALE, ReleaseOutcome.UNKNOWN}
+        known = {"acked": {ReleaseOutcome.ALREADY_ACKED}, "moved": {ReleaseOutcome.STALE}, "erased": gone}[held.ended]
+        return known | gone if self._outcome_is_open(held) else known
+
+    def _give_back(self, held: Held, now: int, *, counted: bool, may_die: bool = True) -> str:
+        self._end(held, "moved")
+        at = self.standing(held.topic, held.group)
+        entry = Entry(held.entry.message, now, held.entry.counted + counted, held.entry.first_pop_ms)
+        run = at.unacked[held.source] if at.ordered and held.source != RETRY else None
+        if counted and may_die and entry.counted > self.max_retries:
+            self.letters.setdefault(held.group, []).append(Letter(entry, held.topic, now))
+            if run is not None:
+                del run[held.offset]
+            return "dead"
+        if run is not None:
+            run[held.offset] = replace(entry, store_ms=held.entry.store_ms)
+        else:
+            at.retry.entries.append(entry)
+        return "retried"
+
+    def revive(self, now: int) -> Counter[str]:
+        """Give back every lease that ended; the order within retry topics and dead letter queues is taken over later.
+
+        Of a FIFO run dies only what is its head when the leases of its pop end (P9).
+        """
+        self.latest_ms = max(self.latest_ms, now)
+        report: Counter[str] = Counter()
+        check_points: dict[tuple[object, ...], list[Held]] = {}
+        for held in self.live.values():
+            if held.expiry <= now:
+                check_points.setdefault((held.expiry, held.topic, held.group, held.source, *held.check_point), []).append(held)
+        for key in sorted(check_points, key=lambda key: (key[0], key[4:])):
+            expired = sorted(check_points[key], key=lambda held: held.offset)
+            at = self.standing(expired[0].topic, expired[0].group)
+            in_order = bool(at.ordered) and expired[0].source != RETRY
+            head = min(at.unacked[expired[0].source]) if in_order else -1
+            for held in expired:
+                report[self._give_back(held, now, counted=True, may_die=not in_order or held.offset == head)] += 1
+        return report
+
+    def reorder(self, topic: str, group: str, lying: Sequence[tuple[int, str, int, int | None]]) -> None:
+        """Take over the order of a retry topic, given as (offset, id, counted deliveries, first pop); what was popped keeps its place."""
+        at = self.standing(topic, group)
+        pool = at.retry.entries[at.retry.first :]
+        ordered: list[Entry] = []
+        for offset, *facts in lying:
+            assert offset == at.retry.first + len(ordered)
+            matching = [each for each in pool if [each.message.message_id, each.counted, each.first_pop_ms] == facts]
+            assert matching, f"(id, count, first pop) {facts} lies in the retry topic of {group}, expected are {pool}"
+            ordered.append(next((each for each in matching if each is at.retry.entries[offset]), matching[0]))
+            pool = [each for each in pool if each is not ordered[-1]]
+        assert not pool, f"missing from the retry topic: {pool}"
+        popped = max(at.retry_offset - at.retry.first, 0)
+        assert [id(each) for each in ordered[:popped]] == [id(each) for each in at.retry.entries[at.retry.first :][:popped]]
+        at.retry.entries[at.retry.first :] = ordered
+
+    # ------------------------------------------------------------ operators
+
+    def reset(self, topic: str, group: str, queue: int, offset: int, now: int) -> None:
+        """Move a group; its leases on the queue turn STALE, its FIFO run there is dropped."""
+        at = self.standing(topic, group)
+        at.offsets[queue] = offset
+        at.unacked.pop(queue, None)
+        at.last_ms = max(at.last_ms, now)
+        for held in self.held_by(topic, group, queue):
+            self._end(held, "moved")
+
+    def delete_topic(self, name: str) -> None:
+        """Forget a topic; its dead letters stay and no longer count, since a new topic of the name is another one."""
+        self.queues.pop(name, None)
+        self._erase(lambda topic, group: topic == name)
+        for letters in self.letters.values():
+            for letter in letters:
+                letter.counts = letter.counts and letter.origin != name
+
+    def delete_group(self, name: str) -> None:
+        """Forget a group; its dead letters stay."""
+        self._erase(lambda topic, group: group == name)
+
+    def _erase(self, is_meant: Callable[[str, str], bool]) -> None:
+        self.standings = {place: at for place, at in self.standings.items() if not is_meant(*place)}
+        for held in self.leases.values():
+            if is_meant(held.topic, held.group):
+                self._end(held, "erased")
+
+    def take_over_letters(self, group: str, found: Sequence[DeadLetter]) -> None:
+        """Check the dead letters of a group; the order of those that died in one tick is taken over."""
+        pool = list(self.letters.get(group, []))
+        ordered = []
+        for each in found:
+            matching = [
+                letter
+                for letter in pool
+                if (letter.entry.message.message_id, letter.origin, letter.died_ms)
+                == (each.origin_message_id, each.origin_topic, each.died_ms)
+                and f"{letter.entry.counted} times" in each.reason
+            ]
+            assert matching, f"{each} is a dead letter, expected are {pool}"
+            letter, sent = matching[0], matching[0].entry.message
+            assert (each.group, each.message.body, each.message.tag, each.message.keys) == (group, sent.body, sent.tag, sent.keys)
+            assert {**each.message.properties, **sent.properties} == dict(each.message.properties)
+            pool = [other for other in pool if other is not letter]
+            ordered.append(letter)
+        assert not pool, f"missing from the dead letters of {group}: {pool}"
+        self.letters[group] = ordered
+
+    def remove_letters(self, group: str, chosen: Iterable[Letter], now: int, *, resend: bool) -> list[Message]:
+        """Take letters out; returns what goes to the end of a topic, because its group pops it in order."""
+        to_topics = []
+        for letter in chosen:
+            self.letters[group] = [other for other in self.letters[group] if other is not letter]
+            message = _as_sent_back(letter.entry.message)
+            at = self.standing(letter.origin, group)
+            if resend and at.ordered:
+                to_topics.append(message)
+            elif resend:
+                at.retry.entries.append(Entry(message, now))
+        return to_topics
+
+    # ------------------------------------------------------------ retention
+
+    def reclaimed(self, min_offsets: Mapping[tuple[str, int], int], now: int, *, retention_ms: int, by_consumption: bool) -> None:
+        """Check where each queue begins after upkeep, and take it over (Q1–Q3).
+
+        What went was too old or consumed, and not pinned; what lies at the head and may go by one of the two rules alone is gone.
+        """
+        for topic, queues in self.queues.items():
+            for number, queue in enumerate(queues):
+                consumed = self._consumed(topic, number, now) if by_consumption else 0
+                old = [bool(retention_ms) and 0 < now - retention_ms > entry.store_ms for entry in queue.entries]
+                aged = next((at for at in range(queue.first, len(old)) if not old[at]), len(old))
+                mixed = next((at for at in range(queue.first, len(old)) if not old[at] and at >= consumed), len(old))
+                pin = self._pin(topic, number, len(old))
+                must, may = (max(min(offset, pin), queue.first) for offset in (max(aged, consumed), mixed))
+                first = min_offsets[topic, number]
+                assert must <= first <= may, (
+                    f"{topic}/{number} begins at {first}; {must} to {may} is allowed (aged {aged}, consumed {consumed}, pinned {pin})"
+                )
+                queue.first = first
+        for (_, group), at in self.standings.items():
+            held = [h.offset for h in self.live.values() if (h.group, h.source) == (group, RETRY) and at is self.standings[h.topic, group]]
+            at.retry.first = max(min([at.retry_offset, *held]), at.retry.first)
+
+    def _consumed(self, topic: str, number: int, now: int) -> int:
+        longest = self.group_expiry_ms + self.group_expiry_ms // 8
+        counting = [
+            at
+            for (name, _), at in self.standings.items()
+            if name == topic and at.ordered is not None and (not self.group_expiry_ms or now - at.active_ms <= longest)
+        ]
+        return min((at.offsets.get(number, 0) for at in counting), default=0)
+
+    def _pin(self, topic: str, number: int, end: int) -> int:
+        leased = [held.offset for held in self.live.values() if (held.topic, held.source) == (topic, number)]
+        unacked = [offset for (name, _), at in self.standings.items() if name == topic for offset in at.unacked.get(number, {})]
+        return min([end, *leased, *unacked])
+
+
+def _as_sent_back(message: Message) -> Message:
+    """Return a message as it is sent back from the dead letters: for now, in no queue yet."""
+    return msgspec.structs.replace(message, deliver_at_ms=None, queue_id=None)
+
+
+def _source_of(popped: PoppedMessage) -> int:
+    flag = str(popped.receipt).split(" ")[4]
+    return popped.queue_id if flag == "0" else RETRY

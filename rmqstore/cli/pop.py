@@ -22,7 +22,7 @@ from rmqstore.store import Store
 EXAMPLES: Final = examples(
     "rmqstore pop data orders --group billing",
     "rmqstore pop data orders -g billing --max 100 --json > orders.jsonl",
-    "rmqstore pop data orders -g billing --follow --filter 'paid || new'",
+    "rmqstore pop data orders -g billing --follow --filter \"region = 'eu' AND amount > 10\"",
     "rmqstore pop data orders -g billing --no-ack --invisible 5m",
     "rmqstore pop data '%DLQ%billing' -g inspectors",
 )
@@ -66,7 +66,7 @@ def pop(
     ] = None,
     invisible: Annotated[str, typer.Option("--invisible", metavar="DURATION", help="Length of the leases.")] = "60s",
     wait: Annotated[str, typer.Option("--wait", metavar="DURATION", help="How long to wait for the first message.")] = "0s",
-    filter: Annotated[str, typer.Option("--filter", metavar="EXPR", help="Only what this expression lets through, as 'a || b'.")] = "*",
+    filter: Annotated[str, typer.Option("--filter", metavar="EXPR", help="Only what this lets through: tags 'a || b', or SQL92.")] = "*",
     order: Annotated[bool, typer.Option("--order", help="FIFO: one run at a time of each queue.")] = False,
     queue: Annotated[int | None, typer.Option("--queue", metavar="N", min=0, help="Only this queue.")] = None,
     attempt_id: Annotated[

@@ -29,7 +29,7 @@ from rmqstore.message import Message, check_message
 MAX_BATCH_BYTES: Final = 32 * 1024 * 1024
 """A batch ends when its bodies reach this size, however few rows it has."""
 
-_EXTRA = ("body_base64", "deliver_at")
+_KNOWN = dict.fromkeys((*IN_SCHEMA.names, "body_base64", "deliver_at"))
 _IGNORED = (frozenset(OUT_SCHEMA.names) - frozenset(IN_SCHEMA.names)) | {"handle", "lease_end_ms"}
 """What other commands print of a message beside what it is made of."""
 _TEXTS = ("tag", "message_group", "message_id")
@@ -153,23 +153,28 @@ class _Lines:
         self._rows_of = rows_of
 
     def batches(self) -> Iterator[Batch]:
-        messages: list[Message] = []
-        size, first, batch = 0, 0, 0
+        messages: dict[int, Message] = {}
+        size, batch = 0, 0
         for number, row in self._rows_of(self._source):
-            first = first if messages else number
-            message = self._message(number, row)
-            messages.append(message)
+            message = messages[number] = self._message(number, row)
             size += len(message.body)
             if len(messages) >= self._shape.rows or size >= MAX_BATCH_BYTES:
-                yield self._batch(messages, first, batch)
-                messages, size, batch = [], 0, batch + 1
+                yield self._batch(messages, batch)
+                messages, size, batch = {}, 0, batch + 1
         if messages:
-            yield self._batch(messages, first, batch)
+            yield self._batch(messages, batch)
 
-    def _batch(self, messages: Sequence[Message], first: int, batch: int) -> Batch:
+    def _batch(self, messages: Mapping[int, Message], batch: int) -> Batch:
+        """Make a batch of messages by line; they are checked together, and one by one only to name the line at fault."""
         source = self._source
+        try:
+            rows = MessageBatch.from_arrow(columns_of(list(messages.values()))).columns
+        except (IllegalArgumentError, pa.ArrowException, ArithmeticError, UnicodeError) as error:
+            for number, message in messages.items():
+                self._check(number, message)
+            raise source.bad(f"this line or one of the {len(messages) - 1} before it cannot be stored: {error}") from error
         mark = f"{source.digest.hexdigest()}:{batch}".encode()
-        return Batch(columns_of(messages), f"{source.name}, lines {first}–{source.number}", mark, source.bytes)
+        return Batch(rows, f"{source.name}, lines {min(messages)}–{source.number}", mark, source.bytes)
 
     def _message(self, number: int, row: Mapping[str, Any]) -> Message:
         values: dict[str, Any] = {"topic": self._shape.topic, "body": None}
@@ -182,12 +187,13 @@ class _Lines:
         for column, hint in (("topic", "give it here, or TOPIC on the command line"), ("body", "write body, or body_base64")):
             if values[column] is None:
                 raise self._source.bad(f"the row has no {column}; {hint}", column, number)
-        message = Message(**values)
+        return Message(**values)
+
+    def _check(self, number: int, message: Message) -> None:
         try:
             check_message(message)
         except IllegalArgumentError as error:
             raise self._source.bad(str(error), column_at_fault(message), number) from None
-        return message
 
 
 def _json_rows(source: _Source) -> Iterator[_Row]:
@@ -234,11 +240,10 @@ def _check_heading(source: _Source, heading: Sequence[str]) -> None:
 
 
 def _check_known(column: str) -> None:
-    names = (*IN_SCHEMA.names, *_EXTRA)
-    if column in names or (column.startswith(_PROPERTY) and column != _PROPERTY):
+    if column in _KNOWN or (column.startswith(_PROPERTY) and column != _PROPERTY):
         return
-    nearest = difflib.get_close_matches(column, names, n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(names)} and properties.NAME"
+    nearest = difflib.get_close_matches(column, _KNOWN, n=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(_KNOWN)} and properties.NAME"
     raise IllegalMessageError(f"the column is unknown; {hint}")
 
 
@@ -374,19 +379,19 @@ class _Parquet:
     def _check(self, columns: pa.RecordBatch, first: int) -> None:
         try:
             MessageBatch.from_arrow(columns.slice(0, 0))
-        except IllegalMessageError as error:
+        except IllegalArgumentError as error:
             raise IllegalMessageError(f"{self._name}: {error}") from None
         try:
             MessageBatch.from_arrow(columns)
-        except IllegalMessageError as error:
+        except IllegalArgumentError as error:
             raise self._located(columns, first, error) from None
 
-    def _located(self, columns: pa.RecordBatch, first: int, error: IllegalMessageError) -> IllegalMessageError:
+    def _located(self, columns: pa.RecordBatch, first: int, error: IllegalArgumentError) -> IllegalMessageError:
         """Return the error with the row's number in the file, from 1."""
         for row in range(columns.num_rows):
             try:
                 MessageBatch.from_arrow(columns.slice(row, 1))
-            except IllegalMessageError as found:
+            except IllegalArgumentError as found:
                 return IllegalMessageError(f"{self._name}, row {first + row + 1}: {re.sub(r',? (at )?row 0', '', str(found))}")
         return IllegalMessageError(f"{self._name}, rows {first + 1}–{first + columns.num_rows}: {error}")
 

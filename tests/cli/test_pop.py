@@ -110,6 +110,25 @@ def test_options_go_to_the_store(cli: Command) -> None:
     assert [message["message_id"] for message in popped(cli, "--queue", "0", "--no-ack")] == ["m0"]
 
 
+def test_filters_by_properties(cli: Command) -> None:
+    cli.send("--property", "region=eu", "--property", "amount=5", "--id", "m0")
+    cli.send("--property", "region=eu", "--property", "amount=50", "--id", "m1")
+    assert [each["message_id"] for each in popped(cli, "--filter", "region = 'eu' AND amount > 10", "--max", "5")] == ["m1"]
+    said = cli.bad(1, *POP, "--filter", "region = 'eu' AND AND")
+    assert "character 18" in said
+    assert "^AND" in said
+
+
+def test_pops_in_order(cli: Command) -> None:
+    for number in range(3):
+        cli.send("--group-key", "k", "--id", f"m{number}")
+    assert [each["message_id"] for each in popped(cli, "--order", "--no-ack", "--max", "2")] == ["m0", "m1"]
+    assert popped(cli, "--order") == [], "one run at a time"
+    cli.clock.advance(MINUTE_MS)
+    assert [each["message_id"] for each in popped(cli, "--order", "--max", "5")] == ["m0", "m1", "m2"]
+    assert "pops topic 'orders' in order" in cli.bad(1, *POP)
+
+
 def test_an_attempt_that_is_repeated_gives_the_same_leases(cli: Command) -> None:
     cli.send("--id", "m0")
     cli.send("--id", "m1")

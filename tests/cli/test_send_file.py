@@ -263,6 +263,7 @@ def test_a_bad_csv_file(cli: Command, content: str, said: str) -> None:
     [
         ({"body": ["a", "b"], "tag": ["x", "y z"]}, ", row 2: column 'tag': 'y z' is not allowed"),
         ({"body": ["a", ""]}, ", row 2: column 'body': 0 bytes are not allowed"),
+        ({"body": ["a", "b"], "topic": ["t", "a b"]}, ", row 2: topic name 'a b' is not made of"),
         ({"body": ["a", None]}, ", row 2: column 'body' has a null"),
         ({"body": ["a"], "tag": [1]}, ": column 'tag' must be string, not int64"),
         ({"body": ["a"], "colour": ["red"]}, ": column 'colour' is unknown"),
@@ -302,3 +303,17 @@ def test_what_a_file_says_itself_cannot_be_given_beside_it(cli: Command, option:
 
 def test_an_empty_file_stores_nothing(cli: Command) -> None:
     assert cli.good("send", "data", "orders", "-f", "-", *MAKE).out == "0 messages stored in 0 batches\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"body": "x", "deliver_at_ms": 99999999999999999999}', "line 2, column 'deliver_at_ms': deliver_at_ms must be 0"),
+        ('{"body": "x", "queue_id": 5000000000}', "line 2, column 'queue_id': queue_id must be 0"),
+        ('{"body": "x", "properties": {"\\u0001": "1"}}', "line 2, column 'properties': property '\\x01' holds U+0001"),
+        ('{"body": "x", "tag": "\\ud800"}', "line 2: this is no JSON"),
+    ],
+)
+def test_values_that_no_column_holds(cli: Command, line: str, said: str) -> None:
+    cli.send()
+    assert cli.bad(1, "send", "data", "orders", "-f", "-", stdin=f"{GOOD}{line}\n").startswith(f"rmqstore: stdin, {said}")

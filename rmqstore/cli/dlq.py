@@ -13,6 +13,7 @@ from rmqstore.cli.options import JsonOption, StoreArgument, examples
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import clock_time, duration_option, relative
 from rmqstore.deadletters import DeadLetter
+from rmqstore.message import DLQ_PREFIX
 from rmqstore.reading import Reading
 
 LIST_EXAMPLES: Final = examples(
@@ -128,13 +129,12 @@ def _report(what: str, done: int, missing: Sequence[str], as_json: bool) -> None
 
 
 def _list_groups(store: Reading, *, as_json: bool) -> None:
-    counts = {group: len(store.dead_letters(group)) for group in store.groups()}
+    groups = [info.name.removeprefix(DLQ_PREFIX) for info in store.topics(system=True) if info.name.startswith(DLQ_PREFIX)]
+    counts = {group: number for group in groups if (number := len(store.dead_letters(group)))}
     if as_json:
         show.document({"groups": counts})
-    elif any(counts.values()):
-        show.table(
-            (Column("group"), Column("dead letters", right=True)), [[name, f"{number:,}"] for name, number in counts.items() if number]
-        )
+    elif counts:
+        show.table((Column("group"), Column("dead letters", right=True)), [[name, f"{number:,}"] for name, number in counts.items()])
     else:
         show.line("No group has dead letters.")
 

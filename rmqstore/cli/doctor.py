@@ -32,6 +32,9 @@ EXAMPLES: Final = examples("rmqstore doctor data", "rmqstore doctor data --deep"
 
 _LEAST_FREE_BYTES: Final = 64 * 1024 * 1024
 _SANE_FROM_MS: Final = int(datetime(2024, 1, 1, tzinfo=UTC).timestamp()) * 1000
+_COUNTED: Final = 10_000
+"""Dead letters are counted so far."""
+
 _CLOCK_SLACK_MS: Final = MINUTE_MS
 _HOLDER: Final = re.compile(r"pid (\d+), started (\S+)")
 
@@ -259,9 +262,9 @@ def _contents(store: Reading) -> Iterator[Finding]:
 
 
 def _dead(store: Reading, group: str) -> Iterator[Finding]:
-    dead = len(store.dead_letters(group))
+    dead = len(store.dead_letters(group, limit=_COUNTED))
     if dead:
-        what = f"group {group} gave up {show.count(dead, 'message')}"
+        what = f"group {group} gave up {show.count(dead, 'message')}{' or more' if dead == _COUNTED else ''}"
         yield Finding("dead", Level.WARNING, f"{what}; `rmqstore dlq list {store.path} {group}` shows why")
 
 

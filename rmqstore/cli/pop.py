@@ -15,7 +15,7 @@ from rmqstore.cli.exits import EXIT_INTERRUPTED, EXIT_NOT_DONE
 from rmqstore.cli.interrupts import Interrupt
 from rmqstore.cli.options import StoreArgument, TopicArgument, examples, refuse_together
 from rmqstore.cli.times import clock_and_relative, clock_time, duration_option
-from rmqstore.contract import AckOutcome
+from rmqstore.contract import AckOutcome, Receipt
 from rmqstore.message import MAX_POP, PoppedMessage
 from rmqstore.store import Store
 
@@ -98,6 +98,8 @@ def pop(
         opened.tick()
         if not waits:
             stores.require_topic(opened, topic)
+        elif topic not in [info.name for info in opened.topics(system=True)]:
+            show.note(f"Topic {topic} is not there yet; its first message will make it.")
         _consume(opened, wish, tally, interrupt, None if follow else wait_ms)
     _report(wish, tally, store=str(store))
     if interrupt.is_set and not follow:
@@ -141,7 +143,7 @@ def _print(store: Store, wish: Wish, messages: Sequence[PoppedMessage], tally: T
             if interrupt.is_set:
                 break
             if wish.as_json:
-                show.json_line(_document(message, wish))
+                show.json_line(_document(message))
             else:
                 _show(message, wish)
             printed += 1
@@ -159,15 +161,15 @@ def _print(store: Store, wish: Wish, messages: Sequence[PoppedMessage], tally: T
                     )
 
 
-def _document(message: PoppedMessage, wish: Wish) -> dict[str, object]:
-    ends_ms = _lease_end_ms(message, wish)
+def _document(message: PoppedMessage) -> dict[str, object]:
+    ends_ms = _lease_end_ms(message)
     return {**show.message_document(message), **show.times_document(lease_end=ends_ms), "receipt": message.receipt}
 
 
-def _lease_end_ms(message: PoppedMessage, wish: Wish) -> int:
-    """Return when the lease ends, by its receipt."""
-    popped_ms = getattr(message.proof, "pop_time_ms", None)
-    return (stores.now_ms() if popped_ms is None else popped_ms) + wish.invisible_ms
+def _lease_end_ms(message: PoppedMessage) -> int | None:
+    """Return when the lease ends, by its receipt, which counts also when an attempt was repeated."""
+    receipt = None if message.receipt is None else Receipt.parse(message.receipt)
+    return None if receipt is None else receipt.pop_time_ms + receipt.invisible_ms
 
 
 def _show(message: PoppedMessage, wish: Wish) -> None:
@@ -177,9 +179,10 @@ def _show(message: PoppedMessage, wish: Wish) -> None:
     for text in show.body_lines(message.body):
         show.line(f"  {text}")
     if not wish.ack:
-        ends_ms = _lease_end_ms(message, wish)
+        ends_ms = _lease_end_ms(message)
         show.line(Text(f"  receipt: {message.receipt}", "dim"))
-        show.line(Text(f"  lease ends {clock_and_relative(ends_ms, stores.now_ms())}", "dim"))
+        if ends_ms is not None:
+            show.line(Text(f"  lease ends {clock_and_relative(ends_ms, stores.now_ms())}", "dim"))
 
 
 def _report(wish: Wish, tally: Tally, store: str) -> None:

@@ -151,6 +151,7 @@ def test_ctrl_c_while_waiting(data: Path) -> None:
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=_PATIENCE_S)
     assert (process.returncode, output) == (130, b"")
+    assert errors.startswith(b"Topic other is not there yet")
     assert b"Traceback" not in errors
     assert lag_of(data).ready == 200
 

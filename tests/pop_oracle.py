@@ -58,12 +58,6 @@ class Held:
     receipt: str
     ended: str | None = None
 
-    @property
-    def check_point(self) -> tuple[int, int]:
-        """(start offset, pop time): what the messages of one pop of one queue share."""
-        start, pop_ms = self.receipt.split(" ")[:2]
-        return int(start), int(pop_ms)
-
 
 @dataclass
 class Letter:
@@ -162,12 +156,12 @@ class PopOracle:
             if not (at.ordered and self.held_by(topic, group, number))
         ]
         there = sum(len(self.new_ones(topic, group, number)) + len(self.waiting_in_place(topic, group, number)) for number in asked)
-        return there + (0 if at.ordered else len(self.new_ones(topic, group, RETRY)))
+        return there + len(self.new_ones(topic, group, RETRY))
 
     def is_ready(self, topic: str, group: str) -> bool:
         """Say whether a pop without a filter gives something."""
         at = self.standings.get((topic, group), Standing())
-        sources = [*range(len(self.queues.get(topic, []))), *([] if at.ordered else [RETRY])]
+        sources = [*range(len(self.queues.get(topic, []))), RETRY]
         return any(
             self._room(topic, group, source, ordered=bool(at.ordered))
             and (self.new_ones(topic, group, source) or self.waiting_in_place(topic, group, source))
@@ -196,7 +190,7 @@ class PopOracle:
 
     def _room(self, topic: str, group: str, source: int, *, ordered: bool) -> int:
         held = len(self.held_by(topic, group, source))
-        if ordered:
+        if ordered and source != RETRY:
             return 0 if held else self.max_in_flight or 10**9
         return max(self.max_in_flight - held, 0) if self.max_in_flight else 10**9
 
@@ -241,7 +235,7 @@ class PopOracle:
                 assert (each.message_id, each.attempt, each.first_pop_ms) == facts
             return
         asked = [queue] if queue is not None else list(range(len(self.queues[topic])))
-        sources = asked if order else [RETRY, *asked]
+        sources = [RETRY, *asked]
         by_source: dict[int, list[PoppedMessage]] = {}
         for each in got:
             by_source.setdefault(_source_of(each), []).append(each)
@@ -354,16 +348,15 @@ class PopOracle:
     def revive(self, now: int) -> Counter[str]:
         """Give back every lease that ended; the order within retry topics and dead letter queues is taken over later.
 
-        Of a FIFO run dies only what is its head when the leases of its pop end (P9).
+        Of a FIFO run, of all that end at one time, only the head may die (P9).
         """
         self.latest_ms = max(self.latest_ms, now)
         report: Counter[str] = Counter()
-        check_points: dict[tuple[object, ...], list[Held]] = {}
+        ends: dict[tuple[int, str, str, int], list[Held]] = {}
         for held in self.live.values():
             if held.expiry <= now:
-                check_points.setdefault((held.expiry, held.topic, held.group, held.source, *held.check_point), []).append(held)
-        for key in sorted(check_points, key=lambda key: (key[0], key[4:])):
-            expired = sorted(check_points[key], key=lambda held: held.offset)
+                ends.setdefault((held.expiry, held.topic, held.group, held.source), []).append(held)
+        for _, expired in sorted(ends.items()):
             at = self.standing(expired[0].topic, expired[0].group)
             in_order = bool(at.ordered) and expired[0].source != RETRY
             head = min(at.unacked[expired[0].source]) if in_order else -1

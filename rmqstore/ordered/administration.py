@@ -5,7 +5,6 @@ Each is one atomic write like any other call, however much it removes.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -81,7 +80,7 @@ class Administration:
             for lease in self._running(stage, seat):
                 stage.end_many(lease, [index for index, state in enumerate(lease.states) if state == LEASED], MOVED)
             stage.fifo(seat).clear()
-            standing = stage.standing(seat) or Standing(0)
+            standing = stage.standing_or_new(seat)
             stage.set_standing(seat, Standing(target, standing.last_pop_ms, standing.in_flight))
         registered = stage.registered(group_id, topic.id)
         if registered is not None:
@@ -122,12 +121,12 @@ class Administration:
     def _remove_from(self, stage: Stage, topic: Topic, queue: int, asked: Mapping[int, Removal]) -> list[int]:
         removed: list[int] = []
         resent: list[bytes] = []
-        origins: Counter[str] = Counter()
+        origins: dict[str, list[int]] = {}
         first_kept = stage.first_kept(topic.id, queue)
         for key, first, run, wanted in self._runs_with(topic, queue, sorted(at for at in asked if at >= first_kept)):
             for at in sorted(wanted):
                 message = decode_message(run.records[at])
-                origins[message.properties.get(PROPERTY_ORIGIN_TOPIC, "")] += 1
+                origins.setdefault(message.properties.get(PROPERTY_ORIGIN_TOPIC, ""), []).append(first + at)
                 removal = asked[first + at]
                 removed.append(first + at)
                 if removal.resend_to is not None:
@@ -167,12 +166,12 @@ class Administration:
                 if wanted:
                     yield entry[0], first, run, wanted
 
-    def _count_off(self, stage: Stage, dlq: str, origins: Counter[str]) -> None:
+    def _count_off(self, stage: Stage, dlq: str, origins: Mapping[str, Sequence[int]]) -> None:
         group_id = self._state.groups.get(dlq.removeprefix(DLQ_PREFIX))
-        for name, count in origins.items():
+        for name, offsets in origins.items():
             topic = stage.topic(name)
             if group_id is not None and topic is not None and dlq != PARKED_TOPIC:
-                stage.add_dead(group_id, topic.id, -count)
+                stage.count_off_dead(group_id, topic.id, offsets)
 
     # ------------------------------------------------------------ deleting
 
@@ -186,6 +185,7 @@ class Administration:
             stage.afterwards(lambda state: _drop(state.dead, [place for place in state.dead if place[0] == group_id]))
 
     def _delete_one_topic(self, stage: Stage, topic: Topic) -> None:
+        self._keep_pop_times(stage, [seat for seat in self._state.standings if seat.topic_id == topic.id])
         _delete_prefix(stage, QUEUES, U32.pack(topic.id))
         _delete_prefix(stage, META, KEPT + U32.pack(topic.id))
         _delete_prefix(stage, META, GAP + U32.pack(topic.id))
@@ -217,6 +217,7 @@ class Administration:
         for other in [*self._state.topics]:
             if other.startswith(f"{RETRY_PREFIX}{name}+"):
                 self._delete_one_topic(stage, self._state.topics[other])
+        self._keep_pop_times(stage, [seat for seat in self._state.standings if seat.group_id == group_id])
         prefix = U32.pack(group_id)
         self._delete_leases(stage, prefix)
         for table in (STANDING, REGISTERED):
@@ -236,6 +237,11 @@ class Administration:
                 state.groups.pop(name, None)
 
         stage.afterwards(forget)
+
+    def _keep_pop_times(self, stage: Stage, seats: Sequence[Seat]) -> None:
+        """Let no later lease have a receipt of the seats that go (P2): receipts hold names, and names may come again."""
+        for seat in seats:
+            stage.raise_pop_floor(self._state.standings[seat].last_pop_ms)
 
     def _delete_leases(self, stage: Stage, prefix: bytes) -> None:
         """Remove all check points and FIFO runs whose key starts with ``prefix``; what maintenance is to drop later finds nothing."""

@@ -5,12 +5,12 @@ All integers in keys are big-endian, so that they sort as numbers.
 ==========  =======  ==================================================  ==========================================
 space       table    key                                                 value
 ==========  =======  ==================================================  ==========================================
-meta        ``m``    name                                                singletons: format, epoch, seq, seal, cursor
+meta        ``m``    name                                                singletons: format, epoch, seq, seal, cursor …
 meta        ``c``    minute of the due time (u64)                        pending timers due in it (i64)
 meta        ``t``    topic name                                          topic: id, queues
 meta        ``g``    group name                                          group: id
 meta        ``s``    group u32, topic u32, queue u32                     where the group stands on the queue
-meta        ``d``    group u32, topic u32                                dead letters of the topic (i64)
+meta        ``d``    group u32, topic u32                                dead letters of the topic (u64), offset of the first (u64)
 meta        ``r``    group u32, topic u32                                the group has popped the topic: how, and when last
 meta        ``n``    topic u32, queue u32                                first kept offset (u64), when it is not 0
 meta        ``x``    topic u32, queue u32, first offset (u64)            offset behind a gap (u64), u8 1 = made by removals
@@ -47,6 +47,7 @@ SEQ_KEY: Final = b"mseq"
 SEAL_KEY: Final = b"mseal"
 CURSOR_KEY: Final = b"mcursor"
 NEXT_ID_KEY: Final = b"mnext_id"
+POP_FLOOR_KEY: Final = b"mpop_floor"
 
 COUNT: Final = b"c"
 TOPIC: Final = b"t"

@@ -186,6 +186,7 @@ class Leasing:
         expired = self._shared.kv.scan(LEASES, EXPIRY, EXPIRY + U64.pack(stage.now_ms + 1), limit + 1)
         topics, groups = (self._state.names_by_id(), self._state.group_names()) if expired else ({}, {})
         counts: Counter[str] = Counter()
+        heads: dict[tuple[Seat, int], int] = {}
         for key, _ in expired:
             lease = stage.lease(key[1 + U64.size :])
             if lease is None:
@@ -198,8 +199,9 @@ class Leasing:
             group = groups[group_id]
             topic = origin_topic(group, topics[topic_id])
             is_ordered = stage.is_ordered(seat)
-            # Only what blocks the others is dead-lettered: the consumer may not have come to them.
-            head = min(stage.fifo(seat), default=-1) if is_ordered else -1
+            # Only what blocks the others is dead-lettered, since the consumer may not have come to them: one message of a run, however
+            # many of its check points end together.
+            head = heads.setdefault((seat, lease.expiry_ms), min(stage.fifo(seat), default=-1)) if is_ordered else -1
             for index in [index for index, state in enumerate(lease.states) if state == LEASED]:
                 if not is_ordered and (sum(counts.values()) >= limit or stage.appended_bytes >= _REVIVE_BYTES):
                     return _report(counts, more=True)

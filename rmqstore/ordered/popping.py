@@ -78,7 +78,7 @@ class Popping:
         wanted = request.max_messages
         room = _POP_BYTES
         for source, queue, retry_flag in self._sources(stage, topic, group_id, request):
-            take = self._take_run if request.order else self._take
+            take = self._take_run if request.order and retry_flag == NO_RETRY else self._take
             part = take(stage, request, source, Seat(group_id, source.id, queue), retry_flag, picker, wanted, room)
             if part is not None:
                 slices.append(part)
@@ -107,7 +107,7 @@ class Popping:
         missing = [seat for seat in seats if stage.standing(seat) is None]
         starts_at_end = registered is None and request.init is InitMode.MAX
         for seat in missing:
-            stage.set_standing(seat, Standing(topic.next_offsets[seat.queue] if starts_at_end else 0))
+            stage.set_standing(seat, stage.standing_or_new(seat, topic.next_offsets[seat.queue] if starts_at_end else 0))
         expiry_ms = self._options.group_expiry_ms
         if registered is None or (expiry_ms and stage.now_ms - registered.active_ms >= max(expiry_ms // ACTIVITY_PARTS, 1)):
             stage.register(group_id, topic.id, Registered(request.order, stage.now_ms))
@@ -116,7 +116,8 @@ class Popping:
     def _sources(self, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> Iterator[tuple[Topic, int, int]]:
         """Yield (topic, queue, retry flag) in the order of this pop."""
         turn = self._turns.setdefault((group_id, topic.id), _Turn())
-        retry = None if request.order else stage.topic(retry_topic(request.group, request.topic))
+        # A group that pops in order has one too when dead letters were sent back to it before its first pop.
+        retry = stage.topic(retry_topic(request.group, request.topic))
         retry_first = False
         if retry is not None:
             turn.credit += self._options.retry_share
@@ -146,7 +147,7 @@ class Popping:
         room: int,
     ) -> Slice | None:
         """Lease what is ready on one queue, and move the group's offset behind what was looked at."""
-        standing = stage.standing(seat) or Standing(0)
+        standing = stage.standing_or_new(seat)
         if self._options.max_in_flight:
             wanted = min(wanted, self._options.max_in_flight - standing.in_flight)
         if wanted <= 0 or standing.next_offset >= source.next_offsets[seat.queue]:
@@ -171,7 +172,7 @@ class Popping:
         room: int,
     ) -> Slice | None:
         """Lease the next run of one queue (P9): nothing while the last one is leased, else what of it is not acked, then new messages."""
-        standing = stage.standing(seat) or Standing(0)
+        standing = stage.standing_or_new(seat)
         if standing.in_flight:
             return None
         wanted = min(wanted, self._options.max_in_flight or wanted)
@@ -256,19 +257,20 @@ class Popping:
             lease.epoch,
             ck_start,
             lease.first_pop_ms,
-            ORDERED_QID if request.order else 0,
+            ORDERED_QID if request.order and lease.retry_flag == NO_RETRY else 0,
         )
 
     def _rest(self, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> int:
         state = self._state
         topic = state.topics.get(topic.name, topic)
-        if request.order:
-            # A queue whose run is leased gives nothing until that ends, so it must not wake anybody.
-            queues = range(topic.queues) if request.queue is None else (request.queue,)
-            free = [queue for queue in queues if not state.standing(group_id, topic.id, queue).in_flight]
-            return sum(state.waiting(topic, group_id, queue) + state.returned(topic, group_id, queue) for queue in free)
         retry = state.topics.get(retry_topic(request.group, request.topic))
-        return state.waiting(topic, group_id, request.queue) + (state.waiting(retry, group_id) if retry is not None else 0)
+        retries = state.waiting(retry, group_id) if retry is not None else 0
+        if not request.order:
+            return state.waiting(topic, group_id, request.queue) + retries
+        # A queue whose run is leased gives nothing until that ends, so it must not wake anybody.
+        queues = range(topic.queues) if request.queue is None else (request.queue,)
+        free = [queue for queue in queues if not state.standing(group_id, topic.id, queue).in_flight]
+        return sum(state.waiting(topic, group_id, queue) + state.returned(topic, group_id, queue) for queue in free) + retries
 
     # ------------------------------------------------------------ attempts
 

@@ -35,7 +35,7 @@ from rmqstore.filters import parse_filter
 from rmqstore.message import MAX_POP, MAX_QUEUES, PoppedMessage, check_group, check_marks, check_readable_topic, check_time_ms, retry_topic
 from rmqstore.ordered.administration import Administration
 from rmqstore.ordered.kv import OrderedKV
-from rmqstore.ordered.layout import ATTEMPT, CURSOR_KEY, EXPIRY, LEASES, META, PURGE, U64
+from rmqstore.ordered.layout import ATTEMPT, CURSOR_KEY, EXPIRY, LEASES, META, PURGE, QUEUE_PREFIX, U64, after_prefix
 from rmqstore.ordered.leaselist import list_leases
 from rmqstore.ordered.leasing import Leasing
 from rmqstore.ordered.marks import POP_SIDE, drop_old_marks, find_mark, put_marks
@@ -50,6 +50,7 @@ from rmqstore.ordered.retention import Retention
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.side import OrderedSide
 from rmqstore.ordered.stage import Stage
+from rmqstore.ordered.standings import Dead
 
 
 class OrderedPops(OrderedSide, PopStore):
@@ -122,16 +123,18 @@ class OrderedPops(OrderedSide, PopStore):
             state = self._state
             group_id = state.groups.get(group)
             limit = self._options.max_in_flight
-            held = 0
+            holding: set[bytes] = set()
             for known in state.topics_of_group(topic, group):
                 is_ordered = group_id is not None and state.is_ordered(group_id, known.id)
                 for queue in range(known.queues):
                     in_flight = state.standing(group_id, known.id, queue).in_flight
-                    held += in_flight
+                    if in_flight and group_id is not None:
+                        holding.add(QUEUE_PREFIX.pack(group_id, known.id))
                     is_open = not in_flight if is_ordered else not limit or in_flight < limit
                     if is_open and (state.waiting(known, group_id, queue) or state.returned(known, group_id, queue)):
                         return True
-            return self.next_expiry_ms() if held else None
+            ends = self._shared.kv.scan_all(LEASES, EXPIRY, after_prefix(EXPIRY), 64) if holding else ()
+            return next((U64.unpack_from(key, 1)[0] for key, _ in ends if key[9:17] in holding), None)
 
     def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
         with self._lock:
@@ -291,7 +294,7 @@ class OrderedPops(OrderedSide, PopStore):
                 ready=0 if known is None else state.waiting(known, group_id),
                 in_flight=0 if group_id is None else sum(state.in_flight(each, group_id) for each in both),
                 retry=(0 if retry is None else state.waiting(retry, group_id)) + (0 if known is None else state.returned(known, group_id)),
-                dead=0 if group_id is None or known is None else state.dead.get((group_id, known.id), 0),
+                dead=0 if group_id is None or known is None else state.dead.get((group_id, known.id), Dead(0)).letters,
             )
 
     def next_expiry_ms(self) -> int | None:

@@ -8,9 +8,10 @@ from rmqstore.contract import TopicInfo
 from rmqstore.message import retry_topic
 from rmqstore.ordered.fifo import FifoRun, load_fifo
 from rmqstore.ordered.kv import OrderedKV
-from rmqstore.ordered.layout import EXPIRY, LEASE_KEY, LEASES, META, NEXT_ID_KEY, U64, after_prefix
+from rmqstore.ordered.layout import EXPIRY, LEASE_KEY, LEASES, META, NEXT_ID_KEY, POP_FLOOR_KEY, U64, after_prefix
 from rmqstore.ordered.queues import Topic, load_topics
 from rmqstore.ordered.standings import (
+    Dead,
     Gap,
     Registered,
     Seat,
@@ -30,13 +31,14 @@ class PopState:
     """Topics, groups and standings by name and id; ``turn`` rotates the queue of messages that name none.
 
     ``running`` holds, for each seat, the start offsets of its check points with running leases, which retention must not pass (Q1).
+    ``pop_floor_ms`` is the latest pop time of standings that were deleted: what is made anew under their names pops later (P2).
     """
 
     def __init__(self, kv: OrderedKV) -> None:
         self.topics: dict[str, Topic] = load_topics(kv)
         self.groups: dict[str, int] = load_groups(kv)
         self.standings: dict[Seat, Standing] = load_standings(kv)
-        self.dead: dict[tuple[int, int], int] = load_dead(kv)
+        self.dead: dict[tuple[int, int], Dead] = load_dead(kv)
         self.registered: dict[tuple[int, int], Registered] = load_registered(kv)
         self.kept: dict[tuple[int, int], int] = load_kept(kv)
         self.gaps: dict[tuple[int, int], list[Gap]] = load_gaps(kv)
@@ -46,6 +48,7 @@ class PopState:
             self.note_running(key[1 + U64.size :], runs=True)
         stored = kv.get(META, NEXT_ID_KEY)
         self.next_id = int.from_bytes(stored, "big") if stored else 1
+        self.pop_floor_ms = int.from_bytes(kv.get(META, POP_FLOOR_KEY) or b"", "big")
         self.turn = 0
 
     def note_running(self, lease_key: bytes, *, runs: bool) -> None:

@@ -31,6 +31,7 @@ from rmqstore.ordered.layout import (
     LEASES,
     META,
     NEXT_ID_KEY,
+    POP_FLOOR_KEY,
     PURGE,
     QUEUE,
     QUEUE_PREFIX,
@@ -44,7 +45,7 @@ from rmqstore.ordered.queues import DamagedRun, Topic
 from rmqstore.ordered.records import decode_message, encode_message, route_of
 from rmqstore.ordered.runs import encode_run, run_lengths
 from rmqstore.ordered.shared import Shared
-from rmqstore.ordered.standings import Gap, Registered, Seat, Standing
+from rmqstore.ordered.standings import Dead, Gap, Registered, Seat, Standing
 
 _SYSTEM = tuple(prefix.encode() for prefix in RESERVED_PREFIXES)
 
@@ -61,7 +62,7 @@ class Stage:
         self._topics: dict[str, Topic] = {}
         self._groups: dict[str, int] = {}
         self._standings: dict[Seat, Standing] = {}
-        self._dead: dict[tuple[int, int], int] = {}
+        self._dead: dict[tuple[int, int], Dead] = {}
         self._registered: dict[tuple[int, int], Registered] = {}
         self._kept: dict[tuple[int, int], int] = {}
         self._gaps: dict[tuple[int, int], list[Gap]] = {}
@@ -69,6 +70,7 @@ class Stage:
         self._leases: dict[bytes, Lease | None] = {}
         self._touched: dict[bytes, tuple[Lease, int, bool]] = {}
         self._next_id = state.next_id
+        self._pop_floor_ms = state.pop_floor_ms
         self._afterwards: list[Callable[[PopState], None]] = []
         self.appended_bytes = 0
 
@@ -115,6 +117,14 @@ class Stage:
     def standing(self, seat: Seat) -> Standing | None:
         """Return where a group stands; None when it has not popped the queue."""
         return self._standings.get(seat) or self._state.standings.get(seat)
+
+    def standing_or_new(self, seat: Seat, next_offset: int = 0) -> Standing:
+        """Return where a group stands, or shall stand when it begins; its pop times are above those of all that was deleted (P2)."""
+        return self.standing(seat) or Standing(next_offset, self._state.pop_floor_ms)
+
+    def raise_pop_floor(self, last_pop_ms: int) -> None:
+        """Note the last pop time of a standing that is deleted."""
+        self._pop_floor_ms = max(self._pop_floor_ms, last_pop_ms)
 
     def set_standing(self, seat: Seat, standing: Standing) -> None:
         """Change where a group stands."""
@@ -213,13 +223,19 @@ class Stage:
             message.born_ms,
             0,
         )
+        place = (self.group_id(group), self.topic_with(topic, 1).id)
+        known = self._dead_of(place) or Dead(0, self.topic_with(dead.topic, 1).next_offsets[0])
+        self._dead[place] = Dead(known.letters + 1, known.since)
         self.append_to(dead.topic, 0, [encode_message(dead)])
-        self.add_dead(self.group_id(group), self.topic_with(topic, 1).id, 1)
 
-    def add_dead(self, group_id: int, topic_id: int, count: int) -> None:
-        """Change the number of dead letters of a topic, which never falls below 0."""
-        place = (group_id, topic_id)
-        self._dead[place] = max(self._dead.get(place, self._state.dead.get(place, 0)) + count, 0)
+    def _dead_of(self, place: tuple[int, int]) -> Dead | None:
+        return self._dead.get(place) or self._state.dead.get(place)
+
+    def count_off_dead(self, group_id: int, topic_id: int, offsets: Sequence[int]) -> None:
+        """Count off letters of a topic's name that leave the group's dead letter queue; those of a deleted topic were never counted."""
+        known = self._dead_of((group_id, topic_id))
+        if known is not None:
+            self._dead[group_id, topic_id] = Dead(known.letters - sum(offset >= known.since for offset in offsets), known.since)
 
     # ------------------------------------------------------------ leases
 
@@ -232,7 +248,7 @@ class Stage:
 
     def grant(self, seat: Seat, offsets: list[int], invisible_ms: int, retry_flag: int, first_pop_ms: int = -1) -> Lease:
         """Lease messages of one queue; the pop time strictly rises per seat, so no other lease has this key (P2)."""
-        standing = self.standing(seat) or Standing(0)
+        standing = self.standing_or_new(seat)
         pop_ms = max(self.now_ms, standing.last_pop_ms + 1)
         key = LEASE_KEY.pack(*seat, offsets[0], pop_ms)
         lease = Lease(key, self.now_ms + invisible_ms, invisible_ms, self._shared.epoch, retry_flag, offsets, first_pop_ms=first_pop_ms)
@@ -256,7 +272,7 @@ class Stage:
             run = self.fifo(seat)
             for index in indexes:
                 run.pop(lease.offsets[index], None)
-        standing = self.standing(seat) or Standing(0)
+        standing = self.standing_or_new(seat)
         self.set_standing(seat, Standing(standing.next_offset, standing.last_pop_ms, standing.in_flight - len(indexes)))
 
     def _write_leases(self) -> None:
@@ -295,8 +311,8 @@ class Stage:
         for name, group_id in self._groups.items():
             self.write.put(META, GROUP + name.encode(), group_id.to_bytes(4, "big"))
         self.write.put_many(META, [(seat.key(), standing.encode()) for seat, standing in self._standings.items()])
-        for place, count in self._dead.items():
-            self.write.put(META, DEAD + QUEUE_PREFIX.pack(*place), count.to_bytes(8, "big"))
+        for place, dead in self._dead.items():
+            self.write.put(META, DEAD + QUEUE_PREFIX.pack(*place), dead.encode())
         for place, how in self._registered.items():
             self.write.put(META, Registered.key(*place), how.encode())
         for place, offset in self._kept.items():
@@ -306,6 +322,8 @@ class Stage:
         self.write.delete_many(LEASES, [fifo_key(seat) for seat, run in runs.items() if not run])
         if self._next_id != self._state.next_id:
             self.write.put(META, NEXT_ID_KEY, self._next_id.to_bytes(4, "big"))
+        if self._pop_floor_ms != self._state.pop_floor_ms:
+            self.write.put(META, POP_FLOOR_KEY, U64.pack(self._pop_floor_ms))
         if not self.write:
             return Ticket(0)
         ticket = self._shared.write(self.write)
@@ -318,6 +336,7 @@ class Stage:
         self._state.gaps.update(self._gaps)
         self._take_over_runs(runs)
         self._state.next_id = self._next_id
+        self._state.pop_floor_ms = self._pop_floor_ms
         self._state.turn += 1
         for change in self._afterwards:
             change(self._state)

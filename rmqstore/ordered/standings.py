@@ -13,6 +13,7 @@ from rmqstore.ordered.layout import DEAD, GAP, GROUP, KEPT, META, QUEUE, QUEUE_P
 _VALUE = struct.Struct(">QQI")
 _REGISTERED = struct.Struct(">?Q")
 _GAP = struct.Struct(">Q?")
+_DEAD = struct.Struct(">QQ")
 
 
 class Seat(NamedTuple):
@@ -102,7 +103,21 @@ def load_kept(kv: OrderedKV) -> dict[tuple[int, int], int]:
     return {QUEUE_PREFIX.unpack_from(key, 1): int.from_bytes(value, "big") for key, value in kv.scan_all(META, KEPT, after_prefix(KEPT))}
 
 
-def load_dead(kv: OrderedKV) -> dict[tuple[int, int], int]:
-    """Read how many messages of a topic went to a group's dead letter queue: (group id, topic id) → count."""
+class Dead(NamedTuple):
+    """How many messages of a topic lie in a group's dead letter queue, and from which offset on.
+
+    What lies before ``since`` is of a topic of the same name that was deleted.
+    """
+
+    letters: int
+    since: int = 0
+
+    def encode(self) -> bytes:
+        """Return the stored form."""
+        return _DEAD.pack(*self)
+
+
+def load_dead(kv: OrderedKV) -> dict[tuple[int, int], Dead]:
+    """Read the counts of dead letters by (group id, topic id); the first version kept no ``since``."""
     entries = kv.scan_all(META, DEAD, after_prefix(DEAD))
-    return {QUEUE_PREFIX.unpack_from(key, 1): int.from_bytes(value, "big") for key, value in entries}
+    return {QUEUE_PREFIX.unpack_from(key, 1): Dead(*_DEAD.unpack(value.ljust(_DEAD.size, b"\0"))) for key, value in entries}

@@ -1,0 +1,92 @@
+"""P2, P7, P9, P14: faults that random histories and their authors found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rmqstore import AckOutcome, Store
+from tests.stores import Stores, ids, message, pop_all
+
+
+@pytest.mark.clause("P2", "P5")
+@pytest.mark.parametrize("delete", [lambda store: store.delete_group("g"), lambda store: store.delete_topic("t")], ids=["group", "topic"])
+def test_p2_what_is_deleted_and_made_anew_has_receipts_of_its_own(durable_stores: Stores, delete: Callable[[Store], None]) -> None:
+    """P2: also when the clock stands still or goes back, and after a reopen: a receipt of before the deletion acks nothing."""
+    store = durable_stores.open()
+    store.send(message(1))
+    (old,) = store.pop("t", "g")
+    delete(store)
+    for step in ("same time", "reopened", "set back"):
+        if step == "reopened":
+            delete(store)
+            store = durable_stores.reopen(store)
+        if step == "set back":
+            delete(store)
+            durable_stores.clock.set(durable_stores.clock.now_ms() - 5)
+        if not store.topics():
+            store.send(message(1))
+        (new,) = store.pop("t", "g")
+        assert new.receipt != old.receipt
+        assert store.ack(old) in (AckOutcome.STALE, AckOutcome.UNKNOWN)
+        assert store.lag("t", "g").in_flight == 1, f"the old receipt acked the new lease: {step}"
+
+
+@pytest.mark.clause("P7", "P9")
+def test_p7_letters_resent_to_a_deleted_group_reach_it_also_in_order(stores: Stores) -> None:
+    """P7: a group that was deleted may begin again in order; what was sent back to it meanwhile comes too, and can be acked."""
+    store = stores.open(max_retries=0)
+    store.send_batch([message(n) for n in range(2)])
+    store.pop("t", "g", max_messages=1, invisible=1)
+    stores.clock.advance(1)
+    assert store.tick().dead == 1
+    store.delete_group("g")
+    assert store.resend_dead(store.dead_letters("g")) == 1
+    assert store.lag("t", "g").retry == 1
+    assert sorted(ids(pop_all(store, order=True))) == ["m0", "m0", "m1"]
+    assert store.pops.ready("t", "g", "*", stores.clock.now_ms()) is None
+    assert store.lag("t", "g").retry == 0
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P14", "P7")
+def test_p14_dead_letters_of_a_topic_that_was_made_anew_are_counted_right(stores: Stores) -> None:
+    """P14: dropping a letter of the deleted topic takes nothing off the count of the new one."""
+    store = stores.open(max_retries=0)
+    for _ in range(2):
+        store.send(message(1))
+        store.pop("t", "g", invisible=1)
+        stores.clock.advance(1)
+        assert store.tick().dead == 1
+        first = store.dead_letters("g")[0]
+        if len(store.dead_letters("g")) == 1:
+            store.delete_topic("t")
+    assert store.lag("t", "g").dead == 1
+    assert store.drop_dead([first]) == 1
+    assert store.lag("t", "g").dead == 1
+
+
+@pytest.mark.clause("P9")
+@pytest.mark.parametrize("changed", [False, True])
+def test_p9_one_message_dies_when_a_run_ends(stores: Stores, changed: bool) -> None:
+    """P9: the head goes and the rest moves up, whether or not the invisible time of a message was changed to the same end."""
+    store = stores.open(max_retries=0)
+    store.send_batch([message(n) for n in range(3)])
+    run = store.pop("t", "g", order=True, invisible=1000)
+    if changed:
+        store.change_invisible(run[1], 1000)
+    stores.clock.advance(1000)
+    report = store.tick()
+    assert (report.dead, report.retried) == (1, 2)
+
+
+@pytest.mark.clause("P14")
+def test_p14_ready_names_the_end_of_a_lease_of_the_group(stores: Stores) -> None:
+    """P14: when another group's lease ends first, nobody of this one is told to look then."""
+    store = stores.open()
+    store.send(message(1))
+    store.pop("t", "g", invisible=5000)
+    store.pop("t", "h", invisible=1000)
+    now_ms = stores.clock.now_ms()
+    assert store.pops.ready("t", "g", "*", now_ms) == now_ms + 5000

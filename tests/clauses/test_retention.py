@@ -224,6 +224,30 @@ def test_q3_idle_groups_stop_counting_and_keep_their_position(durable_stores: St
     assert kept(store) == (4,), "it counts again"
 
 
+@pytest.mark.clause("Q3")
+def test_q3_an_idle_group_goes_on_where_it_stood(stores: Stores) -> None:
+    """Q3: when it comes back long after its expiry, and its messages are there still."""
+    store = stores.open(retention_ms=0, reclaim="consumed", group_expiry_ms=8 * HOUR_MS)
+    store.send_batch([message(n) for n in range(4)])
+    store.ack(store.pop("t", "idle", max_messages=2))
+    stores.clock.advance(DAY_MS)
+    store.tick()
+    assert store.lag("t", "idle") == Lag(2, 0, 0, 0)
+    assert ids(store.pop("t", "idle")) == ["m2", "m3"]
+
+
+@pytest.mark.clause("P11", "Q2")
+def test_p11_a_late_group_starts_within_a_call_that_was_half_consumed(stores: Stores) -> None:
+    """P11: messages of one call that were consumed are gone for a group that comes later, the others are not."""
+    store = stores.open(retention_ms=0, reclaim="consumed")
+    store.send_batch([message(n) for n in range(4)])
+    store.ack(store.pop("t", "g", max_messages=2))
+    store.tick()
+    assert store.lag("t", "late") == Lag(2, 0, 0, 0)
+    assert ids(pop_all(store, group="late")) == ["m2", "m3"]
+    assert store.verify() == []
+
+
 @pytest.mark.clause("P11", "Q1")
 def test_p11_late_groups_start_with_the_first_kept_message(stores: Stores) -> None:
     """P11: MIN is the first kept message; a group that fell behind goes on there; resets go no further back."""

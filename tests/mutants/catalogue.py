@@ -21,6 +21,7 @@ from rmqstore.ordered import traces
 from rmqstore.ordered.kv import WriteBatch
 from rmqstore.ordered.layout import SEAL_KEY
 from rmqstore.ordered.leases import MOVED, Lease
+from rmqstore.ordered.leasing import Leasing
 from rmqstore.ordered.popping import Popping
 from rmqstore.ordered.pops import OrderedPops
 from rmqstore.ordered.stage import Stage
@@ -153,16 +154,16 @@ def stale_receipt_accepted() -> Iterator[None]:
 @contextmanager
 def groups_share_a_receipt() -> Iterator[None]:
     """A lease is found by queue, offset and time alone, whoever's it is."""
-    find = OrderedPops._find
+    find = Leasing._find
 
-    def mutated(self: OrderedPops, stage: Stage, receipt: Any) -> Any:
+    def mutated(self: Leasing, stage: Stage, receipt: Any) -> Any:
         found = find(self, stage, receipt)
         for group in self._state.groups:
             if isinstance(found, bool):
                 found = find(self, stage, msgspec.structs.replace(receipt, group=group))
         return found
 
-    with patch.object(OrderedPops, "_find", mutated):
+    with patch.object(Leasing, "_find", mutated):
         yield
 
 
@@ -184,9 +185,9 @@ def ack_is_not_written() -> Iterator[None]:
 @contextmanager
 def one_delivery_too_many() -> Iterator[None]:
     """The dead letter queue gets a message one delivery late."""
-    give_back = OrderedPops._give_back
+    give_back = Leasing._give_back
 
-    def mutated(self: OrderedPops, *args: Any, **kwargs: Any) -> str:
+    def mutated(self: Leasing, *args: Any, **kwargs: Any) -> str:
         options = self._options
         self._options = msgspec.structs.replace(options, max_retries=options.max_retries + 1)
         try:
@@ -194,19 +195,19 @@ def one_delivery_too_many() -> Iterator[None]:
         finally:
             self._options = options
 
-    with patch.object(OrderedPops, "_give_back", mutated):
+    with patch.object(Leasing, "_give_back", mutated):
         yield
 
 
 @contextmanager
 def release_counts_the_attempt() -> Iterator[None]:
     """A released message comes back with the next attempt number."""
-    give_back = OrderedPops._give_back
+    give_back = Leasing._give_back
 
-    def mutated(self: OrderedPops, stage: Stage, lease: Lease, index: int, group: str, topic: str, *, counted: bool) -> str:
+    def mutated(self: Leasing, stage: Stage, lease: Lease, index: int, group: str, topic: str, *, counted: bool) -> str:
         return give_back(self, stage, lease, index, group, topic, counted=True)
 
-    with patch.object(OrderedPops, "_give_back", mutated):
+    with patch.object(Leasing, "_give_back", mutated):
         yield
 
 

@@ -12,14 +12,19 @@ from tests.clauses import (
     test_calls,
     test_cancel,
     test_clock,
+    test_dead_letters,
+    test_delays,
+    test_fifo,
+    test_found,
     test_handover,
     test_interleavings,
     test_pops,
     test_queues,
+    test_retention,
     test_timers,
     test_unsynced,
 )
-from tests.mutants import catalogue
+from tests.mutants import catalogue, consumption
 from tests.stores import DURABLE_PAIRS, MIXED, PAIRS, Pair, Stores, stores_of
 
 
@@ -38,6 +43,12 @@ def interleaved(stores: Stores) -> None:
     """A late put between the seal and the read of what it closed."""
     for place in (1, 2, 3):
         test_interleavings.play(stores, ("late",), (place,), 2, f"s{place}")
+
+
+def asked_twice(stores: Stores) -> None:
+    """A message with all four properties that ask for a time."""
+    properties, due_ms = next(case for case in test_delays.CASES if len(case[0]) == 4)
+    test_delays.test_t4_properties_ask_for_a_time_in_their_order(stores, "messages", properties, due_ms)
 
 
 def unplugged(stores: Stores) -> None:
@@ -77,6 +88,44 @@ KILLS = [
     Kill(catalogue.repeated_answers_applied, test_calls.test_i1_a_repeated_mark_stores_nothing, ANY),
     Kill(catalogue.retries_starve, lambda s: test_queues.test_p13_retries_get_their_share_under_full_load(s, 0.2), ANY),
     Kill(catalogue.first_queue_only_once, test_queues.test_p13_the_start_queue_is_uniform, ANY),
+    Kill(
+        consumption.acked_messages_of_a_run_come_back,
+        test_fifo.test_p9_un_acked_messages_come_back_in_place_and_acked_ones_do_not,
+        DURABLE,
+    ),
+    Kill(consumption.a_second_run_while_one_is_leased, test_fifo.test_p9_nothing_more_before_the_run_is_acked, ANY),
+    Kill(consumption.the_mode_is_not_fixed, test_fifo.test_p9_the_first_pop_fixes_the_mode, DURABLE),
+    Kill(
+        consumption.the_whole_run_dies_with_its_head,
+        test_fifo.test_p9_at_the_last_attempt_the_head_goes_to_the_dead_letters_and_the_rest_moves_up,
+        ANY,
+    ),
+    Kill(consumption.leases_do_not_pin, test_retention.test_q1_leased_messages_are_pinned, DURABLE),
+    Kill(consumption.runs_do_not_pin, test_retention.test_q1_un_acked_messages_of_a_run_are_pinned, ANY),
+    Kill(consumption.one_old_message_takes_all, test_retention.test_q1_kept_until_older_than_the_retention, ANY),
+    Kill(consumption.no_retention_keeps_nothing, test_retention.test_q1_none_keeps_for_ever, ANY),
+    Kill(consumption.retry_topics_go_by_age, test_retention.test_q1_leased_messages_are_pinned, DURABLE),
+    Kill(consumption.leased_counts_as_consumed, test_retention.test_q2_consumed_messages_go_once_every_group_has_them, DURABLE),
+    Kill(consumption.without_a_group_all_is_consumed, test_retention.test_q2_consumed_messages_go_once_every_group_has_them, DURABLE),
+    Kill(consumption.one_group_is_enough, test_retention.test_q2_consumed_messages_go_once_every_group_has_them, DURABLE),
+    Kill(consumption.idle_groups_count, test_retention.test_q3_idle_groups_stop_counting_and_keep_their_position, DURABLE),
+    Kill(consumption.idle_groups_forget_their_position, test_retention.test_q3_an_idle_group_goes_on_where_it_stood, ANY),
+    Kill(consumption.late_groups_start_at_0, test_retention.test_p11_a_late_group_starts_within_a_call_that_was_half_consumed, ANY),
+    Kill(consumption.resets_go_back_to_0, test_retention.test_p11_late_groups_start_with_the_first_kept_message, ANY),
+    Kill(consumption.lag_counts_what_was_reclaimed, test_retention.test_q1_kept_until_older_than_the_retention, ANY),
+    Kill(consumption.resend_without_removing, test_dead_letters.test_p7_resent_letters_go_to_their_group_alone_exactly_once, DURABLE),
+    Kill(consumption.drop_without_counting, test_dead_letters.test_p7_dropped_letters_are_gone, ANY),
+    Kill(
+        consumption.letters_of_a_deleted_topic_count,
+        test_found.test_p14_dead_letters_of_a_topic_that_was_made_anew_are_counted_right,
+        ANY,
+    ),
+    Kill(
+        consumption.pop_times_start_anew,
+        lambda s: test_found.test_p2_what_is_deleted_and_made_anew_has_receipts_of_its_own(s, lambda store: store.delete_group("g")),
+        DURABLE,
+    ),
+    Kill(consumption.requests_in_the_wrong_order, asked_twice, ANY),
 ]
 
 CASES = [pytest.param(kill, pair, id=f"{kill}-{pair}") for kill in KILLS for pair in kill.pairs]
@@ -91,6 +140,11 @@ def test_the_clause_notices_the_mutant(kill: Kill, pair: Pair) -> None:
 
 
 def test_every_mutant_is_tried() -> None:
-    known = {name for name, each in vars(catalogue).items() if getattr(each, "__module__", "") == catalogue.__name__}
+    known = {
+        name
+        for module in (catalogue, consumption)
+        for name, each in vars(module).items()
+        if getattr(each, "__module__", "") == module.__name__ and hasattr(each, "__wrapped__") and not name.startswith("_")
+    }
     assert known == {kill.mutant.__name__ for kill in KILLS}
-    assert len(known) >= 12
+    assert len(known) >= 40

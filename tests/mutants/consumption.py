@@ -1,0 +1,309 @@
+"""Mutants of what came after plain pops: FIFO runs, retention, dead letters, requested delays, deletes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import rmqstore.delays as delays_module
+from rmqstore.contract import PopRequest, Reclaim
+from rmqstore.message import REQUEST_PROPERTIES, RETRY_PREFIX
+from rmqstore.ordered.administration import Administration
+from rmqstore.ordered.fifo import Unacked
+from rmqstore.ordered.kv import WriteBatch
+from rmqstore.ordered.layout import QUEUES
+from rmqstore.ordered.leases import ACKED, Lease
+from rmqstore.ordered.leasing import Leasing
+from rmqstore.ordered.popping import Popping
+from rmqstore.ordered.popstate import PopState
+from rmqstore.ordered.queues import Topic
+from rmqstore.ordered.retention import Retention
+from rmqstore.ordered.stage import Stage
+from rmqstore.ordered.standings import Registered, Seat, Standing
+
+# ---------------------------------------------------------------- FIFO (P9)
+
+
+@contextmanager
+def acked_messages_of_a_run_come_back() -> Iterator[None]:
+    """Until all of a run is acked, what is acked waits to be given again, as in RocketMQ."""
+    end_many = Stage.end_many
+
+    def mutated(self: Stage, lease: Lease, indexes: Sequence[int], state: int) -> None:
+        end_many(self, lease, indexes, state)
+        seat = Seat(*lease.place[:3])
+        if state == ACKED and self.is_ordered(seat) and self.fifo(seat):
+            self.fifo(seat).update((lease.offsets[index], Unacked(waits=True)) for index in indexes)
+
+    with patch.object(Stage, "end_many", mutated):
+        yield
+
+
+@contextmanager
+def a_second_run_while_one_is_leased() -> Iterator[None]:
+    """A queue gives new messages although some of the last run are leased."""
+    take_run = Popping._take_run
+
+    def mutated(self: Popping, stage: Stage, request: PopRequest, source: Topic, seat: Seat, *args: Any) -> Any:
+        held = stage.standing_or_new(seat)
+        stage.set_standing(seat, Standing(held.next_offset, held.last_pop_ms))
+        found = take_run(self, stage, request, source, seat, *args)
+        after = stage.standing_or_new(seat)
+        stage.set_standing(seat, Standing(after.next_offset, after.last_pop_ms, after.in_flight + held.in_flight))
+        return found
+
+    with patch.object(Popping, "_take_run", mutated):
+        yield
+
+
+@contextmanager
+def the_mode_is_not_fixed() -> Iterator[None]:
+    """Every pop says anew whether the group pops in order."""
+    register = Popping._register
+
+    def mutated(self: Popping, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> bool:
+        if (known := stage.registered(group_id, topic.id)) is not None:
+            stage.register(group_id, topic.id, Registered(request.order, known.active_ms))
+        return register(self, stage, topic, group_id, request)
+
+    with patch.object(Popping, "_register", mutated):
+        yield
+
+
+@contextmanager
+def the_whole_run_dies_with_its_head() -> Iterator[None]:
+    """Each message of a run goes to the dead letters when its own attempts are used up."""
+    give_back = Leasing._give_back
+
+    def mutated(self: Leasing, *args: Any, **kwargs: Any) -> str:
+        return give_back(self, *args, **{**kwargs, "is_head": True})
+
+    with patch.object(Leasing, "_give_back", mutated):
+        yield
+
+
+# ---------------------------------------------------------------- retention (Q1–Q3, P11, P14)
+
+
+@contextmanager
+def _pins_without(table: str, applies: Callable[[Retention], bool] = lambda retention: True) -> Iterator[None]:
+    holders, pinned = Retention._holders, Retention._pinned
+
+    def blind(method: Callable[..., Any]) -> Callable[..., Any]:
+        def mutated(self: Retention, *args: Any) -> Any:
+            if not applies(self):
+                return method(self, *args)
+            with patch.object(self._state, table, {}):
+                return method(self, *args)
+
+        return mutated
+
+    with patch.object(Retention, "_holders", blind(holders)), patch.object(Retention, "_pinned", blind(pinned)):
+        yield
+
+
+@contextmanager
+def leases_do_not_pin() -> Iterator[None]:
+    """What is leased goes when it is old."""
+    with _pins_without("running"):
+        yield
+
+
+@contextmanager
+def runs_do_not_pin() -> Iterator[None]:
+    """What is un-acked under FIFO goes when it is old and not leased at the moment."""
+    with _pins_without("fifo"):
+        yield
+
+
+@contextmanager
+def one_old_message_takes_all() -> Iterator[None]:
+    """When the head of a queue is too old, all of the queue goes."""
+    aged = Retention._aged
+
+    def mutated(self: Retention, stage: Stage, topic: Topic, queue: int, first: int) -> int:
+        return topic.next_offsets[queue] if aged(self, stage, topic, queue, first) > first else first
+
+    with patch.object(Retention, "_aged", mutated):
+        yield
+
+
+@contextmanager
+def no_retention_keeps_nothing() -> Iterator[None]:
+    """A retention of 0 is taken for a time of 0 ms."""
+    aged = Retention._aged
+
+    def mutated(self: Retention, stage: Stage, topic: Topic, queue: int, first: int) -> int:
+        return aged(self, stage, topic, queue, first) if self._options.retention_ms else topic.next_offsets[queue]
+
+    with patch.object(Retention, "_aged", mutated):
+        yield
+
+
+@contextmanager
+def retry_topics_go_by_age() -> Iterator[None]:
+    """What waits to be given again goes when it is old."""
+    wanted = Retention._wanted
+
+    def mutated(self: Retention, stage: Stage, topic: Topic, queue: int, first: int) -> int:
+        found = wanted(self, stage, topic, queue, first)
+        return max(found, self._aged(stage, topic, queue, first)) if topic.name.startswith(RETRY_PREFIX) else found
+
+    with patch.object(Retention, "_wanted", mutated):
+        yield
+
+
+@contextmanager
+def leased_counts_as_consumed() -> Iterator[None]:
+    """With ``reclaim = consumed``, what every group has popped goes, acked or not."""
+    with _pins_without("running", lambda retention: retention._options.reclaim is Reclaim.CONSUMED):
+        yield
+
+
+@contextmanager
+def without_a_group_all_is_consumed() -> Iterator[None]:
+    """Where no group counts, nobody is waited for."""
+    consumed = Retention._consumed
+
+    def mutated(self: Retention, topic: Topic, queue: int, now_ms: int) -> int:
+        if any(topic_id == topic.id and self._counts(how, now_ms) for (_, topic_id), how in self._state.registered.items()):
+            return consumed(self, topic, queue, now_ms)
+        return topic.next_offsets[queue]
+
+    with patch.object(Retention, "_consumed", mutated):
+        yield
+
+
+@contextmanager
+def one_group_is_enough() -> Iterator[None]:
+    """What one group has consumed goes."""
+
+    def mutated(self: Retention, topic: Topic, queue: int, now_ms: int) -> int:
+        groups = [group_id for group_id, topic_id in self._state.registered if topic_id == topic.id]
+        return max((self._state.standing(group_id, topic.id, queue).next_offset for group_id in groups), default=0)
+
+    with patch.object(Retention, "_consumed", mutated):
+        yield
+
+
+@contextmanager
+def idle_groups_count() -> Iterator[None]:
+    """A group that was registered once holds messages back for ever."""
+    with patch.object(Retention, "_counts", lambda self, registered, now_ms: True):
+        yield
+
+
+@contextmanager
+def idle_groups_forget_their_position() -> Iterator[None]:
+    """A group that comes back after its expiry starts like a new one."""
+    register = Popping._register
+
+    def mutated(self: Popping, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> bool:
+        known, expiry_ms = stage.registered(group_id, topic.id), self._options.group_expiry_ms
+        if known is not None and expiry_ms and stage.now_ms - known.active_ms > expiry_ms:
+            for queue in range(topic.queues):
+                stage.set_standing(Seat(group_id, topic.id, queue), Standing(0, stage.now_ms))
+        return register(self, stage, topic, group_id, request)
+
+    with patch.object(Popping, "_register", mutated):
+        yield
+
+
+@contextmanager
+def late_groups_start_at_0() -> Iterator[None]:
+    """A pop begins at offset 0, and finds what of a run was reclaimed but lies there still."""
+    read_on = Popping._read_on
+
+    def mutated(self: Popping, *args: Any) -> Any:
+        with patch.object(Stage, "first_kept", lambda *place: 0):
+            return read_on(self, *args)
+
+    with patch.object(Popping, "_read_on", mutated):
+        yield
+
+
+@contextmanager
+def resets_go_back_to_0() -> Iterator[None]:
+    """A reset takes offset 0 for the first kept one."""
+    reset = Administration.reset
+
+    def mutated(self: Administration, *args: Any) -> None:
+        with patch.object(Stage, "first_kept", lambda *place: 0):
+            reset(self, *args)
+
+    with patch.object(Administration, "reset", mutated):
+        yield
+
+
+@contextmanager
+def lag_counts_what_was_reclaimed() -> Iterator[None]:
+    """A group's lag goes by its position alone."""
+    waiting = PopState.waiting
+
+    def mutated(self: PopState, *args: Any) -> int:
+        with patch.object(PopState, "first_kept", lambda *place: 0):
+            return waiting(self, *args)
+
+    with patch.object(PopState, "waiting", mutated):
+        yield
+
+
+# ---------------------------------------------------------------- dead letters and deletes (P7, P14, P2)
+
+
+@contextmanager
+def resend_without_removing() -> Iterator[None]:
+    """What was sent back lies among the dead letters still."""
+    remove_from = Administration._remove_from
+
+    def mutated(self: Administration, stage: Stage, *args: Any) -> list[int]:
+        def put(batch: WriteBatch, space: int, key: bytes, value: bytes) -> None:
+            assert space == QUEUES
+
+        def delete(batch: WriteBatch, space: int, key: bytes) -> None:
+            assert space == QUEUES
+
+        with patch.object(WriteBatch, "put", put), patch.object(WriteBatch, "delete", delete), patch.object(Stage, "set_gaps", nothing):
+            return remove_from(self, stage, *args)
+
+    with patch.object(Administration, "_remove_from", mutated):
+        yield
+
+
+@contextmanager
+def drop_without_counting() -> Iterator[None]:
+    """What leaves the dead letters stays in the count of them."""
+    with patch.object(Stage, "count_off_dead", nothing):
+        yield
+
+
+@contextmanager
+def letters_of_a_deleted_topic_count() -> Iterator[None]:
+    """Every letter that goes is taken off the count of the topic that has its topic's name now."""
+    count_off_dead = Stage.count_off_dead
+
+    def mutated(self: Stage, group_id: int, topic_id: int, offsets: Sequence[int]) -> None:
+        count_off_dead(self, group_id, topic_id, [2**62] * len(offsets))
+
+    with patch.object(Stage, "count_off_dead", mutated):
+        yield
+
+
+@contextmanager
+def pop_times_start_anew() -> Iterator[None]:
+    """A group that is made anew may get the receipts of the one that was deleted."""
+    with patch.object(Stage, "raise_pop_floor", nothing):
+        yield
+
+
+@contextmanager
+def requests_in_the_wrong_order() -> Iterator[None]:
+    """Of several properties that ask for a time the last one wins (T4)."""
+    with patch.object(delays_module, "REQUEST_PROPERTIES", tuple(reversed(REQUEST_PROPERTIES))):
+        yield
+
+
+def nothing(*_: object) -> None:
+    """Stand in for a step that a mutant leaves out."""

@@ -151,6 +151,7 @@ def test_a_holder_that_is_alive_is_named(cli: Command) -> None:
         ("pid 4194305, started 1\n", "there is no such process here"),
         ("", "does not say who"),
     ],
+    ids=["another process", "no process", "nobody"],
 )
 def test_a_holder_that_is_not_what_it_says(cli: Command, holder: str, said: str) -> None:
     cli.send()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from rmqstore import AckOutcome, ManualClock, Store
 from tests.crash.worker import GROUPS, PRECISION_MS, TOPIC, lags
@@ -53,6 +53,9 @@ class Lease:
 
 class Book:
     """The messages and leases of one store directory, through many lives of its workers."""
+
+    kind = "work"
+    settings: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, start_ms: int) -> None:
         self.now_ms = start_ms

@@ -10,6 +10,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -31,9 +32,11 @@ def say(event: str, **fields: object) -> None:
     os.write(1, (json.dumps({"event": event, **fields}) + "\n").encode())
 
 
-def open_store(path: str, engines: dict[str, str], clock: ManualClock) -> Store:
-    """Open the store as every process of these tests does."""
-    return rmqstore.open(path, clock=clock, services=False, **engines, **SETTINGS)
+def open_store(path: str, engines: dict[str, str], clock: ManualClock, **settings: Any) -> Store:
+    """Open the store as every process of these tests does; ``settings`` are those of its kind of worker."""
+    everything: dict[str, Any] = {**engines, **SETTINGS, **settings}
+    store: Store = rmqstore.open(path, clock=clock, services=False, **everything)
+    return store
 
 
 def lags(store: Store) -> dict[str, list[int]]:
@@ -207,10 +210,16 @@ def end_of_life(job: Job) -> None:
 
 def main() -> None:
     """Do the one job."""
+    # As a program this file has only its own folder on the path.
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from tests.crash.consumer import Consumer
+
     say("warm")
     job = json.loads(sys.stdin.readline())
     if job["do"] == "work":
         Worker(job).run(job["calls"])
+    elif job["do"] == "consume":
+        Consumer(job).run(job["calls"])
     else:
         end_of_life(job)
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
+
+from rmqstore.contract.state import Adopted, StatePage
+from rmqstore.errors import UnsupportedOperationError
 
 
 class Ticket(msgspec.Struct, frozen=True):
@@ -41,6 +47,35 @@ class Side(ABC):
     @abstractmethod
     def durable_position(self) -> int:
         """The position up to which everything would survive a power loss."""
+
+    def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
+        """Return about ``limit`` rows of a table of ``rmqstore.contract.state`` from behind ``after`` on, in a stable order; a pure read.
+
+        Raises:
+            UnsupportedOperationError: the engine does not declare ``import_state``, or has no such table.
+            CorruptStoreError: something cannot be read; nothing is left out.
+        """
+        raise UnsupportedOperationError(f"{type(self).__name__} cannot export its state")
+
+    def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
+        """Take rows in beside what is there, in one atomic step. A call of which a mark was given before does nothing.
+
+        The caller sees to it that rows do not collide with what is there. Marks are forgotten with the row of ``timer_adopted`` or
+        ``pop_adopted`` that says that the load is complete.
+
+        Raises:
+            UnsupportedOperationError: the engine does not declare ``import_state``.
+            StoreFullError: no room; nothing was taken in.
+        """
+        raise UnsupportedOperationError(f"{type(self).__name__} cannot take in the state of another store")
+
+    def adopted(self) -> dict[int, Adopted]:
+        """Return how the state of other stores lies in this one, by their tag."""
+        return {}
+
+    def held(self) -> AbstractContextManager[object]:
+        """Keep the calls of other threads waiting until the end of a ``with`` block, so that pages are of one state."""
+        raise UnsupportedOperationError(f"{type(self).__name__} cannot be held still")
 
     @abstractmethod
     def verify(self) -> list[str]:

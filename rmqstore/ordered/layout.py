@@ -16,6 +16,8 @@ meta        ``n``    topic u32, queue u32                                first k
 meta        ``x``    topic u32, queue u32, first offset (u64)            offset behind a gap (u64), u8 1 = made by removals
 meta        ``k``    side (1 byte), mark                                 first answer of the call that carried the mark
 meta        ``l``    side (1 byte), time ms (u64), mark                  empty: marks by age
+meta        ``a``    side (1 byte), store tag u32                        a store whose state was taken in (``Adopted``)
+meta        ``i``    side (1 byte), mark                                 empty: a part of an unfinished load that was taken in
 timers      –        tick ms (u64), first seq (u64)                      run of records (``runs``)
 traces      ``h``    tick, seq                                           empty: a cancelled record inside a kept run
 traces      ``c``    tick, seq                                           epoch: tombstone of a cancelled put
@@ -59,6 +61,8 @@ KEPT: Final = b"n"
 GAP: Final = b"x"
 MARK: Final = b"k"
 MARK_AGE: Final = b"l"
+ADOPTED: Final = b"a"
+IMPORTED: Final = b"i"
 
 HOLE: Final = b"h"
 CANCELLED: Final = b"c"

@@ -19,6 +19,7 @@ from rmqstore.contract import (
     ReviveReport,
 )
 from rmqstore.message import MAX_QUEUES, retry_topic
+from rmqstore.ordered.adopting import Adoptions
 from rmqstore.ordered.fifo import Unacked, as_delivered
 from rmqstore.ordered.layout import EXPIRY, LEASE_KEY, LEASES, U64
 from rmqstore.ordered.leases import ACKED, LEASED, MOVED, Lease
@@ -39,24 +40,31 @@ _CHANGE = {LEASED: ChangeOutcome.CHANGED, ACKED: ChangeOutcome.ALREADY_ACKED, MO
 class Leasing:
     """Stages the end of leases."""
 
-    def __init__(self, shared: Shared, state: PopState, log: QueueLog) -> None:
+    def __init__(self, shared: Shared, state: PopState, log: QueueLog, adoptions: Adoptions) -> None:
         self._shared = shared
         self._options = shared.options
         self._state = state
         self._log = log
+        self._adoptions = adoptions
 
     def _check_point(self, stage: Stage, receipt: Receipt) -> Lease | bool:
         """Find the check point of a receipt; True when it is one of ours that is gone (STALE), False when it is unknown."""
-        if receipt.broker != self._options.broker or receipt.epoch > self._shared.epoch:
+        queue_id, last_epoch, older = receipt.queue_id, self._shared.epoch, receipt.epoch < self._shared.epoch
+        if receipt.broker != self._options.broker:
+            home = self._adoptions.home_of(receipt)
+            if home is None:
+                return False
+            # What another store gave is as old as a receipt of an earlier open.
+            queue_id, last_epoch, older = *home, True
+        if receipt.epoch > last_epoch:
             return False
         if min(receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms) < 0 or receipt.queue_id >= MAX_QUEUES:
             return False
-        older = receipt.epoch < self._shared.epoch
         group_id = self._state.groups.get(receipt.group)
         topic = self._state.topics.get(receipt.topic if receipt.retry_flag == NO_RETRY else retry_topic(receipt.group, receipt.topic))
         if group_id is None or topic is None:
             return older
-        key = LEASE_KEY.pack(group_id, topic.id, receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms)
+        key = LEASE_KEY.pack(group_id, topic.id, queue_id, receipt.ck_start_offset, receipt.pop_time_ms)
         lease = stage.lease(key)
         return older if lease is None or lease.epoch != receipt.epoch else lease
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
+import numpy as np
+
 from rmqstore.ordered.kv import OrderedKV, WriteBatch
-from rmqstore.ordered.layout import MARK, MARK_AGE, META, U64
+from rmqstore.ordered.layout import MARK, MARK_AGE, META, PAIR, U64
 
 TIMER_SIDE, POP_SIDE = b"t", b"p"
 
@@ -24,6 +27,17 @@ def put_marks(batch: WriteBatch, side: bytes, marks: Sequence[bytes], answer: by
     if marks:
         batch.put_many(META, [(MARK + side + mark, answer) for mark in marks])
         batch.put_many(META, [(MARK_AGE + side + U64.pack(now_ms) + mark, b"") for mark in marks])
+
+
+def encode_ticks(epoch: int, first_seq: int, ticks: Sequence[int]) -> bytes:
+    """Return the stored answer to a put."""
+    return PAIR.pack(epoch, first_seq) + zlib.compress(np.asarray(ticks, "<i8").tobytes(), 1)
+
+
+def decode_ticks(answer: bytes) -> list[int]:
+    """Return the ticks of the stored answer to a put, behind its epoch and first seq."""
+    ticks: list[int] = np.frombuffer(zlib.decompress(answer[PAIR.size :]), "<i8").tolist()
+    return ticks
 
 
 def drop_old_marks(kv: OrderedKV, batch: WriteBatch, side: bytes, before_ms: int, budget: int) -> int:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+import pyarrow as pa
+
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
     GroupOffset,
@@ -30,11 +32,15 @@ from rmqstore.contract import (
     TopicInfo,
     WriteStatus,
 )
+from rmqstore.contract.state import Adopted, StatePage
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.filters import parse_filter
 from rmqstore.message import MAX_POP, MAX_QUEUES, PoppedMessage, check_group, check_marks, check_readable_topic, check_time_ms, retry_topic
 from rmqstore.ordered.administration import Administration
-from rmqstore.ordered.kv import OrderedKV
+from rmqstore.ordered.adopting import Adoptions
+from rmqstore.ordered.exporting import export_pops
+from rmqstore.ordered.importing import PopImport, is_taken_in, note_taken_in
+from rmqstore.ordered.kv import OrderedKV, WriteBatch
 from rmqstore.ordered.layout import ATTEMPT, CURSOR_KEY, EXPIRY, LEASES, META, PURGE, QUEUE_PREFIX, U64, after_prefix
 from rmqstore.ordered.leaselist import list_leases
 from rmqstore.ordered.leasing import Leasing
@@ -66,7 +72,8 @@ class OrderedPops(OrderedSide, PopStore):
         self._state = PopState(kv)
         self._log = QueueLog(kv)
         self._popping = Popping(self._shared, self._state, self._log)
-        self._leasing = Leasing(self._shared, self._state, self._log)
+        self._adoptions = Adoptions(kv, POP_SIDE)
+        self._leasing = Leasing(self._shared, self._state, self._log, self._adoptions)
         self._retention = Retention(self._shared, self._state, self._log)
         self._administration = Administration(self._shared, self._state, self._log)
         self._cursor = TimerCursor.from_bytes(kv.get(META, CURSOR_KEY) or b"")
@@ -319,6 +326,36 @@ class OrderedPops(OrderedSide, PopStore):
     def verify(self) -> list[str]:
         with self._lock:
             return verify_pops(self._shared.fresh(), self._state, self._log)
+
+    # ------------------------------------------------------------ state
+
+    def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
+        with self._lock:
+            return export_pops(self._shared.fresh(), self._state, table, after, limit)
+
+    def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
+        with self._lock:
+            kv = self._shared.fresh()
+            if is_taken_in(kv, POP_SIDE, marks):
+                return Ticket(kv.position)
+            write = WriteBatch()
+            taken = PopImport(kv, write, self._state, self._shared.epoch)
+            for table, rows in tables:
+                taken.take(table, rows)
+            taken.finish()
+            note_taken_in(write, POP_SIDE, marks)
+            ticket = self._shared.write(write)
+            if taken.has_cursor:
+                # The timers reclaim by the cursor that a load of the state calls durable.
+                self._shared.sync(ticket)
+            if any(table != "messages" for table, _ in tables):
+                self._load()
+            return ticket
+
+    def adopted(self) -> dict[int, Adopted]:
+        with self._lock:
+            self._shared.fresh()
+            return dict(self._adoptions.by_tag)
 
     # ------------------------------------------------------------ upkeep
 

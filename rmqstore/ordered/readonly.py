@@ -21,6 +21,9 @@ def refuse(call: str) -> Never:
 class ReadOnlyTimers(OrderedTimers):
     """Timers of one view."""
 
+    def import_state(self, *_: Any, **__: Any) -> Never:
+        refuse("import_state")
+
     def recover(self, *_: Any) -> Never:
         refuse("recover")
 
@@ -45,6 +48,9 @@ class ReadOnlyTimers(OrderedTimers):
 
 class ReadOnlyPops(OrderedPops):
     """Queues and leases of one view."""
+
+    def import_state(self, *_: Any, **__: Any) -> Never:
+        refuse("import_state")
 
     def apply(self, *_: Any, **__: Any) -> Never:
         refuse("apply")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from rmqstore.contract import Side, Ticket
@@ -22,6 +23,9 @@ class OrderedSide(Side):
     @property
     def durable_position(self) -> int:
         return self._shared.kv.durable_position
+
+    def held(self) -> AbstractContextManager[object]:
+        return self._lock
 
     def snapshot(self, path: Path) -> None:
         self._shared.snapshot(path)

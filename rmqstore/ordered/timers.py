@@ -9,13 +9,12 @@ over such prefixes. The fields kept in memory are caches of what is stored, or b
 from __future__ import annotations
 
 import random
-import zlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
-import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.batch import MessageBatch
@@ -35,16 +34,20 @@ from rmqstore.contract import (
     TimerStore,
     WriteStatus,
 )
+from rmqstore.contract.state import Adopted, StatePage
 from rmqstore.errors import DelayTooLongError, IllegalArgumentError
 from rmqstore.message import check_marks
 from rmqstore.ordered import pending as counting
 from rmqstore.ordered import traces
+from rmqstore.ordered.adopting import stored_adopted
 from rmqstore.ordered.congestion import Congestion
 from rmqstore.ordered.counts import MINUTE_MS, MinuteCounts
+from rmqstore.ordered.exporting import export_timers
 from rmqstore.ordered.forgetting import Removal
+from rmqstore.ordered.importing import TimerImport, is_taken_in, note_taken_in
 from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
 from rmqstore.ordered.layout import META, PAIR, SEAL_KEY, SEQ_KEY, TIMERS, TRACES, U64
-from rmqstore.ordered.marks import TIMER_SIDE, drop_old_marks, find_mark, put_marks
+from rmqstore.ordered.marks import TIMER_SIDE, decode_ticks, drop_old_marks, encode_ticks, find_mark, put_marks
 from rmqstore.ordered.parked import parked_run
 from rmqstore.ordered.placing import place
 from rmqstore.ordered.records import Records, deliver_at_of, encode_batch, keys_of, route_of
@@ -102,6 +105,7 @@ class OrderedTimers(OrderedSide, TimerStore):
         self._closed_tick: int | None = None
         self._congestion = Congestion(kv, self._options.congestion_limit, self._random)
         self._forgotten = EMPTY_CURSOR
+        self._adopted = stored_adopted(kv, TIMER_SIDE)
         # Until ``recover`` is done, nobody has checked the runs that ``forget`` removes.
         self._met_damage = True
         self._resume: tuple[TimerCursor, bytes] | None = None
@@ -136,7 +140,7 @@ class OrderedTimers(OrderedSide, TimerStore):
             last_seq = self._last_seq + len(records)
             write.put(META, SEQ_KEY, PAIR.pack(last_seq, self._pending + len(records)))
             receipts = TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, ticks)
-            put_marks(write, TIMER_SIDE, marks, _encode_answer(receipts) if marks else b"", now_ms)
+            put_marks(write, TIMER_SIDE, marks, encode_ticks(receipts.epoch, first_seq, ticks) if marks else b"", now_ms)
             ticket = self._shared.write(write)
             self._counts.commit(staged)
             self._last_seq = last_seq
@@ -164,16 +168,31 @@ class OrderedTimers(OrderedSide, TimerStore):
 
     def _repeated(self, answer: bytes) -> TimerReceipts:
         epoch, first_seq = PAIR.unpack_from(answer)
-        ticks = np.frombuffer(zlib.decompress(answer[PAIR.size :]), "<i8").tolist()
-        return TimerReceipts(WriteStatus.REPEATED, self._options.store_tag, epoch, first_seq, ticks)
+        return TimerReceipts(WriteStatus.REPEATED, self._options.store_tag, epoch, first_seq, decode_ticks(answer))
 
     # ------------------------------------------------------------ cancel
 
     def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
         with self._lock:
             self._shared.fresh()
-            places = [(h.tick, h.seq, h.epoch) if h.store_tag == self._options.store_tag else None for h in handles]
-            return self._cancel(places)
+            return self._cancel([self._place_of(handle) for handle in handles])
+
+    def _place_of(self, handle: TimerHandle) -> tuple[int, int, int] | None:
+        """Return (tick, seq, epoch) of the put that a handle names; None when it is of a store of which nothing is here."""
+        record = self._adopted.get(handle.store_tag)
+        if record is None:
+            return (handle.tick, handle.seq, handle.epoch) if handle.store_tag == self._options.store_tag else None
+        if handle.store_tag != self._options.store_tag and handle.epoch > record.epoch:
+            return None
+        places = [(tick, handle.seq + record.seq_shift, handle.epoch) for tick in record.ticks_of(handle.tick, self.precision_ms)]
+        return next((place for place in places if self._is_known(*place)), places[0])
+
+    def _is_known(self, tick: int, seq: int, epoch: int) -> bool:
+        kv = self._shared.kv
+        found = self._locate(kv, tick, seq)
+        if found is not None and found.run.epoch == epoch:
+            return True
+        return traces.was_cancelled(kv, tick, seq, epoch) or traces.was_delivered(kv, tick, seq, epoch)
 
     def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
         with self._lock:
@@ -469,12 +488,14 @@ class OrderedTimers(OrderedSide, TimerStore):
     def get(self, handle: TimerHandle) -> PendingTimer | None:
         with self._lock:
             kv = self._shared.fresh()
-            found = self._locate(kv, handle.tick, handle.seq) if handle.store_tag == self._options.store_tag else None
-            if found is None or found.run.epoch != handle.epoch:
+            place = self._place_of(handle)
+            if place is None:
                 return None
-            if kv.get(TRACES, traces.hole_key(handle.tick, handle.seq)) is not None:
+            tick, seq, epoch = place
+            found = self._locate(kv, tick, seq)
+            if found is None or found.run.epoch != epoch or kv.get(TRACES, traces.hole_key(tick, seq)) is not None:
                 return None
-            return self._pending_timer(counting.LivePut(handle.tick, handle.seq, found.run.epoch, found.run.records[found.at]))
+            return self._pending_timer(counting.LivePut(tick, seq, epoch, found.run.records[found.at]))
 
     def _pending_timer(self, put: counting.LivePut) -> PendingTimer:
         handle = TimerHandle(self._options.store_tag, put.epoch, put.seq, put.tick)
@@ -493,6 +514,34 @@ class OrderedTimers(OrderedSide, TimerStore):
         with self._lock:
             kv = self._shared.fresh()
             return TimerStats(self._pending, self._sealed, self._shared.epoch, self._last_seq, kv.durable_position, kv.position)
+
+    # ------------------------------------------------------------ state
+
+    def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
+        with self._lock:
+            return export_timers(self._shared.fresh(), table, after, limit, self.precision_ms)
+
+    def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
+        with self._lock:
+            kv = self._shared.fresh()
+            if is_taken_in(kv, TIMER_SIDE, marks):
+                return Ticket(kv.position)
+            write = WriteBatch()
+            taken = TimerImport(kv, write, self._sealed)
+            for table, rows in tables:
+                taken.take(table, rows)
+            self._counts.stage(write, taken.by_minute)
+            write.put(META, SEQ_KEY, PAIR.pack(max(self._last_seq, taken.last_seq), self._pending + taken.added))
+            note_taken_in(write, TIMER_SIDE, marks)
+            ticket = self._shared.write(write)
+            self._change_position = ticket.position
+            self._load()
+            return ticket
+
+    def adopted(self) -> dict[int, Adopted]:
+        with self._lock:
+            self._shared.fresh()
+            return dict(self._adopted)
 
     # ------------------------------------------------------------ upkeep
 
@@ -524,7 +573,3 @@ def _index_entries(batch: MessageBatch, records: Sequence[bytes], ticks: Sequenc
     entries = [(key, b"") for row, record in enumerate(records) for key in traces.index_keys(record, ticks[row], first_seq + row)]
     entries.sort()
     return entries
-
-
-def _encode_answer(receipts: TimerReceipts) -> bytes:
-    return PAIR.pack(receipts.epoch, receipts.first_seq) + zlib.compress(np.asarray(receipts.ticks, "<i8").tobytes(), 1)

@@ -58,6 +58,14 @@ def was_delivered(kv: OrderedKV, tick: int, seq: int, epoch: int) -> bool:
     return int.from_bytes(value[4 : 4 + _EPOCH_BYTES], "big") == epoch and at < count and int(steps[at]) == step
 
 
+def delivered_of(value: bytes) -> tuple[int, list[int]]:
+    """Return (epoch, seqs less the first one) of a tombstone of delivered puts."""
+    count = int.from_bytes(value[:4], "big")
+    data = value[4 + _EPOCH_BYTES :]
+    steps: list[int] = np.frombuffer(data, "<u4" if len(data) == 4 * count else "<u8").tolist()
+    return int.from_bytes(value[4 : 4 + _EPOCH_BYTES], "big"), steps
+
+
 def drop_tombstones(batch: WriteBatch, before_tick: int) -> None:
     """Forget the answers about every put of an earlier tick."""
     if before_tick > 0:

@@ -14,6 +14,7 @@ INFO = EngineInfo(
         retention=Support.FULL,
         snapshot=Support.IMPOSSIBLE,
         read_only_open=Support.IMPOSSIBLE,
+        import_state=Support.FULL,
     ),
     factory="rmqstore_memory.engine:MemoryEngine",
     install_hint="pip install rmqstore-memory",

@@ -1,0 +1,41 @@
+"""Stores whose state was taken in: their handles and receipts go on meaning what they meant (``rmqstore.contract.state.Adopted``)."""
+
+from __future__ import annotations
+
+from rmqstore.contract import NO_RETRY, Receipt
+from rmqstore.contract.state import Adopted
+from rmqstore.message import retry_topic
+from rmqstore.ordered.kv import OrderedKV, WriteBatch
+from rmqstore.ordered.layout import ADOPTED, IMPORTED, META, U32, after_prefix
+
+
+def stored_adopted(kv: OrderedKV, side: bytes) -> dict[int, Adopted]:
+    """Return what one side knows of other stores, by their tag."""
+    prefix = ADOPTED + side
+    return {
+        U32.unpack_from(key, len(prefix))[0]: Adopted.from_bytes(value) for key, value in kv.scan_all(META, prefix, after_prefix(prefix))
+    }
+
+
+def put_adopted(write: WriteBatch, side: bytes, adopted: Adopted) -> None:
+    """Add a record to a write; one that is complete takes the marks of its load away."""
+    write.put(META, ADOPTED + side + U32.pack(adopted.store_tag), adopted.to_bytes())
+    if adopted.is_complete and adopted.dump_id:
+        prefix = IMPORTED + side + adopted.dump_id.encode()
+        write.delete_range(META, prefix, prefix + b"\xff")
+
+
+class Adoptions:
+    """What the pop side knows of other stores, by the name that their receipts carry."""
+
+    def __init__(self, kv: OrderedKV, side: bytes) -> None:
+        self.by_tag = stored_adopted(kv, side)
+        self._by_broker = {record.broker: record for record in self.by_tag.values()}
+
+    def home_of(self, receipt: Receipt) -> tuple[int, int] | None:
+        """Return (queue id, largest epoch) of a receipt that another store gave; None when nothing of it is here."""
+        record = self._by_broker.get(receipt.broker)
+        if record is None:
+            return None
+        name = receipt.topic if receipt.retry_flag == NO_RETRY else retry_topic(receipt.group, receipt.topic)
+        return receipt.queue_id + record.queue_shifts.get(name, 0), record.epoch

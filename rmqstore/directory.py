@@ -128,9 +128,9 @@ class StoreDirectory:
             raise translated(error, path) from error
         return path
 
-    def new_manifest(self, baked: Mapping[str, object]) -> dict[str, Any]:
-        """Return the manifest of a new store, with a random store id of 32 bits; :meth:`publish` writes it."""
-        return {"format": MANIFEST_FORMAT, "store_id": secrets.randbits(31) + 1, "baked": dict(baked)}
+    def new_manifest(self, baked: Mapping[str, object], store_id: int | None = None) -> dict[str, Any]:
+        """Return the manifest of a new store, by default with a random store id of 32 bits; :meth:`publish` writes it."""
+        return {"format": MANIFEST_FORMAT, "store_id": store_id or secrets.randbits(31) + 1, "baked": dict(baked)}
 
     def publish(self, manifest: Mapping[str, object]) -> None:
         """Write the manifest in one step, after the engines are there: from now on the store exists."""
@@ -140,6 +140,12 @@ class StoreDirectory:
         except OSError as error:
             raise translated(error, self.path) from error
         self.manifest = dict(manifest)
+
+    def abandon(self) -> None:
+        """Leave nothing of a creation that was not begun: an empty directory, or one with settings, is as it was."""
+        if self.manifest is None:
+            (self.path / CREATING_NAME).unlink(missing_ok=True)
+            (self.path / LOCK_NAME).unlink(missing_ok=True)
 
     def release(self) -> None:
         """Let go of the lock; idempotent."""

@@ -32,6 +32,7 @@ __all__ = [
     "StoreLockedError",
     "StorePathError",
     "StorePoisonedError",
+    "TransferError",
     "UnknownEngineError",
     "UnsupportedOperationError",
 ]
@@ -136,6 +137,10 @@ class StoreFullError(StoreError):
 
 class StorePoisonedError(StoreError):
     """A disk sync failed (F2), so what is durable is unknown; close the store and open it again."""
+
+
+class TransferError(StoreError, ValueError):
+    """A dump, a load or a migration would lose or double something, so nothing was written; the message names it."""
 
 
 class FormatVersionError(StoreError, ValueError):

@@ -19,7 +19,8 @@ from rmqstore.plugins import get_plugins
 class Opened:
     """Everything that an open store owns; :meth:`close` lets go of it in the right order."""
 
-    def __init__(self, path: str | os.PathLike[str], settings: dict[str, Any]) -> None:
+    def __init__(self, path: str | os.PathLike[str], settings: dict[str, Any], store_id: int | None = None) -> None:
+        """Open or make a store; ``store_id`` is the number of a new one, by default a random one."""
         found = get_plugins()
         known = found.engine_settings()
         wanted = config.load(path, settings, known)
@@ -35,7 +36,7 @@ class Opened:
             is_new = manifest is None
             if manifest is None:
                 self.config: Config = wanted.with_default_engine(found.default_engine)
-                manifest = self.directory.new_manifest(self.config.baked())
+                manifest = self.directory.new_manifest(self.config.baked(), store_id)
             else:
                 self.config = wanted.with_stored(manifest["baked"], str(path))
             self.manifest: dict[str, Any] = manifest

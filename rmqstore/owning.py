@@ -22,7 +22,7 @@ class Owning(Reading):
     """The base of what sends and what consumes."""
 
     def __init__(self, opened: Opened, clock: Clock) -> None:
-        super().__init__(opened.directory.path, opened.config, opened.timers, opened.pops)
+        super().__init__(opened.directory.path, opened.config, opened.store_tag, opened.timers, opened.pops)
         self._opened = opened
         self._clock = clock
         self._sync_calls = opened.config.flush is Flush.SYNC

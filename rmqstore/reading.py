@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,6 +26,7 @@ from rmqstore.contract import (
     TopicInfo,
 )
 from rmqstore.deadletters import DeadLetter, letters_in
+from rmqstore.digests import TableDigest
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, StoreClosedError, StoreForkedError
 from rmqstore.message import (
     MAX_ID_BYTES,
@@ -38,7 +40,12 @@ from rmqstore.message import (
     check_word,
     dlq_topic,
 )
+from rmqstore.tables import State
 from rmqstore.when import When, time_ms
+
+if TYPE_CHECKING:
+    from rmqstore.transfer.dumping import DumpReport
+    from rmqstore.transfer.progress import Progress
 
 
 class StoreStats(msgspec.Struct, frozen=True):
@@ -54,9 +61,10 @@ class StoreStats(msgspec.Struct, frozen=True):
 class Reading:
     """The reading calls of a store; each answers for one moment and changes nothing."""
 
-    def __init__(self, path: Path, config: Config, timers: TimerStore, pops: PopStore) -> None:
+    def __init__(self, path: Path, config: Config, store_id: int, timers: TimerStore, pops: PopStore) -> None:
         self._path = path
         self._config = config
+        self._store_id = store_id
         self._timers = timers
         self._pops = pops
         self._pid = os.getpid()
@@ -66,6 +74,21 @@ class Reading:
     def path(self) -> Path:
         """The directory of the store."""
         return self._path
+
+    @property
+    def store_id(self) -> int:
+        """The number that the store got when it was made; its handles and receipts carry it."""
+        return self._store_id
+
+    @property
+    def timers(self) -> TimerStore:
+        """The timer side, for tools that speak the contract."""
+        return self._timers
+
+    @property
+    def pops(self) -> PopStore:
+        """The pop side, for tools that speak the contract."""
+        return self._pops
 
     @property
     def config(self) -> Config:
@@ -165,6 +188,23 @@ class Reading:
         """Recount every counter and read every record; one sentence a difference, empty when all is well."""
         self._check_open()
         return self._timers.verify() + self._pops.verify()
+
+    def digest(self) -> dict[str, TableDigest]:
+        """Return what the store holds as one number a table, whatever the engine and the order; other calls wait meanwhile.
+
+        Raises:
+            UnsupportedOperationError: the engine does not declare ``import_state``.
+        """
+        self._check_open()
+        with self._timers.held(), self._pops.held():
+            return State(self._timers, self._pops).digest()
+
+    def dump(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> DumpReport:
+        """Write all that the store holds into the new directory ``path``; ``rmqstore.transfer.dump`` says more (docs/transfer.md)."""
+        from rmqstore.transfer.dumping import dump  # a dump reads Parquet, which few programs need at their start
+
+        self._check_open()
+        return dump(self, path, progress=progress)
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:

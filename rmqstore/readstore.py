@@ -45,7 +45,7 @@ class ReadStore(Reading):
                 stack.callback(session.close)
                 self._sessions[name] = session
             timers, pops = self._sessions[wanted.timer_engine].timers(), self._sessions[wanted.pop_engine].pops()
-            super().__init__(path, wanted, timers, pops)
+            super().__init__(path, wanted, manifest["store_id"], timers, pops)
             self._stack = stack.pop_all()
 
     def refresh(self) -> None:

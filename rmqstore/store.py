@@ -14,10 +14,6 @@ from typing import Any, Literal, Self, overload
 
 from rmqstore.clock import Clock
 from rmqstore.consuming import Consuming
-from rmqstore.contract import (
-    PopStore,
-    TimerStore,
-)
 from rmqstore.errors import (
     IllegalArgumentError,
     IllegalArgumentTypeError,
@@ -198,16 +194,6 @@ class Store(Producing, Consuming):
         return f"<rmqstore.Store {self._path} ({'closed' if self._closed else 'open'})>"
 
     # ------------------------------------------------------------ underneath
-
-    @property
-    def timers(self) -> TimerStore:
-        """The timer side, for tools that speak the contract."""
-        return self._timers
-
-    @property
-    def pops(self) -> PopStore:
-        """The pop side, for tools that speak the contract."""
-        return self._pops
 
     def _clock_moved(self) -> None:
         self._ticker_wake.notify()

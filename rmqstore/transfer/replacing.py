@@ -1,0 +1,152 @@
+"""A new store that is built beside an old one and takes its place in one step.
+
+::
+
+    DIR                    the store, or nothing yet
+    DIR.<what>             the new one while it is being built
+    DIR.<what>.json        what is being built; once it is built, also which directory is which
+    DIR.before-…           the old one, kept when all is done
+
+Directories change places by one ``renameat2(RENAME_EXCHANGE)``, so at every moment DIR is the old store or the new one. Where the file
+system has no such call, two renames do it, and the next run finishes what a crash between them left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rmqstore.config import FILE_NAME as CONFIG_NAME
+from rmqstore.directory import LOCK_NAME, StoreDirectory, read_manifest
+from rmqstore.readstore import ReadStore
+
+_AT_FDCWD: Final = -100
+_RENAME_EXCHANGE: Final = 2
+
+
+class Published(NamedTuple):
+    """The new store is in its place; ``previous`` is where the old one lies, if there was one."""
+
+    previous: Path | None
+
+
+class Replacement:
+    """The way of one store into the place ``path``; ``what`` names the undertaking in the file names."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        self.staging = path.with_name(f"{path.name}.{what}")
+        self._note = path.with_name(f"{path.name}.{what}.json")
+
+    def noted(self) -> dict[str, Any] | None:
+        """Return what :meth:`begin` noted, when an earlier run was interrupted."""
+        try:
+            found = json.loads(self._note.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def clear(self) -> None:
+        """Remove what an earlier run left."""
+        if self.staging.exists():
+            shutil.rmtree(self.staging)
+        self._note.unlink(missing_ok=True)
+
+    def begin(self, note: dict[str, Any]) -> None:
+        """Note durably what is being built, and give it the settings file of the place."""
+        config = self.path / CONFIG_NAME
+        if config.is_file():
+            self.staging.mkdir(exist_ok=True)
+            shutil.copyfile(config, self.staging / CONFIG_NAME)
+        self._write(note)
+
+    def ready(self, tables: dict[str, int], epoch: int, previous: str) -> None:
+        """Note that the new store is complete.
+
+        Args:
+            tables: what it took in, for the report.
+            epoch: of the store in the place, 0 when there is none; once it is another one, the new store is out of date.
+            previous: the name that the old one will have.
+        """
+        self._write({**(self.noted() or {}), "tables": tables, "epoch": epoch, "inode": self.staging.stat().st_ino, "previous": previous})
+
+    def take_up(self) -> Published | None:
+        """Finish what an earlier run left when the new store was complete; None when it was not, or is out of date by now."""
+        note = self.noted()
+        if note is None or "inode" not in note:
+            return None
+        with ExitStack() as stack:
+            if not self._is_in_place(note) and self.path.exists():
+                if read_manifest(self.path) is not None:
+                    stack.enter_context(StoreDirectory(self.path))
+                if epoch_of(self.path) != note["epoch"]:
+                    return None
+            return self.publish()
+
+    def publish(self) -> Published:
+        """Put the new store into its place and say where the old one is. Can be called again after a crash anywhere in it."""
+        note = self.noted() or {}
+        previous = self.path.with_name(note["previous"])
+        if not self._is_in_place(note):
+            if not self.path.exists():
+                self.staging.rename(self.path)
+            elif not exchanged(self.staging, self.path):
+                self.path.rename(previous)
+                self.staging.rename(self.path)
+            sync_names(self.path.parent)
+        if self.staging.exists():
+            self.staging.rename(previous)
+        if previous.exists() and {entry.name for entry in previous.iterdir()} <= {CONFIG_NAME, LOCK_NAME}:
+            # There was no store, only its settings, which the new one has.
+            shutil.rmtree(previous)
+        sync_names(self.path.parent)
+        self._note.unlink()
+        return Published(previous if previous.exists() else None)
+
+    def _is_in_place(self, note: dict[str, Any]) -> bool:
+        return self.path.exists() and self.path.stat().st_ino == note["inode"]
+
+    def _write(self, note: dict[str, Any]) -> None:
+        new = self._note.with_name(f"{self._note.name}.new")
+        with open(new, "w", encoding="utf-8") as file:
+            json.dump(note, file, indent=2, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self._note)
+        sync_names(self._note.parent)
+
+
+def exchanged(one: Path, other: Path) -> bool:
+    """Let two directories change names in one step; False where the system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(other))
+
+
+def sync_names(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def epoch_of(path: Path) -> int:
+    """Return the largest epoch of the store at ``path``, 0 when there is no store: every open by an owner raises it."""
+    if read_manifest(path) is None:
+        return 0
+    with ReadStore(path, {}) as view:
+        return max(view.stats().timers.epoch, view.stats().pops.epoch)

@@ -1,0 +1,193 @@
+"""A dump that is not what was written is refused by the name of the file, before anything is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import rmqstore
+from rmqstore import CorruptStoreError, FormatVersionError, Store, StorePathError, TransferError, UnsupportedOperationError
+from rmqstore.contract import Side
+from rmqstore.ordered.kv import WriteBatch
+from rmqstore.ordered.layout import QUEUES, TIMERS
+from rmqstore.tables import TABLES
+from rmqstore.transfer import dump, load, load_into, open_dump
+from rmqstore.transfer.dumps import sha256_of
+from tests.stores import START_MS, Pair, Stores, message, stores_of
+from tests.transfer.states import SETTINGS, Past
+
+
+@pytest.fixture
+def stores() -> Iterator[Stores]:
+    with stores_of(Pair("memory", "memory")) as factory:
+        yield factory
+
+
+@pytest.fixture
+def source(stores: Stores) -> Store:
+    store = stores.open(**SETTINGS)
+    Past(stores, 5).live(store, 80)
+    dump(store, stores.root / "dump")
+    return store
+
+
+def _refused(stores: Stores, kind: type[Exception], match: str) -> Exception:
+    """Load into an open store and as a new one; both refuse, and nothing is there afterwards."""
+    with stores.open("target") as target:
+        before = target.digest()
+        with pytest.raises(kind, match=match):
+            load_into(stores.root / "dump", target)
+        assert target.digest() == before
+    with pytest.raises(kind, match=match) as caught:
+        load(stores.root / "dump", stores.root / "new", engine="rocksdb")
+    assert not list(stores.root.glob("new*"))
+    return caught.value
+
+
+def test_every_file_is_missed(stores: Stores, source: Store) -> None:
+    for file in sorted((stores.root / "dump").glob("*.parquet")):
+        content = file.read_bytes()
+        file.unlink()
+        error = _refused(stores, CorruptStoreError, f"{file.name} is missing")
+        assert getattr(error, "file", "") == str(file)
+        file.write_bytes(content)
+    load(stores.root / "dump", stores.root / "new", engine="rocksdb")
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "longer", "emptied"])
+def test_every_damaged_file_is_named(stores: Stores, source: Store, how: str) -> None:
+    for file in sorted((stores.root / "dump").glob("*.parquet")):
+        content = file.read_bytes()
+        middle = len(content) // 2
+        damaged = {
+            "cut": content[:middle],
+            "flipped": content[:middle] + bytes((content[middle] ^ 1,)) + content[middle + 1 :],
+            "longer": content + b"x",
+            "emptied": b"",
+        }
+        file.write_bytes(damaged[how])
+        error = _refused(stores, CorruptStoreError, file.name)
+        assert getattr(error, "file", "") == str(file)
+        file.write_bytes(content)
+
+
+def test_a_damaged_manifest_is_named(stores: Stores, source: Store) -> None:
+    file = stores.root / "dump" / "manifest.json"
+    content = file.read_bytes()
+    for damaged in (content[: len(content) // 2], b"", b"[]", b"{}", b"\xff\xfe", content.replace(b'"epoch": 1', b'"epoch": 7')):
+        assert damaged != content
+        file.write_bytes(damaged)
+        _refused(stores, CorruptStoreError, "manifest.json")
+    fields = json.loads(content)
+    file.write_text(json.dumps({**fields, "format_version": 2}))
+    _refused(stores, FormatVersionError, "version 2")
+    file.write_text(json.dumps({key: value for key, value in fields.items() if key != "check"}))
+    _refused(stores, CorruptStoreError, "manifest.json")
+    file.unlink()
+    _refused(stores, TransferError, "no dump")
+    with pytest.raises(TransferError, match="no dump"):
+        open_dump(stores.root / "nothing")
+
+
+def _rewritten(path: Path, name: str, rows: pa.Table) -> None:
+    """Write a file anew and let the manifest agree, as a forger would."""
+    from rmqstore.transfer import dumps
+
+    pq.write_table(rows, path / name)
+    fields = json.loads((path / "manifest.json").read_bytes())
+    del fields["check"]
+    for file in fields["files"]:
+        if file["name"] == name:
+            file |= {"sha256": sha256_of(path / name), "bytes": (path / name).stat().st_size}
+    (path / "manifest.json").write_text(json.dumps({**fields, "check": dumps._check(fields)}))
+
+
+def test_a_file_of_another_table_is_refused(stores: Stores, source: Store) -> None:
+    path = stores.root / "dump"
+    _rewritten(path, "topics-00000.parquet", pa.table({"topic": ["t"], "queue": [1]}))
+    target = stores.open("target")
+    with pytest.raises(CorruptStoreError, match="columns topic, queue"):
+        load_into(path, target)
+    _rewritten(path, "topics-00000.parquet", pa.table({name: ["text"] for name in TABLES["topics"].names}))
+    with pytest.raises(CorruptStoreError, match="topics-00000"):
+        load_into(path, target)
+
+
+def test_the_digest_finds_rows_that_got_lost_on_the_way(stores: Stores, source: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that drops a row of any table is found out, and the store at the place is not touched."""
+    found = 0
+    for table in open_dump(stores.root / "dump").counts():
+        if table.endswith("_head") or not open_dump(stores.root / "dump").counts()[table]:
+            continue
+        for kind in {type(source.timers), type(source.pops)}:
+            original = kind.import_state
+
+            def losing(self: Side, tables: Any, now_ms: int, marks: Any = (), original: Any = original, table: str = table) -> Any:
+                return original(self, [(name, rows.slice(1) if name == table else rows) for name, rows in tables], now_ms, marks)
+
+            monkeypatch.setattr(kind, "import_state", losing)
+        with pytest.raises(CorruptStoreError, match=r"does not hold|no row of the table of topics|lacks group"):
+            load(stores.root / "dump", stores.root / "new", engine="rocksdb")
+        assert not (stores.root / "new").exists()
+        monkeypatch.undo()
+        found += 1
+    assert found >= 10
+
+
+@pytest.mark.parametrize("space", [TIMERS, QUEUES])
+def test_what_cannot_be_read_is_not_left_out(stores: Stores, space: int) -> None:
+    """A damaged run ends a dump with the place of the run; once it is parked the dump succeeds and holds the parked entry."""
+    store = stores.open()
+    store.send(message(1, deliver_at_ms=START_MS + 1000)) if space == TIMERS else store.send(message(1))
+    kv = store.timers._shared.kv  # type: ignore[attr-defined]
+    ((key, value),) = kv.scan(space, b"", None, 2)
+    write = WriteBatch()
+    write.put(space, key, value[:-1] + b"?")
+    kv.write(write)
+    with pytest.raises(CorruptStoreError, match="damaged"):
+        dump(store, stores.root / "dump")
+    stores.clock.advance(5000)
+    store.tick()
+    store.pop("t", "g")
+    report = dump(store, stores.root / "dump")
+    assert report.tables["messages"] == 1
+    assert open_dump(stores.root / "dump").rows("messages")[0]["topic"] == "%PARKED%"
+
+
+def test_a_dump_goes_into_a_new_directory(stores: Stores, source: Store, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(TransferError, match="is a file"):
+        dump(source, tmp_path / "file")
+    with pytest.raises(TransferError, match="not empty"):
+        dump(source, tmp_path)
+    with pytest.raises(StorePathError, match="does not exist"):
+        dump(source, tmp_path / "a" / "b")
+    with pytest.raises(StorePathError, match="no store"):
+        dump(tmp_path / "nothing", tmp_path / "dump")
+    with pytest.raises(rmqstore.IllegalArgumentTypeError):
+        dump(5, tmp_path / "dump")  # type: ignore[arg-type]
+    with pytest.raises(TransferError, match="at least one"):
+        load([], tmp_path / "new")
+    with pytest.raises(StorePathError, match="does not exist"):
+        load(stores.root / "dump", tmp_path / "a" / "b")
+    with pytest.raises(StorePathError, match="no store and not empty"):
+        load(stores.root / "dump", tmp_path, engine="rocksdb")
+    assert {path.name for path in tmp_path.iterdir()} == {"file"}
+
+
+def test_an_engine_without_the_tables_is_refused(stores: Stores, source: Store) -> None:
+    for side in (source.timers, source.pops):
+        with pytest.raises(UnsupportedOperationError, match="no table"):
+            side.export_state("nosuch", None, 10)
+        with pytest.raises(UnsupportedOperationError, match="no table"):
+            side.import_state([("nosuch", pa.RecordBatch.from_pylist([], schema=TABLES["topics"]))], 0)
+        with pytest.raises(UnsupportedOperationError, match="cannot export"):
+            Side.export_state(side, "timers", None, 10)
+        with pytest.raises(UnsupportedOperationError, match="cannot take in"):
+            Side.import_state(side, [], 0)

@@ -1,0 +1,322 @@
+"""Dumps, loads and migrations that are cut short at any point, and go on when they are run again."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmqstore
+from rmqstore import Store, TransferError
+from rmqstore.transfer import dump, dumping, load, load_into, migrate, replacing, taking
+from tests.stores import ENGINES, Pair, Stores, message, stores_of
+from tests.transfer.states import SETTINGS, Past, shown
+
+DURABLE = [engine for engine in ENGINES if engine != "memory"]
+OTHER = {"rocksdb": "lmdb", "lmdb": "rocksdb"}
+
+
+_DYING = """
+import os, signal, sys
+import rmqstore.tables
+from rmqstore.transfer import migrate
+
+rmqstore.tables.PAGE_ROWS = 16
+told = 0
+
+def die(*_):
+    global told
+    told += 1
+    if told == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+migrate(sys.argv[1], engine=sys.argv[2], progress=die)
+"""
+
+
+class CutShortError(Exception):
+    """Raised where a test wants a run to end."""
+
+
+class _Cut:
+    """Progress that ends the run when it was told for the n-th time."""
+
+    def __init__(self, at: int) -> None:
+        self.told = 0
+        self._at = at
+
+    def __call__(self, table: str, rows_done: int, rows_total: int) -> None:
+        assert rows_done <= rows_total
+        self.told += 1
+        if self.told == self._at:
+            raise CutShortError
+
+
+@pytest.fixture(params=DURABLE)
+def stores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Small files and pages, so that there are many points to end at."""
+    monkeypatch.setattr(dumping, "FILE_ROWS", 40)
+    monkeypatch.setattr(rmqstore.tables, "PAGE_ROWS", 16)
+    with stores_of(Pair(request.param, request.param)) as factory:
+        yield factory
+
+
+def _source(stores: Stores, name: str = "source", seed: int = 3) -> Store:
+    store = stores.open(name, **SETTINGS)
+    Past(stores, seed, prefix=f"{name}-").live(store, 60)
+    return store
+
+
+def _until_done(run: Callable[[Any], Any], most: int = 200) -> tuple[Any, int]:
+    """Run again and again, each time cut one step later, until it comes to its end."""
+    for at in range(1, most):
+        try:
+            return run(_Cut(at)), at
+        except CutShortError:
+            continue
+    raise AssertionError("it never came to its end")
+
+
+def test_a_dump_goes_on(stores: Stores) -> None:
+    store = _source(stores)
+    path = stores.root / "dump"
+    with pytest.raises(CutShortError):
+        dump(store, path, progress=_Cut(5))
+    with pytest.raises(TransferError, match="interrupted"):
+        load(path, stores.root / "new")
+    # A torn line and a file that nobody noted are what a power cut leaves.
+    with open(path / "progress.jsonl", "ab") as file:
+        file.write(b'{"name": "tim')
+    (path / "messages-00099.parquet.new").write_bytes(b"half")
+    report = dump(store, path)
+    assert report.reused_files == 5
+    assert {entry.name for entry in path.iterdir() if entry.suffix != ".parquet"} == {"manifest.json"}
+    load(path, stores.root / "new")
+    with rmqstore.open(stores.root / "new", mode="read") as new:
+        assert new.digest() == store.digest()
+
+
+def test_a_dump_of_a_store_that_changed_starts_over(stores: Stores) -> None:
+    store = _source(stores)
+    path = stores.root / "dump"
+    with pytest.raises(CutShortError):
+        dump(store, path, progress=_Cut(5))
+    store.send(message("onemore"))
+    assert dump(store, path).reused_files == 0
+    load(path, stores.root / "new")
+    with rmqstore.open(stores.root / "new", mode="read") as new:
+        assert new.digest() == store.digest()
+
+
+def test_a_dump_whose_files_were_damaged_meanwhile_starts_over(stores: Stores) -> None:
+    store = _source(stores)
+    path = stores.root / "dump"
+    with pytest.raises(CutShortError):
+        dump(store, path, progress=_Cut(5))
+    victim = sorted(path.glob("*.parquet"))[0]
+    victim.write_bytes(victim.read_bytes()[:-1])
+    assert dump(store, path).reused_files == 0
+    with pytest.raises(TransferError, match="holds a dump already"):
+        dump(store, path)
+
+
+def test_a_load_into_a_new_store_goes_on_from_every_chunk(stores: Stores) -> None:
+    store = _source(stores)
+    dump(store, stores.root / "dump")
+    place = stores.root / "new"
+
+    def run(cut: _Cut) -> Any:
+        assert not place.exists()
+        return load(stores.root / "dump", place, engine=OTHER[stores.pair.timers], progress=cut)
+
+    report, runs = _until_done(run)
+    assert runs > 10
+    assert report.tables["messages"] == len(shown(store)["messages"])
+    with rmqstore.open(place, mode="read") as new:
+        assert new.digest() == store.digest()
+        assert new.verify() == []
+    assert {entry.name for entry in stores.root.iterdir()} == {"source", "dump", "new"}
+
+
+def test_a_merge_goes_on_from_every_chunk(stores: Stores) -> None:
+    """Until it is done the store is as it was; a store that was used meanwhile begins its merge anew and loses nothing."""
+    source, target = _source(stores), _source(stores, "target", 4)
+    dump(source, stores.root / "dump")
+    target.close()
+    before, used = len(shown(source)["messages"]), 0
+
+    def run(cut: _Cut) -> Any:
+        nonlocal used, target
+        if cut._at % 7 == 0:
+            used += 1
+            target = stores.open("target", **SETTINGS)
+            target.send(message(f"used-{used}"))
+            target.close()
+        return load(stores.root / "dump", target.path, progress=cut)
+
+    report, runs = _until_done(run)
+    assert runs > 10
+    assert used
+    target = stores.open("target", **SETTINGS)
+    found = shown(target)
+    assert found["verify"] == []
+    assert [name for _, name in found["messages"] if name.startswith("mused-")] == sorted(
+        (f"mused-{n}" for n in range(1, used + 1)), key=str
+    )
+    assert sum(name.startswith(("msource-", "msourceo")) for _, name in found["messages"]) == before
+    assert report.previous.exists()
+
+
+def test_a_load_into_an_open_store_goes_on_from_every_chunk(stores: Stores) -> None:
+    source, target = _source(stores), _source(stores, "target", 4)
+    dump(source, stores.root / "dump")
+    mine, theirs = shown(target), shown(source)
+
+    def run(cut: _Cut) -> Any:
+        nonlocal target
+        target = stores.reopen(target, **SETTINGS)
+        return load_into(stores.root / "dump", target, progress=cut)
+
+    _, runs = _until_done(run)
+    assert runs > 10
+    found = shown(target)
+    assert found["messages"] == sorted(mine["messages"] + theirs["messages"])
+    assert found["scan"] == sorted(mine["scan"] + theirs["scan"])
+    assert found["verify"] == []
+
+
+def test_another_dump_does_not_mix_with_a_load_that_was_cut_short(stores: Stores) -> None:
+    source, target = _source(stores), stores.open("target", **SETTINGS)
+    dump(source, stores.root / "first")
+    dump(source, stores.root / "second")
+    with pytest.raises(CutShortError):
+        load_into(stores.root / "first", target, progress=_Cut(4))
+    with pytest.raises(TransferError, match="in the middle of a load"):
+        load_into(stores.root / "second", target)
+    dump(target, stores.root / "half")
+    with pytest.raises(TransferError, match="finish that load first"):
+        load_into(stores.root / "half", stores.open("third"))
+    load_into(stores.root / "first", target)
+    assert target.verify() == []
+
+
+def test_a_migration_goes_on_from_every_chunk(stores: Stores) -> None:
+    store = _source(stores)
+    engine, digest = OTHER[stores.pair.timers], store.digest()
+    store.close()
+
+    def run(cut: _Cut) -> Any:
+        with rmqstore.open(store.path, mode="read") as old:
+            assert old.config.timer_engine == stores.pair.timers
+        return migrate(store.path, engine=engine, progress=cut)
+
+    report, runs = _until_done(run)
+    assert runs > 10
+    _check_migrated(store.path, engine, digest)
+    assert report.previous.name.startswith(f"source.before-{stores.pair.timers}-")
+    with rmqstore.open(report.previous, mode="read") as old:
+        assert old.digest() == digest
+    assert {entry.name for entry in stores.root.iterdir()} == {"source", report.previous.name}
+    with pytest.raises(TransferError, match="already"):
+        migrate(store.path, engine=engine)
+
+
+def _check_migrated(path: Path, engine: str, digest: Any) -> None:
+    with rmqstore.open(path, mode="read") as new:
+        assert new.config.timer_engine == new.config.pop_engine == engine
+        assert new.digest() == digest
+        assert new.verify() == []
+
+
+@pytest.mark.parametrize("can_exchange", [True, False], ids=["exchange", "renames"])
+@pytest.mark.parametrize("cut_at", range(8))
+def test_a_migration_survives_a_cut_at_every_step_of_the_change(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, cut_at: int, can_exchange: bool
+) -> None:
+    """Every rename, exchange and removal of the last part is a point to end at; what lies at DIR is the old store or the new one."""
+    store = _source(stores)
+    engine, digest = OTHER[stores.pair.timers], store.digest()
+    store.close()
+    steps = 0
+
+    def cutting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **options: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            if steps == cut_at + 1:
+                raise CutShortError
+            return original(*arguments, **options)
+
+        return step
+
+    if not can_exchange:
+        monkeypatch.setattr(replacing, "exchanged", lambda one, other: False)
+    with monkeypatch.context() as patched:
+        patched.setattr(replacing.Replacement, "ready", cutting(replacing.Replacement.ready))
+        patched.setattr(replacing.Replacement, "publish", cutting(replacing.Replacement.publish))
+        patched.setattr(replacing, "sync_names", cutting(replacing.sync_names))
+        if can_exchange:
+            patched.setattr(replacing, "exchanged", cutting(replacing.exchanged))
+        patched.setattr(taking.Taking, "_compare", cutting(taking.Taking._compare))
+        patched.setattr(Path, "rename", cutting(Path.rename))
+        try:
+            migrate(store.path, engine=engine)
+        except CutShortError:
+            if can_exchange:
+                with rmqstore.open(store.path, mode="read") as found:
+                    assert found.digest() == digest
+    report = migrate(store.path, engine=engine) if (store.path.with_name("source.migrating.json")).exists() else None
+    _check_migrated(store.path, engine, digest)
+    kept = [path for path in stores.root.iterdir() if path.name.startswith("source.before-")]
+    assert len(kept) == 1
+    assert report is None or report.previous == kept[0]
+    assert {path.name for path in stores.root.iterdir()} == {"source", kept[0].name}
+
+
+def test_a_killed_migration_leaves_the_old_store_and_goes_on(stores: Stores) -> None:
+    store = _source(stores)
+    engine, digest = OTHER[stores.pair.timers], store.digest()
+    store.close()
+    killed = subprocess.run([sys.executable, "-c", _DYING, str(store.path), engine], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    with rmqstore.open(store.path, mode="read") as old:
+        assert old.digest() == digest
+    migrate(store.path, engine=engine)
+    _check_migrated(store.path, engine, digest)
+
+
+def test_a_migration_of_a_store_that_was_used_meanwhile_begins_anew(stores: Stores) -> None:
+    store = _source(stores)
+    engine = OTHER[stores.pair.timers]
+    store.close()
+    with pytest.raises(CutShortError):
+        migrate(store.path, engine=engine, progress=_Cut(6))
+    store = stores.open("source", **SETTINGS)
+    with pytest.raises(rmqstore.StoreLockedError):
+        migrate(store.path, engine=engine)
+    store.send(message("meanwhile"))
+    digest = store.digest()
+    store.close()
+    migrate(store.path, engine=engine)
+    _check_migrated(store.path, engine, digest)
+
+
+def test_settings_that_contradict_a_migration_are_found_first(stores: Stores) -> None:
+    store = _source(stores)
+    store.close()
+    (store.path / "rmqstore.toml").write_text(f'engine = "{stores.pair.timers}"\n')
+    with pytest.raises(rmqstore.ConfigError, match="engine"):
+        migrate(store.path, engine=OTHER[stores.pair.timers])
+    (store.path / "rmqstore.toml").write_text("max_retries = 5\n")
+    migrate(store.path, engine=OTHER[stores.pair.timers])
+    with stores.open("source", timer_engine=None, pop_engine=None) as moved:
+        assert moved.config.max_retries == 5
+    with pytest.raises(rmqstore.StorePathError, match="no store"):
+        migrate(stores.root / "nothing", engine="lmdb")
+    with pytest.raises(rmqstore.UnknownEngineError):
+        migrate(store.path, engine="nosuch")

@@ -1,0 +1,163 @@
+"""Several stores become one, and everything that they gave out stays good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rmqstore
+from rmqstore import AckOutcome, CancelOutcome, Store, TransferError, UnsupportedOperationError
+from rmqstore.transfer import dump, load, load_into
+from tests.stores import ENGINES, Pair, ids, message, pop_all, stores_of
+from tests.transfer.states import SETTINGS, Past, drained, everything, shown
+
+DURABLE = [engine for engine in ENGINES if engine != "memory"]
+
+_KEEPING = {**SETTINGS, "reclaim": "age"}
+"""What was consumed stays: where groups of several stores meet, it goes later than it would in any one of them."""
+
+
+def _told(outcomes: list[AckOutcome]) -> list[str]:
+    return [outcome.value if outcome is not AckOutcome.UNKNOWN else "stale" for outcome in outcomes]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("engine", DURABLE)
+@pytest.mark.parametrize("seed", range(3))
+def test_stores_become_one(engine: str, count: int, seed: int) -> None:
+    with stores_of(Pair(engine, engine)) as stores:
+        pasts = [Past(stores, 100 * seed + number, prefix=f"s{number}-") for number in range(count)]
+        olds = [stores.open(f"old{number}", **_KEEPING) for number in range(count)]
+        for past, old in zip(pasts, olds, strict=True):
+            past.live(old, 60)
+        for old in olds:
+            dump(old, stores.root / f"{old.path.name}.dump")
+        report = load([stores.root / f"{old.path.name}.dump" for old in olds], stores.root / "new", engine=engine)
+        assert report.previous is None
+        assert report.stores == [old.store_id for old in olds]
+        new = stores.open("new", **_KEEPING)
+        assert new.verify() == []
+        assert sorted(everything(new)) == sorted(entry for old in olds for entry in everything(old))
+        assert new.pending().total == sum(old.pending().total for old in olds)
+        for topic in ("a", "b", "ordered"):
+            for group in ("g", "h", "fifo"):
+                lags = [old.lag(topic, group) for old in olds]
+                lag = new.lag(topic, group)
+                assert lag.in_flight == sum(each.in_flight for each in lags)
+                assert lag.dead == sum(each.dead for each in lags)
+                assert lag.ready == sum(each.ready for each in lags)
+        for past, old in zip(pasts, olds, strict=True):
+            assert new.cancel(past.handles) == old.cancel(past.handles)
+            assert _told(new.ack(past.receipts)) == _told(old.ack(past.receipts))
+            for mark, (batch, handles) in past.marks.items():
+                sent = new.send_batch(batch, marks=[mark])
+                assert sent.repeated
+                assert len(sent) == len(handles)
+        assert new.verify() == []
+        expected = [drained(old, stores) for old in olds]
+        got = drained(new, stores)
+        for place, found in got.items():
+            assert sorted(found) == sorted(each for one in expected for each in one[place])
+        assert new.verify() == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_dump_is_merged_into_an_open_store(engine: str) -> None:
+    with stores_of(Pair(engine, engine)) as stores:
+        source, target = stores.open("source", **SETTINGS), stores.open("target", **SETTINGS)
+        past, own = Past(stores, 1, "s-"), Past(stores, 2, "t-")
+        past.live(source, 80)
+        own.live(target, 80)
+        before, theirs = shown(target), shown(source)
+        dump(source, stores.root / "dump")
+        report = load_into(stores.root / "dump", target)
+        assert report.tables["messages"] == len(theirs["messages"])
+        after = shown(target)
+        assert after["verify"] == []
+        assert after["scan"] == sorted(before["scan"] + theirs["scan"])
+        assert after["messages"] == sorted(before["messages"] + theirs["messages"])
+        assert target.cancel(own.handles[:5]) is not None
+        assert target.cancel(past.handles) == source.cancel(past.handles)
+        assert _told(target.ack(past.receipts)) == _told(source.ack(past.receipts))
+        with pytest.raises(TransferError, match="double"):
+            load_into(stores.root / "dump", target)
+
+
+@pytest.mark.parametrize("engine", DURABLE)
+def test_a_dump_is_merged_into_a_store_that_exists(engine: str) -> None:
+    """The old store is kept; a second load, a dump of the store itself, and the same store twice are refused before anything is written."""
+    with stores_of(Pair(engine, engine)) as stores:
+        source, target = stores.open("source", **SETTINGS), stores.open("target", **SETTINGS)
+        source.send(message("theirs"))
+        later = source.send(message("later"), delay=60_000)
+        target.send(message("ours"))
+        for store in (source, target):
+            dump(store, stores.root / f"{store.path.name}.dump")
+        with pytest.raises(rmqstore.StoreLockedError):
+            load(stores.root / "source.dump", target.path)
+        target.close()
+        report = load(stores.root / "source.dump", target.path)
+        assert report.previous is not None
+        assert report.previous.name.startswith("target.before-load-")
+        for name in ("source.dump", "target.dump"):
+            with pytest.raises(TransferError, match="double"):
+                load(stores.root / name, target.path)
+        with pytest.raises(TransferError, match="same store"):
+            load([stores.root / "source.dump", stores.root / "source.dump"], stores.root / "other")
+        assert not (stores.root / "other").exists()
+        with rmqstore.open(report.previous, mode="read") as old:
+            assert ids(old.read("t").messages) == ["mours"]
+        target = stores.open("target", **SETTINGS)
+        assert sorted(ids(pop_all(target))) == ["mours", "mtheirs"]
+        assert target.cancel(later.handle or "") is CancelOutcome.CANCELLED
+        left = {path.name for path in stores.root.iterdir()}
+        assert left == {"source", "target", "source.dump", "target.dump", report.previous.name}
+
+
+def test_a_merged_store_is_dumped_and_merged_again() -> None:
+    """Receipts and handles of a store survive two merges, the second of a store that had adopted the first."""
+    with stores_of(Pair("rocksdb", "rocksdb")) as stores:
+        first, second, third = (stores.open(name, default_queues=2) for name in ("first", "second", "third"))
+        for number, store in enumerate((first, second, third)):
+            store.send_batch([message(f"{number}-{n}") for n in range(6)])
+        handle = first.send(message("later"), delay=60_000).handle or ""
+        held = first.pop("t", "g", max_messages=4)
+        dump(first, stores.root / "1")
+        load_into(stores.root / "1", second)
+        dump(second, stores.root / "2")
+        with pytest.raises(TransferError, match="holds"):
+            load_into([stores.root / "1", stores.root / "2"], third)
+        target = stores.open("target", default_queues=2)
+        target.send_batch([message(f"own-{n}") for n in range(6)])
+        load_into(stores.root / "2", target)
+        assert target.ack([each.receipt for each in held]) == [AckOutcome.ACKED] * 4
+        assert target.cancel(handle) is CancelOutcome.CANCELLED
+        assert len(pop_all(target, group="other")) == 18
+        assert len(pop_all(target)) == 14
+        with pytest.raises(TransferError, match="holds already"):
+            load_into(stores.root / "1", target)
+
+
+def _ordered(store: Store, *, order: bool) -> None:
+    store.send(message(1))
+    store.pop("t", "g", order=order)
+
+
+def test_what_cannot_be_merged_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with stores_of(Pair("memory", "memory")) as stores:
+        source, target = stores.open("source"), stores.open("target")
+        _ordered(source, order=True)
+        _ordered(target, order=False)
+        dump(source, tmp_path / "dump")
+        before = target.digest()
+        with pytest.raises(TransferError, match="in order"):
+            load_into(tmp_path / "dump", target)
+        wide = stores.open("wide")
+        wide.create_topic("t", 1024)
+        with pytest.raises(TransferError, match="1025 queues"):
+            load_into(tmp_path / "dump", wide)
+        assert target.digest() == before
+        with pytest.raises(UnsupportedOperationError, match="memory"):
+            load(tmp_path / "dump", tmp_path / "new")
+        assert {path.name for path in tmp_path.iterdir()} == {"dump"}

@@ -1,0 +1,98 @@
+"""Ticks of another width: order by due time, handles from before, marks, and cancels that came too late."""
+
+from __future__ import annotations
+
+import pytest
+
+import rmqstore
+from rmqstore import CancelOutcome
+from rmqstore.transfer import dump, load, load_into, migrate
+from tests.stores import ENGINES, START_MS, Pair, Stores, ids, message, pop_all, stores_of
+
+DURABLE = [engine for engine in ENGINES if engine != "memory"]
+
+
+def _filled(stores: Stores, precision_ms: int) -> tuple[rmqstore.Store, list[str]]:
+    store = stores.open("source", precision_ms=precision_ms)
+    stores.clock.set(START_MS + 5000)
+    batch = [message(n, deliver_at_ms=START_MS + 60_000 + 37 * n) for n in range(100)]
+    handles = [each.handle or "" for each in store.send_batch(batch, marks=[b"m"])]
+    # A late one keeps its tick, which no width of ticks explains.
+    handles += [each.handle or "" for each in store.send_batch([message("late", deliver_at_ms=START_MS + 4321)], marks=[b"late"])]
+    return store, handles
+
+
+@pytest.mark.parametrize(("before_ms", "after_ms"), [(1000, 100), (100, 1000), (500, 200), (200, 500)])
+@pytest.mark.parametrize("engine", DURABLE)
+def test_a_new_precision_keeps_handles_and_marks(engine: str, before_ms: int, after_ms: int) -> None:
+    with stores_of(Pair(engine, engine)) as stores:
+        store, handles = _filled(stores, before_ms)
+        assert store.cancel(handles[7]) is CancelOutcome.CANCELLED
+        store.close()
+        migrate(store.path, engine=engine, precision_ms=after_ms)
+        store = stores.open("source")
+        assert store.timers.precision_ms == after_ms
+        assert store.verify() == []
+        assert store.pending().total == 100
+        for number in range(0, 100, 9):
+            expected = CancelOutcome.CANCELLED
+            assert store.cancel(handles[number]) is expected
+        assert store.cancel(handles[7]) is CancelOutcome.CANCELLED
+        sent = store.send_batch([message(n, deliver_at_ms=START_MS + 60_000 + 37 * n) for n in range(100)], marks=[b"m"])
+        assert sent.repeated
+        assert [each.handle for each in sent] == handles[:100]
+        # What is due by the new ticks comes then, and in order of its due time to their width.
+        arrived: list[str] = []
+        for now_ms in range(START_MS + 60_000, START_MS + 65_000, 100):
+            stores.clock.set(now_ms)
+            store.tick()
+            got = ids(pop_all(store))
+            for each in got:
+                due_ms = START_MS + 60_000 + 37 * int(each[1:]) if each != "mlate" else START_MS
+                assert now_ms >= due_ms
+                assert each == "mlate" or now_ms - due_ms < after_ms + 100
+            arrived += got
+        cancelled = {7, *range(0, 100, 9)}
+        assert arrived == ["mlate", *(f"m{n}" for n in range(100) if n not in cancelled)]
+        assert store.cancel(handles[1]) is CancelOutcome.ALREADY_DELIVERED
+
+
+@pytest.mark.parametrize("engine", DURABLE)
+def test_a_precision_that_changed_twice(engine: str) -> None:
+    with stores_of(Pair(engine, engine)) as stores:
+        store, handles = _filled(stores, 1000)
+        store.close()
+        for precision_ms in (100, 500):
+            migrate(store.path, engine=engine, precision_ms=precision_ms)
+        store = stores.open("source")
+        assert store.cancel(handles) == [CancelOutcome.CANCELLED] * 101
+        assert store.pending().total == 0
+
+
+def test_a_dump_of_another_precision_is_merged() -> None:
+    with stores_of(Pair("memory", "memory")) as stores:
+        store, handles = _filled(stores, 1000)
+        target = stores.open("target", precision_ms=100)
+        target.send(message("own", deliver_at_ms=START_MS + 60_020))
+        dump(store, stores.root / "dump")
+        load_into(stores.root / "dump", target)
+        assert target.pending().total == 102
+        assert target.cancel(handles[::2]) == [CancelOutcome.CANCELLED] * 51
+        stores.clock.set(START_MS + 60_100)
+        target.tick()
+        assert ids(pop_all(target)) == ["mown", "m1"]
+        assert target.verify() == []
+
+
+@pytest.mark.parametrize("engine", DURABLE)
+def test_a_load_may_choose_a_precision(engine: str) -> None:
+    with stores_of(Pair(engine, engine)) as stores:
+        store, _ = _filled(stores, 1000)
+        dump(store, stores.root / "dump")
+        load(stores.root / "dump", stores.root / "new", precision_ms=100)
+        load(stores.root / "dump", stores.root / "same")
+        with rmqstore.open(stores.root / "new", mode="read") as new, rmqstore.open(stores.root / "same", mode="read") as same:
+            assert new.config.precision_ms == 100
+            assert same.config.precision_ms == 1000
+            assert new.pending() == same.pending() == store.pending()
+            assert new.digest()["timers"] != same.digest()["timers"] == store.digest()["timers"]

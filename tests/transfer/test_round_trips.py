@@ -1,0 +1,94 @@
+"""A store moves to any engine and stays what it was: for its users, and for whoever holds a handle, a receipt or a mark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from rmqstore import Store
+from rmqstore.transfer import dump, load, load_into
+from tests.stores import ENGINES, Pair, Stores, directory
+from tests.transfer.states import SETTINGS, Past, drained, shown
+
+DURABLE = [engine for engine in ENGINES if engine != "memory"]
+ALL_PAIRS = list(product(ENGINES, ENGINES))
+
+
+@contextmanager
+def _stores(engine: str) -> Iterator[Stores]:
+    with directory() as root:
+        stores = Stores(Pair(engine, engine), root)
+        try:
+            yield stores
+        finally:
+            stores.close()
+
+
+def _moved(stores: Stores, source: Store, engine: str, name: str = "moved", **given: Any) -> Store:
+    """Dump a store and load it into another one of ``engine``."""
+    dump(source, stores.root / f"{name}.dump")
+    if engine == "memory":
+        target = stores.open(name, timer_engine=engine, pop_engine=engine, **SETTINGS)
+        load_into(stores.root / f"{name}.dump", target)
+        return target
+    load(stores.root / f"{name}.dump", stores.root / name, engine=engine, **given)
+    return stores.open(name, timer_engine=engine, pop_engine=engine, **SETTINGS)
+
+
+def _check_callers(past: Past, old: Store, new: Store) -> None:
+    """What callers hold gives the same answers from both, and marks are known."""
+    assert new.cancel(past.handles) == old.cancel(past.handles)
+    for attempt_id, (topic, group, receipts) in past.attempts.items():
+        running = {lease.receipt for lease in old.pops.leases(topic, group) if lease.expiry_ms > past.now_ms}
+        if running & receipts:
+            assert _popped(new, topic, group, attempt_id) == _popped(old, topic, group, attempt_id)
+    changed = [(new.change_invisible(each, 50_000).outcome, old.change_invisible(each, 50_000).outcome) for each in past.receipts[::5]]
+    assert _told([mine for mine, _ in changed]) == _told([theirs for _, theirs in changed])
+    assert _told(new.release(past.receipts[::7])) == _told(old.release(past.receipts[::7]))
+    for _ in range(2):
+        assert _told(new.ack(past.receipts)) == _told(old.ack(past.receipts))
+    for mark, (batch, handles) in past.marks.items():
+        sent = new.send_batch(batch, marks=[mark])
+        assert sent.repeated
+        if new.store_id == old.store_id:
+            assert [each.handle for each in sent] == handles
+        # The answers of a merged store carry its own number; they name the same timers.
+        found = [each.handle for each in sent]
+        assert new.cancel([each for each in found if each]) == old.cancel([each for each in handles if each])
+
+
+def _told(outcomes: Sequence[Enum]) -> list[str]:
+    """Outcomes in one word each; what is forgotten is UNKNOWN in the open store that forgot it, and STALE after any other open."""
+    return [outcome.value if outcome.value != "unknown" else "stale" for outcome in outcomes]
+
+
+def _popped(store: Store, topic: str, group: str, attempt_id: str) -> list[str | None]:
+    return sorted(each.message_id or "" for each in store.pop(topic, group, max_messages=8, invisible=1, attempt_id=attempt_id))
+
+
+@pytest.mark.parametrize(("before", "after"), ALL_PAIRS, ids=lambda name: name)
+@settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(seed=st.integers(0, 10**6), calls=st.integers(10, 120))
+def test_a_store_stays_what_it_was(before: str, after: str, seed: int, calls: int) -> None:
+    with _stores(before) as stores:
+        past = Past(stores, seed)
+        old = stores.open(**SETTINGS)
+        past.live(old, calls)
+        view = shown(old)
+        assert view["verify"] == []
+        new = _moved(stores, old, after)
+        assert shown(new) == view
+        if after != "memory":
+            assert new.digest() == old.digest()
+            assert new.store_id == old.store_id
+        _check_callers(past, old, new)
+        assert new.verify() == []
+        assert drained(new, stores) == drained(old, stores)
+        assert new.verify() == []

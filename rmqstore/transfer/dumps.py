@@ -192,6 +192,7 @@ def open_dump(path: Path, *, verify: bool = True) -> Dump:
     try:
         manifest = msgspec.convert(content, Manifest)
         unknown = {entry.table for entry in manifest.files} - TABLES.keys()
+        unknown |= {entry.name for entry in manifest.files if Path(entry.name).name != entry.name}
         sound = check == _check(content) and not unknown and all(TableDigest.parse(text) for text in manifest.digests.values())
     except (msgspec.ValidationError, ValueError) as error:
         raise CorruptStoreError(f"{file} is damaged: {error}", file=str(file)) from error

@@ -156,7 +156,7 @@ class _Load:
         if not merges:
             self._check_place()
             if not same:
-                self._replacement.clear()
+                self._replacement.claim()
                 self._replacement.begin({"plan": self._plan, "epoch": 0})
             return 0
         if same and note is not None:
@@ -165,18 +165,26 @@ class _Load:
                 return int(note["epoch"])
             # It was opened since: what lies in staging is not a copy of it any more.
             stack.pop_all().close()
-        self._replacement.clear()
-        with Store(Opened(self._place, dict(self._given)), self._clock, services=False) as store:
-            check_transferable(store)
-            for dump in self._dumps:
-                Taking(store, dump, silent, takes_over=False).check()
-            store.snapshot(self._replacement.staging)
-            epoch = store.stats().timers.epoch
+        self._replacement.claim()
+        try:
+            epoch = self._copied()
+        except BaseException:
+            self._replacement.abandon()
+            raise
         stack.enter_context(StoreDirectory(self._place))
         if epoch_of(self._place) != epoch:
             raise TransferError(f"store {self._place} was opened by somebody else meanwhile; close it and load again")
         self._replacement.begin({"plan": self._plan, "epoch": epoch})
         return epoch
+
+    def _copied(self) -> int:
+        """Copy the store that is there, if it can take the dumps in; returns its epoch."""
+        with Store(Opened(self._place, dict(self._given)), self._clock, services=False) as store:
+            check_transferable(store)
+            for dump in self._dumps:
+                Taking(store, dump, silent, takes_over=False).check()
+            store.snapshot(self._replacement.staging)
+            return max(store.stats().timers.epoch, store.stats().pops.epoch)
 
     def _check_place(self) -> None:
         """Refuse a place that holds something else."""
@@ -195,7 +203,7 @@ class _Load:
             check_keeps(target)
         except BaseException:
             target.close()
-            self._replacement.clear()
+            self._replacement.abandon()
             raise
         return target
 

@@ -80,7 +80,7 @@ class _Migration:
             source = IncomingStore(view)
             wish = {"dump": source.dump_id, "engine": self._engine, "precision_ms": self._precision_ms}
             if note is None or note.get("wish") != wish:
-                replacement.clear()
+                replacement.claim()
                 replacement.begin({"wish": wish})
             given: dict[str, Any] = {"engine": self._engine}
             if self._precision_ms is not None:
@@ -103,7 +103,7 @@ class _Migration:
                 taking.check(resuming=True)
             except BaseException:
                 target.close()
-                self._replacement.clear()
+                self._replacement.abandon()
                 raise
             return taking.run(resuming=True)
 

@@ -4,7 +4,7 @@
 
     DIR                    the store, or nothing yet
     DIR.<what>             the new one while it is being built
-    DIR.<what>.json        what is being built; once it is built, also which directory is which
+    DIR.<what>.json        what is being built, there before it; once it is built, also which directory is which
     DIR.before-…           the old one, kept when all is done
 
 Directories change places by one ``renameat2(RENAME_EXCHANGE)``, so at every moment DIR is the old store or the new one. Where the file
@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 
 from rmqstore.config import FILE_NAME as CONFIG_NAME
 from rmqstore.directory import LOCK_NAME, StoreDirectory, read_manifest
+from rmqstore.errors import TransferError
 from rmqstore.readstore import ReadStore
 
 _AT_FDCWD: Final = -100
@@ -52,8 +53,20 @@ class Replacement:
             return None
         return found if isinstance(found, dict) else None
 
-    def clear(self) -> None:
-        """Remove what an earlier run left."""
+    def claim(self) -> None:
+        """Make room for the new store: what an earlier run left goes.
+
+        Raises:
+            TransferError: there is something that no run left.
+        """
+        if self.staging.exists() and not self._note.exists():
+            raise TransferError(f"{self.staging} is in the way; move it, since the new store is built there")
+        self._write({})
+        if self.staging.exists():
+            shutil.rmtree(self.staging)
+
+    def abandon(self) -> None:
+        """Leave nothing behind."""
         if self.staging.exists():
             shutil.rmtree(self.staging)
         self._note.unlink(missing_ok=True)

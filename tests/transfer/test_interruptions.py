@@ -320,3 +320,50 @@ def test_settings_that_contradict_a_migration_are_found_first(stores: Stores) ->
         migrate(stores.root / "nothing", engine="lmdb")
     with pytest.raises(rmqstore.UnknownEngineError):
         migrate(store.path, engine="nosuch")
+
+
+def test_a_load_goes_into_an_empty_directory_and_keeps_its_settings(stores: Stores) -> None:
+    store = _source(stores)
+    dump(store, stores.root / "dump")
+    for name, content in (("empty", None), ("with-settings", "max_retries = 5\n")):
+        place = stores.root / name
+        place.mkdir()
+        if content is not None:
+            (place / "rmqstore.toml").write_text(content)
+        report = load(stores.root / "dump", place)
+        assert report.previous is None
+        with rmqstore.open(place, services=False) as new:
+            assert new.config.max_retries == (16 if content is None else 5)
+            assert new.digest() == store.digest()
+    assert {path.name for path in stores.root.iterdir()} == {"source", "dump", "empty", "with-settings"}
+
+
+def test_what_is_in_the_way_stays(stores: Stores) -> None:
+    """A directory that happens to have the name of the place where a new store is built is not removed."""
+    store = _source(stores)
+    dump(store, stores.root / "dump")
+    store.close()
+    for name in ("new.loading", "source.loading", "source.migrating"):
+        (stores.root / name).mkdir()
+        (stores.root / name / "mine").write_text("x")
+    with pytest.raises(TransferError, match=r"new\.loading is in the way"):
+        load(stores.root / "dump", stores.root / "new")
+    other = _source(stores, "other", 9)
+    dump(other, stores.root / "other.dump")
+    with pytest.raises(TransferError, match=r"source\.loading is in the way"):
+        load(stores.root / "other.dump", store.path)
+    with pytest.raises(TransferError, match=r"source\.migrating is in the way"):
+        migrate(store.path, engine=OTHER[stores.pair.timers])
+    assert len(list(stores.root.glob("*ing/mine"))) == 3
+    assert not list(stores.root.glob("*.json"))
+
+
+def test_a_merge_that_is_refused_leaves_nothing_behind(stores: Stores) -> None:
+    store = _source(stores)
+    dump(store, stores.root / "dump")
+    store.close()
+    with pytest.raises(TransferError, match="double"):
+        load(stores.root / "dump", store.path)
+    with pytest.raises(rmqstore.ConfigError, match="precision_ms"):
+        load(stores.root / "dump", store.path, precision_ms=100)
+    assert {path.name for path in stores.root.iterdir()} == {"source", "dump"}

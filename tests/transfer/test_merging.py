@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import rmqstore
-from rmqstore import AckOutcome, CancelOutcome, Store, TransferError, UnsupportedOperationError
-from rmqstore.transfer import dump, load, load_into
-from tests.stores import ENGINES, Pair, ids, message, pop_all, stores_of
+from rmqstore import AckOutcome, CancelOutcome, Message, Store, TransferError, UnsupportedOperationError
+from rmqstore.contract import Engine, EngineInfo, Support
+from rmqstore.plugins import get_plugins
+from rmqstore.transfer import dump, load, load_into, taking
+from tests.stores import ENGINES, START_MS, Pair, ids, message, pop_all, stores_of
 from tests.transfer.states import SETTINGS, Past, drained, everything, shown
 
 DURABLE = [engine for engine in ENGINES if engine != "memory"]
@@ -161,3 +164,38 @@ def test_what_cannot_be_merged_is_refused_before_anything_is_written(tmp_path: P
         with pytest.raises(UnsupportedOperationError, match="memory"):
             load(tmp_path / "dump", tmp_path / "new")
         assert {path.name for path in tmp_path.iterdir()} == {"dump"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "what"),
+    [
+        ({"max_body_bytes": 99}, "bodies of up to 99 bytes"),
+        ({"max_properties_bytes": 9}, "properties of up to 9 bytes"),
+        ({"max_key_bytes": 4}, "keys of up to 4 bytes"),
+        ({"fifo": Support.NOT_YET}, "pop in order"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_an_engine_cannot_hold_is_found_before_the_first_write(
+    limits: dict[str, object], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stores_of(Pair("memory", "memory")) as stores:
+        source, target = stores.open("source"), stores.open("target")
+        _ordered(source, order=True)
+        source.send(message("big", keys=("abcde",), properties={"colour": "green"}, deliver_at_ms=START_MS + 5000))
+        source.send(Message("t", b"x" * 100))
+        dump(source, tmp_path / "dump")
+        load_into(tmp_path / "dump", stores.open("able"))
+        found = get_plugins()
+
+        class Limited:
+            def load_engine(self, name: str) -> tuple[EngineInfo, Engine]:
+                info, engine = found.load_engine(name)
+                return msgspec.structs.replace(info, capabilities=msgspec.structs.replace(info.capabilities, **limits)), engine
+
+        monkeypatch.setattr(taking, "get_plugins", Limited)
+        before = target.digest()
+        with pytest.raises(TransferError, match=what):
+            load_into(tmp_path / "dump", target)
+        assert target.digest() == before
+        assert target.timers.adopted() == target.pops.adopted() == {}

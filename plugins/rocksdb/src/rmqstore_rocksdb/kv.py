@@ -8,6 +8,7 @@ second refuses a tail that a power cut left garbled, although nobody was promise
 known to be synced. So the file ``SYNCED`` holds the sequence number that the last sync reached, written after each sync and itself not
 synced: a lower bound of what was promised. The strict mode opens first. When it finds damage, a read-only point-in-time open tells how
 much is left: at least the bound, then the rest was a torn tail and is cut; less, then it is ``CorruptStoreError``, and no file was changed.
+Some torn tails keep RocksDB's reader busy for ever; ``wal.trap`` finds them first, and the same bound decides.
 
 **Range deletes** are RocksDB's own, one tombstone each; ``gaps`` keeps scans from walking them.
 """
@@ -83,6 +84,10 @@ class RocksDBKV(OrderedKV):
     def _open(self) -> Database:
         """Open the database, checking that nothing that a sync promised is gone."""
         path, promised = self._home.database, self._read_mark()
+        if (found := wal.trap(path)) is not None:
+            if found.kept < promised:
+                raise promise_broken(found.log, found.offset)
+            wal.cut(found)
         end_of_log = wal.end(path)
         try:
             database = Database(path, self._spaces, self._tuning)
@@ -91,12 +96,12 @@ class RocksDBKV(OrderedKV):
             kept = rest.sequence()
             rest.close()
             if kept < promised:
-                raise _promise_broken(*wal.locate(path, kept)) from damage
+                raise promise_broken(*wal.locate(path, kept)) from damage
             database = Database(path, self._spaces, self._tuning, strict=False)
         kept = database.sequence()
         if kept < promised:
             database.close()
-            raise _promise_broken(*end_of_log)
+            raise promise_broken(*end_of_log)
         return database
 
     # ------------------------------------------------------------ reads
@@ -254,7 +259,8 @@ class RocksDBKV(OrderedKV):
             self._db.close()
 
 
-def _promise_broken(log: Path, offset: int) -> CorruptStoreError:
+def promise_broken(log: Path, offset: int) -> CorruptStoreError:
+    """Return the error of a log that lost what a sync promised."""
     return CorruptStoreError(f"{log} is damaged at offset {offset}, within what was synced", file=str(log), offset=offset)
 
 

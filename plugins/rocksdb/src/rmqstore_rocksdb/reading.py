@@ -25,8 +25,9 @@ from typing import Final
 from rmqstore.errors import CorruptStoreError, RmqstoreError, StorePathError
 from rmqstore.ordered.home import EngineHome
 from rmqstore.ordered.viewing import FixedView, ViewKV
+from rmqstore_rocksdb import wal
 from rmqstore_rocksdb.database import Database
-from rmqstore_rocksdb.kv import FORMAT_VERSION, read_mark
+from rmqstore_rocksdb.kv import FORMAT_VERSION, promise_broken, read_mark
 from rmqstore_rocksdb.scans import BackwardScan, ForwardScan
 from rmqstore_rocksdb.tuning import RocksDBTuning, translated
 
@@ -77,7 +78,13 @@ class RocksDBView(FixedView):
 
     def _open_once(self, path: Path) -> tuple[Database, StandIn]:
         promised = read_mark(path)
-        stand_in = StandIn(path)
+        try:
+            found = wal.trap(path)
+        except FileNotFoundError as error:
+            raise OutrunError from error
+        if found is not None and found.kept < promised:
+            raise promise_broken(found.log, found.offset)
+        stand_in = StandIn(path, found)
         try:
             database = Database(stand_in.path, self._spaces, self._tuning, strict=False, read_only=True)
             if database.sequence() < promised:
@@ -118,14 +125,15 @@ class RocksDBView(FixedView):
 
 
 class StandIn:
-    """A temporary directory that looks like the database directory ``source`` at one moment.
+    """A temporary directory that looks like the database directory ``source`` at one moment, the logs cut before a trap.
 
     Raises:
         OutrunError: the owner deleted something meanwhile.
     """
 
-    def __init__(self, source: Path) -> None:
+    def __init__(self, source: Path, trap: wal.Trap | None = None) -> None:
         self._pid = os.getpid()
+        self._trap = trap
         self._files: list[int] = []
         self._lasting: list[int] = []
         self.path = Path(tempfile.mkdtemp(prefix="rmqstore-view-"))
@@ -147,16 +155,19 @@ class StandIn:
         if not logs <= set(found):
             raise OutrunError
         for name in found:
-            if name.endswith(_LINKED):
+            if self._trap is not None and name.endswith(".log") and int(Path(name).stem) >= int(self._trap.log.stem):
+                with open(source / name, "rb") as file:
+                    (self.path / name).write_bytes(file.read(self._trap.offset) if name == self._trap.log.name else b"")
+            elif name.endswith(_LINKED):
                 try:
-                    file = os.open(source / name, os.O_RDONLY | os.O_CLOEXEC)
+                    linked = os.open(source / name, os.O_RDONLY | os.O_CLOEXEC)
                 except FileNotFoundError:
                     if name in logs:
                         raise
                     # Perhaps not needed; if it is, RocksDB says so.
                     continue
-                (self._lasting if name.endswith(".blob") else self._files).append(file)
-                (self.path / name).symlink_to(f"/proc/self/fd/{file}")
+                (self._lasting if name.endswith(".blob") else self._files).append(linked)
+                (self.path / name).symlink_to(f"/proc/self/fd/{linked}")
             elif name.startswith(_COPIED):
                 shutil.copyfile(source / name, self.path / name)
         (self.path / manifest).write_bytes(content)

@@ -3,19 +3,63 @@
 A log file is cut into blocks of 32 KiB. A record has a header of 7 bytes (CRC-32C u32, length u16, type u8, little-endian) and never
 crosses a block; a longer one is given in parts (first, middle …, last). A whole record is a write batch: sequence number of its first
 change u64, number of changes u32, changes.
+
+RocksDB's reader loops for ever over a record header whose type belongs to recycled logs, when no recycled log was begun. Logs are never
+recycled here, so such a header is what a power cut left of something else, or damage; :func:`trap` finds it before RocksDB does.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 _BLOCK_BYTES: Final = 32 * 1024
 _HEADER: Final = struct.Struct("<IHB")
 _BATCH: Final = struct.Struct("<QI")
 _FULL, _FIRST = 1, 2
+_ENDLESS: Final = frozenset((5, 6, 7, 8, 11))
+"""The types of records in recycled logs (RocksDB ``log_format.h``)."""
+
+
+class Trap(NamedTuple):
+    """A record header that RocksDB's reader does not get past; ``kept`` is the last sequence number before it."""
+
+    log: Path
+    offset: int
+    kept: int
+
+
+def trap(directory: Path) -> Trap | None:
+    """Return the first header in the logs that would keep RocksDB from ever opening them; None when there is none."""
+    kept = 0
+    for log in _logs(directory):
+        with open(log, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size:
+                continue
+            with mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as data:
+                for at, kind, first, last in _headers(data):
+                    if kind in _ENDLESS:
+                        if not at:
+                            break  # RocksDB takes it for a recycled log, and finds nothing in it
+                        return Trap(log, at, kept)
+                    # Sequence numbers follow each other; what does not is no batch.
+                    if first == kept + 1 or (first and not kept):
+                        kept = last
+    return None
+
+
+def cut(found: Trap) -> None:
+    """Remove the trap and all that lies behind it in this log and in later ones; durable when this returns."""
+    for log in _logs(found.log.parent):
+        if int(log.stem) >= int(found.log.stem):
+            with open(log, "r+b") as file:
+                file.truncate(found.offset if log == found.log else 0)
+                os.fsync(file.fileno())
 
 
 def locate(directory: Path, kept: int) -> tuple[Path, int]:
@@ -45,6 +89,24 @@ def sync(directory: Path) -> None:
 
 def _logs(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.log"), key=lambda file: int(file.stem))
+
+
+def _headers(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (offset, type, first and last sequence number or 0) of each part of a record; after a wrong length with the next block."""
+    at = 0
+    while at + _HEADER.size <= len(data):
+        left = _BLOCK_BYTES - at % _BLOCK_BYTES
+        if left < _HEADER.size:
+            at += left
+            continue
+        _, length, kind = _HEADER.unpack_from(data, at)
+        first = last = 0
+        if kind in (_FULL, _FIRST) and _BATCH.size <= length <= left and at + _HEADER.size + _BATCH.size <= len(data):
+            first, count = _BATCH.unpack_from(data, at + _HEADER.size)
+            last = first + count - 1
+        yield at, kind, first, last
+        is_sound = kind != 0 and _HEADER.size + length <= left
+        at += _HEADER.size + length if is_sound else left
 
 
 def _first_behind(data: bytes, kept: int) -> int | None:

@@ -21,9 +21,9 @@ Made by `docs/make_cli.py` from the commands in `rmqstore/cli/`; change the text
 
 `rmqstore` works on a store directory, which is the first argument of nearly every command. `rmqstore COMMAND -h` shows what stands here.
 
-Commands that only read (`timers`, `topics`, `lag`, `peek`, `leases`, `dlq list`, `config`, `doctor`, `verify`) work beside a program that
-has the store open, if its engine can be [opened for reading](engine.md). All others need the store for themselves for a moment, and say
-who has it when it is taken.
+Commands that only read (`timers`, `topics`, `lag`, `peek`, `leases`, `dlq list`, `config`, `doctor`, `verify`, `dump`) work beside a
+program that has the store open, if its engine can be [opened for reading](engine.md). All others need the store for themselves for a
+moment, and say who has it when it is taken.
 
 - **Output.** Data goes to stdout; remarks, progress and errors go to stderr. In a pipe nothing is cut, wrapped or coloured. `NO_COLOR=1`
   turns colours off on a terminal, too.
@@ -95,6 +95,15 @@ JSON: dict[str, dict[str, str]] = {
         "checks": "a list of `check`, `level` (`ok`, `warning`, `problem`), `text`",
     },
     "rmqstore verify": {"path, is_well": "the directory, and whether there is no difference", "differences": "a list of sentences"},
+    "rmqstore dump": {
+        "path, bytes, reused_files": "the dump, its size, and files of an earlier run that were used again",
+        "tables": "rows by table",
+    },
+    "rmqstore load": {
+        "path, previous": "the store, and where the one is that was there before; null when none was",
+        "tables": "rows by table",
+    },
+    "rmqstore migrate": {"path, previous": "the store, and where the old one is", "tables": "rows by table"},
 }
 """What each command prints with ``--json``, by the names of its top-level members."""
 

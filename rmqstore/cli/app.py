@@ -13,7 +13,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from rmqstore.cli import completion, config, demo, dlq, doctor, engines, keep, leases, peek, pop, send, settle, timers, topics
+from rmqstore.cli import completion, config, demo, dlq, doctor, engines, keep, leases, peek, pop, send, settle, timers, topics, transfer
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_INTERRUPTED
 from rmqstore.errors import RmqstoreError
 
@@ -128,6 +128,9 @@ _add(doctor.doctor, doctor.EXAMPLES)
 _add(keep.verify, keep.VERIFY_EXAMPLES)
 _add(keep.snapshot, keep.SNAPSHOT_EXAMPLES)
 _add(keep.restore, keep.RESTORE_EXAMPLES)
+_add(transfer.dump, transfer.DUMP_EXAMPLES)
+_add(transfer.load, transfer.LOAD_EXAMPLES)
+_add(transfer.migrate, transfer.MIGRATE_EXAMPLES)
 _add(engines.engines, engines.EXAMPLES)
 _add(demo.demo, demo.EXAMPLES)
 _add(completion.completion, completion.EXAMPLES)

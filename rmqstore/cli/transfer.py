@@ -1,0 +1,142 @@
+"""``rmqstore dump``, ``load`` and ``migrate``: all that a store holds, written to files, taken in, moved to another engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
+
+import typer
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from rmqstore import transfer
+from rmqstore.cli import show, stores
+from rmqstore.cli.doctor import size
+from rmqstore.cli.options import JsonOption, StoreArgument, examples
+from rmqstore.cli.show import Column
+from rmqstore.cli.times import duration_option
+from rmqstore.errors import TransferError
+from rmqstore.settings import CORE_SETTINGS, allowed
+from rmqstore.transfer.dumps import MANIFEST, PROGRESS
+
+DUMP_EXAMPLES: Final = examples("rmqstore dump data data.dump", "rmqstore dump data data.dump --resume")
+LOAD_EXAMPLES: Final = examples("rmqstore load data.dump copy", "rmqstore load shop-1.dump shop-2.dump shops --engine NAME")
+MIGRATE_EXAMPLES: Final = examples("rmqstore migrate data --engine NAME", "rmqstore migrate data --precision 100ms")
+
+EngineOption = Annotated[str | None, typer.Option("--engine", "-e", metavar="NAME", help="Storage engine of the new store.")]
+PrecisionOption = Annotated[str | None, typer.Option("--precision", metavar="DURATION", help="Width of a tick in the new store, as 100ms.")]
+
+_Told: TypeAlias = Callable[[str, int, int], None]
+
+
+def dump(
+    store: StoreArgument,
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Directory of the dump.", show_default=False)],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what an interrupted dump left in DEST.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write all that a store holds to Parquet files.
+
+    The dump is one consistent state, made beside a program that has the store open where its engine can be opened for reading.
+    docs/transfer.md tells what is in it.
+    """
+    stores.require(store)
+    if not resume and (dest / PROGRESS).exists() and not (dest / MANIFEST).exists():
+        raise TransferError(f"{dest} holds an interrupted dump; --resume goes on with it, or choose another directory")
+    with _progress("dumping") as told:
+        report = transfer.dump(store, dest, progress=told)
+    if as_json:
+        show.document({"path": str(report.path), "tables": report.tables, "bytes": report.bytes, "reused_files": report.reused_files})
+        return
+    _show_tables(report.tables)
+    reused = f", {show.count(report.reused_files, 'file')} of an earlier run used again" if report.reused_files else ""
+    show.note(f"{report.path} has {size(report.bytes)}{reused}; `rmqstore load {report.path} STORE` takes it in.")
+
+
+def load(
+    dumps: Annotated[list[Path], typer.Argument(metavar="DUMP...", help="Directories of dumps.", show_default=False)],
+    store: StoreArgument,
+    engine: EngineOption = None,
+    precision: PrecisionOption = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of a new store.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Load dumps into a store, all or nothing.
+
+    Where no store is, the first dump becomes one, with all handles and receipts still good; use only one of the two from then on. Further
+    dumps, and all where a store is, are merged. The same command goes on after an interruption.
+    """
+    given = stores.parsed_settings(settings or ())
+    if precision is not None:
+        given["precision_ms"] = _precision_ms(precision)
+    with _progress("loading") as told:
+        report = transfer.load(dumps, store, engine=engine, clock=stores.clock_factory(), progress=told, **given)
+    _report(report.path, report.tables, report.previous, as_json)
+
+
+def migrate(store: StoreArgument, engine: EngineOption = None, precision: PrecisionOption = None, as_json: JsonOption = False) -> None:
+    """Move a store to another engine or precision.
+
+    The new store takes the place of the old one, which is kept beside it; handles, receipts and marks stay good. After an interruption the
+    old or the new store is there, and the same command goes on.
+    """
+    if engine is None and precision is None:
+        raise typer.BadParameter("say what to change: --engine, --precision, or both", param_hint="--engine")
+    precision_ms = None if precision is None else _precision_ms(precision)
+    with _progress("migrating") as told:
+        report = transfer.migrate(store, engine=engine or _engine_of(store), precision_ms=precision_ms, progress=told)
+    _report(report.path, report.tables, report.previous, as_json)
+
+
+def _precision_ms(text: str) -> int:
+    """Return the precision that was asked for, ms; one that no store has is a bad command line."""
+    milliseconds = duration_option("--precision", text)
+    setting = next(each for each in CORE_SETTINGS if each.key == "precision_ms")
+    if milliseconds not in setting.choices:
+        raise typer.BadParameter(f"{text!r} is no width of a tick; it may be {allowed(setting)} ms", param_hint="--precision")
+    return milliseconds
+
+
+def _engine_of(store: Path) -> str:
+    """Return the one engine of a store, for a migration that changes the precision only."""
+    stores.require(store)
+    baked = (stores.manifest(store) or {})["baked"]
+    if baked["timer_engine"] != baked["pop_engine"]:
+        both = f"{baked['timer_engine']} and {baked['pop_engine']}"
+        raise typer.BadParameter(f"{store} has two engines, {both}; name the one that it shall have", param_hint="--engine")
+    return str(baked["timer_engine"])
+
+
+def _report(path: Path, tables: Mapping[str, int], previous: Path | None, as_json: bool) -> None:
+    if as_json:
+        show.document({"path": str(path), "tables": dict(tables), "previous": None if previous is None else str(previous)})
+        return
+    _show_tables(tables)
+    if previous is not None:
+        show.note(f"The store that was there before is now {previous}; remove it when all is well.")
+    show.note(f"`rmqstore doctor {path} --deep` looks the new one over.")
+
+
+def _show_tables(tables: Mapping[str, int]) -> None:
+    rows = [[name, f"{number:,}"] for name, number in tables.items() if number]
+    show.table((Column("table"), Column("rows", right=True)), rows)
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[_Told | None]:
+    """Show a bar for each table on stderr, on a terminal only; gives what the transfer tells the table, its rows done and in all."""
+    console = show.error_console()
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn(f"{what} {{task.description}}"), BarColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console, transient=True) as progress:
+
+        def tell(table: str, done: int, total: int) -> None:
+            if table not in tasks:
+                tasks[table] = progress.add_task(table, total=total or None)
+            progress.update(tasks[table], completed=done, total=total or None)
+
+        yield tell

@@ -1,0 +1,195 @@
+"""``rmqstore dump``, ``load`` and ``migrate``: what goes out, what comes in, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmqstore
+from rmqstore import Message, transfer
+from tests.cli.conftest import ENGINE, Command
+from tests.stores import DURABLE_PAIRS, HOUR_MS
+
+OTHERS = [pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops != ENGINE]
+
+
+@pytest.fixture
+def cli(cli: Command) -> Command:
+    """A store with three messages in topic ``a``, of which group g holds one, and a timer."""
+    with cli.owner(engine=ENGINE) as store:
+        store.send_batch([Message("a", b"x", message_id=f"m{number}") for number in range(3)])
+        store.pop("a", "g", max_messages=1, invisible=HOUR_MS)
+        store.send(Message("a", b"later", keys=("k",)), delay=HOUR_MS)
+    return cli
+
+
+@pytest.fixture
+def dumped(cli: Command) -> str:
+    """A dump of that store."""
+    path = str(cli.root / "dump")
+    cli.good("dump", "data", path)
+    return path
+
+
+def contents(cli: Command, path: str) -> tuple[int, list[str], int]:
+    """Return timers, message ids and leases of a store."""
+    messages = cli.good("peek", path, "a", "--json").json["messages"]
+    timers = cli.good("timers", path, "--json").json["total"]
+    return timers, [message["message_id"] for message in messages], len(cli.good("leases", path, "--json").json["leases"])
+
+
+# ---------------------------------------------------------------- dump
+
+
+def test_dump_writes_files_and_says_how_many_rows(cli: Command) -> None:
+    path = str(cli.root / "dump")
+    result = cli.good("dump", "data", path)
+    rows = dict(line.split() for line in result.lines[1:])
+    assert (rows["messages"], rows["timers"], rows["leases"]) == ("3", "1", "1")
+    assert f"`rmqstore load {path} STORE`" in result.err
+    assert Path(path, "manifest.json").exists()
+    assert "holds a dump already" in cli.bad(1, "dump", "data", path)
+
+
+def test_dump_works_beside_an_owner(cli: Command) -> None:
+    path = str(cli.root / "dump")
+    with cli.owner() as store:
+        store.send(Message("a", b"y"))
+        document = cli.good("dump", "data", path, "--json").json
+    assert document["path"] == path
+    assert document["tables"]["messages"] == 4
+    assert document["reused_files"] == 0
+    assert document["bytes"] > 0
+
+
+def test_an_interrupted_dump_goes_on_when_asked(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(cli.root / "dump")
+
+    def interrupted(store: Any, dest: Any, *, progress: Any) -> Any:
+        def stop(table: str, done: int, total: int) -> None:
+            if table == "messages":
+                raise KeyboardInterrupt
+
+        return dump(store, dest, progress=stop)
+
+    dump = transfer.dump
+    monkeypatch.setattr(transfer, "dump", interrupted)
+    assert cli("dump", "data", path).code == 130
+    monkeypatch.setattr(transfer, "dump", dump)
+    assert "holds an interrupted dump; --resume goes on with it" in cli.bad(1, "dump", "data", path)
+    assert cli.good("dump", "data", path, "--resume", "--json").json["reused_files"] > 0
+    cli.good("load", path, str(cli.root / "copy"))
+
+
+def test_dump_shows_progress_on_a_terminal_only(cli: Command, terminal: Callable[[int], None]) -> None:
+    assert "dumping" not in cli.good("dump", "data", str(cli.root / "one")).err
+    terminal(100)
+    assert "dumping" in cli.good("dump", "data", str(cli.root / "two")).err
+
+
+# ---------------------------------------------------------------- load
+
+
+def test_load_makes_a_store(cli: Command, dumped: str) -> None:
+    copy = str(cli.root / "copy")
+    (lease,) = cli.good("leases", "data", "--json").json["leases"]
+    result = cli.good("load", dumped, copy)
+    assert ["messages", "3"] in [line.split() for line in result.lines]
+    assert f"`rmqstore doctor {copy} --deep`" in result.err
+    assert contents(cli, copy) == contents(cli, "data") == (1, ["m0", "m1", "m2"], 1)
+    assert cli.good("ack", copy, lease["receipt"]).out.startswith("acked"), "its receipts are still good"
+
+
+def test_load_merges_into_a_store(cli: Command, dumped: str) -> None:
+    other = str(cli.root / "other")
+    cli.good("send", other, "a", "y", "--id", "own", "--create", "--engine", ENGINE)
+    document = cli.good("load", dumped, other, "--json").json
+    assert document["path"] == other
+    assert Path(document["previous"], "rmqstore.json").exists()
+    assert document["tables"]["timers"] == 1
+    with rmqstore.open(other, services=False, clock=cli.clock) as store:
+        assert sorted(message.message_id for message in store.pop("a", "new")) == ["m0", "m1", "m2", "own"]
+
+
+def test_load_takes_several_dumps(cli: Command, dumped: str) -> None:
+    second, both = str(cli.root / "second"), str(cli.root / "both")
+    cli.good("send", second, "a", "y", "--id", "n0", "--create", "--engine", ENGINE)
+    cli.good("dump", second, f"{second}.dump")
+    result = cli.good("load", dumped, f"{second}.dump", both)
+    assert "was there before" not in result.err
+    with rmqstore.open(both, services=False, clock=cli.clock) as store:
+        assert sorted(message.message_id for message in store.pop("a", "new")) == ["m0", "m1", "m2", "n0"]
+    assert "dumps of the same store" in cli.bad(1, "load", dumped, dumped, str(cli.root / "twice"))
+
+
+def test_load_with_an_engine_a_precision_and_settings(cli: Command, dumped: str) -> None:
+    copy = str(cli.root / "copy")
+    engine = (OTHERS or [ENGINE])[0]
+    cli.good("load", dumped, copy, "--engine", engine, "--precision", "100ms")
+    document = {each["key"]: each["value"] for each in cli.good("config", copy, "--json").json["settings"]}
+    assert (document["timer_engine"], document["precision_ms"]) == (engine, 100)
+    assert contents(cli, copy) == contents(cli, "data")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "messages-00000.parquet"])
+def test_a_damaged_dump_is_refused_by_name(cli: Command, dumped: str, name: str) -> None:
+    content = Path(dumped, name).read_bytes()
+    Path(dumped, name).write_bytes(content[: len(content) // 2])
+    assert name in cli.bad(1, "load", dumped, str(cli.root / "copy"))
+    assert not (cli.root / "copy").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("load", "none.dump", "copy"), 1, "none.dump"),
+        (("load", "copy"), 2, "STORE"),
+        (("load", "none.dump", "copy", "--precision", "soon"), 2, "Invalid value for --precision: 'soon' is no duration"),
+        (("load", "none.dump", "copy", "--set", "x=1"), 1, "setting x is unknown"),
+        (("migrate", "data"), 2, "say what to change: --engine, --precision, or both"),
+        (("migrate", "data", "--precision", "7ms"), 2, "'7ms' is no width of a tick; it may be 1000, 500, 200 or 100 ms"),
+        (("migrate", "data", "--engine", "wheelie"), 1, "no engine is called 'wheelie'"),
+        (("migrate", "data", "--engine", ENGINE), 1, f"is of engine {ENGINE!r} already"),
+        (("migrate", "no-store", "--engine", ENGINE), 1, "there is no store"),
+        (("migrate", "no-store", "--precision", "100ms"), 1, "there is no store"),
+        (("dump", "no-store", "dump"), 1, "there is no store"),
+    ],
+)
+def test_what_is_refused(cli: Command, arguments: tuple[str, ...], code: int, said: str) -> None:
+    before = sorted(entry.name for entry in cli.root.iterdir())
+    assert said in cli.bad(code, *arguments)
+    assert sorted(entry.name for entry in cli.root.iterdir()) == before
+    assert contents(cli, "data") == (1, ["m0", "m1", "m2"], 1)
+
+
+# ---------------------------------------------------------------- migrate
+
+
+@pytest.mark.parametrize("engine", OTHERS)
+def test_migrate_to_another_engine_keeps_the_old_store(cli: Command, engine: str) -> None:
+    before = contents(cli, "data")
+    handle = cli.good("timers", "data", "--list", "--json").json["timers"][0]["handle"]
+    result = cli.good("migrate", "data", "--engine", engine)
+    assert json.loads((cli.data / "rmqstore.json").read_text())["baked"]["timer_engine"] == engine
+    assert contents(cli, "data") == before
+    (previous,) = cli.root.glob("data.before-*")
+    assert f"is now {previous}; remove it when all is well." in result.err
+    assert cli.good("cancel", "data", handle).out == f"cancelled  {handle}\n"
+
+
+def test_migrate_the_precision_only(cli: Command) -> None:
+    before = contents(cli, "data")
+    document = cli.good("migrate", "data", "--precision", "100", "--json").json
+    assert Path(document["previous"]).is_dir()
+    with cli.owner() as store:
+        assert (store.config.precision_ms, store.config.timer_engine) == (100, ENGINE)
+    assert contents(cli, "data") == before
+
+
+def test_a_store_that_is_in_use_is_not_migrated(cli: Command) -> None:
+    with cli.owner():
+        assert "is open elsewhere" in cli.bad(1, "migrate", "data", "--precision", "100ms")

@@ -141,7 +141,8 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
         store_tag, broker: the store's number and name, as they are in its handles and receipts.
         epoch: its largest epoch.
         seq_shift: what its seqs were raised by.
-        queue_shifts: what its queues were raised by, by topic.
+        queues: how many queues of each topic came along; of other topics nothing did.
+        queue_shifts: what they were raised by, by topic.
         precisions: widths of ticks, ms, by which handles of it may still go.
         dump_id: which dump it came from.
         is_complete: False while a load is under way.
@@ -152,6 +153,7 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
     broker: str
     epoch: int
     seq_shift: int = 0
+    queues: dict[str, int] = {}
     queue_shifts: dict[str, int] = {}
     precisions: tuple[int, ...] = ()
     dump_id: str = ""

@@ -32,10 +32,14 @@ class Adoptions:
         self.by_tag = stored_adopted(kv, side)
         self._by_broker = {record.broker: record for record in self.by_tag.values()}
 
-    def home_of(self, receipt: Receipt) -> tuple[int, int] | None:
-        """Return (queue id, largest epoch) of a receipt that another store gave; None when nothing of it is here."""
+    def home_of(self, receipt: Receipt) -> tuple[int | None, int] | None:
+        """Return (queue id, largest epoch) of a receipt that another store gave; None when nothing of that store is here.
+
+        The queue is None when it did not come along, since the other store had deleted its topic.
+        """
         record = self._by_broker.get(receipt.broker)
         if record is None:
             return None
         name = receipt.topic if receipt.retry_flag == NO_RETRY else retry_topic(receipt.group, receipt.topic)
-        return receipt.queue_id + record.queue_shifts.get(name, 0), record.epoch
+        came_along = receipt.queue_id < record.queues.get(name, 0)
+        return receipt.queue_id + record.queue_shifts.get(name, 0) if came_along else None, record.epoch

@@ -55,7 +55,10 @@ class Leasing:
             if home is None:
                 return False
             # What another store gave is as old as a receipt of an earlier open.
-            queue_id, last_epoch, older = *home, True
+            place, last_epoch = home
+            if place is None:
+                return receipt.epoch <= last_epoch
+            queue_id, older = place, True
         if receipt.epoch > last_epoch:
             return False
         if min(receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms) < 0 or receipt.queue_id >= MAX_QUEUES:

@@ -55,7 +55,7 @@ class Taking:
         Raises:
             TransferError: it cannot; the message says what.
         """
-        if self.is_unfinished or (resuming and self._is_begun()):
+        if self.is_unfinished or (resuming and self._finished() is not None):
             return
         self._check_known()
         self._check_capabilities()
@@ -69,9 +69,12 @@ class Taking:
             TransferError: as for :meth:`check`.
             CorruptStoreError: what the target holds in the end is not what it should hold.
         """
-        plan = self._unfinished()
-        if plan is None and resuming and self._is_begun():
+        finished = self._finished()
+        if finished is not None and (resuming or self.is_unfinished):
+            # Everything was taken in and compared; perhaps one side does not know yet.
+            self._adopt(finished)
             return self._source.counts()
+        plan = self._unfinished()
         if plan is None:
             self.check()
             plan = self._planned()
@@ -94,37 +97,40 @@ class Taking:
 
     # ------------------------------------------------------------ before the first write
 
+    def _records(self) -> list[Adopted]:
+        """Return what the sides know of the source."""
+        found = (side.adopted().get(self._source.store_id) for side in (self._target.timers, self._target.pops))
+        return [record for record in found if record is not None]
+
     def _unfinished(self) -> Adopted | None:
-        """Return the plan of an interrupted load of the same dump."""
-        known = self._known(self._source.store_id)
-        return known if known is not None and not known.is_complete and known.dump_id == self._source.dump_id else None
+        """Return the plan of an interrupted load of the same dump, as long as rows may be missing."""
+        records = [record for record in self._records() if record.dump_id == self._source.dump_id]
+        return records[0] if records and not any(record.is_complete for record in records) else None
+
+    def _finished(self) -> Adopted | None:
+        """Return the record of a complete load of the same dump; one side may not know yet that it is complete."""
+        return next((record for record in self._records() if record.is_complete and record.dump_id == self._source.dump_id), None)
 
     @property
     def is_unfinished(self) -> bool:
         """Whether an earlier run of this very load was interrupted."""
-        return self._unfinished() is not None
-
-    def _is_begun(self) -> bool:
-        """Say whether the target is in the middle of this load, or at the end of it."""
-        known = self._known(self._source.store_id)
-        return known is not None and known.dump_id == self._source.dump_id
-
-    def _known(self, tag: int) -> Adopted | None:
-        return self._target.timers.adopted().get(tag) or self._target.pops.adopted().get(tag)
+        records = [record for record in self._records() if record.dump_id == self._source.dump_id]
+        return any(not record.is_complete for record in records)
 
     def _check_known(self) -> None:
-        known = self._known(self._source.store_id)
-        if known is not None and not known.is_complete:
+        known = self._records()
+        if any(not record.is_complete for record in known):
             raise TransferError(
-                f"store {self._target.path} is in the middle of a load of another dump of store {known.broker}; go on with that one"
+                f"store {self._target.path} is in the middle of a load of another dump of store {self._source.broker}; go on with that one"
             )
-        if known is not None or (self._source.store_id == self._target.store_id and not self._takes_over):
+        if known or (self._source.store_id == self._target.store_id and not self._takes_over):
             raise TransferError(
                 f"{self._source.name} is of store {self._source.broker}, which store {self._target.path} holds already; "
                 "a second time would double every message"
             )
+        here = {**self._target.timers.adopted(), **self._target.pops.adopted()}
         for record in self._adopted_by_source():
-            if self._known(record.store_tag) is not None or record.store_tag == self._target.store_id:
+            if record.store_tag in here or record.store_tag == self._target.store_id:
                 raise TransferError(f"{self._source.name} holds store {record.broker}, and so does store {self._target.path}")
 
     def _adopted_by_source(self) -> list[Adopted]:
@@ -196,6 +202,7 @@ class Taking:
             broker=self._source.broker,
             epoch=self._source.epoch,
             seq_shift=0 if self._takes_over else state.last_seq + _SEQ_GAP,
+            queues=self._source_queues(),
             queue_shifts={} if self._takes_over else self._queue_shifts(),
             precisions=tuple(dict.fromkeys(precisions)),
             dump_id=self._source.dump_id,

@@ -367,3 +367,39 @@ def test_a_merge_that_is_refused_leaves_nothing_behind(stores: Stores) -> None:
     with pytest.raises(rmqstore.ConfigError, match="precision_ms"):
         load(stores.root / "dump", store.path, precision_ms=100)
     assert {path.name for path in stores.root.iterdir()} == {"source", "dump"}
+
+
+@pytest.mark.parametrize("cut_at", range(5))
+def test_a_load_that_ends_between_its_sides_goes_on(stores: Stores, monkeypatch: pytest.MonkeyPatch, cut_at: int) -> None:
+    """The records of the source are written to one side after the other; a cut between them loses and doubles nothing."""
+    source, target = _source(stores), _source(stores, "target", 4)
+    dump(source, stores.root / "dump")
+    mine, theirs = shown(target), shown(source)
+    adopted = 0
+    for kind in {type(target.timers), type(target.pops)}:
+        original = kind.import_state
+
+        def cutting(self: Any, tables: Any, now_ms: int, marks: Any = (), original: Any = original) -> Any:
+            nonlocal adopted
+            if tables[0][0].endswith("_adopted"):
+                adopted += 1
+                if adopted == cut_at + 1:
+                    raise CutShortError
+            return original(self, tables, now_ms, marks)
+
+        monkeypatch.setattr(kind, "import_state", cutting)
+    try:
+        load_into(stores.root / "dump", target)
+    except CutShortError:
+        target = stores.reopen(target, **SETTINGS)
+        load_into(stores.root / "dump", target)
+    for _ in range(2):
+        found = shown(target)
+        assert found["messages"] == sorted(mine["messages"] + theirs["messages"])
+        assert found["scan"] == sorted(mine["scan"] + theirs["scan"])
+        assert found["verify"] == []
+        with pytest.raises(TransferError, match="double"):
+            load_into(stores.root / "dump", target)
+        assert all(record.is_complete for side in (target.timers, target.pops) for record in side.adopted().values())
+        assert len(target.timers.adopted()) == len(target.pops.adopted()) == 1
+        target = stores.reopen(target, **SETTINGS)

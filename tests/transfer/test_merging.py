@@ -9,7 +9,7 @@ import pytest
 
 import rmqstore
 from rmqstore import AckOutcome, CancelOutcome, Message, Store, TransferError, UnsupportedOperationError
-from rmqstore.contract import Engine, EngineInfo, Support
+from rmqstore.contract import Engine, EngineInfo, Receipt, Support
 from rmqstore.plugins import get_plugins
 from rmqstore.transfer import dump, load, load_into, taking
 from tests.stores import ENGINES, START_MS, Pair, ids, message, pop_all, stores_of
@@ -199,3 +199,39 @@ def test_what_an_engine_cannot_hold_is_found_before_the_first_write(
             load_into(tmp_path / "dump", target)
         assert target.digest() == before
         assert target.timers.adopted() == target.pops.adopted() == {}
+
+
+def test_a_receipt_of_a_deleted_topic_names_no_lease_here() -> None:
+    """The same topic, group, queue, offset, pop time and epoch: only that the topic did not come along tells them apart."""
+    with stores_of(Pair("memory", "memory")) as stores:
+        source, target = stores.open("source"), stores.open("target")
+        source.send(message(1))
+        old = source.pop("t", "g")
+        source.delete_topic("t")
+        target.send(message(2))
+        new = target.pop("t", "g")
+        dump(source, stores.root / "dump")
+        load_into(stores.root / "dump", target)
+        mine, theirs = Receipt.parse(new[0].receipt), Receipt.parse(old[0].receipt)
+        assert mine is not None
+        assert theirs is not None
+        assert msgspec.structs.replace(mine, broker=theirs.broker) == theirs
+        assert target.ack(old[0].receipt) is AckOutcome.STALE
+        assert target.ack(new[0].receipt) is AckOutcome.ACKED
+
+
+def test_pop_times_rise_above_those_that_were_deleted_elsewhere() -> None:
+    """A topic of a name that the other store deleted is made here: no lease of it has the pop time of an old one."""
+    with stores_of(Pair("memory", "memory")) as stores:
+        source, target = stores.open("source"), stores.open("target")
+        source.send(message(1))
+        (old,) = source.pop("t", "g")
+        source.delete_topic("t")
+        dump(source, stores.root / "dump")
+        load_into(stores.root / "dump", target)
+        target.send(message(2))
+        (new,) = target.pop("t", "g")
+        mine, theirs = Receipt.parse(new.receipt), Receipt.parse(old.receipt)
+        assert mine is not None
+        assert theirs is not None
+        assert mine.pop_time_ms > theirs.pop_time_ms

@@ -15,7 +15,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import rmqstore
-from rmqstore import Store
+from rmqstore import CancelOutcome, Store
+from rmqstore.contract import TimerHandle
 from rmqstore.transfer import dump, load, load_into, open_dump
 from tests.stores import ENGINES, MIXED, Pair, Stores, directory, message
 from tests.transfer.states import SETTINGS, Past, drained, shown
@@ -163,3 +164,60 @@ def test_a_store_is_dumped_while_it_is_in_use(engine: str) -> None:
             target = stores.open(f"target{number}")
             load_into(stores.root / f"dump{number}", target)
             assert target.verify() == []
+
+
+@pytest.mark.parametrize("engine", DURABLE)
+def test_a_seal_moves_with_the_store(engine: str) -> None:
+    """What was sealed and not handed over is too late to cancel there too; what was put into a sealed tick afterwards is not."""
+    with _stores(engine) as stores:
+        old = stores.open()
+        now_ms = stores.clock.now_ms()
+        early = [each.handle or "" for each in old.send_batch([message(n, deliver_at_ms=now_ms + 1000) for n in range(3)])]
+        old.timers.seal(now_ms + 1000)
+        # The same tick, the same store time and the next seqs, and yet not sealed: the clock went ahead and back.
+        late = [each.handle or "" for each in old.send_batch([message(n, deliver_at_ms=now_ms + 1000) for n in range(3, 6)])]
+        new = _moved(stores, old, engine)
+        assert new.stats().timers.sealed == old.stats().timers.sealed
+        for store in (old, new):
+            assert store.cancel(early[0]) is CancelOutcome.ALREADY_DELIVERED
+            assert store.cancel(late[0]) is CancelOutcome.CANCELLED
+        stores.clock.advance(1000)
+        for store in (old, new):
+            assert store.tick().handed_over == 5
+            assert [each.message_id for each in store.pop("t", "g")] == ["m0", "m1", "m2", "m4", "m5"]
+            assert store.verify() == []
+
+
+@pytest.mark.parametrize("engine", DURABLE)
+def test_only_what_was_put_after_a_seal_comes_out_later(engine: str) -> None:
+    """A run that a load writes never joins sealed puts with others, or the tick would pass the others over."""
+    with _stores(engine) as stores:
+        old = stores.open()
+        now_ms = stores.clock.now_ms()
+        old.send_batch([message(n, deliver_at_ms=now_ms + 1000) for n in range(3)])
+        old.timers.seal(now_ms + 1000)
+        old.send_batch([message(n, deliver_at_ms=now_ms + 1000) for n in range(3, 6)])
+        new = _moved(stores, old, engine)
+        stores.clock.advance(1000)
+        assert new.tick().handed_over == 6
+        assert sorted(each.message_id or "" for each in new.pop("t", "g")) == [f"m{n}" for n in range(6)]
+
+
+def test_a_lost_handle_names_no_timer_that_was_merged() -> None:
+    """A put that a crash took away had a seq above those that are left; no seq of a merged store is near."""
+    with _stores("memory") as stores:
+        source, target = stores.open("source"), stores.open("target")
+        kept = target.send(message("own"), delay=1000)
+        merged = [TimerHandle.parse(source.send(message(n), delay=1000).handle or "") for n in range(3)]
+        dump(source, stores.root / "dump")
+        load_into(stores.root / "dump", target)
+        last = TimerHandle.parse(kept.handle or "")
+        assert last is not None
+        for handle in merged:
+            assert handle is not None
+            for step in range(1, 10):
+                lost = TimerHandle(target.store_id, handle.epoch, last.seq + step, handle.tick)
+                assert target.cancel(lost) is CancelOutcome.UNKNOWN
+            unknown = TimerHandle(source.store_id, handle.epoch + 1, handle.seq, handle.tick)
+            assert target.cancel(unknown) is CancelOutcome.UNKNOWN
+        assert target.pending().total == 4

@@ -14,24 +14,30 @@ from collections.abc import Callable
 from typing import Any
 
 import rmqstore
-from rmqstore import ManualClock, Message, Store
+from rmqstore import InitMode, ManualClock, Message, Store
+from rmqstore.deadletters import DeadLetter
 
 START_MS = 1_700_000_000_000
-SETTINGS: dict[str, Any] = {"precision_ms": 100, "default_queues": 2, "services": False}
-GROUPS = ("g", "h")
+SETTINGS: dict[str, Any] = {"precision_ms": 100, "default_queues": 2, "services": False, "max_retries": 1, "retention_ms": 20_000}
+GROUPS = ("g", "h", "f")
+PLACES = (("t", "g"), ("t", "h"), ("s", "f"))
+UPKEEP = "tick that reclaims"
+"""A call whose work is durable only with the next call; it may follow all others."""
 
 Shown = list[Any]
 
 
-def _messages(prefix: str, count: int, *, step_ms: int | None = None, body: bytes = b"") -> list[Message]:
+def _messages(prefix: str, count: int, *, step_ms: int | None = None, body: bytes = b"", topic: str = "t") -> list[Message]:
     return [
         Message(
-            "t",
+            topic,
             f"{prefix}{number}".encode() + body,
             message_id=f"{prefix}{number}",
             keys=(f"{prefix}-key",),
             deliver_at_ms=None if step_ms is None else START_MS + 200 + step_ms * (number + step_ms // 1000),
-            queue_id=number % 2,
+            queue_id=number % 2 if topic == "t" else 0,
+            # A resend goes to the queue of the message group, which is queue 0 for this one.
+            message_group=None if topic == "t" else "two",
         )
         for number in range(count)
     ]
@@ -68,7 +74,26 @@ class Script:
             "tick that revives": lambda: self._tick(6_000),
             "pop what came back": lambda: self._pop("g", 8, 60_000),
             "ack the rest": lambda: self._ack("g", 8),
+            "send in order": lambda: self._send_batch(_messages("k", 6, topic="s")),
+            "pop in order": lambda: self._pop_in_order(4),
+            "ack in order": lambda: self._ack("f", 1),
+            "tick that ends a run": lambda: self._tick(7_500),
+            "pop the run again": lambda: self._pop_in_order(4),
+            "tick that buries the head": lambda: self._tick(9_000),
+            "resend": lambda: self._remove(self._store.resend_dead),
+            "pop in order once more": lambda: self._pop_in_order(4),
+            "tick that buries another": lambda: self._tick(10_500),
+            "drop": lambda: self._remove(self._store.drop_dead),
+            "reset": lambda: self._store.reset_offset("s", "f", InitMode.MAX),
+            "send after the reset": lambda: self._send_batch(_messages("l", 3, topic="s")),
+            "pop after the reset": lambda: self._pop_in_order(2),
+            "delete the group": lambda: self._store.delete_group("f"),
+            "delete the topic": lambda: self._store.delete_topic("s"),
         }
+
+    def upkeep(self) -> None:
+        """Tick when all but the youngest messages are too old: nothing moves, and the queues are reclaimed."""
+        self._tick(27_000)
 
     def _send(self, message: Message) -> None:
         handle = self._store.send(message).handle
@@ -86,6 +111,15 @@ class Script:
 
     def _pop(self, group: str, count: int, invisible_ms: int) -> None:
         self._held[group] += self._store.pop("t", group, max_messages=count, invisible=invisible_ms)
+
+    def _pop_in_order(self, count: int) -> None:
+        self._held["f"] = self._store.pop("s", "f", max_messages=count, invisible=1_000, order=True, queue=0)
+        assert len(self._held["f"]) == count
+
+    def _remove(self, remove: Callable[[list[DeadLetter]], int]) -> None:
+        # A call that is made again after it happened finds nothing any more.
+        letters = self._store.dead_letters("f")
+        assert remove(letters) == len(letters)
 
     def _ack(self, group: str, count: int) -> None:
         outcomes = self._store.ack(self._held[group][:count])
@@ -106,7 +140,7 @@ class Script:
 
 
 def show(store: Store) -> Shown:
-    """Return all that matters of a store, as JSON has it: pending timers, queues, where the groups stand, and what is wrong."""
+    """Return all that matters of a store, as JSON has it: timers, queues, where the groups stand, letters, leases, and what is wrong."""
     timers = [[timer.message.message_id, timer.deliver_at_ms] for timer in store.scan(limit=10_000).timers]
     queues = [
         [
@@ -120,19 +154,22 @@ def show(store: Store) -> Shown:
         for queue in range(topic.queues)
         if topic.max_offsets[queue]
     ]
-    lags = [[lag.ready, lag.in_flight, lag.retry, lag.dead] for lag in (store.lag("t", group) for group in GROUPS)]
-    return [timers, queues, lags, store.pending().total, store.verify()]
+    lags = [[lag.ready, lag.in_flight, lag.retry, lag.dead] for lag in (store.lag(topic, group) for topic, group in PLACES)]
+    letters = [letter.origin_message_id for letter in store.dead_letters("f")]
+    # Which queue a plain pop takes first is free, so a pop that failed and is made again may hold other messages.
+    leases = [[each.message_id, each.attempt, each.expiry_ms] for each in store.leases(group="f")]
+    return [timers, queues, lags, letters, leases, store.pending().total, store.verify()]
 
 
-def states() -> list[Shown]:
-    """Return what the store shows before the first call and after each, as the memory engine has it."""
+def states(*, upkeep: bool = False) -> list[Shown]:
+    """Return what the store shows before the first call and after each, as the memory engine has it; at last after the upkeep."""
     import tempfile
 
     clock = ManualClock(START_MS)
     with tempfile.TemporaryDirectory() as folder, rmqstore.open(folder, engine="memory", clock=clock, **SETTINGS) as store:
         script = Script(store, clock)
         shown = [json.loads(json.dumps(show(store)))]
-        for call in script.calls.values():
+        for call in [*script.calls.values(), *([script.upkeep] if upkeep else [])]:
             call()
             shown.append(json.loads(json.dumps(show(store))))
     return shown

@@ -27,6 +27,9 @@ from rmqstore.plugins import get_plugins
 PAGE = Path(__file__).with_name("guide.md")
 NOW_MS = 1_772_443_800_000
 _WIDTH = 110
+_CHANGING = ((r"\d{8}T\d{6}", "20260302T093000"), (r"has \d+ KiB", "has 90 KiB"))
+"""What differs from run to run and from version to version: the name of a store that is kept, the size of compressed files."""
+
 _CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PYTHON = re.compile(r"^```python\n(>>>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -55,7 +58,10 @@ def run(command: str) -> str:
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown), contextlib.suppress(SystemExit):
         main(words[1:])
-    return "".join(f"{line.rstrip()}\n" for line in shown.getvalue().splitlines())
+    text = "".join(f"{line.rstrip()}\n" for line in shown.getvalue().splitlines())
+    for changing, fixed in _CHANGING:
+        text = re.sub(changing, fixed, text)
+    return text
 
 
 def filled(block: re.Match[str]) -> str:

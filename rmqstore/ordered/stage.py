@@ -207,7 +207,7 @@ class Stage:
         """Append a message that was delivered ``attempts`` times to the group's dead letter queue, with where it came from and why (P7)."""
         message = decode_message(record)
         properties = dict(message.properties)
-        properties[PROPERTY_DLQ_REASON] = f"delivered {attempts} times without an ack"
+        properties[PROPERTY_DLQ_REASON] = f"delivered {attempts} time{'' if attempts == 1 else 's'} without an ack"
         properties[PROPERTY_DLQ_ATTEMPTS] = str(attempts)
         properties[PROPERTY_ORIGIN_TOPIC] = topic
         properties[PROPERTY_ORIGIN_ID] = message.message_id or ""

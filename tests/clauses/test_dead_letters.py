@@ -35,7 +35,7 @@ def test_p7_dead_letters_tell_why_they_are_there(stores: Stores) -> None:
         *(("t", f"mt{n}") for n in range(3)), ("u", "mu0"), ("u", "mu1"),
     ]  # fmt: skip
     assert {each.group for each in letters} == {"g"}
-    assert all("1 times without an ack" in each.reason and each.attempts == 1 and each.died_ms > START_MS for each in letters)
+    assert all("delivered 1 time without an ack" in each.reason and each.attempts == 1 and each.died_ms > START_MS for each in letters)
     assert letters[0].message.properties["n"] == "0"
     assert store.dead_letters("g", limit=2) == letters[:2]
     assert store.dead_letters("nobody") == []

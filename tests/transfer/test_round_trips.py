@@ -10,13 +10,15 @@ from enum import Enum
 from itertools import product
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import rmqstore
-from rmqstore import CancelOutcome, Store
-from rmqstore.contract import TimerHandle
+from rmqstore import AckOutcome, CancelOutcome, Store
+from rmqstore.contract import Receipt, TimerHandle
+from rmqstore.tables import State
 from rmqstore.transfer import dump, load, load_into, open_dump
 from tests.stores import ENGINES, MIXED, Pair, Stores, directory, message
 from tests.transfer.states import SETTINGS, Past, drained, shown
@@ -220,4 +222,55 @@ def test_a_lost_handle_names_no_timer_that_was_merged() -> None:
                 assert target.cancel(lost) is CancelOutcome.UNKNOWN
             unknown = TimerHandle(source.store_id, handle.epoch + 1, handle.seq, handle.tick)
             assert target.cancel(unknown) is CancelOutcome.UNKNOWN
+        assert target.pending().total == 4
+
+
+@pytest.mark.parametrize("engine", DURABLE)
+def test_what_serves_the_records_moves_with_them(engine: str) -> None:
+    """Timers are found by key, epochs go on from the largest, and what is remembered for a time is forgotten after it."""
+    with _stores(engine) as stores:
+        old = stores.open(**SETTINGS)
+        for _ in range(4):
+            old = stores.reopen(old, **SETTINGS)
+        sent = [message(n, keys=(f"k{n % 3}", "all"), deliver_at_ms=stores.clock.now_ms() + 1000 * n) for n in range(1, 9)]
+        old.send_batch([*sent, message("now")], marks=[b"m"])
+        old.send(message("ready"))
+        old.tick()
+        old.ack(old.pop("t", "g", attempt_id="a"))
+        new = _moved(stores, old, engine)
+        assert new.stats().timers.epoch > old.stats().timers.epoch == 5
+        assert State(new.timers, new.pops).rows("attempts") == State(old.timers, old.pops).rows("attempts") != []
+        for key in ("k0", "k1", "all", "none"):
+            assert new.cancel_key("t", key) == old.cancel_key("t", key)
+        assert new.pending().total == 0
+        stores.clock.advance(8 * 86_400_000)
+        for _ in range(3):
+            new.tick()
+        left = {table for table, digest in new.digest().items() if digest.rows}
+        assert left <= {"topics", "messages", "standings", "subscriptions"}
+        assert new.verify() == []
+
+
+def test_what_a_merged_store_gave_out_later_names_nothing_here() -> None:
+    """The source goes on in its own place: its handles and receipts of a later epoch meet seqs and pop times that are used here too."""
+    with _stores("rocksdb") as stores:
+        source, target = stores.open("source"), stores.open("target")
+        source.send_batch([message(n, deliver_at_ms=stores.clock.now_ms() + 60_000) for n in range(3)])
+        source.send(message("now"))
+        source.pop("t", "g")
+        dump(source, stores.root / "dump")
+        load_into(stores.root / "dump", target)
+        shift = target.timers.adopted()[source.store_id].seq_shift
+        target = stores.reopen(target)
+        own = TimerHandle.parse(target.send(message("own"), delay=60_000).handle or "")
+        assert own is not None
+        assert own.epoch > target.timers.adopted()[source.store_id].epoch
+        later = TimerHandle(source.store_id, own.epoch, own.seq - shift, own.tick)
+        assert target.cancel(later) is CancelOutcome.UNKNOWN
+        target.send(message("here"))
+        (popped,) = target.pop("t", "g")
+        receipt = Receipt.parse(popped.receipt)
+        assert receipt is not None
+        assert target.ack(msgspec.structs.replace(receipt, broker=f"rmqs-{source.store_id:08x}")) is AckOutcome.UNKNOWN
+        assert target.ack(receipt) is AckOutcome.ACKED
         assert target.pending().total == 4

@@ -419,7 +419,7 @@ class PopOracle:
                 for letter in pool
                 if (letter.entry.message.message_id, letter.origin, letter.died_ms)
                 == (each.origin_message_id, each.origin_topic, each.died_ms)
-                and f"{letter.entry.counted} times" in each.reason
+                and letter.entry.counted == each.attempts
             ]
             assert matching, f"{each} is a dead letter, expected are {pool}"
             letter, sent = matching[0], matching[0].entry.message

@@ -12,7 +12,7 @@ from rmqstore import AckOutcome, CancelOutcome, Message, Store, TransferError, U
 from rmqstore.contract import Engine, EngineInfo, Receipt, Support
 from rmqstore.plugins import get_plugins
 from rmqstore.transfer import dump, load, load_into, taking
-from tests.stores import ENGINES, START_MS, Pair, ids, message, pop_all, stores_of
+from tests.stores import ENGINES, START_MS, Pair, Stores, ids, message, pop_all, stores_of
 from tests.transfer.states import SETTINGS, Past, drained, everything, shown
 
 DURABLE = [engine for engine in ENGINES if engine != "memory"]
@@ -235,3 +235,57 @@ def test_pop_times_rise_above_those_that_were_deleted_elsewhere() -> None:
         assert mine is not None
         assert theirs is not None
         assert mine.pop_time_ms > theirs.pop_time_ms
+
+
+def test_an_attempt_that_is_repeated_after_a_merge_gets_its_leases() -> None:
+    with stores_of(Pair("memory", "memory")) as stores:
+        source, target = stores.open("source"), stores.open("target")
+        for store, name in ((source, "theirs"), (target, "ours")):
+            store.send_batch([message(f"{name}-{n}") for n in range(3)])
+        held = source.pop("t", "g", attempt_id="a", max_messages=2)
+        dump(source, stores.root / "dump")
+        load_into(stores.root / "dump", target)
+        again = target.pop("t", "g", attempt_id="a")
+        assert ids(again) == ids(held) == ["mtheirs-0", "mtheirs-1"]
+        assert [each.queue_id for each in again] == [1, 1]
+        assert target.ack(again) == [AckOutcome.ACKED] * 2
+
+
+def _dying(store: Store, stores: Stores, *topics: str) -> None:
+    """Let one message of each topic die, one after the other."""
+    for topic in topics:
+        store.send(message(topic, topic))
+        store.pop(topic, "g", invisible=1000)
+        stores.clock.advance(2000)
+        store.tick()
+
+
+def test_dead_letters_of_both_stores_are_counted_off() -> None:
+    """Dead letters of a topic begin at another offset in each store; dropped, resent or left, the counts stay exact."""
+    with stores_of(Pair("memory", "memory")) as stores:
+        source, target = stores.open("source", max_retries=0), stores.open("target", max_retries=0)
+        _dying(target, stores, "b", "a")
+        _dying(source, stores, "a", "b", "c")
+        dump(source, stores.root / "dump")
+        load_into(stores.root / "dump", target)
+        assert [target.lag(topic, "g").dead for topic in ("a", "b", "c")] == [2, 2, 1]
+        assert target.drop_dead(target.dead_letters("g")) == 5
+        assert [target.lag(topic, "g").dead for topic in ("a", "b", "c")] == [0, 0, 0]
+        assert target.verify() == []
+
+
+def test_the_later_activity_of_a_group_counts() -> None:
+    with stores_of(Pair("memory", "memory")) as stores:
+        early, late = stores.open("early", group_expiry_ms=3_600_000), stores.open("late", group_expiry_ms=3_600_000)
+        early.send(message(1))
+        early.pop("t", "g")
+        stores.clock.advance(3_000_000)
+        late.send(message(2))
+        late.pop("t", "g")
+        (active,) = late.subscriptions()
+        for source, target in ((early, late), (late, early)):
+            dump(source, stores.root / f"{source.path.name}.dump")
+            into = stores.open(f"into-{source.path.name}", group_expiry_ms=3_600_000)
+            dump(target, stores.root / f"{target.path.name}.other")
+            load_into([stores.root / f"{source.path.name}.dump", stores.root / f"{target.path.name}.other"], into)
+            assert into.subscriptions() == [active]

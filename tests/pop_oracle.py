@@ -170,11 +170,12 @@ class PopOracle:
 
     def running_leases(self) -> list[tuple[str, str, int, int, str, int, int | None, int, str]]:
         """Return what ``leases()`` lists, in its order: where, whose, which delivery, since when, until when."""
-        return sorted(
+        found = [
             (h.topic, h.group, max(h.source, 0), h.offset, str(h.entry.message.message_id), h.entry.counted + 1, h.entry.first_pop_ms,
              h.expiry, h.receipt)
             for h in self.live.values()
-        )  # fmt: skip
+        ]  # fmt: skip
+        return sorted(found, key=lambda each: (each[:4], each[-1]))
 
     def check_subscriptions(self, found: Sequence[Subscription]) -> None:
         """Check who pops what and how, and take over when each group is said to have popped last: true to an eighth of the expiry (Q3)."""

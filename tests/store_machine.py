@@ -122,6 +122,11 @@ class StoreMachine(RuleBasedStateMachine):
         """Return how many queues a topic has; a new one has one."""
         return len(self.oracle.queues.get(topic, [])) or 1
 
+    def mode_of(self, topic: str, group: str) -> bool:
+        """Return whether a group pops a topic in order; before its first pop, what is usual for it."""
+        fixed = self.oracle.standings.get((topic, group), Standing()).ordered
+        return (group == "f" or (group, topic) == ("h", "b")) if fixed is None else fixed
+
     # ------------------------------------------------------------ sending and cancelling
 
     def _message(self, row: tuple[str, int, str | None, tuple[str, ...], int | None, Ask]) -> tuple[Message, Message]:
@@ -179,6 +184,13 @@ class StoreMachine(RuleBasedStateMachine):
         if mark is not None:
             self.marked[mark] = (self.now, [each.handle for each in receipts])
             self.marked_rows[mark] = messages, meant
+
+    @rule(topic=st.sampled_from(sorted(TOPICS)), count=st.integers(2, 8))
+    def fill(self, topic: str, count: int) -> None:
+        """Send messages for now in one call, so that there is something to consume."""
+        pairs = [self._message((topic, number % 2, TAGS[number % len(TAGS)], (), None, NO_ASK)) for number in range(count)]
+        self.store.send_batch([sent for sent, _ in pairs])
+        self.oracle.send([meant for _, meant in pairs], self.now)
 
     @precondition(lambda self: self.marked)
     @rule(data=st.data())
@@ -260,20 +272,20 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(
         topic=st.sampled_from(sorted(TOPICS)), group=st.sampled_from(GROUPS), most=st.sampled_from((1, 2, 5, 1024)),
         invisible=st.sampled_from(INVISIBLE), filter=st.sampled_from(("*", "*", *FILTERS)), attempt=st.none() | st.sampled_from(("x", "y")),
-        queue=st.none() | st.integers(0, 1), form=st.sampled_from(("messages", "columns", "request")), order=st.booleans(),
+        queue=st.none() | st.integers(0, 1), form=st.sampled_from(("messages", "columns", "request")),
+        order=st.sampled_from((None, None, None, False, True)),
         stubborn=st.booleans(),
     )  # fmt: skip
     def pop(
         self, topic: str, group: str, most: int, invisible: int, filter: str, attempt: str | None, queue: int | None, form: str,
-        order: bool, stubborn: bool,
+        order: bool | None, stubborn: bool,
     ) -> None:  # fmt: skip
         fixed = self.oracle.standings.get((topic, group), Standing()).ordered
-        if fixed is not None and order != fixed:
-            if stubborn:
-                with pytest.raises(IllegalArgumentError, match="as its first pop fixed"):
-                    self.store.pop(topic, group, order=order)
-                return
-            order = fixed
+        if fixed is not None and order not in (fixed, None) and stubborn:
+            with pytest.raises(IllegalArgumentError, match="as its first pop fixed"):
+                self.store.pop(topic, group, order=order)
+            return
+        order = self.mode_of(topic, group) if order is None or fixed is not None else order
         if queue is not None:
             queue %= self.queues_of(topic)
         options: dict[str, Any] = {"max_messages": most, "order": order, "filter": filter, "attempt_id": attempt, "queue": queue}
@@ -297,6 +309,25 @@ class StoreMachine(RuleBasedStateMachine):
             attempt_id=attempt,
         )  # fmt: skip
         assert rest in (None, self.oracle.rest(topic, group, queue))
+
+    @rule(topic=st.sampled_from(sorted(TOPICS)), group=st.sampled_from(GROUPS), rounds=st.integers(1, 3), data=st.data())
+    def work(self, topic: str, group: str, rounds: int, data: st.DataObject) -> None:
+        """Pop, pop again, ack a part, wait until a lease ends, and tick; some times over, so that runs go on and attempts are used up."""
+        order = self.mode_of(topic, group)
+        if not self.oracle.is_ready(topic, group):
+            self.fill(topic, 4)
+        for _ in range(rounds):
+            for most in data.draw(st.sampled_from(((5,), (2, 2), (1, 5)))):
+                self.pop(topic, group, most, data.draw(st.sampled_from(INVISIBLE)), "*", None, None, "messages", order, False)
+                self.looks_like_the_oracle()
+            held = sorted(each.receipt for each in self.oracle.held_by(topic, group))
+            chosen = data.draw(st.lists(st.sampled_from(held), max_size=3, unique=True)) if held else []
+            for receipt, outcome in zip(chosen, self.store.ack(chosen), strict=True):
+                assert outcome in self.oracle.ack(receipt)
+            ends = [each.expiry for each in self.oracle.held_by(topic, group)]
+            self.clock.set(max(self.now, min(ends, default=self.now)))
+            self.tick()
+            self.looks_like_the_oracle()
 
     def _receipts(self, data: st.DataObject) -> list[str]:
         known = list(self.oracle.leases)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from rmqstore import config
 from rmqstore.clock import Clock
 from rmqstore.contract import Durability, Flush, Operation
 from rmqstore.directory import StoreDirectory, read_manifest, translated
@@ -134,6 +135,8 @@ class _Load:
                 return self._report(note["tables"], finished.previous)
             note = None
         merges = self._place.is_dir() and read_manifest(self._place) is not None
+        if not merges:
+            check_settings(self._replacement.staging, new_store_settings(self._dumps[0].baked, self._given))
         with ExitStack() as stack:
             epoch = self._prepare(stack, note, merges=merges)
             target = stack.enter_context(self._target(merges=merges))
@@ -218,6 +221,18 @@ def new_store_settings(baked: Mapping[str, Any], given: Mapping[str, Any]) -> di
         if key not in ("timer_engine", "pop_engine") and ("." not in key or key.split(".")[0] in in_use):
             settings.setdefault(key.replace(".", "__"), value)
     return settings
+
+
+def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse settings that no store at ``path`` could have, before anything is begun.
+
+    Raises:
+        ConfigError, EngineLookupError: naming the setting, or the engine.
+    """
+    found = get_plugins()
+    wanted = config.load(path, settings, found.engine_settings())
+    for name in {wanted.timer_engine, wanted.pop_engine} - {""}:
+        found.load_engine(name)
 
 
 def check_keeps(store: Store) -> None:

@@ -19,7 +19,7 @@ from rmqstore.readstore import ReadStore
 from rmqstore.store import Store
 from rmqstore.transfer.dumping import check_transferable
 from rmqstore.transfer.incoming import IncomingStore
-from rmqstore.transfer.loading import check_keeps, free_name, new_store_settings
+from rmqstore.transfer.loading import check_keeps, check_settings, free_name, new_store_settings
 from rmqstore.transfer.progress import Progress, silent
 from rmqstore.transfer.replacing import Replacement
 from rmqstore.transfer.taking import Taking
@@ -78,14 +78,15 @@ class _Migration:
             view = stack.enter_context(ReadStore(self._place, {}))
             check_transferable(view)
             source = IncomingStore(view)
-            wish = {"dump": source.dump_id, "engine": self._engine, "precision_ms": self._precision_ms}
-            if note is None or note.get("wish") != wish:
-                replacement.claim()
-                replacement.begin({"wish": wish})
             given: dict[str, Any] = {"engine": self._engine}
             if self._precision_ms is not None:
                 given["precision_ms"] = self._precision_ms
             settings = new_store_settings(baked, given)
+            check_settings(replacement.staging, settings)
+            wish = {"dump": source.dump_id, "engine": self._engine, "precision_ms": self._precision_ms}
+            if note is None or note.get("wish") != wish:
+                replacement.claim()
+                replacement.begin({"wish": wish})
             target = stack.enter_context(Store(Opened(replacement.staging, settings, source.store_id), SystemClock(), services=False))
             tables = self._moved(target, source)
             old = (

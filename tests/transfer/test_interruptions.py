@@ -403,3 +403,21 @@ def test_a_load_that_ends_between_its_sides_goes_on(stores: Stores, monkeypatch:
         assert all(record.is_complete for side in (target.timers, target.pops) for record in side.adopted().values())
         assert len(target.timers.adopted()) == len(target.pops.adopted()) == 1
         target = stores.reopen(target, **SETTINGS)
+
+
+@pytest.mark.parametrize("wrong", [{"precision_ms": 7}, {"engine": "nope"}, {"bad": 1}, {"engine": "lmdb", "retention_ms": -1}], ids=str)
+def test_settings_that_cannot_be_leave_nothing_behind(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with rmqstore.open(tmp_path / "store", engine="rocksdb", services=False) as store:
+        store.send(rmqstore.Message("t", b"x"))
+        store.dump(tmp_path / "dump")
+    for call in (lambda: load(tmp_path / "dump", tmp_path / "new", **wrong), lambda: migrate_with(tmp_path / "store", wrong)):
+        with pytest.raises((rmqstore.ConfigError, rmqstore.EngineLookupError)):
+            call()
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["dump", "store"]
+
+
+def migrate_with(path: Path, wrong: dict[str, Any]) -> object:
+    given = {"engine": wrong.get("engine", "lmdb"), "precision_ms": wrong.get("precision_ms")}
+    if given == {"engine": "lmdb", "precision_ms": None}:
+        given["precision_ms"] = 33
+    return migrate(path, **given)

@@ -31,8 +31,8 @@ POP: Final = 32
 BODY_BYTES: Final = 256
 _LOAD: Final = 1000
 _LEGEND: Final = (
-    "Each cell: thousand messages a second · p99 of a pop with its ack · when the first queue ran dry, as a share of the whole time · what the "
-    "slowest thread got, as a share of an even part."
+    "Each cell: thousand messages a second · p99 of a pop with its ack · when the first queue ran dry, as a share of the whole time · what "
+    "the slowest thread got, as a share of an even part."
 )
 
 

@@ -76,7 +76,7 @@ def removal_of(
 ) -> Removal:
     """Return the removal of a letter; with ``ordered`` (how each group pops each topic) the one that sends it back to its group."""
     at = letter.message
-    place = (dlq_topic(letter.group) if letter.group else PARKED_TOPIC, at.queue_id, at.queue_offset)
+    place = (dlq_topic(letter.group) if letter.group else PARKED_TOPIC, at.queue_id, at.queue_offset, at.message_id)
     if ordered is None or not letter.group:
         return Removal(*place)
     topic = letter.origin_topic

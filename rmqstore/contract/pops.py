@@ -75,6 +75,7 @@ class Removal(msgspec.Struct, frozen=True):
 
     Attributes:
         topic, queue_id, queue_offset: where it lies.
+        message_id: its id: when another message lies there by now, nothing is removed; None takes whatever lies there.
         resend_to: the topic that it goes to in the same step, as a message that was never delivered; None to drop it.
         resend_queue: the queue there; None for any.
     """
@@ -82,6 +83,7 @@ class Removal(msgspec.Struct, frozen=True):
     topic: str
     queue_id: int
     queue_offset: int
+    message_id: str | None = None
     resend_to: str | None = None
     resend_queue: int | None = None
 

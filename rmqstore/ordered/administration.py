@@ -46,7 +46,7 @@ from rmqstore.ordered.layout import (
 from rmqstore.ordered.leases import LEASED, MOVED, Lease
 from rmqstore.ordered.popstate import PopState
 from rmqstore.ordered.queues import QueueLog, Topic
-from rmqstore.ordered.records import decode_message, encode_message
+from rmqstore.ordered.records import decode_message, encode_message, message_id_of
 from rmqstore.ordered.runs import DamagedRunError, Run, decode_run, encode_run
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.stage import Stage
@@ -124,6 +124,7 @@ class Administration:
         origins: dict[str, list[int]] = {}
         first_kept = stage.first_kept(topic.id, queue)
         for key, first, run, wanted in self._runs_with(topic, queue, sorted(at for at in asked if at >= first_kept)):
+            wanted = {at for at in wanted if asked[first + at].message_id in (None, message_id_of(run.records[at]).decode())}
             for at in sorted(wanted):
                 message = decode_message(run.records[at])
                 origins.setdefault(message.properties.get(PROPERTY_ORIGIN_TOPIC, ""), []).append(first + at)
@@ -131,6 +132,8 @@ class Administration:
                 removed.append(first + at)
                 if removal.resend_to is not None:
                     resent.append(encode_message(_as_new(message, removal.resend_to, removal.resend_queue)))
+            if not wanted:
+                continue
             stage.write.delete(QUEUES, key)
             for begin, end in _stretches(set(range(len(run.records))) - wanted):
                 piece = encode_run(run.epoch, run.store_ms, run.records[begin:end])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rmqstore import AckOutcome, Store
+from rmqstore.message import dlq_topic
 from tests.stores import Stores, ids, message, pop_all
 
 
@@ -90,3 +91,22 @@ def test_p14_ready_names_the_end_of_a_lease_of_the_group(stores: Stores) -> None
     store.pop("t", "h", invisible=1000)
     now_ms = stores.clock.now_ms()
     assert store.pops.ready("t", "g", "*", now_ms) == now_ms + 5000
+
+
+@pytest.mark.clause("P7")
+def test_p7_a_letter_of_a_deleted_queue_takes_no_other_with_it(stores: Stores) -> None:
+    """P7: a list of letters from before their queue was deleted names none of the new ones, though they lie at the same offsets."""
+    store = stores.open(max_retries=0)
+    for number in (1, 2):
+        store.send(message(number))
+        store.pop("t", "g", invisible=1)
+        stores.clock.advance(1)
+        assert store.tick().dead == 1
+        if number == 1:
+            old = store.dead_letters("g")
+            store.delete_topic(dlq_topic("g"))
+    assert [each.message.queue_offset for each in store.dead_letters("g")] == [0]
+    assert store.drop_dead(old) == 0
+    assert store.resend_dead(old) == 0
+    assert [each.origin_message_id for each in store.dead_letters("g")] == ["m2"]
+    assert store.verify() == []

@@ -15,7 +15,8 @@ _NEEDS = {
     "plugins/lmdb/tests": ("rmqstore_lmdb",),
     "plugins/memory/tests": ("rmqstore_memory",),
     "plugins/rocksdb/tests": ("rmqstore_rocksdb",),
-    "tests/test_guide.py": ("rmqstore_rocksdb",),
+    "tests/test_guide.py": ("rmqstore_rocksdb", "rmqstore_lmdb"),
+    "tests/transfer": ("rmqstore_rocksdb", "rmqstore_lmdb"),
     "tests/ordered/test_kv.py": _ADAPTERS,
     "tests/ordered/test_kv_faults.py": _ADAPTERS,
 }

@@ -42,11 +42,12 @@ class _Taken(NamedTuple):
 class _Turn:
     """Whose turn it is for one (group, topic): the retry topic by its share, the queues one after the other (P13)."""
 
-    __slots__ = ("credit", "queue")
+    __slots__ = ("credit", "queue", "retry_queue")
 
     def __init__(self) -> None:
         self.credit = 0.0
         self.queue = 0
+        self.retry_queue = 0
 
 
 class Popping:
@@ -118,13 +119,18 @@ class Popping:
         turn = self._turns.setdefault((group_id, topic.id), _Turn())
         # A group that pops in order has one too when dead letters were sent back to it before its first pop.
         retry = stage.topic(retry_topic(request.group, request.topic))
+        retries: list[tuple[Topic, int, int]] = []
         retry_first = False
         if retry is not None:
             turn.credit += self._options.retry_share
             retry_first = turn.credit >= 1.0
-        if retry is not None and retry_first:
+            # It has one queue, and more once stores were merged.
+            start = turn.retry_queue
+            turn.retry_queue = (start + 1) % retry.queues
+            retries = [(retry, (start + step) % retry.queues, RETRY_V2) for step in range(retry.queues)]
+        if retry_first:
             turn.credit -= 1.0
-            yield from ((retry, queue, RETRY_V2) for queue in range(retry.queues))
+            yield from retries
         if request.queue is not None:
             yield topic, request.queue, NO_RETRY
         else:
@@ -132,8 +138,8 @@ class Popping:
             turn.queue = (start + 1) % topic.queues
             for step in range(topic.queues):
                 yield topic, (start + step) % topic.queues, NO_RETRY
-        if retry is not None and not retry_first:
-            yield from ((retry, queue, RETRY_V2) for queue in range(retry.queues))
+        if not retry_first:
+            yield from retries
 
     def _take(
         self,

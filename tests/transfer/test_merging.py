@@ -289,3 +289,21 @@ def test_the_later_activity_of_a_group_counts() -> None:
             dump(target, stores.root / f"{target.path.name}.other")
             load_into([stores.root / f"{source.path.name}.dump", stores.root / f"{target.path.name}.other"], into)
             assert into.subscriptions() == [active]
+
+
+@pytest.mark.clause("P13")
+def test_retries_of_merged_stores_take_turns(tmp_path: Path) -> None:
+    """P13: a merged retry topic has a queue a store; small pops take from each, so that none starves while another is always full."""
+    with stores_of(Pair("rocksdb", "rocksdb")) as stores:
+        for number in range(2):
+            old = stores.open(f"old{number}")
+            old.send_batch([message(f"{number}-{row}") for row in range(10)])
+            assert len(old.pop("t", "g", invisible=1)) == 10
+            stores.clock.advance(1)
+            assert old.tick().retried == 10
+            dump(old, stores.root / f"dump{number}")
+        load([stores.root / "dump0", stores.root / "dump1"], stores.root / "new", engine="rocksdb")
+        new = stores.open("new", retry_share=1.0)
+        taken = [new.pop("t", "g", max_messages=1)[0].queue_id for _ in range(10)]
+        assert taken == [0, 1] * 5
+        assert len(pop_all(new)) == 10

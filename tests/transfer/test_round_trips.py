@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -135,7 +134,7 @@ def test_a_store_is_dumped_while_it_is_in_use(engine: str) -> None:
     """A dump beside senders, hand-overs and consumers is one state: a prefix of what was sent, each message in one place."""
     with _stores(engine) as stores:
         store = stores.open(hand_over_limit=5)
-        stop = threading.Event()
+        stop, busy = threading.Event(), threading.Event()
         sent = 0
 
         def use() -> None:
@@ -144,6 +143,8 @@ def test_a_store_is_dumped_while_it_is_in_use(engine: str) -> None:
                 now_ms = stores.clock.now_ms()
                 store.send_batch([message(sent + n, deliver_at_ms=now_ms + 1500 * (n % 3)) for n in range(10)])
                 sent += 10
+                if sent >= 50:
+                    busy.set()
                 stores.clock.advance(400)
                 store.tick()
                 store.ack(store.pop("t", "g", max_messages=7)[::2])
@@ -151,8 +152,7 @@ def test_a_store_is_dumped_while_it_is_in_use(engine: str) -> None:
         user = threading.Thread(target=use)
         user.start()
         try:
-            while sent < 50:
-                time.sleep(0.001)
+            assert busy.wait(timeout=60)
             for number in range(3):
                 dump(store, stores.root / f"dump{number}")
         finally:

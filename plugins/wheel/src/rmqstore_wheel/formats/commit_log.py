@@ -1,0 +1,256 @@
+"""Records of the commit log, one at a time; ``log_columns`` does many (``CommitLog``, ``MessageExtEncoder``, ``MessageDecoder``).
+
+The log is a chain of files of one size, 1 GiB in RocketMQ, named by ``file_names``; no record crosses the end of a file. A message::
+
+    0    i32  bytes of the record, this field included
+    4    i32  magic: 0xDAA320A7 (V1) or 0xDAA320AB (V2)
+    8    i32  CRC-32 of the body, its top bit cleared
+    12   i32  queue id
+    16   i32  flag, of the application
+    20   i64  queue offset: the unit of the consume queue that points here
+    28   i64  physical offset: where in the log this record lies
+    36   i32  system flag: 0x1 compressed, 0xC transaction type, 0x10 IPv6 born host, 0x20 IPv6 store host, 0x700 compressor
+    40   i64  born time, ms
+    48   4 address bytes + i32 port (IPv6: 16 + i32) of the born host
+    56   i64  store time, ms                                           (12 more from here on with an IPv6 born host)
+    64   4 address bytes + i32 port (IPv6: 16 + i32) of the store host
+    72   i32  reconsume times                                          (12 more from here on with an IPv6 store host)
+    76   i64  physical offset of the half message of a transaction, else 0
+    84   i32  bytes of the body
+    88   body
+    +    i8 (V1) or i16 (V2)  bytes of the topic; V2 is for topics of more than 127 bytes
+    +    topic, UTF-8
+    +    i16  bytes of the properties
+    +    properties, UTF-8 text (module ``properties``)
+
+When a record and 8 bytes more do not fit into what is left of a file, a blank record fills it::
+
+    0    i32  bytes left in the file, this field included
+    4    i32  magic: 0xCBD43194
+    8    anything
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import struct
+import zlib
+from typing import Final
+
+import msgspec
+
+from rmqstore.errors import CorruptStoreError, IllegalArgumentError
+from rmqstore_wheel.formats.binary_columns import Bytes
+
+FILE_BYTES: Final = 1024**3
+MAGIC_V1: Final = 0xDAA320A7 - 2**32
+MAGIC_V2: Final = 0xDAA320AB - 2**32
+MAGIC_BLANK: Final = 0xCBD43194 - 2**32
+BLANK_BYTES: Final = 8
+QUEUE_OFFSET_AT: Final = 20
+PHYSICAL_OFFSET_AT: Final = 28
+STORE_MS_AT: Final = 56
+"""Where the store time lies in a record with an IPv4 born host."""
+
+BORN_HOST_V6: Final = 0x10
+STORE_HOST_V6: Final = 0x20
+HOST_V4_BYTES: Final = 8
+HOST_V6_BYTES: Final = 20
+LOCAL_HOST: Final = bytes((127, 0, 0, 1, 0, 0, 0, 0))
+"""127.0.0.1, port 0: the host of messages that came over no network."""
+
+PREFIX_BYTES: Final = 48
+FIXED_BYTES: Final = 88
+"""Bytes before the body, with two IPv4 hosts."""
+
+MIN_BYTES: Final = FIXED_BYTES + 1 + 2
+MAX_V1_TOPIC_BYTES: Final = 127
+MAX_TOPIC_BYTES: Final = 32_767
+MAX_PROPERTIES_BYTES: Final = 32_767
+
+_I32X2 = struct.Struct(">ii")
+_I32 = struct.Struct(">i")
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """One record, field by field; texts and hosts as the bytes that lie in the file.
+
+    The two IPv6 bits of ``sys_flag`` follow from the lengths of the hosts and need not be set.
+    """
+
+    topic: bytes
+    body: bytes
+    properties: bytes = b""
+    queue_id: int = 0
+    queue_offset: int = 0
+    physical_offset: int = 0
+    born_ms: int = 0
+    store_ms: int = 0
+    reconsume_times: int = 0
+    flag: int = 0
+    sys_flag: int = 0
+    prepared_offset: int = 0
+    born_host: bytes = LOCAL_HOST
+    store_host: bytes = LOCAL_HOST
+
+
+def body_crc(body: Bytes) -> int:
+    """Return the CRC-32 that a record holds for its body: 31 bits (``UtilAll.crc32``)."""
+    return zlib.crc32(body) & 0x7FFFFFFF
+
+
+def host_bytes(address: str, port: int) -> bytes:
+    """Return an IPv4 or IPv6 address and a port as a record holds them."""
+    return ipaddress.ip_address(address).packed + _I32.pack(port)
+
+
+def host_text(host: bytes) -> tuple[str, int]:
+    """Return the address and the port of a host."""
+    return str(ipaddress.ip_address(host[:-4])), int(_I32.unpack(host[-4:])[0])
+
+
+def server_message_id(store_host: bytes, physical_offset: int) -> str:
+    """Return the id that a broker gives to a record: store host and physical offset in hex (``MessageDecoder``)."""
+    return (store_host + physical_offset.to_bytes(8)).hex().upper()
+
+
+def topic_field(topic: bytes) -> bytes:
+    """Return the topic with its length before it, in the form of the version that the length asks for."""
+    if len(topic) > MAX_TOPIC_BYTES:
+        raise IllegalArgumentError(f"topic {topic[:40]!r}… has {len(topic)} bytes; a record holds at most {MAX_TOPIC_BYTES}")
+    return len(topic).to_bytes(1 if len(topic) <= MAX_V1_TOPIC_BYTES else 2) + topic
+
+
+def magic_of(topic: bytes) -> int:
+    """Return the magic of a record with this topic."""
+    return MAGIC_V1 if len(topic) <= MAX_V1_TOPIC_BYTES else MAGIC_V2
+
+
+def check_host(host: bytes) -> None:
+    """Raise unless a host has the length of an IPv4 or IPv6 one."""
+    if len(host) not in (HOST_V4_BYTES, HOST_V6_BYTES):
+        raise IllegalArgumentError(f"host {host.hex()!r} has {len(host)} bytes, not {HOST_V4_BYTES} (IPv4) or {HOST_V6_BYTES} (IPv6)")
+
+
+@functools.cache
+def _header(born_host_bytes: int, store_host_bytes: int) -> struct.Struct:
+    return struct.Struct(f">iiiiiqqiq{born_host_bytes}sq{store_host_bytes}siqi")
+
+
+def encode_record(record: Record) -> bytes:
+    """Return the bytes of one record.
+
+    Raises:
+        IllegalArgumentError: the topic, the properties or a host have a length that no record can hold.
+    """
+    check_host(record.born_host)
+    check_host(record.store_host)
+    topic, properties = topic_field(record.topic), record.properties
+    if len(properties) > MAX_PROPERTIES_BYTES:
+        raise IllegalArgumentError(f"the properties have {len(properties)} bytes; a record holds at most {MAX_PROPERTIES_BYTES}")
+    head = _header(len(record.born_host), len(record.store_host))
+    values = (
+        head.size + len(record.body) + len(topic) + 2 + len(properties),
+        magic_of(record.topic),
+        body_crc(record.body),
+        record.queue_id,
+        record.flag,
+        record.queue_offset,
+        record.physical_offset,
+        _with_host_bits(record.sys_flag, record.born_host, record.store_host),
+        record.born_ms,
+        record.born_host,
+        record.store_ms,
+        record.store_host,
+        record.reconsume_times,
+        record.prepared_offset,
+        len(record.body),
+    )
+    return b"".join((head.pack(*values), record.body, topic, len(properties).to_bytes(2), properties))
+
+
+def _with_host_bits(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
+    sys_flag &= ~(BORN_HOST_V6 | STORE_HOST_V6)
+    if len(born_host) == HOST_V6_BYTES:
+        sys_flag |= BORN_HOST_V6
+    if len(store_host) == HOST_V6_BYTES:
+        sys_flag |= STORE_HOST_V6
+    return sys_flag
+
+
+def encode_blank(bytes_left: int) -> bytes:
+    """Return the start of the blank record that fills what is left of a file; the bytes behind its 8 may be anything."""
+    if bytes_left < BLANK_BYTES:
+        raise IllegalArgumentError(f"{bytes_left} bytes are left in the file; a blank record needs {BLANK_BYTES}")
+    return _I32X2.pack(bytes_left, MAGIC_BLANK)
+
+
+def fits(record_bytes: int, bytes_left: int) -> bool:
+    """Say whether a record goes into what is left of a file: room for a blank record must stay behind it."""
+    return record_bytes + BLANK_BYTES <= bytes_left
+
+
+def decode_record(buffer: Bytes, at: int = 0, *, log_offset: int | None = None) -> Record:
+    """Read the record that starts at byte ``at`` of ``buffer``, all of it checked.
+
+    ``log_offset`` is where byte 0 of the buffer lies in the log; when it is given, the record must say that it lies there.
+
+    Raises:
+        CorruptStoreError: no sound record lies there; ``offset`` is its place in the log (in the buffer when ``log_offset`` is None).
+    """
+    try:
+        return _decode(memoryview(buffer)[at:], None if log_offset is None else log_offset + at)
+    except (ValueError, struct.error) as error:
+        place = at + (log_offset or 0)
+        raise CorruptStoreError(f"no sound record at offset {place}: {error}", offset=place) from None
+
+
+def _decode(data: memoryview, physical_offset: int | None) -> Record:
+    size, magic = _I32X2.unpack_from(data)
+    if magic == MAGIC_BLANK:
+        raise ValueError("a blank record, which ends its file, is no message")
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        raise ValueError(f"unknown magic {magic & 0xFFFFFFFF:#010x}")
+    if not MIN_BYTES <= size <= len(data):
+        raise ValueError(f"a size of {size} bytes where {MIN_BYTES} to {len(data)} are possible")
+    data = data[:size]
+    sys_flag = _I32.unpack_from(data, 36)[0]
+    head = _header(
+        HOST_V6_BYTES if sys_flag & BORN_HOST_V6 else HOST_V4_BYTES,
+        HOST_V6_BYTES if sys_flag & STORE_HOST_V6 else HOST_V4_BYTES,
+    )
+    fields = head.unpack_from(data)
+    body, at = _piece(data, head.size, fields[14], "body")
+    width = 1 if magic == MAGIC_V1 else 2
+    topic, at = _piece(data, at + width, int.from_bytes(data[at : at + width], signed=True), "topic")
+    properties, at = _piece(data, at + 2, int.from_bytes(data[at : at + 2], signed=True), "properties")
+    if at != size:
+        raise ValueError(f"a size of {size} bytes, but its parts take {at}")
+    if fields[2] != body_crc(body):
+        raise ValueError(f"a body whose CRC-32 is {body_crc(body):#010x} where {fields[2] & 0xFFFFFFFF:#010x} is stored")
+    if physical_offset is not None and fields[6] != physical_offset:
+        raise ValueError(f"the record was written for offset {fields[6]}")
+    return Record(
+        topic=topic,
+        body=body,
+        properties=properties,
+        queue_id=fields[3],
+        queue_offset=fields[5],
+        physical_offset=fields[6],
+        born_ms=fields[8],
+        store_ms=fields[10],
+        reconsume_times=fields[12],
+        flag=fields[4],
+        sys_flag=sys_flag,
+        prepared_offset=fields[13],
+        born_host=fields[9],
+        store_host=fields[11],
+    )
+
+
+def _piece(data: memoryview, at: int, length: int, what: str) -> tuple[bytes, int]:
+    """Return ``length`` bytes at ``at``, and where they end."""
+    if length < 0 or at + length > len(data):
+        raise ValueError(f"{length} bytes of {what} where {len(data) - at} are left")
+    return bytes(data[at : at + length]), at + length

@@ -1,0 +1,196 @@
+"""Records of the commit log by the batch, as columns, and their bytes; ``commit_log`` draws the layout, ``log_reading`` is the way back.
+
+A batch whose hosts are not all of one length goes record by record, which gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from rmqstore.errors import IllegalArgumentError
+from rmqstore_wheel.formats import commit_log as log
+from rmqstore_wheel.formats.binary_columns import Ints, Measured, Part, blocks, bytes_of, cells, join_columns, measure, offsets_of
+from rmqstore_wheel.formats.commit_log import Record
+
+_COPIED_BODY_BYTES: Final = 4096
+_BLOCK_OF: dict[tuple[int, int], np.dtype[Any]] = {}
+
+
+class Columns(msgspec.Struct, kw_only=True):
+    """Records as columns; a number, or one piece of bytes, stands for every row. Binary columns without nulls.
+
+    ``properties`` are pieces that are joined in their order; records that were read have one.
+    """
+
+    topic: Part
+    body: pa.Array
+    properties: Sequence[Part] = ()
+    queue_id: Ints | int = 0
+    queue_offset: Ints | int = 0
+    physical_offset: Ints | int = 0
+    born_ms: Ints | int = 0
+    store_ms: Ints | int = 0
+    reconsume_times: Ints | int = 0
+    flag: Ints | int = 0
+    sys_flag: Ints | int = 0
+    prepared_offset: Ints | int = 0
+    born_host: Part = log.LOCAL_HOST
+    store_host: Part = log.LOCAL_HOST
+
+    def __len__(self) -> int:
+        return len(self.body)
+
+    def record(self, row: int) -> Record:
+        """Return one row as a record."""
+        values = {name: _cell(getattr(self, name), row) for name in Record.__struct_fields__ if name != "properties"}
+        return Record(**values, properties=b"".join(_cell(part, row) for part in self.properties))
+
+
+def _cell(column: Any, row: int) -> Any:
+    if isinstance(column, pa.Array):
+        return column[row].as_py()
+    return int(column[row]) if isinstance(column, np.ndarray) else column
+
+
+class Encoded(NamedTuple):
+    """Records as bytes, one behind the other: ``data`` may be written to, ``starts`` and ``sizes`` are in bytes."""
+
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+    starts: Ints
+    sizes: Ints
+
+    def place(self, physical_offset: int, queue_offsets: Ints | None = None) -> None:
+        """Write into every record where it lies: the first one at ``physical_offset`` of the log, all without a gap.
+
+        ``queue_offsets`` are written as well when they are given.
+        """
+        if not len(self.starts):
+            return
+        cells(self.data, ">i8")[self.starts + log.PHYSICAL_OFFSET_AT] = physical_offset + self.starts - self.starts[0]
+        if queue_offsets is not None:
+            cells(self.data, ">i8")[self.starts + log.QUEUE_OFFSET_AT] = queue_offsets
+
+    def split(self, bytes_left: int) -> tuple[Encoded, Encoded]:
+        """Return the records that still go into a file with this much room, and the others."""
+        ends = self.starts + self.sizes - (self.starts[0] if len(self.starts) else 0)
+        count = int(np.searchsorted(ends, bytes_left - log.BLANK_BYTES, side="right"))
+        return self._slice(0, count), self._slice(count, len(self.starts))
+
+    def _slice(self, first: int, last: int) -> Encoded:
+        if first == last:
+            return Encoded(self.data[:0], self.starts[:0], self.sizes[:0])
+        begin, end = int(self.starts[first]), int(self.starts[last - 1] + self.sizes[last - 1])
+        return Encoded(self.data[begin:end], self.starts[first:last] - begin, self.sizes[first:last])
+
+
+def _block(born_host_bytes: int, store_host_bytes: int) -> np.dtype[Any]:
+    """Return what lies before the body."""
+    key = (born_host_bytes, store_host_bytes)
+    if key not in _BLOCK_OF:
+        fields = [("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("queue_id", ">i4"), ("flag", ">i4"), ("queue_offset", ">i8")]
+        fields += [("physical_offset", ">i8"), ("sys_flag", ">i4"), ("born_ms", ">i8"), ("born_host", f"V{born_host_bytes}")]
+        fields += [("store_ms", ">i8"), ("store_host", f"V{store_host_bytes}"), ("reconsume_times", ">i4"), ("prepared_offset", ">i8")]
+        _BLOCK_OF[key] = np.dtype([*fields, ("body_bytes", ">i4")])
+    return _BLOCK_OF[key]
+
+
+# ---------------------------------------------------------------- writing
+
+_NUMBERS = (
+    "queue_id",
+    "flag",
+    "queue_offset",
+    "physical_offset",
+    "born_ms",
+    "store_ms",
+    "reconsume_times",
+    "prepared_offset",
+)
+
+
+def encode_columns(columns: Columns) -> Encoded:
+    """Return the records of a batch, in its order.
+
+    Raises:
+        IllegalArgumentError: a topic, the properties of a row or a host have a length that no record can hold.
+    """
+    rows = len(columns)
+    born, store = _one_length(columns.born_host, rows), _one_length(columns.store_host, rows)
+    if not rows or born is None or store is None:
+        return _joined([log.encode_record(columns.record(row)) for row in range(rows)])
+    block = _block(born, store)
+    topic, magic = _topic_part(columns.topic)
+    body = measure(columns.body)
+    properties = [measure(part) for part in columns.properties]
+    properties_bytes = np.broadcast_to(sum(each.lengths for each in properties), rows)
+    if properties_bytes.max() > log.MAX_PROPERTIES_BYTES:
+        row = int((properties_bytes > log.MAX_PROPERTIES_BYTES).argmax())
+        raise IllegalArgumentError(
+            f"row {row}: the properties have {properties_bytes[row]} bytes; a record holds at most {log.MAX_PROPERTIES_BYTES}"
+        )
+    sizes = properties_bytes + (block.itemsize + 2 + topic.lengths + body.lengths)
+    head = np.zeros(rows, block)
+    head["size"] = sizes
+    head["magic"] = magic
+    head["crc"] = body_crcs(columns.body)
+    head["body_bytes"] = body.lengths
+    for name in _NUMBERS:
+        value = getattr(columns, name)
+        if isinstance(value, np.ndarray) or value:
+            head[name] = value
+    host_bits = (log.BORN_HOST_V6 if born == log.HOST_V6_BYTES else 0) | (log.STORE_HOST_V6 if store == log.HOST_V6_BYTES else 0)
+    head["sys_flag"] = columns.sys_flag & ~(log.BORN_HOST_V6 | log.STORE_HOST_V6) | host_bits
+    for name, host in (("born_host", columns.born_host), ("store_host", columns.store_host)):
+        head[name] = np.void(host) if isinstance(host, bytes) else np.frombuffer(bytes_of(host), head[name].dtype)
+    ends = np.cumsum(sizes)
+    lengths = blocks(properties_bytes.astype(">i2"))
+    data = join_columns([blocks(head), body, topic, lengths, *properties], rows, int(ends[-1]))
+    return Encoded(data, ends - sizes, sizes)
+
+
+def _joined(records: list[bytes]) -> Encoded:
+    sizes = np.fromiter(map(len, records), np.int64, len(records))
+    return Encoded(np.frombuffer(bytearray().join(records), np.uint8), np.cumsum(sizes) - sizes, sizes)
+
+
+def _one_length(host: Part, rows: int) -> int | None:
+    """Return the length that all hosts have, or None when they differ."""
+    if isinstance(host, bytes):
+        log.check_host(host)
+        return len(host)
+    if not rows:
+        return None
+    lengths = measure(host).lengths
+    for length in np.unique(lengths).tolist():
+        log.check_host(bytes(length))
+    return lengths if isinstance(lengths, int) else None
+
+
+def _topic_part(topic: Part) -> tuple[Measured, Ints | int]:
+    """Return the topics with their lengths before them, and the magics that go with them."""
+    if isinstance(topic, bytes):
+        return measure(log.topic_field(topic)), log.magic_of(topic)
+    distinct = topic.dictionary_encode()
+    names = distinct.dictionary.to_pylist()
+    if len(names) == 1:
+        return _topic_part(names[0])
+    fields = pa.array([log.topic_field(name) for name in names], pa.binary()).take(distinct.indices)
+    return measure(fields), np.array([log.magic_of(name) for name in names])[distinct.indices.to_numpy()]
+
+
+def body_crcs(body: pa.Array) -> Ints:
+    """Return what each record holds as the CRC of its body."""
+    data, ends = bytes_of(body), offsets_of(body)
+    if len(data) <= _COPIED_BODY_BYTES * len(body):
+        bodies = body.to_pylist()  # faster than slices of the buffer, at the price of a copy
+    else:
+        view, first = memoryview(data), int(ends[0])
+        bodies = [view[start - first : end - first] for start, end in itertools.pairwise(ends.tolist())]
+    return np.fromiter(map(zlib.crc32, bodies), np.uint32, len(body)) & 0x7FFFFFFF

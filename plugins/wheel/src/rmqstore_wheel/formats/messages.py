@@ -1,0 +1,202 @@
+"""Messages as records of the commit log: which field lies where, for one message and for columns.
+
+======================  ==========================================================================================
+field of a message      place in the record
+======================  ==========================================================================================
+topic, queue_id         topic and queue id; while it waits in a timer topic, the properties ``REAL_TOPIC`` and ``REAL_QID``
+body, born_ms           body, born time
+queue_offset, store_ms  queue offset, store time
+message_id              property ``UNIQ_KEY``
+tag, keys               properties ``TAGS``, ``KEYS`` (joined by a blank)
+message_group           property ``__SHARDINGKEY``
+deliver_at_ms           property ``TIMER_DELIVER_MS``; of another producer's timer, ``TIMER_OUT_MS`` + 1
+first_pop_ms            property ``1ST_POP_TIME``
+properties              all other properties, save those that belong to the system
+======================  ==========================================================================================
+
+A queue id of -1 stands for one that was not chosen. ``reconsume_times`` counts the deliveries so far.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmqstore.batch import IN_SCHEMA
+from rmqstore.message import Message
+from rmqstore_wheel.formats import properties as texts
+from rmqstore_wheel.formats.binary_columns import Ints, Part
+from rmqstore_wheel.formats.commit_log import LOCAL_HOST, Record
+from rmqstore_wheel.formats.log_columns import Columns
+from rmqstore_wheel.formats.property_columns import Properties, decode_column
+
+WHEEL_TOPIC: Final = "rmq_sys_wheel_timer"
+"""Where timers wait (``TimerMessageStore.TIMER_TOPIC``)."""
+
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+"""Where messages of the 18 delay levels wait (``TopicValidator.RMQ_SYS_SCHEDULE_TOPIC``)."""
+
+WAITING_TOPICS: Final = (WHEEL_TOPIC, SCHEDULE_TOPIC)
+NO_QUEUE: Final = -1
+
+
+def encode_message(
+    message: Message, *, topic: str | None = None, queue_id: int | None = None, system: bytes = b"", **fields: Any
+) -> Record:
+    """Return a message as a record.
+
+    ``topic`` and ``queue_id`` replace the message's own (a timer goes to the wheel's topic), ``system`` is the text of further properties,
+    ``fields`` are those of :class:`Record` that a message does not know: store time, offsets, hosts.
+    """
+    queue = message.queue_id if queue_id is None else queue_id
+    return Record(
+        topic=(message.topic if topic is None else topic).encode(),
+        body=message.body,
+        properties=texts.encode_message(message) + system,
+        queue_id=NO_QUEUE if queue is None else queue,
+        born_ms=message.born_ms or 0,
+        **fields,
+    )
+
+
+def encode_batch(
+    columns: pa.RecordBatch,
+    *,
+    store_ms: int,
+    topic: str | None = None,
+    queue_id: Ints | int | None = None,
+    system: Part | list[Part] = b"",
+    reconsume_times: Ints | int = 0,
+    born_host: bytes = LOCAL_HOST,
+    store_host: bytes = LOCAL_HOST,
+) -> Columns:
+    """Return a batch of ``IN_SCHEMA`` as the columns of records; offsets are given when they are placed.
+
+    ``topic`` and ``queue_id`` replace those of the batch, ``system`` is the text of further properties: for all rows, or as columns.
+    """
+    parts = texts.encode_parts(columns)
+    parts += system if isinstance(system, list) else [system] if len(system) else []
+    return Columns(
+        topic=columns.column("topic").cast(pa.binary()) if topic is None else topic.encode(),
+        body=columns.column("body"),
+        properties=parts,
+        queue_id=_filled(columns.column("queue_id"), NO_QUEUE) if queue_id is None else queue_id,
+        born_ms=_filled(columns.column("born_ms"), 0),
+        store_ms=store_ms,
+        reconsume_times=reconsume_times,
+        born_host=born_host,
+        store_host=store_host,
+    )
+
+
+def _filled(column: pa.Array, absent: int) -> Ints:
+    if column.null_count:
+        column = pc.fill_null(column, absent)
+    return column.to_numpy()  # type: ignore[no-any-return]
+
+
+def timer_parts(columns: pa.RecordBatch, queue_id: Ints | int | None = None) -> list[Part]:
+    """Return the properties that let a timer find home: ``REAL_TOPIC`` and ``REAL_QID`` of every row."""
+    queue = columns.column("queue_id") if queue_id is None else pa.array(np.broadcast_to(queue_id, len(columns)), pa.int32())
+    return [*texts.property_part(texts.REAL_TOPIC, columns.column("topic")), *texts.property_part(texts.REAL_QUEUE_ID, queue)]
+
+
+# ---------------------------------------------------------------- reading
+
+
+def decode_fields(record: Record) -> dict[str, Any]:
+    """Return the fields of a record by name: those of ``Message``, and queue_offset, store_ms, first_pop_ms, reconsume_times."""
+    found = texts.decode(record.properties)
+    topic, queue_id = record.topic.decode(), record.queue_id
+    if topic in WAITING_TOPICS and texts.REAL_TOPIC in found:
+        topic = found[texts.REAL_TOPIC]
+        real = texts.integer(found.get(texts.REAL_QUEUE_ID))
+        queue_id = NO_QUEUE if real is None else real
+    deliver = texts.integer(found.get(texts.DELIVER_MS))
+    out = texts.integer(found.get(texts.OUT_MS))
+    return {
+        "topic": topic,
+        "body": record.body,
+        "tag": found.get(texts.TAG),
+        "keys": texts.split_keys(found.get(texts.KEYS)),
+        "properties": {name: value for name, value in found.items() if not texts.is_hidden(name)},
+        "message_group": found.get(texts.MESSAGE_GROUP),
+        # RocketMQ rounds to one precision before the time that it delivers at; a ms later is the same slot again, and never early.
+        "deliver_at_ms": deliver if deliver is not None or out is None else out + 1,
+        "message_id": found.get(texts.MESSAGE_ID),
+        "born_ms": record.born_ms,
+        "queue_id": None if queue_id < 0 else queue_id,
+        "queue_offset": record.queue_offset,
+        "store_ms": record.store_ms,
+        "first_pop_ms": texts.integer(found.get(texts.FIRST_POP_MS)),
+        "reconsume_times": record.reconsume_times,
+    }
+
+
+def decode_message(record: Record) -> Message:
+    """Return a record as the message that was sent."""
+    fields = decode_fields(record)
+    return Message(**{name: fields[name] for name in IN_SCHEMA.names})
+
+
+def decode_batch(records: Columns) -> dict[str, pa.Array]:
+    """Return the columns of ``IN_SCHEMA``, and queue_offset, store_ms, first_pop_ms and reconsume_times, of records that were read."""
+    (text,) = records.properties
+    found = decode_column(text)
+    topic, queue_id = _home(records, found)
+    deliver = texts.integers(found.column(texts.DELIVER_MS))
+    if texts.OUT_MS in found.names and deliver.null_count:
+        deliver = pc.coalesce(deliver, pc.add(texts.integers(found.column(texts.OUT_MS)), 1))
+    return {
+        "topic": topic,
+        "body": records.body,
+        "tag": found.column(texts.TAG),
+        "keys": _keys(found.column(texts.KEYS)),
+        "properties": found.visible(),
+        "message_group": found.column(texts.MESSAGE_GROUP),
+        "deliver_at_ms": deliver,
+        "message_id": found.column(texts.MESSAGE_ID),
+        "born_ms": pa.array(records.born_ms, pa.int64()),
+        "queue_id": pa.array(queue_id, pa.int32(), mask=queue_id < 0),
+        "queue_offset": pa.array(records.queue_offset, pa.int64()),
+        "store_ms": pa.array(records.store_ms, pa.int64()),
+        "first_pop_ms": texts.integers(found.column(texts.FIRST_POP_MS)),
+        "reconsume_times": pa.array(records.reconsume_times, pa.int32()),
+    }
+
+
+def decode_record_batch(records: Columns) -> pa.RecordBatch:
+    """Return the messages of records that were read, as a batch of ``IN_SCHEMA``."""
+    columns = decode_batch(records)
+    return pa.RecordBatch.from_arrays([columns[name] for name in IN_SCHEMA.names], schema=IN_SCHEMA)
+
+
+def _home(records: Columns, found: Properties) -> tuple[pa.Array, Ints]:
+    """Return topic and queue id, of a message that waits those that it waits for."""
+    topic = records.topic.cast(pa.string()) if isinstance(records.topic, pa.Array) else pa.repeat(records.topic.decode(), len(records))
+    queue_id: Ints = np.asarray(records.queue_id)
+    if texts.REAL_TOPIC not in found.names:
+        return topic, queue_id
+    real = found.column(texts.REAL_TOPIC)
+    waits = pc.and_(pc.is_in(topic, value_set=pa.array(WAITING_TOPICS)), real.is_valid())
+    mask = waits.to_numpy(zero_copy_only=False)
+    if not mask.any():
+        return topic, queue_id
+    real_queue = _filled(texts.integers(found.column(texts.REAL_QUEUE_ID)), NO_QUEUE)
+    if mask.all():
+        return real, real_queue
+    return pc.if_else(waits, real, topic), np.where(mask, real_queue, queue_id)
+
+
+def _keys(joined: pa.Array) -> pa.Array:
+    kind = IN_SCHEMA.field("keys").type
+    if joined.null_count == len(joined):
+        return pa.nulls(len(joined), kind)
+    keys = pc.split_pattern(joined, " ")
+    if pc.any(pc.equal(pc.binary_length(keys.flatten()), 0)).as_py():  # two blanks side by side, which RocketMQ passes over
+        split = [texts.split_keys(text) for text in joined.to_pylist()]
+        return pa.array([list(row) or None for row in split], kind)
+    return keys.cast(kind)

@@ -1,0 +1,180 @@
+"""Properties of many messages, from text to columns; ``properties`` tells what the text looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from rmqstore.batch import PROPERTIES
+from rmqstore_wheel.formats.binary_columns import Ints, cells, offsets_of
+from rmqstore_wheel.formats.properties import decode, is_hidden
+
+_MAX_REGULAR = 32
+
+
+class Properties(Protocol):
+    """The properties of a batch."""
+
+    @property
+    def names(self) -> list[str]:
+        """All names, of whatever row."""
+
+    def column(self, name: str) -> pa.Array:
+        """Return one property of every row, as texts; null where a row does not have it."""
+
+    def visible(self, without: Collection[str] = ()) -> pa.Array:
+        """Return the properties that a user sees as a map column, null where a row has none; ``without`` names what is left out too."""
+
+
+class Regular(msgspec.Struct):
+    """Every row has the same names in the same order: entry ``row * len(names) + place``.
+
+    In ``pieces``, each entry takes four elements: name, U+0001, value, U+0002.
+    """
+
+    names: list[str]
+    pieces: pa.Array
+    row_count: int
+
+    def column(self, name: str) -> pa.Array:
+        """See :class:`Properties`."""
+        if name not in self.names:
+            return pa.nulls(self.row_count, pa.string())
+        return self._values(np.arange(self.row_count) * len(self.names) + self.names.index(name))
+
+    def visible(self, without: Collection[str] = ()) -> pa.Array:
+        """See :class:`Properties`."""
+        places = [place for place, name in enumerate(self.names) if not is_hidden(name) and name not in without]
+        if not places:
+            return pa.nulls(self.row_count, PROPERTIES)
+        shown = np.array(places)
+        entries = (np.arange(self.row_count)[:, None] * len(self.names) + shown).reshape(-1)
+        names = pa.array(self.names, pa.string()).take(pa.array(np.tile(shown, self.row_count)))
+        offsets = pa.array(np.arange(0, len(entries) + 1, len(places)), pa.int32())
+        return pa.MapArray.from_arrays(offsets, names, self._values(entries))
+
+    def _values(self, entries: Ints) -> pa.Array:
+        return self.pieces.take(pa.array(entries * 4 + 2))
+
+
+class Mixed(msgspec.Struct):
+    """Any rows: entry i is of row ``rows[i]`` and has the name ``names[ids[i]]`` and the value ``values[i]``. No row has a name twice."""
+
+    names: list[str]
+    ids: Ints
+    rows: Ints
+    values: pa.Array
+    row_count: int
+
+    def column(self, name: str) -> pa.Array:
+        """See :class:`Properties`."""
+        if name not in self.names:
+            return pa.nulls(self.row_count, pa.string())
+        mine = np.flatnonzero(self.ids == self.names.index(name))
+        picked = np.full(self.row_count, -1, np.int64)
+        picked[self.rows[mine]] = mine
+        return self.values.take(pa.array(picked, mask=picked < 0))
+
+    def visible(self, without: Collection[str] = ()) -> pa.Array:
+        """See :class:`Properties`."""
+        shown = np.array([not is_hidden(name) and name not in without for name in self.names], bool)
+        mine = np.flatnonzero(shown[self.ids]) if len(self.names) else np.zeros(0, np.int64)
+        if not len(mine):
+            return pa.nulls(self.row_count, PROPERTIES)
+        counts = np.bincount(self.rows[mine], minlength=self.row_count)
+        offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32(), mask=np.append(counts == 0, False))
+        names = pa.array(self.names, pa.string()).take(pa.array(self.ids[mine]))
+        return pa.MapArray.from_arrays(offsets, names, self.values.take(pa.array(mine)))
+
+
+def decode_column(texts: pa.Array) -> Properties:
+    """Read a binary column of texts; the same as ``properties.decode`` row by row."""
+    return _decode_well_formed(texts) or _decode_rows(texts)
+
+
+def _decode_rows(texts: pa.Array) -> Mixed:
+    found = [decode(text) for text in texts.to_pylist()]
+    names = list(dict.fromkeys(name for row in found for name in row))
+    numbers = {name: number for number, name in enumerate(names)}
+    return Mixed(
+        names,
+        np.array([numbers[name] for row in found for name in row], np.int64),
+        np.repeat(np.arange(len(found)), [len(row) for row in found]),
+        pa.array([value for row in found for value in row.values()], pa.string()),
+        len(found),
+    )
+
+
+def _decode_well_formed(texts: pa.Array) -> Properties | None:
+    """Read texts that all are as RocketMQ writes them; None when one is not.
+
+    A column is laid over the bytes, whose elements are in turn a name, U+0001, a value, U+0002.
+    """
+    rows = len(texts)
+    offsets = offsets_of(texts).astype(np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first == last:
+        return Mixed([], np.zeros(0, np.int64), np.zeros(0, np.int64), pa.array([], pa.string()), rows)
+    data = np.frombuffer(texts.buffers()[2], np.uint8)[first:last]
+    offsets = offsets - first
+    separators = np.flatnonzero((data - 1) < 2)  # 1 or 2; 0 wraps round to 255
+    if len(separators) % 2 or not len(separators):
+        return None
+    kinds = data[separators]
+    is_at, end_at = separators[::2], separators[1::2]
+    starts = np.concatenate(([0], end_at[:-1] + 1))
+    if (kinds[::2] != 1).any() or (kinds[1::2] != 2).any() or (is_at == starts).any() or (end_at == is_at + 1).any():
+        return None
+    row_ends = offsets[1:][np.diff(offsets) > 0]
+    if (data[row_ends - 1] != 2).any():
+        return None
+    bounds = np.empty(4 * len(starts) + 1, np.int32)
+    bounds[:-1:4], bounds[1::4], bounds[2::4], bounds[3::4], bounds[-1] = starts, is_at, is_at + 1, end_at, len(data)
+    pieces = pa.Array.from_buffers(pa.string(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    if not _is_utf8(data):
+        return None
+    names = _regular_names(data, starts, is_at, offsets, rows)
+    return _mixed(pieces, starts, offsets, rows) if names is None else Regular(names, pieces, rows)
+
+
+def _is_utf8(data: Any) -> bool:
+    """Say whether texts are UTF-8 one by one: they are when all are together, as the separators between them are ASCII."""
+    if data.max() < 0x80:
+        return True
+    try:
+        data.tobytes().decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _regular_names(data: Any, starts: Ints, is_at: Ints, offsets: Ints, rows: int) -> list[str] | None:
+    """Return the names of every row, when they are the same in all."""
+    per_row, rest = divmod(len(starts), rows)
+    if rest or per_row > _MAX_REGULAR or not np.array_equal(starts[::per_row], offsets[:-1]):
+        return None
+    widths = (is_at - starts).reshape(rows, per_row)
+    if not (widths == widths[0]).all():
+        return None
+    names = []
+    for place, width in enumerate(widths[0].tolist()):
+        found = cells(data, f"S{width}")[starts[place::per_row]]
+        if not (found == found[0]).all():
+            return None
+        names.append(data[starts[place] : is_at[place]].tobytes().decode())
+    return names if len(set(names)) == per_row else None
+
+
+def _mixed(pieces: pa.Array, starts: Ints, offsets: Ints, rows: int) -> Mixed | None:
+    places = np.arange(len(starts)) * 4
+    found = pieces.take(pa.array(places)).dictionary_encode()
+    names = found.dictionary.to_pylist()
+    ids = found.indices.to_numpy().astype(np.int64)
+    owners = np.searchsorted(offsets[1:], starts, side="right")
+    if np.bincount(owners * len(names) + ids).max() > 1:  # a name stands twice in a row
+        return None
+    return Mixed(names, ids, owners, pieces.take(pa.array(places + 2)), rows)

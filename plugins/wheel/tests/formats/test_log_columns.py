@@ -1,0 +1,266 @@
+"""Batches of records: the same bytes as record by record, both ways, and what damage in a batch does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmqstore.errors import CorruptStoreError, IllegalArgumentError
+from rmqstore_wheel.formats import commit_log as log
+from rmqstore_wheel.formats.commit_log import Record, encode_record
+from rmqstore_wheel.formats.log_columns import Columns, Encoded, encode_columns
+from rmqstore_wheel.formats.log_reading import Scan, Stop, count_sound, decode_columns, scan
+
+V4 = bytes.fromhex("c0a8000100002a9f")
+V6 = bytes.fromhex("20010db800000000000000000000000100002a9f")
+NUMBERS = {
+    "queue_id": 32,
+    "queue_offset": 64,
+    "physical_offset": 64,
+    "born_ms": 64,
+    "store_ms": 64,
+    "reconsume_times": 32,
+    "flag": 32,
+    "prepared_offset": 64,
+}
+BITS = {"queue_id": np.int32, "reconsume_times": np.int32, "flag": np.int32}
+
+
+def binary(values: list[bytes]) -> pa.Array:
+    return pa.array(values, pa.binary())
+
+
+@st.composite
+def batches(draw: st.DrawFn, min_rows: int = 0) -> Columns:
+    """Any columns: each piece the same in all rows, equally long, or neither."""
+    rows = draw(st.integers(min_rows, 6))
+
+    def part(longest: int) -> Any:
+        form = draw(st.sampled_from(["one", "equal", "any"]))
+        if form == "one":
+            return draw(st.binary(max_size=longest))
+        size = draw(st.integers(0, longest))
+        low = size if form == "equal" else 0
+        return binary([draw(st.binary(min_size=low, max_size=size)) for _ in range(rows)])
+
+    def number(bits: int) -> Any:
+        values = st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        if draw(st.booleans()):
+            return draw(values)
+        return np.array([draw(values) for _ in range(rows)], f"i{bits // 8}")
+
+    def host() -> Any:
+        form = draw(st.sampled_from(["one", "many"]))
+        hosts = st.sampled_from([V4, V6, log.LOCAL_HOST])
+        return draw(hosts) if form == "one" else binary([draw(hosts) for _ in range(rows)])
+
+    body = part(40)
+    return Columns(
+        topic=part(200),
+        body=binary([body] * rows) if isinstance(body, bytes) else body,
+        properties=[part(30) for _ in range(draw(st.integers(0, 3)))],
+        sys_flag=draw(st.sampled_from([0, 4])),
+        born_host=host(),
+        store_host=host(),
+        **{name: number(bits) for name, bits in NUMBERS.items()},
+    )
+
+
+def rows_of(columns: Columns) -> list[Record]:
+    return [columns.record(row) for row in range(len(columns))]
+
+
+def without_host_bits(record: Record) -> Record:
+    record.sys_flag &= ~0x30
+    return record
+
+
+@settings(max_examples=300)
+@given(batches())
+def test_columns_give_the_bytes_of_their_records(columns: Columns) -> None:
+    encoded = encode_columns(columns)
+    records = [encode_record(record) for record in rows_of(columns)]
+    assert encoded.data.tobytes() == b"".join(records)
+    assert encoded.sizes.tolist() == [len(record) for record in records]
+    assert encoded.starts.tolist() == [sum(map(len, records[:row])) for row in range(len(records))]
+
+
+@settings(max_examples=300)
+@given(batches(), st.binary(max_size=9), st.data())
+def test_what_is_written_is_read(columns: Columns, before: bytes, data: st.DataObject) -> None:
+    encoded = encode_columns(columns)
+    buffer = before + encoded.data.tobytes()
+    found = scan(buffer, len(before))
+    assert found.starts.tolist() == (encoded.starts + len(before)).tolist()
+    assert found.sizes.tolist() == encoded.sizes.tolist()
+    assert (found.end, found.stop) == (len(buffer), Stop.END)
+    assert count_sound(buffer, found) == len(columns)
+    order = data.draw(st.lists(st.integers(0, len(columns) - 1), max_size=8) if len(columns) else st.just([]))
+    read = decode_columns(buffer, found.starts[order], found.sizes[order])
+    assert [without_host_bits(record) for record in rows_of(read)] == [columns.record(row) for row in order]
+
+
+def test_slices_of_columns_are_written_from_their_own_start() -> None:
+    bodies = binary([b"a", b"bb", b"ccc", b"dddd"])
+    names = binary([b"w", b"x", b"y", b"z"])
+    sliced = Columns(topic=names.slice(1, 2), body=bodies.slice(1, 2), properties=[names.slice(2, 2), bodies.slice(2, 2)])
+    records = [Record(topic=b"x", body=b"bb", properties=b"yccc"), Record(topic=b"y", body=b"ccc", properties=b"zdddd")]
+    assert encode_columns(sliced).data.tobytes() == b"".join(map(encode_record, records))
+
+
+def test_large_bodies() -> None:
+    bodies = binary([bytes([number]) * 100_000 for number in range(5)])
+    encoded = encode_columns(Columns(topic=b"T", body=bodies))
+    expected = [Record(topic=b"T", body=bytes([number]) * 100_000) for number in range(5)]
+    assert encoded.data.tobytes() == b"".join(map(encode_record, expected))
+
+
+@pytest.mark.parametrize("bodies", [[b"same length"] * 3, [b"a", b"bb", b"ccc"]])
+def test_place_writes_offsets_into_every_record(bodies: list[bytes]) -> None:
+    encoded = encode_columns(Columns(topic=b"T", body=binary(bodies), properties=[b"p"]))
+    encoded.place(5_000_000_000, np.array([7, 9, 2]))
+    at = 5_000_000_000 + encoded.starts
+    records = [
+        Record(topic=b"T", body=body, properties=b"p", physical_offset=int(place), queue_offset=queue)
+        for body, place, queue in zip(bodies, at, (7, 9, 2), strict=True)
+    ]
+    assert encoded.data.tobytes() == b"".join(map(encode_record, records))
+
+
+def test_split_leaves_room_for_a_blank_record() -> None:
+    encoded = encode_columns(Columns(topic=b"T", body=binary([b"12345678"] * 4)))  # 100 bytes each
+    for room, count in ((107, 0), (108, 1), (207, 1), (208, 2), (408, 4), (10_000, 4), (0, 0)):
+        first, rest = encoded.split(room)
+        assert (len(first.sizes), len(rest.sizes)) == (count, 4 - count)
+        assert first.data.tobytes() + rest.data.tobytes() == encoded.data.tobytes()
+        assert rest.starts.tolist() == [100 * row for row in range(4 - count)]
+        rest.place(1 << 30)
+        if count < 4:
+            read = decode_columns(rest.data, rest.starts, rest.sizes, log_offset=1 << 30)
+            assert np.asarray(read.physical_offset).tolist() == [(1 << 30) + 100 * row for row in range(4 - count)]
+
+
+def test_too_long_properties_are_refused_with_their_row() -> None:
+    columns = Columns(topic=b"T", body=binary([b"a", b"b"]), properties=[binary([b"", bytes(32_767)]), b"x"])
+    with pytest.raises(IllegalArgumentError, match="row 1: the properties have 32768 bytes"):
+        encode_columns(columns)
+
+
+def test_a_host_of_a_wrong_length_is_refused() -> None:
+    with pytest.raises(IllegalArgumentError, match="5 bytes"):
+        encode_columns(Columns(topic=b"T", body=binary([b"a", b"b"]), born_host=binary([V4, b"short"])))
+
+
+# ---------------------------------------------------------------- scanning
+
+
+def sample() -> Encoded:
+    encoded = encode_columns(Columns(topic=b"T", body=binary([b"first", b"second", b"third!!"]), properties=[b"a\x01b\x02"]))
+    encoded.place(1000, np.arange(3))
+    return encoded
+
+
+def stops_at(buffer: bytes) -> tuple[int, int, Stop]:
+    found = scan(buffer)
+    return len(found.starts), found.end, found.stop
+
+
+def test_scan_says_what_comes_behind() -> None:
+    data = sample().data.tobytes()
+    end = len(data)
+    assert stops_at(data) == (3, end, Stop.END)
+    assert stops_at(data + log.encode_blank(50) + bytes(42)) == (3, end, Stop.BLANK)
+    assert stops_at(data + bytes(100)) == (3, end, Stop.EMPTY)
+    assert stops_at(data + bytes(5)) == (3, end, Stop.EMPTY)
+    assert stops_at(data + b"\x01\x02\x03") == (3, end, Stop.TORN)
+    assert stops_at(data + bytes.fromhex("0000006412345678")) == (3, end, Stop.DAMAGE)
+    assert stops_at(data + bytes.fromhex("00000001daa320a7")) == (3, end, Stop.DAMAGE)
+    assert stops_at(b"") == (0, 0, Stop.END)
+
+
+def test_every_truncation_keeps_the_whole_records() -> None:
+    encoded = sample()
+    data = encoded.data.tobytes()
+    ends = (encoded.starts + encoded.sizes).tolist()
+    for length in range(len(data)):
+        count, end, stop = stops_at(data[:length])
+        whole = sum(each <= length for each in ends)
+        assert (count, end) == (whole, ends[whole - 1] if whole else 0)
+        assert stop is (Stop.END if length == end else Stop.TORN if any(data[end:length]) else Stop.EMPTY)
+
+
+# ---------------------------------------------------------------- damage
+
+
+def test_a_flipped_bit_is_found_as_record_by_record() -> None:
+    """Whatever byte of a batch is damaged, the columns say the same as the records one by one, and no other error comes out."""
+    encoded = sample()
+    good = encoded.data.tobytes()
+    for at in range(len(good)):
+        damaged = bytearray(good)
+        damaged[at] ^= 0x10
+        row = int(np.searchsorted(encoded.starts, at, side="right")) - 1
+        start, size = int(encoded.starts[row]), int(encoded.sizes[row])
+        expected = None
+        try:
+            alone = log.decode_record(damaged[: start + size], start, log_offset=1000)
+            if len(encode_record(alone)) != size:
+                expected = start
+        except CorruptStoreError:
+            expected = start
+        if expected is None:
+            read = decode_columns(bytes(damaged), encoded.starts, encoded.sizes, log_offset=1000)
+            assert read.record(row) == alone
+            assert alone != decode_columns(good, encoded.starts, encoded.sizes, log_offset=1000).record(row)
+            assert count_sound(damaged, Scan(encoded.starts, encoded.sizes, len(good), Stop.END), log_offset=1000) == 3
+        else:
+            with pytest.raises(CorruptStoreError) as caught:
+                decode_columns(bytes(damaged), encoded.starts, encoded.sizes, log_offset=1000)
+            assert caught.value.offset == 1000 + start
+            assert count_sound(damaged, Scan(encoded.starts, encoded.sizes, len(good), Stop.END), log_offset=1000) == row
+
+
+@settings(max_examples=300)
+@given(batches(min_rows=1), st.data())
+def test_garbage_over_records_ends_in_records_or_a_typed_error(columns: Columns, data: st.DataObject) -> None:
+    encoded = encode_columns(columns)
+    damaged = bytearray(encoded.data.tobytes())
+    at = data.draw(st.integers(0, len(damaged) - 1))
+    garbage = data.draw(st.binary(min_size=1, max_size=40))
+    damaged[at : at + len(garbage)] = garbage[: len(damaged) - at]
+    found = scan(damaged)
+    sound = count_sound(damaged, found)
+    assert len(decode_columns(damaged, found.starts[:sound], found.sizes[:sound])) == sound
+    for row in range(sound):
+        log.decode_record(damaged, int(found.starts[row]))
+    if sound < len(found.starts):
+        with pytest.raises(CorruptStoreError) as caught:
+            decode_columns(damaged, found.starts, found.sizes)
+        assert caught.value.offset == found.starts[sound]
+
+
+@pytest.mark.parametrize(("start", "size"), [(-1, 100), (0, 10), (0, 10_000), (1, 100), (0, 99), (10**12, 100), (0, -5)])
+def test_an_index_that_points_nowhere_is_a_typed_error(start: int, size: int) -> None:
+    with pytest.raises(CorruptStoreError):
+        decode_columns(sample().data.tobytes(), np.array([start]), np.array([size]))
+
+
+def test_crc_is_left_out_when_asked() -> None:
+    encoded = sample()
+    damaged = bytearray(encoded.data.tobytes())
+    damaged[log.FIXED_BYTES] ^= 1
+    read = decode_columns(damaged, encoded.starts, encoded.sizes, verify=False)
+    assert read.record(0).body == b"girst"
+
+
+def test_an_unknown_magic_is_refused_though_sizes_add_up() -> None:
+    encoded = sample()
+    damaged = bytearray(encoded.data.tobytes())
+    damaged[7] = 0xA8
+    with pytest.raises(CorruptStoreError, match="magic 0xdaa320a8"):
+        decode_columns(damaged, encoded.starts, encoded.sizes)

@@ -1,0 +1,156 @@
+"""Messages as records: every field comes back, one by one and by the batch, with the same bytes; also from a timer topic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmqstore.batch import IN_SCHEMA, columns_of
+from rmqstore.message import Message
+from rmqstore_wheel.formats import messages, properties
+from rmqstore_wheel.formats.commit_log import Record, decode_record, encode_record
+from rmqstore_wheel.formats.log_columns import Columns, encode_columns
+from rmqstore_wheel.formats.log_reading import decode_columns, scan
+
+WORD = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc", "Z"], exclude_characters="|"), min_size=1, max_size=12)
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=12)
+NAME = TEXT.filter(lambda name: not properties.is_hidden(name))
+TIME = st.none() | st.integers(0, 2**62)
+MESSAGES = st.builds(
+    Message,
+    topic=st.from_regex(r"[A-Za-z0-9_%|-]{1,127}", fullmatch=True),
+    body=st.binary(min_size=1, max_size=80),
+    tag=st.none() | WORD,
+    keys=st.lists(WORD, max_size=3).map(tuple),
+    properties=st.dictionaries(NAME, TEXT, max_size=3),
+    message_group=st.none() | WORD,
+    deliver_at_ms=TIME,
+    message_id=st.none() | WORD,
+    born_ms=st.integers(0, 2**62),
+    queue_id=st.none() | st.integers(0, 1023),
+)
+BATCHES = st.lists(MESSAGES, min_size=1, max_size=6) | st.builds(lambda message, count: [message] * count, MESSAGES, st.integers(1, 4))
+
+
+def encode(batch: list[Message], **options: Any) -> tuple[bytes, Columns]:
+    """Return a batch as bytes, and as it is read back."""
+    data = encode_columns(messages.encode_batch(columns_of(batch), store_ms=77, **options)).data.tobytes()
+    found = scan(data)
+    return data, decode_columns(data, found.starts, found.sizes)
+
+
+@settings(max_examples=300)
+@given(BATCHES)
+def test_messages_come_back_and_columns_have_the_bytes_of_single_records(batch: list[Message]) -> None:
+    data, read = encode(batch)
+    assert data == b"".join(encode_record(messages.encode_message(message, store_ms=77)) for message in batch)
+    assert messages.decode_record_batch(read).equals(columns_of(batch))
+    at = 0
+    for message in batch:
+        record = decode_record(data, at)
+        assert messages.decode_message(record) == message
+        at += len(encode_record(record))
+
+
+@settings(max_examples=200)
+@given(BATCHES)
+def test_timers_find_home(batch: list[Message]) -> None:
+    columns = columns_of(batch)
+    queue_ids = np.arange(len(batch), dtype=np.int32)
+    data, read = encode(batch, topic=messages.WHEEL_TOPIC, queue_id=0, system=messages.timer_parts(columns, queue_ids))
+    found = messages.decode_batch(read)
+    assert found["topic"].to_pylist() == [message.topic for message in batch]
+    assert found["queue_id"].to_pylist() == queue_ids.tolist()
+    at = 0
+    for queue_id, message in enumerate(batch):
+        record = decode_record(data, at)
+        assert (record.topic, record.queue_id) == (b"rmq_sys_wheel_timer", 0)
+        system = f"REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{queue_id}\x02".encode()
+        alone = messages.encode_message(message, topic=messages.WHEEL_TOPIC, queue_id=0, system=system, store_ms=77)
+        assert encode_record(alone) == encode_record(record)
+        at += len(encode_record(record))
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.builds(
+            Record,
+            topic=st.sampled_from([b"t", b"rmq_sys_wheel_timer", b"SCHEDULE_TOPIC_XXXX"]),
+            body=st.binary(max_size=5),
+            properties=st.dictionaries(
+                st.sampled_from([*properties.FIELDS, "POP_CK", "DELAY", "__CRC32#", "RMQS_FRAME", "user"]),
+                st.sampled_from(["1", "12345", "a  b ", " ", "x", "9223372036854775808"]),
+                max_size=6,
+            ).map(properties.encode),
+            queue_id=st.integers(-1, 5),
+            queue_offset=st.integers(0, 9),
+            reconsume_times=st.integers(0, 3),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_records_of_other_producers_read_alike_by_both_ways(records: list[Record]) -> None:
+    data = b"".join(map(encode_record, records))
+    found = scan(data)
+    columns = messages.decode_batch(decode_columns(data, found.starts, found.sizes))
+    by_name = {name: column.to_pylist() for name, column in columns.items()}
+    for row, record in enumerate(records):
+        fields = messages.decode_fields(record)
+        read = {name: values[row] for name, values in by_name.items()}
+        read["keys"] = tuple(read["keys"] or ())
+        read["properties"] = dict(read["properties"] or ())
+        assert read == fields
+
+
+def test_a_record_by_hand() -> None:
+    message = Message(
+        "orders",
+        b"b",
+        tag="paid",
+        keys=("k1", "k2"),
+        properties={"user": "u"},
+        message_group="g",
+        deliver_at_ms=5,
+        message_id="m",
+        born_ms=3,
+    )
+    record = messages.encode_message(message, store_ms=9, queue_offset=4)
+    assert record == Record(
+        topic=b"orders",
+        body=b"b",
+        properties=b"user\x01u\x02KEYS\x01k1 k2\x02TAGS\x01paid\x02__SHARDINGKEY\x01g\x02UNIQ_KEY\x01m\x02TIMER_DELIVER_MS\x015\x02",
+        queue_id=-1,
+        queue_offset=4,
+        born_ms=3,
+        store_ms=9,
+    )
+
+
+def test_system_properties_stay_out_of_sight() -> None:
+    text = b"user\x01u\x02TIMER_OUT_MS\x01999\x02POP_CK\x011 2\x02TIMER_DELAY_SEC\x011\x02RMQS_FRAME\x01x\x02__CRC32#\x010123456789\x02"
+    fields = messages.decode_fields(Record(topic=b"t", body=b"b", properties=text))
+    assert fields["properties"] == {"user": "u"}
+
+
+def test_a_timer_without_an_exact_time_is_due_a_ms_after_its_slot() -> None:
+    fields = messages.decode_fields(Record(topic=b"t", body=b"b", properties=b"TIMER_OUT_MS\x01999\x02"))
+    assert fields["deliver_at_ms"] == 1000
+
+
+def test_delivered_messages_keep_their_topic_whatever_real_topic_says() -> None:
+    record = Record(topic=b"t", body=b"b", queue_id=1, properties=b"REAL_TOPIC\x01other\x02REAL_QID\x017\x02")
+    assert (messages.decode_fields(record)["topic"], messages.decode_fields(record)["queue_id"]) == ("t", 1)
+
+
+def test_an_empty_batch() -> None:
+    empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in IN_SCHEMA], schema=IN_SCHEMA)
+    encoded = encode_columns(messages.encode_batch(empty, store_ms=1, system=messages.timer_parts(empty)))
+    encoded.place(100)
+    assert len(encoded.data) == len(encoded.starts) == 0
+    assert messages.decode_record_batch(decode_columns(b"", encoded.starts, encoded.sizes)).num_rows == 0

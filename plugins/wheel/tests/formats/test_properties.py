@@ -1,0 +1,107 @@
+"""Properties: RocketMQ's text, its rules for text that is not well formed, and the column path beside the one for single messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rmqstore_wheel.formats import properties as texts
+from rmqstore_wheel.formats.property_columns import Mixed, Regular, decode_column
+
+PIECE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=8)
+NAMES = st.sampled_from(["a", "b", "KEYS", "UNIQ_KEY", "längs", "RMQS_FRAME"]) | PIECE
+MAPS = st.dictionaries(NAMES, PIECE, max_size=5)
+
+
+def test_bytes() -> None:
+    assert texts.encode({"KEYS": "k1 k2", "WAIT": "true"}) == b"KEYS\x01k1 k2\x02WAIT\x01true\x02"
+    assert texts.encode({"a": None, "n": 5}) == b"n\x015\x02"
+    assert texts.encode({}) == b""
+
+
+@given(MAPS)
+def test_round_trip(properties: dict[str, str]) -> None:
+    assert texts.decode(texts.encode(properties)) == properties
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"a\x01b", {"a": "b"}),  # no final separator
+        (b"a\x01b\x02\x02\x02c\x01d\x02", {"a": "b", "c": "d"}),
+        (b"a\x01\x02", {}),  # empty value
+        (b"\x01b\x02", {}),  # empty name
+        (b"ab\x02", {}),  # no name
+        (b"a\x01b\x01c\x02", {"a": "b\x01c"}),
+        (b"a\x01b\x02a\x01c\x02", {"a": "c"}),  # the last one wins
+        (b"a\x01\xff\x02", {"a": "\ufffd"}),
+    ],
+)
+def test_text_that_is_not_well_formed(text: bytes, expected: dict[str, str]) -> None:
+    assert texts.decode(text) == expected
+    assert rows(pa.array([text, b"x\x01y\x02"], pa.binary())) == [expected, {"x": "y"}]
+
+
+def rows(column: pa.Array) -> list[dict[str, str]]:
+    """Return the properties of every row, through the columns of each name."""
+    found = decode_column(column)
+    columns = {name: found.column(name).to_pylist() for name in found.names}
+    return [{name: values[row] for name, values in columns.items() if values[row] is not None} for row in range(len(column))]
+
+
+@settings(max_examples=300)
+@given(st.lists(MAPS, max_size=6), st.data())
+def test_columns_read_what_single_texts_read(maps: list[dict[str, str]], data: st.DataObject) -> None:
+    column = pa.array([texts.encode(each) for each in maps], pa.binary())
+    start = data.draw(st.integers(0, len(maps)))
+    assert rows(column.slice(start)) == maps[start:]
+
+
+@settings(max_examples=500)
+@given(st.lists(st.text("ab\x01\x02ä", max_size=12).map(str.encode) | st.binary(max_size=6), max_size=5))
+@example([b"a\x01b\x02", b"c\x01", b"d\x02"])
+@example([b"a\x01b\x02a\x01c\x02"])
+def test_columns_read_foreign_texts_as_single_ones_do(values: list[bytes]) -> None:
+    assert rows(pa.array(values, pa.binary())) == [texts.decode(value) for value in values]
+
+
+@given(st.lists(MAPS, max_size=6))
+def test_what_users_see(maps: list[dict[str, str]]) -> None:
+    seen = decode_column(pa.array([texts.encode(each) for each in maps], pa.binary())).visible(without=("b",))
+    expected = [{name: value for name, value in each.items() if name != "b" and not texts.is_hidden(name)} for each in maps]
+    assert [dict(row or ()) for row in seen.to_pylist()] == expected
+    assert [row is None for row in seen.to_pylist()] == [not row for row in expected]
+
+
+def test_both_forms_are_taken() -> None:
+    """Rows with the same names in the same order have a faster form; both must be in use for the tests above to mean anything."""
+    regular: Any = [{"a": str(row), "KEYS": "k"} for row in range(3)]
+    assert isinstance(decode_column(pa.array([texts.encode(each) for each in regular], pa.binary())), Regular)
+    for mixed in ([{"a": "1"}, {}], [{"a": "1"}, {"b": "1"}], [{"a": "1", "b": "2"}, {"b": "1", "a": "2"}]):
+        assert isinstance(decode_column(pa.array([texts.encode(each) for each in mixed], pa.binary())), Mixed)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("-5", -5),
+        ("9223372036854775807", 2**63 - 1),
+        ("9223372036854775808", None),
+        ("", None),
+        ("1.5", None),
+        ("x", None),
+        ("٣", None),
+    ],
+)
+def test_integers(text: str, expected: int | None) -> None:
+    assert texts.integer(text) == expected
+    assert texts.integers(pa.array([text, None, "12"])).to_pylist() == [expected, None, 12]
+
+
+def test_without_leaves_the_rest_as_it_is() -> None:
+    assert texts.without(b"a\x01b\x02REAL_TOPIC\x01t\x02REAL_TOPIC2\x01u\x02", ["REAL_TOPIC"]) == b"a\x01b\x02REAL_TOPIC2\x01u\x02"

@@ -1,0 +1,81 @@
+"""Units of a consume queue: where the messages of one queue lie in the commit log (``ConsumeQueue``).
+
+A chain of files named by ``file_names``, 300 000 units each in RocketMQ. The unit of queue offset q lies at byte 20 × q of the chain::
+
+    0    i64  offset in the commit log
+    8    i32  bytes of the record
+    12   i64  tags code: Java hash of the tag, 0 without one
+
+For topic ``SCHEDULE_TOPIC_XXXX`` the tags code is a deliver time in ms instead. A unit (0, 2**31 - 1, 0) fills the space before the first
+kept offset; one of zeros was never written.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from rmqstore.errors import CorruptStoreError
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints
+from rmqstore_wheel.formats.java_hash import java_hash, java_hashes
+
+UNIT_BYTES: Final = 20
+FILE_UNITS: Final = 300_000
+FILE_BYTES: Final = UNIT_BYTES * FILE_UNITS
+FILL_SIZE: Final = 2**31 - 1
+"""The size in a unit that only fills space."""
+
+UNIT: Final = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+
+Units = np.ndarray[Any, np.dtype[np.void]]
+
+
+def tags_code(tag: str | None) -> int:
+    """Return the code of one tag."""
+    return java_hash(tag) if tag else 0
+
+
+def tags_codes(tags: pa.Array) -> Ints:
+    """Return the code of every row of a column of tags."""
+    if tags.null_count == len(tags):
+        return np.zeros(len(tags), np.int64)
+    return java_hashes(tags).astype(np.int64)
+
+
+def encode(log_offsets: Ints, sizes: Ints, codes: Ints | int = 0) -> bytes:
+    """Return units, one behind the other."""
+    units = np.empty(len(log_offsets), UNIT)
+    units["log_offset"], units["size"], units["tags_code"] = log_offsets, sizes, codes
+    return units.tobytes()
+
+
+def encode_fill(count: int) -> bytes:
+    """Return units that fill the space before the first kept offset."""
+    return encode(np.zeros(count, np.int64), np.full(count, FILL_SIZE))
+
+
+def decode(buffer: Bytes) -> Units:
+    """Return the units of a buffer, without a copy: fields ``log_offset``, ``size``, ``tags_code``.
+
+    Raises:
+        CorruptStoreError: the buffer ends within a unit.
+    """
+    rest = len(memoryview(buffer).cast("B")) % UNIT_BYTES
+    if rest:
+        end = len(memoryview(buffer).cast("B")) - rest
+        raise CorruptStoreError(f"the consume queue ends within a unit, {rest} bytes behind offset {end}", offset=end)
+    return np.frombuffer(buffer, UNIT)
+
+
+def is_message(units: Units) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Say which units point to a message: not those that fill space, and not those that were never written."""
+    sizes: Any = units["size"]
+    return (sizes > 0) & (sizes < FILL_SIZE) & (units["log_offset"] >= 0)  # type: ignore[no-any-return]
+
+
+def count_written(units: Units) -> int:
+    """Return how many units stand before the first that was never written, or is damaged."""
+    sound = (units["size"] > 0) & (units["log_offset"] >= 0)
+    return len(sound) if sound.all() else int((~sound).argmax())

@@ -1,0 +1,146 @@
+"""Units of the timer log: one per timer that was put into the wheel, chained backwards per slot (``TimerLog``, ``TimerRequest``, RIP-43).
+
+A chain of files named by ``file_names``, 100 MiB each in RocketMQ. A unit, 52 bytes::
+
+    0    i32  52
+    4    i64  position of the unit before in the same slot, -1 = none
+    12   i32  flags: 1 always, 2 to be rolled, 4 a cancel
+    16   i64  time of the writing, ms, a multiple of the precision
+    24   i32  time of the slot less the time of the writing, ms
+    28   i64  offset of the message in the commit log
+    36   i32  bytes of the message
+    40   i32  Java hash of the message's real topic
+    44   i64  0
+
+When a unit and 16 bytes more do not fit into what is left of a file, a blank unit fills it::
+
+    0    i32  bytes left in the file      4   i64  0      12  i32  0xCBD43194
+
+There is no checksum: a unit counts as sound when its size is 52 and no flag is set but the lowest four bits.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from rmqstore.errors import IllegalArgumentError
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints
+from rmqstore_wheel.formats.commit_log import MAGIC_BLANK
+from rmqstore_wheel.formats.log_reading import Stop
+
+UNIT_BYTES: Final = 52
+BLANK_BYTES: Final = 16
+FILE_BYTES: Final = 100 * 1024**2
+NO_POSITION: Final = -1
+
+DEFAULT: Final = 1
+ROLL: Final = 2
+DELETE: Final = 4
+_FLAG_BITS: Final = 0xF
+
+UNIT: Final = np.dtype(
+    [
+        ("size", ">i4"),
+        ("previous", ">i8"),
+        ("flags", ">i4"),
+        ("write_ms", ">i8"),
+        ("delta_ms", ">i4"),
+        ("log_offset", ">i8"),
+        ("message_bytes", ">i4"),
+        ("topic_hash", ">i4"),
+        ("reserved", ">i8"),
+    ]
+)
+_BLANK = struct.Struct(">iqi")
+
+Units = np.ndarray[Any, np.dtype[np.void]]
+
+
+def encode(
+    *,
+    previous: Ints | int,
+    write_ms: Ints | int,
+    slot_ms: Ints,
+    log_offset: Ints | int,
+    message_bytes: Ints | int,
+    topic_hash: Ints | int = 0,
+    flags: Ints | int = DEFAULT,
+) -> Units:
+    """Return units, as many as ``slot_ms`` has times; ``tobytes()`` gives what is written. A number stands for every unit.
+
+    Raises:
+        IllegalArgumentError: a slot is further than 2**31 ms (24.8 days) from the time of the writing, which must be rolled.
+    """
+    units = np.zeros(len(slot_ms), UNIT)
+    delta = slot_ms - np.asarray(write_ms, np.int64)
+    far = (delta >= 2**31) | (delta < -(2**31))
+    if far.any():
+        row = int(far.argmax())
+        raise IllegalArgumentError(f"unit {row}: its slot is {delta[row]} ms from its writing; 31 bits are there, roll it")
+    units["size"] = UNIT_BYTES
+    units["previous"], units["flags"], units["write_ms"], units["delta_ms"] = previous, flags, write_ms, delta
+    units["log_offset"], units["message_bytes"], units["topic_hash"] = log_offset, message_bytes, topic_hash
+    return units
+
+
+def slot_times_ms(units: Units) -> Ints:
+    """Return the time of every unit's slot."""
+    times: Ints = units["write_ms"].astype(np.int64) + units["delta_ms"]
+    return times
+
+
+def encode_blank(bytes_left: int) -> bytes:
+    """Return the start of the blank unit that fills what is left of a file."""
+    if bytes_left < BLANK_BYTES:
+        raise IllegalArgumentError(f"{bytes_left} bytes are left in the file; a blank unit needs {BLANK_BYTES}")
+    return _BLANK.pack(bytes_left, 0, MAGIC_BLANK)
+
+
+def units_that_fit(bytes_left: int) -> int:
+    """Return how many units go into what is left of a file: room for a blank one must stay behind them."""
+    return max(0, (bytes_left - BLANK_BYTES) // UNIT_BYTES)
+
+
+def last_unit_at(file_bytes: int = FILE_BYTES) -> int:
+    """Return where the last unit of a full file starts."""
+    return (units_that_fit(file_bytes) - 1) * UNIT_BYTES
+
+
+def decode(buffer: Bytes) -> Units:
+    """Return the whole units of a buffer that begins with one, without a copy and without any check."""
+    view = memoryview(buffer).cast("B")
+    return np.frombuffer(view[: len(view) // UNIT_BYTES * UNIT_BYTES], UNIT)
+
+
+class Scan(NamedTuple):
+    """The sound units at the start of a buffer, and what comes behind them, at byte ``end``."""
+
+    units: Units
+    end: int
+    stop: Stop
+
+
+def scan(buffer: Bytes) -> Scan:
+    """Return the units of a file from its start up to the first that is not sound."""
+    view = memoryview(buffer).cast("B")
+    units = decode(view)
+    sound = (units["size"] == UNIT_BYTES) & ((units["flags"] & ~_FLAG_BITS) == 0)
+    count = len(sound) if sound.all() else int((~sound).argmax())
+    end = count * UNIT_BYTES
+    return Scan(units[:count], end, _stop(view, end))
+
+
+def _stop(view: memoryview, at: int) -> Stop:
+    left = len(view) - at
+    if not left:
+        return Stop.END
+    if not any(view[at : at + UNIT_BYTES]):
+        return Stop.EMPTY
+    if left >= BLANK_BYTES:
+        size, _, magic = _BLANK.unpack_from(view, at)
+        if magic == MAGIC_BLANK and size >= BLANK_BYTES:
+            return Stop.BLANK
+    return Stop.DAMAGE if left >= UNIT_BYTES else Stop.TORN

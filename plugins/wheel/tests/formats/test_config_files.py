@@ -1,0 +1,206 @@
+"""The JSON files of the broker's configuration: bytes, round trips, and the rules about their backups."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmqstore.errors import CorruptStoreError
+from rmqstore_wheel.formats import config_files, consumer_offsets, order_info, timer_metrics
+from rmqstore_wheel.formats.config_files import DataVersion
+from rmqstore_wheel.formats.consumer_offsets import ConsumerOffsets
+from rmqstore_wheel.formats.order_info import OrderInfo
+from rmqstore_wheel.formats.timer_metrics import TimerMetrics, TimingCount
+
+I64 = st.integers(-(2**63), 2**63 - 1)
+QUEUES = st.integers(0, 2**31 - 1)
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=10)
+VERSIONS = st.builds(DataVersion, I64, I64, I64)
+VERSION = DataVersion(counter=2, state_version=1, timestamp_ms=1_700_000_000_000)
+
+
+def test_next_version() -> None:
+    assert VERSION.next(5) == DataVersion(3, 0, 5)
+
+
+# ---------------------------------------------------------------- consumerOffset.json
+
+OFFSETS = ConsumerOffsets({"orders@billing": {0: 12, 1: 7}, "orders@audit": {0: 3}, "odd": {}}, VERSION)
+OFFSETS_TEXT = (
+    "{\n"
+    '\t"dataVersion":{\n'
+    '\t\t"counter":2,\n'
+    '\t\t"stateVersion":1,\n'
+    '\t\t"timestamp":1700000000000\n'
+    "\t},\n"
+    '\t"groupTopicMap":{\n'
+    '\t\t"billing":["orders"],\n'
+    '\t\t"audit":["orders"]\n'
+    "\t},\n"
+    '\t"offsetTable":{\n'
+    '\t\t"orders@billing":{0:12,1:7\n'
+    "\t\t},\n"
+    '\t\t"orders@audit":{0:3\n'
+    "\t\t},\n"
+    '\t\t"odd":{}\n'
+    "\t}\n"
+    "}"
+)
+
+
+def test_offsets_bytes() -> None:
+    assert consumer_offsets.encode(OFFSETS).decode() == OFFSETS_TEXT
+    assert consumer_offsets.decode(OFFSETS_TEXT.encode()) == OFFSETS
+
+
+def test_offsets_in_one_line_without_version_are_read() -> None:
+    data = b'{"offsetTable":{"TopicTest@g":{0:250,1:251},"quoted@g":{"0":1}}}'
+    assert consumer_offsets.decode(data) == ConsumerOffsets({"TopicTest@g": {0: 250, 1: 251}, "quoted@g": {0: 1}})
+
+
+def test_offset_keys() -> None:
+    assert consumer_offsets.key("t", "g") == "t@g"
+    assert consumer_offsets.split_key("t@g") == ("t", "g")
+    assert consumer_offsets.split_key("t") is consumer_offsets.split_key("t@g@h") is None
+
+
+@given(st.builds(ConsumerOffsets, st.dictionaries(NAMES, st.dictionaries(QUEUES, I64, max_size=3), max_size=4), VERSIONS))
+def test_offsets_round_trip(offsets: ConsumerOffsets) -> None:
+    assert consumer_offsets.decode(consumer_offsets.encode(offsets)) == offsets
+
+
+@pytest.mark.parametrize("data", [b"{}", b'{"offsetTable":null}'])
+def test_no_offsets(data: bytes) -> None:
+    assert consumer_offsets.decode(data) == ConsumerOffsets()
+
+
+@pytest.mark.parametrize(
+    "data", [b'{"offsetTable":[]}', b'{"offsetTable":{"t@g":{0:"x"}}}', b'{"offsetTable":{"t@g":{x:0}}}', b'{"dataVersion":5}', b"[]"]
+)
+def test_wrong_offsets_are_refused(data: bytes) -> None:
+    with pytest.raises(CorruptStoreError, match=r"consumerOffset\.json"):
+        consumer_offsets.decode(data)
+
+
+# ---------------------------------------------------------------- timermetrics
+
+
+def test_metrics_bytes() -> None:
+    metrics = TimerMetrics({"orders": TimingCount(5, 1_700_000_000_000)}, VERSION)
+    text = (
+        b'{"dataVersion":{"counter":2,"stateVersion":1,"timestamp":1700000000000},'
+        b'"timingCount":{"orders":{"count":5,"timeStamp":1700000000000}}}'
+    )
+    assert timer_metrics.encode(metrics) == text
+    assert timer_metrics.decode(text) == metrics
+    assert timer_metrics.decode(b"{}") == TimerMetrics()
+
+
+@given(st.builds(TimerMetrics, st.dictionaries(NAMES, st.builds(TimingCount, I64, I64), max_size=4), VERSIONS))
+def test_metrics_round_trip(metrics: TimerMetrics) -> None:
+    data = timer_metrics.encode(metrics)
+    assert data.isascii()
+    assert timer_metrics.decode(data) == metrics
+
+
+# ---------------------------------------------------------------- consumerOrderInfo.json
+
+
+def test_order_info_bytes() -> None:
+    info = OrderInfo(
+        pop_ms=1_700_000_000_000,
+        invisible_ms=60_000,
+        offsets=[100, 101, 105],
+        last_consume_ms=1_700_000_000_009,
+        acked_bits=0b10,
+        attempt_id="a1",
+        visible_ms={105: 1_700_000_099_000},
+        consumed={100: 1},
+    )
+    text = (
+        "{\n"
+        '\t"table":{\n'
+        '\t\t"orders@billing":{3:{\n'
+        '\t\t\t\t"a":"a1",\n'
+        '\t\t\t\t"cm":2,\n'
+        '\t\t\t\t"i":60000,\n'
+        '\t\t\t\t"l":1700000000009,\n'
+        '\t\t\t\t"o":[\n'
+        "\t\t\t\t\t100,\n"
+        "\t\t\t\t\t1,\n"
+        "\t\t\t\t\t5\n"
+        "\t\t\t\t],\n"
+        '\t\t\t\t"oc":{100:1\n'
+        "\t\t\t\t},\n"
+        '\t\t\t\t"ot":{105:1700000099000\n'
+        "\t\t\t\t},\n"
+        '\t\t\t\t"popTime":1700000000000\n'
+        "\t\t\t}\n"
+        "\t\t}\n"
+        "\t}\n"
+        "}"
+    )
+    table = {"orders@billing": {3: info}}
+    assert order_info.encode(table).decode() == text
+    assert order_info.decode(text.encode()) == table
+    assert [info.is_acked(place) for place in range(3)] == [False, True, False]
+
+
+def test_order_info_leaves_out_what_is_not_there() -> None:
+    info = OrderInfo(pop_ms=1, invisible_ms=None, offsets=[7], last_consume_ms=2, acked_bits=1 << 63)
+    data = order_info.encode({"t@g": {0: info}})
+    assert b'"cm":-9223372036854775808' in data
+    assert not any(name in data for name in (b'"a"', b'"i"', b'"oc"', b'"ot"'))
+    assert order_info.decode(data) == {"t@g": {0: info}}
+
+
+INFOS = st.builds(
+    OrderInfo,
+    pop_ms=I64,
+    invisible_ms=st.none() | I64,
+    offsets=st.lists(st.integers(0, 2**62), max_size=4),
+    last_consume_ms=I64,
+    acked_bits=st.integers(0, 2**64 - 1),
+    attempt_id=st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+    visible_ms=st.none() | st.dictionaries(I64, I64, max_size=3),
+    consumed=st.none() | st.dictionaries(I64, QUEUES, max_size=3),
+)
+
+
+@given(st.dictionaries(NAMES, st.dictionaries(QUEUES, INFOS, max_size=2), max_size=3))
+def test_order_info_round_trip(table: order_info.Table) -> None:
+    assert order_info.decode(order_info.encode(table)) == table
+
+
+@pytest.mark.parametrize(
+    "data", [b'{"table":5}', b'{"table":{"t@g":{0:5}}}', b'{"table":{"t@g":{0:{"o":5}}}}', b'{"table":{"t@g":{x:{}}}}']
+)
+def test_wrong_order_info_is_refused(data: bytes) -> None:
+    with pytest.raises(CorruptStoreError, match=r"consumerOrderInfo\.json"):
+        order_info.decode(data)
+
+
+# ---------------------------------------------------------------- X and X.bak
+
+NEW, OLD = (consumer_offsets.encode(ConsumerOffsets({"t@g": {0: offset}})) for offset in (2, 1))
+
+
+@pytest.mark.parametrize("torn", [NEW[:length] for length in range(len(NEW))])
+def test_every_torn_file_gives_its_backup(torn: bytes) -> None:
+    chosen = config_files.choose(torn, OLD, consumer_offsets.decode)
+    assert chosen is not None
+    assert chosen.table == {"t@g": {0: 1}}
+
+
+def test_which_file_counts() -> None:
+    def choose(file: bytes | None, backup: bytes | None) -> int | None:
+        chosen = config_files.choose(file, backup, consumer_offsets.decode)
+        return None if chosen is None else chosen.table["t@g"][0]
+
+    assert choose(NEW, OLD) == choose(NEW, None) == choose(NEW, b"torn") == 2
+    assert choose(None, OLD) == choose(b"", OLD) == choose(b" \n", OLD) == choose(b"\0\0\0", OLD) == 1
+    assert choose(None, None) is choose(b"", b"") is None
+    for file, backup in ((b"torn", None), (None, b"torn"), (b"torn", b"torn too")):
+        with pytest.raises(CorruptStoreError, match=r"consumerOffset\.json"):
+            choose(file, backup)

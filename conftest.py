@@ -15,6 +15,7 @@ _NEEDS = {
     "plugins/lmdb/tests": ("rmqstore_lmdb",),
     "plugins/memory/tests": ("rmqstore_memory",),
     "plugins/rocksdb/tests": ("rmqstore_rocksdb",),
+    "plugins/wheel/tests": ("rmqstore_wheel",),
     "tests/test_guide.py": ("rmqstore_rocksdb", "rmqstore_lmdb"),
     "tests/transfer": ("rmqstore_rocksdb", "rmqstore_lmdb"),
     "tests/ordered/test_kv.py": _ADAPTERS,

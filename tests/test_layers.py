@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FRAMEWORK = sorted((ROOT / "rmqstore").rglob("*.py"))
-ENGINE_PACKAGES = ("rmqstore_lmdb", "rmqstore_memory", "rmqstore_rocksdb")
+ENGINE_PACKAGES = ("rmqstore_lmdb", "rmqstore_memory", "rmqstore_rocksdb", "rmqstore_wheel")
 ENGINE_NAMES = re.compile(r"\b(rocksdb|rocksdict|lmdb|wheel)\b")
 """As engines are written in code; the names of the databases behind them may stand in a comment."""
 

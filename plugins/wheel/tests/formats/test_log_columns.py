@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -143,6 +145,50 @@ def test_split_leaves_room_for_a_blank_record() -> None:
         if count < 4:
             read = decode_columns(rest.data, rest.starts, rest.sizes, log_offset=1 << 30)
             assert np.asarray(read.physical_offset).tolist() == [(1 << 30) + 100 * row for row in range(4 - count)]
+
+
+@settings(max_examples=200)
+@given(batches(min_rows=1), st.binary(max_size=50))
+def test_a_property_of_the_last_record(columns: Columns, text: bytes) -> None:
+    records = rows_of(columns)
+    records[-1].properties += text
+    encoded = encode_columns(columns).with_last_property(text)
+    assert encoded.data.tobytes() == b"".join(map(encode_record, records))
+    assert encoded.sizes.tolist() == [len(encode_record(record)) for record in records]
+    assert count_sound(encoded.data, Scan(encoded.starts, encoded.sizes, len(encoded.data), Stop.END)) == len(records)
+
+
+def test_a_property_that_does_not_fit_into_the_last_record_is_refused() -> None:
+    encoded = encode_columns(Columns(topic=b"T", body=binary([b"a"]), properties=[bytes(32_760)]))
+    with pytest.raises(IllegalArgumentError, match="32768 bytes"):
+        encoded.with_last_property(b"12345678")
+    with pytest.raises(IllegalArgumentError, match="no last record"):
+        encode_columns(Columns(topic=b"T", body=binary([]))).with_last_property(b"x")
+
+
+def test_what_is_read_does_not_hold_the_buffer(tmp_path: Path) -> None:
+    """A file's mapping can be closed while what was read from it is still in use."""
+    encoded = sample()
+    (tmp_path / "log").write_bytes(encoded.data.tobytes())
+    with (tmp_path / "log").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+        found = scan(mapping)
+        assert count_sound(mapping, found, log_offset=1000) == 3
+        read = decode_columns(mapping, found.starts, found.sizes, log_offset=1000)
+        one = log.decode_record(mapping, log_offset=1000)
+    assert mapping.closed
+    assert read.record(0) == one
+
+
+def test_batches_beyond_2_gib_take_wider_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is lowered, so that the wider forms run here."""
+    columns = Columns(topic=binary([b"T", b"UU"]), body=binary([b"a", b"bbb"]), properties=[b"p", binary([b"", b"q"])])
+    expected = encode_columns(columns).data.tobytes()
+    monkeypatch.setattr("rmqstore_wheel.formats.binary_columns.INT32_MAX", 10)
+    monkeypatch.setattr("rmqstore_wheel.formats.log_reading.INT32_MAX", 10)
+    encoded = encode_columns(columns)
+    assert encoded.data.tobytes() == expected
+    read = decode_columns(expected, encoded.starts, encoded.sizes)
+    assert rows_of(read) == rows_of(columns)
 
 
 def test_too_long_properties_are_refused_with_their_row() -> None:

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rmqstore_wheel.formats import properties as texts
-from rmqstore_wheel.formats.property_columns import Mixed, Regular, decode_column
+from rmqstore_wheel.formats.property_columns import Mixed, Regular, decode_column, without
 
 PIECE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=8)
 NAMES = st.sampled_from(["a", "b", "KEYS", "UNIQ_KEY", "längs", "RMQS_FRAME"]) | PIECE
@@ -101,6 +101,17 @@ def test_both_forms_are_taken() -> None:
 def test_integers(text: str, expected: int | None) -> None:
     assert texts.integer(text) == expected
     assert texts.integers(pa.array([text, None, "12"])).to_pylist() == [expected, None, 12]
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(MAPS.map(texts.encode), max_size=5) | st.lists(st.text("ab\x01\x02ä", max_size=12).map(str.encode), max_size=5),
+    st.lists(st.sampled_from(["a", "b", "KEYS", "längs"]), max_size=3),
+    st.integers(0, 3),
+)
+def test_columns_without_some_names_are_as_single_texts(values: list[bytes], names: list[str], start: int) -> None:
+    column = pa.array(values, pa.binary()).slice(start)
+    assert without(column, names).to_pylist() == [texts.without(value, names) for value in values[start:]]
 
 
 def test_without_leaves_the_rest_as_it_is() -> None:

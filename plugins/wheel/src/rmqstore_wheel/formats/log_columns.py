@@ -77,6 +77,26 @@ class Encoded(NamedTuple):
         if queue_offsets is not None:
             cells(self.data, ">i8")[self.starts + log.QUEUE_OFFSET_AT] = queue_offsets
 
+    def with_last_property(self, text: bytes) -> Encoded:
+        """Return the same records, and ``text`` behind the properties of the last one; what a whole batch is told need not stand in each.
+
+        Raises:
+            IllegalArgumentError: the properties of the last record become too long, or there is none.
+        """
+        if not len(self.starts):
+            raise IllegalArgumentError("there is no last record to put a property into")
+        start = int(self.starts[-1])
+        data = np.concatenate((self.data, np.frombuffer(text, np.uint8)))
+        at = start + log.properties_at(self.data[start:].tobytes())
+        length = int.from_bytes(self.data[at : at + 2].tobytes()) + len(text)
+        if length > log.MAX_PROPERTIES_BYTES:
+            raise IllegalArgumentError(f"the last record would have {length} bytes of properties; at most {log.MAX_PROPERTIES_BYTES} fit")
+        sizes = self.sizes.copy()
+        sizes[-1] += len(text)
+        cells(data, ">i2")[at] = length
+        cells(data, ">i4")[start] = sizes[-1]
+        return Encoded(data, self.starts, sizes)
+
     def split(self, bytes_left: int) -> tuple[Encoded, Encoded]:
         """Return the records that still go into a file with this much room, and the others."""
         ends = self.starts + self.sizes - (self.starts[0] if len(self.starts) else 0)

@@ -41,6 +41,7 @@ SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 
 WAITING_TOPICS: Final = (WHEEL_TOPIC, SCHEDULE_TOPIC)
 NO_QUEUE: Final = -1
+_IN_NAMES: Final = tuple(IN_SCHEMA.names)
 
 
 def encode_message(
@@ -139,7 +140,7 @@ def decode_fields(record: Record) -> dict[str, Any]:
 def decode_message(record: Record) -> Message:
     """Return a record as the message that was sent."""
     fields = decode_fields(record)
-    return Message(**{name: fields[name] for name in IN_SCHEMA.names})
+    return Message(**{name: fields[name] for name in _IN_NAMES})
 
 
 def decode_batch(records: Columns) -> dict[str, pa.Array]:
@@ -171,7 +172,7 @@ def decode_batch(records: Columns) -> dict[str, pa.Array]:
 def decode_record_batch(records: Columns) -> pa.RecordBatch:
     """Return the messages of records that were read, as a batch of ``IN_SCHEMA``."""
     columns = decode_batch(records)
-    return pa.RecordBatch.from_arrays([columns[name] for name in IN_SCHEMA.names], schema=IN_SCHEMA)
+    return pa.RecordBatch.from_arrays([columns[name] for name in _IN_NAMES], schema=IN_SCHEMA)
 
 
 def _home(records: Columns, found: Properties) -> tuple[pa.Array, Ints]:

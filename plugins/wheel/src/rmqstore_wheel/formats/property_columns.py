@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rmqstore.batch import PROPERTIES
+from rmqstore_wheel.formats import properties
 from rmqstore_wheel.formats.binary_columns import Ints, cells, offsets_of
 from rmqstore_wheel.formats.properties import decode, is_hidden
 
@@ -110,15 +112,61 @@ def _decode_rows(texts: pa.Array) -> Mixed:
 
 
 def _decode_well_formed(texts: pa.Array) -> Properties | None:
-    """Read texts that all are as RocketMQ writes them; None when one is not.
+    """Read texts that all are well formed; None when one is not.
 
     A column is laid over the bytes, whose elements are in turn a name, U+0001, a value, U+0002.
     """
     rows = len(texts)
+    found = _find_entries(texts)
+    if found is None or not _is_utf8(found.data):
+        return None
+    if not len(found.starts):
+        return Mixed([], np.zeros(0, np.int64), np.zeros(0, np.int64), pa.array([], pa.string()), rows)
+    bounds = np.empty(4 * len(found.starts) + 1, np.int32)
+    bounds[:-1:4], bounds[1::4], bounds[2::4], bounds[3::4] = found.starts, found.is_at, found.is_at + 1, found.end_at
+    bounds[-1] = len(found.data)
+    pieces = pa.Array.from_buffers(pa.string(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(found.data)])
+    names = _regular_names(found, rows)
+    return _mixed(pieces, found, rows) if names is None else Regular(names, pieces, rows)
+
+
+def without(texts: pa.Array, names: Collection[str]) -> pa.Array:
+    """Return texts without the named properties; the same as ``properties.without`` row by row."""
+    found = _find_entries(texts)
+    if found is None:
+        return pa.array([properties.without(text, names) for text in texts.to_pylist()], pa.binary())
+    bounds = np.append(found.starts, len(found.data)).astype(np.int32)
+    entries = pa.Array.from_buffers(pa.binary(), len(found.starts), [None, pa.py_buffer(bounds), pa.py_buffer(found.data)])
+    dropped = np.zeros(len(entries), bool)
+    for name in names:
+        dropped |= pc.starts_with(entries, f"{name}\x01".encode()).to_numpy(zero_copy_only=False)
+    counts = np.bincount(found.owners[~dropped], minlength=len(texts))
+    offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32())
+    return pc.binary_join(pa.ListArray.from_arrays(offsets, entries.filter(pa.array(~dropped))), b"")
+
+
+class _Found(NamedTuple):
+    """The entries of well-formed texts: where each starts, where its U+0001 and its U+0002 are, and where the rows lie, in ``data``."""
+
+    data: Any
+    offsets: Ints
+    starts: Ints
+    is_at: Ints
+    end_at: Ints
+
+    @property
+    def owners(self) -> Ints:
+        """The row of each entry."""
+        return np.searchsorted(self.offsets[1:], self.starts, side="right")
+
+
+def _find_entries(texts: pa.Array) -> _Found | None:
+    """Find the entries of texts that all are as RocketMQ writes them; None when one is not."""
     offsets = offsets_of(texts).astype(np.int64)
     first, last = int(offsets[0]), int(offsets[-1])
     if first == last:
-        return Mixed([], np.zeros(0, np.int64), np.zeros(0, np.int64), pa.array([], pa.string()), rows)
+        none = np.zeros(0, np.int64)
+        return _Found(np.zeros(0, np.uint8), offsets - first, none, none, none)
     data = np.frombuffer(texts.buffers()[2], np.uint8)[first:last]
     offsets = offsets - first
     separators = np.flatnonzero((data - 1) < 2)  # 1 or 2; 0 wraps round to 255
@@ -132,18 +180,12 @@ def _decode_well_formed(texts: pa.Array) -> Properties | None:
     row_ends = offsets[1:][np.diff(offsets) > 0]
     if (data[row_ends - 1] != 2).any():
         return None
-    bounds = np.empty(4 * len(starts) + 1, np.int32)
-    bounds[:-1:4], bounds[1::4], bounds[2::4], bounds[3::4], bounds[-1] = starts, is_at, is_at + 1, end_at, len(data)
-    pieces = pa.Array.from_buffers(pa.string(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
-    if not _is_utf8(data):
-        return None
-    names = _regular_names(data, starts, is_at, offsets, rows)
-    return _mixed(pieces, starts, offsets, rows) if names is None else Regular(names, pieces, rows)
+    return _Found(data, offsets, starts, is_at, end_at)
 
 
 def _is_utf8(data: Any) -> bool:
     """Say whether texts are UTF-8 one by one: they are when all are together, as the separators between them are ASCII."""
-    if data.max() < 0x80:
+    if data.max(initial=0) < 0x80:
         return True
     try:
         data.tobytes().decode()
@@ -152,8 +194,9 @@ def _is_utf8(data: Any) -> bool:
     return True
 
 
-def _regular_names(data: Any, starts: Ints, is_at: Ints, offsets: Ints, rows: int) -> list[str] | None:
+def _regular_names(found: _Found, rows: int) -> list[str] | None:
     """Return the names of every row, when they are the same in all."""
+    data, offsets, starts, is_at, _ = found
     per_row, rest = divmod(len(starts), rows)
     if rest or per_row > _MAX_REGULAR or not np.array_equal(starts[::per_row], offsets[:-1]):
         return None
@@ -162,19 +205,19 @@ def _regular_names(data: Any, starts: Ints, is_at: Ints, offsets: Ints, rows: in
         return None
     names = []
     for place, width in enumerate(widths[0].tolist()):
-        found = cells(data, f"S{width}")[starts[place::per_row]]
-        if not (found == found[0]).all():
+        each = cells(data, f"S{width}")[starts[place::per_row]]
+        if not (each == each[0]).all():
             return None
         names.append(data[starts[place] : is_at[place]].tobytes().decode())
     return names if len(set(names)) == per_row else None
 
 
-def _mixed(pieces: pa.Array, starts: Ints, offsets: Ints, rows: int) -> Mixed | None:
-    places = np.arange(len(starts)) * 4
-    found = pieces.take(pa.array(places)).dictionary_encode()
-    names = found.dictionary.to_pylist()
-    ids = found.indices.to_numpy().astype(np.int64)
-    owners = np.searchsorted(offsets[1:], starts, side="right")
+def _mixed(pieces: pa.Array, found: _Found, rows: int) -> Mixed | None:
+    places = np.arange(len(found.starts)) * 4
+    coded = pieces.take(pa.array(places)).dictionary_encode()
+    names = coded.dictionary.to_pylist()
+    ids = coded.indices.to_numpy().astype(np.int64)
+    owners = found.owners
     if np.bincount(owners * len(names) + ids).max() > 1:  # a name stands twice in a row
         return None
     return Mixed(names, ids, owners, pieces.take(pa.array(places + 2)), rows)

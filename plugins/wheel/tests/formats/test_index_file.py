@@ -101,6 +101,13 @@ def test_lookup_finds_what_was_put_newest_first(rows: list[tuple[int, int, int]]
             assert found == exact
 
 
+def test_entries_from_while_the_clock_was_set_back_are_found() -> None:
+    _, index = new()
+    put(index, (1, 100, NOW), (1, 200, NOW - 60_000), (1, 300, NOW + 5000))
+    assert 200 in index.lookup(1, 10, NOW - 61_000, NOW - 59_000)
+    assert index.lookup(1, 10, NOW + 4000, NOW + 6000) == [300]
+
+
 def test_a_full_file_takes_no_more() -> None:
     _, index = new()
     rows = [(number, number, NOW) for number in range(10)]

@@ -65,6 +65,7 @@ def test_columns_read_what_single_texts_read(maps: list[dict[str, str]], data: s
 @given(st.lists(st.text("ab\x01\x02ä", max_size=12).map(str.encode) | st.binary(max_size=6), max_size=5))
 @example([b"a\x01b\x02", b"c\x01", b"d\x02"])
 @example([b"a\x01b\x02a\x01c\x02"])
+@example([b"a\x01x\x02", b"b\x01x\x02a\x01x\x02b\x01y\x02"])
 def test_columns_read_foreign_texts_as_single_ones_do(values: list[bytes]) -> None:
     assert rows(pa.array(values, pa.binary())) == [texts.decode(value) for value in values]
 
@@ -75,6 +76,11 @@ def test_what_users_see(maps: list[dict[str, str]]) -> None:
     expected = [{name: value for name, value in each.items() if name != "b" and not texts.is_hidden(name)} for each in maps]
     assert [dict(row or ()) for row in seen.to_pylist()] == expected
     assert [row is None for row in seen.to_pylist()] == [not row for row in expected]
+
+
+def test_users_see_the_last_of_two_properties_of_one_name() -> None:
+    seen = decode_column(pa.array([b"a\x01b\x02a\x01c\x02", b"x\x01y\x02"], pa.binary())).visible()
+    assert seen.to_pylist() == [[("a", "c")], [("x", "y")]]
 
 
 def test_both_forms_are_taken() -> None:

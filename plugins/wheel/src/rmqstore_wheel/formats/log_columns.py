@@ -60,7 +60,7 @@ def _cell(column: Any, row: int) -> Any:
 
 
 class Encoded(NamedTuple):
-    """Records as bytes, one behind the other: ``data`` may be written to, ``starts`` and ``sizes`` are in bytes."""
+    """Records as bytes, one behind the other from byte 0 on: ``data`` may be written to, ``starts`` and ``sizes`` are in bytes."""
 
     data: np.ndarray[Any, np.dtype[np.uint8]]
     starts: Ints
@@ -73,7 +73,7 @@ class Encoded(NamedTuple):
         """
         if not len(self.starts):
             return
-        cells(self.data, ">i8")[self.starts + log.PHYSICAL_OFFSET_AT] = physical_offset + self.starts - self.starts[0]
+        cells(self.data, ">i8")[self.starts + log.PHYSICAL_OFFSET_AT] = physical_offset + self.starts
         if queue_offsets is not None:
             cells(self.data, ">i8")[self.starts + log.QUEUE_OFFSET_AT] = queue_offsets
 
@@ -99,8 +99,7 @@ class Encoded(NamedTuple):
 
     def split(self, bytes_left: int) -> tuple[Encoded, Encoded]:
         """Return the records that still go into a file with this much room, and the others."""
-        ends = self.starts + self.sizes - (self.starts[0] if len(self.starts) else 0)
-        count = int(np.searchsorted(ends, bytes_left - log.BLANK_BYTES, side="right"))
+        count = int(np.searchsorted(self.starts + self.sizes, bytes_left - log.BLANK_BYTES, side="right"))
         return self._slice(0, count), self._slice(count, len(self.starts))
 
     def _slice(self, first: int, last: int) -> Encoded:

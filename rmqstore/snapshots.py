@@ -7,6 +7,7 @@ import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
+from rmqstore.config import FILE_NAME as CONFIG_NAME
 from rmqstore.directory import LOCK_NAME, MANIFEST_NAME, StoreDirectory, read_manifest, translated, write_manifest
 from rmqstore.errors import StorePathError
 from rmqstore.opening import Opened, checked_path
@@ -32,6 +33,10 @@ def write_snapshot(opened: Opened, path: Path) -> Path:
         # Timers first: what is handed over meanwhile by nobody cannot be missing from both.
         for engine, session in opened.sessions.items():
             session.snapshot(path / engine)
+        given = opened.directory.path / CONFIG_NAME
+        if given.is_file():
+            # A retention that only the file gives decides what the copy keeps.
+            shutil.copy2(given, path / CONFIG_NAME)
         write_manifest(path, opened.manifest)
     except OSError as error:
         shutil.rmtree(path, ignore_errors=True)

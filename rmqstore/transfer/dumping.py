@@ -29,6 +29,7 @@ from rmqstore.store import Store
 from rmqstore.store import open as open_store
 from rmqstore.tables import HEADS, TABLES, State
 from rmqstore.transfer.dumps import FORMAT_VERSION, MANIFEST, PROGRESS, DumpFile, Manifest, Needs, check_file, joined_needs
+from rmqstore.transfer.given import given_settings
 from rmqstore.transfer.progress import Progress, silent
 
 FILE_ROWS: Final = 65_536
@@ -154,6 +155,7 @@ class _Writer:
             precision_ms=self._state.precision_ms,
             digests={table: digest.text() for table, digest in digests.items() if table not in HEADS},
             needs=self._needs,
+            given=given_settings(self._store.path),
             files=self._files,
         )
         _write_durably(self._path / MANIFEST, manifest.to_bytes())

@@ -78,6 +78,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         dump_id: tells this dump from every other.
         store_id, broker: of the store that was dumped, as its handles and receipts carry them.
         baked: the settings that its data depends on.
+        given: the settings of its ``rmqstore.toml``.
         digests: of every table.
     """
 
@@ -95,6 +96,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     digests: dict[str, str]
     needs: Needs
     files: list[DumpFile]
+    given: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """Return the content of the manifest file, with a checksum of its own."""
@@ -119,6 +121,7 @@ class Dump:
         self.last_seq = manifest.last_seq
         self.precision_ms = manifest.precision_ms
         self.baked = manifest.baked
+        self.given = manifest.given
         self.needs = manifest.needs
 
     @property

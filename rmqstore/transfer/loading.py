@@ -22,6 +22,7 @@ from rmqstore.plugins import get_plugins
 from rmqstore.store import Store
 from rmqstore.transfer.dumping import check_transferable
 from rmqstore.transfer.dumps import Dump, open_dump
+from rmqstore.transfer.given import give_settings
 from rmqstore.transfer.progress import Progress, silent
 from rmqstore.transfer.replacing import Replacement, epoch_of
 from rmqstore.transfer.taking import Taking
@@ -161,6 +162,7 @@ class _Load:
             if not same:
                 self._replacement.claim()
                 self._replacement.begin({"plan": self._plan, "epoch": 0})
+                self._give_settings()
             return 0
         if same and note is not None:
             stack.enter_context(StoreDirectory(self._place))
@@ -179,6 +181,15 @@ class _Load:
             raise TransferError(f"store {self._place} was opened by somebody else meanwhile; close it and load again")
         self._replacement.begin({"plan": self._plan, "epoch": epoch})
         return epoch
+
+    def _give_settings(self) -> None:
+        """Let the new store have the settings file of the old one, when the place has none and all the old ones agree."""
+        given = self._dumps[0].given
+        if all(dump.given == given for dump in self._dumps):
+            settings = new_store_settings(self._dumps[0].baked, self._given)
+            engines = {str(settings[name]) for name in ("engine", "timer_engine", "pop_engine") if settings.get(name)}
+            self._replacement.staging.mkdir(exist_ok=True)
+            give_settings(self._replacement.staging, given, engines)
 
     def _copied(self) -> int:
         """Copy the store that is there, if it can take the dumps in; returns its epoch."""

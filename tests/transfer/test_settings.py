@@ -1,0 +1,95 @@
+"""What a store's own settings file says goes with the store: a copy with another retention would lose what the original keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rmqstore
+from rmqstore.settings import Source
+from rmqstore.transfer import dump, load, migrate
+from rmqstore.transfer.given import as_toml
+from tests.stores import DAY_MS, Pair, Stores, message, stores_of
+
+FILE = """
+retention_ms = 0
+max_retries = 3
+flush = "async"
+[clock]
+max_step_ms = 5000000000
+[rocksdb]
+write_buffer_mib = 8
+"""
+
+
+def made(stores: Stores, name: str = "store", text: str = FILE) -> Path:
+    """Make a store whose message is older than any default keeps it."""
+    (stores.root / name).mkdir()
+    (stores.root / name / "rmqstore.toml").write_text(text)
+    with rmqstore.open(stores.root / name, engine="rocksdb", clock=stores.clock, services=False) as store:
+        store.send(message(1))
+    stores.clock.advance(10 * DAY_MS)
+    return stores.root / name
+
+
+def keeps(stores: Stores, path: Path) -> bool:
+    """Say whether the copy has the settings and, after its upkeep, the message."""
+    with rmqstore.open(path, clock=stores.clock, services=False) as store:
+        store.tick()
+        given = {key for key, origin in store.config.origins.items() if origin.source is Source.STORE_FILE}
+        assert given >= {"retention_ms", "max_retries", "flush", "clock.max_step_ms"}
+        return store.get("m1") is not None
+
+
+def test_a_snapshot_and_what_is_restored_from_it(tmp_path: Path) -> None:
+    with stores_of(Pair("rocksdb", "rocksdb")) as stores:
+        path = made(stores)
+        with rmqstore.open(path, clock=stores.clock, services=False) as store:
+            store.snapshot(stores.root / "snapshot")
+        rmqstore.restore(stores.root / "snapshot", stores.root / "restored")
+        assert keeps(stores, stores.root / "restored")
+        assert keeps(stores, stores.root / "snapshot")
+
+
+@pytest.mark.parametrize("engine", ["rocksdb", "lmdb"])
+def test_a_dump_and_what_is_loaded_from_it(engine: str) -> None:
+    """Settings of an engine that the new store does not use stay behind."""
+    with stores_of(Pair("rocksdb", "rocksdb")) as stores:
+        dump(made(stores), stores.root / "dump")
+        load(stores.root / "dump", stores.root / "new", engine=engine, clock=stores.clock)
+        assert keeps(stores, stores.root / "new")
+        text = (stores.root / "new" / "rmqstore.toml").read_text()
+        assert ("[rocksdb]" in text) == (engine == "rocksdb")
+
+
+def test_a_migrated_store() -> None:
+    with stores_of(Pair("rocksdb", "rocksdb")) as stores:
+        path = made(stores)
+        migrate(path, engine="lmdb")
+        assert keeps(stores, path)
+
+
+def test_the_file_of_the_place_wins(tmp_path: Path) -> None:
+    with stores_of(Pair("rocksdb", "rocksdb")) as stores:
+        dump(made(stores), stores.root / "dump")
+        (stores.root / "new").mkdir()
+        (stores.root / "new" / "rmqstore.toml").write_text("max_retries = 7\n")
+        load(stores.root / "dump", stores.root / "new", clock=stores.clock)
+        assert (stores.root / "new" / "rmqstore.toml").read_text() == "max_retries = 7\n"
+
+
+def test_stores_that_do_not_agree_leave_the_choice_to_the_user() -> None:
+    with stores_of(Pair("rocksdb", "rocksdb")) as stores:
+        for name, text in (("one", "max_retries = 1\n"), ("two", "max_retries = 2\n")):
+            dump(made(stores, name, text), stores.root / f"{name}.dump")
+        load([stores.root / "one.dump", stores.root / "two.dump"], stores.root / "new", clock=stores.clock)
+        assert not (stores.root / "new" / "rmqstore.toml").exists()
+
+
+def test_any_value_can_be_written_as_toml() -> None:
+    import tomllib
+
+    settings = {"a": 1, "b.c": True, "b.d": 'quote " and \\ and ü', "e": 0.5, "b.c2": 2**40}
+    assert tomllib.loads(as_toml(settings)) == {"a": 1, "e": 0.5, "b": {"c": True, "d": 'quote " and \\ and ü', "c2": 2**40}}
+    assert as_toml({}) == ""

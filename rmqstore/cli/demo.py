@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rmqstore.cli.demo_orders import START_MS, Order, OrderDay, Tally, make_orders
-from rmqstore.cli.demo_store import leave_store
+from rmqstore.cli.demo_store import check_place, leave_store
 from rmqstore.cli.options import examples
 from rmqstore.clock import ManualClock, SystemClock
 from rmqstore.message import Message
@@ -81,6 +81,8 @@ def demo(
     consumers, one of which dies. Every order is checked at the end. Then timers on the real clock, and how late they are.
     """
     console = Console(highlight=False)
+    if store is not None:
+        check_place(store)
     names = _engine_names(engine, console)
     day = make_orders(orders, _SEED)
     paid = sum(order.paid_ms is not None for order in day)

@@ -32,16 +32,28 @@ _TIMERS: Final = 2400
 _PAID_EVERY: Final = 7
 
 
+def check_place(path: Path) -> None:
+    """Refuse a path at which :func:`leave_store` would make no store; changes nothing.
+
+    Raises:
+        StorePathError: something else is there, or its parent is missing.
+    """
+    if path.exists():
+        file = path / _FILE
+        if not (file.is_file() and file.read_text(encoding="utf-8", errors="replace").startswith(_FIRST_LINE)):
+            raise StorePathError(f"{path} exists and was not made by the demo; name another directory with --store")
+    elif not path.parent.is_dir():
+        raise StorePathError(f"{path.parent} does not exist; make it first, or name another directory with --store")
+
+
 def leave_store(path: Path, engine: str, now_ms: int) -> None:
     """Make the store ``path``, in place of one that an earlier run left.
 
     Raises:
-        StorePathError: something else is there.
+        StorePathError: as :func:`check_place` says.
     """
+    check_place(path)
     if path.exists():
-        file = path / _FILE
-        if not (file.is_file() and file.read_text(encoding="utf-8").startswith(_FIRST_LINE)):
-            raise StorePathError(f"{path} exists and was not made by the demo; name another directory with --store")
         shutil.rmtree(path)
     path.mkdir()
     (path / _FILE).write_text(_SETTINGS, encoding="utf-8")

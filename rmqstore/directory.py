@@ -15,6 +15,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -86,12 +87,15 @@ class StoreDirectory:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.seek(0)
-            holder = handle.read().strip() or "a process that did not say who it is"
+            holder = handle.read().strip()
             handle.close()
-            raise StoreLockedError(f"store {self.path} is open elsewhere, by {holder}; one process at a time may own a store") from None
+            raise StoreLockedError(
+                f"store {self.path} is open elsewhere, by {_named(holder)}; one process at a time may own a store: the commands that only "
+                'read, and rmqstore.open(path, mode="read"), work beside it if its engine allows that'
+            ) from None
         try:
             handle.truncate(0)
-            handle.write(f"pid {os.getpid()}, started {_process_start()}\n")
+            handle.write(f"{_this_process()}\n")
             handle.flush()
         except BaseException:
             handle.close()
@@ -209,6 +213,19 @@ def _sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _this_process() -> str:
+    """Return what the lock file says of its holder."""
+    return f"pid {os.getpid()}, started {_process_start()}"
+
+
+def _named(holder: str) -> str:
+    """Return the holder in a lock file for people, who can do nothing with the time it was started."""
+    if holder == _this_process():  # the pid alone could be that of a process in another container
+        return f"this process (pid {os.getpid()})"
+    pid = holder.partition(",")[0]
+    return pid if re.fullmatch(r"pid \d+", pid) else "a process that did not say who it is"
 
 
 def _process_start() -> str:

@@ -100,7 +100,10 @@ def drop(
 def _letters(store: Reading, group: str | None, *, parked: bool) -> list[DeadLetter]:
     if parked == (group is not None):
         raise typer.BadParameter("give a group, or --parked", param_hint="GROUP")
-    return store.dead_letters(group) if group is not None else store.parked()
+    if group is None:
+        return store.parked()
+    stores.require_group(store, group)
+    return store.dead_letters(group)
 
 
 def _chosen(letters: Sequence[DeadLetter], ids: list[str] | None, *, wants_all: bool) -> tuple[list[DeadLetter], list[str]]:

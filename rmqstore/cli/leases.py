@@ -47,6 +47,10 @@ def leases(
     """
     now_ms = stores.now_ms()
     with stores.reading(store) as opened:
+        if topic is not None:
+            stores.require_topic(opened, topic)
+        if group is not None:
+            stores.require_group(opened, group)
         found = opened.leases(topic, group)
     if message_id is not None:
         found = [lease for lease in found if lease.message_id == message_id]

@@ -15,7 +15,8 @@ from rmqstore.cli.exits import EXIT_INTERRUPTED, EXIT_NOT_DONE
 from rmqstore.cli.interrupts import Interrupt
 from rmqstore.cli.options import StoreArgument, TopicArgument, examples, refuse_together
 from rmqstore.cli.times import clock_and_relative, clock_time, duration_option
-from rmqstore.contract import AckOutcome, Receipt
+from rmqstore.contract import AckOutcome, InitMode, Receipt
+from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import MAX_POP, PoppedMessage
 from rmqstore.store import Store
 
@@ -100,12 +101,31 @@ def pop(
             stores.require_topic(opened, topic)
         elif topic not in [info.name for info in opened.topics(system=True)]:
             show.note(f"Topic {topic} is not there yet; its first message will make it.")
+        _check_way(opened, wish)
         _consume(opened, wish, tally, interrupt, None if follow else wait_ms)
     _report(wish, tally, store=str(store))
     if interrupt.is_set and not follow:
         raise typer.Exit(EXIT_INTERRUPTED)
     if tally.not_acked:
         raise typer.Exit(EXIT_NOT_DONE)
+
+
+def _check_way(store: Store, wish: Wish) -> None:
+    """Refuse the way of popping that the group's first pop ruled out; tell where a group begins that never popped the topic.
+
+    Raises:
+        IllegalArgumentError: the group pops in order and ``--order`` is missing, or the reverse.
+    """
+    known = next((each for each in store.subscriptions(wish.group) if each.topic == wish.topic), None)
+    if known is not None and known.is_ordered != wish.order:
+        how, what = ("in order", "add --order") if known.is_ordered else ("out of order", "leave out --order")
+        raise IllegalArgumentError(
+            f"group {wish.group!r} pops topic {wish.topic!r} {how}, as its first pop fixed; {what}, or use another group"
+        )
+    has_stand = known is not None or any(each.topic == wish.topic for each in store.offsets(wish.group))
+    if not has_stand and wish.topic in [info.name for info in store.topics(system=True)]:
+        begins = "with the first kept message" if store.config.init is InitMode.MIN else "after the last message, since init is max"
+        show.note(f"Group {wish.group} is new to topic {wish.topic} and begins {begins}.")
 
 
 def _consume(store: Store, wish: Wish, tally: Tally, interrupt: Interrupt, wait_ms: int | None) -> None:

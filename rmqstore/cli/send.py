@@ -75,7 +75,7 @@ def send(
     ] = None,
     delay_level: Annotated[
         int | None,
-        typer.Option("--delay-level", metavar="N", min=1, max=len(DELAY_LEVELS_MS), help="RocketMQ's delay level: 1 is 1 s, 18 is 2 h."),
+        typer.Option("--delay-level", metavar="N", help="RocketMQ's delay level: 1 is 1 s, 18 is 2 h."),
     ] = None,
     from_file: Annotated[
         str | None,
@@ -149,6 +149,9 @@ def _due(delay: str | None, at: str | None, level: int | None) -> Due:
     if delay is not None:
         return Due(delay_ms=duration_option("--delay", delay))
     if level is not None:
+        if not 1 <= level <= len(DELAY_LEVELS_MS):
+            what = f"it must be 1 to {len(DELAY_LEVELS_MS)} (1 s to 2 h), not {level}; give --delay for any other time"
+            raise typer.BadParameter(what, param_hint="--delay-level")
         return Due(delay_ms=DELAY_LEVELS_MS[level - 1])
     return Due(at_ms=None if at is None else time_option("--at", at))
 

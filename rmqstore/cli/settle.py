@@ -69,6 +69,8 @@ def cancel(
             raise typer.BadParameter("--topic and --key go together", param_hint="--key" if key is None else "--topic")
         with stores.owning(store) as opened:
             outcomes = opened.cancel_key(topic, key)
+            if not outcomes:
+                stores.require_topic(opened, topic, or_timers=True)
         if not outcomes and not as_json:
             show.note(f"No timer of topic {topic} with key {key} is pending.")
         _report("key", [key] * len(outcomes), outcomes, CancelOutcome.CANCELLED, as_json)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rmqstore.clock import Clock, SystemClock
+from rmqstore.contract import PendingTimer
 from rmqstore.directory import MANIFEST_NAME, read_manifest
-from rmqstore.errors import ConfigError, IllegalArgumentError, StorePathError, UnsupportedOperationError
+from rmqstore.errors import ConfigError, IllegalArgumentError, StoreLockedError, StorePathError, UnsupportedOperationError
+from rmqstore.message import DLQ_PREFIX, MAX_TIME_MS, RESERVED_PREFIXES
 from rmqstore.opening import checked_path
 from rmqstore.plugins import get_plugins
 from rmqstore.reading import Reading
+from rmqstore.readstore import ReadStore
 from rmqstore.settings import CORE_SETTINGS, Origin, Source, parsed
 from rmqstore.store import Store
 from rmqstore.store import open as open_store
+
+_PAGE: Final = 1000
 
 clock_factory: Callable[[], Clock] = SystemClock
 """Makes the clock of every command; tests put another one here."""
@@ -60,14 +65,23 @@ def reading(path: Path) -> Iterator[Reading]:
         StoreLockedError: somebody else has it open, and the engine cannot read beside an owner.
     """
     require(path)
+    reader: ReadStore | Store
     try:
         reader = open_store(path, mode="read", clock=clock_factory())
     except UnsupportedOperationError:
-        with owning(path) as store:
-            yield store
-        return
+        reader = _owned(path)
     with reader:
         yield reader
+
+
+def _owned(path: Path) -> Store:
+    """Open a store as its owner, since its engine cannot be opened for reading."""
+    try:
+        return open_store(path, clock=clock_factory(), services=False)
+    except StoreLockedError as error:
+        # What the error says of reading beside the owner does not hold for this engine.
+        reason = str(error).rpartition(";")[0]
+        raise StoreLockedError(f"{reason}; its engine cannot be read beside its owner, so wait until it is closed there") from None
 
 
 @contextmanager
@@ -108,8 +122,11 @@ def parsed_settings(given: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def require_topic(store: Reading, topic: str) -> None:
+def require_topic(store: Reading, topic: str, *, or_timers: bool = False) -> None:
     """Refuse a topic that is not there, naming those that are.
+
+    Args:
+        or_timers: a topic for which a timer is pending will do, although no message made it yet.
 
     Raises:
         IllegalArgumentError: the store has no such topic.
@@ -117,8 +134,45 @@ def require_topic(store: Reading, topic: str) -> None:
     names = [info.name for info in store.topics(system=True)]
     if topic in names:
         return
-    nearest = difflib.get_close_matches(topic, names, n=1)
-    users = [info.name for info in store.topics()]
-    shown = ", ".join(users[:10]) + (f" and {len(users) - 10} more" if len(users) > 10 else "")
-    hint = f"did you mean {nearest[0]}?" if nearest else f"it has {shown}" if users else "it has none yet"
-    raise IllegalArgumentError(f"store {store.path} has no topic {topic!r}; {hint}")
+    users = set(names)
+    if or_timers:
+        for timer in pending_timers(store):
+            if timer.message.topic == topic:
+                return
+            users.add(timer.message.topic)
+    shown = {name for name in users if not name.startswith(RESERVED_PREFIXES)}
+    what = f"no topic {topic!r}{' and no timer for one' if or_timers else ''}"
+    raise IllegalArgumentError(f"store {store.path} has {what}; {_instead(topic, users, shown)}")
+
+
+def require_group(store: Reading, group: str) -> None:
+    """Refuse a group that neither popped nor has a dead letter queue, naming those that are known.
+
+    Raises:
+        IllegalArgumentError: the store knows no such group.
+    """
+    dead = (info.name.removeprefix(DLQ_PREFIX) for info in store.topics(system=True) if info.name.startswith(DLQ_PREFIX))
+    names = {*store.groups(), *dead}
+    if group not in names:
+        raise IllegalArgumentError(f"store {store.path} has no group {group!r}; {_instead(group, names, names)}")
+
+
+def _instead(given: str, names: Collection[str], shown: Collection[str]) -> str:
+    """Return a hint: the one of ``names`` that is nearest, or the first of those to be shown."""
+    nearest = difflib.get_close_matches(given, sorted(names), n=1)
+    if nearest:
+        return f"did you mean {nearest[0]}?"
+    if not shown:
+        return "it has none yet"
+    return f"it has {', '.join(sorted(shown)[:10])}" + (f" and {len(shown) - 10} more" if len(shown) > 10 else "")
+
+
+def pending_timers(store: Reading, from_ms: int = 0, to_ms: int = MAX_TIME_MS) -> Iterator[PendingTimer]:
+    """Yield the pending timers that are due in ``from_ms <= due < to_ms``, by due time, page after page."""
+    after = None
+    while True:
+        page = store.scan(from_ms, to_ms, after=after, limit=_PAGE)
+        yield from page.timers
+        if page.next_after is None:
+            return
+        after = page.next_after

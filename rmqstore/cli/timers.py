@@ -91,6 +91,8 @@ def timers(
     if start_ms is not None and end_ms is not None and end_ms <= start_ms:
         raise typer.BadParameter("it must be later than --from", param_hint="--to")
     with stores.reading(store) as opened:
+        if topic is not None:
+            stores.require_topic(opened, topic, or_timers=True)
         if as_list:
             listed = _pending(opened, start_ms or 0, MAX_TIME_MS if end_ms is None else end_ms, topic)
             if as_json:
@@ -253,13 +255,7 @@ def _histogram_document(histogram: Histogram, now_ms: int) -> dict[str, Any]:
 
 
 def _pending(store: Reading, from_ms: int, to_ms: int, topic: str | None) -> Iterator[PendingTimer]:
-    after = None
-    while True:
-        page = store.scan(from_ms, to_ms, after=after, limit=_PAGE)
-        yield from (timer for timer in page.timers if topic is None or timer.message.topic == topic)
-        if page.next_after is None:
-            return
-        after = page.next_after
+    return (timer for timer in stores.pending_timers(store, from_ms, to_ms) if topic is None or timer.message.topic == topic)
 
 
 _COLUMNS: Final = tuple(

@@ -22,6 +22,7 @@ _YEAR_MS: Final = 365 * DAY_MS
 
 _UNITS_MS: Final = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS, "w": 7 * DAY_MS}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
+_NEGATIVE: Final = re.compile(rf"-(?:\d+|(?:{_PART.pattern})+)", re.ASCII)
 _DIGITS: Final = re.compile(r"\d+", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DURATION_EXAMPLES: Final = "90s, 5m, 2h, 1d, 1h30m, 250ms, or a whole number of ms"
@@ -35,6 +36,8 @@ def parse_duration(text: str) -> int:
         IllegalArgumentError: it is none; the message shows how to write one.
     """
     written = text.strip()
+    if _NEGATIVE.fullmatch(written):
+        raise IllegalArgumentError(f"{text!r} is less than nothing; a duration must not be negative")
     if _DIGITS.fullmatch(written):
         total = Decimal(written)
     else:
@@ -107,7 +110,7 @@ def clock_time(ms: int) -> str:
 
 
 def span(ms: int) -> str:
-    """Return a length of time in one unit, such as ``12 min``."""
+    """Return a length of time in one unit, rounded to the nearest one, such as ``12 min``."""
     if ms < SECOND_MS:
         return f"{ms} ms"
     for limit_ms, unit_ms, unit in (
@@ -116,9 +119,14 @@ def span(ms: int) -> str:
         (2 * DAY_MS, HOUR_MS, "h"),
         (2 * _YEAR_MS, DAY_MS, "d"),
     ):
-        if ms < limit_ms:
-            return f"{ms // unit_ms} {unit}"
-    return f"{ms // _YEAR_MS} y"
+        number = _nearest(ms, unit_ms)
+        if number * unit_ms < limit_ms:
+            return f"{number} {unit}"
+    return f"{_nearest(ms, _YEAR_MS)} y"
+
+
+def _nearest(ms: int, unit_ms: int) -> int:
+    return (ms + unit_ms // 2) // unit_ms
 
 
 def duration_text(ms: int) -> str:

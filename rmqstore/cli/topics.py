@@ -82,11 +82,13 @@ def lag(
     """Show how far the groups are behind.
 
     Ready: not popped yet. In flight: leased. Retry: came back, to be delivered again. Dead: given up, in the dead letter queue.
-    A group that never popped the topic it is asked about has everything ready.
+    A group that popped other topics, but never the one that is asked about, has everything of it ready.
     """
     with stores.reading(store) as opened:
         if topic is not None:
             stores.require_topic(opened, topic)
+        if group is not None:
+            stores.require_group(opened, group)
         standings = _standings(opened, group, topic)
     if as_json:
         show.document({"lags": [_document(standing) for standing in standings]})

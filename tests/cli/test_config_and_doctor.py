@@ -16,6 +16,8 @@ from rmqstore.settings import CORE_SETTINGS
 from tests.cli.conftest import ENGINE, Command
 from tests.stores import HOUR_MS
 
+MINUTE_MS = 60_000
+
 
 def settings(cli: Command, *arguments: str) -> dict[str, dict[str, Any]]:
     return {each["key"]: each for each in cli.good("config", *(arguments or ("data",)), "--json").json["settings"]}
@@ -209,6 +211,27 @@ def test_timers_that_nobody_delivers(cli: Command) -> None:
     assert text_of(cli, "timers").startswith("1 timer overdue, the first by 50 min; they are delivered when")
     result = cli.good("doctor", "data")
     assert result.err == "1 warning.\n"
+
+
+def test_overdue_timers_are_counted_to_the_millisecond(cli: Command) -> None:
+    for delay in ("1s", "10s", "11s"):
+        cli.send("--delay", delay)
+    cli.clock.advance(10_000)
+    assert text_of(cli, "timers").startswith("1 timer overdue, the first by 9 s; they are delivered when")
+    cli.clock.advance(1)
+    assert text_of(cli, "timers").startswith("2 timers overdue, the first by 9 s")
+    assert levels(cli)["timers"] == ["warning"]
+
+
+def test_timers_that_an_owner_is_about_to_deliver_are_no_warning(cli: Command) -> None:
+    cli.send("--delay", "1s")
+    with cli.owner():
+        assert "timers" not in levels(cli)
+        cli.clock.advance(2000)
+        assert text_of(cli, "timers") == "1 timer overdue, the first by 1 s; the program that has the store open is about to deliver them"
+        assert levels(cli)["timers"] == ["ok"]
+        cli.clock.advance(MINUTE_MS)
+        assert levels(cli)["timers"] == ["warning"], "an owner that does not deliver"
 
 
 def test_dead_letters_are_a_warning(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:

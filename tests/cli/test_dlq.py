@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmqstore import Message
+from rmqstore.reading import Reading
 from tests.cli.conftest import ENGINE, Command
 from tests.stores import DAY_MS, START_MS
 
@@ -45,6 +46,18 @@ def test_groups_that_have_any(cli: Command) -> None:
     assert cli.good("dlq", "list", "data", "--json").json == {"groups": {"g": 3}}
     assert cli.good("dlq", "list", "data", "well").out == "Group well has no dead letters.\n"
     assert cli.good("lag", "data", "-g", "g", "--json").json["lags"][0]["dead"] == 3
+
+
+@pytest.mark.parametrize("command", [("list",), ("resend", "--all"), ("drop", "--all"), ("drop", "--older-than", "1d")], ids=" ".join)
+def test_a_group_that_nobody_knows_is_an_error(cli: Command, command: tuple[str, ...]) -> None:
+    name, *rest = command
+    assert "has no group 'gg'; did you mean g?" in cli.bad(1, "dlq", name, "data", "gg", *rest)
+    assert len(cli.good("dlq", "list", "data", "g", "--json").json["dead_letters"]) == 3
+
+
+def test_a_group_is_known_by_its_dead_letters_alone(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reading, "groups", lambda store: [])
+    assert len(cli.good("dlq", "list", "data", "g", "--json").json["dead_letters"]) == 3
 
 
 def test_resend_gives_back_those_that_are_named(cli: Command) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -91,10 +92,31 @@ def test_lag_of_a_group_and_of_a_topic(cli: Command) -> None:
     assert [line.split()[:2] for line in cli.good("lag", "data").lines[1:]] == [["g", "a"], ["other", "b"]]
     assert [line.split()[:2] for line in cli.good("lag", "data", "-g", "g").lines[1:]] == [["g", "a"]]
     assert [line.split()[:2] for line in cli.good("lag", "data", "-t", "b").lines[1:]] == [["other", "b"]]
-    never = cli.good("lag", "data", "-g", "new", "-t", "a", "--json").json["lags"]
+    never = cli.good("lag", "data", "-g", "other", "-t", "a", "--json").json["lags"]
     assert [(each["ready"], each["queues"]) for each in never] == [(5, [])]
-    assert "Group new has not popped yet" in cli.good("lag", "data", "-g", "new").out
     assert "has no topic 'c'; it has a, b" in cli.bad(1, "lag", "data", "-t", "c")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("leases", "data", "-t", "aa"), "has no topic 'aa'; did you mean a?"),
+        (("leases", "data", "-t", "zzz", "--json"), "has no topic 'zzz'; it has a, b"),
+        (("leases", "data", "-g", "gg"), "has no group 'gg'; did you mean g?"),
+        (("leases", "data", "-g", "new", "-t", "a"), "has no group 'new'; it has g"),
+        (("lag", "data", "-g", "gg"), "has no group 'gg'; did you mean g?"),
+        (("lag", "data", "-g", "new", "-t", "a", "--json"), "has no group 'new'; it has g"),
+    ],
+    ids=" ".join,
+)
+def test_a_topic_or_group_that_is_not_there_is_an_error(cli: Command, arguments: tuple[str, ...], said: str) -> None:
+    assert said in cli.bad(1, *arguments)
+
+
+def test_a_topic_or_group_without_leases_is_none(cli: Command) -> None:
+    assert cli.good("leases", "data", "-t", "b").err == "No message is leased.\n"
+    cli.good("pop", "data", "b", "-g", "other")
+    assert cli.good("leases", "data", "-g", "other").err == "No message is leased.\n"
 
 
 # ---------------------------------------------------------------- peek
@@ -220,4 +242,6 @@ def test_an_engine_that_cannot_be_read_beside_its_owner_is_opened_for_a_moment(c
     cli.good("send", path, "t", "x", "--create", "--engine", "memory")
     assert cli.good("topics", path, "--json").json == {"topics": []}, "this engine keeps nothing"
     with rmqstore.open(path, services=False):
-        assert "is open elsewhere" in cli.bad(1, "topics", path)
+        said = cli.bad(1, "topics", path)
+    assert f"is open elsewhere, by this process (pid {os.getpid()}); its engine cannot be read beside its owner" in said
+    assert "work beside it" not in said

@@ -31,7 +31,7 @@ def test_a_message_is_printed_and_acked(cli: Command) -> None:
     cli.send("--id", "m1", "--tag", "new", "--key", "1", "--key", "2", "--property", "region=eu", body='{"close": 42}')
     result = cli.good(*POP)
     assert result.lines == ["2023-11-14 22:13:20+00:00  m1  tag=new  keys=1,2  region=eu", '  {"close": 42}']
-    assert result.err == "1 message, acked.\n"
+    assert result.err == "Group g is new to topic orders and begins with the first kept message.\n1 message, acked.\n"
     assert lag(cli) == (0, 0, 0, 0)
 
 
@@ -126,7 +126,31 @@ def test_pops_in_order(cli: Command) -> None:
     assert popped(cli, "--order") == [], "one run at a time"
     cli.clock.advance(MINUTE_MS)
     assert [each["message_id"] for each in popped(cli, "--order", "--max", "5")] == ["m0", "m1", "m2"]
-    assert "pops topic 'orders' in order" in cli.bad(1, *POP)
+    assert "pops topic 'orders' in order, as its first pop fixed; add --order, or use another group" in cli.bad(1, *POP)
+    cli.good("pop", "data", "orders", "-g", "loose")
+    said = cli.bad(1, "pop", "data", "orders", "-g", "loose", "--order")
+    assert "pops topic 'orders' out of order, as its first pop fixed; leave out --order, or use another group" in said
+
+
+def test_a_group_that_is_new_to_a_topic_is_told_where_it_begins(cli: Command) -> None:
+    cli.send()
+    cli.good("send", "data", "others", "x")
+    new = "Group g is new to topic {} and begins with the first kept message.\n"
+    assert cli.good(*POP).err.startswith(new.format("orders"))
+    assert "new to" not in cli.good(*POP).err, "it has popped the topic, although there is nothing more"
+    assert cli.good("pop", "data", "others", "-g", "g").err.startswith(new.format("others"))
+    with cli.owner() as store:
+        store.reset_offset("orders", "moved", 1)
+    assert "new to" not in cli.good("pop", "data", "orders", "-g", "moved").err, "reset_offset said where it begins"
+    assert "new to" not in cli.good("pop", "data", "none", "-g", "g", "--wait", "1ms").err
+
+
+def test_a_new_group_that_begins_at_the_end_is_told_so(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.send()
+    monkeypatch.setenv("RMQSTORE_INIT", "max")
+    result = cli.good(*POP)
+    assert result.out == ""
+    assert result.err.startswith("Group g is new to topic orders and begins after the last message, since init is max.\n")
 
 
 def test_an_attempt_that_is_repeated_gives_the_same_leases(cli: Command) -> None:
@@ -162,7 +186,7 @@ def test_no_store_and_a_locked_store(cli: Command, command: tuple[str, ...]) -> 
     assert not cli.data.exists()
     cli.send()
     with cli.owner():
-        assert "is open elsewhere, by pid" in cli.bad(1, *command)
+        assert "is open elsewhere, by this process (pid" in cli.bad(1, *command)
 
 
 # ---------------------------------------------------------------- when printing ends early
@@ -182,7 +206,8 @@ def test_what_was_not_printed_is_given_back(cli: Command, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(show, "json_line", failing)
     result = cli(*POP, "--json", "--max", "5")
-    assert (result.code, result.err) == (1, "")
+    assert result.code == 1
+    assert result.err == "Group g is new to topic orders and begins with the first kept message.\n"
     assert lag(cli) == (3, 0, 0, 0) or lag(cli) == (0, 0, 3, 0)
     monkeypatch.setattr(show, "json_line", json_line)
     rest = popped(cli, "--max", "5")
@@ -242,10 +267,20 @@ def test_cancel_by_key(cli: Command) -> None:
     for _ in range(2):
         cli.send("--delay", "5m", "--key", "42")
     assert cli.good("cancel", "data", "--topic", "orders", "--key", "42").out == "cancelled  42\ncancelled  42\n"
+    cli.send()  # from now on the topic is there
     result = cli("cancel", "data", "--topic", "orders", "--key", "42")
     assert (result.code, result.out) == (3, "")
     assert "No timer of topic orders with key 42 is pending." in result.err
     assert cli("cancel", "data", "-t", "orders", "-k", "42", "--json").json == {"items": [], "all_done": False}
+
+
+def test_cancel_by_key_of_a_topic_that_is_not_there(cli: Command) -> None:
+    cli.send("--delay", "5m", "--key", "42")
+    wrong = ("cancel", "data", "-t", "odrers", "-k", "42")
+    assert "has no topic 'odrers' and no timer for one; did you mean orders?" in cli.bad(1, *wrong)
+    assert "did you mean orders?" in cli.bad(1, *wrong, "--json")
+    assert cli("cancel", "data", "-t", "orders", "-k", "43").code == 3, "its timers make it known, although no message is there"
+    cli.good("cancel", "data", "-t", "orders", "-k", "42")
 
 
 @pytest.mark.parametrize("arguments", [(), ("h", "--topic", "t", "--key", "k"), ("--topic", "t"), ("--key", "k")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 import rmqstore
@@ -85,7 +87,9 @@ def test_what_is_printed_for_a_later_message(cli: Command) -> None:
         (("--delay", "5 minutes"), "Invalid value for --delay: '5 minutes' is no duration; write 90s, 5m"),
         (("--at", "soon"), "Invalid value for --at: 'soon' is no time; write 2026-12-01"),
         (("--delay", "5m", "--at", "2026-12-01"), "--delay and --at exclude each other"),
-        (("--delay-level", "19"), "--delay-level"),
+        (("--delay=-5m",), "Invalid value for --delay: '-5m' is less than nothing; a duration must not be negative"),
+        (("--delay-level", "99"), "Invalid value for --delay-level: it must be 1 to 18 (1 s to 2 h), not 99; give --delay"),
+        (("--delay-level", "0"), "it must be 1 to 18 (1 s to 2 h), not 0"),
         (("--property", "x"), "'x' has no '='; write NAME=VALUE"),
         (("--queue", "-1"), "--queue"),
     ],
@@ -121,7 +125,25 @@ def test_a_topic_is_needed(cli: Command) -> None:
 def test_a_store_that_is_in_use_names_its_holder(cli: Command) -> None:
     cli.send()
     with cli.owner():
-        assert "is open elsewhere, by pid" in cli.bad(1, "send", "data", "orders", "x")
+        assert "is open elsewhere, by this process (pid" in cli.bad(1, "send", "data", "orders", "x")
+
+
+@pytest.mark.parametrize(
+    ("holder", "said"),
+    [
+        (f"pid {os.getpid()}, started 1\n", f"by pid {os.getpid()}; one process"),
+        ("pid 7623, started 793292\n", "by pid 7623; one process"),
+        ("pid 7623", "by pid 7623; one process"),
+        ("", "by a process that did not say who it is; one process"),
+        ("\x1b[2J", "by a process that did not say who it is; one process"),
+    ],
+    ids=["our pid in another container", "another", "no start", "nobody", "no holder"],
+)
+def test_the_holder_is_named_without_what_nobody_can_read(cli: Command, holder: str, said: str) -> None:
+    cli.send()
+    with cli.owner():
+        cli.file("data/LOCK", holder)
+        assert f"is open elsewhere, {said}" in cli.bad(1, "send", "data", "orders", "x")
 
 
 def test_a_setting_that_cannot_change_is_refused(cli: Command) -> None:

@@ -36,9 +36,15 @@ def test_durations(text: str, ms: int) -> None:
     assert parse_duration(text) == ms
 
 
-@pytest.mark.parametrize("text", ["", "m", "5 m", "5x", "-5m", "+5m", "5m later", "1e3", "١m", "m5", "5mm", "0x5", "5.m"])
+@pytest.mark.parametrize("text", ["", "m", "5 m", "5x", "- 5m", "-", "-5x", "+5m", "5m later", "1e3", "١m", "m5", "5mm", "0x5", "5.m"])
 def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
     with pytest.raises(IllegalArgumentError, match="is no duration; write 90s, 5m, 2h"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["-5m", " -5 ", "-1h30m", "-0.5s"])
+def test_a_negative_duration_is_refused_as_such(text: str) -> None:
+    with pytest.raises(IllegalArgumentError, match="a duration must not be negative"):
         parse_duration(text)
 
 
@@ -87,6 +93,16 @@ def test_what_is_no_time_is_refused_with_examples(utc: Callable[[str], None], te
         (12 * 60_000, "in 12 min"),
         (-3 * 3_600_000, "3 h ago"),
         (3 * 86_400_000, "in 3 d"),
+        (30 * 60_000 - 1, "in 30 min"),
+        (-(30 * 60_000 + 1), "30 min ago"),
+        (1499, "in 1 s"),
+        (1500, "in 2 s"),
+        (119_499, "in 119 s"),
+        (119_500, "in 2 min"),
+        (2 * 3_600_000 - 10_000, "in 2 h"),
+        (-(2 * 3_600_000 + 56 * 60_000), "3 h ago"),
+        (2 * 86_400_000 - 1, "in 2 d"),
+        (2 * 365 * 86_400_000 - 1, "in 2 y"),
         (2**62, "in 146235604 y"),
     ],
 )

@@ -132,9 +132,9 @@ class StoreDirectory:
             raise translated(error, path) from error
         return path
 
-    def new_manifest(self, baked: Mapping[str, object], store_id: int | None = None) -> dict[str, Any]:
+    def new_manifest(self, baked: Mapping[str, object], store_id: int | None = None, min_epoch: int = 0) -> dict[str, Any]:
         """Return the manifest of a new store, by default with a random store id of 32 bits; :meth:`publish` writes it."""
-        return {"format": MANIFEST_FORMAT, "store_id": store_id or secrets.randbits(31) + 1, "baked": dict(baked)}
+        return {"format": MANIFEST_FORMAT, "store_id": store_id or secrets.randbits(31) + 1, "min_epoch": min_epoch, "baked": dict(baked)}
 
     def publish(self, manifest: Mapping[str, object]) -> None:
         """Write the manifest in one step, after the engines are there: from now on the store exists."""

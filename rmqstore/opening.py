@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from rmqstore.plugins import get_plugins
 class Opened:
     """Everything that an open store owns; :meth:`close` lets go of it in the right order."""
 
-    def __init__(self, path: str | os.PathLike[str], settings: dict[str, Any], store_id: int | None = None) -> None:
-        """Open or make a store; ``store_id`` is the number of a new one, by default a random one."""
+    def __init__(self, path: str | os.PathLike[str], settings: dict[str, Any], store_id: int | None = None, min_epoch: int = 0) -> None:
+        """Open or make a store; ``store_id`` is the number of a new one, by default a random one, ``min_epoch`` the least of its epochs."""
         found = get_plugins()
         known = found.engine_settings()
         wanted = config.load(path, settings, known)
@@ -36,7 +37,7 @@ class Opened:
             is_new = manifest is None
             if manifest is None:
                 self.config: Config = wanted.with_default_engine(found.default_engine)
-                manifest = self.directory.new_manifest(self.config.baked(), store_id)
+                manifest = self.directory.new_manifest(self.config.baked(), store_id, min_epoch)
             else:
                 self.config = wanted.with_stored(manifest["baked"], str(path))
             self.manifest: dict[str, Any] = manifest
@@ -49,7 +50,7 @@ class Opened:
                     refuse_undeclared(self.config, self.infos[name])
                 if not is_new:
                     refuse_missing_files(self.directory.path / name, self.infos[name])
-                session = engine.open(self.directory.engine_path(name), self.options(self.config, self.store_tag, name))
+                session = engine.open(self.directory.engine_path(name), self.options(self.config, manifest, name))
                 stack.callback(session.close)
                 self.sessions[name] = session
             self.timers: TimerStore = self.sessions[self.config.timer_engine].timers()
@@ -70,8 +71,9 @@ class Opened:
         return broker_name(self.store_tag)
 
     @staticmethod
-    def options(settings: Config, store_tag: int, engine: str) -> EngineOptions:
+    def options(settings: Config, manifest: Mapping[str, Any], engine: str) -> EngineOptions:
         """Return what ``engine`` is opened with."""
+        store_tag: int = manifest["store_id"]
         return EngineOptions(
             store_tag=store_tag,
             broker=broker_name(store_tag),
@@ -89,6 +91,7 @@ class Opened:
             retention_ms=settings.retention_ms,
             reclaim=settings.reclaim,
             group_expiry_ms=settings.group_expiry_ms,
+            min_epoch=manifest.get("min_epoch", 0),
             engine=settings.engine_options(engine),
         )
 

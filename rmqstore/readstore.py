@@ -41,7 +41,7 @@ class ReadStore(Reading):
             # The timers go first: what is handed over in between is then seen on both sides, and the pops' cursor says that it is done.
             for name, info, engine in engines:
                 refuse_missing_files(path / name, info)
-                session = engine.open_for_reading(path / name, Opened.options(wanted, manifest["store_id"], name))
+                session = engine.open_for_reading(path / name, Opened.options(wanted, manifest, name))
                 stack.callback(session.close)
                 self._sessions[name] = session
             timers, pops = self._sessions[wanted.timer_engine].timers(), self._sessions[wanted.pop_engine].pops()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
 from rmqstore.config import FILE_NAME as CONFIG_NAME
 from rmqstore.directory import LOCK_NAME, MANIFEST_NAME, StoreDirectory, read_manifest, translated, write_manifest
+from rmqstore.epochs import epoch_of, parted_epoch
 from rmqstore.errors import StorePathError
 from rmqstore.opening import Opened, checked_path
 from rmqstore.ordered.home import sync_path, sync_tree
@@ -66,12 +68,15 @@ def restore(snapshot: str | os.PathLike[str], path: str | os.PathLike[str]) -> P
         raise StorePathError(f"{target} exists already; restore into a new directory, and swap the two yourself if you mean to replace it")
     if not target.absolute().parent.is_dir():
         raise StorePathError(f"{target.absolute().parent} does not exist; make it first, then restore into {target}")
-    aside = target.with_name(f"{target.name}.restoring")
-    shutil.rmtree(aside, ignore_errors=True)
+    aside = Path(tempfile.mkdtemp(prefix=f"{target.name}.restoring-", dir=target.absolute().parent))
     try:
         # A snapshot that was opened itself has a lock; somebody who holds it may be writing.
         with StoreDirectory(source) if (source / LOCK_NAME).exists() else nullcontext():
             _copy(source, aside)
+        manifest = read_manifest(aside) or {}
+        # The store went on after the snapshot: from here on the two of them never give the same handle or receipt.
+        manifest["min_epoch"] = parted_epoch(max(manifest.get("min_epoch", 0), epoch_of(aside)))
+        write_manifest(aside, manifest)
         sync_tree(aside)
         aside.rename(target)
         sync_path(target.absolute().parent)
@@ -87,7 +92,7 @@ def _copy(source: Path, target: Path) -> None:
     """Copy a directory; unlike ``shutil.copytree`` it ends at the first error, and that error says what went wrong."""
     for folder, _, files in os.walk(source):
         there = target / Path(folder).relative_to(source)
-        there.mkdir()
+        there.mkdir(exist_ok=True)
         for name in files:
             if name != LOCK_NAME:
                 shutil.copy2(Path(folder, name), there / name)

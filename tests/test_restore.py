@@ -170,11 +170,39 @@ def test_what_cannot_be_restored(durable_stores: Stores, monkeypatch: pytest.Mon
             rmqstore.restore(root / "snapshot", root / "x")
     assert copied
     assert sorted(each.name for each in root.iterdir()) == ["snapshot", "store"]
-    (root / "x.restoring").mkdir()
-    (root / "x.restoring" / "left over").touch()
     rmqstore.restore(root / "snapshot", root / "x")
     assert durable_stores.open("x").pending().total == 1
     manifest = root / "snapshot" / "rmqstore.json"
     manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 99'))
     with pytest.raises(FormatVersionError):
         rmqstore.restore(root / "snapshot", root / "y")
+
+
+@pytest.mark.clause("C6", "P2")
+def test_a_restored_store_and_its_original_give_different_handles_and_receipts(durable_stores: Stores) -> None:
+    """C6: both go on from the same state, one after the other; a handle of one names nothing in the other."""
+    store = durable_stores.open()
+    store.send(message(1))
+    store.snapshot(durable_stores.root / "snapshot")
+    store = durable_stores.reopen(store)
+    lost = store.send(message(2), delay=1000)
+    (held,) = store.pop("t", "g")
+    store.close()
+    rmqstore.restore(durable_stores.root / "snapshot", durable_stores.root / "restored")
+    restored = durable_stores.open("restored")
+    sent = restored.send(message(3), delay=1000)
+    (new,) = restored.pop("t", "g")
+    assert sent.handle != lost.handle
+    assert new.receipt != held.receipt
+    assert restored.cancel(str(lost.handle)) is CancelOutcome.UNKNOWN
+    assert restored.ack(held) is not AckOutcome.ACKED
+    assert restored.pending().total == 1
+
+
+def test_a_restore_removes_nothing_that_is_not_its_own(durable_stores: Stores) -> None:
+    store = durable_stores.open()
+    store.send(message(1))
+    store.snapshot(durable_stores.root / "x.restoring")
+    rmqstore.restore(durable_stores.root / "x.restoring", durable_stores.root / "x")
+    assert (durable_stores.root / "x.restoring" / "rmqstore.json").exists()
+    assert durable_stores.open("x").get("m1") is not None

@@ -153,6 +153,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         retention_ms: how long messages are kept, 0 = for ever (Q1).
         reclaim: whether consumed messages go earlier (Q2).
         group_expiry_ms: idle time after which a group no longer counts for that, 0 = it always counts (Q3).
+        min_epoch: no open epoch is below this one: the store goes on from a copy of another one's state.
         engine: the engine's own settings, without the ``<name>.`` prefix.
     """
 
@@ -172,6 +173,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     retention_ms: int = 3 * 86_400_000
     reclaim: Reclaim = Reclaim.AGE
     group_expiry_ms: int = 7 * 86_400_000
+    min_epoch: int = 0
     engine: Mapping[str, int | float | str | bool] = msgspec.field(default_factory=dict)
 
 

@@ -36,7 +36,7 @@ class Shared:
         if read_only:
             self.epoch = int.from_bytes(stored or b"", "big")
             return
-        self.epoch = int.from_bytes(stored, "big") + 1 if stored else 1
+        self.epoch = max(int.from_bytes(stored or b"", "big") + 1, options.min_epoch)
         batch = WriteBatch()
         batch.put(META, EPOCH_KEY, self.epoch.to_bytes(4, "big"))
         kv.sync(kv.write(batch))

@@ -16,6 +16,7 @@ from rmqstore import config
 from rmqstore.clock import Clock
 from rmqstore.contract import Durability, Flush, Operation
 from rmqstore.directory import StoreDirectory, read_manifest, translated
+from rmqstore.epochs import epoch_of, parted_epoch
 from rmqstore.errors import StorePathError, TransferError, UnsupportedOperationError
 from rmqstore.opening import Opened, checked_clock, checked_path
 from rmqstore.plugins import get_plugins
@@ -24,7 +25,7 @@ from rmqstore.transfer.dumping import check_transferable
 from rmqstore.transfer.dumps import Dump, open_dump
 from rmqstore.transfer.given import give_settings
 from rmqstore.transfer.progress import Progress, silent
-from rmqstore.transfer.replacing import Replacement, epoch_of
+from rmqstore.transfer.replacing import Replacement
 from rmqstore.transfer.taking import Taking
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -211,7 +212,7 @@ class _Load:
             return Store(Opened(self._replacement.staging, {}), self._clock, services=False)
         first = self._dumps[0]
         settings = new_store_settings(first.baked, self._given)
-        target = Store(Opened(self._replacement.staging, settings, first.store_id), self._clock, services=False)
+        target = Store(Opened(self._replacement.staging, settings, first.store_id, parted_epoch(first.epoch)), self._clock, services=False)
         try:
             check_transferable(target)
             check_keeps(target)

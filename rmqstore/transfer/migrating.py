@@ -12,6 +12,7 @@ import msgspec
 from rmqstore import config
 from rmqstore.clock import SystemClock
 from rmqstore.directory import StoreDirectory, read_manifest, translated
+from rmqstore.epochs import parted_epoch
 from rmqstore.errors import ConfigError, StorePathError, TransferError
 from rmqstore.opening import Opened, checked_path
 from rmqstore.plugins import get_plugins
@@ -87,7 +88,9 @@ class _Migration:
             if note is None or note.get("wish") != wish:
                 replacement.claim()
                 replacement.begin({"wish": wish})
-            target = stack.enter_context(Store(Opened(replacement.staging, settings, source.store_id), SystemClock(), services=False))
+            target = stack.enter_context(
+                Store(Opened(replacement.staging, settings, source.store_id, parted_epoch(source.epoch)), SystemClock(), services=False)
+            )
             tables = self._moved(target, source)
             old = (
                 baked["timer_engine"] if baked["timer_engine"] == baked["pop_engine"] else f"{baked['timer_engine']}+{baked['pop_engine']}"

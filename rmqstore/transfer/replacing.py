@@ -24,8 +24,8 @@ from typing import Any, Final, NamedTuple
 
 from rmqstore.config import FILE_NAME as CONFIG_NAME
 from rmqstore.directory import LOCK_NAME, StoreDirectory, read_manifest
+from rmqstore.epochs import epoch_of
 from rmqstore.errors import TransferError
-from rmqstore.readstore import ReadStore
 
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
@@ -155,11 +155,3 @@ def sync_names(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def epoch_of(path: Path) -> int:
-    """Return the largest epoch of the store at ``path``, 0 when there is no store: every open by an owner raises it."""
-    if read_manifest(path) is None:
-        return 0
-    with ReadStore(path, {}) as view:
-        return max(view.stats().timers.epoch, view.stats().pops.epoch)

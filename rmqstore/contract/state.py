@@ -76,13 +76,15 @@ LEASES: Final = _schema(
     expiry_ms=pa.int64(),
     first_pop_ms=pa.int64(),
     epoch=pa.int64(),
+    store_tag=pa.int64(),
     retry_flag=pa.int8(),
     keep_until_ms=pa.int64(),
     offsets=_I64S,
     states=_I8S,
 )
 """One row a check point, with a state (0 leased, 1 acked, 2 moved) for each offset. ``topic`` is where the messages lie, so for a retry
-the retry topic. ``keep_until_ms`` is -1 while a lease runs; ``first_pop_ms`` is -1 when this was the first pop."""
+the retry topic. ``store_tag`` is the number of the store that gave it. ``keep_until_ms`` is -1 while a lease runs; ``first_pop_ms`` is -1
+when this was the first pop."""
 
 FIFO: Final = _schema(**_SEAT, queue_offset=pa.int64(), delivered=pa.int32(), first_pop_ms=pa.int64(), waits=pa.bool_())
 """Messages of FIFO runs that are not acked (P9)."""
@@ -140,6 +142,7 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         store_tag, broker: the store's number and name, as they are in its handles and receipts.
         epoch: its largest epoch.
+        last_seq: the largest seq that it had given; a handle with a larger one was given later, and names nothing here.
         seq_shift: what its seqs were raised by.
         queues: how many queues of each topic came along; of other topics nothing did.
         queue_shifts: what they were raised by, by topic.
@@ -152,6 +155,7 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
     store_tag: int
     broker: str
     epoch: int
+    last_seq: int = 2**62
     seq_shift: int = 0
     queues: dict[str, int] = {}
     queue_shifts: dict[str, int] = {}
@@ -172,7 +176,9 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
     def ticks_of(self, tick: int, precision_ms: int) -> list[int]:
         """Return where a put may lie that was given out at ``tick``, now that ticks are ``precision_ms`` wide; the likeliest first."""
         found = [tick]
+        # What is remembered of a put may have stayed at any width that it ever had.
         for old_ms in self.precisions:
-            first = -(-(tick - old_ms + 1) // precision_ms) * precision_ms
-            found += range(first, tick + precision_ms, precision_ms)
+            for width_ms in dict.fromkeys((precision_ms, *self.precisions)):
+                first = -(-(tick - old_ms + 1) // width_ms) * width_ms
+                found += range(first, tick + width_ms, width_ms)
         return list(dict.fromkeys(each for each in found if each >= 0))

@@ -26,14 +26,20 @@ def put_adopted(write: WriteBatch, side: bytes, adopted: Adopted) -> None:
 
 
 class Adoptions:
-    """What the pop side knows of other stores, by the name that their receipts carry."""
+    """What the pop side knows of other stores, by the name that their receipts carry; ``broker`` is the name of this one."""
 
-    def __init__(self, kv: OrderedKV, side: bytes) -> None:
+    def __init__(self, kv: OrderedKV, side: bytes, broker: str) -> None:
         self.by_tag = stored_adopted(kv, side)
+        self._broker = broker
         self._by_broker = {record.broker: record for record in self.by_tag.values()}
 
-    def home_of(self, receipt: Receipt) -> tuple[int | None, int] | None:
-        """Return (queue id, largest epoch) of a receipt that another store gave; None when nothing of that store is here.
+    def form_of(self, granter: int, topic: str) -> tuple[str, int]:
+        """Return (broker, queue shift) of the receipts of a lease, which are those that its own store gave."""
+        record = self.by_tag.get(granter)
+        return (self._broker, 0) if record is None or record.broker == self._broker else (record.broker, record.queue_shifts.get(topic, 0))
+
+    def home_of(self, receipt: Receipt) -> tuple[int | None, int, int] | None:
+        """Return (queue id, largest epoch, number of the store) of a receipt that another store gave; None when nothing of it is here.
 
         The queue is None when it did not come along, since the other store had deleted its topic.
         """
@@ -42,4 +48,4 @@ class Adoptions:
             return None
         name = receipt.topic if receipt.retry_flag == NO_RETRY else retry_topic(receipt.group, receipt.topic)
         came_along = receipt.queue_id < record.queues.get(name, 0)
-        return receipt.queue_id + record.queue_shifts.get(name, 0) if came_along else None, record.epoch
+        return receipt.queue_id + record.queue_shifts.get(name, 0) if came_along else None, record.epoch, record.store_tag

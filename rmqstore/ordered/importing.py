@@ -330,6 +330,7 @@ class PopImport:
                 row["offsets"],
                 bytearray(row["states"]),
                 row["first_pop_ms"],
+                row["store_tag"],
             )
             self._write.put(LEASES, LEASE + key, lease.encode())
             if LEASED in lease.states:

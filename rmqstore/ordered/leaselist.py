@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rmqstore.contract import NO_RETRY, ORDERED_QID, LeaseInfo
+from rmqstore.ordered.adopting import Adoptions
 from rmqstore.ordered.fifo import as_delivered
 from rmqstore.ordered.layout import LEASE, LEASES
 from rmqstore.ordered.leases import LEASED, Lease
@@ -15,7 +16,9 @@ from rmqstore.ordered.stage import origin_topic
 from rmqstore.ordered.standings import Seat
 
 
-def list_leases(shared: Shared, state: PopState, log: QueueLog, topic: str | None, group: str | None) -> list[LeaseInfo]:
+def list_leases(
+    shared: Shared, state: PopState, log: QueueLog, adoptions: Adoptions, topic: str | None, group: str | None
+) -> list[LeaseInfo]:
     """Return the running leases of a topic and of a group, of all where None is given, by topic, group, queue and offset."""
     topics, groups = state.names_by_id(), state.group_names()
     found = []
@@ -29,14 +32,16 @@ def list_leases(shared: Shared, state: PopState, log: QueueLog, topic: str | Non
             value = shared.kv.get(LEASES, LEASE + key)
             if value is not None:
                 lease = Lease.decode(key, value)
+                form = adoptions.form_of(lease.granter, source)
                 found += [
-                    _lease_info(shared, state, log, lease, holder, popped, index) for index, s in enumerate(lease.states) if s == LEASED
+                    _lease_info(state, log, lease, holder, popped, index, form) for index, s in enumerate(lease.states) if s == LEASED
                 ]
     return sorted(found, key=lambda info: (info.topic, info.group, info.queue_id, info.queue_offset, info.receipt))
 
 
-def _lease_info(shared: Shared, state: PopState, log: QueueLog, lease: Lease, group: str, topic: str, index: int) -> LeaseInfo:
+def _lease_info(state: PopState, log: QueueLog, lease: Lease, group: str, topic: str, index: int, form: tuple[str, int]) -> LeaseInfo:
     seat_group, topic_id, queue, ck_start, pop_ms = lease.place
+    broker, queue_shift = form
     offset = lease.offsets[index]
     found = log.record_at(topic_id, queue, offset)
     record = None
@@ -55,11 +60,12 @@ def _lease_info(shared: Shared, state: PopState, log: QueueLog, lease: Lease, gr
         pop_ms,
         lease.invisible_ms,
         lease.retry_flag,
-        shared.options.broker,
+        broker,
         lease.epoch,
         ck_start,
         lease.first_pop_ms,
         revive_qid,
+        queue_shift,
     )
     firsts = [at for at in (-1 if record is None else first_pop_of(record), lease.first_pop_ms, pop_ms) if at >= 0]
     return LeaseInfo(

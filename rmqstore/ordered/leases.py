@@ -3,7 +3,8 @@
 ::
 
     key    group u32, topic u32, queue u32, start offset u64, pop time u64   (big-endian)
-    value  i64 expiry ms, i64 invisible ms, i64 first pop ms (-1 = this pop), u32 open epoch, u16 n, u8 retry flag   (little-endian)
+    value  i64 expiry ms, i64 invisible ms, i64 first pop ms (-1 = this pop), u32 open epoch, u16 n, u8 retry flag,
+           u32 number of the store that gave it   (little-endian)
            n × u32 queue offset less the start offset, n × u8 state
 
 RocketMQ's check point (``PopCheckPoint``) with 64-bit fields, up to 1024 messages, and a state a message in place of a 32-bit map of
@@ -24,13 +25,13 @@ ACKED: Final = 1
 MOVED: Final = 2
 """The lease ended otherwise: revived, released, changed or reset; its receipts are STALE."""
 
-_HEAD = struct.Struct("<qqqIHB")
+_HEAD = struct.Struct("<qqqIHBI")
 
 
 class Lease:
     """One check point, decoded and changeable; ``states[i]`` belongs to queue offset ``offsets[i]``."""
 
-    __slots__ = ("_places", "epoch", "expiry_ms", "first_pop_ms", "invisible_ms", "key", "offsets", "retry_flag", "states")
+    __slots__ = ("_places", "epoch", "expiry_ms", "first_pop_ms", "granter", "invisible_ms", "key", "offsets", "retry_flag", "states")
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Lease:
         offsets: list[int],
         states: bytearray | None = None,
         first_pop_ms: int = -1,
+        granter: int = 0,
     ) -> None:
         self.key = key
         self.expiry_ms = expiry_ms
@@ -51,22 +53,25 @@ class Lease:
         self.offsets = offsets
         self.states = bytearray(len(offsets)) if states is None else states
         self.first_pop_ms = first_pop_ms
+        self.granter = granter
         self._places: dict[int, int] | None = None
 
     def encode(self) -> bytes:
         """Return the value."""
         start = self.offsets[0]
-        head = _HEAD.pack(self.expiry_ms, self.invisible_ms, self.first_pop_ms, self.epoch, len(self.offsets), self.retry_flag)
+        head = _HEAD.pack(
+            self.expiry_ms, self.invisible_ms, self.first_pop_ms, self.epoch, len(self.offsets), self.retry_flag, self.granter
+        )
         return head + (np.asarray(self.offsets, np.int64) - start).astype("<u4").tobytes() + bytes(self.states)
 
     @classmethod
     def decode(cls, key: bytes, value: bytes) -> Lease:
         """Read a value."""
-        expiry_ms, invisible_ms, first_pop_ms, epoch, count, retry_flag = _HEAD.unpack_from(value)
+        expiry_ms, invisible_ms, first_pop_ms, epoch, count, retry_flag, granter = _HEAD.unpack_from(value)
         start = LEASE_KEY.unpack(key)[3]
         offsets = (np.frombuffer(value, "<u4", count, _HEAD.size).astype(np.int64) + start).tolist()
         states = bytearray(value[_HEAD.size + 4 * count :])
-        return cls(key, expiry_ms, invisible_ms, epoch, retry_flag, offsets, states, first_pop_ms)
+        return cls(key, expiry_ms, invisible_ms, epoch, retry_flag, offsets, states, first_pop_ms, granter)
 
     @property
     def place(self) -> tuple[int, int, int, int, int]:

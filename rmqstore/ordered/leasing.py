@@ -50,12 +50,13 @@ class Leasing:
     def _check_point(self, stage: Stage, receipt: Receipt) -> Lease | bool:
         """Find the check point of a receipt; True when it is one of ours that is gone (STALE), False when it is unknown."""
         queue_id, last_epoch, older = receipt.queue_id, self._shared.epoch, receipt.epoch < self._shared.epoch
+        granter = self._options.store_tag
         if receipt.broker != self._options.broker:
             home = self._adoptions.home_of(receipt)
             if home is None:
                 return False
             # What another store gave is as old as a receipt of an earlier open.
-            place, last_epoch = home
+            place, last_epoch, granter = home
             if place is None:
                 return receipt.epoch <= last_epoch
             queue_id, older = place, True
@@ -69,7 +70,8 @@ class Leasing:
             return older
         key = LEASE_KEY.pack(group_id, topic.id, queue_id, receipt.ck_start_offset, receipt.pop_time_ms)
         lease = stage.lease(key)
-        return older if lease is None or lease.epoch != receipt.epoch else lease
+        # Seats of merged stores meet by name, so a lease is known by who gave it as well.
+        return older if lease is None or (lease.epoch, lease.granter) != (receipt.epoch, granter) else lease
 
     def _find(self, stage: Stage, receipt: Receipt) -> tuple[Lease, int] | bool:
         """Find the leased message of a receipt; a bool as in :meth:`_check_point`."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from rmqstore.contract import NO_RETRY, ORDERED_QID, RETRY_V2, InitMode, PopRequest, PopResult, Ticket
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import retry_topic
+from rmqstore.ordered.adopting import Adoptions
 from rmqstore.ordered.fifo import FifoRun, Unacked, as_delivered, waiting_in
 from rmqstore.ordered.layout import ATTEMPT, LEASE_KEY, LEASES, PURGE, U64, digest
 from rmqstore.ordered.leases import LEASED, Lease
@@ -53,11 +54,12 @@ class _Turn:
 class Popping:
     """Picks and leases; the turns live in memory, since losing one is harmless."""
 
-    def __init__(self, shared: Shared, state: PopState, log: QueueLog) -> None:
+    def __init__(self, shared: Shared, state: PopState, log: QueueLog, adoptions: Adoptions) -> None:
         self._shared = shared
         self._options = shared.options
         self._state = state
         self._log = log
+        self._adoptions = adoptions
         self._turns: dict[tuple[int, int], _Turn] = {}
 
     def pop(self, stage: Stage, request: PopRequest, picker: Picker | None) -> tuple[PopResult, Ticket]:
@@ -183,7 +185,7 @@ class Popping:
             return None
         wanted = min(wanted, self._options.max_in_flight or wanted)
         run = stage.fifo(seat)
-        taken = self._read_back(stage, source, seat, run, waiting_in(run)[:wanted], room)
+        taken = self._read_back(stage, source, seat, run, wanted, room)
         room -= sum(map(len, taken.records))
         if not waiting_in(run) and len(taken.records) < wanted and room > 0:
             new = self._read_on(stage, source, seat.queue, standing.next_offset, picker, wanted - len(taken.records), room)
@@ -196,10 +198,12 @@ class Popping:
         lease = stage.grant(seat, taken.offsets, request.invisible_ms, retry_flag)
         return self._slice(lease, request, taken.offsets, taken.records, taken.store_ms)
 
-    def _read_back(self, stage: Stage, source: Topic, seat: Seat, run: FifoRun, waiting: list[int], room: int) -> _Taken:
+    def _read_back(self, stage: Stage, source: Topic, seat: Seat, run: FifoRun, wanted: int, room: int) -> _Taken:
         """Read the un-acked messages of a run again; what cannot be read any more leaves it."""
         taken = _Taken([], [], [], 0)
-        for offset in waiting:
+        for offset in waiting_in(run):
+            if len(taken.records) == wanted or room <= 0:
+                break
             found = self._log.record_at(source.id, seat.queue, offset)
             if found is None or isinstance(found, DamagedRun):
                 if found is not None:
@@ -207,8 +211,6 @@ class Popping:
                     self._log.drop(source.id, seat.queue)
                 del run[offset]
                 continue
-            if room <= 0:
-                break
             record = as_delivered(found[0], run[offset])
             run[offset] = run[offset]._replace(waits=False)
             taken.offsets.append(offset)
@@ -249,6 +251,8 @@ class Popping:
 
     def _slice(self, lease: Lease, request: PopRequest, offsets: list[int], records: list[bytes], stores: list[int]) -> Slice:
         _, _, queue, ck_start, pop_ms = lease.place
+        source = request.topic if lease.retry_flag == NO_RETRY else retry_topic(request.group, request.topic)
+        broker, queue_shift = self._adoptions.form_of(lease.granter, source)
         return Slice(
             request.topic,
             queue,
@@ -259,11 +263,12 @@ class Popping:
             pop_ms,
             lease.invisible_ms,
             lease.retry_flag,
-            self._options.broker,
+            broker,
             lease.epoch,
             ck_start,
             lease.first_pop_ms,
             ORDERED_QID if request.order and lease.retry_flag == NO_RETRY else 0,
+            queue_shift,
         )
 
     def _rest(self, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> int:

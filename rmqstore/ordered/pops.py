@@ -71,8 +71,8 @@ class OrderedPops(OrderedSide, PopStore):
         kv = self._shared.kv
         self._state = PopState(kv)
         self._log = QueueLog(kv)
-        self._popping = Popping(self._shared, self._state, self._log)
-        self._adoptions = Adoptions(kv, POP_SIDE)
+        self._adoptions = Adoptions(kv, POP_SIDE, self._options.broker)
+        self._popping = Popping(self._shared, self._state, self._log, self._adoptions)
         self._leasing = Leasing(self._shared, self._state, self._log, self._adoptions)
         self._retention = Retention(self._shared, self._state, self._log)
         self._administration = Administration(self._shared, self._state, self._log)
@@ -228,7 +228,7 @@ class OrderedPops(OrderedSide, PopStore):
     def leases(self, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
         with self._lock:
             self._shared.fresh()
-            return list_leases(self._shared, self._state, self._log, topic, group)
+            return list_leases(self._shared, self._state, self._log, self._adoptions, topic, group)
 
     def offsets(self, group: str) -> list[GroupOffset]:
         with self._lock:

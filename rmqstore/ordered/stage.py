@@ -67,6 +67,7 @@ class Stage:
         self._kept: dict[tuple[int, int], int] = {}
         self._gaps: dict[tuple[int, int], list[Gap]] = {}
         self._fifo: dict[Seat, FifoRun] = {}
+        self._parked: set[bytes] = set()
         self._leases: dict[bytes, Lease | None] = {}
         self._touched: dict[bytes, tuple[Lease, int, bool]] = {}
         self._next_id = state.next_id
@@ -195,12 +196,16 @@ class Stage:
         self.append_to(PARKED_TOPIC, 0, [parked_record(raw, reason, origin, origin_topic)])
 
     def park_run(self, damaged: DamagedRun, topic: str) -> None:
-        """Move a damaged run of a queue to the parked entries; its offsets become a gap."""
+        """Move a damaged run of a queue to the parked entries, once; its offsets become a gap."""
+        if damaged.key in self._parked:
+            return
+        self._parked.add(damaged.key)
         topic_id, queue, first = QUEUE.unpack(damaged.key)
+        later = self._shared.kv.scan(QUEUES, damaged.key + b"\x00", QUEUE.pack(topic_id, queue, 2**64 - 1), 1)
+        # Measured before the entry is appended: it may go behind the run in the same queue.
+        behind = QUEUE.unpack(later[0][0])[2] if later else self.topic_with(topic, 1).next_offsets[queue]
         self.park(damaged.raw, damaged.reason, f"{topic}/{queue}/{first}", topic)
         self.write.delete(QUEUES, damaged.key)
-        later = self._shared.kv.scan(QUEUES, damaged.key + b"\x00", QUEUE.pack(topic_id, queue, 2**64 - 1), 1)
-        behind = QUEUE.unpack(later[0][0])[2] if later else self.topic_with(topic, 1).next_offsets[queue]
         self.set_gaps(topic_id, queue, [*self.gaps(topic_id, queue), Gap(first, behind)])
 
     def bury(self, group: str, topic: str, record: bytes, attempts: int) -> None:
@@ -235,7 +240,7 @@ class Stage:
         """Count off letters of a topic's name that leave the group's dead letter queue; those of a deleted topic were never counted."""
         known = self._dead_of((group_id, topic_id))
         if known is not None:
-            self._dead[group_id, topic_id] = Dead(known.letters - sum(offset >= known.since for offset in offsets), known.since)
+            self._dead[group_id, topic_id] = Dead(max(known.letters - sum(at >= known.since for at in offsets), 0), known.since)
 
     # ------------------------------------------------------------ leases
 
@@ -249,9 +254,11 @@ class Stage:
     def grant(self, seat: Seat, offsets: list[int], invisible_ms: int, retry_flag: int, first_pop_ms: int = -1) -> Lease:
         """Lease messages of one queue; the pop time strictly rises per seat, so no other lease has this key (P2)."""
         standing = self.standing_or_new(seat)
-        pop_ms = max(self.now_ms, standing.last_pop_ms + 1)
+        # The standing of a merged store knows nothing of what was deleted here.
+        pop_ms = max(self.now_ms, standing.last_pop_ms + 1, self._state.pop_floor_ms + 1)
         key = LEASE_KEY.pack(*seat, offsets[0], pop_ms)
         lease = Lease(key, self.now_ms + invisible_ms, invisible_ms, self._shared.epoch, retry_flag, offsets, first_pop_ms=first_pop_ms)
+        lease.granter = self.options.store_tag
         self._leases[key] = lease
         self._touched[key] = (lease, 0, True)
         self.set_standing(seat, Standing(standing.next_offset, pop_ms, standing.in_flight + len(offsets)))

@@ -181,8 +181,13 @@ class OrderedTimers(OrderedSide, TimerStore):
         """Return (tick, seq, epoch) of the put that a handle names; None when it is of a store of which nothing is here."""
         record = self._adopted.get(handle.store_tag)
         if record is None:
-            return (handle.tick, handle.seq, handle.epoch) if handle.store_tag == self._options.store_tag else None
-        if handle.store_tag != self._options.store_tag and handle.epoch > record.epoch:
+            if handle.store_tag != self._options.store_tag:
+                return None
+            own = (handle.tick, handle.seq, handle.epoch)
+            # A mark of a merged store is answered with its ticks, which may have had another width.
+            ticks = (tick for each in self._adopted.values() for tick in each.ticks_of(handle.tick, self.precision_ms))
+            return next((place for tick in ticks if self._is_known(*(place := (tick, handle.seq, handle.epoch)))), own)
+        if handle.store_tag != self._options.store_tag and (handle.epoch > record.epoch or handle.seq > record.last_seq):
             return None
         places = [(tick, handle.seq + record.seq_shift, handle.epoch) for tick in record.ticks_of(handle.tick, self.precision_ms)]
         return next((place for place in places if self._is_known(*place)), places[0])

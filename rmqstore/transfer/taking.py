@@ -201,6 +201,7 @@ class Taking:
             store_tag=self._source.store_id,
             broker=self._source.broker,
             epoch=self._source.epoch,
+            last_seq=self._source.last_seq,
             seq_shift=0 if self._takes_over else state.last_seq + _SEQ_GAP,
             queues=self._source_queues(),
             queue_shifts={} if self._takes_over else self._queue_shifts(),

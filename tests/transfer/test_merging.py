@@ -307,3 +307,78 @@ def test_retries_of_merged_stores_take_turns(tmp_path: Path) -> None:
         taken = [new.pop("t", "g", max_messages=1)[0].queue_id for _ in range(10)]
         assert taken == [0, 1] * 5
         assert len(pop_all(new)) == 10
+
+
+def _two(stores: Stores) -> tuple[Store, Store]:
+    source, target = stores.open("source"), stores.open("target")
+    for store in (source, target):
+        store.send(message(store.path.name))
+    return source, target
+
+
+@pytest.mark.clause("P2", "P5")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_receipt_of_a_deleted_topic_ends_no_merged_lease(engine: str, tmp_path: Path) -> None:
+    """P2: seats of merged stores meet by name, at one time and in one epoch; each receipt still ends the lease that it was given for."""
+    with stores_of(Pair(engine, engine)) as stores:
+        source, target = _two(stores)
+        (old,) = target.pop("t", "g")
+        target.delete_topic("t")
+        (new,) = source.pop("t", "g")
+        source.dump(tmp_path / "dump")
+        load_into(tmp_path / "dump", target)
+        assert target.ack(old) is not AckOutcome.ACKED
+        assert [each.receipt for each in target.leases()] == [new.receipt]
+        assert target.ack(new) is AckOutcome.ACKED
+
+
+@pytest.mark.clause("P2")
+def test_a_merged_standing_gives_no_receipt_of_a_deleted_topic_again(tmp_path: Path) -> None:
+    """P2: pop times go on above those of what was deleted, also where a merged group stands at an earlier one."""
+    with stores_of(Pair("memory", "memory")) as stores:
+        source, target = _two(stores)
+        source.ack(source.pop("t", "g"))
+        source.send(message("next"))
+        source.dump(tmp_path / "dump")
+        target.send(message("second"))
+        stores.clock.advance(1000)
+        target.ack(target.pop("t", "g", max_messages=1))
+        (old,) = target.pop("t", "g")
+        target.delete_topic("t")
+        load_into(tmp_path / "dump", target)
+        (new,) = target.pop("t", "g")
+        assert new.receipt != old.receipt
+        assert target.ack(old) is not AckOutcome.ACKED
+
+
+@pytest.mark.clause("C6", "P5")
+def test_what_the_source_gave_out_after_its_dump_names_nothing_here(tmp_path: Path) -> None:
+    """C6: a dump of an open store goes on in the same epoch; what that store gives later is not of this one."""
+    with stores_of(Pair("memory", "memory")) as stores:
+        source, target = _two(stores)
+        source.dump(tmp_path / "dump")
+        later = source.send(message("later"), delay=9000)
+        (popped,) = source.pop("t", "g")
+        load_into(tmp_path / "dump", target)
+        target.send(message("own"), delay=9000)
+        target.pop("t", "g", max_messages=1)
+        held = len(target.leases())
+        assert target.cancel(str(later.handle)) is CancelOutcome.UNKNOWN
+        assert target.ack(popped) is not AckOutcome.ACKED
+        assert target.pending().total == 1
+        assert len(target.leases()) == held
+
+
+@pytest.mark.clause("I1", "C3")
+def test_a_mark_of_a_store_with_other_ticks_is_answered_with_handles_that_cancel(tmp_path: Path) -> None:
+    """I1: the repeat gives the first answer, and its handle names the timer."""
+    with stores_of(Pair("memory", "memory")) as stores:
+        source, target = stores.open("source", precision_ms=1000), stores.open("target", precision_ms=100)
+        batch = [message(1, deliver_at_ms=START_MS + 500_150)]
+        source.send_batch(batch, marks=[b"m"])
+        source.dump(tmp_path / "dump")
+        load_into(tmp_path / "dump", target)
+        (again,) = target.send_batch(batch, marks=[b"m"])
+        assert again.repeated
+        assert target.cancel(str(again.handle)) is CancelOutcome.CANCELLED
+        assert target.pending().total == 0

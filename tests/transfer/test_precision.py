@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import rmqstore
@@ -96,3 +98,24 @@ def test_a_load_may_choose_a_precision(engine: str) -> None:
             assert same.config.precision_ms == 1000
             assert new.pending() == same.pending() == store.pending()
             assert new.digest()["timers"] != same.digest()["timers"] == store.digest()["timers"]
+
+
+@pytest.mark.clause("C4", "C5")
+def test_answers_outlive_two_changes_of_the_precision(tmp_path: Path) -> None:
+    """C4: 1000, 100 and 1000 ms again: what was cancelled stays so, what was delivered too."""
+    with stores_of(Pair("rocksdb", "rocksdb")) as stores:
+        store = stores.open(precision_ms=1000)
+        sent = store.send_batch([message(n, deliver_at_ms=START_MS + 1150) for n in range(2)])
+        handles = [str(each.handle) for each in sent]
+        store.close()
+        for precision_ms in (100, 1000):
+            migrate(stores.root / "store", engine="rocksdb", precision_ms=precision_ms)
+            store = stores.open()
+            if precision_ms == 100:
+                assert store.cancel(handles[0]) is CancelOutcome.CANCELLED
+                stores.clock.advance(2000)
+                assert store.tick().handed_over == 1
+                store.flush()
+                store.tick()
+            assert store.cancel(handles) == [CancelOutcome.CANCELLED, CancelOutcome.ALREADY_DELIVERED]
+            store.close()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from rmqstore.contract import PopStore, Removal
+from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import (
     DLQ_PREFIX,
     PARKED_TOPIC,
@@ -80,7 +81,11 @@ def removal_of(
     if ordered is None or not letter.group:
         return Removal(*place)
     topic = letter.origin_topic
-    if not ordered.get((letter.group, topic), False):
+    if not topic:
+        raise IllegalArgumentError(
+            f"dead letter {at.message_id} of group {letter.group!r} does not say where it came from; pop it, or drop it"
+        )
+    if topic.startswith(DLQ_PREFIX) or not ordered.get((letter.group, topic), False):
         return Removal(*place, resend_to=retry_topic(letter.group, topic), resend_queue=0)
     queue = None if at.message_group is None else group_queue(at.message_group, (queues or {}).get(topic, 1))
     return Removal(*place, resend_to=topic, resend_queue=queue)

@@ -143,6 +143,11 @@ class Administration:
             stage.set_gaps(topic.id, queue, [*stage.gaps(topic.id, queue), *gaps])
             self._count_off(stage, topic.name, origins)
             self._log.drop(topic.id, queue)
+            for seat in [seat for seat in self._state.fifo if (seat.topic_id, seat.queue) == (topic.id, queue)]:
+                unacked = stage.fifo(seat)
+                for offset in removed:
+                    if offset in unacked and unacked[offset].waits:
+                        del unacked[offset]
             stage.append(resent)
         return removed
 

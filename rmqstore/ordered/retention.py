@@ -130,6 +130,7 @@ class Retention:
                 for run in damaged:
                     # It is older than what lies behind it, and must not go unseen (T12).
                     stage.park_run(run, topic.name)
+                    self._log.drop(topic.id, queue)
                 damaged.clear()
                 room_bytes -= len(value)
             start = page[-1][0] + b"\x00"

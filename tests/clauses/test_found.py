@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from rmqstore import AckOutcome, Store
-from rmqstore.message import dlq_topic
+from rmqstore.message import PARKED_TOPIC, dlq_topic
+from rmqstore.ordered.kv import WriteBatch
+from rmqstore.ordered.layout import QUEUE_PREFIX, QUEUES
 from tests.stores import Stores, ids, message, pop_all
 
 
@@ -110,3 +112,78 @@ def test_p7_a_letter_of_a_deleted_queue_takes_no_other_with_it(stores: Stores) -
     assert store.resend_dead(old) == 0
     assert [each.origin_message_id for each in store.dead_letters("g")] == ["m2"]
     assert store.verify() == []
+
+
+def damage_last_run(store: Store, topic: str) -> None:
+    """Flip a byte in the last run of a topic, on disk only."""
+    known = store.pops._state.topics[topic]  # type: ignore[attr-defined]
+    kv = store.pops._shared.kv  # type: ignore[attr-defined]
+    *_, (key, value) = kv.scan_all(QUEUES, QUEUE_PREFIX.pack(known.id, 0), QUEUE_PREFIX.pack(known.id, 1))
+    write = WriteBatch()
+    write.put(QUEUES, key, value[:-1] + bytes([value[-1] ^ 1]))
+    kv.write(write)
+    store.pops._log.drop(known.id, 0)  # type: ignore[attr-defined]
+
+
+@pytest.mark.clause("T12", "Q1")
+def test_t12_a_damaged_run_of_parked_entries_is_parked_for_good(stores: Stores) -> None:
+    """T12: the entry that stands for it lies behind it in the same queue, is counted, and outlives the upkeep."""
+    store = stores.open()
+    store.send(message(1))
+    damage_last_run(store, "t")
+    assert store.pop("t", "g") == []
+    damage_last_run(store, PARKED_TOPIC)
+    store.pop(PARKED_TOPIC, "operator")
+    for _ in range(2):
+        assert [each.origin_message_id for each in store.parked()] == [f"{PARKED_TOPIC}/0/0"]
+        store.tick()
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P9", "P14", "T12")
+def test_p9_a_damaged_run_is_parked_once(stores: Stores) -> None:
+    """P9: several un-acked messages of one damaged run: one entry, exact counts, and the pop goes on with what can be read."""
+    store = stores.open()
+    store.send_batch([message(n) for n in range(5)])
+    assert len(store.pop("t", "g", order=True, max_messages=3, invisible=1)) == 3
+    stores.clock.advance(1)
+    store.tick()
+    damage_last_run(store, "t")
+    store.send(message("sound"))
+    assert ids(store.pop("t", "g", order=True, max_messages=1)) == ["msound"]
+    assert len(store.parked()) == 1
+    assert store.lag("t", "other").ready == 1
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P9", "P14", "P7")
+def test_p9_letters_that_wait_in_a_run_can_be_dropped(stores: Stores) -> None:
+    """P14: a dropped letter is not counted as waiting, and nobody is woken for it."""
+    store = stores.open(max_retries=0)
+    store.send(message(1))
+    store.pop("t", "g", invisible=1)
+    stores.clock.advance(1)
+    store.tick()
+    letters = store.dead_letters("g")
+    store.release(store.pop(dlq_topic("g"), "repair", order=True))
+    assert store.lag(dlq_topic("g"), "repair").retry == 1
+    assert store.drop_dead(letters) == 1
+    assert store.lag(dlq_topic("g"), "repair").retry == 0
+    assert store.pops.ready(dlq_topic("g"), "repair", "*", stores.clock.now_ms()) is None
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P7", "P9")
+def test_p7_a_letter_of_a_dead_letter_queue_goes_back_to_its_own_group(stores: Stores) -> None:
+    """P7: also when that group pops the queue in order; the letter of the first group stays what it is."""
+    store = stores.open(max_retries=0)
+    store.send(message(1))
+    store.pop("t", "g", invisible=1)
+    stores.clock.advance(1)
+    store.tick()
+    store.pop(dlq_topic("g"), "audit", order=True, invisible=1)
+    stores.clock.advance(1)
+    assert store.tick().dead == 1
+    assert store.resend_dead(store.dead_letters("audit")) == 1
+    assert [each.origin_topic for each in store.dead_letters("g")] == ["t"]
+    assert ids(store.pop(dlq_topic("g"), "audit", order=True)) == ["m1"]

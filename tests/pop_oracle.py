@@ -195,10 +195,12 @@ class PopOracle:
             return 0 if held else self.max_in_flight or 10**9
         return max(self.max_in_flight - held, 0) if self.max_in_flight else 10**9
 
-    def repeated(self, topic: str, group: str, attempt_id: str, now: int) -> list[str]:
-        """Return the receipts that a repeat of this attempt must give again."""
+    def repeated(self, topic: str, group: str, attempt_id: str, now: int) -> list[str] | None:
+        """Return the receipts that a repeat of this attempt must give again; None when it is no repeat."""
         end, receipts = self.attempts.get((topic, group, attempt_id), (0, []))
-        return [text for text in receipts if end > now and text in self.live and self.live[text].expiry > now]
+        if end <= now:
+            return None
+        return [text for text in receipts if text in self.live and self.live[text].expiry > now]
 
     def register(self, topic: str, group: str, now: int, *, order: bool) -> None:
         """Take note of a pop: the first one fixes how the group pops the topic and where it starts, on all queues at once (P9, P11)."""
@@ -228,7 +230,7 @@ class PopOracle:
         """Check a pop and take it over; ``offsets`` is where the group stands on each queue afterwards."""
         self.register(topic, group, now, order=order)
         at = self.standing(topic, group)
-        if attempt_id is not None and (again := self.repeated(topic, group, attempt_id, now)):
+        if attempt_id is not None and (again := self.repeated(topic, group, attempt_id, now)) is not None:
             assert sorted(str(m.receipt) for m in got) == sorted(again), "a repeated attempt gets the same leases"
             for each in got:
                 held = self.live[str(each.receipt)]

@@ -70,14 +70,14 @@ class Popping:
         group_id = stage.group_id(request.group)
         registered = self._register(stage, topic, group_id, request)
         if request.attempt_id is not None:
-            slices = self._repeated(stage, request, request.attempt_id)
-            if slices:
+            again = self._repeated(stage, request, request.attempt_id)
+            if again is not None:
                 # The leases may not be durable yet: their first call may still be waiting for the disk.
                 ticket = stage.commit()
-                return PopResult(PoppedRecords(slices), self._rest(stage, topic, group_id, request)), Ticket(
+                return PopResult(PoppedRecords(again), self._rest(stage, topic, group_id, request)), Ticket(
                     max(ticket.position, self._shared.kv.position)
                 )
-        slices = []
+        slices: list[Slice] = []
         wanted = request.max_messages
         room = _POP_BYTES
         for source, queue, retry_flag in self._sources(stage, topic, group_id, request):
@@ -292,12 +292,12 @@ class Popping:
         stage.write.put(LEASES, key, expiry + b"".join(stage.granted()))
         stage.write.put(LEASES, PURGE + expiry + key, b"")
 
-    def _repeated(self, stage: Stage, request: PopRequest, attempt_id: str) -> list[Slice]:
-        """Return what an earlier pop of the same attempt still holds; empty when it holds nothing."""
+    def _repeated(self, stage: Stage, request: PopRequest, attempt_id: str) -> list[Slice] | None:
+        """Return what an earlier pop of the same attempt still holds, maybe nothing; None when there was none within the invisible time."""
         stored = self._shared.kv.get(LEASES, ATTEMPT + digest(request.group, request.topic, attempt_id))
         if stored is None or _ATTEMPT_HEAD.unpack_from(stored)[0] <= stage.now_ms:
-            return []
-        slices = []
+            return None
+        slices: list[Slice] = []
         for at in range(_ATTEMPT_HEAD.size, len(stored), LEASE_KEY.size):
             lease = stage.lease(stored[at : at + LEASE_KEY.size])
             if lease is None or lease.expiry_ms <= stage.now_ms:

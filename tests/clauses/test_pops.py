@@ -65,6 +65,18 @@ def test_p1_a_repeated_attempt_gets_the_same_leases(stores: Stores) -> None:
     assert not {m.receipt for m in fresh} & {m.receipt for m in first}
 
 
+@pytest.mark.clause("P1")
+def test_p1_a_repeated_attempt_gets_nothing_new_once_all_of_it_is_acked(stores: Stores) -> None:
+    """§5.2: a repeat that comes late, after its answer was worked off, takes no message that nobody would ack."""
+    store = filled(stores, 3)
+    first = store.pop("t", "g", max_messages=2, invisible=10_000, attempt_id="a")
+    store.ack(first)
+    stores.clock.advance(9999)
+    assert store.pop("t", "g", attempt_id="a") == []
+    stores.clock.advance(1)
+    assert ids(store.pop("t", "g", attempt_id="a")) == ["m2"]
+
+
 @pytest.mark.clause("P2")
 def test_p2_groups_do_not_disturb_each_other(stores: Stores) -> None:
     """P2: two groups pop the same offset in the same ms: receipts of their own, each ack its own."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rmqstore.contract import NO_RETRY, Receipt
+from collections.abc import Callable, Mapping
+
+from rmqstore.contract import NO_RETRY, Receipt, TimerHandle
 from rmqstore.contract.state import Adopted
 from rmqstore.message import retry_topic
 from rmqstore.ordered.kv import OrderedKV, WriteBatch
@@ -49,3 +51,24 @@ class Adoptions:
         name = receipt.topic if receipt.retry_flag == NO_RETRY else retry_topic(receipt.group, receipt.topic)
         came_along = receipt.queue_id < record.queues.get(name, 0)
         return receipt.queue_id + record.queue_shifts.get(name, 0) if came_along else None, record.epoch, record.store_tag
+
+
+def place_of(
+    handle: TimerHandle, store_tag: int, adopted: Mapping[int, Adopted], precision_ms: int, is_known: Callable[[int, int, int], bool]
+) -> tuple[int, int, int] | None:
+    """Return (tick, seq, epoch) of the put that a handle names; None when it is of a store of which nothing is here.
+
+    ``is_known`` tells whether a put of this tick, seq and epoch is or was here.
+    """
+    record = adopted.get(handle.store_tag)
+    if record is None:
+        if handle.store_tag != store_tag:
+            return None
+        own = (handle.tick, handle.seq, handle.epoch)
+        # A mark of a merged store is answered with its ticks, which may have had another width.
+        ticks = (tick for each in adopted.values() for tick in each.ticks_of(handle.tick, precision_ms))
+        return next((place for tick in ticks if is_known(*(place := (tick, handle.seq, handle.epoch)))), own)
+    if handle.store_tag != store_tag and (handle.epoch > record.epoch or handle.seq > record.last_seq):
+        return None
+    places = [(tick, handle.seq + record.seq_shift, handle.epoch) for tick in record.ticks_of(handle.tick, precision_ms)]
+    return next((place for place in places if is_known(*place)), places[0])

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rmqstore.errors import FlowControlError
-from rmqstore.ordered import traces
-from rmqstore.ordered.kv import OrderedKV
-from rmqstore.ordered.layout import TIMERS, U64
-from rmqstore.ordered.runs import count_of
 
 _KNOWN_SLOTS = 4096
 
@@ -19,12 +15,13 @@ class Congestion:
     """Counts the timers of the slots that puts go to; off, and free, when ``limit`` is 0.
 
     Args:
+        count: tells how many timers a tick holds.
         limit: timers a slot above which puts are refused with rising probability.
         generator: where the draws come from.
     """
 
-    def __init__(self, kv: OrderedKV, limit: int, generator: random.Random) -> None:
-        self._kv = kv
+    def __init__(self, count: Callable[[int], int], limit: int, generator: random.Random) -> None:
+        self._count_anew = count
         self._limit = limit
         self._random = generator
         self._slots: dict[int, int] = {}
@@ -50,9 +47,7 @@ class Congestion:
         if tick not in self._slots:
             if len(self._slots) >= _KNOWN_SLOTS:
                 self._slots.clear()
-            prefix = U64.pack(tick)
-            kept = sum(count_of(value) for _, value in self._kv.scan_all(TIMERS, prefix, U64.pack(tick + 1)))
-            self._slots[tick] = kept - len(traces.holes_between(self._kv, prefix, tick))
+            self._slots[tick] = self._count_anew(tick)
         return self._slots[tick]
 
     def note(self, ticks: Iterable[int], change: int) -> None:

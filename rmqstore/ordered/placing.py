@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
+from rmqstore.errors import DelayTooLongError
 from rmqstore.ordered.counts import MINUTE_MS
 from rmqstore.ordered.layout import PAIR
 from rmqstore.ordered.runs import encode_run, encode_single, encode_singles, run_lengths
+
+Times: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -35,18 +39,34 @@ def place(records: list[bytes], delivers: Sequence[int], first_seq: int, now_ms:
             tick = min(tick, now_ms)
         run = (PAIR.pack(tick, first_seq), encode_single(epoch, now_ms, records[0]))
         return Placed([tick], [run], {(tick if delivers[0] < 0 else due) // MINUTE_MS: 1})
-    wanted = np.asarray(delivers, np.int64)
-    due_ms = np.where(wanted < 0, now_ms, wanted)
-    ticks = -(-due_ms // precision_ms) * precision_ms
-    ticks = np.where(due_ms <= now_ms, np.minimum(ticks, now_ms), ticks)
-    minutes, counts = np.unique(np.where(wanted < 0, ticks, wanted) // MINUTE_MS, return_counts=True)
+    ticks, dues = ticks_and_dues(np.asarray(delivers, np.int64), now_ms, precision_ms)
+    minutes, counts = np.unique(dues // MINUTE_MS, return_counts=True)
     by_minute = dict(zip(minutes.tolist(), counts.tolist(), strict=True))
     return Placed(ticks.tolist(), _runs(records, ticks, first_seq, now_ms, epoch), by_minute)
 
 
-def _runs(
-    records: list[bytes], ticks: np.ndarray[tuple[int], np.dtype[np.int64]], first_seq: int, now_ms: int, epoch: int
-) -> list[tuple[bytes, bytes]]:
+def check_horizon(delivers: Sequence[int] | Times, now_ms: int, limit_ms: int) -> None:
+    """Refuse deliver times more than ``limit_ms`` ahead; 0 = no limit.
+
+    Raises:
+        DelayTooLongError: naming the row (T5).
+    """
+    if limit_ms and len(delivers) and (latest := int(max(delivers))) - now_ms > limit_ms:
+        row = list(delivers).index(latest)
+        raise DelayTooLongError(
+            f"row {row}: deliver time {latest} is {latest - now_ms} ms ahead; at most {limit_ms} ms are allowed (max_delay_ms)"
+        )
+
+
+def ticks_and_dues(delivers: Times, now_ms: Times | int, precision_ms: int) -> tuple[Times, Times]:
+    """Return the tick and the due time of puts made at ``now_ms``, by their deliver times (-1 = none)."""
+    due_ms = np.where(delivers < 0, now_ms, delivers)
+    ticks = -(-due_ms // precision_ms) * precision_ms
+    ticks = np.where(due_ms <= now_ms, np.minimum(ticks, now_ms), ticks)
+    return ticks, np.where(delivers < 0, ticks, delivers)
+
+
+def _runs(records: list[bytes], ticks: Times, first_seq: int, now_ms: int, epoch: int) -> list[tuple[bytes, bytes]]:
     """Group records by tick, keeping their order, into (key, run) entries, in no order."""
     order = np.argsort(ticks, kind="stable")
     in_order = ticks[order]

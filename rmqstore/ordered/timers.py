@@ -35,11 +35,11 @@ from rmqstore.contract import (
     WriteStatus,
 )
 from rmqstore.contract.state import Adopted, StatePage
-from rmqstore.errors import DelayTooLongError, IllegalArgumentError
+from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import check_marks
 from rmqstore.ordered import pending as counting
 from rmqstore.ordered import traces
-from rmqstore.ordered.adopting import stored_adopted
+from rmqstore.ordered.adopting import place_of, stored_adopted
 from rmqstore.ordered.congestion import Congestion
 from rmqstore.ordered.counts import MINUTE_MS, MinuteCounts
 from rmqstore.ordered.exporting import export_timers
@@ -49,7 +49,7 @@ from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
 from rmqstore.ordered.layout import META, PAIR, SEAL_KEY, SEQ_KEY, TIMERS, TRACES, U64
 from rmqstore.ordered.marks import TIMER_SIDE, decode_ticks, drop_old_marks, encode_ticks, find_mark, put_marks
 from rmqstore.ordered.parked import parked_run
-from rmqstore.ordered.placing import place
+from rmqstore.ordered.placing import check_horizon, place
 from rmqstore.ordered.records import Records, deliver_at_of, encode_batch, keys_of, route_of
 from rmqstore.ordered.runs import (
     DamagedRunError,
@@ -61,6 +61,7 @@ from rmqstore.ordered.runs import (
 )
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.side import OrderedSide
+from rmqstore.ordered.staircase import reached
 
 _DUE_BYTES = 8 * PAGE_BYTES
 _FORGET_PAGE = 4096
@@ -103,7 +104,7 @@ class OrderedTimers(OrderedSide, TimerStore):
         self._low_tick = U64.unpack_from(first[0][0])[0] if first else 2**63
         self._unsealed_tick: int | None = self._low_tick if first else None
         self._closed_tick: int | None = None
-        self._congestion = Congestion(kv, self._options.congestion_limit, self._random)
+        self._congestion = Congestion(self._count_of_tick, self._options.congestion_limit, self._random)
         self._forgotten = EMPTY_CURSOR
         self._adopted = stored_adopted(kv, TIMER_SIDE)
         # Until ``recover`` is done, nobody has checked the runs that ``forget`` removes.
@@ -128,7 +129,7 @@ class OrderedTimers(OrderedSide, TimerStore):
             kv = self._shared.fresh()
             if marks and (answer := find_mark(kv, TIMER_SIDE, marks)) is not None:
                 return self._repeated(answer), Ticket(kv.position)
-            self._check_horizon(delivers, now_ms)
+            check_horizon(delivers, now_ms, self._options.max_delay_ms)
             first_seq = self._last_seq + 1
             placed = place(records, delivers, first_seq, now_ms, self.precision_ms, self._shared.epoch)
             ticks = placed.ticks
@@ -158,13 +159,10 @@ class OrderedTimers(OrderedSide, TimerStore):
         self._unsealed_tick = earliest if self._unsealed_tick is None else min(self._unsealed_tick, earliest)
         self._congestion.note(ticks, 1)
 
-    def _check_horizon(self, delivers: Sequence[int], now_ms: int) -> None:
-        limit_ms = self._options.max_delay_ms
-        if limit_ms and delivers and (latest := max(delivers)) - now_ms > limit_ms:
-            row = delivers.index(latest)
-            raise DelayTooLongError(
-                f"row {row}: deliver time {latest} is {latest - now_ms} ms ahead; at most {limit_ms} ms are allowed (max_delay_ms)"
-            )
+    def _count_of_tick(self, tick: int) -> int:
+        kv, prefix = self._shared.kv, U64.pack(tick)
+        kept = sum(count_of(value) for _, value in kv.scan_all(TIMERS, prefix, U64.pack(tick + 1)))
+        return kept - len(traces.holes_between(kv, prefix, tick))
 
     def _repeated(self, answer: bytes) -> TimerReceipts:
         epoch, first_seq = PAIR.unpack_from(answer)
@@ -178,19 +176,7 @@ class OrderedTimers(OrderedSide, TimerStore):
             return self._cancel([self._place_of(handle) for handle in handles])
 
     def _place_of(self, handle: TimerHandle) -> tuple[int, int, int] | None:
-        """Return (tick, seq, epoch) of the put that a handle names; None when it is of a store of which nothing is here."""
-        record = self._adopted.get(handle.store_tag)
-        if record is None:
-            if handle.store_tag != self._options.store_tag:
-                return None
-            own = (handle.tick, handle.seq, handle.epoch)
-            # A mark of a merged store is answered with its ticks, which may have had another width.
-            ticks = (tick for each in self._adopted.values() for tick in each.ticks_of(handle.tick, self.precision_ms))
-            return next((place for tick in ticks if self._is_known(*(place := (tick, handle.seq, handle.epoch)))), own)
-        if handle.store_tag != self._options.store_tag and (handle.epoch > record.epoch or handle.seq > record.last_seq):
-            return None
-        places = [(tick, handle.seq + record.seq_shift, handle.epoch) for tick in record.ticks_of(handle.tick, self.precision_ms)]
-        return next((place for place in places if self._is_known(*place)), places[0])
+        return place_of(handle, self._options.store_tag, self._adopted, self.precision_ms, self._is_known)
 
     def _is_known(self, tick: int, seq: int, epoch: int) -> bool:
         kv = self._shared.kv
@@ -344,7 +330,7 @@ class OrderedTimers(OrderedSide, TimerStore):
                     size += len(record)
                     last = (tick, seq)
                     resume_at = key
-            cursor = self._trimmed(kv, after.join(self._reached(None if not more else last)), durable=True)
+            cursor = self._trimmed(kv, after.join(reached(self._sealed, self._until_ms, last if more else None)), durable=True)
             if records:
                 self._resume = (cursor, resume_at)
             else:
@@ -386,17 +372,6 @@ class OrderedTimers(OrderedSide, TimerStore):
             for step, record in zip(run.deltas, run.records):  # noqa: B905 - a checked run has both; this is the hottest loop
                 if done_bound < first_seq + step <= sealed_bound and (not holes or (tick, first_seq + step) not in holes):
                     yield key, tick, first_seq + step, record
-
-    def _reached(self, last: tuple[int, int] | None) -> list[tuple[int, int]]:
-        """Return the corners of a batch that ends at ``last`` (None: nothing is left), as the contract has them."""
-        corners = []
-        for sealed_tick, seq in self._sealed.corners:
-            tick = min(sealed_tick, self._until_ms)
-            if last is None or tick < last[0]:
-                corners.append((tick, seq))
-            else:
-                corners += [(last[0], min(last[1], seq)), (last[0] - 1, seq)]
-        return corners
 
     def _trimmed(self, kv: OrderedKV, cursor: TimerCursor, *, durable: bool = False) -> TimerCursor:
         """Drop corners under which nothing is left, largest tick first, when there are more than 15.

@@ -34,9 +34,7 @@ from rmqstore.ordered.layout import (
     LEASE,
     LEASES,
     META,
-    QUEUE,
     QUEUE_PREFIX,
-    QUEUES,
     REGISTERED,
     STANDING,
     TOPIC,
@@ -45,10 +43,8 @@ from rmqstore.ordered.layout import (
 )
 from rmqstore.ordered.leases import LEASED, MOVED, Lease
 from rmqstore.ordered.popstate import PopState
-from rmqstore.ordered.queues import QueueLog, Topic
-from rmqstore.ordered.records import decode_message, encode_message, message_id_of
-from rmqstore.ordered.runs import DamagedRunError, Run, decode_run, encode_run
-from rmqstore.ordered.shared import Shared
+from rmqstore.ordered.queuelog import QueueLog
+from rmqstore.ordered.queues import Topic
 from rmqstore.ordered.stage import Stage
 from rmqstore.ordered.standings import Gap, Registered, Seat, Standing
 
@@ -59,8 +55,7 @@ _GRAVE_PROPERTIES = (PROPERTY_DLQ_REASON, PROPERTY_DLQ_ATTEMPTS, PROPERTY_ORIGIN
 class Administration:
     """Stages what operators ask for."""
 
-    def __init__(self, shared: Shared, state: PopState, log: QueueLog) -> None:
-        self._shared = shared
+    def __init__(self, state: PopState, log: QueueLog) -> None:
         self._state = state
         self._log = log
 
@@ -119,30 +114,26 @@ class Administration:
         return tuple(is_first and place in gone for is_first, place in zip(answers, places, strict=True))
 
     def _remove_from(self, stage: Stage, topic: Topic, queue: int, asked: Mapping[int, Removal]) -> list[int]:
-        removed: list[int] = []
         resent: list[bytes] = []
         origins: dict[str, list[int]] = {}
+        record_format = self._log.format
+
+        def take(offset: int, record: bytes) -> bool:
+            removal = asked[offset]
+            if removal.message_id not in (None, record_format.message_id_of(record).decode()):
+                return False
+            message = record_format.decode_message(record)
+            origins.setdefault(message.properties.get(PROPERTY_ORIGIN_TOPIC, ""), []).append(offset)
+            if removal.resend_to is not None:
+                resent.append(record_format.encode_message(_as_new(message, removal.resend_to, removal.resend_queue)))
+            return True
+
         first_kept = stage.first_kept(topic.id, queue)
-        for key, first, run, wanted in self._runs_with(topic, queue, sorted(at for at in asked if at >= first_kept)):
-            wanted = {at for at in wanted if asked[first + at].message_id in (None, message_id_of(run.records[at]).decode())}
-            for at in sorted(wanted):
-                message = decode_message(run.records[at])
-                origins.setdefault(message.properties.get(PROPERTY_ORIGIN_TOPIC, ""), []).append(first + at)
-                removal = asked[first + at]
-                removed.append(first + at)
-                if removal.resend_to is not None:
-                    resent.append(encode_message(_as_new(message, removal.resend_to, removal.resend_queue)))
-            if not wanted:
-                continue
-            stage.write.delete(QUEUES, key)
-            for begin, end in _stretches(set(range(len(run.records))) - wanted):
-                piece = encode_run(run.epoch, run.store_ms, run.records[begin:end])
-                stage.write.put(QUEUES, QUEUE.pack(topic.id, queue, first + begin), piece)
+        removed = self._log.remove(stage.write, topic, queue, sorted(at for at in asked if at >= first_kept), take)
         if removed:
             gaps = [Gap(begin, end, is_removal=True) for begin, end in _stretches(removed)]
             stage.set_gaps(topic.id, queue, [*stage.gaps(topic.id, queue), *gaps])
             self._count_off(stage, topic.name, origins)
-            self._log.drop(topic.id, queue)
             for seat in [seat for seat in self._state.fifo if (seat.topic_id, seat.queue) == (topic.id, queue)]:
                 unacked = stage.fifo(seat)
                 for offset in removed:
@@ -150,29 +141,6 @@ class Administration:
                         del unacked[offset]
             stage.append(resent)
         return removed
-
-    def _runs_with(self, topic: Topic, queue: int, offsets: Sequence[int]) -> Iterator[tuple[bytes, int, Run, set[int]]]:
-        """Yield (key, first offset, run, places in it) of every readable run that holds some of the rising ``offsets``."""
-        prefix = QUEUE_PREFIX.pack(topic.id, queue)
-        at = 0
-        while at < len(offsets):
-            entry = self._shared.kv.floor(QUEUES, prefix + U64.pack(offsets[at]))
-            run = None
-            if entry is not None and entry[0].startswith(prefix):
-                try:
-                    run = decode_run(entry[1])
-                except DamagedRunError:
-                    run = None
-            first = 0 if entry is None else QUEUE.unpack(entry[0])[2]
-            behind = offsets[at] + 1 if run is None else max(first + len(run.records), offsets[at] + 1)
-            wanted = set()
-            while at < len(offsets) and offsets[at] < behind:
-                wanted.add(offsets[at] - first)
-                at += 1
-            if run is not None and entry is not None:
-                wanted &= set(range(len(run.records)))
-                if wanted:
-                    yield entry[0], first, run, wanted
 
     def _count_off(self, stage: Stage, dlq: str, origins: Mapping[str, Sequence[int]]) -> None:
         group_id = self._state.groups.get(dlq.removeprefix(DLQ_PREFIX))
@@ -194,7 +162,7 @@ class Administration:
 
     def _delete_one_topic(self, stage: Stage, topic: Topic) -> None:
         self._keep_pop_times(stage, [seat for seat in self._state.standings if seat.topic_id == topic.id])
-        _delete_prefix(stage, QUEUES, U32.pack(topic.id))
+        self._log.delete(stage.write, topic)
         _delete_prefix(stage, META, KEPT + U32.pack(topic.id))
         _delete_prefix(stage, META, GAP + U32.pack(topic.id))
         stage.write.delete(META, TOPIC + topic.name.encode())
@@ -212,8 +180,6 @@ class Administration:
                 _drop(table, [pair for pair in table if pair[1] == topic.id])
             for seats in (state.standings, state.fifo, state.running):
                 _drop(seats, [seat for seat in seats if seat.topic_id == topic.id])
-            for queue in range(topic.queues):
-                self._log.drop(topic.id, queue)
 
         stage.afterwards(forget)
 

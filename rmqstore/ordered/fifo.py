@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 
 from rmqstore.ordered.kv import OrderedKV
 from rmqstore.ordered.layout import FIFO, LEASES, STANDING_KEY, after_prefix
-from rmqstore.ordered.records import NONE, attempt_of, first_pop_of, with_delivery
+from rmqstore.ordered.recordformat import NONE, RecordFormat
 from rmqstore.ordered.standings import Seat
 
 _ENTRY = struct.Struct("<QqIB")
@@ -63,8 +63,11 @@ def waiting_in(run: FifoRun) -> list[int]:
     return sorted(at for at, one in run.items() if one.waits)
 
 
-def as_delivered(record: bytes, one: Unacked | None) -> bytes:
+def as_delivered(record: bytes, one: Unacked | None, record_format: RecordFormat) -> bytes:
     """Return the record with the deliveries that the run counted; queue logs are never rewritten."""
     if one is None or (not one.delivered and one.first_pop_ms < 0):
         return record
-    return with_delivery(record, attempt_of(record) + one.delivered, one.first_pop_ms if first_pop_of(record) < 0 else first_pop_of(record))
+    first_pop_ms = record_format.first_pop_of(record)
+    return record_format.with_delivery(
+        record, record_format.attempt_of(record) + one.delivered, one.first_pop_ms if first_pop_ms < 0 else first_pop_ms
+    )

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MAX_KEY_BYTES = 511
 """The longest key that ``rmqstore.ordered`` ever writes (LMDB's limit); the shortest is one byte."""
@@ -45,12 +45,16 @@ class DeleteRange(NamedTuple):
 
 
 class WriteBatch:
-    """Changes that become visible and durable together; they apply in the order in which they were added."""
+    """Changes that become visible and durable together; they apply in the order in which they were added.
 
-    __slots__ = ("ops",)
+    ``parts`` is for an engine whose queue log is no part of the database: what it adds to the call, in a form of its own.
+    """
+
+    __slots__ = ("ops", "parts")
 
     def __init__(self) -> None:
         self.ops: list[PutMany | DeleteMany | DeleteRange] = []
+        self.parts: list[Any] = []
 
     def put(self, space: int, key: bytes, value: bytes) -> None:
         """Set one key."""
@@ -76,7 +80,7 @@ class WriteBatch:
             self.ops.append(DeleteRange(space, start, stop))
 
     def __bool__(self) -> bool:
-        return bool(self.ops)
+        return bool(self.ops or self.parts)
 
 
 def take_page(

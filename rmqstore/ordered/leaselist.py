@@ -9,8 +9,7 @@ from rmqstore.ordered.layout import LEASE, LEASES
 from rmqstore.ordered.leases import LEASED, Lease
 from rmqstore.ordered.popped import Slice
 from rmqstore.ordered.popstate import PopState
-from rmqstore.ordered.queues import DamagedRun, QueueLog
-from rmqstore.ordered.records import attempt_of, first_pop_of, message_id_of
+from rmqstore.ordered.queuelog import DamagedRun, QueueLog
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.stage import origin_topic
 from rmqstore.ordered.standings import Seat
@@ -43,11 +42,12 @@ def _lease_info(state: PopState, log: QueueLog, lease: Lease, group: str, topic:
     seat_group, topic_id, queue, ck_start, pop_ms = lease.place
     broker, queue_shift = form
     offset = lease.offsets[index]
-    found = log.record_at(topic_id, queue, offset)
+    found = log.record_at(state.topic_of(topic_id), queue, offset)
+    record_format = log.format
     record = None
     if found is not None and not isinstance(found, DamagedRun):
         run = state.fifo.get(Seat(seat_group, topic_id, queue), {})
-        record = as_delivered(found[0], run.get(offset))
+        record = as_delivered(found[0], run.get(offset), record_format)
     is_ordered = state.is_ordered(seat_group, topic_id) and lease.retry_flag == NO_RETRY
     revive_qid = ORDERED_QID if is_ordered else 0
     part = Slice(
@@ -67,14 +67,14 @@ def _lease_info(state: PopState, log: QueueLog, lease: Lease, group: str, topic:
         revive_qid,
         queue_shift,
     )
-    firsts = [at for at in (-1 if record is None else first_pop_of(record), lease.first_pop_ms, pop_ms) if at >= 0]
+    firsts = [at for at in (-1 if record is None else record_format.first_pop_of(record), lease.first_pop_ms, pop_ms) if at >= 0]
     return LeaseInfo(
         topic=topic,
         group=group,
         queue_id=queue,
         queue_offset=offset,
-        message_id="" if record is None else message_id_of(record).decode(),
-        attempt=1 if record is None else attempt_of(record) + 1,
+        message_id="" if record is None else record_format.message_id_of(record).decode(),
+        attempt=1 if record is None else record_format.attempt_of(record) + 1,
         pop_time_ms=pop_ms,
         first_pop_ms=firsts[0],
         expiry_ms=lease.expiry_ms,

@@ -25,8 +25,7 @@ from rmqstore.ordered.layout import EXPIRY, LEASE_KEY, LEASES, U64
 from rmqstore.ordered.leases import ACKED, LEASED, MOVED, Lease
 from rmqstore.ordered.popped import Slice, SliceReceipts
 from rmqstore.ordered.popstate import PopState
-from rmqstore.ordered.queues import DamagedRun, QueueLog
-from rmqstore.ordered.records import attempt_of, first_pop_of, with_delivery
+from rmqstore.ordered.queuelog import DamagedRun, QueueLog
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.stage import Stage, origin_topic
 from rmqstore.ordered.standings import Seat
@@ -45,6 +44,7 @@ class Leasing:
         self._options = shared.options
         self._state = state
         self._log = log
+        self._format = log.format
         self._adoptions = adoptions
 
     def _check_point(self, stage: Stage, receipt: Receipt) -> Lease | bool:
@@ -170,7 +170,7 @@ class Leasing:
         group_id, topic_id, queue, _, pop_ms = lease.place
         seat = Seat(group_id, topic_id, queue)
         offset = lease.offsets[index]
-        found = self._log.record_at(topic_id, queue, offset)
+        found = self._log.record_at(self._state.topic_of(topic_id), queue, offset)
         stage.end(lease, index, MOVED)
         run = stage.fifo(seat) if stage.is_ordered(seat) else None
         one = Unacked() if run is None else run.pop(offset, Unacked())
@@ -180,16 +180,16 @@ class Leasing:
             reason = f"leased by group {group}: " + ("nothing lies at its offset" if found is None else found.reason)
             stage.park(b"" if found is None else found.raw, reason, f"{topic}/{queue}/{offset}", topic)
             return "parked"
-        record = as_delivered(found[0], one)
-        attempts = attempt_of(record) + counted
+        record = as_delivered(found[0], one, self._format)
+        attempts = self._format.attempt_of(record) + counted
         if counted and is_head and attempts > self._options.max_retries:
             stage.bury(group, topic, record, attempts)
             return "dead"
-        first_pop_ms = next(at for at in (first_pop_of(record), lease.first_pop_ms, pop_ms) if at >= 0)
+        first_pop_ms = next(at for at in (self._format.first_pop_of(record), lease.first_pop_ms, pop_ms) if at >= 0)
         if run is not None:
             run[offset] = Unacked(one.delivered + counted, first_pop_ms, waits=True)
         else:
-            stage.append_to(retry_topic(group, topic), 0, [with_delivery(record, attempts, first_pop_ms)])
+            stage.append_to(retry_topic(group, topic), 0, [self._format.with_delivery(record, attempts, first_pop_ms)])
         return "retried"
 
     # ------------------------------------------------------------ expiry

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rmqstore.filters import Filter, TagFilter
-from rmqstore.ordered.records import property_columns, property_texts, tag_of
+from rmqstore.ordered.recordformat import RecordFormat
 
 _BY_ROW = 16
 """So few records are looked at one by one: Arrow's kernels cost more than that before they begin."""
@@ -25,13 +25,15 @@ class Picker(ABC):
 class TagPicker(Picker):
     """Compares tags as bytes."""
 
-    def __init__(self, tags: frozenset[str]) -> None:
+    def __init__(self, tags: frozenset[str], record_format: RecordFormat) -> None:
         self._tags = frozenset(tag.encode() for tag in tags)
+        self._tag_of = record_format.tag_of
 
     def pick(self, records: Sequence[bytes], skip: int, wanted: int) -> tuple[Sequence[int], int]:
         taken: list[int] = []
+        tag_of, tags = self._tag_of, self._tags
         for at in range(skip, len(records)):
-            if tag_of(records[at]) in self._tags:
+            if tag_of(records[at]) in tags:
                 taken.append(at)
                 if len(taken) == wanted:
                     return taken, at + 1
@@ -41,23 +43,25 @@ class TagPicker(Picker):
 class ColumnPicker(Picker):
     """Evaluates any filter on the columns of the properties that it names."""
 
-    def __init__(self, filter: Filter) -> None:
+    def __init__(self, filter: Filter, record_format: RecordFormat) -> None:
         self._filter = filter
+        self._format = record_format
 
     def pick(self, records: Sequence[bytes], skip: int, wanted: int) -> tuple[Sequence[int], int]:
         names = self._filter.names
         if len(records) - skip <= _BY_ROW:
-            passing = [at for at in range(skip, len(records)) if self._filter.matches(property_texts(records[at], names))]
+            texts = self._format.property_texts
+            passing = [at for at in range(skip, len(records)) if self._filter.matches(texts(records[at], names))]
         else:
-            mask = self._filter.mask(property_columns(records[skip:], names), len(records) - skip)
+            mask = self._filter.mask(self._format.property_columns(records[skip:], names), len(records) - skip)
             passing = (np.flatnonzero(mask) + skip).tolist()
         if len(passing) < wanted:
             return passing, len(records)
         return passing[:wanted], passing[wanted - 1] + 1
 
 
-def picker_of(filter: Filter) -> Picker | None:
-    """Return what picks for a filter; None when every record passes."""
+def picker_of(filter: Filter, record_format: RecordFormat) -> Picker | None:
+    """Return what picks records of a format by a filter; None when every record passes."""
     if isinstance(filter, TagFilter):
-        return None if filter.tags is None else TagPicker(filter.tags)
-    return ColumnPicker(filter)
+        return None if filter.tags is None else TagPicker(filter.tags, record_format)
+    return ColumnPicker(filter, record_format)

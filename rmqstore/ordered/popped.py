@@ -11,7 +11,7 @@ import pyarrow as pa
 from rmqstore.batch import OUT_SCHEMA, MessageBatch
 from rmqstore.contract import PoppedBatch, Receipt
 from rmqstore.message import PoppedMessage
-from rmqstore.ordered.records import attempt_of, decode_columns, decode_fields, first_pop_of
+from rmqstore.ordered.recordformat import RecordFormat
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -56,9 +56,9 @@ class Slice(msgspec.Struct, frozen=True):
             self.revive_qid,
         )
 
-    def first_pop_of(self, record: bytes) -> int | None:
-        """Return when a message was first popped, this pop included; None when it never was."""
-        for candidate in (first_pop_of(record), self.first_pop_ms, self.pop_time_ms if self.group is not None else -1):
+    def first_pop_ms_of(self, recorded_ms: int) -> int | None:
+        """Return when a message was first popped, this pop included; None when it never was. Its record says ``recorded_ms``, or -1."""
+        for candidate in (recorded_ms, self.first_pop_ms, self.pop_time_ms if self.group is not None else -1):
             if candidate >= 0:
                 return candidate
         return None
@@ -85,10 +85,11 @@ class SliceReceipts(Sequence[Receipt]):
 
 
 class PoppedRecords(PoppedBatch):
-    """Slices of several queues, one behind the other."""
+    """Slices of several queues, one behind the other; all records have one format."""
 
-    def __init__(self, slices: Sequence[Slice]) -> None:
+    def __init__(self, slices: Sequence[Slice], record_format: RecordFormat) -> None:
         self.slices = slices
+        self.format = record_format
         self._count = sum(len(part.records) for part in slices)
 
     def __len__(self) -> int:
@@ -99,6 +100,7 @@ class PoppedRecords(PoppedBatch):
 
     def messages(self) -> list[PoppedMessage]:
         messages = []
+        decode_fields, first_pop_of = self.format.decode_fields, self.format.first_pop_of
         for part in self.slices:
             proofs: Sequence[Receipt | None] = part.receipts() or [None] * len(part.records)
             for offset, record, store_ms, proof in zip(part.offsets, part.records, part.store_ms, proofs, strict=True):
@@ -106,7 +108,7 @@ class PoppedRecords(PoppedBatch):
                 fields["topic"] = part.topic
                 fields["queue_id"] = part.queue_id
                 fields["attempt"] += part.group is not None
-                fields["first_pop_ms"] = part.first_pop_of(record)
+                fields["first_pop_ms"] = part.first_pop_ms_of(first_pop_of(record))
                 messages.append(PoppedMessage(queue_offset=offset, store_ms=store_ms, proof=proof, **fields))
         return messages
 
@@ -130,18 +132,20 @@ class _Columns:
         return self.popped.receipts()
 
     def columns(self) -> pa.RecordBatch:
-        parts = self.popped.slices
+        parts, record_format = self.popped.slices, self.popped.format
         records = [record for part in parts for record in part.records]
-        columns = decode_columns(records)
+        columns = record_format.decode_columns(records)
         count = len(records)
         columns["topic"] = pa.array([part.topic for part in parts for _ in part.records], pa.string())
         columns["queue_id"] = pa.array([part.queue_id for part in parts for _ in part.records], pa.int32())
         columns["queue_offset"] = pa.array([offset for part in parts for offset in part.offsets], pa.int64())
         columns["store_ms"] = pa.array([store_ms for part in parts for store_ms in part.store_ms], pa.int64())
+        attempt_of, first_pop_of = record_format.attempt_of, record_format.first_pop_of
         columns["attempt"] = pa.array(
             [attempt_of(record) + (part.group is not None) for part in parts for record in part.records], pa.int32()
         )
-        columns["first_pop_ms"] = pa.array([part.first_pop_of(record) for part in parts for record in part.records], pa.int64())
+        first_pops = [part.first_pop_ms_of(first_pop_of(record)) for part in parts for record in part.records]
+        columns["first_pop_ms"] = pa.array(first_pops, pa.int64())
         receipts = [receipt.text() for receipt in self.popped.receipts()]
         columns["receipt"] = pa.array(receipts, pa.string()) if len(receipts) == count else pa.nulls(count, pa.string())
         return pa.RecordBatch.from_arrays([columns[name] for name in OUT_SCHEMA.names], schema=OUT_SCHEMA)

@@ -16,7 +16,8 @@ from rmqstore.ordered.leases import LEASED, Lease
 from rmqstore.ordered.picking import Picker
 from rmqstore.ordered.popped import PoppedRecords, Slice
 from rmqstore.ordered.popstate import PopState
-from rmqstore.ordered.queues import DamagedRun, QueueLog, Topic
+from rmqstore.ordered.queuelog import DamagedRun, QueueLog
+from rmqstore.ordered.queues import Topic
 from rmqstore.ordered.retention import ACTIVITY_PARTS
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.stage import Stage
@@ -73,10 +74,8 @@ class Popping:
             again = self._repeated(stage, request, request.attempt_id)
             if again is not None:
                 # The leases may not be durable yet: their first call may still be waiting for the disk.
-                ticket = stage.commit()
-                return PopResult(PoppedRecords(again), self._rest(stage, topic, group_id, request)), Ticket(
-                    max(ticket.position, self._shared.kv.position)
-                )
+                ticket = Ticket(max(stage.commit().position, self._shared.kv.position))
+                return self._result(stage, topic, group_id, request, again), ticket
         slices: list[Slice] = []
         wanted = request.max_messages
         room = _POP_BYTES
@@ -93,7 +92,7 @@ class Popping:
             self._remember(stage, request, request.attempt_id)
         must_wait = bool(slices) or registered
         ticket = stage.commit()
-        return PopResult(PoppedRecords(slices), self._rest(stage, topic, group_id, request)), ticket if must_wait else Ticket(0)
+        return self._result(stage, topic, group_id, request, slices), ticket if must_wait else Ticket(0)
 
     def _register(self, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> bool:
         """Fix how the group pops the topic, and where it starts on every queue at once; later queues are read from the beginning (P9, P11).
@@ -204,14 +203,13 @@ class Popping:
         for offset in waiting_in(run):
             if len(taken.records) == wanted or room <= 0:
                 break
-            found = self._log.record_at(source.id, seat.queue, offset)
+            found = self._log.record_at(source, seat.queue, offset)
             if found is None or isinstance(found, DamagedRun):
                 if found is not None:
-                    stage.park_run(found, source.name)
-                    self._log.drop(source.id, seat.queue)
+                    stage.park_run(source, seat.queue, found)
                 del run[offset]
                 continue
-            record = as_delivered(found[0], run[offset])
+            record = as_delivered(found[0], run[offset], self._log.format)
             run[offset] = run[offset]._replace(waits=False)
             taken.offsets.append(offset)
             taken.records.append(record)
@@ -226,10 +224,11 @@ class Popping:
         stores: list[int] = []
         offset = max(next_offset, stage.first_kept(source.id, queue))
         looked_until = offset + _LOOK_LIMIT
-        for first, run in self._log.runs_from(source.id, queue, offset):
+        for run in self._log.runs_from(source, queue, offset):
             if isinstance(run, DamagedRun):
-                stage.park_run(run, source.name)
+                stage.park_run(source, queue, run)
                 continue
+            first = run.first
             skip = max(offset - first, 0)
             taken: Sequence[int]
             if picker is None:
@@ -271,6 +270,9 @@ class Popping:
             queue_shift,
         )
 
+    def _result(self, stage: Stage, topic: Topic, group_id: int, request: PopRequest, slices: Sequence[Slice]) -> PopResult:
+        return PopResult(PoppedRecords(slices, self._log.format), self._rest(stage, topic, group_id, request))
+
     def _rest(self, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> int:
         state = self._state
         topic = state.topics.get(topic.name, topic)
@@ -303,15 +305,16 @@ class Popping:
             if lease is None or lease.expiry_ms <= stage.now_ms:
                 continue
             group_id, topic_id, queue, _, _ = lease.place
+            source = self._state.topic_of(topic_id)
             run = self._state.fifo.get(Seat(group_id, topic_id, queue), {})
             offsets: list[int] = []
             records: list[bytes] = []
             stores: list[int] = []
             for index, state in enumerate(lease.states):
-                found = self._log.record_at(topic_id, queue, lease.offsets[index]) if state == LEASED else None
+                found = self._log.record_at(source, queue, lease.offsets[index]) if state == LEASED else None
                 if found is not None and not isinstance(found, DamagedRun):
                     offsets.append(lease.offsets[index])
-                    records.append(as_delivered(found[0], run.get(lease.offsets[index])))
+                    records.append(as_delivered(found[0], run.get(lease.offsets[index]), self._log.format))
                     stores.append(found[1])
             if records:
                 slices.append(self._slice(lease, request, offsets, records, stores))

@@ -9,7 +9,8 @@ running lease, in a retry topic, in the dead letter queue, or acked. Memory is c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -38,48 +39,60 @@ from rmqstore.filters import parse_filter
 from rmqstore.message import MAX_POP, MAX_QUEUES, PoppedMessage, check_group, check_marks, check_readable_topic, check_time_ms, retry_topic
 from rmqstore.ordered.administration import Administration
 from rmqstore.ordered.adopting import Adoptions
-from rmqstore.ordered.exporting import export_pops
-from rmqstore.ordered.importing import PopImport, is_taken_in, note_taken_in
+from rmqstore.ordered.importing import is_taken_in, note_taken_in
 from rmqstore.ordered.kv import OrderedKV, WriteBatch
 from rmqstore.ordered.layout import ATTEMPT, CURSOR_KEY, EXPIRY, LEASES, META, PURGE, QUEUE_PREFIX, U64, after_prefix
 from rmqstore.ordered.leaselist import list_leases
 from rmqstore.ordered.leasing import Leasing
 from rmqstore.ordered.marks import POP_SIDE, drop_old_marks, find_mark, put_marks
 from rmqstore.ordered.picking import picker_of
+from rmqstore.ordered.popexport import export_pops
+from rmqstore.ordered.popimport import PopImport
 from rmqstore.ordered.popped import PoppedRecords, Slice
 from rmqstore.ordered.popping import Popping, attempt_is_over
 from rmqstore.ordered.popstate import PopState
 from rmqstore.ordered.popverify import verify_pops
-from rmqstore.ordered.queues import DamagedRun, QueueLog, Topic
-from rmqstore.ordered.records import encode_batch, message_id_of
+from rmqstore.ordered.queuelog import DamagedRun, QueueLog
+from rmqstore.ordered.queues import Topic
 from rmqstore.ordered.retention import Retention
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.side import OrderedSide
 from rmqstore.ordered.stage import Stage
 from rmqstore.ordered.standings import Dead
 
+LogFactory: TypeAlias = Callable[[Shared], QueueLog]
+"""Opens the log of the queues of a database, as it stands now."""
+
 
 class OrderedPops(OrderedSide, PopStore):
-    """The pop side of a session; see the module for its argument."""
+    """The pop side of a session; see the module for its argument.
 
-    def __init__(self, shared: Shared) -> None:
+    Args:
+        open_log: called once now, and again whenever the state has to be read anew.
+    """
+
+    def __init__(self, shared: Shared, open_log: LogFactory) -> None:
         super().__init__(shared)
+        self._open_log = open_log
         self._load()
         shared.on_reload(self._load)
 
     def _load(self) -> None:
         kv = self._shared.kv
         self._state = PopState(kv)
-        self._log = QueueLog(kv)
+        self._log = self._open_log(self._shared)
         self._adoptions = Adoptions(kv, POP_SIDE, self._options.broker)
         self._popping = Popping(self._shared, self._state, self._log, self._adoptions)
         self._leasing = Leasing(self._shared, self._state, self._log, self._adoptions)
         self._retention = Retention(self._shared, self._state, self._log)
-        self._administration = Administration(self._shared, self._state, self._log)
+        self._administration = Administration(self._state, self._log)
         self._cursor = TimerCursor.from_bytes(kv.get(META, CURSOR_KEY) or b"")
         # What was read at open is durable: the epoch was synced behind it.
         self._durable_cursor = self._cursor
         self._undurable_cursors: deque[tuple[int, TimerCursor]] = deque()
+
+    def _stage(self, now_ms: int) -> Stage:
+        return Stage(self._shared, self._state, self._log, now_ms)
 
     # ------------------------------------------------------------ the atomic primitive
 
@@ -87,12 +100,12 @@ class OrderedPops(OrderedSide, PopStore):
         check_marks(txn.marks)
         for change in txn.changes:
             check_time_ms("invisible_ms", change.invisible_ms, minimum=1)
-        records = encode_batch(txn.appends) if txn.appends is not None else []
+        records = self._log.format.encode_batch(txn.appends) if txn.appends is not None else []
         with self._lock:
             kv = self._shared.fresh()
             if txn.marks and (answer := find_mark(kv, POP_SIDE, txn.marks)) is not None:
                 return PopTxnResult(WriteStatus.REPEATED, U64.unpack(answer)[0]), Ticket(kv.position)
-            stage = Stage(self._shared, self._state, now_ms)
+            stage = self._stage(now_ms)
             acks = self._leasing.ack(stage, txn.acks)
             changes = tuple(self._leasing.change(stage, change) for change in txn.changes)
             releases = tuple(self._leasing.release(stage, receipt) for receipt in txn.releases)
@@ -118,10 +131,10 @@ class OrderedPops(OrderedSide, PopStore):
         check_time_ms("invisible_ms", request.invisible_ms, minimum=1)
         if type(request.max_messages) is not int or not 1 <= request.max_messages <= MAX_POP:
             raise IllegalArgumentError(f"max_messages must be an int of 1 to {MAX_POP}, not {request.max_messages!r}")
-        picker = picker_of(parse_filter(request.filter))
+        picker = picker_of(parse_filter(request.filter), self._log.format)
         with self._lock:
             self._shared.fresh()
-            return self._popping.pop(Stage(self._shared, self._state, now_ms), request, picker)
+            return self._popping.pop(self._stage(now_ms), request, picker)
 
     def ready(self, topic: str, group: str, filter: str, now_ms: int) -> bool | int | None:
         parse_filter(filter)
@@ -146,7 +159,7 @@ class OrderedPops(OrderedSide, PopStore):
     def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
         with self._lock:
             self._shared.fresh()
-            stage = Stage(self._shared, self._state, now_ms)
+            stage = self._stage(now_ms)
             report = self._leasing.revive(stage, limit)
             return report, stage.commit()
 
@@ -157,21 +170,21 @@ class OrderedPops(OrderedSide, PopStore):
         with self._lock:
             self._shared.fresh()
             known = self._known_topic(topic, queue)
-            stage = Stage(self._shared, self._state, now_ms)
+            stage = self._stage(now_ms)
             self._administration.reset(stage, known, group, range(known.queues) if queue is None else (queue,), offset)
             return stage.commit()
 
     def delete_topic(self, name: str) -> Ticket:
         with self._lock:
             self._shared.fresh()
-            stage = Stage(self._shared, self._state, 0)
+            stage = self._stage(0)
             self._administration.delete_topic(stage, name)
             return stage.commit()
 
     def delete_group(self, name: str) -> Ticket:
         with self._lock:
             self._shared.fresh()
-            stage = Stage(self._shared, self._state, 0)
+            stage = self._stage(0)
             self._administration.delete_group(stage, name)
             return stage.commit()
 
@@ -181,7 +194,7 @@ class OrderedPops(OrderedSide, PopStore):
         check_readable_topic(name)
         with self._lock:
             self._shared.fresh()
-            stage = Stage(self._shared, self._state, 0)
+            stage = self._stage(0)
             topic = stage.topic_with(name, queues)
             ticket = stage.commit()
             return self._state.info(topic), ticket
@@ -254,9 +267,10 @@ class OrderedPops(OrderedSide, PopStore):
             offsets: list[int] = []
             records: list[bytes] = []
             stores: list[int] = []
-            for first, run in self._log.runs_from(known.id, queue, offset):
+            for run in self._log.runs_from(known, queue, offset):
                 if isinstance(run, DamagedRun):
                     continue
+                first = run.first
                 skip = max(offset - first, 0)
                 taken = run.records[skip : skip + limit - len(records)]
                 records += taken
@@ -264,7 +278,7 @@ class OrderedPops(OrderedSide, PopStore):
                 stores += [run.store_ms] * len(taken)
                 if len(records) == limit:
                     break
-            return PoppedRecords([Slice(topic, queue, offsets, records, stores)]).columns()
+            return PoppedRecords([Slice(topic, queue, offsets, records, stores)], self._log.format).columns()
 
     def _known_topic(self, name: str, queue: int | None) -> Topic:
         known = self._state.topics.get(name)
@@ -279,16 +293,17 @@ class OrderedPops(OrderedSide, PopStore):
         with self._lock:
             self._shared.fresh()
             newest: tuple[int, Slice] | None = None
+            message_id_of = self._log.format.message_id_of
             for topic in self._state.topics.values():
                 for queue in range(topic.queues):
                     kept = self._state.first_kept(topic.id, queue)
-                    for first, run in self._log.runs_from(topic.id, queue, kept):
+                    for run in self._log.runs_from(topic, queue, kept):
                         if isinstance(run, DamagedRun):
                             continue
-                        for at, record in enumerate(run.records):
-                            if first + at >= kept and message_id_of(record) == wanted and (newest is None or run.store_ms >= newest[0]):
-                                newest = run.store_ms, Slice(topic.name, queue, [first + at], [record], [run.store_ms])
-            return None if newest is None else PoppedRecords([newest[1]]).messages()[0]
+                        for at, record in enumerate(run.records, run.first):
+                            if at >= kept and message_id_of(record) == wanted and (newest is None or run.store_ms >= newest[0]):
+                                newest = run.store_ms, Slice(topic.name, queue, [at], [record], [run.store_ms])
+            return None if newest is None else PoppedRecords([newest[1]], self._log.format).messages()[0]
 
     def lag(self, topic: str, group: str) -> Lag:
         with self._lock:
@@ -331,7 +346,7 @@ class OrderedPops(OrderedSide, PopStore):
 
     def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
         with self._lock:
-            return export_pops(self._shared.fresh(), self._state, table, after, limit)
+            return export_pops(self._shared.fresh(), self._state, self._log, table, after, limit)
 
     def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
         with self._lock:
@@ -339,7 +354,7 @@ class OrderedPops(OrderedSide, PopStore):
             if is_taken_in(kv, POP_SIDE, marks):
                 return Ticket(kv.position)
             write = WriteBatch()
-            taken = PopImport(kv, write, self._state, self._shared.epoch)
+            taken = PopImport(kv, write, self._state, self._log)
             for table, rows in tables:
                 taken.take(table, rows)
             taken.finish()
@@ -362,7 +377,7 @@ class OrderedPops(OrderedSide, PopStore):
     def maintain(self, now_ms: int, budget: int) -> int:
         with self._lock:
             kv = self._shared.fresh()
-            stage = Stage(self._shared, self._state, now_ms)
+            stage = self._stage(now_ms)
             done = drop_old_marks(kv, stage.write, POP_SIDE, now_ms - self._options.mark_memory_ms, budget)
             over = [key for key, _ in kv.scan(LEASES, PURGE, PURGE + U64.pack(now_ms + 1), budget)]
             stage.write.delete_many(LEASES, over)

@@ -36,6 +36,7 @@ class PopState:
 
     def __init__(self, kv: OrderedKV) -> None:
         self.topics: dict[str, Topic] = load_topics(kv)
+        self._names: dict[int, str] = {}
         self.groups: dict[str, int] = load_groups(kv)
         self.standings: dict[Seat, Standing] = load_standings(kv)
         self.dead: dict[tuple[int, int], Dead] = load_dead(kv)
@@ -73,6 +74,12 @@ class PopState:
     def names_by_id(self) -> dict[int, str]:
         """Return topic names by id."""
         return {topic.id: name for name, topic in self.topics.items()}
+
+    def topic_of(self, topic_id: int) -> Topic:
+        """Return the topic with an id, which must exist; no id is ever used again."""
+        if topic_id not in self._names:
+            self._names = self.names_by_id()
+        return self.topics[self._names[topic_id]]
 
     def group_names(self) -> dict[int, str]:
         """Return group names by id."""

@@ -9,7 +9,8 @@ from rmqstore.ordered.kv import OrderedKV
 from rmqstore.ordered.layout import EXPIRY, LEASE, LEASES, U64, after_prefix
 from rmqstore.ordered.leases import Lease
 from rmqstore.ordered.popstate import PopState
-from rmqstore.ordered.queues import DamagedRun, QueueLog, Topic
+from rmqstore.ordered.queuelog import DamagedRun, QueueLog
+from rmqstore.ordered.queues import Topic
 from rmqstore.ordered.standings import Seat
 
 
@@ -36,7 +37,8 @@ def verify_pops(kv: OrderedKV, state: PopState, log: QueueLog) -> list[str]:
         for queue in range(topic.queues):
             differences += _verify_gaps(state, topic, queue)
             behind = 0
-            for first, run in log.runs_from(topic.id, queue, 0):
+            for run in log.runs_from(topic, queue, 0):
+                first = run.first
                 if isinstance(run, DamagedRun):
                     differences.append(f"topic {topic.name}, queue {queue}, offset {first}: {run.reason}")
                     continue

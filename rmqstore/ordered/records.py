@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 
 from rmqstore.batch import IN_SCHEMA, MessageBatch, map_parts
 from rmqstore.message import Message, PoppedMessage
+from rmqstore.ordered.recordformat import NONE
 
 HEADER: Final = struct.Struct("<IiHHHHHHiqqq")
 HEADER_BYTES: Final = HEADER.size
@@ -42,7 +43,6 @@ DELIVER_AT: Final = 24
 _I32: Final = struct.Struct("<i")
 _LENGTHS: Final = struct.Struct("<HHHHH")
 KEYS_AT: Final = 16
-NONE: Final = -1
 
 _DTYPE = np.dtype(
     [

@@ -19,11 +19,10 @@ from collections.abc import Iterable
 
 from rmqstore.contract import Reclaim
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC, RETRY_PREFIX
-from rmqstore.ordered.layout import QUEUE, QUEUE_PREFIX, QUEUES, U64
 from rmqstore.ordered.leases import LEASED
 from rmqstore.ordered.popstate import PopState
-from rmqstore.ordered.queues import DamagedRun, QueueLog, Topic
-from rmqstore.ordered.runs import damage_of, store_ms_of
+from rmqstore.ordered.queuelog import QueueLog
+from rmqstore.ordered.queues import Topic
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.stage import Stage
 from rmqstore.ordered.standings import Registered, Seat
@@ -39,7 +38,6 @@ class Retention:
     """Reclaims queues in turn; it remembers the age of each queue's head, so an idle queue costs no read."""
 
     def __init__(self, shared: Shared, state: PopState, log: QueueLog) -> None:
-        self._shared = shared
         self._options = shared.options
         self._state = state
         self._log = log
@@ -112,34 +110,14 @@ class Retention:
         known = self._head_ms.get(place)
         if known is not None and known[0] == first and known[1] >= before_ms:
             return first
-        prefix = QUEUE_PREFIX.pack(*place)
-        head = self._shared.kv.floor(QUEUES, prefix + U64.pack(first))
-        start = head[0] if head is not None and head[0].startswith(prefix) else prefix + U64.pack(first)
-        room_bytes = _AGED_BYTES
-        damaged: list[DamagedRun] = []
-        while room_bytes > 0 and (page := self._shared.kv.scan(QUEUES, start, prefix + b"\xff" * 9, 256)):
-            for key, value in page:
-                reason = damage_of(value)
-                if reason is not None:
-                    damaged.append(DamagedRun(key, value, reason))
-                    continue
-                if store_ms_of(value) >= before_ms:
-                    offset: int = max(QUEUE.unpack(damaged[0].key if damaged else key)[2], first)
-                    self._head_ms[place] = (offset, store_ms_of(value))
-                    return offset
-                for run in damaged:
-                    # It is older than what lies behind it, and must not go unseen (T12).
-                    stage.park_run(run, topic.name)
-                    self._log.drop(topic.id, queue)
-                damaged.clear()
-                room_bytes -= len(value)
-            start = page[-1][0] + b"\x00"
-        return self._next_run(topic, queue, damaged[0].key if damaged else start)
-
-    def _next_run(self, topic: Topic, queue: int, key: bytes) -> int:
-        """Return the first offset of the next run from ``key`` on, or the end of the queue."""
-        later = self._shared.kv.scan(QUEUES, key, QUEUE_PREFIX.pack(topic.id, queue) + b"\xff" * 9, 1)
-        return int(QUEUE.unpack(later[0][0])[2]) if later else topic.next_offsets[queue]
+        aged = self._log.aged(topic, queue, first, before_ms, _AGED_BYTES)
+        for run in aged.damaged:
+            # It is older than what lies behind it, and must not go unseen (T12).
+            stage.park_run(topic, queue, run)
+        offset = max(aged.behind, first)
+        if aged.store_ms is not None:
+            self._head_ms[place] = (offset, aged.store_ms)
+        return offset
 
     def _holders(self) -> dict[tuple[int, int], set[Seat]]:
         """Return who holds messages of each queue, under a lease or un-acked under FIFO."""
@@ -163,15 +141,6 @@ class Retention:
 
     def _raise(self, stage: Stage, topic: Topic, queue: int, first: int, target: int) -> None:
         """Let a queue begin at ``target``, and remove the runs and gaps that lie below."""
-        prefix = QUEUE_PREFIX.pack(topic.id, queue)
         stage.set_first_kept(topic.id, queue, target)
         stage.set_gaps(topic.id, queue, [gap for gap in stage.gaps(topic.id, queue) if gap.behind > target])
-        start = self._shared.kv.floor(QUEUES, prefix + U64.pack(first))
-        last = self._shared.kv.floor(QUEUES, prefix + U64.pack(target - 1))
-        if last is None or not last[0].startswith(prefix):
-            return
-        # The counts in runs are not trusted: a damaged one might say anything.
-        is_cut = target < self._next_run(topic, queue, last[0] + b"\x00")
-        begin = start[0] if start is not None and start[0].startswith(prefix) else prefix + U64.pack(first)
-        stage.write.delete_range(QUEUES, begin, last[0] if is_cut else last[0] + b"\x00")
-        self._log.drop(topic.id, queue)
+        self._log.cut(stage.write, topic, queue, first, target)

@@ -10,6 +10,7 @@ from rmqstore.ordered.kv import OrderedKV, WriteBatch
 from rmqstore.ordered.layout import FORMAT_KEY, FORMAT_VERSION, META
 from rmqstore.ordered.pops import OrderedPops
 from rmqstore.ordered.readonly import ReadOnlyPops, ReadOnlyTimers
+from rmqstore.ordered.runlog import RunQueueLog
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.timers import OrderedTimers
 
@@ -41,7 +42,7 @@ class OrderedSession(EngineSession):
             _check_format(stored)
         self._shared = Shared(kv, options)
         self._timers = OrderedTimers(self._shared)
-        self._pops = OrderedPops(self._shared)
+        self._pops = OrderedPops(self._shared, RunQueueLog)
 
     def timers(self) -> TimerStore:
         return self._timers
@@ -68,7 +69,7 @@ class ReadSession(EngineSession):
         _check_format(stored)
         self._shared = Shared(kv, options, read_only=True)
         self._timers = ReadOnlyTimers(self._shared)
-        self._pops = ReadOnlyPops(self._shared)
+        self._pops = ReadOnlyPops(self._shared, RunQueueLog)
 
     def timers(self) -> TimerStore:
         return self._timers

@@ -33,17 +33,14 @@ from rmqstore.ordered.layout import (
     NEXT_ID_KEY,
     POP_FLOOR_KEY,
     PURGE,
-    QUEUE,
     QUEUE_PREFIX,
-    QUEUES,
     U64,
 )
 from rmqstore.ordered.leases import ACKED, LEASED, Lease
-from rmqstore.ordered.parked import parked_record
+from rmqstore.ordered.parked import parked_message
 from rmqstore.ordered.popstate import PopState
-from rmqstore.ordered.queues import DamagedRun, Topic
-from rmqstore.ordered.records import decode_message, encode_message, route_of
-from rmqstore.ordered.runs import encode_run, run_lengths
+from rmqstore.ordered.queuelog import DamagedRun, QueueLog
+from rmqstore.ordered.queues import Topic
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.standings import Dead, Gap, Registered, Seat, Standing
 
@@ -53,9 +50,11 @@ _SYSTEM = tuple(prefix.encode() for prefix in RESERVED_PREFIXES)
 class Stage:
     """Reads through to :class:`PopState`, keeps changes to itself."""
 
-    def __init__(self, shared: Shared, state: PopState, now_ms: int) -> None:
+    def __init__(self, shared: Shared, state: PopState, log: QueueLog, now_ms: int) -> None:
         self._shared = shared
         self._state = state
+        self._log = log
+        self._format = log.format
         self.options: EngineOptions = shared.options
         self.now_ms = now_ms
         self.write = WriteBatch()
@@ -67,7 +66,7 @@ class Stage:
         self._kept: dict[tuple[int, int], int] = {}
         self._gaps: dict[tuple[int, int], list[Gap]] = {}
         self._fifo: dict[Seat, FifoRun] = {}
-        self._parked: set[bytes] = set()
+        self._parked: set[tuple[int, int, int]] = set()
         self._leases: dict[bytes, Lease | None] = {}
         self._touched: dict[bytes, tuple[Lease, int, bool]] = {}
         self._next_id = state.next_id
@@ -167,6 +166,7 @@ class Stage:
     def append(self, records: Sequence[bytes]) -> None:
         """Append records to the topics and queues that they name, in order; a record without a queue goes where the topic's turn is."""
         routes: dict[tuple[bytes, int], list[bytes]] = {}
+        route_of = self._format.route_of
         for record in records:
             routes.setdefault(route_of(record), []).append(record)
         for (name, queue), group in routes.items():
@@ -178,39 +178,32 @@ class Stage:
                 self.append_to(topic.name, (self._state.turn + turn) % topic.queues, group[turn :: topic.queues])
 
     def append_to(self, name: str, queue: int, records: Sequence[bytes]) -> None:
-        """Append records to one queue, in order, as runs."""
+        """Append records to one queue, in order."""
         if not records:
             return
         topic = self.topic_with(name, queue + 1)
         offset = topic.next_offsets[queue]
-        entries = []
-        for start, stop in run_lengths([len(record) for record in records]):
-            key = QUEUE.pack(topic.id, queue, offset + start)
-            entries.append((key, encode_run(self._shared.epoch, self.now_ms, records[start:stop])))
-        self.write.put_many(QUEUES, entries)
-        self.appended_bytes += sum(len(value) for _, value in entries)
+        self.appended_bytes += self._log.append(self.write, topic, queue, offset, records, self.now_ms)
         self._topics[name] = topic.moved(queue, offset + len(records))
 
     def park(self, raw: bytes, reason: str, origin: str, origin_topic: str) -> None:
         """Append what cannot be read to the topic of parked entries (T12)."""
-        self.append_to(PARKED_TOPIC, 0, [parked_record(raw, reason, origin, origin_topic)])
+        self.append_to(PARKED_TOPIC, 0, [self._format.encode_message(parked_message(raw, reason, origin, origin_topic))])
 
-    def park_run(self, damaged: DamagedRun, topic: str) -> None:
+    def park_run(self, topic: Topic, queue: int, damaged: DamagedRun) -> None:
         """Move a damaged run of a queue to the parked entries, once; its offsets become a gap."""
-        if damaged.key in self._parked:
+        place = (topic.id, queue, damaged.first)
+        if place in self._parked:
             return
-        self._parked.add(damaged.key)
-        topic_id, queue, first = QUEUE.unpack(damaged.key)
-        later = self._shared.kv.scan(QUEUES, damaged.key + b"\x00", QUEUE.pack(topic_id, queue, 2**64 - 1), 1)
-        # Measured before the entry is appended: it may go behind the run in the same queue.
-        behind = QUEUE.unpack(later[0][0])[2] if later else self.topic_with(topic, 1).next_offsets[queue]
-        self.park(damaged.raw, damaged.reason, f"{topic}/{queue}/{first}", topic)
-        self.write.delete(QUEUES, damaged.key)
-        self.set_gaps(topic_id, queue, [*self.gaps(topic_id, queue), Gap(first, behind)])
+        self._parked.add(place)
+        # Before the entry is appended: it may go behind the run in the same queue.
+        behind = self._log.take_out(self.write, self.topic_with(topic.name, 1), queue, damaged)
+        self.park(damaged.raw, damaged.reason, f"{topic.name}/{queue}/{damaged.first}", topic.name)
+        self.set_gaps(topic.id, queue, [*self.gaps(topic.id, queue), Gap(damaged.first, behind)])
 
     def bury(self, group: str, topic: str, record: bytes, attempts: int) -> None:
         """Append a message that was delivered ``attempts`` times to the group's dead letter queue, with where it came from and why (P7)."""
-        message = decode_message(record)
+        message = self._format.decode_message(record)
         properties = dict(message.properties)
         properties[PROPERTY_DLQ_REASON] = f"delivered {attempts} time{'' if attempts == 1 else 's'} without an ack"
         properties[PROPERTY_DLQ_ATTEMPTS] = str(attempts)
@@ -231,7 +224,7 @@ class Stage:
         place = (self.group_id(group), self.topic_with(topic, 1).id)
         known = self._dead_of(place) or Dead(0, self.topic_with(dead.topic, 1).next_offsets[0])
         self._dead[place] = Dead(known.letters + 1, known.since)
-        self.append_to(dead.topic, 0, [encode_message(dead)])
+        self.append_to(dead.topic, 0, [self._format.encode_message(dead)])
 
     def _dead_of(self, place: tuple[int, int]) -> Dead | None:
         return self._dead.get(place) or self._state.dead.get(place)

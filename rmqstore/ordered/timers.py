@@ -42,15 +42,14 @@ from rmqstore.ordered import traces
 from rmqstore.ordered.adopting import place_of, stored_adopted
 from rmqstore.ordered.congestion import Congestion
 from rmqstore.ordered.counts import MINUTE_MS, MinuteCounts
-from rmqstore.ordered.exporting import export_timers
 from rmqstore.ordered.forgetting import Removal
-from rmqstore.ordered.importing import TimerImport, is_taken_in, note_taken_in
+from rmqstore.ordered.importing import is_taken_in, note_taken_in
 from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
 from rmqstore.ordered.layout import META, PAIR, SEAL_KEY, SEQ_KEY, TIMERS, TRACES, U64
 from rmqstore.ordered.marks import TIMER_SIDE, decode_ticks, drop_old_marks, encode_ticks, find_mark, put_marks
-from rmqstore.ordered.parked import parked_run
+from rmqstore.ordered.parked import parked_message
 from rmqstore.ordered.placing import check_horizon, place
-from rmqstore.ordered.records import Records, deliver_at_of, encode_batch, keys_of, route_of
+from rmqstore.ordered.records import Records, deliver_at_of, encode_batch, encode_message, keys_of, route_of
 from rmqstore.ordered.runs import (
     DamagedRunError,
     Run,
@@ -62,6 +61,8 @@ from rmqstore.ordered.runs import (
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.side import OrderedSide
 from rmqstore.ordered.staircase import reached
+from rmqstore.ordered.timerexport import export_timers
+from rmqstore.ordered.timerimport import TimerImport
 
 _DUE_BYTES = 8 * PAGE_BYTES
 _FORGET_PAGE = 4096
@@ -368,7 +369,7 @@ class OrderedTimers(OrderedSide, TimerStore):
                 run = decode_run(value)
             except DamagedRunError as error:
                 self._met_damage = True
-                run = parked_run(value, str(error), f"timer run {tick}/{first_seq}")
+                run = _parked_run(value, str(error), f"timer run {tick}/{first_seq}")
             for step, record in zip(run.deltas, run.records):  # noqa: B905 - a checked run has both; this is the hottest loop
                 if done_bound < first_seq + step <= sealed_bound and (not holes or (tick, first_seq + step) not in holes):
                     yield key, tick, first_seq + step, record
@@ -537,6 +538,11 @@ class OrderedTimers(OrderedSide, TimerStore):
             if write:
                 self._shared.write(write)
             return done
+
+
+def _parked_run(raw: bytes, reason: str, origin: str) -> Run:
+    """Return a run of the one parked message that stands for a damaged run."""
+    return Run(0, 0, [encode_message(parked_message(raw, reason, origin))], (0,))
 
 
 def _deliver_times(batch: MessageBatch, records: Sequence[bytes]) -> list[int]:

@@ -122,7 +122,7 @@ def damage_last_run(store: Store, topic: str) -> None:
     write = WriteBatch()
     write.put(QUEUES, key, value[:-1] + bytes([value[-1] ^ 1]))
     kv.write(write)
-    store.pops._log.drop(known.id, 0)  # type: ignore[attr-defined]
+    store.pops._log.drop(known, 0)  # type: ignore[attr-defined]
 
 
 @pytest.mark.clause("T12", "Q1")

@@ -132,7 +132,7 @@ def test_q1_dead_letters_and_parked_entries_stay(stores: Stores) -> None:
     key, value = next((k, v) for k, v in kv.scan_all(QUEUES) if b"m1" in v)
     batch = rewritten(key, value[:-1] + bytes([value[-1] ^ 1]))
     kv.write(batch)
-    store.pops._log.drop(*placed(key))  # type: ignore[attr-defined]
+    store.pops._log.drop(*placed(store, key))  # type: ignore[attr-defined]
     stores.clock.advance(DAY_MS)
     store.tick()
     assert kept(store) == (3,)
@@ -149,11 +149,11 @@ def rewritten(key: bytes, value: bytes) -> object:
     return batch
 
 
-def placed(key: bytes) -> tuple[int, int]:
+def placed(store: Store, key: bytes) -> tuple[object, int]:
     from rmqstore.ordered.layout import QUEUE
 
     topic_id, queue, _ = QUEUE.unpack(key)
-    return topic_id, queue
+    return store.pops._state.topic_of(topic_id), queue  # type: ignore[attr-defined]
 
 
 @pytest.mark.clause("Q2")

@@ -7,6 +7,7 @@ from hypothesis import given
 
 from rmqstore import Message
 from rmqstore.filters import columns_of, parse_filter
+from rmqstore.ordered import records as record_format
 from rmqstore.ordered.picking import picker_of
 from rmqstore.ordered.records import encode_message, property_columns, property_texts
 
@@ -51,7 +52,7 @@ def test_picking_takes_the_first_that_pass(sent: list[Message], expression: str,
     records = [encode_message(each) for each in sent]
     skip = min(skip, len(records))
     chosen = parse_filter(expression)
-    picker = picker_of(chosen)
+    picker = picker_of(chosen, record_format)
     passing = [at for at in range(skip, len(records)) if chosen.matches(property_texts(records[at], chosen.names))]
     if picker is None:
         assert passing == list(range(skip, len(records)))

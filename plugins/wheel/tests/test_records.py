@@ -149,13 +149,17 @@ def test_no_records() -> None:
             log.Record,
             topic=st.sampled_from([b"t", WHEEL, b"SCHEDULE_TOPIC_XXXX", b"%RETRY%" + b"g" * 130]),
             body=st.binary(max_size=5),
-            properties=st.lists(
-                st.tuples(
-                    st.sampled_from([*properties.FIELDS, "POP_CK", "RMQS_FRAME", "user", ""]),
-                    st.sampled_from(["1", "-5", "12345", "a  b ", " ", "x", "", "9223372036854775808"]),
+            properties=st.builds(
+                lambda pairs, end: ("\x02".join(f"{name}\x01{value}" for name, value in pairs) + end).encode(),
+                st.lists(
+                    st.tuples(
+                        st.sampled_from([*properties.FIELDS, "POP_CK", "RMQS_FRAME", "user", ""]),
+                        st.sampled_from(["1", "-5", "12345", "a  b ", " ", "x", "", "9223372036854775808"]),
+                    ),
+                    max_size=6,
                 ),
-                max_size=6,
-            ).map(lambda pairs: "".join(f"{name}\x01{value}\x02" for name, value in pairs).encode()),
+                st.sampled_from(["\x02", ""]),
+            ),
             queue_id=st.integers(-1, 5),
             reconsume_times=st.integers(0, 3),
             born_host=st.sampled_from([log.LOCAL_HOST, V6]),
@@ -473,6 +477,19 @@ ENTRY = st.tuples(
 @example([log.Record(topic=WHEEL, body=b"b", properties=b"u\x01v\x02REAL_TOPIC\x01\x02REAL_QID\x013\x02TIMER_OUT_MS\x01123\x02")])
 @example(
     [log.Record(topic=WHEEL, body=b"b", properties=b"u\x01v\x02REAL_TOPIC\x01t\x02REAL_QID\x013\x02TIMER_OUT_MS\x01" + b"1\x02A\x01b\x02")]
+)
+@example(
+    [
+        log.Record(
+            topic=WHEEL, body=b"b", properties=b"u\x01v\x02REAL_TOPIC\x01" + b"t" * 200 + b"\x02REAL_QID\x013\x02TIMER_OUT_MS\x011\x02"
+        )
+    ]
+)
+@example(
+    [  # as long as one another, but the second one ends with two properties
+        log.Record(topic=WHEEL, body=b"b", properties=b"u\x01v\x02REAL_TOPIC\x01abcde\x02REAL_QID\x013\x02TIMER_OUT_MS\x011\x02"),
+        log.Record(topic=WHEEL, body=b"b", properties=b"u\x01v\x02REAL_TOPIC\x01a\x02b\x01c\x02REAL_QID\x013\x02TIMER_OUT_MS\x011\x02"),
+    ]
 )
 def test_timers_of_other_brokers_come_home_alike_by_both_ways(made: list[log.Record]) -> None:
     encoded = [log.encode_record(record) for record in made]

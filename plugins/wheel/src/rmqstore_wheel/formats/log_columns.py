@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from rmqstore.errors import IllegalArgumentError
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats.binary_columns import Ints, Measured, Part, blocks, bytes_of, cells, join_columns, measure, offsets_of
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, Measured, Part, blocks, bytes_of, cells, join_columns, measure, offsets_of
 from rmqstore_wheel.formats.commit_log import Record
 
 _COPIED_BODY_BYTES: Final = 4096
@@ -143,7 +143,7 @@ def encode_columns(columns: Columns) -> Encoded:
     rows = len(columns)
     born, store = _one_length(columns.born_host, rows), _one_length(columns.store_host, rows)
     if not rows or born is None or store is None:
-        return _joined([log.encode_record(columns.record(row)) for row in range(rows)])
+        return joined([log.encode_record(columns.record(row)) for row in range(rows)])
     block = _block(born, store)
     topic, magic = _topic_part(columns.topic)
     body = measure(columns.body)
@@ -174,7 +174,8 @@ def encode_columns(columns: Columns) -> Encoded:
     return Encoded(data, ends - sizes, sizes)
 
 
-def _joined(records: list[bytes]) -> Encoded:
+def joined(records: Sequence[Bytes]) -> Encoded:
+    """Return records that are bytes already, one behind the other."""
     sizes = np.fromiter(map(len, records), np.int64, len(records))
     return Encoded(np.frombuffer(bytearray().join(records), np.uint8), np.cumsum(sizes) - sizes, sizes)
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.batch import map_parts
-from rmqstore.message import REQUEST_PROPERTIES, SYSTEM_PROPERTIES, Message
+from rmqstore.message import REQUEST_PROPERTIES, SYSTEM_PROPERTIES, Message, PoppedMessage
 from rmqstore_wheel.formats.binary_columns import Part
 
 MESSAGE_ID: Final = "UNIQ_KEY"
@@ -75,7 +75,7 @@ def decode(text: bytes) -> dict[str, str]:
     return found
 
 
-def encode_message(message: Message) -> bytes:
+def encode_message(message: Message | PoppedMessage) -> bytes:
     """Return the text of a message's own properties and of the fields that RocketMQ keeps among them."""
     parts = [f"{name}\x01{value}\x02" for name, value in message.properties.items()] if message.properties else []
     if message.keys:

@@ -1,0 +1,317 @@
+"""Records on their way to a queue: due timers become records of their real topic, and records are given topic, queue, offset and time.
+
+Many go by the column and few one by one; both give the same bytes. Where a record lies in the log is written last, by ``Encoded.place``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmqstore_wheel.formats import commit_log as log
+from rmqstore_wheel.formats import properties as texts
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, bytes_of, cells, offsets_of
+from rmqstore_wheel.formats.log_columns import Encoded, joined
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.record_parts import (
+    OF_WAITING,
+    parts_of,
+    pieces_of,
+    store_ms_at,
+    store_ms_places,
+    topic_bounds,
+    topic_places,
+)
+from rmqstore_wheel.records import NONE, LogRecords, as_delivered
+
+FRAME: Final = f"{texts.OWN_PREFIX}FRAME"
+"""The property that the engine puts behind all others of the last record of a call."""
+
+_FEW: Final = 24
+_LENGTHS_TRIED: Final = 160
+_ROWS_PASSED_OVER: Final = 16
+_WHEEL_FIELD: Final = log.topic_field(WHEEL_TOPIC.encode())
+_LENGTH_BYTES: Final = 2
+_MAX_DIGITS: Final = 9
+_END: Final = 2
+_SIZE_MAGIC: Final = struct.Struct(">ii")
+_I32: Final = struct.Struct(">i")
+_I64: Final = struct.Struct(">q")
+_I64X2: Final = struct.Struct(">qq")
+
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+# ---------------------------------------------------------------- placing
+
+
+def placed_one(record: Bytes, topic: bytes, queue_id: int, queue_offset: int, store_ms: int, physical_offset: int = 0) -> bytearray:
+    """Return one record with its topic, queue, offset and store time; ``physical_offset`` is where it will lie in the log."""
+    _, at, _, end = parts_of(record)
+    field = log.topic_field(topic)
+    if record[at : at + len(field)] == field and record[7] == log.magic_of(topic) & 0xFF:
+        copy = bytearray(record)
+    else:
+        copy = bytearray().join((record[:at], field, record[end:]))
+        _SIZE_MAGIC.pack_into(copy, 0, len(copy), log.magic_of(topic))
+    _I32.pack_into(copy, 12, queue_id)
+    _I64X2.pack_into(copy, log.QUEUE_OFFSET_AT, queue_offset, physical_offset)
+    _I64.pack_into(copy, store_ms_at(record), store_ms)
+    return copy
+
+
+def placed(records: Sequence[bytes] | LogRecords, topic: bytes, queue_id: int, first_queue_offset: int, store_ms: int) -> Encoded:
+    """Return records of whatever topics as records of one queue, one behind the other from ``first_queue_offset`` on.
+
+    Only what lies at a fixed place is written into a record that has the topic already; any other is built again around the same body and
+    properties. The records are copied; physical offsets are 0 until ``Encoded.place``.
+    """
+    if isinstance(records, LogRecords):
+        data, starts, sizes = records.encoded
+        held = Encoded(data.copy(), starts, sizes)
+    elif len(records) <= _FEW:
+        return joined([placed_one(record, topic, queue_id, first_queue_offset + at, store_ms) for at, record in enumerate(records)])
+    else:
+        held = joined(records)
+    if len(held.starts):
+        if not _all_have(held, topic):
+            held = _with_topic(held, topic)
+        address(held, queue_id, first_queue_offset + np.arange(len(held.starts)), store_ms)
+    return held
+
+
+def address(held: Encoded, queue_ids: Ints | int, queue_offsets: Ints, store_ms: int) -> None:
+    """Write queue, queue offset and store time into records that keep their topics, in place."""
+    data, starts, _ = held
+    i64 = cells(data, ">i8")
+    cells(data, ">i4")[starts + 12] = queue_ids
+    i64[starts + log.QUEUE_OFFSET_AT] = queue_offsets
+    i64[starts + log.PHYSICAL_OFFSET_AT] = 0
+    i64[store_ms_places(data, starts)] = store_ms
+
+
+def _all_have(held: Encoded, topic: bytes) -> bool:
+    data, starts, sizes = held
+    field = log.topic_field(topic)
+    if (sizes < log.FIXED_BYTES + len(field) + _LENGTH_BYTES).any() or (cells(data, ">i4")[starts + 4] != log.magic_of(topic)).any():
+        return False
+    at = np.minimum(topic_places(data, starts), len(data) - len(field))
+    return bool((cells(data, f"S{len(field)}")[at] == field).all())
+
+
+def _with_topic(held: Encoded, topic: bytes) -> Encoded:
+    data, starts, sizes = held
+    field = log.topic_field(topic)
+    at = topic_places(data, starts)
+    old = topic_bounds(data, starts)[1]
+    pool = np.concatenate((data, np.frombuffer(field, np.uint8)))
+    bounds = np.stack((starts, at, old), axis=1).reshape(-1)
+    picks = np.arange(3 * len(starts)).reshape(-1, 3)
+    picks[:, 1] = len(bounds)
+    bounds = np.concatenate((bounds, (len(data), len(pool))))
+    sizes = sizes + (at - old + len(field))
+    made = Encoded(_taken(pieces_of(pool, bounds), picks), np.cumsum(sizes) - sizes, sizes)
+    cells(made.data, ">i4")[made.starts] = sizes
+    cells(made.data, ">i4")[made.starts + 4] = log.magic_of(topic)
+    return made
+
+
+def _taken(pieces: pa.Array, picks: Ints) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the picked pieces one behind the other, to be written to."""
+    taken = pieces.take(pa.array(picks.reshape(-1)))
+    out = np.frombuffer(taken.buffers()[2], np.uint8)[: int(offsets_of(taken)[-1])]
+    return out if out.flags.writeable else out.copy()
+
+
+# ---------------------------------------------------------------- due timers
+
+
+def for_delivery(buffer: Bytes, starts: Ints, sizes: Ints) -> LogRecords:
+    """Return due timers, records of the wheel topic that lie in ``buffer``, as records of the topics that they wait for, in this order.
+
+    The same bytes as ``records.as_delivered`` gives for each. A record whose last properties are ``REAL_TOPIC``, ``REAL_QID``,
+    ``TIMER_OUT_MS``, and at most :data:`FRAME` behind them, is cut there by the column; any other goes alone.
+    """
+    if len(starts) <= _FEW:
+        return LogRecords(joined(_one_by_one(buffer, starts, sizes)))
+    data, starts, sizes, rows = _in_order(buffer, starts, sizes)
+    found = _find_waiting(data, starts, starts + sizes)
+    if found.regular.all():
+        return _cut(data, starts, found, rows)
+    regular = np.flatnonzero(found.regular)
+    made: list[Bytes] = [b""] * len(starts)
+    if len(regular):
+        cut = _cut(data, starts[regular], Waiting(*(column[regular] for column in found)), None)
+        for row, record in zip(regular.tolist(), cut.records, strict=True):
+            made[row] = record
+    others = np.flatnonzero(~found.regular)
+    for row, alone in zip(others.tolist(), _one_by_one(data.data, starts[others], sizes[others]), strict=True):
+        made[row] = alone
+    return LogRecords(joined(made if rows is None else [made[row] for row in rows.tolist()]))
+
+
+def _one_by_one(buffer: Bytes, starts: Ints, sizes: Ints) -> list[Bytes]:
+    view = memoryview(buffer)
+    return [as_delivered(view[start:end]) for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
+
+
+def _in_order(buffer: Bytes, starts: Ints, sizes: Ints) -> tuple[Any, Ints, Ints, Ints | None]:
+    """Return the records so that each starts behind the end of the one before it, and which of them is row i; None when it is the i-th."""
+    data = np.frombuffer(buffer, np.uint8)
+    ends = starts + sizes
+    if (starts[1:] >= ends[:-1]).all():
+        return data, starts, sizes, None
+    order = np.argsort(starts, kind="stable")
+    starts, sizes = starts[order], sizes[order]
+    rows = np.argsort(order, kind="stable")
+    if (starts[1:] >= (starts + sizes)[:-1]).all():
+        return data, starts, sizes, rows
+    copy = joined([data.data[start:end] for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)])
+    return copy.data, copy.starts, copy.sizes, rows
+
+
+class Waiting(NamedTuple):
+    """Where the parts of timers lie whose last properties are the regular ones; rows that are not ``regular`` hold anything.
+
+    ``kept`` are the properties up to ``REAL_TOPIC``, ``topic`` is the value of that, ``out`` the property ``TIMER_OUT_MS``.
+    """
+
+    topic_field: Ints
+    kept: Ints
+    kept_end: Ints
+    topic: Ints
+    topic_end: Ints
+    out: Ints
+    out_end: Ints
+    queue_ids: Ints
+    regular: Flags
+
+
+def _find_waiting(data: Any, starts: Ints, ends: Ints) -> Waiting:
+    at = topic_places(data, starts)
+    field = cells(data, f"S{len(_WHEEL_FIELD)}")[np.minimum(at, len(data) - len(_WHEEL_FIELD))]
+    regular = (field == _WHEEL_FIELD) & (cells(data, ">i4")[starts + 4] == log.MAGIC_V1)
+    low = at + len(_WHEEL_FIELD) + _LENGTH_BYTES
+    low = np.where(regular, low, ends)
+    out, out_end = _find_entries(data, low, ends, texts.OUT_MS), ends
+    rest = np.flatnonzero(regular & (out < 0))
+    if len(rest):
+        out_end = ends.copy()
+        frames = _find_entries(data, low[rest], ends[rest], FRAME)
+        rest, frames = rest[frames >= 0], frames[frames >= 0]
+        out_end[rest] = frames
+        out[rest] = _find_entries(data, low[rest], frames, texts.OUT_MS)
+    regular &= out >= 0
+    queue = _find_entries(data, low, np.where(regular, out, low), texts.REAL_QUEUE_ID)
+    regular &= queue >= 0
+    topic = _find_entries(data, low, np.where(regular, queue, low), texts.REAL_TOPIC)
+    regular &= topic >= 0
+    queue_ids, is_number = _numbers(data, np.where(regular, queue + len(texts.REAL_QUEUE_ID) + 1, 0), np.where(regular, out - 1, 0))
+    value = topic + len(texts.REAL_TOPIC) + 1
+    topic_bytes = queue - 1 - value
+    regular &= is_number & (topic_bytes > 0) & (topic_bytes <= log.MAX_V1_TOPIC_BYTES)
+    regular &= ~_has_leftovers(data, np.where(regular, low, 0), np.where(regular, topic, 0))
+    return Waiting(at, low, topic, value, queue - 1, out, out_end, queue_ids, regular)
+
+
+def _find_entries(data: Any, low: Ints, ends: Ints, name: str) -> Ints:
+    """Return where the property of this name starts that ends at ``ends``, not before ``low`` and not as the first one; -1 where none does.
+
+    Its length is learned from one row and then tried on all others, as there are few lengths.
+    """
+    found = np.full(len(ends), -1)
+    start = f"\x02{name}\x01".encode()
+    at_name = cells(data, f"S{len(start)}")
+    todo = np.flatnonzero((ends - low > len(start)) & (data[ends - 1] == _END))
+    passed_over = 0
+    for _ in range(_LENGTHS_TRIED):
+        if not len(todo):
+            break
+        text = data[int(low[todo[0]]) : int(ends[todo[0]])].tobytes()
+        at = text.rfind(start)
+        if at < 0 or text.find(b"\x02", at + 1) != len(text) - 1:
+            passed_over += 1
+            if passed_over > _ROWS_PASSED_OVER:
+                break
+            todo = todo[1:]
+            continue
+        length = len(text) - at
+        places = ends[todo] - length
+        good = (places >= low[todo]) & (at_name[np.maximum(places, 0)] == start)
+        right = todo[good]
+        inside = _matrix(data, places[good] + len(start), length - len(start) - 1)
+        clean = (inside != _END).all(axis=1)
+        found[right[clean]] = places[good][clean] + 1
+        todo = todo[~good]
+    return found
+
+
+def _matrix(data: Any, starts: Ints, width: int) -> Any:
+    """Return equally long pieces as a row of bytes each."""
+    if not width or not len(starts):
+        return np.zeros((len(starts), width), np.uint8)
+    return cells(data, f"V{width}")[starts].view(np.uint8).reshape(-1, width)
+
+
+def _numbers(data: Any, starts: Ints, ends: Ints) -> tuple[Ints, Flags]:
+    """Read decimal numbers, and -1; the other answer is whether there is one that is not too long."""
+    numbers = np.full(len(starts), NONE, np.int64)
+    good = np.zeros(len(starts), bool)
+    lengths = ends - starts
+    for width in np.unique(lengths).tolist():
+        if not 0 < width <= _MAX_DIGITS:
+            continue
+        rows = np.flatnonzero(lengths == width)
+        digits = _matrix(data, starts[rows], width)
+        is_number = ((digits >= ord("0")) & (digits <= ord("9"))).all(axis=1)
+        numbers[rows] = np.where(is_number, (digits.astype(np.int64) - ord("0")) @ 10 ** np.arange(width)[::-1], NONE)
+        good[rows] = is_number | ((digits == np.frombuffer(b"-1", np.uint8)).all(axis=1) if width == len(b"-1") else False)
+    return numbers, good
+
+
+def _has_leftovers(data: Any, starts: Ints, ends: Ints) -> Flags:
+    """Say where the properties that are to be kept may hold one that is not; where none lies, both bounds are 0."""
+    rows = np.flatnonzero(ends)
+    found = np.zeros(len(starts), bool)
+    if len(rows):
+        kept = pieces_of(data, np.stack((starts[rows], ends[rows]), axis=1).reshape(-1)).take(pa.array(2 * np.arange(len(rows))))
+        whole = bytes(bytes_of(kept))
+        for name in OF_WAITING:
+            if name in whole:
+                found[rows] |= pc.match_substring(kept, name).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _cut(data: Any, starts: Ints, found: Waiting, rows: Ints | None) -> LogRecords:
+    """Return regular timers as records of their topics.
+
+    A column is laid over the buffer, whose elements are in turn: all up to the topic, the old topic, the properties that are kept, the
+    name of ``REAL_TOPIC``, its value with one byte before and two behind it, the rest of ``REAL_QID``, ``TIMER_OUT_MS``, and all up to
+    the next record. The bytes round the value become the length of the topic and that of the properties.
+    """
+    count = len(starts)
+    columns = (starts, found.topic_field, found.kept, found.kept_end, found.topic - 1, found.topic_end + 2, found.out, found.out_end)
+    bounds = np.append(np.stack(columns, axis=1).reshape(-1), len(data))
+    at = np.arange(count) if rows is None else rows
+    picks = at[:, None] * len(columns) + np.array((0, 4, 2, 6))
+    front = found.topic_field - starts
+    topic_bytes = found.topic_end - found.topic
+    text_bytes = (found.kept_end - found.kept) + (found.out_end - found.out)
+    if rows is not None:
+        front, topic_bytes, text_bytes = front[rows], topic_bytes[rows], text_bytes[rows]
+    sizes = front + 1 + topic_bytes + _LENGTH_BYTES + text_bytes
+    made = _taken(pieces_of(data, bounds), picks)
+    ends = np.cumsum(sizes)
+    first = ends - sizes
+    held = Encoded(made, first, sizes)
+    queue_ids = found.queue_ids if rows is None else found.queue_ids[rows]
+    cells(made, ">i4")[first] = sizes
+    made[first + front] = topic_bytes
+    cells(made, ">i2")[first + front + 1 + topic_bytes] = text_bytes
+    address(held, queue_ids, np.zeros(count, np.int64), 0)
+    return LogRecords(held)

@@ -49,7 +49,7 @@ def installed() -> list[str]:
     return [entry.name for entry in entries if entry.info is not None and all(find_spec(name) for name in entry.info.requires)]
 
 
-ENGINES = [name for name in ("memory", "rocksdb", "lmdb") if name in installed()]
+ENGINES = [name for name in ("memory", "wheel", "rocksdb", "lmdb") if name in installed()]
 MIXED = [pair for pair in (Pair("rocksdb", "lmdb"), Pair("lmdb", "rocksdb")) if set(pair) <= set(ENGINES)]
 PAIRS = [*(Pair(name, name) for name in ENGINES), *MIXED]
 DURABLE_PAIRS = [pair for pair in PAIRS if pair.durable]

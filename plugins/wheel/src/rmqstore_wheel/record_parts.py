@@ -41,6 +41,7 @@ V2_BYTE: Final = log.MAGIC_V2 & 0xFF
 _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
 _I64X2: Final = struct.Struct(">qq")
+_HEAD: Final = struct.Struct(">iiii")
 _END: Final = b"\x02"
 
 # ---------------------------------------------------------------- one record
@@ -64,6 +65,25 @@ def parts_of(record: Bytes) -> tuple[int, int, int, int]:
     if record[7] == V2_BYTE:
         return body, at, at + 2, at + 2 + int.from_bytes(record[at : at + 2])
     return body, at, at + 1, at + 1 + record[at]
+
+
+def fault_of(record: bytes, log_offset: int, topic: bytes, queue_id: int, queue_offset: int) -> str | None:
+    """Return why a record is not the one that should lie at an offset of the log and of a queue; None when it is."""
+    size, magic, crc, queue = _HEAD.unpack_from(record)
+    if size != len(record) or magic not in (log.MAGIC_V1, log.MAGIC_V2):
+        return "it does not begin as a message"
+    found, place = _I64X2.unpack_from(record, log.QUEUE_OFFSET_AT)
+    if (queue, found, place) != (queue_id, queue_offset, log_offset):
+        return f"it says that it is number {found} of queue {queue}, at offset {place}"
+    body = body_at(record)
+    end = body + int(_I32.unpack_from(record, body - 4)[0])
+    if not body <= end < size or log.body_crc(memoryview(record)[body:end]) != crc:
+        return "the CRC-32 of the body is another"
+    width = 1 if magic == log.MAGIC_V1 else 2
+    if record[end + width : end + width + len(topic) + 2][: len(topic)] != topic or int.from_bytes(record[end : end + width]) != len(topic):
+        return "it belongs to another topic"
+    text = end + width + len(topic)
+    return None if text + 2 + int.from_bytes(record[text : text + 2]) == size else "its properties end elsewhere"
 
 
 def new_head(record: Bytes, body: int, size: int) -> bytearray:

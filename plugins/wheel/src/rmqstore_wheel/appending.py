@@ -1,0 +1,79 @@
+"""What a call appends: messages of one queue, gathered so that each queue has one piece in the call's frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rmqstore_wheel import records
+from rmqstore_wheel.addressing import placed
+from rmqstore_wheel.formats import consume_queue
+from rmqstore_wheel.formats import properties as texts
+from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.log_columns import Encoded
+from rmqstore_wheel.journal import Change
+
+_FEW = 32
+_TAGS = f"{texts.TAG}\x01".encode()
+
+
+class Messages(NamedTuple):
+    """Messages of one queue, ready for the log.
+
+    Attributes:
+        offset: queue offset of the first one.
+        records: their bytes; store times are in them, offsets are not.
+        store_ms: the latest of their store times.
+        codes: hashes of their tags.
+    """
+
+    topic: str
+    queue: int
+    offset: int
+    records: Encoded
+    store_ms: int
+    codes: Ints | int = 0
+
+
+class Append(NamedTuple):
+    """Records that go to a queue, whatever topic they name."""
+
+    topic: str
+    queue: int
+    offset: int
+    records: Sequence[bytes]
+    store_ms: int
+
+
+def gathered(parts: Sequence[Any]) -> tuple[list[Messages], list[Change]]:
+    """Return what a call appends, and what else it changes; appends to one queue that follow one another become one."""
+    messages: list[Messages] = []
+    changes: list[Change] = []
+    appends: dict[tuple[str, int, int, int], list[bytes]] = {}
+    ends: dict[tuple[str, int, int], tuple[str, int, int, int]] = {}
+    for part in parts:
+        if isinstance(part, Messages):
+            messages.append(part)
+        elif isinstance(part, Append):
+            name = (part.topic, part.queue, part.store_ms)
+            key = ends.get(name)
+            if key is None or key[2] + len(appends[key]) != part.offset:
+                key = ends[name] = (part.topic, part.queue, part.offset, part.store_ms)
+                appends[key] = []
+            appends[key] += part.records
+        else:
+            changes.append(part)
+    for (topic, queue, offset, store_ms), found in appends.items():
+        messages.append(Messages(topic, queue, offset, placed(found, topic.encode(), queue, offset, store_ms), store_ms, tags_codes(found)))
+    return messages, changes
+
+
+def tags_codes(found: Sequence[bytes]) -> Ints | int:
+    """Return what consume queues hold of the tags of records."""
+    if len(found) <= _FEW:
+        return np.array([consume_queue.tags_code(records.tag_of(each).decode()) for each in found], np.int64)
+    if not any(_TAGS in each for each in found):
+        return 0
+    return consume_queue.tags_codes(records.property_columns(found, [texts.TAG])[texts.TAG])

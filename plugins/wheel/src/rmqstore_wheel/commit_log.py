@@ -1,0 +1,239 @@
+"""``CommitLog``: the one file set that is the truth, appended to by whole frames (``CommitLog``, ``MappedFileQueue``).
+
+A frame that does not fit into what is left of a file begins the next one; only a frame longer than a file runs on over several.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from rmqstore.errors import CorruptStoreError
+from rmqstore_wheel import frames
+from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.file_chain import FileChain
+from rmqstore_wheel.formats import commit_log as log
+from rmqstore_wheel.formats import log_reading
+from rmqstore_wheel.formats.binary_columns import Ints, cells
+from rmqstore_wheel.formats.log_columns import Encoded
+from rmqstore_wheel.formats.log_reading import Stop
+
+FILL_BYTES: Final = 4 * 1024 * 1024
+_JOINED_BYTES: Final = 64 * 1024
+
+
+class Part(NamedTuple):
+    """Records of a frame that lie in one file: where the file starts, where in it the records start, and how long they are."""
+
+    file_start: int
+    starts: Ints
+    sizes: Ints
+
+
+class Frame(NamedTuple):
+    """A whole frame that was found: its first byte, the byte behind it, its epoch, and its records."""
+
+    start: int
+    end: int
+    epoch: int
+    parts: list[Part]
+
+
+class CommitLog:
+    """The open log.
+
+    Attributes:
+        tail: where the next frame goes, at the earliest.
+        durable: up to where everything is on disk.
+    """
+
+    def __init__(self, disk: Disk, directory: Path, file_bytes: int = log.FILE_BYTES, fill_bytes: int = FILL_BYTES) -> None:
+        self.chain = FileChain(disk, directory, file_bytes, fill_bytes)
+        self.chain.check()
+        self.file_bytes = file_bytes
+        self.tail = self.chain.first
+        self.durable = self.tail
+
+    # ------------------------------------------------------------ appending
+
+    def append(self, pieces: Sequence[Encoded], epoch: int) -> int:
+        """Append one frame and return where its first record lies; its records learn their offsets.
+
+        The last piece has room for the frame's property (``frames.with_room``). Visible to readers at once, durable with the next sync.
+
+        Raises:
+            OSError: the disk failed or has no room; nothing of the frame is there.
+        """
+        total = sum(len(piece.data) for piece in pieces)
+        start = self.tail
+        left = self.file_bytes - start % self.file_bytes
+        if not log.fits(total, left) and left < self.file_bytes:
+            start += left
+        placed = self._place(pieces, start)
+        frames.finish([piece for _, piece in placed], epoch, self.durable)
+        self._write(placed, start)
+        last_offset, last = placed[-1]
+        self.tail = last_offset + len(last.data)
+        return start
+
+    def _place(self, pieces: Sequence[Encoded], offset: int) -> list[tuple[int, Encoded]]:
+        """Give every piece its place, cut where a file ends."""
+        placed: list[tuple[int, Encoded]] = []
+        waiting = list(reversed(pieces))
+        while waiting:
+            piece = waiting.pop()
+            left = self.file_bytes - offset % self.file_bytes
+            if not log.fits(len(piece.data), left):
+                piece, rest = piece.split(left)
+                waiting.append(rest)
+                if not len(piece.starts):
+                    offset += left
+                    continue
+            piece.place(offset)
+            placed.append((offset, piece))
+            offset += len(piece.data)
+        return placed
+
+    def _write(self, placed: list[tuple[int, Encoded]], start: int) -> None:
+        end = placed[-1][0] + len(placed[-1][1].data)
+        blanks = []
+        at = self.tail
+        for offset, piece in placed:
+            if offset != at:
+                blanks.append((at, log.encode_blank(self.file_bytes - at % self.file_bytes)))
+            at = offset + len(piece.data)
+        try:
+            for offset, blank in blanks:
+                self.chain.reserve(offset + len(blank))
+                # The rest of the file stays a hole.
+                self.chain.set_filled(offset // self.file_bytes * self.file_bytes + self.file_bytes)
+            self.chain.reserve(end)
+            for offset, blank in blanks:
+                self.chain.write_at(offset, blank)
+            if len(placed) > 1 and not blanks and end - start <= _JOINED_BYTES:
+                self.chain.write_at(start, np.concatenate([piece.data for _, piece in placed]).data)
+            else:
+                for offset, piece in placed:
+                    self.chain.write_at(offset, piece.data.data)
+        except BaseException:
+            self.chain.clear_from(self.tail)
+            raise
+
+    def sync(self) -> None:
+        """Make what is appended now durable."""
+        tail = self.tail
+        self.chain.sync()
+        self.durable = max(self.durable, tail)
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """Return bytes of one record."""
+        return self.chain.read(offset, size)
+
+    def holds(self, offset: int, size: int) -> bool:
+        """Say whether a record of this size may lie at ``offset``: in a file that is kept, before the tail, not over the end of a file."""
+        start = offset // self.file_bytes * self.file_bytes
+        return start in self.chain.starts and size >= log.MIN_BYTES and offset + size <= min(self.tail, start + self.file_bytes)
+
+    # ------------------------------------------------------------ recovery
+
+    def recover(self, offset: int, epoch: int = 0) -> Iterator[Frame]:
+        """Yield the whole frames from ``offset`` on, where one begins, and then cut off what lies behind the last of them.
+
+        ``epoch`` is that of the frame before. The tail is set when the iteration is over, all of what is kept is durable then.
+
+        Raises:
+            CorruptStoreError: what is not whole was durable once.
+        """
+        self.tail = max(offset, self.chain.first)
+        at = self.tail
+        carried: list[Part] = []
+        carried_count = carried_crc = 0
+        while at // self.file_bytes * self.file_bytes in self.chain.starts:
+            file_start = at // self.file_bytes * self.file_bytes
+            view = self.chain.view(file_start)
+            found = log_reading.scan(view, at - file_start)
+            data = np.frombuffer(view, np.uint8)
+            first = 0
+            for row in frames.ends_of(data, found.starts, found.sizes).tolist():
+                rows = slice(first, row + 1)
+                part = Part(file_start, found.starts[rows], found.sizes[rows])
+                end = file_start + int(found.starts[row] + found.sizes[row])
+                trailer = self._check(view, data, part, carried_count, carried_crc, epoch)
+                if trailer is None:
+                    self._cut(epoch)
+                    return
+                frame = Frame(carried[0].file_start + int(carried[0].starts[0]) if carried else file_start + int(part.starts[0]), end,
+                              trailer.epoch, [*carried, part])  # fmt: skip
+                carried, carried_count, carried_crc = [], 0, 0
+                first, epoch = row + 1, trailer.epoch
+                self.tail = end
+                yield frame
+            if found.stop is not Stop.BLANK:
+                break
+            if first < len(found.starts):
+                part = Part(file_start, found.starts[first:], found.sizes[first:])
+                if not self._lies_right(data, part):
+                    break
+                carried.append(part)
+                carried_count += len(part.starts)
+                carried_crc = zlib.crc32(view[int(part.starts[0]) : found.end], carried_crc)
+            at = file_start + self.file_bytes
+        self._cut(epoch)
+
+    @staticmethod
+    def _lies_right(data: Any, part: Part) -> bool:
+        offsets = cells(data, ">i8")[part.starts + log.PHYSICAL_OFFSET_AT]
+        return bool((offsets == part.starts + part.file_start).all())
+
+    def _check(
+        self, view: memoryview, data: Any, part: Part, carried_count: int, carried_crc: int, epoch: int
+    ) -> frames.Trailer | None:  # fmt: skip
+        """Return the trailer of a frame whose records are ``part`` and those carried over from the file before; None if it is not whole."""
+        begin, end = int(part.starts[0]), int(part.starts[-1] + part.sizes[-1])
+        trailer = frames.read_trailer(bytes(view[end - frames.PROPERTY_BYTES : end]))
+        if trailer is None or trailer.records != carried_count + len(part.starts) or trailer.epoch < epoch:
+            return None
+        if zlib.crc32(view[begin : end - frames.TAIL_BYTES], carried_crc) != trailer.crc or not self._lies_right(data, part):
+            return None
+        return trailer
+
+    def _cut(self, epoch: int) -> None:
+        """Cut the log behind its last whole frame, unless something behind it proves that more was there."""
+        self._refuse_damage(epoch)
+        file_end = -(-self.tail // self.file_bytes) * self.file_bytes
+        self.chain.drop_from(max(file_end, self.chain.first + self.file_bytes))
+        self.chain.clear_from(self.tail)
+        self.chain.sync()
+        self.durable = self.tail
+
+    def _refuse_damage(self, epoch: int) -> None:
+        for start in self.chain.starts:
+            if start + self.file_bytes <= self.tail:
+                continue
+            view = self.chain.view(start)
+            base: Any = view.obj
+            at = max(self.tail - start, 0)
+            while (at := base.find(frames.PROPERTY, at)) >= 0:
+                end = at + frames.PROPERTY_BYTES
+                trailer = frames.read_trailer(bytes(view[at:end]))
+                begin = -1 if trailer is None else end - trailer.size
+                at += 1
+                if trailer is None or begin < 0 or start + begin < self.tail or trailer.durable <= self.tail or trailer.epoch < epoch:
+                    continue
+                if zlib.crc32(view[begin : end - frames.TAIL_BYTES]) == trailer.crc:
+                    path = str(self.chain.path_of(self.tail))
+                    raise CorruptStoreError(
+                        f"{path}: the call at offset {self.tail} is damaged; a later one at {start + begin} says that it was on disk",
+                        file=path,
+                        offset=self.tail,
+                    )
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self.chain.close()

@@ -1,0 +1,115 @@
+"""``ConsumeQueues``: for every queue of a topic, where its messages lie in the commit log (``ConsumeQueue``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.formats import consume_queue
+from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.unit_log import Sums, UnitLog
+
+UNITS_PER_FILE: Final = 300_000
+_OPEN_QUEUES: Final = 128
+_FILL_BYTES: Final = 256 * 1024
+
+QueueName = tuple[str, int]
+"""A topic and the number of one of its queues."""
+
+
+class ConsumeQueues:
+    """The consume queues of a store, opened as they are needed; only so many keep their files open."""
+
+    def __init__(self, disk: Disk, directory: Path, per_file: int = UNITS_PER_FILE) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._per_file = per_file
+        self._logs: dict[QueueName, UnitLog] = {}
+        self._sums: dict[QueueName, Sums] = {}
+        self._recent: dict[QueueName, None] = {}
+
+    def start(self, sums: Mapping[QueueName, Sums]) -> None:
+        """Begin with the queues that a check point vouches for."""
+        self._sums = dict(sums)
+
+    def __iter__(self) -> Iterator[QueueName]:
+        yield from self._sums.keys() | self._logs.keys()
+
+    def of(self, topic: str, queue: int, *, first: int = 0) -> UnitLog:
+        """Return the log of a queue; an unknown one is empty and begins at offset ``first``."""
+        name = (topic, queue)
+        log = self._logs.get(name)
+        if log is None:
+            log = UnitLog(
+                self._disk, self._directory / topic / str(queue), consume_queue.UNIT, self._per_file, fill_bytes=_FILL_BYTES
+            )  # fmt: skip
+            sums = self._sums.get(name)
+            if sums is None:
+                # Files of a queue of this name that is gone hold nothing any more.
+                log.chain.drop_from(0)
+                sums = Sums(first, first)
+            log.start(sums)
+            self._logs[name] = log
+        if name not in self._recent:
+            if len(self._recent) >= _OPEN_QUEUES:
+                oldest = next(iter(self._recent))
+                del self._recent[oldest]
+                if oldest in self._logs:
+                    self._logs[oldest].close()
+            self._recent[name] = None
+        return log
+
+    def append(self, topic: str, queue: int, offset: int, log_offsets: Ints, sizes: Ints, codes: Ints | int) -> None:
+        """Append the units of messages; a gap before ``offset`` is filled. Their space was reserved."""
+        log = self.of(topic, queue, first=offset)
+        if offset > log.count:
+            log.append(consume_queue.encode_fill(offset - log.count))
+        units = consume_queue.encode(log_offsets, sizes, codes)
+        overlap = min(log.count - offset, len(sizes))
+        if overlap > 0:
+            log.replace(offset, units[: overlap * consume_queue.UNIT_BYTES])
+        if overlap < len(sizes):
+            log.append(units[max(overlap, 0) * consume_queue.UNIT_BYTES :])
+
+    def reserve(self, topic: str, queue: int, offset: int, count: int) -> None:
+        """See to it that units up to ``offset + count`` find room."""
+        log = self.of(topic, queue, first=offset)
+        log.reserve(max(offset + count - log.count, 0))
+
+    def read(self, topic: str, queue: int, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
+        """Return up to ``count`` units from ``offset`` on, fewer at the end of the queue."""
+        log = self.of(topic, queue)
+        offset = max(offset, log.first)
+        return log.read(offset, max(min(count, log.count - offset), 0))
+
+    def clear(self, topic: str, queue: int, offsets: Sequence[int]) -> None:
+        """Let nothing lie at some offsets any more."""
+        log = self.of(topic, queue)
+        fill = consume_queue.encode_fill(1)
+        for offset in offsets:
+            if log.first <= offset < log.count:
+                log.replace(offset, fill)
+
+    def drop(self, topic: str, queue: int) -> None:
+        """Remove a queue with its files."""
+        log = self._logs.pop((topic, queue), None)
+        if log is not None:
+            log.close()
+        self._sums.pop((topic, queue), None)
+        self._recent.pop((topic, queue), None)
+        self._disk.remove_tree(self._directory / topic / str(queue))
+
+    def sync(self) -> dict[QueueName, Sums]:
+        """Make everything durable; returns what a check point has to know."""
+        for name, log in self._logs.items():
+            self._sums[name] = log.sync()
+        return dict(self._sums)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for log in self._logs.values():
+            log.close()

@@ -1,0 +1,145 @@
+"""The seam between the engine and the disk: everything that the engine ever does to its files goes through here.
+
+Writes are positioned writes into files whose length is fixed when they are made, so that only :meth:`DiskFile.zero_fill` can find no room;
+reads are maps of whole files. Tests put a :class:`Disk` of their own in its place, which records every call, refuses the n-th, or keeps,
+drops and tears what was not synced.
+
+What a crash leaves, as the engine counts on it: of a file, all that was written before its last :meth:`DiskFile.sync`, and any part of what
+was written since; of a directory, all names of before its last :meth:`Disk.sync_directory`, and any of the changes since, a rename whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shutil
+from pathlib import Path
+
+from rmqstore_wheel.formats.binary_columns import Bytes
+
+_ZEROS = bytes(1024 * 1024)
+
+
+class DiskFile:
+    """One open file."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        self._map: mmap.mmap | None = None
+
+    @property
+    def length(self) -> int:
+        """Bytes of the file, holes included."""
+        return os.fstat(self._fd).st_size
+
+    def write_at(self, offset: int, data: Bytes) -> None:
+        """Write all of ``data``; raises ``OSError`` when that fails, and then any part of it may have been written."""
+        view = memoryview(data).cast("B")
+        while view:
+            written = os.pwrite(self._fd, view, offset)
+            view, offset = view[written:], offset + written
+
+    def zero_fill(self, offset: int, length: int) -> None:
+        """Write zeros, so that the disk has set room aside and later writes there need none."""
+        while length > 0:
+            step = min(length, len(_ZEROS))
+            self.write_at(offset, memoryview(_ZEROS)[:step])
+            offset, length = offset + step, length - step
+
+    def truncate(self, length: int) -> None:
+        """Give the file this length; what is new is a hole, which reads as zeros."""
+        self._unmap()
+        os.ftruncate(self._fd, length)
+
+    def clear(self, offset: int) -> None:
+        """Let everything from ``offset`` to the end of the file read as zeros."""
+        length = self.length
+        os.ftruncate(self._fd, offset)
+        os.ftruncate(self._fd, length)
+
+    def zeros_from(self, offset: int) -> int | None:
+        """Return up to where space is set aside from ``offset`` on without a gap; None when something else than zeros lies behind it."""
+        length, filled, view = self.length, offset, self.view()
+        try:
+            while offset < length:
+                start = os.lseek(self._fd, offset, os.SEEK_DATA)
+                offset = os.lseek(self._fd, start, os.SEEK_HOLE)
+                for at in range(start, offset, len(_ZEROS)):
+                    if view[at : min(at + len(_ZEROS), offset)] != _ZEROS[: min(len(_ZEROS), offset - at)]:
+                        return None
+                if start <= filled:
+                    filled = offset
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # behind the last data
+                raise
+        return filled
+
+    def sync(self) -> None:
+        """Return when all that was written is durable."""
+        os.fdatasync(self._fd)
+
+    def view(self) -> memoryview:
+        """Return the content, which follows later writes; valid as long as somebody holds it, also after the file is closed or removed."""
+        if self._map is None:
+            length = self.length
+            if not length:
+                return memoryview(b"")
+            self._map = mmap.mmap(self._fd, length, access=mmap.ACCESS_READ)
+        return memoryview(self._map)
+
+    def _unmap(self) -> None:
+        # Not closed: whoever still holds a view keeps the map alive, and it goes with the last of them.
+        self._map = None
+
+    def close(self) -> None:
+        """Let go of the file; idempotent."""
+        self._unmap()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class Disk:
+    """The operating system's files."""
+
+    def create(self, path: Path, length: int) -> DiskFile:
+        """Make a file of ``length`` bytes without content, in place of one that is there; its name is durable with the directory."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        file = DiskFile(path, fd)
+        try:
+            file.truncate(length)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def open(self, path: Path) -> DiskFile:
+        """Open a file that is there."""
+        return DiskFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Give a file or directory another name, in place of what has that name."""
+        old.rename(new)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file."""
+        path.unlink()
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory with all that is in it; nothing happens when there is none."""
+        if path.is_dir():
+            shutil.rmtree(path)
+
+    def make_directory(self, path: Path) -> None:
+        """Make a directory with those above it, as far as they are missing."""
+        path.mkdir(parents=True, exist_ok=True)
+
+    def sync_directory(self, path: Path) -> None:
+        """Return when the names in a directory are durable."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

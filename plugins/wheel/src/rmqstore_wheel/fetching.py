@@ -1,0 +1,165 @@
+"""``Fetcher``: the messages of timers, read from the log by seq, and checked when they are.
+
+Where a message lies says the consume queue of the wheel's topic. What lies there must say so itself: its offset, its queue offset, the length
+and the CRC of its body. What does not is parked: it becomes a message of ``%PARKED%`` that says why (T12).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from rmqstore.batch import MessageBatch
+from rmqstore.errors import CorruptStoreError
+from rmqstore.ordered.parked import parked_message
+from rmqstore_wheel import records
+from rmqstore_wheel.addressing import for_delivery
+from rmqstore_wheel.commit_log import CommitLog
+from rmqstore_wheel.formats import commit_log as log_format
+from rmqstore_wheel.formats import log_reading, messages
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
+from rmqstore_wheel.formats.commit_log import Record
+from rmqstore_wheel.formats.log_columns import Columns
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.ledger import Ledger
+from rmqstore_wheel.records import LogRecords
+
+
+class Located(NamedTuple):
+    """Where messages lie in the log, and how long they are."""
+
+    offsets: Ints
+    sizes: Ints
+
+
+def joined_places(pieces: Sequence[Located]) -> Located:
+    """Return the places of several pieces, one behind the other."""
+    none = np.zeros(0, np.int64)
+    return Located(*(np.concatenate(column) for column in zip(*pieces, strict=True))) if pieces else Located(none, none)
+
+
+class Fetcher:
+    """Reads messages of the wheel's topic."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def locate(self, seqs: Ints) -> Located:
+        """Return where the messages of timers lie."""
+        units = self._ledger.queues.of(WHEEL_TOPIC, 0).gather(seqs - 1)
+        return Located(units["log_offset"].astype(np.int64), units["size"].astype(np.int64))
+
+    def messages(self, seqs: Ints, located: Located | None = None) -> MessageBatch:
+        """Return the messages of timers, in the order of ``seqs``, as they go to their topics."""
+        offsets, sizes = self.locate(seqs) if located is None else located
+        if not len(seqs):
+            return MessageBatch(source=LogRecords.of([]))
+        log = self._ledger.log
+        made: list[Bytes] = [b""] * len(seqs)
+        for file_start, rows in _by_file(log, offsets):
+            view = log.chain.view(file_start) if file_start in log.chain.starts else memoryview(b"")
+            starts = offsets[rows] - file_start
+            sound = _sound_rows(log, view, file_start, starts, sizes[rows], seqs[rows] - 1)
+            if sound.all() and len(rows) == len(seqs):
+                return MessageBatch(source=for_delivery(view, starts, sizes[rows]))
+            good = rows[sound]
+            for row, record in zip(good.tolist(), for_delivery(view, starts[sound], sizes[good]).records, strict=True):
+                made[row] = record
+            for row in rows[~sound].tolist():
+                made[row] = self._parked(int(seqs[row]), int(offsets[row]), int(sizes[row]))
+        return MessageBatch(source=LogRecords.of(made))
+
+    def _parked(self, seq: int, offset: int, size: int) -> bytes:
+        log = self._ledger.log
+        raw = b""
+        reason = f"no message lies at offset {offset} of the log"
+        if log.holds(offset, size):
+            raw = bytes(log.read(offset, size))
+            try:
+                record = log_format.decode_record(raw, log_offset=offset)
+                reason = f"the message at offset {offset} of the log has the queue offset {record.queue_offset}, not {seq - 1}"
+            except CorruptStoreError as error:
+                reason = str(error)
+        return records.encode_message(parked_message(raw, reason, f"timer {seq}"))
+
+    def timer_columns(self, seqs: Ints) -> Columns:
+        """Return the records of timers; one that cannot be read is empty."""
+        offsets, sizes = self.locate(seqs)
+        log = self._ledger.log
+        file_start = int(offsets[0]) // log.file_bytes * log.file_bytes
+        if file_start in log.chain.starts and ((offsets // log.file_bytes * log.file_bytes) == file_start).all():
+            try:
+                view = log.chain.view(file_start)
+                return log_reading.decode_columns(view, offsets - file_start, sizes, log_offset=file_start, verify=False)
+            except CorruptStoreError:
+                pass
+        found = [self.record(offset, size) for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True)]
+        texts = [b"" if each is None else each.properties for each in found]
+        return Columns(
+            topic=WHEEL_TOPIC.encode(), body=pa.array([b""] * len(found), pa.binary()), properties=(pa.array(texts, pa.binary()),)
+        )
+
+    def record(self, offset: int, size: int) -> Record | None:
+        """Return the record at an offset of the log; None when no sound one of this size lies there."""
+        log = self._ledger.log
+        if not log.holds(offset, size):
+            return None
+        try:
+            return log_format.decode_record(log.read(offset, size), log_offset=offset)
+        except CorruptStoreError:
+            return None
+
+    def seqs_with_key(self, offsets: Sequence[int], topic: str, key: str) -> Iterator[int]:
+        """Yield the seqs of the timers at some offsets of the log that are of this topic and have this key."""
+        log = self._ledger.log
+        for offset in offsets:
+            if not log.holds(offset, log_format.MIN_BYTES):
+                continue
+            size = int.from_bytes(log.read(offset, 4), "big", signed=True)
+            record = self.record(offset, size)
+            if record is not None and record.topic == WHEEL_TOPIC.encode():
+                fields = messages.decode_fields(record)
+                if fields["topic"] == topic and key in fields["keys"]:
+                    yield record.queue_offset + 1
+
+
+def _by_file(log: CommitLog, offsets: Ints) -> Iterator[tuple[int, Ints]]:
+    """Yield (start of a file, rows that lie in it)."""
+    files = offsets // log.file_bytes * log.file_bytes
+    if (files == files[0]).all():
+        yield int(files[0]), np.arange(len(offsets))
+        return
+    for file_start in np.unique(files).tolist():
+        yield file_start, np.flatnonzero(files == file_start)
+
+
+def _sound_rows(
+    log: CommitLog, view: memoryview, file_start: int, starts: Ints, sizes: Ints, queue_offsets: Ints
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Say which records are what they should be."""
+    end = min(log.tail - file_start, len(view))
+    inside: np.ndarray[Any, np.dtype[np.bool_]] = (starts >= 0) & (sizes >= log_format.MIN_BYTES) & (starts + sizes <= end)
+    rows = np.flatnonzero(inside)
+    if not len(rows):
+        return inside
+    data = np.frombuffer(view, np.uint8)
+    at = starts[rows]
+    i32, i64 = cells(data, ">i4"), cells(data, ">i8")
+    good = (i32[at] == sizes[rows]) & (i64[at + log_format.PHYSICAL_OFFSET_AT] == at + file_start)
+    good &= i64[at + log_format.QUEUE_OFFSET_AT] == queue_offsets[rows]
+    bodies = at + log_format.FIXED_BYTES
+    ends = bodies + i32[bodies - 4]
+    good &= (ends >= bodies) & (ends <= at + sizes[rows])
+    if good.all():
+        pairs = zip(bodies.tolist(), ends.tolist(), strict=True)
+        crcs = np.fromiter([zlib.crc32(view[begin:stop]) for begin, stop in pairs], np.uint32, len(at)) & 0x7FFFFFFF
+        good &= crcs == i32[at + 8]
+    else:
+        for row in np.flatnonzero(good).tolist():
+            good[row] = log_format.body_crc(view[int(bodies[row]) : int(ends[row])]) == i32[at[row] + 8]
+    inside[rows] = good
+    return inside

@@ -1,0 +1,178 @@
+"""``FileChain``: files of one length, each named by the offset at which it starts, as one run of bytes (``MappedFileQueue``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from rmqstore.errors import CorruptStoreError
+from rmqstore_wheel.disk import Disk, DiskFile
+from rmqstore_wheel.formats.binary_columns import Bytes
+from rmqstore_wheel.formats.file_names import file_name, start_offset
+
+_FIRST_FILL_BYTES: Final = 64 * 1024
+
+
+class FileChain:
+    """The files of one log. A file has its full length from the beginning, as a hole; disk space is set aside ahead of the writes.
+
+    Args:
+        directory: where the files lie; made as needed.
+        file_bytes: length of every file.
+        fill_bytes: how much space is set aside at a time, at most; a small log begins with less.
+    """
+
+    def __init__(self, disk: Disk, directory: Path, file_bytes: int, fill_bytes: int) -> None:
+        self.directory = directory
+        self.file_bytes = file_bytes
+        self._disk = disk
+        self._fill_bytes = min(fill_bytes, file_bytes)
+        self._next_fill = min(_FIRST_FILL_BYTES, self._fill_bytes)
+        self._open: dict[int, DiskFile] = {}
+        self._unsynced: set[int] = set()
+        self.starts: list[int] = []
+        if directory.is_dir():
+            names = [entry.name for entry in directory.iterdir() if len(entry.name) == 20 and entry.name.isdecimal()]
+            self.starts = sorted(map(start_offset, names))
+        self._filled = self.starts[0] if self.starts else 0
+
+    @property
+    def first(self) -> int:
+        """The offset at which the first file starts."""
+        return self.starts[0] if self.starts else 0
+
+    @property
+    def end(self) -> int:
+        """The offset at which the last file ends."""
+        return self.starts[-1] + self.file_bytes if self.starts else 0
+
+    def path_of(self, offset: int) -> Path:
+        """Return the path of the file that holds ``offset``."""
+        return self.directory / file_name(self._start_of(offset))
+
+    def _start_of(self, offset: int) -> int:
+        return offset // self.file_bytes * self.file_bytes
+
+    def check(self) -> None:
+        """Raise unless the files follow one another without a gap.
+
+        Raises:
+            CorruptStoreError: naming the missing file.
+        """
+        for at, start in enumerate(self.starts):
+            expected = self.starts[0] + at * self.file_bytes
+            if start != expected:
+                path = self.directory / file_name(expected)
+                raise CorruptStoreError(f"{path} is missing, {file_name(start)} is there", file=str(path), offset=expected)
+
+    def file(self, start: int) -> DiskFile:
+        """Return the file that starts at ``start``, opened; one that is shorter than it should be gets its length."""
+        file = self._open.get(start)
+        if file is None:
+            file = self._disk.open(self.directory / file_name(start))
+            self._open[start] = file
+            if file.length < self.file_bytes:
+                # Its creation was cut short: the length is durable with the first sync, so nothing was acknowledged behind this one.
+                file.truncate(self.file_bytes)
+        return file
+
+    # ------------------------------------------------------------ writing
+
+    def set_filled(self, offset: int) -> None:
+        """Say up to where space is surely set aside."""
+        self._filled = offset
+
+    def begin_at(self, offset: int) -> None:
+        """Let the first file of an empty chain start at ``offset``."""
+        self._filled = offset
+
+    def reserve(self, upto: int) -> None:
+        """See to it that writes up to ``upto`` find room; files are made as needed.
+
+        Raises:
+            OSError: no room; what was set aside so far stays.
+        """
+        while self._filled < upto:
+            start = self._start_of(self._filled)
+            if start not in self._open and start not in self.starts:
+                self._make(start)
+            stop = min(max(upto, self._filled + self._next_fill), start + self.file_bytes)
+            self.file(start).zero_fill(self._filled - start, stop - self._filled)
+            self._unsynced.add(start)
+            self._filled = stop
+            self._next_fill = min(2 * self._next_fill, self._fill_bytes)
+
+    def _make(self, start: int) -> None:
+        if not self.starts:
+            self._disk.make_directory(self.directory)
+        path = self.directory / file_name(start)
+        file = self._disk.create(path, self.file_bytes)
+        self._open[start] = file
+        self.starts.append(start)
+        file.sync()
+        self._disk.sync_directory(self.directory)
+
+    def write_at(self, offset: int, data: Bytes) -> None:
+        """Write within one file, into space that was reserved."""
+        start = self._start_of(offset)
+        self._unsynced.add(start)
+        self.file(start).write_at(offset - start, data)
+
+    def clear_from(self, offset: int) -> None:
+        """Let everything from ``offset`` on read as zeros."""
+        self._filled = max(offset, self.first)
+        for start in [start for start in self.starts if start + self.file_bytes > offset]:
+            begin = max(offset - start, 0)
+            filled = self.file(start).zeros_from(begin)
+            if filled is None:
+                self.file(start).clear(begin)
+                self._unsynced.add(start)
+            elif begin == offset - start:
+                self._filled = start + filled
+
+    def sync(self) -> None:
+        """Make everything that was written durable, the earlier files first."""
+        for start in sorted(self._unsynced):
+            # Before the sync: what is written meanwhile is for the next one.
+            self._unsynced.discard(start)
+            self.file(start).sync()
+
+    # ------------------------------------------------------------ reading
+
+    def view(self, start: int) -> memoryview:
+        """Return the content of the file that starts at ``start``."""
+        return self.file(start).view()
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """Return bytes that lie in one file."""
+        start = self._start_of(offset)
+        return self.file(start).view()[offset - start : offset - start + size]
+
+    # ------------------------------------------------------------ removing
+
+    def drop_before(self, offset: int) -> list[int]:
+        """Remove the files that end at or before ``offset``; returns their starts."""
+        gone = [start for start in self.starts if start + self.file_bytes <= offset]
+        for start in gone:
+            self._forget(start)
+        return gone
+
+    def drop_from(self, offset: int) -> None:
+        """Remove the files that start at or behind ``offset``, the last one first."""
+        for start in [start for start in reversed(self.starts) if start >= offset]:
+            self._forget(start)
+        self._filled = min(self._filled, max(self.end, self.first))
+
+    def _forget(self, start: int) -> None:
+        file = self._open.pop(start, None)
+        if file is not None:
+            file.close()
+        self._unsynced.discard(start)
+        self._disk.remove(self.directory / file_name(start))
+        self.starts.remove(start)
+
+    def close(self) -> None:
+        """Let go of the files; what was not synced stays so."""
+        for file in self._open.values():
+            file.close()
+        self._open.clear()

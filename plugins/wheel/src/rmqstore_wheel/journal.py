@@ -1,0 +1,78 @@
+"""The journal: what a call changed beside the messages that it appended, as one record of the log.
+
+A record of the topic :data:`TOPIC`, whose body is MessagePack: a list of changes, each a list that begins with its kind::
+
+    [0, space, [[key, value], …]]     set keys                 spaces and keys are those of rmqstore.ordered.layout
+    [1, space, [key, …]]              remove keys
+    [2, space, start, stop]           remove the keys from start to before stop
+    [3, topic, queue]                 remove a queue with all its messages
+    [4, topic, queue, [offset, …]]    remove messages from a queue
+    [5]                               everything so far is void: a whole copy of the state follows
+
+The leases of a pop, the outcomes of acks, offsets, groups, resets and FIFO runs are such keys; check points and acks are written in
+RocketMQ's form beside them, for those who read the log with other eyes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from rmqstore.ordered.kv import DeleteMany, DeleteRange, PutMany
+from rmqstore_wheel.formats.commit_log import Record, encode_record
+
+TOPIC: Final = "rmq_sys_rmqstore_journal"
+_TOPIC_BYTES: Final = TOPIC.encode()
+
+PUT, DELETE, DELETE_RANGE, DROP_QUEUE, CLEAR, RESTART = range(6)
+
+
+class DropQueue(NamedTuple):
+    """Remove a queue with all its messages."""
+
+    topic: str
+    queue: int
+
+
+class ClearOffsets(NamedTuple):
+    """Remove messages from a queue; nothing lies at their offsets then."""
+
+    topic: str
+    queue: int
+    offsets: list[int]
+
+
+class Restart(NamedTuple):
+    """Everything so far is void: a whole copy of the state follows."""
+
+
+Change = PutMany | DeleteMany | DeleteRange | DropQueue | ClearOffsets | Restart
+
+_KINDS: Final[dict[type, int]] = {
+    PutMany: PUT,
+    DeleteMany: DELETE,
+    DeleteRange: DELETE_RANGE,
+    DropQueue: DROP_QUEUE,
+    ClearOffsets: CLEAR,
+    Restart: RESTART,
+}
+_TYPES: Final[dict[int, Any]] = {number: kind for kind, number in _KINDS.items()}
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder()
+
+
+def encode(changes: Sequence[Change]) -> bytes:
+    """Return the body of a journal record."""
+    return _encoder.encode([(_KINDS[type(change)], *change) for change in changes])
+
+
+def decode(body: bytes) -> list[Change]:
+    """Read the body of a journal record."""
+    return [_TYPES[kind](*fields) for kind, *fields in _decoder.decode(body)]
+
+
+def record(changes: Sequence[Change], number: int, store_ms: int) -> bytes:
+    """Return the ``number``-th journal record."""
+    return encode_record(Record(topic=_TOPIC_BYTES, body=encode(changes), queue_offset=number, born_ms=store_ms, store_ms=store_ms))

@@ -1,0 +1,347 @@
+"""``Ledger``: the commit log with all that is derived from it, as the ``OrderedKV`` of both sides.
+
+A call is one frame: the messages that it appends, then the journal record that says what else it changes. The frame is the commit: caches and
+maps are changed only after it is written, from what it says, in memory or in space that was set aside before; so a call that fails changes
+nothing, and what a reader sees is always some number of whole frames.
+
+Why no crash point loses or doubles anything here: after a crash, the log holds a prefix of whole frames that reaches at least to the last
+sync (``frames``), and everything else is a function of such a prefix. The check point is the value of that function for a prefix that was
+durable before the check point was written; an open takes it and applies the frames behind it. Should it be missing, or any cache not be what
+it vouches for, then the whole of the log is applied to nothing, which gives the same. Neither way writes to the log, so a crash during an
+open changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from rmqstore.errors import CorruptStoreError, StoreFullError
+from rmqstore.ordered.gate import Gate
+from rmqstore.ordered.home import NO_ROOM
+from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
+from rmqstore.ordered.layout import EPOCH_KEY, META
+from rmqstore_wheel import check_point, frames, journal
+from rmqstore_wheel.appending import Messages, gathered
+from rmqstore_wheel.check_point import CheckPoint, TimerSection
+from rmqstore_wheel.commit_log import CommitLog
+from rmqstore_wheel.consume_queues import ConsumeQueues
+from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.formats import commit_log as log_format
+from rmqstore_wheel.formats.binary_columns import Ints, cells
+from rmqstore_wheel.formats.log_columns import Encoded
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.journal import Change
+from rmqstore_wheel.replay import Replay
+from rmqstore_wheel.state import KEPT_SPACES, State, cut
+
+
+class Sizes(NamedTuple):
+    """Sizes of the files; RocketMQ's, unless a test asks for less."""
+
+    log_file_bytes: int = log_format.FILE_BYTES
+    queue_file_units: int = 300_000
+    timer_file_units: int = 2_016_492
+    check_point_bytes: int = 64 * 1024 * 1024
+    check_point_calls: int = 50_000
+
+
+class TimerCaches(Protocol):
+    """What the timers derive from the log."""
+
+    def reserve(self, count: int) -> None:
+        """See to it that ``count`` more timers find room."""
+
+    def start(self, section: TimerSection | None) -> None:
+        """Begin with what a check point says, or with nothing."""
+
+    def replay(self, view: memoryview, file_start: int, starts: Ints, sizes: Ints, frame_epochs: Ints) -> None:
+        """Apply records of the wheel's topic that were found in a file of the log."""
+
+    def check_point(self) -> TimerSection:
+        """Make everything durable that a check point vouches for."""
+
+    def close(self) -> None:
+        """Let go of the files."""
+
+
+class Ledger(OrderedKV):
+    """One open engine directory; see the module docstring.
+
+    Args:
+        root: RocketMQ's store directory.
+        sizes: of the files.
+        min_epoch: no open epoch is below it.
+    """
+
+    def __init__(self, disk: Disk, root: Path, sizes: Sizes, *, min_epoch: int = 0, on_close: Callable[[], None] = lambda: None) -> None:
+        self.disk = disk
+        self.root = root
+        self.sizes = sizes
+        self.epoch = min_epoch
+        self._min_epoch = min_epoch
+        self._on_close = on_close
+        self._own = root / check_point.DIRECTORY
+        self.log = CommitLog(disk, root / "commitlog", sizes.log_file_bytes)
+        self.queues = ConsumeQueues(disk, root / "consumequeue", sizes.queue_file_units)
+        self.state = State()
+        self.store_ms = 0
+        self._journal_records = 0
+        self._check_point = CheckPoint()
+        self._calls = 0
+        self._gate = Gate(str(root.parent), self._sync_log, keeps_written=True)
+
+    # ------------------------------------------------------------ reads
+
+    def get(self, space: int, key: bytes) -> bytes | None:
+        self._gate.check()
+        with self._gate.lock:
+            return self.state.get(space, key)
+
+    def scan(
+        self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool = False, page_bytes: int = PAGE_BYTES
+    ) -> list[tuple[bytes, bytes]]:
+        self._gate.check()
+        with self._gate.lock:
+            return self.state.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
+
+    def check(self) -> None:
+        """Raise when calls are refused."""
+        self._gate.check()
+
+    # ------------------------------------------------------------ writes
+
+    def write(self, batch: WriteBatch) -> int:
+        messages, changes = gathered(batch.parts)
+        return self.append(messages, [*changes, *batch.ops])
+
+    def append(self, messages: Sequence[Messages], changes: Iterable[Change] = ()) -> int:
+        """Write one call as a frame and apply it; returns its position. The records of ``messages`` learn their offsets.
+
+        Raises:
+            StoreFullError: no room; nothing was written.
+            StorePoisonedError: the disk failed.
+        """
+        self._gate.check()
+        changes = list(changes)
+        pieces = [each.records for each in messages]
+        for each in messages:
+            places = each.records.starts + log_format.QUEUE_OFFSET_AT
+            cells(each.records.data, ">i8")[places] = each.offset + np.arange(len(each.records.starts))
+        groups = cut(changes) if changes else []
+        last = pieces[-1] if pieces else None
+        if not groups and (last is None or not _has_room(last)):
+            groups = [[]]
+        first_journal = self._journal_records
+        for at, group in enumerate(groups):
+            record = journal.record(group, first_journal + at, self.store_ms)
+            pieces.append(frames.one(record, is_last=at == len(groups) - 1))
+        if not groups and last is not None:
+            pieces[-1] = frames.with_room(last)
+        with self.translated():
+            for each in messages:
+                count = len(each.records.starts)
+                self.queues.reserve(each.topic, each.queue, each.offset, count)
+                if each.topic == WHEEL_TOPIC:
+                    self.timers.reserve(each.offset + count - self.queues.of(each.topic, each.queue).count)
+            self.log.append(pieces, self.epoch)
+        try:
+            for at, each in enumerate(messages):
+                self._index(each, pieces[at])
+            with self._gate.lock:
+                for change in changes:
+                    self._apply(change)
+                self._gate.position += 1
+                position = self._gate.position
+        except BaseException as error:
+            raise self._gate.refuse_poisoned(error, "keeping the caches with the log") from error
+        self._journal_records += len(groups)
+        self._calls += 1
+        for each in messages:
+            self.store_ms = max(self.store_ms, each.store_ms)
+        return position
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Turn what the operating system says into the errors of a store."""
+        try:
+            yield
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: OSError) -> Exception:
+        if isinstance(error, CorruptStoreError):
+            return error
+        if error.errno in NO_ROOM:
+            return StoreFullError(f"{self._gate.name}: no room on the disk ({error.strerror}); make room and try again")
+        return self._gate.refuse_poisoned(error, "a write")
+
+    def _index(self, messages: Messages, records: Encoded) -> None:
+        self.queues.append(messages.topic, messages.queue, messages.offset, offsets_of(records), records.sizes, messages.codes)
+
+    def apply_again(self, changes: Iterable[Change]) -> None:
+        """Apply what a journal record says, at an open."""
+        for change in changes:
+            self._apply(change)
+        self._journal_records += 1
+
+    def _apply(self, change: Change) -> None:
+        if isinstance(change, journal.DropQueue):
+            self.queues.drop(change.topic, change.queue)
+        elif isinstance(change, journal.ClearOffsets):
+            self.queues.clear(change.topic, change.queue, change.offsets)
+        elif isinstance(change, journal.Restart):
+            self.state.clear()
+        else:
+            self.state.apply(change)
+
+    # ------------------------------------------------------------ durability
+
+    def _sync_log(self) -> int:
+        with self._gate.lock:
+            position = self._gate.position
+        self.log.sync()
+        return position
+
+    def sync(self, position: int | None = None) -> None:
+        self._gate.sync(position)
+
+    @property
+    def position(self) -> int:
+        return self._gate.position
+
+    @property
+    def durable_position(self) -> int:
+        return self._gate.durable_position
+
+    def reopen(self) -> None:
+        """A write that found no room changed nothing, so there is nothing to read anew."""
+        self._gate.check()
+
+    # ------------------------------------------------------------ opening
+
+    def open(self, timers: TimerCaches) -> None:
+        """Bring caches and state to where the log ends; see the module docstring.
+
+        Raises:
+            CorruptStoreError: the log itself is damaged.
+        """
+        self.timers = timers
+        self.disk.make_directory(self._own)
+        for candidate in check_point.read_all(self._own):
+            if not self._is_of_this_log(candidate):
+                continue
+            try:
+                self._start(candidate)
+            except (CorruptStoreError, OSError):
+                continue
+            self._replay(candidate.offset, candidate.epoch)
+            break
+        else:
+            self.rebuild()
+        stored = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
+        self.epoch = max(stored + 1, self._min_epoch, self.epoch)
+        self._gate.durable_position = self._gate.position
+
+    def _is_of_this_log(self, found: CheckPoint) -> bool:
+        """Say whether the log still goes as far as the check point says."""
+        if found.offset == self.log.chain.first and not found.calls:
+            return True
+        if not self.log.chain.first < found.offset <= self.log.chain.end:
+            raise CorruptStoreError(
+                f"{self.log.chain.directory} ends at {self.log.chain.end}; it was on disk up to {found.offset}",
+                file=str(self.log.chain.directory),
+                offset=self.log.chain.end,
+            )
+        text = self.log.chain.read(found.offset - frames.PROPERTY_BYTES, frames.PROPERTY_BYTES)
+        if frames.read_trailer(bytes(text)) is None:
+            path = str(self.log.chain.path_of(found.offset - 1))
+            raise CorruptStoreError(f"{path} does not hold the call that ends at {found.offset}", file=path, offset=found.offset)
+        return True
+
+    def _start(self, found: CheckPoint) -> None:
+        self.queues.close()
+        self.queues = ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units)
+        self.queues.start({(topic, queue): sums for topic, queue, sums in found.queues})
+        self.state.clear()
+        for space, entries in found.state:
+            self.state.put(space, entries)
+        self.timers.start(found.timers)
+        self.epoch, self.store_ms, self._journal_records = found.epoch, found.store_ms, found.journal
+        self._check_point = found
+
+    def rebuild(self) -> None:
+        """Make everything anew from the log."""
+        self._start(CheckPoint(offset=self.log.chain.first))
+        self._replay(self.log.chain.first, 0)
+
+    def _replay(self, offset: int, epoch: int) -> None:
+        replay = Replay(self)
+        for frame in self.log.recover(offset, epoch):
+            replay.add(frame)
+            self._calls += 1
+        replay.finish()
+
+    # ------------------------------------------------------------ check points
+
+    def check_point_is_due(self) -> bool:
+        """Say whether so much was written since the last check point that an open would take long."""
+        behind = self.log.tail - self._check_point.offset
+        return behind >= self.sizes.check_point_bytes or self._calls >= self.sizes.check_point_calls
+
+    def make_check_point(self) -> None:
+        """Write a check point of now, unless nothing happened since the last one; the caller keeps other calls out meanwhile."""
+        if self.log.tail == self._check_point.offset and self._check_point.calls:
+            return
+        self.sync()
+        with self.translated():
+            section = self.timers.check_point()
+            queues = self.queues.sync()
+            found = CheckPoint(
+                offset=self.log.tail,
+                epoch=self.epoch,
+                journal=self._journal_records,
+                store_ms=self.store_ms,
+                calls=self._check_point.calls + self._calls,
+                state=[(space, self.state.entries(space)) for space in KEPT_SPACES],
+                queues=[(topic, queue, sums) for (topic, queue), sums in queues.items()],
+                timers=section,
+            )
+            check_point.write(self.disk, self._own, found)
+        self._check_point = found
+        self._calls = 0
+
+    # ------------------------------------------------------------ the end
+
+    def snapshot(self, path: Path) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        if self._gate.closed:
+            return
+        refusal = self._gate.refusal
+        try:
+            if refusal is None:
+                self.make_check_point()
+        finally:
+            self._gate.close()
+            self.timers.close()
+            self.queues.close()
+            self.log.close()
+            self._on_close()
+
+
+def offsets_of(records: Encoded) -> Ints:
+    """Return where in the log records lie that were appended."""
+    found: Ints = cells(records.data, ">i8")[records.starts + log_format.PHYSICAL_OFFSET_AT].astype(np.int64)
+    return found
+
+
+def _has_room(records: Encoded) -> bool:
+    last = bytes(records.data[int(records.starts[-1]) :])
+    at = log_format.properties_at(last)
+    return frames.has_room(int.from_bytes(last[at : at + 2]))

@@ -1,0 +1,25 @@
+"""What the distribution announces."""
+
+from __future__ import annotations
+
+from rmqstore.contract.engine import Capabilities, Durability, EngineInfo, Support, same_durability
+from rmqstore.hookspecs import hookimpl
+
+INFO = EngineInfo(
+    name="wheel",
+    capabilities=Capabilities(
+        durability=same_durability(sync=Durability.POWER_LOSS, asynchronous=Durability.PROCESS_CRASH),
+        fifo=Support.FULL,
+        sql92_filter=Support.FULL,
+        retention=Support.FULL,
+    ),
+    factory="rmqstore_wheel.engine:WheelEngine",
+    install_hint="pip install rmqstore-wheel",
+    preference=10,
+)
+
+
+@hookimpl
+def rmqstore_engines() -> list[EngineInfo]:
+    """Announce the engine."""
+    return [INFO]

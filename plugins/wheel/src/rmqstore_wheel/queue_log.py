@@ -1,0 +1,190 @@
+"""``QueueLog`` of the wheel engine: messages are records of the commit log, consume queues say where they lie.
+
+A record is checked when a consume queue leads to it: its own offset, its queue offset, its queue and topic, and the CRC of its body. One that
+fails is damaged and gets parked; nothing that lies behind it is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from rmqstore.errors import CorruptStoreError
+from rmqstore.ordered.kv import WriteBatch
+from rmqstore.ordered.layout import QUEUE
+from rmqstore.ordered.queuelog import Aged, DamagedRun, PlacedRun, QueueLog, Run
+from rmqstore.ordered.queues import Topic
+from rmqstore.ordered.recordformat import RecordFormat
+from rmqstore_wheel import records as log_records
+from rmqstore_wheel.appending import Append
+from rmqstore_wheel.formats import commit_log as log_format
+from rmqstore_wheel.formats.consume_queue import FILL_SIZE
+from rmqstore_wheel.journal import ClearOffsets, DropQueue
+from rmqstore_wheel.ledger import Ledger
+from rmqstore_wheel.record_parts import fault_of
+
+_FIRST_PAGE: Final = 32
+_LAST_PAGE: Final = 512
+_CACHED_QUEUES: Final = 64
+
+
+class _Page(NamedTuple):
+    """Runs of a queue that were read, and the offset behind them."""
+
+    first: int
+    behind: int
+    runs: list[Run | DamagedRun]
+
+
+class WheelQueueLog(QueueLog):
+    """The queues of a ledger; the last page of a queue is kept, since consumers take it in several pops."""
+
+    format: RecordFormat = log_records
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._recent: dict[tuple[str, int], _Page] = {}
+
+    # ------------------------------------------------------------ reading
+
+    def runs_from(self, topic: Topic, queue: int, offset: int) -> Iterator[Run | DamagedRun]:
+        page = self._recent.get((topic.name, queue))
+        if page is not None and page.first <= offset < page.behind:
+            for run in page.runs:
+                if isinstance(run, DamagedRun) or run.first + len(run.records) > offset:
+                    yield run
+            offset = page.behind
+        size = _FIRST_PAGE
+        while (page := self._read(topic.name, queue, offset, size)) is not None:
+            self._keep((topic.name, queue), page)
+            yield from page.runs
+            offset = page.behind
+            size = min(2 * size, _LAST_PAGE)
+
+    def _keep(self, name: tuple[str, int], page: _Page) -> None:
+        if len(self._recent) >= _CACHED_QUEUES and name not in self._recent:
+            self._recent.pop(next(iter(self._recent)))
+        self._recent[name] = page
+
+    def record_at(self, topic: Topic, queue: int, offset: int) -> tuple[bytes, int] | DamagedRun | None:
+        page = self._read(topic.name, queue, offset, 1)
+        if page is None or page.first != offset or not page.runs:
+            return None
+        run = page.runs[0]
+        return run if isinstance(run, DamagedRun) else (run.records[0], run.store_ms)
+
+    def _read(self, topic: str, queue: int, offset: int, count: int) -> _Page | None:
+        """Read up to ``count`` offsets; None at the end of the queue."""
+        units = self._ledger.queues.read(topic, queue, offset, count)
+        if not len(units):
+            return None
+        first = max(offset, self._ledger.queues.of(topic, queue).first)
+        name = topic.encode()
+        runs: list[Run | DamagedRun] = []
+        current: list[bytes] = []
+        begin = stored = -1
+        for at, (log_offset, size) in enumerate(zip(units["log_offset"].tolist(), units["size"].tolist(), strict=True), first):
+            if size == FILL_SIZE:
+                begin = -1
+                continue
+            found = self._record(log_offset, size, name, queue, at)
+            if isinstance(found, DamagedRun):
+                runs.append(found)
+                begin = -1
+                continue
+            store_ms = int.from_bytes(found[log_format.STORE_MS_AT : log_format.STORE_MS_AT + 8], "big")
+            if begin < 0 or store_ms != stored:
+                begin, stored, current = at, store_ms, []
+                runs.append(Run(begin, stored, current))
+            current.append(found)
+        return _Page(first, first + len(units), runs)
+
+    def _record(self, log_offset: int, size: int, topic: bytes, queue: int, offset: int) -> bytes | DamagedRun:
+        """Return a record, checked."""
+        log = self._ledger.log
+        if not log.holds(log_offset, size):
+            return DamagedRun(offset, b"", f"no message lies at offset {log_offset} of the log")
+        record = bytes(log.read(log_offset, size))
+        reason = fault_of(record, log_offset, topic, queue, offset)
+        return record if reason is None else DamagedRun(offset, record, f"offset {log_offset} of the log: {reason}")
+
+    def aged(self, topic: Topic, queue: int, offset: int, before_ms: int, room_bytes: int) -> Aged:
+        passed: list[DamagedRun] = []
+        latest: list[DamagedRun] = []
+        while room_bytes > 0 and (page := self._read(topic.name, queue, offset, _LAST_PAGE)) is not None:
+            for run in page.runs:
+                if isinstance(run, DamagedRun):
+                    latest.append(run)
+                    continue
+                if run.store_ms >= before_ms:
+                    return Aged(latest[0].first if latest else run.first, run.store_ms, passed)
+                passed += latest
+                latest.clear()
+                room_bytes -= sum(map(len, run.records))
+            offset = page.behind
+        return Aged(latest[0].first if latest else min(offset, topic.next_offsets[queue]), None, passed)
+
+    def stored(self, topics: Iterable[Topic], after: bytes | None, limit: int) -> Iterator[tuple[bytes, PlacedRun]]:
+        start = (0, 0, 0) if after is None else QUEUE.unpack(after)
+        found = 0
+        for topic in sorted(topics, key=lambda each: each.id):
+            for queue in range(topic.queues):
+                if (topic.id, queue) < start[:2]:
+                    continue
+                offset = start[2] if (topic.id, queue) == start[:2] else 0
+                while found < limit and (page := self._read(topic.name, queue, offset, _LAST_PAGE)) is not None:
+                    for run in page.runs:
+                        if isinstance(run, DamagedRun):
+                            where = f"{topic.name}/{queue}/{run.first}"
+                            raise CorruptStoreError(
+                                f"the message {where} is damaged ({run.reason}); deliver or pop it first, which parks it", offset=where
+                            )
+                        found += len(run.records)
+                        yield QUEUE.pack(topic.id, queue, run.first + len(run.records)), PlacedRun(topic, queue, run)
+                    offset = page.behind
+                if found >= limit:
+                    return
+
+    # ------------------------------------------------------------ adding
+
+    def append(self, write: WriteBatch, topic: Topic, queue: int, offset: int, records: Sequence[bytes], now_ms: int) -> int:
+        write.parts.append(Append(topic.name, queue, offset, records, now_ms))
+        return sum(map(len, records))
+
+    def place(self, write: WriteBatch, runs: Iterable[PlacedRun]) -> None:
+        write.parts += [Append(topic.name, queue, run.first, run.records, run.store_ms) for topic, queue, run in runs]
+
+    # ------------------------------------------------------------ removing
+
+    def remove(
+        self, write: WriteBatch, topic: Topic, queue: int, offsets: Sequence[int], is_wanted: Callable[[int, bytes], bool]
+    ) -> list[int]:
+        removed = []
+        for offset in offsets:
+            found = self.record_at(topic, queue, offset)
+            if found is not None and not isinstance(found, DamagedRun) and is_wanted(offset, found[0]):
+                removed.append(offset)
+        if removed:
+            write.parts.append(ClearOffsets(topic.name, queue, removed))
+            self._recent.pop((topic.name, queue), None)
+        return removed
+
+    def take_out(self, write: WriteBatch, topic: Topic, queue: int, damaged: DamagedRun) -> int:
+        write.parts.append(ClearOffsets(topic.name, queue, [damaged.first]))
+        self._recent.pop((topic.name, queue), None)
+        return self._next(topic, queue, damaged.first + 1)
+
+    def _next(self, topic: Topic, queue: int, offset: int) -> int:
+        """Return the first offset from ``offset`` on at which something lies, or the end of the queue."""
+        for run in self.runs_from(topic, queue, offset):
+            return run.first
+        return topic.next_offsets[queue]
+
+    def cut(self, write: WriteBatch, topic: Topic, queue: int, first: int, target: int) -> None:
+        # The files go once a check point knows that the queue begins later.
+        self._recent.pop((topic.name, queue), None)
+
+    def delete(self, write: WriteBatch, topic: Topic) -> None:
+        for queue in range(topic.queues):
+            write.parts.append(DropQueue(topic.name, queue))
+            self._recent.pop((topic.name, queue), None)

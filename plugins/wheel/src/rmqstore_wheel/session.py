@@ -1,0 +1,97 @@
+"""One open engine directory as a session: both sides over one ledger."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from rmqstore.contract import EngineOptions, EngineSession, PopStore, TimerStore
+from rmqstore.ordered.home import EngineHome
+from rmqstore.ordered.pops import OrderedPops
+from rmqstore.ordered.shared import Shared
+from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.ledger import Ledger, Sizes
+from rmqstore_wheel.queue_log import WheelQueueLog
+from rmqstore_wheel.timer_index import TimerIndex
+from rmqstore_wheel.timers import WheelTimers
+
+ENGINE: Final = "wheel"
+FORMAT_VERSION: Final = 1
+
+
+class WheelShared(Shared):
+    """What both sides share; a copy is made by a check point and the files that it speaks of."""
+
+    def __init__(self, ledger: Ledger, options: EngineOptions, home: EngineHome) -> None:
+        super().__init__(ledger, options)
+        self._ledger = ledger
+        self._home = home
+
+    def snapshot(self, path: Path) -> None:
+        with self.lock, self._watched():
+            self.fresh()
+            self._ledger.make_check_point()
+            self._home.snapshot(path, lambda copy: copy_tree(self._ledger.root, copy))
+
+
+class WheelSession(EngineSession):
+    """Timers and pops in one log, so no sync is needed between them."""
+
+    one_log = True
+
+    def __init__(self, disk: Disk, directory: Path, options: EngineOptions, sizes: Sizes) -> None:
+        home = EngineHome(directory, ENGINE, FORMAT_VERSION)
+        root = home.open(lambda path: (path / "commitlog").mkdir())
+        try:
+            ledger = Ledger(disk, root, sizes, min_epoch=options.min_epoch, on_close=home.close)
+            index = TimerIndex(ledger, options.precision_ms)
+            ledger.open(index)
+        except BaseException:
+            home.close()
+            raise
+        try:
+            self._shared = WheelShared(ledger, options, home)
+            self._timers = WheelTimers(self._shared, ledger, index)
+            self._pops = OrderedPops(self._shared, lambda shared: WheelQueueLog(ledger))
+        except BaseException:
+            ledger.close()
+            raise
+
+    def timers(self) -> TimerStore:
+        return self._timers
+
+    def pops(self) -> PopStore:
+        return self._pops
+
+    def snapshot(self, path: Path) -> None:
+        self._shared.snapshot(path)
+
+    def close(self) -> None:
+        self._shared.close()
+
+
+def copy_tree(source: Path, copy: Path) -> None:
+    """Copy a directory; what is a hole in a file stays one."""
+    shutil.copytree(source, copy, copy_function=_copy_file)
+
+
+def _copy_file(source: str, copy: str) -> str:
+    with open(source, "rb") as reader, open(copy, "wb") as writer:
+        length = os.fstat(reader.fileno()).st_size
+        offset = 0
+        while offset < length:
+            try:
+                offset = os.lseek(reader.fileno(), offset, os.SEEK_DATA)
+            except OSError:
+                break
+            end = os.lseek(reader.fileno(), offset, os.SEEK_HOLE)
+            reader.seek(offset)
+            writer.seek(offset)
+            while offset < end:
+                piece = reader.read(min(end - offset, 1024 * 1024))
+                writer.write(piece)
+                offset += len(piece)
+        writer.truncate(length)
+    return copy

@@ -1,0 +1,365 @@
+"""``TimerIndex``: all that is derived from the timers in the log: facts, wheel, cancels, counts; what a check point keeps of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from rmqstore.contract import EMPTY_CURSOR, TimerCursor
+from rmqstore.ordered.counts import MINUTE_MS
+from rmqstore_wheel import facts as fact_log
+from rmqstore_wheel.bits import Bits
+from rmqstore_wheel.check_point import TimerSection
+from rmqstore_wheel.facts import CANCEL, NOTHING, TIMER, FactRows
+from rmqstore_wheel.formats import timer_log
+from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.formats.wheel import SLOTS, Ring
+from rmqstore_wheel.key_index import KeyIndex
+from rmqstore_wheel.ledger import Ledger
+from rmqstore_wheel.timer_records import read_timers
+from rmqstore_wheel.unit_log import Sums
+from rmqstore_wheel.wheel_index import WheelIndex
+
+_WINDOW_TIMERS: Final = 65_536
+
+
+class Due(NamedTuple):
+    """Timers in the order of their hand-over: by tick, then by seq."""
+
+    ticks: Ints
+    seqs: Ints
+    dues: Ints
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    def select(self, rows: Any) -> Due:
+        """Return some of them."""
+        return Due(self.ticks[rows], self.seqs[rows], self.dues[rows])
+
+
+def joined(pieces: Sequence[Due]) -> Due:
+    """Return timers of several pieces, one behind the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    none = np.zeros(0, np.int64)
+    return Due(*(np.concatenate(columns) for columns in zip(*pieces, strict=True))) if pieces else Due(none, none, none)
+
+
+class TimerIndex:
+    """See the module docstring. The caller serialises all calls.
+
+    Attributes:
+        pending: timers that are neither cancelled nor forgotten; by_minute: by the minute of their due time.
+        write_ms: the latest time of a put or a seal.
+        forgotten: what was handed over and forgotten, as a staircase of any length.
+    """
+
+    def __init__(self, ledger: Ledger, precision_ms: int) -> None:
+        self._ledger = ledger
+        self.precision_ms = precision_ms
+        self.facts = fact_log.new_log(ledger.disk, ledger.root)
+        self.wheel = WheelIndex(ledger.disk, ledger.root, Ring(precision_ms, SLOTS), ledger.sizes.timer_file_units)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.cancelled = Bits()
+        self.rolled = Bits()
+        self.aside: dict[int, int] = {}
+        self.keys = KeyIndex()
+        self.by_minute: Counter[int] = Counter()
+        self.pending = 0
+        self.write_ms = 0
+        self.first_kept = 0
+        self.forgotten = EMPTY_CURSOR
+
+    @property
+    def last_seq(self) -> int:
+        """The largest seq given."""
+        return self.facts.count
+
+    # ------------------------------------------------------------ putting
+
+    def reserve(self, count: int) -> None:
+        """See to it that ``count`` more timers find room."""
+        self.facts.reserve(count)
+        self.wheel.reserve(count)
+
+    def put(
+        self, seqs: Ints, ticks: Ints, dues: Ints, epochs: Ints | int, write_ms: int, log_offsets: Ints, sizes: Ints, hashes: Ints | int = 0
+    ) -> None:  # fmt: skip
+        """Take timers in, whose seqs follow one another."""
+        self._add_facts(int(seqs[0]), fact_log.rows_of(ticks, dues, epochs))
+        self._place(seqs, ticks, write_ms, log_offsets, sizes, hashes)
+        self._count(dues, 1)
+
+    def _add_facts(self, first_seq: int, rows: FactRows) -> None:
+        gap = first_seq - 1 - self.facts.count
+        if gap > 0:
+            self.facts.reserve(gap + len(rows))
+            self.facts.append(np.zeros(gap, fact_log.FACT).view(np.uint8).data)
+        if gap >= 0:
+            self.facts.append(rows.view(np.uint8).data)
+        else:
+            self.facts.replace(first_seq - 1, rows.view(np.uint8).data)
+
+    def _place(self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints, hashes: Ints | int = 0) -> None:
+        self.write_ms = max(self.write_ms, write_ms)
+        placing = self.wheel.put(seqs, ticks, self.write_ms, log_offsets, sizes, hashes)
+        if placing.rolled.any():
+            self.rolled.set_many(seqs[placing.rolled])
+        if len(placing.aside):
+            self.rolled.set_many(seqs[placing.aside])
+            self.aside.update(zip(seqs[placing.aside].tolist(), ticks[placing.aside].tolist(), strict=True))
+
+    def _count(self, dues: Ints, sign: int) -> None:
+        self.pending += sign * len(dues)
+        if len(dues) == 1:
+            minute = int(dues[0]) // MINUTE_MS
+            self.by_minute[minute] += sign
+            if not self.by_minute[minute]:
+                del self.by_minute[minute]
+            return
+        minutes, counts = np.unique(dues // MINUTE_MS, return_counts=True)
+        for minute, count in zip(minutes.tolist(), counts.tolist(), strict=True):
+            self.by_minute[minute] += sign * count
+            if not self.by_minute[minute]:
+                del self.by_minute[minute]
+
+    # ------------------------------------------------------------ cancels
+
+    def cancel(self, seqs: Ints) -> None:
+        """Take timers out that are pending."""
+        facts = self.facts.gather(seqs - 1)
+        self.cancelled.set_many(seqs)
+        self._leave(seqs, facts["tick"])
+        self._count(fact_log.dues_of(facts), -1)
+
+    def _leave(self, seqs: Ints, ticks: Ints) -> None:
+        """Count timers off where they lie."""
+        rolled = self.rolled.get_many(seqs)
+        own = ~rolled
+        if own.any():
+            self.wheel.count_off(self.wheel.slots_of(ticks[own]))
+        if self.aside:
+            for seq in seqs[rolled].tolist():
+                self.aside.pop(seq, None)
+
+    def add_marker(self, seq: int, count: int, epoch: int, kind: int) -> None:
+        """Note that the messages from ``seq`` on are no timers: cancels, or copies of rolled timers."""
+        rows = np.zeros(count, fact_log.FACT)
+        rows["epoch"], rows["kind"] = epoch, kind
+        self._add_facts(seq, rows)
+
+    # ------------------------------------------------------------ rolling
+
+    def roll(self, until_ms: int) -> None:
+        """Put timers nearer to their slots that wait in slots which are closed now, as of ``until_ms``."""
+        self.write_ms = max(self.write_ms, until_ms)
+        slots = self.wheel.slots_to_roll(self.wheel.slot_of(until_ms))
+        for begin in range(0, len(slots), 256):
+            self._roll_slots(slots[begin : begin + 256])
+        if self.aside:
+            self._retry_aside(until_ms)
+
+    def _roll_slots(self, slots: Ints) -> None:
+        numbers, owners = self.wheel.walk(slots)
+        seqs = self.wheel.units.gather(numbers)["reserved"].astype(np.int64)
+        ticks = self.facts.gather(seqs - 1)["tick"]
+        away = (self.wheel.slots_of(ticks) != owners) & self.rolled.get_many(seqs)
+        order = np.argsort(seqs[away], kind="stable")
+        seqs, ticks, owners = seqs[away][order], ticks[away][order], owners[away][order]
+        if len(owners):
+            self.wheel.count_off(owners)
+        # The units stay in the chains of these slots, so nobody may roll them a second time.
+        self.wheel.note_rolled(slots)
+        live = ~self.cancelled.get_many(seqs)
+        self._place_again(seqs[live], ticks[live])
+        self.rolled.set_many(seqs[~live], on=False)
+
+    def _place_again(self, seqs: Ints, ticks: Ints) -> None:
+        if len(seqs):
+            units = self.queue_units(seqs)
+            self.rolled.set_many(seqs, on=False)
+            self.wheel.reserve(len(seqs))
+            self._place(seqs, ticks, self.write_ms, units["log_offset"].astype(np.int64), units["size"].astype(np.int64))
+
+    def _retry_aside(self, until_ms: int) -> None:
+        """Find room in the wheel for what lies ahead and was put aside."""
+        ahead = [(seq, tick) for seq, tick in self.aside.items() if tick > until_ms]
+        if ahead:
+            for seq, _ in ahead:
+                del self.aside[seq]
+            seqs, ticks = np.array(ahead, np.int64).T
+            self._place_again(seqs.copy(), ticks.copy())
+
+    def queue_units(self, seqs: Ints) -> np.ndarray[Any, np.dtype[np.void]]:
+        """Return where the messages of timers lie in the log."""
+        return self._ledger.queues.of(WHEEL_TOPIC, 0).gather(seqs - 1)
+
+    # ------------------------------------------------------------ looking
+
+    def window(self, low_tick: int, until_ms: int, limit: int = _WINDOW_TIMERS) -> tuple[Due, int | None]:
+        """Return what is there of ticks from ``low_tick`` to ``until_ms``, and the tick up to which that goes; None: all.
+
+        About ``limit`` timers, whole slots, in the order of their hand-over; cancelled ones are left out, forgotten ones may be there.
+        """
+        slots = self.wheel.live_slots(self.wheel.slot_of(low_tick), self.wheel.slot_of(until_ms), limit=limit)
+        bound: int | None = None
+        if len(slots) and self.wheel.next_in(int(slots[-1]), self.wheel.slot_of(until_ms)):
+            bound = (int(slots[-1]) + 1) * self.precision_ms
+        numbers, owners = self.wheel.walk(slots)
+        units = self.wheel.units.gather(numbers)
+        seqs = units["reserved"].astype(np.int64)
+        facts = self.facts.gather(seqs - 1)
+        ticks = facts["tick"].astype(np.int64)
+        keep = (facts["kind"] == TIMER) & (ticks <= until_ms) & (ticks >= low_tick) & (self.wheel.slots_of(ticks) == owners)
+        keep &= (units["flags"] & timer_log.DELETE) == 0
+        found = Due(ticks[keep], seqs[keep], fact_log.dues_of(facts[keep]))
+        if self.aside:
+            found = self._with_aside(found, low_tick, until_ms if bound is None else min(bound, until_ms))
+        found = found.select(np.lexsort((found.seqs, found.ticks)))
+        return found.select(~self.cancelled.get_many(found.seqs)), bound
+
+    def _with_aside(self, found: Due, low_tick: int, high_tick: int) -> Due:
+        extra = [(tick, seq) for seq, tick in self.aside.items() if low_tick <= tick <= high_tick]
+        if not extra:
+            return found
+        ticks, seqs = np.array(extra, np.int64).T
+        dues = fact_log.dues_of(self.facts.gather(seqs - 1))
+        return Due(np.append(found.ticks, ticks), np.append(found.seqs, seqs), np.append(found.dues, dues))
+
+    def first_tick(self, after: int) -> int | None:
+        """Return the first tick behind ``after`` at which something must be done; None when nothing is there."""
+        ticks = [tick for tick in self.aside.values() if tick > after]
+        slot = self.wheel.next_live(self.wheel.slot_of(after) - 1)
+        while slot is not None:
+            numbers, owners = self.wheel.walk(np.array([slot]))
+            seqs = self.wheel.units.gather(numbers)["reserved"].astype(np.int64)
+            found = self.facts.gather(seqs - 1)["tick"].astype(np.int64)
+            # Timers to be rolled need somebody to come by when their slot ends.
+            found = np.where(self.wheel.slots_of(found) == slot, found, (slot + 1) * self.precision_ms)
+            found = found[(found > after) & ~self.cancelled.get_many(seqs)]
+            if len(found):
+                ticks.append(int(found.min()))
+                break
+            slot = self.wheel.next_live(slot)
+        return min(ticks) if ticks else None
+
+    def live(self, handed: TimerCursor = EMPTY_CURSOR) -> list[Due]:
+        """Return every pending timer that ``handed`` does not cover, by seq, in pieces."""
+        pieces = []
+        for first, facts in fact_log.pages(self.facts, self.first_kept):
+            seqs = np.arange(first + 1, first + 1 + len(facts))
+            ticks = facts["tick"]
+            keep = (facts["kind"] == TIMER) & ~self.cancelled.get_many(seqs)
+            keep &= ~self.forgotten.covers_each(ticks, seqs) & ~handed.covers_each(ticks, seqs)
+            rows = np.flatnonzero(keep)
+            if len(rows):
+                pieces.append(Due(ticks[rows].astype(np.int64), seqs[rows], fact_log.dues_of(facts[rows])))
+        return pieces
+
+    # ------------------------------------------------------------ forgetting
+
+    def forget(self, gone: Due) -> None:
+        """Take timers out that were handed over."""
+        if len(gone):
+            self._leave(gone.seqs, gone.ticks)
+            self._count(gone.dues, -1)
+
+    def verify(self) -> list[str]:
+        """Recount; one sentence a difference."""
+        minutes: Counter[int] = Counter()
+        total = 0
+        in_slots: Counter[int] = Counter()
+        for piece in self.live():
+            total += len(piece)
+            found, counts = np.unique(piece.dues // MINUTE_MS, return_counts=True)
+            minutes.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+            own = ~self.rolled.get_many(piece.seqs)
+            slots, counts = np.unique(self.wheel.slots_of(piece.ticks[own]), return_counts=True)
+            in_slots.update(dict(zip(slots.tolist(), counts.tolist(), strict=True)))
+        differences = [] if total == self.pending else [f"{total} timers are pending, the counter says {self.pending}"]
+        for minute in sorted(minutes.keys() | self.by_minute.keys()):
+            if minutes[minute] != self.by_minute[minute]:
+                differences.append(
+                    f"minute {minute * MINUTE_MS} ms: {minutes[minute]} timers are pending, the counter says {self.by_minute[minute]}"
+                )
+        for slot, count in sorted(in_slots.items()):
+            if self.wheel.count_in(slot) < count:
+                differences.append(
+                    f"slot {slot * self.precision_ms} ms: {count} timers are pending, the wheel says {self.wheel.count_in(slot)}"
+                )
+        return differences
+
+    # ------------------------------------------------------------ check points
+
+    def start(self, section: TimerSection | None) -> None:
+        self._clear()
+        if section is None:
+            self.facts.chain.drop_from(0)
+            self.facts.start(Sums())
+            self.wheel.start_empty()
+            return
+        self.facts.start(section.facts)
+        self.wheel.start(section.units, section.wheel_crc)
+        self.cancelled, self.rolled = Bits.load(section.cancelled), Bits.load(section.rolled)
+        self.aside = dict(section.aside)
+        self.keys = KeyIndex.load(section.keys)
+        self.by_minute = Counter(dict(section.by_minute))
+        self.pending, self.write_ms, self.first_kept = section.pending, section.write_ms, section.first_kept
+        self.forgotten = TimerCursor.from_bytes(section.forgotten)
+
+    def check_point(self) -> TimerSection:
+        units, crc = self.wheel.check_point()
+        return TimerSection(
+            facts=self.facts.sync(),
+            units=units,
+            wheel_crc=crc,
+            write_ms=self.write_ms,
+            pending=self.pending,
+            by_minute=list(self.by_minute.items()),
+            cancelled=self.cancelled.dump(),
+            rolled=self.rolled.dump(),
+            aside=list(self.aside.items()),
+            keys=self.keys.dump(),
+            first_kept=self.first_kept,
+            forgotten=self.forgotten.to_bytes(),
+        )
+
+    def replay(self, view: memoryview, file_start: int, starts: Ints, sizes: Ints, epochs: Ints) -> None:
+        if not len(starts):
+            return
+        found = read_timers(view, file_start, starts, sizes, epochs, self.precision_ms)
+        seqs = found.seqs
+        rows = fact_log.rows_of(found.ticks, found.dues, found.epochs)
+        rows["kind"] = found.kinds
+        rows[found.kinds != TIMER]["tick"] = 0
+        fresh = seqs > self.facts.count
+        known = np.flatnonzero(~fresh)
+        if len(known):
+            # A message that was copied forward is where it was; it is new when its first copy is gone.
+            fresh[known] = self.facts.gather(seqs[known] - 1)["kind"] == NOTHING
+        for group in np.split(np.arange(len(seqs)), np.flatnonzero(np.diff(seqs) != 1) + 1):
+            self.facts.reserve(max(int(seqs[group[-1]]) - self.facts.count, 0))
+            self._add_facts(int(seqs[group[0]]), rows[group])
+        timers = np.flatnonzero((found.kinds == TIMER) & fresh)
+        for group in np.split(timers, np.flatnonzero(np.diff(found.write_ms[timers]) != 0) + 1):
+            if len(group):
+                self.wheel.reserve(len(group))
+                self._place(
+                    seqs[group], found.ticks[group], int(found.write_ms[group[0]]), starts[group] + file_start, sizes[group], found.hashes[group]
+                )  # fmt: skip
+                self._count(found.dues[group], 1)
+        self.keys.add_many(found.key_hashes, found.key_offsets)
+        cancelled = found.targets[found.kinds == CANCEL]
+        if len(cancelled):
+            self.cancel(cancelled)
+
+    def close(self) -> None:
+        self.facts.close()
+        self.wheel.close()

@@ -1,0 +1,202 @@
+"""Timers and cancels as messages of the wheel's topic, and back (``HookUtils``, ``TimerMessageStore``, ``RecallMessageProcessor``).
+
+A timer is its message in the topic ``rmq_sys_wheel_timer`` with ``REAL_TOPIC``, ``REAL_QID`` and ``TIMER_OUT_MS``, the time of its slot, as the last
+properties. Its queue offset is its seq less one, and stays so when it is rolled or copied. A cancel is RocketMQ's recall: a message with
+``TIMER_DEL_UNIQKEY``. Properties of our own: ``RMQS_SEQ`` in a cancel, the seq of its timer; ``RMQS_TICK`` and ``RMQS_EPOCH`` in a timer that came
+from another store, where they do not follow from its times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmqstore.batch import MessageBatch
+from rmqstore.message import Message
+from rmqstore.ordered.placing import ticks_and_dues
+from rmqstore_wheel.facts import CANCEL, COPY, TIMER
+from rmqstore_wheel.formats import index_file, log_columns, log_reading, messages
+from rmqstore_wheel.formats import properties as texts
+from rmqstore_wheel.formats.binary_columns import Ints, Part
+from rmqstore_wheel.formats.commit_log import encode_record
+from rmqstore_wheel.formats.java_hash import java_hash, java_hashes
+from rmqstore_wheel.formats.log_columns import Columns, Encoded
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.formats.property_columns import decode_column
+
+SEQ: Final = "RMQS_SEQ"
+TICK: Final = "RMQS_TICK"
+EPOCH: Final = "RMQS_EPOCH"
+RECALL_TAG: Final = "_RECALL_TAG_"
+_RECALL_BODY: Final = b"0"
+_BY_ROW: Final = 48
+"""So few messages are encoded one by one."""
+
+_NO_INTS: Final = np.zeros(0, np.int64)
+
+
+class EncodedTimers(msgspec.Struct):
+    """The messages of a put.
+
+    Attributes:
+        records: their bytes.
+        ticks, dues: when they are handed over, and when they are due, ms.
+        hashes: hash of each one's real topic.
+        key_hashes, key_rows: for every key of a message its hash in the index, and which message it belongs to.
+    """
+
+    records: Encoded
+    ticks: Ints
+    dues: Ints
+    hashes: Ints | int
+    key_hashes: Ints
+    key_rows: Ints
+
+
+def encode_timers(batch: MessageBatch, now_ms: int, precision_ms: int) -> EncodedTimers:
+    """Return a batch as timers that are put at ``now_ms``."""
+    if not batch.has_columns and len(batch) <= _BY_ROW:
+        return _encode_rows([each for each in batch.messages if isinstance(each, Message)], now_ms, precision_ms)
+    columns = batch.columns
+    ticks, dues = ticks_and_dues(deliver_times(batch), now_ms, precision_ms)
+    system = [*messages.timer_parts(columns), *texts.property_part(texts.OUT_MS, pa.array(_slot_times(ticks, precision_ms)))]
+    encoded = log_columns.encode_columns(messages.encode_batch(columns, store_ms=now_ms, topic=WHEEL_TOPIC, queue_id=0, system=system))
+    topics = columns.column("topic")
+    keys = columns.column("keys")
+    key_hashes, key_rows = (_NO_INTS, _NO_INTS) if keys.null_count == len(keys) else _hash_keys(topics, keys)
+    return EncodedTimers(encoded, ticks, dues, _topic_hashes(topics), key_hashes, key_rows)
+
+
+def deliver_times(batch: MessageBatch) -> Ints:
+    """Return the deliver time of each row, -1 for none."""
+    if batch.has_columns:
+        column = batch.columns.column("deliver_at_ms")
+        found: Ints = (pc.fill_null(column, -1) if column.null_count else column).to_numpy()
+        return found
+    return np.array([-1 if each.deliver_at_ms is None else each.deliver_at_ms for each in batch.messages], np.int64)
+
+
+def _slot_times(ticks: Ints, precision_ms: int) -> Ints:
+    slots: Ints = (-(-ticks // precision_ms) - 1) * precision_ms
+    return slots
+
+
+def _topic_hashes(topics: pa.Array) -> Ints | int:
+    first = topics[0].as_py()
+    if pc.all(pc.equal(topics, first)).as_py():
+        return java_hash(first)
+    return java_hashes(topics)
+
+
+def _hash_keys(topics: pa.Array, keys: pa.ListArray) -> tuple[Ints, Ints]:
+    """Return hash and row of every key."""
+    rows = pc.list_parent_indices(keys)
+    joined = pc.binary_join_element_wise(topics.take(rows), keys.flatten(), index_file.KEY_SEPARATOR)
+    return index_file.key_hashes(joined), rows.to_numpy().astype(np.int64)
+
+
+def _encode_rows(rows: Sequence[Message], now_ms: int, precision_ms: int) -> EncodedTimers:
+    delivers = np.array([-1 if each.deliver_at_ms is None else each.deliver_at_ms for each in rows], np.int64)
+    ticks, dues = ticks_and_dues(delivers, now_ms, precision_ms)
+    records = []
+    key_hashes: list[int] = []
+    key_rows: list[int] = []
+    for row, message in enumerate(rows):
+        queue = messages.NO_QUEUE if message.queue_id is None else message.queue_id
+        out_ms = (-(-int(ticks[row]) // precision_ms) - 1) * precision_ms
+        system = f"REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{queue}\x02TIMER_OUT_MS\x01{out_ms}\x02".encode()
+        records.append(encode_record(messages.encode_message(message, topic=WHEEL_TOPIC, queue_id=0, system=system, store_ms=now_ms)))
+        for key in message.keys:
+            key_hashes.append(index_file.key_hash(index_file.index_key(message.topic, key)))
+            key_rows.append(row)
+    hashes = np.array([java_hash(each.topic) for each in rows], np.int64)
+    return EncodedTimers(log_columns.joined(records), ticks, dues, hashes, np.array(key_hashes, np.int64), np.array(key_rows, np.int64))
+
+
+# ---------------------------------------------------------------- cancels
+
+
+def encode_cancels(found: Columns, seqs: Ints, ticks: Ints, now_ms: int, precision_ms: int) -> Encoded:
+    """Return the cancels of timers, whose records were read, with these seqs."""
+    (text,) = found.properties
+    read = decode_column(text)
+    topics, ids = read.column(texts.REAL_TOPIC), read.column(texts.MESSAGE_ID)
+    topics, ids = pc.fill_null(topics, ""), pc.fill_null(ids, "")
+    slots = pa.array(_slot_times(ticks, precision_ms))
+    parts: list[Part] = [
+        *texts.property_part(texts.TAG, pa.repeat(RECALL_TAG, len(seqs))),
+        *texts.property_part(texts.DELETE_KEY, pc.binary_join_element_wise(topics, ids, "+")),
+        *texts.property_part(texts.REAL_TOPIC, topics),
+        *texts.property_part(texts.REAL_QUEUE_ID, pa.repeat(0, len(seqs))),
+        *texts.property_part(texts.OUT_MS, slots),
+        *texts.property_part(SEQ, pa.array(seqs)),
+    ]
+    columns = Columns(
+        topic=WHEEL_TOPIC.encode(),
+        body=pa.repeat(pa.scalar(_RECALL_BODY, pa.binary()), len(seqs)),
+        properties=parts,
+        born_ms=now_ms,
+        store_ms=now_ms,
+    )
+    return log_columns.encode_columns(columns)
+
+
+# ---------------------------------------------------------------- reading
+
+
+class ReadTimers(msgspec.Struct):
+    """Messages of the wheel's topic as they are taken in again; ``targets`` are the seqs that cancels and copies name."""
+
+    seqs: Ints
+    ticks: Ints
+    dues: Ints
+    epochs: Ints
+    kinds: Ints
+    targets: Ints
+    write_ms: Ints
+    hashes: Ints
+    key_hashes: Ints
+    key_offsets: Ints
+
+
+def read_timers(view: memoryview, file_start: int, starts: Ints, sizes: Ints, epochs: Ints, precision_ms: int) -> ReadTimers:
+    """Read records that are sound."""
+    found = log_reading.decode_columns(view, starts, sizes, log_offset=file_start, verify=False)
+    (text,) = found.properties
+    read = decode_column(text)
+    write_ms = np.asarray(found.store_ms)
+    delivers = _numbers(read.column(texts.DELIVER_MS), -1)
+    ticks, dues = ticks_and_dues(delivers, write_ms, precision_ms)
+    if TICK in read.names:
+        given = _numbers(read.column(TICK), -1)
+        ticks = np.where(given >= 0, given, ticks)
+        dues = np.where(delivers < 0, ticks, delivers)
+        given = _numbers(read.column(EPOCH), -1)
+        epochs = np.where(given >= 0, given, epochs)
+    targets = _numbers(read.column(SEQ), 0)
+    is_cancel = read.column(texts.DELETE_KEY).is_valid().to_numpy(zero_copy_only=False)
+    kinds = np.where(is_cancel, CANCEL, np.where(targets > 0, COPY, TIMER))
+    topics = pc.fill_null(read.column(texts.REAL_TOPIC), "")
+    keys = pc.split_pattern(read.column(texts.KEYS), texts.KEY_SEPARATOR)
+    key_hashes, key_rows = (_NO_INTS, _NO_INTS) if keys.null_count == len(keys) else _hash_keys(topics, keys)
+    return ReadTimers(
+        np.asarray(found.queue_offset) + 1,
+        ticks,
+        dues,
+        epochs,
+        kinds,
+        targets,
+        write_ms,
+        java_hashes(topics).astype(np.int64),
+        key_hashes,
+        starts[key_rows] + file_start,
+    )
+
+
+def _numbers(column: pa.Array, absent: int) -> Any:
+    return pc.fill_null(texts.integers(column), absent).to_numpy()

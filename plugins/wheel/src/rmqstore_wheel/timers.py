@@ -1,0 +1,492 @@
+"""``TimerStore`` over the wheel: puts are one frame of the log, then an entry in the wheel; due timers are read from the wheel.
+
+Why no crash point loses or doubles a timer here: a put is its messages, a cancel its message, a seal and a mark are keys in the journal, each
+one frame of the log. So the log always holds a prefix of whole calls, and docs/handover.md argues over such prefixes. The wheel, the facts, the
+counts follow from the log (``ledger``). What is forgotten is not written down, because the receiver's durable cursor says it again at the next
+open (``recover``); only a staircase of many corners is, before ``due`` drops any of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from rmqstore.batch import MessageBatch
+from rmqstore.contract import (
+    EMPTY_CURSOR,
+    MAX_CORNERS,
+    CancelOutcome,
+    DueBatch,
+    PendingCounts,
+    PendingTimer,
+    ScanPage,
+    Ticket,
+    TimerCursor,
+    TimerHandle,
+    TimerReceipts,
+    TimerStats,
+    TimerStore,
+    WriteStatus,
+)
+from rmqstore.contract.state import Adopted, StatePage
+from rmqstore.errors import IllegalArgumentError
+from rmqstore.message import Message, check_marks
+from rmqstore.ordered import traces
+from rmqstore.ordered.adopting import place_of, stored_adopted
+from rmqstore.ordered.congestion import Congestion
+from rmqstore.ordered.kv import WriteBatch
+from rmqstore.ordered.layout import META, PAIR, SEAL_KEY
+from rmqstore.ordered.marks import TIMER_SIDE, decode_ticks, drop_old_marks, encode_ticks, find_mark, put_marks
+from rmqstore.ordered.placing import check_horizon
+from rmqstore.ordered.shared import Shared
+from rmqstore.ordered.side import OrderedSide
+from rmqstore.ordered.staircase import reached
+from rmqstore_wheel import facts as fact_log
+from rmqstore_wheel.appending import Messages
+from rmqstore_wheel.facts import CANCEL, TIMER
+from rmqstore_wheel.fetching import Fetcher, Located, joined_places
+from rmqstore_wheel.formats import index_file
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.ledger import Ledger, offsets_of
+from rmqstore_wheel.timer_index import Due, TimerIndex, joined
+from rmqstore_wheel.timer_records import deliver_times, encode_cancels, encode_timers
+
+FORGOTTEN_KEY: Final = b"mforgotten"
+_DUE_BYTES: Final = 64 * 1024 * 1024
+_WRITTEN_CORNERS: Final = 4
+"""A cursor of more corners is written down when it is forgotten: soon ``due`` will drop some."""
+
+Place = tuple[int, int, int]
+
+
+class WheelTimers(OrderedSide, TimerStore):
+    """The timer side of a session; see the module for its argument."""
+
+    def __init__(self, shared: Shared, ledger: Ledger, index: TimerIndex) -> None:
+        super().__init__(shared)
+        self.precision_ms = shared.options.precision_ms
+        self._ledger = ledger
+        self._index = index
+        self._fetcher = Fetcher(ledger)
+        self._random = random.Random(shared.options.congestion_seed)
+        self._congestion = Congestion(self._count_of_tick, self._options.congestion_limit, self._random)
+        self._until_ms = -1
+        self._change_position = self._seal_position = self._forget_position = 0
+        self._sealed = TimerCursor.from_bytes(ledger.get(META, SEAL_KEY) or b"")
+        index.forgotten = index.forgotten.join(TimerCursor.from_bytes(ledger.get(META, FORGOTTEN_KEY) or b"").corners)
+        self._adopted = stored_adopted(ledger, TIMER_SIDE)
+        self._low_tick = 0
+        self._unsealed_tick = index.first_tick(-1)
+        self._closed_tick: int | None = None
+        self._forgotten = EMPTY_CURSOR
+        self._handed: deque[tuple[TimerCursor, Due]] = deque()
+        self._resume: TimerCursor | None = None
+        self._rest: Iterator[Due] = iter(())
+        self._waiting: Due | None = None
+
+    def recover(self, cursor: TimerCursor) -> None:
+        with self._lock:
+            self._shared.fresh()
+            self._sealed = self._sealed.join(cursor.corners)
+        self.forget(cursor)
+
+    # ------------------------------------------------------------ put
+
+    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+        check_marks(marks)
+        with self._lock:
+            self._shared.fresh()
+            if marks and (answer := find_mark(self._ledger, TIMER_SIDE, marks)) is not None:
+                return self._repeated(answer), Ticket(self._ledger.position)
+            if self._options.max_delay_ms:
+                check_horizon(deliver_times(batch), now_ms, self._options.max_delay_ms)
+            first_seq = self._first_free_seq()
+            if not len(batch):
+                return TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, []), Ticket(0)
+            found = encode_timers(batch, now_ms, self.precision_ms)
+            ticks: list[int] = found.ticks.tolist()
+            self._congestion.check(ticks)
+            receipts = TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, ticks)
+            changes = WriteBatch()
+            put_marks(changes, TIMER_SIDE, marks, encode_ticks(receipts.epoch, first_seq, ticks) if marks else b"", now_ms)
+            position = self._append(Messages(WHEEL_TOPIC, 0, first_seq - 1, found.records, now_ms), changes)
+            seqs = np.arange(first_seq, first_seq + len(ticks))
+            offsets = offsets_of(found.records)
+            self._index.put(seqs, found.ticks, found.dues, self._shared.epoch, now_ms, offsets, found.records.sizes, found.hashes)
+            if len(found.key_hashes):
+                self._index.keys.add_many(found.key_hashes, offsets[found.key_rows])
+            self._change_position = position
+            self._note_ticks(ticks)
+            return receipts, Ticket(position)
+
+    def _first_free_seq(self) -> int:
+        return max(self._index.last_seq, self._sealed.highest_seq) + 1
+
+    def _append(self, messages: Messages, write: WriteBatch) -> int:
+        write.parts.append(messages)
+        return self._shared.write(write).position
+
+    def _note_ticks(self, ticks: Sequence[int]) -> None:
+        """Lower the bounds that the new puts undercut."""
+        earliest = min(ticks)
+        self._low_tick = min(self._low_tick, earliest)
+        self._unsealed_tick = earliest if self._unsealed_tick is None else min(self._unsealed_tick, earliest)
+        self._congestion.note(ticks, 1)
+
+    def _count_of_tick(self, tick: int) -> int:
+        slot = self._index.wheel.slot_of(tick)
+        if slot - self._index.write_ms // self.precision_ms < self._index.wheel.window:
+            return self._index.wheel.count_in(slot)
+        return sum(int((piece.ticks == tick).sum()) for piece in self._index.live())
+
+    def _repeated(self, answer: bytes) -> TimerReceipts:
+        epoch, first_seq = PAIR.unpack_from(answer)
+        return TimerReceipts(WriteStatus.REPEATED, self._options.store_tag, epoch, first_seq, decode_ticks(answer))
+
+    # ------------------------------------------------------------ cancel
+
+    def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        with self._lock:
+            self._shared.fresh()
+            return self._cancel([self._place_of(handle) for handle in handles], now_ms)
+
+    def _place_of(self, handle: TimerHandle) -> Place | None:
+        return place_of(handle, self._options.store_tag, self._adopted, self.precision_ms, self._is_known)
+
+    def _is_known(self, tick: int, seq: int, epoch: int) -> bool:
+        return self._fact_of((tick, seq, epoch)) is not None or self._trace_of((tick, seq, epoch)) is not CancelOutcome.UNKNOWN
+
+    def _fact_of(self, place: Place) -> Any | None:
+        """Return what is known of the timer at a place; None when it was never put here."""
+        tick, seq, epoch = place
+        facts = self._index.facts
+        if not facts.first < seq <= facts.count:
+            return None
+        fact = facts.read(seq - 1, 1)[0]
+        return fact if (fact["kind"], fact["tick"], fact["epoch"]) == (TIMER, tick, epoch) else None
+
+    def _trace_of(self, place: Place) -> CancelOutcome:
+        """Return what is remembered of a timer that another store had, and that was gone when its state was taken in."""
+        if not all(0 <= number < 2**63 for number in place[:2]):
+            return CancelOutcome.UNKNOWN
+        if traces.was_cancelled(self._ledger, *place):
+            return CancelOutcome.CANCELLED
+        return CancelOutcome.ALREADY_DELIVERED if traces.was_delivered(self._ledger, *place) else CancelOutcome.UNKNOWN
+
+    def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        with self._lock:
+            self._shared.fresh()
+            offsets = self._index.keys.lookup(index_file.key_hash(index_file.index_key(topic, key)))
+            seqs = sorted(set(self._fetcher.seqs_with_key(offsets, topic, key)))
+            places: list[Place | None] = []
+            for seq in seqs:
+                fact = self._index.facts.read(seq - 1, 1)[0]
+                place = (int(fact["tick"]), seq, int(fact["epoch"]))
+                if fact["kind"] == TIMER and not self._index.cancelled.get(seq) and not self._index.forgotten.covers(*place[:2]):
+                    places.append(place)
+            return self._cancel(places, now_ms)
+
+    def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        ending: dict[int, int] = {}
+        outcomes = [CancelOutcome.UNKNOWN if place is None else self._outcome_of(place, ending) for place in places]
+        position = max(self._change_position, self._seal_position)
+        if ending:
+            seqs, ticks = np.array(list(ending)), np.array(list(ending.values()))
+            found = encode_cancels(self._fetcher.timer_columns(seqs), seqs, ticks, max(now_ms, 0), self.precision_ms)
+            first_seq = self._first_free_seq()
+            position = self._append(Messages(WHEEL_TOPIC, 0, first_seq - 1, found, now_ms), WriteBatch())
+            self._index.add_marker(first_seq, len(seqs), self._shared.epoch, CANCEL)
+            self._index.cancel(seqs)
+            self._change_position = position
+            self._congestion.note(ending.values(), -1)
+        return outcomes, Ticket(position)
+
+    def _outcome_of(self, place: Place, ending: dict[int, int]) -> CancelOutcome:
+        tick, seq, _ = place
+        fact = self._fact_of(place)
+        if fact is None:
+            return self._trace_of(place)
+        if self._index.cancelled.get(seq):
+            return CancelOutcome.CANCELLED
+        if self._sealed.covers(tick, seq) or self._index.forgotten.covers(tick, seq):
+            return CancelOutcome.ALREADY_DELIVERED
+        ending[seq] = tick
+        return CancelOutcome.CANCELLED
+
+    # ------------------------------------------------------------ seal, due, forget
+
+    def seal(self, until_ms: int) -> None:
+        with self._lock:
+            self._shared.fresh()
+            if until_ms != self._until_ms:
+                self._restart()
+            if self._unsealed_tick is not None and self._unsealed_tick <= until_ms:
+                self._roll(until_ms)
+                if self._closes_anything(until_ms):
+                    self._closed_tick = self._unsealed_tick if self._closed_tick is None else min(self._closed_tick, self._unsealed_tick)
+                    sealed = self._trimmed(self._sealed.join([(until_ms, self._index.last_seq)]))
+                    write = WriteBatch()
+                    write.put(META, SEAL_KEY, sealed.to_bytes())
+                    self._seal_position = self._shared.write(write).position
+                    self._sealed = sealed
+                    self._restart()
+                self._unsealed_tick = self._index.first_tick(until_ms)
+            self._until_ms = until_ms
+
+    def _roll(self, until_ms: int) -> None:
+        with self._ledger.translated():
+            self._index.roll(until_ms)
+
+    def _restart(self) -> None:
+        """Let the next ``due`` look from the beginning."""
+        self._resume = None
+
+    def _closes_anything(self, until_ms: int) -> bool:
+        """Say whether a live put of tick <= ``until_ms`` is not sealed yet."""
+        return any(
+            True for due in self._windows(self._unsealed_tick or 0, until_ms) if (~self._sealed.covers_each(due.ticks, due.seqs)).any()
+        )
+
+    def _windows(self, low: int | None, high: int) -> Iterator[Due]:
+        """Yield what was not forgotten of ticks from ``low`` to ``high``, in order."""
+        while low is not None and low <= high:
+            due, bound = self._index.window(low, high)
+            left = ~self._index.forgotten.covers_each(due.ticks, due.seqs)
+            due = due if left.all() else due.select(left)
+            if low == self._low_tick:
+                # All that lies before was looked at.
+                self._low_tick = int(due.ticks[0]) if len(due) else (high if bound is None else bound) + 1
+            if len(due):
+                yield due
+            low = None if bound is None else bound + 1
+
+    def due(self, after: TimerCursor, limit: int) -> DueBatch:
+        if limit < 1:
+            raise IllegalArgumentError(f"limit must be at least 1, not {limit}")
+        with self._lock:
+            self._shared.fresh()
+            if self._resume is None or self._resume != after:
+                self._rest = self._windows(self._low_tick, self._until_ms)
+                self._waiting = None
+            pieces: list[Due] = []
+            places: list[Located] = []
+            taken = size = 0
+            more = False
+            while (waiting := self._next_waiting(after)) is not None:
+                if taken >= limit or size >= _DUE_BYTES:
+                    more = True
+                    break
+                piece = waiting.select(slice(0, limit - taken))
+                located = self._fetcher.locate(piece.seqs)
+                sizes = np.cumsum(located.sizes)
+                count = max(int(np.searchsorted(sizes, _DUE_BYTES - size, side="right")), 1)
+                pieces.append(piece.select(slice(0, count)))
+                places.append(Located(located.offsets[:count], located.sizes[:count]))
+                taken, size = taken + len(pieces[-1]), size + int(sizes[len(pieces[-1]) - 1])
+                self._waiting = waiting.select(slice(len(pieces[-1]), None))
+            given = joined(pieces)
+            last = (int(given.ticks[-1]), int(given.seqs[-1])) if more else None
+            cursor = self._trimmed(after.join(reached(self._sealed, self._until_ms, last)), durable=True)
+            if pieces:
+                self._resume = cursor
+                self._handed.append((cursor, given))
+            else:
+                self._closed_tick = self._first_closed_beyond(after)
+            messages = self._fetcher.messages(given.seqs, joined_places(places))
+            return DueBatch(messages, cursor, self._change_position > self._ledger.durable_position)
+
+    def _next_waiting(self, after: TimerCursor) -> Due | None:
+        """Return what was read and not handed out yet, read on as needed; None when nothing is due any more."""
+        while self._waiting is None or not len(self._waiting):
+            due = next(self._rest, None)
+            if due is None:
+                return None
+            self._waiting = due.select(self._is_due(due, after))
+        return self._waiting
+
+    def _is_due(self, due: Due, after: TimerCursor) -> Any:
+        return self._sealed.covers_each(due.ticks, due.seqs) & ~after.covers_each(due.ticks, due.seqs)
+
+    def _first_closed_beyond(self, after: TimerCursor) -> int | None:
+        """Return the first tick beyond the last ``until_ms`` that an earlier seal closed, before the clock was set back, and nobody got."""
+        for due in self._windows(self._until_ms + 1, self._sealed.highest_tick):
+            keep = self._is_due(due, after)
+            if keep.any():
+                return int(due.ticks[keep.argmax()])
+        return None
+
+    def _trimmed(self, cursor: TimerCursor, *, durable: bool = False) -> TimerCursor:
+        """Drop corners under which nothing is left, largest tick first, when there are more than 15.
+
+        ``durable``: only if what was forgotten is written down durably, since the receiver may outlive this log.
+        """
+        if len(cursor.corners) <= MAX_CORNERS or (durable and self._forget_position > self._ledger.durable_position):
+            return cursor
+        corners = list(cursor.corners)
+        live = self._index.live()
+        while len(corners) > MAX_CORNERS:
+            tick, seq = corners[0]
+            if any(((piece.ticks <= tick) & (piece.seqs <= seq)).any() for piece in live):
+                break
+            corners.pop(0)
+        return TimerCursor(tuple(corners))
+
+    def forget(self, upto: TimerCursor) -> None:
+        if upto == self._forgotten:
+            return
+        with self._lock:
+            self._shared.fresh()
+            if any(cursor == upto for cursor, _ in self._handed):
+                self._forget_handed(upto)
+            else:
+                self._forget_all(upto)
+            if len(upto.corners) > _WRITTEN_CORNERS:
+                write = WriteBatch()
+                write.put(META, FORGOTTEN_KEY, self._index.forgotten.to_bytes())
+                self._forget_position = self._shared.write(write).position
+            # No put is ever inserted under a corner that was handed out, so the same cursor has nothing to forget again.
+            self._forgotten = upto
+
+    def _forget_handed(self, upto: TimerCursor) -> None:
+        """Forget what was handed out, up to a cursor that ``due`` gave."""
+        cursor = None
+        while cursor != upto:
+            cursor, given = self._handed.popleft()
+            # A batch that nobody took may have been given again.
+            gone = upto.covers_each(given.ticks, given.seqs) & ~self._index.forgotten.covers_each(given.ticks, given.seqs)
+            self._forget(given if gone.all() else given.select(gone))
+            self._index.forgotten = self._index.forgotten.join((set(cursor.corners) & set(upto.corners)) or ())
+        self._index.forgotten = self._index.forgotten.join(upto.corners)
+
+    def _forget_all(self, upto: TimerCursor) -> None:
+        """Forget what a cursor covers, wherever it lies."""
+        self._handed.clear()
+        for piece in self._index.live():
+            covered = upto.covers_each(piece.ticks, piece.seqs)
+            if covered.any():
+                self._forget(piece.select(covered))
+        self._index.forgotten = self._index.forgotten.join(upto.corners)
+        self._restart()
+
+    def _forget(self, gone: Due) -> None:
+        self._index.forget(gone)
+        if self._options.congestion_limit:
+            self._congestion.lose(gone.ticks.tolist())
+
+    # ------------------------------------------------------------ reads
+
+    def pending(self, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
+        edges = list(edges_ms)
+        if any(low >= high for low, high in pairwise(edges)):
+            raise IllegalArgumentError(f"edges_ms must rise, not {edges}")
+        with self._lock:
+            self._shared.fresh()
+            below = np.zeros(len(edges), np.int64)
+            total = 0
+            earliest: int | None = None
+            latest: int | None = None
+            for piece in self._index.live(handed):
+                total += len(piece)
+                below += np.searchsorted(np.sort(piece.dues), edges)
+                low, high = int(piece.dues.min()), int(piece.dues.max())
+                earliest = low if earliest is None else min(earliest, low)
+                latest = high if latest is None else max(latest, high)
+            counts = tuple(np.diff(below).tolist()) if len(edges) > 1 else ()
+            return PendingCounts(counts, total, earliest, latest)
+
+    def scan(
+        self, from_ms: int, to_ms: int, after: tuple[int, int] | None = None, limit: int = 1000, handed: TimerCursor = EMPTY_CURSOR
+    ) -> ScanPage:
+        if from_ms < 0 or limit < 1:
+            raise IllegalArgumentError(f"from_ms must be at least 0 and limit at least 1, not {from_ms} and {limit}")
+        with self._lock:
+            self._shared.fresh()
+            found = self._first_behind(from_ms, to_ms, after, limit + 1, handed)
+            timers = tuple(self._pending_timers(found.select(slice(0, limit))))
+            last = (int(found.ticks[limit - 1]), int(found.seqs[limit - 1])) if len(found) > limit else None
+            return ScanPage(timers, last)
+
+    def _first_behind(self, from_ms: int, to_ms: int, after: tuple[int, int] | None, limit: int, handed: TimerCursor) -> Due:
+        """Return the first ``limit`` pending timers of a span of due times, by tick and seq."""
+        best = Due(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+        for piece in self._index.live(handed):
+            keep = (piece.dues >= from_ms) & (piece.dues < to_ms)
+            if after is not None:
+                keep &= (piece.ticks > after[0]) | ((piece.ticks == after[0]) & (piece.seqs > after[1]))
+            if keep.any():
+                both = Due(*(np.append(old, new[keep]) for old, new in zip(best, piece, strict=True)))
+                best = both.select(np.lexsort((both.seqs, both.ticks))[:limit])
+        return best
+
+    def _pending_timers(self, found: Due) -> list[PendingTimer]:
+        messages = [each for each in self._fetcher.messages(found.seqs).messages if isinstance(each, Message)]
+        epochs = self._index.facts.gather(found.seqs - 1)["epoch"].tolist()
+        rows = zip(found.ticks.tolist(), found.seqs.tolist(), found.dues.tolist(), epochs, messages, strict=True)
+        tag = self._options.store_tag
+        return [PendingTimer(TimerHandle(tag, epoch, seq, tick), due, each) for tick, seq, due, epoch, each in rows]
+
+    def get(self, handle: TimerHandle) -> PendingTimer | None:
+        with self._lock:
+            self._shared.fresh()
+            place = self._place_of(handle)
+            fact = None if place is None else self._fact_of(place)
+            if place is None or fact is None:
+                return None
+            tick, seq, _ = place
+            if self._index.cancelled.get(seq) or self._index.forgotten.covers(tick, seq):
+                return None
+            return self._pending_timers(Due(np.array([tick]), np.array([seq]), fact_log.dues_of(np.array([fact]))))[0]
+
+    def next_tick_ms(self) -> int | None:
+        ticks = [tick for tick in (self._unsealed_tick, self._closed_tick) if tick is not None]
+        return min(ticks) if ticks else None
+
+    def verify(self) -> list[str]:
+        with self._lock:
+            self._shared.fresh()
+            return self._index.verify()
+
+    def stats(self) -> TimerStats:
+        with self._lock:
+            self._shared.fresh()
+            ledger = self._ledger
+            return TimerStats(
+                self._index.pending, self._sealed, self._shared.epoch, self._first_free_seq() - 1, ledger.durable_position, ledger.position
+            )
+
+    # ------------------------------------------------------------ state
+
+    def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
+        raise NotImplementedError
+
+    def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
+        raise NotImplementedError
+
+    def adopted(self) -> dict[int, Adopted]:
+        with self._lock:
+            self._shared.fresh()
+            return dict(self._adopted)
+
+    # ------------------------------------------------------------ upkeep
+
+    def maintain(self, now_ms: int, budget: int) -> int:
+        with self._lock:
+            kv = self._shared.fresh()
+            write = WriteBatch()
+            done = drop_old_marks(kv, write, TIMER_SIDE, now_ms - self._options.mark_memory_ms, budget)
+            before = now_ms - self._options.cancel_memory_ms
+            if traces.any_tombstone(kv, before):
+                traces.drop_tombstones(write, before)
+                done += 1
+            if write:
+                self._shared.write(write)
+            if self._ledger.check_point_is_due():
+                self._ledger.make_check_point()
+                done += 1
+            return done

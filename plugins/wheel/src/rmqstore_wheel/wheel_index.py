@@ -1,0 +1,391 @@
+"""``WheelIndex``: the timer wheel over the timer log (``TimerWheel``, ``TimerLog``, RIP-43): which timers are due at which tick.
+
+Slot n of the wheel holds the timers of ticks n·p < tick <= (n + 1)·p, p being the precision: RocketMQ's slot of the time n·p. Timers that lie
+further ahead than the roll window go into a nearer slot, marked to be rolled; where in the later half of the window is spread by their number,
+so that what was put at once does not meet again (RocketMQ: #8203). A timer that finds its place in the ring taken by another lap, or whose
+slot lies more than a span back, is told to its owner, who keeps it aside.
+
+A slot's units are a chain: each names the one before it. Those of one call are written one behind the other, so most of a chain is read in
+runs. The slots are in memory and on disk as a snapshot; units are appended to the timer log, which a check point vouches for.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from rmqstore.errors import CorruptStoreError
+from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.formats import timer_log, wheel
+from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.wheel import SLOT_BYTES, Ring
+from rmqstore_wheel.unit_log import Sums, UnitLog
+
+ROLL_WINDOW_SLOTS: Final = 172_800
+"""RocketMQ's ``timerRollWindowSlot``: two days at a precision of 1 s."""
+
+ROLLS: Final = 2
+"""In the field that RocketMQ carries along without a meaning: a slot with timers that are to be rolled."""
+
+_PAGE_SLOTS: Final = 4096 // SLOT_BYTES
+_SPREAD: Final = 0x9E3779B97F4A7C15
+_SIDE_BY_SIDE: Final = 8
+_RUN_UNITS: Final = 4096
+
+
+class Placing(NamedTuple):
+    """Where timers went: ``rolled`` says of each whether it lies in another slot than its own, ``aside`` which found no place at all."""
+
+    rolled: np.ndarray[Any, np.dtype[np.bool_]]
+    aside: Ints
+
+
+class WheelIndex:
+    """Slots and timer log; times are in ms, slots are numbered by time / precision.
+
+    Args:
+        directory: RocketMQ's store directory.
+        roll_window: slots ahead beyond which a timer is rolled.
+    """
+
+    def __init__(self, disk: Disk, directory: Path, ring: Ring, units_per_file: int, roll_window: int = ROLL_WINDOW_SLOTS) -> None:
+        self.ring = ring
+        self._disk = disk
+        self._path = directory / "timerwheel"
+        self.window = roll_window
+        self.units = UnitLog(
+            disk,
+            directory / "timerlog",
+            timer_log.UNIT,
+            units_per_file,
+            blank=timer_log.encode_blank(timer_log.BLANK_BYTES),
+            fill_bytes=4 * 1024 * 1024,
+        )
+        self.slots = np.zeros(ring.length, wheel.SLOT)
+        self._pages = np.zeros(-(-ring.length // _PAGE_SLOTS), np.bool_)
+        self._first_roll: int | None = None
+
+    # ------------------------------------------------------------ numbers
+
+    def slot_of(self, tick: int) -> int:
+        """Return the slot of a tick."""
+        return -(-tick // self.ring.precision_ms) - 1
+
+    def slots_of(self, ticks: Ints) -> Ints:
+        """Return the slots of ticks."""
+        found: Ints = -(-ticks // self.ring.precision_ms) - 1
+        return found
+
+    # ------------------------------------------------------------ putting
+
+    def reserve(self, count: int) -> None:
+        """See to it that ``count`` more units find room."""
+        self.units.reserve(count)
+
+    def put(
+        self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints, topic_hashes: Ints | int = 0, flags: int = timer_log.DEFAULT
+    ) -> Placing:  # fmt: skip
+        """Put timers into their slots, as of ``write_ms``; room for their units was reserved."""
+        precision = self.ring.precision_ms
+        now = write_ms // precision
+        own = self.slots_of(ticks)
+        slots = own
+        ahead = own - now
+        rolled = ahead >= self.window
+        if rolled.any():
+            half = self.window // 2
+            spread = (seqs.astype(np.uint64) * np.uint64(_SPREAD) >> np.uint64(33)).astype(np.int64)
+            slots = np.where(rolled, now + half + spread % (self.window - half), own)
+        aside = ahead < -self.ring.slots
+        held = self.slots[self.ring.places(slots)]
+        aside |= (held["timers"] > 0) & (held["tick"] != slots)
+        if aside.any():
+            rows = np.flatnonzero(~aside)
+            if len(rows):
+                self._append(seqs[rows], slots[rows], rolled[rows], now, log_offsets[rows], sizes[rows], _of(topic_hashes, rows), flags)
+        else:
+            self._append(seqs, slots, rolled, now, log_offsets, sizes, topic_hashes, flags)
+        return Placing(rolled, np.flatnonzero(aside))
+
+    def _append(
+        self, seqs: Ints, slots: Ints, rolled: Ints, now: int, log_offsets: Ints, sizes: Ints, topic_hashes: Ints | int, flags: int
+    ) -> None:  # fmt: skip
+        precision = self.ring.precision_ms
+        count = len(slots)
+        order = np.argsort(slots, kind="stable")
+        last_slot = slots[-1]
+        if count > 1 and slots[order[-1]] != last_slot:
+            # A broker's recovery takes its queue cursor from the last unit, so that must be the last message's.
+            low, high = np.searchsorted(slots[order], [last_slot, last_slot + 1])
+            order = np.concatenate((order[:low], order[high:], order[low:high]))
+        in_order = slots[order]
+        starts = np.empty(count, np.bool_)
+        starts[0] = True
+        np.not_equal(in_order[1:], in_order[:-1], out=starts[1:])
+        firsts = np.flatnonzero(starts)
+        lasts = np.append(firsts[1:], count) - 1
+        numbers = self.units.count + np.arange(count)
+        positions = self.units.positions(numbers)
+        places = self.ring.places(in_order[firsts])
+        held = self.slots[places]
+        live = (held["timers"] > 0) & (held["tick"] == in_order[firsts])
+        units = np.zeros(count, timer_log.UNIT)
+        units["size"] = timer_log.UNIT_BYTES
+        previous = np.empty(count, np.int64)
+        previous[1:] = positions[:-1]
+        previous[firsts] = np.where(live, held["last"], timer_log.NO_POSITION)
+        units["previous"] = previous
+        units["flags"] = np.where(rolled[order], flags | timer_log.ROLL, flags) if rolled.any() else flags
+        units["write_ms"] = now * precision
+        units["delta_ms"] = (in_order - now) * precision
+        units["log_offset"] = log_offsets[order]
+        units["message_bytes"] = sizes[order]
+        if isinstance(topic_hashes, int):
+            units["topic_hash"] = topic_hashes
+        else:
+            units["topic_hash"] = topic_hashes[order]
+        units["reserved"] = seqs[order]
+        self.units.append(units.view(np.uint8).data)
+        rows = np.empty(len(firsts), wheel.SLOT)
+        rows["tick"] = in_order[firsts]
+        rows["first"] = np.where(live, held["first"], positions[firsts])
+        rows["last"] = positions[lasts]
+        rows["timers"] = np.where(live, held["timers"], 0) + (lasts - firsts + 1)
+        rows["magic"] = np.where(live, held["magic"], 0)
+        if rolled.any():
+            rows["magic"] |= np.where(np.logical_or.reduceat(rolled[order], firsts), ROLLS, 0)
+        self.slots[places] = rows
+        self._pages[places // _PAGE_SLOTS] = True
+        if rolled.any():
+            first = int(slots[rolled].min())
+            self._first_roll = first if self._first_roll is None else min(self._first_roll, first)
+
+    def count_off(self, slots: Ints) -> None:
+        """Take timers off the counts of their slots, one for each mention; an empty slot is free for another lap."""
+        distinct, counts = np.unique(slots, return_counts=True)
+        places = self.ring.places(distinct)
+        rows = self.slots[places]
+        ours = rows["tick"] == distinct
+        left = rows["timers"] - np.where(ours, counts, 0)
+        self.slots["timers"][places] = left
+        self.slots["magic"][places[left <= 0]] = 0
+
+    def count_off_one(self, slot: int) -> None:
+        """Take one timer off the count of its slot."""
+        row = self.slots[slot % self.ring.length]
+        if row["tick"] == slot:
+            row["timers"] -= 1
+            if row["timers"] <= 0:
+                row["magic"] = 0
+
+    # ------------------------------------------------------------ looking
+
+    def live_slots(self, first: int, last: int, *, limit: int | None = None, rolls: bool = False) -> Ints:
+        """Return the slots from ``first`` to ``last`` that hold timers, rising; with ``rolls`` those with timers to be rolled.
+
+        ``limit``: enough slots to hold about that many timers, at least one.
+        """
+        if last < first:
+            return np.zeros(0, np.int64)
+        field = "magic" if rolls else "timers"
+        if last - first + 1 < self.ring.length:
+            at, end = first % self.ring.length, last % self.ring.length
+            spans = [(at, end + 1)] if at <= end else [(at, self.ring.length), (0, end + 1)]
+            found = [self._live_in(begin, stop, field) for begin, stop in spans]
+            slots = np.concatenate(found)
+            slots = slots[(slots >= first) & (slots <= last)]
+        else:
+            slots = self._live_in(0, self.ring.length, field)
+            slots = np.sort(slots[(slots >= first) & (slots <= last)])
+        if limit is not None and len(slots):
+            counts = np.cumsum(self.slots["timers"][self.ring.places(slots)])
+            slots = slots[: int(np.searchsorted(counts, limit)) + 1]
+        return slots
+
+    def _live_in(self, begin: int, stop: int, field: str) -> Ints:
+        places = np.flatnonzero(self.slots[field][begin:stop] > 0) + begin
+        found: Ints = self.slots["tick"][places].astype(np.int64)
+        return found
+
+    def slots_to_roll(self, last: int) -> Ints:
+        """Return the slots up to ``last`` that hold timers to be rolled, rising."""
+        if self._first_roll is None or self._first_roll > last:
+            return np.zeros(0, np.int64)
+        return self.live_slots(self._first_roll, last, rolls=True)
+
+    def note_rolled(self, slots: Ints) -> None:
+        """Note that the timers of these slots were rolled."""
+        places = self.ring.places(slots)
+        self.slots["magic"][places[self.slots["tick"][places] == slots]] = 0
+        self._find_first_roll()
+
+    def _find_first_roll(self) -> None:
+        left = self._live_in(0, self.ring.length, "magic")
+        self._first_roll = int(left.min()) if len(left) else None
+
+    def next_in(self, after: int, last: int) -> bool:
+        """Say whether a slot behind ``after``, up to ``last``, holds timers."""
+        return bool(len(self.live_slots(after + 1, last)))
+
+    def next_live(self, after: int) -> int | None:
+        """Return the first slot behind ``after`` that holds timers; None when there is none."""
+        step = 4096
+        low = after + 1
+        while low <= after + self.ring.length:
+            high = min(low + step, after + self.ring.length)
+            found = self.live_slots(low, high)
+            if len(found):
+                return int(found[0])
+            low, step = high + 1, 8 * step
+        beyond = self._live_in(0, self.ring.length, "timers")
+        beyond = beyond[beyond > after]
+        return int(beyond.min()) if len(beyond) else None
+
+    def count_in(self, slot: int) -> int:
+        """Return how many timers a slot holds."""
+        row = self.slots[slot % self.ring.length]
+        return max(int(row["timers"]), 0) if row["tick"] == slot else 0
+
+    def walk(self, slots: Ints) -> tuple[Ints, Ints]:
+        """Return (units by number, slot of each) of all chains of some slots, in no order.
+
+        Raises:
+            CorruptStoreError: a chain does not lead from newer to older units.
+        """
+        rows = self.slots[self.ring.places(slots)]
+        lasts, firsts = rows["last"].astype(np.int64), rows["first"].astype(np.int64)
+        found: list[Ints] = []
+        of_slot: list[Ints] = []
+        current, firsts, owners = self.units.numbers(lasts), self.units.numbers(firsts), slots
+        hops = 0
+        while len(current):
+            if len(current) < _SIDE_BY_SIDE or hops >= _RUN_UNITS:
+                for number, first, owner in zip(current.tolist(), firsts.tolist(), owners.tolist(), strict=True):
+                    run = self._walk_one(number, first)
+                    found.append(run)
+                    of_slot.append(np.full(len(run), owner))
+                break
+            found.append(current)
+            of_slot.append(owners)
+            going = current != firsts
+            current, firsts, owners = current[going], firsts[going], owners[going]
+            if len(current):
+                before = self.units.numbers(self.units.gather(current)["previous"].astype(np.int64))
+                self._check_chain(before, current, firsts)
+                current = before
+            hops += 1
+        if not found:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        return np.concatenate(found), np.concatenate(of_slot)
+
+    def _walk_one(self, number: int, first: int) -> Ints:
+        """Return the units of one chain from ``number`` back to ``first``, read in runs."""
+        found: list[Ints] = []
+        step = 16
+        while True:
+            begin = max(number - step + 1, first, self.units.first)
+            units = self.units.read(begin, number - begin + 1)
+            expected = self.units.positions(np.arange(begin - 1, number))
+            breaks = np.flatnonzero(units["previous"] != expected)
+            start = begin if not len(breaks) else begin + int(breaks[-1])
+            found.append(np.arange(start, number + 1))
+            if start <= first:
+                return np.concatenate(found)
+            if len(breaks):
+                before = self.units.numbers(units["previous"][start - begin : start - begin + 1].astype(np.int64))
+                self._check_chain(before, np.array([start]), np.array([first]))
+                number, step = int(before[0]), 16
+            else:
+                number, step = start - 1, min(4 * step, 65_536)
+
+    def _check_chain(self, before: Ints, current: Ints, firsts: Ints) -> None:
+        wrong = (before >= current) | (before < firsts)
+        if wrong.any():
+            at = self.units.position(int(current[wrong.argmax()]))
+            path = str(self.units.chain.path_of(at))
+            raise CorruptStoreError(f"{path}: the unit at {at} is not followed by an older one of its slot", file=path, offset=at)
+
+    # ------------------------------------------------------------ snapshots
+
+    def start(self, sums: Sums, crc: int) -> None:
+        """Begin with the snapshot that has this CRC-32, and the timer log as far as a check point vouches for it.
+
+        Raises:
+            CorruptStoreError: there is no such snapshot, or a file of the timer log is missing.
+        """
+        self.units.start(sums)
+        for path in (self._path, self._path.with_suffix(".bak")):
+            try:
+                data = np.fromfile(path, wheel.SLOT) if path.stat().st_size == self.ring.file_bytes else None
+            except OSError:
+                data = None
+            if data is not None:
+                pages = _filled_pages(data)
+                if _crc_of(data, pages) == crc:
+                    self.slots, self._pages = data, pages
+                    self._find_first_roll()
+                    return
+        raise CorruptStoreError(f"{self._path} is not the wheel of the check point", file=str(self._path))
+
+    def start_empty(self) -> None:
+        """Begin with nothing."""
+        self.units.chain.drop_from(0)
+        self.units.start(Sums())
+        self.slots = np.zeros(self.ring.length, wheel.SLOT)
+        self._pages[:] = False
+        self._first_roll = None
+
+    def check_point(self) -> tuple[Sums, int]:
+        """Write a snapshot, the one before it being kept; returns what a check point has to know."""
+        sums = self.units.sync()
+        new = self._path.with_suffix(".new")
+        file = self._disk.create(new, self.ring.file_bytes)
+        try:
+            pages = np.flatnonzero(self._pages)
+            for run in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1) if len(pages) else ():
+                begin = int(run[0]) * _PAGE_SLOTS
+                stop = min((int(run[-1]) + 1) * _PAGE_SLOTS, self.ring.length)
+                file.write_at(begin * SLOT_BYTES, self.slots[begin:stop].view(np.uint8).data)
+            file.sync()
+        finally:
+            file.close()
+        if self._path.exists():
+            self._disk.rename(self._path, self._path.with_suffix(".bak"))
+        self._disk.rename(new, self._path)
+        self._disk.sync_directory(self._path.parent)
+        return sums, _crc_of(self.slots, self._pages)
+
+    def first_needed(self) -> int:
+        """Return the number of the oldest unit that a live slot needs."""
+        live = self.slots["timers"] > 0
+        if not live.any():
+            return self.units.count
+        return int(self.units.numbers(self.slots["first"][live].astype(np.int64)).min())
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self.units.close()
+
+
+def _of(values: Ints | int, rows: Ints) -> Ints | int:
+    return values if isinstance(values, int) else values[rows]
+
+
+def _filled_pages(slots: Any) -> Any:
+    padded = -(-len(slots) // _PAGE_SLOTS) * _PAGE_SLOTS
+    raw = slots.view(np.uint64).reshape(len(slots), -1)
+    filled = raw.any(axis=1)
+    return np.pad(filled, (0, padded - len(slots))).reshape(-1, _PAGE_SLOTS).any(axis=1)
+
+
+def _crc_of(slots: Any, pages: Any) -> int:
+    """Return the CRC-32 of the pages that are not empty, with their numbers."""
+    crc = 0
+    for page in np.flatnonzero(pages).tolist():
+        piece = slots[page * _PAGE_SLOTS : (page + 1) * _PAGE_SLOTS]
+        if piece.view(np.uint64).any():
+            crc = zlib.crc32(piece.view(np.uint8).data, zlib.crc32(page.to_bytes(4, "big"), crc))
+    return crc

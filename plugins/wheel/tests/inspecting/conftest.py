@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -28,24 +29,38 @@ from rmqstore_wheel.inspecting import inspect
 
 NOW = 1_700_000_000_000
 REVIVE = "rmq_sys_REVIVE_LOG_c"
-LOG_BYTES, QUEUE_UNITS, TIMER_BYTES = 4096, 16, 20 * 52 + 16
+LOG_BYTES, TIMER_BYTES = 4096, 20 * 52 + 16
 RING = wheel.Ring(1000, 3600)
 INDEX_SLOTS = 8
+
+
+class Sizes(NamedTuple):
+    """How large the files are."""
+
+    log_bytes: int = LOG_BYTES
+    queue_units: int = 16
+    timer_bytes: int = TIMER_BYTES
+    ring: wheel.Ring = RING
+    index_slots: int = INDEX_SLOTS
+
+
+USUAL = Sizes()
 
 
 class Built:
     """A store that is filled in memory; ``write`` puts it into ``path``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sizes: Sizes = USUAL) -> None:
         self.path = path
+        self.sizes = sizes
         self.log = bytearray()
         self.queues: dict[tuple[str, int], bytearray] = defaultdict(bytearray)
         self.units = bytearray()
-        self.wheel = wheel.create(RING)
-        self.slots = wheel.slots_of(self.wheel, RING)
+        self.wheel = wheel.create(sizes.ring)
+        self.slots = wheel.slots_of(self.wheel, sizes.ring)
         self.check = timer_check.TimerCheck(read_ms=NOW)
         self.offsets = consumer_offsets.ConsumerOffsets()
-        self.index = bytearray(index_file.file_bytes(INDEX_SLOTS))
+        self.index = bytearray(index_file.file_bytes(sizes.index_slots))
 
     # ------------------------------------------------------------ filling
 
@@ -62,7 +77,7 @@ class Built:
             born_ms=store_ms,
         )
         size = len(commit_log.encode_record(record))
-        left = LOG_BYTES - len(self.log) % LOG_BYTES
+        left = self.sizes.log_bytes - len(self.log) % self.sizes.log_bytes
         if not commit_log.fits(size, left):
             self.log += commit_log.encode_blank(left).ljust(left, b"\xee")
         place = record.physical_offset = len(self.log)
@@ -70,12 +85,12 @@ class Built:
         queue += consume_queue.encode(np.array([place]), np.array([size]), consume_queue.tags_code(texts.get("TAGS")))
         if texts.get("KEYS"):
             hashed = index_file.key_hash(index_file.index_key(topic, str(texts["KEYS"])))
-            index_file.IndexFile(self.index, INDEX_SLOTS).put(np.array([hashed]), np.array([place]), np.array([store_ms]))
+            index_file.IndexFile(self.index, self.sizes.index_slots).put(np.array([hashed]), np.array([place]), np.array([store_ms]))
         return place
 
     def timer(self, topic: str, due_ms: int, body: bytes = b"timer", flags: int = 1, slot_ms: int | None = None, **texts: object) -> int:
         """Append a timer, its unit in the timer log, and put it into its slot; returns the position of the unit."""
-        out_ms = RING.slot_time_ms(due_ms)
+        out_ms = self.sizes.ring.slot_time_ms(due_ms)
         wanted = {"REAL_TOPIC": topic, "REAL_QID": 0, "TIMER_OUT_MS": out_ms, **texts}
         place = self.append(WHEEL_TOPIC, body, 0, NOW, **wanted)
         self.check = timer_check.TimerCheck(self.check.read_ms, 0, len(self.queues[WHEEL_TOPIC, 0]) // 20)
@@ -83,15 +98,16 @@ class Built:
 
     def unit(self, slot_ms: int, log_offset: int, flags: int = 1) -> int:
         """Append a unit to the timer log and to its slot."""
-        left = TIMER_BYTES - len(self.units) % TIMER_BYTES
+        left = self.sizes.timer_bytes - len(self.units) % self.sizes.timer_bytes
         if not timer_log.units_that_fit(left):
             self.units += timer_log.encode_blank(left).ljust(left, b"\0")
         position = len(self.units)
-        slot = wheel.get(self.slots, RING, slot_ms)
+        slot_ms -= slot_ms % self.sizes.ring.precision_ms
+        slot = wheel.get(self.slots, self.sizes.ring, slot_ms)
         self.units += timer_log.encode(
             previous=slot.last, write_ms=NOW, slot_ms=np.array([slot_ms]), log_offset=log_offset, message_bytes=100, flags=flags
         ).tobytes()
-        wheel.put(self.slots, RING, slot_ms, position if slot.first < 0 else slot.first, position, slot.timers + 1)
+        wheel.put(self.slots, self.sizes.ring, slot_ms, position if slot.first < 0 else slot.first, position, slot.timers + 1)
         self.check = timer_check.TimerCheck(self.check.read_ms, len(self.units), self.check.queue_offset)
         return position
 
@@ -106,10 +122,10 @@ class Built:
 
     def write(self) -> Path:
         """Write all files."""
-        self._set("commitlog", self.log, LOG_BYTES)
+        self._set("commitlog", self.log, self.sizes.log_bytes)
         for (topic, queue_id), units in self.queues.items():
-            self._set(f"consumequeue/{topic}/{queue_id}", units, QUEUE_UNITS * 20)
-        self._set("timerlog", self.units, TIMER_BYTES)
+            self._set(f"consumequeue/{topic}/{queue_id}", units, self.sizes.queue_units * 20)
+        self._set("timerlog", self.units, self.sizes.timer_bytes)
         self._file("timerwheel", self.wheel)
         self._file("config/timercheck", timer_check.encode_file(self.check))
         self._file("config/consumerOffset.json", consumer_offsets.encode(self.offsets))

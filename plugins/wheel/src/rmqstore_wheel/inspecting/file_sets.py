@@ -32,6 +32,14 @@ def read(path: Path, at: int, length: int) -> bytes:
         os.close(descriptor)
 
 
+def length_of(path: Path) -> int:
+    """Return the bytes of a file; 0 when it is gone."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def first_written(path: Path, at: int, end: int) -> int | None:
     """Return the first byte from ``at`` on that is not zero; holes of the file are passed over unread."""
     with suppress(OSError), open(path, "rb", buffering=0) as file:
@@ -66,7 +74,7 @@ class LogFile(NamedTuple):
 class FileSet:
     """The files of one chain as they were when this was made, by their starts.
 
-    ``file_bytes`` is what a file has when it is whole: the distance of the first two names, or the length of the only file.
+    ``file_bytes`` is what a file has when it is whole: the least distance of two names, or the length of the only file.
     """
 
     def __init__(self, directory: Path, root: Path, findings: Findings) -> None:
@@ -76,23 +84,22 @@ class FileSet:
         self.strangers: list[str] = []
         for path in sorted(directory.iterdir()) if directory.is_dir() else []:
             try:
-                start, length = start_offset(path.name), path.stat().st_size
-            except FileNotFoundError:
-                continue  # its owner removed it meanwhile
+                start = start_offset(path.name)
             except CorruptStoreError:
                 self.strangers.append(path.name)
                 continue
-            self.files.append(LogFile(path, str(path.relative_to(root)), start, length))
+            if path.is_file():  # its owner may have removed it meanwhile
+                self.files.append(LogFile(path, str(path.relative_to(root)), start, length_of(path)))
         self._starts = [file.start for file in self.files]
         self.file_bytes = self._file_bytes()
         self._check_lengths(findings)
 
     def _file_bytes(self) -> int:
-        if len(self.files) < 2:
-            return self.files[0].length if self.files else 0
-        # The names are the surer witness, unless one of the first two files is missing or does not belong here.
+        longest = max((file.length for file in self.files), default=0)
         distances = [later.start - earlier.start for earlier, later in zip(self.files, self.files[1:], strict=False)]
-        return min(distances)
+        nearest = min(distances, default=longest)
+        # Files are all of one length, so two that are several lengths apart have a missing one between them.
+        return longest if longest and nearest % longest == 0 else nearest
 
     def _check_lengths(self, findings: Findings) -> None:
         expected = self.start

@@ -10,7 +10,7 @@ import numpy as np
 
 from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.formats.index_file import ENTRIES_PER_SLOT, ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, Header
-from rmqstore_wheel.inspecting.file_sets import read
+from rmqstore_wheel.inspecting.file_sets import length_of, read
 from rmqstore_wheel.inspecting.findings import Findings
 
 DIRECTORY: Final = "index"
@@ -26,7 +26,7 @@ class IndexReport:
     def __init__(self, path: Path, root: Path, header: Header) -> None:
         self.path = path
         self.name = str(path.relative_to(root))
-        self.length = path.stat().st_size
+        self.length = length_of(path)
         self.header = header
         slots, rest = divmod(self.length - HEADER_BYTES, _ENTRY_OF_SLOT)
         self.slots = None if rest else slots
@@ -42,7 +42,7 @@ def find(root: Path, findings: Findings) -> list[IndexReport]:
     directory = root / DIRECTORY
     reports = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
-        if not _NAME.fullmatch(path.name):
+        if not _NAME.fullmatch(path.name) or not path.is_file():
             continue
         data = read(path, 0, HEADER_BYTES)
         if len(data) == HEADER_BYTES:

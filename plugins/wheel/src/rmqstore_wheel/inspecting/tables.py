@@ -10,7 +10,7 @@ from rmqstore.contract import Cell, Moment, Section
 from rmqstore_wheel.formats import consumer_offsets
 from rmqstore_wheel.formats.config_files import DataVersion
 from rmqstore_wheel.inspecting import queues, timer_units
-from rmqstore_wheel.inspecting.file_sets import FileSet
+from rmqstore_wheel.inspecting.file_sets import FileSet, length_of
 from rmqstore_wheel.inspecting.pending import LABELS
 from rmqstore_wheel.inspecting.survey import COMMIT_LOG, Survey
 from rmqstore_wheel.inspecting.topics import Tally
@@ -143,7 +143,7 @@ def _index(survey: Survey) -> Section:
 
 def _other_files(root: Path) -> Section:
     own = sorted(path for path in (root / _OWN).rglob("*") if path.is_file()) if (root / _OWN).is_dir() else []
-    rows: list[_Row] = [(str(path.relative_to(root)), path.stat().st_size) for path in own]
+    rows: list[_Row] = [(str(path.relative_to(root)), length_of(path)) for path in own]
     unread = [name for name in _NOT_READ if (root / name).exists()]
     return _section("Files of rmqstore's own", "file, bytes", rows, f"Not looked at: {', '.join(unread)}." if unread else "")
 

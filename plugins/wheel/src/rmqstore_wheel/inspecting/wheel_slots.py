@@ -11,7 +11,7 @@ from rmqstore_wheel.formats import timer_log, wheel
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.timer_log import UNIT_BYTES
 from rmqstore_wheel.formats.wheel import SLOT, SLOT_BYTES, Slots
-from rmqstore_wheel.inspecting.file_sets import FileSet, read
+from rmqstore_wheel.inspecting.file_sets import FileSet, length_of, read
 from rmqstore_wheel.inspecting.findings import MOST_OF_A_KIND, Findings
 
 FILE_NAME: Final = "timerwheel"
@@ -25,7 +25,7 @@ class WheelFile:
 
     def __init__(self, path: Path, root: Path, findings: Findings) -> None:
         self.name = str(path.relative_to(root))
-        self.length = path.stat().st_size
+        self.length = length_of(path)
         self.slots: Slots | None = None
         if self.length == 0 or self.length % (2 * SLOT_BYTES) or self.length > _MOST_BYTES:
             what = f"the file has {self.length} bytes, which is no even number of slots of {SLOT_BYTES} bytes"

@@ -162,7 +162,7 @@ class Plugins:
         try:
             inspector: Any = _resolve(info.inspector)
             if not callable(inspector):
-                raise TypeError(f"{info.inspector} is a {type(inspector).__name__}, which cannot be called")
+                raise TypeError(f"{info.inspector} is no callable but {inspector!r:.40}")
         except Exception as error:
             _raise_broken(BrokenPlugin(name, source.distribution, source.version, error))
         return cast("Inspector", inspector)

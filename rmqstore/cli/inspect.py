@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -16,10 +15,10 @@ from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import JsonOption, examples
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import clock_and_relative, iso, time_option
-from rmqstore.contract import Cell, Damage, Inspection, Moment, Section
+from rmqstore.contract import Cell, Damage, Inspection, Inspector, Moment, Section
 from rmqstore.errors import EngineLookupError, StorePathError
 from rmqstore.opening import checked_path
-from rmqstore.plugins import BrokenPluginWarning, EngineState, get_plugins
+from rmqstore.plugins import EngineState, get_plugins
 
 EXAMPLES: Final = examples(
     "rmqstore inspect data", "rmqstore inspect /root/store --at 2026-12-01T08:00", "rmqstore inspect /root/store --json"
@@ -76,50 +75,47 @@ def _look(directory: Path, now_ms: int) -> tuple[list[_Look], list[str]]:
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         raise StorePathError(f"{directory} {what}; name the directory of a store")
-    looks: list[_Look] = []
     manifest = stores.manifest(path)
     if manifest is None:
-        for engine in _engines_with_inspector():
-            looks += _looked(engine, path, now_ms) or []
+        inspectors = _inspectors()
+        looks = [look for engine, inspector in inspectors.items() if (look := _looked(engine, inspector, path, now_ms)) is not None]
         if not looks:
-            raise StorePathError(_unknown(directory))
+            raise StorePathError(_unknown(directory, inspectors))
         return looks, []
-    passed_over: list[str] = []
+    looks, passed_over = [], []
     for engine in dict.fromkeys(manifest["baked"][side] for side in ("timer_engine", "pop_engine")):
-        found = _looked(engine, path / engine, now_ms)
+        inspector = get_plugins().load_inspector(engine)
+        found = None if inspector is None else _looked(engine, inspector, path / engine, now_ms)
         if found is None:
             passed_over.append(engine)
         else:
-            looks += found
+            looks.append(found)
     return looks, passed_over
 
 
-def _looked(engine: str, path: Path, now_ms: int) -> list[_Look] | None:
-    """Return what an engine's inspector finds, if anything; None when the engine has none."""
-    inspector = get_plugins().load_inspector(engine)
-    if inspector is None:
-        return None
+def _looked(engine: str, inspector: Inspector, path: Path, now_ms: int) -> _Look | None:
     found = inspector(path, now_ms)
-    return [] if found is None else [_Look(engine, path, found)]
+    return None if found is None else _Look(engine, path, found)
 
 
-def _engines_with_inspector() -> Iterator[str]:
-    """Yield the engines that can be asked about any directory; one that is broken is warned about by the list of plug-ins."""
+def _inspectors() -> dict[str, Inspector]:
+    """Return those that can be asked about any directory, by engine; one that is broken is left out with a remark."""
+    found: dict[str, Inspector] = {}
     for entry in get_plugins().engines():
         if entry.state is EngineState.OK and entry.info is not None and entry.info.inspector:
             try:
-                get_plugins().load_inspector(entry.name)
+                inspector = get_plugins().load_inspector(entry.name)
             except EngineLookupError as error:
-                warnings.warn(str(error), BrokenPluginWarning, stacklevel=2)
+                show.note(f"Not asked: {error}")
             else:
-                yield entry.name
+                found |= {entry.name: inspector} if inspector is not None else {}
+    return found
 
 
-def _unknown(directory: Path) -> str:
+def _unknown(directory: Path, asked: Collection[str]) -> str:
     if not any(directory.iterdir()):
         return f"{directory} is empty; name the directory of a store"
-    able = ", ".join(_engines_with_inspector())
-    who = f"none of the engines that could ({able}) knows its files" if able else "no engine is installed that can look at other files"
+    who = f"none of the engines that could ({', '.join(asked)}) knows its files" if asked else "no engine here can look at other files"
     return f"{directory} is no store, and {who}; name the directory that holds the store's files, not one above or below it"
 
 

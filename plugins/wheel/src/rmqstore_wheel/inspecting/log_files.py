@@ -101,9 +101,8 @@ class LogReader:
     def _of_file(self, file: LogFile, report: FileReport, findings: Findings) -> Iterator[Records]:
         at, length = 0, self._window_bytes
         while at < file.length:
-            window = read(file.path, at, min(length, file.length - at))
-            found = log_reading.scan(window)
-            yield from self._sound(window, found, at, report, findings)
+            window, found, sound = _read_settled(file, at, min(length, file.length - at))
+            yield from self._sound(window, found, sound, at, report, findings)
             if report.unsound > _MOST_UNSOUND:
                 findings.add(file.name, at, f"more than {_MOST_UNSOUND} records are not sound; what follows in this file is not read")
                 return
@@ -123,24 +122,24 @@ class LogReader:
         report.stop(report.end, ENDS_WITH_RECORD if report.records else EMPTY_FILE)
         report.is_full = bool(report.records)
 
-    def _sound(self, window: bytes, found: Scan, at: int, report: FileReport, findings: Findings) -> Iterator[Records]:
-        """Yield the sound records of a scan; those that are not are noted."""
+    def _sound(self, window: bytes, found: Scan, row: int, at: int, report: FileReport, findings: Findings) -> Iterator[Records]:
+        """Yield the sound records of a scan, of which the first ``row`` are known to be; those that are not are noted."""
         base = report.file.start + at
         starts, sizes = found.starts, found.sizes
         damaged: list[int] = []
         keep = np.ones(len(starts), bool)
-        row = 0
-        while report.unsound <= _MOST_UNSOUND:
-            row += log_reading.count_sound(window, Scan(starts[row:], sizes[row:], found.end, found.stop), log_offset=base)
-            if row == len(starts):
-                break
+        while row < len(starts) and report.unsound <= _MOST_UNSOUND:
             start = int(starts[row])
             keep[row] = False
             damaged.append(base + start)
-            findings.add(report.file.name, at + start, _reason(window, start, int(sizes[row]), base), kind="records that are not sound")
+            what = _reason(window, start, int(sizes[row]), base)
+            if row == len(starts) - 1 and found.stop is Stop.EMPTY and report.file == self.files.files[-1]:
+                what += "; it is the last of the log, which the next start cuts off"
+            findings.add(report.file.name, at + start, what, kind="records that are not sound")
             report.stop(base + start, DAMAGED)
             report.unsound += 1
             row += 1
+            row += log_reading.count_sound(window, Scan(starts[row:], sizes[row:], found.end, found.stop), log_offset=base)
         keep[row:] = False
         starts, sizes = starts[keep], sizes[keep]
         if not len(starts):
@@ -165,6 +164,20 @@ class LogReader:
             return str(error)
         stated = _SIZE.unpack_from(data)[0]
         return record if stated == size else f"the record there has {stated} bytes, not {size}"
+
+
+def _read_settled(file: LogFile, at: int, length: int) -> tuple[bytes, Scan, int]:
+    """Read and scan a window, and count its first sound records; once more when a writer was about to change what looks wrong."""
+    base = file.start + at
+    window = read(file.path, at, length)
+    found = log_reading.scan(window)
+    sound = log_reading.count_sound(window, found, log_offset=base)
+    if sound < len(found.starts) or found.stop in (Stop.TORN, Stop.DAMAGE):
+        again = read(file.path, at, length)
+        if again != window:
+            found = log_reading.scan(again)
+            return again, found, log_reading.count_sound(again, found, log_offset=base)
+    return window, found, sound
 
 
 def _was_written_meanwhile(report: FileReport, at: int, findings: Findings) -> bool:

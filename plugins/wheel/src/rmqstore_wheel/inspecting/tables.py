@@ -232,7 +232,7 @@ def _in_flight(survey: Survey) -> Section:
         (each.group, each.topic, each.pops, each.messages, Moment(each.earliest_ms), Moment(each.latest_ms))
         for each in survey.popped.in_flight()
     ]
-    note = "Check points without all their acks, behind what consumerOffset.json says is revived." if rows else ""
+    note = "Check points that lack acks and, by consumerOffset.json, are not revived yet." if rows else ""
     return _section("Pops in flight", "group, topic, pops, messages, first ends, last ends", rows, note)
 
 

@@ -42,7 +42,7 @@ def inspect(
     at: Annotated[str | None, typer.Option("--at", metavar="TIME", help="Count due times from then; now by default.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what lies in the files of a directory, and what is damaged.
+    """Look into files, and name what is damaged.
 
     The files are read as they lie, beside whoever owns them; nothing is written, locked or opened as a store. DIR may also be the store of
     another program that keeps files in the formats of an installed engine, such as a RocketMQ 5 broker.

@@ -213,3 +213,32 @@ def test_offsets_of_a_topic_without_a_queue(broker: Built) -> None:
     found = broker.look()
     assert found.damage == ()
     assert [row["queue ends at"] for row in rows(found, "Consumer offsets")] == [None, None]
+
+
+def test_a_queue_whose_messages_are_all_reclaimed_keeps_its_end(empty: Built) -> None:
+    empty.append("quiet")
+    for number in range(60):
+        empty.append("t", b"%d" % number)
+    empty.offsets = consumer_offsets.ConsumerOffsets({"quiet@g": {0: 1}})
+    empty.write()
+    (empty.path / "commitlog" / f"{0:020d}").unlink()
+    found = empty.look()
+    assert found.damage == ()
+    (row,) = [row for row in rows(found, "Consume queues") if row["topic"] == "quiet"]
+    assert (row["first offset"], row["next offset"], row["units"]) == (None, 1, 0)
+
+
+def test_the_newest_snapshot_of_the_wheel_counts(broker: Built) -> None:
+    """Newer brokers write whole copies of the wheel, each as of a position of the timer log."""
+    whole = (broker.path / "timerwheel").read_bytes()
+    for name in ("timerwheel", "timerwheel.0", "timerwheel.tmp"):
+        (broker.path / name).write_bytes(bytes(len(whole)))
+    (broker.path / f"timerwheel.{9 * 52}").write_bytes(whole)
+    found = broker.look()
+    assert found.damage == ()
+    waiting = {row["file"]: row["slots that wait"] for row in rows(found, "Timer wheel")}
+    assert waiting == {"timerwheel": None, "timerwheel.0": None, f"timerwheel.{9 * 52}": 4}
+    (broker.path / f"timerwheel.{9 * 52}").write_bytes(bytes(len(whole)))
+    assert {file for file, _ in broker.damage()} == {f"timerwheel.{9 * 52}"}
+    (broker.path / f"timerwheel.{9 * 52}").rename(broker.path / "timerwheel.52")
+    assert len(broker.damage()) == 0, "only what lies before the position of a snapshot must be in it"

@@ -28,7 +28,7 @@ _MOST_FOLLOWED: Final = 1_000_000
 
 
 class Queue:
-    """One queue, after ``check``: units that lead to messages have offsets from ``least`` to below ``end``."""
+    """One queue. After ``check``, ``end`` is its next offset, ``least`` the first whose message is kept, ``units`` how many those are."""
 
     def __init__(self, name: QueueName, files: FileSet) -> None:
         self.name = name
@@ -145,11 +145,13 @@ class _Check:
             offset, size, _ = units[row].item()
             what = f"the unit of queue offset {self._offset(file, at, row)} is none: log offset {offset}, {size} bytes"
             self._findings.add(file.name, at + row * UNIT_BYTES, what, kind="units that are none")
+        present = np.flatnonzero(messages)
         kept = np.flatnonzero(messages & (units["log_offset"] >= self._log.files.start))
         self._queue.units += len(kept)
-        if len(kept):
-            self._queue.least = self._offset(file, at, int(kept[0])) if self._queue.least is None else self._queue.least
-            self._queue.end = self._offset(file, at, int(kept[-1])) + 1
+        if len(present):
+            self._queue.end = self._offset(file, at, int(present[-1])) + 1
+        if len(kept) and self._queue.least is None:
+            self._queue.least = self._offset(file, at, int(kept[0]))
         inside = self._leads_inside(units)
         self._inside += int(inside.sum())
         for row in kept[~inside[kept]].tolist() if self._log.files.files else []:

@@ -19,7 +19,7 @@ from rmqstore_wheel.inspecting.pending import Pending
 from rmqstore_wheel.inspecting.popped import REVIVE_PREFIX, Popped
 from rmqstore_wheel.inspecting.queues import Queues
 from rmqstore_wheel.inspecting.timer_units import LastUnits, TimerUnits
-from rmqstore_wheel.inspecting.topics import Topics, by_queue
+from rmqstore_wheel.inspecting.topics import QueueName, Topics, by_queue
 from rmqstore_wheel.inspecting.wheel_check import WheelCheck
 from rmqstore_wheel.inspecting.wheel_slots import WheelFile, precision_of
 
@@ -55,11 +55,10 @@ class Survey:
 
     def _read_timers(self) -> None:
         findings, check = self.findings, self.small.timer_check
-        names = sorted(self.root.glob(f"{wheel_slots.FILE_NAME}*"))
-        self.wheels = [WheelFile(path, self.root, findings) for path in names if path.is_file() and _is_wheel(path.name)]
+        self.wheels = wheel_slots.find(self.root, findings)
         self.log = LogReader(FileSet(self.root / COMMIT_LOG, self.root, findings))
         files = FileSet(self.root / timer_units.DIRECTORY, self.root, findings)
-        wheel = next((each for each in self.wheels if each.slots is not None), None)
+        wheel = max((each for each in self.wheels if each.slots is not None), key=lambda each: each.position or 0, default=None)
         self.precision = None
         if wheel is not None and wheel.slots is not None:
             self.precision = precision_of(wheel.slots, wheel.used, files, self.now_ms)
@@ -67,12 +66,17 @@ class Survey:
         self.units = TimerUnits(files, findings, self.read_ms, last, self.log.files.start)
         self.wheel_check = None
         if wheel is not None and last is not None:
-            settled = None if check is None else check.timer_log_position
-            self.wheel_check = WheelCheck(wheel, self.units, last, self.read_ms, settled)
+            self.wheel_check = WheelCheck(wheel, self.units, last, self.read_ms, self._settled(wheel))
             self.wheel_check.run(findings)
         if check is not None and files.files and check.timer_log_position > files.end:
             what = f"the timer log is said to be on disk up to {check.timer_log_position}, but it ends at {files.end}"
             findings.add("config/timercheck", 8, what)
+
+    def _settled(self, wheel: WheelFile) -> int:
+        """Return the position in the timer log up to which a wheel must know every unit."""
+        check = self.small.timer_check
+        settled = 0 if check is None else check.timer_log_position
+        return settled if wheel.position is None else min(settled, wheel.position)
 
     # ------------------------------------------------------------ the log
 
@@ -118,13 +122,7 @@ class Survey:
         for name, queues in offsets.table.items() if offsets is not None else ():
             topic = name.partition("@")[0]
             for queue_id, offset in sorted(queues.items()):
-                queue = next((each for key, each in self.queues.queues.items() if key == (topic, queue_id)), None)
-                if queue is not None and offset > queue.end:
+                queue = self.queues.queues.get(QueueName(topic, queue_id))
+                if queue is not None and queue.files.files and offset > queue.end:
                     what = f"{name} is at offset {offset} of queue {queue_id}, which ends at {queue.end}"
                     self.findings.add("config/consumerOffset.json", None, what, kind="offsets behind the end of their queue")
-
-
-def _is_wheel(name: str) -> bool:
-    """Say whether a file is the wheel, or a snapshot of it: ``timerwheel.`` and a position."""
-    suffix = name.removeprefix(wheel_slots.FILE_NAME)
-    return not suffix or (suffix.startswith(".") and suffix[1:].isascii() and suffix[1:].isdigit())

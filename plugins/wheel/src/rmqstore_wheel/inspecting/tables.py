@@ -13,7 +13,7 @@ from rmqstore_wheel.inspecting import queues, timer_units
 from rmqstore_wheel.inspecting.file_sets import FileSet, length_of
 from rmqstore_wheel.inspecting.pending import LABELS
 from rmqstore_wheel.inspecting.survey import COMMIT_LOG, Survey
-from rmqstore_wheel.inspecting.topics import Tally
+from rmqstore_wheel.inspecting.topics import QueueName, Tally
 
 _OWN: Final = "rmqstore"
 _NOT_READ: Final = ("batchconsumequeue", "consumequeue_ext", "kvStore", "transaction", "consumequeue_r", "rocksdbstore", "compaction")
@@ -119,7 +119,11 @@ def _queues(survey: Survey) -> Section:
         tally = survey.topics.tallies.get(name)
         messages = 0 if tally is None else tally.messages
         rows.append((name.topic, name.queue_id, queue.least, queue.end, queue.units, messages - queue.confirmed))
-    note = "What is in the log without a unit is put in at the next start." if any(row[-1] for row in rows) else ""
+    note = (
+        "Without a unit: not put in yet, which the next start does, or of an earlier topic of that name."
+        if any(row[-1] for row in rows)
+        else ""
+    )
     return _section("Consume queues", "topic, queue, first offset, next offset, units, in the log without a unit", rows, note)
 
 
@@ -186,11 +190,11 @@ def _version(version: DataVersion) -> str:
 def _offsets(survey: Survey) -> Section:
     rows: list[_Row] = []
     table = survey.small.offsets.table if survey.small.offsets is not None else {}
-    ends = {name: queue.end for name, queue in survey.queues.queues.items()}
     for name, offsets in sorted(table.items()):
         topic, group = consumer_offsets.split_key(name) or (name, "")
         for queue_id, offset in sorted(offsets.items()):
-            end = next((end for key, end in ends.items() if key == (topic, queue_id)), None)
+            queue = survey.queues.queues.get(QueueName(topic, queue_id))
+            end = None if queue is None else queue.end
             rows.append((group, topic, queue_id, offset, end, None if end is None else end - offset))
     return _section("Consumer offsets", "group, topic, queue, offset, queue ends at, behind", rows)
 

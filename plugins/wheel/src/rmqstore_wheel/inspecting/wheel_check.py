@@ -21,9 +21,12 @@ _ASTRAY: Final = "slots that do not lead to their units"
 
 
 class WheelCheck:
-    """Compares one wheel with the units that were read. ``waiting`` slots are of ticks that are not delivered yet."""
+    """Compares one wheel with the units that were read; it must know those before position ``settled``.
 
-    def __init__(self, wheel: WheelFile, units: TimerUnits, last: LastUnits, read_ms: int | None, settled: int | None) -> None:
+    ``waiting`` slots are of ticks that are not delivered yet.
+    """
+
+    def __init__(self, wheel: WheelFile, units: TimerUnits, last: LastUnits, read_ms: int | None, settled: int) -> None:
         assert wheel.slots is not None
         self.wheel = wheel
         self._slots = wheel.slots
@@ -43,7 +46,7 @@ class WheelCheck:
         position, newest = self._slots["last"].astype(np.int64), self._last.positions
         has_units = self._last.ticks == self._slots["tick"]
         astray = self.waiting & (position >= 0) & ~(has_units & (newest == position))
-        unknown = ~has_units & (self._last.ticks >= self._from_tick) & (newest < (self._settled or 0))
+        unknown = ~has_units & (self._last.ticks >= self._from_tick) & (newest < self._settled)
         for place in np.flatnonzero(astray | unknown).tolist():
             if not findings.has_room(self.wheel.name, _ASTRAY):
                 return
@@ -66,7 +69,7 @@ class WheelCheck:
             return f"{what}, behind the end of the timer log at {end}" if position >= end else f"{what}, where no unit is"
         if int(found[0]) // self._last.precision_ms != tick:
             return f"{what}, which is a unit of another slot"
-        if has_units and newest > position and newest < (self._settled or 0):
+        if has_units and newest > position and newest < self._settled:
             return f"{what}, but its newest unit lies at {newest}: what came later is lost"
         return None
 

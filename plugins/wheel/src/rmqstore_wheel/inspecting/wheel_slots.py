@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,15 +16,27 @@ from rmqstore_wheel.inspecting.file_sets import FileSet, length_of, read
 from rmqstore_wheel.inspecting.findings import MOST_OF_A_KIND, Findings
 
 FILE_NAME: Final = "timerwheel"
+_NAME = re.compile(rf"{FILE_NAME}(?:\.(\d{{1,19}}))?", re.ASCII)
 _MOST_BYTES: Final = 256 * 1024**2
 _SAMPLE_UNITS: Final = 2000
 _YEAR_MS: Final = 366 * 86_400_000
 
 
-class WheelFile:
-    """One wheel: the file itself, or a snapshot of it. ``slots`` is None when it cannot be read as one."""
+def find(root: Path, findings: Findings) -> list[WheelFile]:
+    """Return the wheel and its snapshots, ``timerwheel.`` and a position."""
+    found = []
+    for path in sorted(root.glob(f"{FILE_NAME}*")):
+        match = _NAME.fullmatch(path.name)
+        if match is not None and path.is_file():
+            found.append(WheelFile(path, root, None if match[1] is None else int(match[1]), findings))
+    return found
 
-    def __init__(self, path: Path, root: Path, findings: Findings) -> None:
+
+class WheelFile:
+    """One wheel. ``slots`` is None when it cannot be read as one, ``position`` that of the timer log at which a snapshot was made."""
+
+    def __init__(self, path: Path, root: Path, position: int | None, findings: Findings) -> None:
+        self.position = position
         self.name = str(path.relative_to(root))
         self.length = length_of(path)
         self.slots: Slots | None = None
@@ -57,8 +70,8 @@ class WheelFile:
 def precision_of(slots: Slots, used: Any, units: FileSet, around_ms: int | None) -> tuple[int, str] | None:
     """Return the precision of a wheel, ms, and how it is known; None when nothing tells.
 
-    The surest witnesses are units of the timer log, which hold the times of their slots. Without any, it is the one that puts the wheel's
-    newest tick nearest to ``around_ms``.
+    The surest witnesses are units of the timer log, which hold the times of their slots: those whose slots are in the wheel, or else what
+    divides all. Without any, it is the one that puts the wheel's newest tick nearest to ``around_ms``.
     """
     times = _some_times(units)
     hits = {precision: _hits(slots, times // precision) for precision in wheel.PRECISIONS_MS}
@@ -67,6 +80,9 @@ def precision_of(slots: Slots, used: Any, units: FileSet, around_ms: int | None)
         # A wheel of 1000 ms may by chance fit others; the widest that fits as well as any is the one that wrote it.
         precision = max(each for each, number in hits.items() if number == best)
         return precision, "from the units of the timer log"
+    if len(times):
+        dividing = [each for each in wheel.PRECISIONS_MS if not (times % each).any()]
+        return max(dividing, default=wheel.PRECISIONS_MS[0]), "from the times in the timer log, as no slot fits them"
     if around_ms and used.any():
         newest = int(slots["tick"][used].max())
         nearest = min(wheel.PRECISIONS_MS, key=lambda each: abs(newest * each - around_ms))

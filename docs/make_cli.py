@@ -98,7 +98,7 @@ JSON: dict[str, dict[str, str]] = {
         "path, now_ms, now_iso, is_well": "the directory, the time that due times count from, and whether no damage was found",
         "inspections": "a list of `engine`, `path`, `title`, `sections`, `damage`; a section has `heading`, `note` and `rows` by column, "
         "a time among them as `ms` and `iso`; a damage has `file`, `offset`, `what`",
-        "passed_over": "engines of the store whose files only they can read",
+        "passed_over": "engines of the store of whose files nothing can be told",
     },
     "rmqstore verify": {"path, is_well": "the directory, and whether there is no difference", "differences": "a list of sentences"},
     "rmqstore dump": {

@@ -58,7 +58,7 @@ def inspect(
         for look in looks:
             _print(look, now_ms)
         for engine in passed_over:
-            show.note(f"Engine {engine} has files that only it can read; `rmqstore doctor {directory} --deep` looks at what is in them.")
+            show.note(f"Engine {engine} keeps nothing that can be told file by file; `rmqstore doctor {directory} --deep` looks inside.")
         if looks:
             show.note(_sum(looks))
     if not is_well:
@@ -66,7 +66,7 @@ def inspect(
 
 
 def _look(directory: Path, now_ms: int) -> tuple[list[_Look], list[str]]:
-    """Look at every engine's directory of a store, or at what is no store with every inspector; also return the engines without one.
+    """Look at every engine's directory of a store, or at what is no store with every inspector; also return the engines passed over.
 
     Raises:
         StorePathError: there is no such directory, or nobody knows its files.

@@ -9,7 +9,7 @@ import pytest
 from rmqstore.contract import Moment
 from rmqstore_wheel.formats import consumer_offsets, timer_check, wheel
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.inspecting import inspect
+from rmqstore_wheel.inspecting import index_check, inspect, queues, timer_units
 from rmqstore_wheel.inspecting.log_files import LogReader
 
 from .conftest import LOG_BYTES, NOW, REVIVE, RING, TIMER_BYTES, Built, Sizes, fill, rows, section
@@ -171,6 +171,24 @@ def test_windows_of_any_size_read_the_same(broker: Built, monkeypatch: pytest.Mo
     expected = broker.look()
     for window_bytes in (1, 91, 100, 137, 200, 1000, LOG_BYTES - 1, LOG_BYTES):
         monkeypatch.setattr(LogReader.__init__, "__defaults__", (window_bytes,))
+        assert broker.look() == expected
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_windows_of_units_and_entries_of_any_size_read_the_same(broker: Built, monkeypatch: pytest.MonkeyPatch, is_damaged: bool) -> None:
+    for _ in range(15):
+        broker.timer("t", NOW + 33_000)
+    broker.write()
+    if is_damaged:
+        broker.patch("consumequeue/t/0/00000000000000000000", 3 * 20, bytes(40))
+        broker.patch("consumequeue/t/1/00000000000000000000", 5 * 20, b"\x01")
+        broker.patch("timerlog/00000000000000000000", 12 * 52 + 4, bytes(8))
+        broker.patch("timerlog/00000000000000000000", 20 * 52 + 3, b"\x11")
+    expected = broker.look()
+    assert len(expected.damage) == (4 if is_damaged else 0)
+    for size in (1, 2, 3, 7, 20):
+        for module, name in ((timer_units, "_WINDOW_UNITS"), (queues, "_WINDOW_UNITS"), (index_check, "_WINDOW_ENTRIES")):
+            monkeypatch.setattr(module, name, size)
         assert broker.look() == expected
 
 

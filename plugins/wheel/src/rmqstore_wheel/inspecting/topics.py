@@ -25,8 +25,6 @@ class Tally:
     def __init__(self) -> None:
         self.messages = 0
         self.bytes = 0
-        self.least = 2**63 - 1
-        self.greatest = -1
         self.first_ms = 2**63 - 1
         self.last_ms = -1
 
@@ -58,11 +56,8 @@ class Topics:
     def take(self, name: QueueName, records: Records, rows: Ints) -> None:
         """Count records of one queue."""
         tally = self.tallies.setdefault(name, Tally())
-        offsets = np.asarray(records.columns.queue_offset)[rows]
         stored = np.asarray(records.columns.store_ms)[rows]
         tally.messages += len(rows)
         tally.bytes += int(records.sizes[rows].sum())
-        tally.least = min(tally.least, int(offsets.min()))
-        tally.greatest = max(tally.greatest, int(offsets.max()))
         tally.first_ms = min(tally.first_ms, int(stored.min()))
         tally.last_ms = max(tally.last_ms, int(stored.max()))

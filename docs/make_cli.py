@@ -22,8 +22,8 @@ Made by `docs/make_cli.py` from the commands in `rmqstore/cli/`; change the text
 `rmqstore` works on a store directory, which is the first argument of nearly every command. `rmqstore COMMAND -h` shows what stands here.
 
 Commands that only read (`timers`, `topics`, `lag`, `peek`, `leases`, `dlq list`, `config`, `doctor`, `verify`, `dump`) work beside a
-program that has the store open, if its engine can be [opened for reading](engine.md). All others need the store for themselves for a
-moment, and say who has it when it is taken.
+program that has the store open, if its engine can be [opened for reading](engine.md#for-reading); `inspect` reads the bare files beside
+whoever owns them. All others need the store for themselves for a moment, and say who has it when it is taken.
 
 - **Output.** Data goes to stdout; remarks, progress and errors go to stderr. In a pipe nothing is cut, wrapped or coloured. `NO_COLOR=1`
   turns colours off on a terminal, too.
@@ -93,6 +93,12 @@ JSON: dict[str, dict[str, str]] = {
     "rmqstore doctor": {
         "path, is_well": "the directory, and whether no problem was found",
         "checks": "a list of `check`, `level` (`ok`, `warning`, `problem`), `text`",
+    },
+    "rmqstore inspect": {
+        "path, now_ms, now_iso, is_well": "the directory, the time that due times count from, and whether no damage was found",
+        "inspections": "a list of `engine`, `path`, `title`, `sections`, `damage`; a section has `heading`, `note` and `rows` by column, "
+        "a time among them as `ms` and `iso`; a damage has `file`, `offset`, `what`",
+        "passed_over": "engines of the store of whose files nothing can be told",
     },
     "rmqstore verify": {"path, is_well": "the directory, and whether there is no difference", "differences": "a list of sentences"},
     "rmqstore dump": {

@@ -18,13 +18,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import msgspec
 import pluggy
 
 from rmqstore import hookspecs, settings
-from rmqstore.contract import API_VERSION, Capabilities, Durability, Engine, EngineInfo, Flush, Operation, Setting
+from rmqstore.contract import API_VERSION, Capabilities, Durability, Engine, EngineInfo, Flush, Inspector, Operation, Setting
 from rmqstore.errors import BrokenEngineError, DuplicateEngineError, EngineNotInstalledError, UnknownEngineError
 
 if TYPE_CHECKING:
@@ -141,10 +141,7 @@ class Plugins:
             EngineNotInstalledError: a module that it requires is missing.
             BrokenEngineError: its plug-in, or the engine itself, does not import.
         """
-        info, source = self._offer(name)
-        missing = _missing_modules(info.requires)
-        if missing:
-            raise EngineNotInstalledError(f"engine '{name}' of {source.distribution} {_not_installed(info, missing)}")
+        info, source = self._installed(name)
         try:
             engine = _resolve(info.factory)()
             if not isinstance(engine, Engine):
@@ -152,6 +149,23 @@ class Plugins:
         except Exception as error:
             _raise_broken(BrokenPlugin(name, source.distribution, source.version, error))
         return info, engine
+
+    def load_inspector(self, name: str) -> Inspector | None:
+        """Import what looks at the files of the engine ``name``; None when it announces nothing like that.
+
+        Raises:
+            UnknownEngineError, DuplicateEngineError, EngineNotInstalledError, BrokenEngineError: as for :meth:`load_engine`.
+        """
+        info, source = self._installed(name)
+        if not info.inspector:
+            return None
+        try:
+            inspector: Any = _resolve(info.inspector)
+            if not callable(inspector):
+                raise TypeError(f"{info.inspector} is no callable but {inspector!r:.40}")
+        except Exception as error:
+            _raise_broken(BrokenPlugin(name, source.distribution, source.version, error))
+        return cast("Inspector", inspector)
 
     def default_engine(self) -> str:
         """Return the installed engine of the highest ``preference`` whose acknowledged calls survive something under ``flush = "sync"``.
@@ -234,6 +248,14 @@ class Plugins:
         self._broken.append(broken)
 
     # ------------------------------------------------------------ look-up
+
+    def _installed(self, name: str) -> tuple[EngineInfo, _Source]:
+        """Return the offer of ``name`` when the modules that it requires are there."""
+        info, source = self._offer(name)
+        missing = _missing_modules(info.requires)
+        if missing:
+            raise EngineNotInstalledError(f"engine '{name}' of {source.distribution} {_not_installed(info, missing)}")
+        return info, source
 
     def _offer(self, name: str) -> tuple[EngineInfo, _Source]:
         self._refuse_duplicates(name)
@@ -361,9 +383,9 @@ def _not_installed(info: EngineInfo, missing: Sequence[str]) -> str:
     return f"needs {', '.join(missing)}, which is not installed{hint}"
 
 
-def _resolve(factory: str) -> Callable[[], object]:
+def _resolve(place: str) -> Callable[[], object]:
     """Import ``module:attribute``."""
-    module, _, attribute = factory.partition(":")
+    module, _, attribute = place.partition(":")
     found: Callable[[], object] = getattr(importlib.import_module(module), attribute)
     return found
 

@@ -123,6 +123,28 @@ def test_an_unknown_engine_names_the_nearest_and_all(site: Site) -> None:
     assert isinstance(caught.value, RmqstoreError)
 
 
+def test_an_inspector_is_loaded_on_demand(site: Site) -> None:
+    engine = ENGINE + "\ndef look(directory, now_ms=None):\n    return None\n\nnumber = 5\n"
+    place = "inspector=__name__.partition('.')[0] + '.engine:"
+    package = site.add_engines("acme-engines", f"info('acme', {place}look')", f"info('odd', {place}number')", "info('mute')", engine=engine)
+    plugins = Plugins()
+    assert plugins.load_inspector("mute") is None
+    assert f"{package}.engine" not in sys.modules
+    inspector = plugins.load_inspector("acme")
+    assert inspector is not None
+    assert inspector(site.path) is None
+    with pytest.raises(BrokenEngineError, match="is no callable but 5"):
+        plugins.load_inspector("odd")
+    with pytest.raises(UnknownEngineError):
+        plugins.load_inspector("none")
+
+
+def test_an_inspector_needs_what_its_engine_needs(site: Site) -> None:
+    site.add_engines("acme-engines", "info('acme', inspector='x:y', requires=('no_such_module',))")
+    with pytest.raises(EngineNotInstalledError, match="needs no_such_module"):
+        Plugins().load_inspector("acme")
+
+
 # ---------------------------------------------------------------- broken plug-ins
 
 

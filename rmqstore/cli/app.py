@@ -13,7 +13,24 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from rmqstore.cli import completion, config, demo, dlq, doctor, engines, keep, leases, peek, pop, send, settle, timers, topics, transfer
+from rmqstore.cli import (
+    completion,
+    config,
+    demo,
+    dlq,
+    doctor,
+    engines,
+    inspect,
+    keep,
+    leases,
+    peek,
+    pop,
+    send,
+    settle,
+    timers,
+    topics,
+    transfer,
+)
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_INTERRUPTED
 from rmqstore.errors import RmqstoreError
 
@@ -125,6 +142,7 @@ _add(dlq.resend, dlq.RESEND_EXAMPLES, to=dead_letters)
 _add(dlq.drop, dlq.DROP_EXAMPLES, to=dead_letters)
 _add(config.config, config.EXAMPLES)
 _add(doctor.doctor, doctor.EXAMPLES)
+_add(inspect.inspect, inspect.EXAMPLES)
 _add(keep.verify, keep.VERIFY_EXAMPLES)
 _add(keep.snapshot, keep.SNAPSHOT_EXAMPLES)
 _add(keep.restore, keep.RESTORE_EXAMPLES)

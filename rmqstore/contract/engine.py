@@ -122,6 +122,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         install_hint: the command that installs what is missing.
         preference: among installed durable engines, the highest one is the default.
         settings: the engine's own settings, each key starting with ``<name>.``.
+        inspector: ``module:attribute`` of an :class:`rmqstore.contract.Inspector`, which ``rmqstore inspect`` calls; empty = there is none.
         api_version: the contract it was written for.
     """
 
@@ -132,6 +133,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     install_hint: str = ""
     preference: int = 0
     settings: tuple[Setting, ...] = ()
+    inspector: str = ""
     api_version: int = API_VERSION
 
 

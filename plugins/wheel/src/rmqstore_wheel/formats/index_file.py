@@ -52,6 +52,17 @@ class Header(NamedTuple):
     next_entry: int = 1
 
 
+def header_of(data: Bytes) -> Header:
+    """Return the header at the start of a file; one of zeros is that of an empty file."""
+    header = Header(*_HEADER.unpack_from(data))
+    return header if header.next_entry > 0 else header._replace(next_entry=1)
+
+
+def entries_of(data: Bytes) -> np.ndarray[Any, np.dtype[np.void]]:
+    """Return the whole entries of a buffer that begins with one: fields ``hash``, ``log_offset``, ``seconds``, ``previous``."""
+    return np.frombuffer(data, _ENTRY, len(memoryview(data)) // ENTRY_BYTES)
+
+
 def index_key(topic: str, key: str) -> str:
     """Return what is hashed for a key of a message."""
     return f"{topic}{KEY_SEPARATOR}{key}"
@@ -99,8 +110,7 @@ class IndexFile:
     @property
     def header(self) -> Header:
         """The header as it stands in the buffer; a file of zeros is an empty one."""
-        header = Header(*_HEADER.unpack_from(self._buffer))
-        return header if header.next_entry > 0 else header._replace(next_entry=1)
+        return header_of(self._buffer)
 
     @property
     def room(self) -> int:

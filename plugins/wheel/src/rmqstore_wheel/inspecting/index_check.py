@@ -1,0 +1,84 @@
+"""Index files: what their headers say, and entries that lead nowhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from rmqstore_wheel.formats import index_file
+from rmqstore_wheel.formats.index_file import ENTRIES_PER_SLOT, ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, Header
+from rmqstore_wheel.inspecting.file_sets import length_of, read
+from rmqstore_wheel.inspecting.findings import Findings
+
+DIRECTORY: Final = "index"
+_NAME = re.compile(r"\d{17}", re.ASCII)
+_WINDOW_ENTRIES: Final = 50_000
+_ENTRY_OF_SLOT: Final = SLOT_BYTES + ENTRIES_PER_SLOT * ENTRY_BYTES
+_LOST: Final = "entries that lead nowhere"
+
+
+class IndexReport:
+    """One file, as it was when it was listed. ``slots`` is None when the file's length does not tell how many there are."""
+
+    def __init__(self, path: Path, root: Path, header: Header) -> None:
+        self.path = path
+        self.name = str(path.relative_to(root))
+        self.length = length_of(path)
+        self.header = header
+        slots, rest = divmod(self.length - HEADER_BYTES, _ENTRY_OF_SLOT)
+        self.slots = None if rest else slots
+
+    @property
+    def entries(self) -> int:
+        """Entries in use."""
+        return max(0, self.header.next_entry - 1)
+
+
+def find(root: Path, findings: Findings) -> list[IndexReport]:
+    """List the index files, and read their headers."""
+    directory = root / DIRECTORY
+    reports = []
+    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
+        if not _NAME.fullmatch(path.name) or not path.is_file():
+            continue
+        data = read(path, 0, HEADER_BYTES)
+        if len(data) == HEADER_BYTES:
+            reports.append(IndexReport(path, root, index_file.header_of(data)))
+        else:
+            what = f"the file has {len(data)} bytes, less than its header of {HEADER_BYTES}"
+            findings.add(str(path.relative_to(root)), len(data), what)
+    return reports
+
+
+def check(reports: list[IndexReport], findings: Findings, log_end: int | None) -> None:
+    """Look at the entries that there were; one at ``log_end`` or behind it leads nowhere, unless that is None."""
+    for report in reports:
+        if report.slots is None:
+            what = f"{report.length} bytes are no length of an index file with {ENTRIES_PER_SLOT} entries a slot"
+            findings.add(report.name, report.length, what)
+        elif report.header.next_entry > report.slots * ENTRIES_PER_SLOT:
+            what = f"the header says that the next entry is {report.header.next_entry} of {report.slots * ENTRIES_PER_SLOT}"
+            findings.add(report.name, 36, what)
+        else:
+            _check_entries(report.path, report.name, report.slots, report.entries, findings, log_end)
+
+
+def _check_entries(path: Path, name: str, slots: int, count: int, findings: Findings, log_end: int | None) -> None:
+    base = HEADER_BYTES + slots * SLOT_BYTES
+    for first in range(1, count + 1, _WINDOW_ENTRIES):
+        number = min(_WINDOW_ENTRIES, count + 1 - first)
+        entries = index_file.entries_of(read(path, base + first * ENTRY_BYTES, number * ENTRY_BYTES))
+        own = first + np.arange(len(entries))
+        turned = (entries["previous"] >= own) | (entries["previous"] < 0)
+        behind = (entries["log_offset"] < 0) | (entries["log_offset"] >= log_end) if log_end is not None else np.zeros(len(entries), bool)
+        for row in np.flatnonzero(turned | behind).tolist():
+            if not findings.has_room(name, _LOST):
+                return
+            if turned[row]:
+                what = f"entry {own[row]} is followed by {entries['previous'][row]}, which is not older: its chain would lead in a circle"
+            else:
+                what = f"entry {own[row]} leads to log offset {entries['log_offset'][row]}, which is not in the commit log"
+            findings.add(name, base + int(own[row]) * ENTRY_BYTES, what, kind=_LOST)

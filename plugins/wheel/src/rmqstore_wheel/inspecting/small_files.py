@@ -1,0 +1,136 @@
+"""The small files of a store: check points, the mark of an unclean end, and the JSON files of ``config/``.
+
+``checkpoint`` (``StoreCheckpoint``) is 4096 bytes, of which the first 40 count::
+
+    0    i64  store time of the last message on disk, ms     8   i64  of the last one in the consume queues    16  i64  in the index
+    24   i64  offset up to which a master has flushed        32  i64  offset up to which messages are confirmed
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from rmqstore.errors import CorruptStoreError
+from rmqstore_wheel.formats import config_files, consumer_offsets, order_info, timer_check, timer_metrics
+from rmqstore_wheel.formats.consumer_offsets import ConsumerOffsets
+from rmqstore_wheel.formats.order_info import OrderInfo
+from rmqstore_wheel.formats.timer_check import TimerCheck
+from rmqstore_wheel.formats.timer_metrics import TimerMetrics
+from rmqstore_wheel.inspecting.file_sets import read_all
+from rmqstore_wheel.inspecting.findings import Findings
+from rmqstore_wheel.inspecting.popped import REVIVE_GROUP, REVIVE_PREFIX
+from rmqstore_wheel.inspecting.topics import QueueName
+
+CONFIG: Final = "config"
+_MOST_BYTES: Final = 64 * 1024**2
+_CHECK_POINT = struct.Struct(">5q")
+
+T = TypeVar("T")
+
+
+class CheckPointFile(msgspec.Struct, frozen=True):
+    """The file ``checkpoint``, in the order of its fields."""
+
+    message_ms: int
+    queue_ms: int
+    index_ms: int
+    master_flushed: int
+    confirmed: int
+
+
+class SmallFiles(msgspec.Struct, kw_only=True):
+    """What the small files say; None where there is no such file."""
+
+    timer_check: TimerCheck | None
+    check_point: CheckPointFile | None
+    abort: str | None
+    metrics: TimerMetrics | None
+    offsets: ConsumerOffsets | None
+    runs: dict[str, dict[int, OrderInfo]] | None
+    backups: list[str]
+    """Files of which the backup counts."""
+
+    def revived(self) -> dict[QueueName, int]:
+        """Return the last revived offset of each queue of the revive topics."""
+        found: dict[QueueName, int] = {}
+        for name, queues in self.offsets.table.items() if self.offsets else ():
+            parts = consumer_offsets.split_key(name)
+            if parts is not None and parts[1] == REVIVE_GROUP and parts[0].startswith(REVIVE_PREFIX):
+                found |= {QueueName(parts[0], queue): offset for queue, offset in queues.items()}
+        return found
+
+
+def read(root: Path, findings: Findings) -> SmallFiles:
+    """Read them all; what is damaged is noted, and missing in the result."""
+    backups: list[str] = []
+
+    def chosen(name: str, decode: Callable[[bytes], T]) -> T | None:
+        path = root / CONFIG / name
+        file, backup = read_all(path, _MOST_BYTES), read_all(path.with_name(name + config_files.BACKUP_SUFFIX), _MOST_BYTES)
+        try:
+            found = config_files.choose(file, backup, decode)
+        except CorruptStoreError as error:
+            findings.add_error(f"{CONFIG}/{name}", error)
+            return None
+        if found is not None and not _is_good(file, decode):
+            backups.append(name)
+            if file is not None:
+                what = f"the file is {'not readable' if file.strip() else 'empty'}; its backup, one generation older, counts"
+                findings.add(f"{CONFIG}/{name}", 0, what)
+        return found
+
+    return SmallFiles(
+        timer_check=_timer_check(root, findings),
+        check_point=_check_point(root, findings),
+        abort=_abort(root),
+        metrics=chosen(timer_metrics.FILE_NAME, timer_metrics.decode),
+        offsets=chosen(consumer_offsets.FILE_NAME, consumer_offsets.decode),
+        runs=chosen(order_info.FILE_NAME, order_info.decode),
+        backups=backups,
+    )
+
+
+def _is_good(file: bytes | None, decode: Callable[[bytes], object]) -> bool:
+    if not file or not file.strip():
+        return False
+    try:
+        decode(file)
+    except CorruptStoreError:
+        return False
+    return True
+
+
+def _timer_check(root: Path, findings: Findings) -> TimerCheck | None:
+    name = f"{CONFIG}/{timer_check.FILE_NAME}"
+    data = read_all(root / name, timer_check.FILE_BYTES)
+    if data is None:
+        return None
+    if len(data) < timer_check.FILE_BYTES:
+        findings.add(name, len(data), f"the file has {len(data)} bytes where {timer_check.FILE_BYTES} are expected")
+    if len(data) < timer_check.USED_BYTES:
+        return None
+    check = timer_check.decode(data)
+    if min(check.read_ms, check.timer_log_position, check.queue_offset) < 0:
+        findings.add(name, 0, f"a time, position or offset is negative: {check.read_ms}, {check.timer_log_position}, {check.queue_offset}")
+        return None
+    return check
+
+
+def _check_point(root: Path, findings: Findings) -> CheckPointFile | None:
+    data = read_all(root / "checkpoint", timer_check.FILE_BYTES)
+    if data is None:
+        return None
+    if len(data) < _CHECK_POINT.size:
+        findings.add("checkpoint", len(data), f"the file has {len(data)} bytes where {timer_check.FILE_BYTES} are expected")
+        return None
+    return CheckPointFile(*_CHECK_POINT.unpack_from(data))
+
+
+def _abort(root: Path) -> str | None:
+    data = read_all(root / "abort", 64)
+    return None if data is None else data.decode("ascii", "replace").strip("\0 \n")

@@ -1,0 +1,130 @@
+"""Files that their owner writes to, or removes, while they are looked at; and the command on a store of this kind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rmqstore.cli import inspect as command
+from rmqstore.cli import main
+from rmqstore.plugins import EngineState
+from rmqstore_wheel.inspecting import file_sets, inspect, log_files
+
+from .conftest import LOG_BYTES, NOW, Built, rows
+
+LOG_2 = f"{LOG_BYTES:020d}"
+
+
+def read_first_as(monkeypatch: pytest.MonkeyPatch, path: Path, change: Any) -> list[int]:
+    """Let the first reading of a log file give what ``change`` makes of it, as if its owner were writing at that moment."""
+    real, changed = file_sets.read, []
+
+    def read(name: Path, at: int, length: int) -> bytes:
+        data = real(name, at, length)
+        if name == path and not changed:
+            changed.append(at)
+            return bytes(change(bytearray(data)))
+        return data
+
+    monkeypatch.setattr(log_files, "read", read)
+    return changed
+
+
+@pytest.mark.parametrize("written", [3, 8, 20, 60, 100])
+def test_a_record_that_is_being_written(broker: Built, monkeypatch: pytest.MonkeyPatch, written: int) -> None:
+    (_, second) = rows(broker.look(), "Commit log")
+    last = second["last record"] - LOG_BYTES
+
+    def torn(data: bytearray) -> bytearray:
+        data[last + written :] = bytes(len(data) - last - written)
+        return data
+
+    changed = read_first_as(monkeypatch, broker.path / "commitlog" / LOG_2, torn)
+    assert broker.damage() == []
+    assert changed
+    assert rows(broker.look(), "Commit log")[1]["records"] == 7
+
+
+def test_a_record_that_stays_torn_is_told(broker: Built) -> None:
+    (_, second) = rows(broker.look(), "Commit log")
+    last, end = second["last record"] - LOG_BYTES, second["valid up to"] - LOG_BYTES
+    broker.patch(f"commitlog/{LOG_2}", last + 80, bytes(end - last - 80))
+    (damage, *_) = broker.look().damage
+    assert (damage.file, damage.offset) == (f"commitlog/{LOG_2}", last)
+    assert "which the next start cuts off" in damage.what
+
+
+def test_records_that_come_after_the_log_was_read(broker: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units of the consume queues lead to them; they are looked up once more."""
+    (_, second) = rows(broker.look(), "Commit log")
+    last = second["last record"] - LOG_BYTES
+    (broker.path / "config/timercheck").unlink()
+    real = file_sets.read
+    looked: list[int] = []
+
+    def read(name: Path, at: int, length: int) -> bytes:
+        data = bytearray(real(name, at, length))
+        if name.name == LOG_2 and name.parent.name == "commitlog":
+            looked.append(at)
+            data[last:] = bytes(len(data) - last)
+        return bytes(data)
+
+    monkeypatch.setattr(log_files, "read", read)
+    monkeypatch.setattr(log_files, "first_written", lambda *_: None)
+    assert broker.damage() == []
+    assert looked
+
+
+def test_a_file_that_goes_away(broker: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = log_files.LogReader.records
+
+    def records(self: Any, findings: Any) -> Any:
+        (broker.path / "commitlog" / LOG_2).unlink(missing_ok=True)
+        return real(self, findings)
+
+    monkeypatch.setattr(log_files.LogReader, "records", records)
+    broker.look()
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The command, in an environment whose one engine has this inspector."""
+    entry = SimpleNamespace(name="wheel", state=EngineState.OK, info=SimpleNamespace(inspector="rmqstore_wheel.inspecting:inspect"))
+    plugins = SimpleNamespace(engines=lambda: [entry], load_inspector=lambda name: inspect)
+    monkeypatch.setattr(command, "get_plugins", lambda: plugins)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["inspect", *arguments])
+        return ended.value.code or 0, *capsys.readouterr()
+
+    return run
+
+
+def test_a_sound_store_ends_with_0(broker: Built, run: Any) -> None:
+    code, out, err = run(str(broker.path), "--at", str(NOW))
+    assert (code, err) == (0, "No damage was found.\n")
+    headings = ("Commit log", "Consume queues", "Pending timers, by due time", "Pops in flight", "Timer wheel", "Timer log", "Index files")
+    assert [heading for heading in headings if f"\n{heading}\n" not in out] == []
+
+
+def test_a_damaged_store_ends_with_3_and_names_the_place(broker: Built, run: Any) -> None:
+    broker.patch("timerlog/00000000000000000000", 4 * 52 + 4, bytes(8))
+    code, out, _ = run(str(broker.path))
+    assert code == 3
+    assert "timerlog/00000000000000000000     208  the unit at position 208 points back to 0" in out
+
+
+def test_json(broker: Built, run: Any) -> None:
+    code, out, _ = run(str(broker.path), "--json")
+    (found,) = json.loads(out)["inspections"]
+    assert code == 0
+    tables = {table["heading"]: table["rows"] for table in found["sections"]}
+    assert tables["Timer wheel"][0]["slots that wait"] == 4

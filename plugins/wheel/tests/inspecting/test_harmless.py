@@ -1,0 +1,173 @@
+"""Whatever lies in the files, looking at them raises nothing, ends, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rmqstore_wheel.formats import check_points, commit_log, wheel
+from rmqstore_wheel.formats.commit_log import Record
+from rmqstore_wheel.inspecting import inspect
+
+from .conftest import NOW, Built, Sizes, rows
+
+SMALL = Sizes(log_bytes=600, queue_units=3, timer_bytes=3 * 52 + 16, ring=wheel.Ring(1000, 4), index_slots=1)
+
+
+def small_store(path: Path) -> Built:
+    store = Built(path, SMALL)
+    for number in range(4):
+        store.append("t", b"%d" % number, KEYS="k", TAGS="a")
+    store.pop(check_points.CheckPoint("t", "g", 0, 0, NOW, 60_000, 2), acks=(0,))
+    for number in range(4):
+        store.timer("t", NOW + 5_000 + number % 2 * 1000, UNIQ_KEY=f"m{number}")
+    store.timer("t", NOW + 6_000, flags=5, TIMER_DEL_UNIQKEY="t+m1")
+    store.write()
+    return store
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Built:
+    return small_store(tmp_path / "store")
+
+
+NAMES = sorted(str(name) for name in ("commitlog", "consumequeue", "timerlog", "timerwheel", "config", "checkpoint", "abort", "index"))
+
+
+def files_of(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+
+
+def test_the_small_store_is_well(small: Built) -> None:
+    found = small.look()
+    assert found.damage == ()
+    assert rows(found, "Pending")[-1] == {"due": "in all", "timers": 3, "of pops": 0}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_truncation_at_every_byte(small: Built, name: str) -> None:
+    for path in files_of(small.path / name):
+        content = path.read_bytes()
+        written = len(content.rstrip(b"\0"))
+        for length in [*range(min(written + 2, len(content)), -1, -1), len(content) // 2]:
+            path.write_bytes(content[:length])
+            small.look()
+        path.write_bytes(content)
+    assert small.damage() == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_garbage_anywhere(small: Built, seed: int) -> None:
+    draw = random.Random(seed)
+    for path in draw.sample(files_of(small.path), 4):
+        content = bytearray(path.read_bytes())
+        for _ in range(draw.randint(1, 6)):
+            at = draw.randrange(max(1, min(len(content), 700)))
+            piece = draw.choice([draw.randbytes(8), b"\xff" * 8, b"\0" * 20, b"\x7f" + b"\xff" * 7, draw.randbytes(1)])
+            content[at : at + len(piece)] = piece
+        path.write_bytes(content)
+    small.look()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_of_nothing_but_garbage(small: Built, name: str) -> None:
+    for path in files_of(small.path / name):
+        path.write_bytes(random.Random(1).randbytes(max(64, path.stat().st_size)))
+    small.look()
+
+
+def test_a_directory_where_a_file_should_be(small: Built) -> None:
+    for name in ("timerwheel", "checkpoint", "abort", "config/timercheck"):
+        (small.path / name).unlink()
+        (small.path / name).mkdir()
+    (small.path / "commitlog" / f"{1200:020d}.d").mkdir()
+    (small.path / "index" / "20231114221320001").mkdir()
+    (small.path / "commitlog" / f"{60000:020d}").mkdir()
+    small.look()
+
+
+def test_without_a_time(small: Built) -> None:
+    assert inspect(small.path) == inspect(small.path, NOW)
+    (small.path / "config/timercheck").unlink()
+    assert inspect(small.path) is not None
+    (small.path / "checkpoint").unlink()
+    assert inspect(small.path) is not None
+
+
+# ---------------------------------------------------------------- nothing changes
+
+
+def state_of(path: Path) -> dict[str, tuple[int, int, int, bytes]]:
+    """Return size, times of change and content of every file and directory."""
+    found = {}
+    for each in [path, *sorted(path.rglob("*"))]:
+        stat = each.stat()
+        found[str(each)] = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, each.read_bytes() if each.is_file() else b"")
+    return found
+
+
+def test_nothing_changes(broker: Built) -> None:
+    before = state_of(broker.path)
+    broker.look()
+    assert state_of(broker.path) == before
+
+
+def test_a_directory_that_cannot_be_written_to(broker: Built) -> None:
+    for each in broker.path.rglob("*"):
+        each.chmod(0o500 if each.is_dir() else 0o400)
+    try:
+        assert broker.damage() == []
+    finally:
+        for each in broker.path.rglob("*"):
+            each.chmod(0o700)
+
+
+def test_files_are_opened_for_reading_only(broker: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, flags = os.open, []
+    monkeypatch.setattr(os, "open", lambda path, how, *rest, **named: flags.append(how) or real(path, how, *rest, **named))
+    broker.look()
+    assert flags
+    assert all(each & os.O_ACCMODE == os.O_RDONLY and not each & (os.O_CREAT | os.O_TRUNC) for each in flags)
+
+
+# ---------------------------------------------------------------- size
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
+    """A file of a GiB, sparse behind 60 MiB of records."""
+    path = tmp_path / "store" / "commitlog" / f"{0:020d}"
+    path.parent.mkdir(parents=True)
+    with open(path, "wb") as file:
+        for number in range(60):
+            record = Record(topic=b"t", body=bytes(1024 * 1024), queue_offset=number, physical_offset=file.tell(), store_ms=NOW)
+            file.write(commit_log.encode_record(record))
+        file.truncate(1024**3)
+    tracemalloc.start()
+    try:
+        found = inspect(tmp_path / "store", NOW)
+        assert tracemalloc.get_traced_memory()[1] < 40 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
+    assert found is not None
+    assert found.damage == ()
+    assert [row["messages"] for row in rows(found, "Topics")] == [60]
+
+
+def test_a_sparse_wheel_of_the_usual_size(tmp_path: Path) -> None:
+    ring = wheel.Ring()
+    path = tmp_path / "store" / "timerwheel"
+    path.parent.mkdir()
+    with open(path, "wb") as file:
+        file.truncate(ring.file_bytes)
+        file.seek(ring.place(NOW) * 32)
+        row = np.zeros(1, wheel.SLOT)
+        row[0] = (ring.tick(NOW), 0, 0, 1, 0)
+        file.write(row.tobytes())
+    found = inspect(tmp_path / "store", NOW)
+    assert found is not None
+    assert rows(found, "Timer wheel")[0]["written"] == 1

@@ -1,0 +1,256 @@
+"""Pending timers by due time and pops in flight, as exactly as the files tell; and the calls of rmqstore's engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmqstore.contract import Moment
+from rmqstore_wheel.formats import check_points, timer_check, timer_log
+from rmqstore_wheel.formats.check_points import BatchAck, CheckPoint
+from rmqstore_wheel.formats.consumer_offsets import ConsumerOffsets
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+
+from .conftest import NOW, REVIVE, Built, rows, section
+
+MINUTE = 60_000
+OLD_LOG = "commitlog/00000000000000000000"
+
+
+def pending(store: Built, now_ms: int = NOW) -> dict[str, tuple[int, int]]:
+    store.write()
+    found = store.look(now_ms)
+    assert found.damage == ()
+    return {row["due"]: (row["timers"], row["of pops"]) for row in rows(found, "Pending") if row["timers"] or row["of pops"]}
+
+
+# ---------------------------------------------------------------- timers
+
+
+def test_buckets(empty: Built) -> None:
+    for at in (1, 59, 60, 61, 299, 301, 901, 3599, 3601, 4 * 3600 + 1, 86_401):
+        empty.timer("t", NOW + at * 1000, slot_ms=NOW + min(at, 3000) * 1000)
+    assert pending(empty) == {
+        "within 1 min": (3, 0),
+        "within 5 min": (2, 0),
+        "within 15 min": (1, 0),
+        "within 1 h": (2, 0),
+        "within 4 h": (1, 0),
+        "within 24 h": (1, 0),
+        "later": (1, 0),
+        "in all": (11, 0),
+    }
+
+
+def test_overdue_is_what_the_wheel_has_not_delivered(empty: Built) -> None:
+    empty.timer("t", NOW + 10_000)
+    empty.timer("t", NOW + 40_000)
+    assert pending(empty, NOW + 20_000) == {"overdue": (1, 0), "within 1 min": (1, 0), "in all": (2, 0)}
+
+
+def test_what_is_delivered_no_longer_waits(empty: Built) -> None:
+    empty.timer("t", NOW + 10_000)
+    empty.timer("t", NOW + 40_000)
+    empty.check = timer_check.TimerCheck(NOW + 20_000, empty.check.timer_log_position, 2)
+    assert pending(empty, NOW + 20_000) == {"within 1 min": (1, 0), "in all": (1, 0)}
+
+
+def test_a_late_timer_that_the_wheel_has_not_read_waits(empty: Built) -> None:
+    empty.append(WHEEL_TOPIC, REAL_TOPIC="t", TIMER_OUT_MS=NOW - 5000)
+    empty.append(WHEEL_TOPIC, REAL_TOPIC="t", TIMER_OUT_MS=NOW - 5000)
+    empty.check = timer_check.TimerCheck(NOW, 0, 1)
+    assert pending(empty) == {"overdue": (1, 0), "in all": (1, 0)}
+
+
+@pytest.mark.parametrize("key", ["t+id", "id"])
+def test_a_cancel_takes_its_timer_away(empty: Built, key: str) -> None:
+    empty.timer("t", NOW + 10_000, UNIQ_KEY="id")
+    empty.timer("t", NOW + 10_000, UNIQ_KEY="other")
+    empty.timer("t", NOW + 12_000, UNIQ_KEY="id")
+    empty.timer("t", NOW + 10_000, b"0", flags=timer_log.DELETE | 1, TIMER_DEL_UNIQKEY=key)
+    assert pending(empty) == {"within 1 min": (2, 0), "in all": (2, 0)}
+    assert "Cancels that wait: 1" in section(empty.look(), "Pending").note
+
+
+def test_a_cancel_of_another_topic_takes_nothing_away(empty: Built) -> None:
+    empty.timer("t", NOW + 10_000, UNIQ_KEY="id")
+    empty.timer("u", NOW + 10_000, b"0", flags=timer_log.DELETE | 1, TIMER_DEL_UNIQKEY="u+id")
+    assert pending(empty)["in all"] == (1, 0)
+
+
+def test_a_timer_that_was_rolled_counts_once(empty: Built) -> None:
+    """Its first unit lies in a slot that was read, and it was put again behind."""
+    due = NOW + 5000_000
+    empty.timer("t", due, flags=timer_log.ROLL | 1, slot_ms=NOW + 1000_000, UNIQ_KEY="id")
+    assert pending(empty)["in all"] == (1, 0)
+    empty.timer("t", due, slot_ms=NOW + 2000_000, UNIQ_KEY="id", TIMER_ROLL_TIMES=1)
+    empty.check = timer_check.TimerCheck(NOW + 1500_000, empty.check.timer_log_position, 2)
+    assert pending(empty)["in all"] == (1, 0)
+
+
+def test_without_a_check_point_only_what_is_not_due_counts(empty: Built) -> None:
+    empty.timer("t", NOW + 10_000)
+    empty.timer("t", NOW + 40_000)
+    empty.write()
+    (empty.path / "config/timercheck").unlink()
+    found = empty.look(NOW + 20_000)
+    assert rows(found, "Pending")[-1]["timers"] == 1
+    assert "without config/timercheck" in section(found, "Pending").note
+
+
+def test_due_times_count_from_the_read_time_when_no_other_is_given(empty: Built) -> None:
+    empty.timer("t", NOW + 10_000)
+    empty.write()
+    assert empty.look(None) == empty.look(NOW)
+
+
+def test_a_timer_without_times_or_with_odd_ones(empty: Built) -> None:
+    for out_ms in (None, "x", -5, 2**63 - 1, 2**70):
+        empty.append(WHEEL_TOPIC, REAL_TOPIC="t", TIMER_OUT_MS=out_ms)
+    empty.append(WHEEL_TOPIC, REAL_TOPIC="t", TIMER_DELIVER_MS=-(2**63))
+    empty.write()
+    assert empty.damage() == []
+
+
+# ---------------------------------------------------------------- pops
+
+
+def in_flight(store: Built) -> list[tuple[object, ...]]:
+    store.write()
+    found = store.look()
+    assert found.damage == ()
+    if not any(each.heading == "Pops in flight" for each in found.sections):
+        return []
+    return [tuple(row.values()) for row in rows(found, "Pops in flight")]
+
+
+def point(**fields: object) -> CheckPoint:
+    given = {"topic": "t", "group": "g", "queue_id": 0, "start_offset": 0, "pop_ms": NOW, "invisible_ms": MINUTE, "count": 3, "broker": "b"}
+    return CheckPoint(**{**given, **fields})
+
+
+def test_by_group_and_topic(empty: Built) -> None:
+    empty.pop(point(), acks=(1,))
+    empty.pop(point(start_offset=3, pop_ms=NOW + 5, invisible_ms=2 * MINUTE))
+    empty.pop(point(group="h", acked_bits=0b101))
+    empty.pop(point(queue_id=1), acks=(0, 1, 2))
+    assert in_flight(empty) == [
+        ("g", "t", 2, 5, Moment(NOW + MINUTE), Moment(NOW + 5 + 2 * MINUTE)),
+        ("h", "t", 1, 1, Moment(NOW + MINUTE), Moment(NOW + MINUTE)),
+    ]
+
+
+def test_a_batch_ack_without_a_broker(empty: Built) -> None:
+    empty.pop(point())
+    empty.append(REVIVE, check_points.encode_batch_ack(BatchAck("t", "g", 0, 0, NOW, [0, 2])), TAGS="bAck")
+    assert [row[3] for row in in_flight(empty)] == [1]
+
+
+def test_acks_of_nothing_and_mocks_are_passed_over(empty: Built) -> None:
+    empty.append(REVIVE, check_points.encode_batch_ack(BatchAck("t", "g", 0, 0, NOW, [0, 2])), TAGS="bAck")
+    empty.pop(point(count=0))
+    assert in_flight(empty) == []
+
+
+def test_what_is_revived_is_no_longer_in_flight(empty: Built) -> None:
+    empty.pop(point())
+    empty.pop(point(start_offset=3))
+    empty.offsets = ConsumerOffsets({f"{REVIVE}@CID_RMQ_SYS_REVIVE_GROUP": {0: 0}})
+    assert [row[2] for row in in_flight(empty)] == [1]
+
+
+def test_a_brokers_check_points_wait_as_timers_first(empty: Built) -> None:
+    """The copy in the revive topic comes a second before the pop ends, and its acks come after it."""
+    body, end = check_points.encode_check_point(point()), NOW + MINUTE
+    acks = [check_points.encode_ack(check_points.Ack("t", "g", 0, 0, NOW, offset, "b")) for offset in range(3)]
+    empty.timer(REVIVE, end - 1000, body, TAGS="ck")
+    assert [row[3] for row in in_flight(empty)] == [3]
+    assert pending(empty) == {"within 1 min": (0, 1), "in all": (0, 1)}
+    for ack in acks:
+        empty.timer(REVIVE, end, ack, TAGS="ack")
+    assert in_flight(empty) == []
+    empty.append(REVIVE, body, TAGS="ck")
+    assert in_flight(empty) == []
+    empty.offsets = ConsumerOffsets({f"{REVIVE}@CID_RMQ_SYS_REVIVE_GROUP": {0: 0}})
+    for ack in acks:
+        empty.append(REVIVE, ack, TAGS="ack")
+    assert in_flight(empty) == []
+
+
+@pytest.mark.parametrize("tag", ["ck", "ack", "bAck"])
+def test_a_body_that_is_none(empty: Built, tag: str) -> None:
+    place = empty.append(REVIVE, b"{", TAGS=tag)
+    empty.write()
+    damage = empty.only_damage()
+    assert (damage.file, damage.offset) == (OLD_LOG, place)
+
+
+# ---------------------------------------------------------------- calls of rmqstore's engine
+
+
+def frame(count: int) -> str:
+    return f"{count:x} 1f4 1 0 deadbeef"
+
+
+def test_whole_calls(empty: Built) -> None:
+    empty.append("t")
+    empty.append("t", RMQS_FRAME=frame(2))
+    empty.append("t", RMQS_FRAME=frame(1))
+    empty.write()
+    found = empty.look()
+    assert found.damage == ()
+    assert "written by rmqstore" in found.title
+    assert section(found, "Commit log").note == "Calls of rmqstore's engine: 2 whole, 0 torn."
+
+
+def test_a_call_that_did_not_end(empty: Built) -> None:
+    empty.append("t", RMQS_FRAME=frame(1))
+    empty.append("t")
+    empty.append("t")
+    empty.write()
+    found = empty.look()
+    assert found.damage == ()
+    assert "2 records behind the last whole call" in section(found, "Commit log").note
+
+
+def test_a_torn_call(empty: Built) -> None:
+    empty.append("t", RMQS_FRAME=frame(1))
+    empty.append("t")
+    place = empty.append("t", RMQS_FRAME=frame(3))
+    empty.write()
+    damage = empty.only_damage()
+    assert (damage.file, damage.offset) == (OLD_LOG, place)
+    assert "a call of 3 records ends here, but only 2 are there" in damage.what
+
+
+@pytest.mark.parametrize("value", ["x", "", "-1 2", "0 1"])
+def test_a_frame_that_is_none(empty: Built, value: str) -> None:
+    empty.append("t", RMQS_FRAME=frame(1))
+    place = empty.append("t", RMQS_FRAME=value)
+    empty.write()
+    expected = [(OLD_LOG, place)] if value else []
+    assert empty.damage() == expected
+
+
+def test_a_brokers_records_between_calls(empty: Built) -> None:
+    empty.append("t")
+    empty.append("t", RMQS_FRAME=frame(1))
+    for number in range(100):
+        empty.append("t", b"%d" % number)
+    empty.append("t", RMQS_FRAME=frame(2))
+    empty.write()
+    found = empty.look()
+    assert found.damage == ()
+    assert "100 records between them belong to no call" in section(found, "Commit log").note
+
+
+def test_a_call_whose_start_was_reclaimed(empty: Built) -> None:
+    for number in range(50):
+        empty.append("t", b"%d" % number)
+    empty.append("t", RMQS_FRAME=frame(51))
+    empty.append("t", RMQS_FRAME=frame(1))
+    empty.write()
+    assert empty.damage() == []
+    (empty.path / OLD_LOG).unlink()
+    found = empty.look()
+    assert found.damage == ()
+    assert "1 whole, 1 torn" in section(found, "Commit log").note

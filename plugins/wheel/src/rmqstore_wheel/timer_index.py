@@ -315,6 +315,7 @@ class TimerIndex:
         self.forgotten = TimerCursor.from_bytes(section.forgotten)
 
     def check_point(self) -> TimerSection:
+        self.wheel.units.trim(self.wheel.first_needed())
         units, crc = self.wheel.check_point()
         return TimerSection(
             facts=self.facts.sync(),
@@ -330,6 +331,9 @@ class TimerIndex:
             first_kept=self.first_kept,
             forgotten=self.forgotten.to_bytes(),
         )
+
+    def release(self) -> None:
+        self.wheel.units.release()
 
     def replay(self, view: memoryview, file_start: int, starts: Ints, sizes: Ints, epochs: Ints) -> None:
         if not len(starts):

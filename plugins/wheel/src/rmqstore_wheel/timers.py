@@ -169,7 +169,10 @@ class WheelTimers(OrderedSide, TimerStore):
         if not facts.first < seq <= facts.count:
             return None
         fact = facts.read(seq - 1, 1)[0]
-        return fact if (fact["kind"], fact["tick"], fact["epoch"]) == (TIMER, tick, epoch) else None
+        if (fact["kind"], fact["tick"], fact["epoch"]) != (TIMER, tick, epoch):
+            return None
+        is_remembered = tick >= self._index.answered_from or not (self._index.cancelled.get(seq) or self._index.forgotten.covers(tick, seq))
+        return fact if is_remembered else None
 
     def _trace_of(self, place: Place) -> CancelOutcome:
         """Return what is remembered of a timer that another store had, and that was gone when its state was taken in."""
@@ -489,6 +492,7 @@ class WheelTimers(OrderedSide, TimerStore):
             if traces.any_tombstone(kv, before):
                 traces.drop_tombstones(write, before)
                 done += 1
+            done += self._index.drop_answers(before)
             if write:
                 self._shared.write(write)
             if self._ledger.check_point_is_due():

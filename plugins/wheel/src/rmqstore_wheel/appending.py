@@ -23,7 +23,7 @@ class Messages(NamedTuple):
     """Messages of one queue, ready for the log.
 
     Attributes:
-        offset: queue offset of the first one.
+        offset: queue offset of the first one, or those of all, which rise.
         records: their bytes; store times are in them, offsets are not.
         store_ms: the latest of their store times.
         codes: hashes of their tags.
@@ -31,10 +31,15 @@ class Messages(NamedTuple):
 
     topic: str
     queue: int
-    offset: int
+    offset: Ints | int
     records: Encoded
     store_ms: int
     codes: Ints | int = 0
+
+    @property
+    def offsets(self) -> Ints:
+        """The queue offset of each."""
+        return self.offset + np.arange(len(self.records.starts)) if isinstance(self.offset, int) else self.offset
 
 
 class Append(NamedTuple):

@@ -11,11 +11,13 @@ import numpy as np
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.formats import consume_queue
 from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.unit_log import Sums, UnitLog
 
 UNITS_PER_FILE: Final = 300_000
 _OPEN_QUEUES: Final = 128
 _FILL_BYTES: Final = 256 * 1024
+_FILL: Final = consume_queue.encode_fill(1)
 
 QueueName = tuple[str, int]
 """A topic and the number of one of its queues."""
@@ -46,7 +48,7 @@ class ConsumeQueues:
         log = self._logs.get(name)
         if log is None:
             log = UnitLog(
-                self._disk, self._directory / topic / str(queue), consume_queue.UNIT, self._per_file, fill_bytes=_FILL_BYTES
+                self._disk, self._directory / topic / str(queue), consume_queue.UNIT, self._per_file, fill=_FILL, fill_bytes=_FILL_BYTES
             )  # fmt: skip
             sums = self._sums.get(name)
             if sums is None:
@@ -64,22 +66,17 @@ class ConsumeQueues:
             self._recent[name] = None
         return log
 
-    def append(self, topic: str, queue: int, offset: int, log_offsets: Ints, sizes: Ints, codes: Ints | int) -> None:
-        """Append the units of messages; a gap before ``offset`` is filled. Their space was reserved."""
-        log = self.of(topic, queue, first=offset)
-        if offset > log.count:
-            log.append(consume_queue.encode_fill(offset - log.count))
-        units = consume_queue.encode(log_offsets, sizes, codes)
-        overlap = min(log.count - offset, len(sizes))
-        if overlap > 0:
-            log.replace(offset, units[: overlap * consume_queue.UNIT_BYTES])
-        if overlap < len(sizes):
-            log.append(units[max(overlap, 0) * consume_queue.UNIT_BYTES :])
+    def append(self, topic: str, queue: int, offsets: Ints, log_offsets: Ints, sizes: Ints, codes: Ints | int) -> None:
+        """Write the units of messages at offsets that rise; nothing lies in gaps between them. Their space was reserved."""
+        self._begun(topic, queue, offsets).place(offsets, consume_queue.decode(consume_queue.encode(log_offsets, sizes, codes)))
 
-    def reserve(self, topic: str, queue: int, offset: int, count: int) -> None:
-        """See to it that units up to ``offset + count`` find room."""
-        log = self.of(topic, queue, first=offset)
-        log.reserve(max(offset + count - log.count, 0))
+    def reserve(self, topic: str, queue: int, offsets: Ints) -> None:
+        """See to it that units at offsets that rise find room."""
+        self._begun(topic, queue, offsets).reserve_at(offsets)
+
+    def _begun(self, topic: str, queue: int, offsets: Ints) -> UnitLog:
+        """Return a queue; a new one begins with the first of its messages, that of timers always with 0, as they come in any order."""
+        return self.of(topic, queue, first=0 if topic == WHEEL_TOPIC else int(offsets[0]))
 
     def read(self, topic: str, queue: int, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
         """Return up to ``count`` units from ``offset`` on, fewer at the end of the queue."""
@@ -98,10 +95,8 @@ class ConsumeQueues:
     def clear(self, topic: str, queue: int, offsets: Sequence[int]) -> None:
         """Let nothing lie at some offsets any more."""
         log = self.of(topic, queue)
-        fill = consume_queue.encode_fill(1)
-        for offset in offsets:
-            if log.first <= offset < log.count:
-                log.replace(offset, fill)
+        inside = np.array(sorted(offset for offset in set(offsets) if log.first <= offset < log.count), np.int64)
+        log.place(inside, consume_queue.decode(consume_queue.encode_fill(len(inside))))
 
     def drop(self, topic: str, queue: int) -> None:
         """Remove a queue with its files."""

@@ -53,8 +53,8 @@ class Sizes(NamedTuple):
 class TimerCaches(Protocol):
     """What the timers derive from the log."""
 
-    def reserve(self, count: int) -> None:
-        """See to it that ``count`` more timers find room."""
+    def reserve(self, offsets: Ints) -> None:
+        """See to it that timers at these queue offsets find room."""
 
     def start(self, section: TimerSection | None) -> None:
         """Begin with what a check point says, or with nothing."""
@@ -138,9 +138,9 @@ class Ledger(OrderedKV):
         self._gate.check()
         changes = list(changes)
         pieces = [each.records for each in messages]
-        for each in messages:
-            places = each.records.starts + log_format.QUEUE_OFFSET_AT
-            cells(each.records.data, ">i8")[places] = each.offset + np.arange(len(each.records.starts))
+        queue_offsets = [each.offsets for each in messages]
+        for each, offsets in zip(messages, queue_offsets, strict=True):
+            cells(each.records.data, ">i8")[each.records.starts + log_format.QUEUE_OFFSET_AT] = offsets
         groups = cut(changes) if changes else []
         last = pieces[-1] if pieces else None
         if not groups and (last is None or not _has_room(last)):
@@ -152,16 +152,15 @@ class Ledger(OrderedKV):
         if not groups and last is not None:
             pieces[-1] = frames.with_room(last)
         with self.translated():
-            for each in messages:
-                count = len(each.records.starts)
-                self.queues.reserve(each.topic, each.queue, each.offset, count)
+            for each, offsets in zip(messages, queue_offsets, strict=True):
+                self.queues.reserve(each.topic, each.queue, offsets)
                 if each.topic == WHEEL_TOPIC:
-                    self.timers.reserve(each.offset + count - self.queues.of(each.topic, each.queue).count)
+                    self.timers.reserve(offsets)
             self.log.append(pieces, self.epoch)
         try:
             self.places = [offsets_of(piece) for piece in pieces[: len(messages)]]
-            for each, piece, offsets in zip(messages, pieces, self.places, strict=False):
-                self.queues.append(each.topic, each.queue, each.offset, offsets, piece.sizes, each.codes)
+            for each, offsets, piece, places in zip(messages, queue_offsets, pieces, self.places, strict=False):
+                self.queues.append(each.topic, each.queue, offsets, places, piece.sizes, each.codes)
             with self._gate.lock:
                 for change in changes:
                     self._apply(change)
@@ -244,9 +243,10 @@ class Ledger(OrderedKV):
                 continue
             try:
                 self._start(candidate)
+                # Units that were written anew since then are not what the check point vouches for, which the replay meets as damage.
+                self._replay(candidate.offset, candidate.epoch)
             except (CorruptStoreError, OSError):
                 continue
-            self._replay(candidate.offset, candidate.epoch)
             break
         else:
             self.rebuild()

@@ -86,28 +86,25 @@ class TimerIndex:
 
     # ------------------------------------------------------------ putting
 
-    def reserve(self, count: int) -> None:
-        """See to it that ``count`` more timers find room."""
-        self.facts.reserve(count)
-        self.wheel.reserve(count)
+    def reserve(self, offsets: Ints) -> None:
+        """See to it that timers at these queue offsets, which rise, find room."""
+        self.facts.reserve_at(offsets)
+        self.wheel.reserve(len(offsets))
 
     def put(
         self, seqs: Ints, ticks: Ints, dues: Ints, epochs: Ints | int, write_ms: int, log_offsets: Ints, sizes: Ints, hashes: Ints | int = 0
     ) -> None:  # fmt: skip
-        """Take timers in, whose seqs follow one another."""
-        self._add_facts(int(seqs[0]), fact_log.rows_of(ticks, dues, epochs))
+        """Take timers in that were put at one time; their seqs rise."""
+        self.facts.place(seqs - 1, fact_log.rows_of(ticks, dues, epochs))
         self._place(seqs, ticks, write_ms, log_offsets, sizes, hashes)
         self._count(dues, 1)
 
-    def _add_facts(self, first_seq: int, rows: FactRows) -> None:
-        gap = first_seq - 1 - self.facts.count
-        if gap > 0:
-            self.facts.reserve(gap + len(rows))
-            self.facts.append(np.zeros(gap, fact_log.FACT).view(np.uint8).data)
-        if gap >= 0:
-            self.facts.append(rows.view(np.uint8).data)
-        else:
-            self.facts.replace(first_seq - 1, rows.view(np.uint8).data)
+    def _place_all(self, seqs: Ints, ticks: Ints, write_ms: Ints, log_offsets: Ints, sizes: Ints, hashes: Ints) -> None:
+        """Put timers into the wheel, those together between which no slot begins."""
+        slots = np.maximum.accumulate(np.maximum(write_ms, self.write_ms)) // self.precision_ms
+        for rows in np.split(np.arange(len(seqs)), np.flatnonzero(np.diff(slots)) + 1):
+            if len(rows):
+                self._place(seqs[rows], ticks[rows], int(write_ms[rows].max()), log_offsets[rows], sizes[rows], hashes[rows])
 
     def _place(self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints, hashes: Ints | int = 0) -> None:
         self.write_ms = max(self.write_ms, write_ms)
@@ -153,9 +150,7 @@ class TimerIndex:
 
     def add_marker(self, seq: int, count: int, epoch: int, kind: int) -> None:
         """Note that the messages from ``seq`` on are no timers: cancels, or copies of rolled timers."""
-        rows = np.zeros(count, fact_log.FACT)
-        rows["epoch"], rows["kind"] = epoch, kind
-        self._add_facts(seq, rows)
+        self.facts.place(np.arange(seq - 1, seq - 1 + count), fact_log.marks_of(epoch, kind, count))
 
     # ------------------------------------------------------------ rolling
 
@@ -365,26 +360,22 @@ class TimerIndex:
         if not len(starts):
             return
         found = read_timers(view, file_start, starts, sizes, epochs, self.precision_ms)
-        seqs = found.seqs
         rows = fact_log.rows_of(found.ticks, found.dues, found.epochs)
-        rows["kind"] = found.kinds
-        rows[found.kinds != TIMER]["tick"] = 0
-        fresh = seqs > self.facts.count
-        known = np.flatnonzero(~fresh)
-        if len(known):
-            # A message that was copied forward is where it was; it is new when its first copy is gone.
-            fresh[known] = self.facts.gather(seqs[known] - 1)["kind"] == NOTHING
-        for group in np.split(np.arange(len(seqs)), np.flatnonzero(np.diff(seqs) != 1) + 1):
-            self.facts.reserve(max(int(seqs[group[-1]]) - self.facts.count, 0))
-            self._add_facts(int(seqs[group[0]]), rows[group])
-        timers = np.flatnonzero((found.kinds == TIMER) & fresh)
-        for group in np.split(timers, np.flatnonzero(np.diff(found.write_ms[timers]) != 0) + 1):
-            if len(group):
-                self.wheel.reserve(len(group))
-                self._place(
-                    seqs[group], found.ticks[group], int(found.write_ms[group[0]]), starts[group] + file_start, sizes[group], found.hashes[group]
-                )  # fmt: skip
-                self._count(found.dues[group], 1)
+        others = found.kinds != TIMER
+        rows[others] = fact_log.marks_of(found.epochs[others], found.kinds[others], int(others.sum()))
+        # A message that was copied forward is where it was; it is new when its first copy is gone.
+        is_new = self.facts.gather(np.minimum(found.seqs, self.facts.count) - 1)["kind"] == NOTHING if self.facts.count else True
+        fresh = (found.seqs > self.facts.count) | is_new
+        order = np.argsort(found.seqs, kind="stable")
+        order = order[np.append(np.diff(found.seqs[order]) != 0, True)]
+        self.facts.reserve_at(found.seqs[order] - 1)
+        self.facts.place(found.seqs[order] - 1, rows[order])
+        timers = np.flatnonzero(~others & fresh)
+        self.wheel.reserve(len(timers))
+        self._place_all(
+            found.seqs[timers], found.ticks[timers], found.write_ms[timers], starts[timers] + file_start, sizes[timers], found.hashes[timers]
+        )
+        self._count(found.dues[timers], 1)
         self.keys.add_many(found.key_hashes, found.key_offsets)
         cancelled = found.targets[found.kinds == CANCEL]
         if len(cancelled):

@@ -373,7 +373,12 @@ class TimerIndex:
         timers = np.flatnonzero(~others & fresh)
         self.wheel.reserve(len(timers))
         self._place_all(
-            found.seqs[timers], found.ticks[timers], found.write_ms[timers], starts[timers] + file_start, sizes[timers], found.hashes[timers]
+            found.seqs[timers],
+            found.ticks[timers],
+            found.write_ms[timers],
+            starts[timers] + file_start,
+            sizes[timers],
+            found.hashes[timers],
         )
         self._count(found.dues[timers], 1)
         self.keys.add_many(found.key_hashes, found.key_offsets)

@@ -105,7 +105,7 @@ class UnitLog:
         self._crcs = np.frombuffer(sums.crcs, "<u4").astype(np.uint32)
         self._trusted = np.zeros(len(self._crcs), np.bool_)
         # What was summed of the last block goes on to be summed, and is checked with it.
-        self._open_crc = int(self._crcs[-1]) if self.count % BLOCK else 0
+        self._open_crc = int(self._crcs[-1]) if self.count > self.first and self.count % BLOCK else 0
         end = self.position(self.count)
         if self.count > self.first and not all(self.chain.has(file * self.chain.file_bytes) for file in self._held_files(sums.absent)):
             path = str(self.chain.directory)
@@ -285,18 +285,21 @@ class UnitLog:
         return self._raw(number, count)
 
     def _raw(self, number: int, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
-        pieces = []
-        while count > 0:
-            step = min(count, self.per_file - number % self.per_file)
-            if self.chain.has(number // self.per_file * self.chain.file_bytes):
-                data = self.chain.read(self.position(number), step * self.unit.itemsize)
-                pieces.append(np.frombuffer(data, self.unit))
-            else:
-                pieces.append(np.repeat(self._fill, step))
-            number, count = number + step, count - step
-        if len(pieces) == 1:
-            return pieces[0]
-        return np.concatenate(pieces) if pieces else np.zeros(0, self.unit)
+        if count > 0 and number // self.per_file == (number + count - 1) // self.per_file:
+            return self._stretch(number, count)
+        units = np.empty(max(count, 0), self.unit)
+        at = 0
+        while at < count:
+            step = min(count - at, self.per_file - (number + at) % self.per_file)
+            units[at : at + step] = self._stretch(number + at, step)
+            at += step
+        return units
+
+    def _stretch(self, number: int, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
+        """Return units that follow one another in one file."""
+        if not self.chain.has(number // self.per_file * self.chain.file_bytes):
+            return np.repeat(self._fill, count)
+        return np.frombuffer(self.chain.read(self.position(number), count * self.unit.itemsize), self.unit)
 
     def gather(self, numbers: Ints) -> np.ndarray[Any, np.dtype[np.void]]:
         """Return units of any numbers, in their order; see :meth:`read`."""

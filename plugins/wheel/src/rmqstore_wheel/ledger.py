@@ -131,6 +131,9 @@ class Ledger(OrderedKV):
         """
         self._gate.check()
         changes = list(changes)
+        if any(self.queues.is_dropped(each.topic, each.queue) for each in messages):
+            # The files of a queue of this name are still there.
+            self.make_check_point()
         pieces = [each.records for each in messages]
         for each in messages:
             places = each.records.starts + log_format.QUEUE_OFFSET_AT
@@ -240,9 +243,10 @@ class Ledger(OrderedKV):
                 continue
             try:
                 self._start(candidate)
+                self._replay(candidate.offset, candidate.epoch)
             except (CorruptStoreError, OSError):
+                # If it is the log that is damaged, making everything anew says so again.
                 continue
-            self._replay(candidate.offset, candidate.epoch)
             break
         else:
             self.rebuild()
@@ -269,7 +273,8 @@ class Ledger(OrderedKV):
     def _start(self, found: CheckPoint) -> None:
         self.queues.close()
         self.queues = ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units)
-        self.queues.start({(topic, queue): sums for topic, queue, sums in found.queues})
+        cleared = {(topic, queue): offsets for topic, queue, offsets in found.cleared}
+        self.queues.start({(topic, queue): sums for topic, queue, sums in found.queues}, cleared)
         self.state.clear()
         for space, entries in found.state:
             self.state.put(space, entries)
@@ -316,6 +321,7 @@ class Ledger(OrderedKV):
                 calls=self._check_point.calls + self._calls,
                 state=[(space, self.state.entries(space)) for space in KEPT_SPACES],
                 queues=[(topic, queue, sums) for (topic, queue), sums in queues.items()],
+                cleared=[(topic, queue, offsets) for (topic, queue), offsets in self.queues.cleared().items()],
                 timers=section,
             )
             check_point.write(self.disk, self._own, found)

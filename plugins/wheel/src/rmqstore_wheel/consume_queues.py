@@ -11,9 +11,8 @@ import numpy as np
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.formats import consume_queue
 from rmqstore_wheel.formats.binary_columns import Ints
-from rmqstore_wheel.unit_log import Sums, UnitLog
+from rmqstore_wheel.unit_log import Doubt, Sums, UnitLog
 
-UNITS_PER_FILE: Final = 300_000
 _OPEN_QUEUES: Final = 128
 _FILL_BYTES: Final = 256 * 1024
 
@@ -24,7 +23,8 @@ QueueName = tuple[str, int]
 class ConsumeQueues:
     """The consume queues of a store, opened as they are needed; only so many keep their files open."""
 
-    def __init__(self, disk: Disk, directory: Path, per_file: int = UNITS_PER_FILE) -> None:
+    def __init__(self, disk: Disk, directory: Path, per_file: int, doubt: Callable[[Doubt], None]) -> None:
+        self._doubt = doubt
         self._disk = disk
         self._directory = directory
         self._per_file = per_file
@@ -55,11 +55,13 @@ class ConsumeQueues:
         log = self._logs.get(name)
         if log is None:
             log = UnitLog(
-                self._disk, self._directory / topic / str(queue), consume_queue.UNIT, self._per_file, fill_bytes=_FILL_BYTES, made_above=3
+                self._disk, self._directory / topic / str(queue), consume_queue.UNIT, self._per_file, fill_bytes=_FILL_BYTES, made_above=3,
+                doubt=self._doubt
             )  # fmt: skip
             sums = self._sums.get(name)
             if sums is None:
                 # Files of a queue of this name that is gone hold nothing any more.
+                self._dropped.discard(name)
                 log.chain.drop_from(0)
                 sums = Sums(first, first)
             log.start(sums)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,9 +12,8 @@ from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.formats import consume_queue
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.unit_log import Sums, UnitLog
+from rmqstore_wheel.unit_log import Doubt, Sums, UnitLog
 
-UNITS_PER_FILE: Final = 300_000
 _OPEN_QUEUES: Final = 128
 _FILL_BYTES: Final = 256 * 1024
 _FILL: Final = consume_queue.encode_fill(1)
@@ -26,7 +25,8 @@ QueueName = tuple[str, int]
 class ConsumeQueues:
     """The consume queues of a store, opened as they are needed; only so many keep their files open."""
 
-    def __init__(self, disk: Disk, directory: Path, per_file: int = UNITS_PER_FILE) -> None:
+    def __init__(self, disk: Disk, directory: Path, per_file: int, doubt: Callable[[Doubt], None]) -> None:
+        self._doubt = doubt
         self._disk = disk
         self._directory = directory
         self._per_file = per_file
@@ -34,10 +34,19 @@ class ConsumeQueues:
         self._sums: dict[QueueName, Sums] = {}
         self._recent: dict[QueueName, None] = {}
         self._trimmed: dict[QueueName, int] = {}
+        self._cleared: dict[QueueName, set[int]] = {}
+        self._dropped: set[QueueName] = set()
 
-    def start(self, sums: Mapping[QueueName, Sums]) -> None:
-        """Begin with the queues that a check point vouches for."""
+    def start(self, sums: Mapping[QueueName, Sums], cleared: Mapping[QueueName, Sequence[int]]) -> None:
+        """Begin with the queues that a check point vouches for.
+
+        Raises:
+            CorruptStoreError: a file of one is missing.
+        """
         self._sums = dict(sums)
+        self._cleared = {name: set(offsets) for name, offsets in cleared.items()}
+        for name in sums:
+            self.of(*name)
 
     def __iter__(self) -> Iterator[QueueName]:
         yield from self._sums.keys() | self._logs.keys()
@@ -48,11 +57,13 @@ class ConsumeQueues:
         log = self._logs.get(name)
         if log is None:
             log = UnitLog(
-                self._disk, self._directory / topic / str(queue), consume_queue.UNIT, self._per_file, fill=_FILL, fill_bytes=_FILL_BYTES
+                self._disk, self._directory / topic / str(queue), consume_queue.UNIT, self._per_file, fill=_FILL, fill_bytes=_FILL_BYTES,
+                made_above=3, doubt=self._doubt
             )  # fmt: skip
             sums = self._sums.get(name)
             if sums is None:
                 # Files of a queue of this name that is gone hold nothing any more.
+                self._dropped.discard(name)
                 log.chain.drop_from(0)
                 sums = Sums(first, first)
             log.start(sums)
@@ -66,23 +77,29 @@ class ConsumeQueues:
             self._recent[name] = None
         return log
 
-    def append(self, topic: str, queue: int, offsets: Ints, log_offsets: Ints, sizes: Ints, codes: Ints | int) -> None:
-        """Write the units of messages at offsets that rise; nothing lies in gaps between them. Their space was reserved."""
-        self._begun(topic, queue, offsets).place(offsets, consume_queue.decode(consume_queue.encode(log_offsets, sizes, codes)))
+    def prepare(
+        self, topic: str, queue: int, offsets: Ints, log_offsets: Ints, sizes: Ints, codes: Ints | int
+    ) -> Callable[[], None]:  # fmt: skip
+        """Write the units of messages at offsets that rise where nobody sees them; returns what makes them seen.
 
-    def reserve(self, topic: str, queue: int, offsets: Ints) -> None:
-        """See to it that units at offsets that rise find room."""
-        self._begun(topic, queue, offsets).reserve_at(offsets)
-
-    def _begun(self, topic: str, queue: int, offsets: Ints) -> UnitLog:
-        """Return a queue; a new one begins with the first of its messages, that of timers always with 0, as they come in any order."""
-        return self.of(topic, queue, first=0 if topic == WHEEL_TOPIC else int(offsets[0]))
+        Nothing lies in gaps between them. A new queue begins with the first of its messages, that of timers always with 0, as they come in
+        any order.
+        """
+        log = self.of(topic, queue, first=0 if topic == WHEEL_TOPIC else int(offsets[0]))
+        return log.prepare(offsets, consume_queue.decode(consume_queue.encode(log_offsets, sizes, codes)))
 
     def read(self, topic: str, queue: int, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
         """Return up to ``count`` units from ``offset`` on, fewer at the end of the queue."""
         log = self.of(topic, queue)
         offset = max(offset, log.first, self._trimmed.get((topic, queue), 0))
-        return log.read(offset, max(min(count, log.count - offset), 0))
+        units = log.read(offset, max(min(count, log.count - offset), 0))
+        cleared = self._cleared.get((topic, queue))
+        if not cleared:
+            return units
+        gone = [at - offset for at in cleared if offset <= at < offset + len(units)]
+        units = units.copy()
+        units[gone] = np.frombuffer(consume_queue.encode_fill(1), consume_queue.UNIT)[0]
+        return units
 
     def first(self, topic: str, queue: int) -> int:
         """Return the first offset of a queue that is kept."""
@@ -93,20 +110,26 @@ class ConsumeQueues:
         self._trimmed[topic, queue] = offset
 
     def clear(self, topic: str, queue: int, offsets: Sequence[int]) -> None:
-        """Let nothing lie at some offsets any more."""
-        log = self.of(topic, queue)
-        inside = np.array(sorted(offset for offset in set(offsets) if log.first <= offset < log.count), np.int64)
-        log.place(inside, consume_queue.decode(consume_queue.encode_fill(len(inside))))
+        """Let nothing lie at some offsets any more; that is kept beside the files, which never change."""
+        self._cleared.setdefault((topic, queue), set()).update(offsets)
+
+    def cleared(self) -> dict[QueueName, list[int]]:
+        """Return the offsets at which nothing lies any more, for a check point."""
+        for name, offsets in self._cleared.items():
+            first = self.first(*name)
+            offsets.difference_update([at for at in offsets if at < first])
+        return {name: sorted(offsets) for name, offsets in self._cleared.items() if offsets}
 
     def drop(self, topic: str, queue: int) -> None:
-        """Remove a queue with its files."""
+        """Remove a queue; its files go after the next check point."""
         log = self._logs.pop((topic, queue), None)
         if log is not None:
             log.close()
         self._sums.pop((topic, queue), None)
         self._trimmed.pop((topic, queue), None)
+        self._cleared.pop((topic, queue), None)
         self._recent.pop((topic, queue), None)
-        self._disk.remove_tree(self._directory / topic / str(queue))
+        self._dropped.add((topic, queue))
 
     def sync(self) -> dict[QueueName, Sums]:
         """Make everything durable; returns what a check point has to know."""
@@ -117,9 +140,16 @@ class ConsumeQueues:
         return dict(self._sums)
 
     def release(self) -> None:
-        """Remove the files of what was trimmed, once a durable check point says so."""
+        """Remove the files of what was trimmed or dropped, once a durable check point says so."""
         for name in self._trimmed:
             self.of(*name).release()
+        for topic, queue in self._dropped:
+            self._disk.remove_tree(self._directory / topic / str(queue))
+        self._dropped.clear()
+
+    def is_dropped(self, topic: str, queue: int) -> bool:
+        """Say whether files of a queue of this name wait for the next check point."""
+        return (topic, queue) in self._dropped
 
     def close(self) -> None:
         """Let go of the files."""

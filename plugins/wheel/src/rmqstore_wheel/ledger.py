@@ -1,8 +1,8 @@
 """``Ledger``: the commit log with all that is derived from it, as the ``OrderedKV`` of both sides.
 
-A call is one frame: the messages that it appends, then the journal record that says what else it changes. The frame is the commit: caches and
-maps are changed only after it is written, from what it says, in memory or in space that was set aside before; so a call that fails changes
-nothing, and what a reader sees is always some number of whole frames.
+A call is one frame: the messages that it appends, then the journal record that says what else it changes. The frame is the commit. What
+caches will hold is written before it, behind their ends, where nobody looks; after it only numbers in memory change, which cannot fail. So a
+call that fails changes nothing, and what a reader sees is always some number of whole frames.
 
 Why no crash point loses or doubles anything here: after a crash, the log holds a prefix of whole frames that reaches at least to the last
 sync (``frames``), and everything else is a function of such a prefix. The check point is the value of that function for a prefix that was
@@ -14,9 +14,9 @@ open changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,10 +34,13 @@ from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats.binary_columns import Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded
-from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.journal import Change
 from rmqstore_wheel.replay import Replay
 from rmqstore_wheel.state import KEPT_SPACES, State, cut
+from rmqstore_wheel.unit_log import Doubt
+
+_REBUILD: Final = "rebuild"
+"""A file of this name says that the caches are to be made anew."""
 
 
 class Sizes(NamedTuple):
@@ -52,9 +55,6 @@ class Sizes(NamedTuple):
 
 class TimerCaches(Protocol):
     """What the timers derive from the log."""
-
-    def reserve(self, offsets: Ints) -> None:
-        """See to it that timers at these queue offsets find room."""
 
     def start(self, section: TimerSection | None) -> None:
         """Begin with what a check point says, or with nothing."""
@@ -83,7 +83,6 @@ class Ledger(OrderedKV):
     Attributes:
         epoch: the open epoch, which every frame carries.
         store_ms: the latest store time of a message.
-        places: where in the log the last call's messages lie, for each of its pieces.
     """
 
     def __init__(self, disk: Disk, root: Path, sizes: Sizes, *, min_epoch: int = 0, on_close: Callable[[], None] = lambda: None) -> None:
@@ -95,10 +94,10 @@ class Ledger(OrderedKV):
         self._on_close = on_close
         self._own = root / check_point.DIRECTORY
         self.log = CommitLog(disk, root / "commitlog", sizes.log_file_bytes)
-        self.queues = ConsumeQueues(disk, root / "consumequeue", sizes.queue_file_units)
+        self._doubts: set[Doubt] = set()
+        self.queues = ConsumeQueues(disk, root / "consumequeue", sizes.queue_file_units, self.doubt)
         self.state = State()
         self.store_ms = 0
-        self.places: list[Ints] = []
         self._journal_records = 0
         self._check_point = CheckPoint()
         self._calls = 0
@@ -137,6 +136,9 @@ class Ledger(OrderedKV):
         """
         self._gate.check()
         changes = list(changes)
+        if any(self.queues.is_dropped(each.topic, each.queue) for each in messages):
+            # The files of a queue of this name are still there.
+            self.make_check_point()
         pieces = [each.records for each in messages]
         queue_offsets = [each.offsets for each in messages]
         for each, offsets in zip(messages, queue_offsets, strict=True):
@@ -151,16 +153,20 @@ class Ledger(OrderedKV):
             pieces.append(frames.one(record, is_last=at == len(groups) - 1))
         if not groups and last is not None:
             pieces[-1] = frames.with_room(last)
+        commits: list[Callable[[], None]] = []
         with self.translated():
-            for each, offsets in zip(messages, queue_offsets, strict=True):
-                self.queues.reserve(each.topic, each.queue, offsets)
-                if each.topic == WHEEL_TOPIC:
-                    self.timers.reserve(offsets)
-            self.log.append(pieces, self.epoch)
+            planned = self.log.plan(pieces)
+            places = [offsets_of(piece) for piece in pieces[: len(messages)]]
+            for name, rows in _by_queue(messages).items():
+                units = [(queue_offsets[row], places[row], pieces[row].sizes, _each(messages[row].codes, places[row])) for row in rows]
+                commits.append(self.queues.prepare(*name, *(np.concatenate(column) for column in zip(*units, strict=True))))
+            for each, offsets, piece in zip(messages, places, pieces, strict=False):
+                if each.prepare is not None:
+                    commits.append(each.prepare(offsets, piece.sizes))
+            self.log.write(planned, self.epoch)
         try:
-            self.places = [offsets_of(piece) for piece in pieces[: len(messages)]]
-            for each, offsets, piece, places in zip(messages, queue_offsets, pieces, self.places, strict=False):
-                self.queues.append(each.topic, each.queue, offsets, places, piece.sizes, each.codes)
+            for commit in commits:
+                commit()
             with self._gate.lock:
                 for change in changes:
                     self._apply(change)
@@ -238,14 +244,15 @@ class Ledger(OrderedKV):
         """
         self.timers = timers
         self.disk.make_directory(self._own)
-        for candidate in check_point.read_all(self._own):
+        candidates = [] if (self._own / _REBUILD).exists() else check_point.read_all(self._own)
+        for candidate in candidates:
             if not self._is_of_this_log(candidate):
                 continue
             try:
                 self._start(candidate)
-                # Units that were written anew since then are not what the check point vouches for, which the replay meets as damage.
                 self._replay(candidate.offset, candidate.epoch)
             except (CorruptStoreError, OSError):
+                # If it is the log that is damaged, making everything anew says so again.
                 continue
             break
         else:
@@ -253,6 +260,14 @@ class Ledger(OrderedKV):
         stored = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
         self.epoch = max(stored + 1, self._min_epoch, self.epoch)
         self._gate.durable_position = self._gate.position
+        self._doubts = {Doubt.REWRITTEN} if (self._own / _REBUILD).exists() else set()
+
+    def doubt(self, why: Doubt) -> None:
+        """See to it that the next open makes everything anew; see :class:`~rmqstore_wheel.unit_log.Doubt`."""
+        if not self._doubts:
+            self.disk.create(self._own / _REBUILD).close()
+            self.disk.sync_directory(self._own)
+        self._doubts.add(why)
 
     def _is_of_this_log(self, found: CheckPoint) -> bool:
         """Say whether the log still goes as far as the check point says."""
@@ -272,8 +287,9 @@ class Ledger(OrderedKV):
 
     def _start(self, found: CheckPoint) -> None:
         self.queues.close()
-        self.queues = ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units)
-        self.queues.start({(topic, queue): sums for topic, queue, sums in found.queues})
+        self.queues = ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units, self.doubt)
+        cleared = {(topic, queue): offsets for topic, queue, offsets in found.cleared}
+        self.queues.start({(topic, queue): sums for topic, queue, sums in found.queues}, cleared)
         self.state.clear()
         for space, entries in found.state:
             self.state.put(space, entries)
@@ -295,14 +311,18 @@ class Ledger(OrderedKV):
 
     # ------------------------------------------------------------ check points
 
-    def check_point_is_due(self) -> bool:
-        """Say whether so much was written since the last check point that an open would take long."""
-        behind = self.log.tail - self._check_point.offset
-        return behind >= self.sizes.check_point_bytes or self._calls >= self.sizes.check_point_calls
+    def upkeep(self) -> bool:
+        """Make a check point when one is due and there is room for it; says whether it did."""
+        if self.log.tail - self._check_point.offset < self.sizes.check_point_bytes and self._calls < self.sizes.check_point_calls:
+            return False
+        with suppress(StoreFullError):
+            self.make_check_point()
+            return True
+        return False
 
     def make_check_point(self) -> None:
         """Write a check point of now, unless nothing happened since the last one; the caller keeps other calls out meanwhile."""
-        if self.log.tail == self._check_point.offset and self._check_point.calls:
+        if self.log.tail == self._check_point.offset and self._check_point.calls and not self._doubts:
             return
         self.sync()
         with self.translated():
@@ -316,11 +336,16 @@ class Ledger(OrderedKV):
                 calls=self._check_point.calls + self._calls,
                 state=[(space, self.state.entries(space)) for space in KEPT_SPACES],
                 queues=[(topic, queue, sums) for (topic, queue), sums in queues.items()],
+                cleared=[(topic, queue, offsets) for (topic, queue), offsets in self.queues.cleared().items()],
                 timers=section,
             )
             check_point.write(self.disk, self._own, found)
             self.queues.release()
             self.timers.release()
+            if self._doubts == {Doubt.REWRITTEN}:
+                self.disk.remove(self._own / _REBUILD)
+                self.disk.sync_directory(self._own)
+                self._doubts.clear()
         self._check_point = found
         self._calls = 0
 
@@ -335,13 +360,28 @@ class Ledger(OrderedKV):
         refusal = self._gate.refusal
         try:
             if refusal is None:
-                self.make_check_point()
+                self.sync()
+                with suppress(StoreFullError):
+                    # Without it the next open only takes longer.
+                    self.make_check_point()
         finally:
             self._gate.close()
             self.timers.close()
             self.queues.close()
             self.log.close()
             self._on_close()
+
+
+def _by_queue(messages: Sequence[Messages]) -> dict[tuple[str, int], list[int]]:
+    """Return which messages go to each queue, in the order of their offsets."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for row, each in enumerate(messages):
+        found.setdefault((each.topic, each.queue), []).append(row)
+    return found
+
+
+def _each(codes: Ints | int, places: Ints) -> Ints:
+    return np.full(len(places), codes) if isinstance(codes, int) else codes
 
 
 def offsets_of(records: Encoded) -> Ints:

@@ -86,5 +86,5 @@ class Replay:
         for group in np.split(order, np.flatnonzero(changes) + 1):
             topic, queue = names[numbers[group[0]]], int(queue_ids[group[0]])
             group = group[np.append(np.diff(offsets[group]) != 0, True)]
-            self._ledger.queues.reserve(topic, queue, offsets[group])
-            self._ledger.queues.append(topic, queue, offsets[group], starts[group] + self._file_start, sizes[group], codes[group])
+            places = starts[group] + self._file_start
+            self._ledger.queues.prepare(topic, queue, offsets[group], places, sizes[group], codes[group])()

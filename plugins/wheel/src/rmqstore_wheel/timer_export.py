@@ -7,11 +7,10 @@ another store brought along, which are keys of the journal, then those that foll
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rmqstore.contract import TimerCursor
 from rmqstore.contract.state import CANCELLED, DELIVERED, TIMER_TABLES, StatePage

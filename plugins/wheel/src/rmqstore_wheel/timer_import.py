@@ -6,6 +6,7 @@ log again learns the same. Pages of another store come by tick, so their seqs co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,6 @@ from rmqstore.ordered.timerimport import TimerImport
 from rmqstore_wheel.appending import Messages
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.timer_index import TimerIndex
 from rmqstore_wheel.timer_records import EncodedTimers, encode_timers_as_they_were
 
@@ -31,45 +31,42 @@ def imported_last_seq(kv: OrderedKV) -> int:
     return int(U64.unpack(kv.get(META, LAST_SEQ_KEY) or bytes(U64.size))[0])
 
 
-class _Batch:
-    """Timers that go into one piece of the log, by seq."""
-
-    def __init__(self, rows: pa.RecordBatch, precision_ms: int) -> None:
-        rows = rows.take(pa.array(np.argsort(numbers(rows, "seq"), kind="stable")))
-        self.seqs: Ints = numbers(rows, "seq")
-        self.epochs: Ints = numbers(rows, "epoch")
-        self.store_ms = int(numbers(rows, "store_ms").max())
-        self.encoded: EncodedTimers = encode_timers_as_they_were(rows, precision_ms)
-        self.messages = Messages(WHEEL_TOPIC, 0, self.seqs - 1, self.encoded.records, self.store_ms)
-
-
 class WheelTimerImport(TimerImport):
-    """One call's rows; timers are taken into the index once the call is in the log."""
+    """One call's rows; the timers among them are one piece of the log, by seq."""
 
-    def __init__(self, kv: OrderedKV, write: WriteBatch, sealed: TimerCursor, precision_ms: int) -> None:
+    def __init__(self, kv: OrderedKV, write: WriteBatch, sealed: TimerCursor, index: TimerIndex) -> None:
         super().__init__(kv, write, sealed)
-        self._precision_ms = precision_ms
-        self._batches: list[_Batch] = []
-
-    @property
-    def ticks(self) -> list[int]:
-        """The ticks of all timers."""
-        return [tick for batch in self._batches for tick in batch.encoded.ticks.tolist()]
+        self._index = index
+        self._rows: list[pa.RecordBatch] = []
 
     def take_timers(self, rows: pa.RecordBatch) -> None:
         if len(rows):
-            batch = _Batch(rows, self._precision_ms)
-            self._batches.append(batch)
-            self.last_seq = max(self.last_seq, int(batch.seqs[-1]))
+            self._rows.append(rows)
 
-    def stage(self) -> None:
-        """Put what all rows together come to into the write."""
-        self.write.parts += [batch.messages for batch in self._batches]
+    def stage(self) -> list[int]:
+        """Put what all rows together come to into the write; returns the ticks of the timers."""
+        ticks: list[int] = []
+        if self._rows:
+            rows = pa.Table.from_batches(self._rows).combine_chunks().to_batches()[0]
+            rows = rows.take(pa.array(np.argsort(numbers(rows, "seq"), kind="stable")))
+            found = encode_timers_as_they_were(rows, self._index.precision_ms)
+            self.write.parts.append(self._messages(rows, found))
+            ticks = found.ticks.tolist()
         self.write.put(META, LAST_SEQ_KEY, U64.pack(max(self.last_seq, imported_last_seq(self.kv))))
+        return ticks
 
-    def index(self, ledger: Ledger, index: TimerIndex) -> None:
-        """Take the timers into the index, after the write."""
-        for batch, offsets in zip(self._batches, ledger.places, strict=True):
-            found = batch.encoded
-            index.put(batch.seqs, found.ticks, found.dues, batch.epochs, batch.store_ms, offsets, found.records.sizes, found.hashes)
-            index.keys.add_many(found.key_hashes, offsets[found.key_rows])
+    def _messages(self, rows: pa.RecordBatch, found: EncodedTimers) -> Messages:
+        seqs, epochs = numbers(rows, "seq"), numbers(rows, "epoch")
+        store_ms = int(numbers(rows, "store_ms").max())
+        self.last_seq = max(self.last_seq, int(seqs[-1]))
+
+        def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
+            take_in = self._index.prepare_put(seqs, found.ticks, found.dues, epochs, store_ms, offsets, sizes, found.hashes)
+
+            def commit() -> None:
+                take_in()
+                self._index.keys.add_many(found.key_hashes, offsets[found.key_rows])
+
+            return commit
+
+        return Messages(WHEEL_TOPIC, 0, seqs - 1, found.records, store_ms, prepare=prepare)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from rmqstore.ordered.counts import MINUTE_MS
 from rmqstore_wheel import facts as fact_log
 from rmqstore_wheel.bits import Bits
 from rmqstore_wheel.check_point import TimerSection
-from rmqstore_wheel.facts import CANCEL, NOTHING, TIMER, FactRows
+from rmqstore_wheel.facts import CANCEL, NOTHING, TIMER
 from rmqstore_wheel.formats import timer_log
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
@@ -63,8 +63,8 @@ class TimerIndex:
     def __init__(self, ledger: Ledger, precision_ms: int) -> None:
         self._ledger = ledger
         self.precision_ms = precision_ms
-        self.facts = fact_log.new_log(ledger.disk, ledger.root)
-        self.wheel = WheelIndex(ledger.disk, ledger.root, Ring(precision_ms, SLOTS), ledger.sizes.timer_file_units)
+        self.facts = fact_log.new_log(ledger.disk, ledger.root, ledger.doubt)
+        self.wheel = WheelIndex(ledger.disk, ledger.root, Ring(precision_ms, SLOTS), ledger.sizes.timer_file_units, ledger.doubt)
         self._clear()
 
     def _clear(self) -> None:
@@ -86,34 +86,47 @@ class TimerIndex:
 
     # ------------------------------------------------------------ putting
 
-    def reserve(self, offsets: Ints) -> None:
-        """See to it that timers at these queue offsets, which rise, find room."""
-        self.facts.reserve_at(offsets)
-        self.wheel.reserve(len(offsets))
-
-    def put(
+    def prepare_put(
         self, seqs: Ints, ticks: Ints, dues: Ints, epochs: Ints | int, write_ms: int, log_offsets: Ints, sizes: Ints, hashes: Ints | int = 0
-    ) -> None:  # fmt: skip
-        """Take timers in that were put at one time; their seqs rise."""
-        self.facts.place(seqs - 1, fact_log.rows_of(ticks, dues, epochs))
-        self._place(seqs, ticks, write_ms, log_offsets, sizes, hashes)
-        self._count(dues, 1)
+    ) -> Callable[[], None]:  # fmt: skip
+        """Write what is known of timers where nobody sees it; returns what takes them in. Their seqs rise."""
+        add_facts = self.facts.prepare(seqs - 1, fact_log.rows_of(ticks, dues, epochs))
+        place = self._prepare_places(seqs, ticks, write_ms, log_offsets, sizes, hashes)
+
+        def commit() -> None:
+            add_facts()
+            place()
+            self._count(dues, 1)
+
+        return commit
+
+    def prepare_markers(self, seq: int, count: int, epoch: int, kind: int) -> Callable[[], None]:
+        """Write that the messages from ``seq`` on are no timers: cancels, or copies of rolled timers; returns what takes it in."""
+        return self.facts.prepare(np.arange(seq - 1, seq - 1 + count), fact_log.marks_of(epoch, kind, count))
 
     def _place_all(self, seqs: Ints, ticks: Ints, write_ms: Ints, log_offsets: Ints, sizes: Ints, hashes: Ints) -> None:
         """Put timers into the wheel, those together between which no slot begins."""
         slots = np.maximum.accumulate(np.maximum(write_ms, self.write_ms)) // self.precision_ms
         for rows in np.split(np.arange(len(seqs)), np.flatnonzero(np.diff(slots)) + 1):
             if len(rows):
-                self._place(seqs[rows], ticks[rows], int(write_ms[rows].max()), log_offsets[rows], sizes[rows], hashes[rows])
+                self._prepare_places(seqs[rows], ticks[rows], int(write_ms[rows].max()), log_offsets[rows], sizes[rows], hashes[rows])()
 
-    def _place(self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints, hashes: Ints | int = 0) -> None:
-        self.write_ms = max(self.write_ms, write_ms)
-        placing = self.wheel.put(seqs, ticks, self.write_ms, log_offsets, sizes, hashes)
-        if placing.rolled.any():
-            self.rolled.set_many(seqs[placing.rolled])
-        if len(placing.aside):
-            self.rolled.set_many(seqs[placing.aside])
-            self.aside.update(zip(seqs[placing.aside].tolist(), ticks[placing.aside].tolist(), strict=True))
+    def _prepare_places(
+        self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints, hashes: Ints | int = 0
+    ) -> Callable[[], None]:  # fmt: skip
+        write_ms = max(self.write_ms, write_ms)
+        placing = self.wheel.prepare(seqs, ticks, write_ms, log_offsets, sizes, hashes)
+
+        def commit() -> None:
+            self.write_ms = write_ms
+            placing.commit()
+            if placing.rolled.any():
+                self.rolled.set_many(seqs[placing.rolled])
+            if len(placing.aside):
+                self.rolled.set_many(seqs[placing.aside])
+                self.aside.update(zip(seqs[placing.aside].tolist(), ticks[placing.aside].tolist(), strict=True))
+
+        return commit
 
     def _count(self, dues: Ints, sign: int) -> None:
         self.pending += sign * len(dues)
@@ -148,10 +161,6 @@ class TimerIndex:
             for seq in seqs[rolled].tolist():
                 self.aside.pop(seq, None)
 
-    def add_marker(self, seq: int, count: int, epoch: int, kind: int) -> None:
-        """Note that the messages from ``seq`` on are no timers: cancels, or copies of rolled timers."""
-        self.facts.place(np.arange(seq - 1, seq - 1 + count), fact_log.marks_of(epoch, kind, count))
-
     # ------------------------------------------------------------ rolling
 
     def roll(self, until_ms: int) -> None:
@@ -170,29 +179,31 @@ class TimerIndex:
         away = (self.wheel.slots_of(ticks) != owners) & self.rolled.get_many(seqs)
         order = np.argsort(seqs[away], kind="stable")
         seqs, ticks, owners = seqs[away][order], ticks[away][order], owners[away][order]
+        live = ~self.cancelled.get_many(seqs)
+        place = self._prepare_again(seqs[live], ticks[live])
         if len(owners):
             self.wheel.count_off(owners)
         # The units stay in the chains of these slots, so nobody may roll them a second time.
         self.wheel.note_rolled(slots)
-        live = ~self.cancelled.get_many(seqs)
-        self._place_again(seqs[live], ticks[live])
-        self.rolled.set_many(seqs[~live], on=False)
+        self.rolled.set_many(seqs, on=False)
+        place()
 
-    def _place_again(self, seqs: Ints, ticks: Ints) -> None:
-        if len(seqs):
-            units = self.queue_units(seqs)
-            self.rolled.set_many(seqs, on=False)
-            self.wheel.reserve(len(seqs))
-            self._place(seqs, ticks, self.write_ms, units["log_offset"].astype(np.int64), units["size"].astype(np.int64))
+    def _prepare_again(self, seqs: Ints, ticks: Ints) -> Callable[[], None]:
+        if not len(seqs):
+            return lambda: None
+        units = self.queue_units(seqs)
+        return self._prepare_places(seqs, ticks, self.write_ms, units["log_offset"].astype(np.int64), units["size"].astype(np.int64))
 
     def _retry_aside(self, until_ms: int) -> None:
         """Find room in the wheel for what lies ahead and was put aside."""
         ahead = [(seq, tick) for seq, tick in self.aside.items() if tick > until_ms]
         if ahead:
+            seqs, ticks = np.ascontiguousarray(np.array(ahead, np.int64).T)
+            place = self._prepare_again(seqs, ticks)
             for seq, _ in ahead:
                 del self.aside[seq]
-            seqs, ticks = np.array(ahead, np.int64).T
-            self._place_again(seqs.copy(), ticks.copy())
+            self.rolled.set_many(seqs, on=False)
+            place()
 
     def queue_units(self, seqs: Ints) -> np.ndarray[Any, np.dtype[np.void]]:
         """Return where the messages of timers lie in the log."""
@@ -235,7 +246,7 @@ class TimerIndex:
         ticks = [tick for tick in self.aside.values() if tick > after]
         slot = self.wheel.next_live(self.wheel.slot_of(after) - 1)
         while slot is not None:
-            numbers, owners = self.wheel.walk(np.array([slot]))
+            numbers, _ = self.wheel.walk(np.array([slot]))
             seqs = self.wheel.units.gather(numbers)["reserved"].astype(np.int64)
             found = self.facts.gather(seqs - 1)["tick"].astype(np.int64)
             # Timers to be rolled need somebody to come by when their slot ends.
@@ -368,10 +379,8 @@ class TimerIndex:
         fresh = (found.seqs > self.facts.count) | is_new
         order = np.argsort(found.seqs, kind="stable")
         order = order[np.append(np.diff(found.seqs[order]) != 0, True)]
-        self.facts.reserve_at(found.seqs[order] - 1)
-        self.facts.place(found.seqs[order] - 1, rows[order])
+        self.facts.prepare(found.seqs[order] - 1, rows[order])()
         timers = np.flatnonzero(~others & fresh)
-        self.wheel.reserve(len(timers))
         self._place_all(
             found.seqs[timers],
             found.ticks[timers],

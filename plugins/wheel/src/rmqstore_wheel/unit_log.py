@@ -10,8 +10,9 @@ that would hold nothing else is not there.
 
 from __future__ import annotations
 
+import enum
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +30,13 @@ _NEAR: Final = 512
 """Units that are written in one piece though so many between two of them stay as they are."""
 
 
+class Doubt(enum.Enum):
+    """Why caches may not be what a check point says."""
+
+    REWRITTEN = "units were written anew, which the next check point will know"
+    DAMAGED = "units are not what was written"
+
+
 class Sums(msgspec.Struct, frozen=True, array_like=True):
     """What a check point knows of a unit log.
 
@@ -44,6 +52,9 @@ class Sums(msgspec.Struct, frozen=True, array_like=True):
     absent: list[tuple[int, int]] = []
 
 
+Units = np.ndarray[Any, np.dtype[np.void]]
+
+
 class UnitLog:
     """Units in files; ``blank_bytes`` at the end of every file hold none.
 
@@ -51,6 +62,8 @@ class UnitLog:
         unit: the layout of one.
         per_file: how many a file holds.
         fill: the unit that stands where nothing was written; zeros when it is not given.
+        doubt: called before units are written anew, and when some are not what was written: the next open makes everything anew, unless a
+            check point comes before it.
     """
 
     def __init__(
@@ -63,14 +76,17 @@ class UnitLog:
         blank: bytes = b"",
         fill: bytes = b"",
         fill_bytes: int = 1024 * 1024,
+        made_above: int = 1,
+        doubt: Callable[[Doubt], None] = lambda doubt: None,
     ) -> None:
+        self._doubt = doubt
         self.unit = unit
         self.per_file = per_file
         self._blank = blank
         self._fill = np.frombuffer(fill or bytes(unit.itemsize), unit)
         self._fill_crc = zlib.crc32(np.repeat(self._fill, BLOCK).tobytes())
         self._stale: set[int] = set()
-        self.chain = FileChain(disk, directory, per_file * unit.itemsize + len(blank), fill_bytes)
+        self.chain = FileChain(disk, directory, per_file * unit.itemsize + len(blank), fill_bytes, made_above)
         self.count = self.first = 0
         self._crcs = np.zeros(0, np.uint32)
         self._trusted = np.zeros(0, np.bool_)
@@ -164,6 +180,15 @@ class UnitLog:
     def append(self, data: Bytes) -> int:
         """Append units, in space that was reserved; returns the number of the first."""
         first = self.count
+        self.write_ahead(data)
+        self.advance(data)
+        return first
+
+    def write_ahead(self, data: Bytes) -> None:
+        """Write units behind the last one, where nobody sees them until :meth:`advance`."""
+        self._write(self.count, data)
+
+    def _write(self, first: int, data: Bytes) -> None:
         view = memoryview(data).cast("B")
         size = self.unit.itemsize
         at = first
@@ -174,8 +199,11 @@ class UnitLog:
             if self._blank and stop % self.per_file == 0:
                 self.chain.write_at(self.position(stop - 1) + size, self._blank)
             at = stop
-        self._sum(view, behind)
-        return first
+
+    def advance(self, data: Bytes) -> None:
+        """Count in what was written ahead."""
+        view = memoryview(data).cast("B")
+        self._sum(view, self.count + len(view) // self.unit.itemsize)
 
     def _sum(self, view: memoryview, behind: int) -> None:
         """Take appended units into the sums."""
@@ -203,30 +231,59 @@ class UnitLog:
             self._trusted = np.append(self._trusted[:blocks], np.ones(len(crcs), np.bool_))
         self.count = behind
 
-    def place(self, numbers: Ints, units: np.ndarray[Any, np.dtype[np.void]]) -> None:
-        """Write units at numbers that rise, in space that was reserved; those that are there already are written anew."""
+    def prepare(self, numbers: Ints, units: Units) -> Callable[[], None]:
+        """Write units at numbers that rise, where nobody sees them, and make room; returns what makes them seen.
+
+        Those that are there already are written anew only then. What lies between them and was never written is filled.
+        """
+        self.reserve_at(numbers)
         if self._follow(numbers):
-            self.append(np.ascontiguousarray(units).view(np.uint8).data)
-            return
+            data = np.ascontiguousarray(units).view(np.uint8).data
+            self.write_ahead(data)
+            return lambda: self.advance(data)
         known = int(np.searchsorted(numbers, self.count))
         if known:
-            self._replace(numbers[:known], units[:known])
-        numbers, units = numbers[known:], units[known:]
-        bounds = np.flatnonzero(np.diff(numbers // self.per_file)) + 1
-        for begin, stop in pairwise([0, *bounds.tolist(), len(numbers)]):
-            if begin == stop:
-                continue
-            self._skip_to(int(numbers[begin]))
-            first = self.count
-            rows = np.repeat(self._fill, int(numbers[stop - 1]) + 1 - first)
-            rows[numbers[begin:stop] - first] = units[begin:stop]
-            self.append(rows.view(np.uint8).data)
+            self._doubt(Doubt.REWRITTEN)
+        pieces = list(self._pieces(numbers[known:], units[known:]))
+        for number, data in pieces:
+            self._write(number, data)
+
+        def commit() -> None:
+            if known:
+                self._replace(numbers[:known], units[:known])
+            for number, data in pieces:
+                if number > self.count:
+                    self._pass_over(number)
+                self.advance(data)
+
+        return commit
 
     def _follow(self, numbers: Ints) -> bool:
         """Say whether units at these numbers lie one behind the other behind all others."""
         return bool(len(numbers)) and int(numbers[0]) == self.count and int(numbers[-1]) == self.count + len(numbers) - 1
 
-    def _replace(self, numbers: Ints, units: np.ndarray[Any, np.dtype[np.void]]) -> None:
+    def _pieces(self, numbers: Ints, units: Units) -> Iterator[tuple[int, memoryview]]:
+        """Yield (number of the first, units) of stretches to be appended, with what fills the gaps where files are."""
+        at = self.count
+        bounds = np.flatnonzero(np.diff(numbers // self.per_file)) + 1
+        for begin, stop in pairwise([0, *bounds.tolist(), len(numbers)]):
+            if begin < stop:
+                first, behind = int(numbers[begin]), int(numbers[stop - 1]) + 1
+                for start, end in self._held_between(at, first):
+                    yield start, np.repeat(self._fill, end - start).view(np.uint8).data
+                rows = np.repeat(self._fill, behind - first)
+                rows[numbers[begin:stop] - first] = units[begin:stop]
+                yield first, rows.view(np.uint8).data
+                at = behind
+
+    def _held_between(self, first: int, behind: int) -> Iterator[tuple[int, int]]:
+        """Yield the stretches between two numbers that lie in files which are there."""
+        starts = [start // self.chain.file_bytes * self.per_file for start in self.chain.starts]
+        for start in starts:
+            if start < behind and start + self.per_file > first:
+                yield max(first, start), min(behind, start + self.per_file)
+
+    def _replace(self, numbers: Ints, units: Units) -> None:
         blocks = np.unique(numbers // BLOCK).tolist()
         for block in blocks:
             self.check(block * BLOCK, 1)
@@ -241,17 +298,6 @@ class UnitLog:
         self._stale.update(blocks)
         if blocks[-1] == self.count // BLOCK:
             self._sum_block(blocks[-1])
-
-    def _skip_to(self, number: int) -> None:
-        """Let nothing lie at the numbers before ``number`` that nothing was written to."""
-        while self.count < number:
-            file = self.count // self.per_file
-            stop = min(number, (file + 1) * self.per_file)
-            if self.chain.has(file * self.chain.file_bytes):
-                self.append(np.repeat(self._fill, stop - self.count).view(np.uint8).data)
-                continue
-            later = [start // self.chain.file_bytes for start in self.chain.starts if start > file * self.chain.file_bytes]
-            self._pass_over(min(number, later[0] * self.per_file) if later else number)
 
     def _pass_over(self, number: int) -> None:
         """Count numbers up to ``number`` whose files are not there."""
@@ -275,7 +321,7 @@ class UnitLog:
 
     # ------------------------------------------------------------ reading
 
-    def read(self, number: int, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
+    def read(self, number: int, count: int) -> Units:
         """Return units that follow one another.
 
         Raises:
@@ -284,7 +330,7 @@ class UnitLog:
         self.check(number, count)
         return self._raw(number, count)
 
-    def _raw(self, number: int, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
+    def _raw(self, number: int, count: int) -> Units:
         if count > 0 and number // self.per_file == (number + count - 1) // self.per_file:
             return self._stretch(number, count)
         units = np.empty(max(count, 0), self.unit)
@@ -295,13 +341,13 @@ class UnitLog:
             at += step
         return units
 
-    def _stretch(self, number: int, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
+    def _stretch(self, number: int, count: int) -> Units:
         """Return units that follow one another in one file."""
         if not self.chain.has(number // self.per_file * self.chain.file_bytes):
             return np.repeat(self._fill, count)
         return np.frombuffer(self.chain.read(self.position(number), count * self.unit.itemsize), self.unit)
 
-    def gather(self, numbers: Ints) -> np.ndarray[Any, np.dtype[np.void]]:
+    def gather(self, numbers: Ints) -> Units:
         """Return units of any numbers, in their order; see :meth:`read`."""
         if not len(numbers):
             return np.zeros(0, self.unit)
@@ -318,13 +364,13 @@ class UnitLog:
             units[rows] = self._in_file(file, numbers[rows])
         return units
 
-    def _in_file(self, file: int, numbers: Ints) -> np.ndarray[Any, np.dtype[np.void]]:
+    def _in_file(self, file: int, numbers: Ints) -> Units:
         """Return units of one file."""
         if not self.chain.has(file * self.chain.file_bytes):
             return np.repeat(self._fill, len(numbers))
         data = self.chain.view(file * self.chain.file_bytes)
         units = np.frombuffer(data, self.unit, min(len(data) // self.unit.itemsize, self.per_file))
-        found: np.ndarray[Any, np.dtype[np.void]] = units[numbers - file * self.per_file]
+        found: Units = units[numbers - file * self.per_file]
         return found
 
     def check(self, number: int, count: int) -> None:
@@ -334,8 +380,11 @@ class UnitLog:
             begin, end = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self.count)
             if zlib.crc32(self._raw(begin, end - begin).tobytes()) != self._crcs[block]:
                 path = str(self.chain.path_of(self.position(begin)))
+                self._doubt(Doubt.DAMAGED)
                 raise CorruptStoreError(
-                    f"{path}: units {begin} to {end - 1} are not what was written", file=path, offset=self.position(begin)
+                    f"{path}: units {begin} to {end - 1} are not what was written; close the store and open it again, which makes them anew",
+                    file=path,
+                    offset=self.position(begin),
                 )
             self._trusted[block] = True
 

@@ -111,7 +111,7 @@ def stores_of(pair: Pair) -> Iterator[Stores]:
 
 def message(number: int | str, topic: str = "t", **fields: Any) -> Message:
     """Return a message that says who it is in its id and body."""
-    return Message(topic, f"body {number}".encode(), message_id=f"m{number}", **fields)
+    return Message(topic, fields.pop("body", f"body {number}".encode()), message_id=f"m{number}", **fields)
 
 
 def ids(messages: Any) -> list[str]:

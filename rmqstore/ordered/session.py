@@ -33,13 +33,7 @@ class OrderedSession(EngineSession):
     one_log = True
 
     def __init__(self, kv: OrderedKV, options: EngineOptions) -> None:
-        stored = kv.get(META, FORMAT_KEY)
-        if stored is None:
-            batch = WriteBatch()
-            batch.put(META, FORMAT_KEY, bytes((FORMAT_VERSION,)))
-            kv.write(batch)
-        else:
-            _check_format(stored)
+        check_layout(kv)
         self._shared = Shared(kv, options)
         self._timers = OrderedTimers(self._shared)
         self._pops = OrderedPops(self._shared, RunQueueLog)
@@ -85,6 +79,21 @@ class ReadSession(EngineSession):
 
     def close(self) -> None:
         self._shared.close()
+
+
+def check_layout(kv: OrderedKV) -> None:
+    """Refuse records of another version of the layout; new ones are given this version.
+
+    Raises:
+        FormatVersionError: naming both versions.
+    """
+    stored = kv.get(META, FORMAT_KEY)
+    if stored is not None:
+        _check_format(stored)
+        return
+    batch = WriteBatch()
+    batch.put(META, FORMAT_KEY, bytes((FORMAT_VERSION,)))
+    kv.write(batch)
 
 
 def _check_format(stored: bytes) -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from rmqstore import AckOutcome, Store
 from rmqstore.message import PARKED_TOPIC, dlq_topic
-from rmqstore.ordered.kv import WriteBatch
-from rmqstore.ordered.layout import QUEUE_PREFIX, QUEUES
+from tests.damaging import damage_messages
 from tests.stores import Stores, ids, message, pop_all
 
 
@@ -114,25 +113,14 @@ def test_p7_a_letter_of_a_deleted_queue_takes_no_other_with_it(stores: Stores) -
     assert store.verify() == []
 
 
-def damage_last_run(store: Store, topic: str) -> None:
-    """Flip a byte in the last run of a topic, on disk only."""
-    known = store.pops._state.topics[topic]  # type: ignore[attr-defined]
-    kv = store.pops._shared.kv  # type: ignore[attr-defined]
-    *_, (key, value) = kv.scan_all(QUEUES, QUEUE_PREFIX.pack(known.id, 0), QUEUE_PREFIX.pack(known.id, 1))
-    write = WriteBatch()
-    write.put(QUEUES, key, value[:-1] + bytes([value[-1] ^ 1]))
-    kv.write(write)
-    store.pops._log.drop(known, 0)  # type: ignore[attr-defined]
-
-
 @pytest.mark.clause("T12", "Q1")
 def test_t12_a_damaged_run_of_parked_entries_is_parked_for_good(stores: Stores) -> None:
     """T12: the entry that stands for it lies behind it in the same queue, is counted, and outlives the upkeep."""
     store = stores.open()
     store.send(message(1))
-    damage_last_run(store, "t")
+    damage_messages(store, b"body 1")
     assert store.pop("t", "g") == []
-    damage_last_run(store, PARKED_TOPIC)
+    damage_messages(store, store.read(PARKED_TOPIC).messages[0].body[-8:])
     store.pop(PARKED_TOPIC, "operator")
     for _ in range(2):
         assert [each.origin_message_id for each in store.parked()] == [f"{PARKED_TOPIC}/0/0"]
@@ -148,10 +136,10 @@ def test_p9_a_damaged_run_is_parked_once(stores: Stores) -> None:
     assert len(store.pop("t", "g", order=True, max_messages=3, invisible=1)) == 3
     stores.clock.advance(1)
     store.tick()
-    damage_last_run(store, "t")
+    pieces = damage_messages(store, *(f"body {n}".encode() for n in range(5)))
     store.send(message("sound"))
     assert ids(store.pop("t", "g", order=True, max_messages=1)) == ["msound"]
-    assert len(store.parked()) == 1
+    assert len(store.parked()) == pieces
     assert store.lag("t", "other").ready == 1
     assert store.verify() == []
 

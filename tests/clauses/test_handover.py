@@ -167,7 +167,7 @@ def test_h3_across_two_engines_the_timers_are_synced_first(pair: Pair) -> None:
         for n in (0, 2, 3, 4):
             parsed = rmqstore.contract.TimerHandle.parse(sent[n].handle or "")
             assert parsed is not None
-            assert store.timers._locate(store.timers._shared.kv, parsed.tick, parsed.seq) is not None, "reclaimed before it was durable"  # type: ignore[attr-defined]
+            assert store.timers.get(parsed) is not None, "reclaimed before it was durable"
 
 
 @pytest.mark.clause("H3")

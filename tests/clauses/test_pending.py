@@ -7,12 +7,14 @@ import random
 import pytest
 
 import rmqstore
-from rmqstore import AckOutcome, Store
+from rmqstore import AckOutcome
 from rmqstore.contract import EMPTY_CURSOR
 from rmqstore.message import PARKED_TOPIC
-from rmqstore.ordered.kv import WriteBatch
-from rmqstore.ordered.layout import QUEUES, TIMERS
+from tests.damaging import Spoiling, cut, damage_messages, damage_timers, flipped
 from tests.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, message, pop_all, read_ids
+
+BODIES = [b"%d" % n * 100 for n in range(3)]
+"""Long enough to be cut short."""
 
 
 @pytest.mark.clause("T10")
@@ -94,24 +96,14 @@ def test_t10_exact_after_a_reopen(durable_stores: Stores) -> None:
     assert store.verify() == []
 
 
-def _damage(store: Store, side: str, space: int, which: int, keep: int | None = None) -> None:
-    """Change one byte in the middle of one stored run, or cut it short, behind the store's back."""
-    kv = store.timers._shared.kv if side == "timers" else store.pops._shared.kv  # type: ignore[attr-defined]
-    entries = list(kv.scan_all(space))
-    key, value = entries[which]
-    write = WriteBatch()
-    write.put(space, key, value[:-3] + bytes((value[-3] ^ 0xFF,)) + value[-2:] if keep is None else value[:keep])
-    kv.sync(kv.write(write))
-
-
 @pytest.mark.clause("T12")
-@pytest.mark.parametrize("keep", [None, 0, 3, 10, 40], ids=["flipped", "empty", "3 bytes", "10 bytes", "40 bytes"])
-def test_t12_a_damaged_timer_is_parked(stores: Stores, keep: int | None) -> None:
+@pytest.mark.parametrize("spoil", [flipped, cut(0), cut(3), cut(10), cut(40)], ids=["flipped", "empty", "3 bytes", "10 bytes", "40 bytes"])
+def test_t12_a_damaged_timer_is_parked(stores: Stores, spoil: Spoiling) -> None:
     """T12: it comes out as a message of ``%PARKED%`` with a reason; those before and behind it are delivered."""
     store = stores.open()
     for n in range(3):
-        store.send(message(n), deliver_at=START_MS + 1000 * (n + 1))
-    _damage(store, "timers", TIMERS, 1, keep)
+        store.send(message(n, body=BODIES[n]), deliver_at=START_MS + 1000 * (n + 1))
+    damage_timers(store, BODIES[1], spoil=spoil)
     stores.clock.advance(5000)
     store.tick()
     assert read_ids(store) == ["m0", "m2"]
@@ -127,27 +119,27 @@ def test_t12_a_damaged_timer_is_parked(stores: Stores, keep: int | None) -> None
 
 @pytest.mark.clause("T12")
 def test_t12_a_damaged_run_of_many_timers_parks_and_the_rest_goes_on(stores: Stores) -> None:
-    """T12: a run of several timers cannot be told apart any more: one parked entry, no other timer touched, counters right."""
+    """T12: timers that lie in one piece cannot be told apart any more: one parked entry a piece, no other touched, counters right."""
     store = stores.open(hand_over_limit=1)
     store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(5)])
     store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(5, 8)])
-    _damage(store, "timers", TIMERS, 0)
+    pieces = damage_timers(store, *(f"body {n}".encode() for n in range(5)))
     stores.clock.advance(5000)
     store.tick()
     assert read_ids(store) == ["m5", "m6", "m7"]
-    assert len(store.read(PARKED_TOPIC)) == 1
+    assert len(store.read(PARKED_TOPIC)) == pieces
     assert store.pending().total == 0
     assert store.verify() == []
 
 
 @pytest.mark.clause("T12")
-@pytest.mark.parametrize("keep", [None, 0, 10])
-def test_t12_a_damaged_queue_entry_is_parked_by_the_pop(stores: Stores, keep: int | None) -> None:
+@pytest.mark.parametrize("spoil", [flipped, cut(0), cut(10)], ids=["flipped", "empty", "10 bytes"])
+def test_t12_a_damaged_queue_entry_is_parked_by_the_pop(stores: Stores, spoil: Spoiling) -> None:
     """T12: the pop steps over it, parks it once, and gives the others to every group."""
     store = stores.open()
     for n in range(3):
-        store.send(message(n))
-    _damage(store, "pops", QUEUES, 1, keep)
+        store.send(message(n, body=BODIES[n]))
+    damage_messages(store, BODIES[1], spoil=spoil)
     assert ids(pop_all(store, group="g")) == ["m0", "m2"]
     assert ids(pop_all(store, group="h")) == ["m0", "m2"]
     assert len(store.read(PARKED_TOPIC)) == 1
@@ -162,7 +154,7 @@ def test_t12_lag_does_not_count_what_was_parked(stores: Stores) -> None:
     store = stores.open()
     for n in range(3):
         store.send(message(n))
-    _damage(store, "pops", QUEUES, 1)
+    damage_messages(store, b"body 1")
     pop_all(store, group="g")
     assert store.lag("t", "h").ready == 2
     assert len(pop_all(store, group="h")) == 2
@@ -175,8 +167,7 @@ def test_t12_a_leased_message_that_went_bad_is_parked_when_its_lease_ends(stores
     for n in range(4):
         store.send(message(n))
     popped = store.pop("t", "g", invisible=1000)
-    _damage(store, "pops", QUEUES, 0)
-    _damage(store, "pops", QUEUES, 2)
+    damage_messages(store, b"body 0", b"body 2")
     assert store.ack(popped[0]) is AckOutcome.ACKED
     stores.clock.advance(1000)
     report = store.tick()
@@ -193,7 +184,7 @@ def test_t12_due_reads_a_damaged_timer_alike_every_time(stores: Stores) -> None:
     store = stores.open()
     for n in range(2):
         store.send(message(n), deliver_at=START_MS + 1000)
-    _damage(store, "timers", TIMERS, 0)
+    damage_timers(store, b"body 0")
     store.timers.seal(START_MS + 1000)
     first, again = (store.timers.due(EMPTY_CURSOR, 10) for _ in range(2))
     assert [m.topic for m in first.messages.messages] == [PARKED_TOPIC, "t"]

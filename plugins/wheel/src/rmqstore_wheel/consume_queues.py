@@ -31,6 +31,7 @@ class ConsumeQueues:
         self._logs: dict[QueueName, UnitLog] = {}
         self._sums: dict[QueueName, Sums] = {}
         self._recent: dict[QueueName, None] = {}
+        self._trimmed: dict[QueueName, int] = {}
 
     def start(self, sums: Mapping[QueueName, Sums]) -> None:
         """Begin with the queues that a check point vouches for."""
@@ -83,8 +84,16 @@ class ConsumeQueues:
     def read(self, topic: str, queue: int, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
         """Return up to ``count`` units from ``offset`` on, fewer at the end of the queue."""
         log = self.of(topic, queue)
-        offset = max(offset, log.first)
+        offset = max(offset, log.first, self._trimmed.get((topic, queue), 0))
         return log.read(offset, max(min(count, log.count - offset), 0))
+
+    def first(self, topic: str, queue: int) -> int:
+        """Return the first offset of a queue that is kept."""
+        return max(self.of(topic, queue).first, self._trimmed.get((topic, queue), 0))
+
+    def trim(self, topic: str, queue: int, offset: int) -> None:
+        """Let a queue begin at ``offset``; its files go after the next check point."""
+        self._trimmed[topic, queue] = offset
 
     def clear(self, topic: str, queue: int, offsets: Sequence[int]) -> None:
         """Let nothing lie at some offsets any more."""
@@ -100,14 +109,22 @@ class ConsumeQueues:
         if log is not None:
             log.close()
         self._sums.pop((topic, queue), None)
+        self._trimmed.pop((topic, queue), None)
         self._recent.pop((topic, queue), None)
         self._disk.remove_tree(self._directory / topic / str(queue))
 
     def sync(self) -> dict[QueueName, Sums]:
         """Make everything durable; returns what a check point has to know."""
+        for name, offset in self._trimmed.items():
+            self.of(*name).trim(offset)
         for name, log in self._logs.items():
             self._sums[name] = log.sync()
         return dict(self._sums)
+
+    def release(self) -> None:
+        """Remove the files of what was trimmed, once a durable check point says so."""
+        for name in self._trimmed:
+            self.of(*name).release()
 
     def close(self) -> None:
         """Let go of the files."""

@@ -1,7 +1,7 @@
 """The seam between the engine and the disk: everything that the engine ever does to its files goes through here.
 
-Writes are positioned writes into files whose length is fixed when they are made, so that only :meth:`DiskFile.zero_fill` can find no room;
-reads are maps of whole files. Tests put a :class:`Disk` of their own in its place, which records every call, refuses the n-th, or keeps,
+Writes are positioned writes into space that was filled with zeros before, so that only :meth:`DiskFile.zero_fill` can find no room and make
+a file longer; reads are maps of whole files. Tests put a :class:`Disk` of their own in its place, which records every call, refuses the n-th, or keeps,
 drops and tears what was not synced.
 
 What a crash leaves, as the engine counts on it: of a file, all that was written before its last :meth:`DiskFile.sync`, and any part of what
@@ -50,13 +50,7 @@ class DiskFile:
 
     def truncate(self, length: int) -> None:
         """Give the file this length; what is new is a hole, which reads as zeros."""
-        self._unmap()
-        os.ftruncate(self._fd, length)
-
-    def clear(self, offset: int) -> None:
-        """Let everything from ``offset`` to the end of the file read as zeros."""
-        length = self.length
-        os.ftruncate(self._fd, offset)
+        self._map = None
         os.ftruncate(self._fd, length)
 
     def zeros_from(self, offset: int) -> int | None:
@@ -82,20 +76,17 @@ class DiskFile:
 
     def view(self) -> memoryview:
         """Return the content, which follows later writes; valid as long as somebody holds it, also after the file is closed or removed."""
-        if self._map is None:
-            length = self.length
+        length = self.length
+        if self._map is None or len(self._map) != length:
             if not length:
                 return memoryview(b"")
+            # The map before is not closed: whoever still holds a view of it keeps it, and it goes with the last of them.
             self._map = mmap.mmap(self._fd, length, access=mmap.ACCESS_READ)
         return memoryview(self._map)
 
-    def _unmap(self) -> None:
-        # Not closed: whoever still holds a view keeps the map alive, and it goes with the last of them.
-        self._map = None
-
     def close(self) -> None:
         """Let go of the file; idempotent."""
-        self._unmap()
+        self._map = None
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -104,15 +95,12 @@ class DiskFile:
 class Disk:
     """The operating system's files."""
 
-    def create(self, path: Path, length: int) -> DiskFile:
-        """Make a file of ``length`` bytes without content, in place of one that is there; its name is durable with the directory."""
+    def create(self, path: Path, length: int = 0) -> DiskFile:
+        """Make a file of ``length`` bytes, a hole, in place of one that is there; its name is durable with the directory."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         file = DiskFile(path, fd)
-        try:
+        if length:
             file.truncate(length)
-        except BaseException:
-            file.close()
-            raise
         return file
 
     def open(self, path: Path) -> DiskFile:

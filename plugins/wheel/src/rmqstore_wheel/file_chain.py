@@ -14,7 +14,7 @@ _FIRST_FILL_BYTES: Final = 64 * 1024
 
 
 class FileChain:
-    """The files of one log. A file has its full length from the beginning, as a hole; disk space is set aside ahead of the writes.
+    """The files of one log. A file grows as space is set aside ahead of the writes, and has its full length once the next one begins.
 
     Args:
         directory: where the files lie; made as needed.
@@ -66,15 +66,20 @@ class FileChain:
                 raise CorruptStoreError(f"{path} is missing, {file_name(start)} is there", file=str(path), offset=expected)
 
     def file(self, start: int) -> DiskFile:
-        """Return the file that starts at ``start``, opened; one that is shorter than it should be gets its length."""
+        """Return the file that starts at ``start``, opened."""
         file = self._open.get(start)
         if file is None:
-            file = self._disk.open(self.directory / file_name(start))
-            self._open[start] = file
-            if file.length < self.file_bytes:
-                # Its creation was cut short: the length is durable with the first sync, so nothing was acknowledged behind this one.
-                file.truncate(self.file_bytes)
+            file = self._open[start] = self._disk.open(self.directory / file_name(start))
         return file
+
+    def holds(self, offset: int, stop: int) -> bool:
+        """Say whether the files from ``offset`` to ``stop`` are there, each as long as that asks for."""
+        start = self._start_of(offset)
+        while start < stop:
+            if start not in self.starts or self.file(start).length < min(stop - start, self.file_bytes):
+                return False
+            start += self.file_bytes
+        return True
 
     # ------------------------------------------------------------ writing
 
@@ -105,12 +110,20 @@ class FileChain:
     def _make(self, start: int) -> None:
         if not self.starts:
             self._disk.make_directory(self.directory)
-        path = self.directory / file_name(start)
-        file = self._disk.create(path, self.file_bytes)
+        if self.starts:
+            # RocketMQ wants every file but the last in its full length.
+            self._complete(self.starts[-1])
+        file = self._disk.create(self.directory / file_name(start))
         self._open[start] = file
         self.starts.append(start)
         file.sync()
         self._disk.sync_directory(self.directory)
+
+    def _complete(self, start: int) -> None:
+        file = self.file(start)
+        if file.length < self.file_bytes:
+            file.truncate(self.file_bytes)
+            self._unsynced.add(start)
 
     def write_at(self, offset: int, data: Bytes) -> None:
         """Write within one file, into space that was reserved."""
@@ -119,13 +132,15 @@ class FileChain:
         self.file(start).write_at(offset - start, data)
 
     def clear_from(self, offset: int) -> None:
-        """Let everything from ``offset`` on read as zeros."""
+        """Let everything from ``offset`` on read as zeros, or end there."""
         self._filled = max(offset, self.first)
         for start in [start for start in self.starts if start + self.file_bytes > offset]:
             begin = max(offset - start, 0)
+            if self.file(start).length < begin:
+                continue
             filled = self.file(start).zeros_from(begin)
             if filled is None:
-                self.file(start).clear(begin)
+                self.file(start).truncate(begin)
                 self._unsynced.add(start)
             elif begin == offset - start:
                 self._filled = start + filled

@@ -65,6 +65,9 @@ class TimerCaches(Protocol):
     def check_point(self) -> TimerSection:
         """Make everything durable that a check point vouches for."""
 
+    def release(self) -> None:
+        """Let files go that the check point written last needs no more."""
+
     def close(self) -> None:
         """Let go of the files."""
 
@@ -76,6 +79,11 @@ class Ledger(OrderedKV):
         root: RocketMQ's store directory.
         sizes: of the files.
         min_epoch: no open epoch is below it.
+
+    Attributes:
+        epoch: the open epoch, which every frame carries.
+        store_ms: the latest store time of a message.
+        places: where in the log the last call's messages lie, for each of its pieces.
     """
 
     def __init__(self, disk: Disk, root: Path, sizes: Sizes, *, min_epoch: int = 0, on_close: Callable[[], None] = lambda: None) -> None:
@@ -90,6 +98,7 @@ class Ledger(OrderedKV):
         self.queues = ConsumeQueues(disk, root / "consumequeue", sizes.queue_file_units)
         self.state = State()
         self.store_ms = 0
+        self.places: list[Ints] = []
         self._journal_records = 0
         self._check_point = CheckPoint()
         self._calls = 0
@@ -120,7 +129,7 @@ class Ledger(OrderedKV):
         return self.append(messages, [*changes, *batch.ops])
 
     def append(self, messages: Sequence[Messages], changes: Iterable[Change] = ()) -> int:
-        """Write one call as a frame and apply it; returns its position. The records of ``messages`` learn their offsets.
+        """Write one call as a frame and apply it; returns its position.
 
         Raises:
             StoreFullError: no room; nothing was written.
@@ -150,8 +159,9 @@ class Ledger(OrderedKV):
                     self.timers.reserve(each.offset + count - self.queues.of(each.topic, each.queue).count)
             self.log.append(pieces, self.epoch)
         try:
-            for at, each in enumerate(messages):
-                self._index(each, pieces[at])
+            self.places = [offsets_of(piece) for piece in pieces[: len(messages)]]
+            for each, piece, offsets in zip(messages, pieces, self.places, strict=False):
+                self.queues.append(each.topic, each.queue, each.offset, offsets, piece.sizes, each.codes)
             with self._gate.lock:
                 for change in changes:
                     self._apply(change)
@@ -179,9 +189,6 @@ class Ledger(OrderedKV):
         if error.errno in NO_ROOM:
             return StoreFullError(f"{self._gate.name}: no room on the disk ({error.strerror}); make room and try again")
         return self._gate.refuse_poisoned(error, "a write")
-
-    def _index(self, messages: Messages, records: Encoded) -> None:
-        self.queues.append(messages.topic, messages.queue, messages.offset, offsets_of(records), records.sizes, messages.codes)
 
     def apply_again(self, changes: Iterable[Change]) -> None:
         """Apply what a journal record says, at an open."""
@@ -251,7 +258,7 @@ class Ledger(OrderedKV):
         """Say whether the log still goes as far as the check point says."""
         if found.offset == self.log.chain.first and not found.calls:
             return True
-        if not self.log.chain.first < found.offset <= self.log.chain.end:
+        if not self.log.chain.holds(found.offset - frames.PROPERTY_BYTES, found.offset):
             raise CorruptStoreError(
                 f"{self.log.chain.directory} ends at {self.log.chain.end}; it was on disk up to {found.offset}",
                 file=str(self.log.chain.directory),
@@ -312,6 +319,8 @@ class Ledger(OrderedKV):
                 timers=section,
             )
             check_point.write(self.disk, self._own, found)
+            self.queues.release()
+            self.timers.release()
         self._check_point = found
         self._calls = 0
 

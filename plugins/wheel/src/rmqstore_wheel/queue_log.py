@@ -78,7 +78,7 @@ class WheelQueueLog(QueueLog):
         units = self._ledger.queues.read(topic, queue, offset, count)
         if not len(units):
             return None
-        first = max(offset, self._ledger.queues.of(topic, queue).first)
+        first = max(offset, self._ledger.queues.first(topic, queue))
         name = topic.encode()
         runs: list[Run | DamagedRun] = []
         current: list[bytes] = []
@@ -181,7 +181,7 @@ class WheelQueueLog(QueueLog):
         return topic.next_offsets[queue]
 
     def cut(self, write: WriteBatch, topic: Topic, queue: int, first: int, target: int) -> None:
-        # The files go once a check point knows that the queue begins later.
+        self._ledger.queues.trim(topic.name, queue, target)
         self._recent.pop((topic.name, queue), None)
 
     def delete(self, write: WriteBatch, topic: Topic) -> None:

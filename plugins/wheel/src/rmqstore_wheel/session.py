@@ -10,6 +10,7 @@ from typing import Final
 from rmqstore.contract import EngineOptions, EngineSession, PopStore, TimerStore
 from rmqstore.ordered.home import EngineHome
 from rmqstore.ordered.pops import OrderedPops
+from rmqstore.ordered.session import check_layout
 from rmqstore.ordered.shared import Shared
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.ledger import Ledger, Sizes
@@ -52,6 +53,7 @@ class WheelSession(EngineSession):
             home.close()
             raise
         try:
+            check_layout(ledger)
             self._shared = WheelShared(ledger, options, home)
             self._timers = WheelTimers(self._shared, ledger, index)
             self._pops = OrderedPops(self._shared, lambda shared: WheelQueueLog(ledger))

@@ -56,6 +56,7 @@ class TimerIndex:
     Attributes:
         pending: timers that are neither cancelled nor forgotten; by_minute: by the minute of their due time.
         write_ms: the latest time of a put or a seal.
+        answered_from: of timers that are gone, only those of this tick or a later one are answered for.
         forgotten: what was handed over and forgotten, as a staircase of any length.
     """
 
@@ -75,6 +76,7 @@ class TimerIndex:
         self.pending = 0
         self.write_ms = 0
         self.first_kept = 0
+        self.answered_from = 0
         self.forgotten = EMPTY_CURSOR
 
     @property
@@ -296,6 +298,26 @@ class TimerIndex:
                 )
         return differences
 
+    def drop_answers(self, before_tick: int) -> bool:
+        """Remember nothing any more of timers that are gone and whose tick is before ``before_tick``; says whether there were any."""
+        self.answered_from = max(self.answered_from, before_tick)
+        first = max(self.first_kept, self.facts.first)
+        for number, facts in fact_log.pages(self.facts, first):
+            seqs = np.arange(number + 1, number + 1 + len(facts))
+            stays = (facts["kind"] == TIMER) & ((facts["tick"] >= before_tick) | ~self.is_gone(seqs, facts["tick"]))
+            if stays.any():
+                self.first_kept = number + int(stays.argmax())
+                break
+            self.first_kept = number + len(facts)
+        if self.first_kept == first:
+            return False
+        self._ledger.queues.trim(WHEEL_TOPIC, 0, self.first_kept)
+        return True
+
+    def is_gone(self, seqs: Ints, ticks: Ints) -> Any:
+        """Say which timers are cancelled or forgotten."""
+        return self.cancelled.get_many(seqs) | self.forgotten.covers_each(ticks, seqs)
+
     # ------------------------------------------------------------ check points
 
     def start(self, section: TimerSection | None) -> None:
@@ -315,6 +337,10 @@ class TimerIndex:
         self.forgotten = TimerCursor.from_bytes(section.forgotten)
 
     def check_point(self) -> TimerSection:
+        self.wheel.units.trim(self.wheel.first_needed())
+        self.facts.trim(self.first_kept)
+        self.cancelled.drop_before(self.facts.first)
+        self.rolled.drop_before(self.facts.first)
         units, crc = self.wheel.check_point()
         return TimerSection(
             facts=self.facts.sync(),
@@ -330,6 +356,10 @@ class TimerIndex:
             first_kept=self.first_kept,
             forgotten=self.forgotten.to_bytes(),
         )
+
+    def release(self) -> None:
+        self.wheel.units.release()
+        self.facts.release()
 
     def replay(self, view: memoryview, file_start: int, starts: Ints, sizes: Ints, epochs: Ints) -> None:
         if not len(starts):

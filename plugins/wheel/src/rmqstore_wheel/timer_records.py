@@ -1,7 +1,7 @@
 """Timers and cancels as messages of the wheel's topic, and back (``HookUtils``, ``TimerMessageStore``, ``RecallMessageProcessor``).
 
-A timer is its message in the topic ``rmq_sys_wheel_timer`` with ``REAL_TOPIC``, ``REAL_QID`` and ``TIMER_OUT_MS``, the time of its slot, as the last
-properties. Its queue offset is its seq less one, and stays so when it is rolled or copied. A cancel is RocketMQ's recall: a message with
+A timer is its message in the topic ``rmq_sys_wheel_timer``, its last properties being ``REAL_TOPIC``, ``REAL_QID`` and, when it has a deliver
+time, ``TIMER_OUT_MS``, the time of its slot. Its queue offset is its seq less one, and stays so when it is rolled or copied. A cancel is RocketMQ's recall: a message with
 ``TIMER_DEL_UNIQKEY``. Properties of our own: ``RMQS_SEQ`` in a cancel, the seq of its timer; ``RMQS_TICK`` and ``RMQS_EPOCH`` in a timer that came
 from another store, where they do not follow from its times.
 """
@@ -63,8 +63,11 @@ def encode_timers(batch: MessageBatch, now_ms: int, precision_ms: int) -> Encode
     if not batch.has_columns and len(batch) <= _BY_ROW:
         return _encode_rows([each for each in batch.messages if isinstance(each, Message)], now_ms, precision_ms)
     columns = batch.columns
-    ticks, dues = ticks_and_dues(deliver_times(batch), now_ms, precision_ms)
-    system = [*messages.timer_parts(columns), *texts.property_part(texts.OUT_MS, pa.array(_slot_times(ticks, precision_ms)))]
+    delivers = deliver_times(batch)
+    ticks, dues = ticks_and_dues(delivers, now_ms, precision_ms)
+    slots = _slot_times(ticks, precision_ms)
+    out_ms = pa.array(slots, mask=delivers < 0) if (delivers < 0).any() else pa.array(slots)
+    system = [*messages.timer_parts(columns), *texts.property_part(texts.OUT_MS, out_ms)]
     encoded = log_columns.encode_columns(messages.encode_batch(columns, store_ms=now_ms, topic=WHEEL_TOPIC, queue_id=0, system=system))
     topics = columns.column("topic")
     keys = columns.column("keys")
@@ -108,9 +111,11 @@ def _encode_rows(rows: Sequence[Message], now_ms: int, precision_ms: int) -> Enc
     key_rows: list[int] = []
     for row, message in enumerate(rows):
         queue = messages.NO_QUEUE if message.queue_id is None else message.queue_id
-        out_ms = (-(-int(ticks[row]) // precision_ms) - 1) * precision_ms
-        system = f"REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{queue}\x02TIMER_OUT_MS\x01{out_ms}\x02".encode()
-        records.append(encode_record(messages.encode_message(message, topic=WHEEL_TOPIC, queue_id=0, system=system, store_ms=now_ms)))
+        system = f"REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{queue}\x02"
+        if message.deliver_at_ms is not None:
+            system += f"TIMER_OUT_MS\x01{(-(-int(ticks[row]) // precision_ms) - 1) * precision_ms}\x02"
+        record = messages.encode_message(message, topic=WHEEL_TOPIC, queue_id=0, system=system.encode(), store_ms=now_ms)
+        records.append(encode_record(record))
         for key in message.keys:
             key_hashes.append(index_file.key_hash(index_file.index_key(message.topic, key)))
             key_rows.append(row)

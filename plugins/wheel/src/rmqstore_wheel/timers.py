@@ -53,7 +53,7 @@ from rmqstore_wheel.facts import CANCEL, TIMER
 from rmqstore_wheel.fetching import Fetcher, Located, joined_places
 from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.ledger import Ledger, offsets_of
+from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.timer_index import Due, TimerIndex, joined
 from rmqstore_wheel.timer_records import deliver_times, encode_cancels, encode_timers
 
@@ -117,7 +117,7 @@ class WheelTimers(OrderedSide, TimerStore):
             put_marks(changes, TIMER_SIDE, marks, encode_ticks(receipts.epoch, first_seq, ticks) if marks else b"", now_ms)
             position = self._append(Messages(WHEEL_TOPIC, 0, first_seq - 1, found.records, now_ms), changes)
             seqs = np.arange(first_seq, first_seq + len(ticks))
-            offsets = offsets_of(found.records)
+            (offsets,) = self._ledger.places
             self._index.put(seqs, found.ticks, found.dues, self._shared.epoch, now_ms, offsets, found.records.sizes, found.hashes)
             if len(found.key_hashes):
                 self._index.keys.add_many(found.key_hashes, offsets[found.key_rows])
@@ -169,7 +169,10 @@ class WheelTimers(OrderedSide, TimerStore):
         if not facts.first < seq <= facts.count:
             return None
         fact = facts.read(seq - 1, 1)[0]
-        return fact if (fact["kind"], fact["tick"], fact["epoch"]) == (TIMER, tick, epoch) else None
+        if (fact["kind"], fact["tick"], fact["epoch"]) != (TIMER, tick, epoch):
+            return None
+        is_remembered = tick >= self._index.answered_from or not (self._index.cancelled.get(seq) or self._index.forgotten.covers(tick, seq))
+        return fact if is_remembered else None
 
     def _trace_of(self, place: Place) -> CancelOutcome:
         """Return what is remembered of a timer that another store had, and that was gone when its state was taken in."""
@@ -356,12 +359,17 @@ class WheelTimers(OrderedSide, TimerStore):
     def _forget_handed(self, upto: TimerCursor) -> None:
         """Forget what was handed out, up to a cursor that ``due`` gave."""
         cursor = None
+        pieces = []
         while cursor != upto:
             cursor, given = self._handed.popleft()
-            # A batch that nobody took may have been given again.
-            gone = upto.covers_each(given.ticks, given.seqs) & ~self._index.forgotten.covers_each(given.ticks, given.seqs)
-            self._forget(given if gone.all() else given.select(gone))
-            self._index.forgotten = self._index.forgotten.join((set(cursor.corners) & set(upto.corners)) or ())
+            pieces.append(given)
+        handed = joined(pieces)
+        gone = upto.covers_each(handed.ticks, handed.seqs) & ~self._index.forgotten.covers_each(handed.ticks, handed.seqs)
+        handed = handed if gone.all() else handed.select(gone)
+        if len(pieces) > 1:
+            # A batch that nobody took was given again.
+            handed = handed.select(np.unique(handed.seqs, return_index=True)[1])
+        self._forget(handed)
         self._index.forgotten = self._index.forgotten.join(upto.corners)
 
     def _forget_all(self, upto: TimerCursor) -> None:
@@ -484,6 +492,7 @@ class WheelTimers(OrderedSide, TimerStore):
             if traces.any_tombstone(kv, before):
                 traces.drop_tombstones(write, before)
                 done += 1
+            done += self._index.drop_answers(before)
             if write:
                 self._shared.write(write)
             if self._ledger.check_point_is_due():

@@ -185,16 +185,19 @@ class UnitLog:
                 self.check(block * BLOCK, 1)
         if low // self.per_file == high // self.per_file:
             base = low // self.per_file * self.per_file
-            data = self.chain.view(base // self.per_file * self.chain.file_bytes)
-            found: np.ndarray[Any, np.dtype[np.void]] = np.frombuffer(data, self.unit, self.per_file)[numbers - base]
+            found: np.ndarray[Any, np.dtype[np.void]] = self._units_of(base // self.per_file)[numbers - base]
             return found
         units = np.empty(len(numbers), self.unit)
         files = numbers // self.per_file
         for file in np.unique(files).tolist():
             rows = files == file
-            data = self.chain.view(file * self.chain.file_bytes)
-            units[rows] = np.frombuffer(data, self.unit, self.per_file)[numbers[rows] - file * self.per_file]
+            units[rows] = self._units_of(file)[numbers[rows] - file * self.per_file]
         return units
+
+    def _units_of(self, file: int) -> np.ndarray[Any, np.dtype[np.void]]:
+        """Return the units of one file, written or not."""
+        data = self.chain.view(file * self.chain.file_bytes)
+        return np.frombuffer(data, self.unit, min(len(data) // self.unit.itemsize, self.per_file))
 
     def check(self, number: int, count: int) -> None:
         """Check the blocks of some units, as far as nobody has looked into them yet."""
@@ -215,17 +218,20 @@ class UnitLog:
         self.chain.sync()
         return Sums(self.first, self.count, self._crcs.astype("<u4").tobytes())
 
-    def drop_before(self, number: int) -> None:
-        """Let the files go in which no unit from ``number`` on lies; what is kept begins with a file."""
+    def trim(self, number: int) -> None:
+        """Let what is kept begin with the file that holds ``number``; the files before it go with :meth:`release`."""
         kept = min(number, self.count) // self.per_file * self.per_file
         if kept <= self.first:
             return
-        block = kept // BLOCK
-        self.check(kept, 1)
-        self.chain.drop_before(self.position(kept))
+        if kept % BLOCK and kept < self.count:
+            self.check(kept, 1)
+            self.first = kept
+            self._sum_block(kept // BLOCK)
         self.first = kept
-        if kept % BLOCK and block < len(self._crcs):
-            self._sum_block(block)
+
+    def release(self) -> None:
+        """Remove the files before what is kept, once a durable check point says so."""
+        self.chain.drop_before(self.position(self.first))
 
     def close(self) -> None:
         """Let go of the files."""

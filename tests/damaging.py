@@ -1,0 +1,78 @@
+"""Damage behind a store's back: bytes of a stored message change on their way to the disk and back.
+
+Of a key-ordered database it is the run with the message that changes. An engine that keeps messages in files as they are has the bytes of
+the body changed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rmqstore import Store
+from rmqstore.ordered.kv import OrderedKV, WriteBatch
+from rmqstore.ordered.layout import QUEUES, TIMERS
+from rmqstore.ordered.runlog import RunQueueLog
+
+Spoiling = Callable[[bytes], bytes]
+
+
+def flipped(data: bytes) -> bytes:
+    """Change the bits of one byte near the end."""
+    at = max(len(data) - 3, 0)
+    return data[:at] + bytes((data[at] ^ 0xFF,)) + data[at + 1 :]
+
+
+def cut(keep: int) -> Spoiling:
+    """Return what keeps the first ``keep`` bytes."""
+    return lambda data: data[:keep]
+
+
+def damage_timers(store: Store, *bodies: bytes, spoil: Spoiling = flipped) -> int:
+    """Damage the timers with these bodies; returns how many pieces were damaged: timers that are stored as one are damaged as one."""
+    kv = store.timers._shared.kv  # type: ignore[attr-defined]
+    if isinstance(store.pops._log, RunQueueLog) or not hasattr(kv, "log"):  # type: ignore[attr-defined]
+        return _damage_runs(kv, TIMERS, bodies, spoil)
+    return _damage_files(store, store.stats().timer_engine, bodies, spoil)
+
+
+def damage_messages(store: Store, *bodies: bytes, spoil: Spoiling = flipped) -> int:
+    """Damage the messages of queues that hold these bytes last; see :func:`damage_timers`."""
+    log = store.pops._log  # type: ignore[attr-defined]
+    if isinstance(log, RunQueueLog):
+        damaged = _damage_runs(store.pops._shared.kv, QUEUES, bodies, spoil)  # type: ignore[attr-defined]
+    else:
+        damaged = _damage_files(store, store.stats().pop_engine, bodies, spoil)
+    log._recent.clear()
+    return damaged
+
+
+def _damage_runs(kv: OrderedKV, space: int, bodies: tuple[bytes, ...], spoil: Spoiling) -> int:
+    entries = dict(kv.scan_all(space))
+    write = WriteBatch()
+    keys = {max((key for key, value in entries.items() if body in value)) for body in bodies}
+    for key in keys:
+        write.put(space, key, spoil(entries[key]))
+    kv.sync(kv.write(write))
+    return len(keys)
+
+
+def _damage_files(store: Store, engine: str, bodies: tuple[bytes, ...], spoil: Spoiling) -> int:
+    """Change the last place of each body in the files of an engine, in place; what is cut off becomes zeros."""
+    for body in bodies:
+        path, at = max(
+            (found for file in (Path(store.stats().path) / engine).rglob("*") if (found := _last_place(file, body))), key=lambda f: f[1]
+        )
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(spoil(body).ljust(len(body), b"\0"))
+    return len(bodies)
+
+
+def _last_place(path: Path, body: bytes) -> tuple[Path, int] | None:
+    if not path.is_file() or path.stat().st_blocks == 0:
+        return None
+    with path.open("rb") as file:
+        # A log is set aside ahead of its end, and a hole behind that.
+        at = file.read(16 * 1024 * 1024).rfind(body)
+    return (path, at) if at >= 0 else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,9 @@ from rmqstore.message import Message, dlq_topic
 STEPS = 10_000
 """So many rounds of anything are taken to be endless."""
 
-_BODY = b"body of "
+POP_MARK = b"pop"
+"""How the marks begin that were given to the pops."""
+
 Place = tuple[str, str]
 
 
@@ -167,6 +169,10 @@ class Drain:
                 if dead := self._names(store, dlq_topic(group)):
                     shown.dead[group] = sorted(dead)
             for mark in self.marks:
+                if mark.startswith(POP_MARK):
+                    result, _ = pops.append(MessageBatch.of([Message("probe", b"p")]), self.times[-1], [mark])
+                    shown.marks[mark] = result.status.name == "REPEATED"
+                    continue
                 receipts, _ = timers.put(MessageBatch.of([Message("probe", b"p", deliver_at_ms=2**50)]), self.times[-1], [mark])
                 shown.marks[mark] = receipts.status.name == "REPEATED"
         finally:
@@ -182,6 +188,3 @@ class Drain:
 
 def _of(name: str) -> bytes:
     return b" of " + name.encode()
-
-
-Judge = Callable[[Shown], list[str]]

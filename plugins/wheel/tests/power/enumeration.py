@@ -15,7 +15,7 @@ from plugins.wheel.tests.power.book import Event, window
 from plugins.wheel.tests.power.draining import Drain, Shown
 from plugins.wheel.tests.power.images import fates_of
 from plugins.wheel.tests.power.life import START_MS, Life, options
-from plugins.wheel.tests.power.recording import Trace, recorded, write_tree
+from plugins.wheel.tests.power.recording import Trace, read_tree, recorded, write_tree
 from plugins.wheel.tests.power.small_store import remove, scratch, small_wheel
 from plugins.wheel.tests.power.volume import Call, Image, Volume
 from plugins.wheel.tests.power.workloads import Workload
@@ -46,6 +46,7 @@ class Run:
                 life = Life(WheelEngine(disk, workload.sizes), root, self.settings, lambda: len(trace))
                 workload.run(life)
                 life.close()
+            self.left = read_tree(root)
         self.calls: list[Call] = trace.calls
         self.events = life.events
         self.handles = life.handles
@@ -103,7 +104,7 @@ class Run:
             now_ms,
             [time_ms for time_ms in (START_MS + each for each in self.workload.times_ms) if time_ms > now_ms],
             {name: handle for name, handle in self.handles.items() if name in known},
-            sorted({mark for event in self.events for mark in (event.arguments[2:] or ((),))[0] if event.effect in ("put", "append")}),
+            sorted({mark for event in self.events if event.effect in ("put", "append") for mark in event.arguments[2]}),
         )
 
     def faults(self, cut: int, shown: Shown) -> list[str]:

@@ -235,7 +235,7 @@ class Life:
         with self._event("ack") as event:
             txn = PopTxn(appends=batch, acks=[self.receipts[place][name] for name in names])
             _, ticket = self.pops.apply(txn, self.now_ms)
-            event.effect, event.arguments = "several", ((("ack", (place, list(names))), ("append", (topic, fresh))),)
+            event.effect, event.arguments = "several", ((("ack", (place, list(names))), ("append", (topic, fresh, ()))),)
             self._settle(self.pops, ticket, event)
         return fresh
 

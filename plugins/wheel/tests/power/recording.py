@@ -60,10 +60,6 @@ class RecordingFile(DiskFile):
         super().truncate(length)
         self._trace.add("length", file=self.number, offset=length)
 
-    def clear(self, offset: int) -> None:
-        super().clear(offset)
-        self._trace.add("clear", file=self.number, offset=offset)
-
     def sync(self) -> None:
         self._trace.add("sync", file=self.number)
 
@@ -74,7 +70,7 @@ class RecordingDisk(Disk):
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
 
-    def create(self, path: Path, length: int) -> DiskFile:
+    def create(self, path: Path, length: int = 0) -> DiskFile:
         file = RecordingFile(super().create(path, length), self.trace, self.trace.next_file())
         self.trace.add("make", path, file=file.number, offset=length)
         return file

@@ -33,7 +33,7 @@ TORN: Final = (Fate.HEAD, Fate.TAIL, Fate.COMB)
 class Call(NamedTuple):
     """One call to the disk, as a trace has it.
 
-    ``kind``: make, open, write, length, clear, sync, rename, remove, tree, directory, names. ``file`` tells open files apart.
+    ``kind``: make, open, write, length, sync, rename, remove, tree, directory, names. ``file`` tells open files apart.
     """
 
     kind: str
@@ -45,11 +45,10 @@ class Call(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A change of a file: ``data`` written at ``offset``; None: its length becomes ``offset``, or what is behind it zeros."""
+    """A change of a file: ``data`` written at ``offset``; None: its length becomes ``offset``."""
 
     offset: int
     data: bytes | None = None
-    clears: bool = False
 
 
 class File:
@@ -90,11 +89,8 @@ def _do(content: bytearray, change: Change, fate: Fate) -> None:
                 content.extend(bytes(end - len(content)))
             content[begin:end] = change.data[begin - change.offset : end - change.offset]
         return
-    length = len(content)
     del content[change.offset :]
-    # A clear is two changes of the length; a torn one is the first of them.
-    length = length if change.clears and fate is Fate.KEPT else change.offset
-    content.extend(bytes(length - len(content)))
+    content.extend(bytes(change.offset - len(content)))
 
 
 def _kept(offset: int, size: int, fate: Fate) -> Iterator[tuple[int, int]]:
@@ -111,12 +107,10 @@ def _kept(offset: int, size: int, fate: Fate) -> Iterator[tuple[int, int]]:
 
 
 def can_tear(change: Change | Names) -> bool:
-    """Say whether a change is more than one sector, or more than one step."""
-    if isinstance(change, Names):
+    """Say whether a change is more than one sector."""
+    if isinstance(change, Names) or not change.data:
         return False
-    if change.data is None:
-        return change.clears
-    return bool(change.data) and change.offset // SECTOR != (change.offset + len(change.data) - 1) // SECTOR
+    return change.offset // SECTOR != (change.offset + len(change.data) - 1) // SECTOR
 
 
 class Names(NamedTuple):
@@ -241,9 +235,6 @@ class Volume:
 
     def _do_length(self, call: Call) -> None:
         self._open[call.file].change(self._number(), Change(call.offset))
-
-    def _do_clear(self, call: Call) -> None:
-        self._open[call.file].change(self._number(), Change(call.offset, clears=True))
 
     def _do_sync(self, call: Call) -> None:
         if self._syncs:

@@ -51,7 +51,7 @@ def timers(life: Life) -> None:
 
 def pops(life: Life) -> None:
     """Pop, ack, change, release; let leases expire into the retry topic and the dead letter queue."""
-    life.append(6, marks=(b"three",))
+    life.append(6, marks=(b"pop one",))
     taken = life.pop(4)
     life.ack(taken[:1])
     life.pop(2, group="h", invisible_ms=5 * SECOND)
@@ -137,8 +137,6 @@ def check_points(life: Life) -> None:
         life.tick(1 * SECOND)
         life.append(1, body=b"h" * (1800 if step % 2 else 20))
         life.maintain()
-        if step == 3:
-            life.close()
 
 
 def lazily(life: Life) -> None:

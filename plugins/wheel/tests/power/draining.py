@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from plugins.wheel.tests.power.book import Event, Model, Popped
-from plugins.wheel.tests.power.life import BATCH, open_store
+from plugins.wheel.tests.power.life import BATCH, abandon, open_store
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import AckOutcome, Engine, EngineOptions, EngineSession, PopRequest, TimerHandle
 from rmqstore.handover import HandOver
-from rmqstore.message import Message, dlq_topic
+from rmqstore.message import PARKED_TOPIC, Message, dlq_topic
 
 STEPS = 10_000
 """So many rounds of anything are taken to be endless."""
@@ -32,6 +32,7 @@ class Shown:
     dead: dict[str, list[str]] = field(default_factory=dict)
     answers: dict[str, str] = field(default_factory=dict)
     marks: dict[bytes, bool] = field(default_factory=dict)
+    parked: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     def differences(self, other: Shown) -> list[str]:
@@ -79,16 +80,20 @@ class Drain:
             if found := model.take(place):
                 shown.popped.append((now_ms, place, found))
 
-    def of(self, engine: Engine, path: Path) -> Shown:
-        """Open a directory, get everything out of it, close it, and look at it once more."""
+    def of(self, engine: Engine, path: Path, *, again: bool = True) -> Shown:
+        """Open a directory and get everything out of it; ``again``: close it, and look at it once more."""
         shown = Shown()
         store = open_store(engine, path, self.settings)
         try:
             self._look(store, shown)
             self._empty(store, shown)
+            self._finish(store, shown)
+            if again:
+                store.close()
         finally:
-            store.close()
-        self._look_again(engine, path, shown)
+            abandon(store)
+        if again:
+            self._look_again(engine, path, shown)
         return shown
 
     def _look(self, store: EngineSession, shown: Shown) -> None:
@@ -124,11 +129,6 @@ class Drain:
             pops.sync()
             timers.forget(pops.durable_cursor())
             self._take(store, time_ms, shown)
-        shown.faults += timers.verify() + pops.verify()
-        outcomes, _ = timers.cancel(list(self.handles.values()), self.times[-1])
-        shown.answers = {name: outcome.name for name, outcome in zip(self.handles, outcomes, strict=True)}
-        if pops.topic("%PARKED%") is not None:
-            shown.faults.append(f"parked: {[each.properties for each in pops.read('%PARKED%', 0, 0, 99).messages]}")
 
     def _take(self, store: EngineSession, now_ms: int, shown: Shown) -> None:
         pops = store.pops()
@@ -151,32 +151,46 @@ class Drain:
             if taken:
                 shown.popped.append((now_ms, (topic, group), sorted(taken)))
 
+    def _finish(self, store: EngineSession, shown: Shown) -> None:
+        """Take down what is left, and what answers are given."""
+        timers, pops = store.timers(), store.pops()
+        shown.faults += timers.verify() + pops.verify()
+        if timers.pending().total:
+            shown.faults.append(f"{timers.pending().total} timers are pending after the drain")
+        outcomes, _ = timers.cancel(list(self.handles.values()), self.times[-1])
+        shown.answers = {name: outcome.name for name, outcome in zip(self.handles, outcomes, strict=True)}
+        for topic in dict.fromkeys(topic for topic, _ in self.places):
+            shown.topics[topic] = self._names(store, topic)
+        for _, group in self.places:
+            if dead := self._names(store, dlq_topic(group)):
+                shown.dead[group] = sorted(dead)
+        shown.parked = self._names(store, PARKED_TOPIC)
+        for mark in self.marks:
+            if mark.startswith(POP_MARK):
+                result, ticket = pops.append(MessageBatch.of([Message("probe", b"p")]), self.times[-1], [mark])
+                shown.marks[mark] = result.status.name == "REPEATED"
+            else:
+                receipts, ticket = timers.put(MessageBatch.of([Message("probe", b"p", deliver_at_ms=2**50)]), self.times[-1], [mark])
+                shown.marks[mark] = receipts.status.name == "REPEATED"
+            timers.sync(ticket)
+
     def _look_again(self, engine: Engine, path: Path, shown: Shown) -> None:
         """Look at the drained store after another open."""
         store = open_store(engine, path, self.settings)
         try:
             timers, pops = store.timers(), store.pops()
             shown.faults += timers.verify() + pops.verify()
-            if timers.pending().total:
-                shown.faults.append(f"{timers.pending().total} timers are pending after the drain")
+            fresh = sum(not known for mark, known in shown.marks.items() if not mark.startswith(POP_MARK))
+            if timers.pending().total != fresh:
+                shown.faults.append(f"{timers.pending().total} timers are pending after the drain and another open, not {fresh}")
             before = len(shown.popped)
             self._take(store, self.times[-1], shown)
             if len(shown.popped) != before:
                 shown.faults.append(f"popped after the drain: {shown.popped[before:]}")
-            for topic in dict.fromkeys(topic for topic, _ in self.places):
-                shown.topics[topic] = self._names(store, topic)
-            for topic, group in self.places:
-                if dead := self._names(store, dlq_topic(group)):
-                    shown.dead[group] = sorted(dead)
-            for mark in self.marks:
-                if mark.startswith(POP_MARK):
-                    result, _ = pops.append(MessageBatch.of([Message("probe", b"p")]), self.times[-1], [mark])
-                    shown.marks[mark] = result.status.name == "REPEATED"
-                    continue
-                receipts, _ = timers.put(MessageBatch.of([Message("probe", b"p", deliver_at_ms=2**50)]), self.times[-1], [mark])
-                shown.marks[mark] = receipts.status.name == "REPEATED"
+            if any(self._names(store, topic) != names for topic, names in shown.topics.items()):
+                shown.faults.append("topics changed over another open")
         finally:
-            store.close()
+            abandon(store)
 
     @staticmethod
     def _names(store: EngineSession, topic: str) -> list[str]:

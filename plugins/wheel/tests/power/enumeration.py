@@ -27,6 +27,7 @@ from rmqstore_wheel.engine import WheelEngine
 class State(NamedTuple):
     """A directory that a power loss behind ``cut`` calls may leave, and of which kinds the call was that it interrupted."""
 
+    number: int
     cut: int
     kinds: frozenset[str]
     image: Image
@@ -71,13 +72,15 @@ class Run:
         """Return the number of the event that is interrupted."""
         return max((number for number, event in enumerate(self.events) if event.begin < cut), default=0)
 
-    def states(self, per_cut: int, seed: int = 0, *, syncs: bool = True) -> Iterator[State]:
+    def states(self, per_cut: int, seed: int = 0, *, stride: int = 1, syncs: bool = True) -> Iterator[State]:
         """Yield states: for every call to the disk the plainest ones, and random others, ``per_cut`` of them or fewer."""
         chance = random.Random(f"{self.name} {seed}")
         volume = Volume(syncs=syncs)
         seen: set[tuple[bytes, int, int]] = set()
         for call in self.calls:
             volume.do(call)
+            if volume.calls % stride:
+                continue
             number = self.event_at(volume.calls)
             fates = fates_of(volume, self.events[number].begin, chance)
             head, rest = fates[: min(2, per_cut)], fates[2:]
@@ -87,7 +90,7 @@ class Run:
                 key = (_digest(image), *window(self.events, volume.calls))
                 if key not in seen:
                     seen.add(key)
-                    yield State(volume.calls, self._kinds[number], image)
+                    yield State(len(seen), volume.calls, self._kinds[number], image)
                     taken += 1
                     if taken >= per_cut:
                         break
@@ -185,7 +188,8 @@ def look(run: Run, state: State, root: Path) -> list[str]:
     write_tree(root, state.image)
     try:
         faults = run.check_point_faults(state.cut, root)
-        shown = run.drain_at(state.cut).of(WheelEngine(sizes=run.workload.sizes), root)
+        # Half of the stores are closed and opened once more.
+        shown = run.drain_at(state.cut).of(WheelEngine(sizes=run.workload.sizes), root, again=state.number % 2 == 0)
     except (RmqstoreError, OSError, ValueError, LookupError, AssertionError, TypeError) as error:
         return [f"{type(error).__name__}: {error}"]
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -50,27 +50,45 @@ def open_store(engine: Engine, path: Path, settings: EngineOptions) -> EngineSes
     return found
 
 
+def abandon(store: EngineSession) -> None:
+    """Let go of a store's files without a last word, as a process does that is killed."""
+    ledger = getattr(store, "_timers")._ledger  # noqa: B009
+    ledger.timers.close()
+    ledger.queues.close()
+    ledger.log.close()
+    ledger._on_close()
+
+
 class Life:
-    """One open store, from its opening to the moment at which power is lost.
+    """A store from its creation to the moment at which power is lost.
 
     Args:
         calls: gives the number of calls to the disk so far.
-        handles, receipts: what was given out by an earlier life.
     """
 
-    def __init__(self, engine: Engine, path: Path, settings: EngineOptions, calls: Any, before: Life | None = None) -> None:
+    def __init__(self, engine: Engine, path: Path, settings: EngineOptions, calls: Callable[[], int]) -> None:
         self.settings = settings
-        self.now_ms = START_MS if before is None else before.now_ms
-        self.events: list[Event] = [] if before is None else before.events
-        self.handles: dict[str, TimerHandle] = {} if before is None else before.handles
-        self.receipts: dict[Place, dict[str, Receipt]] = {} if before is None else before.receipts
+        self.now_ms = START_MS
+        self.events: list[Event] = []
+        self.handles: dict[str, TimerHandle] = {}
+        self.receipts: dict[Place, dict[str, Receipt]] = {}
         self.is_lazy = False
+        self._engine = engine
+        self._path = path
         self._calls = calls
-        self._names = 0 if before is None else before._names
-        with self._event("creation" if before is None else "open") as event:
-            self.session = open_store(engine, path, settings)
+        self._names = 0
+        self._open("creation")
+
+    def _open(self, kind: str) -> None:
+        with self._event(kind) as event:
+            self.session = open_store(self._engine, self._path, self.settings)
         event.told = self._calls()
         self.timers, self.pops = self.session.timers(), self.session.pops()
+
+    def die(self) -> None:
+        """Be killed, and opened again."""
+        abandon(self.session)
+        self._open("open")
 
     @contextmanager
     def _event(self, kind: str) -> Iterator[Event]:

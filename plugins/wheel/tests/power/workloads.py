@@ -156,6 +156,20 @@ def lazily(life: Life) -> None:
     life.settle()
 
 
+def lives(life: Life) -> None:
+    """Be killed again and again, with and without calls that nobody waited for."""
+    for step in range(5):
+        life.is_lazy = step % 2 == 1
+        names = life.put(3 * SECOND, 20 * SECOND, body=b"l" * 300 * step, keys=("k",))
+        life.append(2, topic="TU"[step % 2])
+        life.pop(2, topic="TU"[step % 2], invisible_ms=6 * SECOND)
+        if step == 2:
+            life.maintain()
+        life.cancel(names[step % 2])
+        life.die()
+        life.tick(2 * SECOND)
+
+
 def reclaims(life: Life) -> None:
     """Let retention take what is old, leased or not."""
     for step in range(10):
@@ -181,5 +195,6 @@ WORKLOADS: Final = {
     "files": Workload(files, (G,), (5 * SECOND, FAR, 2 * FAR)),
     "check points": Workload(check_points, (G,), (5 * SECOND, FAR, 2 * FAR)),
     "lazily": Workload(lazily, (G,), (5 * SECOND, FAR, 2 * FAR)),
+    "lives": Workload(lives, (G, ("U", "g")), (5 * SECOND, FAR, 2 * FAR)),
     "reclaims": Workload(reclaims, (G, H), (5 * SECOND, FAR, 2 * FAR), retention_ms=8 * SECOND),
 }

@@ -245,6 +245,9 @@ class Volume:
             found = self._find(call.path)
             found.sync()
 
+    def _do_forgotten(self, call: Call) -> None:
+        """A call that a disk does not do, which is broken on purpose."""
+
     def _do_rename(self, call: Call) -> None:
         folder, name = self._place(call.path)
         onto, new = self._place(call.target)

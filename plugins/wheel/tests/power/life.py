@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from plugins.wheel.tests.power.book import MAX_RETRIES, Event
 from rmqstore.batch import MessageBatch
@@ -23,6 +23,7 @@ from rmqstore.contract import (
     Ticket,
     TimerHandle,
 )
+from rmqstore.errors import StoreFullError
 from rmqstore.handover import HandOver
 from rmqstore.message import Message
 
@@ -31,6 +32,7 @@ BATCH: Final = 5
 """Messages that a tick hands over at a time."""
 
 Place = tuple[str, str]
+T = TypeVar("T")
 
 
 def options(precision_ms: int = 1000, **changes: Any) -> EngineOptions:
@@ -73,15 +75,24 @@ class Life:
         self.handles: dict[str, TimerHandle] = {}
         self.receipts: dict[Place, dict[str, Receipt]] = {}
         self.is_lazy = False
+        self.refusals: list[StoreFullError] = []
         self._engine = engine
         self._path = path
         self._calls = calls
         self._names = 0
         self._open("creation")
 
+    def attempt(self, call: Callable[[], T]) -> T:
+        """Make a call; once more when there was no room."""
+        try:
+            return call()
+        except StoreFullError as error:
+            self.refusals.append(error)
+            return call()
+
     def _open(self, kind: str) -> None:
         with self._event(kind) as event:
-            self.session = open_store(self._engine, self._path, self.settings)
+            self.session = self.attempt(lambda: open_store(self._engine, self._path, self.settings))
         event.told = self._calls()
         self.timers, self.pops = self.session.timers(), self.session.pops()
 
@@ -102,13 +113,13 @@ class Life:
     def _settle(self, side: Side, ticket: Ticket | None, event: Event) -> None:
         """Wait until a call is durable, unless this life is lazy."""
         if not self.is_lazy:
-            side.sync(ticket)
+            self.attempt(lambda: side.sync(ticket))
             event.end = event.told = self._calls()
 
     def settle(self) -> None:
         """Make all durable."""
         with self._event("sync") as event:
-            self.pops.sync()
+            self.attempt(self.pops.sync)
         event.told = self._calls()
 
     def fresh_names(self, count: int) -> list[str]:
@@ -136,7 +147,7 @@ class Life:
             ]
         )
         with self._event("put") as event:
-            receipts, ticket = self.timers.put(batch, self.now_ms, marks)
+            receipts, ticket = self.attempt(lambda: self.timers.put(batch, self.now_ms, marks))
             ticks = {name: int(tick) for name, tick in zip(names, receipts.ticks, strict=True)}
             event.effect, event.arguments = "put", (topic, ticks, tuple(marks))
             self.handles.update({name: receipts.handle(row) for row, name in enumerate(names)})
@@ -146,7 +157,7 @@ class Life:
     def cancel(self, *names: str) -> list[CancelOutcome]:
         """Cancel by handle."""
         with self._event("cancel") as event:
-            outcomes, ticket = self.timers.cancel([self.handles[name] for name in names], self.now_ms)
+            outcomes, ticket = self.attempt(lambda: self.timers.cancel([self.handles[name] for name in names], self.now_ms))
             gone = [name for name, outcome in zip(names, outcomes, strict=True) if outcome is CancelOutcome.CANCELLED]
             event.effect, event.arguments = "cancel", (gone,)
             self._settle(self.timers, ticket, event)
@@ -155,7 +166,7 @@ class Life:
     def cancel_key(self, key: str, names: Sequence[str], topic: str = "T") -> None:
         """Cancel by key; ``names`` are those pending with it."""
         with self._event("cancel") as event:
-            outcomes, ticket = self.timers.cancel_key(topic, key, self.now_ms)
+            outcomes, ticket = self.attempt(lambda: self.timers.cancel_key(topic, key, self.now_ms))
             assert outcomes == [CancelOutcome.CANCELLED] * len(names), outcomes
             event.effect, event.arguments = "cancel", (list(names),)
             self._settle(self.timers, ticket, event)
@@ -165,28 +176,28 @@ class Life:
         self.now_ms += forward_ms
         watched = _Watched(self)
         hand_over = HandOver(watched, watched, one_log=True, limit=BATCH, sync=True)  # type: ignore[arg-type]
-        moved, ticket = hand_over.run(self.now_ms)
+        moved, ticket = self.attempt(lambda: hand_over.run(self.now_ms))
         if revive:
             with self._event("revive") as event:
-                report, revived = self.pops.revive(self.now_ms, 1024)
+                report, revived = self.attempt(lambda: self.pops.revive(self.now_ms, 1024))
                 event.effect, event.arguments = "revive", (self.now_ms,)
                 assert not report.more
                 if revived.position:
                     self._settle(self.pops, revived, event)
         if ticket is not None and not self.is_lazy:
             with self._event("tick") as event:
-                self.pops.sync(ticket)
+                self.attempt(lambda: self.pops.sync(ticket))
             event.told = self._calls()
         with self._event("tick"):
-            self.timers.forget(self.pops.durable_cursor())
+            self.attempt(lambda: self.timers.forget(self.pops.durable_cursor()))
         return moved
 
     def maintain(self) -> None:
         """Do the upkeep."""
         with self._event("check point"):
-            self.timers.maintain(self.now_ms, 1024)
+            self.attempt(lambda: self.timers.maintain(self.now_ms, 1024))
         with self._event("reclaim" if self.settings.retention_ms else "upkeep") as event:
-            self.pops.maintain(self.now_ms, 1024)
+            self.attempt(lambda: self.pops.maintain(self.now_ms, 1024))
             event.effect = "reclaim"
             event.arguments = ({found.name: found.min_offsets[0] for found in self.pops.topics()},)
 
@@ -197,7 +208,7 @@ class Life:
         names = self.fresh_names(count)
         batch = MessageBatch.of([Message(topic, body + b" of " + name.encode(), message_id=name) for name in names])
         with self._event("append") as event:
-            _, ticket = self.pops.append(batch, self.now_ms, marks)
+            _, ticket = self.attempt(lambda: self.pops.append(batch, self.now_ms, marks))
             event.effect, event.arguments = "append", (topic, names, tuple(marks))
             self._settle(self.pops, ticket, event)
         return names
@@ -206,7 +217,7 @@ class Life:
         """Lease messages; returns their names."""
         place = topic, group
         with self._event("pop") as event:
-            result, ticket = self.pops.pop(PopRequest(topic, group, count, invisible_ms), self.now_ms)
+            result, ticket = self.attempt(lambda: self.pops.pop(PopRequest(topic, group, count, invisible_ms), self.now_ms))
             found = result.messages.messages()
             event.effect = "pop"
             event.arguments = (place, [(each.message_id, each.attempt) for each in found], self.now_ms + invisible_ms)
@@ -219,7 +230,7 @@ class Life:
         """Ack leases."""
         place = topic, group
         with self._event("ack") as event:
-            outcomes, ticket = self.pops.ack([self.receipts[place][name] for name in names], self.now_ms)
+            outcomes, ticket = self.attempt(lambda: self.pops.ack([self.receipts[place][name] for name in names], self.now_ms))
             assert outcomes == [AckOutcome.ACKED] * len(names)
             event.effect, event.arguments = "ack", (place, list(names))
             self._settle(self.pops, ticket, event)
@@ -228,9 +239,8 @@ class Life:
         """Let leases end at another time."""
         place = topic, group
         with self._event("change") as event:
-            results, ticket = self.pops.change_invisible(
-                [Change(self.receipts[place][name], invisible_ms) for name in names], self.now_ms
-            )
+            changes = [Change(self.receipts[place][name], invisible_ms) for name in names]
+            results, ticket = self.attempt(lambda: self.pops.change_invisible(changes, self.now_ms))
             for name, result in zip(names, results, strict=True):
                 assert result.receipt is not None
                 self.receipts[place][name] = result.receipt
@@ -241,7 +251,7 @@ class Life:
         """Give leases back."""
         place = topic, group
         with self._event("release") as event:
-            _, ticket = self.pops.release([self.receipts[place][name] for name in names], self.now_ms)
+            _, ticket = self.attempt(lambda: self.pops.release([self.receipts[place][name] for name in names], self.now_ms))
             event.effect, event.arguments = "release", (place, list(names))
             self._settle(self.pops, ticket, event)
 
@@ -252,7 +262,7 @@ class Life:
         place = topic, group
         with self._event("ack") as event:
             txn = PopTxn(appends=batch, acks=[self.receipts[place][name] for name in names])
-            _, ticket = self.pops.apply(txn, self.now_ms)
+            _, ticket = self.attempt(lambda: self.pops.apply(txn, self.now_ms))
             event.effect, event.arguments = "several", ((("ack", (place, list(names))), ("append", (topic, fresh, ()))),)
             self._settle(self.pops, ticket, event)
         return fresh
@@ -260,7 +270,7 @@ class Life:
     def close(self) -> None:
         """Close the store."""
         with self._event("close") as event:
-            self.session.close()
+            self.attempt(self.session.close)
         event.told = self._calls()
 
 

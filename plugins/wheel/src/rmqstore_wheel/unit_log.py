@@ -204,7 +204,8 @@ class UnitLog:
             number, count = number + step, count - step
         if len(pieces) == 1:
             return pieces[0]
-        return np.concatenate(pieces) if pieces else np.zeros(0, self.unit)
+        # The byte order stays, too: sums are over what is in the files.
+        return np.concatenate(pieces, dtype=self.unit) if pieces else np.zeros(0, self.unit)
 
     def gather(self, numbers: Ints) -> np.ndarray[Any, np.dtype[np.void]]:
         """Return units of any numbers, in their order; see :meth:`read`."""

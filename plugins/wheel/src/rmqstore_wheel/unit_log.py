@@ -382,7 +382,7 @@ class UnitLog:
                 path = str(self.chain.path_of(self.position(begin)))
                 self._doubt(Doubt.DAMAGED)
                 raise CorruptStoreError(
-                    f"{path}: units {begin} to {end - 1} are not what was written; close the store and open it again, which makes them anew",
+                    f"{path}: units {begin} to {end - 1} are not what was written; open the store again, which makes them anew",
                     file=path,
                     offset=self.position(begin),
                 )

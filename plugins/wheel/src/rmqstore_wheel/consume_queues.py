@@ -24,7 +24,8 @@ QueueName = tuple[str, int]
 class ConsumeQueues:
     """The consume queues of a store, opened as they are needed; only so many keep their files open."""
 
-    def __init__(self, disk: Disk, directory: Path, per_file: int = UNITS_PER_FILE) -> None:
+    def __init__(self, disk: Disk, directory: Path, per_file: int = UNITS_PER_FILE, unit_log: type[UnitLog] = UnitLog) -> None:
+        self._unit_log = unit_log
         self._disk = disk
         self._directory = directory
         self._per_file = per_file
@@ -45,7 +46,7 @@ class ConsumeQueues:
         name = (topic, queue)
         log = self._logs.get(name)
         if log is None:
-            log = UnitLog(
+            log = self._unit_log(
                 self._disk, self._directory / topic / str(queue), consume_queue.UNIT, self._per_file, fill_bytes=_FILL_BYTES
             )  # fmt: skip
             sums = self._sums.get(name)

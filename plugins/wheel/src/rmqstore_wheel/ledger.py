@@ -38,6 +38,7 @@ from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.journal import Change
 from rmqstore_wheel.replay import Replay
 from rmqstore_wheel.state import KEPT_SPACES, State, cut
+from rmqstore_wheel.unit_log import UnitLog
 
 
 class Sizes(NamedTuple):
@@ -79,6 +80,7 @@ class Ledger(OrderedKV):
         root: RocketMQ's store directory.
         sizes: of the files.
         min_epoch: no open epoch is below it.
+        log: the commit log, when it is open already; unit_log: how caches are reached.
 
     Attributes:
         epoch: the open epoch, which every frame carries.
@@ -86,16 +88,27 @@ class Ledger(OrderedKV):
         places: where in the log the last call's messages lie, for each of its pieces.
     """
 
-    def __init__(self, disk: Disk, root: Path, sizes: Sizes, *, min_epoch: int = 0, on_close: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        root: Path,
+        sizes: Sizes,
+        *,
+        min_epoch: int = 0,
+        on_close: Callable[[], None] = lambda: None,
+        log: CommitLog | None = None,
+        unit_log: type[UnitLog] = UnitLog,
+    ) -> None:
         self.disk = disk
         self.root = root
+        self.unit_log = unit_log
         self.sizes = sizes
         self.epoch = min_epoch
         self._min_epoch = min_epoch
         self._on_close = on_close
         self._own = root / check_point.DIRECTORY
-        self.log = CommitLog(disk, root / "commitlog", sizes.log_file_bytes)
-        self.queues = ConsumeQueues(disk, root / "consumequeue", sizes.queue_file_units)
+        self.log = CommitLog(disk, root / "commitlog", sizes.log_file_bytes) if log is None else log
+        self.queues = self._new_queues()
         self.state = State()
         self.store_ms = 0
         self.places: list[Ints] = []
@@ -239,20 +252,28 @@ class Ledger(OrderedKV):
         """
         self.timers = timers
         self.disk.make_directory(self._own)
-        for candidate in check_point.read_all(self._own):
-            if not self._is_of_this_log(candidate):
-                continue
-            try:
-                self._start(candidate)
-            except (CorruptStoreError, OSError):
-                continue
-            self._replay(candidate.offset, candidate.epoch)
-            break
-        else:
+        if not self.resume(check_point.read_all(self._own)):
             self.rebuild()
         stored = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
         self.epoch = max(stored + 1, self._min_epoch, self.epoch)
         self._gate.durable_position = self._gate.position
+
+    def resume(self, candidates: Iterable[CheckPoint]) -> bool:
+        """Bring caches and state from the first of some check points that they fit to where the log ends; False when none fits.
+
+        Raises:
+            CorruptStoreError: the log does not go as far as a check point says.
+        """
+        for candidate in candidates:
+            if self._is_of_this_log(candidate):
+                try:
+                    self._start(candidate)
+                    self._replay(candidate.offset, candidate.epoch)
+                except (CorruptStoreError, OSError):
+                    # Also when the log is damaged, which is found again when all of it is applied.
+                    continue
+                return True
+        return False
 
     def _is_of_this_log(self, found: CheckPoint) -> bool:
         """Say whether the log still goes as far as the check point says."""
@@ -270,9 +291,12 @@ class Ledger(OrderedKV):
             raise CorruptStoreError(f"{path} does not hold the call that ends at {found.offset}", file=path, offset=found.offset)
         return True
 
+    def _new_queues(self) -> ConsumeQueues:
+        return ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units, self.unit_log)
+
     def _start(self, found: CheckPoint) -> None:
         self.queues.close()
-        self.queues = ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units)
+        self.queues = self._new_queues()
         self.queues.start({(topic, queue): sums for topic, queue, sums in found.queues})
         self.state.clear()
         for space, entries in found.state:
@@ -280,6 +304,7 @@ class Ledger(OrderedKV):
         self.timers.start(found.timers)
         self.epoch, self.store_ms, self._journal_records = found.epoch, found.store_ms, found.journal
         self._check_point = found
+        self._calls = 0
 
     def rebuild(self) -> None:
         """Make everything anew from the log."""

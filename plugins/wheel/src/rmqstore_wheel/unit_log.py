@@ -36,9 +36,6 @@ class UnitLog:
     Args:
         unit: the layout of one.
         per_file: how many a file holds.
-
-    Raises:
-        CorruptStoreError: a file is missing.
     """
 
     def __init__(
@@ -48,7 +45,6 @@ class UnitLog:
         self.per_file = per_file
         self._blank = blank
         self.chain = FileChain(disk, directory, per_file * unit.itemsize + len(blank), fill_bytes)
-        self.chain.check()
         self.count = self.first = 0
         self._crcs = np.zeros(0, np.uint32)
         self._trusted = np.zeros(0, np.bool_)
@@ -73,7 +69,11 @@ class UnitLog:
     # ------------------------------------------------------------ writing
 
     def start(self, sums: Sums) -> None:
-        """Begin with what a check point vouches for; what lies behind it is written anew."""
+        """Begin with what a check point vouches for; what lies behind it is written anew.
+
+        Raises:
+            CorruptStoreError: a file of what it vouches for is missing.
+        """
         self.first, self.count = sums.first, sums.count
         self._crcs = np.frombuffer(sums.crcs, "<u4").astype(np.uint32)
         self._trusted = np.zeros(len(self._crcs), np.bool_)
@@ -85,6 +85,8 @@ class UnitLog:
         ):
             path = str(self.chain.directory)
             raise CorruptStoreError(f"{path} does not hold units {self.first} to {self.count}", file=path, offset=end)
+        if self.count > self.first:
+            self.chain.check()
         if not self.chain.starts:
             self.chain.begin_at(end // self.chain.file_bytes * self.chain.file_bytes)
         self.chain.set_filled(max(end, self.chain.first))

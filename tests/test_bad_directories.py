@@ -30,7 +30,7 @@ from rmqstore import (
 NOW_MS = 1_700_000_000_000
 DURABLE = [
     pytest.param(name, marks=pytest.mark.skipif(find_spec(f"rmqstore_{name}") is None, reason=f"rmqstore-{name} is not installed"))
-    for name in ("lmdb", "rocksdb")
+    for name in ("wheel", "lmdb", "rocksdb")
 ]
 both = pytest.mark.skipif(not all(find_spec(f"rmqstore_{name}") for name in ("lmdb", "rocksdb")), reason="needs rmqstore-lmdb and -rocksdb")
 
@@ -319,7 +319,8 @@ def test_a_store_whose_database_is_gone(made: Path, engine: str, tmp_path: Path)
 def test_a_data_file_cut_short(made: Path, engine: str) -> None:
     """Damage is CorruptStoreError naming the file (R6), or another typed error; never a start without the data."""
     database = made / engine / "db"
-    victims = [database / "data.mdb"] if engine == "lmdb" else [*database.glob("*.sst"), *database.glob("MANIFEST-*"), database / "CURRENT"]
+    names = ("data.mdb", "commitlog/*", "*.sst", "MANIFEST-*", "CURRENT")
+    victims = [file for name in names for file in database.glob(name)]
     assert victims
     for file in victims:
         whole = file.read_bytes()

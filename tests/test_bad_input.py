@@ -28,7 +28,7 @@ BAD_INTS = [None, "1", 1.5, NAN, True, [1], b"1"]
 
 ENGINES = [
     pytest.param(name, marks=pytest.mark.skipif(find_spec(f"rmqstore_{name}") is None, reason=f"rmqstore-{name} is not installed"))
-    for name in ("memory", "lmdb", "rocksdb")
+    for name in ("memory", "wheel", "lmdb", "rocksdb")
 ]
 
 

@@ -28,7 +28,7 @@ ROUNDS = int(os.environ.pop("RMQSTORE_CRASH_ROUNDS", "50"))
 KILLS_IN_A_ROW = 5
 START_MS = 1_700_000_000_000
 
-INSTALLED = {name: find_spec(f"rmqstore_{name}") is not None for name in ("lmdb", "rocksdb")}
+INSTALLED = {name: find_spec(f"rmqstore_{name}") is not None for name in ("wheel", "lmdb", "rocksdb")}
 
 
 def _choice(**engines: str) -> Any:
@@ -36,7 +36,13 @@ def _choice(**engines: str) -> Any:
     return pytest.param(engines, id="-".join(engines.values()), marks=pytest.mark.skipif(bool(missing), reason=f"not installed: {missing}"))
 
 
-ENGINES = [_choice(engine="lmdb"), _choice(engine="rocksdb"), _choice(timer_engine="rocksdb", pop_engine="lmdb")]
+ENGINES = [
+    _choice(engine="wheel"),
+    _choice(engine="lmdb"),
+    _choice(engine="rocksdb"),
+    _choice(timer_engine="rocksdb", pop_engine="lmdb"),
+    _choice(timer_engine="wheel", pop_engine="lmdb"),
+]
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(60 + 4 * ROUNDS)]
 
 

@@ -60,7 +60,8 @@ def count_syncs(trace: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("timer_engine", "pop_engine"), [("lmdb", "lmdb"), ("rocksdb", "rocksdb"), ("rocksdb", "lmdb"), ("lmdb", "rocksdb")]
+    ("timer_engine", "pop_engine"),
+    [("wheel", "wheel"), ("lmdb", "lmdb"), ("rocksdb", "rocksdb"), ("rocksdb", "lmdb"), ("lmdb", "rocksdb"), ("wheel", "lmdb")],
 )
 def test_syncs_of_each_call(tmp_path: Path, timer_engine: str, pop_engine: str) -> None:
     if reason := unusable():
@@ -87,7 +88,7 @@ def test_syncs_of_each_call(tmp_path: Path, timer_engine: str, pop_engine: str) 
     assert {name: counts[name] for name in TICKS if not 1 <= counts[name] <= most} == {}, f"at most {most} syncs a tick"
 
 
-@pytest.mark.parametrize("engine", ["lmdb", "rocksdb"])
+@pytest.mark.parametrize("engine", ["wheel", "lmdb", "rocksdb"])
 def test_a_repeated_pop_waits_for_the_leases_that_it_gives(tmp_path: Path, engine: str) -> None:
     """Between a pop and its sync another thread repeats the attempt: its answer rests on the same write, so it needs the same sync."""
     if find_spec(f"rmqstore_{engine}") is None:

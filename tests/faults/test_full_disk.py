@@ -22,12 +22,12 @@ from tests.crash.script import SETTINGS, START_MS, Script, show, states
 
 ENGINES = [
     pytest.param(name, marks=pytest.mark.skipif(find_spec(f"rmqstore_{name}") is None, reason=f"rmqstore-{name} is not installed"))
-    for name in ("lmdb", "rocksdb")
+    for name in ("wheel", "lmdb", "rocksdb")
 ]
 
 
 class SmallDisk:
-    """A file system of 24 MiB, and a file in it that takes what is left."""
+    """A file system of 96 MiB, and a file in it that takes what is left."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,7 +54,7 @@ class SmallDisk:
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     path = tmp_path / "disk"
     path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(path)], capture_output=True, text=True, check=False)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(path)], capture_output=True, text=True, check=False)
     if mounted.returncode:
         pytest.skip(f"mounting is not allowed here: {mounted.stderr.strip()}")
     yield SmallDisk(path)

@@ -63,7 +63,7 @@ def is_typed(name: str) -> bool:
     return issubclass(getattr(rmqstore.errors, name, Exception), RmqstoreError)
 
 
-@pytest.mark.parametrize(("engine", "kind"), [("lmdb", "fdatasync"), ("lmdb", "fsync"), ("rocksdb", "fdatasync"), ("rocksdb", "fsync")])
+@pytest.mark.parametrize(("engine", "kind"), [(engine, kind) for engine in ("wheel", "lmdb", "rocksdb") for kind in ("fdatasync", "fsync")])
 def test_a_sync_that_fails_poisons_the_store(tmp_path: Path, engine: str, kind: str) -> None:
     expected = states()
     reports, trace = inject(tmp_path, engine, kind, "EIO", step=2 if engine == "rocksdb" else 1)
@@ -109,7 +109,7 @@ def retried(trace: str) -> list[str]:
     return list(found.values())
 
 
-@pytest.mark.parametrize(("engine", "kind"), [("lmdb", "pwrite64"), ("rocksdb", "write")])
+@pytest.mark.parametrize(("engine", "kind"), [("wheel", "pwrite64"), ("lmdb", "pwrite64"), ("rocksdb", "write")])
 def test_a_write_that_finds_no_room_changes_nothing(tmp_path: Path, engine: str, kind: str) -> None:
     reports, _ = inject(tmp_path, engine, kind, "ENOSPC", step=4 if engine == "rocksdb" else 2)
     opener = Opener()

@@ -18,7 +18,7 @@ from rmqstore import ManualClock, Message, RmqstoreError, Store, StoreForkedErro
 NOW_MS = 1_700_000_000_000
 ENGINES = [
     pytest.param(name, marks=pytest.mark.skipif(find_spec(f"rmqstore_{name}") is None, reason=f"rmqstore-{name} is not installed"))
-    for name in ("memory", "lmdb", "rocksdb")
+    for name in ("memory", "wheel", "lmdb", "rocksdb")
 ]
 HOLDER = """
 import sys, rmqstore

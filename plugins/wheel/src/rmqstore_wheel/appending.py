@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,10 @@ _FEW = 32
 _TAGS = f"{texts.TAG}\x01".encode()
 
 
+Prepare = Callable[[Ints, Ints], Callable[[], None]]
+"""Takes offsets and sizes of records in the log."""
+
+
 class Messages(NamedTuple):
     """Messages of one queue, ready for the log.
 
@@ -27,6 +31,7 @@ class Messages(NamedTuple):
         records: their bytes; store times are in them, offsets are not.
         store_ms: the latest of their store times.
         codes: hashes of their tags.
+        prepare: called with their places in the log before the call is written, to do what may fail; returns what is done after it.
     """
 
     topic: str
@@ -35,6 +40,7 @@ class Messages(NamedTuple):
     records: Encoded
     store_ms: int
     codes: Ints | int = 0
+    prepare: Prepare | None = None
 
 
 class Append(NamedTuple):

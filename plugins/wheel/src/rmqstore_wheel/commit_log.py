@@ -68,17 +68,24 @@ class CommitLog:
         Raises:
             OSError: the disk failed or has no room; nothing of the frame is there.
         """
+        return self.write(self.plan(pieces), epoch)
+
+    def plan(self, pieces: Sequence[Encoded]) -> list[tuple[int, Encoded]]:
+        """Tell the records of a frame where they will lie, if this is the next one; returns the pieces with their offsets."""
         total = sum(len(piece.data) for piece in pieces)
         start = self.tail
         left = self.file_bytes - start % self.file_bytes
         if not log.fits(total, left) and left < self.file_bytes:
             start += left
-        placed = self._place(pieces, start)
+        return self._place(pieces, start)
+
+    def write(self, placed: list[tuple[int, Encoded]], epoch: int) -> int:
+        """Write a frame that was planned; see :meth:`append`."""
         frames.finish([piece for _, piece in placed], epoch, self.durable)
-        self._write(placed, start)
+        self._write(placed)
         last_offset, last = placed[-1]
         self.tail = last_offset + len(last.data)
-        return start
+        return placed[0][0]
 
     def _place(self, pieces: Sequence[Encoded], offset: int) -> list[tuple[int, Encoded]]:
         """Give every piece its place, cut where a file ends."""
@@ -98,7 +105,8 @@ class CommitLog:
             offset += len(piece.data)
         return placed
 
-    def _write(self, placed: list[tuple[int, Encoded]], start: int) -> None:
+    def _write(self, placed: list[tuple[int, Encoded]]) -> None:
+        start = placed[0][0]
         end = placed[-1][0] + len(placed[-1][1].data)
         blanks = []
         at = self.tail

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ class ConsumeQueues:
         self._sums: dict[QueueName, Sums] = {}
         self._recent: dict[QueueName, None] = {}
         self._trimmed: dict[QueueName, int] = {}
+        self._cleared: dict[QueueName, set[int]] = {}
 
     def start(self, sums: Mapping[QueueName, Sums]) -> None:
         """Begin with the queues that a check point vouches for."""
@@ -47,7 +48,7 @@ class ConsumeQueues:
         log = self._logs.get(name)
         if log is None:
             log = self._unit_log(
-                self._disk, self._directory / topic / str(queue), consume_queue.UNIT, self._per_file, fill_bytes=_FILL_BYTES
+                self._disk, self._directory / topic / str(queue), consume_queue.UNIT, self._per_file, fill_bytes=_FILL_BYTES, made_above=3
             )  # fmt: skip
             sums = self._sums.get(name)
             if sums is None:
@@ -65,17 +66,24 @@ class ConsumeQueues:
             self._recent[name] = None
         return log
 
-    def append(self, topic: str, queue: int, offset: int, log_offsets: Ints, sizes: Ints, codes: Ints | int) -> None:
-        """Append the units of messages; a gap before ``offset`` is filled. Their space was reserved."""
+    def prepare(self, topic: str, queue: int, offset: int, log_offsets: Ints, sizes: Ints, codes: Ints | int) -> Callable[[], None]:
+        """Write the units of messages where nobody sees them; returns what makes them seen. A gap before ``offset`` is filled."""
         log = self.of(topic, queue, first=offset)
-        if offset > log.count:
-            log.append(consume_queue.encode_fill(offset - log.count))
         units = consume_queue.encode(log_offsets, sizes, codes)
-        overlap = min(log.count - offset, len(sizes))
-        if overlap > 0:
-            log.replace(offset, units[: overlap * consume_queue.UNIT_BYTES])
-        if overlap < len(sizes):
-            log.append(units[max(overlap, 0) * consume_queue.UNIT_BYTES :])
+        gap = offset - log.count
+        fresh = consume_queue.encode_fill(gap) + units if gap > 0 else units[-gap * consume_queue.UNIT_BYTES :]
+        log.write_ahead(fresh)
+
+        def commit() -> None:
+            if gap < 0:
+                log.replace(offset, units[: -gap * consume_queue.UNIT_BYTES])
+            log.advance(fresh)
+
+        return commit
+
+    def append(self, topic: str, queue: int, offset: int, log_offsets: Ints, sizes: Ints, codes: Ints | int) -> None:
+        """Append the units of messages, in space that was reserved."""
+        self.prepare(topic, queue, offset, log_offsets, sizes, codes)()
 
     def reserve(self, topic: str, queue: int, offset: int, count: int) -> None:
         """See to it that units up to ``offset + count`` find room."""
@@ -86,7 +94,14 @@ class ConsumeQueues:
         """Return up to ``count`` units from ``offset`` on, fewer at the end of the queue."""
         log = self.of(topic, queue)
         offset = max(offset, log.first, self._trimmed.get((topic, queue), 0))
-        return log.read(offset, max(min(count, log.count - offset), 0))
+        units = log.read(offset, max(min(count, log.count - offset), 0))
+        cleared = self._cleared.get((topic, queue))
+        if not cleared:
+            return units
+        gone = [at - offset for at in cleared if offset <= at < offset + len(units)]
+        units = units.copy()
+        units[gone] = np.frombuffer(consume_queue.encode_fill(1), consume_queue.UNIT)[0]
+        return units
 
     def first(self, topic: str, queue: int) -> int:
         """Return the first offset of a queue that is kept."""
@@ -97,12 +112,17 @@ class ConsumeQueues:
         self._trimmed[topic, queue] = offset
 
     def clear(self, topic: str, queue: int, offsets: Sequence[int]) -> None:
-        """Let nothing lie at some offsets any more."""
-        log = self.of(topic, queue)
+        """Let nothing lie at some offsets any more; the files learn it with the next :meth:`sync`."""
+        self._cleared.setdefault((topic, queue), set()).update(offsets)
+
+    def _write_cleared(self) -> None:
         fill = consume_queue.encode_fill(1)
-        for offset in offsets:
-            if log.first <= offset < log.count:
-                log.replace(offset, fill)
+        for name, offsets in list(self._cleared.items()):
+            log = self.of(*name)
+            for offset in sorted(offsets):
+                if log.first <= offset < log.count:
+                    log.replace(offset, fill)
+            del self._cleared[name]
 
     def drop(self, topic: str, queue: int) -> None:
         """Remove a queue with its files."""
@@ -111,11 +131,13 @@ class ConsumeQueues:
             log.close()
         self._sums.pop((topic, queue), None)
         self._trimmed.pop((topic, queue), None)
+        self._cleared.pop((topic, queue), None)
         self._recent.pop((topic, queue), None)
         self._disk.remove_tree(self._directory / topic / str(queue))
 
     def sync(self) -> dict[QueueName, Sums]:
         """Make everything durable; returns what a check point has to know."""
+        self._write_cleared()
         for name, offset in self._trimmed.items():
             self.of(*name).trim(offset)
         for name, log in self._logs.items():

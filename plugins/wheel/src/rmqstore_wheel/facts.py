@@ -36,7 +36,7 @@ FactRows = np.ndarray[Any, np.dtype[np.void]]
 
 def new_log(disk: Disk, directory: Path, unit_log: type[UnitLog] = UnitLog) -> UnitLog:
     """Return the facts of an engine directory."""
-    return unit_log(disk, directory / "rmqstore" / "facts", FACT, PER_FILE, fill_bytes=1024 * 1024)
+    return unit_log(disk, directory / "rmqstore" / "facts", FACT, PER_FILE, fill_bytes=1024 * 1024, made_above=2)
 
 
 def rows_of(ticks: Ints, dues: Ints, epoch: Ints | int, kind: int = TIMER) -> FactRows:

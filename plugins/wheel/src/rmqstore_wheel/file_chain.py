@@ -20,14 +20,17 @@ class FileChain:
         directory: where the files lie; made as needed.
         file_bytes: length of every file.
         fill_bytes: how much space is set aside at a time, at most; a small log begins with less.
+        made_above: how many of the directories above may have been made together with this one.
     """
 
-    def __init__(self, disk: Disk, directory: Path, file_bytes: int, fill_bytes: int) -> None:
+    def __init__(self, disk: Disk, directory: Path, file_bytes: int, fill_bytes: int, made_above: int = 0) -> None:
         self.directory = directory
         self.file_bytes = file_bytes
         self._disk = disk
         self._fill_bytes = min(fill_bytes, file_bytes)
         self._next_fill = min(_FIRST_FILL_BYTES, self._fill_bytes)
+        self._made_above = made_above
+        self._has_new_names = False
         self._open: dict[int, DiskFile] = {}
         self._unsynced: set[int] = set()
         self.starts = self.listed()
@@ -121,8 +124,7 @@ class FileChain:
         file = self._disk.create(self.directory / file_name(start))
         self._open[start] = file
         self.starts.append(start)
-        file.sync()
-        self._disk.sync_directory(self.directory)
+        self._has_new_names = True
 
     def _complete(self, start: int) -> None:
         file = self.file(start)
@@ -156,6 +158,10 @@ class FileChain:
             # Before the sync: what is written meanwhile is for the next one.
             self._unsynced.discard(start)
             self.file(start).sync()
+        if self._has_new_names:
+            self._has_new_names = False
+            for directory in [self.directory, *self.directory.parents[: self._made_above]]:
+                self._disk.sync_directory(directory)
 
     # ------------------------------------------------------------ reading
 

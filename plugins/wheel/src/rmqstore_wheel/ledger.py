@@ -1,8 +1,8 @@
 """``Ledger``: the commit log with all that is derived from it, as the ``OrderedKV`` of both sides.
 
-A call is one frame: the messages that it appends, then the journal record that says what else it changes. The frame is the commit: caches and
-maps are changed only after it is written, from what it says, in memory or in space that was set aside before; so a call that fails changes
-nothing, and what a reader sees is always some number of whole frames.
+A call is one frame: the messages that it appends, then the journal record that says what else it changes. The frame is the commit. What
+caches will hold is written before it, behind their ends, where nobody looks; after it only numbers in memory change, which cannot fail. So a
+call that fails changes nothing, and what a reader sees is always some number of whole frames.
 
 Why no crash point loses or doubles anything here: after a crash, the log holds a prefix of whole frames that reaches at least to the last
 sync (``frames``), and everything else is a function of such a prefix. The check point is the value of that function for a prefix that was
@@ -14,7 +14,7 @@ open changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -34,7 +34,6 @@ from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats.binary_columns import Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded
-from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.journal import Change
 from rmqstore_wheel.replay import Replay
 from rmqstore_wheel.state import KEPT_SPACES, State, cut
@@ -53,9 +52,6 @@ class Sizes(NamedTuple):
 
 class TimerCaches(Protocol):
     """What the timers derive from the log."""
-
-    def reserve(self, count: int) -> None:
-        """See to it that ``count`` more timers find room."""
 
     def start(self, section: TimerSection | None) -> None:
         """Begin with what a check point says, or with nothing."""
@@ -85,7 +81,6 @@ class Ledger(OrderedKV):
     Attributes:
         epoch: the open epoch, which every frame carries.
         store_ms: the latest store time of a message.
-        places: where in the log the last call's messages lie, for each of its pieces.
     """
 
     def __init__(
@@ -111,7 +106,6 @@ class Ledger(OrderedKV):
         self.queues = self._new_queues()
         self.state = State()
         self.store_ms = 0
-        self.places: list[Ints] = []
         self._journal_records = 0
         self._check_point = CheckPoint()
         self._calls = 0
@@ -164,17 +158,19 @@ class Ledger(OrderedKV):
             pieces.append(frames.one(record, is_last=at == len(groups) - 1))
         if not groups and last is not None:
             pieces[-1] = frames.with_room(last)
+        commits: list[Callable[[], None]] = []
         with self.translated():
-            for each in messages:
-                count = len(each.records.starts)
-                self.queues.reserve(each.topic, each.queue, each.offset, count)
-                if each.topic == WHEEL_TOPIC:
-                    self.timers.reserve(each.offset + count - self.queues.of(each.topic, each.queue).count)
-            self.log.append(pieces, self.epoch)
+            planned = self.log.plan(pieces)
+            for each, piece in zip(messages, pieces, strict=False):
+                offsets = offsets_of(piece)
+                self.queues.reserve(each.topic, each.queue, each.offset, len(offsets))
+                commits.append(self.queues.prepare(each.topic, each.queue, each.offset, offsets, piece.sizes, each.codes))
+                if each.prepare is not None:
+                    commits.append(each.prepare(offsets, piece.sizes))
+            self.log.write(planned, self.epoch)
         try:
-            self.places = [offsets_of(piece) for piece in pieces[: len(messages)]]
-            for each, piece, offsets in zip(messages, pieces, self.places, strict=False):
-                self.queues.append(each.topic, each.queue, each.offset, offsets, piece.sizes, each.codes)
+            for commit in commits:
+                commit()
             with self._gate.lock:
                 for change in changes:
                     self._apply(change)
@@ -320,10 +316,14 @@ class Ledger(OrderedKV):
 
     # ------------------------------------------------------------ check points
 
-    def check_point_is_due(self) -> bool:
-        """Say whether so much was written since the last check point that an open would take long."""
-        behind = self.log.tail - self._check_point.offset
-        return behind >= self.sizes.check_point_bytes or self._calls >= self.sizes.check_point_calls
+    def upkeep(self) -> bool:
+        """Make a check point when one is due and there is room for it; says whether it did."""
+        if self.log.tail - self._check_point.offset < self.sizes.check_point_bytes and self._calls < self.sizes.check_point_calls:
+            return False
+        with suppress(StoreFullError):
+            self.make_check_point()
+            return True
+        return False
 
     def make_check_point(self) -> None:
         """Write a check point of now, unless nothing happened since the last one; the caller keeps other calls out meanwhile."""
@@ -360,7 +360,10 @@ class Ledger(OrderedKV):
         refusal = self._gate.refusal
         try:
             if refusal is None:
-                self.make_check_point()
+                self.sync()
+                with suppress(StoreFullError):
+                    # Without it the next open only takes longer.
+                    self.make_check_point()
         finally:
             self._gate.close()
             self.timers.close()

@@ -50,11 +50,13 @@ class ReadUnits(UnitLog):
     def reserve(self, count: int) -> None:
         """Do nothing: memory is taken as it is needed."""
 
-    def append(self, data: Bytes) -> int:
-        first = self.count
+    def write_ahead(self, data: Bytes) -> None:
+        """Do nothing: nobody can see it."""
+
+    def advance(self, data: Bytes) -> None:
         units = np.frombuffer(data, self.unit)
         if not len(units):
-            return first
+            return
         if not len(self._own):
             self._take_last_block()
         used = self.count - self._own_first
@@ -63,8 +65,7 @@ class ReadUnits(UnitLog):
             grown[:used] = self._own[:used]
             self._own = grown
         self._own[used : used + len(units)] = units
-        self._sum(units.view(np.uint8).data, first + len(units))
-        return first
+        self._sum(units.view(np.uint8).data, self.count + len(units))
 
     def _take_last_block(self) -> None:
         begin = max(self.count // BLOCK * BLOCK, self.first)

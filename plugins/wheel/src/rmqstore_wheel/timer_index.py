@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -88,37 +88,56 @@ class TimerIndex:
 
     # ------------------------------------------------------------ putting
 
-    def reserve(self, count: int) -> None:
-        """See to it that ``count`` more timers find room."""
-        self.facts.reserve(count)
-        self.wheel.reserve(count)
-
-    def put(
+    def prepare_put(
         self, seqs: Ints, ticks: Ints, dues: Ints, epochs: Ints | int, write_ms: int, log_offsets: Ints, sizes: Ints, hashes: Ints | int = 0
-    ) -> None:  # fmt: skip
-        """Take timers in, whose seqs follow one another."""
-        self._add_facts(int(seqs[0]), fact_log.rows_of(ticks, dues, epochs))
-        self._place(seqs, ticks, write_ms, log_offsets, sizes, hashes)
-        self._count(dues, 1)
+    ) -> Callable[[], None]:  # fmt: skip
+        """Write what is known of timers where nobody sees it; returns what takes them in. Their seqs follow one another."""
+        add_facts = self._prepare_facts(int(seqs[0]), fact_log.rows_of(ticks, dues, epochs))
+        place = self._prepare_places(seqs, ticks, write_ms, log_offsets, sizes, hashes)
 
-    def _add_facts(self, first_seq: int, rows: FactRows) -> None:
+        def commit() -> None:
+            add_facts()
+            place()
+            self._count(dues, 1)
+
+        return commit
+
+    def prepare_markers(self, seq: int, count: int, epoch: int, kind: int) -> Callable[[], None]:
+        """Write that the messages from ``seq`` on are no timers: cancels, or copies of rolled timers; returns what takes it in."""
+        rows = np.zeros(count, fact_log.FACT)
+        rows["epoch"], rows["kind"] = epoch, kind
+        return self._prepare_facts(seq, rows)
+
+    def _prepare_facts(self, first_seq: int, rows: FactRows) -> Callable[[], None]:
         gap = first_seq - 1 - self.facts.count
-        if gap > 0:
-            self.facts.reserve(gap + len(rows))
-            self.facts.append(np.zeros(gap, fact_log.FACT).view(np.uint8).data)
-        if gap >= 0:
-            self.facts.append(rows.view(np.uint8).data)
-        else:
-            self.facts.replace(first_seq - 1, rows.view(np.uint8).data)
+        fresh = np.concatenate((np.zeros(gap, fact_log.FACT), rows)) if gap > 0 else rows[-gap:]
+        data = np.ascontiguousarray(fresh).view(np.uint8).data
+        self.facts.reserve(len(fresh))
+        self.facts.write_ahead(data)
 
-    def _place(self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints, hashes: Ints | int = 0) -> None:
-        self.write_ms = max(self.write_ms, write_ms)
-        placing = self.wheel.put(seqs, ticks, self.write_ms, log_offsets, sizes, hashes)
-        if placing.rolled.any():
-            self.rolled.set_many(seqs[placing.rolled])
-        if len(placing.aside):
-            self.rolled.set_many(seqs[placing.aside])
-            self.aside.update(zip(seqs[placing.aside].tolist(), ticks[placing.aside].tolist(), strict=True))
+        def commit() -> None:
+            if gap < 0:
+                self.facts.replace(first_seq - 1, np.ascontiguousarray(rows[:-gap]).view(np.uint8).data)
+            self.facts.advance(data)
+
+        return commit
+
+    def _prepare_places(
+        self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints, hashes: Ints | int = 0
+    ) -> Callable[[], None]:  # fmt: skip
+        write_ms = max(self.write_ms, write_ms)
+        placing = self.wheel.prepare(seqs, ticks, write_ms, log_offsets, sizes, hashes)
+
+        def commit() -> None:
+            self.write_ms = write_ms
+            placing.commit()
+            if placing.rolled.any():
+                self.rolled.set_many(seqs[placing.rolled])
+            if len(placing.aside):
+                self.rolled.set_many(seqs[placing.aside])
+                self.aside.update(zip(seqs[placing.aside].tolist(), ticks[placing.aside].tolist(), strict=True))
+
+        return commit
 
     def _count(self, dues: Ints, sign: int) -> None:
         self.pending += sign * len(dues)
@@ -153,12 +172,6 @@ class TimerIndex:
             for seq in seqs[rolled].tolist():
                 self.aside.pop(seq, None)
 
-    def add_marker(self, seq: int, count: int, epoch: int, kind: int) -> None:
-        """Note that the messages from ``seq`` on are no timers: cancels, or copies of rolled timers."""
-        rows = np.zeros(count, fact_log.FACT)
-        rows["epoch"], rows["kind"] = epoch, kind
-        self._add_facts(seq, rows)
-
     # ------------------------------------------------------------ rolling
 
     def roll(self, until_ms: int) -> None:
@@ -177,29 +190,31 @@ class TimerIndex:
         away = (self.wheel.slots_of(ticks) != owners) & self.rolled.get_many(seqs)
         order = np.argsort(seqs[away], kind="stable")
         seqs, ticks, owners = seqs[away][order], ticks[away][order], owners[away][order]
+        live = ~self.cancelled.get_many(seqs)
+        place = self._prepare_again(seqs[live], ticks[live])
         if len(owners):
             self.wheel.count_off(owners)
         # The units stay in the chains of these slots, so nobody may roll them a second time.
         self.wheel.note_rolled(slots)
-        live = ~self.cancelled.get_many(seqs)
-        self._place_again(seqs[live], ticks[live])
-        self.rolled.set_many(seqs[~live], on=False)
+        self.rolled.set_many(seqs, on=False)
+        place()
 
-    def _place_again(self, seqs: Ints, ticks: Ints) -> None:
-        if len(seqs):
-            units = self.queue_units(seqs)
-            self.rolled.set_many(seqs, on=False)
-            self.wheel.reserve(len(seqs))
-            self._place(seqs, ticks, self.write_ms, units["log_offset"].astype(np.int64), units["size"].astype(np.int64))
+    def _prepare_again(self, seqs: Ints, ticks: Ints) -> Callable[[], None]:
+        if not len(seqs):
+            return lambda: None
+        units = self.queue_units(seqs)
+        return self._prepare_places(seqs, ticks, self.write_ms, units["log_offset"].astype(np.int64), units["size"].astype(np.int64))
 
     def _retry_aside(self, until_ms: int) -> None:
         """Find room in the wheel for what lies ahead and was put aside."""
         ahead = [(seq, tick) for seq, tick in self.aside.items() if tick > until_ms]
         if ahead:
+            seqs, ticks = np.ascontiguousarray(np.array(ahead, np.int64).T)
+            place = self._prepare_again(seqs, ticks)
             for seq, _ in ahead:
                 del self.aside[seq]
-            seqs, ticks = np.array(ahead, np.int64).T
-            self._place_again(seqs.copy(), ticks.copy())
+            self.rolled.set_many(seqs, on=False)
+            place()
 
     def queue_units(self, seqs: Ints) -> np.ndarray[Any, np.dtype[np.void]]:
         """Return where the messages of timers lie in the log."""
@@ -377,15 +392,14 @@ class TimerIndex:
             # A message that was copied forward is where it was; it is new when its first copy is gone.
             fresh[known] = self.facts.gather(seqs[known] - 1)["kind"] == NOTHING
         for group in np.split(np.arange(len(seqs)), np.flatnonzero(np.diff(seqs) != 1) + 1):
-            self.facts.reserve(max(int(seqs[group[-1]]) - self.facts.count, 0))
-            self._add_facts(int(seqs[group[0]]), rows[group])
+            self._prepare_facts(int(seqs[group[0]]), rows[group])()
         timers = np.flatnonzero((found.kinds == TIMER) & fresh)
         for group in np.split(timers, np.flatnonzero(np.diff(found.write_ms[timers]) != 0) + 1):
             if len(group):
-                self.wheel.reserve(len(group))
-                self._place(
+                place = self._prepare_places(
                     seqs[group], found.ticks[group], int(found.write_ms[group[0]]), starts[group] + file_start, sizes[group], found.hashes[group]
                 )  # fmt: skip
+                place()
                 self._count(found.dues[group], 1)
         self.keys.add_many(found.key_hashes, found.key_offsets)
         cancelled = found.targets[found.kinds == CANCEL]

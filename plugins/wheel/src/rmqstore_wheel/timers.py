@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -52,6 +52,7 @@ from rmqstore_wheel.appending import Messages
 from rmqstore_wheel.facts import CANCEL, TIMER
 from rmqstore_wheel.fetching import Fetcher, Located, joined_places
 from rmqstore_wheel.formats import index_file
+from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.timer_index import Due, TimerIndex, joined
@@ -115,12 +116,21 @@ class WheelTimers(OrderedSide, TimerStore):
             receipts = TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, ticks)
             changes = WriteBatch()
             put_marks(changes, TIMER_SIDE, marks, encode_ticks(receipts.epoch, first_seq, ticks) if marks else b"", now_ms)
-            position = self._append(Messages(WHEEL_TOPIC, 0, first_seq - 1, found.records, now_ms), changes)
             seqs = np.arange(first_seq, first_seq + len(ticks))
-            (offsets,) = self._ledger.places
-            self._index.put(seqs, found.ticks, found.dues, self._shared.epoch, now_ms, offsets, found.records.sizes, found.hashes)
-            if len(found.key_hashes):
-                self._index.keys.add_many(found.key_hashes, offsets[found.key_rows])
+
+            def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
+                take_in = self._index.prepare_put(
+                    seqs, found.ticks, found.dues, self._shared.epoch, now_ms, offsets, sizes, found.hashes
+                )  # fmt: skip
+
+                def commit() -> None:
+                    take_in()
+                    if len(found.key_hashes):
+                        self._index.keys.add_many(found.key_hashes, offsets[found.key_rows])
+
+                return commit
+
+            position = self._append(Messages(WHEEL_TOPIC, 0, first_seq - 1, found.records, now_ms, prepare=prepare), changes)
             self._change_position = position
             self._note_ticks(ticks)
             return receipts, Ticket(position)
@@ -203,9 +213,17 @@ class WheelTimers(OrderedSide, TimerStore):
             seqs, ticks = np.array(list(ending)), np.array(list(ending.values()))
             found = encode_cancels(self._fetcher.timer_columns(seqs), seqs, ticks, max(now_ms, 0), self.precision_ms)
             first_seq = self._first_free_seq()
-            position = self._append(Messages(WHEEL_TOPIC, 0, first_seq - 1, found, now_ms), WriteBatch())
-            self._index.add_marker(first_seq, len(seqs), self._shared.epoch, CANCEL)
-            self._index.cancel(seqs)
+
+            def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
+                mark = self._index.prepare_markers(first_seq, len(seqs), self._shared.epoch, CANCEL)
+
+                def commit() -> None:
+                    mark()
+                    self._index.cancel(seqs)
+
+                return commit
+
+            position = self._append(Messages(WHEEL_TOPIC, 0, first_seq - 1, found, now_ms, prepare=prepare), WriteBatch())
             self._change_position = position
             self._congestion.note(ending.values(), -1)
         return outcomes, Ticket(position)
@@ -495,7 +513,4 @@ class WheelTimers(OrderedSide, TimerStore):
             done += self._index.drop_answers(before)
             if write:
                 self._shared.write(write)
-            if self._ledger.check_point_is_due():
-                self._ledger.make_check_point()
-                done += 1
-            return done
+            return done + self._ledger.upkeep()

@@ -39,12 +39,20 @@ class UnitLog:
     """
 
     def __init__(
-        self, disk: Disk, directory: Path, unit: np.dtype[Any], per_file: int, *, blank: bytes = b"", fill_bytes: int = 1024 * 1024
+        self,
+        disk: Disk,
+        directory: Path,
+        unit: np.dtype[Any],
+        per_file: int,
+        *,
+        blank: bytes = b"",
+        fill_bytes: int = 1024 * 1024,
+        made_above: int = 1,
     ) -> None:
         self.unit = unit
         self.per_file = per_file
         self._blank = blank
-        self.chain = FileChain(disk, directory, per_file * unit.itemsize + len(blank), fill_bytes)
+        self.chain = FileChain(disk, directory, per_file * unit.itemsize + len(blank), fill_bytes, made_above)
         self.count = self.first = 0
         self._crcs = np.zeros(0, np.uint32)
         self._trusted = np.zeros(0, np.bool_)
@@ -99,9 +107,15 @@ class UnitLog:
     def append(self, data: Bytes) -> int:
         """Append units, in space that was reserved; returns the number of the first."""
         first = self.count
+        self.write_ahead(data)
+        self.advance(data)
+        return first
+
+    def write_ahead(self, data: Bytes) -> None:
+        """Write units behind the last one, where nobody sees them until :meth:`advance`."""
         view = memoryview(data).cast("B")
         size = self.unit.itemsize
-        at = first
+        first = at = self.count
         behind = first + len(view) // size
         while at < behind:
             stop = min(behind, (at // self.per_file + 1) * self.per_file)
@@ -109,8 +123,11 @@ class UnitLog:
             if self._blank and stop % self.per_file == 0:
                 self.chain.write_at(self.position(stop - 1) + size, self._blank)
             at = stop
-        self._sum(view, behind)
-        return first
+
+    def advance(self, data: Bytes) -> None:
+        """Count in what was written ahead."""
+        view = memoryview(data).cast("B")
+        self._sum(view, self.count + len(view) // self.unit.itemsize)
 
     def _sum(self, view: memoryview, behind: int) -> None:
         """Take appended units into the sums."""

@@ -12,6 +12,7 @@ runs. The slots are in memory and on disk as a snapshot; units are appended to t
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -34,13 +35,15 @@ _PAGE_SLOTS: Final = 4096 // SLOT_BYTES
 _SPREAD: Final = 0x9E3779B97F4A7C15
 _SIDE_BY_SIDE: Final = 8
 _RUN_UNITS: Final = 4096
+_NO_ROWS: Final = np.zeros(0, np.int64)
 
 
 class Placing(NamedTuple):
-    """Where timers went: ``rolled`` says of each whether it lies in another slot than its own, ``aside`` which found no place at all."""
+    """Where timers go: ``rolled`` says of each whether it lies in another slot than its own, ``aside`` which found no place at all."""
 
     rolled: np.ndarray[Any, np.dtype[np.bool_]]
     aside: Ints
+    commit: Callable[[], None]
 
 
 class WheelIndex:
@@ -90,14 +93,10 @@ class WheelIndex:
 
     # ------------------------------------------------------------ putting
 
-    def reserve(self, count: int) -> None:
-        """See to it that ``count`` more units find room."""
-        self.units.reserve(count)
-
-    def put(
-        self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints, topic_hashes: Ints | int = 0, flags: int = timer_log.DEFAULT
+    def prepare(
+        self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints, topic_hashes: Ints | int = 0
     ) -> Placing:  # fmt: skip
-        """Put timers into their slots, as of ``write_ms``; room for their units was reserved."""
+        """Write timers for their slots, as of ``write_ms``, where nobody sees them until ``Placing.commit`` is called."""
         precision = self.ring.precision_ms
         now = write_ms // precision
         own = self.slots_of(ticks)
@@ -111,19 +110,20 @@ class WheelIndex:
         aside = ahead < -self.ring.slots
         held = self.slots[self.ring.places(slots)]
         aside |= (held["timers"] > 0) & (held["tick"] != slots)
-        if aside.any():
-            rows = np.flatnonzero(~aside)
-            if len(rows):
-                self._append(seqs[rows], slots[rows], rolled[rows], now, log_offsets[rows], sizes[rows], _of(topic_hashes, rows), flags)
-        else:
-            self._append(seqs, slots, rolled, now, log_offsets, sizes, topic_hashes, flags)
-        return Placing(rolled, np.flatnonzero(aside))
+        if not aside.any():
+            return Placing(rolled, _NO_ROWS, self._write(seqs, slots, rolled, now, log_offsets, sizes, topic_hashes))
+        rows = np.flatnonzero(~aside)
+        commit = self._write(seqs[rows], slots[rows], rolled[rows], now, log_offsets[rows], sizes[rows], _of(topic_hashes, rows))
+        return Placing(rolled, np.flatnonzero(aside), commit)
 
-    def _append(
-        self, seqs: Ints, slots: Ints, rolled: Ints, now: int, log_offsets: Ints, sizes: Ints, topic_hashes: Ints | int, flags: int
-    ) -> None:  # fmt: skip
+    def _write(
+        self, seqs: Ints, slots: Ints, rolled: Ints, now: int, log_offsets: Ints, sizes: Ints, topic_hashes: Ints | int
+    ) -> Callable[[], None]:  # fmt: skip
         precision = self.ring.precision_ms
         count = len(slots)
+        if not count:
+            return lambda: None
+        self.units.reserve(count)
         order = np.argsort(slots, kind="stable")
         last_slot = slots[-1]
         if count > 1 and slots[order[-1]] != last_slot:
@@ -147,7 +147,7 @@ class WheelIndex:
         previous[1:] = positions[:-1]
         previous[firsts] = np.where(live, held["last"], timer_log.NO_POSITION)
         units["previous"] = previous
-        units["flags"] = np.where(rolled[order], flags | timer_log.ROLL, flags) if rolled.any() else flags
+        units["flags"] = np.where(rolled[order], timer_log.DEFAULT | timer_log.ROLL, timer_log.DEFAULT)
         units["write_ms"] = now * precision
         units["delta_ms"] = (in_order - now) * precision
         units["log_offset"] = log_offsets[order]
@@ -157,7 +157,8 @@ class WheelIndex:
         else:
             units["topic_hash"] = topic_hashes[order]
         units["reserved"] = seqs[order]
-        self.units.append(units.view(np.uint8).data)
+        data = units.view(np.uint8).data
+        self.units.write_ahead(data)
         rows = np.empty(len(firsts), wheel.SLOT)
         rows["tick"] = in_order[firsts]
         rows["first"] = np.where(live, held["first"], positions[firsts])
@@ -166,11 +167,16 @@ class WheelIndex:
         rows["magic"] = np.where(live, held["magic"], 0)
         if rolled.any():
             rows["magic"] |= np.where(np.logical_or.reduceat(rolled[order], firsts), ROLLS, 0)
-        self.slots[places] = rows
-        self._pages[places // _PAGE_SLOTS] = True
-        if rolled.any():
-            first = int(slots[rolled].min())
-            self._first_roll = first if self._first_roll is None else min(self._first_roll, first)
+        first_roll = int(slots[rolled].min()) if rolled.any() else None
+
+        def commit() -> None:
+            self.units.advance(data)
+            self.slots[places] = rows
+            self._pages[places // _PAGE_SLOTS] = True
+            if first_roll is not None:
+                self._first_roll = first_roll if self._first_roll is None else min(self._first_roll, first_roll)
+
+        return commit
 
     def count_off(self, slots: Ints) -> None:
         """Take timers off the counts of their slots, one for each mention; an empty slot is free for another lap."""

@@ -316,9 +316,13 @@ class Ledger(OrderedKV):
 
     # ------------------------------------------------------------ check points
 
+    def is_long(self) -> bool:
+        """Say whether so much was applied since the last check point that an open would take long."""
+        return self.log.tail - self._check_point.offset >= self.sizes.check_point_bytes or self._calls >= self.sizes.check_point_calls
+
     def upkeep(self) -> bool:
         """Make a check point when one is due and there is room for it; says whether it did."""
-        if self.log.tail - self._check_point.offset < self.sizes.check_point_bytes and self._calls < self.sizes.check_point_calls:
+        if not self.is_long():
             return False
         with suppress(StoreFullError):
             self.make_check_point()

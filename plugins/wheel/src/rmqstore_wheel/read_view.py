@@ -15,6 +15,7 @@ log.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +32,7 @@ from rmqstore_wheel.read_units import OutrunError, ReadUnits
 from rmqstore_wheel.replay import Replay
 from rmqstore_wheel.timer_index import TimerIndex
 
-_ATTEMPTS: Final = 10
+_ATTEMPTS: Final = 5
 """So often an owner may be faster, which it is when it makes a check point or removes a file meanwhile."""
 
 _CHANGES: Final = (OutrunError, CorruptStoreError, OSError)
@@ -75,6 +76,15 @@ class ReadLedger(Ledger):
         self._calls += len(found)
         self.settle()
 
+    def refuse_cut_log(self, candidates: Iterable[CheckPoint]) -> None:
+        """Raise when the log ends before a check point.
+
+        Raises:
+            CorruptStoreError: naming the check point's offset.
+        """
+        for candidate in candidates:
+            self._is_of_this_log(candidate)
+
     def rebuild_upto(self, limit: int) -> None:
         """Make everything anew from the log before ``limit``, in memory.
 
@@ -85,6 +95,7 @@ class ReadLedger(Ledger):
         replay = Replay(self)
         for frame in self.log.recover(self.log.chain.first, limit=limit):
             replay.add(frame)
+            self._calls += 1
         replay.finish()
         if self.log.tail != limit:
             path = str(self.log.chain.path_of(self.log.tail))
@@ -162,10 +173,10 @@ class ReadView(FixedView):
             # What the check point speaks of may have come since.
             log.look()
             ledger = ReadLedger(root, self._sizes, self._precision_ms, log)
-            is_rebuilt = not ledger.resume(candidates)
+            if not (is_rebuilt := is_last or not candidates) and not ledger.resume(candidates):
+                raise OutrunError(f"{root}: no check point fits")
             if is_rebuilt:
-                if candidates and not is_last:
-                    raise OutrunError(f"{root}: no check point fits")
+                ledger.refuse_cut_log(candidates)
                 ledger.rebuild()
             ledger.settle()
         except BaseException:
@@ -223,7 +234,7 @@ class ReadView(FixedView):
 
     def _is_long(self) -> bool:
         """Say whether so much was applied in memory that a newer check point is the better start."""
-        return self.ledger.check_point_is_due() and self._stamp_of(self.ledger.root) != self._stamp
+        return self.ledger.is_long() and self._stamp_of(self.ledger.root) != self._stamp
 
     def close(self) -> None:
         self.ledger.close()

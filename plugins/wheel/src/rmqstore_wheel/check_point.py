@@ -68,6 +68,7 @@ class CheckPoint(msgspec.Struct, frozen=True, array_like=True):
     calls: how many calls were made so far; 0 for a store that was never written to.
     state: the maps, as (space, entries).
     queues: how far every consume queue goes, as (topic, queue, sums).
+    cleared: messages that were removed from their queues, as (topic, queue, offsets).
     timers: what is known of the timers; None when nothing is.
     """
 
@@ -78,6 +79,7 @@ class CheckPoint(msgspec.Struct, frozen=True, array_like=True):
     calls: int = 0
     state: list[tuple[int, list[tuple[bytes, bytes]]]] = []
     queues: list[tuple[str, int, Sums]] = []
+    cleared: list[tuple[str, int, list[int]]] = []
     timers: TimerSection | None = None
 
 

@@ -11,9 +11,8 @@ import numpy as np
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.formats import consume_queue
 from rmqstore_wheel.formats.binary_columns import Ints
-from rmqstore_wheel.unit_log import Sums, UnitLog
+from rmqstore_wheel.unit_log import Doubt, Sums, UnitLog
 
-UNITS_PER_FILE: Final = 300_000
 _OPEN_QUEUES: Final = 128
 _FILL_BYTES: Final = 256 * 1024
 
@@ -24,7 +23,10 @@ QueueName = tuple[str, int]
 class ConsumeQueues:
     """The consume queues of a store, opened as they are needed; only so many keep their files open."""
 
-    def __init__(self, disk: Disk, directory: Path, per_file: int = UNITS_PER_FILE, unit_log: type[UnitLog] = UnitLog) -> None:
+    def __init__(
+        self, disk: Disk, directory: Path, per_file: int, doubt: Callable[[Doubt], None], unit_log: type[UnitLog] = UnitLog
+    ) -> None:
+        self._doubt = doubt
         self._unit_log = unit_log
         self._disk = disk
         self._directory = directory
@@ -34,10 +36,18 @@ class ConsumeQueues:
         self._recent: dict[QueueName, None] = {}
         self._trimmed: dict[QueueName, int] = {}
         self._cleared: dict[QueueName, set[int]] = {}
+        self._dropped: set[QueueName] = set()
 
-    def start(self, sums: Mapping[QueueName, Sums]) -> None:
-        """Begin with the queues that a check point vouches for."""
+    def start(self, sums: Mapping[QueueName, Sums], cleared: Mapping[QueueName, Sequence[int]]) -> None:
+        """Begin with the queues that a check point vouches for.
+
+        Raises:
+            CorruptStoreError: a file of one is missing.
+        """
         self._sums = dict(sums)
+        self._cleared = {name: set(offsets) for name, offsets in cleared.items()}
+        for name in sums:
+            self.of(*name)
 
     def __iter__(self) -> Iterator[QueueName]:
         yield from self._sums.keys() | self._logs.keys()
@@ -48,11 +58,13 @@ class ConsumeQueues:
         log = self._logs.get(name)
         if log is None:
             log = self._unit_log(
-                self._disk, self._directory / topic / str(queue), consume_queue.UNIT, self._per_file, fill_bytes=_FILL_BYTES, made_above=3
+                self._disk, self._directory / topic / str(queue), consume_queue.UNIT, self._per_file, fill_bytes=_FILL_BYTES, made_above=3,
+                doubt=self._doubt
             )  # fmt: skip
             sums = self._sums.get(name)
             if sums is None:
                 # Files of a queue of this name that is gone hold nothing any more.
+                self._dropped.discard(name)
                 log.chain.drop_from(0)
                 sums = Sums(first, first)
             log.start(sums)
@@ -112,20 +124,18 @@ class ConsumeQueues:
         self._trimmed[topic, queue] = offset
 
     def clear(self, topic: str, queue: int, offsets: Sequence[int]) -> None:
-        """Let nothing lie at some offsets any more; the files learn it with the next :meth:`sync`."""
+        """Let nothing lie at some offsets any more; that is kept beside the files, which never change."""
         self._cleared.setdefault((topic, queue), set()).update(offsets)
 
-    def _write_cleared(self) -> None:
-        fill = consume_queue.encode_fill(1)
-        for name, offsets in list(self._cleared.items()):
-            log = self.of(*name)
-            for offset in sorted(offsets):
-                if log.first <= offset < log.count:
-                    log.replace(offset, fill)
-            del self._cleared[name]
+    def cleared(self) -> dict[QueueName, list[int]]:
+        """Return the offsets at which nothing lies any more, for a check point."""
+        for name, offsets in self._cleared.items():
+            first = self.first(*name)
+            offsets.difference_update([at for at in offsets if at < first])
+        return {name: sorted(offsets) for name, offsets in self._cleared.items() if offsets}
 
     def drop(self, topic: str, queue: int) -> None:
-        """Remove a queue with its files."""
+        """Remove a queue; its files go after the next check point."""
         log = self._logs.pop((topic, queue), None)
         if log is not None:
             log.close()
@@ -133,11 +143,10 @@ class ConsumeQueues:
         self._trimmed.pop((topic, queue), None)
         self._cleared.pop((topic, queue), None)
         self._recent.pop((topic, queue), None)
-        self._disk.remove_tree(self._directory / topic / str(queue))
+        self._dropped.add((topic, queue))
 
     def sync(self) -> dict[QueueName, Sums]:
         """Make everything durable; returns what a check point has to know."""
-        self._write_cleared()
         for name, offset in self._trimmed.items():
             self.of(*name).trim(offset)
         for name, log in self._logs.items():
@@ -145,9 +154,16 @@ class ConsumeQueues:
         return dict(self._sums)
 
     def release(self) -> None:
-        """Remove the files of what was trimmed, once a durable check point says so."""
+        """Remove the files of what was trimmed or dropped, once a durable check point says so."""
         for name in self._trimmed:
             self.of(*name).release()
+        for topic, queue in self._dropped:
+            self._disk.remove_tree(self._directory / topic / str(queue))
+        self._dropped.clear()
+
+    def is_dropped(self, topic: str, queue: int) -> bool:
+        """Say whether files of a queue of this name wait for the next check point."""
+        return (topic, queue) in self._dropped
 
     def close(self) -> None:
         """Let go of the files."""

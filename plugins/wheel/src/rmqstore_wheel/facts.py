@@ -14,7 +14,7 @@ A fact never changes. What changes, whether a timer is cancelled, lies in memory
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.formats.binary_columns import Ints
-from rmqstore_wheel.unit_log import UnitLog
+from rmqstore_wheel.unit_log import Doubt, UnitLog
 
 FACT: Final = np.dtype([("tick", "<i8"), ("epoch", "<u4"), ("early_ms", "<u2"), ("kind", "u1"), ("pad", "u1")])
 PER_FILE: Final = 1024 * 1024
@@ -34,9 +34,9 @@ _PAGE: Final = 256 * 1024
 FactRows = np.ndarray[Any, np.dtype[np.void]]
 
 
-def new_log(disk: Disk, directory: Path, unit_log: type[UnitLog] = UnitLog) -> UnitLog:
+def new_log(disk: Disk, directory: Path, doubt: Callable[[Doubt], None], unit_log: type[UnitLog] = UnitLog) -> UnitLog:
     """Return the facts of an engine directory."""
-    return unit_log(disk, directory / "rmqstore" / "facts", FACT, PER_FILE, fill_bytes=1024 * 1024, made_above=2)
+    return unit_log(disk, directory / "rmqstore" / "facts", FACT, PER_FILE, fill_bytes=1024 * 1024, made_above=2, doubt=doubt)
 
 
 def rows_of(ticks: Ints, dues: Ints, epoch: Ints | int, kind: int = TIMER) -> FactRows:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,7 +37,10 @@ from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.journal import Change
 from rmqstore_wheel.replay import Replay
 from rmqstore_wheel.state import KEPT_SPACES, State, cut
-from rmqstore_wheel.unit_log import UnitLog
+from rmqstore_wheel.unit_log import Doubt, UnitLog
+
+_REBUILD: Final = "rebuild"
+"""A file of this name says that the caches are to be made anew."""
 
 
 class Sizes(NamedTuple):
@@ -103,6 +106,7 @@ class Ledger(OrderedKV):
         self._on_close = on_close
         self._own = root / check_point.DIRECTORY
         self.log = CommitLog(disk, root / "commitlog", sizes.log_file_bytes) if log is None else log
+        self._doubts: set[Doubt] = set()
         self.queues = self._new_queues()
         self.state = State()
         self.store_ms = 0
@@ -144,6 +148,9 @@ class Ledger(OrderedKV):
         """
         self._gate.check()
         changes = list(changes)
+        if any(self.queues.is_dropped(each.topic, each.queue) for each in messages):
+            # The files of a queue of this name are still there.
+            self.make_check_point()
         pieces = [each.records for each in messages]
         for each in messages:
             places = each.records.starts + log_format.QUEUE_OFFSET_AT
@@ -248,11 +255,19 @@ class Ledger(OrderedKV):
         """
         self.timers = timers
         self.disk.make_directory(self._own)
-        if not self.resume(check_point.read_all(self._own)):
+        if not self.resume([] if (self._own / _REBUILD).exists() else check_point.read_all(self._own)):
             self.rebuild()
         stored = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
         self.epoch = max(stored + 1, self._min_epoch, self.epoch)
         self._gate.durable_position = self._gate.position
+        self._doubts = {Doubt.REWRITTEN} if (self._own / _REBUILD).exists() else set()
+
+    def doubt(self, why: Doubt) -> None:
+        """See to it that the next open makes everything anew; see :class:`~rmqstore_wheel.unit_log.Doubt`."""
+        if not self._doubts:
+            self.disk.create(self._own / _REBUILD).close()
+            self.disk.sync_directory(self._own)
+        self._doubts.add(why)
 
     def resume(self, candidates: Iterable[CheckPoint]) -> bool:
         """Bring caches and state from the first of some check points that they fit to where the log ends; False when none fits.
@@ -266,7 +281,7 @@ class Ledger(OrderedKV):
                     self._start(candidate)
                     self._replay(candidate.offset, candidate.epoch)
                 except (CorruptStoreError, OSError):
-                    # Also when the log is damaged, which is found again when all of it is applied.
+                    # If it is the log that is damaged, making everything anew says so again.
                     continue
                 return True
         return False
@@ -288,12 +303,13 @@ class Ledger(OrderedKV):
         return True
 
     def _new_queues(self) -> ConsumeQueues:
-        return ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units, self.unit_log)
+        return ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units, self.doubt, self.unit_log)
 
     def _start(self, found: CheckPoint) -> None:
         self.queues.close()
         self.queues = self._new_queues()
-        self.queues.start({(topic, queue): sums for topic, queue, sums in found.queues})
+        cleared = {(topic, queue): offsets for topic, queue, offsets in found.cleared}
+        self.queues.start({(topic, queue): sums for topic, queue, sums in found.queues}, cleared)
         self.state.clear()
         for space, entries in found.state:
             self.state.put(space, entries)
@@ -331,7 +347,7 @@ class Ledger(OrderedKV):
 
     def make_check_point(self) -> None:
         """Write a check point of now, unless nothing happened since the last one; the caller keeps other calls out meanwhile."""
-        if self.log.tail == self._check_point.offset and self._check_point.calls:
+        if self.log.tail == self._check_point.offset and self._check_point.calls and not self._doubts:
             return
         self.sync()
         with self.translated():
@@ -345,11 +361,16 @@ class Ledger(OrderedKV):
                 calls=self._check_point.calls + self._calls,
                 state=[(space, self.state.entries(space)) for space in KEPT_SPACES],
                 queues=[(topic, queue, sums) for (topic, queue), sums in queues.items()],
+                cleared=[(topic, queue, offsets) for (topic, queue), offsets in self.queues.cleared().items()],
                 timers=section,
             )
             check_point.write(self.disk, self._own, found)
             self.queues.release()
             self.timers.release()
+            if self._doubts == {Doubt.REWRITTEN}:
+                self.disk.remove(self._own / _REBUILD)
+                self.disk.sync_directory(self._own)
+                self._doubts.clear()
         self._check_point = found
         self._calls = 0
 

@@ -33,8 +33,11 @@ class WheelShared(Shared):
     def snapshot(self, path: Path) -> None:
         with self.lock, self._watched():
             self.fresh()
-            self._ledger.make_check_point()
-            self._home.snapshot(path, lambda copy: copy_tree(self._ledger.root, copy))
+            self._home.snapshot(path, self._copy)
+
+    def _copy(self, copy: Path) -> None:
+        self._ledger.make_check_point()
+        copy_tree(self._ledger.root, copy)
 
 
 class WheelSession(EngineSession):

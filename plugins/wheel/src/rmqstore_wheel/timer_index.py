@@ -63,9 +63,14 @@ class TimerIndex:
     def __init__(self, ledger: Ledger, precision_ms: int) -> None:
         self._ledger = ledger
         self.precision_ms = precision_ms
-        self.facts = fact_log.new_log(ledger.disk, ledger.root, ledger.unit_log)
+        self.facts = fact_log.new_log(ledger.disk, ledger.root, ledger.doubt, ledger.unit_log)
         self.wheel = WheelIndex(
-            ledger.disk, ledger.root, Ring(precision_ms, SLOTS), ledger.sizes.timer_file_units, unit_log=ledger.unit_log
+            ledger.disk,
+            ledger.root,
+            Ring(precision_ms, SLOTS),
+            ledger.sizes.timer_file_units,
+            ledger.doubt,
+            unit_log=ledger.unit_log,
         )
         self._clear()
 
@@ -257,7 +262,7 @@ class TimerIndex:
         ticks = [tick for tick in self.aside.values() if tick > after]
         slot = self.wheel.next_live(self.wheel.slot_of(after) - 1)
         while slot is not None:
-            numbers, owners = self.wheel.walk(np.array([slot]))
+            numbers, _ = self.wheel.walk(np.array([slot]))
             seqs = self.wheel.units.gather(numbers)["reserved"].astype(np.int64)
             found = self.facts.gather(seqs - 1)["tick"].astype(np.int64)
             # Timers to be rolled need somebody to come by when their slot ends.

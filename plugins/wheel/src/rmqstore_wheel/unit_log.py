@@ -7,7 +7,9 @@ somebody first looks into it, and what was written since the store was opened ne
 
 from __future__ import annotations
 
+import enum
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +22,13 @@ from rmqstore_wheel.file_chain import FileChain
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints
 
 BLOCK: Final = 4096
+
+
+class Doubt(enum.Enum):
+    """Why caches may not be what a check point says."""
+
+    REWRITTEN = "units were written anew, which the next check point will know"
+    DAMAGED = "units are not what was written"
 
 
 class Sums(msgspec.Struct, frozen=True, array_like=True):
@@ -36,6 +45,8 @@ class UnitLog:
     Args:
         unit: the layout of one.
         per_file: how many a file holds.
+        doubt: called before units are written anew, and when some are not what was written: the next open makes everything anew, unless a
+            check point comes before it.
     """
 
     def __init__(
@@ -48,7 +59,9 @@ class UnitLog:
         blank: bytes = b"",
         fill_bytes: int = 1024 * 1024,
         made_above: int = 1,
+        doubt: Callable[[Doubt], None] = lambda doubt: None,
     ) -> None:
+        self._doubt = doubt
         self.unit = unit
         self.per_file = per_file
         self._blank = blank
@@ -157,6 +170,7 @@ class UnitLog:
 
     def replace(self, number: int, data: Bytes) -> None:
         """Write units anew that are there already."""
+        self._doubt(Doubt.REWRITTEN)
         view = memoryview(data).cast("B")
         size = self.unit.itemsize
         for at in range(len(view) // size):
@@ -225,8 +239,11 @@ class UnitLog:
             begin, end = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self.count)
             if zlib.crc32(self._raw(begin, end - begin).tobytes()) != self._crcs[block]:
                 path = str(self.chain.path_of(self.position(begin)))
+                self._doubt(Doubt.DAMAGED)
                 raise CorruptStoreError(
-                    f"{path}: units {begin} to {end - 1} are not what was written", file=path, offset=self.position(begin)
+                    f"{path}: units {begin} to {end - 1} are not what was written; close the store and open it again, which makes them anew",
+                    file=path,
+                    offset=self.position(begin),
                 )
             self._trusted[block] = True
 

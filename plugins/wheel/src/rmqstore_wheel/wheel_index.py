@@ -23,7 +23,7 @@ from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.formats import timer_log, wheel
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.wheel import SLOT_BYTES, Ring
-from rmqstore_wheel.unit_log import Sums, UnitLog
+from rmqstore_wheel.unit_log import Doubt, Sums, UnitLog
 
 ROLL_WINDOW_SLOTS: Final = 172_800
 """RocketMQ's ``timerRollWindowSlot``: two days at a precision of 1 s."""
@@ -61,6 +61,7 @@ class WheelIndex:
         directory: Path,
         ring: Ring,
         units_per_file: int,
+        doubt: Callable[[Doubt], None],
         roll_window: int = ROLL_WINDOW_SLOTS,
         unit_log: type[UnitLog] = UnitLog,
     ) -> None:
@@ -75,6 +76,7 @@ class WheelIndex:
             units_per_file,
             blank=timer_log.encode_blank(timer_log.BLANK_BYTES),
             fill_bytes=4 * 1024 * 1024,
+            doubt=doubt,
         )
         self.slots = np.zeros(ring.length, wheel.SLOT)
         self._pages = np.zeros(-(-ring.length // _PAGE_SLOTS), np.bool_)

@@ -16,7 +16,7 @@ INFO = EngineInfo(
     ),
     factory="rmqstore_wheel.engine:WheelEngine",
     install_hint="pip install rmqstore-wheel",
-    preference=10,
+    preference=40,
 )
 
 

@@ -100,7 +100,7 @@ class OrderedPops(OrderedSide, PopStore):
         check_marks(txn.marks)
         for change in txn.changes:
             check_time_ms("invisible_ms", change.invisible_ms, minimum=1)
-        records = self._log.format.encode_batch(txn.appends) if txn.appends is not None else []
+        records = self._log.encode(txn.appends) if txn.appends is not None else ()
         with self._lock:
             kv = self._shared.fresh()
             if txn.marks and (answer := find_mark(kv, POP_SIDE, txn.marks)) is not None:

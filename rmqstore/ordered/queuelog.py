@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from rmqstore.batch import MessageBatch
 from rmqstore.ordered.kv import WriteBatch
 from rmqstore.ordered.queues import Topic
 from rmqstore.ordered.recordformat import RecordFormat
@@ -95,6 +96,18 @@ class QueueLog(ABC):
         """
 
     # ------------------------------------------------------------ adding
+
+    def encode(self, batch: MessageBatch) -> Sequence[bytes]:
+        """Return the records of a batch."""
+        return self.format.encode_batch(batch)
+
+    def routed(self, records: Sequence[bytes]) -> Iterable[tuple[bytes, int, Sequence[bytes]]]:
+        """Group records, in their order, by the topic and the queue that they name; queue -1 is none."""
+        routes: dict[tuple[bytes, int], list[bytes]] = {}
+        route_of = self.format.route_of
+        for record in records:
+            routes.setdefault(route_of(record), []).append(record)
+        return [(topic, queue, group) for (topic, queue), group in routes.items()]
 
     @abstractmethod
     def append(self, write: WriteBatch, topic: Topic, queue: int, offset: int, records: Sequence[bytes], now_ms: int) -> int:

@@ -165,11 +165,7 @@ class Stage:
 
     def append(self, records: Sequence[bytes]) -> None:
         """Append records to the topics and queues that they name, in order; a record without a queue goes where the topic's turn is."""
-        routes: dict[tuple[bytes, int], list[bytes]] = {}
-        route_of = self._format.route_of
-        for record in records:
-            routes.setdefault(route_of(record), []).append(record)
-        for (name, queue), group in routes.items():
+        for name, queue, group in self._log.routed(records):
             topic = self.topic_with(name.decode(), max(queue + 1, 1 if name.startswith(_SYSTEM) else self.options.default_queues))
             if queue >= 0:
                 self.append_to(topic.name, queue, group)
@@ -179,7 +175,7 @@ class Stage:
 
     def append_to(self, name: str, queue: int, records: Sequence[bytes]) -> None:
         """Append records to one queue, in order."""
-        if not records:
+        if not len(records):
             return
         topic = self.topic_with(name, queue + 1)
         offset = topic.next_offsets[queue]

@@ -57,7 +57,8 @@ def gathered(parts: Sequence[Any]) -> tuple[list[Messages], list[Change]]:
     """Return what a call appends, and what else it changes; appends to one queue that follow one another become one."""
     messages: list[Messages] = []
     changes: list[Change] = []
-    appends: dict[tuple[str, int, int, int], list[bytes]] = {}
+    appends: dict[tuple[str, int, int, int], Sequence[bytes]] = {}
+    growing: dict[tuple[str, int, int, int], list[bytes]] = {}
     ends: dict[tuple[str, int, int], tuple[str, int, int, int]] = {}
     for part in parts:
         if isinstance(part, Messages):
@@ -67,8 +68,12 @@ def gathered(parts: Sequence[Any]) -> tuple[list[Messages], list[Change]]:
             key = ends.get(name)
             if key is None or key[2] + len(appends[key]) != part.offset:
                 key = ends[name] = (part.topic, part.queue, part.offset, part.store_ms)
-                appends[key] = []
-            appends[key] += part.records
+                appends[key] = part.records
+                continue
+            # A revive appends its messages one by one.
+            if key not in growing:
+                appends[key] = growing[key] = list(appends[key])
+            growing[key] += part.records
         else:
             changes.append(part)
     for (topic, queue, offset, store_ms), found in appends.items():
@@ -78,8 +83,11 @@ def gathered(parts: Sequence[Any]) -> tuple[list[Messages], list[Change]]:
 
 def tags_codes(found: Sequence[bytes]) -> Ints | int:
     """Return what consume queues hold of the tags of records."""
-    if len(found) <= _FEW:
+    if isinstance(found, records.LogRecords):
+        if _TAGS not in found.encoded.data.tobytes():
+            return 0
+    elif len(found) <= _FEW:
         return np.array([consume_queue.tags_code(records.tag_of(each).decode()) for each in found], np.int64)
-    if not any(_TAGS in each for each in found):
+    elif not any(_TAGS in each for each in found):
         return 0
     return consume_queue.tags_codes(records.property_columns(found, [texts.TAG])[texts.TAG])

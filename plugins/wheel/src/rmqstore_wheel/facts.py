@@ -1,7 +1,7 @@
 """``Facts``: what is known of every timer by its number, without looking into the log: a side file of our own.
 
-``rmqstore/facts/``, a chain of files of 1 048 576 units; the unit of the timer with seq s has the number s - 1, as its message has the queue
-offset s - 1 in the wheel's topic. 16 bytes, little-endian::
+``rmqstore/facts/``, a chain of files of 1 048 576 units; the unit of the timer with seq s has the number s - 1, as its message has the
+queue offset s - 1 in the wheel's topic. 16 bytes, little-endian::
 
     0    i64  tick, ms
     8    u32  open epoch in which it was put

@@ -1,7 +1,7 @@
 """``Fetcher``: the messages of timers, read from the log by seq, and checked when they are.
 
-Where a message lies says the consume queue of the wheel's topic. What lies there must say so itself: its offset, its queue offset, the length
-and the CRC of its body. What does not is parked: it becomes a message of ``%PARKED%`` that says why (T12).
+Where a message lies says the consume queue of the wheel's topic. What lies there must say so itself: its offset, its queue offset, the
+length and the CRC of its body. What does not is parked: it becomes a message of ``%PARKED%`` that says why (T12).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """``Ledger``: the commit log with all that is derived from it, as the ``OrderedKV`` of both sides.
 
 A call is one frame: the messages that it appends, then the journal record that says what else it changes. The frame is the commit. What
-caches will hold is written before it, behind their ends, where nobody looks; after it only numbers in memory change, which cannot fail. So a
-call that fails changes nothing, and what a reader sees is always some number of whole frames.
+caches will hold is written before it, behind their ends, where nobody looks; after it only numbers in memory change, which cannot fail. So
+a call that fails changes nothing, and what a reader sees is always some number of whole frames.
 
 Why no crash point loses or doubles anything here: after a crash, the log holds a prefix of whole frames that reaches at least to the last
 sync (``frames``), and everything else is a function of such a prefix. The check point is the value of that function for a prefix that was
-durable before the check point was written; an open takes it and applies the frames behind it. Should it be missing, or any cache not be what
-it vouches for, then the whole of the log is applied to nothing, which gives the same. Neither way writes to the log, so a crash during an
-open changes nothing.
+durable before the check point was written; an open takes it and applies the frames behind it. Should it be missing, or any cache not be
+what it vouches for, then the whole of the log is applied to nothing, which gives the same. Neither way writes to the log, so a crash
+during an open changes nothing.
 """
 
 from __future__ import annotations

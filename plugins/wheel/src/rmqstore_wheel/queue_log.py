@@ -1,14 +1,16 @@
 """``QueueLog`` of the wheel engine: messages are records of the commit log, consume queues say where they lie.
 
-A record is checked when a consume queue leads to it: its own offset, its queue offset, its queue and topic, and the CRC of its body. One that
-fails is damaged and gets parked; nothing that lies behind it is lost.
+A record is checked when a consume queue leads to it: its own offset, its queue offset, its queue and topic, and the CRC of its body. One
+that fails is damaged and gets parked; nothing that lies behind it is lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
+from rmqstore.batch import MessageBatch
 from rmqstore.errors import CorruptStoreError
 from rmqstore.ordered.kv import WriteBatch
 from rmqstore.ordered.layout import QUEUE
@@ -22,10 +24,12 @@ from rmqstore_wheel.formats.consume_queue import FILL_SIZE
 from rmqstore_wheel.journal import ClearOffsets, DropQueue
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.record_parts import fault_of
+from rmqstore_wheel.records import LogRecords
 
 _FIRST_PAGE: Final = 32
 _LAST_PAGE: Final = 512
 _CACHED_QUEUES: Final = 64
+_SIDE_BY_SIDE: Final = 4
 
 
 class _Page(NamedTuple):
@@ -54,7 +58,8 @@ class WheelQueueLog(QueueLog):
                 if isinstance(run, DamagedRun) or run.first + len(run.records) > offset:
                     yield run
             offset = page.behind
-        size = _FIRST_PAGE
+        # Who comes back for what follows the last page takes more of it.
+        size = _FIRST_PAGE if page is None or page.behind != offset else min(2 * max(page.behind - page.first, _FIRST_PAGE), _LAST_PAGE)
         while (page := self._read(topic.name, queue, offset, size)) is not None:
             self._keep((topic.name, queue), page)
             yield from page.runs
@@ -80,24 +85,39 @@ class WheelQueueLog(QueueLog):
             return None
         first = max(offset, self._ledger.queues.first(topic, queue))
         name = topic.encode()
+        offsets, sizes = units["log_offset"].tolist(), units["size"].tolist()
+        sound = self._records_side_by_side(offsets, sizes)
         runs: list[Run | DamagedRun] = []
         current: list[bytes] = []
-        begin = stored = -1
-        for at, (log_offset, size) in enumerate(zip(units["log_offset"].tolist(), units["size"].tolist(), strict=True), first):
+        begin = -1
+        stored = b""
+        for at, (log_offset, size) in enumerate(zip(offsets, sizes, strict=True), first):
             if size == FILL_SIZE:
                 begin = -1
                 continue
-            found = self._record(log_offset, size, name, queue, at)
+            read = None if sound is None else sound[at - first]
+            is_sound = read is not None and fault_of(read, log_offset, name, queue, at) is None
+            found = read if read is not None and is_sound else self._record(log_offset, size, name, queue, at)
             if isinstance(found, DamagedRun):
                 runs.append(found)
                 begin = -1
                 continue
-            store_ms = int.from_bytes(found[log_format.STORE_MS_AT : log_format.STORE_MS_AT + 8], "big")
+            store_ms = found[log_format.STORE_MS_AT : log_format.STORE_MS_AT + 8]
             if begin < 0 or store_ms != stored:
                 begin, stored, current = at, store_ms, []
-                runs.append(Run(begin, stored, current))
+                runs.append(Run(begin, int.from_bytes(store_ms, "big"), current))
             current.append(found)
         return _Page(first, first + len(units), runs)
+
+    def _records_side_by_side(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes] | None:
+        """Return records that lie one behind the other in one file, by one read; None when they do not."""
+        log = self._ledger.log
+        whole = offsets[-1] + sizes[-1] - offsets[0]
+        if whole != sum(sizes) or len(sizes) < _SIDE_BY_SIDE or not log.holds(offsets[0], whole):
+            return None
+        data = bytes(log.read(offsets[0], whole))
+        bounds = [*accumulate(sizes, initial=0)]
+        return [data[start:end] for start, end in pairwise(bounds)]
 
     def _record(self, log_offset: int, size: int, topic: bytes, queue: int, offset: int) -> bytes | DamagedRun:
         """Return a record, checked."""
@@ -147,9 +167,23 @@ class WheelQueueLog(QueueLog):
 
     # ------------------------------------------------------------ adding
 
+    def encode(self, batch: MessageBatch) -> Sequence[bytes]:
+        return batch.source if isinstance(batch.source, LogRecords) else super().encode(batch)
+
+    def routed(self, records: Sequence[bytes]) -> Iterable[tuple[bytes, int, Sequence[bytes]]]:
+        if not isinstance(records, LogRecords) or not len(records):
+            return super().routed(records)
+        topics, numbers, queue_ids = records.routes
+        if (numbers == numbers[0]).all() and (queue_ids == queue_ids[0]).all():
+            return [(topics[numbers[0]], int(queue_ids[0]), records)]
+        routes: dict[tuple[int, int], list[bytes]] = {}
+        for number, queue_id, record in zip(numbers.tolist(), queue_ids.tolist(), records.records, strict=True):
+            routes.setdefault((number, queue_id), []).append(record)
+        return [(topics[number], queue_id, group) for (number, queue_id), group in routes.items()]
+
     def append(self, write: WriteBatch, topic: Topic, queue: int, offset: int, records: Sequence[bytes], now_ms: int) -> int:
         write.parts.append(Append(topic.name, queue, offset, records, now_ms))
-        return sum(map(len, records))
+        return len(records.encoded.data) if isinstance(records, LogRecords) else sum(map(len, records))
 
     def place(self, write: WriteBatch, runs: Iterable[PlacedRun]) -> None:
         write.parts += [Append(topic.name, queue, run.first, run.records, run.store_ms) for topic, queue, run in runs]

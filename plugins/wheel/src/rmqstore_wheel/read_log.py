@@ -132,5 +132,5 @@ class ReadLog(CommitLog):
         copy = self._copies.get(file_start)
         return memoryview(b"" if copy is None else copy)
 
-    def _cut(self, epoch: int) -> None:
+    def _cut(self, begin: int, epoch: int) -> None:
         """Leave what is there to its owner."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, overload
 
 import numpy as np
 import pyarrow as pa
@@ -239,7 +239,7 @@ class Routes(NamedTuple):
     queue_ids: Ints
 
 
-class LogRecords:
+class LogRecords(Sequence[bytes]):
     """Records one behind the other as a :class:`~rmqstore.batch.BatchSource`: decoded, or cut apart, only when somebody asks for it."""
 
     def __init__(self, encoded: Encoded, routes: Routes | None = None) -> None:
@@ -254,6 +254,13 @@ class LogRecords:
 
     def __len__(self) -> int:
         return len(self.encoded.starts)
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[bytes]: ...
+    def __getitem__(self, at: int | slice) -> bytes | list[bytes]:
+        return self.records[at]
 
     @functools.cached_property
     def records(self) -> list[bytes]:

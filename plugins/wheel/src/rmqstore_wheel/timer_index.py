@@ -402,7 +402,8 @@ class TimerIndex:
         for group in np.split(timers, np.flatnonzero(np.diff(found.write_ms[timers]) != 0) + 1):
             if len(group):
                 place = self._prepare_places(
-                    seqs[group], found.ticks[group], int(found.write_ms[group[0]]), starts[group] + file_start, sizes[group], found.hashes[group]
+                    seqs[group], found.ticks[group], int(found.write_ms[group[0]]), starts[group] + file_start, sizes[group],
+                    found.hashes[group]
                 )  # fmt: skip
                 place()
                 self._count(found.dues[group], 1)

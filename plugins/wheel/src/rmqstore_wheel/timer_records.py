@@ -1,9 +1,9 @@
 """Timers and cancels as messages of the wheel's topic, and back (``HookUtils``, ``TimerMessageStore``, ``RecallMessageProcessor``).
 
-A timer is its message in the topic ``rmq_sys_wheel_timer``, its last properties being ``REAL_TOPIC``, ``REAL_QID`` and, when it has a deliver
-time, ``TIMER_OUT_MS``, the time of its slot. Its queue offset is its seq less one, and stays so when it is rolled or copied. A cancel is RocketMQ's recall: a message with
-``TIMER_DEL_UNIQKEY``. Properties of our own: ``RMQS_SEQ`` in a cancel, the seq of its timer; ``RMQS_TICK`` and ``RMQS_EPOCH`` in a timer that came
-from another store, where they do not follow from its times.
+A timer is its message in the topic ``rmq_sys_wheel_timer``, its last properties being ``REAL_TOPIC``, ``REAL_QID`` and, when it has a
+deliver time, ``TIMER_OUT_MS``, the time of its slot. Its queue offset is its seq less one, and stays so when it is rolled or copied. A
+cancel is RocketMQ's recall: a message with ``TIMER_DEL_UNIQKEY``. Properties of our own: ``RMQS_SEQ`` in a cancel, the seq of its timer;
+``RMQS_TICK`` and ``RMQS_EPOCH`` in a timer that came from another store, where they do not follow from its times.
 """
 
 from __future__ import annotations

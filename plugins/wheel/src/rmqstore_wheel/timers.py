@@ -1,9 +1,9 @@
 """``TimerStore`` over the wheel: puts are one frame of the log, then an entry in the wheel; due timers are read from the wheel.
 
-Why no crash point loses or doubles a timer here: a put is its messages, a cancel its message, a seal and a mark are keys in the journal, each
-one frame of the log. So the log always holds a prefix of whole calls, and docs/handover.md argues over such prefixes. The wheel, the facts, the
-counts follow from the log (``ledger``). What is forgotten is not written down, because the receiver's durable cursor says it again at the next
-open (``recover``); only a staircase of many corners is, before ``due`` drops any of them.
+Why no crash point loses or doubles a timer here: a put is its messages, a cancel its message, a seal and a mark are keys in the journal,
+each one frame of the log. So the log always holds a prefix of whole calls, and docs/handover.md argues over such prefixes. The wheel, the
+facts, the counts follow from the log (``ledger``). What is forgotten is not written down, because the receiver's durable cursor says it
+again at the next open (``recover``); only a staircase of many corners is, before ``due`` drops any of them.
 """
 
 from __future__ import annotations

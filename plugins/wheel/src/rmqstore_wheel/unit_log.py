@@ -83,9 +83,9 @@ class UnitLog:
         return found
 
     def numbers(self, positions: Ints) -> Ints:
-        """Return which units lie at these bytes."""
+        """Return which units lie at these bytes; -1 where none does."""
         found: Ints = positions // self.chain.file_bytes * self.per_file + positions % self.chain.file_bytes // self.unit.itemsize
-        return found
+        return np.where(self.positions(found) == positions, found, -1)
 
     # ------------------------------------------------------------ writing
 
@@ -206,7 +206,8 @@ class UnitLog:
             number, count = number + step, count - step
         if len(pieces) == 1:
             return pieces[0]
-        return np.concatenate(pieces) if pieces else np.zeros(0, self.unit)
+        # The byte order stays, too: sums are over what is in the files.
+        return np.concatenate(pieces, dtype=self.unit) if pieces else np.zeros(0, self.unit)
 
     def gather(self, numbers: Ints) -> np.ndarray[Any, np.dtype[np.void]]:
         """Return units of any numbers, in their order; see :meth:`read`."""
@@ -241,7 +242,7 @@ class UnitLog:
                 path = str(self.chain.path_of(self.position(begin)))
                 self._doubt(Doubt.DAMAGED)
                 raise CorruptStoreError(
-                    f"{path}: units {begin} to {end - 1} are not what was written; close the store and open it again, which makes them anew",
+                    f"{path}: units {begin} to {end - 1} are not what was written; open the store again, which makes them anew",
                     file=path,
                     offset=self.position(begin),
                 )

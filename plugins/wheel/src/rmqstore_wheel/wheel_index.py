@@ -1,9 +1,9 @@
 """``WheelIndex``: the timer wheel over the timer log (``TimerWheel``, ``TimerLog``, RIP-43): which timers are due at which tick.
 
-Slot n of the wheel holds the timers of ticks n·p < tick <= (n + 1)·p, p being the precision: RocketMQ's slot of the time n·p. Timers that lie
-further ahead than the roll window go into a nearer slot, marked to be rolled; where in the later half of the window is spread by their number,
-so that what was put at once does not meet again (RocketMQ: #8203). A timer that finds its place in the ring taken by another lap, or whose
-slot lies more than a span back, is told to its owner, who keeps it aside.
+Slot n of the wheel holds the timers of ticks n·p < tick <= (n + 1)·p, p being the precision: RocketMQ's slot of the time n·p. Timers that
+lie further ahead than the roll window go into a nearer slot, marked to be rolled; where in the later half of the window is spread by their
+number, so that what was put at once does not meet again (RocketMQ: #8203). A timer that finds its place in the ring taken by another lap,
+or whose slot lies more than a span back, is told to its owner, who keeps it aside.
 
 A slot's units are a chain: each names the one before it. Those of one call are written one behind the other, so most of a chain is read in
 runs. The slots are in memory and on disk as a snapshot; units are appended to the timer log, which a check point vouches for.

@@ -200,7 +200,8 @@ class UnitLog:
         while count > 0:
             step = min(count, self.per_file - number % self.per_file)
             data = self.chain.read(self.position(number), step * self.unit.itemsize)
-            pieces.append(np.frombuffer(data, self.unit))
+            # A file that was cut off holds fewer, which do not have the sum.
+            pieces.append(np.frombuffer(data, self.unit, len(data) // self.unit.itemsize))
             number, count = number + step, count - step
         if len(pieces) == 1:
             return pieces[0]

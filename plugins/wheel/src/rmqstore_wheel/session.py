@@ -54,7 +54,8 @@ class WheelSession(EngineSession):
         with ExitStack() as stack, _typed(directory):
             stack.callback(home.close)
             ledger = Ledger(disk, root, sizes, min_epoch=options.min_epoch, on_close=home.close)
-            stack.callback(lambda: (ledger.log.close(), ledger.queues.close()))
+            stack.callback(ledger.log.close)
+            stack.callback(lambda: ledger.queues.close())
             index = TimerIndex(ledger, options.precision_ms)
             stack.callback(index.close)
             ledger.open(index)

@@ -43,7 +43,8 @@ def damages_of(path: str, content: bytes) -> Iterator[Damage]:
     bare = set(_bare_places(content)) if "/commitlog/" in path else set()
     for at in sorted({at for at in places_of(path, content) if at < len(content)}):
         for kind in ("flip", "zero", "truncate"):
-            damage = Damage(path, kind, at, has_sum=kind == "truncate" or bare.isdisjoint(range(at, at + (ZEROED if kind == "zero" else 1))))
+            size = {"flip": 1, "zero": ZEROED, "truncate": 0}[kind]
+            damage = Damage(path, kind, at, bare.isdisjoint(range(at, at + size)))
             if damage.done_to(content) != content:
                 yield damage
 

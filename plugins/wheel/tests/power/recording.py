@@ -118,7 +118,7 @@ class _WatchedPath(type(Path())):  # type: ignore[misc]
         return found
 
     def write_text(self, data: str, *args: Any, **kwargs: Any) -> int:
-        count = super().write_text(data, *args, **kwargs)
+        count: int = super().write_text(data, *args, **kwargs)
         number = self.trace.next_file()
         self.trace.add("make", self, file=number)
         self.trace.add("write", file=number, data=data.encode())

@@ -164,7 +164,7 @@ class CommitLog:
         carried_count = carried_crc = 0
         while at // self.file_bytes * self.file_bytes in self.chain.starts:
             file_start = at // self.file_bytes * self.file_bytes
-            view = self.chain.view(file_start)
+            view = self._looked_at(file_start)
             found = log_reading.scan(view, at - file_start)
             data = np.frombuffer(view, np.uint8)
             first = 0
@@ -193,6 +193,10 @@ class CommitLog:
                 carried_crc = zlib.crc32(view[int(part.starts[0]) : found.end], carried_crc)
             at = file_start + self.file_bytes
         self._cut(begin, epoch)
+
+    def _looked_at(self, file_start: int) -> memoryview:
+        """Return the content of a file, in which frames are looked for."""
+        return self.chain.view(file_start)
 
     @staticmethod
     def _lies_right(data: Any, part: Part) -> bool:
@@ -225,7 +229,7 @@ class CommitLog:
         for start in self.chain.starts:
             if start + self.file_bytes <= self.tail:
                 continue
-            view = self.chain.view(start)
+            view = self._looked_at(start)
             base: Any = view.obj
             at = max(self.tail - start, 0)
             while (at := base.find(frames.PROPERTY, at)) >= 0:

@@ -35,13 +35,18 @@ class FileChain:
         self._has_new_names = False
         self._open: dict[int, DiskFile] = {}
         self._unsynced: set[int] = set()
-        self.starts: list[int] = []
-        if directory.is_dir():
-            names = [entry.name for entry in directory.iterdir() if len(entry.name) == 20 and entry.name.isdecimal()]
-            self.starts = sorted(map(start_offset, names))
+        self.starts = self.listed()
         # Those that an owner made who was killed may not be durable yet.
         self._has_new_names = bool(self.starts)
         self._filled = self.starts[0] if self.starts else 0
+
+    def listed(self) -> list[int]:
+        """Return where the files start that are there now."""
+        try:
+            names = [entry.name for entry in self.directory.iterdir() if len(entry.name) == 20 and entry.name.isdecimal()]
+        except FileNotFoundError:
+            return []
+        return sorted(map(start_offset, names))
 
     @property
     def first(self) -> int:

@@ -47,9 +47,6 @@ class UnitLog:
         per_file: how many a file holds.
         doubt: called before units are written anew, and when some are not what was written: the next open makes everything anew, unless a
             check point comes before it.
-
-    Raises:
-        CorruptStoreError: a file is missing.
     """
 
     def __init__(
@@ -69,7 +66,6 @@ class UnitLog:
         self.per_file = per_file
         self._blank = blank
         self.chain = FileChain(disk, directory, per_file * unit.itemsize + len(blank), fill_bytes, made_above)
-        self.chain.check()
         self.count = self.first = 0
         self._crcs = np.zeros(0, np.uint32)
         self._trusted = np.zeros(0, np.bool_)
@@ -87,14 +83,18 @@ class UnitLog:
         return found
 
     def numbers(self, positions: Ints) -> Ints:
-        """Return which units lie at these bytes."""
+        """Return which units lie at these bytes; -1 where none does."""
         found: Ints = positions // self.chain.file_bytes * self.per_file + positions % self.chain.file_bytes // self.unit.itemsize
-        return found
+        return np.where(self.positions(found) == positions, found, -1)
 
     # ------------------------------------------------------------ writing
 
     def start(self, sums: Sums) -> None:
-        """Begin with what a check point vouches for; what lies behind it is written anew."""
+        """Begin with what a check point vouches for; what lies behind it is written anew.
+
+        Raises:
+            CorruptStoreError: a file of what it vouches for is missing.
+        """
         self.first, self.count = sums.first, sums.count
         self._crcs = np.frombuffer(sums.crcs, "<u4").astype(np.uint32)
         self._trusted = np.zeros(len(self._crcs), np.bool_)
@@ -106,6 +106,8 @@ class UnitLog:
         ):
             path = str(self.chain.directory)
             raise CorruptStoreError(f"{path} does not hold units {self.first} to {self.count}", file=path, offset=end)
+        if self.count > self.first:
+            self.chain.check()
         if not self.chain.starts:
             self.chain.begin_at(end // self.chain.file_bytes * self.chain.file_bytes)
         self.chain.set_filled(max(end, self.chain.first))

@@ -22,7 +22,7 @@ from rmqstore_wheel.engine import WheelEngine
 
 pytestmark = pytest.mark.crash
 
-STRIDE: Final = 23
+STRIDE: Final = 31
 FOLDERS: Final = ("commitlog", "consumequeue", "timerlog", "timerwheel", "facts", "checkpoint", "FORMAT")
 
 

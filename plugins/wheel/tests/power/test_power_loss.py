@@ -27,7 +27,7 @@ KINDS: Final = ("put", "cancel", "tick", "pop", "ack", "roll", "file roll-over",
 PER_CUT: Final = 16
 OF_A_KIND: Final = 500
 IN_ALL: Final = 10_000
-STRIDE: Final = 3
+STRIDE: Final = 4
 
 
 @cache

@@ -60,14 +60,13 @@ class WheelSession(EngineSession):
             stack.callback(index.close)
             ledger.open(index)
             stack.pop_all()
-        try:
+        with ExitStack() as stack, _typed(directory):
+            stack.callback(ledger.close)
             check_layout(ledger)
             self._shared = WheelShared(ledger, options, home)
             self._timers = WheelTimers(self._shared, ledger, index)
             self._pops = OrderedPops(self._shared, lambda shared: WheelQueueLog(ledger))
-        except BaseException:
-            ledger.close()
-            raise
+            stack.pop_all()
 
     def timers(self) -> TimerStore:
         return self._timers

@@ -1,4 +1,4 @@
-"""A process is killed at any call, the store is opened again, and then the power is lost: what the killed one wrote was never synced by it."""
+"""A process is killed at any call, the store is opened again, then power is lost: what the killed one wrote it never synced itself."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import rmqstore
@@ -17,10 +18,14 @@ from rmqstore import CorruptStoreError, ManualClock, Message, ReadStore, Store
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel import read_view
 from rmqstore_wheel.check_point import CheckPoint
+from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.ledger import Ledger, Sizes
+from rmqstore_wheel.read_disk import ReadDisk
 from rmqstore_wheel.read_log import ReadLog
+from rmqstore_wheel.read_units import ReadUnits
 from rmqstore_wheel.replay import Replay
 from rmqstore_wheel.session import copy_tree
+from rmqstore_wheel.unit_log import BLOCK, UnitLog
 
 _START_MS = 1_700_000_000_000
 _SMALL = Sizes(log_file_bytes=64 * 1024, queue_file_units=100, timer_file_units=100, check_point_calls=10**9)
@@ -359,7 +364,7 @@ def test_a_damaged_cache_costs_time_and_nothing_else(owner: Owner, tmp_path: Pat
 
 
 def test_damage_of_the_log_is_told_by_an_open_and_by_a_refresh(owner: Owner, tmp_path: Path) -> None:
-    """A later call says that the damaged one was on disk; a reader that has seen it before keeps what it has."""
+    """A later call says that the damaged one was on disk; a reader that has not seen it yet can go on when it is mended."""
     owner.call(10)
     copy = owner.copy(tmp_path / "copy")
     begin = owner.ledger.log.tail
@@ -372,7 +377,7 @@ def test_damage_of_the_log_is_told_by_an_open_and_by_a_refresh(owner: Owner, tmp
         _flip(log, begin + 60)
         with pytest.raises(CorruptStoreError, match="damaged"):
             reader.refresh()
-        with pytest.raises(rmqstore.StoreError):
+        with pytest.raises(CorruptStoreError, match="damaged"):
             reader.scan()
         _flip(log, begin + 60)
         reader.refresh()
@@ -406,9 +411,10 @@ def test_a_call_that_becomes_whole_while_damage_is_looked_for_is_no_damage(
                 _flip(log, begin + 60)
 
     monkeypatch.setattr(ReadLog, "_refuse_damage", refuse_once)
-    with _reader(copy) as reader:
-        assert seen(reader) == owner.history[-1]
-    assert looks[0] == begin < looks[1]
+    found = ReadLog(log.parent, _SMALL.log_file_bytes)
+    assert list(found.recover(0))[-1].end == found.tail == owner.ledger.log.tail
+    assert looks == [begin, found.tail]
+    found.close()
 
 
 def test_a_log_that_is_cut_before_its_check_point_is_damaged(owner: Owner, tmp_path: Path) -> None:
@@ -511,6 +517,10 @@ def test_no_descriptor_is_left_behind(owner: Owner) -> None:
     for _ in range(3):
         with _reader(owner.path) as reader:
             reader.refresh()
+            ledger: Any = reader.timers._ledger  # type: ignore[attr-defined]
+            ledger.seal = b"of another log"
+            reader.refresh()
+            assert reader.timers._ledger is not ledger  # type: ignore[attr-defined]
             seen(reader)
             reader.verify()
     assert len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208
@@ -525,3 +535,61 @@ def test_what_was_handed_over_is_no_timer_for_a_reader(owner: Owner) -> None:
         assert seen(reader) == seen(owner.store)
         handles = [rmqstore.contract.TimerHandle.parse(each.handle) for each in sent if each.handle]
         assert [reader.timers.get(handle) is None for handle in handles] == [True] * 3 + [False] * 3
+
+
+def test_a_log_that_goes_on_from_an_earlier_call_is_read_anew(owner: Owner, tmp_path: Path) -> None:
+    """Another history has taken the place of the one that was seen, in the same files."""
+    owner.call(10)
+    older = owner.copy(tmp_path / "older")
+    owner.call(2)
+    copy = owner.copy(tmp_path / "copy")
+    with rmqstore.open(older, services=False, clock=owner.clock) as other:
+        for n in range(10):
+            other.send(_message(f"o{n}"))
+        expected = seen(other)
+    with _reader(copy) as reader:
+        assert seen(reader) == owner.history[-1]
+        for path in older.rglob("*"):
+            if path.is_file():
+                (copy / path.relative_to(older)).parent.mkdir(parents=True, exist_ok=True)
+                (copy / path.relative_to(older)).write_bytes(path.read_bytes())
+        reader.refresh()
+        assert seen(reader) == expected
+
+
+def test_units_of_a_reader_go_the_way_of_the_owners(tmp_path: Path) -> None:
+    """The same appends and replacements give the same units and sums as in files, over blocks and files; the files stay as they are."""
+    unit = np.dtype([("number", "<i8"), ("other", "<i4")])
+    rng = np.random.default_rng(1)
+
+    def units(count: int) -> bytes:
+        return rng.integers(0, 256, count * unit.itemsize, np.uint8).tobytes()
+
+    for count in (0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 7):
+        written = UnitLog(Disk(), tmp_path / str(count), unit, 1000, blank=b"blank")
+        written.reserve(count)
+        written.append(units(count))
+        sums = written.sync()
+        before = _contents(tmp_path / str(count)) if count else {}
+        read = ReadUnits(ReadDisk(), tmp_path / str(count), unit, 1000, blank=b"blank")
+        read.start(sums)
+        own = UnitLog(Disk(), tmp_path / f"own {count}", unit, 1000, blank=b"blank")
+        own.reserve(count)
+        own.append(written.read(0, count).tobytes())
+        for step in range(12):
+            data = units(int(rng.integers(1, 3000)))
+            if step % 3 == 1 and own.count > 10:
+                at = int(rng.integers(0, own.count - 5))
+                for log in (own, read):
+                    log.replace(at, data[: 5 * unit.itemsize])
+            for log in (own, read):
+                log.reserve(len(data) // unit.itemsize)
+                log.append(data)
+            assert read.count == own.count
+            assert read.read(0, own.count).tobytes() == own.read(0, own.count).tobytes()
+            numbers = rng.integers(0, own.count, 50)
+            assert read.gather(numbers).tobytes() == own.gather(numbers).tobytes()
+            assert read.sync() == own.sync()
+        assert not count or _contents(tmp_path / str(count)) == before
+        for log in (written, own, read):
+            log.close()

@@ -111,7 +111,7 @@ def test_an_emptied_slot_starts_a_new_chain(tmp_path: Path) -> None:
     assert seqs_in(wheel, [slot]) == {slot: {3}}
 
 
-@pytest.mark.parametrize("to", [-1, 0, 3, 4, 2**40])
+@pytest.mark.parametrize("to", [-1, 0, 3, 4, 8, 2**40])
 def test_a_chain_that_leads_nowhere_is_refused(tmp_path: Path, to: int) -> None:
     """Also one that leads back to itself: a walk always ends."""
     wheel = index(tmp_path)
@@ -122,9 +122,9 @@ def test_a_chain_that_leads_nowhere_is_refused(tmp_path: Path, to: int) -> None:
     unit = wheel.units.read(last, 1).copy()
     unit["previous"] = to * wheel.units.unit.itemsize if to >= 0 else to
     wheel.units.replace(last, unit.tobytes())
-    if to in (0, 3, 4):
-        found = seqs_in(wheel, [slot])
-        assert len(found[slot]) <= 5
+    if to in (0, 4):
+        # That this skips units is what the sums of the blocks are for.
+        assert len(seqs_in(wheel, [slot])[slot]) < 5
     else:
         with pytest.raises(CorruptStoreError) as caught:
             wheel.walk(np.array([slot]))

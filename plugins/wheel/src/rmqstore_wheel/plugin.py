@@ -13,10 +13,11 @@ INFO = EngineInfo(
         sql92_filter=Support.FULL,
         retention=Support.FULL,
         read_only_open=Support.FULL,
+        import_state=Support.FULL,
     ),
     factory="rmqstore_wheel.engine:WheelEngine",
     install_hint="pip install rmqstore-wheel",
-    preference=10,
+    preference=40,
 )
 
 

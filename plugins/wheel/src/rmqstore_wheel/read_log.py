@@ -21,6 +21,7 @@ from rmqstore_wheel.commit_log import CommitLog, Frame
 from rmqstore_wheel.file_chain import FileChain
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.read_disk import ReadDisk
+from rmqstore_wheel.read_units import OutrunError
 
 _FIRST_LOOK_BYTES: Final = 1024 * 1024
 _LOOK_BYTES: Final = 64 * 1024 * 1024
@@ -61,9 +62,18 @@ class ReadLog(CommitLog):
         self._copies: dict[int, mmap.mmap] = {}
         self.look()
 
-    def look(self) -> None:
-        """Take in the files that came since; see ``ReadChain.look``."""
+    def look(self, seal: bytes | None = None) -> None:
+        """Take in the files that came since; see ``ReadChain.look``.
+
+        Args:
+            seal: what :meth:`last_seal` has to be still.
+
+        Raises:
+            OutrunError: the log is no continuation of what was seen.
+        """
         self.files.look(self.tail)
+        if seal is not None and (self.tail < self.files.first or self.last_seal() != seal):
+            raise OutrunError(f"{self.files.directory} no longer holds the call that ends at {self.tail}")
         self.tail = self.durable = max(self.tail, self.files.first)
 
     def last_seal(self) -> bytes:

@@ -40,7 +40,7 @@ class ReadUnits(UnitLog):
         except (CorruptStoreError, OSError) as error:
             raise OutrunError(str(error)) from error
         self._replaced: dict[int, Units] = {}
-        self._recent: dict[int, tuple[int, Units]] = {}
+        self._recent: dict[int, Units] = {}
         # From the beginning of the block in which the check point ends.
         self._own_first = self.count
         self._own = np.zeros(0, self.unit)
@@ -96,19 +96,15 @@ class ReadUnits(UnitLog):
         begin, end = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self.count)
         if begin >= self._own_first:
             return self._own[begin - self._own_first : end - self._own_first]
-        units = self._replaced.get(block)
-        if units is not None:
-            return units
-        crc = int(self._crcs[block])
-        known = self._recent.get(block)
-        if known is not None and known[0] == crc:
-            return known[1]
+        known = self._replaced.get(block, self._recent.get(block))
+        if known is not None:
+            return known
         units = self._copied(begin, end)
-        if zlib.crc32(units.view(np.uint8).data) != crc:
+        if zlib.crc32(units.view(np.uint8).data) != self._crcs[block]:
             raise OutrunError(f"{self.chain.path_of(self.position(begin))}: units {begin} to {end - 1} are not those of the check point")
         if len(self._recent) >= _KEPT_BLOCKS:
             del self._recent[next(iter(self._recent))]
-        self._recent[block] = crc, units
+        self._recent[block] = units
         return units
 
     def _copied(self, begin: int, end: int) -> Units:

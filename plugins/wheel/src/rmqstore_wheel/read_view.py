@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from rmqstore.contract import EngineOptions
-from rmqstore.errors import CorruptStoreError, RmqstoreError, StoreError, StorePathError
+from rmqstore.errors import CorruptStoreError, RmqstoreError, StorePathError
 from rmqstore.ordered.home import EngineHome
 from rmqstore.ordered.viewing import Entry, FixedView
 from rmqstore_wheel import check_point
@@ -40,7 +40,12 @@ _CHANGES: Final = (OutrunError, CorruptStoreError, OSError)
 
 
 class ReadLedger(Ledger):
-    """A ledger of which only the log is in files that it trusts."""
+    """A ledger of which only the log is in files that it trusts.
+
+    Attributes:
+        seal: how the last frame ends that is applied.
+        is_whole: all of what was seen of the log is applied.
+    """
 
     log: ReadLog
 
@@ -49,31 +54,27 @@ class ReadLedger(Ledger):
         self.index = TimerIndex(self, precision_ms)
         self.timers = self.index
         self.seal = b""
+        self.is_whole = False
 
     def settle(self) -> None:
-        """Note what is seen now."""
+        """Note that all of what was seen of the log is applied."""
         self.seal = self.log.last_seal()
+        self.is_whole = True
 
     def catch_up(self) -> None:
-        """Apply what came since; when the log is damaged there, nothing is changed.
+        """Apply what came since.
 
         Raises:
             OutrunError: the log is not a continuation of what was seen.
+            CorruptStoreError: the log is damaged.
         """
-        before, epoch = self.log.tail, self.log.epoch
-        self.log.look()
-        if self.log.tail != before or self.log.last_seal() != self.seal:
-            raise OutrunError(f"{self.log.chain.directory} no longer holds the call that ends at {before}")
-        try:
-            found = list(self.log.recover(before, epoch))
-        except CorruptStoreError:
-            self.log.tail, self.log.epoch = before, epoch
-            raise
+        self.is_whole = False
+        self.log.look(self.seal)
         replay = Replay(self)
-        for frame in found:
+        for frame in self.log.recover(self.log.tail, self.log.epoch):
             replay.add(frame)
+            self._calls += 1
         replay.finish()
-        self._calls += len(found)
         self.settle()
 
     def refuse_cut_log(self, candidates: Iterable[CheckPoint]) -> None:
@@ -126,23 +127,16 @@ class ReadView(FixedView):
         self._home = home
         self._precision_ms = options.precision_ms
         self._sizes = sizes
-        self._lost: Exception | None = None
         self.is_rebuilt = False
         self.ledger = self._open()
 
     # ------------------------------------------------------------ reads
 
     def get(self, space: int, key: bytes) -> bytes | None:
-        self._check()
         return self.ledger.get(space, key)
 
     def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
-        self._check()
         return self.ledger.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
-
-    def _check(self) -> None:
-        if self._lost is not None:
-            raise StoreError(f"{self.name}: the last refresh failed half way; refresh again") from self._lost
 
     # ------------------------------------------------------------ opening
 
@@ -170,8 +164,6 @@ class ReadView(FixedView):
         try:
             stamp = self._stamp_of(root)
             candidates = check_point.read_all(root / check_point.DIRECTORY)
-            # What the check point speaks of may have come since.
-            log.look()
             ledger = ReadLedger(root, self._sizes, self._precision_ms, log)
             if not (is_rebuilt := is_last or not candidates) and not ledger.resume(candidates):
                 raise OutrunError(f"{root}: no check point fits")
@@ -217,19 +209,14 @@ class ReadView(FixedView):
     # ------------------------------------------------------------ moving on
 
     def renew(self) -> None:
-        if self._lost is None and not self._is_long():
+        if self.ledger.is_whole and not self._is_long():
             try:
                 self.ledger.catch_up()
                 return
             except _CHANGES as error:
                 _checked(error)
         old = self.ledger
-        try:
-            self.ledger = self._open()
-        except Exception as error:
-            self._lost = error
-            raise
-        self._lost = None
+        self.ledger = self._open()
         old.close()
 
     def _is_long(self) -> bool:

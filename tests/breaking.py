@@ -29,12 +29,12 @@ class WheelStores(Stores):
 
     def path(self, store: Store) -> Path:
         """Return RocketMQ's store directory."""
-        return Path(store.stats().path) / "wheel" / "db"
+        return store.path / "wheel" / "db"
 
     def killed(self, store: Store, change: Callable[[Path], object] = lambda db: None, **settings: Any) -> Store:
         """Open what a ``kill -9`` of the owner would leave at this moment, after ``change`` was done to it."""
         name = self._name()
-        copy_tree(Path(store.stats().path), self.root / name)
+        copy_tree(store.path, self.root / name)
         change(self.root / name / "wheel" / "db")
         return self.open(name, **settings)
 

@@ -20,7 +20,7 @@ LAP_SLOTS = 1_209_600
 
 
 def test_l1_retention_takes_no_log_from_a_pending_timer(stores: WheelStores) -> None:
-    """RocketMQ deletes commit-log files after 72 h, and reads a timer of theirs as done; here it is delivered whole, however much went by."""
+    """RocketMQ deletes commit-log files after 72 h, and reads a timer of theirs as done; here it is delivered whole, however late."""
     settings = {"retention_ms": HOUR_MS}
     with small_files():
         store = stores.open(**settings)
@@ -45,7 +45,7 @@ def test_l1_a_log_file_that_somebody_removed_is_told_of(stores: WheelStores) -> 
         for n in range(4):
             store.send(message(n, body=b"x" * 40_000), delay=HOUR_MS)
         store = stores.reopen(store)
-        first, second = sorted((stores.path(store) / "commitlog").iterdir())[:2]
+        first = min((stores.path(store) / "commitlog").iterdir())
         first.unlink()
         stores.clock.advance(HOUR_MS)
         with pytest.raises(CorruptStoreError, match=f"{first.name} is missing"):
@@ -87,12 +87,12 @@ def test_l2_a_hand_over_that_fails_again_and_again_drops_nothing(stores: WheelSt
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
 def test_l3_no_power_cut_falls_between_the_slot_and_its_messages(stores: WheelStores, power: Power, flush: str) -> None:
-    """RocketMQ syncs "slot done" while the messages are in the page cache; here every image around every disk sync has each message once."""
+    """RocketMQ syncs "slot done" while the messages are in the page cache; here each image of the disk has each message once."""
     images: list[Path] = []
 
     def keep_image() -> None:
         target = stores.root / f"image{len(images)}"
-        images.append(power.image(Path(store.stats().path), target))
+        images.append(power.image(store.path, target))
 
     store = stores.open(flush=flush)
     store.send_batch([message(n) for n in range(6)], deliver_at=START_MS + 1000)
@@ -126,7 +126,7 @@ def test_l9_what_was_cut_off_is_not_read_as_something_else(stores: WheelStores, 
     lost = [store.send(message(f"lost{n}", body=b"lost" * 10), delay=5000) for n in range(5)]
     tail = store.timers._ledger.log.tail  # type: ignore[attr-defined]
     # The caches reached the disk with all their writes, the log did not.
-    image = power.image(Path(store.stats().path), stores.root / "image", lambda path: path.parent.name != "commitlog")
+    image = power.image(store.path, stores.root / "image", lambda path: path.parent.name != "commitlog")
     after = stores.cut_off(image)
     assert after.pending().total == 1
     new = [after.send(message(f"new{n}", body=b"new!" * 10), delay=6000) for n in range(8)]
@@ -154,7 +154,7 @@ def test_l4_closed_for_longer_than_the_ring(stores: WheelStores, precision_ms: i
         store.send(message(n), delay=n * HOUR_MS)
     if killed:
         store = stores.killed(store, **settings)
-    name = Path(store.stats().path).name
+    name = store.path.name
     store.close()
     stores.clock.advance(3 * LAP_SLOTS * precision_ms)
     store = stores.open(name, **settings)
@@ -216,7 +216,7 @@ def _spoil(path: Path) -> None:
 @pytest.mark.parametrize("cache", ["timerlog", "timerwheel", "rmqstore/facts", "consumequeue/rmq_sys_wheel_timer"])
 @pytest.mark.parametrize("harm", [_remove, _spoil], ids=["removed", "damaged"])
 def test_l6_a_broken_chain_hides_no_timer(stores: WheelStores, cache: str, harm: object) -> None:
-    """RocketMQ ends a slot without a word where its chain breaks; here damage is an error that names the file, and the next open mends it."""
+    """RocketMQ ends a slot without a word where its chain breaks; here an error names the file, and the next open mends it."""
     store = stores.open()
     store.send_batch([message(n) for n in range(30)], delay=1000)
     store.close()

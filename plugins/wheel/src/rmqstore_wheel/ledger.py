@@ -37,7 +37,7 @@ from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.journal import Change
 from rmqstore_wheel.replay import Replay
 from rmqstore_wheel.state import KEPT_SPACES, State, cut
-from rmqstore_wheel.unit_log import Doubt
+from rmqstore_wheel.unit_log import Doubt, UnitLog
 
 _REBUILD: Final = "rebuild"
 """A file of this name says that the caches are to be made anew."""
@@ -79,23 +79,35 @@ class Ledger(OrderedKV):
         root: RocketMQ's store directory.
         sizes: of the files.
         min_epoch: no open epoch is below it.
+        log: the commit log, when it is open already; unit_log: how caches are reached.
 
     Attributes:
         epoch: the open epoch, which every frame carries.
         store_ms: the latest store time of a message.
     """
 
-    def __init__(self, disk: Disk, root: Path, sizes: Sizes, *, min_epoch: int = 0, on_close: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        root: Path,
+        sizes: Sizes,
+        *,
+        min_epoch: int = 0,
+        on_close: Callable[[], None] = lambda: None,
+        log: CommitLog | None = None,
+        unit_log: type[UnitLog] = UnitLog,
+    ) -> None:
         self.disk = disk
         self.root = root
+        self.unit_log = unit_log
         self.sizes = sizes
         self.epoch = min_epoch
         self._min_epoch = min_epoch
         self._on_close = on_close
         self._own = root / check_point.DIRECTORY
-        self.log = CommitLog(disk, root / "commitlog", sizes.log_file_bytes)
+        self.log = CommitLog(disk, root / "commitlog", sizes.log_file_bytes) if log is None else log
         self._doubts: set[Doubt] = set()
-        self.queues = ConsumeQueues(disk, root / "consumequeue", sizes.queue_file_units, self.doubt)
+        self.queues = self._new_queues()
         self.state = State()
         self.store_ms = 0
         self._journal_records = 0
@@ -140,9 +152,9 @@ class Ledger(OrderedKV):
             # The files of a queue of this name are still there.
             self.make_check_point()
         pieces = [each.records for each in messages]
-        for each in messages:
-            places = each.records.starts + log_format.QUEUE_OFFSET_AT
-            cells(each.records.data, ">i8")[places] = each.offset + np.arange(len(each.records.starts))
+        queue_offsets = [each.offsets for each in messages]
+        for each, offsets in zip(messages, queue_offsets, strict=True):
+            cells(each.records.data, ">i8")[each.records.starts + log_format.QUEUE_OFFSET_AT] = offsets
         groups = cut(changes) if changes else []
         last = pieces[-1] if pieces else None
         if not groups and (last is None or not _has_room(last)):
@@ -156,10 +168,11 @@ class Ledger(OrderedKV):
         commits: list[Callable[[], None]] = []
         with self.translated():
             planned = self.log.plan(pieces)
-            for each, piece in zip(messages, pieces, strict=False):
-                offsets = offsets_of(piece)
-                self.queues.reserve(each.topic, each.queue, each.offset, len(offsets))
-                commits.append(self.queues.prepare(each.topic, each.queue, each.offset, offsets, piece.sizes, each.codes))
+            places = [offsets_of(piece) for piece in pieces[: len(messages)]]
+            for name, rows in _by_queue(messages).items():
+                units = [(queue_offsets[row], places[row], pieces[row].sizes, _each(messages[row].codes, places[row])) for row in rows]
+                commits.append(self.queues.prepare(*name, *(np.concatenate(column) for column in zip(*units, strict=True))))
+            for each, offsets, piece in zip(messages, places, pieces, strict=False):
                 if each.prepare is not None:
                     commits.append(each.prepare(offsets, piece.sizes))
             self.log.write(planned, self.epoch)
@@ -243,18 +256,7 @@ class Ledger(OrderedKV):
         """
         self.timers = timers
         self.disk.make_directory(self._own)
-        candidates = [] if (self._own / _REBUILD).exists() else check_point.read_all(self._own)
-        for candidate in candidates:
-            if not self._is_of_this_log(candidate):
-                continue
-            try:
-                self._start(candidate)
-                self._replay(candidate.offset, candidate.epoch)
-            except (CorruptStoreError, OSError):
-                # If it is the log that is damaged, making everything anew says so again.
-                continue
-            break
-        else:
+        if not self.resume([] if (self._own / _REBUILD).exists() else check_point.read_all(self._own)):
             self.rebuild()
         stored = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
         self.epoch = max(stored + 1, self._min_epoch, self.epoch)
@@ -267,6 +269,23 @@ class Ledger(OrderedKV):
             self.disk.create(self._own / _REBUILD).close()
             self.disk.sync_directory(self._own)
         self._doubts.add(why)
+
+    def resume(self, candidates: Iterable[CheckPoint]) -> bool:
+        """Bring caches and state from the first of some check points that they fit to where the log ends; False when none fits.
+
+        Raises:
+            CorruptStoreError: the log does not go as far as a check point says.
+        """
+        for candidate in candidates:
+            if self._is_of_this_log(candidate):
+                try:
+                    self._start(candidate)
+                    self._replay(candidate.offset, candidate.epoch)
+                except (CorruptStoreError, OSError):
+                    # If it is the log that is damaged, making everything anew says so again.
+                    continue
+                return True
+        return False
 
     def _is_of_this_log(self, found: CheckPoint) -> bool:
         """Say whether the log still goes as far as the check point says."""
@@ -284,9 +303,12 @@ class Ledger(OrderedKV):
             raise CorruptStoreError(f"{path} does not hold the call that ends at {found.offset}", file=path, offset=found.offset)
         return True
 
+    def _new_queues(self) -> ConsumeQueues:
+        return ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units, self.doubt, self.unit_log)
+
     def _start(self, found: CheckPoint) -> None:
         self.queues.close()
-        self.queues = ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units, self.doubt)
+        self.queues = self._new_queues()
         cleared = {(topic, queue): offsets for topic, queue, offsets in found.cleared}
         self.queues.start({(topic, queue): sums for topic, queue, sums in found.queues}, cleared)
         self.state.clear()
@@ -295,6 +317,7 @@ class Ledger(OrderedKV):
         self.timers.start(found.timers)
         self.epoch, self.store_ms, self._journal_records = found.epoch, found.store_ms, found.journal
         self._check_point = found
+        self._calls = 0
 
     def rebuild(self) -> None:
         """Make everything anew from the log."""
@@ -310,9 +333,13 @@ class Ledger(OrderedKV):
 
     # ------------------------------------------------------------ check points
 
+    def is_long(self) -> bool:
+        """Say whether so much was applied since the last check point that an open would take long."""
+        return self.log.tail - self._check_point.offset >= self.sizes.check_point_bytes or self._calls >= self.sizes.check_point_calls
+
     def upkeep(self) -> bool:
         """Make a check point when one is due and there is room for it; says whether it did."""
-        if self.log.tail - self._check_point.offset < self.sizes.check_point_bytes and self._calls < self.sizes.check_point_calls:
+        if not self.is_long():
             return False
         with suppress(StoreFullError):
             self.make_check_point()
@@ -369,6 +396,18 @@ class Ledger(OrderedKV):
             self.queues.close()
             self.log.close()
             self._on_close()
+
+
+def _by_queue(messages: Sequence[Messages]) -> dict[tuple[str, int], list[int]]:
+    """Return which messages go to each queue, in the order of their offsets."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for row, each in enumerate(messages):
+        found.setdefault((each.topic, each.queue), []).append(row)
+    return found
+
+
+def _each(codes: Ints | int, places: Ints) -> Ints:
+    return np.full(len(places), codes) if isinstance(codes, int) else codes
 
 
 def offsets_of(records: Encoded) -> Ints:

@@ -31,6 +31,7 @@ def test_l1_retention_takes_no_log_from_a_pending_timer(stores: WheelStores) -> 
             stores.clock.advance(2 * HOUR_MS)
             store.tick()
         assert next(each for each in store.topics() if each.name == "flood").min_offsets[0] >= 200, "retention took nothing"
+        assert (stores.path(store) / "commitlog" / f"{0:020}").exists()
         store = stores.killed(stores.reopen(store, **settings), **settings)
         stores.clock.advance(5 * DAY_MS)
         assert store.tick().handed_over == 1
@@ -291,6 +292,17 @@ def test_l8_an_unreadable_timer_is_parked_with_its_reason(stores: WheelStores, r
     assert "CRC" in parked_reasons(store)["timer 3"]
     assert store.pending().total == 0
     assert store.verify() == []
+
+
+def test_l8_damage_that_recovery_meets_is_an_error(stores: WheelStores) -> None:
+    """RocketMQ cuts its log at the first record that it cannot read; here calls that were on disk are never cut off behind damage."""
+    store = stores.open()
+    for n in range(4):
+        store.send(message(n), delay=1000)
+    damage_timers(store, b"body 1")
+    with pytest.raises(CorruptStoreError, match="is damaged; a later one") as caught:
+        stores.killed(store)
+    assert caught.value.offset
 
 
 def test_l11_a_message_of_any_legal_size_passes(stores: WheelStores) -> None:

@@ -121,7 +121,7 @@ def test_a_chain_that_leads_nowhere_is_refused(tmp_path: Path, to: int) -> None:
     last = int(wheel.units.numbers(wheel.slots["last"][wheel.ring.places(np.array([slot]))].astype(np.int64))[0])
     unit = wheel.units.read(last, 1).copy()
     unit["previous"] = to * wheel.units.unit.itemsize if to >= 0 else to
-    wheel.units.replace(last, unit.tobytes())
+    wheel.units.prepare(np.array([last]), unit)()
     if to in (0, 4):
         # That this skips units is what the sums of the blocks are for.
         assert len(seqs_in(wheel, [slot])[slot]) < 5

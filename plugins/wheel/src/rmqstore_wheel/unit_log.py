@@ -418,9 +418,10 @@ class UnitLog:
             return
         if kept % BLOCK and kept < self.count:
             self.check(kept, 1)
-            self.first = kept
-            self._sum_block(kept // BLOCK)
         self.first = kept
+        if kept % BLOCK:
+            # Also when nothing is left of the block: what is appended to it goes on from this sum.
+            self._sum_block(kept // BLOCK)
 
     def release(self) -> None:
         """Remove the files before what is kept, once a durable check point says so."""

@@ -174,6 +174,21 @@ def test_a_reader_sees_what_is_taken_in_meanwhile(stores: Stores) -> None:
         assert view.verify() == []
 
 
+def test_a_reader_leaves_the_files_of_the_owner(stores: Stores) -> None:
+    """Those that were made since the check point lie where it says that none are."""
+    store = stores.open()
+    store.timers.import_state([("timers", _rows(slice(5, 6)))], START_MS)
+    store = stores.reopen(store)
+    store.timers.import_state([("timers", _rows(slice(3, 4)))], START_MS)
+    store.timers.import_state([("timers", _rows(slice(0, 1)))], START_MS)
+    store.timers.sync()
+    files = sorted(stores.root.rglob("facts/*"))
+    with rmqstore.open(stores.root / "store", mode="read") as view:
+        assert _exported(view, "timers") == _exported(store, "timers")
+    assert sorted(stores.root.rglob("facts/*")) == files
+    assert store.timers.verify() == []
+
+
 def test_new_timers_go_behind_what_was_taken_in(stores: Stores) -> None:
     store = stores.open()
     _fill(store)

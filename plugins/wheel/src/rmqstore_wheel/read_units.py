@@ -76,10 +76,6 @@ class ReadUnits(UnitLog):
         units = np.frombuffer(data, self.unit)
         self.prepare(self.count + np.arange(len(units)), units)()
 
-    def replace(self, number: int, data: Bytes) -> None:
-        units = np.frombuffer(data, self.unit)
-        self._put(number + np.arange(len(units)), units)
-
     def _begin_own(self) -> None:
         """Take the block in which the check point ends over from the file, before more is put behind it."""
         if not self._is_own:

@@ -46,6 +46,13 @@ def rows_of(ticks: Ints, dues: Ints, epoch: Ints | int, kind: int = TIMER) -> Fa
     return rows
 
 
+def marks_of(epoch: Ints | int, kind: Ints | int, count: int) -> FactRows:
+    """Return facts of messages that are no timers."""
+    rows = np.zeros(count, FACT)
+    rows["epoch"], rows["kind"] = epoch, kind
+    return rows
+
+
 def dues_of(facts: FactRows) -> Ints:
     """Return the due times of timers."""
     found: Ints = facts["tick"] - facts["early_ms"]
@@ -53,9 +60,7 @@ def dues_of(facts: FactRows) -> Ints:
 
 
 def pages(log: UnitLog, first: int) -> Iterator[tuple[int, FactRows]]:
-    """Yield (number of the first, facts) of all from ``first`` on, in pieces of moderate size."""
-    first = max(first, log.first)
-    while first < log.count:
-        count = min(_PAGE, log.count - first)
-        yield first, log.read(first, count)
-        first += count
+    """Yield (number of the first, facts) of all that may be something from ``first`` on, in pieces of moderate size."""
+    for begin, behind in log.held(first):
+        for at in range(begin, behind, _PAGE):
+            yield at, log.read(at, min(_PAGE, behind - at))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from pathlib import Path
 from typing import Final
 
@@ -75,6 +76,10 @@ class FileChain:
             file = self._open[start] = self._disk.open(self.directory / file_name(start))
         return file
 
+    def has(self, start: int) -> bool:
+        """Say whether the file that starts at ``start`` is there."""
+        return start in self._open or start in self.starts
+
     def holds(self, offset: int, stop: int) -> bool:
         """Say whether the files from ``offset`` to ``stop`` are there, each as long as that asks for."""
         start = self._start_of(offset)
@@ -102,7 +107,7 @@ class FileChain:
         """
         while self._filled < upto:
             start = self._start_of(self._filled)
-            if start not in self._open and start not in self.starts:
+            if not self.has(start):
                 self._make(start)
             stop = min(max(upto, self._filled + self._next_fill), start + self.file_bytes)
             self.file(start).zero_fill(self._filled - start, stop - self._filled)
@@ -110,15 +115,34 @@ class FileChain:
             self._filled = stop
             self._next_fill = min(2 * self._next_fill, self._fill_bytes)
 
+    def reserve_in(self, start: int, upto: int) -> None:
+        """See to it that writes into the file that starts at ``start``, up to ``upto``, find room; files before it may be missing.
+
+        Raises:
+            OSError: no room; what was set aside so far stays.
+        """
+        last = self._start_of(self._filled)
+        if start < last:
+            if not self.has(start):
+                self._make(start)
+                self.file(start).zero_fill(0, self.file_bytes)
+                self._unsynced.add(start)
+            return
+        if start > last:
+            if self._filled > last:
+                self.reserve(last + self.file_bytes)
+            self._filled = start
+        self.reserve(upto)
+
     def _make(self, start: int) -> None:
         if not self.starts:
             self._disk.make_directory(self.directory)
-        if self.starts:
+        if self.starts and start > self.starts[-1]:
             # RocketMQ wants every file but the last in its full length.
             self._complete(self.starts[-1])
         file = self._disk.create(self.directory / file_name(start))
         self._open[start] = file
-        self.starts.append(start)
+        insort(self.starts, start)
         self._has_new_names = True
 
     def _complete(self, start: int) -> None:
@@ -183,6 +207,11 @@ class FileChain:
         for start in [start for start in reversed(self.starts) if start >= offset]:
             self._forget(start)
         self._filled = min(self._filled, max(self.end, self.first))
+
+    def drop_between(self, offset: int, stop: int) -> None:
+        """Remove the files that start from ``offset`` on and before ``stop``."""
+        for start in [start for start in self.starts if offset <= start < stop]:
+            self._forget(start)
 
     def _forget(self, start: int) -> None:
         file = self._open.pop(start, None)

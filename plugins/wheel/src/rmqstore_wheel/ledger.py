@@ -140,9 +140,9 @@ class Ledger(OrderedKV):
             # The files of a queue of this name are still there.
             self.make_check_point()
         pieces = [each.records for each in messages]
-        for each in messages:
-            places = each.records.starts + log_format.QUEUE_OFFSET_AT
-            cells(each.records.data, ">i8")[places] = each.offset + np.arange(len(each.records.starts))
+        queue_offsets = [each.offsets for each in messages]
+        for each, offsets in zip(messages, queue_offsets, strict=True):
+            cells(each.records.data, ">i8")[each.records.starts + log_format.QUEUE_OFFSET_AT] = offsets
         groups = cut(changes) if changes else []
         last = pieces[-1] if pieces else None
         if not groups and (last is None or not _has_room(last)):
@@ -156,10 +156,11 @@ class Ledger(OrderedKV):
         commits: list[Callable[[], None]] = []
         with self.translated():
             planned = self.log.plan(pieces)
-            for each, piece in zip(messages, pieces, strict=False):
-                offsets = offsets_of(piece)
-                self.queues.reserve(each.topic, each.queue, each.offset, len(offsets))
-                commits.append(self.queues.prepare(each.topic, each.queue, each.offset, offsets, piece.sizes, each.codes))
+            places = [offsets_of(piece) for piece in pieces[: len(messages)]]
+            for name, rows in _by_queue(messages).items():
+                units = [(queue_offsets[row], places[row], pieces[row].sizes, _each(messages[row].codes, places[row])) for row in rows]
+                commits.append(self.queues.prepare(*name, *(np.concatenate(column) for column in zip(*units, strict=True))))
+            for each, offsets, piece in zip(messages, places, pieces, strict=False):
                 if each.prepare is not None:
                     commits.append(each.prepare(offsets, piece.sizes))
             self.log.write(planned, self.epoch)
@@ -369,6 +370,18 @@ class Ledger(OrderedKV):
             self.queues.close()
             self.log.close()
             self._on_close()
+
+
+def _by_queue(messages: Sequence[Messages]) -> dict[tuple[str, int], list[int]]:
+    """Return which messages go to each queue, in the order of their offsets."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for row, each in enumerate(messages):
+        found.setdefault((each.topic, each.queue), []).append(row)
+    return found
+
+
+def _each(codes: Ints | int, places: Ints) -> Ints:
+    return np.full(len(places), codes) if isinstance(codes, int) else codes
 
 
 def offsets_of(records: Encoded) -> Ints:

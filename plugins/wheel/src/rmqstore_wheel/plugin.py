@@ -12,6 +12,7 @@ INFO = EngineInfo(
         fifo=Support.FULL,
         sql92_filter=Support.FULL,
         retention=Support.FULL,
+        import_state=Support.FULL,
     ),
     factory="rmqstore_wheel.engine:WheelEngine",
     install_hint="pip install rmqstore-wheel",

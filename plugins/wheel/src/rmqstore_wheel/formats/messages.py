@@ -66,7 +66,7 @@ def encode_message(
 def encode_batch(
     columns: pa.RecordBatch,
     *,
-    store_ms: int,
+    store_ms: Ints | int,
     topic: str | None = None,
     queue_id: Ints | int | None = None,
     system: Part | list[Part] = b"",

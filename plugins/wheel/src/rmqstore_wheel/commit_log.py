@@ -160,13 +160,13 @@ class CommitLog:
             CorruptStoreError: what is not whole was durable once.
         """
         self.tail = max(offset, self.chain.first)
-        at = self.tail
-        is_head = at == self.chain.first > 0
+        at = begin = self.tail
+        is_head = begin == self.chain.first > 0
         carried: list[Part] = []
         carried_count = carried_crc = 0
         while at // self.file_bytes * self.file_bytes in self.chain.starts:
             file_start = at // self.file_bytes * self.file_bytes
-            view = self.chain.view(file_start)
+            view = self._looked_at(file_start)
             found = log_reading.scan(view, at - file_start)
             data = np.frombuffer(view, np.uint8)
             first = 0
@@ -179,7 +179,7 @@ class CommitLog:
                     trailer = self._check_rest(part, carried)
                 is_head = False
                 if trailer is None:
-                    self._cut(epoch)
+                    self._cut(begin, epoch)
                     return
                 frame = Frame(carried[0].file_start + int(carried[0].starts[0]) if carried else file_start + int(part.starts[0]), end,
                               trailer.epoch, [*carried, part])  # fmt: skip
@@ -197,7 +197,11 @@ class CommitLog:
                 carried_count += len(part.starts)
                 carried_crc = zlib.crc32(view[int(part.starts[0]) : found.end], carried_crc)
             at = file_start + self.file_bytes
-        self._cut(epoch)
+        self._cut(begin, epoch)
+
+    def _looked_at(self, file_start: int) -> memoryview:
+        """Return the content of a file, in which frames are looked for."""
+        return self.chain.view(file_start)
 
     @staticmethod
     def _lies_right(data: Any, part: Part) -> bool:
@@ -218,23 +222,24 @@ class CommitLog:
 
     def _check_rest(self, last: Part, carried: Sequence[Part]) -> frames.Trailer | None:
         """Return the trailer of a frame that began in a file which is gone; None if what is left of it is not sound."""
-        end = last.file_start + int(last.starts[-1] + last.sizes[-1])
-        trailer = frames.read_trailer(bytes(self.chain.read(end - frames.PROPERTY_BYTES, frames.PROPERTY_BYTES)))
+        end = int(last.starts[-1] + last.sizes[-1])
+        trailer = frames.read_trailer(bytes(self._looked_at(last.file_start)[end - frames.PROPERTY_BYTES : end]))
         count = sum(len(part.starts) for part in (*carried, last))
         if trailer is None or trailer.records <= count:
             return None
         for part in (*carried, last):
             found = log_reading.Scan(part.starts, part.sizes, 0, Stop.END)
-            if log_reading.count_sound(self.chain.view(part.file_start), found, log_offset=part.file_start) < len(part.starts):
+            if log_reading.count_sound(self._looked_at(part.file_start), found, log_offset=part.file_start) < len(part.starts):
                 return None
         return trailer
 
-    def _cut(self, epoch: int) -> None:
+    def _cut(self, begin: int, epoch: int) -> None:
         """Cut the log behind its last whole frame, unless something behind it proves that more was there."""
         self._refuse_damage(epoch)
         file_end = -(-self.tail // self.file_bytes) * self.file_bytes
         self.chain.drop_from(max(file_end, self.chain.first + self.file_bytes))
         self.chain.clear_from(self.tail)
+        self.chain.doubt(begin, self.tail)
         self.chain.sync()
         self.durable = self.tail
 
@@ -242,7 +247,7 @@ class CommitLog:
         for start in self.chain.starts:
             if start + self.file_bytes <= self.tail:
                 continue
-            view = self.chain.view(start)
+            view = self._looked_at(start)
             base: Any = view.obj
             at = max(self.tail - start, 0)
             while (at := base.find(frames.PROPERTY, at)) >= 0:

@@ -24,8 +24,11 @@ QueueName = tuple[str, int]
 class ConsumeQueues:
     """The consume queues of a store, opened as they are needed; only so many keep their files open."""
 
-    def __init__(self, disk: Disk, directory: Path, per_file: int, doubt: Callable[[Doubt], None]) -> None:
+    def __init__(
+        self, disk: Disk, directory: Path, per_file: int, doubt: Callable[[Doubt], None], unit_log: type[UnitLog] = UnitLog
+    ) -> None:
         self._doubt = doubt
+        self._unit_log = unit_log
         self._disk = disk
         self._directory = directory
         self._per_file = per_file
@@ -55,7 +58,7 @@ class ConsumeQueues:
         name = (topic, queue)
         log = self._logs.get(name)
         if log is None:
-            log = UnitLog(
+            log = self._unit_log(
                 self._disk, self._directory / topic / str(queue), consume_queue.UNIT, self._per_file, fill=_FILL, fill_bytes=_FILL_BYTES,
                 made_above=3, doubt=self._doubt
             )  # fmt: skip

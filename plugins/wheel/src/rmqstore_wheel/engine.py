@@ -8,8 +8,8 @@ from typing import Final
 from rmqstore.contract.engine import Engine, EngineOptions, EngineSession
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.ledger import Sizes
+from rmqstore_wheel.read_session import WheelReadSession
 from rmqstore_wheel.session import WheelSession
-
 
 _MIB: Final = 1024 * 1024
 
@@ -28,7 +28,14 @@ class WheelEngine(Engine):
 
     def open(self, directory: Path, options: EngineOptions) -> EngineSession:
         """Open ``directory``; see ``Engine.open``."""
-        return WheelSession(self._disk, directory, options, sizes_of(options) if self._sizes is None else self._sizes)
+        return WheelSession(self._disk, directory, options, self._sizes_of(options))
+
+    def open_for_reading(self, directory: Path, options: EngineOptions) -> EngineSession:
+        """Open ``directory`` for reading; see ``Engine.open_for_reading``."""
+        return WheelReadSession(directory, options, self._sizes_of(options))
+
+    def _sizes_of(self, options: EngineOptions) -> Sizes:
+        return sizes_of(options) if self._sizes is None else self._sizes
 
 
 def sizes_of(options: EngineOptions) -> Sizes:

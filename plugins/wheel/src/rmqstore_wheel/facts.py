@@ -34,9 +34,9 @@ _PAGE: Final = 256 * 1024
 FactRows = np.ndarray[Any, np.dtype[np.void]]
 
 
-def new_log(disk: Disk, directory: Path, doubt: Callable[[Doubt], None]) -> UnitLog:
+def new_log(disk: Disk, directory: Path, doubt: Callable[[Doubt], None], unit_log: type[UnitLog] = UnitLog) -> UnitLog:
     """Return the facts of an engine directory."""
-    return UnitLog(disk, directory / "rmqstore" / "facts", FACT, PER_FILE, fill_bytes=1024 * 1024, made_above=2, doubt=doubt)
+    return unit_log(disk, directory / "rmqstore" / "facts", FACT, PER_FILE, fill_bytes=1024 * 1024, made_above=2, doubt=doubt)
 
 
 def rows_of(ticks: Ints, dues: Ints, epoch: Ints | int, kind: int = TIMER) -> FactRows:

@@ -17,6 +17,8 @@ _FIRST_FILL_BYTES: Final = 64 * 1024
 class FileChain:
     """The files of one log. A file grows as space is set aside ahead of the writes, and has its full length once the next one begins.
 
+    Names change one at a time, each durably before the next: any two that are not durable might be kept and lost so that a gap is left.
+
     Args:
         directory: where the files lie; made as needed.
         file_bytes: length of every file.
@@ -34,11 +36,18 @@ class FileChain:
         self._has_new_names = False
         self._open: dict[int, DiskFile] = {}
         self._unsynced: set[int] = set()
-        self.starts: list[int] = []
-        if directory.is_dir():
-            names = [entry.name for entry in directory.iterdir() if len(entry.name) == 20 and entry.name.isdecimal()]
-            self.starts = sorted(map(start_offset, names))
+        self.starts = self.listed()
+        # Those that an owner made who was killed may not be durable yet.
+        self._has_new_names = bool(self.starts)
         self._filled = self.starts[0] if self.starts else 0
+
+    def listed(self) -> list[int]:
+        """Return where the files start that are there now."""
+        try:
+            names = [entry.name for entry in self.directory.iterdir() if len(entry.name) == 20 and entry.name.isdecimal()]
+        except FileNotFoundError:
+            return []
+        return sorted(map(start_offset, names))
 
     @property
     def first(self) -> int:
@@ -135,6 +144,7 @@ class FileChain:
         self.reserve(upto)
 
     def _make(self, start: int) -> None:
+        self._sync_names()
         if not self.starts:
             self._disk.make_directory(self.directory)
         if self.starts and start > self.starts[-1]:
@@ -171,16 +181,29 @@ class FileChain:
             elif begin == offset - start:
                 self._filled = start + filled
 
+    def doubt(self, offset: int, stop: int) -> None:
+        """Let the next sync take in the files from ``offset`` to ``stop``: an owner that was killed may have written them."""
+        self._unsynced.update(start for start in self.starts if start < stop and start + self.file_bytes > offset)
+
     def sync(self) -> None:
         """Make everything that was written durable, the earlier files first."""
+        if not self._unsynced:
+            return
         for start in sorted(self._unsynced):
             # Before the sync: what is written meanwhile is for the next one.
             self._unsynced.discard(start)
             self.file(start).sync()
+        self._sync_names()
+
+    def _sync_names(self) -> None:
         if self._has_new_names:
             self._has_new_names = False
-            for directory in [self.directory, *self.directory.parents[: self._made_above]]:
-                self._disk.sync_directory(directory)
+            try:
+                for directory in [self.directory, *self.directory.parents[: self._made_above]]:
+                    self._disk.sync_directory(directory)
+            except BaseException:
+                self._has_new_names = True
+                raise
 
     # ------------------------------------------------------------ reading
 
@@ -223,8 +246,10 @@ class FileChain:
         if file is not None:
             file.close()
         self._unsynced.discard(start)
+        self._sync_names()
         self._disk.remove(self.directory / file_name(start))
         self.starts.remove(start)
+        self._has_new_names = True
 
     def close(self) -> None:
         """Let go of the files; what was not synced stays so."""

@@ -39,7 +39,7 @@ from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.journal import Change, Copied
 from rmqstore_wheel.replay import Replay
 from rmqstore_wheel.state import KEPT_SPACES, State, cut
-from rmqstore_wheel.unit_log import Doubt
+from rmqstore_wheel.unit_log import Doubt, UnitLog
 
 _REBUILD: Final = "rebuild"
 """A file of this name says that the caches are to be made anew."""
@@ -98,6 +98,7 @@ class Ledger(OrderedKV):
         root: RocketMQ's store directory.
         sizes: of the files.
         min_epoch: no open epoch is below it.
+        log: the commit log, when it is open already; unit_log: how caches are reached.
 
     Attributes:
         epoch: the open epoch, which every frame carries.
@@ -105,17 +106,28 @@ class Ledger(OrderedKV):
         restart: where the last whole copy of the state begins in the log, -1 for none.
     """
 
-    def __init__(self, disk: Disk, root: Path, sizes: Sizes, *, min_epoch: int = 0, on_close: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        root: Path,
+        sizes: Sizes,
+        *,
+        min_epoch: int = 0,
+        on_close: Callable[[], None] = lambda: None,
+        log: CommitLog | None = None,
+        unit_log: type[UnitLog] = UnitLog,
+    ) -> None:
         self.disk = disk
         self.root = root
+        self.unit_log = unit_log
         self.sizes = sizes
         self.epoch = min_epoch
         self._min_epoch = min_epoch
         self._on_close = on_close
         self._own = root / check_point.DIRECTORY
-        self.log = CommitLog(disk, root / "commitlog", sizes.log_file_bytes)
+        self.log = CommitLog(disk, root / "commitlog", sizes.log_file_bytes) if log is None else log
         self._doubts: set[Doubt] = set()
-        self.queues = ConsumeQueues(disk, root / "consumequeue", sizes.queue_file_units, self.doubt)
+        self.queues = self._new_queues()
         self.state = State()
         self.store_ms = 0
         self.restart = -1
@@ -270,18 +282,7 @@ class Ledger(OrderedKV):
         """
         self.timers = timers
         self.disk.make_directory(self._own)
-        candidates = [] if (self._own / _REBUILD).exists() else check_point.read_all(self._own)
-        for candidate in candidates:
-            if not self._is_of_this_log(candidate):
-                continue
-            try:
-                self._start(candidate)
-                self._replay(candidate.offset, candidate.epoch)
-            except (CorruptStoreError, OSError):
-                # If it is the log that is damaged, making everything anew says so again.
-                continue
-            break
-        else:
+        if not self.resume([] if (self._own / _REBUILD).exists() else check_point.read_all(self._own)):
             self.rebuild()
         ids = {topic.id: name for name, topic in load_topics(self).items()}
         for (topic_id, queue), first in load_kept(self).items():
@@ -298,6 +299,23 @@ class Ledger(OrderedKV):
             self.disk.create(self._own / _REBUILD).close()
             self.disk.sync_directory(self._own)
         self._doubts.add(why)
+
+    def resume(self, candidates: Iterable[CheckPoint]) -> bool:
+        """Bring caches and state from the first of some check points that they fit to where the log ends; False when none fits.
+
+        Raises:
+            CorruptStoreError: the log does not go as far as a check point says.
+        """
+        for candidate in candidates:
+            if self._is_of_this_log(candidate):
+                try:
+                    self._start(candidate)
+                    self._replay(candidate.offset, candidate.epoch)
+                except (CorruptStoreError, OSError):
+                    # If it is the log that is damaged, making everything anew says so again.
+                    continue
+                return True
+        return False
 
     def _is_of_this_log(self, found: CheckPoint) -> bool:
         """Say whether the log still goes as far as the check point says, and from there on."""
@@ -317,9 +335,12 @@ class Ledger(OrderedKV):
             raise CorruptStoreError(f"{path} does not hold the call that ends at {found.offset}", file=path, offset=found.offset)
         return True
 
+    def _new_queues(self) -> ConsumeQueues:
+        return ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units, self.doubt, self.unit_log)
+
     def _start(self, found: CheckPoint) -> None:
         self.queues.close()
-        self.queues = ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units, self.doubt)
+        self.queues = self._new_queues()
         cleared = {(topic, queue): offsets for topic, queue, offsets in found.cleared}
         self.queues.start({(topic, queue): sums for topic, queue, sums in found.queues}, cleared)
         self.state.clear()
@@ -328,6 +349,7 @@ class Ledger(OrderedKV):
         self.timers.start(found.timers)
         self.epoch, self.store_ms, self._journal_records, self.restart = found.epoch, found.store_ms, found.journal, found.restart
         self._check_point = found
+        self._calls = 0
 
     def rebuild(self) -> None:
         """Make everything anew from the log."""
@@ -346,9 +368,13 @@ class Ledger(OrderedKV):
 
     # ------------------------------------------------------------ check points
 
+    def is_long(self) -> bool:
+        """Say whether so much was applied since the last check point that an open would take long."""
+        return self.log.tail - self._check_point.offset >= self.sizes.check_point_bytes or self._calls >= self.sizes.check_point_calls
+
     def upkeep(self) -> bool:
         """Make a check point when one is due and there is room for it; says whether it did."""
-        if self.log.tail - self._check_point.offset < self.sizes.check_point_bytes and self._calls < self.sizes.check_point_calls:
+        if not self.is_long():
             return False
         with suppress(StoreFullError):
             self.make_check_point()

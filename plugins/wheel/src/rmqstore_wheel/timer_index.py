@@ -74,8 +74,15 @@ class TimerIndex:
     def __init__(self, ledger: Ledger, precision_ms: int) -> None:
         self._ledger = ledger
         self.precision_ms = precision_ms
-        self.facts = fact_log.new_log(ledger.disk, ledger.root, ledger.doubt)
-        self.wheel = WheelIndex(ledger.disk, ledger.root, Ring(precision_ms, SLOTS), ledger.sizes.timer_file_units, ledger.doubt)
+        self.facts = fact_log.new_log(ledger.disk, ledger.root, ledger.doubt, ledger.unit_log)
+        self.wheel = WheelIndex(
+            ledger.disk,
+            ledger.root,
+            Ring(precision_ms, SLOTS),
+            ledger.sizes.timer_file_units,
+            ledger.doubt,
+            unit_log=ledger.unit_log,
+        )
         self._clear()
 
     def _clear(self) -> None:

@@ -20,6 +20,7 @@ from rmqstore.batch import MessageBatch
 from rmqstore.message import Message
 from rmqstore.ordered.importing import messages_in
 from rmqstore.ordered.placing import ticks_and_dues
+from rmqstore_wheel.addressing import EPOCH, TICK
 from rmqstore_wheel.facts import CANCEL, COPY, TIMER
 from rmqstore_wheel.formats import index_file, log_columns, log_reading, messages
 from rmqstore_wheel.formats import properties as texts
@@ -31,8 +32,6 @@ from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.formats.property_columns import decode_column
 
 SEQ: Final = "RMQS_SEQ"
-TICK: Final = "RMQS_TICK"
-EPOCH: Final = "RMQS_EPOCH"
 RECALL_TAG: Final = "_RECALL_TAG_"
 _RECALL_BODY: Final = b"0"
 _BY_ROW: Final = 48

@@ -104,9 +104,9 @@ class UnitLog:
         return found
 
     def numbers(self, positions: Ints) -> Ints:
-        """Return which units lie at these bytes."""
+        """Return which units lie at these bytes; -1 where none does."""
         found: Ints = positions // self.chain.file_bytes * self.per_file + positions % self.chain.file_bytes // self.unit.itemsize
-        return found
+        return np.where(self.positions(found) == positions, found, -1)
 
     # ------------------------------------------------------------ writing
 
@@ -114,7 +114,7 @@ class UnitLog:
         """Begin with what a check point vouches for; what lies behind it is written anew.
 
         Raises:
-            CorruptStoreError: a file is missing.
+            CorruptStoreError: a file of what it vouches for is missing.
         """
         self.first, self.count = sums.first, sums.count
         self._stale.clear()

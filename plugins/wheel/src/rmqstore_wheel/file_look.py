@@ -36,7 +36,7 @@ class Slices:
         while True:
             end = min(self.at + slice_bytes, len(view))
             found = log_reading.scan(view[:end], self.at)
-            if found.end > self.at or found.stop is not Stop.TORN or end == len(view):
+            if found.end > self.at or found.stop in (Stop.BLANK, Stop.DAMAGE) or end == len(view):
                 break
             slice_bytes *= 2
         is_last = found.stop is Stop.BLANK

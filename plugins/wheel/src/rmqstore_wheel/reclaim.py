@@ -67,7 +67,7 @@ class Reclaim:
         if self._looked_ms is not None and not 0 <= now_ms - self._looked_ms < AGAIN_MS and not self._copies:
             self._looks, self._looked_ms = [], None
         try:
-            while left > 0 and (done := self._step(min(left, sizes.slice_bytes), now_ms)):
+            while left > 0 and (done := self._step(sizes.slice_bytes, now_ms)):
                 left -= done
             return self._release()
         except StoreFullError:

@@ -84,7 +84,6 @@ class WheelTimers(OrderedSide, TimerStore):
         self._until_ms = -1
         self._change_position = self._seal_position = self._forget_position = 0
         self._sealed = TimerCursor.from_bytes(ledger.get(META, SEAL_KEY) or b"")
-        index.forgotten = index.forgotten.join(TimerCursor.from_bytes(ledger.get(META, FORGOTTEN_KEY) or b"").corners)
         self._adopted = stored_adopted(ledger, TIMER_SIDE)
         self._noted_seq = noted_last_seq(ledger)
         self._export = TimerExport(ledger, index, self._fetcher)
@@ -96,6 +95,10 @@ class WheelTimers(OrderedSide, TimerStore):
         self._resume: TimerCursor | None = None
         self._rest: Iterator[Due] = iter(())
         self._waiting: Due | None = None
+        noted = index.forgotten.join(TimerCursor.from_bytes(ledger.get(META, FORGOTTEN_KEY) or b"").corners)
+        if noted != index.forgotten:
+            # Everything was made anew from the log, so what is forgotten lies in the wheel again.
+            self._forget_all(noted)
 
     def recover(self, cursor: TimerCursor) -> None:
         with self._lock:

@@ -64,9 +64,9 @@ class FileCopy(Slices):
 
     def _with_keys(self, view: memoryview, starts: Ints, sizes: Ints) -> Prepare:
         """Return what enters the keys of timers for their new places."""
-        found = read_timers(view, 0, starts, sizes, np.zeros(len(starts), np.int64), self._index.precision_ms)
+        found = read_timers(view, self.file_start, starts, sizes, np.zeros(len(starts), np.int64), self._index.precision_ms)
         by_start = np.argsort(starts)
-        rows = by_start[np.searchsorted(starts, found.key_offsets, sorter=by_start)]
+        rows = by_start[np.searchsorted(starts, found.key_offsets - self.file_start, sorter=by_start)]
 
         def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
             return lambda: self._index.keys.add_many(found.key_hashes, offsets[rows])

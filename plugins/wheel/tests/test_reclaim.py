@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import rmqstore
+from plugins.wheel.tests.power.small_store import small_wheel
 from rmqstore import CancelOutcome, ManualClock, Message, Store
+from rmqstore.contract import TimerHandle
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel import reclaim
 from rmqstore_wheel.disk import Disk, DiskFile
 from rmqstore_wheel.formats.binary_columns import Bytes
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.ledger import Ledger, Sizes
-from rmqstore_wheel.reclaim import AGAIN_MS, Reclaim
+from rmqstore_wheel.reclaim import AGAIN_MS
+from rmqstore_wheel.session import copy_tree
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -28,8 +29,10 @@ SMALL = Sizes(log_file_bytes=FILE_BYTES, queue_file_units=64, timer_file_units=6
 
 
 @pytest.fixture(autouse=True)
-def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL)
+    with small_wheel(slots=4096, roll_window=1024, again_ms=AGAIN_MS):
+        yield
 
 
 class Run:
@@ -38,7 +41,13 @@ class Run:
     def __init__(self, path: Path, **settings: Any) -> None:
         self.path = path
         self.clock = ManualClock(START_MS)
-        self.settings = {"reclaim": "consumed", "cancel_memory_ms": 600_000, "retention_ms": 100 * HOUR_MS, "group_expiry_ms": 0, **settings}
+        self.settings = {
+            "reclaim": "consumed",
+            "cancel_memory_ms": 600_000,
+            "retention_ms": 100 * HOUR_MS,
+            "group_expiry_ms": 0,
+            **settings,
+        }
         self.calls = 0
         self.store = self.opened()
 
@@ -97,6 +106,12 @@ class Run:
         while taken := self.consume("late"):
             found += taken
         return sorted(found)
+
+
+def handle_of(text: str) -> TimerHandle:
+    found = TimerHandle.parse(text)
+    assert found is not None
+    return found
 
 
 def drop_check_points(path: Path) -> None:
@@ -165,8 +180,10 @@ def test_far_timers_survive_the_removal_of_fifty_files(run: Run) -> None:
     assert run.files[0] >= 50
     assert len(run.files) < 6
     assert run.store.cancel(handles[3]) is CancelOutcome.CANCELLED
-    assert [each for each in run.store.cancel_key("late", "k-a5")] == [CancelOutcome.CANCELLED]
-    assert run.store.get(handles[4]).message.message_id == "a4"
+    assert list(run.store.cancel_key("late", "k-a5")) == [CancelOutcome.CANCELLED]
+    found = run.store._opened.timers.get(handle_of(handles[4]))
+    assert found is not None
+    assert found.message.message_id == "a4"
     assert {each.message.message_id for each in run.store.scan().timers} == {f"a{number}" for number in (0, 1, 2, 4, 6, 7, 8, 9)}
     assert run.store.cancel(handles[3]) is CancelOutcome.CANCELLED
     assert run.take_late() == [f"a{number}" for number in (0, 1, 2, 4, 6, 7, 8, 9)]
@@ -236,7 +253,7 @@ def test_a_pages_cache_outlives_a_copy(run: Run) -> None:
     """A page of a queue that was read before its messages moved gives the same messages after it."""
     for number in range(6):
         run.store.send(Message("q", b"z" * 100, message_id=f"q{number}"))
-    first = run.store.pop("q", "g", max_messages=2)
+    first = run.store.pop("q", "g", max_messages=2, invisible=HOUR_MS * 10)
     run.fill(6)
     run.upkeep()
     assert run.files[0] > 0
@@ -258,7 +275,7 @@ def test_dead_letters_survive(tmp_path: Path) -> None:
         run.upkeep(8)
     assert run.files[0] > 4
     run.reopen(rebuild=True)
-    assert sorted(each.message_id for each in run.store.dead_letters("g").messages) == ["d0", "d1", "d2"]
+    assert sorted(each.message.message_id for each in run.store.dead_letters("g")) == ["d0", "d1", "d2"]
     run.store.close()
 
 
@@ -292,7 +309,7 @@ def test_numbers_of_timers_are_never_given_twice(run: Run) -> None:
     run.upkeep()
     assert run.files[0] > 0
     run.reopen(rebuild=True)
-    assert run.far("new")[0].seq > last.seq
+    assert handle_of(run.far("new")[0]).seq > handle_of(last).seq
 
 
 # ---------------------------------------------------------------- a long run
@@ -329,3 +346,141 @@ def test_a_call_looks_at_a_bounded_piece(run: Run, monkeypatch: pytest.MonkeyPat
         run.clock.advance(1000)
         timers.maintain(run.clock.now_ms(), 100)
         assert 0 < sum(looked) < 4000
+
+
+# ---------------------------------------------------------------- crashes
+
+
+class CopyingDisk(Disk):
+    """Before every call that changes something, the directory as a kill would leave it now is copied."""
+
+    def __init__(self, root: Path, copies: Path) -> None:
+        self.root = root
+        self.copies = copies
+        self.is_on = False
+        self.count = 0
+
+    def note(self) -> None:
+        if self.is_on:
+            copy_tree(self.root, self.copies / str(self.count))
+            self.count += 1
+
+    def create(self, path: Path, length: int = 0) -> DiskFile:
+        self.note()
+        return self._wrapped(super().create(path, length))
+
+    def open(self, path: Path) -> DiskFile:
+        return self._wrapped(super().open(path))
+
+    def _wrapped(self, file: DiskFile) -> DiskFile:
+        return NotingFile(self, file)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self.note()
+        super().rename(old, new)
+
+    def remove(self, path: Path) -> None:
+        self.note()
+        super().remove(path)
+
+    def remove_tree(self, path: Path) -> None:
+        if path.is_dir():
+            self.note()
+        super().remove_tree(path)
+
+
+class NotingFile(DiskFile):
+    def __init__(self, disk: CopyingDisk, plain: DiskFile) -> None:
+        super().__init__(plain.path, plain._fd)
+        self._disk = disk
+
+    def write_at(self, offset: int, data: Bytes) -> None:
+        self._disk.note()
+        super().write_at(offset, data)
+
+    def truncate(self, length: int) -> None:
+        self._disk.note()
+        super().truncate(length)
+
+
+def everything_of(path: Path) -> tuple[list[str], list[str], list[str], list[str], CancelOutcome, list[str]]:
+    """Drain a store that was killed: what is pending, waits, was leased, is dead, how a cancel is answered, and what comes in the end."""
+    run = Run(path, max_retries=1)
+    pending = sorted(each.message.message_id or "" for each in run.store.scan().timers)
+    waiting = run.consume("q")
+    differences = run.store.verify()
+    cancelled = (path / "cancelled").read_text().split()
+    outcome = run.store.cancel(cancelled[0])
+    run.store.cancel(cancelled[1])
+    late = run.take_late()
+    dead = sorted(each.message.message_id for each in run.store.dead_letters("g"))
+    run.store.tick()
+    retried = run.consume("leased")
+    run.store.close()
+    return pending, waiting, retried, dead, outcome, late + differences
+
+
+@pytest.fixture
+def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Return what a kill leaves before every call to the disk while files are copied and removed."""
+    disk = CopyingDisk(tmp_path / "store", tmp_path / "killed")
+    monkeypatch.setattr(engine_module, "Disk", lambda: disk)
+    (tmp_path / "killed").mkdir()
+    run = Run(tmp_path / "store", max_retries=1)
+    run.store.send(Message("dying", b"dead", message_id="d0"))
+    for _ in range(2):
+        assert len(run.store.pop("dying", "g", invisible=10_000)) == 1
+        run.clock.advance(20_000)
+        run.store.tick()
+    handles = run.far("a0", "a1", "a2", "a3")
+    run.store.cancel(handles[1])
+    run.fill(1)
+    for number in range(4):
+        run.store.send(Message("q", b"z" * 50, message_id=f"q{number}"))
+        run.store.send(Message("leased", b"z" * 50, message_id=f"l{number}"))
+    run.store.pop("leased", "g", max_messages=4, invisible=HOUR_MS * 11)
+    run.far("b0", "b1")
+    run.fill(4)
+    run.store.tick()
+    (tmp_path / "store" / "cancelled").write_text(f"{handles[1]} {handles[2]}")
+    run.clock.advance(2 * AGAIN_MS)
+    before = run.files
+    disk.is_on = True
+    for _ in range(4):
+        run.clock.advance(1000)
+        run.store._opened.timers.maintain(run.clock.now_ms(), 100)
+    disk.note()
+    disk.is_on = False
+    assert run.files[0] >= before[0] + 3
+    run.store.close()
+    monkeypatch.setattr(engine_module, "Disk", Disk)
+    return [tmp_path / "killed" / str(number) for number in range(disk.count)]
+
+
+@pytest.mark.parametrize("lost", ["nothing", "check points"])
+def test_a_kill_between_any_two_calls_to_the_disk_loses_and_doubles_nothing(killed: list[Path], lost: str) -> None:
+    assert len(killed) > 20
+    expected = (
+        ["a0", "a2", "a3", "b0", "b1"],
+        ["q0", "q1", "q2", "q3"],
+        ["l0", "l1", "l2", "l3"],
+        ["d0"],
+        CancelOutcome.CANCELLED,
+        ["a0", "a3", "b0", "b1"],
+    )
+    starts = set()
+    for path in killed:
+        starts.add(min(each.name for each in path.rglob("commitlog/*")))
+        if lost == "check points":
+            drop_check_points(path)
+        assert everything_of(path) == expected, path.name
+    assert len(starts) >= 4
+
+
+def test_a_log_whose_first_files_are_missing_is_refused(run: Run) -> None:
+    run.fill(3)
+    run.store.close()
+    drop_check_points(run.path)
+    min(run.path.rglob("commitlog/*")).unlink()
+    with pytest.raises(rmqstore.CorruptStoreError, match="are missing"):
+        run.opened()

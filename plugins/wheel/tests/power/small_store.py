@@ -22,8 +22,10 @@ FACTS_PER_FILE: Final = 64
 
 @contextmanager
 def small_wheel(*, slots: int = 256, roll_window: int = 16, again_ms: int = 1000) -> Iterator[None]:
-    """Let engines that are opened in a ``with`` block have a small ring, a short roll window, short files of facts, and files of the log that
-    are looked at often."""
+    """Let engines that are opened in a ``with`` block have a small ring, a short roll window and short files of facts.
+
+    They look at the files of the log anew after ``again_ms``.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(facts, "PER_FILE", FACTS_PER_FILE)
         patch.setattr(timer_index, "SLOTS", slots)

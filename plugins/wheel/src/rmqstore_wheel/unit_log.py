@@ -127,10 +127,14 @@ class UnitLog:
             path = str(self.chain.directory)
             raise CorruptStoreError(f"{path} does not hold units {self.first} to {self.count}", file=path, offset=end)
         for begin, stop in sums.absent:
-            self.chain.drop_between(begin * self.chain.file_bytes, stop * self.chain.file_bytes)
+            self._drop_files(begin, stop)
         if not self.chain.starts:
             self.chain.begin_at(end // self.chain.file_bytes * self.chain.file_bytes)
         self.chain.set_filled(max(end, self.chain.first))
+
+    def _drop_files(self, begin: int, stop: int) -> None:
+        """Remove files that the check point does not know: they were made after it."""
+        self.chain.drop_between(begin * self.chain.file_bytes, stop * self.chain.file_bytes)
 
     def _held_files(self, absent: list[tuple[int, int]]) -> Iterator[int]:
         """Yield the numbers of the files that should be there."""
@@ -414,9 +418,10 @@ class UnitLog:
             return
         if kept % BLOCK and kept < self.count:
             self.check(kept, 1)
-            self.first = kept
-            self._sum_block(kept // BLOCK)
         self.first = kept
+        if kept % BLOCK:
+            # Also when nothing is left of the block: what is appended to it goes on from this sum.
+            self._sum_block(kept // BLOCK)
 
     def release(self) -> None:
         """Remove the files before what is kept, once a durable check point says so."""

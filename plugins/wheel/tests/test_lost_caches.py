@@ -16,7 +16,7 @@ _START_MS = 1_700_000_000_000
 
 @pytest.mark.parametrize("directory", ["timerlog", "consumequeue/t/0"])
 def test_a_gap_in_the_files_of_a_cache_is_filled_from_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: str) -> None:
-    monkeypatch.setattr(engine_module, "Sizes", lambda: Sizes(queue_file_units=100, timer_file_units=100))
+    monkeypatch.setattr(engine_module, "sizes_of", lambda _: Sizes(queue_file_units=100, timer_file_units=100))
     path = tmp_path / "store"
     clock = ManualClock(_START_MS)
     with rmqstore.open(path, engine="wheel", services=False, clock=clock) as store:

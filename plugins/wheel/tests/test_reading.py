@@ -35,7 +35,7 @@ Seen = tuple[list[str], list[str], int, int]
 
 @pytest.fixture(autouse=True)
 def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "Sizes", lambda: _SMALL)
+    monkeypatch.setattr(engine_module, "sizes_of", lambda _: _SMALL)
 
 
 class Owner:
@@ -456,7 +456,7 @@ def test_a_refresh_applies_only_what_is_new(owner: Owner, monkeypatch: pytest.Mo
 
 def test_a_refresh_begins_with_a_newer_check_point_when_much_was_applied(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     """So what a reader keeps in memory does not grow for ever."""
-    monkeypatch.setattr(engine_module, "Sizes", lambda: _SMALL._replace(check_point_calls=50))
+    monkeypatch.setattr(engine_module, "sizes_of", lambda _: _SMALL._replace(check_point_calls=50))
     started: list[int] = []
     start = Ledger._start
 

@@ -70,6 +70,7 @@ class CheckPoint(msgspec.Struct, frozen=True, array_like=True):
     queues: how far every consume queue goes, as (topic, queue, sums).
     cleared: messages that were removed from their queues, as (topic, queue, offsets).
     timers: what is known of the timers; None when nothing is.
+    restart: where the last whole copy of the state begins in the log, -1 for none.
     """
 
     offset: int = 0
@@ -81,6 +82,7 @@ class CheckPoint(msgspec.Struct, frozen=True, array_like=True):
     queues: list[tuple[str, int, Sums]] = []
     cleared: list[tuple[str, int, list[int]]] = []
     timers: TimerSection | None = None
+    restart: int = -1
 
 
 def write(disk: Disk, directory: Path, check_point: CheckPoint) -> None:

@@ -153,13 +153,15 @@ class CommitLog:
     def recover(self, offset: int, epoch: int = 0) -> Iterator[Frame]:
         """Yield the whole frames from ``offset`` on, where one begins, and then cut off what lies behind the last of them.
 
-        ``epoch`` is that of the frame before. The tail is set when the iteration is over, all of what is kept is durable then.
+        ``epoch`` is that of the frame before. The tail is set when the iteration is over, all of what is kept is durable then. Of the
+        first frame of a log whose first files are gone, what is left is yielded: it was whole when they went.
 
         Raises:
             CorruptStoreError: what is not whole was durable once.
         """
         self.tail = max(offset, self.chain.first)
         at = begin = self.tail
+        is_head = begin == self.chain.first > 0
         carried: list[Part] = []
         carried_count = carried_crc = 0
         while at // self.file_bytes * self.file_bytes in self.chain.starts:
@@ -173,6 +175,9 @@ class CommitLog:
                 part = Part(file_start, found.starts[rows], found.sizes[rows])
                 end = file_start + int(found.starts[row] + found.sizes[row])
                 trailer = self._check(view, data, part, carried_count, carried_crc, epoch)
+                if trailer is None and is_head:
+                    trailer = self._check_rest(part, carried)
+                is_head = False
                 if trailer is None:
                     self._cut(begin, epoch)
                     return
@@ -213,6 +218,19 @@ class CommitLog:
             return None
         if zlib.crc32(view[begin : end - frames.TAIL_BYTES], carried_crc) != trailer.crc or not self._lies_right(data, part):
             return None
+        return trailer
+
+    def _check_rest(self, last: Part, carried: Sequence[Part]) -> frames.Trailer | None:
+        """Return the trailer of a frame that began in a file which is gone; None if what is left of it is not sound."""
+        end = int(last.starts[-1] + last.sizes[-1])
+        trailer = frames.read_trailer(bytes(self._looked_at(last.file_start)[end - frames.PROPERTY_BYTES : end]))
+        count = sum(len(part.starts) for part in (*carried, last))
+        if trailer is None or trailer.records <= count:
+            return None
+        for part in (*carried, last):
+            found = log_reading.Scan(part.starts, part.sizes, 0, Stop.END)
+            if log_reading.count_sound(self._looked_at(part.file_start), found, log_offset=part.file_start) < len(part.starts):
+                return None
         return trailer
 
     def _cut(self, begin: int, epoch: int) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.formats import consume_queue
 from rmqstore_wheel.formats.binary_columns import Ints
-from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.unit_log import Doubt, Sums, UnitLog
 
 _OPEN_QUEUES: Final = 128
@@ -54,8 +53,8 @@ class ConsumeQueues:
     def __iter__(self) -> Iterator[QueueName]:
         yield from self._sums.keys() | self._logs.keys()
 
-    def of(self, topic: str, queue: int, *, first: int = 0) -> UnitLog:
-        """Return the log of a queue; an unknown one is empty and begins at offset ``first``."""
+    def of(self, topic: str, queue: int) -> UnitLog:
+        """Return the log of a queue; an unknown one is empty."""
         name = (topic, queue)
         log = self._logs.get(name)
         if log is None:
@@ -68,7 +67,7 @@ class ConsumeQueues:
                 # Files of a queue of this name that is gone hold nothing any more.
                 self._dropped.discard(name)
                 log.chain.drop_from(0)
-                sums = Sums(first, first)
+                sums = Sums()
             log.start(sums)
             self._logs[name] = log
         if name not in self._recent:
@@ -85,11 +84,9 @@ class ConsumeQueues:
     ) -> Callable[[], None]:  # fmt: skip
         """Write the units of messages at offsets that rise where nobody sees them; returns what makes them seen.
 
-        Nothing lies in gaps between them. A new queue begins with the first of its messages, that of timers always with 0, as they come in
-        any order.
+        Nothing lies in gaps between them, nor before the first: timers and copies come in any order.
         """
-        log = self.of(topic, queue, first=0 if topic == WHEEL_TOPIC else int(offsets[0]))
-        return log.prepare(offsets, consume_queue.decode(consume_queue.encode(log_offsets, sizes, codes)))
+        return self.of(topic, queue).prepare(offsets, consume_queue.decode(consume_queue.encode(log_offsets, sizes, codes)))
 
     def read(self, topic: str, queue: int, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
         """Return up to ``count`` units from ``offset`` on, fewer at the end of the queue."""
@@ -103,6 +100,23 @@ class ConsumeQueues:
         units = units.copy()
         units[gone] = np.frombuffer(consume_queue.encode_fill(1), consume_queue.UNIT)[0]
         return units
+
+    def units_at(
+        self, topic: str, queue: int, offsets: Ints, places: Ints
+    ) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], np.ndarray[Any, np.dtype[np.void]]]:  # fmt: skip
+        """Return which of the messages at some places of the log are those at some offsets of a queue, and the units of these."""
+        found = np.zeros(len(offsets), np.bool_)
+        log = self.of(topic, queue) if (topic, queue) in self._logs or (topic, queue) in self._sums else None
+        if log is None:
+            return found, np.zeros(0, consume_queue.UNIT)
+        rows = np.flatnonzero((offsets >= self.first(topic, queue)) & (offsets < log.count))
+        cleared = self._cleared.get((topic, queue))
+        if cleared:
+            rows = rows[~np.isin(offsets[rows], list(cleared))]
+        units = log.gather(offsets[rows])
+        here = (units["log_offset"] == places[rows]) & consume_queue.is_message(units)
+        found[rows[here]] = True
+        return found, units[here]
 
     def first(self, topic: str, queue: int) -> int:
         """Return the first offset of a queue that is kept."""

@@ -233,6 +233,11 @@ class FileChain:
             self._forget(start)
         return gone
 
+    def drop_first(self) -> None:
+        """Remove the first file, durably, so that no crash leaves a gap behind it."""
+        self._forget(self.first)
+        self._disk.sync_directory(self.directory)
+
     def drop_from(self, offset: int) -> None:
         """Remove the files that start at or behind ``offset``, the last one first."""
         for start in [start for start in reversed(self.starts) if start >= offset]:

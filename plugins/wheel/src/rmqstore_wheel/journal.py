@@ -8,6 +8,7 @@ A record of the topic :data:`TOPIC`, whose body is MessagePack: a list of change
     [3, topic, queue]                 remove a queue with all its messages
     [4, topic, queue, [offset, …]]    remove messages from a queue
     [5]                               everything so far is void: a whole copy of the state follows
+    [6, seqs, epochs, cancelled]      what the copies of timers in this frame do not say themselves
 
 The leases of a pop, the outcomes of acks, offsets, groups, resets and FIFO runs are such keys; check points and acks are written in
 RocketMQ's form beside them, for those who read the log with other eyes.
@@ -26,7 +27,7 @@ from rmqstore_wheel.formats.commit_log import Record, encode_record
 TOPIC: Final = "rmq_sys_rmqstore_journal"
 _TOPIC_BYTES: Final = TOPIC.encode()
 
-PUT, DELETE, DELETE_RANGE, DROP_QUEUE, CLEAR, RESTART = range(6)
+PUT, DELETE, DELETE_RANGE, DROP_QUEUE, CLEAR, RESTART, COPIED = range(7)
 
 
 class DropQueue(NamedTuple):
@@ -48,7 +49,15 @@ class Restart(NamedTuple):
     """Everything so far is void: a whole copy of the state follows."""
 
 
-Change = PutMany | DeleteMany | DeleteRange | DropQueue | ClearOffsets | Restart
+class Copied(NamedTuple):
+    """What copies of timers do not say themselves: seqs (``<i8``), epochs (``<u4``), whether each is cancelled (``u1``)."""
+
+    seqs: bytes
+    epochs: bytes
+    cancelled: bytes
+
+
+Change = PutMany | DeleteMany | DeleteRange | DropQueue | ClearOffsets | Restart | Copied
 
 _KINDS: Final[dict[type, int]] = {
     PutMany: PUT,
@@ -57,6 +66,7 @@ _KINDS: Final[dict[type, int]] = {
     DropQueue: DROP_QUEUE,
     ClearOffsets: CLEAR,
     Restart: RESTART,
+    Copied: COPIED,
 }
 _TYPES: Final[dict[int, Any]] = {number: kind for kind, number in _KINDS.items()}
 _encoder = msgspec.msgpack.Encoder()

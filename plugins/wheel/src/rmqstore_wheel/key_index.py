@@ -25,6 +25,16 @@ class KeyIndex:
         """Return the offsets of a hash, oldest first."""
         return self._offsets.get(hashed, [])
 
+    def drop_before(self, offset: int) -> None:
+        """Forget what lies before an offset of the log."""
+        for hashed, offsets in list(self._offsets.items()):
+            if min(offsets) < offset:
+                kept = [each for each in offsets if each >= offset]
+                if kept:
+                    self._offsets[hashed] = kept
+                else:
+                    del self._offsets[hashed]
+
     def dump(self) -> tuple[bytes, bytes]:
         """Return everything, for a check point."""
         hashes = [hashed for hashed, offsets in self._offsets.items() for _ in offsets]

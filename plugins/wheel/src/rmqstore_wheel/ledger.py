@@ -25,6 +25,8 @@ from rmqstore.ordered.gate import Gate
 from rmqstore.ordered.home import NO_ROOM
 from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
 from rmqstore.ordered.layout import EPOCH_KEY, META
+from rmqstore.ordered.queues import load_topics
+from rmqstore.ordered.standings import load_kept
 from rmqstore_wheel import check_point, frames, journal
 from rmqstore_wheel.appending import Messages, gathered
 from rmqstore_wheel.check_point import CheckPoint, TimerSection
@@ -34,7 +36,7 @@ from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats.binary_columns import Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded
-from rmqstore_wheel.journal import Change
+from rmqstore_wheel.journal import Change, Copied
 from rmqstore_wheel.replay import Replay
 from rmqstore_wheel.state import KEPT_SPACES, State, cut
 from rmqstore_wheel.unit_log import Doubt, UnitLog
@@ -44,13 +46,21 @@ _REBUILD: Final = "rebuild"
 
 
 class Sizes(NamedTuple):
-    """Sizes of the files; RocketMQ's, unless a test asks for less."""
+    """Sizes of the files; RocketMQ's, unless somebody asks for less.
+
+    Attributes:
+        check_point_bytes, check_point_calls: after so much of the log, or so many calls, a check point is due.
+        slice_bytes: of the log are looked at, or copied, in a piece.
+        copy_live_percent: from files of which less is live, what is live is copied.
+    """
 
     log_file_bytes: int = log_format.FILE_BYTES
     queue_file_units: int = 300_000
     timer_file_units: int = 2_016_492
     check_point_bytes: int = 64 * 1024 * 1024
     check_point_calls: int = 50_000
+    slice_bytes: int = 4 * 1024 * 1024
+    copy_live_percent: int = 30
 
 
 class TimerCaches(Protocol):
@@ -68,6 +78,15 @@ class TimerCaches(Protocol):
     def release(self) -> None:
         """Let files go that the check point written last needs no more."""
 
+    def copied(self, seqs: Ints) -> Copied:
+        """Return what copies of timers do not say themselves."""
+
+    def take_copied(self, change: Copied) -> None:
+        """Apply what was said of copies, behind them."""
+
+    def unsaid(self) -> list[Change]:
+        """Return what is neither in the state nor follows from messages that are kept."""
+
     def close(self) -> None:
         """Let go of the files."""
 
@@ -84,6 +103,7 @@ class Ledger(OrderedKV):
     Attributes:
         epoch: the open epoch, which every frame carries.
         store_ms: the latest store time of a message.
+        restart: where the last whole copy of the state begins in the log, -1 for none.
     """
 
     def __init__(
@@ -110,6 +130,7 @@ class Ledger(OrderedKV):
         self.queues = self._new_queues()
         self.state = State()
         self.store_ms = 0
+        self.restart = -1
         self._journal_records = 0
         self._check_point = CheckPoint()
         self._calls = 0
@@ -139,8 +160,8 @@ class Ledger(OrderedKV):
         messages, changes = gathered(batch.parts)
         return self.append(messages, [*changes, *batch.ops])
 
-    def append(self, messages: Sequence[Messages], changes: Iterable[Change] = ()) -> int:
-        """Write one call as a frame and apply it; returns its position.
+    def append(self, messages: Sequence[Messages], changes: Iterable[Change] = (), noted: Iterable[Change] = ()) -> int:
+        """Write one call as a frame and apply it; returns its position. What is ``noted`` is so already, so it is only written.
 
         Raises:
             StoreFullError: no room; nothing was written.
@@ -155,7 +176,8 @@ class Ledger(OrderedKV):
         queue_offsets = [each.offsets for each in messages]
         for each, offsets in zip(messages, queue_offsets, strict=True):
             cells(each.records.data, ">i8")[each.records.starts + log_format.QUEUE_OFFSET_AT] = offsets
-        groups = cut(changes) if changes else []
+        written = [*changes, *noted]
+        groups = cut(written) if written else []
         last = pieces[-1] if pieces else None
         if not groups and (last is None or not _has_room(last)):
             groups = [[]]
@@ -207,9 +229,11 @@ class Ledger(OrderedKV):
             return StoreFullError(f"{self._gate.name}: no room on the disk ({error.strerror}); make room and try again")
         return self._gate.refuse_poisoned(error, "a write")
 
-    def apply_again(self, changes: Iterable[Change]) -> None:
-        """Apply what a journal record says, at an open."""
+    def apply_again(self, changes: Iterable[Change], offset: int) -> None:
+        """Apply what a journal record says that lies at an offset of the log, at an open."""
         for change in changes:
+            if isinstance(change, journal.Restart):
+                self.restart = offset
             self._apply(change)
         self._journal_records += 1
 
@@ -220,6 +244,8 @@ class Ledger(OrderedKV):
             self.queues.clear(change.topic, change.queue, change.offsets)
         elif isinstance(change, journal.Restart):
             self.state.clear()
+        elif isinstance(change, Copied):
+            self.timers.take_copied(change)
         else:
             self.state.apply(change)
 
@@ -258,6 +284,10 @@ class Ledger(OrderedKV):
         self.disk.make_directory(self._own)
         if not self.resume([] if (self._own / _REBUILD).exists() else check_point.read_all(self._own)):
             self.rebuild()
+        ids = {topic.id: name for name, topic in load_topics(self).items()}
+        for (topic_id, queue), first in load_kept(self).items():
+            if topic_id in ids:
+                self.queues.trim(ids[topic_id], queue, first)
         stored = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
         self.epoch = max(stored + 1, self._min_epoch, self.epoch)
         self._gate.durable_position = self._gate.position
@@ -288,7 +318,9 @@ class Ledger(OrderedKV):
         return False
 
     def _is_of_this_log(self, found: CheckPoint) -> bool:
-        """Say whether the log still goes as far as the check point says."""
+        """Say whether the log still goes as far as the check point says, and from there on."""
+        if found.offset < self.log.chain.first:
+            return False
         if found.offset == self.log.chain.first and not found.calls:
             return True
         if not self.log.chain.holds(found.offset - frames.PROPERTY_BYTES, found.offset):
@@ -315,7 +347,7 @@ class Ledger(OrderedKV):
         for space, entries in found.state:
             self.state.put(space, entries)
         self.timers.start(found.timers)
-        self.epoch, self.store_ms, self._journal_records = found.epoch, found.store_ms, found.journal
+        self.epoch, self.store_ms, self._journal_records, self.restart = found.epoch, found.store_ms, found.journal, found.restart
         self._check_point = found
         self._calls = 0
 
@@ -323,6 +355,9 @@ class Ledger(OrderedKV):
         """Make everything anew from the log."""
         self._start(CheckPoint(offset=self.log.chain.first))
         self._replay(self.log.chain.first, 0)
+        if self.log.chain.first and self.restart < 0:
+            path = str(self.log.chain.path_of(self.log.chain.first))
+            raise CorruptStoreError(f"{path} is the first file, and no copy of the state follows: files before it are missing", file=path)
 
     def _replay(self, offset: int, epoch: int) -> None:
         replay = Replay(self)
@@ -364,6 +399,7 @@ class Ledger(OrderedKV):
                 queues=[(topic, queue, sums) for (topic, queue), sums in queues.items()],
                 cleared=[(topic, queue, offsets) for (topic, queue), offsets in self.queues.cleared().items()],
                 timers=section,
+                restart=self.restart,
             )
             check_point.write(self.disk, self._own, found)
             self.queues.release()
@@ -374,6 +410,20 @@ class Ledger(OrderedKV):
                 self._doubts.clear()
         self._check_point = found
         self._calls = 0
+
+    # ------------------------------------------------------------ files that go
+
+    def release_log(self, upto: int) -> None:
+        """Remove the files of the log that end at or before ``upto``, in which nothing is that anybody needs; see ``reclaim``."""
+        if self.restart < upto:
+            self.append([], self.timers.unsaid())
+            begin = self.log.tail
+            self.append([], noted=[journal.Restart(), *self.state.copy()])
+            self.restart = begin
+        self.make_check_point()
+        with self.translated():
+            while self.log.chain.first + self.log.file_bytes <= upto:
+                self.log.chain.drop_first()
 
     # ------------------------------------------------------------ the end
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmqstore.contract.engine import Capabilities, Durability, EngineInfo, Support, same_durability
+from rmqstore.contract.engine import Capabilities, Durability, EngineInfo, Setting, Support, same_durability
 from rmqstore.hookspecs import hookimpl
 
 INFO = EngineInfo(
@@ -18,6 +18,33 @@ INFO = EngineInfo(
     factory="rmqstore_wheel.engine:WheelEngine",
     install_hint="pip install rmqstore-wheel",
     preference=40,
+    settings=(
+        Setting(
+            key="wheel.log_file_mib",
+            type=int,
+            default=1024,
+            doc="length of a file of the commit log, MiB; RocketMQ's is 1024",
+            minimum=8,
+            maximum=1024,
+            baked=True,
+        ),
+        Setting(
+            key="wheel.copy_live_percent",
+            type=int,
+            default=30,
+            doc="when less of the oldest files of the commit log is live, what is live is copied forward and the files go; 0: never copied",
+            minimum=0,
+            maximum=90,
+        ),
+        Setting(
+            key="wheel.check_point_mib",
+            type=int,
+            default=64,
+            doc="after so much of the commit log a check point is written; an open after a crash reads so much again",
+            minimum=1,
+            maximum=1024,
+        ),
+    ),
 )
 
 

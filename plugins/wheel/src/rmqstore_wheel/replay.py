@@ -73,7 +73,7 @@ class Replay:
                 timers = rows[numbers[begin:end] == names.index(WHEEL_TOPIC)]
                 ledger.timers.replay(view, self._file_start, starts[timers], sizes[timers], epochs[timers])
             for row in rows[in_journal[begin:end]].tolist():
-                ledger.apply_again(changes[row])
+                ledger.apply_again(changes[row], self._file_start + int(starts[row]))
             begin = end
 
     def _index(self, found: Columns, starts: Ints, sizes: Ints, rows: Ints, numbers: Ints, names: list[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 from rmqstore.ordered.kv import DeleteMany, DeleteRange, PutMany, take_page
 from rmqstore.ordered.layout import LEASES, META, SPACES, TRACES
 from rmqstore.ordered.overlay import SortedMap
-from rmqstore_wheel.journal import Change
+from rmqstore_wheel.journal import Change, Copied
 
 KEPT_SPACES: Final = (META, TRACES, LEASES)
 """The spaces that live here; timers and queues have files of their own."""
@@ -79,6 +79,12 @@ def pieces(space: int, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[PutMa
             yield PutMany(space, chunk[first:])
 
 
+def _bytes_of(change: Change) -> int:
+    if isinstance(change, PutMany):
+        return sum([len(key) + len(value) for key, value in change.items])
+    return len(change.seqs) + len(change.epochs) + len(change.cancelled) if isinstance(change, Copied) else 64
+
+
 def cut(changes: Sequence[Change]) -> list[list[Change]]:
     """Return changes in groups that each make a journal record of moderate size."""
     groups: list[list[Change]] = [[]]
@@ -88,7 +94,7 @@ def cut(changes: Sequence[Change]) -> list[list[Change]]:
         if isinstance(change, PutMany) and len(change.items) > 1:
             parts = list(pieces(change.space, change.items))
         for part in parts:
-            part_bytes = sum([len(key) + len(value) for key, value in part.items]) if isinstance(part, PutMany) else 64
+            part_bytes = _bytes_of(part)
             if groups[-1] and size + part_bytes > _PIECE_BYTES:
                 groups.append([])
                 size = 0

@@ -7,7 +7,6 @@ log again learns the same. Pages of another store come by tick, so their seqs co
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -20,15 +19,8 @@ from rmqstore.ordered.timerimport import TimerImport
 from rmqstore_wheel.appending import Messages
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.timer_index import TimerIndex
+from rmqstore_wheel.timer_index import LAST_SEQ_KEY, TimerIndex, noted_last_seq
 from rmqstore_wheel.timer_records import EncodedTimers, encode_timers_as_they_were
-
-LAST_SEQ_KEY: Final = b"mlast_seq"
-
-
-def imported_last_seq(kv: OrderedKV) -> int:
-    """Return the largest seq that came with the state of other stores; timers that have it may be gone."""
-    return int(U64.unpack(kv.get(META, LAST_SEQ_KEY) or bytes(U64.size))[0])
 
 
 class WheelTimerImport(TimerImport):
@@ -52,7 +44,7 @@ class WheelTimerImport(TimerImport):
             found = encode_timers_as_they_were(rows, self._index.precision_ms)
             self.write.parts.append(self._messages(rows, found))
             ticks = found.ticks.tolist()
-        self.write.put(META, LAST_SEQ_KEY, U64.pack(max(self.last_seq, imported_last_seq(self.kv))))
+        self.write.put(META, LAST_SEQ_KEY, U64.pack(max(self.last_seq, noted_last_seq(self.kv))))
         return ticks
 
     def _messages(self, rows: pa.RecordBatch, found: EncodedTimers) -> Messages:

@@ -10,6 +10,8 @@ import numpy as np
 
 from rmqstore.contract import EMPTY_CURSOR, TimerCursor
 from rmqstore.ordered.counts import MINUTE_MS
+from rmqstore.ordered.kv import OrderedKV, PutMany
+from rmqstore.ordered.layout import META, U64
 from rmqstore_wheel import facts as fact_log
 from rmqstore_wheel.bits import Bits
 from rmqstore_wheel.check_point import TimerSection
@@ -18,13 +20,22 @@ from rmqstore_wheel.formats import timer_log
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.formats.wheel import SLOTS, Ring
+from rmqstore_wheel.journal import Change, Copied
 from rmqstore_wheel.key_index import KeyIndex
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.timer_records import read_timers
 from rmqstore_wheel.unit_log import Sums
 from rmqstore_wheel.wheel_index import WheelIndex
 
+FORGOTTEN_KEY: Final = b"mforgotten"
+LAST_SEQ_KEY: Final = b"mlast_seq"
+
 _WINDOW_TIMERS: Final = 65_536
+
+
+def noted_last_seq(kv: OrderedKV) -> int:
+    """Return the largest seq that was noted, because the message that has it is gone, or came with the state of another store."""
+    return int(U64.unpack(kv.get(META, LAST_SEQ_KEY) or bytes(U64.size))[0])
 
 
 class Due(NamedTuple):
@@ -381,13 +392,12 @@ class TimerIndex:
         rows = fact_log.rows_of(found.ticks, found.dues, found.epochs)
         others = found.kinds != TIMER
         rows[others] = fact_log.marks_of(found.epochs[others], found.kinds[others], int(others.sum()))
-        # A message that was copied forward is where it was; it is new when its first copy is gone.
-        is_new = self.facts.gather(np.minimum(found.seqs, self.facts.count) - 1)["kind"] == NOTHING if self.facts.count else True
-        fresh = (found.seqs > self.facts.count) | is_new
-        order = np.argsort(found.seqs, kind="stable")
-        order = order[np.append(np.diff(found.seqs[order]) != 0, True)]
-        self.facts.prepare(found.seqs[order] - 1, rows[order])()
-        timers = np.flatnonzero(~others & fresh)
+        # A message that was copied forward is where it was; it is new when what it is a copy of is gone.
+        fresh = np.flatnonzero(self._kinds(found.seqs) == NOTHING)
+        if len(fresh):
+            fresh = fresh[np.unique(found.seqs[fresh], return_index=True)[1]]
+            self.facts.prepare(found.seqs[fresh] - 1, rows[fresh])()
+        timers = np.sort(fresh[~others[fresh]])
         self._place_all(
             found.seqs[timers],
             found.ticks[timers],
@@ -398,9 +408,52 @@ class TimerIndex:
         )
         self._count(found.dues[timers], 1)
         self.keys.add_many(found.key_hashes, found.key_offsets)
-        cancelled = found.targets[found.kinds == CANCEL]
-        if len(cancelled):
-            self.cancel(cancelled)
+        self._cancel_again(found.targets[found.kinds == CANCEL])
+
+    def _kinds(self, seqs: Ints) -> Ints:
+        kinds = np.full(len(seqs), NOTHING, np.uint8)
+        known = (seqs > self.facts.first) & (seqs <= self.facts.count)
+        kinds[known] = self.facts.gather(seqs[known] - 1)["kind"]
+        return kinds
+
+    def _cancel_again(self, seqs: Ints) -> None:
+        """Apply cancels that were found in the log; the message of a timer may be gone since, or follow as a copy that says so itself."""
+        seqs = np.unique(seqs)
+        seqs = seqs[(self._kinds(seqs) == TIMER) & ~self.cancelled.get_many(seqs)]
+        if len(seqs):
+            self.cancel(seqs)
+
+    # ------------------------------------------------------------ copies
+
+    def copied(self, seqs: Ints) -> Copied:
+        """Return what copies of timers, by seqs that rise, do not say themselves."""
+        epochs = self.facts.gather(seqs - 1)["epoch"]
+        return Copied(seqs.astype("<i8").tobytes(), epochs.astype("<u4").tobytes(), self.cancelled.get_many(seqs).tobytes())
+
+    def take_copied(self, change: Copied) -> None:
+        """Apply what was said of copies, behind them."""
+        seqs = np.frombuffer(change.seqs, "<i8").astype(np.int64)
+        known = self._kinds(seqs) == TIMER
+        seqs, epochs = seqs[known], np.frombuffer(change.epochs, "<u4")[known]
+        facts = self.facts.gather(seqs - 1)
+        wrong = facts["epoch"] != epochs
+        if wrong.any():
+            facts = facts[wrong].copy()
+            facts["epoch"] = epochs[wrong]
+            self.facts.prepare(seqs[wrong] - 1, facts)()
+        self._cancel_again(seqs[np.frombuffer(change.cancelled, np.bool_)[known]])
+
+    def unsaid(self) -> list[Change]:
+        """Return what of the timers is neither in the state nor follows from messages that are kept."""
+        last_seq = max(self.last_seq, noted_last_seq(self._ledger))
+        return [PutMany(META, [(FORGOTTEN_KEY, self.forgotten.to_bytes()), (LAST_SEQ_KEY, U64.pack(last_seq))])]
+
+    def is_answered(self, seqs: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Say which messages are timers that are pending, or gone and still answered for."""
+        found: np.ndarray[Any, np.dtype[np.bool_]] = self._kinds(seqs) == TIMER
+        ticks = self.facts.gather(seqs[found] - 1)["tick"].astype(np.int64)
+        found[found] = (ticks >= self.answered_from) | ~self.is_gone(seqs[found], ticks)
+        return found
 
     def close(self) -> None:
         self.facts.close()

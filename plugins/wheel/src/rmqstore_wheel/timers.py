@@ -56,12 +56,12 @@ from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.ledger import Ledger
+from rmqstore_wheel.reclaim import Reclaim
 from rmqstore_wheel.timer_export import TimerExport
-from rmqstore_wheel.timer_import import WheelTimerImport, imported_last_seq
-from rmqstore_wheel.timer_index import Due, TimerIndex, joined
+from rmqstore_wheel.timer_import import WheelTimerImport
+from rmqstore_wheel.timer_index import FORGOTTEN_KEY, Due, TimerIndex, joined, noted_last_seq
 from rmqstore_wheel.timer_records import deliver_times, encode_cancels, encode_timers
 
-FORGOTTEN_KEY: Final = b"mforgotten"
 _DUE_BYTES: Final = 64 * 1024 * 1024
 _WRITTEN_CORNERS: Final = 4
 """A cursor of more corners is written down when it is forgotten: soon ``due`` will drop some."""
@@ -78,14 +78,14 @@ class WheelTimers(OrderedSide, TimerStore):
         self._ledger = ledger
         self._index = index
         self._fetcher = Fetcher(ledger)
+        self._reclaim = Reclaim(ledger, index)
         self._random = random.Random(shared.options.congestion_seed)
         self._congestion = Congestion(self._count_of_tick, self._options.congestion_limit, self._random)
         self._until_ms = -1
         self._change_position = self._seal_position = self._forget_position = 0
         self._sealed = TimerCursor.from_bytes(ledger.get(META, SEAL_KEY) or b"")
-        index.forgotten = index.forgotten.join(TimerCursor.from_bytes(ledger.get(META, FORGOTTEN_KEY) or b"").corners)
         self._adopted = stored_adopted(ledger, TIMER_SIDE)
-        self._imported_seq = imported_last_seq(ledger)
+        self._noted_seq = noted_last_seq(ledger)
         self._export = TimerExport(ledger, index, self._fetcher)
         self._low_tick = 0
         self._unsealed_tick = index.first_tick(-1)
@@ -95,6 +95,10 @@ class WheelTimers(OrderedSide, TimerStore):
         self._resume: TimerCursor | None = None
         self._rest: Iterator[Due] = iter(())
         self._waiting: Due | None = None
+        noted = index.forgotten.join(TimerCursor.from_bytes(ledger.get(META, FORGOTTEN_KEY) or b"").corners)
+        if noted != index.forgotten:
+            # Everything was made anew from the log, so what is forgotten lies in the wheel again.
+            self._forget_all(noted)
 
     def recover(self, cursor: TimerCursor) -> None:
         with self._lock:
@@ -141,7 +145,7 @@ class WheelTimers(OrderedSide, TimerStore):
             return receipts, Ticket(position)
 
     def _first_free_seq(self) -> int:
-        return max(self._index.last_seq, self._imported_seq, self._sealed.highest_seq) + 1
+        return max(self._index.last_seq, self._noted_seq, self._sealed.highest_seq) + 1
 
     def _append(self, messages: Messages, write: WriteBatch) -> int:
         write.parts.append(messages)
@@ -514,7 +518,7 @@ class WheelTimers(OrderedSide, TimerStore):
             ticket = self._shared.write(taken.write)
             self._change_position = ticket.position
             self._sealed = taken.sealed
-            self._imported_seq = imported_last_seq(kv)
+            self._noted_seq = noted_last_seq(kv)
             self._adopted = stored_adopted(kv, TIMER_SIDE)
             self._forgotten = EMPTY_CURSOR
             self._restart()
@@ -543,4 +547,4 @@ class WheelTimers(OrderedSide, TimerStore):
                 done += self._index.drop_answers(before)
             if write:
                 self._shared.write(write)
-            return done + self._ledger.upkeep()
+            return done + self._ledger.upkeep() + self._reclaim.go_on(now_ms)

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from rmqstore_wheel import facts, timer_index
+from rmqstore_wheel import facts, reclaim, timer_index
 from rmqstore_wheel.ledger import Sizes
 from rmqstore_wheel.wheel_index import WheelIndex
 
@@ -21,11 +21,15 @@ FACTS_PER_FILE: Final = 16
 
 
 @contextmanager
-def small_wheel(*, slots: int = 256, roll_window: int = 16) -> Iterator[None]:
-    """Let engines that are opened in a ``with`` block have a small ring, a short roll window, and short files of facts."""
+def small_wheel(*, slots: int = 256, roll_window: int = 16, again_ms: int = 1000) -> Iterator[None]:
+    """Let engines that are opened in a ``with`` block have a small ring, a short roll window and short files of facts.
+
+    They look at the files of the log anew after ``again_ms``.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(facts, "PER_FILE", FACTS_PER_FILE)
         patch.setattr(timer_index, "SLOTS", slots)
+        patch.setattr(reclaim, "AGAIN_MS", again_ms)
         patch.setattr(timer_index, "WheelIndex", functools.partial(WheelIndex, roll_window=roll_window))
         yield
 

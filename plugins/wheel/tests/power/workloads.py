@@ -183,6 +183,21 @@ def reclaims(life: Life) -> None:
         life.settle()
 
 
+def copies(life: Life) -> None:
+    """Let files of the log go in which little is live: timers for later, cancelled or not, and leased messages."""
+    for step in range(8):
+        names = life.put(60 * SECOND, 61 * SECOND, body=b"n" * 60, keys=("k",))
+        life.append(3, body=b"m" * 900)
+        life.ack(life.pop(3))
+        if step % 3 == 1:
+            life.cancel(names[1])
+        if step % 4 == 2:
+            life.append(1)
+            life.pop(1, invisible_ms=40 * SECOND)
+        life.tick(3 * SECOND)
+        life.maintain()
+
+
 TINY: Final = SIZES._replace(queue_file_units=8, timer_file_units=8, check_point_calls=4)
 G: Final = ("T", "g")
 H: Final = ("T", "h")
@@ -198,5 +213,6 @@ WORKLOADS: Final = {
     "check points": Workload(check_points, (G,), (5 * SECOND, FAR, 2 * FAR)),
     "lazily": Workload(lazily, (G,), (5 * SECOND, FAR, 2 * FAR)),
     "lives": Workload(lives, (G, ("U", "g")), (5 * SECOND, FAR, 2 * FAR)),
+    "copies": Workload(copies, (G, H), (5 * SECOND, FAR, 2 * FAR), retention_ms=4 * SECOND),
     "reclaims": Workload(reclaims, (G, H), (5 * SECOND, FAR, 2 * FAR), retention_ms=8 * SECOND, sizes=TINY),
 }

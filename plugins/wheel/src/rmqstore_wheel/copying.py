@@ -1,0 +1,98 @@
+"""Copying live records to the end of the commit log: the same messages at the same offsets of the same queues, in frames of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from rmqstore_wheel import frames
+from rmqstore_wheel.appending import Messages, Prepare
+from rmqstore_wheel.file_look import Slices
+from rmqstore_wheel.formats import log_reading
+from rmqstore_wheel.formats.binary_columns import Ints, cells, measure
+from rmqstore_wheel.formats.log_columns import Encoded
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.ledger import Ledger
+from rmqstore_wheel.liveness import Liveness
+from rmqstore_wheel.timer_index import TimerIndex
+from rmqstore_wheel.timer_records import read_timers
+
+
+class FileCopy(Slices):
+    """Copies what is live in a file, slice by slice; what was live when somebody looked may be dead now."""
+
+    def __init__(self, ledger: Ledger, index: TimerIndex, liveness: Liveness, file_start: int) -> None:
+        super().__init__(ledger.log, file_start)
+        self._ledger = ledger
+        self._index = index
+        self._liveness = liveness
+
+    def go_on(self, slice_bytes: int) -> int:
+        """Copy what is live in the next slice, as one frame; returns the bytes of the slice.
+
+        Raises:
+            CorruptStoreError: something cannot be read; nothing of the slice was copied.
+            StoreFullError: no room; nothing of the slice was copied.
+        """
+        before = self.at, self.is_done
+        found = self.next(slice_bytes)
+        try:
+            if len(found.starts):
+                self._copy(found.starts, found.sizes)
+        except BaseException:
+            self.at, self.is_done = before
+            raise
+        return max(self.at - before[0], 1)
+
+    def _copy(self, starts: Ints, sizes: Ints) -> None:
+        view = self._ledger.log.chain.view(self.file_start)
+        pieces: list[Messages] = []
+        timers: Ints = np.zeros(0, np.int64)
+        for live in self._liveness.of(self.file_start, starts, sizes):
+            records, store_ms = _without_frames(view, self.file_start, starts[live.rows], sizes[live.rows])
+            prepare = None
+            if live.topic == WHEEL_TOPIC:
+                timers = live.offsets + 1
+                prepare = self._with_keys(view, starts[live.rows], sizes[live.rows])
+            codes = live.units["tags_code"].astype(np.int64)
+            pieces.append(Messages(live.topic, live.queue, live.offsets, records, store_ms, codes, prepare))
+        if pieces:
+            self._ledger.append(pieces, noted=[self._index.copied(timers)])
+
+    def _with_keys(self, view: memoryview, starts: Ints, sizes: Ints) -> Prepare:
+        """Return what enters the keys of timers for their new places."""
+        found = read_timers(view, self.file_start, starts, sizes, np.zeros(len(starts), np.int64), self._index.precision_ms)
+        by_start = np.argsort(starts)
+        rows = by_start[np.searchsorted(starts, found.key_offsets - self.file_start, sorter=by_start)]
+
+        def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
+            return lambda: self._index.keys.add_many(found.key_hashes, offsets[rows])
+
+        return prepare
+
+
+def _without_frames(view: memoryview, file_start: int, starts: Ints, sizes: Ints) -> tuple[Encoded, int]:
+    """Return copies of records, without what those say of a frame that end one, and the latest of their store times."""
+    found = log_reading.decode_columns(view, starts, sizes, log_offset=file_start)
+    ends = frames.ends_of(np.frombuffer(view, np.uint8), starts, sizes)
+    shorter = sizes.copy()
+    shorter[ends] -= frames.PROPERTY_BYTES
+    data = np.frombuffer(bytearray().join(_stretches(view, starts, shorter)), np.uint8)
+    places = np.cumsum(shorter) - shorter
+    if len(ends):
+        (texts,) = found.properties
+        lengths = np.broadcast_to(measure(texts).lengths, len(starts))[ends]
+        cells(data, ">i4")[places[ends]] = shorter[ends]
+        cells(data, ">i2")[places[ends] + sizes[ends] - lengths - 2] = lengths - frames.PROPERTY_BYTES
+    return Encoded(data, places, shorter), int(np.max(np.asarray(found.store_ms)))
+
+
+def _stretches(view: memoryview, starts: Ints, sizes: Ints) -> Sequence[Any]:
+    """Return the bytes of records, those that lie side by side in one piece."""
+    ends = starts + sizes
+    bounds = np.flatnonzero(starts[1:] != ends[:-1]) + 1
+    pairs = pairwise([0, *bounds.tolist(), len(starts)])
+    return [view[int(starts[begin]) : int(ends[stop - 1])] for begin, stop in pairs]

@@ -1,0 +1,489 @@
+"""Files of the commit log go when nothing is live in them, and what is live in nearly dead ones is copied forward (T7, Q1-Q3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmqstore
+from plugins.wheel.tests.power.small_store import small_wheel
+from rmqstore import CancelOutcome, ManualClock, Message, Store
+from rmqstore.contract import TimerHandle
+from rmqstore_wheel import engine as engine_module
+from rmqstore_wheel import reclaim
+from rmqstore_wheel.disk import Disk, DiskFile
+from rmqstore_wheel.formats.binary_columns import Bytes
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.ledger import Ledger, Sizes
+from rmqstore_wheel.reclaim import AGAIN_MS
+from rmqstore_wheel.session import copy_tree
+
+START_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+FAR_MS = START_MS + 1000 * HOUR_MS
+FILE_BYTES = 16 * 1024
+SMALL = Sizes(log_file_bytes=FILE_BYTES, queue_file_units=64, timer_file_units=64, check_point_calls=40, slice_bytes=2 * FILE_BYTES)
+
+
+@pytest.fixture(autouse=True)
+def _small_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL)
+    with small_wheel(slots=4096, roll_window=1024, again_ms=AGAIN_MS):
+        yield
+
+
+class Run:
+    """A store of short memory whose queues go as they are consumed."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.path = path
+        self.clock = ManualClock(START_MS)
+        self.settings = {
+            "reclaim": "consumed",
+            "cancel_memory_ms": 600_000,
+            "retention_ms": 100 * HOUR_MS,
+            "group_expiry_ms": 0,
+            **settings,
+        }
+        self.calls = 0
+        self.store = self.opened()
+
+    def opened(self) -> Store:
+        return rmqstore.open(self.path, engine="wheel", services=False, clock=self.clock, **self.settings)
+
+    @property
+    def ledger(self) -> Ledger:
+        session: Any = self.store._opened.sessions["wheel"]
+        ledger: Ledger = session._shared._ledger
+        return ledger
+
+    @property
+    def files(self) -> list[int]:
+        """The numbers of the log's files."""
+        return [start // FILE_BYTES for start in self.ledger.log.chain.starts]
+
+    def reopen(self, *, rebuild: bool = False) -> None:
+        self.store.close()
+        if rebuild:
+            drop_check_points(self.path)
+        self.store = self.opened()
+
+    def fill(self, files: int = 1, *, topic: str = "t", consume: bool = True) -> None:
+        """Write messages until so many more files of the log are full, popped and acked as they come."""
+        upto = self.ledger.log.tail + files * FILE_BYTES
+        while self.ledger.log.tail < upto:
+            self.store.send(Message(topic, b"x" * 700, message_id=f"f{self.calls}"))
+            self.calls += 1
+            if consume:
+                self.consume(topic)
+
+    def consume(self, topic: str = "t") -> list[str]:
+        taken = self.store.pop(topic, "g", max_messages=32)
+        if taken:
+            self.store.ack([each.receipt for each in taken])
+        return [each.message_id for each in taken]
+
+    def far(self, *names: str, size: int = 100, due_ms: int = FAR_MS, **fields: Any) -> list[Any]:
+        """Put timers for a far time; returns their handles."""
+        rows = [Message("late", b"y" * size, message_id=name, keys=(f"k-{name}",), deliver_at_ms=due_ms, **fields) for name in names]
+        return [self.store.send(row).handle for row in rows]
+
+    def upkeep(self, rounds: int = 12) -> None:
+        """Let time pass for everything to be looked at."""
+        for _ in range(rounds):
+            self.clock.advance(AGAIN_MS // 4)
+            self.store.tick()
+
+    def take_late(self) -> list[str]:
+        """Go to the far time, and return what comes."""
+        self.clock.set(max(FAR_MS + 1000, self.clock.now_ms()))
+        self.store.confirm_clock_step() if hasattr(self.store, "confirm_clock_step") else None
+        self.store.tick()
+        found: list[str] = []
+        while taken := self.consume("late"):
+            found += taken
+        return sorted(found)
+
+
+def handle_of(text: str) -> TimerHandle:
+    found = TimerHandle.parse(text)
+    assert found is not None
+    return found
+
+
+def drop_check_points(path: Path) -> None:
+    for found in path.rglob("checkpoint*"):
+        if found.parent.name == "rmqstore" and found.is_file():
+            found.unlink()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    one = Run(tmp_path / "store")
+    yield one
+    one.store.close()
+
+
+# ---------------------------------------------------------------- going
+
+
+def test_files_go_when_they_are_consumed(run: Run) -> None:
+    run.fill(5)
+    assert len(run.files) >= 5
+    run.upkeep()
+    assert len(run.files) <= 2
+    assert run.files[0] >= 4
+
+
+def test_files_go_by_age(tmp_path: Path) -> None:
+    run = Run(tmp_path / "store", reclaim="age", retention_ms=HOUR_MS)
+    run.fill(5, consume=False)
+    run.upkeep(2)
+    assert run.files[0] == 0
+    run.clock.advance(HOUR_MS)
+    run.upkeep()
+    assert run.files[0] >= 4
+    run.store.close()
+
+
+def test_what_nobody_consumed_stays(run: Run) -> None:
+    run.fill(5, consume=False)
+    run.upkeep()
+    assert run.files[0] == 0
+    count = run.calls
+    found: list[str] = []
+    while taken := run.consume():
+        found += taken
+    assert found == [f"f{number}" for number in range(count)]
+
+
+def test_a_leased_message_keeps_its_file(run: Run) -> None:
+    for number in range(40):
+        run.store.send(Message("held", b"z" * 400, message_id=f"h{number}"))
+    taken = run.store.pop("held", "g", max_messages=40, invisible=HOUR_MS * 10)
+    run.fill(2)
+    run.upkeep()
+    assert run.files[0] == 0, "more than 30 % of all files is leased"
+    run.store.ack([each.receipt for each in taken])
+    run.upkeep()
+    assert run.files[0] > 0
+
+
+def test_far_timers_survive_the_removal_of_fifty_files(run: Run) -> None:
+    handles = run.far(*(f"a{number}" for number in range(10)))
+    for _ in range(25):
+        run.fill(2)
+        run.upkeep(8)
+    assert run.files[0] >= 50
+    assert len(run.files) < 6
+    assert run.store.cancel(handles[3]) is CancelOutcome.CANCELLED
+    assert list(run.store.cancel_key("late", "k-a5")) == [CancelOutcome.CANCELLED]
+    found = run.store._opened.timers.get(handle_of(handles[4]))
+    assert found is not None
+    assert found.message.message_id == "a4"
+    assert {each.message.message_id for each in run.store.scan().timers} == {f"a{number}" for number in (0, 1, 2, 4, 6, 7, 8, 9)}
+    assert run.store.cancel(handles[3]) is CancelOutcome.CANCELLED
+    assert run.take_late() == [f"a{number}" for number in (0, 1, 2, 4, 6, 7, 8, 9)]
+
+
+# ---------------------------------------------------------------- copying
+
+
+@pytest.mark.parametrize(("percent", "goes"), [(29, True), (31, False)])
+def test_what_is_live_is_copied_below_thirty_percent(run: Run, percent: int, goes: bool) -> None:
+    run.far("big", size=FILE_BYTES * percent // 100 - 330)
+    while run.ledger.log.tail < FILE_BYTES:
+        run.fill(0)
+        run.store.send(Message("t", b"x" * 300))
+        run.consume()
+    run.upkeep()
+    share = 100 * sum(size_of_timers(run)) / FILE_BYTES
+    assert abs(share - percent) < 1
+    assert (run.files[0] > 0) is goes
+    assert run.take_late() == ["big"]
+
+
+def size_of_timers(run: Run) -> list[int]:
+    units = run.ledger.queues.read(WHEEL_TOPIC, 0, 0, 1000)
+    return [int(size) for size in units["size"]]
+
+
+def test_with_zero_percent_nothing_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL._replace(copy_live_percent=0))
+    run = Run(tmp_path / "store")
+    run.far("tiny")
+    run.fill(5)
+    run.upkeep()
+    assert run.files[0] == 0
+    run.store.close()
+
+
+def test_a_full_first_file_does_not_keep_dead_ones_for_ever(run: Run) -> None:
+    """So much lies behind a file of live timers that copying all of it is little."""
+    run.far(*(f"a{number}" for number in range(40)))
+    begun = run.ledger.log.tail
+    assert begun > FILE_BYTES * 0.8
+    run.fill(2)
+    run.upkeep(8)
+    assert run.files[0] == 0
+    run.fill(6)
+    run.upkeep(16)
+    assert run.files[0] > 0
+    assert run.take_late() == sorted(f"a{number}" for number in range(40))
+
+
+def test_copies_of_copies(run: Run) -> None:
+    handles = run.far("first", "second", "third")
+    run.store.cancel(handles[1])
+    for again in range(6):
+        before = run.files[-1]
+        run.fill(3)
+        run.upkeep(8)
+        assert run.files[0] >= before
+        run.reopen(rebuild=again % 2 == 1)
+    assert run.store.verify() == []
+    assert run.store.cancel(handles[2]) is CancelOutcome.CANCELLED
+    assert run.take_late() == ["first"]
+
+
+def test_a_pages_cache_outlives_a_copy(run: Run) -> None:
+    """A page of a queue that was read before its messages moved gives the same messages after it."""
+    for number in range(6):
+        run.store.send(Message("q", b"z" * 100, message_id=f"q{number}"))
+    first = run.store.pop("q", "g", max_messages=2, invisible=HOUR_MS * 10)
+    run.fill(6)
+    run.upkeep()
+    assert run.files[0] > 0
+    rest = run.store.pop("q", "g", max_messages=32)
+    assert [each.message_id for each in (*first, *rest)] == [f"q{number}" for number in range(6)]
+    run.reopen()
+    assert {each.message_id for each in run.store.pop("q", "h", max_messages=32)} == {f"q{number}" for number in range(6)}
+
+
+def test_dead_letters_survive(tmp_path: Path) -> None:
+    run = Run(tmp_path / "store", max_retries=0)
+    for number in range(3):
+        run.store.send(Message("d", b"dead", message_id=f"d{number}"))
+    assert len(run.store.pop("d", "g", invisible=10_000)) == 3
+    run.clock.advance(20_000)
+    run.store.tick()
+    for _ in range(4):
+        run.fill(3)
+        run.upkeep(8)
+    assert run.files[0] > 4
+    run.reopen(rebuild=True)
+    assert sorted(each.message.message_id for each in run.store.dead_letters("g")) == ["d0", "d1", "d2"]
+    run.store.close()
+
+
+def test_cancels_are_answered_after_their_files_are_gone(tmp_path: Path) -> None:
+    run = Run(tmp_path / "store", cancel_memory_ms=100 * HOUR_MS)
+    cancelled, delivered = run.far("cancelled", due_ms=FAR_MS) + run.far("delivered", due_ms=START_MS + 5000)
+    run.store.cancel(cancelled)
+    run.clock.advance(10_000)
+    run.store.tick()
+    assert run.consume("late") == ["delivered"]
+    run.fill(6)
+    run.upkeep()
+    assert run.files[0] > 0
+    for rebuild in (False, True):
+        assert run.store.cancel(cancelled) is CancelOutcome.CANCELLED
+        assert run.store.cancel(delivered) is CancelOutcome.ALREADY_DELIVERED
+        run.reopen(rebuild=rebuild)
+    assert run.store.cancel(cancelled) is CancelOutcome.CANCELLED
+    assert run.store.cancel(delivered) is CancelOutcome.ALREADY_DELIVERED
+    assert run.take_late() == []
+    run.store.close()
+
+
+def test_numbers_of_timers_are_never_given_twice(run: Run) -> None:
+    """The last timers are gone with their files, and with them what says how far the numbers went."""
+    run.store.cancel(run.far("gone", due_ms=FAR_MS)[0])
+    last = run.far("last", due_ms=START_MS + 1000 * HOUR_MS)[0]
+    run.store.cancel(last)
+    run.fill(3)
+    run.clock.advance(HOUR_MS)
+    run.upkeep()
+    assert run.files[0] > 0
+    # Cancels have numbers, too.
+    last_seq = run.store._opened.timers.stats().last_seq
+    assert last_seq > handle_of(last).seq
+    run.reopen(rebuild=True)
+    assert handle_of(run.far("new")[0]).seq > last_seq
+
+
+# ---------------------------------------------------------------- a long run
+
+
+def test_disk_usage_is_bounded(run: Run) -> None:
+    run.far(*(f"a{number}" for number in range(8)))
+    most = 0
+    for _ in range(100):
+        run.fill(2)
+        run.upkeep(2)
+        most = max(most, len(run.files))
+    assert run.files[0] >= 195
+    assert most <= 12
+    queue_files = sum(1 for each in run.path.rglob("consumequeue/*/*/*") if each.is_file())
+    assert queue_files < 40
+    keys = run.store._opened.sessions["wheel"]._timers._index.keys._offsets
+    assert sum(map(len, keys.values())) <= 24
+    assert run.take_late() == [f"a{number}" for number in range(8)]
+
+
+def test_a_call_looks_at_a_bounded_piece(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL._replace(slice_bytes=1000))
+    run.reopen()
+    timers = run.store._opened.sessions["wheel"]._timers
+    run.fill(4)
+    run.store.tick()
+    looked = []
+    real = reclaim.FileLook.go_on
+    monkeypatch.setattr(reclaim.FileLook, "go_on", lambda self, size: looked.append(done := real(self, size)) or done)
+    run.clock.advance(2 * AGAIN_MS)
+    for _ in range(5):
+        looked.clear()
+        run.clock.advance(1000)
+        timers.maintain(run.clock.now_ms(), 100)
+        assert 0 < sum(looked) < 4000
+
+
+# ---------------------------------------------------------------- crashes
+
+
+class CopyingDisk(Disk):
+    """Before every call that changes something, the directory as a kill would leave it now is copied."""
+
+    def __init__(self, root: Path, copies: Path) -> None:
+        self.root = root
+        self.copies = copies
+        self.is_on = False
+        self.count = 0
+
+    def note(self) -> None:
+        if self.is_on:
+            copy_tree(self.root, self.copies / str(self.count))
+            self.count += 1
+
+    def create(self, path: Path, length: int = 0) -> DiskFile:
+        self.note()
+        return self._wrapped(super().create(path, length))
+
+    def open(self, path: Path) -> DiskFile:
+        return self._wrapped(super().open(path))
+
+    def _wrapped(self, file: DiskFile) -> DiskFile:
+        return NotingFile(self, file)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self.note()
+        super().rename(old, new)
+
+    def remove(self, path: Path) -> None:
+        self.note()
+        super().remove(path)
+
+    def remove_tree(self, path: Path) -> None:
+        if path.is_dir():
+            self.note()
+        super().remove_tree(path)
+
+
+class NotingFile(DiskFile):
+    def __init__(self, disk: CopyingDisk, plain: DiskFile) -> None:
+        super().__init__(plain.path, plain._fd)
+        self._disk = disk
+
+    def write_at(self, offset: int, data: Bytes) -> None:
+        self._disk.note()
+        super().write_at(offset, data)
+
+    def truncate(self, length: int) -> None:
+        self._disk.note()
+        super().truncate(length)
+
+
+def everything_of(path: Path) -> tuple[list[str], list[str], list[str], list[str], CancelOutcome, list[str]]:
+    """Drain a store that was killed: what is pending, waits, was leased, is dead, how a cancel is answered, and what comes in the end."""
+    run = Run(path, max_retries=1)
+    pending = sorted(each.message.message_id or "" for each in run.store.scan().timers)
+    waiting = run.consume("q")
+    differences = run.store.verify()
+    cancelled = (path / "cancelled").read_text().split()
+    outcome = run.store.cancel(cancelled[0])
+    run.store.cancel(cancelled[1])
+    late = run.take_late()
+    dead = sorted(each.message.message_id for each in run.store.dead_letters("g"))
+    run.store.tick()
+    retried = run.consume("leased")
+    run.store.close()
+    return pending, waiting, retried, dead, outcome, late + differences
+
+
+@pytest.fixture
+def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Return what a kill leaves before every call to the disk while files are copied and removed."""
+    disk = CopyingDisk(tmp_path / "store", tmp_path / "killed")
+    monkeypatch.setattr(engine_module, "Disk", lambda: disk)
+    (tmp_path / "killed").mkdir()
+    run = Run(tmp_path / "store", max_retries=1)
+    run.store.send(Message("dying", b"dead", message_id="d0"))
+    for _ in range(2):
+        assert len(run.store.pop("dying", "g", invisible=10_000)) == 1
+        run.clock.advance(20_000)
+        run.store.tick()
+    handles = run.far("a0", "a1", "a2", "a3")
+    run.store.cancel(handles[1])
+    run.fill(1)
+    for number in range(4):
+        run.store.send(Message("q", b"z" * 50, message_id=f"q{number}"))
+        run.store.send(Message("leased", b"z" * 50, message_id=f"l{number}"))
+    run.store.pop("leased", "g", max_messages=4, invisible=HOUR_MS * 11)
+    run.far("b0", "b1")
+    run.fill(4)
+    run.store.tick()
+    (tmp_path / "store" / "cancelled").write_text(f"{handles[1]} {handles[2]}")
+    run.clock.advance(2 * AGAIN_MS)
+    before = run.files
+    disk.is_on = True
+    for _ in range(4):
+        run.clock.advance(1000)
+        run.store._opened.timers.maintain(run.clock.now_ms(), 100)
+    disk.note()
+    disk.is_on = False
+    assert run.files[0] >= before[0] + 3
+    run.store.close()
+    monkeypatch.setattr(engine_module, "Disk", Disk)
+    return [tmp_path / "killed" / str(number) for number in range(disk.count)]
+
+
+@pytest.mark.parametrize("lost", ["nothing", "check points"])
+def test_a_kill_between_any_two_calls_to_the_disk_loses_and_doubles_nothing(killed: list[Path], lost: str) -> None:
+    assert len(killed) > 20
+    expected = (
+        ["a0", "a2", "a3", "b0", "b1"],
+        ["q0", "q1", "q2", "q3"],
+        ["l0", "l1", "l2", "l3"],
+        ["d0"],
+        CancelOutcome.CANCELLED,
+        ["a0", "a3", "b0", "b1"],
+    )
+    starts = set()
+    for path in killed:
+        starts.add(min(each.name for each in path.rglob("commitlog/*")))
+        if lost == "check points":
+            drop_check_points(path)
+        assert everything_of(path) == expected, path.name
+    assert len(starts) >= 4
+
+
+def test_a_log_whose_first_files_are_missing_is_refused(run: Run) -> None:
+    run.fill(3)
+    run.store.close()
+    drop_check_points(run.path)
+    min(run.path.rglob("commitlog/*")).unlink()
+    with pytest.raises(rmqstore.CorruptStoreError, match="are missing"):
+        run.opened()

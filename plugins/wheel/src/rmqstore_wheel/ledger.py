@@ -72,6 +72,25 @@ class TimerCaches(Protocol):
         """Let go of the files."""
 
 
+class ForReaders(Protocol):
+    """What is written for those who read the files with RocketMQ's eyes."""
+
+    def messages(self, changes: Sequence[Change]) -> list[Messages]:
+        """Return messages that a call which makes these changes appends beside its own."""
+
+    def trim(self) -> None:
+        """Let go of messages that nobody needs any more, before a check point."""
+
+    def check_pointed(self, found: CheckPoint) -> None:
+        """Write what goes with a check point that was just written."""
+
+    def closed(self) -> None:
+        """Note that the end was an orderly one."""
+
+    def close(self) -> None:
+        """Let go of the files."""
+
+
 class Ledger(OrderedKV):
     """One open engine directory; see the module docstring.
 
@@ -83,6 +102,7 @@ class Ledger(OrderedKV):
     Attributes:
         epoch: the open epoch, which every frame carries.
         store_ms: the latest store time of a message.
+        readers: what is written for other readers, once it is there.
     """
 
     def __init__(self, disk: Disk, root: Path, sizes: Sizes, *, min_epoch: int = 0, on_close: Callable[[], None] = lambda: None) -> None:
@@ -97,6 +117,7 @@ class Ledger(OrderedKV):
         self._doubts: set[Doubt] = set()
         self.queues = ConsumeQueues(disk, root / "consumequeue", sizes.queue_file_units, self.doubt)
         self.state = State()
+        self.readers: ForReaders | None = None
         self.store_ms = 0
         self._journal_records = 0
         self._check_point = CheckPoint()
@@ -125,7 +146,10 @@ class Ledger(OrderedKV):
 
     def write(self, batch: WriteBatch) -> int:
         messages, changes = gathered(batch.parts)
-        return self.append(messages, [*changes, *batch.ops])
+        changes += batch.ops
+        if self.readers is not None:
+            messages += self.readers.messages(changes)
+        return self.append(messages, changes)
 
     def append(self, messages: Sequence[Messages], changes: Iterable[Change] = ()) -> int:
         """Write one call as a frame and apply it; returns its position.
@@ -323,6 +347,8 @@ class Ledger(OrderedKV):
         """Write a check point of now, unless nothing happened since the last one; the caller keeps other calls out meanwhile."""
         if self.log.tail == self._check_point.offset and self._check_point.calls and not self._doubts:
             return
+        if self.readers is not None:
+            self.readers.trim()
         self.sync()
         with self.translated():
             section = self.timers.check_point()
@@ -347,6 +373,9 @@ class Ledger(OrderedKV):
                 self._doubts.clear()
         self._check_point = found
         self._calls = 0
+        if self.readers is not None:
+            with self.translated():
+                self.readers.check_pointed(found)
 
     # ------------------------------------------------------------ the end
 
@@ -363,8 +392,13 @@ class Ledger(OrderedKV):
                 with suppress(StoreFullError):
                     # Without it the next open only takes longer.
                     self.make_check_point()
+                if self.readers is not None:
+                    with self.translated():
+                        self.readers.closed()
         finally:
             self._gate.close()
+            if self.readers is not None:
+                self.readers.close()
             self.timers.close()
             self.queues.close()
             self.log.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmqstore.contract.engine import Capabilities, Durability, EngineInfo, Support, same_durability
+from rmqstore.contract.engine import Capabilities, Durability, EngineInfo, Setting, Support, same_durability
 from rmqstore.hookspecs import hookimpl
 
 INFO = EngineInfo(
@@ -16,6 +16,15 @@ INFO = EngineInfo(
     factory="rmqstore_wheel.engine:WheelEngine",
     install_hint="pip install rmqstore-wheel",
     preference=10,
+    settings=(
+        Setting(
+            key="wheel.revive_log",
+            type=bool,
+            default=True,
+            doc="write RocketMQ's check points and acks beside each lease; the engine itself does not read them",
+        ),
+    ),
+    inspector="rmqstore_wheel.inspecting:inspect",
 )
 
 

@@ -13,8 +13,10 @@ from rmqstore.ordered.pops import OrderedPops
 from rmqstore.ordered.session import check_layout
 from rmqstore.ordered.shared import Shared
 from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.for_brokers import OF_OPEN_STORE, ForBrokers, OpenMarks
 from rmqstore_wheel.ledger import Ledger, Sizes
 from rmqstore_wheel.queue_log import WheelQueueLog
+from rmqstore_wheel.revive_log import ReviveLog
 from rmqstore_wheel.timer_index import TimerIndex
 from rmqstore_wheel.timers import WheelTimers
 
@@ -50,12 +52,21 @@ class WheelSession(EngineSession):
         root = home.open(lambda path: (path / "commitlog").mkdir())
         try:
             ledger = Ledger(disk, root, sizes, min_epoch=options.min_epoch, on_close=home.close)
-            index = TimerIndex(ledger, options.precision_ms)
-            ledger.open(index)
+            with ledger.translated():
+                marks = OpenMarks(disk, root)
         except BaseException:
             home.close()
             raise
         try:
+            index = TimerIndex(ledger, options.precision_ms)
+            ledger.open(index)
+        except BaseException:
+            marks.close()
+            home.close()
+            raise
+        try:
+            revive_log = ReviveLog(ledger, options.broker) if options.engine.get("revive_log", True) else None
+            ledger.readers = ForBrokers(ledger, index, marks, revive_log)
             check_layout(ledger)
             self._shared = WheelShared(ledger, options, home)
             self._timers = WheelTimers(self._shared, ledger, index)
@@ -78,8 +89,9 @@ class WheelSession(EngineSession):
 
 
 def copy_tree(source: Path, copy: Path) -> None:
-    """Copy a directory; what is a hole in a file stays one."""
-    shutil.copytree(source, copy, copy_function=_copy_file)
+    """Copy the directory of a store; what is a hole in a file stays one."""
+    root = str(source)
+    shutil.copytree(source, copy, ignore=lambda path, _: OF_OPEN_STORE if path == root else (), copy_function=_copy_file)
 
 
 def _copy_file(source: str, copy: str) -> str:

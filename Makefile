@@ -12,8 +12,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 WORKERS ?= 2
 
-RUN_PARTS := ./plugins/memory ./plugins/rocksdb ./plugins/lmdb
-DEV_PARTS := $(RUN_PARTS) ./plugins/wheel ./benchmarks
+RUN_PARTS := ./plugins/memory ./plugins/wheel ./plugins/rocksdb ./plugins/lmdb
+DEV_PARTS := $(RUN_PARTS) ./benchmarks
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) benchmarks/pyproject.toml
 
 # Run a command and show what it printed only when it fails.

@@ -57,10 +57,7 @@ class ReadSession(EngineSession):
     one_log = True
 
     def __init__(self, kv: OrderedKV, options: EngineOptions) -> None:
-        stored = kv.get(META, FORMAT_KEY)
-        if stored is None:
-            raise CorruptStoreError("the database holds no layout version; open the store without mode='read' once")
-        _check_format(stored)
+        check_read_layout(kv)
         self._shared = Shared(kv, options, read_only=True)
         self._timers = ReadOnlyTimers(self._shared)
         self._pops = ReadOnlyPops(self._shared, RunQueueLog)
@@ -94,6 +91,19 @@ def check_layout(kv: OrderedKV) -> None:
     batch = WriteBatch()
     batch.put(META, FORMAT_KEY, bytes((FORMAT_VERSION,)))
     kv.write(batch)
+
+
+def check_read_layout(kv: OrderedKV) -> None:
+    """As :func:`check_layout`, for a database that nothing is written to.
+
+    Raises:
+        FormatVersionError: naming both versions.
+        CorruptStoreError: no version is there.
+    """
+    stored = kv.get(META, FORMAT_KEY)
+    if stored is None:
+        raise CorruptStoreError("the database holds no layout version; open the store without mode='read' once")
+    _check_format(stored)
 
 
 def _check_format(stored: bytes) -> None:

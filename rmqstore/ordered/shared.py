@@ -53,10 +53,14 @@ class Shared:
             raise StorePoisonedError(*self._poison.args) from self._poison
         if self._stale:
             self.kv.reopen()
-            for reload in self._reloads:
-                reload()
+            self.reload()
             self._stale = False
         return self.kv
+
+    def reload(self) -> None:
+        """Let both sides read their state anew."""
+        for reload in self._reloads:
+            reload()
 
     def refresh(self) -> None:
         """Read everything anew from what the database holds now; only for a session that writes nothing."""

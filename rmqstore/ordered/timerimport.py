@@ -32,15 +32,16 @@ class TimerImport:
         sealed: what is sealed already.
 
     Attributes:
+        sealed: what is sealed, with what the rows say of it.
         by_minute: how many timers became pending, by the minute of their due time.
         last_seq: the largest seq among the rows.
         added: number of timers.
     """
 
     def __init__(self, kv: OrderedKV, write: WriteBatch, sealed: TimerCursor) -> None:
-        self._kv = kv
-        self._write = write
-        self._sealed = sealed
+        self.kv = kv
+        self.write = write
+        self.sealed = sealed
         self.by_minute: Counter[int] = Counter()
         self.last_seq = 0
         self.added = 0
@@ -52,15 +53,16 @@ class TimerImport:
             UnsupportedOperationError: there is no such table.
         """
         takers: dict[str, Callable[[pa.RecordBatch], None]] = {
-            "timers": self._timers,
+            "timers": self.take_timers,
             "timer_traces": self._traces,
             "timer_marks": self._marks,
             "timer_head": self._head,
-            "timer_adopted": lambda found: put_all_adopted(self._write, TIMER_SIDE, found),
+            "timer_adopted": lambda found: put_all_adopted(self.write, TIMER_SIDE, found),
         }
         taker(takers, table, TIMER_TABLES)(rows)
 
-    def _timers(self, rows: pa.RecordBatch) -> None:
+    def take_timers(self, rows: pa.RecordBatch) -> None:
+        """Stage rows of the table of timers."""
         ticks, seqs = numbers(rows, "tick"), numbers(rows, "seq")
         order = np.lexsort((seqs, ticks))
         rows = rows.take(pa.array(order))
@@ -68,7 +70,7 @@ class TimerImport:
         if not len(rows):
             return
         records = encode_columns(messages_in(rows))
-        sealed = self._sealed.covers_each(ticks, seqs)
+        sealed = self.sealed.covers_each(ticks, seqs)
         changes = [np.diff(column, prepend=column[:1]) != 0 for column in (ticks, epochs, stores, sealed.astype(np.int8))]
         entries = []
         for start, stop in stretches(*changes, np.diff(seqs, prepend=seqs[:1]) != 1):
@@ -76,7 +78,7 @@ class TimerImport:
                 at = start + begin
                 run = encode_run(int(epochs[at]), int(stores[at]), records[at : start + end])
                 entries.append((PAIR.pack(int(ticks[at]), int(seqs[at])), run))
-        self._write.put_many(TIMERS, entries)
+        self.write.put_many(TIMERS, entries)
         dues = pc.coalesce(rows.column("deliver_at_ms"), rows.column("tick")).to_numpy()
         minutes, counts = np.unique(dues // MINUTE_MS, return_counts=True)
         self.by_minute.update(dict(zip(minutes.tolist(), counts.tolist(), strict=True)))
@@ -86,7 +88,7 @@ class TimerImport:
             if has_keys(record)
             for key in traces.index_keys(record, tick, seq)
         ]
-        self._write.put_many(TRACES, sorted(index))
+        self.write.put_many(TRACES, sorted(index))
         self.added += len(records)
         self.last_seq = max(self.last_seq, int(seqs.max()))
 
@@ -96,20 +98,20 @@ class TimerImport:
             place = (row["tick"], row["seq"], row["epoch"])
             self.last_seq = max(self.last_seq, row["seq"])
             if row["kind"] == CANCELLED:
-                traces.put_cancelled(self._write, *place)
+                traces.put_cancelled(self.write, *place)
             else:
                 delivered.append(place)
-        traces.put_delivered(self._write, sorted(delivered))
+        traces.put_delivered(self.write, sorted(delivered))
 
     def _marks(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
             answer = encode_ticks(row["epoch"], row["first_seq"], row["ticks"])
-            put_marks(self._write, TIMER_SIDE, [row["mark"]], answer, row["time_ms"])
+            put_marks(self.write, TIMER_SIDE, [row["mark"]], answer, row["time_ms"])
 
     def _head(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
             self.last_seq = max(self.last_seq, row["last_seq"])
-            raise_epoch(self._kv, self._write, row["epoch"])
+            raise_epoch(self.kv, self.write, row["epoch"])
             if row["sealed"]:
-                self._sealed = self._sealed.join(TimerCursor.from_bytes(row["sealed"]).corners)
-                self._write.put(META, SEAL_KEY, self._sealed.to_bytes())
+                self.sealed = self.sealed.join(TimerCursor.from_bytes(row["sealed"]).corners)
+                self.write.put(META, SEAL_KEY, self.sealed.to_bytes())

@@ -18,7 +18,7 @@ from tests.stores import ENGINES, Pair, Stores, message, stores_of
 from tests.transfer.states import SETTINGS, Past, shown
 
 DURABLE = [engine for engine in ENGINES if engine != "memory"]
-OTHER = {"rocksdb": "lmdb", "lmdb": "rocksdb"}
+OTHER = {"rocksdb": "lmdb", "lmdb": "wheel", "wheel": "rocksdb"}
 
 
 _DYING = """

@@ -32,6 +32,13 @@ from rmqstore_wheel.records import NONE, LogRecords, as_delivered
 FRAME: Final = f"{texts.OWN_PREFIX}FRAME"
 """The property that the engine puts behind all others of the last record of a call."""
 
+TICK: Final = f"{texts.OWN_PREFIX}TICK"
+EPOCH: Final = f"{texts.OWN_PREFIX}EPOCH"
+"""Properties of a timer that another store had: its tick and its epoch."""
+
+_BEHIND: Final = (FRAME, EPOCH, TICK)
+"""What may stand behind ``TIMER_OUT_MS``, the last one first."""
+
 _FEW: Final = 24
 _LENGTHS_TRIED: Final = 160
 _ROWS_PASSED_OVER: Final = 16
@@ -135,7 +142,7 @@ def for_delivery(buffer: Bytes, starts: Ints, sizes: Ints) -> LogRecords:
     """Return due timers, records of the wheel topic that lie in ``buffer``, as records of the topics that they wait for, in this order.
 
     The same bytes as ``records.as_delivered`` gives for each. A record whose last properties are ``REAL_TOPIC``, ``REAL_QID``,
-    ``TIMER_OUT_MS``, and at most :data:`FRAME` behind them, is cut there by the column; any other goes alone.
+    ``TIMER_OUT_MS``, with nothing behind them but what the engine noted, is cut there by the column; any other goes alone.
     """
     if len(starts) <= _FEW:
         return LogRecords(joined(_one_by_one(buffer, starts, sizes)))
@@ -198,14 +205,15 @@ def _find_waiting(data: Any, starts: Ints, ends: Ints) -> Waiting:
     regular = (field == _WHEEL_FIELD) & (cells(data, ">i4")[starts + 4] == log.MAGIC_V1)
     low = at + len(_WHEEL_FIELD) + _LENGTH_BYTES
     low = np.where(regular, low, ends)
-    out, out_end = _find_entries(data, low, ends, texts.OUT_MS), ends
-    rest = np.flatnonzero(regular & (out < 0))
-    if len(rest):
-        out_end = ends.copy()
-        frames = _find_entries(data, low[rest], ends[rest], FRAME)
-        rest, frames = rest[frames >= 0], frames[frames >= 0]
-        out_end[rest] = frames
-        out[rest] = _find_entries(data, low[rest], frames, texts.OUT_MS)
+    out, out_end = _find_entries(data, low, ends, texts.OUT_MS), ends.copy()
+    for name in _BEHIND:
+        rest = np.flatnonzero(regular & (out < 0))
+        if not len(rest):
+            break
+        found = _find_entries(data, low[rest], out_end[rest], name)
+        rest, found = rest[found >= 0], found[found >= 0]
+        out_end[rest] = found
+        out[rest] = _find_entries(data, low[rest], found, texts.OUT_MS)
     regular &= out >= 0
     queue = _find_entries(data, low, np.where(regular, out, low), texts.REAL_QUEUE_ID)
     regular &= queue >= 0

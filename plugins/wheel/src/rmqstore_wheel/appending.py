@@ -27,7 +27,7 @@ class Messages(NamedTuple):
     """Messages of one queue, ready for the log.
 
     Attributes:
-        offset: queue offset of the first one.
+        offset: queue offset of the first one, or those of all, which rise.
         records: their bytes; store times are in them, offsets are not.
         store_ms: the latest of their store times.
         codes: hashes of their tags.
@@ -36,11 +36,16 @@ class Messages(NamedTuple):
 
     topic: str
     queue: int
-    offset: int
+    offset: Ints | int
     records: Encoded
     store_ms: int
     codes: Ints | int = 0
     prepare: Prepare | None = None
+
+    @property
+    def offsets(self) -> Ints:
+        """The queue offset of each."""
+        return self.offset + np.arange(len(self.records.starts)) if isinstance(self.offset, int) else self.offset
 
 
 class Append(NamedTuple):

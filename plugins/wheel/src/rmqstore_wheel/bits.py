@@ -1,85 +1,115 @@
-"""``Bits``: a yes or no for every timer by its number, an eighth of a byte each."""
+"""``Bits``: a yes or no for every timer by its number, an eighth of a byte each, in pages of which only those are there that say yes."""
 
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from rmqstore_wheel.formats.binary_columns import Ints
 
-_GROWTH = 64 * 1024
+_PAGE_BITS: Final = 64 * 1024
+_PAGE_BYTES: Final = _PAGE_BITS // 8
+_NONE: Final = 0
+"""The page that says no everywhere."""
 
 
 class Bits:
-    """Bits from ``base`` on, a multiple of 8; what was never set is 0."""
+    """What was never set is 0.
 
-    def __init__(self, base: int = 0) -> None:
-        self._base = base // 8 * 8
-        self._bytes = np.zeros(0, np.uint8)
+    Attributes:
+        any: whether one was ever set.
+    """
+
+    def __init__(self, first_page: int = 0) -> None:
+        self._first = first_page
+        self._places = np.zeros(0, np.int64)
+        self._pages = np.zeros((1, _PAGE_BYTES), np.uint8)
+        self._count = 1
         self.any = False
-
-    def set(self, number: int) -> None:
-        """Set one."""
-        at = number - self._base
-        if at < 0:
-            return
-        self._grow(at // 8)
-        self._bytes[at // 8] |= 1 << at % 8
-        self.any = True
 
     def set_many(self, numbers: Ints, *, on: bool = True) -> None:
         """Set or clear many, in any order."""
-        at = numbers[numbers >= self._base] - self._base
-        if not len(at):
-            return
-        if on:
-            self._grow(int(at.max()) // 8)
-            np.bitwise_or.at(self._bytes, at // 8, (1 << at % 8).astype(np.uint8))
+        numbers = numbers[numbers >= self._first * _PAGE_BITS]
+        if not on:
+            places = self._places_of(numbers)
+            numbers, places = numbers[places != _NONE], places[places != _NONE]
+            np.bitwise_and.at(self._pages, (places, numbers % _PAGE_BITS // 8), ~(1 << numbers % 8).astype(np.uint8))
+        elif len(numbers):
+            self._make(np.unique(numbers // _PAGE_BITS))
+            np.bitwise_or.at(self._pages, (self._places_of(numbers), numbers % _PAGE_BITS // 8), (1 << numbers % 8).astype(np.uint8))
             self.any = True
-        else:
-            at = at[at < 8 * len(self._bytes)]
-            np.bitwise_and.at(self._bytes, at // 8, ~(1 << at % 8).astype(np.uint8))
 
     def get(self, number: int) -> bool:
         """Return one."""
-        at = number - self._base
-        return 0 <= at < 8 * len(self._bytes) and bool(self._bytes[at // 8] >> at % 8 & 1)
+        return self.any and bool(self.get_many(np.array([number]))[0])
 
     def get_many(self, numbers: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Return many, as booleans."""
         if not self.any:
             return np.zeros(len(numbers), np.bool_)
-        at = numbers - self._base
-        inside = (at >= 0) & (at < 8 * len(self._bytes))
-        at = np.where(inside, at, 0)
-        found: np.ndarray[Any, np.dtype[np.bool_]] = inside & ((self._bytes[at // 8] >> (at % 8).astype(np.uint8)) & 1).astype(np.bool_)
+        found = self._pages[self._places_of(numbers), numbers % _PAGE_BITS // 8]
+        bits: np.ndarray[Any, np.dtype[np.bool_]] = ((found >> (numbers % 8).astype(np.uint8)) & 1).astype(np.bool_)
+        return bits
+
+    def _places_of(self, numbers: Ints) -> Ints:
+        """Return in which pages numbers lie."""
+        at = numbers // _PAGE_BITS - self._first
+        inside = (at >= 0) & (at < len(self._places))
+        if inside.all():
+            found: Ints = self._places[at]
+            return found
+        found = np.full(len(numbers), _NONE)
+        found[inside] = self._places[at[inside]]
         return found
 
-    def _grow(self, last: int) -> None:
-        if last >= len(self._bytes):
-            size = max(last + 1, min(2 * len(self._bytes), len(self._bytes) + 64 * _GROWTH), _GROWTH)
-            grown = np.zeros(size, np.uint8)
-            grown[: len(self._bytes)] = self._bytes
-            self._bytes = grown
+    def _make(self, pages: Ints) -> None:
+        """See to it that pages are there, given by their numbers, rising."""
+        more = int(pages[-1]) + 1 - self._first - len(self._places)
+        if more > 0:
+            self._places = np.append(self._places, np.zeros(max(more, len(self._places) // 8), np.int64))
+        new = pages[self._places[pages - self._first] == _NONE]
+        if self._count + len(new) > len(self._pages):
+            grown = np.zeros((max(self._count + len(new), len(self._pages) * 3 // 2), _PAGE_BYTES), np.uint8)
+            grown[: self._count] = self._pages[: self._count]
+            self._pages = grown
+        self._places[new - self._first] = np.arange(self._count, self._count + len(new))
+        self._count += len(new)
+
+    def _load(self, pages: Ints, data: Any) -> None:
+        self._make(pages)
+        self._pages[self._places[pages - self._first]] = data
 
     def drop_before(self, number: int) -> None:
-        """Forget the bits before a number."""
-        gone = max(number // 8 * 8 - self._base, 0) // 8
-        if gone:
-            self._bytes = self._bytes[gone:].copy()
-            self._base += 8 * gone
+        """Forget the pages that end before a number."""
+        first = number // _PAGE_BITS
+        if first <= self._first:
+            return
+        pages, data = self._kept()
+        kept = pages >= first
+        self._first = first
+        self._places, self._pages, self._count = self._places[:0], self._pages[:1], 1
+        if kept.any():
+            self._load(pages[kept], data[kept])
+
+    def _kept(self) -> tuple[Ints, Any]:
+        """Return the pages that are there: their numbers and what they hold."""
+        at = np.flatnonzero(self._places)
+        return at + self._first, self._pages[self._places[at]]
 
     def dump(self) -> tuple[int, bytes]:
-        """Return base and content, for a check point."""
-        return self._base, zlib.compress(self._bytes.tobytes(), 1) if self.any else b""
+        """Return where they begin, and their content, for a check point."""
+        pages, data = self._kept()
+        return self._first, zlib.compress(pages.astype("<i8").tobytes() + data.tobytes(), 1) if len(pages) else b""
 
     @classmethod
     def load(cls, dumped: tuple[int, bytes]) -> Bits:
         """Read what :meth:`dump` gave."""
         bits = cls(dumped[0])
         if dumped[1]:
-            bits._bytes = np.frombuffer(zlib.decompress(dumped[1]), np.uint8).copy()
-            bits.any = bool(bits._bytes.any())
+            content = zlib.decompress(dumped[1])
+            count = len(content) // (_PAGE_BYTES + 8)
+            bits._load(np.frombuffer(content, "<i8", count), np.frombuffer(content, np.uint8, offset=8 * count).reshape(count, _PAGE_BYTES))
+            bits.any = True
         return bits

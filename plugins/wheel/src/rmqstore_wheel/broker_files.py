@@ -98,7 +98,7 @@ class BrokerFiles:
             name = _name(seat, topics, groups)
             if name is not None:
                 table.setdefault(name, {})[seat.queue] = min(runs.get(seat, ()), default=standing.next_offset)
-        if self._revive_log is not None and (self._revive_log.topic, QUEUE) in self._ledger.queues:
+        if self._revive_log is not None:
             revived = self._revive_log.first_needed() - 1
             if revived >= 0:
                 table[consumer_offsets.key(self._revive_log.topic, GROUP_NAME)] = {QUEUE: revived}

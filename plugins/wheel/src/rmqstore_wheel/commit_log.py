@@ -159,12 +159,12 @@ class CommitLog:
             CorruptStoreError: what is not whole was durable once.
         """
         self.tail = max(offset, self.chain.first)
-        at = self.tail
+        at = begin = self.tail
         carried: list[Part] = []
         carried_count = carried_crc = 0
         while at // self.file_bytes * self.file_bytes in self.chain.starts:
             file_start = at // self.file_bytes * self.file_bytes
-            view = self.chain.view(file_start)
+            view = self._looked_at(file_start)
             found = log_reading.scan(view, at - file_start)
             data = np.frombuffer(view, np.uint8)
             first = 0
@@ -174,7 +174,7 @@ class CommitLog:
                 end = file_start + int(found.starts[row] + found.sizes[row])
                 trailer = self._check(view, data, part, carried_count, carried_crc, epoch)
                 if trailer is None:
-                    self._cut(epoch)
+                    self._cut(begin, epoch)
                     return
                 frame = Frame(carried[0].file_start + int(carried[0].starts[0]) if carried else file_start + int(part.starts[0]), end,
                               trailer.epoch, [*carried, part])  # fmt: skip
@@ -192,7 +192,11 @@ class CommitLog:
                 carried_count += len(part.starts)
                 carried_crc = zlib.crc32(view[int(part.starts[0]) : found.end], carried_crc)
             at = file_start + self.file_bytes
-        self._cut(epoch)
+        self._cut(begin, epoch)
+
+    def _looked_at(self, file_start: int) -> memoryview:
+        """Return the content of a file, in which frames are looked for."""
+        return self.chain.view(file_start)
 
     @staticmethod
     def _lies_right(data: Any, part: Part) -> bool:
@@ -211,12 +215,13 @@ class CommitLog:
             return None
         return trailer
 
-    def _cut(self, epoch: int) -> None:
+    def _cut(self, begin: int, epoch: int) -> None:
         """Cut the log behind its last whole frame, unless something behind it proves that more was there."""
         self._refuse_damage(epoch)
         file_end = -(-self.tail // self.file_bytes) * self.file_bytes
         self.chain.drop_from(max(file_end, self.chain.first + self.file_bytes))
         self.chain.clear_from(self.tail)
+        self.chain.doubt(begin, self.tail)
         self.chain.sync()
         self.durable = self.tail
 
@@ -224,7 +229,7 @@ class CommitLog:
         for start in self.chain.starts:
             if start + self.file_bytes <= self.tail:
                 continue
-            view = self.chain.view(start)
+            view = self._looked_at(start)
             base: Any = view.obj
             at = max(self.tail - start, 0)
             while (at := base.find(frames.PROPERTY, at)) >= 0:

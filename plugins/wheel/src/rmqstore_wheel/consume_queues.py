@@ -11,10 +11,12 @@ import numpy as np
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.formats import consume_queue
 from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.unit_log import Doubt, Sums, UnitLog
 
 _OPEN_QUEUES: Final = 128
 _FILL_BYTES: Final = 256 * 1024
+_FILL: Final = consume_queue.encode_fill(1)
 
 QueueName = tuple[str, int]
 """A topic and the number of one of its queues."""
@@ -23,8 +25,11 @@ QueueName = tuple[str, int]
 class ConsumeQueues:
     """The consume queues of a store, opened as they are needed; only so many keep their files open."""
 
-    def __init__(self, disk: Disk, directory: Path, per_file: int, doubt: Callable[[Doubt], None]) -> None:
+    def __init__(
+        self, disk: Disk, directory: Path, per_file: int, doubt: Callable[[Doubt], None], unit_log: type[UnitLog] = UnitLog
+    ) -> None:
         self._doubt = doubt
+        self._unit_log = unit_log
         self._disk = disk
         self._directory = directory
         self._per_file = per_file
@@ -54,9 +59,9 @@ class ConsumeQueues:
         name = (topic, queue)
         log = self._logs.get(name)
         if log is None:
-            log = UnitLog(
-                self._disk, self._directory / topic / str(queue), consume_queue.UNIT, self._per_file, fill_bytes=_FILL_BYTES, made_above=3,
-                doubt=self._doubt
+            log = self._unit_log(
+                self._disk, self._directory / topic / str(queue), consume_queue.UNIT, self._per_file, fill=_FILL, fill_bytes=_FILL_BYTES,
+                made_above=3, doubt=self._doubt
             )  # fmt: skip
             sums = self._sums.get(name)
             if sums is None:
@@ -75,29 +80,16 @@ class ConsumeQueues:
             self._recent[name] = None
         return log
 
-    def prepare(self, topic: str, queue: int, offset: int, log_offsets: Ints, sizes: Ints, codes: Ints | int) -> Callable[[], None]:
-        """Write the units of messages where nobody sees them; returns what makes them seen. A gap before ``offset`` is filled."""
-        log = self.of(topic, queue, first=offset)
-        units = consume_queue.encode(log_offsets, sizes, codes)
-        gap = offset - log.count
-        fresh = consume_queue.encode_fill(gap) + units if gap > 0 else units[-gap * consume_queue.UNIT_BYTES :]
-        log.write_ahead(fresh)
+    def prepare(
+        self, topic: str, queue: int, offsets: Ints, log_offsets: Ints, sizes: Ints, codes: Ints | int
+    ) -> Callable[[], None]:  # fmt: skip
+        """Write the units of messages at offsets that rise where nobody sees them; returns what makes them seen.
 
-        def commit() -> None:
-            if gap < 0:
-                log.replace(offset, units[: -gap * consume_queue.UNIT_BYTES])
-            log.advance(fresh)
-
-        return commit
-
-    def append(self, topic: str, queue: int, offset: int, log_offsets: Ints, sizes: Ints, codes: Ints | int) -> None:
-        """Append the units of messages, in space that was reserved."""
-        self.prepare(topic, queue, offset, log_offsets, sizes, codes)()
-
-    def reserve(self, topic: str, queue: int, offset: int, count: int) -> None:
-        """See to it that units up to ``offset + count`` find room."""
-        log = self.of(topic, queue, first=offset)
-        log.reserve(max(offset + count - log.count, 0))
+        Nothing lies in gaps between them. A new queue begins with the first of its messages, that of timers always with 0, as they come in
+        any order.
+        """
+        log = self.of(topic, queue, first=0 if topic == WHEEL_TOPIC else int(offsets[0]))
+        return log.prepare(offsets, consume_queue.decode(consume_queue.encode(log_offsets, sizes, codes)))
 
     def read(self, topic: str, queue: int, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
         """Return up to ``count`` units from ``offset`` on, fewer at the end of the queue."""

@@ -35,6 +35,21 @@ class DiskFile:
         """Bytes of the file, holes included."""
         return os.fstat(self._fd).st_size
 
+    @property
+    def is_current(self) -> bool:
+        """Whether its name still leads to this file."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill ``buffer`` with a copy of what lies at ``offset``; returns how much there was before the file ended."""
+        done = 0
+        while done < len(buffer) and (count := os.preadv(self._fd, [buffer[done:]], offset + done)):
+            done += count
+        return done
+
     def write_at(self, offset: int, data: Bytes) -> None:
         """Write all of ``data``; raises ``OSError`` when that fails, and then any part of it may have been written."""
         view = memoryview(data).cast("B")

@@ -7,6 +7,7 @@ from pathlib import Path
 from rmqstore.contract.engine import Engine, EngineOptions, EngineSession
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.ledger import Sizes
+from rmqstore_wheel.read_session import WheelReadSession
 from rmqstore_wheel.session import WheelSession
 
 
@@ -25,3 +26,7 @@ class WheelEngine(Engine):
     def open(self, directory: Path, options: EngineOptions) -> EngineSession:
         """Open ``directory``; see ``Engine.open``."""
         return WheelSession(self._disk, directory, options, self._sizes)
+
+    def open_for_reading(self, directory: Path, options: EngineOptions) -> EngineSession:
+        """Open ``directory`` for reading; see ``Engine.open_for_reading``."""
+        return WheelReadSession(directory, options, self._sizes)

@@ -34,15 +34,22 @@ _PAGE: Final = 256 * 1024
 FactRows = np.ndarray[Any, np.dtype[np.void]]
 
 
-def new_log(disk: Disk, directory: Path, doubt: Callable[[Doubt], None]) -> UnitLog:
+def new_log(disk: Disk, directory: Path, doubt: Callable[[Doubt], None], unit_log: type[UnitLog] = UnitLog) -> UnitLog:
     """Return the facts of an engine directory."""
-    return UnitLog(disk, directory / "rmqstore" / "facts", FACT, PER_FILE, fill_bytes=1024 * 1024, made_above=2, doubt=doubt)
+    return unit_log(disk, directory / "rmqstore" / "facts", FACT, PER_FILE, fill_bytes=1024 * 1024, made_above=2, doubt=doubt)
 
 
 def rows_of(ticks: Ints, dues: Ints, epoch: Ints | int, kind: int = TIMER) -> FactRows:
     """Return facts as they are stored."""
     rows = np.zeros(len(ticks), FACT)
     rows["tick"], rows["epoch"], rows["early_ms"], rows["kind"] = ticks, epoch, ticks - dues, kind
+    return rows
+
+
+def marks_of(epoch: Ints | int, kind: Ints | int, count: int) -> FactRows:
+    """Return facts of messages that are no timers."""
+    rows = np.zeros(count, FACT)
+    rows["epoch"], rows["kind"] = epoch, kind
     return rows
 
 
@@ -53,9 +60,7 @@ def dues_of(facts: FactRows) -> Ints:
 
 
 def pages(log: UnitLog, first: int) -> Iterator[tuple[int, FactRows]]:
-    """Yield (number of the first, facts) of all from ``first`` on, in pieces of moderate size."""
-    first = max(first, log.first)
-    while first < log.count:
-        count = min(_PAGE, log.count - first)
-        yield first, log.read(first, count)
-        first += count
+    """Yield (number of the first, facts) of all that may be something from ``first`` on, in pieces of moderate size."""
+    for begin, behind in log.held(first):
+        for at in range(begin, behind, _PAGE):
+            yield at, log.read(at, min(_PAGE, behind - at))

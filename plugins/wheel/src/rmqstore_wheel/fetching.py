@@ -86,6 +86,34 @@ class Fetcher:
                 reason = str(error)
         return records.encode_message(parked_message(raw, reason, f"timer {seq}"))
 
+    def columns(self, seqs: Ints) -> dict[str, pa.Array]:
+        """Return the columns of ``IN_SCHEMA`` and ``store_ms`` of some timers, in this order.
+
+        Raises:
+            CorruptStoreError: a record is not what it should be.
+        """
+        offsets, sizes = self.locate(seqs)
+        log = self._ledger.log
+        places: list[Ints] = []
+        pieces: list[dict[str, pa.Array]] = []
+        for file_start, rows in _by_file(log, offsets):
+            view = log.chain.view(file_start) if file_start in log.chain.starts else memoryview(b"")
+            found = log_reading.decode_columns(view, offsets[rows] - file_start, sizes[rows], log_offset=file_start)
+            wrong = np.asarray(found.queue_offset) != seqs[rows] - 1
+            if wrong.any():
+                at = int(wrong.argmax())
+                raise CorruptStoreError(
+                    f"the message at offset {offsets[rows][at]} of the log is not timer {seqs[rows][at]}",
+                    file=str(log.chain.path_of(file_start)),
+                    offset=int(offsets[rows][at]),
+                )
+            places.append(rows)
+            pieces.append({**records.columns_of(found), "store_ms": pa.array(found.store_ms, pa.int64())})
+        if len(pieces) == 1:
+            return pieces[0]
+        back = pa.array(np.argsort(np.concatenate(places), kind="stable"))
+        return {name: pa.concat_arrays([piece[name] for piece in pieces]).take(back) for name in pieces[0]}
+
     def timer_columns(self, seqs: Ints) -> Columns:
         """Return the records of timers; one that cannot be read is empty."""
         offsets, sizes = self.locate(seqs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,8 @@ _FIRST_FILL_BYTES: Final = 64 * 1024
 
 class FileChain:
     """The files of one log. A file grows as space is set aside ahead of the writes, and has its full length once the next one begins.
+
+    Names change one at a time, each durably before the next: any two that are not durable might be kept and lost so that a gap is left.
 
     Args:
         directory: where the files lie; made as needed.
@@ -33,11 +36,18 @@ class FileChain:
         self._has_new_names = False
         self._open: dict[int, DiskFile] = {}
         self._unsynced: set[int] = set()
-        self.starts: list[int] = []
-        if directory.is_dir():
-            names = [entry.name for entry in directory.iterdir() if len(entry.name) == 20 and entry.name.isdecimal()]
-            self.starts = sorted(map(start_offset, names))
+        self.starts = self.listed()
+        # Those that an owner made who was killed may not be durable yet.
+        self._has_new_names = bool(self.starts)
         self._filled = self.starts[0] if self.starts else 0
+
+    def listed(self) -> list[int]:
+        """Return where the files start that are there now."""
+        try:
+            names = [entry.name for entry in self.directory.iterdir() if len(entry.name) == 20 and entry.name.isdecimal()]
+        except FileNotFoundError:
+            return []
+        return sorted(map(start_offset, names))
 
     @property
     def first(self) -> int:
@@ -75,6 +85,10 @@ class FileChain:
             file = self._open[start] = self._disk.open(self.directory / file_name(start))
         return file
 
+    def has(self, start: int) -> bool:
+        """Say whether the file that starts at ``start`` is there."""
+        return start in self._open or start in self.starts
+
     def holds(self, offset: int, stop: int) -> bool:
         """Say whether the files from ``offset`` to ``stop`` are there, each as long as that asks for."""
         start = self._start_of(offset)
@@ -102,7 +116,7 @@ class FileChain:
         """
         while self._filled < upto:
             start = self._start_of(self._filled)
-            if start not in self._open and start not in self.starts:
+            if not self.has(start):
                 self._make(start)
             stop = min(max(upto, self._filled + self._next_fill), start + self.file_bytes)
             self.file(start).zero_fill(self._filled - start, stop - self._filled)
@@ -110,15 +124,35 @@ class FileChain:
             self._filled = stop
             self._next_fill = min(2 * self._next_fill, self._fill_bytes)
 
+    def reserve_in(self, start: int, upto: int) -> None:
+        """See to it that writes into the file that starts at ``start``, up to ``upto``, find room; files before it may be missing.
+
+        Raises:
+            OSError: no room; what was set aside so far stays.
+        """
+        last = self._start_of(self._filled)
+        if start < last:
+            if not self.has(start):
+                self._make(start)
+                self.file(start).zero_fill(0, self.file_bytes)
+                self._unsynced.add(start)
+            return
+        if start > last:
+            if self._filled > last:
+                self.reserve(last + self.file_bytes)
+            self._filled = start
+        self.reserve(upto)
+
     def _make(self, start: int) -> None:
+        self._sync_names()
         if not self.starts:
             self._disk.make_directory(self.directory)
-        if self.starts:
+        if self.starts and start > self.starts[-1]:
             # RocketMQ wants every file but the last in its full length.
             self._complete(self.starts[-1])
         file = self._disk.create(self.directory / file_name(start))
         self._open[start] = file
-        self.starts.append(start)
+        insort(self.starts, start)
         self._has_new_names = True
 
     def _complete(self, start: int) -> None:
@@ -147,16 +181,29 @@ class FileChain:
             elif begin == offset - start:
                 self._filled = start + filled
 
+    def doubt(self, offset: int, stop: int) -> None:
+        """Let the next sync take in the files from ``offset`` to ``stop``: an owner that was killed may have written them."""
+        self._unsynced.update(start for start in self.starts if start < stop and start + self.file_bytes > offset)
+
     def sync(self) -> None:
         """Make everything that was written durable, the earlier files first."""
+        if not self._unsynced:
+            return
         for start in sorted(self._unsynced):
             # Before the sync: what is written meanwhile is for the next one.
             self._unsynced.discard(start)
             self.file(start).sync()
+        self._sync_names()
+
+    def _sync_names(self) -> None:
         if self._has_new_names:
             self._has_new_names = False
-            for directory in [self.directory, *self.directory.parents[: self._made_above]]:
-                self._disk.sync_directory(directory)
+            try:
+                for directory in [self.directory, *self.directory.parents[: self._made_above]]:
+                    self._disk.sync_directory(directory)
+            except BaseException:
+                self._has_new_names = True
+                raise
 
     # ------------------------------------------------------------ reading
 
@@ -184,13 +231,20 @@ class FileChain:
             self._forget(start)
         self._filled = min(self._filled, max(self.end, self.first))
 
+    def drop_between(self, offset: int, stop: int) -> None:
+        """Remove the files that start from ``offset`` on and before ``stop``."""
+        for start in [start for start in self.starts if offset <= start < stop]:
+            self._forget(start)
+
     def _forget(self, start: int) -> None:
         file = self._open.pop(start, None)
         if file is not None:
             file.close()
         self._unsynced.discard(start)
+        self._sync_names()
         self._disk.remove(self.directory / file_name(start))
         self.starts.remove(start)
+        self._has_new_names = True
 
     def close(self) -> None:
         """Let go of the files; what was not synced stays so."""

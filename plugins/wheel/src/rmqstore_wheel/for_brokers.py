@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from rmqstore.errors import StoreLockedError
-from rmqstore_wheel.appending import Messages
 from rmqstore_wheel.broker_files import BrokerFiles
 from rmqstore_wheel.check_point import CheckPoint
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.journal import Change
-from rmqstore_wheel.ledger import ForReaders, Ledger
+from rmqstore_wheel.ledger import Beside, ForReaders, Ledger
 from rmqstore_wheel.revive_log import ReviveLog
 from rmqstore_wheel.timer_index import TimerIndex
 
@@ -72,12 +71,12 @@ class ForBrokers(ForReaders):
         self._revive_log = revive_log
         self._files = BrokerFiles(ledger, index, revive_log)
 
-    def messages(self, changes: Sequence[Change]) -> list[Messages]:
-        return [] if self._revive_log is None else self._revive_log.messages(changes)
+    def beside(self, changes: Sequence[Change]) -> Beside | None:
+        return None if self._revive_log is None else self._revive_log.beside(changes)
 
-    def trim(self) -> None:
+    def settle(self) -> None:
         if self._revive_log is not None:
-            self._revive_log.trim()
+            self._revive_log.settle()
 
     def check_pointed(self, found: CheckPoint) -> None:
         self._files.write(found)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -37,7 +38,7 @@ from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.journal import Change
 from rmqstore_wheel.replay import Replay
 from rmqstore_wheel.state import KEPT_SPACES, State, cut
-from rmqstore_wheel.unit_log import Doubt
+from rmqstore_wheel.unit_log import Doubt, UnitLog
 
 _REBUILD: Final = "rebuild"
 """A file of this name says that the caches are to be made anew."""
@@ -72,14 +73,27 @@ class TimerCaches(Protocol):
         """Let go of the files."""
 
 
+class Beside(NamedTuple):
+    """Records that go before the journal record of a call. Their queue offsets are in them, their units are somebody else's business.
+
+    Attributes:
+        store_ms: the latest of their store times.
+        commit: called with their places in the log once they are there.
+    """
+
+    records: Sequence[bytes]
+    store_ms: int
+    commit: Callable[[list[int]], None]
+
+
 class ForReaders(Protocol):
     """What is written for those who read the files with RocketMQ's eyes."""
 
-    def messages(self, changes: Sequence[Change]) -> list[Messages]:
-        """Return messages that a call which makes these changes appends beside its own."""
+    def beside(self, changes: Sequence[Change]) -> Beside | None:
+        """Return what a call that makes these changes appends as well."""
 
-    def trim(self) -> None:
-        """Let go of messages that nobody needs any more, before a check point."""
+    def settle(self) -> None:
+        """Bring caches to what was written, and let go of what nobody needs any more, before a check point."""
 
     def check_pointed(self, found: CheckPoint) -> None:
         """Write what goes with a check point that was just written."""
@@ -98,6 +112,7 @@ class Ledger(OrderedKV):
         root: RocketMQ's store directory.
         sizes: of the files.
         min_epoch: no open epoch is below it.
+        log: the commit log, when it is open already; unit_log: how caches are reached.
 
     Attributes:
         epoch: the open epoch, which every frame carries.
@@ -105,17 +120,28 @@ class Ledger(OrderedKV):
         readers: what is written for other readers, once it is there.
     """
 
-    def __init__(self, disk: Disk, root: Path, sizes: Sizes, *, min_epoch: int = 0, on_close: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        root: Path,
+        sizes: Sizes,
+        *,
+        min_epoch: int = 0,
+        on_close: Callable[[], None] = lambda: None,
+        log: CommitLog | None = None,
+        unit_log: type[UnitLog] = UnitLog,
+    ) -> None:
         self.disk = disk
         self.root = root
+        self.unit_log = unit_log
         self.sizes = sizes
         self.epoch = min_epoch
         self._min_epoch = min_epoch
         self._on_close = on_close
         self._own = root / check_point.DIRECTORY
-        self.log = CommitLog(disk, root / "commitlog", sizes.log_file_bytes)
+        self.log = CommitLog(disk, root / "commitlog", sizes.log_file_bytes) if log is None else log
         self._doubts: set[Doubt] = set()
-        self.queues = ConsumeQueues(disk, root / "consumequeue", sizes.queue_file_units, self.doubt)
+        self.queues = self._new_queues()
         self.state = State()
         self.readers: ForReaders | None = None
         self.store_ms = 0
@@ -147,11 +173,9 @@ class Ledger(OrderedKV):
     def write(self, batch: WriteBatch) -> int:
         messages, changes = gathered(batch.parts)
         changes += batch.ops
-        if self.readers is not None:
-            messages += self.readers.messages(changes)
-        return self.append(messages, changes)
+        return self.append(messages, changes, None if self.readers is None else self.readers.beside(changes))
 
-    def append(self, messages: Sequence[Messages], changes: Iterable[Change] = ()) -> int:
+    def append(self, messages: Sequence[Messages], changes: Iterable[Change] = (), beside: Beside | None = None) -> int:
         """Write one call as a frame and apply it; returns its position.
 
         Raises:
@@ -164,9 +188,9 @@ class Ledger(OrderedKV):
             # The files of a queue of this name are still there.
             self.make_check_point()
         pieces = [each.records for each in messages]
-        for each in messages:
-            places = each.records.starts + log_format.QUEUE_OFFSET_AT
-            cells(each.records.data, ">i8")[places] = each.offset + np.arange(len(each.records.starts))
+        queue_offsets = [each.offsets for each in messages]
+        for each, offsets in zip(messages, queue_offsets, strict=True):
+            cells(each.records.data, ">i8")[each.records.starts + log_format.QUEUE_OFFSET_AT] = offsets
         groups = cut(changes) if changes else []
         last = pieces[-1] if pieces else None
         if not groups and (last is None or not _has_room(last)):
@@ -174,18 +198,22 @@ class Ledger(OrderedKV):
         first_journal = self._journal_records
         for at, group in enumerate(groups):
             record = journal.record(group, first_journal + at, self.store_ms)
-            pieces.append(frames.one(record, is_last=at == len(groups) - 1))
+            before = beside.records if beside is not None and not at else ()
+            pieces.append(frames.one(record, is_last=at == len(groups) - 1, before=before))
         if not groups and last is not None:
             pieces[-1] = frames.with_room(last)
         commits: list[Callable[[], None]] = []
         with self.translated():
             planned = self.log.plan(pieces)
-            for each, piece in zip(messages, pieces, strict=False):
-                offsets = offsets_of(piece)
-                self.queues.reserve(each.topic, each.queue, each.offset, len(offsets))
-                commits.append(self.queues.prepare(each.topic, each.queue, each.offset, offsets, piece.sizes, each.codes))
+            places = [offsets_of(piece) for piece in pieces[: len(messages)]]
+            for name, rows in _by_queue(messages).items():
+                units = [(queue_offsets[row], places[row], pieces[row].sizes, _each(messages[row].codes, places[row])) for row in rows]
+                commits.append(self.queues.prepare(*name, *(np.concatenate(column) for column in zip(*units, strict=True))))
+            for each, offsets, piece in zip(messages, places, pieces, strict=False):
                 if each.prepare is not None:
                     commits.append(each.prepare(offsets, piece.sizes))
+            if beside is not None:
+                commits.append(partial(beside.commit, offsets_of(pieces[len(messages)])[: len(beside.records)].tolist()))
             self.log.write(planned, self.epoch)
         try:
             for commit in commits:
@@ -201,6 +229,8 @@ class Ledger(OrderedKV):
         self._calls += 1
         for each in messages:
             self.store_ms = max(self.store_ms, each.store_ms)
+        if beside is not None:
+            self.store_ms = max(self.store_ms, beside.store_ms)
         return position
 
     @contextmanager
@@ -267,18 +297,7 @@ class Ledger(OrderedKV):
         """
         self.timers = timers
         self.disk.make_directory(self._own)
-        candidates = [] if (self._own / _REBUILD).exists() else check_point.read_all(self._own)
-        for candidate in candidates:
-            if not self._is_of_this_log(candidate):
-                continue
-            try:
-                self._start(candidate)
-                self._replay(candidate.offset, candidate.epoch)
-            except (CorruptStoreError, OSError):
-                # If it is the log that is damaged, making everything anew says so again.
-                continue
-            break
-        else:
+        if not self.resume([] if (self._own / _REBUILD).exists() else check_point.read_all(self._own)):
             self.rebuild()
         stored = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
         self.epoch = max(stored + 1, self._min_epoch, self.epoch)
@@ -291,6 +310,23 @@ class Ledger(OrderedKV):
             self.disk.create(self._own / _REBUILD).close()
             self.disk.sync_directory(self._own)
         self._doubts.add(why)
+
+    def resume(self, candidates: Iterable[CheckPoint]) -> bool:
+        """Bring caches and state from the first of some check points that they fit to where the log ends; False when none fits.
+
+        Raises:
+            CorruptStoreError: the log does not go as far as a check point says.
+        """
+        for candidate in candidates:
+            if self._is_of_this_log(candidate):
+                try:
+                    self._start(candidate)
+                    self._replay(candidate.offset, candidate.epoch)
+                except (CorruptStoreError, OSError):
+                    # If it is the log that is damaged, making everything anew says so again.
+                    continue
+                return True
+        return False
 
     def _is_of_this_log(self, found: CheckPoint) -> bool:
         """Say whether the log still goes as far as the check point says."""
@@ -308,9 +344,12 @@ class Ledger(OrderedKV):
             raise CorruptStoreError(f"{path} does not hold the call that ends at {found.offset}", file=path, offset=found.offset)
         return True
 
+    def _new_queues(self) -> ConsumeQueues:
+        return ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units, self.doubt, self.unit_log)
+
     def _start(self, found: CheckPoint) -> None:
         self.queues.close()
-        self.queues = ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units, self.doubt)
+        self.queues = self._new_queues()
         cleared = {(topic, queue): offsets for topic, queue, offsets in found.cleared}
         self.queues.start({(topic, queue): sums for topic, queue, sums in found.queues}, cleared)
         self.state.clear()
@@ -319,6 +358,7 @@ class Ledger(OrderedKV):
         self.timers.start(found.timers)
         self.epoch, self.store_ms, self._journal_records = found.epoch, found.store_ms, found.journal
         self._check_point = found
+        self._calls = 0
 
     def rebuild(self) -> None:
         """Make everything anew from the log."""
@@ -334,9 +374,13 @@ class Ledger(OrderedKV):
 
     # ------------------------------------------------------------ check points
 
+    def is_long(self) -> bool:
+        """Say whether so much was applied since the last check point that an open would take long."""
+        return self.log.tail - self._check_point.offset >= self.sizes.check_point_bytes or self._calls >= self.sizes.check_point_calls
+
     def upkeep(self) -> bool:
         """Make a check point when one is due and there is room for it; says whether it did."""
-        if self.log.tail - self._check_point.offset < self.sizes.check_point_bytes and self._calls < self.sizes.check_point_calls:
+        if not self.is_long():
             return False
         with suppress(StoreFullError):
             self.make_check_point()
@@ -347,10 +391,10 @@ class Ledger(OrderedKV):
         """Write a check point of now, unless nothing happened since the last one; the caller keeps other calls out meanwhile."""
         if self.log.tail == self._check_point.offset and self._check_point.calls and not self._doubts:
             return
-        if self.readers is not None:
-            self.readers.trim()
         self.sync()
         with self.translated():
+            if self.readers is not None:
+                self.readers.settle()
             section = self.timers.check_point()
             queues = self.queues.sync()
             found = CheckPoint(
@@ -403,6 +447,18 @@ class Ledger(OrderedKV):
             self.queues.close()
             self.log.close()
             self._on_close()
+
+
+def _by_queue(messages: Sequence[Messages]) -> dict[tuple[str, int], list[int]]:
+    """Return which messages go to each queue, in the order of their offsets."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for row, each in enumerate(messages):
+        found.setdefault((each.topic, each.queue), []).append(row)
+    return found
+
+
+def _each(codes: Ints | int, places: Ints) -> Ints:
+    return np.full(len(places), codes) if isinstance(codes, int) else codes
 
 
 def offsets_of(records: Encoded) -> Ints:

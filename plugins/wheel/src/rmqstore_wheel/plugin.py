@@ -12,10 +12,12 @@ INFO = EngineInfo(
         fifo=Support.FULL,
         sql92_filter=Support.FULL,
         retention=Support.FULL,
+        read_only_open=Support.FULL,
+        import_state=Support.FULL,
     ),
     factory="rmqstore_wheel.engine:WheelEngine",
     install_hint="pip install rmqstore-wheel",
-    preference=10,
+    preference=40,
     settings=(
         Setting(
             key="wheel.revive_log",

@@ -282,7 +282,7 @@ class LogRecords(Sequence[bytes]):
 
     def columns(self) -> pa.RecordBatch:
         """Return the columns of ``IN_SCHEMA``."""
-        columns = _decode(self._read())
+        columns = columns_of(self._read())
         return pa.RecordBatch.from_arrays([columns[name] for name in IN_SCHEMA.names], schema=IN_SCHEMA)
 
     def _read(self) -> log_columns.Columns:
@@ -306,10 +306,11 @@ class LogRecords(Sequence[bytes]):
 
 def decode_columns(records: Sequence[Bytes]) -> dict[str, pa.Array]:
     """Return every column of the records, ``attempt`` and ``first_pop_ms`` included."""
-    return _decode(LogRecords.of(records)._read())
+    return columns_of(LogRecords.of(records)._read())
 
 
-def _decode(read: log_columns.Columns) -> dict[str, pa.Array]:
+def columns_of(read: log_columns.Columns) -> dict[str, pa.Array]:
+    """Return the columns of ``IN_SCHEMA``, ``attempt`` and ``first_pop_ms`` of records that were read."""
     columns = messages.decode_batch(read)
     del columns["queue_offset"], columns["store_ms"]
     columns["attempt"] = columns.pop("reconsume_times")

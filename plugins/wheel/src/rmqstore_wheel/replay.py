@@ -82,8 +82,9 @@ class Replay:
         codes = consume_queue.tags_codes(tags)
         queue_ids, offsets = np.asarray(found.queue_id), np.asarray(found.queue_offset)
         order = rows[np.lexsort((rows, offsets[rows], queue_ids[rows], numbers[rows]))]
-        changes = (np.diff(numbers[order]) != 0) | (np.diff(queue_ids[order]) != 0) | (np.diff(offsets[order]) != 1)
+        changes = (np.diff(numbers[order]) != 0) | (np.diff(queue_ids[order]) != 0)
         for group in np.split(order, np.flatnonzero(changes) + 1):
-            topic, queue, offset = names[numbers[group[0]]], int(queue_ids[group[0]]), int(offsets[group[0]])
-            self._ledger.queues.reserve(topic, queue, offset, len(group))
-            self._ledger.queues.append(topic, queue, offset, starts[group] + self._file_start, sizes[group], codes[group])
+            topic, queue = names[numbers[group[0]]], int(queue_ids[group[0]])
+            group = group[np.append(np.diff(offsets[group]) != 0, True)]
+            places = starts[group] + self._file_start
+            self._ledger.queues.prepare(topic, queue, offsets[group], places, sizes[group], codes[group])()

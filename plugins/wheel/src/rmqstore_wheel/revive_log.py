@@ -21,7 +21,7 @@ What differs from a broker:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -32,16 +32,13 @@ from rmqstore.ordered.kv import DeleteMany, DeleteRange, PutMany
 from rmqstore.ordered.layout import GROUP, LEASE, LEASES, META, REGISTERED, STANDING, TOPIC, U32, after_prefix
 from rmqstore.ordered.leases import LEASED, MOVED, Lease
 from rmqstore.ordered.standings import Registered
-from rmqstore_wheel.appending import Messages
 from rmqstore_wheel.formats import check_points as codec
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import consume_queue
 from rmqstore_wheel.formats import properties as texts
-from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.fastjson import quote
-from rmqstore_wheel.formats.log_columns import joined
 from rmqstore_wheel.journal import Change
-from rmqstore_wheel.ledger import Ledger
+from rmqstore_wheel.ledger import Beside, Ledger
 
 TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 GROUP_NAME: Final = "CID_RMQ_SYS_REVIVE_GROUP"
@@ -58,6 +55,7 @@ _DISTANCES: Final = [",".join(map(str, range(count))) for count in range(_MOST +
 """The distances of so many messages without a gap."""
 
 _I32, _I64 = Struct(">i"), Struct(">q")
+_CRC_AT, _BORN_MS_AT, _BODY_BYTES_AT = 8, 40, 84
 
 
 class _Names(NamedTuple):
@@ -98,6 +96,8 @@ class ReviveLog:
         self._texts: dict[tuple[int, int], _Names] = {}
         entries = [*ledger.scan_all(META, TOPIC, after_prefix(TOPIC)), *ledger.scan_all(META, GROUP, after_prefix(GROUP))]
         self._note_names(entries)
+        self._next = ledger.queues.of(self.topic, QUEUE).count if (self.topic, QUEUE) in ledger.queues else 0
+        self._units: list[tuple[int, int, int]] = []
         self._points: list[tuple[int, bytes]] = []
         # Where their check points lie was not kept, only that it is behind the first offset of the queue.
         self._older = {key for key, value in ledger.scan_all(LEASES, LEASE, _END_OF_LEASES) if _runs(value)}
@@ -112,7 +112,7 @@ class ReviveLog:
 
     # ------------------------------------------------------------ a call
 
-    def messages(self, changes: Sequence[Change]) -> list[Messages]:
+    def beside(self, changes: Sequence[Change]) -> Beside | None:
         """Return what a call that makes these changes writes."""
         meta: dict[bytes, bytes] = {}
         leases: dict[bytes, bytes | None] = {}
@@ -134,11 +134,11 @@ class ReviveLog:
             elif isinstance(change, DeleteRange) and change.space == LEASES:
                 leases |= dict.fromkeys(self._within(change))
         if not leases:
-            return []
+            return None
         written = _Written()
         for key, new in leases.items():
             self._compare(written, key, new, meta)
-        return [self._as_messages(written)] if written.points or written.acks else []
+        return self._as_records(written) if written.points or written.acks else None
 
     def _within(self, change: DeleteRange) -> list[bytes]:
         start, stop = max(change.start, LEASE), min(change.stop, _END_OF_LEASES)
@@ -224,34 +224,46 @@ class ReviveLog:
 
     # ------------------------------------------------------------ records
 
-    def _as_messages(self, written: _Written) -> Messages:
-        first = self._ledger.queues.of(self.topic, QUEUE).count
+    def _as_records(self, written: _Written) -> Beside:
         store_ms = max(self._ledger.store_ms, written.last_pop_ms)
-        records = [self._record(body.encode(), text.encode(), store_ms) for body, text in (*written.points, *written.acks)]
-        codes = [_CK] * len(written.points) + written.ack_codes
+        first = self._next
+        records = [
+            self._record(body.encode(), text.encode(), offset, store_ms)
+            for offset, (body, text) in enumerate((*written.points, *written.acks), first)
+        ]
 
-        def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
-            return lambda: self._points.extend([(first + row, key) for row, key in written.begun])
+        def commit(places: list[int]) -> None:
+            self._next += len(records)
+            codes = [_CK] * len(written.points) + written.ack_codes
+            self._units += zip(places, map(len, records), codes, strict=True)
+            self._points += [(first + row, key) for row, key in written.begun]
 
-        return Messages(
-            self.topic, QUEUE, first, joined(records), store_ms, codes[0] if len(codes) == 1 else np.array(codes, np.int64), prepare
-        )
+        return Beside(records, store_ms, commit)
 
-    def _record(self, body: bytes, text: bytes, store_ms: int) -> bytes:
-        """Return a record as ``formats.commit_log`` draws it."""
+    def _record(self, body: bytes, text: bytes, queue_offset: int, store_ms: int) -> bytes:
+        """Return a record as ``formats.commit_log`` draws it; the log learns its place when it is written."""
         head = bytearray(self._head)
         _I32.pack_into(head, 0, len(head) + len(body) + len(self._topic_field) + 2 + len(text))
-        _I32.pack_into(head, 8, log.body_crc(body))
-        _I64.pack_into(head, 40, store_ms)
+        _I32.pack_into(head, _CRC_AT, log.body_crc(body))
+        _I64.pack_into(head, log.QUEUE_OFFSET_AT, queue_offset)
+        _I64.pack_into(head, _BORN_MS_AT, store_ms)
         _I64.pack_into(head, log.STORE_MS_AT, store_ms)
-        _I32.pack_into(head, log.FIXED_BYTES - 4, len(body))
+        _I32.pack_into(head, _BODY_BYTES_AT, len(body))
         return b"".join((head, body, self._topic_field, len(text).to_bytes(2), text))
 
-    # ------------------------------------------------------------ reclaiming
+    # ------------------------------------------------------------ the queue
 
-    def trim(self) -> None:
-        """Let the queue begin at the check point of the oldest lease that runs, for the next check point of the engine."""
-        if (self.topic, QUEUE) in self._ledger.queues:
+    def settle(self) -> None:
+        """Bring the consume queue to what was written, and let it begin at the check point of the oldest lease that runs.
+
+        Nobody reads the queue while the store is open, so its units wait for the engine's check point; an open makes those behind it anew.
+        """
+        if self._units:
+            places, sizes, codes = np.array(self._units, np.int64).T
+            offsets = np.arange(self._next - len(places), self._next)
+            self._ledger.queues.prepare(self.topic, QUEUE, offsets, places, sizes, codes)()
+            self._units.clear()
+        if self._next:
             self._ledger.queues.trim(self.topic, QUEUE, self.first_needed())
 
     def first_needed(self) -> int:
@@ -260,8 +272,8 @@ class ReviveLog:
         self._older = {key for key in self._older if (value := get(LEASES, key)) is not None and _runs(value)}
         self._points = [(at, key) for at, key in self._points if (value := get(LEASES, LEASE + key)) is not None and _runs(value)]
         if self._older:
-            return self._ledger.queues.first(self.topic, QUEUE)
-        return self._points[0][0] if self._points else self._ledger.queues.of(self.topic, QUEUE).count
+            return self._ledger.queues.first(self.topic, QUEUE) if self._next else 0
+        return self._points[0][0] if self._points else self._next
 
 
 def _runs(value: bytes) -> bool:

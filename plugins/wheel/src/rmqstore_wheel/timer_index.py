@@ -13,7 +13,7 @@ from rmqstore.ordered.counts import MINUTE_MS
 from rmqstore_wheel import facts as fact_log
 from rmqstore_wheel.bits import Bits
 from rmqstore_wheel.check_point import TimerSection
-from rmqstore_wheel.facts import CANCEL, NOTHING, TIMER, FactRows
+from rmqstore_wheel.facts import CANCEL, NOTHING, TIMER
 from rmqstore_wheel.formats import timer_log
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
@@ -63,8 +63,15 @@ class TimerIndex:
     def __init__(self, ledger: Ledger, precision_ms: int) -> None:
         self._ledger = ledger
         self.precision_ms = precision_ms
-        self.facts = fact_log.new_log(ledger.disk, ledger.root, ledger.doubt)
-        self.wheel = WheelIndex(ledger.disk, ledger.root, Ring(precision_ms, SLOTS), ledger.sizes.timer_file_units, ledger.doubt)
+        self.facts = fact_log.new_log(ledger.disk, ledger.root, ledger.doubt, ledger.unit_log)
+        self.wheel = WheelIndex(
+            ledger.disk,
+            ledger.root,
+            Ring(precision_ms, SLOTS),
+            ledger.sizes.timer_file_units,
+            ledger.doubt,
+            unit_log=ledger.unit_log,
+        )
         self._clear()
 
     def _clear(self) -> None:
@@ -89,8 +96,8 @@ class TimerIndex:
     def prepare_put(
         self, seqs: Ints, ticks: Ints, dues: Ints, epochs: Ints | int, write_ms: int, log_offsets: Ints, sizes: Ints, hashes: Ints | int = 0
     ) -> Callable[[], None]:  # fmt: skip
-        """Write what is known of timers where nobody sees it; returns what takes them in. Their seqs follow one another."""
-        add_facts = self._prepare_facts(int(seqs[0]), fact_log.rows_of(ticks, dues, epochs))
+        """Write what is known of timers where nobody sees it; returns what takes them in. Their seqs rise."""
+        add_facts = self.facts.prepare(seqs - 1, fact_log.rows_of(ticks, dues, epochs))
         place = self._prepare_places(seqs, ticks, write_ms, log_offsets, sizes, hashes)
 
         def commit() -> None:
@@ -102,23 +109,14 @@ class TimerIndex:
 
     def prepare_markers(self, seq: int, count: int, epoch: int, kind: int) -> Callable[[], None]:
         """Write that the messages from ``seq`` on are no timers: cancels, or copies of rolled timers; returns what takes it in."""
-        rows = np.zeros(count, fact_log.FACT)
-        rows["epoch"], rows["kind"] = epoch, kind
-        return self._prepare_facts(seq, rows)
+        return self.facts.prepare(np.arange(seq - 1, seq - 1 + count), fact_log.marks_of(epoch, kind, count))
 
-    def _prepare_facts(self, first_seq: int, rows: FactRows) -> Callable[[], None]:
-        gap = first_seq - 1 - self.facts.count
-        fresh = np.concatenate((np.zeros(gap, fact_log.FACT), rows)) if gap > 0 else rows[-gap:]
-        data = np.ascontiguousarray(fresh).view(np.uint8).data
-        self.facts.reserve(len(fresh))
-        self.facts.write_ahead(data)
-
-        def commit() -> None:
-            if gap < 0:
-                self.facts.replace(first_seq - 1, np.ascontiguousarray(rows[:-gap]).view(np.uint8).data)
-            self.facts.advance(data)
-
-        return commit
+    def _place_all(self, seqs: Ints, ticks: Ints, write_ms: Ints, log_offsets: Ints, sizes: Ints, hashes: Ints) -> None:
+        """Put timers into the wheel, those together between which no slot begins."""
+        slots = np.maximum.accumulate(np.maximum(write_ms, self.write_ms)) // self.precision_ms
+        for rows in np.split(np.arange(len(seqs)), np.flatnonzero(np.diff(slots)) + 1):
+            if len(rows):
+                self._prepare_places(seqs[rows], ticks[rows], int(write_ms[rows].max()), log_offsets[rows], sizes[rows], hashes[rows])()
 
     def _prepare_places(
         self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints, hashes: Ints | int = 0
@@ -380,26 +378,25 @@ class TimerIndex:
         if not len(starts):
             return
         found = read_timers(view, file_start, starts, sizes, epochs, self.precision_ms)
-        seqs = found.seqs
         rows = fact_log.rows_of(found.ticks, found.dues, found.epochs)
-        rows["kind"] = found.kinds
-        rows[found.kinds != TIMER]["tick"] = 0
-        fresh = seqs > self.facts.count
-        known = np.flatnonzero(~fresh)
-        if len(known):
-            # A message that was copied forward is where it was; it is new when its first copy is gone.
-            fresh[known] = self.facts.gather(seqs[known] - 1)["kind"] == NOTHING
-        for group in np.split(np.arange(len(seqs)), np.flatnonzero(np.diff(seqs) != 1) + 1):
-            self._prepare_facts(int(seqs[group[0]]), rows[group])()
-        timers = np.flatnonzero((found.kinds == TIMER) & fresh)
-        for group in np.split(timers, np.flatnonzero(np.diff(found.write_ms[timers]) != 0) + 1):
-            if len(group):
-                place = self._prepare_places(
-                    seqs[group], found.ticks[group], int(found.write_ms[group[0]]), starts[group] + file_start, sizes[group],
-                    found.hashes[group]
-                )  # fmt: skip
-                place()
-                self._count(found.dues[group], 1)
+        others = found.kinds != TIMER
+        rows[others] = fact_log.marks_of(found.epochs[others], found.kinds[others], int(others.sum()))
+        # A message that was copied forward is where it was; it is new when its first copy is gone.
+        is_new = self.facts.gather(np.minimum(found.seqs, self.facts.count) - 1)["kind"] == NOTHING if self.facts.count else True
+        fresh = (found.seqs > self.facts.count) | is_new
+        order = np.argsort(found.seqs, kind="stable")
+        order = order[np.append(np.diff(found.seqs[order]) != 0, True)]
+        self.facts.prepare(found.seqs[order] - 1, rows[order])()
+        timers = np.flatnonzero(~others & fresh)
+        self._place_all(
+            found.seqs[timers],
+            found.ticks[timers],
+            found.write_ms[timers],
+            starts[timers] + file_start,
+            sizes[timers],
+            found.hashes[timers],
+        )
+        self._count(found.dues[timers], 1)
         self.keys.add_many(found.key_hashes, found.key_offsets)
         cancelled = found.targets[found.kinds == CANCEL]
         if len(cancelled):

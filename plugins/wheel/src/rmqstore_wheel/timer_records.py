@@ -18,7 +18,9 @@ import pyarrow.compute as pc
 
 from rmqstore.batch import MessageBatch
 from rmqstore.message import Message
+from rmqstore.ordered.importing import messages_in
 from rmqstore.ordered.placing import ticks_and_dues
+from rmqstore_wheel.addressing import EPOCH, TICK
 from rmqstore_wheel.facts import CANCEL, COPY, TIMER
 from rmqstore_wheel.formats import index_file, log_columns, log_reading, messages
 from rmqstore_wheel.formats import properties as texts
@@ -30,8 +32,6 @@ from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.formats.property_columns import decode_column
 
 SEQ: Final = "RMQS_SEQ"
-TICK: Final = "RMQS_TICK"
-EPOCH: Final = "RMQS_EPOCH"
 RECALL_TAG: Final = "_RECALL_TAG_"
 _RECALL_BODY: Final = b"0"
 _BY_ROW: Final = 48
@@ -70,9 +70,25 @@ def encode_timers(batch: MessageBatch, now_ms: int, precision_ms: int) -> Encode
     system = [*messages.timer_parts(columns), *texts.property_part(texts.OUT_MS, out_ms)]
     encoded = log_columns.encode_columns(messages.encode_batch(columns, store_ms=now_ms, topic=WHEEL_TOPIC, queue_id=0, system=system))
     topics = columns.column("topic")
-    keys = columns.column("keys")
-    key_hashes, key_rows = (_NO_INTS, _NO_INTS) if keys.null_count == len(keys) else _hash_keys(topics, keys)
-    return EncodedTimers(encoded, ticks, dues, _topic_hashes(topics), key_hashes, key_rows)
+    return EncodedTimers(encoded, ticks, dues, _topic_hashes(topics), *_keys_of(topics, columns.column("keys")))
+
+
+def encode_timers_as_they_were(rows: pa.RecordBatch, precision_ms: int) -> EncodedTimers:
+    """Return rows of the table of timers, which another store gave ticks, epochs and store times."""
+    columns = messages_in(rows)
+    ticks, delivers = rows.column("tick").to_numpy(), rows.column("deliver_at_ms")
+    slots = pc.if_else(delivers.is_valid(), pa.array(_slot_times(ticks, precision_ms)), pa.scalar(None, pa.int64()))
+    system = [
+        *messages.timer_parts(columns),
+        *texts.property_part(texts.OUT_MS, slots),
+        *texts.property_part(TICK, rows.column("tick")),
+        *texts.property_part(EPOCH, rows.column("epoch")),
+    ]
+    stores = rows.column("store_ms").to_numpy()
+    encoded = log_columns.encode_columns(messages.encode_batch(columns, store_ms=stores, topic=WHEEL_TOPIC, queue_id=0, system=system))
+    topics = columns.column("topic")
+    dues = pc.coalesce(delivers, rows.column("tick")).to_numpy()
+    return EncodedTimers(encoded, ticks, dues, _topic_hashes(topics), *_keys_of(topics, columns.column("keys")))
 
 
 def deliver_times(batch: MessageBatch) -> Ints:
@@ -96,8 +112,10 @@ def _topic_hashes(topics: pa.Array) -> Ints | int:
     return java_hashes(topics)
 
 
-def _hash_keys(topics: pa.Array, keys: pa.ListArray) -> tuple[Ints, Ints]:
+def _keys_of(topics: pa.Array, keys: pa.ListArray) -> tuple[Ints, Ints]:
     """Return hash and row of every key."""
+    if keys.null_count == len(keys):
+        return _NO_INTS, _NO_INTS
     rows = pc.list_parent_indices(keys)
     joined = pc.binary_join_element_wise(topics.take(rows), keys.flatten(), index_file.KEY_SEPARATOR)
     return index_file.key_hashes(joined), rows.to_numpy().astype(np.int64)
@@ -188,7 +206,7 @@ def read_timers(view: memoryview, file_start: int, starts: Ints, sizes: Ints, ep
     kinds = np.where(is_cancel, CANCEL, np.where(targets > 0, COPY, TIMER))
     topics = pc.fill_null(read.column(texts.REAL_TOPIC), "")
     keys = pc.split_pattern(read.column(texts.KEYS), texts.KEY_SEPARATOR)
-    key_hashes, key_rows = (_NO_INTS, _NO_INTS) if keys.null_count == len(keys) else _hash_keys(topics, keys)
+    key_hashes, key_rows = _keys_of(topics, keys)
     return ReadTimers(
         np.asarray(found.queue_offset) + 1,
         ticks,

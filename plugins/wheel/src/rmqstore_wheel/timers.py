@@ -40,6 +40,7 @@ from rmqstore.message import Message, check_marks
 from rmqstore.ordered import traces
 from rmqstore.ordered.adopting import place_of, stored_adopted
 from rmqstore.ordered.congestion import Congestion
+from rmqstore.ordered.importing import is_taken_in, note_taken_in
 from rmqstore.ordered.kv import WriteBatch
 from rmqstore.ordered.layout import META, PAIR, SEAL_KEY
 from rmqstore.ordered.marks import TIMER_SIDE, decode_ticks, drop_old_marks, encode_ticks, find_mark, put_marks
@@ -55,6 +56,8 @@ from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.ledger import Ledger
+from rmqstore_wheel.timer_export import TimerExport
+from rmqstore_wheel.timer_import import WheelTimerImport, imported_last_seq
 from rmqstore_wheel.timer_index import Due, TimerIndex, joined
 from rmqstore_wheel.timer_records import deliver_times, encode_cancels, encode_timers
 
@@ -82,6 +85,8 @@ class WheelTimers(OrderedSide, TimerStore):
         self._sealed = TimerCursor.from_bytes(ledger.get(META, SEAL_KEY) or b"")
         index.forgotten = index.forgotten.join(TimerCursor.from_bytes(ledger.get(META, FORGOTTEN_KEY) or b"").corners)
         self._adopted = stored_adopted(ledger, TIMER_SIDE)
+        self._imported_seq = imported_last_seq(ledger)
+        self._export = TimerExport(ledger, index, self._fetcher)
         self._low_tick = 0
         self._unsealed_tick = index.first_tick(-1)
         self._closed_tick: int | None = None
@@ -136,7 +141,7 @@ class WheelTimers(OrderedSide, TimerStore):
             return receipts, Ticket(position)
 
     def _first_free_seq(self) -> int:
-        return max(self._index.last_seq, self._sealed.highest_seq) + 1
+        return max(self._index.last_seq, self._imported_seq, self._sealed.highest_seq) + 1
 
     def _append(self, messages: Messages, write: WriteBatch) -> int:
         write.parts.append(messages)
@@ -489,10 +494,30 @@ class WheelTimers(OrderedSide, TimerStore):
     # ------------------------------------------------------------ state
 
     def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
-        raise NotImplementedError
+        with self._lock:
+            self._shared.fresh()
+            return self._export.page(table, after, limit, self._first_free_seq() - 1)
 
     def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
-        raise NotImplementedError
+        with self._lock:
+            kv = self._shared.fresh()
+            if is_taken_in(kv, TIMER_SIDE, marks):
+                return Ticket(kv.position)
+            taken = WheelTimerImport(kv, WriteBatch(), self._sealed, self._index)
+            for table, rows in tables:
+                taken.take(table, rows)
+            ticks = taken.stage()
+            note_taken_in(taken.write, TIMER_SIDE, marks)
+            ticket = self._shared.write(taken.write)
+            self._change_position = ticket.position
+            self._sealed = taken.sealed
+            self._imported_seq = imported_last_seq(kv)
+            self._adopted = stored_adopted(kv, TIMER_SIDE)
+            self._forgotten = EMPTY_CURSOR
+            self._restart()
+            if ticks:
+                self._note_ticks(ticks)
+            return ticket
 
     def adopted(self) -> dict[int, Adopted]:
         with self._lock:
@@ -510,7 +535,9 @@ class WheelTimers(OrderedSide, TimerStore):
             if traces.any_tombstone(kv, before):
                 traces.drop_tombstones(write, before)
                 done += 1
-            done += self._index.drop_answers(before)
+            if all(record.is_complete for record in self._adopted.values()):
+                # A load that goes on may bring timers of any seq.
+                done += self._index.drop_answers(before)
             if write:
                 self._shared.write(write)
             return done + self._ledger.upkeep()

@@ -3,13 +3,17 @@
 A cache can always be made again from the commit log. So it needs no order among its writes; it needs to know damage when it meets it. Every
 block of :data:`BLOCK` units has a CRC-32, kept in the check point (:class:`Sums`); a block that a check point vouches for is checked when
 somebody first looks into it, and what was written since the store was opened needs no check.
+
+Numbers may leave gaps, which a merge makes by the thousand million: a fill unit stands at a number that nothing was written to, and a file
+that would hold nothing else is not there.
 """
 
 from __future__ import annotations
 
 import enum
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +26,8 @@ from rmqstore_wheel.file_chain import FileChain
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints
 
 BLOCK: Final = 4096
+_NEAR: Final = 512
+"""Units that are written in one piece though so many between two of them stay as they are."""
 
 
 class Doubt(enum.Enum):
@@ -32,11 +38,21 @@ class Doubt(enum.Enum):
 
 
 class Sums(msgspec.Struct, frozen=True, array_like=True):
-    """What a check point knows of a unit log: its first and next number, and the CRC-32 of each block, the last one as far as it goes."""
+    """What a check point knows of a unit log.
+
+    Attributes:
+        first, count: its first and its next number.
+        crcs: the CRC-32 of each block, the last one as far as it goes.
+        absent: files between them that are not there, as (number of the first, number behind the last).
+    """
 
     first: int = 0
     count: int = 0
     crcs: bytes = b""
+    absent: list[tuple[int, int]] = []
+
+
+Units = np.ndarray[Any, np.dtype[np.void]]
 
 
 class UnitLog:
@@ -45,11 +61,9 @@ class UnitLog:
     Args:
         unit: the layout of one.
         per_file: how many a file holds.
+        fill: the unit that stands where nothing was written; zeros when it is not given.
         doubt: called before units are written anew, and when some are not what was written: the next open makes everything anew, unless a
             check point comes before it.
-
-    Raises:
-        CorruptStoreError: a file is missing.
     """
 
     def __init__(
@@ -60,6 +74,7 @@ class UnitLog:
         per_file: int,
         *,
         blank: bytes = b"",
+        fill: bytes = b"",
         fill_bytes: int = 1024 * 1024,
         made_above: int = 1,
         doubt: Callable[[Doubt], None] = lambda doubt: None,
@@ -68,8 +83,10 @@ class UnitLog:
         self.unit = unit
         self.per_file = per_file
         self._blank = blank
+        self._fill = np.frombuffer(fill or bytes(unit.itemsize), unit)
+        self._fill_crc = zlib.crc32(np.repeat(self._fill, BLOCK).tobytes())
+        self._stale: set[int] = set()
         self.chain = FileChain(disk, directory, per_file * unit.itemsize + len(blank), fill_bytes, made_above)
-        self.chain.check()
         self.count = self.first = 0
         self._crcs = np.zeros(0, np.uint32)
         self._trusted = np.zeros(0, np.bool_)
@@ -87,33 +104,78 @@ class UnitLog:
         return found
 
     def numbers(self, positions: Ints) -> Ints:
-        """Return which units lie at these bytes."""
+        """Return which units lie at these bytes; -1 where none does."""
         found: Ints = positions // self.chain.file_bytes * self.per_file + positions % self.chain.file_bytes // self.unit.itemsize
-        return found
+        return np.where(self.positions(found) == positions, found, -1)
 
     # ------------------------------------------------------------ writing
 
     def start(self, sums: Sums) -> None:
-        """Begin with what a check point vouches for; what lies behind it is written anew."""
+        """Begin with what a check point vouches for; what lies behind it is written anew.
+
+        Raises:
+            CorruptStoreError: a file of what it vouches for is missing.
+        """
         self.first, self.count = sums.first, sums.count
+        self._stale.clear()
         self._crcs = np.frombuffer(sums.crcs, "<u4").astype(np.uint32)
         self._trusted = np.zeros(len(self._crcs), np.bool_)
         # What was summed of the last block goes on to be summed, and is checked with it.
-        self._open_crc = int(self._crcs[-1]) if self.count % BLOCK else 0
+        self._open_crc = int(self._crcs[-1]) if self.count > self.first and self.count % BLOCK else 0
         end = self.position(self.count)
-        if self.count > self.first and (
-            not self.chain.starts or not self.chain.first <= self.position(self.first) <= end <= self.chain.end
-        ):
+        if self.count > self.first and not all(self.chain.has(file * self.chain.file_bytes) for file in self._held_files(sums.absent)):
             path = str(self.chain.directory)
             raise CorruptStoreError(f"{path} does not hold units {self.first} to {self.count}", file=path, offset=end)
+        for begin, stop in sums.absent:
+            self.chain.drop_between(begin * self.chain.file_bytes, stop * self.chain.file_bytes)
         if not self.chain.starts:
             self.chain.begin_at(end // self.chain.file_bytes * self.chain.file_bytes)
         self.chain.set_filled(max(end, self.chain.first))
 
+    def _held_files(self, absent: list[tuple[int, int]]) -> Iterator[int]:
+        """Yield the numbers of the files that should be there."""
+        bounds = [self.first // self.per_file, *(bound for gap in absent for bound in gap), -(-self.count // self.per_file)]
+        for begin, stop in zip(bounds[::2], bounds[1::2], strict=True):
+            yield from range(begin, stop)
+
+    def _absent_files(self) -> list[tuple[int, int]]:
+        """Return the files that are not there, as :class:`Sums` has them."""
+        first, behind = self.first // self.per_file, -(-self.count // self.per_file)
+        held = [start // self.chain.file_bytes for start in self.chain.starts]
+        bounds = [first - 1, *(file for file in held if first <= file < behind), behind]
+        return [(file + 1, after) for file, after in pairwise(bounds) if after > file + 1]
+
+    def held(self, number: int) -> Iterator[tuple[int, int]]:
+        """Yield (first, behind) of the units of each file from ``number`` on; elsewhere nothing was written."""
+        for file in self._held_files(self._absent_files()):
+            first, behind = max(file * self.per_file, self.first, number), min((file + 1) * self.per_file, self.count)
+            if first < behind:
+                yield first, behind
+
     def reserve(self, count: int) -> None:
         """See to it that ``count`` more units find room."""
         if count:
-            self.chain.reserve(self.position(self.count + count - 1) + self.unit.itemsize + len(self._blank))
+            self._reserve(self.count, self.count + count)
+
+    def _reserve(self, first: int, behind: int) -> None:
+        for file in range(first // self.per_file, (behind - 1) // self.per_file + 1):
+            start, stop = file * self.chain.file_bytes, (file + 1) * self.per_file
+            is_new = not self.chain.has(start)
+            self.chain.reserve_in(start, self.position(min(behind, stop) - 1) + self.unit.itemsize + len(self._blank))
+            if is_new and stop <= self.count:
+                self.chain.write_at(start, np.repeat(self._fill, self.per_file).view(np.uint8).data)
+
+    def reserve_at(self, numbers: Ints) -> None:
+        """See to it that units at these numbers, which rise, find room, and what has to fill the gaps between them."""
+        if self._follow(numbers):
+            self.reserve(len(numbers))
+            return
+        if len(numbers) and int(numbers[-1]) >= self.count and self.count % self.per_file:
+            self._reserve(self.count, min(int(numbers[-1]), self.count // self.per_file * self.per_file + self.per_file - 1) + 1)
+        files = numbers // self.per_file
+        lasts = np.flatnonzero(np.diff(files, append=-1))
+        for file, last in zip(files[lasts].tolist(), numbers[lasts].tolist(), strict=True):
+            self._reserve(file * self.per_file, last + 1)
 
     def append(self, data: Bytes) -> int:
         """Append units, in space that was reserved; returns the number of the first."""
@@ -124,9 +186,12 @@ class UnitLog:
 
     def write_ahead(self, data: Bytes) -> None:
         """Write units behind the last one, where nobody sees them until :meth:`advance`."""
+        self._write(self.count, data)
+
+    def _write(self, first: int, data: Bytes) -> None:
         view = memoryview(data).cast("B")
         size = self.unit.itemsize
-        first = at = self.count
+        at = first
         behind = first + len(view) // size
         while at < behind:
             stop = min(behind, (at // self.per_file + 1) * self.per_file)
@@ -166,16 +231,86 @@ class UnitLog:
             self._trusted = np.append(self._trusted[:blocks], np.ones(len(crcs), np.bool_))
         self.count = behind
 
-    def replace(self, number: int, data: Bytes) -> None:
-        """Write units anew that are there already."""
-        self._doubt(Doubt.REWRITTEN)
-        view = memoryview(data).cast("B")
-        size = self.unit.itemsize
-        for at in range(len(view) // size):
-            self.check(number + at, 1)
-            self.chain.write_at(self.position(number + at), view[at * size : (at + 1) * size])
-        behind = number + len(view) // size
-        for block in range(number // BLOCK, (behind - 1) // BLOCK + 1):
+    def prepare(self, numbers: Ints, units: Units) -> Callable[[], None]:
+        """Write units at numbers that rise, where nobody sees them, and make room; returns what makes them seen.
+
+        Those that are there already are written anew only then. What lies between them and was never written is filled.
+        """
+        self.reserve_at(numbers)
+        if self._follow(numbers):
+            data = np.ascontiguousarray(units).view(np.uint8).data
+            self.write_ahead(data)
+            return lambda: self.advance(data)
+        known = int(np.searchsorted(numbers, self.count))
+        if known:
+            self._doubt(Doubt.REWRITTEN)
+        pieces = list(self._pieces(numbers[known:], units[known:]))
+        for number, data in pieces:
+            self._write(number, data)
+
+        def commit() -> None:
+            if known:
+                self._replace(numbers[:known], units[:known])
+            for number, data in pieces:
+                if number > self.count:
+                    self._pass_over(number)
+                self.advance(data)
+
+        return commit
+
+    def _follow(self, numbers: Ints) -> bool:
+        """Say whether units at these numbers lie one behind the other behind all others."""
+        return bool(len(numbers)) and int(numbers[0]) == self.count and int(numbers[-1]) == self.count + len(numbers) - 1
+
+    def _pieces(self, numbers: Ints, units: Units) -> Iterator[tuple[int, memoryview]]:
+        """Yield (number of the first, units) of stretches to be appended, with what fills the gaps where files are."""
+        at = self.count
+        bounds = np.flatnonzero(np.diff(numbers // self.per_file)) + 1
+        for begin, stop in pairwise([0, *bounds.tolist(), len(numbers)]):
+            if begin < stop:
+                first, behind = int(numbers[begin]), int(numbers[stop - 1]) + 1
+                for start, end in self._held_between(at, first):
+                    yield start, np.repeat(self._fill, end - start).view(np.uint8).data
+                rows = np.repeat(self._fill, behind - first)
+                rows[numbers[begin:stop] - first] = units[begin:stop]
+                yield first, rows.view(np.uint8).data
+                at = behind
+
+    def _held_between(self, first: int, behind: int) -> Iterator[tuple[int, int]]:
+        """Yield the stretches between two numbers that lie in files which are there."""
+        starts = [start // self.chain.file_bytes * self.per_file for start in self.chain.starts]
+        for start in starts:
+            if start < behind and start + self.per_file > first:
+                yield max(first, start), min(behind, start + self.per_file)
+
+    def _replace(self, numbers: Ints, units: Units) -> None:
+        blocks = np.unique(numbers // BLOCK).tolist()
+        for block in blocks:
+            self.check(block * BLOCK, 1)
+        bounds = np.flatnonzero((np.diff(numbers) > _NEAR) | (np.diff(numbers // self.per_file) != 0)) + 1
+        for begin, stop in pairwise([0, *bounds.tolist(), len(numbers)]):
+            first, behind = int(numbers[begin]), int(numbers[stop - 1]) + 1
+            piece = units[begin:stop]
+            if behind - first > stop - begin:
+                piece = self._raw(first, behind - first).copy()
+                piece[numbers[begin:stop] - first] = units[begin:stop]
+            self.chain.write_at(self.position(first), np.ascontiguousarray(piece).view(np.uint8).data)
+        self._stale.update(blocks)
+        if blocks[-1] == self.count // BLOCK:
+            self._sum_block(blocks[-1])
+
+    def _pass_over(self, number: int) -> None:
+        """Count numbers up to ``number`` whose files are not there."""
+        first = self.count
+        if first % BLOCK:
+            self.check(first, 1)
+        self.count = number
+        blocks = -(-number // BLOCK)
+        more = blocks - len(self._crcs)
+        self._crcs = np.append(self._crcs, np.full(more, self._fill_crc, np.uint32))
+        self._trusted = np.append(self._trusted, np.ones(more, np.bool_))
+        self._open_crc = 0
+        for block in {first // BLOCK, blocks - 1}:
             self._sum_block(block)
 
     def _sum_block(self, block: int) -> None:
@@ -186,7 +321,7 @@ class UnitLog:
 
     # ------------------------------------------------------------ reading
 
-    def read(self, number: int, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
+    def read(self, number: int, count: int) -> Units:
         """Return units that follow one another.
 
         Raises:
@@ -195,18 +330,24 @@ class UnitLog:
         self.check(number, count)
         return self._raw(number, count)
 
-    def _raw(self, number: int, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
-        pieces = []
-        while count > 0:
-            step = min(count, self.per_file - number % self.per_file)
-            data = self.chain.read(self.position(number), step * self.unit.itemsize)
-            pieces.append(np.frombuffer(data, self.unit))
-            number, count = number + step, count - step
-        if len(pieces) == 1:
-            return pieces[0]
-        return np.concatenate(pieces) if pieces else np.zeros(0, self.unit)
+    def _raw(self, number: int, count: int) -> Units:
+        if count > 0 and number // self.per_file == (number + count - 1) // self.per_file:
+            return self._stretch(number, count)
+        units = np.empty(max(count, 0), self.unit)
+        at = 0
+        while at < count:
+            step = min(count - at, self.per_file - (number + at) % self.per_file)
+            units[at : at + step] = self._stretch(number + at, step)
+            at += step
+        return units
 
-    def gather(self, numbers: Ints) -> np.ndarray[Any, np.dtype[np.void]]:
+    def _stretch(self, number: int, count: int) -> Units:
+        """Return units that follow one another in one file."""
+        if not self.chain.has(number // self.per_file * self.chain.file_bytes):
+            return np.repeat(self._fill, count)
+        return np.frombuffer(self.chain.read(self.position(number), count * self.unit.itemsize), self.unit)
+
+    def gather(self, numbers: Ints) -> Units:
         """Return units of any numbers, in their order; see :meth:`read`."""
         if not len(numbers):
             return np.zeros(0, self.unit)
@@ -215,20 +356,22 @@ class UnitLog:
             for block in np.unique(numbers // BLOCK).tolist():
                 self.check(block * BLOCK, 1)
         if low // self.per_file == high // self.per_file:
-            base = low // self.per_file * self.per_file
-            found: np.ndarray[Any, np.dtype[np.void]] = self._units_of(base // self.per_file)[numbers - base]
-            return found
+            return self._in_file(low // self.per_file, numbers)
         units = np.empty(len(numbers), self.unit)
         files = numbers // self.per_file
         for file in np.unique(files).tolist():
             rows = files == file
-            units[rows] = self._units_of(file)[numbers[rows] - file * self.per_file]
+            units[rows] = self._in_file(file, numbers[rows])
         return units
 
-    def _units_of(self, file: int) -> np.ndarray[Any, np.dtype[np.void]]:
-        """Return the units of one file, written or not."""
+    def _in_file(self, file: int, numbers: Ints) -> Units:
+        """Return units of one file."""
+        if not self.chain.has(file * self.chain.file_bytes):
+            return np.repeat(self._fill, len(numbers))
         data = self.chain.view(file * self.chain.file_bytes)
-        return np.frombuffer(data, self.unit, min(len(data) // self.unit.itemsize, self.per_file))
+        units = np.frombuffer(data, self.unit, min(len(data) // self.unit.itemsize, self.per_file))
+        found: Units = units[numbers - file * self.per_file]
+        return found
 
     def check(self, number: int, count: int) -> None:
         """Check the blocks of some units, as far as nobody has looked into them yet."""
@@ -250,7 +393,11 @@ class UnitLog:
     def sync(self) -> Sums:
         """Make everything durable; returns what a check point has to know."""
         self.chain.sync()
-        return Sums(self.first, self.count, self._crcs.astype("<u4").tobytes())
+        for block in self._stale:
+            if (block + 1) * BLOCK > self.first:
+                self._sum_block(block)
+        self._stale.clear()
+        return Sums(self.first, self.count, self._crcs.astype("<u4").tobytes(), self._absent_files())
 
     def trim(self, number: int) -> None:
         """Let what is kept begin with the file that holds ``number``; the files before it go with :meth:`release`."""

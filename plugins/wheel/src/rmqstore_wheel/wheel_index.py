@@ -52,6 +52,7 @@ class WheelIndex:
     Args:
         directory: RocketMQ's store directory.
         roll_window: slots ahead beyond which a timer is rolled.
+        unit_log: how the timer log is reached.
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class WheelIndex:
         units_per_file: int,
         doubt: Callable[[Doubt], None],
         roll_window: int = ROLL_WINDOW_SLOTS,
+        unit_log: type[UnitLog] = UnitLog,
     ) -> None:
         self.ring = ring
         self._disk = disk
         self._path = directory / "timerwheel"
         self.window = roll_window
-        self.units = UnitLog(
+        self.units = unit_log(
             disk,
             directory / "timerlog",
             timer_log.UNIT,

@@ -66,7 +66,7 @@ def encode_message(
 def encode_batch(
     columns: pa.RecordBatch,
     *,
-    store_ms: int,
+    store_ms: Ints | int,
     topic: str | None = None,
     queue_id: Ints | int | None = None,
     system: Part | list[Part] = b"",
@@ -101,7 +101,9 @@ def _filled(column: pa.Array, absent: int) -> Ints:
 
 def timer_parts(columns: pa.RecordBatch, queue_id: Ints | int | None = None) -> list[Part]:
     """Return the properties that let a timer find home: ``REAL_TOPIC`` and ``REAL_QID`` of every row."""
-    queue = columns.column("queue_id") if queue_id is None else pa.array(np.broadcast_to(queue_id, len(columns)), pa.int32())
+    queue = pa.array(
+        np.broadcast_to(_filled(columns.column("queue_id"), NO_QUEUE) if queue_id is None else queue_id, len(columns)), pa.int32()
+    )
     return [*texts.property_part(texts.REAL_TOPIC, columns.column("topic")), *texts.property_part(texts.REAL_QUEUE_ID, queue)]
 
 

@@ -1,0 +1,169 @@
+"""A session of the wheel engine that was opened for reading: the reads of both sides over one ``ReadView``.
+
+A read that meets a cache which its owner changed, or which is damaged, has the view made anew from the log, to the same state, and is
+done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Never, TypeVar, cast
+
+from rmqstore.contract import EngineOptions, EngineSession, PendingTimer, PopStore, TimerCursor, TimerHandle, TimerStore
+from rmqstore.errors import CorruptStoreError
+from rmqstore.ordered.home import EngineHome
+from rmqstore.ordered.layout import CURSOR_KEY, META
+from rmqstore.ordered.readonly import ReadOnlyPops, refuse
+from rmqstore.ordered.session import check_read_layout
+from rmqstore.ordered.shared import Shared
+from rmqstore.ordered.viewing import ViewKV
+from rmqstore_wheel.ledger import Sizes
+from rmqstore_wheel.queue_log import WheelQueueLog
+from rmqstore_wheel.read_units import OutrunError
+from rmqstore_wheel.read_view import ReadLedger, ReadView
+from rmqstore_wheel.session import ENGINE, FORMAT_VERSION
+from rmqstore_wheel.timers import WheelTimers
+
+_Read = TypeVar("_Read", bound=Callable[..., Any])
+
+
+class ReadShared(Shared):
+    """What both sides share: the view, and how it is made anew."""
+
+    def __init__(self, view: ReadView, options: EngineOptions) -> None:
+        kv = ViewKV(view)
+        check_read_layout(kv)
+        super().__init__(kv, options, read_only=True)
+        self.view = view
+
+    def mend(self, seen: ReadLedger) -> bool:
+        """Make the view anew from the log, unless somebody did since ``seen`` was the state; False when that was made so too."""
+        with self.lock:
+            if self.view.ledger is not seen:
+                return True
+            if self.view.is_rebuilt:
+                return False
+            self.view.rebuild()
+            self.reload()
+            return True
+
+
+def settled(call: _Read) -> _Read:
+    """Return a read of :class:`ReadPops` or :class:`ReadTimers` that is done again when a cache was not what it should be."""
+
+    def repeated(self: ReadPops | ReadTimers, *args: Any, **kwargs: Any) -> Any:
+        seen = self.view_shared.view.ledger
+        try:
+            return call(self, *args, **kwargs)
+        except (OutrunError, CorruptStoreError):
+            if not self.view_shared.mend(seen):
+                raise
+            return call(self, *args, **kwargs)
+
+    return cast(_Read, repeated)
+
+
+class ReadPops(ReadOnlyPops):
+    """Queues and leases of the view."""
+
+    def __init__(self, shared: ReadShared) -> None:
+        self.view_shared = shared
+        super().__init__(shared, lambda _: WheelQueueLog(shared.view.ledger))
+
+    read = settled(ReadOnlyPops.read)
+    get = settled(ReadOnlyPops.get)
+    lag = settled(ReadOnlyPops.lag)
+    ready = settled(ReadOnlyPops.ready)
+    leases = settled(ReadOnlyPops.leases)
+    verify = settled(ReadOnlyPops.verify)
+    export_state = settled(ReadOnlyPops.export_state)
+
+
+class ReadTimers(WheelTimers):
+    """Timers of the view."""
+
+    def __init__(self, shared: ReadShared) -> None:
+        self.view_shared = shared
+        self._load()
+        shared.on_reload(self._load)
+
+    def _load(self) -> None:
+        view = self.view_shared.view
+        seen = view.ledger
+        try:
+            super().__init__(self.view_shared, seen, seen.index)
+        except (OutrunError, CorruptStoreError):
+            if view.is_rebuilt:
+                raise
+            # Nobody has read anything of it so far.
+            view.rebuild()
+            super().__init__(self.view_shared, view.ledger, view.ledger.index)
+
+    def get(self, handle: TimerHandle) -> PendingTimer | None:
+        found = self._get(handle)
+        # What was handed over is no timer any more, and only an owner is told so.
+        handed = TimerCursor.from_bytes(self._ledger.get(META, CURSOR_KEY) or b"")
+        return None if found is None or handed.covers(found.handle.tick, found.handle.seq) else found
+
+    _get = settled(WheelTimers.get)
+    due = settled(WheelTimers.due)
+    pending = settled(WheelTimers.pending)
+    scan = settled(WheelTimers.scan)
+    verify = settled(WheelTimers.verify)
+    export_state = settled(WheelTimers.export_state)
+
+    def import_state(self, *_: Any, **__: Any) -> Never:
+        refuse("import_state")
+
+    def recover(self, *_: Any) -> Never:
+        refuse("recover")
+
+    def put(self, *_: Any, **__: Any) -> Never:
+        refuse("put")
+
+    def cancel(self, *_: Any, **__: Any) -> Never:
+        refuse("cancel")
+
+    def cancel_key(self, *_: Any, **__: Any) -> Never:
+        refuse("cancel_key")
+
+    def seal(self, *_: Any, **__: Any) -> Never:
+        refuse("seal")
+
+    def forget(self, *_: Any, **__: Any) -> Never:
+        refuse("forget")
+
+    def maintain(self, *_: Any, **__: Any) -> Never:
+        refuse("maintain")
+
+
+class WheelReadSession(EngineSession):
+    """Both sides as they stood at one moment; :meth:`refresh` moves the moment on."""
+
+    one_log = True
+
+    def __init__(self, directory: Path, options: EngineOptions, sizes: Sizes) -> None:
+        view = ReadView(EngineHome(directory, ENGINE, FORMAT_VERSION), options, sizes)
+        try:
+            self._shared = ReadShared(view, options)
+            self._timers = ReadTimers(self._shared)
+            self._pops = ReadPops(self._shared)
+        except BaseException:
+            view.close()
+            raise
+
+    def timers(self) -> TimerStore:
+        return self._timers
+
+    def pops(self) -> PopStore:
+        return self._pops
+
+    def snapshot(self, path: Path) -> None:
+        self._shared.snapshot(path)
+
+    def refresh(self) -> None:
+        self._shared.refresh()
+
+    def close(self) -> None:
+        self._shared.close()

@@ -1,0 +1,72 @@
+"""``import_state`` of the wheel's timer side: timers become messages of the wheel's topic, all else becomes keys of the journal.
+
+A timer keeps its seq, so its message keeps the queue offset that goes with it, and says which tick and epoch it had; so whoever applies the
+log again learns the same. Pages of another store come by tick, so their seqs come in any order and leave gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from rmqstore.contract import TimerCursor
+from rmqstore.ordered.importing import numbers
+from rmqstore.ordered.kv import OrderedKV, WriteBatch
+from rmqstore.ordered.layout import META, U64
+from rmqstore.ordered.timerimport import TimerImport
+from rmqstore_wheel.appending import Messages
+from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.timer_index import TimerIndex
+from rmqstore_wheel.timer_records import EncodedTimers, encode_timers_as_they_were
+
+LAST_SEQ_KEY: Final = b"mlast_seq"
+
+
+def imported_last_seq(kv: OrderedKV) -> int:
+    """Return the largest seq that came with the state of other stores; timers that have it may be gone."""
+    return int(U64.unpack(kv.get(META, LAST_SEQ_KEY) or bytes(U64.size))[0])
+
+
+class WheelTimerImport(TimerImport):
+    """One call's rows; the timers among them are one piece of the log, by seq."""
+
+    def __init__(self, kv: OrderedKV, write: WriteBatch, sealed: TimerCursor, index: TimerIndex) -> None:
+        super().__init__(kv, write, sealed)
+        self._index = index
+        self._rows: list[pa.RecordBatch] = []
+
+    def take_timers(self, rows: pa.RecordBatch) -> None:
+        if len(rows):
+            self._rows.append(rows)
+
+    def stage(self) -> list[int]:
+        """Put what all rows together come to into the write; returns the ticks of the timers."""
+        ticks: list[int] = []
+        if self._rows:
+            rows = pa.Table.from_batches(self._rows).combine_chunks().to_batches()[0]
+            rows = rows.take(pa.array(np.argsort(numbers(rows, "seq"), kind="stable")))
+            found = encode_timers_as_they_were(rows, self._index.precision_ms)
+            self.write.parts.append(self._messages(rows, found))
+            ticks = found.ticks.tolist()
+        self.write.put(META, LAST_SEQ_KEY, U64.pack(max(self.last_seq, imported_last_seq(self.kv))))
+        return ticks
+
+    def _messages(self, rows: pa.RecordBatch, found: EncodedTimers) -> Messages:
+        seqs, epochs = numbers(rows, "seq"), numbers(rows, "epoch")
+        store_ms = int(numbers(rows, "store_ms").max())
+        self.last_seq = max(self.last_seq, int(seqs[-1]))
+
+        def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
+            take_in = self._index.prepare_put(seqs, found.ticks, found.dues, epochs, store_ms, offsets, sizes, found.hashes)
+
+            def commit() -> None:
+                take_in()
+                self._index.keys.add_many(found.key_hashes, offsets[found.key_rows])
+
+            return commit
+
+        return Messages(WHEEL_TOPIC, 0, seqs - 1, found.records, store_ms, prepare=prepare)

@@ -1,0 +1,299 @@
+"""What a disk may hold after a power loss: files and directories that know which of their changes are durable.
+
+A :class:`Volume` is fed the calls of a trace one after the other. At any moment :meth:`Volume.image` gives the directory that is left when
+every change that is not durable yet meets a fate of its own. What is legal:
+
+- of a file, all changes of before its last sync are there; each later one is kept, dropped, or torn at sectors;
+- of a directory, all names of before its last sync are there; each later change of names is kept or dropped, a rename as a whole;
+- a name that is not durable takes with it whatever it leads to, however durable that is by itself.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+SECTOR: Final = 512
+
+
+class Fate(enum.Enum):
+    """What becomes of a change that was not synced; the last three tear it."""
+
+    KEPT = "kept"
+    DROPPED = "dropped"
+    HEAD = "its first sectors"
+    TAIL = "its last sectors"
+    COMB = "every second sector"
+
+
+TORN: Final = (Fate.HEAD, Fate.TAIL, Fate.COMB)
+
+
+class Call(NamedTuple):
+    """One call to the disk, as a trace has it.
+
+    ``kind``: make, open, write, length, sync, rename, remove, tree, directory, names. ``file`` tells open files apart.
+    """
+
+    kind: str
+    path: str = ""
+    file: int = 0
+    offset: int = 0
+    data: bytes = b""
+    target: str = ""
+
+
+class Change(NamedTuple):
+    """A change of a file: ``data`` written at ``offset``; None: its length becomes ``offset``."""
+
+    offset: int
+    data: bytes | None = None
+
+
+class File:
+    """A file: what is durable, what is there, and the changes between the two."""
+
+    def __init__(self) -> None:
+        self.durable = b""
+        self.live = bytearray()
+        self.pending: dict[int, Change] = {}
+
+    def change(self, number: int, change: Change) -> None:
+        """Do a change that is not durable."""
+        _do(self.live, change, Fate.KEPT)
+        self.pending[number] = change
+
+    def sync(self) -> None:
+        """Make everything durable."""
+        self.durable = bytes(self.live)
+        self.pending.clear()
+
+    def content(self, fates: Mapping[int, Fate]) -> bytes:
+        """Return what is left."""
+        met = [fates.get(number, Fate.KEPT) for number in self.pending]
+        if all(fate is Fate.KEPT for fate in met):
+            return bytes(self.live)
+        left = bytearray(self.durable)
+        for change, fate in zip(self.pending.values(), met, strict=True):
+            _do(left, change, fate)
+        return bytes(left)
+
+
+def _do(content: bytearray, change: Change, fate: Fate) -> None:
+    if fate is Fate.DROPPED:
+        return
+    if change.data is not None:
+        for begin, end in _kept(change.offset, len(change.data), fate):
+            if len(content) < end:
+                content.extend(bytes(end - len(content)))
+            content[begin:end] = change.data[begin - change.offset : end - change.offset]
+        return
+    del content[change.offset :]
+    content.extend(bytes(change.offset - len(content)))
+
+
+def _kept(offset: int, size: int, fate: Fate) -> Iterator[tuple[int, int]]:
+    """Yield (begin, end) of what is left of a write."""
+    end = offset + size
+    if fate is Fate.KEPT:
+        yield offset, end
+        return
+    first, last = offset // SECTOR, (end - 1) // SECTOR
+    middle = (first + last + 1) // 2
+    for sector in range(first, last + 1):
+        if sector < middle if fate is Fate.HEAD else sector >= middle if fate is Fate.TAIL else (sector - first) % 2 == 1:
+            yield max(offset, sector * SECTOR), min(end, (sector + 1) * SECTOR)
+
+
+def can_tear(change: Change | Names) -> bool:
+    """Say whether a change is more than one sector."""
+    if isinstance(change, Names) or not change.data:
+        return False
+    return change.offset // SECTOR != (change.offset + len(change.data) - 1) // SECTOR
+
+
+class Names(NamedTuple):
+    """A change of the names in a directory: each leads elsewhere, or nowhere, at once."""
+
+    names: tuple[tuple[str, File | Directory | None], ...]
+
+
+class Directory:
+    """A directory: names that are durable, names that are there, and the changes between the two."""
+
+    def __init__(self) -> None:
+        self.durable: dict[str, File | Directory] = {}
+        self.live: dict[str, File | Directory] = {}
+        self.pending: dict[int, Names] = {}
+
+    def change(self, number: int, *names: tuple[str, File | Directory | None]) -> None:
+        """Let names lead elsewhere, not durably."""
+        _let(self.live, Names(names))
+        self.pending[number] = Names(names)
+
+    def sync(self) -> None:
+        """Make the names durable."""
+        self.durable = dict(self.live)
+        self.pending.clear()
+
+    def content(self, fates: Mapping[int, Fate]) -> dict[str, File | Directory]:
+        """Return what is left."""
+        left = dict(self.durable)
+        for number, change in self.pending.items():
+            if fates.get(number, Fate.KEPT) is not Fate.DROPPED:
+                _let(left, change)
+        return left
+
+
+def _let(content: dict[str, File | Directory], change: Names) -> None:
+    for name, node in change.names:
+        if node is None:
+            content.pop(name, None)
+        else:
+            content[name] = node
+
+
+Image = dict[str, bytes | None]
+"""The content of every file by its path; None for a directory."""
+
+
+class Volume:
+    """A directory tree.
+
+    Args:
+        image: what is there, durably, to begin with.
+        syncs: False for a disk whose syncs do nothing.
+
+    Attributes:
+        calls: how many calls were made.
+        call_of: by the number of a change, that of the call that made it.
+    """
+
+    def __init__(self, image: Image | None = None, *, syncs: bool = True) -> None:
+        self.calls = 0
+        self.call_of: list[int] = []
+        self._syncs = syncs
+        self._root = Directory()
+        self._nodes: list[File | Directory] = [self._root]
+        self._open: dict[int, File] = {}
+        for path, content in sorted((image or {}).items()):
+            folder, name = self._place(path)
+            if content is None:
+                made: File | Directory = Directory()
+            else:
+                made = File()
+                made.durable, made.live = content, bytearray(content)
+            self._nodes.append(made)
+            folder.durable[name] = folder.live[name] = made
+
+    def _find(self, path: str) -> File | Directory:
+        node: File | Directory = self._root
+        for name in path.split("/") if path else ():
+            assert isinstance(node, Directory)
+            node = node.live[name]
+        return node
+
+    def _place(self, path: str) -> tuple[Directory, str]:
+        above, _, name = path.rpartition("/")
+        folder = self._find(above)
+        assert isinstance(folder, Directory)
+        return folder, name
+
+    def _number(self) -> int:
+        self.call_of.append(self.calls)
+        return len(self.call_of) - 1
+
+    # ------------------------------------------------------------ calls
+
+    def do(self, call: Call) -> None:
+        """Make one more call."""
+        getattr(self, f"_do_{call.kind}")(call)
+        self.calls += 1
+
+    def _do_make(self, call: Call) -> None:
+        folder, name = self._place(call.path)
+        file = folder.live.get(name)
+        if file is None:
+            file = File()
+            self._nodes.append(file)
+            folder.change(self._number(), (name, file))
+        assert isinstance(file, File)
+        if file.live:
+            file.change(self._number(), Change(0))
+        if call.offset:
+            file.change(self._number(), Change(call.offset))
+        self._open[call.file] = file
+
+    def _do_open(self, call: Call) -> None:
+        file = self._find(call.path)
+        assert isinstance(file, File)
+        self._open[call.file] = file
+
+    def _do_write(self, call: Call) -> None:
+        self._open[call.file].change(self._number(), Change(call.offset, call.data))
+
+    def _do_length(self, call: Call) -> None:
+        self._open[call.file].change(self._number(), Change(call.offset))
+
+    def _do_sync(self, call: Call) -> None:
+        if self._syncs:
+            self._open[call.file].sync()
+
+    def _do_names(self, call: Call) -> None:
+        if self._syncs:
+            found = self._find(call.path)
+            found.sync()
+
+    def _do_forgotten(self, call: Call) -> None:
+        """A call that a disk does not do, which is broken on purpose."""
+
+    def _do_rename(self, call: Call) -> None:
+        folder, name = self._place(call.path)
+        onto, new = self._place(call.target)
+        assert onto is folder
+        folder.change(self._number(), (name, None), (new, folder.live[name]))
+
+    def _do_remove(self, call: Call) -> None:
+        folder, name = self._place(call.path)
+        folder.change(self._number(), (name, None))
+
+    def _do_tree(self, call: Call) -> None:
+        self._remove_all(*self._place(call.path))
+
+    def _remove_all(self, folder: Directory, name: str) -> None:
+        node = folder.live[name]
+        if isinstance(node, Directory):
+            for inner in list(node.live):
+                self._remove_all(node, inner)
+        folder.change(self._number(), (name, None))
+
+    def _do_directory(self, call: Call) -> None:
+        folder, name = self._place(call.path)
+        made = Directory()
+        self._nodes.append(made)
+        folder.change(self._number(), (name, made))
+
+    # ------------------------------------------------------------ what is left
+
+    def pending(self) -> dict[int, Change | Names]:
+        """Return the changes that are not durable, by their numbers."""
+        found: dict[int, Change | Names] = {}
+        for node in self._nodes:
+            found.update(node.pending)
+        return dict(sorted(found.items()))
+
+    def image(self, fates: Mapping[int, Fate]) -> Image:
+        """Return what is left when changes meet these fates; those not named are kept."""
+        found: Image = {}
+        self._collect(self._root, "", fates, found)
+        return found
+
+    def _collect(self, folder: Directory, above: str, fates: Mapping[int, Fate], found: Image) -> None:
+        for name, node in folder.content(fates).items():
+            path = f"{above}/{name}" if above else name
+            if isinstance(node, File):
+                found[path] = node.content(fates)
+            else:
+                found[path] = None
+                self._collect(node, path, fates, found)

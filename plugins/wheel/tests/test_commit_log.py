@@ -1,0 +1,169 @@
+"""The log of frames: what is kept of it by a recovery, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rmqstore.errors import CorruptStoreError
+from rmqstore_wheel import frames
+from rmqstore_wheel.commit_log import CommitLog, Frame
+from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.formats.commit_log import Record, decode_record, encode_record
+from rmqstore_wheel.formats.log_columns import Encoded, joined
+
+FILE_BYTES = 4096
+
+
+def record(number: int, body_bytes: int = 50) -> bytes:
+    return encode_record(Record(topic=b"t", body=b"%d " % number * body_bytes, properties=b"TAGS\x01a\x02"))
+
+
+def pieces(numbers: Sequence[int], body_bytes: int = 50) -> list[Encoded]:
+    return [frames.with_room(joined([record(number, body_bytes) for number in numbers]))]
+
+
+def opened(path: Path) -> CommitLog:
+    return CommitLog(Disk(), path, FILE_BYTES)
+
+
+def recovered(path: Path) -> tuple[CommitLog, list[Frame]]:
+    log = opened(path)
+    return log, list(log.recover(log.chain.first))
+
+
+def bodies(log: CommitLog, found: Sequence[Frame]) -> list[bytes]:
+    return [
+        decode_record(log.read(part.file_start + start, size), log_offset=part.file_start + start).body
+        for frame in found
+        for part in frame.parts
+        for start, size in zip(part.starts.tolist(), part.sizes.tolist(), strict=True)
+    ]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "commitlog"
+
+
+def test_frames_come_back_whole_over_many_files(path: Path) -> None:
+    log = opened(path)
+    calls = [[1], [2, 3], list(range(4, 40)), [40], list(range(41, 90)), [90]]
+    for numbers in calls:
+        log.append(pieces(numbers), 1)
+    log.sync()
+    log.close()
+    again, found = recovered(path)
+    assert [sum(len(part.starts) for part in frame.parts) for frame in found] == [len(numbers) for numbers in calls]
+    assert bodies(again, found) == [b"%d " % number * 50 for number in range(1, 91)]
+    assert again.tail == found[-1].end == log.tail
+    assert len(again.chain.starts) > 3
+
+
+def test_a_frame_that_fits_into_a_file_is_never_cut_in_two(path: Path) -> None:
+    log = opened(path)
+    for number in range(40):
+        start = log.append(pieces([number, number + 1], 200), 1)
+        assert start // FILE_BYTES == (log.tail - 1) // FILE_BYTES
+
+
+@pytest.mark.parametrize("lost", [1, 8, 30, 62, 63, 64, 65, 66, 67, 200, 5000])
+def test_a_torn_frame_is_cut_off_and_what_follows_goes_on(path: Path, lost: int) -> None:
+    """Whatever is missing of the last call, all of it goes, and the next one takes its place."""
+    log = opened(path)
+    log.append(pieces([1, 2]), 1)
+    kept = log.tail
+    log.append(pieces(range(3, 30)), 1)
+    end = log.tail
+    for start in range(max(end - lost, kept), end):
+        log.chain.file(start // FILE_BYTES * FILE_BYTES).write_at(start % FILE_BYTES, b"\0")
+    log.close()
+    again, found = recovered(path)
+    assert bodies(again, found) == [b"1 " * 50, b"2 " * 50]
+    assert again.tail == kept
+    again.append(pieces([7]), 2)
+    again.close()
+    assert bodies(*recovered(path)) == [b"1 " * 50, b"2 " * 50, b"7 " * 50]
+
+
+def test_damage_before_a_durable_place_is_refused(path: Path) -> None:
+    """A later call says that everything before it was on disk, so what is not whole was whole once."""
+    log = opened(path)
+    log.append(pieces([1]), 1)
+    first = log.tail
+    log.append(pieces([2]), 1)
+    log.sync()
+    log.append(pieces([3]), 1)
+    log.chain.file(0).write_at(first + 100, b"\xff")
+    log.close()
+    with pytest.raises(CorruptStoreError) as caught:
+        recovered(path)
+    assert caught.value.offset == first
+    assert caught.value.file == str(path / "00000000000000000000")
+
+
+def test_a_whole_frame_behind_a_torn_one_that_was_never_durable_is_cut_off_too(path: Path) -> None:
+    log = opened(path)
+    log.append(pieces([1]), 1)
+    first = log.tail
+    log.append(pieces([2]), 1)
+    log.append(pieces([3]), 1)
+    log.chain.file(0).write_at(first + 100, b"\xff")
+    log.close()
+    assert bodies(*recovered(path)) == [b"1 " * 50]
+
+
+def test_a_frame_of_an_earlier_life_is_not_taken_for_a_newer_one(path: Path, tmp_path: Path) -> None:
+    """Its place and its CRC are right, as the zeros over it never reached the disk; its epoch gives it away."""
+    log = opened(path)
+    log.append(pieces([1]), 1)
+    log.append(pieces([2]), 1)
+    end = log.tail
+    log.append(pieces([3]), 1)
+    whole = bytes(log.chain.view(0))
+    log.close()
+    shutil.rmtree(path)
+    log = opened(path)
+    log.append(pieces([1]), 1)
+    log.append(pieces([9]), 2)
+    assert log.tail == end
+    log.chain.file(0).write_at(end, whole[end:])
+    log.close()
+    assert bodies(*recovered(path)) == [b"1 " * 50, b"9 " * 50]
+
+
+def test_a_missing_file_in_the_middle_is_named(path: Path) -> None:
+    log = opened(path)
+    for number in range(60):
+        log.append(pieces([number], 100), 1)
+    log.close()
+    gone = path / f"{FILE_BYTES:020d}"
+    gone.unlink()
+    with pytest.raises(CorruptStoreError, match=gone.name) as caught:
+        opened(path)
+    assert caught.value.file == str(gone)
+
+
+def test_records_learn_their_offsets(path: Path) -> None:
+    log = opened(path)
+    log.append(pieces([1]), 1)
+    (piece,) = pieces([2, 3])
+    at = log.append([piece], 1)
+    offsets = [decode_record(log.read(at + int(start), int(size))).physical_offset for start, size in zip(*piece[1:], strict=True)]
+    assert offsets == (at + piece.starts).tolist()
+    assert not log.holds(log.tail, 100)
+    assert log.holds(at, int(piece.sizes[0]))
+
+
+def test_frames_are_told_by_their_last_record_alone() -> None:
+    piece = pieces(range(5))[0]
+    frames.finish([piece], 3, 77)
+    assert frames.ends_of(piece.data, piece.starts, piece.sizes).tolist() == [4]
+    trailer = frames.read_trailer(bytes(piece.data[-frames.PROPERTY_BYTES :]))
+    assert trailer is not None
+    assert trailer[:4] == (5, len(piece.data), 3, 77)
+    assert np.array_equal(piece.starts + piece.sizes, [*piece.starts[1:], len(piece.data)])

@@ -1,0 +1,31 @@
+"""An open of the wheel whose caches are gone in part: they are made again from the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rmqstore
+from rmqstore import ManualClock, Message
+from rmqstore_wheel import engine as engine_module
+from rmqstore_wheel.ledger import Sizes
+
+_START_MS = 1_700_000_000_000
+
+
+@pytest.mark.parametrize("directory", ["timerlog", "consumequeue/t/0"])
+def test_a_gap_in_the_files_of_a_cache_is_filled_from_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: str) -> None:
+    monkeypatch.setattr(engine_module, "Sizes", lambda: Sizes(queue_file_units=100, timer_file_units=100))
+    path = tmp_path / "store"
+    clock = ManualClock(_START_MS)
+    with rmqstore.open(path, engine="wheel", services=False, clock=clock) as store:
+        store.send_batch([Message("t", b"x", message_id=f"m{n}") for n in range(500)])
+        store.send_batch([Message("t", b"x", message_id=f"l{n}", deliver_at_ms=_START_MS + 60_000) for n in range(500)])
+    files = sorted((path / "wheel" / "db" / directory).iterdir())
+    assert len(files) >= 5
+    files[2].unlink()
+    with rmqstore.open(path, engine="wheel", services=False, clock=clock) as store:
+        assert store.verify() == []
+        assert store.pending().total == 500
+        assert len(store.read("t", limit=1000)) == 500

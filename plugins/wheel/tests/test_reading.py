@@ -1,0 +1,595 @@
+"""Reading the files of the wheel beside an owner that writes, makes check points and removes files, and when nobody owns them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rmqstore
+from rmqstore import CorruptStoreError, ManualClock, Message, ReadStore, Store
+from rmqstore_wheel import engine as engine_module
+from rmqstore_wheel import read_view
+from rmqstore_wheel.check_point import CheckPoint
+from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.ledger import Ledger, Sizes
+from rmqstore_wheel.read_disk import ReadDisk
+from rmqstore_wheel.read_log import ReadLog
+from rmqstore_wheel.read_units import ReadUnits
+from rmqstore_wheel.replay import Replay
+from rmqstore_wheel.session import copy_tree
+from rmqstore_wheel.unit_log import BLOCK, UnitLog
+
+_START_MS = 1_700_000_000_000
+_SMALL = Sizes(log_file_bytes=64 * 1024, queue_file_units=100, timer_file_units=100, check_point_calls=10**9)
+
+Seen = tuple[list[str], list[str], int, int]
+
+
+@pytest.fixture(autouse=True)
+def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "Sizes", lambda: _SMALL)
+
+
+class Owner:
+    """A store whose every call is followed by a note of what is there then."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.clock = ManualClock(_START_MS)
+        self.store = self._opened()
+        self.calls = 0
+        self.history = [seen(self.store)]
+
+    def _opened(self) -> Store:
+        return rmqstore.open(self.path, engine="wheel", services=False, clock=self.clock)
+
+    @property
+    def ledger(self) -> Ledger:
+        session: Any = self.store._opened.sessions["wheel"]
+        ledger: Ledger = session._shared._ledger
+        return ledger
+
+    def call(self, count: int = 1, body: bytes = b"x") -> None:
+        for _ in range(count):
+            kind = self.calls % 4
+            if kind == 0:
+                self.store.send_batch([_message(f"m{self.calls}.{n}", body) for n in range(3)])
+            elif kind == 1:
+                due = _START_MS + 3_600_000 + self.calls
+                self.store.send_batch([_message(f"l{self.calls}.{n}", body, deliver_at_ms=due) for n in range(3)])
+            elif kind == 2:
+                self.store.pop("t", "g", max_messages=1)
+            else:
+                self.store.cancel(self.store.scan(limit=1).timers[0].handle)
+            self.calls += 1
+            self.history.append(seen(self.store))
+
+    def make_check_point(self) -> None:
+        self.ledger.make_check_point()
+
+    def restart(self) -> None:
+        self.store.close()
+        self.store = self._opened()
+        self.history.append(seen(self.store))
+
+    def restart_from_the_log(self) -> None:
+        self.store.close()
+        shutil.rmtree(self.path / "wheel" / "db" / "rmqstore")
+        (self.path / "wheel" / "db" / "timerwheel").unlink(missing_ok=True)
+        self.store = self._opened()
+        self.history.append(seen(self.store))
+
+    def drop_topic(self) -> None:
+        """Drop a topic with its files and begin it anew, with other messages at the same offsets."""
+        self.store.pops.sync(self.store.pops.delete_topic("t"))
+        self.history.append(seen(self.store))
+        self.calls -= self.calls % 4
+        self.call(4)
+
+    def copy(self, path: Path) -> Path:
+        """Copy the directory as a kill would leave it now."""
+        copy_tree(self.path, path)
+        return path
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Owner]:
+    found = Owner(tmp_path / "store")
+    yield found
+    found.store.close()
+
+
+def _message(message_id: str, body: bytes = b"x", **fields: Any) -> Message:
+    return Message("t", body, message_id=message_id, **fields)
+
+
+def seen(store: Store | ReadStore) -> Seen:
+    """Return what a store shows: messages, timers, leases, the epoch."""
+    arrived: list[str] = []
+    if store.pops.topic("t") is not None:
+        arrived = [each.message_id or "" for each in store.pops.read("t", 0, 0, 100_000).messages]
+    waiting = [each.message.message_id or "" for each in store.scan(limit=100_000).timers]
+    return arrived, waiting, store.lag("t", "g").in_flight, store.timers.stats().epoch
+
+
+def _reader(path: Path) -> ReadStore:
+    return rmqstore.open(path, mode="read")
+
+
+def _contents(root: Path) -> dict[str, tuple[int, bytes]]:
+    """Return time of change and content of every file and directory."""
+    found = [root, *sorted(root.rglob("*"))]
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in found}
+
+
+# ---------------------------------------------------------------- every touch of a file
+
+
+_on_touch: Callable[[str, int], None] | None = None
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if _on_touch is not None and event in ("open", "os.listdir", "os.scandir") and isinstance(args[0], str | os.PathLike):
+        _on_touch(os.fspath(args[0]), args[2] if event == "open" else 0)
+
+
+sys.addaudithook(_audit)
+
+
+@contextmanager
+def touches(root: Path, act: Callable[[int], None]) -> Iterator[list[str]]:
+    """Call ``act(n)`` before the n-th time that a file below ``root`` is opened or a directory listed; yields their paths."""
+    global _on_touch
+    found: list[str] = []
+    busy = False
+
+    def touch(path: str, flags: int) -> None:
+        nonlocal busy
+        if busy or not path.startswith(str(root)):
+            return
+        assert flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC) == 0, path
+        found.append(path)
+        busy = True
+        try:
+            act(len(found))
+        finally:
+            busy = False
+
+    _on_touch = touch
+    try:
+        yield found
+    finally:
+        _on_touch = None
+
+
+def _disturb(owner: Owner, kind: str) -> None:
+    if kind == "calls":
+        owner.call(5)
+    elif kind == "check points":
+        for _ in range(2):
+            owner.call(1)
+            owner.make_check_point()
+    elif kind == "roll":
+        owner.call(4, b"r" * 12_000)
+    elif kind == "restart":
+        owner.call(1)
+        owner.restart()
+    elif kind == "rebuild":
+        owner.call(1)
+        owner.restart_from_the_log()
+    else:
+        owner.drop_topic()
+
+
+@pytest.mark.parametrize("kind", ["calls", "check points", "roll", "restart", "rebuild", "drop"])
+def test_whatever_the_owner_does_between_two_steps_of_an_open_a_prefix_is_seen(tmp_path: Path, kind: str) -> None:
+    """Before each single touch of a file, in a store of its own; then again before each touch of late reads and of a refresh."""
+    step = reached = reached_late = 1
+    while step <= reached:
+        owner = Owner(tmp_path / str(step))
+        owner.call(12)
+        owner.make_check_point()
+        owner.call(4)
+        with _disturbed(owner, kind, step) as found, _reader(owner.path) as reader:
+            opened = seen(reader)
+            assert opened in owner.history[16:]
+        if step <= reached_late:
+            with _reader(owner.path) as reader:
+                opened = owner.history[-1]
+                owner.call(1)
+                before = len(owner.history) - 1
+                with _disturbed(owner, kind, step) as late:
+                    assert seen(reader) == opened
+                    reader.refresh()
+                    assert seen(reader) in owner.history[before:]
+                reader.refresh()
+                assert seen(reader) == owner.history[-1]
+                assert reader.verify() == []
+                reached_late = max(reached_late, len(late))
+        owner.store.close()
+        reached, step = max(reached, len(found)), step + 1
+    assert reached > 10
+
+
+def _disturbed(owner: Owner, kind: str, step: int) -> AbstractContextManager[list[str]]:
+    return touches(owner.path / "wheel", lambda n: _disturb(owner, kind) if n == step else None)
+
+
+def test_a_reader_stays_on_its_state_whatever_becomes_of_the_files(owner: Owner) -> None:
+    """Queues that were not looked into before the owner dropped, cleared, replaced them are made anew from the log."""
+    owner.call(40)
+    owner.make_check_point()
+    readers = [_reader(owner.path) for _ in range(2)]
+    expected = seen(owner.store)
+    owner.drop_topic()
+    owner.make_check_point()
+    for reader in readers:
+        assert seen(reader) == expected
+        assert reader.verify() == []
+    readers[0].refresh()
+    assert seen(readers[0]) == seen(owner.store)
+    for directory in ("consumequeue", "timerlog", "rmqstore"):
+        shutil.rmtree(owner.path / "wheel" / "db" / directory)
+    assert seen(readers[0]) == seen(owner.store)
+    assert seen(readers[1]) == expected
+    for reader in readers:
+        reader.close()
+
+
+# ---------------------------------------------------------------- nobody owns it
+
+
+def test_a_killed_owner_leaves_a_directory_that_can_be_read_and_stays_as_it_is(owner: Owner, tmp_path: Path) -> None:
+    owner.call(30)
+    owner.make_check_point()
+    owner.call(30, b"y" * 3000)
+    copy = owner.copy(tmp_path / "killed")
+    before = _contents(copy)
+    with touches(copy / "wheel", lambda _: None) as found, _reader(copy) as reader:
+        assert seen(reader) == owner.history[-1]
+        assert reader.verify() == []
+        reader.refresh()
+        assert seen(reader) == owner.history[-1]
+    assert found
+    assert _contents(copy) == before
+    with rmqstore.open(copy, services=False, clock=owner.clock) as store:
+        assert seen(store)[:3] == owner.history[-1][:3]
+
+
+def test_a_directory_that_nobody_may_write_to_can_be_read(owner: Owner, tmp_path: Path) -> None:
+    owner.call(20)
+    copy = owner.copy(tmp_path / "frozen")
+    paths = [copy, *copy.rglob("*")]
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        with touches(copy / "wheel", lambda _: None), _reader(copy) as reader:
+            assert seen(reader) == owner.history[-1]
+    finally:
+        for path in paths:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def _last_call(owner: Owner, killed: Path, **fields: Any) -> tuple[Path, int, bytes]:
+    """Make one more call; returns the log's file in a copy made before it, where in it the call goes, and its bytes."""
+    owner.calls -= owner.calls % 4
+    owner.copy(killed)
+    begin = owner.ledger.log.tail
+    owner.call(1, **fields)
+    source = owner.ledger.log.chain.path_of(begin)
+    start = int(source.name)
+    data = source.read_bytes()[begin - start : owner.ledger.log.tail - start]
+    return killed / source.relative_to(owner.path), begin - start, data
+
+
+@pytest.mark.parametrize("part", [1, 4, 100, 0.5, -1])
+def test_a_call_that_is_being_written_is_not_seen_until_it_is_whole(owner: Owner, tmp_path: Path, part: float) -> None:
+    owner.call(10)
+    log, at, data = _last_call(owner, tmp_path / "killed")
+    cut = int(part * len(data)) if isinstance(part, float) else part
+    with log.open("r+b") as file:
+        file.seek(at)
+        file.write(data[:cut])
+    with _reader(tmp_path / "killed") as reader:
+        assert seen(reader) == owner.history[-2]
+        reader.refresh()
+        assert seen(reader) == owner.history[-2]
+        with log.open("r+b") as file:
+            file.seek(at)
+            file.write(data)
+        assert seen(reader) == owner.history[-2]
+        reader.refresh()
+        assert seen(reader) == owner.history[-1]
+
+
+def test_an_owner_that_cuts_off_half_a_call_does_not_disturb_a_reader(owner: Owner, tmp_path: Path) -> None:
+    """The next owner makes the log shorter there, and then writes another call in its place."""
+    owner.call(10)
+    log, at, data = _last_call(owner, tmp_path / "killed", body=b"z" * 15_000)
+    with log.open("r+b") as file:
+        file.seek(at)
+        file.write(data[:-20])
+    with _reader(tmp_path / "killed") as reader:
+        assert seen(reader) == owner.history[-2]
+        with rmqstore.open(tmp_path / "killed", services=False, clock=owner.clock) as store:
+            assert seen(reader) == owner.history[-2]
+            store.send(_message("other"))
+            reader.refresh()
+            assert seen(reader) == seen(store)
+            assert "other" in seen(reader)[0]
+
+
+# ---------------------------------------------------------------- damage
+
+
+def _flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes((byte[0] ^ 0x55,)))
+
+
+def test_a_damaged_cache_costs_time_and_nothing_else(owner: Owner, tmp_path: Path) -> None:
+    owner.call(60)
+    owner.make_check_point()
+    owner.call(3)
+    root = owner.path / "wheel" / "db"
+    kept = [path for path in root.rglob("*") if path.is_file() and path.parent.name != "commitlog" and path.name != "FORMAT"]
+    names = {path.relative_to(root).parts[0] for path in kept}
+    assert {"consumequeue", "timerlog", "timerwheel", "rmqstore"} <= names
+    for number, path in enumerate(kept):
+        copy = owner.copy(tmp_path / f"copy{number}")
+        damaged = copy / path.relative_to(owner.path)
+        content = damaged.read_bytes()
+        at = next((at for at, byte in enumerate(content) if byte and at >= 40), 40)
+        _flip(damaged, at)
+        before = _contents(copy)
+        with _reader(copy) as reader:
+            assert seen(reader) == owner.history[-1]
+            assert reader.verify() == []
+        damaged.unlink()
+        with _reader(copy) as reader:
+            assert seen(reader) == owner.history[-1]
+        damaged.write_bytes(content)
+        assert _contents(copy).keys() == before.keys()
+
+
+def test_damage_of_the_log_is_told_by_an_open_and_by_a_refresh(owner: Owner, tmp_path: Path) -> None:
+    """A later call says that the damaged one was on disk; a reader that has not seen it yet can go on when it is mended."""
+    owner.call(10)
+    copy = owner.copy(tmp_path / "copy")
+    begin = owner.ledger.log.tail
+    log = copy / "wheel" / "db" / "commitlog" / owner.ledger.log.chain.path_of(begin).name
+    with _reader(copy) as reader:
+        before = seen(reader)
+        owner.call(4)
+        source = owner.ledger.log.chain.path_of(begin)
+        log.write_bytes(source.read_bytes())
+        _flip(log, begin + 60)
+        with pytest.raises(CorruptStoreError, match="damaged"):
+            reader.refresh()
+        with pytest.raises(CorruptStoreError, match="damaged"):
+            reader.scan()
+        _flip(log, begin + 60)
+        reader.refresh()
+        assert seen(reader) == owner.history[-1] != before
+    _flip(log, begin + 60)
+    with pytest.raises(CorruptStoreError, match="damaged"):
+        _reader(copy)
+
+
+def test_a_call_that_becomes_whole_while_damage_is_looked_for_is_no_damage(
+    owner: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first look finds half a call, and behind it a later one that says that it is on disk: the owner went on meanwhile."""
+    owner.call(10)
+    copy = owner.copy(tmp_path / "copy")
+    begin = owner.ledger.log.tail
+    owner.call(4)
+    source = owner.ledger.log.chain.path_of(begin)
+    log = copy / source.relative_to(owner.path)
+    log.write_bytes(source.read_bytes())
+    _flip(log, begin + 60)
+    refuse = ReadLog._refuse_damage
+    looks = []
+
+    def refuse_once(self: ReadLog, epoch: int) -> None:
+        looks.append(self.tail)
+        try:
+            refuse(self, epoch)
+        finally:
+            if len(looks) == 1:
+                _flip(log, begin + 60)
+
+    monkeypatch.setattr(ReadLog, "_refuse_damage", refuse_once)
+    found = ReadLog(log.parent, _SMALL.log_file_bytes)
+    assert list(found.recover(0))[-1].end == found.tail == owner.ledger.log.tail
+    assert looks == [begin, found.tail]
+    found.close()
+
+
+def test_a_log_that_is_cut_before_its_check_point_is_damaged(owner: Owner, tmp_path: Path) -> None:
+    owner.call(10)
+    owner.make_check_point()
+    copy = owner.copy(tmp_path / "copy")
+    (log,) = (copy / "wheel" / "db" / "commitlog").iterdir()
+    os.truncate(log, 3000)
+    with pytest.raises(CorruptStoreError, match="it was on disk up to"):
+        _reader(copy)
+
+
+# ---------------------------------------------------------------- moving on
+
+
+def test_a_refresh_applies_only_what_is_new(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also an open applies only what came after the check point."""
+    applied: list[int] = []
+    add = Replay.add
+    monkeypatch.setattr(Replay, "add", lambda self, frame: (applied.append(frame.start), add(self, frame))[1])
+    for n in range(3000):
+        owner.store.pops.apply(rmqstore.contract.PopTxn(appends=rmqstore.MessageBatch.of([_message(f"m{n}")])), _START_MS)
+    with _reader(owner.path) as early:
+        assert len(applied) >= 3000
+        owner.make_check_point()
+        applied.clear()
+        owner.call(2)
+        with _reader(owner.path) as late:
+            assert len(applied) == 2
+            assert seen(late) == seen(early) or len(seen(late)[0]) == 3003
+        applied.clear()
+        early.refresh()
+        assert len(applied) == 2
+        assert seen(early) == seen(owner.store)
+        applied.clear()
+        early.refresh()
+        assert applied == []
+
+
+def test_a_refresh_begins_with_a_newer_check_point_when_much_was_applied(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what a reader keeps in memory does not grow for ever."""
+    monkeypatch.setattr(engine_module, "Sizes", lambda: _SMALL._replace(check_point_calls=50))
+    started: list[int] = []
+    start = Ledger._start
+
+    def counted(self: Ledger, found: CheckPoint) -> None:
+        if isinstance(self, read_view.ReadLedger):
+            started.append(found.offset)
+        start(self, found)
+
+    monkeypatch.setattr(Ledger, "_start", counted)
+    owner.call(10)
+    with _reader(owner.path) as reader:
+        owner.call(60)
+        for _ in range(2):
+            reader.refresh()
+            assert len(started) == 1
+        owner.make_check_point()
+        offset = owner.ledger.log.tail
+        owner.call(3)
+        reader.refresh()
+        assert started[1:] == [offset]
+        assert seen(reader) == seen(owner.store)
+        owner.call(3)
+        reader.refresh()
+        assert started[1:] == [offset]
+        assert seen(reader) == seen(owner.store)
+
+
+def test_a_reader_outlives_the_files_of_the_log(owner: Owner, tmp_path: Path) -> None:
+    """Names that are gone do not matter to the state that is seen; a refresh then takes what is there."""
+    owner.call(4)
+    owner.make_check_point()
+    owner.call(40, b"b" * 5000)
+    copy = owner.copy(tmp_path / "copy")
+    logs = sorted((copy / "wheel" / "db" / "commitlog").iterdir())
+    assert len(logs) > 3
+    with _reader(copy) as reader:
+        for log in logs[:-1]:
+            log.unlink()
+        expected = owner.history[-1]
+        assert seen(reader) == expected
+        assert reader.verify() == []
+        reader.refresh()
+        assert seen(reader) == expected
+        shutil.rmtree(copy)
+        assert seen(reader) == expected
+        with pytest.raises(rmqstore.StoreError):
+            reader.refresh()
+        owner.call(2)
+        owner.copy(copy)
+        reader.refresh()
+        assert seen(reader) == owner.history[-1]
+
+
+def test_no_descriptor_is_left_behind(owner: Owner) -> None:
+    owner.call(40, b"b" * 5000)
+    owner.make_check_point()
+    files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(3):
+        with _reader(owner.path) as reader:
+            reader.refresh()
+            ledger: Any = reader.timers._ledger  # type: ignore[attr-defined]
+            ledger.seal = b"of another log"
+            reader.refresh()
+            assert reader.timers._ledger is not ledger  # type: ignore[attr-defined]
+            seen(reader)
+            reader.verify()
+    assert len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208
+
+
+def test_what_was_handed_over_is_no_timer_for_a_reader(owner: Owner) -> None:
+    sent = owner.store.send_batch([_message(f"d{n}", deliver_at_ms=_START_MS + 1000 * n + 5000) for n in range(6)])
+    owner.make_check_point()
+    owner.clock.advance(7000)
+    owner.store.tick()
+    with _reader(owner.path) as reader:
+        assert seen(reader) == seen(owner.store)
+        handles = [rmqstore.contract.TimerHandle.parse(each.handle) for each in sent if each.handle]
+        assert [reader.timers.get(handle) is None for handle in handles] == [True] * 3 + [False] * 3
+
+
+def test_a_log_that_goes_on_from_an_earlier_call_is_read_anew(owner: Owner, tmp_path: Path) -> None:
+    """Another history has taken the place of the one that was seen, in the same files."""
+    owner.call(10)
+    older = owner.copy(tmp_path / "older")
+    owner.call(2)
+    copy = owner.copy(tmp_path / "copy")
+    with rmqstore.open(older, services=False, clock=owner.clock) as other:
+        for n in range(10):
+            other.send(_message(f"o{n}"))
+        expected = seen(other)
+    with _reader(copy) as reader:
+        assert seen(reader) == owner.history[-1]
+        for path in older.rglob("*"):
+            if path.is_file():
+                (copy / path.relative_to(older)).parent.mkdir(parents=True, exist_ok=True)
+                (copy / path.relative_to(older)).write_bytes(path.read_bytes())
+        reader.refresh()
+        assert seen(reader) == expected
+
+
+def test_units_of_a_reader_go_the_way_of_the_owners(tmp_path: Path) -> None:
+    """The same appends and replacements give the same units and sums as in files, over blocks and files; the files stay as they are."""
+    unit = np.dtype([("number", "<i8"), ("other", "<i4")])
+    rng = np.random.default_rng(1)
+
+    def units(count: int) -> bytes:
+        return rng.integers(0, 256, count * unit.itemsize, np.uint8).tobytes()
+
+    for count in (0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 7):
+        written = UnitLog(Disk(), tmp_path / str(count), unit, 1000, blank=b"blank")
+        written.reserve(count)
+        written.append(units(count))
+        sums = written.sync()
+        before = _contents(tmp_path / str(count)) if count else {}
+        read = ReadUnits(ReadDisk(), tmp_path / str(count), unit, 1000, blank=b"blank")
+        read.start(sums)
+        own = UnitLog(Disk(), tmp_path / f"own {count}", unit, 1000, blank=b"blank")
+        own.reserve(count)
+        own.append(written.read(0, count).tobytes())
+        for step in range(12):
+            data = units(int(rng.integers(1, 3000)))
+            if step % 3 == 1 and own.count > 10:
+                at = int(rng.integers(0, own.count - 5))
+                for log in (own, read):
+                    log.replace(at, data[: 5 * unit.itemsize])
+            for log in (own, read):
+                log.reserve(len(data) // unit.itemsize)
+                log.append(data)
+            assert read.count == own.count
+            assert read.read(0, own.count).tobytes() == own.read(0, own.count).tobytes()
+            numbers = rng.integers(0, own.count, 50)
+            assert read.gather(numbers).tobytes() == own.gather(numbers).tobytes()
+            assert read.sync() == own.sync()
+        assert not count or _contents(tmp_path / str(count)) == before
+        for log in (written, own, read):
+            log.close()

@@ -1,0 +1,185 @@
+"""What another store had is here, however it comes in and whatever happens then: after a close, a kill, and without any cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rmqstore import CancelOutcome, CorruptStoreError, Store
+from rmqstore.contract import EMPTY_CURSOR, TimerCursor, TimerHandle
+from rmqstore.contract.state import CANCELLED, DELIVERED, TIMER_TRACES, TIMERS
+from tests.stores import DAY_MS, START_MS, Pair, Stores, message, stores_of
+
+WHEEL = Pair("wheel", "wheel")
+EPOCH = 7
+SEQS = np.array([900, 3, 41, 700_000, 5, 2**33, 42, 6])
+DUES = np.array([-90_000, -300, 700, 1700, 60_300, 3_600_000, 3 * DAY_MS, 40 * DAY_MS]) + START_MS
+TICKS = -(-DUES // 1000) * 1000
+
+
+@pytest.fixture
+def stores() -> Iterator[Stores]:
+    with stores_of(WHEEL) as factory:
+        yield factory
+
+
+def _rows(at: slice) -> pa.RecordBatch:
+    count = len(SEQS[at])
+    given: dict[str, Any] = {
+        "topic": ["t"] * count,
+        "body": [b"body %d" % seq for seq in SEQS[at]],
+        "keys": [[f"k{seq}"] for seq in SEQS[at]],
+        "message_id": [f"m{seq}" for seq in SEQS[at]],
+        "deliver_at_ms": DUES[at],
+        "born_ms": [START_MS - 100_000] * count,
+        "tick": TICKS[at],
+        "seq": SEQS[at],
+        "epoch": [EPOCH] * count,
+        "store_ms": START_MS - 100_000 + SEQS[at] % 977,
+    }
+    columns = [pa.array(given[each.name], each.type) if each.name in given else pa.nulls(count, each.type) for each in TIMERS]
+    return pa.RecordBatch.from_arrays(columns, schema=TIMERS)
+
+
+def _head() -> pa.RecordBatch:
+    sealed = TimerCursor(((START_MS - 60_000, 950),)).to_bytes()
+    return pa.RecordBatch.from_pylist([{"last_seq": 2**34, "epoch": EPOCH, "precision_ms": 1000, "sealed": sealed}])
+
+
+def _traces() -> pa.RecordBatch:
+    rows = [(CANCELLED, START_MS, 77, EPOCH), (DELIVERED, START_MS - 5000, 78, EPOCH)]
+    return pa.RecordBatch.from_pylist([dict(zip(TIMER_TRACES.names, row, strict=True)) for row in rows], schema=TIMER_TRACES)
+
+
+def _fill(store: Store) -> None:
+    """Take everything in, page by page, some of them twice."""
+    for _ in range(2):
+        store.timers.import_state([("timer_head", _head())], START_MS, [b"load/head"])
+        for begin in range(0, len(SEQS), 2):
+            store.timers.import_state([("timers", _rows(slice(begin, begin + 2)))], START_MS, [b"load/%d" % begin])
+        store.timers.import_state([("timer_traces", _traces())], START_MS, [b"load/traces"])
+    store.timers.sync()
+
+
+def _exported(store: Store, table: str, limit: int = 3) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    after: bytes | None = None
+    while True:
+        page = store.timers.export_state(table, after, limit)
+        rows += page.rows.to_pylist()
+        if page.next is None:
+            return rows
+        after = page.next
+
+
+def _check(store: Store) -> None:
+    """Everything that was taken in is here, and counts."""
+    order = np.lexsort((SEQS, TICKS))
+    assert _exported(store, "timers") == _rows(slice(None)).take(pa.array(order)).to_pylist()
+    assert _exported(store, "timer_traces") == _traces().to_pylist()
+    head = _exported(store, "timer_head")[0]
+    assert head["last_seq"] == store.timers.stats().last_seq >= 2**34
+    assert head["epoch"] >= EPOCH
+    assert TimerCursor.from_bytes(head["sealed"]).covers(START_MS - 90_000, 900)
+    assert store.timers.stats().pending == len(SEQS)
+    assert store.timers.next_tick_ms() == int(TICKS.min())
+    assert store.timers.verify() == []
+    counts = store.timers.pending([0, START_MS, START_MS + DAY_MS])
+    assert (counts.counts, counts.total) == ((2, 4), len(SEQS))
+    tag = store.store_id
+    assert store.timers.get(TimerHandle(tag, EPOCH, 2**33, int(TICKS[5]))) is not None
+    outcomes, _ = store.timers.cancel(
+        [TimerHandle(tag, EPOCH, 77, START_MS), TimerHandle(tag, EPOCH, 78, START_MS - 5000), TimerHandle(tag, EPOCH, 79, START_MS)],
+        START_MS,
+    )
+    assert outcomes == [CancelOutcome.CANCELLED, CancelOutcome.ALREADY_DELIVERED, CancelOutcome.UNKNOWN]
+
+
+def _drain(store: Store) -> list[str]:
+    """Cancel two, one of them by its key, and let the others become due, those far ahead as well."""
+    handle = TimerHandle(store.store_id, EPOCH, 5, int(TICKS[4]))
+    assert store.timers.cancel([handle], START_MS)[0] == [CancelOutcome.CANCELLED]
+    assert store.timers.cancel_key("t", "k700000", START_MS)[0] == [CancelOutcome.CANCELLED]
+    got: list[str] = []
+    cursor = EMPTY_CURSOR
+    for now_ms in range(START_MS, START_MS + 41 * DAY_MS, DAY_MS // 2):
+        store.timers.seal(now_ms)
+        while len((due := store.timers.due(cursor, 3)).messages):
+            got += [each.message_id or "" for each in due.messages.messages]
+            cursor = due.cursor
+            store.timers.forget(cursor)
+    assert store.timers.verify() == []
+    return got
+
+
+LEFT = [f"m{seq}" for seq in (900, 3, 41, 2**33, 42, 6)]
+
+
+def test_at_once(stores: Stores) -> None:
+    store = stores.open()
+    _fill(store)
+    _check(store)
+    assert _drain(store) == LEFT
+    gone = {(row["kind"], row["seq"]) for row in _exported(store, "timer_traces")}
+    assert gone >= {(CANCELLED, 5), (CANCELLED, 700_000), (DELIVERED, 900), (DELIVERED, 2**33), (CANCELLED, 77), (DELIVERED, 78)}
+
+
+@pytest.mark.parametrize("how", ["closed", "killed", "without check points"])
+def test_after_an_open(stores: Stores, how: str) -> None:
+    if how == "killed":
+        stores.open().close()
+        child = os.fork()
+        if not child:
+            try:
+                _fill(Stores(WHEEL, stores.root).open())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+    else:
+        store = stores.open()
+        _fill(store)
+        store.close()
+    if how == "without check points":
+        files = list(stores.root.rglob("checkpoint*"))
+        assert files
+        for file in files:
+            file.unlink()
+    store = stores.open()
+    _check(store)
+    assert _drain(store) == LEFT
+
+
+def test_new_timers_go_behind_what_was_taken_in(stores: Stores) -> None:
+    store = stores.open()
+    _fill(store)
+    store = stores.reopen(store)
+    store.send(message("new", deliver_at_ms=START_MS + 5000))
+    assert _exported(store, "timers")[4]["seq"] == 2**34 + 1
+    # The gap takes no room.
+    assert sum(file.stat().st_blocks for file in stores.root.rglob("*") if file.is_file()) * 512 < 200 * 2**20
+
+
+def test_a_damaged_timer_ends_an_export_and_parks(stores: Stores) -> None:
+    store = stores.open()
+    _fill(store)
+    store.close()
+    (log,) = stores.root.rglob("commitlog/*")
+    _flip(log, b"body 41")
+    store = stores.open()
+    with pytest.raises(CorruptStoreError, match="offset"):
+        _exported(store, "timers")
+    stores.clock.advance(10_000)
+    store.tick()
+    assert len(_exported(store, "timers")) == 4
+
+
+def _flip(file: Path, text: bytes) -> None:
+    content = bytearray(file.read_bytes())
+    content[content.index(text)] ^= 1
+    file.write_bytes(content)

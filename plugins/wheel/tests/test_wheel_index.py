@@ -1,0 +1,164 @@
+"""The wheel over the timer log: every timer is found in the slot that it belongs to, however it came there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rmqstore.errors import CorruptStoreError
+from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.formats.wheel import Ring
+from rmqstore_wheel.unit_log import Doubt, Sums
+from rmqstore_wheel.wheel_index import WheelIndex
+
+SLOTS, WINDOW, PER_FILE = 1000, 200, 64
+NOW_MS = 1_700_000_000_000
+
+
+def index(path: Path, precision_ms: int = 1000) -> WheelIndex:
+    found = WheelIndex(Disk(), path, Ring(precision_ms, SLOTS), PER_FILE, lambda doubt: None, WINDOW)
+    found.units.start(Sums())
+    return found
+
+
+def put(wheel: WheelIndex, seqs: list[int], ticks: list[int], now_ms: int = NOW_MS) -> Any:
+    numbers = np.array(seqs, np.int64)
+    placing = wheel.prepare(numbers, np.array(ticks, np.int64), now_ms, numbers * 100, np.full(len(seqs), 100))
+    placing.commit()
+    return placing
+
+
+def seqs_in(wheel: WheelIndex, slots: list[int]) -> dict[int, set[int]]:
+    numbers, owners = wheel.walk(np.array(slots, np.int64))
+    found: dict[int, set[int]] = {}
+    for seq, slot in zip(wheel.units.gather(numbers)["reserved"].tolist(), owners.tolist(), strict=True):
+        assert seq not in found.setdefault(slot, set()), "a chain has a timer twice"
+        found[slot].add(seq)
+    return found
+
+
+batches = st.lists(st.lists(st.integers(0, 180), min_size=1, max_size=30), min_size=1, max_size=12)
+
+
+@given(batches)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_chain_holds_what_was_put_there(tmp_path_factory: pytest.TempPathFactory, calls: list[list[int]]) -> None:
+    """Over many calls, files and slots, whichever way the chains are walked."""
+    wheel = index(tmp_path_factory.mktemp("wheel"))
+    expected: dict[int, set[int]] = {}
+    seq = 0
+    for call in calls:
+        ticks = [NOW_MS + 1000 * delay + 1000 for delay in call]
+        seqs = list(range(seq + 1, seq + 1 + len(call)))
+        put(wheel, seqs, ticks)
+        for number, tick in zip(seqs, ticks, strict=True):
+            expected.setdefault(wheel.slot_of(tick), set()).add(number)
+        seq += len(call)
+    slots = sorted(expected)
+    assert wheel.live_slots(slots[0], slots[-1]).tolist() == slots
+    assert seqs_in(wheel, slots) == expected
+    for slot in slots:
+        assert seqs_in(wheel, [slot]) == {slot: expected[slot]}
+        assert wheel.count_in(slot) == len(expected[slot])
+    wheel.close()
+
+
+def test_one_long_chain_is_read_in_runs(tmp_path: Path) -> None:
+    wheel = index(tmp_path)
+    for begin in range(0, 3000, 300):
+        put(wheel, list(range(begin + 1, begin + 301)), [NOW_MS + 5000] * 300)
+    slot = wheel.slot_of(NOW_MS + 5000)
+    assert seqs_in(wheel, [slot]) == {slot: set(range(1, 3001))}
+
+
+def test_far_timers_are_rolled_and_spread(tmp_path: Path) -> None:
+    """#8203: what was put at once does not meet again in one slot."""
+    wheel = index(tmp_path)
+    placing = put(wheel, list(range(1, 101)), [NOW_MS + 1000 * WINDOW * 5] * 100)
+    assert placing.rolled.all()
+    now = NOW_MS // 1000
+    slots = wheel.slots_to_roll(now + WINDOW)
+    assert len(slots) > 50
+    assert slots.min() >= now + WINDOW // 2
+    assert slots.max() < now + WINDOW
+    wheel.note_rolled(slots)
+    assert not len(wheel.slots_to_roll(now + WINDOW))
+
+
+def test_a_place_that_another_lap_holds_is_not_taken(tmp_path: Path) -> None:
+    wheel = index(tmp_path)
+    put(wheel, [1], [NOW_MS + 1000])
+    later_ms = NOW_MS + 1000 * 2 * SLOTS
+    placing = put(wheel, [2, 3], [later_ms + 1000, later_ms + 2000], later_ms)
+    assert placing.aside.tolist() == [0]
+    assert seqs_in(wheel, [wheel.slot_of(NOW_MS + 1000)]) == {wheel.slot_of(NOW_MS + 1000): {1}}
+    wheel.count_off(np.array([wheel.slot_of(NOW_MS + 1000)]))
+    assert not len(put(wheel, [4], [later_ms + 1000], later_ms).aside)
+
+
+def test_an_emptied_slot_starts_a_new_chain(tmp_path: Path) -> None:
+    wheel = index(tmp_path)
+    put(wheel, [1, 2], [NOW_MS + 1000] * 2)
+    slot = wheel.slot_of(NOW_MS + 1000)
+    wheel.count_off(np.array([slot, slot]))
+    assert wheel.next_live(slot - 1) is None
+    put(wheel, [3], [NOW_MS + 1000])
+    assert seqs_in(wheel, [slot]) == {slot: {3}}
+
+
+@pytest.mark.parametrize("to", [-1, 0, 3, 4, 8, 2**40])
+def test_a_chain_that_leads_nowhere_is_refused(tmp_path: Path, to: int) -> None:
+    """Also one that leads back to itself: a walk always ends."""
+    wheel = index(tmp_path)
+    for seq in range(1, 6):
+        put(wheel, [seq, 100 + seq], [NOW_MS + 1000, NOW_MS + 9000])
+    slot = wheel.slot_of(NOW_MS + 1000)
+    last = int(wheel.units.numbers(wheel.slots["last"][wheel.ring.places(np.array([slot]))].astype(np.int64))[0])
+    unit = wheel.units.read(last, 1).copy()
+    unit["previous"] = to * wheel.units.unit.itemsize if to >= 0 else to
+    wheel.units.replace(last, unit.tobytes())
+    if to in (0, 4):
+        # That this skips units is what the sums of the blocks are for.
+        assert len(seqs_in(wheel, [slot])[slot]) < 5
+    else:
+        with pytest.raises(CorruptStoreError) as caught:
+            wheel.walk(np.array([slot]))
+        assert "timerlog" in caught.value.file
+
+
+def test_a_snapshot_gives_the_same_wheel(tmp_path: Path) -> None:
+    wheel = index(tmp_path)
+    put(wheel, list(range(1, 200)), [NOW_MS + 1000 * (number % 150) + 1000 for number in range(199)])
+    sums, crc = wheel.check_point()
+    wheel.close()
+    again = WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, lambda doubt: None, WINDOW)
+    again.start(sums, crc)
+    assert again.slots.tobytes() == wheel.slots.tobytes()
+    slots = again.live_slots(0, 2**40).tolist()
+    assert sum(map(len, seqs_in(again, slots).values())) == 199
+    again.close()
+    with pytest.raises(CorruptStoreError, match="timerwheel"):
+        WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, lambda doubt: None, WINDOW).start(sums, crc ^ 1)
+
+
+def test_a_flipped_bit_in_the_timer_log_is_found_when_it_is_read(tmp_path: Path) -> None:
+    doubts: list[Doubt] = []
+    wheel = index(tmp_path)
+    put(wheel, list(range(1, 60)), [NOW_MS + 1000] * 59)
+    sums, crc = wheel.check_point()
+    wheel.close()
+    path = tmp_path / "timerlog" / "00000000000000000000"
+    data = bytearray(path.read_bytes())
+    data[52 * 30 + 45] ^= 1
+    path.write_bytes(data)
+    again = WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, doubts.append, WINDOW)
+    again.start(sums, crc)
+    with pytest.raises(CorruptStoreError) as caught:
+        again.walk(np.array([again.slot_of(NOW_MS + 1000)]))
+    assert caught.value.file == str(path)
+    assert doubts == [Doubt.DAMAGED]

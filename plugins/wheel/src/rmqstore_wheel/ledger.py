@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -83,7 +84,7 @@ class Beside(NamedTuple):
 
     records: Sequence[bytes]
     store_ms: int
-    commit: Callable[[list[int]], None]
+    commit: Callable[[Iterable[int]], None]
 
 
 class ForReaders(Protocol):
@@ -213,7 +214,7 @@ class Ledger(OrderedKV):
                 if each.prepare is not None:
                     commits.append(each.prepare(offsets, piece.sizes))
             if beside is not None:
-                commits.append(partial(beside.commit, offsets_of(pieces[len(messages)])[: len(beside.records)].tolist()))
+                commits.append(partial(beside.commit, _places_of(pieces[len(messages)], beside.records)))
             self.log.write(planned, self.epoch)
         try:
             for commit in commits:
@@ -465,6 +466,12 @@ def offsets_of(records: Encoded) -> Ints:
     """Return where in the log records lie that were appended."""
     found: Ints = cells(records.data, ">i8")[records.starts + log_format.PHYSICAL_OFFSET_AT].astype(np.int64)
     return found
+
+
+def _places_of(piece: Encoded, records: Sequence[bytes]) -> list[int]:
+    """Return where in the log the first records of a piece lie, without the price of numpy for few."""
+    starts = accumulate(map(len, records[:-1]), initial=log_format.PHYSICAL_OFFSET_AT)
+    return [int.from_bytes(piece.data[at : at + 8]) for at in starts]
 
 
 def _has_room(records: Encoded) -> bool:

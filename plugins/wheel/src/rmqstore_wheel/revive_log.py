@@ -54,8 +54,7 @@ _CK, _ACK, _BATCH_ACK = (consume_queue.tags_code(tag) for tag in (codec.CK_TAG, 
 _DISTANCES: Final = [",".join(map(str, range(count))) for count in range(_MOST + 1)]
 """The distances of so many messages without a gap."""
 
-_I32, _I64 = Struct(">i"), Struct(">q")
-_CRC_AT, _BORN_MS_AT, _BODY_BYTES_AT = 8, 40, 84
+_HEAD: Final = Struct(">iiiiiqqiq8sq8siqi")
 
 
 class _Names(NamedTuple):
@@ -90,7 +89,7 @@ class ReviveLog:
         self._quoted_broker = quote(broker)
         self.topic = f"{TOPIC_PREFIX}{broker}"
         topic = self.topic.encode()
-        self._head = log.encode_record(log.Record(topic=topic, body=b"", queue_id=QUEUE))[: log.FIXED_BYTES]
+        self._magic = log.magic_of(topic)
         self._topic_field = log.topic_field(topic)
         self._names: dict[int, str] = {}
         self._texts: dict[tuple[int, int], _Names] = {}
@@ -205,10 +204,13 @@ class ReviveLog:
         if names is None:
             return
         for at in range(0, len(states), _MOST):
-            part = zip(lease.offsets[at : at + _MOST], lease.states[at : at + _MOST], states[at : at + _MOST], strict=True)
-            offsets = [offset for offset, old, new in part if old != new and old == LEASED]
-            if not offsets:
-                continue
+            offsets = lease.offsets[at : at + _MOST]
+            old, new = lease.states[at : at + _MOST], states[at : at + _MOST]
+            # Mostly, all of them end together.
+            if any(old) or LEASED in new:
+                offsets = [offset for offset, was, now in zip(offsets, old, new, strict=True) if was == LEASED != now]
+                if not offsets:
+                    continue
             if len(offsets) == 1:
                 begin, offset, tag, code = f'{{"ao":{offsets[0]}', offsets[0], codec.ACK_TAG, _ACK
             else:
@@ -232,7 +234,7 @@ class ReviveLog:
             for offset, (body, text) in enumerate((*written.points, *written.acks), first)
         ]
 
-        def commit(places: list[int]) -> None:
+        def commit(places: Iterable[int]) -> None:
             self._next += len(records)
             codes = [_CK] * len(written.points) + written.ack_codes
             self._units += zip(places, map(len, records), codes, strict=True)
@@ -242,13 +244,9 @@ class ReviveLog:
 
     def _record(self, body: bytes, text: bytes, queue_offset: int, store_ms: int) -> bytes:
         """Return a record as ``formats.commit_log`` draws it; the log learns its place when it is written."""
-        head = bytearray(self._head)
-        _I32.pack_into(head, 0, len(head) + len(body) + len(self._topic_field) + 2 + len(text))
-        _I32.pack_into(head, _CRC_AT, log.body_crc(body))
-        _I64.pack_into(head, log.QUEUE_OFFSET_AT, queue_offset)
-        _I64.pack_into(head, _BORN_MS_AT, store_ms)
-        _I64.pack_into(head, log.STORE_MS_AT, store_ms)
-        _I32.pack_into(head, _BODY_BYTES_AT, len(body))
+        size = log.FIXED_BYTES + len(body) + len(self._topic_field) + 2 + len(text)
+        crc, host = log.body_crc(body), log.LOCAL_HOST
+        head = _HEAD.pack(size, self._magic, crc, QUEUE, 0, queue_offset, 0, 0, store_ms, host, store_ms, host, 0, 0, len(body))
         return b"".join((head, body, self._topic_field, len(text).to_bytes(2), text))
 
     # ------------------------------------------------------------ the queue

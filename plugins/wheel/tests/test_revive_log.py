@@ -158,7 +158,7 @@ def test_the_setting_turns_it_off(tmp_path: Path) -> None:
     assert not (tmp_path / "db" / "consumequeue" / REVIVE_TOPIC).exists()
     with pops_in(tmp_path) as pops:
         take(pops, 4)
-    assert bodies_of(tmp_path / "db") == [point(4, 4)]
+    assert bodies_of(tmp_path / "db") == [point(4, 4, NOW + 1, 59_999)]
 
 
 def test_what_nobody_needs_is_reclaimed(tmp_path: Path) -> None:

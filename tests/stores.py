@@ -50,7 +50,11 @@ def installed() -> list[str]:
 
 
 ENGINES = [name for name in ("memory", "wheel", "rocksdb", "lmdb") if name in installed()]
-MIXED = [pair for pair in (Pair("rocksdb", "lmdb"), Pair("lmdb", "rocksdb")) if set(pair) <= set(ENGINES)]
+MIXED = [
+    pair
+    for pair in (Pair("rocksdb", "lmdb"), Pair("lmdb", "rocksdb"), Pair("wheel", "lmdb"), Pair("rocksdb", "wheel"))
+    if set(pair) <= set(ENGINES)
+]
 PAIRS = [*(Pair(name, name) for name in ENGINES), *MIXED]
 DURABLE_PAIRS = [pair for pair in PAIRS if pair.durable]
 

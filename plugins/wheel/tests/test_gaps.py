@@ -21,9 +21,8 @@ PER_FILE = 5000
 
 FILL = consume_queue.decode(consume_queue.encode_fill(1))[0]
 NUMBERS = st.one_of(st.integers(0, 3 * PER_FILE), st.integers(10**6, 10**6 + 3 * PER_FILE), st.integers(2**32, 2**32 + PER_FILE))
-CALLS = st.lists(
-    st.tuples(st.sampled_from(["place", "follow", "refused", "reopen"]), st.sets(NUMBERS, min_size=1, max_size=12)), max_size=8
-)
+KINDS = st.sampled_from(["place", "follow", "refused", "reopen"])
+CALLS = st.lists(st.tuples(KINDS, st.sets(NUMBERS, min_size=1, max_size=12)), max_size=8)
 
 
 def _log(place: Path, sums: Sums) -> UnitLog:

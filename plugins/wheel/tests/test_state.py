@@ -94,10 +94,8 @@ def _check(store: Store) -> None:
     assert (counts.counts, counts.total) == ((2, 4), len(SEQS))
     tag = store.store_id
     assert store.timers.get(TimerHandle(tag, EPOCH, 2**33, int(TICKS[5]))) is not None
-    outcomes, _ = store.timers.cancel(
-        [TimerHandle(tag, EPOCH, 77, START_MS), TimerHandle(tag, EPOCH, 78, START_MS - 5000), TimerHandle(tag, EPOCH, 79, START_MS)],
-        START_MS,
-    )
+    asked = [(77, START_MS), (78, START_MS - 5000), (79, START_MS)]
+    outcomes, _ = store.timers.cancel([TimerHandle(tag, EPOCH, seq, tick) for seq, tick in asked], START_MS)
     assert outcomes == [CancelOutcome.CANCELLED, CancelOutcome.ALREADY_DELIVERED, CancelOutcome.UNKNOWN]
 
 

@@ -79,10 +79,18 @@ class FileChain:
                 raise CorruptStoreError(f"{path} is missing, {file_name(start)} is there", file=str(path), offset=expected)
 
     def file(self, start: int) -> DiskFile:
-        """Return the file that starts at ``start``, opened."""
+        """Return the file that starts at ``start``, opened.
+
+        Raises:
+            CorruptStoreError: somebody removed it.
+        """
         file = self._open.get(start)
         if file is None:
-            file = self._open[start] = self._disk.open(self.directory / file_name(start))
+            path = self.directory / file_name(start)
+            try:
+                file = self._open[start] = self._disk.open(path)
+            except FileNotFoundError:
+                raise CorruptStoreError(f"{path} is missing", file=str(path), offset=start) from None
         return file
 
     def has(self, start: int) -> bool:

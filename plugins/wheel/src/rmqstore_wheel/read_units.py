@@ -9,6 +9,7 @@ it replaces something. A block that is not what it should be raises :class:`Outr
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -41,61 +42,85 @@ class ReadUnits(UnitLog):
             raise OutrunError(str(error)) from error
         self._replaced: dict[int, Units] = {}
         self._recent: dict[int, Units] = {}
-        # From the beginning of the block in which the check point ends.
-        self._own_first = self.count
-        self._own = np.zeros(0, self.unit)
+        # From the beginning of the block in which the check point ends, by the number of the block.
+        self._own_first = max(self.count // BLOCK * BLOCK, self.first)
+        self._own_blocks: dict[int, Units] = {}
+        self._is_own = False
 
     # ------------------------------------------------------------ writing
 
     def reserve(self, count: int) -> None:
         """Do nothing: memory is taken as it is needed."""
 
+    def prepare(self, numbers: Ints, units: Units) -> Callable[[], None]:
+        known = int(np.searchsorted(numbers, self.count))
+
+        def commit() -> None:
+            self._put(numbers[:known], units[:known])
+            if known < len(numbers):
+                self._begin_own()
+                self.count = int(numbers[-1]) + 1
+                self._put(numbers[known:], units[known:])
+
+        return commit
+
     def write_ahead(self, data: Bytes) -> None:
         """Do nothing: nobody can see it."""
 
     def advance(self, data: Bytes) -> None:
         units = np.frombuffer(data, self.unit)
-        if not len(units):
-            return
-        if not len(self._own):
-            self._take_last_block()
-        used = self.count - self._own_first
-        if used + len(units) > len(self._own):
-            grown = np.zeros(max(2 * len(self._own), used + len(units), 64), self.unit)
-            grown[:used] = self._own[:used]
-            self._own = grown
-        self._own[used : used + len(units)] = units
-        self._sum(units.view(np.uint8).data, self.count + len(units))
-
-    def _take_last_block(self) -> None:
-        begin = max(self.count // BLOCK * BLOCK, self.first)
-        if begin < self.count:
-            self._own = self._block(begin // BLOCK).copy()
-            self._replaced.pop(begin // BLOCK, None)
-        self._own_first = begin
+        self.prepare(self.count + np.arange(len(units)), units)()
 
     def replace(self, number: int, data: Bytes) -> None:
         units = np.frombuffer(data, self.unit)
-        for block in range(number // BLOCK, (number + len(units) - 1) // BLOCK + 1):
+        self._put(number + np.arange(len(units)), units)
+
+    def _begin_own(self) -> None:
+        """Take the block in which the check point ends over from the file, before more is put behind it."""
+        if not self._is_own:
+            if self._own_first < self.count:
+                self._own_block(self._own_first // BLOCK)[: self.count - self._own_first] = self._block(self._own_first // BLOCK)
+                self._replaced.pop(self._own_first // BLOCK, None)
+            self._is_own = True
+
+    def _own_block(self, block: int) -> Units:
+        """Return a block of this reader's own, with what fills it when it is new."""
+        if block not in self._own_blocks:
             begin = max(block * BLOCK, self.first)
-            changed = self._block(block).copy()
-            low, high = max(number, begin), min(number + len(units), begin + len(changed))
-            changed[low - begin : high - begin] = units[low - number : high - number]
-            if begin >= self._own_first:
-                self._own[begin - self._own_first : begin - self._own_first + len(changed)] = changed
+            self._own_blocks[block] = np.repeat(self._fill, (block + 1) * BLOCK - begin)
+        return self._own_blocks[block]
+
+    def _put(self, numbers: Ints, units: Units) -> None:
+        """Write units that are counted in."""
+        blocks = numbers // BLOCK
+        for block in np.unique(blocks).tolist():
+            rows = np.flatnonzero(blocks == block)
+            begin = max(block * BLOCK, self.first)
+            if self._is_own and begin >= self._own_first:
+                changed = self._own_block(block)
             else:
+                changed = self._block(block).copy()
                 self._replaced[block] = changed
-            self._crcs[block] = zlib.crc32(changed.tobytes())
-            if begin + len(changed) == self.count and self.count % BLOCK:
-                self._open_crc = int(self._crcs[block])
+            changed[numbers[rows] - begin] = units[rows]
 
     # ------------------------------------------------------------ reading
+
+    def held(self, number: int) -> Iterator[tuple[int, int]]:
+        in_files = self._own_first if self._is_own else self.count
+        found = list(self._held_between(max(self.first, number), in_files))
+        for block in sorted(self._own_blocks):
+            begin, behind = max(block * BLOCK, self._own_first, number), min((block + 1) * BLOCK, self.count)
+            if found and found[-1][1] == begin:
+                found[-1] = (found[-1][0], behind)
+            elif begin < behind:
+                found.append((begin, behind))
+        yield from found
 
     def _block(self, block: int) -> Units:
         """Return the units of a block, which nobody else can change any more."""
         begin, end = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self.count)
-        if begin >= self._own_first:
-            return self._own[begin - self._own_first : end - self._own_first]
+        if self._is_own and begin >= self._own_first:
+            return self._own_block(block)[: end - begin]
         known = self._replaced.get(block, self._recent.get(block))
         if known is not None:
             return known
@@ -116,6 +141,10 @@ class ReadUnits(UnitLog):
             while at < end:
                 stop = min(end, (at // self.per_file + 1) * self.per_file)
                 start = at // self.per_file * self.chain.file_bytes
+                if start not in self.chain.starts:
+                    units[at - begin : stop - begin] = self._fill[0]
+                    at = stop
+                    continue
                 self.chain.file(start).read_into(self.position(at) - start, room[(at - begin) * size : (stop - begin) * size])
                 at = stop
         except OSError as error:

@@ -69,6 +69,8 @@ def parts_of(record: Bytes) -> tuple[int, int, int, int]:
 
 def fault_of(record: bytes, log_offset: int, topic: bytes, queue_id: int, queue_offset: int) -> str | None:
     """Return why a record is not the one that should lie at an offset of the log and of a queue; None when it is."""
+    if len(record) < log.MIN_BYTES:
+        return "the log is cut off there"
     size, magic, crc, queue = _HEAD.unpack_from(record)
     if size != len(record) or magic not in (log.MAGIC_V1, log.MAGIC_V2):
         return "it does not begin as a message"

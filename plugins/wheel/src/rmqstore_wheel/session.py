@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
 from rmqstore.contract import EngineOptions, EngineSession, PopStore, TimerStore
-from rmqstore.ordered.home import EngineHome
+from rmqstore.errors import StoreError, StoreFullError, StorePathError
+from rmqstore.ordered.home import NO_ROOM, EngineHome
 from rmqstore.ordered.pops import OrderedPops
 from rmqstore.ordered.session import check_layout
 from rmqstore.ordered.shared import Shared
@@ -50,30 +53,28 @@ class WheelSession(EngineSession):
     def __init__(self, disk: Disk, directory: Path, options: EngineOptions, sizes: Sizes) -> None:
         home = EngineHome(directory, ENGINE, FORMAT_VERSION)
         root = home.open(lambda path: (path / "commitlog").mkdir())
-        try:
+        with ExitStack() as stack, _typed(directory):
+            stack.callback(home.close)
             ledger = Ledger(disk, root, sizes, min_epoch=options.min_epoch, on_close=home.close)
+            stack.callback(ledger.log.close)
             with ledger.translated():
                 marks = OpenMarks(disk, root)
-        except BaseException:
-            home.close()
-            raise
-        try:
+            stack.callback(marks.close)
+            stack.callback(lambda: ledger.queues.close())
             index = TimerIndex(ledger, options.precision_ms)
+            stack.callback(index.close)
             ledger.open(index)
-        except BaseException:
-            marks.close()
-            home.close()
-            raise
-        try:
+            stack.pop_all()
+        with ExitStack() as stack, _typed(directory):
+            stack.callback(ledger.close)
+            stack.callback(marks.close)
             revive_log = ReviveLog(ledger, options.broker) if options.engine.get("revive_log", True) else None
             ledger.readers = ForBrokers(ledger, index, marks, revive_log)
             check_layout(ledger)
             self._shared = WheelShared(ledger, options, home)
             self._timers = WheelTimers(self._shared, ledger, index)
             self._pops = OrderedPops(self._shared, lambda shared: WheelQueueLog(ledger))
-        except BaseException:
-            ledger.close()
-            raise
+            stack.pop_all()
 
     def timers(self) -> TimerStore:
         return self._timers
@@ -86,6 +87,18 @@ class WheelSession(EngineSession):
 
     def close(self) -> None:
         self._shared.close()
+
+
+@contextmanager
+def _typed(directory: Path) -> Iterator[None]:
+    """Turn what the operating system says while a directory is opened into the errors of a store."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        kind = StoreFullError if error.errno in NO_ROOM else StorePathError
+        raise kind(f"{directory}: {error.strerror or error}") from error
 
 
 def copy_tree(source: Path, copy: Path) -> None:

@@ -37,7 +37,7 @@ class TimerExport:
         self._ledger = ledger
         self._index = index
         self._fetcher = fetcher
-        self._sorted: tuple[tuple[int, TimerCursor], Due] | None = None
+        self._sorted: tuple[tuple[int, int, TimerCursor], Due] | None = None
 
     def page(self, table: str, after: bytes | None, limit: int, last_seq: int) -> StatePage:
         """Answer ``export_state``; ``last_seq`` is the largest seq given.
@@ -79,7 +79,8 @@ class TimerExport:
 
     def _in_order(self) -> Due:
         """Return all pending timers by tick and seq."""
-        state = (self._ledger.position, self._index.forgotten)
+        # A reader has no calls of its own: what it sees grows with the log.
+        state = (self._ledger.position, self._ledger.log.tail, self._index.forgotten)
         if self._sorted is None or self._sorted[0] != state:
             found = joined(self._index.live())
             self._sorted = (state, found.select(np.lexsort((found.seqs, found.ticks))))

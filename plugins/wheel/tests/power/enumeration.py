@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from plugins.wheel.tests.power.book import Event, window
 from plugins.wheel.tests.power.draining import Drain, Shown
@@ -19,9 +19,14 @@ from plugins.wheel.tests.power.recording import Trace, read_tree, recorded, writ
 from plugins.wheel.tests.power.small_store import remove, scratch, small_wheel
 from plugins.wheel.tests.power.volume import Call, Image, Volume
 from plugins.wheel.tests.power.workloads import Workload
+from rmqstore.contract import EngineOptions
 from rmqstore.errors import RmqstoreError
 from rmqstore_wheel import check_point
 from rmqstore_wheel.engine import WheelEngine
+
+_RARE: Final = {"creation", "roll", "reclaim"}
+_MORE: Final = 2
+"""So many times as many states are taken of kinds of calls that go to the disk seldom."""
 
 
 class State(NamedTuple):
@@ -33,14 +38,19 @@ class State(NamedTuple):
     image: Image
 
 
+def settings_of(workload: Workload) -> EngineOptions:
+    """Return what a workload's engine is opened with; where messages go by their age, so do the answers to cancels."""
+    memory = {"cancel_memory_ms": workload.retention_ms} if workload.retention_ms else {}
+    return options(workload.precision_ms, retention_ms=workload.retention_ms, **memory)
+
+
 class Run:
     """A workload that was run to its end: the calls that it made to the disk, and what it was told."""
 
     def __init__(self, workload: Workload, name: str = "", within: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
         self.workload = workload
         self.name = name
-        self.settings = options(workload.precision_ms, retention_ms=workload.retention_ms)
-        self.least_check_point: list[tuple[int, int]] = []
+        self.settings = settings_of(workload)
         with scratch() as root, small_wheel(), within():
             trace = Trace(root)
             with recorded(trace) as disk:
@@ -63,6 +73,8 @@ class Run:
             yield event.kind
         if is_check_point:
             yield "check point"
+        if any(call.kind == "remove" and "/commitlog/" not in call.path for call in self.calls[event.begin : event.end]):
+            yield "reclaim"
         if event.kind != "creation" and any("/commitlog/" in call.path for call in made):
             yield "file roll-over"
         if event.kind == "tick" and any("/timerlog/" in path for path in written):
@@ -83,7 +95,8 @@ class Run:
                 continue
             number = self.event_at(volume.calls)
             fates = fates_of(volume, self.events[number].begin, chance)
-            head, rest = fates[: min(2, per_cut)], fates[2:]
+            wanted = per_cut * (_MORE if per_cut > 1 and self._kinds[number] & _RARE else 1)
+            head, rest = fates[: min(2, wanted)], fates[2:]
             images = (volume.image(each) for each in head + chance.sample(rest, len(rest)))
             taken = 0
             for image in images:
@@ -92,7 +105,7 @@ class Run:
                     seen.add(key)
                     yield State(len(seen), volume.calls, self._kinds[number], image)
                     taken += 1
-                    if taken >= per_cut:
+                    if taken >= wanted:
                         break
 
     def drain_at(self, cut: int, now_ms: int | None = None) -> Drain:
@@ -106,7 +119,7 @@ class Run:
             self.workload.places,
             now_ms,
             [time_ms for time_ms in (START_MS + each for each in self.workload.times_ms) if time_ms > now_ms],
-            {name: handle for name, handle in self.handles.items() if name in known},
+            {} if self.workload.retention_ms else {name: handle for name, handle in self.handles.items() if name in known},
             sorted({mark for event in self.events if event.effect in ("put", "append") for mark in event.arguments[2]}),
         )
 

@@ -18,13 +18,27 @@ from rmqstore_wheel.disk import Disk, DiskFile
 from rmqstore_wheel.formats.binary_columns import Bytes
 
 
+class Killed(BaseException):
+    """The process is killed."""
+
+
 class Trace:
-    """The calls to a disk, in their order; paths are relative to ``root``."""
+    """The calls to a disk, in their order; paths are relative to ``root``.
+
+    Attributes:
+        kill_at: behind so many calls the process is killed; what it tries then does not reach the disk.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.calls: list[Call] = []
+        self.kill_at: int | None = None
         self._files = 0
+
+    def alive(self) -> None:
+        """Raise when the process was killed."""
+        if self.kill_at is not None and len(self.calls) >= self.kill_at:
+            raise Killed
 
     def __len__(self) -> int:
         return len(self.calls)
@@ -32,6 +46,7 @@ class Trace:
     def add(self, kind: str, path: Path | None = None, **fields: Any) -> None:
         """Write a call down."""
         self.calls.append(Call(kind, "" if path is None else self.name_of(path), **fields))
+        self.alive()
 
     def name_of(self, path: Path) -> str:
         """Return a path as the trace has it."""
@@ -53,14 +68,17 @@ class RecordingFile(DiskFile):
         self.number = number
 
     def write_at(self, offset: int, data: Bytes) -> None:
+        self._trace.alive()
         super().write_at(offset, data)
         self._trace.add("write", file=self.number, offset=offset, data=bytes(data))
 
     def truncate(self, length: int) -> None:
+        self._trace.alive()
         super().truncate(length)
         self._trace.add("length", file=self.number, offset=length)
 
     def sync(self) -> None:
+        self._trace.alive()
         self._trace.add("sync", file=self.number)
 
 
@@ -71,35 +89,41 @@ class RecordingDisk(Disk):
         self.trace = trace
 
     def create(self, path: Path, length: int = 0) -> DiskFile:
+        self.trace.alive()
         file = RecordingFile(super().create(path, length), self.trace, self.trace.next_file())
         self.trace.add("make", path, file=file.number, offset=length)
         return file
 
     def open(self, path: Path) -> DiskFile:
+        self.trace.alive()
         file = RecordingFile(super().open(path), self.trace, self.trace.next_file())
         self.trace.add("open", path, file=file.number)
         return file
 
     def rename(self, old: Path, new: Path) -> None:
+        self.trace.alive()
         super().rename(old, new)
         self.trace.add("rename", old, target=self.trace.name_of(new))
 
     def remove(self, path: Path) -> None:
+        self.trace.alive()
         super().remove(path)
         self.trace.add("remove", path)
 
     def remove_tree(self, path: Path) -> None:
+        self.trace.alive()
         if path.is_dir():
             super().remove_tree(path)
             self.trace.add("tree", path)
 
     def make_directory(self, path: Path) -> None:
-        missing = [each for each in (path, *path.parents) if not each.exists()]
-        super().make_directory(path)
-        for each in reversed(missing):
+        for each in reversed([each for each in (path, *path.parents) if not each.exists()]):
+            self.trace.alive()
+            super().make_directory(each)
             self.trace.add("directory", each)
 
     def sync_directory(self, path: Path) -> None:
+        self.trace.alive()
         self.trace.add("names", path)
 
 
@@ -118,7 +142,7 @@ class _WatchedPath(type(Path())):  # type: ignore[misc]
         return found
 
     def write_text(self, data: str, *args: Any, **kwargs: Any) -> int:
-        count = super().write_text(data, *args, **kwargs)
+        count: int = super().write_text(data, *args, **kwargs)
         number = self.trace.next_file()
         self.trace.add("make", self, file=number)
         self.trace.add("write", file=number, data=data.encode())

@@ -17,7 +17,7 @@ from rmqstore_wheel.ledger import Sizes
 from rmqstore_wheel.wheel_index import WheelIndex
 
 SIZES: Final = Sizes(log_file_bytes=4096, queue_file_units=32, timer_file_units=32, check_point_bytes=3000, check_point_calls=8)
-FACTS_PER_FILE: Final = 64
+FACTS_PER_FILE: Final = 16
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from typing import Final
 import pytest
 
 from plugins.wheel.tests.power.draining import Drain
+from plugins.wheel.tests.power.enumeration import settings_of
 from plugins.wheel.tests.power.failing import FailingDisk
-from plugins.wheel.tests.power.life import START_MS, Life, abandon, options
+from plugins.wheel.tests.power.life import START_MS, Life, abandon
 from plugins.wheel.tests.power.small_store import remove, scratch, small_wheel
 from plugins.wheel.tests.power.workloads import WORKLOADS, Workload
 from rmqstore.contract import EngineSession
@@ -25,12 +26,12 @@ pytestmark = pytest.mark.crash
 NO_ROOM: Final = errno.ENOSPC
 BROKEN: Final = errno.EIO
 NAMES: Final = ("timers", "pops", "rolls", "files", "lazily", "reclaims")
-STRIDE: Final = 11
+STRIDE: Final = 17
 
 
 def run_until(workload: Workload, root: Path, disk: FailingDisk) -> tuple[Life | None, Exception | None]:
     """Run a workload; returns it with the error that ended it, if one did. What it left is in ``root``, its files closed."""
-    settings = options(workload.precision_ms, retention_ms=workload.retention_ms)
+    settings = settings_of(workload)
     life = Life.__new__(Life)
     error: Exception | None = None
     try:
@@ -40,7 +41,7 @@ def run_until(workload: Workload, root: Path, disk: FailingDisk) -> tuple[Life |
         error = found
     store: EngineSession | None = getattr(life, "session", None)
     if store is not None:
-        if error is not None:
+        if isinstance(error, StorePoisonedError) and life.events[-1].kind != "open":
             with pytest.raises(StorePoisonedError):
                 store.pops().revive(START_MS, 1)
         with suppress(StorePoisonedError):
@@ -74,7 +75,7 @@ def faults(name: str, failing: int, number: int, root: Path) -> list[str]:
             wrong.append(f"{what}: {error}")
         if life is None:
             # Nobody was told anything; the directory opens.
-            settings = options(workload.precision_ms, retention_ms=workload.retention_ms)
+            settings = settings_of(workload)
             shown = Drain(settings, workload.places, START_MS, [START_MS + 1]).of(WheelEngine(sizes=workload.sizes), root)
             return wrong + ([f"{what}: {shown}"] if shown.faults or shown.pending or shown.popped else [])
         known = {name for event in life.events if event.effect == "put" for name in event.arguments[1]}
@@ -83,7 +84,7 @@ def faults(name: str, failing: int, number: int, root: Path) -> list[str]:
             workload.places,
             life.now_ms,
             [time_ms for time_ms in (START_MS + each for each in workload.times_ms) if time_ms > life.now_ms],
-            {name: handle for name, handle in life.handles.items() if name in known},
+            {} if workload.retention_ms else {name: handle for name, handle in life.handles.items() if name in known},
         )
         shown = drain.of(WheelEngine(sizes=workload.sizes), root)
         least = max((at for at, event in enumerate(life.events, 1) if event.told is not None), default=0)

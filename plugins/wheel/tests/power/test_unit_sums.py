@@ -25,3 +25,21 @@ def test_a_block_that_lies_in_several_files_is_what_was_written(tmp_path: Path, 
     read.start(sums)
     assert read.read(3, 9).tobytes() == data[3 * size : 12 * size]
     read.close()
+
+
+def test_a_block_of_which_nothing_is_left_begins_anew(tmp_path: Path) -> None:
+    written = UnitLog(Disk(), tmp_path / "units", timer_log.UNIT, 8)
+    size = written.unit.itemsize
+    data = bytes(range(256)) * 8
+    written.reserve(8)
+    written.append(data[: 8 * size])
+    written.trim(8)
+    written.reserve(2)
+    written.append(data[: 2 * size])
+    sums = written.sync()
+    written.release()
+    written.close()
+    read = UnitLog(Disk(), tmp_path / "units", timer_log.UNIT, 8)
+    read.start(sums)
+    assert read.read(8, 2).tobytes() == data[: 2 * size]
+    read.close()

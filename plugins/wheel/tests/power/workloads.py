@@ -94,12 +94,13 @@ def rolls(life: Life) -> None:
     """Put timers beyond the roll window and tick on, so that they roll again and again."""
     unit = life.settings.precision_ms
     far = life.put(*(unit * (20 + 7 * step) for step in range(8)))
-    life.put(30 * unit, keys=("k",))
-    for step in range(14):
-        life.tick(3 * unit)
+    for step in range(30):
+        life.put((31 + 3 * step) * unit, keys=("k",))
+    for step in range(20):
+        life.tick(2 * unit)
         if step in (2, 7):
             life.cancel(far[7 - step // 2])
-        if step % 3 == 0:
+        if step % 4 == 0:
             life.maintain()
         if step == 4:
             life.put(60 * unit, 18 * unit)
@@ -171,8 +172,8 @@ def lives(life: Life) -> None:
 
 
 def reclaims(life: Life) -> None:
-    """Let retention take what is old, leased or not."""
-    for step in range(10):
+    """Let retention take what is old, leased or not, and files go of which nothing is needed any more."""
+    for step in range(14):
         life.append(3, body=b"k" * 300)
         taken = life.pop(2, invisible_ms=7 * SECOND)
         life.ack(taken[: step % 3])
@@ -182,6 +183,7 @@ def reclaims(life: Life) -> None:
         life.settle()
 
 
+TINY: Final = SIZES._replace(queue_file_units=8, timer_file_units=8, check_point_calls=4)
 G: Final = ("T", "g")
 H: Final = ("T", "h")
 FAR: Final = 4000 * SECOND
@@ -196,5 +198,5 @@ WORKLOADS: Final = {
     "check points": Workload(check_points, (G,), (5 * SECOND, FAR, 2 * FAR)),
     "lazily": Workload(lazily, (G,), (5 * SECOND, FAR, 2 * FAR)),
     "lives": Workload(lives, (G, ("U", "g")), (5 * SECOND, FAR, 2 * FAR)),
-    "reclaims": Workload(reclaims, (G, H), (5 * SECOND, FAR, 2 * FAR), retention_ms=8 * SECOND),
+    "reclaims": Workload(reclaims, (G, H), (5 * SECOND, FAR, 2 * FAR), retention_ms=8 * SECOND, sizes=TINY),
 }

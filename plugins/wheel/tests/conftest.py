@@ -1,0 +1,40 @@
+"""Fixtures: stores of the engine under a clock that stands still until it is moved."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# What the framework's own tests share lies in ``tests.…``; an editable install of rmqstore has the root on the path already.
+if (_ROOT := str(Path(__file__).parents[3])) not in sys.path:
+    sys.path.insert(0, _ROOT)
+
+from tests.breaking import Power, WheelStores
+from tests.stores import directory
+
+
+@pytest.fixture
+def stores() -> Iterator[WheelStores]:
+    """Stores of the wheel engine, and what crashes leave of them."""
+    with directory() as root:
+        factory = WheelStores(root)
+        try:
+            yield factory
+        finally:
+            factory.close()
+
+
+@pytest.fixture
+def power(stores: WheelStores) -> Iterator[Power]:
+    """What a power cut would leave of the stores that are opened in the test."""
+    with Power(stores.root).watched() as watched:
+        yield watched
+
+
+@pytest.fixture(params=[100, 1000], ids=["100ms", "1000ms"])
+def precision_ms(request: pytest.FixtureRequest) -> int:
+    """The finest precision and the default."""
+    return int(request.param)

@@ -1,0 +1,88 @@
+"""docs/rip43.md says nothing that no test backs: its tables name the tests, and what it calls missing is."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rmqstore import CancelOutcome, IllegalArgumentError
+from rmqstore.contract import Receipt
+from rmqstore_wheel.formats import timer_log
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from tests.breaking import WheelStores
+from tests.stores import DAY_MS, message
+
+HERE = Path(__file__).parent
+PAGE = (HERE.parents[2] / "docs" / "rip43.md").read_text(encoding="utf-8")
+FAULTS = [f"{kind}{number}" for kind, last in (("L", 13), ("D", 7), ("T", 1), ("P", 14)) for number in range(1, last + 1)]
+
+
+def written_tests() -> set[str]:
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in HERE.glob("test_*rocketmq*.py")]
+    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+
+
+def test_the_page_names_every_test_and_no_other() -> None:
+    files = {path.name.removesuffix(".py") for path in HERE.glob("test_*rocketmq*.py")}
+    assert set(re.findall(r"`(test_\w+)`", PAGE)) == written_tests()
+    assert set(re.findall(r"`(test_\w+)\.py`", PAGE)) == files
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_has_a_row_with_a_test_of_its_number(fault: str) -> None:
+    (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| {fault} |")]
+    assert f"`test_{fault.lower()}_" in row
+
+
+def test_what_the_page_calls_missing_is(stores: WheelStores) -> None:
+    store = stores.open()
+    cancelled = store.send(message("cancelled"), delay=1000)
+    assert store.cancel(cancelled.handle) is CancelOutcome.CANCELLED
+    store.send(message("far"), delay=5 * DAY_MS)
+    store.send_batch([message(n) for n in range(3)])
+    popped = store.pop("t", "g", invisible=1000)
+    store.ack(popped[0])
+    stores.clock.advance(1000)
+    store.tick()
+    db = stores.path(store)
+    store.close()
+    assert {path.name for path in db.iterdir()} == {"FORMAT", "commitlog", "consumequeue", "timerlog", "timerwheel", "rmqstore"}
+    assert {path.name for path in (db / "consumequeue").iterdir()} == {WHEEL_TOPIC, "t", "%RETRY%g+t"}
+    (log,) = (db / "commitlog").iterdir()
+    assert log.stat().st_size < 2**30
+    assert b"rmq_sys_REVIVE_LOG" not in log.read_bytes()
+    assert b"TIMER_DEL_UNIQKEY\x01t+mcancelled" in log.read_bytes()
+    assert (db / "timerwheel").stat().st_size == 38_707_200
+    (units,) = (db / "timerlog").iterdir()
+    data = units.read_bytes()
+    found = np.frombuffer(data, timer_log.UNIT, len(data) // timer_log.UNIT_BYTES)
+    found = found[found["size"] == timer_log.UNIT_BYTES]
+    assert found["flags"].tolist() == [timer_log.DEFAULT, timer_log.DEFAULT | timer_log.ROLL], "two timers, no cancel"
+
+
+def test_what_the_page_calls_the_same_is(stores: WheelStores) -> None:
+    store = stores.open()
+    store.send(message("asked", properties={"TIMER_DELAY_SEC": "3"}))
+    (timer,) = store.scan().timers
+    assert timer.message.deliver_at_ms == stores.clock.now_ms() + 3000
+    (waiting,) = store.timers._index.wheel.slots[store.timers._index.wheel.slots["timers"] > 0]  # type: ignore[attr-defined]
+    assert int(waiting["tick"]) == stores.clock.now_ms() // 1000 + 2
+    assert b"TIMER_OUT_MS\x01%d" % (stores.clock.now_ms() + 2000) in next((stores.path(store) / "commitlog").iterdir()).read_bytes()
+    stores.clock.advance(3000)
+    store.tick()
+    (popped,) = store.pop("t", "g")
+    fields = (popped.receipt or "").split(" ")
+    assert fields[1:5] == [str(stores.clock.now_ms()), "60000", "0", "0"]
+    receipt = Receipt.parse(popped.receipt or "")
+    assert receipt is not None
+    assert (fields[0], fields[6], fields[7], fields[8]) == ("0", "0", "0", "0")
+    with pytest.raises(IllegalArgumentError):
+        store.pop("t", "g", max_messages=1025)
+    stores.clock.advance(60_000)
+    store.tick()
+    (again,) = store.pop("t", "g")
+    assert (again.attempt, again.first_pop_ms) == (2, popped.first_pop_ms)

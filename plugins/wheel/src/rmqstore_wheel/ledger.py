@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from rmqstore.errors import CorruptStoreError, StoreFullError
+from rmqstore.errors import CorruptStoreError, StoreError, StoreFullError
 from rmqstore.ordered.gate import Gate
 from rmqstore.ordered.home import NO_ROOM
 from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
@@ -243,7 +243,7 @@ class Ledger(OrderedKV):
             raise self._refusal(error) from error
 
     def _refusal(self, error: OSError) -> Exception:
-        if isinstance(error, CorruptStoreError):
+        if isinstance(error, StoreError):
             return error
         if error.errno in NO_ROOM:
             return StoreFullError(f"{self._gate.name}: no room on the disk ({error.strerror}); make room and try again")

@@ -13,6 +13,7 @@ from rmqstore import Store
 from rmqstore.ordered.kv import OrderedKV, WriteBatch
 from rmqstore.ordered.layout import QUEUES, TIMERS
 from rmqstore.ordered.runlog import RunQueueLog
+from rmqstore.ordered.timers import OrderedTimers
 
 Spoiling = Callable[[bytes], bytes]
 
@@ -31,7 +32,7 @@ def cut(keep: int) -> Spoiling:
 def damage_timers(store: Store, *bodies: bytes, spoil: Spoiling = flipped) -> int:
     """Damage the timers with these bodies; returns how many pieces were damaged: timers that are stored as one are damaged as one."""
     kv = store.timers._shared.kv  # type: ignore[attr-defined]
-    if isinstance(store.pops._log, RunQueueLog) or not hasattr(kv, "log"):  # type: ignore[attr-defined]
+    if isinstance(store.timers, OrderedTimers):
         return _damage_runs(kv, TIMERS, bodies, spoil)
     return _damage_files(store, store.stats().timer_engine, bodies, spoil)
 

@@ -11,9 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import rmqstore
 from rmqstore import CancelOutcome, CorruptStoreError, Store
 from rmqstore.contract import EMPTY_CURSOR, TimerCursor, TimerHandle
 from rmqstore.contract.state import CANCELLED, DELIVERED, TIMER_TRACES, TIMERS
+from rmqstore.reading import Reading
 from tests.stores import DAY_MS, START_MS, Pair, Stores, message, stores_of
 
 WHEEL = Pair("wheel", "wheel")
@@ -67,7 +69,7 @@ def _fill(store: Store) -> None:
     store.timers.sync()
 
 
-def _exported(store: Store, table: str, limit: int = 3) -> list[dict[str, Any]]:
+def _exported(store: Reading, table: str, limit: int = 3) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     after: bytes | None = None
     while True:
@@ -151,6 +153,40 @@ def test_after_an_open(stores: Stores, how: str) -> None:
     store = stores.open()
     _check(store)
     assert _drain(store) == LEFT
+
+
+def test_a_reader_sees_what_is_taken_in_meanwhile(stores: Stores) -> None:
+    """Files of numbers that it did not know when it was opened, and that are made while it looks, are read as well."""
+    store = stores.open()
+    store.send(message("first", deliver_at_ms=START_MS + 100_000))
+    store = stores.reopen(store)
+    with rmqstore.open(stores.root / "store", mode="read") as view:
+        assert view.pending().total == 1
+        _fill(store)
+        view.refresh()
+        assert view.pending().total == len(SEQS) + 1
+        assert _exported(view, "timers") == _exported(store, "timers")
+        store.timers.cancel_key("t", "k3", START_MS)
+        store = stores.reopen(store)
+        view.refresh()
+        assert view.pending().total == len(SEQS)
+        assert _exported(view, "timers") == _exported(store, "timers")
+        assert view.verify() == []
+
+
+def test_a_reader_leaves_the_files_of_the_owner(stores: Stores) -> None:
+    """Those that were made since the check point lie where it says that none are."""
+    store = stores.open()
+    store.timers.import_state([("timers", _rows(slice(5, 6)))], START_MS)
+    store = stores.reopen(store)
+    store.timers.import_state([("timers", _rows(slice(3, 4)))], START_MS)
+    store.timers.import_state([("timers", _rows(slice(0, 1)))], START_MS)
+    store.timers.sync()
+    files = sorted(stores.root.rglob("facts/*"))
+    with rmqstore.open(stores.root / "store", mode="read") as view:
+        assert _exported(view, "timers") == _exported(store, "timers")
+    assert sorted(stores.root.rglob("facts/*")) == files
+    assert store.timers.verify() == []
 
 
 def test_new_timers_go_behind_what_was_taken_in(stores: Stores) -> None:

@@ -121,7 +121,7 @@ def test_a_chain_that_leads_nowhere_is_refused(tmp_path: Path, to: int) -> None:
     last = int(wheel.units.numbers(wheel.slots["last"][wheel.ring.places(np.array([slot]))].astype(np.int64))[0])
     unit = wheel.units.read(last, 1).copy()
     unit["previous"] = to * wheel.units.unit.itemsize if to >= 0 else to
-    wheel.units.replace(last, unit.tobytes())
+    wheel.units.prepare(np.array([last]), unit)()
     if to in (0, 4):
         # That this skips units is what the sums of the blocks are for.
         assert len(seqs_in(wheel, [slot])[slot]) < 5
@@ -162,3 +162,17 @@ def test_a_flipped_bit_in_the_timer_log_is_found_when_it_is_read(tmp_path: Path)
         again.walk(np.array([again.slot_of(NOW_MS + 1000)]))
     assert caught.value.file == str(path)
     assert doubts == [Doubt.DAMAGED]
+
+
+def test_timers_roll_out_of_a_slot_that_others_roll_into(tmp_path: Path) -> None:
+    """The mark and the count of a slot are those of the moment at which the new timers are seen."""
+    wheel = index(tmp_path)
+    put(wheel, [1], [NOW_MS + 1000 * WINDOW * 5])
+    (slot,) = wheel.slots_to_roll(NOW_MS // 1000 + WINDOW).tolist()
+    numbers = np.array([2], np.int64)
+    placing = wheel.prepare(numbers, np.array([(slot + 1) * 1000]), NOW_MS, numbers, numbers)
+    wheel.count_off(np.array([slot]))
+    wheel.note_rolled(np.array([slot]))
+    placing.commit()
+    assert wheel.count_in(slot) == 1
+    assert not len(wheel.slots_to_roll(slot))

@@ -47,6 +47,11 @@ class ReadUnits(UnitLog):
         self._own_blocks: dict[int, Units] = {}
         self._is_own = False
 
+    def _drop_files(self, begin: int, stop: int) -> None:
+        """Look past files that the check point does not know, which are the owner's."""
+        first, behind = begin * self.chain.file_bytes, stop * self.chain.file_bytes
+        self.chain.starts = [start for start in self.chain.starts if not first <= start < behind]
+
     # ------------------------------------------------------------ writing
 
     def reserve(self, count: int) -> None:
@@ -70,10 +75,6 @@ class ReadUnits(UnitLog):
     def advance(self, data: Bytes) -> None:
         units = np.frombuffer(data, self.unit)
         self.prepare(self.count + np.arange(len(units)), units)()
-
-    def replace(self, number: int, data: Bytes) -> None:
-        units = np.frombuffer(data, self.unit)
-        self._put(number + np.arange(len(units)), units)
 
     def _begin_own(self) -> None:
         """Take the block in which the check point ends over from the file, before more is put behind it."""
@@ -106,15 +107,14 @@ class ReadUnits(UnitLog):
     # ------------------------------------------------------------ reading
 
     def held(self, number: int) -> Iterator[tuple[int, int]]:
-        in_files = self._own_first if self._is_own else self.count
-        found = list(self._held_between(max(self.first, number), in_files))
-        for block in sorted(self._own_blocks):
-            begin, behind = max(block * BLOCK, self._own_first, number), min((block + 1) * BLOCK, self.count)
-            if found and found[-1][1] == begin:
-                found[-1] = (found[-1][0], behind)
-            elif begin < behind:
-                found.append((begin, behind))
-        yield from found
+        files = [start // self.chain.file_bytes * self.per_file for start in self.chain.starts]
+        blocks = [block * BLOCK for block in {*self._replaced, *self._own_blocks}]
+        at = max(number, self.first)
+        for begin, stop in sorted([(first, first + self.per_file) for first in files] + [(first, first + BLOCK) for first in blocks]):
+            begin, stop = max(begin, at), min(stop, self.count)
+            if begin < stop:
+                yield begin, stop
+                at = stop
 
     def _block(self, block: int) -> Units:
         """Return the units of a block, which nobody else can change any more."""

@@ -127,10 +127,14 @@ class UnitLog:
             path = str(self.chain.directory)
             raise CorruptStoreError(f"{path} does not hold units {self.first} to {self.count}", file=path, offset=end)
         for begin, stop in sums.absent:
-            self.chain.drop_between(begin * self.chain.file_bytes, stop * self.chain.file_bytes)
+            self._drop_files(begin, stop)
         if not self.chain.starts:
             self.chain.begin_at(end // self.chain.file_bytes * self.chain.file_bytes)
         self.chain.set_filled(max(end, self.chain.first))
+
+    def _drop_files(self, begin: int, stop: int) -> None:
+        """Remove files that the check point does not know: they were made after it."""
+        self.chain.drop_between(begin * self.chain.file_bytes, stop * self.chain.file_bytes)
 
     def _held_files(self, absent: list[tuple[int, int]]) -> Iterator[int]:
         """Yield the numbers of the files that should be there."""

@@ -165,14 +165,17 @@ class WheelIndex:
         rows["tick"] = in_order[firsts]
         rows["first"] = np.where(live, held["first"], positions[firsts])
         rows["last"] = positions[lasts]
-        rows["timers"] = np.where(live, held["timers"], 0) + (lasts - firsts + 1)
-        rows["magic"] = np.where(live, held["magic"], 0)
-        if rolled.any():
-            rows["magic"] |= np.where(np.logical_or.reduceat(rolled[order], firsts), ROLLS, 0)
+        counts = lasts - firsts + 1
+        marks = np.where(np.logical_or.reduceat(rolled[order], firsts), ROLLS, 0)
         first_roll = int(slots[rolled].min()) if rolled.any() else None
 
         def commit() -> None:
             self.units.advance(data)
+            # Timers may have left these slots since: some roll from a slot while others roll into it.
+            held = self.slots[places]
+            stays = held["tick"] == rows["tick"]
+            rows["timers"] = np.where(stays, np.maximum(held["timers"], 0), 0) + counts
+            rows["magic"] = np.where(stays, held["magic"], 0) | marks
             self.slots[places] = rows
             self._pages[places // _PAGE_SLOTS] = True
             if first_roll is not None:

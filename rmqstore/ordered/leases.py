@@ -69,9 +69,14 @@ class Lease:
         """Read a value."""
         expiry_ms, invisible_ms, first_pop_ms, epoch, count, retry_flag, granter = _HEAD.unpack_from(value)
         start = LEASE_KEY.unpack(key)[3]
-        offsets = (np.frombuffer(value, "<u4", count, _HEAD.size).astype(np.int64) + start).tolist()
+        offsets = [start + distance for distance in struct.unpack_from(f"<{count}I", value, _HEAD.size)]
         states = bytearray(value[_HEAD.size + 4 * count :])
         return cls(key, expiry_ms, invisible_ms, epoch, retry_flag, offsets, states, first_pop_ms, granter)
+
+    @staticmethod
+    def states_of(value: bytes) -> bytes:
+        """Return the states in a value, without decoding the rest."""
+        return value[_HEAD.size + (len(value) - _HEAD.size) // 5 * 4 :]
 
     @property
     def place(self) -> tuple[int, int, int, int, int]:

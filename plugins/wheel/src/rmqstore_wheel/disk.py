@@ -11,6 +11,7 @@ was written since; of a directory, all names of before its last :meth:`Disk.sync
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import shutil
@@ -88,6 +89,19 @@ class DiskFile:
     def sync(self) -> None:
         """Return when all that was written is durable."""
         os.fdatasync(self._fd)
+
+    def lock(self) -> bool:
+        """Keep other processes from locking the file until it is closed, as Java's ``FileChannel.tryLock`` does; False when one has.
+
+        Any close of the same file by this process lets the lock go.
+        """
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            raise
+        return True
 
     def view(self) -> memoryview:
         """Return the content, which follows later writes; valid as long as somebody holds it, also after the file is closed or removed."""

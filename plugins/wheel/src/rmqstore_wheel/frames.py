@@ -27,7 +27,7 @@ import numpy as np
 
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats.binary_columns import Ints, cells
-from rmqstore_wheel.formats.log_columns import Encoded
+from rmqstore_wheel.formats.log_columns import Encoded, joined
 
 PROPERTY: Final = b"RMQS_FRAME\x01"
 _FORM: Final = b"%08x %010x %08x %016x "
@@ -62,15 +62,16 @@ def with_room(records: Encoded) -> Encoded:
     return one(bytes(records.data))
 
 
-def one(record: bytes, *, is_last: bool = True) -> Encoded:
-    """Return one record as a piece of a frame, with room for the property when it is the last one."""
-    if not is_last:
-        return Encoded(np.frombuffer(bytearray(record), np.uint8), np.zeros(1, np.int64), np.array([len(record)]))
+def one(record: bytes, *, is_last: bool = True, before: Sequence[bytes] = ()) -> Encoded:
+    """Return one record, and others ``before`` it, as a piece of a frame, with room for the property when it is the last one."""
     data = bytearray(record)
-    data += _ROOM
-    at = log.properties_at(record)
-    data[at : at + 2] = (int.from_bytes(record[at : at + 2]) + PROPERTY_BYTES).to_bytes(2)
-    data[:4] = len(data).to_bytes(4)
+    if is_last:
+        data += _ROOM
+        at = log.properties_at(record)
+        data[at : at + 2] = (int.from_bytes(record[at : at + 2]) + PROPERTY_BYTES).to_bytes(2)
+        data[:4] = len(data).to_bytes(4)
+    if before:
+        return joined([*before, data])
     return Encoded(np.frombuffer(data, np.uint8), np.zeros(1, np.int64), np.array([len(data)]))
 
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from rmqstore.errors import CorruptStoreError, StoreFullError
+from rmqstore.errors import CorruptStoreError, StoreError, StoreFullError
 from rmqstore.ordered.gate import Gate
 from rmqstore.ordered.home import NO_ROOM
 from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
@@ -91,6 +93,38 @@ class TimerCaches(Protocol):
         """Let go of the files."""
 
 
+class Beside(NamedTuple):
+    """Records that go before the journal record of a call. Their queue offsets are in them, their units are somebody else's business.
+
+    Attributes:
+        store_ms: the latest of their store times.
+        commit: called with their places in the log once they are there.
+    """
+
+    records: Sequence[bytes]
+    store_ms: int
+    commit: Callable[[Iterable[int]], None]
+
+
+class ForReaders(Protocol):
+    """What is written for those who read the files with RocketMQ's eyes."""
+
+    def beside(self, changes: Sequence[Change]) -> Beside | None:
+        """Return what a call that makes these changes appends as well."""
+
+    def settle(self) -> None:
+        """Bring caches to what was written, and let go of what nobody needs any more, before a check point."""
+
+    def check_pointed(self, found: CheckPoint) -> None:
+        """Write what goes with a check point that was just written."""
+
+    def closed(self) -> None:
+        """Note that the end was an orderly one."""
+
+    def close(self) -> None:
+        """Let go of the files."""
+
+
 class Ledger(OrderedKV):
     """One open engine directory; see the module docstring.
 
@@ -104,6 +138,7 @@ class Ledger(OrderedKV):
         epoch: the open epoch, which every frame carries.
         store_ms: the latest store time of a message.
         restart: where the last whole copy of the state begins in the log, -1 for none.
+        readers: what is written for other readers, once it is there.
     """
 
     def __init__(
@@ -129,6 +164,7 @@ class Ledger(OrderedKV):
         self._doubts: set[Doubt] = set()
         self.queues = self._new_queues()
         self.state = State()
+        self.readers: ForReaders | None = None
         self.store_ms = 0
         self.restart = -1
         self._journal_records = 0
@@ -158,9 +194,12 @@ class Ledger(OrderedKV):
 
     def write(self, batch: WriteBatch) -> int:
         messages, changes = gathered(batch.parts)
-        return self.append(messages, [*changes, *batch.ops])
+        changes += batch.ops
+        return self.append(messages, changes, beside=None if self.readers is None else self.readers.beside(changes))
 
-    def append(self, messages: Sequence[Messages], changes: Iterable[Change] = (), noted: Iterable[Change] = ()) -> int:
+    def append(
+        self, messages: Sequence[Messages], changes: Iterable[Change] = (), noted: Iterable[Change] = (), beside: Beside | None = None
+    ) -> int:
         """Write one call as a frame and apply it; returns its position. What is ``noted`` is so already, so it is only written.
 
         Raises:
@@ -184,7 +223,8 @@ class Ledger(OrderedKV):
         first_journal = self._journal_records
         for at, group in enumerate(groups):
             record = journal.record(group, first_journal + at, self.store_ms)
-            pieces.append(frames.one(record, is_last=at == len(groups) - 1))
+            before = beside.records if beside is not None and not at else ()
+            pieces.append(frames.one(record, is_last=at == len(groups) - 1, before=before))
         if not groups and last is not None:
             pieces[-1] = frames.with_room(last)
         commits: list[Callable[[], None]] = []
@@ -197,6 +237,8 @@ class Ledger(OrderedKV):
             for each, offsets, piece in zip(messages, places, pieces, strict=False):
                 if each.prepare is not None:
                     commits.append(each.prepare(offsets, piece.sizes))
+            if beside is not None:
+                commits.append(partial(beside.commit, _places_of(pieces[len(messages)], beside.records)))
             self.log.write(planned, self.epoch)
         try:
             for commit in commits:
@@ -212,6 +254,8 @@ class Ledger(OrderedKV):
         self._calls += 1
         for each in messages:
             self.store_ms = max(self.store_ms, each.store_ms)
+        if beside is not None:
+            self.store_ms = max(self.store_ms, beside.store_ms)
         return position
 
     @contextmanager
@@ -223,7 +267,7 @@ class Ledger(OrderedKV):
             raise self._refusal(error) from error
 
     def _refusal(self, error: OSError) -> Exception:
-        if isinstance(error, CorruptStoreError):
+        if isinstance(error, StoreError):
             return error
         if error.errno in NO_ROOM:
             return StoreFullError(f"{self._gate.name}: no room on the disk ({error.strerror}); make room and try again")
@@ -387,6 +431,8 @@ class Ledger(OrderedKV):
             return
         self.sync()
         with self.translated():
+            if self.readers is not None:
+                self.readers.settle()
             section = self.timers.check_point()
             queues = self.queues.sync()
             found = CheckPoint(
@@ -410,6 +456,9 @@ class Ledger(OrderedKV):
                 self._doubts.clear()
         self._check_point = found
         self._calls = 0
+        if self.readers is not None:
+            with self.translated():
+                self.readers.check_pointed(found)
 
     # ------------------------------------------------------------ files that go
 
@@ -440,8 +489,13 @@ class Ledger(OrderedKV):
                 with suppress(StoreFullError):
                     # Without it the next open only takes longer.
                     self.make_check_point()
+                if self.readers is not None:
+                    with self.translated():
+                        self.readers.closed()
         finally:
             self._gate.close()
+            if self.readers is not None:
+                self.readers.close()
             self.timers.close()
             self.queues.close()
             self.log.close()
@@ -464,6 +518,12 @@ def offsets_of(records: Encoded) -> Ints:
     """Return where in the log records lie that were appended."""
     found: Ints = cells(records.data, ">i8")[records.starts + log_format.PHYSICAL_OFFSET_AT].astype(np.int64)
     return found
+
+
+def _places_of(piece: Encoded, records: Sequence[bytes]) -> list[int]:
+    """Return where in the log the first records of a piece lie, without the price of numpy for few."""
+    starts = accumulate(map(len, records[:-1]), initial=log_format.PHYSICAL_OFFSET_AT)
+    return [int.from_bytes(piece.data[at : at + 8]) for at in starts]
 
 
 def _has_room(records: Encoded) -> bool:

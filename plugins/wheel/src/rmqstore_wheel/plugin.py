@@ -44,7 +44,14 @@ INFO = EngineInfo(
             minimum=1,
             maximum=1024,
         ),
+        Setting(
+            key="wheel.revive_log",
+            type=bool,
+            default=True,
+            doc="write RocketMQ's check points and acks beside each lease; the engine itself does not read them",
+        ),
     ),
+    inspector="rmqstore_wheel.inspecting:inspect",
 )
 
 

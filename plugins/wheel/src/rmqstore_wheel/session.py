@@ -16,8 +16,10 @@ from rmqstore.ordered.pops import OrderedPops
 from rmqstore.ordered.session import check_layout
 from rmqstore.ordered.shared import Shared
 from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.for_brokers import OF_OPEN_STORE, ForBrokers, OpenMarks
 from rmqstore_wheel.ledger import Ledger, Sizes
 from rmqstore_wheel.queue_log import WheelQueueLog
+from rmqstore_wheel.revive_log import ReviveLog
 from rmqstore_wheel.timer_index import TimerIndex
 from rmqstore_wheel.timers import WheelTimers
 
@@ -55,6 +57,9 @@ class WheelSession(EngineSession):
             stack.callback(home.close)
             ledger = Ledger(disk, root, sizes, min_epoch=options.min_epoch, on_close=home.close)
             stack.callback(ledger.log.close)
+            with ledger.translated():
+                marks = OpenMarks(disk, root)
+            stack.callback(marks.close)
             stack.callback(lambda: ledger.queues.close())
             index = TimerIndex(ledger, options.precision_ms)
             stack.callback(index.close)
@@ -62,6 +67,9 @@ class WheelSession(EngineSession):
             stack.pop_all()
         with ExitStack() as stack, _typed(directory):
             stack.callback(ledger.close)
+            stack.callback(marks.close)
+            revive_log = ReviveLog(ledger, options.broker) if options.engine.get("revive_log", True) else None
+            ledger.readers = ForBrokers(ledger, index, marks, revive_log)
             check_layout(ledger)
             self._shared = WheelShared(ledger, options, home)
             self._timers = WheelTimers(self._shared, ledger, index)
@@ -94,8 +102,9 @@ def _typed(directory: Path) -> Iterator[None]:
 
 
 def copy_tree(source: Path, copy: Path) -> None:
-    """Copy a directory; what is a hole in a file stays one."""
-    shutil.copytree(source, copy, copy_function=_copy_file)
+    """Copy the directory of a store; what is a hole in a file stays one."""
+    root = str(source)
+    shutil.copytree(source, copy, ignore=lambda path, _: OF_OPEN_STORE if path == root else (), copy_function=_copy_file)
 
 
 def _copy_file(source: str, copy: str) -> str:

@@ -67,7 +67,7 @@ class TimerUnits:
         self.reports: list[UnitReport] = []
         self.broken = 0
         self.superseded = np.zeros(0, np.int64)
-        """Log offsets of messages that were rolled: a copy of each was put behind them."""
+        """Log offsets of messages that were rolled and wait no more: a broker puts a copy behind them, the engine only another unit."""
         self.reach: list[tuple[LogFile, int, int]] = []
         """Per file with units that are not delivered yet, the byte of the unit that leads furthest into the commit log, and where to."""
         self._findings = findings
@@ -76,11 +76,13 @@ class TimerUnits:
         self._log_start = log_start
         self._unseen = [(0, files.start)]
         rolled: list[Ints] = []
+        self._waiting: list[Ints] = []
         for file in files.files:
             self.reports.append(self._read(file, rolled))
         self._check_ends()
         if rolled:
-            self.superseded = np.unique(np.concatenate(rolled))
+            self.superseded = np.setdiff1d(np.concatenate(rolled), np.concatenate(self._waiting))
+        self._waiting.clear()
 
     @property
     def end(self) -> int:
@@ -118,6 +120,7 @@ class TimerUnits:
         times = timer_log.slot_times_ms(units)
         if self._read_ms is not None:
             rolled.append(units["log_offset"][is_rolled & (times < self._read_ms)].astype(np.int64))
+            self._waiting.append(units["log_offset"][times >= self._read_ms].astype(np.int64))
         positions = file.start + at + np.arange(len(units), dtype=np.int64) * UNIT_BYTES
         previous = units["previous"].astype(np.int64)
         wrong = (previous >= positions) | (previous < NO_POSITION)

@@ -1,0 +1,279 @@
+"""``ReviveLog``: leases once more as RocketMQ writes them: check points and acks in the topic ``rmq_sys_REVIVE_LOG_<broker>``.
+
+They are for those who read the log with RocketMQ's eyes (``PopReviveService``); the engine itself never reads them, since the journal
+record of the same frame says all of it. What a call did to leases is taken from the keys that it changes, compared with the state before:
+
+- a new lease: check points (tag ``ck``) of up to 32 messages each, the first with ``RMQS_NEXT``, the next offset of the group on the queue;
+- messages whose leases end, by whatever call: one ack (``ack``, of several ``bAck``) for each of their check points. A change is a new
+  check point and the ack of the old one, as in RocketMQ; a release or a revive is an ack, as the copy in the retry topic is there already;
+- a lease of a FIFO pop: nothing. RocketMQ has no check points for these either (their receipts say revive queue 999);
+  ``config/consumerOrderInfo.json`` tells of them.
+
+What differs from a broker:
+
+- All of it lies in queue :data:`QUEUE`, the one that receipts name: a broker that is given a receipt of ours acks into that queue, and an
+  ack counts only beside its check point.
+- It comes here at once, not by way of the wheel, so it has no deliver time: a broker takes the latest one that it reads here for the
+  present.
+- ``it`` is what makes ``reviveTime`` the end of the lease: less than the invisible time where the pop time runs ahead of the clock.
+- Of a lease of more than 32 messages, each check point starts (``so``) with its own first message, as two may not have one key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from struct import Struct
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from rmqstore.contract import NO_RETRY
+from rmqstore.ordered.kv import DeleteMany, DeleteRange, PutMany
+from rmqstore.ordered.layout import GROUP, LEASE, LEASES, META, REGISTERED, STANDING, TOPIC, U32, after_prefix
+from rmqstore.ordered.leases import LEASED, MOVED, Lease
+from rmqstore.ordered.standings import Registered
+from rmqstore_wheel.formats import check_points as codec
+from rmqstore_wheel.formats import commit_log as log
+from rmqstore_wheel.formats import consume_queue
+from rmqstore_wheel.formats import properties as texts
+from rmqstore_wheel.formats.fastjson import quote
+from rmqstore_wheel.journal import Change
+from rmqstore_wheel.ledger import Beside, Ledger
+
+TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
+GROUP_NAME: Final = "CID_RMQ_SYS_REVIVE_GROUP"
+QUEUE: Final = 0
+NEXT: Final = f"{texts.OWN_PREFIX}NEXT"
+
+_MOST: Final = codec.MAX_MESSAGES
+_SEAT_BYTES: Final = 12
+_LEASE_BYTE, _STANDING_BYTE, _REGISTERED_BYTE = LEASE[0], STANDING[0], REGISTERED[0]
+_NAME_BYTES: Final = (TOPIC[0], GROUP[0])
+_END_OF_LEASES: Final = after_prefix(LEASE)
+_CK, _ACK, _BATCH_ACK = (consume_queue.tags_code(tag) for tag in (codec.CK_TAG, codec.ACK_TAG, codec.BATCH_ACK_TAG))
+_DISTANCES: Final = [",".join(map(str, range(count))) for count in range(_MOST + 1)]
+"""The distances of so many messages without a gap."""
+
+_HEAD: Final = Struct(">iiiiiqqiq8sq8siqi")
+
+
+class _Names(NamedTuple):
+    """Texts of a group on a topic: in quotes, and as parts of a unique key."""
+
+    topic: str
+    group: str
+    quoted_topic: str
+    quoted_group: str
+
+
+class _Written:
+    """What one call writes: (body, properties) of its check points, then those of its acks; ``begun`` has a check point's row by lease."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[str, str]] = []
+        self.acks: list[tuple[str, str]] = []
+        self.ack_codes: list[int] = []
+        self.begun: list[tuple[int, bytes]] = []
+        self.last_pop_ms = 0
+
+
+class ReviveLog:
+    """Makes the messages of a call; the caller serialises all calls.
+
+    The texts are those of ``formats.check_points``, put together here, as they are part of every pop and ack.
+    """
+
+    def __init__(self, ledger: Ledger, broker: str) -> None:
+        self._ledger = ledger
+        self._broker = broker
+        self._quoted_broker = quote(broker)
+        self.topic = f"{TOPIC_PREFIX}{broker}"
+        topic = self.topic.encode()
+        self._magic = log.magic_of(topic)
+        self._topic_field = log.topic_field(topic)
+        self._names: dict[int, str] = {}
+        self._texts: dict[tuple[int, int], _Names] = {}
+        entries = [*ledger.scan_all(META, TOPIC, after_prefix(TOPIC)), *ledger.scan_all(META, GROUP, after_prefix(GROUP))]
+        self._note_names(entries)
+        self._next = ledger.queues.of(self.topic, QUEUE).count if (self.topic, QUEUE) in ledger.queues else 0
+        self._units: list[tuple[int, int, int]] = []
+        self._points: list[tuple[int, bytes]] = []
+        # Where their check points lie was not kept, only that it is behind the first offset of the queue.
+        self._older = {key for key, value in ledger.scan_all(LEASES, LEASE, _END_OF_LEASES) if _runs(value)}
+
+    def _note_names(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        """Note names by id. No id is ever given to another one, unless the call failed that gave it first."""
+        for key, value in entries:
+            number, name = U32.unpack_from(value)[0], key[1:].decode()
+            if self._names.get(number) != name:
+                self._names[number] = name
+                self._texts.clear()
+
+    # ------------------------------------------------------------ a call
+
+    def beside(self, changes: Sequence[Change]) -> Beside | None:
+        """Return what a call that makes these changes writes."""
+        meta: dict[bytes, bytes] = {}
+        leases: dict[bytes, bytes | None] = {}
+        for change in changes:
+            if isinstance(change, PutMany):
+                if change.space == META:
+                    for key, value in change.items:
+                        if key[0] in _NAME_BYTES:
+                            self._note_names(((key, value),))
+                        elif key[0] == _STANDING_BYTE or key[0] == _REGISTERED_BYTE:
+                            meta[key] = value
+                elif change.space == LEASES:
+                    for key, value in change.items:
+                        if key[0] == _LEASE_BYTE:
+                            leases[key] = value
+            elif isinstance(change, DeleteMany):
+                if change.space == LEASES:
+                    leases |= dict.fromkeys([key for key in change.keys if key[0] == _LEASE_BYTE])
+            elif isinstance(change, DeleteRange) and change.space == LEASES:
+                leases |= dict.fromkeys(self._within(change))
+        if not leases:
+            return None
+        written = _Written()
+        for key, new in leases.items():
+            self._compare(written, key, new, meta)
+        return self._as_records(written) if written.points or written.acks else None
+
+    def _within(self, change: DeleteRange) -> list[bytes]:
+        start, stop = max(change.start, LEASE), min(change.stop, _END_OF_LEASES)
+        return [key for key, _ in self._ledger.scan_all(LEASES, start, stop)] if start < stop else []
+
+    def _compare(self, written: _Written, key: bytes, value: bytes | None, meta: dict[bytes, bytes]) -> None:
+        """Add what became of one lease; ``meta`` are keys that change with it."""
+        before = self._ledger.state.get(LEASES, key)
+        if before is None:
+            if value is not None and _runs(value):
+                self._add_points(written, Lease.decode(key[1:], value), meta)
+        elif _runs(before):
+            lease = Lease.decode(key[1:], before)
+            states = bytes((MOVED,)) * len(lease.offsets) if value is None else Lease.states_of(value)
+            if states != lease.states:
+                self._add_acks(written, lease, states, meta)
+
+    def _names_of(self, lease: Lease, group_id: int, topic_id: int, meta: dict[bytes, bytes]) -> _Names | None:
+        """Return the names in a lease; None when it is one of a FIFO pop, or nobody knows them any more."""
+        if lease.retry_flag == NO_RETRY:
+            key = Registered.key(group_id, topic_id)
+            how = self._ledger.state.get(META, key) or meta.get(key)
+            if how is not None and how[0]:
+                return None
+        known = self._texts.get((group_id, topic_id))
+        if known is None:
+            topic, group = self._names.get(topic_id), self._names.get(group_id)
+            if topic is None or group is None:
+                return None
+            known = self._texts[group_id, topic_id] = _Names(topic, group, quote(topic), quote(group))
+        return known
+
+    def _add_points(self, written: _Written, lease: Lease, meta: dict[bytes, bytes]) -> None:
+        group_id, topic_id, queue, _, pop_ms = lease.place
+        names = self._names_of(lease, group_id, topic_id, meta)
+        if names is None:
+            return
+        seat = STANDING + lease.key[:_SEAT_BYTES]
+        standing = meta.get(seat) or self._ledger.state.get(META, seat)
+        own = "" if standing is None else f"{NEXT}\x01{int.from_bytes(standing[:8])}\x02"
+        written.begun.append((len(written.points), lease.key))
+        written.last_pop_ms = max(written.last_pop_ms, pop_ms)
+        for at in range(0, len(lease.offsets), _MOST):
+            offsets = lease.offsets[at : at + _MOST]
+            start, count = offsets[0], len(offsets)
+            if offsets[-1] - start == count - 1:
+                distances = _DISTANCES[count]
+            else:
+                distances = ",".join([str(offset - start) for offset in offsets])
+            states = lease.states[at : at + _MOST]
+            bits = sum(1 << index for index, state in enumerate(states) if state != LEASED) if any(states) else 0
+            body = (
+                f'{{"bm":{bits - (bits >> 31 << 32)},"bn":{self._quoted_broker},"c":{names.quoted_group},"d":[{distances}],'
+                f'"it":{lease.expiry_ms - pop_ms},"n":{count},"pt":{pop_ms},"q":{queue},"reviveTime":{lease.expiry_ms},"ro":0,'
+                f'"so":{start},"t":{names.quoted_topic}}}'
+            )
+            key = f"{names.topic}@{queue}@{start}@{names.group}@{pop_ms}@{self._broker}@ck"
+            written.points.append((body, f"TAGS\x01ck\x02UNIQ_KEY\x01{key}\x02{own}"))
+            own = ""
+
+    def _add_acks(self, written: _Written, lease: Lease, states: bytes, meta: dict[bytes, bytes]) -> None:
+        group_id, topic_id, queue, _, pop_ms = lease.place
+        names = self._names_of(lease, group_id, topic_id, meta)
+        if names is None:
+            return
+        for at in range(0, len(states), _MOST):
+            offsets = lease.offsets[at : at + _MOST]
+            old, new = lease.states[at : at + _MOST], states[at : at + _MOST]
+            # Mostly, all of them end together.
+            if any(old) or LEASED in new:
+                offsets = [offset for offset, was, now in zip(offsets, old, new, strict=True) if was == LEASED != now]
+                if not offsets:
+                    continue
+            if len(offsets) == 1:
+                begin, offset, tag, code = f'{{"ao":{offsets[0]}', offsets[0], codec.ACK_TAG, _ACK
+            else:
+                # AckMessageProcessor writes the key of a batch ack over by that of an ack of offset -1.
+                begin, offset, tag, code = f'{{"ao":0,"aol":{offsets}'.replace(" ", ""), -1, codec.BATCH_ACK_TAG, _BATCH_ACK
+            body = (
+                f'{begin},"bn":{self._quoted_broker},"c":{names.quoted_group},"pt":{pop_ms},"q":{queue},"so":{lease.offsets[at]},'
+                f'"t":{names.quoted_topic}}}'
+            )
+            key = f"{names.topic}@{queue}@{offset}@{names.group}@{pop_ms}@{self._broker}@ack"
+            written.acks.append((body, f"TAGS\x01{tag}\x02UNIQ_KEY\x01{key}\x02"))
+            written.ack_codes.append(code)
+
+    # ------------------------------------------------------------ records
+
+    def _as_records(self, written: _Written) -> Beside:
+        store_ms = max(self._ledger.store_ms, written.last_pop_ms)
+        first = self._next
+        records = [
+            self._record(body.encode(), text.encode(), offset, store_ms)
+            for offset, (body, text) in enumerate((*written.points, *written.acks), first)
+        ]
+
+        def commit(places: Iterable[int]) -> None:
+            self._next += len(records)
+            codes = [_CK] * len(written.points) + written.ack_codes
+            self._units += zip(places, map(len, records), codes, strict=True)
+            self._points += [(first + row, key) for row, key in written.begun]
+
+        return Beside(records, store_ms, commit)
+
+    def _record(self, body: bytes, text: bytes, queue_offset: int, store_ms: int) -> bytes:
+        """Return a record as ``formats.commit_log`` draws it; the log learns its place when it is written."""
+        size = log.FIXED_BYTES + len(body) + len(self._topic_field) + 2 + len(text)
+        crc, host = log.body_crc(body), log.LOCAL_HOST
+        head = _HEAD.pack(size, self._magic, crc, QUEUE, 0, queue_offset, 0, 0, store_ms, host, store_ms, host, 0, 0, len(body))
+        return b"".join((head, body, self._topic_field, len(text).to_bytes(2), text))
+
+    # ------------------------------------------------------------ the queue
+
+    def settle(self) -> None:
+        """Bring the consume queue to what was written, and let it begin at the check point of the oldest lease that runs.
+
+        Nobody reads the queue while the store is open, so its units wait for the engine's check point; an open makes those behind it anew.
+        """
+        if self._units:
+            places, sizes, codes = np.array(self._units, np.int64).T
+            offsets = np.arange(self._next - len(places), self._next)
+            self._ledger.queues.prepare(self.topic, QUEUE, offsets, places, sizes, codes)()
+            self._units.clear()
+        if self._next:
+            self._ledger.queues.trim(self.topic, QUEUE, self.first_needed())
+
+    def first_needed(self) -> int:
+        """Return the offset of the oldest check point, as far as it is known, whose lease runs; the end of the queue when none does."""
+        get = self._ledger.state.get
+        self._older = {key for key in self._older if (value := get(LEASES, key)) is not None and _runs(value)}
+        self._points = [(at, key) for at, key in self._points if (value := get(LEASES, LEASE + key)) is not None and _runs(value)]
+        if self._older:
+            return self._ledger.queues.first(self.topic, QUEUE) if self._next else 0
+        return self._points[0][0] if self._points else self._next
+
+
+def _runs(value: bytes) -> bool:
+    """Say whether some message of a stored lease is leased."""
+    return LEASED in Lease.states_of(value)

@@ -1,0 +1,102 @@
+"""A store's files as RocketMQ reads them, for the tests of what is written for brokers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from rmqstore_wheel.formats import check_points as codec
+from rmqstore_wheel.formats import commit_log, consume_queue, consumer_offsets, properties
+from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
+from rmqstore_wheel.formats.commit_log import Record
+
+BROKER = "broker-a"
+REVIVE_TOPIC = f"rmq_sys_REVIVE_LOG_{BROKER}"
+
+
+class Held(NamedTuple):
+    """One message of a lease."""
+
+    topic: str
+    group: str
+    queue_id: int
+    offset: int
+
+
+def records_of(root: Path) -> list[Record]:
+    """Return every record of the log, in order."""
+    found = []
+    for path in sorted((root / "commitlog").iterdir()):
+        data, at = path.read_bytes(), 0
+        while at + 8 <= len(data) and (size := int.from_bytes(data[at : at + 4])):
+            if int.from_bytes(data[at + 4 : at + 8], signed=True) == commit_log.MAGIC_BLANK:
+                break
+            found.append(commit_log.decode_record(data[at : at + size], log_offset=int(path.name) + at))
+            at += size
+    return found
+
+
+def revive_records(root: Path) -> list[Record]:
+    """Return the records of the revive topic by offset, found through its consume queue, whose units must fit them."""
+    queue = root / "consumequeue" / REVIVE_TOPIC / "0"
+    if not queue.is_dir():
+        return []
+    by_place = {record.physical_offset: record for record in records_of(root)}
+    found = []
+    for path in sorted(queue.iterdir()):
+        data = path.read_bytes()
+        # The last file is as long as what is set aside.
+        whole = memoryview(data)[: len(data) // consume_queue.UNIT_BYTES * consume_queue.UNIT_BYTES]
+        for at, unit in enumerate(consume_queue.decode(whole), int(path.name) // consume_queue.UNIT_BYTES):
+            if not unit["size"]:
+                break
+            record = by_place[int(unit["log_offset"])]
+            tag = properties.decode(record.properties)[properties.TAG]
+            assert (record.topic.decode(), record.queue_id, record.queue_offset) == (REVIVE_TOPIC, 0, at)
+            assert (int(unit["size"]), int(unit["tags_code"])) == (len(commit_log.encode_record(record)), consume_queue.tags_code(tag))
+            found.append(record)
+    return found
+
+
+def bodies_of(root: Path) -> list[CheckPoint | Ack | BatchAck]:
+    """Return what the revive topic says, decoded by the tags."""
+    found: list[CheckPoint | Ack | BatchAck] = []
+    for record in revive_records(root):
+        tag = properties.decode(record.properties)[properties.TAG]
+        if tag == codec.CK_TAG:
+            found.append(codec.decode_check_point(record.body))
+            assert codec.encode_check_point(found[-1]) == record.body
+        elif tag == codec.ACK_TAG:
+            found.append(codec.decode_ack(record.body))
+            assert codec.encode_ack(found[-1]) == record.body
+        else:
+            found.append(codec.decode_batch_ack(record.body))
+            assert codec.encode_batch_ack(found[-1]) == record.body
+    return found
+
+
+def running(root: Path) -> dict[Held, int]:
+    """Return the leases that run by the revive log alone, with their ends: what a broker's ``PopReviveService`` would go by."""
+    offsets = root / "config" / consumer_offsets.FILE_NAME
+    table = consumer_offsets.decode(offsets.read_bytes()).table if offsets.exists() else {}
+    passed = table.get(f"{REVIVE_TOPIC}@CID_RMQ_SYS_REVIVE_GROUP", {}).get(0, -1)
+    points: dict[tuple[str, str, int, int, int, str | None], CheckPoint] = {}
+    for record, each in zip(revive_records(root), bodies_of(root), strict=True):
+        if record.queue_offset <= passed:
+            continue
+        key = (each.topic, each.group, each.queue_id, each.start_offset, each.pop_ms, each.broker)
+        if isinstance(each, CheckPoint):
+            assert key not in points
+            points[key] = each
+        elif key in points:
+            for offset in [each.ack_offset] if isinstance(each, Ack) else each.ack_offsets:
+                index = points[key].index_of(offset)
+                assert index is not None
+                assert not points[key].acked_bits >> index & 1
+                points[key].acked_bits |= 1 << index
+    return {
+        Held(point.topic, point.group, point.queue_id, offset): point.revive_ms
+        for point in points.values()
+        for index, offset in enumerate(point.offsets())
+        if not point.acked_bits >> index & 1
+    }

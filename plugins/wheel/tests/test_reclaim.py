@@ -487,3 +487,18 @@ def test_a_log_whose_first_files_are_missing_is_refused(run: Run) -> None:
     min(run.path.rglob("commitlog/*")).unlink()
     with pytest.raises(rmqstore.CorruptStoreError, match="are missing"):
         run.opened()
+
+
+def test_a_damaged_file_stays_until_nothing_leads_into_it(run: Run) -> None:
+    (handle,) = run.far("hurt", due_ms=START_MS + HOUR_MS)
+    place = int(run.ledger.queues.read(WHEEL_TOPIC, 0, 0, 1)["log_offset"][0])
+    with run.ledger.log.chain.path_of(place).open("r+b") as file:
+        file.seek(place + 90)
+        file.write(b"?")
+    run.fill(5)
+    run.upkeep()
+    assert run.files[0] == 0
+    run.store.cancel(handle)
+    run.clock.advance(2 * HOUR_MS)
+    run.upkeep()
+    assert run.files[0] > 0

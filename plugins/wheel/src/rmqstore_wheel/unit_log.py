@@ -91,6 +91,9 @@ class UnitLog:
         self._crcs = np.zeros(0, np.uint32)
         self._trusted = np.zeros(0, np.bool_)
         self._open_crc = 0
+        # What was written anew since the last sync: numbers that rise, and their units.
+        self._new_numbers: Ints = np.zeros(0, np.int64)
+        self._new_units: Units = np.zeros(0, unit)
 
     # ------------------------------------------------------------ numbers and places
 
@@ -117,6 +120,7 @@ class UnitLog:
             CorruptStoreError: a file of what it vouches for is missing.
         """
         self.first, self.count = sums.first, sums.count
+        self._forget_replaced()
         self._stale.clear()
         self._crcs = np.frombuffer(sums.crcs, "<u4").astype(np.uint32)
         self._trusted = np.zeros(len(self._crcs), np.bool_)
@@ -288,20 +292,40 @@ class UnitLog:
                 yield max(first, start), min(behind, start + self.per_file)
 
     def _replace(self, numbers: Ints, units: Units) -> None:
+        """Let other units be at these numbers. They are in memory until the next sync, so a call cannot fail here any more."""
         blocks = np.unique(numbers // BLOCK).tolist()
         for block in blocks:
             self.check(block * BLOCK, 1)
-        bounds = np.flatnonzero((np.diff(numbers) > _NEAR) | (np.diff(numbers // self.per_file) != 0)) + 1
-        for begin, stop in pairwise([0, *bounds.tolist(), len(numbers)]):
-            first, behind = int(numbers[begin]), int(numbers[stop - 1]) + 1
-            piece = units[begin:stop]
-            if behind - first > stop - begin:
-                piece = self._raw(first, behind - first).copy()
-                piece[numbers[begin:stop] - first] = units[begin:stop]
-            self.chain.write_at(self.position(first), np.ascontiguousarray(piece).view(np.uint8).data)
+        every = np.concatenate([numbers, self._new_numbers])
+        self._new_numbers, rows = np.unique(every, return_index=True)
+        self._new_units = np.concatenate([units, self._new_units])[rows]
         self._stale.update(blocks)
         if blocks[-1] == self.count // BLOCK:
             self._sum_block(blocks[-1])
+
+    def _write_replaced(self) -> None:
+        """Write what was replaced, what lies near by in one piece."""
+        numbers = self._new_numbers
+        bounds = np.flatnonzero((np.diff(numbers) > _NEAR) | (np.diff(numbers // self.per_file) != 0)) + 1
+        for begin, stop in pairwise([0, *bounds.tolist(), len(numbers)]):
+            if begin < stop:
+                first, behind = int(numbers[begin]), int(numbers[stop - 1]) + 1
+                self.chain.write_at(self.position(first), np.ascontiguousarray(self._raw(first, behind - first)).view(np.uint8).data)
+        self._forget_replaced()
+
+    def _forget_replaced(self) -> None:
+        self._new_numbers = np.zeros(0, np.int64)
+        self._new_units = np.zeros(0, self.unit)
+
+    def _with_replaced(self, units: Units, numbers: Ints) -> Units:
+        """Return units that were read at these numbers, the replaced ones as they are now."""
+        rows = np.searchsorted(self._new_numbers, numbers)
+        rows[rows == len(self._new_numbers)] = 0
+        hits = self._new_numbers[rows] == numbers
+        if hits.any():
+            units = units.copy()
+            units[hits] = self._new_units[rows[hits]]
+        return units
 
     def _pass_over(self, number: int) -> None:
         """Count numbers up to ``number`` whose files are not there."""
@@ -352,7 +376,8 @@ class UnitLog:
         data = self.chain.read(self.position(number), count * self.unit.itemsize)
         if len(data) < count * self.unit.itemsize:
             self._refuse(number, number + count)
-        return np.frombuffer(data, self.unit)
+        units = np.frombuffer(data, self.unit)
+        return self._with_replaced(units, np.arange(number, number + count)) if len(self._new_numbers) else units
 
     def gather(self, numbers: Ints) -> Units:
         """Return units of any numbers, in their order; see :meth:`read`."""
@@ -381,7 +406,7 @@ class UnitLog:
         if len(at) and int(at.max()) >= len(units):
             self._refuse(file * self.per_file + len(units), int(numbers.max()) + 1)
         found: Units = units[at]
-        return found
+        return self._with_replaced(found, numbers) if len(self._new_numbers) else found
 
     def check(self, number: int, count: int) -> None:
         """Check the blocks of some units, as far as nobody has looked into them yet."""
@@ -404,6 +429,8 @@ class UnitLog:
 
     def sync(self) -> Sums:
         """Make everything durable; returns what a check point has to know."""
+        if len(self._new_numbers):
+            self._write_replaced()
         self.chain.sync()
         for block in self._stale:
             if (block + 1) * BLOCK > self.first:

@@ -118,7 +118,7 @@ def failing_syncs(after: int = 0) -> Iterator[Refusals]:
 def small_files(log_file_bytes: int = 64 * 1024) -> Iterator[None]:
     """Open stores with files so small that many of them are made."""
     sizes = Sizes(log_file_bytes, 100, 50, check_point_bytes=2 * log_file_bytes, check_point_calls=100)
-    with patch("rmqstore_wheel.engine.Sizes", lambda: sizes):
+    with patch("rmqstore_wheel.engine.sizes_of", lambda options: sizes):
         yield
 
 

@@ -50,11 +50,14 @@ def test_what_the_page_calls_missing_is(stores: WheelStores) -> None:
     store.tick()
     db = stores.path(store)
     store.close()
-    assert {path.name for path in db.iterdir()} == {"FORMAT", "commitlog", "consumequeue", "timerlog", "timerwheel", "rmqstore"}
-    assert {path.name for path in (db / "consumequeue").iterdir()} == {WHEEL_TOPIC, "t", "%RETRY%g+t"}
+    files = {"FORMAT", "commitlog", "consumequeue", "timerlog", "timerwheel", "config", "checkpoint", "lock", "rmqstore"}
+    assert {path.name for path in db.iterdir()} == files
+    assert {path.name for path in (db / "config").iterdir()} == {"consumerOffset.json", "timercheck"}
+    (revive,) = (path for path in (db / "consumequeue").iterdir() if path.name.startswith("rmq_sys_REVIVE_LOG_"))
+    assert [path.name for path in revive.iterdir()] == ["0"]
+    assert {path.name for path in (db / "consumequeue").iterdir()} == {WHEEL_TOPIC, "t", "%RETRY%g+t", revive.name}
     (log,) = (db / "commitlog").iterdir()
     assert log.stat().st_size < 2**30
-    assert b"rmq_sys_REVIVE_LOG" not in log.read_bytes()
     assert b"TIMER_DEL_UNIQKEY\x01t+mcancelled" in log.read_bytes()
     assert (db / "timerwheel").stat().st_size == 38_707_200
     (units,) = (db / "timerlog").iterdir()

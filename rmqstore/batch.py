@@ -334,7 +334,9 @@ def _check_sizes(columns: pa.RecordBatch) -> None:
         names, values, offsets = map_parts(properties)
         _refuse_text("properties", names, "[\x01\x02]")
         _refuse_text("properties", values, "[\x01\x02]")
-        system = pc.is_in(names, value_set=pa.array(sorted(limits.SYSTEM_PROPERTIES)))
+        system = pc.or_(
+            pc.is_in(names, value_set=pa.array(sorted(limits.SYSTEM_PROPERTIES))), pc.starts_with(names, limits.OWN_PROPERTY_PREFIX)
+        )
         if pc.any(system).as_py():
             raise IllegalMessageError(f"column 'properties': {names[pc.index(system, True).as_py()].as_py()!r} belongs to the system")
         parents = pc.list_parent_indices(pa.ListArray.from_arrays(offsets, names))

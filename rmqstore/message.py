@@ -41,10 +41,13 @@ SYSTEM_PROPERTIES: Final = frozenset(
     (
         "KEYS TAGS UNIQ_KEY TIMER_OUT_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS "
         "TIMER_ROLL_TIMES TIMER_ROLL_LABEL TIMER_DEL_UNIQKEY REAL_TOPIC REAL_QID RETRY_TOPIC POP_CK 1ST_POP_TIME __SHARDINGKEY "
-        "RMQS_FRAME WAIT MIN_OFFSET MAX_OFFSET"
+        "WAIT MIN_OFFSET MAX_OFFSET __CRC32#"
     ).split()
 )
 """Names that RocketMQ or an engine keeps for itself (RocketMQ ``MessageConst``); a user sets them through the fields of a message."""
+
+OWN_PROPERTY_PREFIX: Final = "RMQS_"
+"""So begin the names of properties that engines add to records; they are refused like those of :data:`SYSTEM_PROPERTIES`."""
 
 REQUEST_PROPERTIES: Final = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 """Names by which RocketMQ's producers ask for a delay; a send turns them into the deliver time (``rmqstore.delays``)."""
@@ -298,6 +301,6 @@ def _check_properties(properties: Mapping[str, str]) -> int:
             raise IllegalMessageError(f"property {name!r} has an empty {'name' if not name else 'value'}; leave it out instead")
         if _SEPARATORS.search(name) or _SEPARATORS.search(value):
             raise IllegalMessageError(f"property {name!r} holds U+0001 or U+0002, which separate properties on disk")
-        if name in SYSTEM_PROPERTIES:
+        if name in SYSTEM_PROPERTIES or name.startswith(OWN_PROPERTY_PREFIX):
             raise IllegalMessageError(f"property {name!r} belongs to the system; use the message's fields (tag, keys, deliver_at_ms …)")
     return size

@@ -81,7 +81,7 @@ BAD_FIELDS: dict[str, list[Any]] = {
     "keys": ["k", None, 5, ("",), ("a b",), (None,), (5,), (LONE,), ("k" * 32_768,), {"k"}, {"k": "v"}],
     "properties": [
         5, "p", [("a", "b")], {"a": ""}, {"": "a"}, {"a": None}, {5: "a"}, {"a": 5}, {"a": "\x01"}, {"\x02": "a"},
-        {"KEYS": "x"}, {"TIMER_OUT_MS": "1"}, {LONE: "a"}, {"a": LONE}, {"a": "x" * 32_768},
+        {"KEYS": "x"}, {"TIMER_OUT_MS": "1"}, {"RMQS_X": "x"}, {"__CRC32#": "x"}, {LONE: "a"}, {"a": LONE}, {"a": "x" * 32_768},
     ],
     "message_group": ["", "a b", 5, LONE, "g" * 256],
     "deliver_at_ms": ["1", 1.5, NAN, True, -1, HUGE, 2**63],

@@ -168,6 +168,8 @@ BAD_COLUMNS: dict[str, tuple[dict[str, Any], str]] = {
     "properties: a struct": ({"properties": pa.array([{"a": "b"}])}, "properties"),
     "properties: ints": ({"properties": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))}, "properties"),
     "properties: a null value": ({"properties": pa.array([[("a", None)]], STRINGS)}, "properties"),
+    "properties: one of the system": ({"properties": pa.array([[("a", "1"), ("__CRC32#", "2")]], STRINGS)}, "__CRC32#"),
+    "properties: one of an engine": ({"properties": pa.array([[("RMQS_X", "1")]], STRINGS)}, "RMQS_X"),
     "properties: one name twice": ({"properties": pa.array([[("a", "1"), ("a", "2")]], STRINGS)}, "properties"),
     "deliver_at_ms: int32": ({"deliver_at_ms": pa.array([1], pa.int32())}, "deliver_at_ms"),
     "deliver_at_ms: timestamp": ({"deliver_at_ms": pa.array([1], pa.timestamp("ms"))}, "deliver_at_ms"),

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.batch import map_parts
-from rmqstore.message import REQUEST_PROPERTIES, SYSTEM_PROPERTIES, Message, PoppedMessage
+from rmqstore.message import OWN_PROPERTY_PREFIX, REQUEST_PROPERTIES, SYSTEM_PROPERTIES, Message, PoppedMessage
 from rmqstore_wheel.formats.binary_columns import Part
 
 MESSAGE_ID: Final = "UNIQ_KEY"
@@ -38,14 +38,13 @@ REAL_QUEUE_ID: Final = "REAL_QID"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 POP_CK: Final = "POP_CK"
 FIRST_POP_MS: Final = "1ST_POP_TIME"
-RECORD_CRC: Final = "__CRC32#"
-OWN_PREFIX: Final = "RMQS_"
+OWN_PREFIX: Final = OWN_PROPERTY_PREFIX
 
 KEY_SEPARATOR: Final = " "
 FIELDS: Final = (MESSAGE_ID, TAG, KEYS, MESSAGE_GROUP, DELIVER_MS, FIRST_POP_MS, REAL_TOPIC, REAL_QUEUE_ID, OUT_MS)
 """Properties that are read into columns of their own."""
 
-HIDDEN: Final = frozenset(SYSTEM_PROPERTIES | set(REQUEST_PROPERTIES) | set(FIELDS) | {RECORD_CRC})
+HIDDEN: Final = frozenset(SYSTEM_PROPERTIES | set(REQUEST_PROPERTIES) | set(FIELDS))
 """Names that are not among the properties that a user sees; so is every name that starts with ``RMQS_``."""
 
 _END, _IS = b"\x02", b"\x01"

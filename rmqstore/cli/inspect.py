@@ -20,9 +20,7 @@ from rmqstore.errors import EngineLookupError, StorePathError
 from rmqstore.opening import checked_path
 from rmqstore.plugins import EngineState, get_plugins
 
-EXAMPLES: Final = examples(
-    "rmqstore inspect data", "rmqstore inspect /root/store --at 2026-12-01T08:00", "rmqstore inspect /root/store --json"
-)
+EXAMPLES: Final = examples("rmqstore inspect data", "rmqstore inspect ~/store --at 2026-12-01T08:00", "rmqstore inspect ~/store --json")
 
 _DAMAGE: Final = (Column("file"), Column("offset", right=True), Column("what"))
 

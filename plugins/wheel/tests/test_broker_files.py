@@ -185,14 +185,14 @@ def test_a_snapshot_keeps_topics_of_these_names(tmp_path: Path) -> None:
 
 
 _BROKER = """
-import fcntl, os, sys, time
+import fcntl, os, sys
 try:
     fcntl.lockf(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
 except OSError:
     print("refused")
     sys.exit()
 print("open", flush=True)
-time.sleep(60)
+sys.stdin.read()
 """
 
 
@@ -201,7 +201,7 @@ def test_a_broker_and_the_engine_keep_each_other_out(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _BROKER, tmp_path / "db" / "lock"]
     assert subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout == b"refused\n"
     session.close()
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as broker:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as broker:
         try:
             assert broker.stdout is not None
             assert broker.stdout.readline() == b"open\n"

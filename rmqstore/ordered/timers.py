@@ -8,7 +8,6 @@ over such prefixes. The fields kept in memory are caches of what is stored, or b
 
 from __future__ import annotations
 
-import random
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -31,22 +30,20 @@ from rmqstore.contract import (
     TimerHandle,
     TimerReceipts,
     TimerStats,
-    TimerStore,
     WriteStatus,
 )
-from rmqstore.contract.state import Adopted, StatePage
+from rmqstore.contract.state import StatePage
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import check_marks
 from rmqstore.ordered import pending as counting
 from rmqstore.ordered import traces
-from rmqstore.ordered.adopting import place_of, stored_adopted
-from rmqstore.ordered.congestion import Congestion
+from rmqstore.ordered.adopting import stored_adopted
 from rmqstore.ordered.counts import MINUTE_MS, MinuteCounts
 from rmqstore.ordered.forgetting import Removal
 from rmqstore.ordered.importing import is_taken_in, note_taken_in
 from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
 from rmqstore.ordered.layout import META, PAIR, SEAL_KEY, SEQ_KEY, TIMERS, TRACES, U64
-from rmqstore.ordered.marks import TIMER_SIDE, decode_ticks, drop_old_marks, encode_ticks, find_mark, put_marks
+from rmqstore.ordered.marks import TIMER_SIDE, encode_ticks, find_mark, put_marks
 from rmqstore.ordered.parked import parked_message
 from rmqstore.ordered.placing import check_horizon, place
 from rmqstore.ordered.records import Records, deliver_at_of, encode_batch, encode_message, keys_of, route_of
@@ -59,10 +56,10 @@ from rmqstore.ordered.runs import (
     single_of,
 )
 from rmqstore.ordered.shared import Shared
-from rmqstore.ordered.side import OrderedSide
 from rmqstore.ordered.staircase import reached
 from rmqstore.ordered.timerexport import export_timers
 from rmqstore.ordered.timerimport import TimerImport
+from rmqstore.ordered.timerside import Place, TimerSide
 
 _DUE_BYTES = 8 * PAGE_BYTES
 _FORGET_PAGE = 4096
@@ -77,23 +74,18 @@ class _Located(msgspec.Struct, frozen=True):
     at: int
 
 
-class OrderedTimers(OrderedSide, TimerStore):
+class OrderedTimers(TimerSide):
     """The timer side of a session; see the module for its layout and argument."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
-        self.precision_ms = shared.options.precision_ms
-        self._random = random.Random(shared.options.congestion_seed)
         self._last_seq = 0
         self._sealed = EMPTY_CURSOR
-        self._until_ms = -1
-        self._change_position = 0
-        self._seal_position = 0
-        self._forget_position = 0
         self._load()
         shared.on_reload(self._load)
 
     def _load(self) -> None:
+        self._start_anew()
         kv = self._shared.kv
         self._counts = MinuteCounts(kv)
         head = kv.get(META, SEQ_KEY)
@@ -103,10 +95,7 @@ class OrderedTimers(OrderedSide, TimerStore):
         self._sealed = self._sealed.join(TimerCursor.from_bytes(kv.get(META, SEAL_KEY) or b"").corners)
         first = kv.scan(TIMERS, b"", None, 1)
         self._low_tick = U64.unpack_from(first[0][0])[0] if first else 2**63
-        self._unsealed_tick: int | None = self._low_tick if first else None
-        self._closed_tick: int | None = None
-        self._congestion = Congestion(self._count_of_tick, self._options.congestion_limit, self._random)
-        self._forgotten = EMPTY_CURSOR
+        self._unsealed_tick = self._low_tick if first else None
         self._adopted = stored_adopted(kv, TIMER_SIDE)
         # Until ``recover`` is done, nobody has checked the runs that ``forget`` removes.
         self._met_damage = True
@@ -151,33 +140,12 @@ class OrderedTimers(OrderedSide, TimerStore):
             self._note_ticks(ticks)
             return receipts, ticket
 
-    def _note_ticks(self, ticks: Sequence[int]) -> None:
-        """Lower the bounds that the new puts undercut."""
-        if not ticks:
-            return
-        earliest = min(ticks)
-        self._low_tick = min(self._low_tick, earliest)
-        self._unsealed_tick = earliest if self._unsealed_tick is None else min(self._unsealed_tick, earliest)
-        self._congestion.note(ticks, 1)
-
     def _count_of_tick(self, tick: int) -> int:
         kv, prefix = self._shared.kv, U64.pack(tick)
         kept = sum(count_of(value) for _, value in kv.scan_all(TIMERS, prefix, U64.pack(tick + 1)))
         return kept - len(traces.holes_between(kv, prefix, tick))
 
-    def _repeated(self, answer: bytes) -> TimerReceipts:
-        epoch, first_seq = PAIR.unpack_from(answer)
-        return TimerReceipts(WriteStatus.REPEATED, self._options.store_tag, epoch, first_seq, decode_ticks(answer))
-
     # ------------------------------------------------------------ cancel
-
-    def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        with self._lock:
-            self._shared.fresh()
-            return self._cancel([self._place_of(handle) for handle in handles])
-
-    def _place_of(self, handle: TimerHandle) -> tuple[int, int, int] | None:
-        return place_of(handle, self._options.store_tag, self._adopted, self.precision_ms, self._is_known)
 
     def _is_known(self, tick: int, seq: int, epoch: int) -> bool:
         kv = self._shared.kv
@@ -189,7 +157,7 @@ class OrderedTimers(OrderedSide, TimerStore):
     def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
         with self._lock:
             kv = self._shared.fresh()
-            places: list[tuple[int, int, int] | None] = []
+            places: list[Place | None] = []
             for tick, seq in sorted(traces.places_of_key(kv, topic, key), key=lambda place: place[1]):
                 found = self._locate(kv, tick, seq)
                 if found is None:
@@ -198,13 +166,13 @@ class OrderedTimers(OrderedSide, TimerStore):
                 # The index is by hash, so the record has the last word.
                 if route_of(record)[0] == topic.encode() and key in keys_of(record):
                     places.append((tick, seq, found.run.epoch))
-            return self._cancel(places)
+            return self._cancel(places, now_ms)
 
-    def _cancel(self, places: Sequence[tuple[int, int, int] | None]) -> tuple[list[CancelOutcome], Ticket]:
+    def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
         kv = self._shared.kv
         write = WriteBatch()
         deltas: Counter[int] = Counter()
-        cancelled: dict[tuple[int, int, int], int] = {}
+        cancelled: dict[Place, int] = {}
         outcomes = [CancelOutcome.UNKNOWN if place is None else self._cancel_one(kv, write, place, deltas, cancelled) for place in places]
         position = max(self._change_position, self._seal_position)
         if cancelled:
@@ -222,9 +190,9 @@ class OrderedTimers(OrderedSide, TimerStore):
         self,
         kv: OrderedKV,
         write: WriteBatch,
-        place: tuple[int, int, int],
+        place: Place,
         deltas: Counter[int],
-        cancelled: dict[tuple[int, int, int], int],
+        cancelled: dict[Place, int],
     ) -> CancelOutcome:
         tick, seq, epoch = place
         if place in cancelled or traces.was_cancelled(kv, tick, seq, epoch):
@@ -482,10 +450,6 @@ class OrderedTimers(OrderedSide, TimerStore):
         handle = TimerHandle(self._options.store_tag, put.epoch, put.seq, put.tick)
         return PendingTimer(handle, put.due_ms, put.message())
 
-    def next_tick_ms(self) -> int | None:
-        ticks = [tick for tick in (self._unsealed_tick, self._closed_tick) if tick is not None]
-        return min(ticks) if ticks else None
-
     def verify(self) -> list[str]:
         with self._lock:
             kv = self._shared.fresh()
@@ -519,25 +483,7 @@ class OrderedTimers(OrderedSide, TimerStore):
             self._load()
             return ticket
 
-    def adopted(self) -> dict[int, Adopted]:
-        with self._lock:
-            self._shared.fresh()
-            return dict(self._adopted)
-
     # ------------------------------------------------------------ upkeep
-
-    def maintain(self, now_ms: int, budget: int) -> int:
-        with self._lock:
-            kv = self._shared.fresh()
-            write = WriteBatch()
-            done = drop_old_marks(kv, write, TIMER_SIDE, now_ms - self._options.mark_memory_ms, budget)
-            before = now_ms - self._options.cancel_memory_ms
-            if traces.any_tombstone(kv, before):
-                traces.drop_tombstones(write, before)
-                done += 1
-            if write:
-                self._shared.write(write)
-            return done
 
 
 def _parked_run(raw: bytes, reason: str, origin: str) -> Run:

@@ -8,7 +8,6 @@ again at the next open (``recover``); only a staircase of many corners is, befor
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -31,23 +30,21 @@ from rmqstore.contract import (
     TimerHandle,
     TimerReceipts,
     TimerStats,
-    TimerStore,
     WriteStatus,
 )
-from rmqstore.contract.state import Adopted, StatePage
+from rmqstore.contract.state import StatePage
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import Message, check_marks
 from rmqstore.ordered import traces
-from rmqstore.ordered.adopting import place_of, stored_adopted
-from rmqstore.ordered.congestion import Congestion
+from rmqstore.ordered.adopting import stored_adopted
 from rmqstore.ordered.importing import is_taken_in, note_taken_in
 from rmqstore.ordered.kv import WriteBatch
-from rmqstore.ordered.layout import META, PAIR, SEAL_KEY
-from rmqstore.ordered.marks import TIMER_SIDE, decode_ticks, drop_old_marks, encode_ticks, find_mark, put_marks
+from rmqstore.ordered.layout import META, SEAL_KEY
+from rmqstore.ordered.marks import TIMER_SIDE, encode_ticks, find_mark, put_marks
 from rmqstore.ordered.placing import check_horizon
 from rmqstore.ordered.shared import Shared
-from rmqstore.ordered.side import OrderedSide
 from rmqstore.ordered.staircase import reached
+from rmqstore.ordered.timerside import Place, TimerSide
 from rmqstore_wheel import facts as fact_log
 from rmqstore_wheel.appending import Messages
 from rmqstore_wheel.facts import CANCEL, TIMER
@@ -66,31 +63,22 @@ _DUE_BYTES: Final = 64 * 1024 * 1024
 _WRITTEN_CORNERS: Final = 4
 """A cursor of more corners is written down when it is forgotten: soon ``due`` will drop some."""
 
-Place = tuple[int, int, int]
 
-
-class WheelTimers(OrderedSide, TimerStore):
+class WheelTimers(TimerSide):
     """The timer side of a session; see the module for its argument."""
 
     def __init__(self, shared: Shared, ledger: Ledger, index: TimerIndex) -> None:
-        super().__init__(shared)
-        self.precision_ms = shared.options.precision_ms
         self._ledger = ledger
         self._index = index
+        super().__init__(shared)
         self._fetcher = Fetcher(ledger)
         self._reclaim = Reclaim(ledger, index)
-        self._random = random.Random(shared.options.congestion_seed)
-        self._congestion = Congestion(self._count_of_tick, self._options.congestion_limit, self._random)
-        self._until_ms = -1
-        self._change_position = self._seal_position = self._forget_position = 0
         self._sealed = TimerCursor.from_bytes(ledger.get(META, SEAL_KEY) or b"")
         self._adopted = stored_adopted(ledger, TIMER_SIDE)
         self._noted_seq = noted_last_seq(ledger)
         self._export = TimerExport(ledger, index, self._fetcher)
         self._low_tick = 0
         self._unsealed_tick = index.first_tick(-1)
-        self._closed_tick: int | None = None
-        self._forgotten = EMPTY_CURSOR
         self._handed: deque[tuple[TimerCursor, Due]] = deque()
         self._resume: TimerCursor | None = None
         self._rest: Iterator[Due] = iter(())
@@ -152,14 +140,11 @@ class WheelTimers(OrderedSide, TimerStore):
         return self._shared.write(write).position
 
     def _note_ticks(self, ticks: Sequence[int]) -> None:
-        """Lower the bounds that the new puts undercut."""
-        earliest = min(ticks)
-        self._low_tick = min(self._low_tick, earliest)
+        super()._note_ticks(ticks)
         roll_ms = self._index.wheel.next_roll_ms
-        if roll_ms is not None:
-            earliest = min(earliest, roll_ms)
-        self._unsealed_tick = earliest if self._unsealed_tick is None else min(self._unsealed_tick, earliest)
-        self._congestion.note(ticks, 1)
+        if roll_ms is not None and self._unsealed_tick is not None:
+            # A seal has timers to roll before it has any to close.
+            self._unsealed_tick = min(self._unsealed_tick, roll_ms)
 
     def _count_of_tick(self, tick: int) -> int:
         slot = self._index.wheel.slot_of(tick)
@@ -167,19 +152,7 @@ class WheelTimers(OrderedSide, TimerStore):
             return self._index.wheel.count_in(slot)
         return sum(int((piece.ticks == tick).sum()) for piece in self._index.live())
 
-    def _repeated(self, answer: bytes) -> TimerReceipts:
-        epoch, first_seq = PAIR.unpack_from(answer)
-        return TimerReceipts(WriteStatus.REPEATED, self._options.store_tag, epoch, first_seq, decode_ticks(answer))
-
     # ------------------------------------------------------------ cancel
-
-    def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        with self._lock:
-            self._shared.fresh()
-            return self._cancel([self._place_of(handle) for handle in handles], now_ms)
-
-    def _place_of(self, handle: TimerHandle) -> Place | None:
-        return place_of(handle, self._options.store_tag, self._adopted, self.precision_ms, self._is_known)
 
     def _is_known(self, tick: int, seq: int, epoch: int) -> bool:
         return self._fact_of((tick, seq, epoch)) is not None or self._trace_of((tick, seq, epoch)) is not CancelOutcome.UNKNOWN
@@ -481,10 +454,6 @@ class WheelTimers(OrderedSide, TimerStore):
                 return None
             return self._pending_timers(Due(np.array([tick]), np.array([seq]), fact_log.dues_of(np.array([fact]))))[0]
 
-    def next_tick_ms(self) -> int | None:
-        ticks = [tick for tick in (self._unsealed_tick, self._closed_tick) if tick is not None]
-        return min(ticks) if ticks else None
-
     def verify(self) -> list[str]:
         with self._lock:
             self._shared.fresh()
@@ -526,25 +495,12 @@ class WheelTimers(OrderedSide, TimerStore):
                 self._note_ticks(ticks)
             return ticket
 
-    def adopted(self) -> dict[int, Adopted]:
-        with self._lock:
-            self._shared.fresh()
-            return dict(self._adopted)
-
     # ------------------------------------------------------------ upkeep
 
     def maintain(self, now_ms: int, budget: int) -> int:
         with self._lock:
-            kv = self._shared.fresh()
-            write = WriteBatch()
-            done = drop_old_marks(kv, write, TIMER_SIDE, now_ms - self._options.mark_memory_ms, budget)
-            before = now_ms - self._options.cancel_memory_ms
-            if traces.any_tombstone(kv, before):
-                traces.drop_tombstones(write, before)
-                done += 1
+            done = super().maintain(now_ms, budget)
             if all(record.is_complete for record in self._adopted.values()):
                 # A load that goes on may bring timers of any seq.
-                done += self._index.drop_answers(before)
-            if write:
-                self._shared.write(write)
+                done += self._index.drop_answers(now_ms - self._options.cancel_memory_ms)
             return done + self._ledger.upkeep() + self._reclaim.go_on(now_ms)

@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 from rmqstore import Store
 from rmqstore_wheel.disk import Disk, DiskFile
-from rmqstore_wheel.ledger import Sizes
-from rmqstore_wheel.session import copy_tree
+from rmqstore_wheel.ledger_ports import Sizes
+from rmqstore_wheel.tree_copy import copy_tree
 from tests.stores import Pair, Stores, read_ids
 
 

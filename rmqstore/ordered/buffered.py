@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Final
 
 from rmqstore.ordered.gate import Gate
-from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch, take_page
+from rmqstore.ordered.gated import GatedKV
+from rmqstore.ordered.kv import PAGE_BYTES, WriteBatch, take_page
 from rmqstore.ordered.overlay import Overlay, SpaceChange
 
 OVERLAY_BYTES: Final = 4 * 1024 * 1024
@@ -99,7 +100,7 @@ class Base(ABC):
         """Let go of the files."""
 
 
-class BufferedKV(OrderedKV):
+class BufferedKV(GatedKV):
     """See the module docstring.
 
     Args:
@@ -180,9 +181,6 @@ class BufferedKV(OrderedKV):
                 interrupted = error
         raise gate.refuse_poisoned(interrupted, "a write") from interrupted
 
-    def sync(self, position: int | None = None) -> None:
-        self._gate.sync(position)
-
     def _commit(self) -> int:
         """Commit the flushing overlay that an interrupted leader left, or the active one."""
         with self._lock:
@@ -193,14 +191,6 @@ class BufferedKV(OrderedKV):
         with self._lock:
             self._layers = self._layers[:1]
         return flushing.position
-
-    @property
-    def position(self) -> int:
-        return self._gate.position
-
-    @property
-    def durable_position(self) -> int:
-        return self._gate.durable_position
 
     # ------------------------------------------------------------ life cycle
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Never
 
+from rmqstore.contract import TimerStore
 from rmqstore.errors import UnsupportedOperationError
 from rmqstore.ordered.pops import OrderedPops
 from rmqstore.ordered.timers import OrderedTimers
@@ -18,8 +19,8 @@ def refuse(call: str) -> Never:
     raise UnsupportedOperationError(f"{call} changes the store, which is open for reading here; its owner can do it")
 
 
-class ReadOnlyTimers(OrderedTimers):
-    """Timers of one view."""
+class ReadingTimers(TimerStore):
+    """Put before a timer side, it leaves only the reads of that one."""
 
     def import_state(self, *_: Any, **__: Any) -> Never:
         refuse("import_state")
@@ -44,6 +45,10 @@ class ReadOnlyTimers(OrderedTimers):
 
     def maintain(self, *_: Any, **__: Any) -> Never:
         refuse("maintain")
+
+
+class ReadOnlyTimers(ReadingTimers, OrderedTimers):
+    """Timers of one view."""
 
 
 class ReadOnlyPops(OrderedPops):

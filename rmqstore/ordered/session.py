@@ -24,43 +24,24 @@ def open_session(kv: OrderedKV, options: EngineOptions, *, read_only: bool = Fal
         FormatVersionError: the records were written in another version of the layout.
         CorruptStoreError: ``read_only``, and the records do not say in which version they were written.
     """
-    return ReadSession(kv, options) if read_only else OrderedSession(kv, options)
-
-
-class OrderedSession(EngineSession):
-    """Timers and pops in one log: a put, its hand-over and the cursor are in one order, so no sync is needed between them."""
-
-    one_log = True
-
-    def __init__(self, kv: OrderedKV, options: EngineOptions) -> None:
-        check_layout(kv)
-        self._shared = Shared(kv, options)
-        self._timers = OrderedTimers(self._shared)
-        self._pops = OrderedPops(self._shared, RunQueueLog)
-
-    def timers(self) -> TimerStore:
-        return self._timers
-
-    def pops(self) -> PopStore:
-        return self._pops
-
-    def snapshot(self, path: Path) -> None:
-        self._timers.snapshot(path)
-
-    def close(self) -> None:
-        self._shared.close()
-
-
-class ReadSession(EngineSession):
-    """Both sides as they stood at one moment; :meth:`refresh` moves the moment on."""
-
-    one_log = True
-
-    def __init__(self, kv: OrderedKV, options: EngineOptions) -> None:
+    if read_only:
         check_read_layout(kv)
-        self._shared = Shared(kv, options, read_only=True)
-        self._timers = ReadOnlyTimers(self._shared)
-        self._pops = ReadOnlyPops(self._shared, RunQueueLog)
+        shared = Shared(kv, options, read_only=True)
+        return ReadSession(shared, ReadOnlyTimers(shared), ReadOnlyPops(shared, RunQueueLog))
+    check_layout(kv)
+    shared = Shared(kv, options)
+    return SharedSession(shared, OrderedTimers(shared), OrderedPops(shared, RunQueueLog))
+
+
+class SharedSession(EngineSession):
+    """Two sides in one log: a put, its hand-over and the cursor are in one order, so no sync is needed between them."""
+
+    one_log = True
+
+    def __init__(self, shared: Shared, timers: TimerStore, pops: PopStore) -> None:
+        self._shared = shared
+        self._timers = timers
+        self._pops = pops
 
     def timers(self) -> TimerStore:
         return self._timers
@@ -71,11 +52,15 @@ class ReadSession(EngineSession):
     def snapshot(self, path: Path) -> None:
         self._shared.snapshot(path)
 
-    def refresh(self) -> None:
-        self._shared.refresh()
-
     def close(self) -> None:
         self._shared.close()
+
+
+class ReadSession(SharedSession):
+    """Both sides as they stood at one moment; :meth:`refresh` moves the moment on."""
+
+    def refresh(self) -> None:
+        self._shared.refresh()
 
 
 def check_layout(kv: OrderedKV) -> None:

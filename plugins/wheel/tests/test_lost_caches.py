@@ -9,7 +9,7 @@ import pytest
 import rmqstore
 from rmqstore import ManualClock, Message
 from rmqstore_wheel import engine as engine_module
-from rmqstore_wheel.ledger import Sizes
+from rmqstore_wheel.ledger_ports import Sizes
 
 _START_MS = 1_700_000_000_000
 

@@ -19,12 +19,13 @@ from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel import read_view
 from rmqstore_wheel.check_point import CheckPoint
 from rmqstore_wheel.disk import Disk
-from rmqstore_wheel.ledger import Ledger, Sizes
+from rmqstore_wheel.ledger import Ledger
+from rmqstore_wheel.ledger_ports import Sizes
 from rmqstore_wheel.read_disk import ReadDisk
 from rmqstore_wheel.read_log import ReadLog
 from rmqstore_wheel.read_units import ReadUnits
 from rmqstore_wheel.replay import Replay
-from rmqstore_wheel.session import copy_tree
+from rmqstore_wheel.tree_copy import copy_tree
 from rmqstore_wheel.unit_log import BLOCK, UnitLog
 
 _START_MS = 1_700_000_000_000
@@ -54,7 +55,7 @@ class Owner:
     @property
     def ledger(self) -> Ledger:
         session: Any = self.store._opened.sessions["wheel"]
-        ledger: Ledger = session._shared._ledger
+        ledger: Ledger = session._shared.kv
         return ledger
 
     def call(self, count: int = 1, body: bytes = b"x") -> None:

@@ -17,9 +17,10 @@ from rmqstore_wheel import reclaim
 from rmqstore_wheel.disk import Disk, DiskFile
 from rmqstore_wheel.formats.binary_columns import Bytes
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.ledger import Ledger, Sizes
+from rmqstore_wheel.ledger import Ledger
+from rmqstore_wheel.ledger_ports import Sizes
 from rmqstore_wheel.reclaim import AGAIN_MS
-from rmqstore_wheel.session import copy_tree
+from rmqstore_wheel.tree_copy import copy_tree
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from rmqstore.errors import UnsupportedOperationError
 from rmqstore.ordered.gate import Gate
-from rmqstore.ordered.kv import PAGE_BYTES, DeleteMany, OrderedKV, PutMany, WriteBatch, take_page
+from rmqstore.ordered.gated import GatedKV
+from rmqstore.ordered.kv import PAGE_BYTES, DeleteMany, PutMany, WriteBatch, take_page
 from rmqstore.ordered.overlay import SortedMap
 
 
-class MemoryKV(OrderedKV):
+class MemoryKV(GatedKV):
     """One sorted map per space, one lock around them all.
 
     ``Gate`` is the part that every adapter shares: it counts positions, lets one thread sync for all that wait, and refuses calls on a
@@ -57,20 +58,6 @@ class MemoryKV(OrderedKV):
                     entries.remove_range(op.start, op.stop)
             self._gate.position += 1
             return self._gate.position
-
-    def sync(self, position: int | None = None) -> None:
-        """Make writes as durable as they get, which is not at all."""
-        self._gate.sync(position)
-
-    @property
-    def position(self) -> int:
-        """Position of the last write."""
-        return self._gate.position
-
-    @property
-    def durable_position(self) -> int:
-        """Position of the last synced write."""
-        return self._gate.durable_position
 
     # ------------------------------------------------------------ life cycle
 

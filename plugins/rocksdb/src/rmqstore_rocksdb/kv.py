@@ -26,8 +26,9 @@ from typing import Final
 
 from rmqstore.errors import CorruptStoreError, StoreFullError
 from rmqstore.ordered.gate import Gate
+from rmqstore.ordered.gated import GatedKV
 from rmqstore.ordered.home import EngineHome
-from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
+from rmqstore.ordered.kv import PAGE_BYTES, WriteBatch
 from rmqstore_rocksdb import wal
 from rmqstore_rocksdb.database import Database
 from rmqstore_rocksdb.gaps import Gaps
@@ -60,7 +61,7 @@ def open_rocksdb(directory: Path, spaces: Sequence[str], tuning: RocksDBTuning) 
         raise
 
 
-class RocksDBKV(OrderedKV):
+class RocksDBKV(GatedKV):
     """See the module docstring; made by :func:`open_rocksdb`."""
 
     def __init__(self, home: EngineHome, spaces: Sequence[str], tuning: RocksDBTuning) -> None:
@@ -172,10 +173,6 @@ class RocksDBKV(OrderedKV):
             raise gate.refuse_full(problem) from error
         raise gate.refuse_poisoned(problem, "a write") from error
 
-    def sync(self, position: int | None = None) -> None:
-        """Sync the WAL; see ``OrderedKV.sync``."""
-        self._gate.sync(position)
-
     def _sync_wal(self) -> int:
         with self._lock:
             reached, sequence = self._gate.position, self._sequence
@@ -193,16 +190,6 @@ class RocksDBKV(OrderedKV):
             wal.sync(self._home.database)
         os.pwrite(self._mark_fd, _packed_mark(sequence), 0)
         return reached
-
-    @property
-    def position(self) -> int:
-        """Position of the last write."""
-        return self._gate.position
-
-    @property
-    def durable_position(self) -> int:
-        """Position of the last synced write."""
-        return self._gate.durable_position
 
     def _read_mark(self) -> int:
         """Return the sequence number that a sync reached for sure; 0 when the file is new or was torn."""

@@ -7,9 +7,9 @@ from typing import Final
 
 from rmqstore.contract.engine import Engine, EngineOptions, EngineSession
 from rmqstore_wheel.disk import Disk
-from rmqstore_wheel.ledger import Sizes
-from rmqstore_wheel.read_session import WheelReadSession
-from rmqstore_wheel.session import WheelSession
+from rmqstore_wheel.ledger_ports import Sizes
+from rmqstore_wheel.read_session import open_for_reading
+from rmqstore_wheel.session import open_session
 
 _MIB: Final = 1024 * 1024
 
@@ -28,11 +28,11 @@ class WheelEngine(Engine):
 
     def open(self, directory: Path, options: EngineOptions) -> EngineSession:
         """Open ``directory``; see ``Engine.open``."""
-        return WheelSession(self._disk, directory, options, self._sizes_of(options))
+        return open_session(self._disk, directory, options, self._sizes_of(options))
 
     def open_for_reading(self, directory: Path, options: EngineOptions) -> EngineSession:
         """Open ``directory`` for reading; see ``Engine.open_for_reading``."""
-        return WheelReadSession(directory, options, self._sizes_of(options))
+        return open_for_reading(directory, options, self._sizes_of(options))
 
     def _sizes_of(self, options: EngineOptions) -> Sizes:
         return sizes_of(options) if self._sizes is None else self._sizes

@@ -18,20 +18,21 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 import numpy as np
 
 from rmqstore.errors import CorruptStoreError, StoreError, StoreFullError
 from rmqstore.ordered.gate import Gate
-from rmqstore.ordered.home import NO_ROOM
-from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
+from rmqstore.ordered.gated import GatedKV
+from rmqstore.ordered.home import NO_ROOM, EngineHome
+from rmqstore.ordered.kv import PAGE_BYTES, WriteBatch
 from rmqstore.ordered.layout import EPOCH_KEY, META
 from rmqstore.ordered.queues import load_topics
 from rmqstore.ordered.standings import load_kept
 from rmqstore_wheel import check_point, frames, journal
 from rmqstore_wheel.appending import Messages, gathered
-from rmqstore_wheel.check_point import CheckPoint, TimerSection
+from rmqstore_wheel.check_point import CheckPoint
 from rmqstore_wheel.commit_log import CommitLog
 from rmqstore_wheel.consume_queues import ConsumeQueues
 from rmqstore_wheel.disk import Disk
@@ -39,98 +40,24 @@ from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats.binary_columns import Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.journal import Change, Copied
+from rmqstore_wheel.ledger_ports import Beside, ForReaders, Sizes, TimerCaches
+from rmqstore_wheel.open_marks import OF_OPEN_STORE
 from rmqstore_wheel.replay import Replay
 from rmqstore_wheel.state import KEPT_SPACES, State, cut
+from rmqstore_wheel.tree_copy import copy_tree
 from rmqstore_wheel.unit_log import Doubt, UnitLog
 
 _REBUILD: Final = "rebuild"
 """A file of this name says that the caches are to be made anew."""
 
 
-class Sizes(NamedTuple):
-    """Sizes of the files; RocketMQ's, unless somebody asks for less.
-
-    Attributes:
-        check_point_bytes, check_point_calls: after so much of the log, or so many calls, a check point is due.
-        slice_bytes: of the log are looked at, or copied, in a piece.
-        copy_live_percent: from files of which less is live, what is live is copied.
-    """
-
-    log_file_bytes: int = log_format.FILE_BYTES
-    queue_file_units: int = 300_000
-    timer_file_units: int = 2_016_492
-    check_point_bytes: int = 64 * 1024 * 1024
-    check_point_calls: int = 50_000
-    slice_bytes: int = 4 * 1024 * 1024
-    copy_live_percent: int = 30
-
-
-class TimerCaches(Protocol):
-    """What the timers derive from the log."""
-
-    def start(self, section: TimerSection | None) -> None:
-        """Begin with what a check point says, or with nothing."""
-
-    def replay(self, view: memoryview, file_start: int, starts: Ints, sizes: Ints, frame_epochs: Ints) -> None:
-        """Apply records of the wheel's topic that were found in a file of the log."""
-
-    def check_point(self) -> TimerSection:
-        """Make everything durable that a check point vouches for."""
-
-    def release(self) -> None:
-        """Let files go that the check point written last needs no more."""
-
-    def copied(self, seqs: Ints) -> Copied:
-        """Return what copies of timers do not say themselves."""
-
-    def take_copied(self, change: Copied) -> None:
-        """Apply what was said of copies, behind them."""
-
-    def unsaid(self) -> list[Change]:
-        """Return what is neither in the state nor follows from messages that are kept."""
-
-    def close(self) -> None:
-        """Let go of the files."""
-
-
-class Beside(NamedTuple):
-    """Records that go before the journal record of a call. Their queue offsets are in them, their units are somebody else's business.
-
-    Attributes:
-        store_ms: the latest of their store times.
-        commit: called with their places in the log once they are there.
-    """
-
-    records: Sequence[bytes]
-    store_ms: int
-    commit: Callable[[Iterable[int]], None]
-
-
-class ForReaders(Protocol):
-    """What is written for those who read the files with RocketMQ's eyes."""
-
-    def beside(self, changes: Sequence[Change]) -> Beside | None:
-        """Return what a call that makes these changes appends as well."""
-
-    def settle(self) -> None:
-        """Bring caches to what was written, and let go of what nobody needs any more, before a check point."""
-
-    def check_pointed(self, found: CheckPoint) -> None:
-        """Write what goes with a check point that was just written."""
-
-    def closed(self) -> None:
-        """Note that the end was an orderly one."""
-
-    def close(self) -> None:
-        """Let go of the files."""
-
-
-class Ledger(OrderedKV):
+class Ledger(GatedKV):
     """One open engine directory; see the module docstring.
 
     Args:
         root: RocketMQ's store directory.
         sizes: of the files.
+        home: the engine's directory, which is closed with the ledger.
         min_epoch: no open epoch is below it.
         log: the commit log, when it is open already; unit_log: how caches are reached.
 
@@ -146,9 +73,9 @@ class Ledger(OrderedKV):
         disk: Disk,
         root: Path,
         sizes: Sizes,
+        home: EngineHome,
         *,
         min_epoch: int = 0,
-        on_close: Callable[[], None] = lambda: None,
         log: CommitLog | None = None,
         unit_log: type[UnitLog] = UnitLog,
     ) -> None:
@@ -158,7 +85,7 @@ class Ledger(OrderedKV):
         self.sizes = sizes
         self.epoch = min_epoch
         self._min_epoch = min_epoch
-        self._on_close = on_close
+        self._home = home
         self._own = root / check_point.DIRECTORY
         self.log = CommitLog(disk, root / "commitlog", sizes.log_file_bytes) if log is None else log
         self._doubts: set[Doubt] = set()
@@ -300,17 +227,6 @@ class Ledger(OrderedKV):
             position = self._gate.position
         self.log.sync()
         return position
-
-    def sync(self, position: int | None = None) -> None:
-        self._gate.sync(position)
-
-    @property
-    def position(self) -> int:
-        return self._gate.position
-
-    @property
-    def durable_position(self) -> int:
-        return self._gate.durable_position
 
     def reopen(self) -> None:
         """A write that found no room changed nothing, so there is nothing to read anew."""
@@ -477,7 +393,11 @@ class Ledger(OrderedKV):
     # ------------------------------------------------------------ the end
 
     def snapshot(self, path: Path) -> None:
-        raise NotImplementedError
+        self._home.snapshot(path, self._copy)
+
+    def _copy(self, copy: Path) -> None:
+        self.make_check_point()
+        copy_tree(self.root, copy, without=OF_OPEN_STORE)
 
     def close(self) -> None:
         if self._gate.closed:
@@ -499,7 +419,7 @@ class Ledger(OrderedKV):
             self.timers.close()
             self.queues.close()
             self.log.close()
-            self._on_close()
+            self._home.close()
 
 
 def _by_queue(messages: Sequence[Messages]) -> dict[tuple[str, int], list[int]]:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Never, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from rmqstore.contract import EngineOptions, EngineSession, PendingTimer, PopStore, TimerCursor, TimerHandle, TimerStore
+from rmqstore.contract import EngineOptions, PendingTimer, TimerCursor, TimerHandle
 from rmqstore.errors import CorruptStoreError
 from rmqstore.ordered.home import EngineHome
 from rmqstore.ordered.layout import CURSOR_KEY, META
-from rmqstore.ordered.readonly import ReadOnlyPops, refuse
-from rmqstore.ordered.session import check_read_layout
+from rmqstore.ordered.readonly import ReadingTimers, ReadOnlyPops
+from rmqstore.ordered.session import ReadSession, check_read_layout
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.viewing import ViewKV
-from rmqstore_wheel.ledger import Sizes
+from rmqstore_wheel.ledger_ports import Sizes
 from rmqstore_wheel.queue_log import WheelQueueLog
 from rmqstore_wheel.read_units import OutrunError
 from rmqstore_wheel.read_view import ReadLedger, ReadView
@@ -80,7 +80,7 @@ class ReadPops(ReadOnlyPops):
     export_state = settled(ReadOnlyPops.export_state)
 
 
-class ReadTimers(WheelTimers):
+class ReadTimers(ReadingTimers, WheelTimers):
     """Timers of the view."""
 
     def __init__(self, shared: ReadShared) -> None:
@@ -113,57 +113,17 @@ class ReadTimers(WheelTimers):
     verify = settled(WheelTimers.verify)
     export_state = settled(WheelTimers.export_state)
 
-    def import_state(self, *_: Any, **__: Any) -> Never:
-        refuse("import_state")
 
-    def recover(self, *_: Any) -> Never:
-        refuse("recover")
+def open_for_reading(directory: Path, options: EngineOptions, sizes: Sizes) -> ReadSession:
+    """Open one state of an engine directory for reading, whoever owns it.
 
-    def put(self, *_: Any, **__: Any) -> Never:
-        refuse("put")
-
-    def cancel(self, *_: Any, **__: Any) -> Never:
-        refuse("cancel")
-
-    def cancel_key(self, *_: Any, **__: Any) -> Never:
-        refuse("cancel_key")
-
-    def seal(self, *_: Any, **__: Any) -> Never:
-        refuse("seal")
-
-    def forget(self, *_: Any, **__: Any) -> Never:
-        refuse("forget")
-
-    def maintain(self, *_: Any, **__: Any) -> Never:
-        refuse("maintain")
-
-
-class WheelReadSession(EngineSession):
-    """Both sides as they stood at one moment; :meth:`refresh` moves the moment on."""
-
-    one_log = True
-
-    def __init__(self, directory: Path, options: EngineOptions, sizes: Sizes) -> None:
-        view = ReadView(EngineHome(directory, ENGINE, FORMAT_VERSION), options, sizes)
-        try:
-            self._shared = ReadShared(view, options)
-            self._timers = ReadTimers(self._shared)
-            self._pops = ReadPops(self._shared)
-        except BaseException:
-            view.close()
-            raise
-
-    def timers(self) -> TimerStore:
-        return self._timers
-
-    def pops(self) -> PopStore:
-        return self._pops
-
-    def snapshot(self, path: Path) -> None:
-        self._shared.snapshot(path)
-
-    def refresh(self) -> None:
-        self._shared.refresh()
-
-    def close(self) -> None:
-        self._shared.close()
+    Raises:
+        FormatVersionError, CorruptStoreError, StorePathError
+    """
+    view = ReadView(EngineHome(directory, ENGINE, FORMAT_VERSION), options, sizes)
+    try:
+        shared = ReadShared(view, options)
+        return ReadSession(shared, ReadTimers(shared), ReadPops(shared))
+    except BaseException:
+        view.close()
+        raise

@@ -25,7 +25,8 @@ from rmqstore.ordered.home import EngineHome
 from rmqstore.ordered.viewing import Entry, FixedView
 from rmqstore_wheel import check_point
 from rmqstore_wheel.check_point import CheckPoint
-from rmqstore_wheel.ledger import Ledger, Sizes
+from rmqstore_wheel.ledger import Ledger
+from rmqstore_wheel.ledger_ports import Sizes
 from rmqstore_wheel.read_disk import ReadDisk
 from rmqstore_wheel.read_log import ReadLog
 from rmqstore_wheel.read_units import OutrunError, ReadUnits
@@ -49,8 +50,8 @@ class ReadLedger(Ledger):
 
     log: ReadLog
 
-    def __init__(self, root: Path, sizes: Sizes, precision_ms: int, log: ReadLog) -> None:
-        super().__init__(ReadDisk(), root, sizes, log=log, unit_log=ReadUnits)
+    def __init__(self, home: EngineHome, sizes: Sizes, precision_ms: int, log: ReadLog) -> None:
+        super().__init__(ReadDisk(), home.database, sizes, home, log=log, unit_log=ReadUnits)
         self.index = TimerIndex(self, precision_ms)
         self.timers = self.index
         self.seal = b""
@@ -164,7 +165,7 @@ class ReadView(FixedView):
         try:
             stamp = self._stamp_of(root)
             candidates = check_point.read_all(root / check_point.DIRECTORY)
-            ledger = ReadLedger(root, self._sizes, self._precision_ms, log)
+            ledger = ReadLedger(self._home, self._sizes, self._precision_ms, log)
             if not (is_rebuilt := is_last or not candidates) and not ledger.resume(candidates):
                 raise OutrunError(f"{root}: no check point fits")
             if is_rebuilt:
@@ -197,7 +198,7 @@ class ReadView(FixedView):
         old = self.ledger
         limit, epoch = old.log.tail, old.log.epoch
         try:
-            new = ReadLedger(old.root, self._sizes, self._precision_ms, old.log)
+            new = ReadLedger(self._home, self._sizes, self._precision_ms, old.log)
             new.rebuild_upto(limit)
         except BaseException:
             old.log.tail, old.log.epoch = limit, epoch

@@ -38,7 +38,8 @@ from rmqstore_wheel.formats import consume_queue
 from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.fastjson import quote
 from rmqstore_wheel.journal import Change
-from rmqstore_wheel.ledger import Beside, Ledger
+from rmqstore_wheel.ledger import Ledger
+from rmqstore_wheel.ledger_ports import Beside
 
 TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 GROUP_NAME: Final = "CID_RMQ_SYS_REVIVE_GROUP"

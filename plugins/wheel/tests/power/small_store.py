@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from rmqstore_wheel import facts, reclaim, timer_index
-from rmqstore_wheel.ledger import Sizes
+from rmqstore_wheel.ledger_ports import Sizes
 from rmqstore_wheel.wheel_index import WheelIndex
 
 SIZES: Final = Sizes(log_file_bytes=4096, queue_file_units=32, timer_file_units=32, check_point_bytes=3000, check_point_calls=8)

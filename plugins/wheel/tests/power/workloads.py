@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from plugins.wheel.tests.power.life import Life, Place
 from plugins.wheel.tests.power.small_store import SIZES
-from rmqstore_wheel.ledger import Sizes
+from rmqstore_wheel.ledger_ports import Sizes
 
 SECOND: Final = 1000
 

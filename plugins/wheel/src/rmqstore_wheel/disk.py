@@ -113,6 +113,12 @@ class DiskFile:
             self._map = mmap.mmap(self._fd, length, access=mmap.ACCESS_READ)
         return memoryview(self._map)
 
+    def read(self, offset: int, size: int) -> memoryview:
+        """Return a part of :meth:`view`, shorter where the file ends."""
+        if self._map is None or len(self._map) < offset + size:
+            return self.view()[offset : offset + size]
+        return memoryview(self._map)[offset : offset + size]
+
     def close(self) -> None:
         """Let go of the file; idempotent."""
         self._map = None

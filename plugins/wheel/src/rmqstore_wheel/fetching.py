@@ -6,9 +6,8 @@ length and the CRC of its body. What does not is parked: it becomes a message of
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +20,13 @@ from rmqstore_wheel.addressing import for_delivery
 from rmqstore_wheel.commit_log import CommitLog
 from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats import log_reading, messages
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints
 from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.formats.log_columns import Columns
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.records import LogRecords
+from rmqstore_wheel.soundness import sound_rows
 
 
 class Located(NamedTuple):
@@ -63,7 +63,7 @@ class Fetcher:
         for file_start, rows in _by_file(log, offsets):
             view = log.chain.view(file_start) if file_start in log.chain.starts else memoryview(b"")
             starts = offsets[rows] - file_start
-            sound = _sound_rows(log, view, file_start, starts, sizes[rows], seqs[rows] - 1)
+            sound = sound_rows(log, file_start, starts, sizes[rows], WHEEL_TOPIC.encode(), 0, seqs[rows] - 1)
             if sound.all() and len(rows) == len(seqs):
                 return MessageBatch(source=for_delivery(view, starts, sizes[rows]))
             good = rows[sound]
@@ -163,31 +163,3 @@ def _by_file(log: CommitLog, offsets: Ints) -> Iterator[tuple[int, Ints]]:
         return
     for file_start in np.unique(files).tolist():
         yield file_start, np.flatnonzero(files == file_start)
-
-
-def _sound_rows(
-    log: CommitLog, view: memoryview, file_start: int, starts: Ints, sizes: Ints, queue_offsets: Ints
-) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Say which records are what they should be."""
-    end = min(log.tail - file_start, len(view))
-    inside: np.ndarray[Any, np.dtype[np.bool_]] = (starts >= 0) & (sizes >= log_format.MIN_BYTES) & (starts + sizes <= end)
-    rows = np.flatnonzero(inside)
-    if not len(rows):
-        return inside
-    data = np.frombuffer(view, np.uint8)
-    at = starts[rows]
-    i32, i64 = cells(data, ">i4"), cells(data, ">i8")
-    good = (i32[at] == sizes[rows]) & (i64[at + log_format.PHYSICAL_OFFSET_AT] == at + file_start)
-    good &= i64[at + log_format.QUEUE_OFFSET_AT] == queue_offsets[rows]
-    bodies = at + log_format.FIXED_BYTES
-    ends = bodies + i32[bodies - 4]
-    good &= (ends >= bodies) & (ends <= at + sizes[rows])
-    if good.all():
-        pairs = zip(bodies.tolist(), ends.tolist(), strict=True)
-        crcs = np.fromiter([zlib.crc32(view[begin:stop]) for begin, stop in pairs], np.uint32, len(at)) & 0x7FFFFFFF
-        good &= crcs == i32[at + 8]
-    else:
-        for row in np.flatnonzero(good).tolist():
-            good[row] = log_format.body_crc(view[int(bodies[row]) : int(ends[row])]) == i32[at[row] + 8]
-    inside[rows] = good
-    return inside

@@ -222,7 +222,7 @@ class FileChain:
     def read(self, offset: int, size: int) -> memoryview:
         """Return bytes that lie in one file."""
         start = self._start_of(offset)
-        return self.file(start).view()[offset - start : offset - start + size]
+        return self.file(start).read(offset - start, size)
 
     # ------------------------------------------------------------ removing
 

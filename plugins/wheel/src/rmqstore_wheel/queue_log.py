@@ -1,14 +1,16 @@
 """``QueueLog`` of the wheel engine: messages are records of the commit log, consume queues say where they lie.
 
-A record is checked when a consume queue leads to it: its own offset, its queue offset, its queue and topic, and the CRC of its body. One
-that fails is damaged and gets parked; nothing that lies behind it is lost.
+A record is checked when a consume queue leads to it: its size and offset, its queue and its number there, its topic, the CRC of its body.
+One that fails is damaged and gets parked; nothing that lies behind it is lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
-from typing import Final, NamedTuple
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from rmqstore.batch import MessageBatch
 from rmqstore.errors import CorruptStoreError
@@ -20,16 +22,19 @@ from rmqstore.ordered.recordformat import RecordFormat
 from rmqstore_wheel import records as log_records
 from rmqstore_wheel.appending import Append
 from rmqstore_wheel.formats import commit_log as log_format
+from rmqstore_wheel.formats.binary_columns import Ints, cells
 from rmqstore_wheel.formats.consume_queue import FILL_SIZE
 from rmqstore_wheel.journal import ClearOffsets, DropQueue
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.record_parts import fault_of
 from rmqstore_wheel.records import LogRecords
+from rmqstore_wheel.soundness import sound_rows
 
 _FIRST_PAGE: Final = 32
 _LAST_PAGE: Final = 512
 _CACHED_QUEUES: Final = 64
-_SIDE_BY_SIDE: Final = 4
+_BY_COLUMN: Final = 8
+"""From so many on, records are read by the column."""
 
 
 class _Page(NamedTuple):
@@ -84,20 +89,36 @@ class WheelQueueLog(QueueLog):
         if not len(units):
             return None
         first = max(offset, self._ledger.queues.first(topic, queue))
+        runs = self._runs_of(topic, queue, first, units) if len(units) >= _BY_COLUMN else None
+        return _Page(first, first + len(units), self._runs_one_by_one(topic, queue, first, units) if runs is None else runs)
+
+    def _runs_of(self, topic: str, queue: int, first: int, units: Any) -> list[Run | DamagedRun] | None:
+        """Return the messages of some units, read by the column; None unless they lie in one file and are all sound."""
+        log = self._ledger.log
+        offsets, sizes = units["log_offset"].astype(np.int64), units["size"].astype(np.int64)
+        file_start = int(offsets[0]) // log.file_bytes * log.file_bytes
+        starts = offsets - file_start
+        # A fill unit leads into no file.
+        if not (sizes >= log_format.MIN_BYTES).all() or (starts < 0).any() or (starts >= log.file_bytes).any():
+            return None
+        if not sound_rows(log, file_start, starts, sizes, topic.encode(), queue, first + np.arange(len(units))).all():
+            return None
+        records = _pieces(log.chain.view(file_start), starts, sizes)
+        times = cells(np.frombuffer(log.chain.view(file_start), np.uint8), ">i8")[starts + log_format.STORE_MS_AT]
+        bounds = [0, *(np.flatnonzero(np.diff(times)) + 1).tolist(), len(records)]
+        return [Run(first + begin, int(times[begin]), records[begin:stop]) for begin, stop in pairwise(bounds)]
+
+    def _runs_one_by_one(self, topic: str, queue: int, first: int, units: Any) -> list[Run | DamagedRun]:
         name = topic.encode()
-        offsets, sizes = units["log_offset"].tolist(), units["size"].tolist()
-        sound = self._records_side_by_side(offsets, sizes)
         runs: list[Run | DamagedRun] = []
         current: list[bytes] = []
         begin = -1
         stored = b""
-        for at, (log_offset, size) in enumerate(zip(offsets, sizes, strict=True), first):
+        for at, (log_offset, size) in enumerate(zip(units["log_offset"].tolist(), units["size"].tolist(), strict=True), first):
             if size == FILL_SIZE:
                 begin = -1
                 continue
-            read = None if sound is None else sound[at - first]
-            is_sound = read is not None and fault_of(read, log_offset, name, queue, at) is None
-            found = read if read is not None and is_sound else self._record(log_offset, size, name, queue, at)
+            found = self._record(log_offset, size, name, queue, at)
             if isinstance(found, DamagedRun):
                 runs.append(found)
                 begin = -1
@@ -107,17 +128,7 @@ class WheelQueueLog(QueueLog):
                 begin, stored, current = at, store_ms, []
                 runs.append(Run(begin, int.from_bytes(store_ms, "big"), current))
             current.append(found)
-        return _Page(first, first + len(units), runs)
-
-    def _records_side_by_side(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes] | None:
-        """Return records that lie one behind the other in one file, by one read; None when they do not."""
-        log = self._ledger.log
-        whole = offsets[-1] + sizes[-1] - offsets[0]
-        if whole != sum(sizes) or len(sizes) < _SIDE_BY_SIDE or not log.holds(offsets[0], whole):
-            return None
-        data = bytes(log.read(offsets[0], whole))
-        bounds = [*accumulate(sizes, initial=0)]
-        return [data[start:end] for start, end in pairwise(bounds)]
+        return runs
 
     def _record(self, log_offset: int, size: int, topic: bytes, queue: int, offset: int) -> bytes | DamagedRun:
         """Return a record, checked."""
@@ -222,3 +233,12 @@ class WheelQueueLog(QueueLog):
         for queue in range(topic.queues):
             write.parts.append(DropQueue(topic.name, queue))
             self._recent.pop((topic.name, queue), None)
+
+
+def _pieces(view: memoryview, starts: Ints, sizes: Ints) -> list[bytes]:
+    """Return copies of parts of a file, by one copy when they lie near to one another."""
+    begin, stop = int(starts.min()), int((starts + sizes).max())
+    if stop - begin > 2 * int(sizes.sum()):
+        return [bytes(view[start : start + size]) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
+    data = bytes(view[begin:stop])
+    return [data[start : start + size] for start, size in zip((starts - begin).tolist(), sizes.tolist(), strict=True)]

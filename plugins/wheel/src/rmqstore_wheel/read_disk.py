@@ -13,6 +13,13 @@ from typing import Never
 from rmqstore_wheel.disk import Disk, DiskFile
 
 
+class ReadFile(DiskFile):
+    """A file that its owner may cut off at any time, so each look asks how long it is."""
+
+    def read(self, offset: int, size: int) -> memoryview:
+        return self.view()[offset : offset + size]
+
+
 class ReadDisk(Disk):
     """See the module docstring."""
 
@@ -21,7 +28,7 @@ class ReadDisk(Disk):
         raise PermissionError(f"{path} is open for reading")
 
     def open(self, path: Path) -> DiskFile:
-        return DiskFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        return ReadFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
     def rename(self, old: Path, new: Path) -> Never:
         """Refuse, as :meth:`create` does."""

@@ -33,12 +33,9 @@ class Placed(msgspec.Struct, frozen=True):
 def place(records: list[bytes], delivers: Sequence[int], first_seq: int, now_ms: int, precision_ms: int, epoch: int) -> Placed:
     """Give every row its tick (-1 = no deliver time); past ones are due with the very next tick (T4), and never early (T1)."""
     if len(records) == 1:
-        due = now_ms if delivers[0] < 0 else delivers[0]
-        tick = -(-due // precision_ms) * precision_ms
-        if due <= now_ms:
-            tick = min(tick, now_ms)
+        tick, due = tick_and_due(delivers[0], now_ms, precision_ms)
         run = (PAIR.pack(tick, first_seq), encode_single(epoch, now_ms, records[0]))
-        return Placed([tick], [run], {(tick if delivers[0] < 0 else due) // MINUTE_MS: 1})
+        return Placed([tick], [run], {due // MINUTE_MS: 1})
     ticks, dues = ticks_and_dues(np.asarray(delivers, np.int64), now_ms, precision_ms)
     minutes, counts = np.unique(dues // MINUTE_MS, return_counts=True)
     by_minute = dict(zip(minutes.tolist(), counts.tolist(), strict=True))
@@ -56,6 +53,15 @@ def check_horizon(delivers: Sequence[int] | Times, now_ms: int, limit_ms: int) -
         raise DelayTooLongError(
             f"row {row}: deliver time {latest} is {latest - now_ms} ms ahead; at most {limit_ms} ms are allowed (max_delay_ms)"
         )
+
+
+def tick_and_due(deliver: int, now_ms: int, precision_ms: int) -> tuple[int, int]:
+    """As :func:`ticks_and_dues`, of one put."""
+    due = now_ms if deliver < 0 else deliver
+    tick = -(-due // precision_ms) * precision_ms
+    if due <= now_ms:
+        tick = min(tick, now_ms)
+    return tick, tick if deliver < 0 else due
 
 
 def ticks_and_dues(delivers: Times, now_ms: Times | int, precision_ms: int) -> tuple[Times, Times]:

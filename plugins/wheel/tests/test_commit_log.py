@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmqstore.errors import CorruptStoreError
+from rmqstore.errors import CorruptStoreError, IllegalArgumentError
 from rmqstore_wheel import frames
 from rmqstore_wheel.commit_log import CommitLog, Frame
 from rmqstore_wheel.disk import Disk
-from rmqstore_wheel.formats.commit_log import Record, decode_record, encode_record
+from rmqstore_wheel.formats.commit_log import Form, Record, decode_record, encode_record
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 
 FILE_BYTES = 4096
@@ -167,3 +167,36 @@ def test_frames_are_told_by_their_last_record_alone() -> None:
     assert trailer is not None
     assert trailer[:4] == (5, len(piece.data), 3, 77)
     assert np.array_equal(piece.starts + piece.sizes, [*piece.starts[1:], len(piece.data)])
+
+
+def test_few_records_make_the_same_frame_as_many(tmp_path: Path) -> None:
+    logs = [opened(tmp_path / name) for name in ("few", "many")]
+    few, many = logs
+    for numbers in ([1], [2, 3], [4], [5, 6, 7], *([number] for number in range(8, 60))):
+        records = [record(number) for number in numbers]
+        places = few.places_of(records)
+        if places is None:
+            few.append(pieces(numbers), 3)
+        else:
+            assert places == [few.tail + sum(map(len, records[:at])) for at in range(len(records))]
+            few.write_few(records, 3)
+        many.append(pieces(numbers), 3)
+        assert few.tail == many.tail
+        for log in logs:
+            log.sync()
+    assert few.chain.starts == many.chain.starts
+    assert len(few.chain.starts) > 2
+    for start in few.chain.starts:
+        assert bytes(few.chain.view(start)) == bytes(many.chain.view(start))
+
+
+def test_a_short_form_of_a_record_is_the_record() -> None:
+    for topic in (b"t", b"t" * 127, b"t" * 200):
+        for properties in (b"", b"TAGS\x01a\x02"):
+            made = Form(topic).encode(b"body", properties, 3, 7, 1_700_000_000_000, 5)
+            whole = Record(
+                topic=topic, body=b"body", properties=properties, queue_id=3, queue_offset=7, born_ms=5, store_ms=1_700_000_000_000
+            )
+            assert made == encode_record(whole)
+    with pytest.raises(IllegalArgumentError, match="at most 32767"):
+        Form(b"t").encode(b"", b"x" * 32_768, 0, 0, 0)

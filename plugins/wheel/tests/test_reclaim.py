@@ -58,7 +58,7 @@ class Run:
     @property
     def ledger(self) -> Ledger:
         session: Any = self.store._opened.sessions["wheel"]
-        ledger: Ledger = session._shared._ledger
+        ledger: Ledger = session._shared.kv
         return ledger
 
     @property

@@ -68,6 +68,31 @@ def test_every_chain_holds_what_was_put_there(tmp_path_factory: pytest.TempPathF
     wheel.close()
 
 
+@given(st.lists(st.tuples(st.integers(-2 * SLOTS, 3 * WINDOW), st.integers(0, 3000), st.booleans()), min_size=1, max_size=40))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_one_timer_goes_where_a_batch_of_one_does(
+    tmp_path_factory: pytest.TempPathFactory, timers: list[tuple[int, int, bool]]
+) -> None:  # fmt: skip
+    one, many = (index(tmp_path_factory.mktemp("wheel")) for _ in range(2))
+    now_ms = NOW_MS
+    for seq, (delay, later_ms, leaves) in enumerate(timers, 1):
+        now_ms += later_ms
+        tick = now_ms + 1000 * delay
+        alone = one.prepare_one(seq, tick, now_ms, seq * 100, 100, 7)
+        batch = many.prepare(np.array([seq]), np.array([tick]), now_ms, np.array([seq * 100]), np.array([100]), 7)
+        assert (alone.rolled, alone.aside) == (bool(batch.rolled[0]), bool(len(batch.aside)))
+        for wheel, placing in ((one, alone), (many, batch)):
+            placing.commit()
+            if leaves and not alone.aside and not alone.rolled:
+                wheel.count_off(np.array([wheel.slot_of(tick)]))
+        assert (one.slots == many.slots).all()
+        assert one.next_roll_ms == many.next_roll_ms
+    assert one.check_point() == many.check_point()
+    assert (one.units.read(0, one.units.count) == many.units.read(0, many.units.count)).all()
+    for wheel in (one, many):
+        wheel.close()
+
+
 def test_one_long_chain_is_read_in_runs(tmp_path: Path) -> None:
     wheel = index(tmp_path)
     for begin in range(0, 3000, 300):

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rmqstore_wheel import records
-from rmqstore_wheel.addressing import placed
+from rmqstore_wheel.addressing import placed, placed_one
 from rmqstore_wheel.formats import consume_queue
 from rmqstore_wheel.formats import properties as texts
-from rmqstore_wheel.formats.binary_columns import Ints
-from rmqstore_wheel.formats.log_columns import Encoded
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints
+from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.journal import Change
 
 _FEW = 32
@@ -48,6 +48,24 @@ class Messages(NamedTuple):
         return self.offset + np.arange(len(self.records.starts)) if isinstance(self.offset, int) else self.offset
 
 
+class One(NamedTuple):
+    """One message of a queue, as :class:`Messages`; its queue offset is in its record."""
+
+    topic: str
+    queue: int
+    offset: int
+    record: Bytes
+    store_ms: int
+    code: int = 0
+    prepare: Callable[[int, int], Callable[[], None]] | None = None
+
+    def many(self) -> Messages:
+        """Return it as a batch of one."""
+        prepare = self.prepare
+        wrapped = None if prepare is None else lambda offsets, sizes: prepare(int(offsets[0]), int(sizes[0]))
+        return Messages(self.topic, self.queue, self.offset, joined([self.record]), self.store_ms, self.code, wrapped)
+
+
 class Append(NamedTuple):
     """Records that go to a queue, whatever topic they name."""
 
@@ -58,9 +76,12 @@ class Append(NamedTuple):
     store_ms: int
 
 
-def gathered(parts: Sequence[Any]) -> tuple[list[Messages], list[Change]]:
+def gathered(parts: Sequence[Any]) -> tuple[list[Messages | One], list[Change]]:
     """Return what a call appends, and what else it changes; appends to one queue that follow one another become one."""
-    messages: list[Messages] = []
+    appended = [part for part in parts if isinstance(part, Messages | One | Append)]
+    if len(appended) == 1 and (one := _one_of(appended[0])) is not None:
+        return [one], [part for part in parts if part is not appended[0]]
+    messages: list[Messages | One] = []
     changes: list[Change] = []
     appends: dict[tuple[str, int, int, int], Sequence[bytes]] = {}
     growing: dict[tuple[str, int, int, int], list[bytes]] = {}
@@ -68,6 +89,8 @@ def gathered(parts: Sequence[Any]) -> tuple[list[Messages], list[Change]]:
     for part in parts:
         if isinstance(part, Messages):
             messages.append(part)
+        elif isinstance(part, One):
+            messages.append(part.many())
         elif isinstance(part, Append):
             name = (part.topic, part.queue, part.store_ms)
             key = ends.get(name)
@@ -84,6 +107,18 @@ def gathered(parts: Sequence[Any]) -> tuple[list[Messages], list[Change]]:
     for (topic, queue, offset, store_ms), found in appends.items():
         messages.append(Messages(topic, queue, offset, placed(found, topic.encode(), queue, offset, store_ms), store_ms, tags_codes(found)))
     return messages, changes
+
+
+def _one_of(part: Messages | One | Append) -> One | None:
+    """Return a message that goes alone; None when there are more."""
+    if isinstance(part, One):
+        return part
+    if isinstance(part, Messages) or len(part.records) != 1:
+        return None
+    record = part.records[0]
+    code = consume_queue.tags_code(records.tag_of(record).decode())
+    made = placed_one(record, part.topic.encode(), part.queue, part.offset, part.store_ms)
+    return One(part.topic, part.queue, part.offset, made, part.store_ms, code)
 
 
 def tags_codes(found: Sequence[bytes]) -> Ints | int:

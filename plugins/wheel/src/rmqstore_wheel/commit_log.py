@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +19,7 @@ from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.file_chain import FileChain
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import log_reading
-from rmqstore_wheel.formats.binary_columns import Ints, cells
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.formats.log_reading import Stop
 
@@ -86,6 +87,28 @@ class CommitLog:
         last_offset, last = placed[-1]
         self.tail = last_offset + len(last.data)
         return placed[0][0]
+
+    def places_of(self, records: Sequence[Bytes]) -> list[int] | None:
+        """Return where the records of the next frame will lie; None when it begins another file."""
+        start = self.tail
+        *places, last = accumulate(map(len, records), initial=start)
+        left = self.file_bytes - start % self.file_bytes
+        return places if log.fits(last + frames.PROPERTY_BYTES - start, left) else None
+
+    def write_few(self, records: Sequence[Bytes], epoch: int) -> None:
+        """Append a frame of a few records, for which :meth:`places_of` found room; the last has room for the frame's property.
+
+        Raises:
+            OSError: as for :meth:`append`.
+        """
+        data = frames.whole(records, self.tail, epoch, self.durable)
+        try:
+            self.chain.reserve(self.tail + len(data))
+            self.chain.write_at(self.tail, data)
+        except BaseException:
+            self.chain.clear_from(self.tail)
+            raise
+        self.tail += len(data)
 
     def _place(self, pieces: Sequence[Encoded], offset: int) -> list[tuple[int, Encoded]]:
         """Give every piece its place, cut where a file ends."""

@@ -88,6 +88,10 @@ class ConsumeQueues:
         """
         return self.of(topic, queue).prepare(offsets, consume_queue.decode(consume_queue.encode(log_offsets, sizes, codes)))
 
+    def prepare_one(self, topic: str, queue: int, offset: int, log_offset: int, size: int, code: int) -> Callable[[], None]:
+        """As :meth:`prepare`, of one message."""
+        return self.of(topic, queue).prepare_one(offset, consume_queue.encode_one(log_offset, size, code))
+
     def read(self, topic: str, queue: int, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
         """Return up to ``count`` units from ``offset`` on, fewer at the end of the queue."""
         log = self.of(topic, queue)

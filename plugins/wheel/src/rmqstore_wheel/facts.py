@@ -14,6 +14,7 @@ A fact never changes. What changes, whether a timer is cancelled, lies in memory
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,7 @@ from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.unit_log import Doubt, UnitLog
 
 FACT: Final = np.dtype([("tick", "<i8"), ("epoch", "<u4"), ("early_ms", "<u2"), ("kind", "u1"), ("pad", "u1")])
+_ONE: Final = struct.Struct("<qIHBx")
 PER_FILE: Final = 1024 * 1024
 
 NOTHING, TIMER, CANCEL, COPY = range(4)
@@ -44,6 +46,11 @@ def rows_of(ticks: Ints, dues: Ints, epoch: Ints | int, kind: int = TIMER) -> Fa
     rows = np.zeros(len(ticks), FACT)
     rows["tick"], rows["epoch"], rows["early_ms"], rows["kind"] = ticks, epoch, ticks - dues, kind
     return rows
+
+
+def encode_one(tick: int, due: int, epoch: int, kind: int = TIMER) -> bytes:
+    """Return one fact as it is stored."""
+    return _ONE.pack(tick, epoch, tick - due, kind)
 
 
 def marks_of(epoch: Ints | int, kind: Ints | int, count: int) -> FactRows:

@@ -19,6 +19,7 @@ to there was durable: a call that somebody may rely on is never cut off.
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -26,13 +27,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats.binary_columns import Ints, cells
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 
 PROPERTY: Final = b"RMQS_FRAME\x01"
 _FORM: Final = b"%08x %010x %08x %016x "
 _HEAD_BYTES: Final = len(PROPERTY) + 8 + 1 + 10 + 1 + 8 + 1 + 16 + 1
 _CRC_BYTES: Final = 8
+_I64: Final = struct.Struct(">q")
 TAIL_BYTES: Final = _CRC_BYTES + 1
 """Bytes of a frame that its CRC does not cover: its digits, and the end of the property."""
 
@@ -53,6 +55,12 @@ class Trailer(NamedTuple):
 def has_room(properties_bytes: int) -> bool:
     """Say whether a record with so long properties can be the last one of a frame."""
     return properties_bytes + PROPERTY_BYTES <= log.MAX_PROPERTIES_BYTES
+
+
+def has_room_in(record: Bytes) -> bool:
+    """Say whether a record can be the last one of a frame."""
+    at = log.properties_at(record)
+    return has_room(int.from_bytes(record[at : at + 2]))
 
 
 def with_room(records: Encoded) -> Encoded:
@@ -87,6 +95,21 @@ def finish(pieces: Sequence[Encoded], epoch: int, durable: int) -> None:
         crc = zlib.crc32(piece.data.data, crc)
     crc = zlib.crc32(last[:-TAIL_BYTES].data, crc)
     last[-TAIL_BYTES:-1] = np.frombuffer(b"%08x" % crc, np.uint8)
+
+
+def whole(records: Sequence[Bytes], offset: int, epoch: int, durable: int) -> bytearray:
+    """Return a frame of a few records that lie one behind the other from ``offset`` on, all filled in; the last one has room."""
+    data = bytearray().join(records)
+    at = last = 0
+    for record in records:
+        _I64.pack_into(data, at + log.PHYSICAL_OFFSET_AT, offset + at)
+        last, at = at, at + len(record)
+    length = last + log.properties_at(records[-1])
+    data[length : length + 2] = (at - length - 2 + PROPERTY_BYTES).to_bytes(2)
+    data[last : last + 4] = (at - last + PROPERTY_BYTES).to_bytes(4)
+    data += PROPERTY + _FORM % (len(records), at + PROPERTY_BYTES, epoch, durable)
+    data += b"%08x\x02" % zlib.crc32(data)
+    return data
 
 
 def read_trailer(property_text: bytes) -> Trailer | None:

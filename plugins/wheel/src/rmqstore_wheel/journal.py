@@ -22,10 +22,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from rmqstore.ordered.kv import DeleteMany, DeleteRange, PutMany
-from rmqstore_wheel.formats.commit_log import Record, encode_record
+from rmqstore_wheel.formats.commit_log import Form
 
 TOPIC: Final = "rmq_sys_rmqstore_journal"
-_TOPIC_BYTES: Final = TOPIC.encode()
+_FORM: Final = Form(TOPIC.encode())
 
 PUT, DELETE, DELETE_RANGE, DROP_QUEUE, CLEAR, RESTART, COPIED = range(7)
 
@@ -85,4 +85,4 @@ def decode(body: bytes) -> list[Change]:
 
 def record(changes: Sequence[Change], number: int, store_ms: int) -> bytes:
     """Return the ``number``-th journal record."""
-    return encode_record(Record(topic=_TOPIC_BYTES, body=encode(changes), queue_offset=number, born_ms=store_ms, store_ms=store_ms))
+    return _FORM.encode(encode(changes), b"", 0, number, store_ms)

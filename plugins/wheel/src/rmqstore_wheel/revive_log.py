@@ -22,7 +22,6 @@ What differs from a broker:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from struct import Struct
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -54,8 +53,6 @@ _END_OF_LEASES: Final = after_prefix(LEASE)
 _CK, _ACK, _BATCH_ACK = (consume_queue.tags_code(tag) for tag in (codec.CK_TAG, codec.ACK_TAG, codec.BATCH_ACK_TAG))
 _DISTANCES: Final = [",".join(map(str, range(count))) for count in range(_MOST + 1)]
 """The distances of so many messages without a gap."""
-
-_HEAD: Final = Struct(">iiiiiqqiq8sq8siqi")
 
 
 class _Names(NamedTuple):
@@ -89,9 +86,7 @@ class ReviveLog:
         self._broker = broker
         self._quoted_broker = quote(broker)
         self.topic = f"{TOPIC_PREFIX}{broker}"
-        topic = self.topic.encode()
-        self._magic = log.magic_of(topic)
-        self._topic_field = log.topic_field(topic)
+        self._form = log.Form(self.topic.encode())
         self._names: dict[int, str] = {}
         self._texts: dict[tuple[int, int], _Names] = {}
         entries = [*ledger.scan_all(META, TOPIC, after_prefix(TOPIC)), *ledger.scan_all(META, GROUP, after_prefix(GROUP))]
@@ -231,7 +226,7 @@ class ReviveLog:
         store_ms = max(self._ledger.store_ms, written.last_pop_ms)
         first = self._next
         records = [
-            self._record(body.encode(), text.encode(), offset, store_ms)
+            self._form.encode(body.encode(), text.encode(), QUEUE, offset, store_ms)
             for offset, (body, text) in enumerate((*written.points, *written.acks), first)
         ]
 
@@ -242,13 +237,6 @@ class ReviveLog:
             self._points += [(first + row, key) for row, key in written.begun]
 
         return Beside(records, store_ms, commit)
-
-    def _record(self, body: bytes, text: bytes, queue_offset: int, store_ms: int) -> bytes:
-        """Return a record as ``formats.commit_log`` draws it; the log learns its place when it is written."""
-        size = log.FIXED_BYTES + len(body) + len(self._topic_field) + 2 + len(text)
-        crc, host = log.body_crc(body), log.LOCAL_HOST
-        head = _HEAD.pack(size, self._magic, crc, QUEUE, 0, queue_offset, 0, 0, store_ms, host, store_ms, host, 0, 0, len(body))
-        return b"".join((head, body, self._topic_field, len(text).to_bytes(2), text))
 
     # ------------------------------------------------------------ the queue
 

@@ -118,6 +118,26 @@ class TimerIndex:
 
         return commit
 
+    def prepare_put_one(
+        self, seq: int, tick: int, due: int, epoch: int, write_ms: int, log_offset: int, size: int, topic_hash: int
+    ) -> Callable[[], None]:  # fmt: skip
+        """As :meth:`prepare_put`, of one timer."""
+        write_ms = max(self.write_ms, write_ms)
+        add_fact = self.facts.prepare_one(seq - 1, fact_log.encode_one(tick, due, epoch))
+        placing = self.wheel.prepare_one(seq, tick, write_ms, log_offset, size, topic_hash)
+
+        def commit() -> None:
+            add_fact()
+            self.write_ms = write_ms
+            placing.commit()
+            if placing.rolled or placing.aside:
+                self.rolled.set_many(np.array([seq]))
+            if placing.aside:
+                self.aside[seq] = tick
+            self._count_minute(due // MINUTE_MS, 1)
+
+        return commit
+
     def prepare_markers(self, seq: int, count: int, epoch: int, kind: int) -> Callable[[], None]:
         """Write that the messages from ``seq`` on are no timers: cancels, or copies of rolled timers; returns what takes it in."""
         return self.facts.prepare(np.arange(seq - 1, seq - 1 + count), fact_log.marks_of(epoch, kind, count))
@@ -147,18 +167,15 @@ class TimerIndex:
         return commit
 
     def _count(self, dues: Ints, sign: int) -> None:
-        self.pending += sign * len(dues)
-        if len(dues) == 1:
-            minute = int(dues[0]) // MINUTE_MS
-            self.by_minute[minute] += sign
-            if not self.by_minute[minute]:
-                del self.by_minute[minute]
-            return
         minutes, counts = np.unique(dues // MINUTE_MS, return_counts=True)
         for minute, count in zip(minutes.tolist(), counts.tolist(), strict=True):
-            self.by_minute[minute] += sign * count
-            if not self.by_minute[minute]:
-                del self.by_minute[minute]
+            self._count_minute(minute, sign * count)
+
+    def _count_minute(self, minute: int, count: int) -> None:
+        self.pending += count
+        self.by_minute[minute] += count
+        if not self.by_minute[minute]:
+            del self.by_minute[minute]
 
     # ------------------------------------------------------------ cancels
 

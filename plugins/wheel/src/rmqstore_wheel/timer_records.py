@@ -8,8 +8,9 @@ cancel is RocketMQ's recall: a message with ``TIMER_DEL_UNIQKEY``. Properties of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,13 +20,13 @@ import pyarrow.compute as pc
 from rmqstore.batch import MessageBatch
 from rmqstore.message import Message
 from rmqstore.ordered.importing import messages_in
-from rmqstore.ordered.placing import ticks_and_dues
+from rmqstore.ordered.placing import tick_and_due, ticks_and_dues
 from rmqstore_wheel.addressing import EPOCH, TICK
 from rmqstore_wheel.facts import CANCEL, COPY, TIMER
 from rmqstore_wheel.formats import index_file, log_columns, log_reading, messages
 from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints, Part
-from rmqstore_wheel.formats.commit_log import encode_record
+from rmqstore_wheel.formats.commit_log import Form
 from rmqstore_wheel.formats.java_hash import java_hash, java_hashes
 from rmqstore_wheel.formats.log_columns import Columns, Encoded
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
@@ -37,6 +38,8 @@ _RECALL_BODY: Final = b"0"
 _BY_ROW: Final = 48
 """So few messages are encoded one by one."""
 
+_FORM: Final = Form(WHEEL_TOPIC.encode())
+_hash_of: Final = functools.lru_cache(4096)(java_hash)
 _NO_INTS: Final = np.zeros(0, np.int64)
 
 
@@ -121,24 +124,36 @@ def _keys_of(topics: pa.Array, keys: pa.ListArray) -> tuple[Ints, Ints]:
     return index_file.key_hashes(joined), rows.to_numpy().astype(np.int64)
 
 
+class EncodedTimer(NamedTuple):
+    """The message of one timer; see :class:`EncodedTimers`."""
+
+    record: bytes
+    tick: int
+    due: int
+    hash: int
+    key_hashes: list[int]
+
+
+def encode_timer(message: Message, now_ms: int, precision_ms: int, queue_offset: int = 0) -> EncodedTimer:
+    """Return one message as a timer that is put at ``now_ms``."""
+    deliver = message.deliver_at_ms
+    tick, due = tick_and_due(-1 if deliver is None else deliver, now_ms, precision_ms)
+    queue = messages.NO_QUEUE if message.queue_id is None else message.queue_id
+    system = f"REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{queue}\x02"
+    if deliver is not None:
+        system += f"TIMER_OUT_MS\x01{(-(-tick // precision_ms) - 1) * precision_ms}\x02"
+    text = texts.encode_message(message) + system.encode()
+    record = _FORM.encode(message.body, text, 0, queue_offset, now_ms, message.born_ms or 0)
+    keys = [index_file.key_hash(index_file.index_key(message.topic, key)) for key in message.keys]
+    return EncodedTimer(record, tick, due, _hash_of(message.topic), keys)
+
+
 def _encode_rows(rows: Sequence[Message], now_ms: int, precision_ms: int) -> EncodedTimers:
-    delivers = np.array([-1 if each.deliver_at_ms is None else each.deliver_at_ms for each in rows], np.int64)
-    ticks, dues = ticks_and_dues(delivers, now_ms, precision_ms)
-    records = []
-    key_hashes: list[int] = []
-    key_rows: list[int] = []
-    for row, message in enumerate(rows):
-        queue = messages.NO_QUEUE if message.queue_id is None else message.queue_id
-        system = f"REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{queue}\x02"
-        if message.deliver_at_ms is not None:
-            system += f"TIMER_OUT_MS\x01{(-(-int(ticks[row]) // precision_ms) - 1) * precision_ms}\x02"
-        record = messages.encode_message(message, topic=WHEEL_TOPIC, queue_id=0, system=system.encode(), store_ms=now_ms)
-        records.append(encode_record(record))
-        for key in message.keys:
-            key_hashes.append(index_file.key_hash(index_file.index_key(message.topic, key)))
-            key_rows.append(row)
-    hashes = np.array([java_hash(each.topic) for each in rows], np.int64)
-    return EncodedTimers(log_columns.joined(records), ticks, dues, hashes, np.array(key_hashes, np.int64), np.array(key_rows, np.int64))
+    found = [encode_timer(message, now_ms, precision_ms) for message in rows]
+    ticks, dues, hashes = (np.array(column, np.int64) for column in zip(*((each.tick, each.due, each.hash) for each in found), strict=True))
+    key_hashes = np.array([each for timer in found for each in timer.key_hashes], np.int64)
+    key_rows = np.repeat(np.arange(len(found)), [len(each.key_hashes) for each in found])
+    return EncodedTimers(log_columns.joined([each.record for each in found]), ticks, dues, hashes, key_hashes, key_rows)
 
 
 # ---------------------------------------------------------------- cancels

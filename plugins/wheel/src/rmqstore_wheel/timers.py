@@ -46,7 +46,7 @@ from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.staircase import reached
 from rmqstore.ordered.timerside import Place, TimerSide
 from rmqstore_wheel import facts as fact_log
-from rmqstore_wheel.appending import Messages
+from rmqstore_wheel.appending import Messages, One
 from rmqstore_wheel.facts import CANCEL, TIMER
 from rmqstore_wheel.fetching import Fetcher, Located, joined_places
 from rmqstore_wheel.formats import index_file
@@ -57,7 +57,7 @@ from rmqstore_wheel.reclaim import Reclaim
 from rmqstore_wheel.timer_export import TimerExport
 from rmqstore_wheel.timer_import import WheelTimerImport
 from rmqstore_wheel.timer_index import FORGOTTEN_KEY, Due, TimerIndex, joined, noted_last_seq
-from rmqstore_wheel.timer_records import deliver_times, encode_cancels, encode_timers
+from rmqstore_wheel.timer_records import deliver_times, encode_cancels, encode_timer, encode_timers
 
 _DUE_BYTES: Final = 64 * 1024 * 1024
 _WRITTEN_CORNERS: Final = 4
@@ -107,35 +107,54 @@ class WheelTimers(TimerSide):
             first_seq = self._first_free_seq()
             if not len(batch):
                 return TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, []), Ticket(0)
-            found = encode_timers(batch, now_ms, self.precision_ms)
-            ticks: list[int] = found.ticks.tolist()
+            alone = batch.messages[0] if len(batch) == 1 and not batch.has_columns else None
+            part, ticks = self._one(alone, first_seq, now_ms) if isinstance(alone, Message) else self._many(batch, first_seq, now_ms)
             self._congestion.check(ticks)
             receipts = TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, ticks)
             changes = WriteBatch()
             put_marks(changes, TIMER_SIDE, marks, encode_ticks(receipts.epoch, first_seq, ticks) if marks else b"", now_ms)
-            seqs = np.arange(first_seq, first_seq + len(ticks))
-
-            def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
-                take_in = self._index.prepare_put(
-                    seqs, found.ticks, found.dues, self._shared.epoch, now_ms, offsets, sizes, found.hashes
-                )  # fmt: skip
-
-                def commit() -> None:
-                    take_in()
-                    if len(found.key_hashes):
-                        self._index.keys.add_many(found.key_hashes, offsets[found.key_rows])
-
-                return commit
-
-            position = self._append(Messages(WHEEL_TOPIC, 0, first_seq - 1, found.records, now_ms, prepare=prepare), changes)
+            position = self._append(part, changes)
             self._change_position = position
             self._note_ticks(ticks)
             return receipts, Ticket(position)
 
+    def _many(self, batch: MessageBatch, first_seq: int, now_ms: int) -> tuple[Messages, list[int]]:
+        """Return what a put appends, and the ticks of its timers."""
+        found = encode_timers(batch, now_ms, self.precision_ms)
+        seqs = np.arange(first_seq, first_seq + len(found.ticks))
+
+        def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
+            take_in = self._index.prepare_put(seqs, found.ticks, found.dues, self._shared.epoch, now_ms, offsets, sizes, found.hashes)
+
+            def commit() -> None:
+                take_in()
+                if len(found.key_hashes):
+                    self._index.keys.add_many(found.key_hashes, offsets[found.key_rows])
+
+            return commit
+
+        return Messages(WHEEL_TOPIC, 0, first_seq - 1, found.records, now_ms, prepare=prepare), found.ticks.tolist()
+
+    def _one(self, message: Message, seq: int, now_ms: int) -> tuple[One, list[int]]:
+        """As :meth:`_many`, of one message."""
+        found = encode_timer(message, now_ms, self.precision_ms, seq - 1)
+
+        def prepare(offset: int, size: int) -> Callable[[], None]:
+            take_in = self._index.prepare_put_one(seq, found.tick, found.due, self._shared.epoch, now_ms, offset, size, found.hash)
+
+            def commit() -> None:
+                take_in()
+                if found.key_hashes:
+                    self._index.keys.add_many(np.array(found.key_hashes), np.full(len(found.key_hashes), offset))
+
+            return commit
+
+        return One(WHEEL_TOPIC, 0, seq - 1, found.record, now_ms, prepare=prepare), [found.tick]
+
     def _first_free_seq(self) -> int:
         return max(self._index.last_seq, self._noted_seq, self._sealed.highest_seq) + 1
 
-    def _append(self, messages: Messages, write: WriteBatch) -> int:
+    def _append(self, messages: Messages | One, write: WriteBatch) -> int:
         write.parts.append(messages)
         return self._shared.write(write).position
 

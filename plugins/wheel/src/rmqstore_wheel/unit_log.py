@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -265,6 +266,14 @@ class UnitLog:
                 self.advance(data)
 
         return commit
+
+    def prepare_one(self, number: int, data: bytes) -> Callable[[], None]:
+        """As :meth:`prepare`, of one unit given as bytes."""
+        if number != self.count:
+            return self.prepare(np.array([number]), np.frombuffer(data, self.unit))
+        self.reserve(1)
+        self.write_ahead(data)
+        return partial(self.advance, data)
 
     def _follow(self, numbers: Ints) -> bool:
         """Say whether units at these numbers lie one behind the other behind all others."""

@@ -33,6 +33,8 @@ ROLLS: Final = 2
 
 _PAGE_SLOTS: Final = 4096 // SLOT_BYTES
 _SPREAD: Final = 0x9E3779B97F4A7C15
+_MASK: Final = 2**64 - 1
+_SPREAD_SHIFT: Final = 33
 _SIDE_BY_SIDE: Final = 8
 _RUN_UNITS: Final = 4096
 _NO_ROWS: Final = np.zeros(0, np.int64)
@@ -43,6 +45,14 @@ class Placing(NamedTuple):
 
     rolled: np.ndarray[Any, np.dtype[np.bool_]]
     aside: Ints
+    commit: Callable[[], None]
+
+
+class PlacingOne(NamedTuple):
+    """Where one timer goes: whether it lies in another slot than its own, and whether it found no place at all."""
+
+    rolled: bool
+    aside: bool
     commit: Callable[[], None]
 
 
@@ -107,7 +117,7 @@ class WheelIndex:
         rolled = ahead >= self.window
         if rolled.any():
             half = self.window // 2
-            spread = (seqs.astype(np.uint64) * np.uint64(_SPREAD) >> np.uint64(33)).astype(np.int64)
+            spread = (seqs.astype(np.uint64) * np.uint64(_SPREAD) >> np.uint64(_SPREAD_SHIFT)).astype(np.int64)
             slots = np.where(rolled, now + half + spread % (self.window - half), own)
         aside = ahead < -self.ring.slots
         held = self.slots[self.ring.places(slots)]
@@ -117,6 +127,47 @@ class WheelIndex:
         rows = np.flatnonzero(~aside)
         commit = self._write(seqs[rows], slots[rows], rolled[rows], now, log_offsets[rows], sizes[rows], _of(topic_hashes, rows))
         return Placing(rolled, np.flatnonzero(aside), commit)
+
+    def prepare_one(self, seq: int, tick: int, write_ms: int, log_offset: int, size: int, topic_hash: int) -> PlacingOne:
+        """As :meth:`prepare`, of one timer."""
+        precision = self.ring.precision_ms
+        now = write_ms // precision
+        slot = self.slot_of(tick)
+        ahead = slot - now
+        rolled = ahead >= self.window
+        if rolled:
+            half = self.window // 2
+            slot = now + half + ((seq * _SPREAD & _MASK) >> _SPREAD_SHIFT) % (self.window - half)
+        place = slot % self.ring.length
+        held_slot, first, last, timers, _ = self.slots[place].item()
+        live = timers > 0 and held_slot == slot
+        if ahead < -self.ring.slots or (timers > 0 and not live):
+            return PlacingOne(rolled, True, lambda: None)
+        self.units.reserve(1)
+        position = self.units.position(self.units.count)
+        data = timer_log.encode_one(
+            last if live else timer_log.NO_POSITION,
+            timer_log.DEFAULT | timer_log.ROLL if rolled else timer_log.DEFAULT,
+            now * precision,
+            (slot - now) * precision,
+            log_offset,
+            size,
+            topic_hash,
+            seq,
+        )
+        self.units.write_ahead(data)
+
+        def commit() -> None:
+            self.units.advance(data)
+            held_slot, _, _, timers, magic = self.slots[place].item()
+            stays = held_slot == slot
+            count, mark = max(timers, 0) if stays else 0, magic if stays else 0
+            self.slots[place] = (slot, first if live else position, position, count + 1, mark | ROLLS if rolled else mark)
+            self._pages[place // _PAGE_SLOTS] = True
+            if rolled:
+                self._first_roll = slot if self._first_roll is None else min(self._first_roll, slot)
+
+        return PlacingOne(rolled, False, commit)
 
     def _write(
         self, seqs: Ints, slots: Ints, rolled: Ints, now: int, log_offsets: Ints, sizes: Ints, topic_hashes: Ints | int

@@ -58,7 +58,7 @@ def abandon(store: EngineSession) -> None:
     ledger.timers.close()
     ledger.queues.close()
     ledger.log.close()
-    ledger._on_close()
+    ledger._home.close()
 
 
 class Life:

@@ -147,8 +147,7 @@ def encode_record(record: Record) -> bytes:
     check_host(record.born_host)
     check_host(record.store_host)
     topic, properties = topic_field(record.topic), record.properties
-    if len(properties) > MAX_PROPERTIES_BYTES:
-        raise IllegalArgumentError(f"the properties have {len(properties)} bytes; a record holds at most {MAX_PROPERTIES_BYTES}")
+    _check_properties(properties)
     head = _header(len(record.born_host), len(record.store_host))
     values = (
         head.size + len(record.body) + len(topic) + 2 + len(properties),
@@ -168,6 +167,40 @@ def encode_record(record: Record) -> bytes:
         len(record.body),
     )
     return b"".join((head.pack(*values), record.body, topic, len(properties).to_bytes(2), properties))
+
+
+def _check_properties(properties: bytes) -> None:
+    if len(properties) > MAX_PROPERTIES_BYTES:
+        raise IllegalArgumentError(f"the properties have {len(properties)} bytes; a record holds at most {MAX_PROPERTIES_BYTES}")
+
+
+class Form:
+    """How records of one topic begin and end that are of this machine and of one time: a short way to what :func:`encode_record` gives.
+
+    Raises:
+        IllegalArgumentError: the topic is too long.
+    """
+
+    def __init__(self, topic: bytes) -> None:
+        self._field = topic_field(topic)
+        self._magic = magic_of(topic)
+        self._pack = _header(HOST_V4_BYTES, HOST_V4_BYTES).pack
+
+    def encode(
+        self, body: bytes, properties: bytes, queue_id: int, queue_offset: int, store_ms: int, born_ms: int | None = None
+    ) -> bytes:  # fmt: skip
+        """Return the bytes of one record, born when it is stored by default; the log learns its place when it is written.
+
+        Raises:
+            IllegalArgumentError: the properties are too long.
+        """
+        _check_properties(properties)
+        size = FIXED_BYTES + len(body) + len(self._field) + 2 + len(properties)
+        head = self._pack(
+            size, self._magic, body_crc(body), queue_id, 0, queue_offset, 0, 0,
+            store_ms if born_ms is None else born_ms, LOCAL_HOST, store_ms, LOCAL_HOST, 0, 0, len(body)
+        )  # fmt: skip
+        return b"".join((head, body, self._field, len(properties).to_bytes(2), properties))
 
 
 def _with_host_bits(sys_flag: int, born_host: bytes, store_host: bytes) -> int:

@@ -12,6 +12,7 @@ kept offset; one of zeros was never written.
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +29,8 @@ FILL_SIZE: Final = 2**31 - 1
 """The size in a unit that only fills space."""
 
 UNIT: Final = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+
+_UNIT: Final = struct.Struct(">qiq")
 
 Units = np.ndarray[Any, np.dtype[np.void]]
 
@@ -49,6 +52,11 @@ def encode(log_offsets: Ints, sizes: Ints, codes: Ints | int = 0) -> bytes:
     units = np.empty(len(log_offsets), UNIT)
     units["log_offset"], units["size"], units["tags_code"] = log_offsets, sizes, codes
     return units.tobytes()
+
+
+def encode_one(log_offset: int, size: int, code: int) -> bytes:
+    """Return one unit."""
+    return _UNIT.pack(log_offset, size, code)
 
 
 def encode_fill(count: int) -> bytes:

@@ -54,6 +54,7 @@ UNIT: Final = np.dtype(
         ("reserved", ">i8"),
     ]
 )
+_ONE: Final = struct.Struct(">iqiqiqiiq")
 _BLANK = struct.Struct(">iqi")
 
 Units = np.ndarray[Any, np.dtype[np.void]]
@@ -84,6 +85,13 @@ def encode(
     units["previous"], units["flags"], units["write_ms"], units["delta_ms"] = previous, flags, write_ms, delta
     units["log_offset"], units["message_bytes"], units["topic_hash"] = log_offset, message_bytes, topic_hash
     return units
+
+
+def encode_one(
+    previous: int, flags: int, write_ms: int, delta_ms: int, log_offset: int, message_bytes: int, topic_hash: int, reserved: int
+) -> bytes:  # fmt: skip
+    """Return one unit whose slot is near enough."""
+    return _ONE.pack(UNIT_BYTES, previous, flags, write_ms, delta_ms, log_offset, message_bytes, topic_hash, reserved)
 
 
 def slot_times_ms(units: Units) -> Ints:

@@ -22,11 +22,10 @@ from typing import Any, Final
 import msgspec
 
 from rmqstore.plugins import EngineState, get_plugins
-from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence, table
+from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence, table, without_outputs
 
 ENGINES: Final = ("wheel", "rocksdb", "lmdb")
 PARTS: Final = ("index", "hand-over", "cancel", "pop", "backlog", "reopen")
-_MARK: Final = "backlog"
 
 Figures = dict[str, Any]
 
@@ -205,7 +204,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--backlog", type=int, default=20_000_000, help="timers of the full store (default %(default)s)")
     parser.add_argument("--directory", type=Path, default=default_directory(), help="on the disk to measure (default %(default)s)")
     parser.add_argument("--json", type=Path, help="write every figure of every round to this file")
-    parser.add_argument("--markdown", type=Path, help="put the tables into this page, between its markers")
+    parser.add_argument("--markdown", type=Path, help="put each table into this page, between the markers of its part")
     return parser.parse_args(arguments)
 
 
@@ -219,23 +218,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sizes: dict[str, Any] = {"rounds": given.rounds, "backlog": given.backlog} | (SMALL if given.small else {})
     plan = Plan(directory=given.directory, **sizes)
     machine = described(given.directory)
-    texts, results = [], {}
+    results: Figures = {}
+    command = " ".join(["python -m rmqstore_benchmarks.backlog", *without_outputs(sys.argv[1:] if arguments is None else arguments)])
+    note = f"`{command}`: {sentence(machine)}"
     for part in given.parts:
         print(f"{part} …", file=sys.stderr, flush=True)
         text, results[part] = _PARTS[part](plan, engines)
-        if text:
-            texts.append(text)
-            print(text, end="\n\n", flush=True)
-    words = [] if given.small is False else ["--small"]
-    command = " ".join(["python -m rmqstore_benchmarks.backlog", *words])
-    note = f"`{command}`: {sentence(machine)}"
+        print(text, end="\n\n", flush=True)
+        if given.markdown and text:
+            replace_part(given.markdown, part, f"{text}\n\n{note}")
     print(note)
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
         document = {"command": command, "machine": machine, "plan": msgspec.to_builtins(plan, enc_hook=os.fspath), "results": results}
         given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    if given.markdown:
-        replace_part(given.markdown, _MARK, "\n\n".join([*texts, note]))
 
 
 if __name__ == "__main__":

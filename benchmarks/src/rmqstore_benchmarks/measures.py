@@ -45,10 +45,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def schedule_raw(task: Task) -> Figures:
-    """Store the timers in the database itself; returns the rate in timers a second."""
+    """Store the timers in what lies under the engine; returns the rate in timers a second."""
     work = Workload(task.distribution, task.batch, task.seed)
-    batches = [work.raw(number) for number in range(task.timers // task.batch)]
-    database = RAW[task.engine](Path(task.directory, "raw"))
+    raw = RAW[task.engine]
+    batches = [raw.batch(work, number) for number in range(task.timers // task.batch)]
+    database = raw(Path(task.directory, "raw"))
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
     for batch in batches:
         database.put(batch)
@@ -126,11 +127,10 @@ def _drain(store: rmqstore.Store, clock: rmqstore.ManualClock, timers: int) -> F
 
 
 def single_raw(task: Task) -> Figures:
-    """Put one timer at a time into the database itself; returns percentiles in ms."""
-    entries = Workload(task.distribution, task.timers, task.seed).raw(0)
-    entries.sort(key=lambda entry: entry[0][8:])  # by seq: as they come
-    database = RAW[task.engine](Path(task.directory, "raw"))
-    return _timed(lambda entry: database.put([entry]), entries)
+    """Put one timer at a time into what lies under the engine; returns percentiles in ms."""
+    raw = RAW[task.engine]
+    entries = raw.singles(Workload(task.distribution, task.timers, task.seed))
+    return _timed(raw(Path(task.directory, "raw")).put, entries)
 
 
 def single_send(task: Task) -> Figures:

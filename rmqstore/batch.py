@@ -176,6 +176,14 @@ def _messages_of(columns: pa.RecordBatch) -> list[Message]:
 
 # ---------------------------------------------------------------- conforming and checking Arrow data
 
+_MAX_SHARED_NULLS: Final = 16_384
+
+
+@functools.lru_cache(256)
+def _nulls(count: int, kind: pa.DataType) -> pa.Array:
+    """Return a column without values; batches of one length share it."""
+    return pa.nulls(count, kind)
+
 
 def _conform(data: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
     names = data.schema.names
@@ -191,7 +199,7 @@ def _conform(data: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
     arrays = []
     for field in IN_SCHEMA:
         if field.name not in names:
-            arrays.append(pa.nulls(data.num_rows, field.type))
+            arrays.append(_nulls(data.num_rows, field.type) if data.num_rows <= _MAX_SHARED_NULLS else pa.nulls(data.num_rows, field.type))
             continue
         column = data.column(field.name)
         if isinstance(column, pa.ChunkedArray):
@@ -251,7 +259,9 @@ def _check_columns(columns: pa.RecordBatch) -> None:
     _refuse_words("message_group", columns, limits.MAX_GROUP_KEY_BYTES, r"[\s\x00-\x1f]")
     _refuse_words("message_id", columns, limits.MAX_ID_BYTES, r"[\s\x00-\x1f]")
     for name, maximum in (("deliver_at_ms", limits.MAX_TIME_MS), ("born_ms", limits.MAX_TIME_MS), ("queue_id", limits.MAX_QUEUES - 1)):
-        _refuse_where(name, columns, functools.partial(_outside, maximum=maximum), f"0 to {maximum} is allowed")
+        bounds = pc.min_max(columns.column(name))
+        if bounds["min"].is_valid and not 0 <= bounds["min"].as_py() <= bounds["max"].as_py() <= maximum:
+            _refuse_where(name, columns, functools.partial(_outside, maximum=maximum), f"0 to {maximum} is allowed")
     group, deliver = columns.column("message_group"), columns.column("deliver_at_ms")
     if group.null_count < len(group) and deliver.null_count < len(deliver):
         both = pc.and_(group.is_valid(), deliver.is_valid())

@@ -15,7 +15,6 @@ from rmqstore.errors import IllegalArgumentTypeError
 
 _VERSION = 1
 _START_OF_2021_S = 1_609_459_200
-_DIGITS = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _COUNTER_DIGITS = 8
 
 
@@ -37,16 +36,13 @@ class MessageIds:
     def column(self, now_ms: int, count: int) -> pa.Array:
         """Return ``count`` new ids as an Arrow column."""
         prefix = np.frombuffer(self._prefix(now_ms).encode(), np.uint8)
-        numbers = self._take(count) + np.arange(count, dtype=np.int64)
-        shifts = np.arange(_COUNTER_DIGITS - 1, -1, -1) * 4
-        digits = _DIGITS[(numbers[:, None] >> shifts) & 0xF]
-        ids = np.hstack([np.broadcast_to(prefix, (count, len(prefix))), digits])
-        width = ids.shape[1]
-        return (
-            pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, pa.py_buffer(ids.tobytes())])
-            .cast(pa.binary())
-            .cast(pa.string())
-        )
+        numbers = (self._take(count) + np.arange(count, dtype=np.int64)) & 0xFFFFFFFF
+        ids = np.empty((count, len(prefix) + _COUNTER_DIGITS), np.uint8)
+        ids[:, : len(prefix)] = prefix
+        digits = numbers.astype(">u4").tobytes().hex().upper().encode()
+        ids[:, len(prefix) :] = np.frombuffer(digits, np.uint8).reshape(count, _COUNTER_DIGITS)
+        ends = np.arange(0, ids.size + 1, ids.shape[1], dtype=np.int32)
+        return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(ends), pa.py_buffer(ids)])
 
     def _prefix(self, now_ms: int) -> str:
         return f"{self._node}{os.getpid() & 0xFFFF:04X}{(now_ms // 1000 - _START_OF_2021_S) & 0xFFFFFFFF:08X}"

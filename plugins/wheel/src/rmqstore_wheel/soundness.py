@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import zlib
-from typing import Any
+from typing import Any, Final
+from zlib import crc32
 
 import numpy as np
 
 from rmqstore_wheel.commit_log import CommitLog
 from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats.binary_columns import Ints, cells
+from rmqstore_wheel.formats.log_columns import head_of
 from rmqstore_wheel.record_parts import HOST_BITS
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+HEAD: Final = head_of(log_format.HOST_V4_BYTES, log_format.HOST_V4_BYTES)
 
 
 def sound_rows(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic: bytes, queue_id: int, queue_offsets: Ints) -> Flags:
@@ -30,23 +33,22 @@ def sound_rows(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic
         return inside
     data = np.frombuffer(view, np.uint8)
     at, stops = starts[rows], starts[rows] + sizes[rows]
-    i32, i64 = cells(data, ">i4"), cells(data, ">i8")
-    field = log_format.topic_field(topic)
-    good = (i32[at] == sizes[rows]) & (i32[at + 4] == log_format.magic_of(topic)) & (i32[at + 12] == queue_id)
-    good &= (i64[at + log_format.QUEUE_OFFSET_AT] == queue_offsets[rows]) & (i64[at + log_format.PHYSICAL_OFFSET_AT] == at + file_start)
-    good &= data[at + 39] & HOST_BITS == 0
+    heads = cells(data, HEAD)[at]
+    good = (heads["size"] == sizes[rows]) & (heads["magic"] == log_format.magic_of(topic)) & (heads["queue_id"] == queue_id)
+    good &= (heads["queue_offset"] == queue_offsets[rows]) & (heads["physical_offset"] == at + file_start)
+    good &= (heads["sys_flag"] & HOST_BITS == 0) & (heads["body_bytes"] >= 0)
     bodies = at + log_format.FIXED_BYTES
-    ends = bodies + i32[bodies - 4]
+    ends = bodies + heads["body_bytes"]
+    field = log_format.topic_field(topic)
     texts = ends + len(field)
-    good &= (ends >= bodies) & (texts + 2 <= stops)
+    good &= texts + 2 <= stops
     if not good.all():
         kept = np.flatnonzero(good)
-        rows, at, stops, bodies, ends, texts = rows[kept], at[kept], stops[kept], bodies[kept], ends[kept], texts[kept]
-    block = np.dtype(f"V{len(field)}")
-    sound: Flags = cells(data, block)[ends] == np.frombuffer(field, block)[0]
-    sound &= texts + 2 + cells(data, ">u2")[texts] == stops
+        rows, at, stops, heads, bodies, ends, texts = (each[kept] for each in (rows, at, stops, heads, bodies, ends, texts))
+    behind = cells(data, np.dtype([("topic", f"S{len(field)}"), ("text_bytes", ">u2")]))[ends]
+    sound: Flags = (behind["topic"] == field) & (texts + 2 + behind["text_bytes"] == stops)
     bounds = zip(bodies.tolist(), ends.tolist(), strict=True)
-    crcs = np.fromiter([zlib.crc32(view[begin:stop]) for begin, stop in bounds], np.uint32, len(at)) & 0x7FFFFFFF
+    crcs = np.fromiter([crc32(view[begin:stop]) for begin, stop in bounds], np.uint32, len(at)) & 0x7FFFFFFF
     inside[:] = False
-    inside[rows] = sound & (crcs == i32[at + 8])
+    inside[rows] = sound & (crcs == heads["crc"])
     return inside

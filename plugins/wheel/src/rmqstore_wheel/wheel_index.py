@@ -21,7 +21,7 @@ import numpy as np
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.formats import timer_log, wheel
-from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.binary_columns import Ints, counted
 from rmqstore_wheel.formats.wheel import SLOT_BYTES, Ring
 from rmqstore_wheel.unit_log import Doubt, Sums, UnitLog
 
@@ -177,7 +177,7 @@ class WheelIndex:
         if not count:
             return lambda: None
         self.units.reserve(count)
-        order = np.argsort(slots, kind="stable")
+        order = _stable_order(slots)
         last_slot = slots[-1]
         if count > 1 and slots[order[-1]] != last_slot:
             # A broker's recovery takes its queue cursor from the last unit, so that must be the last message's.
@@ -194,14 +194,15 @@ class WheelIndex:
         places = self.ring.places(in_order[firsts])
         held = self.slots[places]
         live = (held["timers"] > 0) & (held["tick"] == in_order[firsts])
-        units = np.zeros(count, timer_log.UNIT)
-        units["size"] = timer_log.UNIT_BYTES
+        rolls = bool(rolled.any())
+        units = np.empty(count, timer_log.UNIT)
+        units[:] = (timer_log.UNIT_BYTES, 0, timer_log.DEFAULT, now * precision, 0, 0, 0, 0, 0)
         previous = np.empty(count, np.int64)
         previous[1:] = positions[:-1]
         previous[firsts] = np.where(live, held["last"], timer_log.NO_POSITION)
         units["previous"] = previous
-        units["flags"] = np.where(rolled[order], timer_log.DEFAULT | timer_log.ROLL, timer_log.DEFAULT)
-        units["write_ms"] = now * precision
+        if rolls:
+            units["flags"] = np.where(rolled[order], timer_log.DEFAULT | timer_log.ROLL, timer_log.DEFAULT)
         units["delta_ms"] = (in_order - now) * precision
         units["log_offset"] = log_offsets[order]
         units["message_bytes"] = sizes[order]
@@ -217,8 +218,8 @@ class WheelIndex:
         rows["first"] = np.where(live, held["first"], positions[firsts])
         rows["last"] = positions[lasts]
         counts = lasts - firsts + 1
-        marks = np.where(np.logical_or.reduceat(rolled[order], firsts), ROLLS, 0)
-        first_roll = int(slots[rolled].min()) if rolled.any() else None
+        marks = np.where(np.logical_or.reduceat(rolled[order], firsts), ROLLS, 0) if rolls else 0
+        first_roll = int(slots[rolled].min()) if rolls else None
 
         def commit() -> None:
             self.units.advance(data)
@@ -236,7 +237,7 @@ class WheelIndex:
 
     def count_off(self, slots: Ints) -> None:
         """Take timers off the counts of their slots, one for each mention; an empty slot is free for another lap."""
-        distinct, counts = np.unique(slots, return_counts=True)
+        distinct, counts = counted(slots)
         places = self.ring.places(distinct)
         rows = self.slots[places]
         ours = rows["tick"] == distinct
@@ -444,6 +445,12 @@ class WheelIndex:
     def close(self) -> None:
         """Let go of the files."""
         self.units.close()
+
+
+def _stable_order(slots: Ints) -> Ints:
+    """Return what sorts slots and keeps the order of equal ones; numpy is several times faster at numbers of 16 bits."""
+    above = slots - slots.min()
+    return np.argsort(above.astype(np.uint16) if int(above.max()) < 2**16 else above, kind="stable")
 
 
 def _of(values: Ints | int, rows: Ints) -> Ints | int:

@@ -15,6 +15,7 @@ Part: TypeAlias = pa.Array | bytes
 """A binary column without nulls, or one piece that stands in every row."""
 
 INT32_MAX: Final = 2**31 - 1
+_CLOSE: Final = 10_000
 _MAX_BLOCK_BYTES: Final = 64 * 1024
 
 
@@ -44,6 +45,18 @@ def cells(data: Any, dtype: str | np.dtype[Any]) -> Any:
     """Return a view that has, at index i, the number (or block) that starts at byte i."""
     dtype = np.dtype(dtype)
     return np.ndarray((max(0, len(data) - dtype.itemsize + 1),), dtype, data, strides=(1,))
+
+
+def counted(values: Ints) -> tuple[Ints, Ints]:
+    """Return the distinct ones of some integers, rising, and how often each is there; without sorting where they lie close."""
+    if not len(values):
+        return values, values
+    low = int(values.min())
+    if int(values.max()) - low > max(_CLOSE, len(values)):
+        return np.unique(values, return_counts=True)
+    counts = np.bincount(values - low)
+    found = np.flatnonzero(counts)
+    return found + low, counts[found]
 
 
 class Measured(NamedTuple):

@@ -109,7 +109,7 @@ class Encoded(NamedTuple):
         return Encoded(self.data[begin:end], self.starts[first:last] - begin, self.sizes[first:last])
 
 
-def _block(born_host_bytes: int, store_host_bytes: int) -> np.dtype[Any]:
+def head_of(born_host_bytes: int, store_host_bytes: int) -> np.dtype[Any]:
     """Return what lies before the body."""
     key = (born_host_bytes, store_host_bytes)
     if key not in _BLOCK_OF:
@@ -144,7 +144,7 @@ def encode_columns(columns: Columns) -> Encoded:
     born, store = _one_length(columns.born_host, rows), _one_length(columns.store_host, rows)
     if not rows or born is None or store is None:
         return joined([log.encode_record(columns.record(row)) for row in range(rows)])
-    block = _block(born, store)
+    block = head_of(born, store)
     topic, magic = _topic_part(columns.topic)
     body = measure(columns.body)
     properties = [measure(part) for part in columns.properties]

@@ -251,8 +251,6 @@ class UnitLog:
             self.write_ahead(data)
             return lambda: self.advance(data)
         known = int(np.searchsorted(numbers, self.count))
-        if known:
-            self._doubt(Doubt.REWRITTEN)
         pieces = list(self._pieces(numbers[known:], units[known:]))
         for number, data in pieces:
             self._write(number, data)
@@ -439,6 +437,8 @@ class UnitLog:
     def sync(self) -> Sums:
         """Make everything durable; returns what a check point has to know."""
         if len(self._new_numbers):
+            # From here to the next check point, files are not what the one before it says.
+            self._doubt(Doubt.REWRITTEN)
             self._write_replaced()
         self.chain.sync()
         for block in self._stale:

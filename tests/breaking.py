@@ -117,7 +117,7 @@ def failing_syncs(after: int = 0) -> Iterator[Refusals]:
 @contextmanager
 def small_files(log_file_bytes: int = 64 * 1024) -> Iterator[None]:
     """Open stores with files so small that many of them are made."""
-    sizes = Sizes(log_file_bytes, 100, 50, check_point_bytes=2 * log_file_bytes, check_point_calls=100)
+    sizes = Sizes(log_file_bytes, 100, 50, check_point_bytes=2 * log_file_bytes, check_point_calls=100, index_slots=512, index_entries=64)
     with patch("rmqstore_wheel.engine.sizes_of", lambda options: sizes):
         yield
 

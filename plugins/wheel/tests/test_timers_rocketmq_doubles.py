@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -233,10 +234,11 @@ def test_7991_a_cancel_before_or_after_any_roll_meets_its_timer(stores: WheelSto
     assert store.verify() == []
 
 
+@pytest.mark.parametrize("roll", ["reference", "copy"])
 @pytest.mark.parametrize("killed", [False, True])
-def test_t6_closed_across_three_roll_points(stores: WheelStores, precision_ms: int, killed: bool) -> None:
+def test_t6_closed_across_three_roll_points(stores: WheelStores, precision_ms: int, killed: bool, roll: str) -> None:
     """RocketMQ rolls slot by slot as the clock passes them; here a store that slept through three rolls delivers once, in order."""
-    settings = {"precision_ms": precision_ms}
+    settings: dict[str, Any] = {"precision_ms": precision_ms, "wheel__roll": roll}
     store = stores.open(**settings)
     window_ms = 172_800 * precision_ms
     due = START_MS + 5 * window_ms + 50
@@ -265,6 +267,33 @@ def test_t6_closed_across_three_roll_points(stores: WheelStores, precision_ms: i
     assert read_ids(store) == ["m0", "m4", "m5", "m6", "m7", "m1", "m2"]
     first = pop_all(store)[0]
     assert (first.body, first.tag, first.properties, first.deliver_at_ms) == (b"body 0", "x", {"n": "0"}, due)
+    assert store.verify() == []
+
+
+def test_a_roll_by_copy_writes_the_messages_again(stores: WheelStores) -> None:
+    """As RocketMQ does; what was copied has its keys, and a message that cannot be read rolls by reference and is parked."""
+    copying: dict[str, Any] = {"wheel__roll": "copy"}
+    bodies = [b"%04d" % n * 250 for n in range(100)]
+    store = stores.open(**copying)
+    store.send_batch([message(n, body=bodies[n], keys=(f"k{n}",)) for n in range(100)], delay=9 * DAY_MS)
+    tail = store.timers._ledger.log.tail  # type: ignore[attr-defined]
+    assert store.cancel_key("t", "k7") == [CancelOutcome.CANCELLED]
+    store = stores.reopen(store, **copying)
+    assert damage_timers(store, bodies[8]) == 1
+    for _ in range(30):
+        stores.clock.advance(6 * HOUR_MS)
+        store.tick()
+    assert rolls(store) >= 98
+    assert 1000 * rolls(store) < store.timers._ledger.log.tail - tail < 1500 * rolls(store)  # type: ignore[attr-defined]
+    for _ in range(3):
+        store = stores.killed(store, **copying)
+        stores.clock.advance(HOUR_MS)
+        store.tick()
+    assert store.cancel_key("t", "k9") == [CancelOutcome.CANCELLED]
+    stores.clock.advance(9 * DAY_MS)
+    assert store.tick().handed_over == 98
+    assert read_ids(store) == [f"m{n}" for n in range(100) if n not in (7, 8, 9)]
+    assert len(parked_reasons(store)) == 1
     assert store.verify() == []
 
 

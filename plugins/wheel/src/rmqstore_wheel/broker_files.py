@@ -5,7 +5,7 @@ Written at every check point and at close (``StorePathConfigHelper``, ``BrokerPa
     config/consumerOffset.json      how far each group has read, by the rules of formats.config_files
     config/consumerOrderInfo.json   the un-acked run of every FIFO queue, by the same rules
     config/timercheck               how far the timers are; written in place
-    checkpoint                      store time of the last message; written in place
+    checkpoint                      store time of the last message, and of the last one in an index file; written in place
 
 A file that would say the same again is left alone. What is written in place is not synced: what stands there after a power cut is older, or
 nothing, and a broker then only reads more of the log.
@@ -15,7 +15,7 @@ nothing, and a broker then only reads more of the log.
 - A FIFO run maps as far as RocketMQ has words for it: its first 64 messages, which are the bits that it has for acks, no attempt id (the
   engine keeps a hash), and one pop time, that of the latest pop; ends of leases that do not follow from it are told one by one.
 - ``timercheck`` says that the slots before the first one with a pending timer are done.
-- ``checkpoint`` has 0 for the index files, as there are none.
+- ``checkpoint`` says of the index files up to where they go, 0 when there are none.
 
 There is no ``config/timermetrics``: pending timers are not counted by topic, and brokers count anew where there is none.
 """
@@ -87,7 +87,7 @@ class BrokerFiles:
             self._written = {consumer_offsets.FILE_NAME: offsets, order_info.FILE_NAME: orders}
         if check != TimerCheck():
             self._write_in_place(self._config / timer_check.FILE_NAME, timer_check.encode(check), timer_check.FILE_BYTES)
-        times = _CHECK_POINT.pack(found.store_ms, found.store_ms, 0, 0, 0)
+        times = _CHECK_POINT.pack(found.store_ms, found.store_ms, self._index.keys.last_ms, 0, 0)
         self._write_in_place(self._root / CHECK_POINT, times, _CHECK_POINT_BYTES)
 
     # ------------------------------------------------------------ groups

@@ -21,6 +21,7 @@ import msgspec
 
 from rmqstore.errors import FormatVersionError
 from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.key_file import KeyFileSums
 from rmqstore_wheel.unit_log import Sums
 
 DIRECTORY: Final = "rmqstore"
@@ -40,7 +41,7 @@ class TimerSection(msgspec.Struct, frozen=True, array_like=True):
         pending: how many there are; by_minute: by the minute of their due time, as (minute, count).
         cancelled, rolled: bits by number, as (base, compressed bits).
         aside: timers that have no place in the wheel, as (seq, tick).
-        keys: the index of keys, as (hashes, offsets).
+        keys: the files of the index of keys.
         first_kept: number of the first timer that may be pending.
         forgotten: what was handed over and forgotten, as ``TimerCursor.to_bytes``.
     """
@@ -54,7 +55,7 @@ class TimerSection(msgspec.Struct, frozen=True, array_like=True):
     cancelled: tuple[int, bytes] = (0, b"")
     rolled: tuple[int, bytes] = (0, b"")
     aside: list[tuple[int, int]] = []
-    keys: tuple[bytes, bytes] = (b"", b"")
+    keys: list[KeyFileSums] = []
     first_kept: int = 0
     forgotten: bytes = b""
 

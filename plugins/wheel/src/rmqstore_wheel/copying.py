@@ -17,6 +17,7 @@ from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.liveness import Liveness
+from rmqstore_wheel.soundness import sound_rows
 from rmqstore_wheel.timer_index import TimerIndex
 from rmqstore_wheel.timer_records import read_timers
 
@@ -56,22 +57,53 @@ class FileCopy(Slices):
             prepare = None
             if live.topic == WHEEL_TOPIC:
                 timers = live.offsets + 1
-                prepare = self._with_keys(view, starts[live.rows], sizes[live.rows])
+                prepare = _with_keys(self._index, view, self.file_start, starts[live.rows], sizes[live.rows])
             codes = live.units["tags_code"].astype(np.int64)
             pieces.append(Messages(live.topic, live.queue, live.offsets, records, store_ms, codes, prepare))
         if pieces:
             self._ledger.append(pieces, noted=[self._index.copied(timers)])
 
-    def _with_keys(self, view: memoryview, starts: Ints, sizes: Ints) -> Prepare:
-        """Return what enters the keys of timers for their new places."""
-        found = read_timers(view, self.file_start, starts, sizes, np.zeros(len(starts), np.int64), self._index.precision_ms)
-        by_start = np.argsort(starts)
-        rows = by_start[np.searchsorted(starts, found.key_offsets - self.file_start, sorter=by_start)]
 
-        def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
-            return lambda: self._index.keys.add_many(found.key_hashes, offsets[rows])
+def copy_timers(ledger: Ledger, index: TimerIndex, seqs: Ints) -> None:
+    """Copy the messages of timers, by seqs that rise; those that cannot be read stay where they are.
 
-        return prepare
+    Raises:
+        StoreFullError: no room; some of them may be copied.
+    """
+    log = ledger.log
+    units = index.queue_units(seqs)
+    offsets, sizes = units["log_offset"].astype(np.int64), units["size"].astype(np.int64)
+    files = offsets // log.file_bytes * log.file_bytes
+    # A frame of copies has to fit into a file.
+    most = min(ledger.sizes.slice_bytes, log.file_bytes // 4)
+    pieces = np.cumsum(sizes) // most
+    bounds = np.flatnonzero((np.diff(files) != 0) | (np.diff(pieces) != 0)) + 1
+    for begin, stop in pairwise([0, *bounds.tolist(), len(seqs)]):
+        if begin == stop:
+            continue
+        file_start = int(files[begin])
+        starts = offsets[begin:stop] - file_start
+        sound = sound_rows(log, file_start, starts, sizes[begin:stop], WHEEL_TOPIC.encode(), 0, seqs[begin:stop] - 1)
+        rows = begin + np.flatnonzero(sound)
+        if not len(rows):
+            continue
+        view, starts = log.chain.view(file_start), starts[sound]
+        records, store_ms = _without_frames(view, file_start, starts, sizes[rows])
+        prepare = _with_keys(index, view, file_start, starts, sizes[rows])
+        copies = Messages(WHEEL_TOPIC, 0, seqs[rows] - 1, records, store_ms, prepare=prepare)
+        ledger.append([copies], noted=[index.copied(seqs[rows])])
+
+
+def _with_keys(index: TimerIndex, view: memoryview, file_start: int, starts: Ints, sizes: Ints) -> Prepare:
+    """Return what enters the keys of timers for their new places."""
+    found = read_timers(view, file_start, starts, sizes, np.zeros(len(starts), np.int64), index.precision_ms)
+    by_start = np.argsort(starts)
+    rows = by_start[np.searchsorted(starts, found.key_offsets - file_start, sorter=by_start)]
+
+    def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
+        return lambda: index.keys.add_many(found.key_hashes, offsets[rows], found.key_times)
+
+    return prepare
 
 
 def _without_frames(view: memoryview, file_start: int, starts: Ints, sizes: Ints) -> tuple[Encoded, int]:

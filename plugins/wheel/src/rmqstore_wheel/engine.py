@@ -12,6 +12,7 @@ from rmqstore_wheel.read_session import open_for_reading
 from rmqstore_wheel.session import open_session
 
 _MIB: Final = 1024 * 1024
+_SIZES: Final = ("log_file_mib", "copy_live_percent", "check_point_mib")
 
 
 class WheelEngine(Engine):
@@ -41,7 +42,7 @@ class WheelEngine(Engine):
 def sizes_of(options: EngineOptions) -> Sizes:
     """Return the sizes that the settings ask for."""
     usual = Sizes()
-    given = {key: int(value) for key, value in options.engine.items()}
+    given = {key: int(value) for key, value in options.engine.items() if key in _SIZES}
     return usual._replace(
         log_file_bytes=given.get("log_file_mib", usual.log_file_bytes // _MIB) * _MIB,
         copy_live_percent=given.get("copy_live_percent", usual.copy_live_percent),

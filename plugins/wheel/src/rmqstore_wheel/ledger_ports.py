@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from rmqstore_wheel.check_point import CheckPoint, TimerSection
 from rmqstore_wheel.formats import commit_log as log_format
+from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.journal import Change, Copied
 
@@ -16,6 +17,7 @@ class Sizes(NamedTuple):
 
     Attributes:
         check_point_bytes, check_point_calls: after so much of the log, or so many calls, a check point is due.
+        index_slots, index_entries: of an index file.
         slice_bytes: of the log are looked at, or copied, in a piece.
         copy_live_percent: from files of which less is live, what is live is copied.
     """
@@ -25,6 +27,8 @@ class Sizes(NamedTuple):
     timer_file_units: int = 2_016_492
     check_point_bytes: int = 64 * 1024 * 1024
     check_point_calls: int = 50_000
+    index_slots: int = index_file.SLOTS
+    index_entries: int = index_file.SLOTS * index_file.ENTRIES_PER_SLOT
     slice_bytes: int = 4 * 1024 * 1024
     copy_live_percent: int = 30
 

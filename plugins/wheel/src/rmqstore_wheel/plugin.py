@@ -45,6 +45,13 @@ INFO = EngineInfo(
             maximum=1024,
         ),
         Setting(
+            key="wheel.roll",
+            type=str,
+            default="reference",
+            choices=("reference", "copy"),
+            doc="timers beyond two days are put nearer to their time by a reference to their message, or by a copy of it, as RocketMQ does",
+        ),
+        Setting(
             key="wheel.revive_log",
             type=bool,
             default=True,

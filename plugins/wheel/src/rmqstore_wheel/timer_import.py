@@ -57,7 +57,7 @@ class WheelTimerImport(TimerImport):
 
             def commit() -> None:
                 take_in()
-                self._index.keys.add_many(found.key_hashes, offsets[found.key_rows])
+                self._index.keys.add_many(found.key_hashes, offsets[found.key_rows], store_ms)
 
             return commit
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from rmqstore_wheel.bits import Bits
 from rmqstore_wheel.check_point import TimerSection
 from rmqstore_wheel.facts import CANCEL, NOTHING, TIMER
 from rmqstore_wheel.formats import timer_log
-from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.binary_columns import Ints, counted
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.formats.wheel import SLOTS, Ring
 from rmqstore_wheel.journal import Change, Copied
@@ -30,6 +30,7 @@ from rmqstore_wheel.wheel_index import WheelIndex
 FORGOTTEN_KEY: Final = b"mforgotten"
 LAST_SEQ_KEY: Final = b"mlast_seq"
 
+_ROLLED_SLOTS: Final = 256
 _WINDOW_TIMERS: Final = 65_536
 
 
@@ -83,13 +84,13 @@ class TimerIndex:
             ledger.doubt,
             unit_log=ledger.unit_log,
         )
+        self.keys = KeyIndex(ledger.disk, ledger.root / "index", ledger.sizes.index_slots, ledger.sizes.index_entries, ledger.doubt)
         self._clear()
 
     def _clear(self) -> None:
         self.cancelled = Bits()
         self.rolled = Bits()
         self.aside: dict[int, int] = {}
-        self.keys = KeyIndex()
         self.by_minute: Counter[int] = Counter()
         self.pending = 0
         self.write_ms = 0
@@ -167,7 +168,7 @@ class TimerIndex:
         return commit
 
     def _count(self, dues: Ints, sign: int) -> None:
-        minutes, counts = np.unique(dues // MINUTE_MS, return_counts=True)
+        minutes, counts = counted(dues // MINUTE_MS)
         for minute, count in zip(minutes.tolist(), counts.tolist(), strict=True):
             self._count_minute(minute, sign * count)
 
@@ -202,19 +203,30 @@ class TimerIndex:
         """Put timers nearer to their slots that wait in slots which are closed now, as of ``until_ms``."""
         self.write_ms = max(self.write_ms, until_ms)
         slots = self.wheel.slots_to_roll(self.wheel.slot_of(until_ms))
-        for begin in range(0, len(slots), 256):
-            self._roll_slots(slots[begin : begin + 256])
+        for begin in range(0, len(slots), _ROLLED_SLOTS):
+            self._roll_slots(slots[begin : begin + _ROLLED_SLOTS])
         if self.aside:
             self._retry_aside(until_ms)
 
-    def _roll_slots(self, slots: Ints) -> None:
+    def to_roll(self, until_ms: int) -> Iterator[Ints]:
+        """Yield the seqs, which rise, of the timers that :meth:`roll` is going to put elsewhere, some slots at a time."""
+        slots = self.wheel.slots_to_roll(self.wheel.slot_of(until_ms))
+        for begin in range(0, len(slots), _ROLLED_SLOTS):
+            seqs, _, _, live = self._rolling(slots[begin : begin + _ROLLED_SLOTS])
+            yield seqs[live]
+
+    def _rolling(self, slots: Ints) -> tuple[Ints, Ints, Ints, np.ndarray[Any, np.dtype[np.bool_]]]:
+        """Return seqs, ticks and slots of the timers that wait in slots which are not theirs, and which of them are not cancelled."""
         numbers, owners = self.wheel.walk(slots)
         seqs = self.wheel.units.gather(numbers)["reserved"].astype(np.int64)
         ticks = self.facts.gather(seqs - 1)["tick"]
         away = (self.wheel.slots_of(ticks) != owners) & self.rolled.get_many(seqs)
         order = np.argsort(seqs[away], kind="stable")
         seqs, ticks, owners = seqs[away][order], ticks[away][order], owners[away][order]
-        live = ~self.cancelled.get_many(seqs)
+        return seqs, ticks, owners, ~self.cancelled.get_many(seqs)
+
+    def _roll_slots(self, slots: Ints) -> None:
+        seqs, ticks, owners, live = self._rolling(slots)
         place = self._prepare_again(seqs[live], ticks[live])
         if len(owners):
             self.wheel.count_off(owners)
@@ -367,12 +379,13 @@ class TimerIndex:
             self.facts.chain.drop_from(0)
             self.facts.start(Sums())
             self.wheel.start_empty()
+            self.keys.start([])
             return
         self.facts.start(section.facts)
         self.wheel.start(section.units, section.wheel_crc)
         self.cancelled, self.rolled = Bits.load(section.cancelled), Bits.load(section.rolled)
         self.aside = dict(section.aside)
-        self.keys = KeyIndex.load(section.keys)
+        self.keys.start(section.keys)
         self.by_minute = Counter(dict(section.by_minute))
         self.pending, self.write_ms, self.first_kept = section.pending, section.write_ms, section.first_kept
         self.forgotten = TimerCursor.from_bytes(section.forgotten)
@@ -393,7 +406,7 @@ class TimerIndex:
             cancelled=self.cancelled.dump(),
             rolled=self.rolled.dump(),
             aside=list(self.aside.items()),
-            keys=self.keys.dump(),
+            keys=self.keys.check_point(),
             first_kept=self.first_kept,
             forgotten=self.forgotten.to_bytes(),
         )
@@ -401,6 +414,7 @@ class TimerIndex:
     def release(self) -> None:
         self.wheel.units.release()
         self.facts.release()
+        self.keys.release()
 
     def replay(self, view: memoryview, file_start: int, starts: Ints, sizes: Ints, epochs: Ints) -> None:
         if not len(starts):
@@ -424,7 +438,7 @@ class TimerIndex:
             found.hashes[timers],
         )
         self._count(found.dues[timers], 1)
-        self.keys.add_many(found.key_hashes, found.key_offsets)
+        self.keys.add_many(found.key_hashes, found.key_offsets, found.key_times)
         self._cancel_again(found.targets[found.kinds == CANCEL])
 
     def _kinds(self, seqs: Ints) -> Ints:
@@ -475,3 +489,4 @@ class TimerIndex:
     def close(self) -> None:
         self.facts.close()
         self.wheel.close()
+        self.keys.close()

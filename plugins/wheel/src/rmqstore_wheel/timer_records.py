@@ -25,7 +25,7 @@ from rmqstore_wheel.addressing import EPOCH, TICK
 from rmqstore_wheel.facts import CANCEL, COPY, TIMER
 from rmqstore_wheel.formats import index_file, log_columns, log_reading, messages
 from rmqstore_wheel.formats import properties as texts
-from rmqstore_wheel.formats.binary_columns import Ints, Part
+from rmqstore_wheel.formats.binary_columns import Ints, Part, bytes_of, offsets_of
 from rmqstore_wheel.formats.commit_log import Form
 from rmqstore_wheel.formats.java_hash import java_hash, java_hashes
 from rmqstore_wheel.formats.log_columns import Columns, Encoded
@@ -109,9 +109,11 @@ def _slot_times(ticks: Ints, precision_ms: int) -> Ints:
 
 
 def _topic_hashes(topics: pa.Array) -> Ints | int:
-    first = topics[0].as_py()
-    if pc.all(pc.equal(topics, first)).as_py():
-        return java_hash(first)
+    offsets = offsets_of(topics)
+    data = bytes(bytes_of(topics))
+    first = data[: int(offsets[1] - offsets[0])]
+    if data == first * len(topics) and (np.diff(offsets) == len(first)).all():
+        return _hash_of(first.decode())
     return java_hashes(topics)
 
 
@@ -200,6 +202,7 @@ class ReadTimers(msgspec.Struct):
     hashes: Ints
     key_hashes: Ints
     key_offsets: Ints
+    key_times: Ints
 
 
 def read_timers(view: memoryview, file_start: int, starts: Ints, sizes: Ints, epochs: Ints, precision_ms: int) -> ReadTimers:
@@ -233,6 +236,7 @@ def read_timers(view: memoryview, file_start: int, starts: Ints, sizes: Ints, ep
         java_hashes(topics).astype(np.int64),
         key_hashes,
         starts[key_rows] + file_start,
+        write_ms[key_rows],
     )
 
 

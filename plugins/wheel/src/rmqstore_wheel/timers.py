@@ -47,6 +47,7 @@ from rmqstore.ordered.staircase import reached
 from rmqstore.ordered.timerside import Place, TimerSide
 from rmqstore_wheel import facts as fact_log
 from rmqstore_wheel.appending import Messages, One
+from rmqstore_wheel.copying import copy_timers
 from rmqstore_wheel.facts import CANCEL, TIMER
 from rmqstore_wheel.fetching import Fetcher, Located, joined_places
 from rmqstore_wheel.formats import index_file
@@ -77,6 +78,7 @@ class WheelTimers(TimerSide):
         self._adopted = stored_adopted(ledger, TIMER_SIDE)
         self._noted_seq = noted_last_seq(ledger)
         self._export = TimerExport(ledger, index, self._fetcher)
+        self._copies_rolled = self._options.engine.get("roll") == "copy"
         self._low_tick = 0
         self._unsealed_tick = index.first_tick(-1)
         self._handed: deque[tuple[TimerCursor, Due]] = deque()
@@ -129,7 +131,7 @@ class WheelTimers(TimerSide):
             def commit() -> None:
                 take_in()
                 if len(found.key_hashes):
-                    self._index.keys.add_many(found.key_hashes, offsets[found.key_rows])
+                    self._index.keys.add_many(found.key_hashes, offsets[found.key_rows], now_ms)
 
             return commit
 
@@ -145,7 +147,7 @@ class WheelTimers(TimerSide):
             def commit() -> None:
                 take_in()
                 if found.key_hashes:
-                    self._index.keys.add_many(np.array(found.key_hashes), np.full(len(found.key_hashes), offset))
+                    self._index.keys.add_many(np.array(found.key_hashes), np.full(len(found.key_hashes), offset), now_ms)
 
             return commit
 
@@ -265,6 +267,9 @@ class WheelTimers(TimerSide):
             self._until_ms = until_ms
 
     def _roll(self, until_ms: int) -> None:
+        if self._copies_rolled:
+            for seqs in self._index.to_roll(until_ms):
+                copy_timers(self._ledger, self._index, seqs)
         with self._ledger.translated():
             self._index.roll(until_ms)
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from rmqstore_wheel import frames
 from rmqstore_wheel.facts import FACT
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats import consume_queue, log_reading, timer_log, wheel
+from rmqstore_wheel.formats import consume_queue, index_file, log_reading, timer_log, wheel
 
 ZEROED: Final = 16
 _HEAD_FIELDS: Final = (0, 4, 8, 12, 16, 20, 28, 36, 40, 48, 56, 64, 72, 76, 84)
@@ -61,6 +61,9 @@ def places_of(path: str, content: bytes) -> Iterator[int]:
         yield from _unit_places(content, FACT.itemsize, (0, 8, 12, 14))
     elif "timerwheel" in path:
         yield from _unit_places(content, wheel.SLOT_BYTES, (0, 8, 16, 24, 28))
+    elif "/index/" in path:
+        yield from (0, 8, 16, 24, 32, 36)
+        yield from range(index_file.HEADER_BYTES, len(content), index_file.SLOT_BYTES)
     else:
         yield from (0, 8, 12, 16, 24, len(content) // 2, len(content) - 1)
 

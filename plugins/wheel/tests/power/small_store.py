@@ -16,7 +16,15 @@ from rmqstore_wheel import facts, reclaim, timer_index
 from rmqstore_wheel.ledger_ports import Sizes
 from rmqstore_wheel.wheel_index import WheelIndex
 
-SIZES: Final = Sizes(log_file_bytes=4096, queue_file_units=32, timer_file_units=32, check_point_bytes=3000, check_point_calls=8)
+SIZES: Final = Sizes(
+    log_file_bytes=4096,
+    queue_file_units=32,
+    timer_file_units=32,
+    check_point_bytes=3000,
+    check_point_calls=8,
+    index_slots=64,
+    index_entries=16,
+)
 FACTS_PER_FILE: Final = 16
 
 

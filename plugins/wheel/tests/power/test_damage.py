@@ -23,7 +23,7 @@ from rmqstore_wheel.engine import WheelEngine
 pytestmark = pytest.mark.crash
 
 STRIDE: Final = 31
-FOLDERS: Final = ("commitlog", "consumequeue", "timerlog", "timerwheel", "facts", "checkpoint", "FORMAT")
+FOLDERS: Final = ("commitlog", "consumequeue", "/index/", "timerlog", "timerwheel", "facts", "checkpoint", "FORMAT")
 
 
 def everything(life: Life) -> None:

@@ -37,7 +37,7 @@ ENTRIES_PER_SLOT: Final = 4
 KEY_SEPARATOR: Final = "#"
 
 _HEADER = struct.Struct(">qqqqii")
-_ENTRY = np.dtype([("hash", ">i4"), ("log_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+ENTRY: Final = np.dtype([("hash", ">i4"), ("log_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _MAX_SECONDS: Final = 2**31 - 1
 
 
@@ -52,6 +52,11 @@ class Header(NamedTuple):
     next_entry: int = 1
 
 
+def encode_header(header: Header) -> bytes:
+    """Return the bytes of a header."""
+    return _HEADER.pack(*header)
+
+
 def header_of(data: Bytes) -> Header:
     """Return the header at the start of a file; one of zeros is that of an empty file."""
     header = Header(*_HEADER.unpack_from(data))
@@ -60,7 +65,7 @@ def header_of(data: Bytes) -> Header:
 
 def entries_of(data: Bytes) -> np.ndarray[Any, np.dtype[np.void]]:
     """Return the whole entries of a buffer that begins with one: fields ``hash``, ``log_offset``, ``seconds``, ``previous``."""
-    return np.frombuffer(data, _ENTRY, len(memoryview(data)) // ENTRY_BYTES)
+    return np.frombuffer(data, ENTRY, len(memoryview(data)) // ENTRY_BYTES)
 
 
 def index_key(topic: str, key: str) -> str:
@@ -86,6 +91,53 @@ def file_name(made_ms: int) -> str:
     return f"{made:%Y%m%d%H%M%S}{made_ms % 1000:03d}"
 
 
+class Plan(NamedTuple):
+    """What entries change: themselves, the slots ``places`` that get the ``numbers`` of new entries, and the header."""
+
+    entries: np.ndarray[Any, np.dtype[np.void]]
+    places: Ints
+    numbers: Ints
+    header: Header
+
+
+def plan(header: Header, heads: Ints, slots: int, hashes: Ints, log_offsets: Ints, store_ms: Ints) -> Plan:
+    """Return what it takes to append entries in their order; there is one at least.
+
+    Args:
+        header: as it is now.
+        heads: the number that the slot of each entry has now; one that there is no entry of counts as none.
+    """
+    count = len(hashes)
+    numbers = header.next_entry + np.arange(count)
+    places = hashes % slots
+    order = np.argsort(places, kind="stable")
+    sorted_places, sorted_numbers = places[order], numbers[order]
+    starts_group = np.append(True, sorted_places[1:] != sorted_places[:-1])
+    ends_group = np.append(starts_group[1:], True)
+    heads = heads[order][starts_group].astype(np.int64)
+    heads[(heads < 0) | (heads >= header.next_entry)] = 0
+    previous = np.empty(count, np.int64)
+    chained = np.append(0, sorted_numbers[:-1])
+    chained[starts_group] = heads
+    previous[order] = chained
+    first = header.next_entry <= 1
+    # As in RocketMQ, the first entry counts from the time that the header held before, its followers from the first entry.
+    base = np.full(count, store_ms[0] if first else header.first_ms, np.int64)
+    base[0] = header.first_ms
+    rows = np.empty(count, ENTRY)
+    rows["seconds"] = np.where(base > 0, np.clip((store_ms - base) // 1000, 0, _MAX_SECONDS), 0)
+    rows["hash"], rows["log_offset"], rows["previous"] = hashes, log_offsets, previous
+    changed = header._replace(
+        first_ms=int(store_ms[0]) if first else header.first_ms,
+        first_offset=int(log_offsets[0]) if first else header.first_offset,
+        last_ms=int(store_ms[-1]),
+        last_offset=int(log_offsets[-1]),
+        used_slots=header.used_slots + int((heads == 0).sum()),
+        next_entry=header.next_entry + count,
+    )
+    return Plan(rows, sorted_places[ends_group], sorted_numbers[ends_group], changed)
+
+
 class IndexFile:
     """One file, over a buffer that may be written to (an mmap or a bytearray); nothing is kept beside it.
 
@@ -103,7 +155,7 @@ class IndexFile:
                 offset=len(self._buffer),
             )
         self._slots = np.frombuffer(self._buffer, ">i4", slots, HEADER_BYTES)
-        self._entries = np.frombuffer(self._buffer, _ENTRY, self._limit, HEADER_BYTES + slots * SLOT_BYTES)
+        self._entries = np.frombuffer(self._buffer, ENTRY, self._limit, HEADER_BYTES + slots * SLOT_BYTES)
         if self.header.next_entry > self._limit:
             raise CorruptStoreError(f"the index file says that it has {self.header.next_entry} of {self._limit} entries", offset=36)
 
@@ -123,38 +175,11 @@ class IndexFile:
         count = min(len(hashes), self.room)
         if not count:
             return 0
-        hashes, log_offsets, store_ms = hashes[:count], log_offsets[:count], store_ms[:count]
-        numbers = header.next_entry + np.arange(count)
-        places = hashes % len(self._slots)
-        order = np.argsort(places, kind="stable")
-        sorted_places, sorted_numbers = places[order], numbers[order]
-        starts_group = np.append(True, sorted_places[1:] != sorted_places[:-1])
-        ends_group = np.append(starts_group[1:], True)
-        heads = self._slots[sorted_places[starts_group]].astype(np.int64)
-        heads[(heads < 0) | (heads >= header.next_entry)] = 0
-        previous = np.empty(count, np.int64)
-        chained = np.append(0, sorted_numbers[:-1])
-        chained[starts_group] = heads
-        previous[order] = chained
-        first = header.next_entry <= 1
-        # As in RocketMQ, the first entry counts from the time that the header held before, its followers from the first entry.
-        base = np.full(count, store_ms[0] if first else header.first_ms, np.int64)
-        base[0] = header.first_ms
-        seconds = np.where(base > 0, np.clip((store_ms - base) // 1000, 0, _MAX_SECONDS), 0)
-        rows = np.empty(count, _ENTRY)
-        rows["hash"], rows["log_offset"], rows["seconds"], rows["previous"] = hashes, log_offsets, seconds, previous
-        self._entries[numbers] = rows
-        self._slots[sorted_places[ends_group]] = sorted_numbers[ends_group]
-        self._write_header(
-            header._replace(
-                first_ms=int(store_ms[0]) if first else header.first_ms,
-                first_offset=int(log_offsets[0]) if first else header.first_offset,
-                last_ms=int(store_ms[-1]),
-                last_offset=int(log_offsets[-1]),
-                used_slots=header.used_slots + int((heads == 0).sum()),
-                next_entry=header.next_entry + count,
-            )
-        )
+        heads = self._slots[hashes[:count] % len(self._slots)]
+        made = plan(header, heads, len(self._slots), hashes[:count], log_offsets[:count], store_ms[:count])
+        self._entries[header.next_entry : made.header.next_entry] = made.entries
+        self._slots[made.places] = made.numbers
+        self._write_header(made.header)
         return count
 
     def continue_from(self, log_offset: int, store_ms: int) -> None:

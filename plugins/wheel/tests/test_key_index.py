@@ -1,0 +1,315 @@
+"""The index of keys in RocketMQ's files: what is added is found, whatever a crash left of a check point; damage is said."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import rmqstore
+from rmqstore import CancelOutcome, ManualClock, Message, Store
+from rmqstore.errors import CorruptStoreError
+from rmqstore_wheel import engine as engine_module
+from rmqstore_wheel.disk import Disk, DiskFile
+from rmqstore_wheel.formats.index_file import IndexFile, file_bytes
+from rmqstore_wheel.key_file import KeyFileSums
+from rmqstore_wheel.key_index import KeyIndex
+from rmqstore_wheel.ledger_ports import Sizes
+from rmqstore_wheel.tree_copy import copy_tree
+from rmqstore_wheel.unit_log import Doubt
+
+SLOTS, ENTRIES = 3000, 40
+NOW_MS = 1_700_000_000_000
+Entries = Sequence[tuple[int, int]]
+
+
+class Fixture:
+    def __init__(self, path: Path, disk: Disk | None = None, slots: int = SLOTS, entries: int = ENTRIES) -> None:
+        self.path = path / "index"
+        self.doubts: list[Doubt] = []
+        self.disk = Disk() if disk is None else disk
+        self._sizes = slots, entries
+
+    def opened(self, sums: Sequence[KeyFileSums] = ()) -> KeyIndex:
+        index = KeyIndex(self.disk, self.path, *self._sizes, self.doubts.append)
+        index.start(sums)
+        return index
+
+
+def add(index: KeyIndex, entries: Entries, store_ms: int = NOW_MS) -> None:
+    hashes, offsets = np.array(entries, np.int64).reshape(-1, 2).T
+    index.add_many(hashes, offsets, store_ms)
+
+
+def expected(entries: Entries) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for hashed, offset in entries:
+        found.setdefault(hashed, []).append(offset)
+    return found
+
+
+def check(index: KeyIndex, entries: Entries) -> None:
+    for hashed, offsets in expected(entries).items():
+        assert index.lookup(hashed) == offsets
+    for hashed in (1, SLOTS - 1, SLOTS + 5, 2**31 - 1):
+        assert index.lookup(hashed) == expected(entries).get(hashed, [])
+
+
+# Few hashes, so that chains grow and hashes share slots.
+HASH = st.sampled_from([0, 1, 2, SLOTS, SLOTS + 1, 2 * SLOTS, 5 * SLOTS + 2, 1500, 2**31 - 1])
+CALLS = st.lists(st.tuples(st.lists(HASH, max_size=60), st.booleans(), st.booleans()), min_size=1, max_size=8)
+
+
+@given(CALLS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_all_that_was_added_is_found(tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[list[int], bool, bool]]) -> None:
+    """With check points and opens in between; an open without a check point loses what came since, which the log adds again."""
+    fixture = Fixture(tmp_path_factory.mktemp("keys"))
+    index = fixture.opened()
+    sums: list[KeyFileSums] = []
+    entries: list[tuple[int, int]] = []
+    kept = 0
+    for hashes, points, opens in calls:
+        new = [(hashed, 100 * (len(entries) + row)) for row, hashed in enumerate(hashes)]
+        add(index, new)
+        entries += new
+        if points:
+            sums = index.check_point()
+            kept = len(entries)
+        check(index, entries)
+        if opens:
+            index.close()
+            index = fixture.opened(sums)
+            add(index, entries[kept:])
+            check(index, entries)
+    assert not fixture.doubts
+    index.close()
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_crash_within_a_check_point_changes_nothing(tmp_path: Path, after: int) -> None:
+    """Files have what the newer check point would have said, in whole or in part, and the older one is opened."""
+    fixture = Fixture(tmp_path)
+    index = fixture.opened()
+    old = [(hashed, 10 * number) for number, hashed in enumerate([1, 2, 1, SLOTS + 1, 2])]
+    add(index, old)
+    sums = index.check_point()
+    new = [(hashed, 1000 + number) for number, hashed in enumerate([1, 2, 3, SLOTS + 1, *range(100, 100 + 20 * after)])]
+    add(index, new)
+    before = {path.name: path.read_bytes() for path in fixture.path.iterdir()}
+    index.check_point()
+    index.close()
+    name, whole = min(before), sorted(fixture.path.iterdir())[0].read_bytes()
+    for step in range(0, len(whole), 512):
+        # Torn: the first half of the sectors is new, or the second.
+        for torn in (whole[:step] + before[name][step:], before[name][:step] + whole[step:]):
+            (fixture.path / name).write_bytes(torn)
+            again = fixture.opened(sums)
+            check(again, old)
+            add(again, new)
+            check(again, [*old, *new])
+            later = again.check_point()
+            check(again, [*old, *new])
+            again.close()
+            last = fixture.opened(later)
+            check(last, [*old, *new])
+            last.close()
+    assert not fixture.doubts
+
+
+def test_a_reader_of_rocketmq_finds_the_same(tmp_path: Path) -> None:
+    fixture = Fixture(tmp_path)
+    index = fixture.opened()
+    entries = [(number % 7 * SLOTS + number % 3, 50 * number) for number in range(1, 100)]
+    for first in range(0, 99, 25):
+        add(index, entries[first : first + 25], NOW_MS + 1000 * first)
+        index.check_point()
+    index.close()
+    files = sorted(fixture.path.iterdir())
+    assert [file.name for file in files] == ["20231114221320000", "20231114221345000", "20231114221435000"]
+    found: dict[int, list[int]] = {}
+    for file in files:
+        data = file.read_bytes()
+        assert len(data) == file_bytes(SLOTS, ENTRIES)
+        read = IndexFile(bytearray(data), SLOTS, ENTRIES)
+        for hashed in expected(entries):
+            found.setdefault(hashed, []).extend(reversed(read.lookup(hashed, 1000)))
+    assert found == expected(entries)
+
+
+def test_files_go_when_the_log_has_gone_that_far(tmp_path: Path) -> None:
+    fixture = Fixture(tmp_path)
+    index = fixture.opened()
+    entries = [(number, 50 * number) for number in range(1, 100)]
+    add(index, entries)
+    index.check_point()
+    assert len(list(fixture.path.iterdir())) == 3
+    index.drop_before(50 * 39)
+    index.release()
+    assert len(list(fixture.path.iterdir())) == 3, "the last entry of the first file lies there"
+    index.drop_before(50 * 39 + 1)
+    assert len(list(fixture.path.iterdir())) == 3, "the last check point needs it"
+    sums = index.check_point()
+    index.release()
+    assert len(list(fixture.path.iterdir())) == 2
+    check(index, entries[39:])
+    assert index.lookup(5) == []
+    index.close()
+    index = fixture.opened(sums)
+    check(index, entries[39:])
+    index.drop_before(10**9)
+    index.check_point()
+    index.release()
+    assert list(fixture.path.iterdir()) == []
+    add(index, entries)
+    index.check_point()
+    check(index, entries)
+    index.close()
+
+
+def test_damage_is_said_or_does_not_matter(tmp_path: Path) -> None:
+    fixture = Fixture(tmp_path)
+    index = fixture.opened()
+    entries = [(number % 5 * SLOTS + number % 11, 50 * number) for number in range(1, 30)]
+    add(index, entries)
+    sums = index.check_point()
+    index.close()
+    (path,) = fixture.path.iterdir()
+    whole = path.read_bytes()
+    refused = 0
+    for at in range(0, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        index = fixture.opened(sums)
+        try:
+            check(index, entries)
+        except CorruptStoreError as error:
+            refused += 1
+            assert error.file == str(path)
+            assert fixture.doubts.pop() is Doubt.DAMAGED
+        index.close()
+    assert refused > 100
+    path.write_bytes(whole[:-1])
+    with pytest.raises(CorruptStoreError, match="bytes, not"):
+        fixture.opened(sums)
+    path.unlink()
+    with pytest.raises(CorruptStoreError, match="is missing"):
+        fixture.opened(sums)
+
+
+def test_a_file_that_no_check_point_knows_goes(tmp_path: Path) -> None:
+    fixture = Fixture(tmp_path)
+    index = fixture.opened()
+    add(index, [(1, 10)])
+    index.check_point()
+    index.close()
+    fixture.opened().close()
+    assert list(fixture.path.iterdir()) == []
+
+
+class RefusingDisk(Disk):
+    """Refuses the n-th write from now on."""
+
+    def __init__(self) -> None:
+        self.left = -1
+
+    def create(self, path: Path, length: int = 0) -> DiskFile:
+        return RefusingFile(super().create(path, length), self)
+
+    def open(self, path: Path) -> DiskFile:
+        return RefusingFile(super().open(path), self)
+
+
+class RefusingFile(DiskFile):
+    def __init__(self, file: DiskFile, disk: RefusingDisk) -> None:
+        super().__init__(file.path, file._fd)
+        self._disk = disk
+
+    def _count(self) -> None:
+        if self._disk.left == 0:
+            raise OSError(28, "No space left on device")
+        self._disk.left -= 1
+
+    def write_at(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        self._count()
+        super().write_at(offset, data)
+
+    def sync(self) -> None:
+        self._count()
+        super().sync()
+
+
+def test_a_check_point_that_finds_no_room_can_be_made_later(tmp_path: Path) -> None:
+    old = [(hashed, 10 * number) for number, hashed in enumerate([1, 2, 1, SLOTS + 1, 2])]
+    new = [(hashed, 1000 + number) for number, hashed in enumerate([1, 2, 3, SLOTS + 1] * 20)]
+    for count in range(60):
+        disk = RefusingDisk()
+        fixture = Fixture(tmp_path / str(count), disk)
+        fixture.path.parent.mkdir()
+        index = fixture.opened()
+        add(index, old)
+        sums = index.check_point()
+        add(index, new)
+        disk.left = count
+        try:
+            index.check_point()
+        except OSError:
+            pass
+        else:
+            assert count > 10
+            index.close()
+            return
+        for hashed, offsets in expected([*old, *new]).items():
+            assert sorted(set(index.lookup(hashed))) == sorted(offsets)
+        copy = Fixture(tmp_path / f"{count} killed")
+        shutil.copytree(fixture.path, copy.path)
+        killed = copy.opened(sums)
+        check(killed, old)
+        killed.close()
+        disk.left = -1
+        index.check_point()
+        check(index, [*old, *new])
+        index.close()
+    pytest.fail("the check point never came to its end")
+
+
+def test_a_store_cancels_by_key_across_check_points_kills_and_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "sizes_of", lambda _: Sizes(index_slots=SLOTS, index_entries=100, check_point_calls=7))
+    clock = ManualClock(NOW_MS)
+
+    def opened(name: str) -> Store:
+        return rmqstore.open(tmp_path / name, engine="wheel", services=False, clock=clock)
+
+    store = opened("first")
+    for number in range(150):
+        timers = [Message("t", b"x", keys=(f"one-{number}", f"half-{number // 2}")), Message("t", b"y", keys=("all",))]
+        store.send_batch(timers, delay=3_600_000)
+        store.tick()
+    index = tmp_path / "first" / "wheel" / "db" / "index"
+    assert len(list(index.iterdir())) >= 4
+    copy_tree(tmp_path / "first", tmp_path / "killed")
+    copy_tree(tmp_path / "first", tmp_path / "damaged")
+    store.close()
+    damaged = sorted((tmp_path / "damaged" / "wheel" / "db" / "index").iterdir())[0]
+    damaged.write_bytes(b"".join([damaged.read_bytes()[:40], b"\x00\x00\x00\x01" * SLOTS, damaged.read_bytes()[40 + 4 * SLOTS :]]))
+    store = opened("damaged")
+    with pytest.raises(CorruptStoreError, match="open the store again"):
+        store.cancel_key("t", "one-3")
+    store.close()
+    for name in ("first", "killed", "damaged"):
+        store = opened(name)
+        for number in range(0, 150, 6):
+            assert store.cancel_key("t", f"one-{number}") == [CancelOutcome.CANCELLED]
+            assert store.cancel_key("t", f"half-{number // 2}") == [CancelOutcome.CANCELLED], "the other one is cancelled already"
+            assert store.cancel_key("u", f"one-{number + 1}") == []
+        assert store.cancel_key("t", "all") == [CancelOutcome.CANCELLED] * 150
+        assert store.cancel_key("t", "nothing") == []
+        assert store.pending().total == 100
+        assert store.verify() == []
+        store.close()

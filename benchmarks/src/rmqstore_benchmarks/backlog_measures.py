@@ -65,6 +65,9 @@ def index(directory: str, engine: str, batch: int, timers: int) -> Figures:
     figures: Figures = {}
     with _timed(figures, rounds * batch):
         for number in range(rounds):
+            if batch == 1:
+                wheel.prepare_one(number + 1, int(ticks[number, 0]), START_MS, 0, 500, 0).commit()
+                continue
             seqs = np.arange(number * batch + 1, (number + 1) * batch + 1)
             wheel.prepare(seqs, ticks[number], START_MS, offsets, sizes).commit()
     wheel.close()

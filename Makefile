@@ -24,7 +24,7 @@ BASE := $(VENV)/.installed-base
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help demo test lint types memory-only wheels bench bench-consumers bench-spark bench-smoke crash clean
+.PHONY: help demo test lint types memory-only wheels bench bench-backlog bench-consumers bench-spark bench-smoke crash clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -64,6 +64,9 @@ bench: $(DEV)  ## speed of every engine beside its raw database; options by ARGS
 
 bench-consumers: $(DEV)  ## 1 to 64 consumer threads over 1 to 8 queues; options by ARGS="..."
 	@$(BIN)/python -m rmqstore_benchmarks.consumers $(ARGS)
+
+bench-backlog: $(DEV)  ## what a large backlog costs, some twenty minutes; options by ARGS="..."
+	@$(BIN)/python -m rmqstore_benchmarks.backlog $(ARGS)
 
 bench-spark: $(DEV)  ## load from Spark, with failing tasks; options by ARGS="..."
 	@$(BIN)/python -m rmqstore_benchmarks.spark_run $(ARGS)

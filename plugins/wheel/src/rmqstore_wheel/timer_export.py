@@ -19,11 +19,12 @@ from rmqstore.ordered.exporting import as_batch, epoch_of, listed, schema_of
 from rmqstore.ordered.layout import META, PAIR, SEAL_KEY, U64
 from rmqstore.ordered.timerexport import export_timers
 from rmqstore_wheel import facts as fact_log
+from rmqstore_wheel.due import Due, joined
 from rmqstore_wheel.facts import TIMER
 from rmqstore_wheel.fetching import Fetcher
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.ledger import Ledger
-from rmqstore_wheel.timer_index import Due, TimerIndex, joined
+from rmqstore_wheel.timer_index import TimerIndex
 
 _PAGE_BYTES: Final = 32 * 1024 * 1024
 _FROM_FACTS: Final = b"f"

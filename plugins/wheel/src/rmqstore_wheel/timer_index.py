@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from rmqstore.ordered.layout import META, U64
 from rmqstore_wheel import facts as fact_log
 from rmqstore_wheel.bits import Bits
 from rmqstore_wheel.check_point import TimerSection
+from rmqstore_wheel.due import Due
 from rmqstore_wheel.facts import CANCEL, NOTHING, TIMER
 from rmqstore_wheel.formats import timer_log
 from rmqstore_wheel.formats.binary_columns import Ints, counted
@@ -37,29 +38,6 @@ _WINDOW_TIMERS: Final = 65_536
 def noted_last_seq(kv: OrderedKV) -> int:
     """Return the largest seq that was noted, because the message that has it is gone, or came with the state of another store."""
     return int(U64.unpack(kv.get(META, LAST_SEQ_KEY) or bytes(U64.size))[0])
-
-
-class Due(NamedTuple):
-    """Timers in the order of their hand-over: by tick, then by seq."""
-
-    ticks: Ints
-    seqs: Ints
-    dues: Ints
-
-    def __len__(self) -> int:
-        return len(self.seqs)
-
-    def select(self, rows: Any) -> Due:
-        """Return some of them."""
-        return Due(self.ticks[rows], self.seqs[rows], self.dues[rows])
-
-
-def joined(pieces: Sequence[Due]) -> Due:
-    """Return timers of several pieces, one behind the other."""
-    if len(pieces) == 1:
-        return pieces[0]
-    none = np.zeros(0, np.int64)
-    return Due(*(np.concatenate(columns) for columns in zip(*pieces, strict=True))) if pieces else Due(none, none, none)
 
 
 class TimerIndex:
@@ -325,31 +303,6 @@ class TimerIndex:
         if len(gone):
             self._leave(gone.seqs, gone.ticks)
             self._count(gone.dues, -1)
-
-    def verify(self) -> list[str]:
-        """Recount; one sentence a difference."""
-        minutes: Counter[int] = Counter()
-        total = 0
-        in_slots: Counter[int] = Counter()
-        for piece in self.live():
-            total += len(piece)
-            found, counts = np.unique(piece.dues // MINUTE_MS, return_counts=True)
-            minutes.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
-            own = ~self.rolled.get_many(piece.seqs)
-            slots, counts = np.unique(self.wheel.slots_of(piece.ticks[own]), return_counts=True)
-            in_slots.update(dict(zip(slots.tolist(), counts.tolist(), strict=True)))
-        differences = [] if total == self.pending else [f"{total} timers are pending, the counter says {self.pending}"]
-        for minute in sorted(minutes.keys() | self.by_minute.keys()):
-            if minutes[minute] != self.by_minute[minute]:
-                differences.append(
-                    f"minute {minute * MINUTE_MS} ms: {minutes[minute]} timers are pending, the counter says {self.by_minute[minute]}"
-                )
-        for slot, count in sorted(in_slots.items()):
-            if self.wheel.count_in(slot) < count:
-                differences.append(
-                    f"slot {slot * self.precision_ms} ms: {count} timers are pending, the wheel says {self.wheel.count_in(slot)}"
-                )
-        return differences
 
     def drop_answers(self, before_tick: int) -> bool:
         """Remember nothing any more of timers that are gone and whose tick is before ``before_tick``; says whether there were any."""

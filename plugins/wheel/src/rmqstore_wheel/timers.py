@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -48,16 +47,19 @@ from rmqstore.ordered.timerside import Place, TimerSide
 from rmqstore_wheel import facts as fact_log
 from rmqstore_wheel.appending import Messages, One
 from rmqstore_wheel.copying import copy_timers
+from rmqstore_wheel.due import Due, joined
 from rmqstore_wheel.facts import CANCEL, TIMER
 from rmqstore_wheel.fetching import Fetcher, Located, joined_places
 from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.ledger import Ledger
+from rmqstore_wheel.pending_timers import PendingTimers
 from rmqstore_wheel.reclaim import Reclaim
+from rmqstore_wheel.recount import differences_in
 from rmqstore_wheel.timer_export import TimerExport
 from rmqstore_wheel.timer_import import WheelTimerImport
-from rmqstore_wheel.timer_index import FORGOTTEN_KEY, Due, TimerIndex, joined, noted_last_seq
+from rmqstore_wheel.timer_index import FORGOTTEN_KEY, TimerIndex, noted_last_seq
 from rmqstore_wheel.timer_records import deliver_times, encode_cancels, encode_timer, encode_timers
 
 _DUE_BYTES: Final = 64 * 1024 * 1024
@@ -73,6 +75,7 @@ class WheelTimers(TimerSide):
         self._index = index
         super().__init__(shared)
         self._fetcher = Fetcher(ledger)
+        self._pending = PendingTimers(index, self._fetcher, shared.options.store_tag)
         self._reclaim = Reclaim(ledger, index)
         self._sealed = TimerCursor.from_bytes(ledger.get(META, SEAL_KEY) or b"")
         self._adopted = stored_adopted(ledger, TIMER_SIDE)
@@ -417,54 +420,16 @@ class WheelTimers(TimerSide):
     # ------------------------------------------------------------ reads
 
     def pending(self, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
-        edges = list(edges_ms)
-        if any(low >= high for low, high in pairwise(edges)):
-            raise IllegalArgumentError(f"edges_ms must rise, not {edges}")
         with self._lock:
             self._shared.fresh()
-            below = np.zeros(len(edges), np.int64)
-            total = 0
-            earliest: int | None = None
-            latest: int | None = None
-            for piece in self._index.live(handed):
-                total += len(piece)
-                below += np.searchsorted(np.sort(piece.dues), edges)
-                low, high = int(piece.dues.min()), int(piece.dues.max())
-                earliest = low if earliest is None else min(earliest, low)
-                latest = high if latest is None else max(latest, high)
-            counts = tuple(np.diff(below).tolist()) if len(edges) > 1 else ()
-            return PendingCounts(counts, total, earliest, latest)
+            return self._pending.count(edges_ms, handed)
 
     def scan(
         self, from_ms: int, to_ms: int, after: tuple[int, int] | None = None, limit: int = 1000, handed: TimerCursor = EMPTY_CURSOR
     ) -> ScanPage:
-        if from_ms < 0 or limit < 1:
-            raise IllegalArgumentError(f"from_ms must be at least 0 and limit at least 1, not {from_ms} and {limit}")
         with self._lock:
             self._shared.fresh()
-            found = self._first_behind(from_ms, to_ms, after, limit + 1, handed)
-            timers = tuple(self._pending_timers(found.select(slice(0, limit))))
-            last = (int(found.ticks[limit - 1]), int(found.seqs[limit - 1])) if len(found) > limit else None
-            return ScanPage(timers, last)
-
-    def _first_behind(self, from_ms: int, to_ms: int, after: tuple[int, int] | None, limit: int, handed: TimerCursor) -> Due:
-        """Return the first ``limit`` pending timers of a span of due times, by tick and seq."""
-        best = Due(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
-        for piece in self._index.live(handed):
-            keep = (piece.dues >= from_ms) & (piece.dues < to_ms)
-            if after is not None:
-                keep &= (piece.ticks > after[0]) | ((piece.ticks == after[0]) & (piece.seqs > after[1]))
-            if keep.any():
-                both = Due(*(np.append(old, new[keep]) for old, new in zip(best, piece, strict=True)))
-                best = both.select(np.lexsort((both.seqs, both.ticks))[:limit])
-        return best
-
-    def _pending_timers(self, found: Due) -> list[PendingTimer]:
-        messages = [each for each in self._fetcher.messages(found.seqs).messages if isinstance(each, Message)]
-        epochs = self._index.facts.gather(found.seqs - 1)["epoch"].tolist()
-        rows = zip(found.ticks.tolist(), found.seqs.tolist(), found.dues.tolist(), epochs, messages, strict=True)
-        tag = self._options.store_tag
-        return [PendingTimer(TimerHandle(tag, epoch, seq, tick), due, each) for tick, seq, due, epoch, each in rows]
+            return self._pending.page(from_ms, to_ms, after, limit, handed)
 
     def get(self, handle: TimerHandle) -> PendingTimer | None:
         with self._lock:
@@ -476,12 +441,12 @@ class WheelTimers(TimerSide):
             tick, seq, _ = place
             if self._index.cancelled.get(seq) or self._index.forgotten.covers(tick, seq):
                 return None
-            return self._pending_timers(Due(np.array([tick]), np.array([seq]), fact_log.dues_of(np.array([fact]))))[0]
+            return self._pending.timers(Due(np.array([tick]), np.array([seq]), fact_log.dues_of(np.array([fact]))))[0]
 
     def verify(self) -> list[str]:
         with self._lock:
             self._shared.fresh()
-            return self._index.verify()
+            return differences_in(self._index)
 
     def stats(self) -> TimerStats:
         with self._lock:

@@ -1,0 +1,78 @@
+"""What is pending in the wheel, counted and looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from rmqstore.contract import PendingCounts, PendingTimer, ScanPage, TimerCursor, TimerHandle
+from rmqstore.errors import IllegalArgumentError
+from rmqstore.message import Message
+from rmqstore_wheel.due import Due
+from rmqstore_wheel.fetching import Fetcher
+from rmqstore_wheel.timer_index import TimerIndex
+
+
+class PendingTimers:
+    """Reads of the timer side; see ``TimerStore`` for what they are asked. ``handed`` covers what is pending no more."""
+
+    def __init__(self, index: TimerIndex, fetcher: Fetcher, store_tag: int) -> None:
+        self._index = index
+        self._fetcher = fetcher
+        self._store_tag = store_tag
+
+    def count(self, edges_ms: Sequence[int], handed: TimerCursor) -> PendingCounts:
+        """Count by due time.
+
+        Raises:
+            IllegalArgumentError: the edges do not rise.
+        """
+        edges = list(edges_ms)
+        if any(low >= high for low, high in pairwise(edges)):
+            raise IllegalArgumentError(f"edges_ms must rise, not {edges}")
+        below = np.zeros(len(edges), np.int64)
+        total = 0
+        earliest: int | None = None
+        latest: int | None = None
+        for piece in self._index.live(handed):
+            total += len(piece)
+            below += np.searchsorted(np.sort(piece.dues), edges)
+            low, high = int(piece.dues.min()), int(piece.dues.max())
+            earliest = low if earliest is None else min(earliest, low)
+            latest = high if latest is None else max(latest, high)
+        counts = tuple(np.diff(below).tolist()) if len(edges) > 1 else ()
+        return PendingCounts(counts, total, earliest, latest)
+
+    def page(self, from_ms: int, to_ms: int, after: tuple[int, int] | None, limit: int, handed: TimerCursor) -> ScanPage:
+        """Return timers of a span of due times.
+
+        Raises:
+            IllegalArgumentError: the span or the limit is none.
+        """
+        if from_ms < 0 or limit < 1:
+            raise IllegalArgumentError(f"from_ms must be at least 0 and limit at least 1, not {from_ms} and {limit}")
+        found = self._first_behind(from_ms, to_ms, after, limit + 1, handed)
+        timers = tuple(self.timers(found.select(slice(0, limit))))
+        last = (int(found.ticks[limit - 1]), int(found.seqs[limit - 1])) if len(found) > limit else None
+        return ScanPage(timers, last)
+
+    def _first_behind(self, from_ms: int, to_ms: int, after: tuple[int, int] | None, limit: int, handed: TimerCursor) -> Due:
+        """Return the first ``limit`` pending timers of a span of due times, by tick and seq."""
+        best = Due(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+        for piece in self._index.live(handed):
+            keep = (piece.dues >= from_ms) & (piece.dues < to_ms)
+            if after is not None:
+                keep &= (piece.ticks > after[0]) | ((piece.ticks == after[0]) & (piece.seqs > after[1]))
+            if keep.any():
+                both = Due(*(np.append(old, new[keep]) for old, new in zip(best, piece, strict=True)))
+                best = both.select(np.lexsort((both.seqs, both.ticks))[:limit])
+        return best
+
+    def timers(self, found: Due) -> list[PendingTimer]:
+        """Return timers with their messages."""
+        messages = [each for each in self._fetcher.messages(found.seqs).messages if isinstance(each, Message)]
+        epochs = self._index.facts.gather(found.seqs - 1)["epoch"].tolist()
+        rows = zip(found.ticks.tolist(), found.seqs.tolist(), found.dues.tolist(), epochs, messages, strict=True)
+        return [PendingTimer(TimerHandle(self._store_tag, epoch, seq, tick), due, each) for tick, seq, due, epoch, each in rows]

@@ -15,13 +15,14 @@ import rmqstore
 from rmqstore import CancelOutcome, ManualClock, Message, Store
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel import engine as engine_module
+from rmqstore_wheel import facts
 from rmqstore_wheel.disk import Disk, DiskFile
 from rmqstore_wheel.formats.index_file import IndexFile, file_bytes
 from rmqstore_wheel.key_file import KeyFileSums
 from rmqstore_wheel.key_index import KeyIndex
 from rmqstore_wheel.ledger_ports import Sizes
 from rmqstore_wheel.tree_copy import copy_tree
-from rmqstore_wheel.unit_log import Doubt
+from rmqstore_wheel.unit_log import BLOCK, Doubt
 
 SLOTS, ENTRIES = 3000, 40
 NOW_MS = 1_700_000_000_000
@@ -313,3 +314,85 @@ def test_a_store_cancels_by_key_across_check_points_kills_and_damage(tmp_path: P
         assert store.pending().total == 100
         assert store.verify() == []
         store.close()
+
+
+def test_a_failed_check_point_hides_no_damage(tmp_path: Path) -> None:
+    """What nobody has looked at yet is still checked after a write was refused in the middle of a check point."""
+    disk = RefusingDisk()
+    slots = 40_000
+    fixture = Fixture(tmp_path, disk, slots, 100)
+    index = fixture.opened()
+    far = slots - 5
+    add(index, [(1, 10), (far, 20)])
+    sums = index.check_point()
+    index.close()
+    (path,) = fixture.path.iterdir()
+    damaged = bytearray(path.read_bytes())
+    damaged[40 + 4 * far : 44 + 4 * far] = bytes(4)
+    path.write_bytes(damaged)
+    index = fixture.opened(sums)
+    add(index, [(1, 30)])
+    disk.left = 1
+    with pytest.raises(OSError, match="No space"):
+        index.check_point()
+    disk.left = -1
+    index.check_point()
+    assert index.lookup(1) == [10, 30]
+    with pytest.raises(CorruptStoreError):
+        index.lookup(far)
+    index.close()
+
+
+def test_files_that_go_keep_their_names_until_they_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture = Fixture(tmp_path)
+    index = fixture.opened()
+    add(index, [(number, 10 * number) for number in range(1, 100)])
+    index.check_point()
+    index.drop_before(10**9)
+    add(index, [(5, 10**9)])
+    sums = index.check_point()
+    remove = fixture.disk.remove
+    refused = sorted(fixture.path.iterdir())[1]
+
+    def refusing(path: Path) -> None:
+        if path == refused:
+            raise OSError(28, "No space left on device")
+        remove(path)
+
+    monkeypatch.setattr(fixture.disk, "remove", refusing)
+    with pytest.raises(OSError, match="No space"):
+        index.release()
+    monkeypatch.setattr(fixture.disk, "remove", remove)
+    index.release()
+    assert len(list(fixture.path.iterdir())) == 1
+    assert index.lookup(5) == [10**9]
+    index.close()
+    index = fixture.opened(sums)
+    assert index.lookup(5) == [10**9]
+    index.close()
+
+
+def test_a_key_of_timers_that_are_long_forgotten_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their messages lie in the log still, and the index leads there, but nothing else is known of them."""
+    clock = ManualClock(NOW_MS)
+
+    def opened() -> Store:
+        return rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=clock, cancel_memory_ms=60_000)
+
+    monkeypatch.setattr(facts, "PER_FILE", BLOCK)
+    store = opened()
+    for _ in range(3):
+        store.send_batch([Message("t", b"x", keys=("again",)) for _ in range(BLOCK)], delay=1000)
+    clock.advance(1000)
+    assert store.tick().handed_over == 3 * BLOCK
+    late = store.send(Message("t", b"y", keys=("again",)), delay=3_600_000)
+    for _ in range(20):
+        clock.advance(60_000)
+        store.tick()
+    store.close()
+    store = opened()
+    index = store._opened.sessions["wheel"]._timers._index  # type: ignore[attr-defined]
+    assert index.facts.first >= 2 * BLOCK, "facts of old timers are there"
+    assert store.cancel_key("t", "again") == [CancelOutcome.CANCELLED]
+    assert store.cancel(late.handle or "") is CancelOutcome.CANCELLED
+    store.close()

@@ -10,6 +10,7 @@ import numpy as np
 
 from rmqstore_wheel import frames
 from rmqstore_wheel.appending import Messages, Prepare
+from rmqstore_wheel.facts import TIMER
 from rmqstore_wheel.file_look import Slices
 from rmqstore_wheel.formats import log_reading
 from rmqstore_wheel.formats.binary_columns import Ints, cells, measure
@@ -19,7 +20,7 @@ from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.liveness import Liveness
 from rmqstore_wheel.soundness import sound_rows
 from rmqstore_wheel.timer_index import TimerIndex
-from rmqstore_wheel.timer_records import read_timers
+from rmqstore_wheel.timer_records import ReadTimers, read_timers
 
 
 class FileCopy(Slices):
@@ -57,7 +58,8 @@ class FileCopy(Slices):
             prepare = None
             if live.topic == WHEEL_TOPIC:
                 timers = live.offsets + 1
-                prepare = _with_keys(self._index, view, self.file_start, starts[live.rows], sizes[live.rows])
+                found = _read(self._index, view, self.file_start, starts[live.rows], sizes[live.rows])
+                prepare = _with_keys(self._index, found, self.file_start, starts[live.rows])
             codes = live.units["tags_code"].astype(np.int64)
             pieces.append(Messages(live.topic, live.queue, live.offsets, records, store_ms, codes, prepare))
         if pieces:
@@ -88,15 +90,26 @@ def copy_timers(ledger: Ledger, index: TimerIndex, seqs: Ints) -> None:
         if not len(rows):
             continue
         view, starts = log.chain.view(file_start), starts[sound]
+        found = _read(index, view, file_start, starts, sizes[rows])
+        # No sum but that of its frame is over a message's properties: those that say another time stay where they are.
+        kept = (found.kinds == TIMER) & (found.ticks == index.facts.gather(seqs[rows] - 1)["tick"])
+        if not kept.all():
+            rows, starts = rows[kept], starts[kept]
+            if not len(rows):
+                continue
+            found = _read(index, view, file_start, starts, sizes[rows])
         records, store_ms = _without_frames(view, file_start, starts, sizes[rows])
-        prepare = _with_keys(index, view, file_start, starts, sizes[rows])
+        prepare = _with_keys(index, found, file_start, starts)
         copies = Messages(WHEEL_TOPIC, 0, seqs[rows] - 1, records, store_ms, prepare=prepare)
         ledger.append([copies], noted=[index.copied(seqs[rows])])
 
 
-def _with_keys(index: TimerIndex, view: memoryview, file_start: int, starts: Ints, sizes: Ints) -> Prepare:
+def _read(index: TimerIndex, view: memoryview, file_start: int, starts: Ints, sizes: Ints) -> ReadTimers:
+    return read_timers(view, file_start, starts, sizes, np.zeros(len(starts), np.int64), index.precision_ms)
+
+
+def _with_keys(index: TimerIndex, found: ReadTimers, file_start: int, starts: Ints) -> Prepare:
     """Return what enters the keys of timers for their new places."""
-    found = read_timers(view, file_start, starts, sizes, np.zeros(len(starts), np.int64), index.precision_ms)
     by_start = np.argsort(starts)
     rows = by_start[np.searchsorted(starts, found.key_offsets - file_start, sorter=by_start)]
 

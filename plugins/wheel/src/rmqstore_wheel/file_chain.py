@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from bisect import insort
 from pathlib import Path
 from typing import Final
@@ -200,7 +201,12 @@ class FileChain:
         for start in sorted(self._unsynced):
             # Before the sync: what is written meanwhile is for the next one.
             self._unsynced.discard(start)
-            self.file(start).sync()
+            try:
+                self.file(start).sync()
+            except OSError as error:
+                self._unsynced.add(start)
+                # The system tells of a failed write once: another sync would say that all is well.
+                raise OSError(errno.EIO, f"a sync failed: {error.strerror}") from error
         self._sync_names()
 
     def _sync_names(self) -> None:

@@ -118,8 +118,10 @@ class KeyFile:
 
     def _worked_out(self) -> Ints:
         """Return the slots by what the entries say."""
-        self._check_entries(0, self.header.next_entry)
         heads = np.zeros(self._slots, np.int32)
+        if self.header.next_entry == 1:
+            return heads
+        self._check_entries(0, self.header.next_entry)
         # Of entries of one slot the last one stays.
         heads[self._entry_view()["hash"][1 : self.header.next_entry].astype(np.int64) % self._slots] = np.arange(1, self.header.next_entry)
         return heads
@@ -147,7 +149,6 @@ class KeyFile:
         first, behind = self.header.next_entry, made.header.next_entry
         if first % _BLOCK and len(self._entry_crcs) > first // _BLOCK:
             self._check_entries(first - 1, first)
-        before = self._heads_at(made.places)
         pages = self._changed_pages(made.places)
         self._reserve(file, pages, behind)
         try:
@@ -158,8 +159,8 @@ class KeyFile:
             file.sync()
         except BaseException:
             if self._heads is None:
-                self._heads = self._slot_view().astype(np.int32)
-                self._heads[made.places] = before
+                # Whoever opens it again works the slots out, if any of them was written.
+                self.close()
             raise
         # What was worked out may lie in the file already, where the sums do not know it.
         segments = np.unique(pages * _PAGE // _SEGMENT) if self._heads is None else np.arange(len(self._slot_crcs))

@@ -113,7 +113,7 @@ class KeyIndex:
         """Return the last file, or a new one when that is full."""
         if self._files and self._files[-1].room:
             return self._files[-1]
-        after = self._files[-1].made_ms + 1 if self._files else 0
+        after = max((file.made_ms + 1 for file in (*self._files, *self._gone)), default=0)
         file = self._file(max(min(store_ms, _LAST_MADE_MS), after))
         self._disk.make_directory(self._directory)
         try:
@@ -128,9 +128,9 @@ class KeyIndex:
 
     def release(self) -> None:
         """Remove files that a check point says are gone."""
-        for file in self._gone:
-            file.remove()
-        self._gone.clear()
+        while self._gone:
+            self._gone[0].remove()
+            self._gone.pop(0)
 
     def close(self) -> None:
         """Let go of the files."""

@@ -402,8 +402,9 @@ class Ledger(GatedKV):
             self.timers.release()
             if self._doubts == {Doubt.REWRITTEN}:
                 self.disk.remove(self._own / _REBUILD)
-                self.disk.sync_directory(self._own)
+                # Should the name come back with a crash, an open only takes longer.
                 self._doubts.clear()
+                self.disk.sync_directory(self._own)
         self._check_point = found
         self._calls = 0
         if self.readers is not None:

@@ -348,9 +348,11 @@ class TimerIndex:
         self.facts.trim(self.first_kept)
         self.cancelled.drop_before(self.facts.first)
         self.rolled.drop_before(self.facts.first)
+        # What may find no room comes before the wheel's snapshot is replaced.
+        keys, facts = self.keys.check_point(), self.facts.sync()
         units, crc = self.wheel.check_point()
         return TimerSection(
-            facts=self.facts.sync(),
+            facts=facts,
             units=units,
             wheel_crc=crc,
             write_ms=self.write_ms,
@@ -359,7 +361,7 @@ class TimerIndex:
             cancelled=self.cancelled.dump(),
             rolled=self.rolled.dump(),
             aside=list(self.aside.items()),
-            keys=self.keys.check_point(),
+            keys=keys,
             first_kept=self.first_kept,
             forgotten=self.forgotten.to_bytes(),
         )

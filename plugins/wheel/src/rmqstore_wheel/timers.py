@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -32,7 +33,7 @@ from rmqstore.contract import (
     WriteStatus,
 )
 from rmqstore.contract.state import StatePage
-from rmqstore.errors import IllegalArgumentError
+from rmqstore.errors import IllegalArgumentError, StoreFullError
 from rmqstore.message import Message, check_marks
 from rmqstore.ordered import traces
 from rmqstore.ordered.adopting import stored_adopted
@@ -207,8 +208,12 @@ class WheelTimers(TimerSide):
             offsets = self._index.keys.lookup(index_file.key_hash(index_file.index_key(topic, key)))
             seqs = sorted(set(self._fetcher.seqs_with_key(offsets, topic, key)))
             places: list[Place | None] = []
+            facts = self._index.facts
             for seq in seqs:
-                fact = self._index.facts.read(seq - 1, 1)[0]
+                # The message of a timer that is long gone may be there still.
+                if not facts.first < seq <= facts.count:
+                    continue
+                fact = facts.read(seq - 1, 1)[0]
                 place = (int(fact["tick"]), seq, int(fact["epoch"]))
                 if fact["kind"] == TIMER and not self._index.cancelled.get(seq) and not self._index.forgotten.covers(*place[:2]):
                     places.append(place)
@@ -271,8 +276,10 @@ class WheelTimers(TimerSide):
 
     def _roll(self, until_ms: int) -> None:
         if self._copies_rolled:
-            for seqs in self._index.to_roll(until_ms):
-                copy_timers(self._ledger, self._index, seqs)
+            # Without room they roll by reference.
+            with suppress(StoreFullError):
+                for seqs in self._index.to_roll(until_ms):
+                    copy_timers(self._ledger, self._index, seqs)
         with self._ledger.translated():
             self._index.roll(until_ms)
 

@@ -131,6 +131,12 @@ class Fetcher:
             topic=WHEEL_TOPIC.encode(), body=pa.array([b""] * len(found), pa.binary()), properties=(pa.array(texts, pa.binary()),)
         )
 
+    def properties(self, seq: int) -> bytes:
+        """Return the properties of the message of a timer; empty when it cannot be read."""
+        offsets, sizes = self.locate(np.array([seq]))
+        record = self.record(int(offsets[0]), int(sizes[0]))
+        return b"" if record is None else record.properties
+
     def record(self, offset: int, size: int) -> Record | None:
         """Return the record at an offset of the log; None when no sound one of this size lies there."""
         log = self._ledger.log

@@ -117,9 +117,23 @@ class TimerIndex:
 
         return commit
 
-    def prepare_markers(self, seq: int, count: int, epoch: int, kind: int) -> Callable[[], None]:
-        """Write that the messages from ``seq`` on are no timers: cancels, or copies of rolled timers; returns what takes it in."""
-        return self.facts.prepare(np.arange(seq - 1, seq - 1 + count), fact_log.marks_of(epoch, kind, count))
+    def prepare_cancels(self, seq: int, targets: Ints, epoch: int, log_offsets: Ints, sizes: Ints) -> Callable[[], None]:
+        """Write that the messages from ``seq`` on are cancels of pending timers; returns what takes these out."""
+        seqs = np.arange(seq, seq + len(targets))
+        add_marks = self.facts.prepare(seqs - 1, fact_log.marks_of(epoch, CANCEL, len(targets)))
+        place = self._prepare_cancel_units(seqs, targets, log_offsets, sizes)
+
+        def commit() -> None:
+            add_marks()
+            place()
+            self.cancel(targets)
+
+        return commit
+
+    def _prepare_cancel_units(self, seqs: Ints, targets: Ints, log_offsets: Ints, sizes: Ints) -> Callable[[], None]:
+        ticks = self.facts.gather(targets - 1)["tick"].astype(np.int64)
+        own = ~self.rolled.get_many(targets)
+        return self.wheel.prepare_cancels(seqs[own], ticks[own], self.write_ms, log_offsets[own], sizes[own])
 
     def _place_all(self, seqs: Ints, ticks: Ints, write_ms: Ints, log_offsets: Ints, sizes: Ints, hashes: Ints) -> None:
         """Put timers into the wheel, those together between which no slot begins."""
@@ -273,10 +287,11 @@ class TimerIndex:
         while slot is not None:
             numbers, _ = self.wheel.walk(np.array([slot]))
             seqs = self.wheel.units.gather(numbers)["reserved"].astype(np.int64)
-            found = self.facts.gather(seqs - 1)["tick"].astype(np.int64)
+            facts = self.facts.gather(seqs - 1)
+            found = facts["tick"].astype(np.int64)
             # Timers to be rolled need somebody to come by when their slot ends.
             found = np.where(self.wheel.slots_of(found) == slot, found, (slot + 1) * self.precision_ms)
-            found = found[(found > after) & ~self.cancelled.get_many(seqs)]
+            found = found[(facts["kind"] == TIMER) & (found > after) & ~self.cancelled.get_many(seqs)]
             if len(found):
                 ticks.append(int(found.min()))
                 break
@@ -394,7 +409,8 @@ class TimerIndex:
         )
         self._count(found.dues[timers], 1)
         self.keys.add_many(found.key_hashes, found.key_offsets, found.key_times)
-        self._cancel_again(found.targets[found.kinds == CANCEL])
+        cancels = np.flatnonzero(found.kinds == CANCEL)
+        self._cancel_again(found.targets[cancels], found.seqs[cancels], starts[cancels] + file_start, sizes[cancels])
 
     def _kinds(self, seqs: Ints) -> Ints:
         kinds = np.full(len(seqs), NOTHING, np.uint8)
@@ -402,12 +418,15 @@ class TimerIndex:
         kinds[known] = self.facts.gather(seqs[known] - 1)["kind"]
         return kinds
 
-    def _cancel_again(self, seqs: Ints) -> None:
+    def _cancel_again(self, targets: Ints, seqs: Ints, log_offsets: Ints, sizes: Ints) -> None:
         """Apply cancels that were found in the log; the message of a timer may be gone since, or follow as a copy that says so itself."""
-        seqs = np.unique(seqs)
-        seqs = seqs[(self._kinds(seqs) == TIMER) & ~self.cancelled.get_many(seqs)]
-        if len(seqs):
-            self.cancel(seqs)
+        targets, rows = np.unique(targets, return_index=True)
+        pending = (self._kinds(targets) == TIMER) & ~self.cancelled.get_many(targets)
+        targets, rows = targets[pending], rows[pending]
+        if len(targets):
+            place = self._prepare_cancel_units(seqs[rows], targets, log_offsets[rows], sizes[rows])
+            place()
+            self.cancel(targets)
 
     # ------------------------------------------------------------ copies
 
@@ -427,7 +446,10 @@ class TimerIndex:
             facts = facts[wrong].copy()
             facts["epoch"] = epochs[wrong]
             self.facts.prepare(seqs[wrong] - 1, facts)()
-        self._cancel_again(seqs[np.frombuffer(change.cancelled, np.bool_)[known]])
+        gone = seqs[np.frombuffer(change.cancelled, np.bool_)[known]]
+        gone = gone[~self.cancelled.get_many(gone)]
+        if len(gone):
+            self.cancel(gone)
 
     def unsaid(self) -> list[Change]:
         """Return what of the timers is neither in the state nor follows from messages that are kept."""

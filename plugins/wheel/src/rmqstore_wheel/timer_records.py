@@ -186,6 +186,22 @@ def encode_cancels(found: Columns, seqs: Ints, ticks: Ints, now_ms: int, precisi
     return log_columns.encode_columns(columns)
 
 
+def encode_cancel(properties: bytes, seq: int, tick: int, now_ms: int, precision_ms: int, queue_offset: int = 0) -> bytes:
+    """Return the cancel of one timer, whose message has these properties; the same bytes as :func:`encode_cancels`."""
+    found = texts.decode(properties)
+    topic, message_id = found.get(texts.REAL_TOPIC, ""), found.get(texts.MESSAGE_ID, "")
+    slot_ms = (-(-tick // precision_ms) - 1) * precision_ms
+    parts = {
+        texts.TAG: RECALL_TAG,
+        texts.DELETE_KEY: f"{topic}+{message_id}",
+        texts.REAL_TOPIC: topic,
+        texts.REAL_QUEUE_ID: 0,
+        texts.OUT_MS: slot_ms,
+        SEQ: seq,
+    }
+    return _FORM.encode(_RECALL_BODY, texts.encode(parts), 0, queue_offset, now_ms)
+
+
 # ---------------------------------------------------------------- reading
 
 

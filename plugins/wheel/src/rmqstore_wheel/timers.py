@@ -49,7 +49,7 @@ from rmqstore_wheel import facts as fact_log
 from rmqstore_wheel.appending import Messages, One
 from rmqstore_wheel.copying import copy_timers
 from rmqstore_wheel.due import Due, joined
-from rmqstore_wheel.facts import CANCEL, TIMER
+from rmqstore_wheel.facts import TIMER
 from rmqstore_wheel.fetching import Fetcher, Located, joined_places
 from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.formats.binary_columns import Ints
@@ -61,7 +61,7 @@ from rmqstore_wheel.recount import differences_in
 from rmqstore_wheel.timer_export import TimerExport
 from rmqstore_wheel.timer_import import WheelTimerImport
 from rmqstore_wheel.timer_index import FORGOTTEN_KEY, TimerIndex, noted_last_seq
-from rmqstore_wheel.timer_records import deliver_times, encode_cancels, encode_timer, encode_timers
+from rmqstore_wheel.timer_records import deliver_times, encode_cancel, encode_cancels, encode_timer, encode_timers
 
 _DUE_BYTES: Final = 64 * 1024 * 1024
 _WRITTEN_CORNERS: Final = 4
@@ -225,22 +225,31 @@ class WheelTimers(TimerSide):
         position = max(self._change_position, self._seal_position)
         if ending:
             seqs, ticks = np.array(list(ending)), np.array(list(ending.values()))
-            found = encode_cancels(self._fetcher.timer_columns(seqs), seqs, ticks, max(now_ms, 0), self.precision_ms)
-            first_seq = self._first_free_seq()
-
-            def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
-                mark = self._index.prepare_markers(first_seq, len(seqs), self._shared.epoch, CANCEL)
-
-                def commit() -> None:
-                    mark()
-                    self._index.cancel(seqs)
-
-                return commit
-
-            position = self._append(Messages(WHEEL_TOPIC, 0, first_seq - 1, found, now_ms, prepare=prepare), WriteBatch())
+            part = self._one_cancel(seqs, ticks, now_ms) if len(seqs) == 1 else self._many_cancels(seqs, ticks, now_ms)
+            position = self._append(part, WriteBatch())
             self._change_position = position
             self._congestion.note(ending.values(), -1)
         return outcomes, Ticket(position)
+
+    def _many_cancels(self, seqs: Ints, ticks: Ints, now_ms: int) -> Messages:
+        found = encode_cancels(self._fetcher.timer_columns(seqs), seqs, ticks, max(now_ms, 0), self.precision_ms)
+        first_seq = self._first_free_seq()
+
+        def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
+            return self._index.prepare_cancels(first_seq, seqs, self._shared.epoch, offsets, sizes)
+
+        return Messages(WHEEL_TOPIC, 0, first_seq - 1, found, now_ms, prepare=prepare)
+
+    def _one_cancel(self, seqs: Ints, ticks: Ints, now_ms: int) -> One:
+        """As :meth:`_many_cancels`, of one timer."""
+        first_seq = self._first_free_seq()
+        text = self._fetcher.properties(int(seqs[0]))
+        record = encode_cancel(text, int(seqs[0]), int(ticks[0]), max(now_ms, 0), self.precision_ms, first_seq - 1)
+
+        def prepare(offset: int, size: int) -> Callable[[], None]:
+            return self._index.prepare_cancels(first_seq, seqs, self._shared.epoch, np.array([offset]), np.array([size]))
+
+        return One(WHEEL_TOPIC, 0, first_seq - 1, record, now_ms, prepare=prepare)
 
     def _outcome_of(self, place: Place, ending: dict[int, int]) -> CancelOutcome:
         tick, seq, _ = place

@@ -128,6 +128,17 @@ class WheelIndex:
         commit = self._write(seqs[rows], slots[rows], rolled[rows], now, log_offsets[rows], sizes[rows], _of(topic_hashes, rows))
         return Placing(rolled, np.flatnonzero(aside), commit)
 
+    def prepare_cancels(
+        self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints
+    ) -> Callable[[], None]:  # fmt: skip
+        """Write the cancels of timers that lie in their own slots behind them, for a broker; they count for nothing here."""
+        now = write_ms // self.ring.precision_ms
+        slots = self.slots_of(ticks)
+        held = self.slots[self.ring.places(slots)]
+        rows = np.flatnonzero((held["timers"] > 0) & (held["tick"] == slots) & (np.abs(slots - now) <= self.ring.slots))
+        none = np.zeros(len(rows), np.bool_)
+        return self._write(seqs[rows], slots[rows], none, now, log_offsets[rows], sizes[rows], 0, timer_log.DEFAULT | timer_log.DELETE)
+
     def prepare_one(self, seq: int, tick: int, write_ms: int, log_offset: int, size: int, topic_hash: int) -> PlacingOne:
         """As :meth:`prepare`, of one timer."""
         precision = self.ring.precision_ms
@@ -170,8 +181,16 @@ class WheelIndex:
         return PlacingOne(rolled, False, commit)
 
     def _write(
-        self, seqs: Ints, slots: Ints, rolled: Ints, now: int, log_offsets: Ints, sizes: Ints, topic_hashes: Ints | int
-    ) -> Callable[[], None]:  # fmt: skip
+        self,
+        seqs: Ints,
+        slots: Ints,
+        rolled: Ints,
+        now: int,
+        log_offsets: Ints,
+        sizes: Ints,
+        topic_hashes: Ints | int,
+        flags: int = timer_log.DEFAULT,
+    ) -> Callable[[], None]:
         precision = self.ring.precision_ms
         count = len(slots)
         if not count:
@@ -196,7 +215,7 @@ class WheelIndex:
         live = (held["timers"] > 0) & (held["tick"] == in_order[firsts])
         rolls = bool(rolled.any())
         units = np.empty(count, timer_log.UNIT)
-        units[:] = (timer_log.UNIT_BYTES, 0, timer_log.DEFAULT, now * precision, 0, 0, 0, 0, 0)
+        units[:] = (timer_log.UNIT_BYTES, 0, flags, now * precision, 0, 0, 0, 0, 0)
         previous = np.empty(count, np.int64)
         previous[1:] = positions[:-1]
         previous[firsts] = np.where(live, held["last"], timer_log.NO_POSITION)
@@ -217,7 +236,7 @@ class WheelIndex:
         rows["tick"] = in_order[firsts]
         rows["first"] = np.where(live, held["first"], positions[firsts])
         rows["last"] = positions[lasts]
-        counts = lasts - firsts + 1
+        counts = 0 if flags & timer_log.DELETE else lasts - firsts + 1
         marks = np.where(np.logical_or.reduceat(rolled[order], firsts), ROLLS, 0) if rolls else 0
         first_roll = int(slots[rolled].min()) if rolls else None
 

@@ -42,7 +42,8 @@ def test_what_the_page_calls_missing_is(stores: WheelStores) -> None:
     store = stores.open()
     cancelled = store.send(message("cancelled"), delay=1000)
     assert store.cancel(cancelled.handle) is CancelOutcome.CANCELLED
-    store.send(message("far"), delay=5 * DAY_MS)
+    far = store.send(message("far"), delay=5 * DAY_MS)
+    assert store.cancel(far.handle) is CancelOutcome.CANCELLED
     store.send_batch([message(n) for n in range(3)])
     popped = store.pop("t", "g", invisible=1000)
     store.ack(popped[0])
@@ -64,7 +65,8 @@ def test_what_the_page_calls_missing_is(stores: WheelStores) -> None:
     data = units.read_bytes()
     found = np.frombuffer(data, timer_log.UNIT, len(data) // timer_log.UNIT_BYTES)
     found = found[found["size"] == timer_log.UNIT_BYTES]
-    assert found["flags"].tolist() == [timer_log.DEFAULT, timer_log.DEFAULT | timer_log.ROLL], "two timers, no cancel"
+    near, cancel, away = timer_log.DEFAULT, timer_log.DEFAULT | timer_log.DELETE, timer_log.DEFAULT | timer_log.ROLL
+    assert found["flags"].tolist() == [near, cancel, away], "two timers, and the cancel of the near one"
 
 
 def test_what_the_page_calls_the_same_is(stores: WheelStores) -> None:

@@ -111,7 +111,7 @@ class _Frames:
 def test_a_log_that_skips_the_sum_of_a_frame_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(WORKLOADS["files"], "files")
     monkeypatch.setattr(commit_log, "frames", _Frames(without_crc))
-    assert found_in(run)
+    assert found_in(run, per_cut=8, stride=1)
 
 
 # ---------------------------------------------------------------- epochs

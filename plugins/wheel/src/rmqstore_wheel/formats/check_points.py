@@ -14,7 +14,7 @@ Old brokers wrote an ack's names in full: ackOffset, ackOffsetList, brokerName, 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -176,15 +176,7 @@ def decode_ack(data: Bytes) -> Ack:
         CorruptStoreError: it is none.
     """
     fields = Fields.read(data, "an ack")
-    return Ack(
-        topic=fields.text("t", "topic") or "",
-        group=fields.text("c", "consumerGroup") or "",
-        queue_id=fields.integer("q", "queueId", bits=32),
-        start_offset=fields.integer("so", "startOffset"),
-        pop_ms=fields.integer("pt", "popTime"),
-        ack_offset=fields.integer("ao", "ackOffset"),
-        broker=fields.text("bn", "brokerName"),
-    )
+    return Ack(**_common_of(fields), ack_offset=fields.integer("ao", "ackOffset"))
 
 
 def decode_batch_ack(data: Bytes) -> BatchAck:
@@ -194,12 +186,16 @@ def decode_batch_ack(data: Bytes) -> BatchAck:
         CorruptStoreError: it is none.
     """
     fields = Fields.read(data, "a batch ack")
-    return BatchAck(
-        topic=fields.text("t", "topic") or "",
-        group=fields.text("c", "consumerGroup") or "",
-        queue_id=fields.integer("q", "queueId", bits=32),
-        start_offset=fields.integer("so", "startOffset"),
-        pop_ms=fields.integer("pt", "popTime"),
-        ack_offsets=fields.integers("aol", "ackOffsetList") or [],
-        broker=fields.text("bn", "brokerName"),
-    )
+    return BatchAck(**_common_of(fields), ack_offsets=fields.integers("aol", "ackOffsetList") or [])
+
+
+def _common_of(fields: Fields) -> dict[str, Any]:
+    """Return what acks of one and of many have in common."""
+    return {
+        "topic": fields.text("t", "topic") or "",
+        "group": fields.text("c", "consumerGroup") or "",
+        "queue_id": fields.integer("q", "queueId", bits=32),
+        "start_offset": fields.integer("so", "startOffset"),
+        "pop_ms": fields.integer("pt", "popTime"),
+        "broker": fields.text("bn", "brokerName"),
+    }

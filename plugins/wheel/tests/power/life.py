@@ -55,6 +55,8 @@ def open_store(engine: Engine, path: Path, settings: EngineOptions) -> EngineSes
 def abandon(store: EngineSession) -> None:
     """Let go of a store's files without a last word, as a process does that is killed."""
     ledger = getattr(store, "_timers")._ledger  # noqa: B009
+    if ledger.readers is not None:
+        ledger.readers.close()
     ledger.timers.close()
     ledger.queues.close()
     ledger.log.close()

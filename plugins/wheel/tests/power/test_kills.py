@@ -13,7 +13,7 @@ from plugins.wheel.tests.power.book import Event
 from plugins.wheel.tests.power.draining import Drain
 from plugins.wheel.tests.power.enumeration import Run, settings_of
 from plugins.wheel.tests.power.images import fates_of
-from plugins.wheel.tests.power.life import START_MS, Life
+from plugins.wheel.tests.power.life import START_MS, Life, abandon
 from plugins.wheel.tests.power.recording import Killed, Trace, recorded, write_tree
 from plugins.wheel.tests.power.small_store import remove, scratch, small_wheel
 from plugins.wheel.tests.power.volume import Fate, Volume
@@ -47,6 +47,7 @@ def faults_after(run: Run, kill_at: int, chance: random.Random, states: int) -> 
             life.put(700 * SECOND)
             life.append(1)
             life.maintain()
+            abandon(life.session)
         volume = Volume()
         for call in trace.calls:
             volume.do(call)

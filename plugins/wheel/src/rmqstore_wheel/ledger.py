@@ -13,14 +13,10 @@ during an open changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Final
-
-import numpy as np
 
 from rmqstore.errors import CorruptStoreError, StoreError, StoreFullError
 from rmqstore.ordered.gate import Gate
@@ -36,9 +32,7 @@ from rmqstore_wheel.check_point import CheckPoint
 from rmqstore_wheel.commit_log import CommitLog
 from rmqstore_wheel.consume_queues import ConsumeQueues
 from rmqstore_wheel.disk import Disk
-from rmqstore_wheel.formats import commit_log as log_format
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
-from rmqstore_wheel.formats.log_columns import Encoded
+from rmqstore_wheel.framing import Call, write
 from rmqstore_wheel.journal import Change, Copied
 from rmqstore_wheel.ledger_ports import Beside, ForReaders, Sizes, TimerCaches
 from rmqstore_wheel.open_marks import OF_OPEN_STORE
@@ -138,14 +132,13 @@ class Ledger(GatedKV):
         if any(self.queues.is_dropped(each.topic, each.queue) for each in messages):
             # The files of a queue of this name are still there.
             self.make_check_point()
-        written = [*changes, *noted]
-        groups = cut(written) if written else []
+        said = [*changes, *noted]
+        groups = cut(said) if said else []
         with self.translated():
-            commits = self._write_few(messages, groups, beside)
-            if commits is None:
-                commits = self._write([each.many() if isinstance(each, One) else each for each in messages], groups, beside)
+            call = Call(messages, groups, beside, self._journal_records, self.store_ms, self.epoch)
+            written = write(self.log, self.queues, call)
         try:
-            for commit in commits:
+            for commit in written.commits:
                 commit()
             with self._gate.lock:
                 for change in changes:
@@ -154,70 +147,13 @@ class Ledger(GatedKV):
                 position = self._gate.position
         except BaseException as error:
             raise self._gate.refuse_poisoned(error, "keeping the caches with the log") from error
+        self._journal_records += written.journal_records
         self._calls += 1
         for each in messages:
             self.store_ms = max(self.store_ms, each.store_ms)
         if beside is not None:
             self.store_ms = max(self.store_ms, beside.store_ms)
         return position
-
-    def _write_few(
-        self, messages: Sequence[Messages | One], groups: Sequence[list[Change]], beside: Beside | None
-    ) -> list[Callable[[], None]] | None:
-        """As :meth:`_write`, of a call of one message at most; None when it is none, or when its frame begins another file."""
-        one = messages[0] if messages else None
-        if len(messages) > 1 or len(groups) > 1 or isinstance(one, Messages):
-            return None
-        records: list[Bytes] = [] if one is None else [one.record]
-        first_beside = len(records)
-        if beside is not None:
-            records += beside.records
-        if groups or one is None or not frames.has_room_in(one.record):
-            records.append(journal.record(groups[0] if groups else [], self._journal_records, self.store_ms))
-        places = self.log.places_of(records)
-        if places is None:
-            return None
-        commits: list[Callable[[], None]] = []
-        if one is not None:
-            size = len(one.record) + (frames.PROPERTY_BYTES if len(records) == 1 else 0)
-            commits.append(self.queues.prepare_one(one.topic, one.queue, one.offset, places[0], size, one.code))
-            if one.prepare is not None:
-                commits.append(one.prepare(places[0], size))
-        if beside is not None:
-            commits.append(partial(beside.commit, places[first_beside:-1]))
-        self.log.write_few(records, self.epoch)
-        self._journal_records += len(records) - first_beside - (0 if beside is None else len(beside.records))
-        return commits
-
-    def _write(self, messages: Sequence[Messages], groups: list[list[Change]], beside: Beside | None) -> list[Callable[[], None]]:
-        """Write a call: what caches will hold of it, then its frame; returns what is to be done then."""
-        pieces = [each.records for each in messages]
-        queue_offsets = [each.offsets for each in messages]
-        for each, offsets in zip(messages, queue_offsets, strict=True):
-            cells(each.records.data, ">i8")[each.records.starts + log_format.QUEUE_OFFSET_AT] = offsets
-        last = pieces[-1] if pieces else None
-        if not groups and (last is None or not frames.has_room_in(bytes(last.data[int(last.starts[-1]) :]))):
-            groups = [[]]
-        for at, group in enumerate(groups):
-            record = journal.record(group, self._journal_records + at, self.store_ms)
-            before = beside.records if beside is not None and not at else ()
-            pieces.append(frames.one(record, is_last=at == len(groups) - 1, before=before))
-        if not groups and last is not None:
-            pieces[-1] = frames.with_room(last)
-        commits: list[Callable[[], None]] = []
-        planned = self.log.plan(pieces)
-        places = [offsets_of(piece) for piece in pieces[: len(messages)]]
-        for name, rows in _by_queue(messages).items():
-            units = [(queue_offsets[row], places[row], pieces[row].sizes, _each(messages[row].codes, places[row])) for row in rows]
-            commits.append(self.queues.prepare(*name, *(np.concatenate(column) for column in zip(*units, strict=True))))
-        for each, offsets, piece in zip(messages, places, pieces, strict=False):
-            if each.prepare is not None:
-                commits.append(each.prepare(offsets, piece.sizes))
-        if beside is not None:
-            commits.append(partial(beside.commit, _places_of(pieces[len(messages)], beside.records)))
-        self.log.write(planned, self.epoch)
-        self._journal_records += len(groups)
-        return commits
 
     @contextmanager
     def translated(self) -> Iterator[None]:
@@ -455,27 +391,3 @@ class Ledger(GatedKV):
             self.queues.close()
             self.log.close()
             self._home.close()
-
-
-def _by_queue(messages: Sequence[Messages]) -> dict[tuple[str, int], list[int]]:
-    """Return which messages go to each queue, in the order of their offsets."""
-    found: dict[tuple[str, int], list[int]] = {}
-    for row, each in enumerate(messages):
-        found.setdefault((each.topic, each.queue), []).append(row)
-    return found
-
-
-def _each(codes: Ints | int, places: Ints) -> Ints:
-    return np.full(len(places), codes) if isinstance(codes, int) else codes
-
-
-def offsets_of(records: Encoded) -> Ints:
-    """Return where in the log records lie that were appended."""
-    found: Ints = cells(records.data, ">i8")[records.starts + log_format.PHYSICAL_OFFSET_AT].astype(np.int64)
-    return found
-
-
-def _places_of(piece: Encoded, records: Sequence[bytes]) -> list[int]:
-    """Return where in the log the first records of a piece lie, without the price of numpy for few."""
-    starts = accumulate(map(len, records[:-1]), initial=log_format.PHYSICAL_OFFSET_AT)
-    return [int.from_bytes(piece.data[at : at + 8]) for at in starts]

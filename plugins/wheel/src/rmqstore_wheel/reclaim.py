@@ -22,8 +22,9 @@ Why no crash point loses or doubles anything here. The log alone says everything
   point was made; its messages count, its changes are void.
 - **Order.** Copies, then the state, then a check point, which syncs the log first: each is durable before the next. Then the files, one
   after the other, each name gone for good before the next one goes. A crash before the check point leaves all files. Units of consume
-  queues that were written anew meanwhile are in doubt, so everything is made anew from the log (``unit_log.Doubt``). A crash behind it
-  leaves some of the files, the newest; the check point needs none of those that went, and neither does making everything anew.
+  queues that lead to copies are in memory until then; while a check point writes them, caches are in doubt, and an open makes everything
+  anew from the log (``unit_log.Doubt``). A crash behind it leaves some of the files, the newest; the check point needs none of those that
+  went, and neither does making everything anew.
 
 A file in which something cannot be read is never copied, since that might leave something out. It stays until no consume queue leads into
 it (T12).

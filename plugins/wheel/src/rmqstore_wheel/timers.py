@@ -9,7 +9,7 @@ again at the next open (``recover``); only a staircase of many corners is, befor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ from rmqstore.contract import (
 )
 from rmqstore.contract.state import StatePage
 from rmqstore.errors import IllegalArgumentError, StoreFullError
-from rmqstore.message import Message, check_marks
+from rmqstore.message import check_marks
 from rmqstore.ordered import traces
 from rmqstore.ordered.adopting import stored_adopted
 from rmqstore.ordered.importing import is_taken_in, note_taken_in
@@ -52,8 +52,6 @@ from rmqstore_wheel.due import Due, joined
 from rmqstore_wheel.facts import TIMER
 from rmqstore_wheel.fetching import Fetcher, Located, joined_places
 from rmqstore_wheel.formats import index_file
-from rmqstore_wheel.formats.binary_columns import Ints
-from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.pending_timers import PendingTimers
 from rmqstore_wheel.reclaim import Reclaim
@@ -61,7 +59,8 @@ from rmqstore_wheel.recount import differences_in
 from rmqstore_wheel.timer_export import TimerExport
 from rmqstore_wheel.timer_import import WheelTimerImport
 from rmqstore_wheel.timer_index import FORGOTTEN_KEY, TimerIndex, noted_last_seq
-from rmqstore_wheel.timer_records import deliver_times, encode_cancel, encode_cancels, encode_timer, encode_timers
+from rmqstore_wheel.timer_parts import TimerParts
+from rmqstore_wheel.timer_records import deliver_times
 
 _DUE_BYTES: Final = 64 * 1024 * 1024
 _WRITTEN_CORNERS: Final = 4
@@ -76,6 +75,7 @@ class WheelTimers(TimerSide):
         self._index = index
         super().__init__(shared)
         self._fetcher = Fetcher(ledger)
+        self._parts = TimerParts(index, self._fetcher)
         self._pending = PendingTimers(index, self._fetcher, shared.options.store_tag)
         self._reclaim = Reclaim(ledger, index)
         self._sealed = TimerCursor.from_bytes(ledger.get(META, SEAL_KEY) or b"")
@@ -113,8 +113,7 @@ class WheelTimers(TimerSide):
             first_seq = self._first_free_seq()
             if not len(batch):
                 return TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, []), Ticket(0)
-            alone = batch.messages[0] if len(batch) == 1 and not batch.has_columns else None
-            part, ticks = self._one(alone, first_seq, now_ms) if isinstance(alone, Message) else self._many(batch, first_seq, now_ms)
+            part, ticks = self._parts.put(batch, first_seq, self._shared.epoch, now_ms)
             self._congestion.check(ticks)
             receipts = TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, ticks)
             changes = WriteBatch()
@@ -123,39 +122,6 @@ class WheelTimers(TimerSide):
             self._change_position = position
             self._note_ticks(ticks)
             return receipts, Ticket(position)
-
-    def _many(self, batch: MessageBatch, first_seq: int, now_ms: int) -> tuple[Messages, list[int]]:
-        """Return what a put appends, and the ticks of its timers."""
-        found = encode_timers(batch, now_ms, self.precision_ms)
-        seqs = np.arange(first_seq, first_seq + len(found.ticks))
-
-        def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
-            take_in = self._index.prepare_put(seqs, found.ticks, found.dues, self._shared.epoch, now_ms, offsets, sizes, found.hashes)
-
-            def commit() -> None:
-                take_in()
-                if len(found.key_hashes):
-                    self._index.keys.add_many(found.key_hashes, offsets[found.key_rows], now_ms)
-
-            return commit
-
-        return Messages(WHEEL_TOPIC, 0, first_seq - 1, found.records, now_ms, prepare=prepare), found.ticks.tolist()
-
-    def _one(self, message: Message, seq: int, now_ms: int) -> tuple[One, list[int]]:
-        """As :meth:`_many`, of one message."""
-        found = encode_timer(message, now_ms, self.precision_ms, seq - 1)
-
-        def prepare(offset: int, size: int) -> Callable[[], None]:
-            take_in = self._index.prepare_put_one(seq, found.tick, found.due, self._shared.epoch, now_ms, offset, size, found.hash)
-
-            def commit() -> None:
-                take_in()
-                if found.key_hashes:
-                    self._index.keys.add_many(np.array(found.key_hashes), np.full(len(found.key_hashes), offset), now_ms)
-
-            return commit
-
-        return One(WHEEL_TOPIC, 0, seq - 1, found.record, now_ms, prepare=prepare), [found.tick]
 
     def _first_free_seq(self) -> int:
         return max(self._index.last_seq, self._noted_seq, self._sealed.highest_seq) + 1
@@ -225,31 +191,11 @@ class WheelTimers(TimerSide):
         position = max(self._change_position, self._seal_position)
         if ending:
             seqs, ticks = np.array(list(ending)), np.array(list(ending.values()))
-            part = self._one_cancel(seqs, ticks, now_ms) if len(seqs) == 1 else self._many_cancels(seqs, ticks, now_ms)
+            part = self._parts.cancel(seqs, ticks, self._first_free_seq(), self._shared.epoch, now_ms)
             position = self._append(part, WriteBatch())
             self._change_position = position
             self._congestion.note(ending.values(), -1)
         return outcomes, Ticket(position)
-
-    def _many_cancels(self, seqs: Ints, ticks: Ints, now_ms: int) -> Messages:
-        found = encode_cancels(self._fetcher.timer_columns(seqs), seqs, ticks, max(now_ms, 0), self.precision_ms)
-        first_seq = self._first_free_seq()
-
-        def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
-            return self._index.prepare_cancels(first_seq, seqs, self._shared.epoch, offsets, sizes)
-
-        return Messages(WHEEL_TOPIC, 0, first_seq - 1, found, now_ms, prepare=prepare)
-
-    def _one_cancel(self, seqs: Ints, ticks: Ints, now_ms: int) -> One:
-        """As :meth:`_many_cancels`, of one timer."""
-        first_seq = self._first_free_seq()
-        text = self._fetcher.properties(int(seqs[0]))
-        record = encode_cancel(text, int(seqs[0]), int(ticks[0]), max(now_ms, 0), self.precision_ms, first_seq - 1)
-
-        def prepare(offset: int, size: int) -> Callable[[], None]:
-            return self._index.prepare_cancels(first_seq, seqs, self._shared.epoch, np.array([offset]), np.array([size]))
-
-        return One(WHEEL_TOPIC, 0, first_seq - 1, record, now_ms, prepare=prepare)
 
     def _outcome_of(self, place: Place, ending: dict[int, int]) -> CancelOutcome:
         tick, seq, _ = place

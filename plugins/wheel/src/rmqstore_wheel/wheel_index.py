@@ -5,25 +5,25 @@ lie further ahead than the roll window go into a nearer slot, marked to be rolle
 number, so that what was put at once does not meet again (RocketMQ: #8203). A timer that finds its place in the ring taken by another lap,
 or whose slot lies more than a span back, is told to its owner, who keeps it aside.
 
-A slot's units are a chain: each names the one before it. Those of one call are written one behind the other, so most of a chain is read in
-runs. The slots are in memory and on disk as a snapshot; units are appended to the timer log, which a check point vouches for.
+A slot's units are a chain (``chains``). The slots are in memory and on disk as a snapshot (``wheel_snapshot``); units are appended to the
+timer log, which a check point vouches for.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmqstore.errors import CorruptStoreError
+from rmqstore_wheel.chains import walk
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.formats import timer_log, wheel
 from rmqstore_wheel.formats.binary_columns import Ints, counted
-from rmqstore_wheel.formats.wheel import SLOT_BYTES, Ring
+from rmqstore_wheel.formats.wheel import Ring
 from rmqstore_wheel.unit_log import Doubt, Sums, UnitLog
+from rmqstore_wheel.wheel_snapshot import PAGE_SLOTS, WheelSnapshot
 
 ROLL_WINDOW_SLOTS: Final = 172_800
 """RocketMQ's ``timerRollWindowSlot``: two days at a precision of 1 s."""
@@ -31,12 +31,9 @@ ROLL_WINDOW_SLOTS: Final = 172_800
 ROLLS: Final = 2
 """In the field that RocketMQ carries along without a meaning: a slot with timers that are to be rolled."""
 
-_PAGE_SLOTS: Final = 4096 // SLOT_BYTES
 _SPREAD: Final = 0x9E3779B97F4A7C15
 _MASK: Final = 2**64 - 1
 _SPREAD_SHIFT: Final = 33
-_SIDE_BY_SIDE: Final = 8
-_RUN_UNITS: Final = 4096
 _NO_ROWS: Final = np.zeros(0, np.int64)
 
 
@@ -76,8 +73,7 @@ class WheelIndex:
         unit_log: type[UnitLog] = UnitLog,
     ) -> None:
         self.ring = ring
-        self._disk = disk
-        self._path = directory / "timerwheel"
+        self._snapshot = WheelSnapshot(disk, directory / "timerwheel", ring)
         self.window = roll_window
         self.units = unit_log(
             disk,
@@ -89,7 +85,7 @@ class WheelIndex:
             doubt=doubt,
         )
         self.slots = np.zeros(ring.length, wheel.SLOT)
-        self._pages = np.zeros(-(-ring.length // _PAGE_SLOTS), np.bool_)
+        self._pages = np.zeros(-(-ring.length // PAGE_SLOTS), np.bool_)
         self._first_roll: int | None = None
 
     # ------------------------------------------------------------ numbers
@@ -174,7 +170,7 @@ class WheelIndex:
             stays = held_slot == slot
             count, mark = max(timers, 0) if stays else 0, magic if stays else 0
             self.slots[place] = (slot, first if live else position, position, count + 1, mark | ROLLS if rolled else mark)
-            self._pages[place // _PAGE_SLOTS] = True
+            self._pages[place // PAGE_SLOTS] = True
             if rolled:
                 self._first_roll = slot if self._first_roll is None else min(self._first_roll, slot)
 
@@ -214,22 +210,17 @@ class WheelIndex:
         held = self.slots[places]
         live = (held["timers"] > 0) & (held["tick"] == in_order[firsts])
         rolls = bool(rolled.any())
-        units = np.empty(count, timer_log.UNIT)
-        units[:] = (timer_log.UNIT_BYTES, 0, flags, now * precision, 0, 0, 0, 0, 0)
         previous = np.empty(count, np.int64)
         previous[1:] = positions[:-1]
         previous[firsts] = np.where(live, held["last"], timer_log.NO_POSITION)
+        units = np.empty(count, timer_log.UNIT)
+        units[:] = (timer_log.UNIT_BYTES, 0, flags, now * precision, 0, 0, 0, 0, 0)
         units["previous"] = previous
         if rolls:
             units["flags"] = np.where(rolled[order], timer_log.DEFAULT | timer_log.ROLL, timer_log.DEFAULT)
-        units["delta_ms"] = (in_order - now) * precision
-        units["log_offset"] = log_offsets[order]
-        units["message_bytes"] = sizes[order]
-        if isinstance(topic_hashes, int):
-            units["topic_hash"] = topic_hashes
-        else:
-            units["topic_hash"] = topic_hashes[order]
-        units["reserved"] = seqs[order]
+        units["delta_ms"], units["reserved"] = (in_order - now) * precision, seqs[order]
+        units["log_offset"], units["message_bytes"] = log_offsets[order], sizes[order]
+        units["topic_hash"] = _of(topic_hashes, order)
         data = units.view(np.uint8).data
         self.units.write_ahead(data)
         rows = np.empty(len(firsts), wheel.SLOT)
@@ -248,7 +239,7 @@ class WheelIndex:
             rows["timers"] = np.where(stays, np.maximum(held["timers"], 0), 0) + counts
             rows["magic"] = np.where(stays, held["magic"], 0) | marks
             self.slots[places] = rows
-            self._pages[places // _PAGE_SLOTS] = True
+            self._pages[places // PAGE_SLOTS] = True
             if first_roll is not None:
                 self._first_roll = first_roll if self._first_roll is None else min(self._first_roll, first_roll)
 
@@ -263,14 +254,6 @@ class WheelIndex:
         left = rows["timers"] - np.where(ours, counts, 0)
         self.slots["timers"][places] = left
         self.slots["magic"][places[left <= 0]] = 0
-
-    def count_off_one(self, slot: int) -> None:
-        """Take one timer off the count of its slot."""
-        row = self.slots[slot % self.ring.length]
-        if row["tick"] == slot:
-            row["timers"] -= 1
-            if row["timers"] <= 0:
-                row["magic"] = 0
 
     # ------------------------------------------------------------ looking
 
@@ -352,57 +335,7 @@ class WheelIndex:
             CorruptStoreError: a chain does not lead from newer to older units.
         """
         rows = self.slots[self.ring.places(slots)]
-        lasts, firsts = rows["last"].astype(np.int64), rows["first"].astype(np.int64)
-        found: list[Ints] = []
-        of_slot: list[Ints] = []
-        current, firsts, owners = self.units.numbers(lasts), self.units.numbers(firsts), slots
-        hops = 0
-        while len(current):
-            if len(current) < _SIDE_BY_SIDE or hops >= _RUN_UNITS:
-                for number, first, owner in zip(current.tolist(), firsts.tolist(), owners.tolist(), strict=True):
-                    run = self._walk_one(number, first)
-                    found.append(run)
-                    of_slot.append(np.full(len(run), owner))
-                break
-            found.append(current)
-            of_slot.append(owners)
-            going = current != firsts
-            current, firsts, owners = current[going], firsts[going], owners[going]
-            if len(current):
-                before = self.units.numbers(self.units.gather(current)["previous"].astype(np.int64))
-                self._check_chain(before, current, firsts)
-                current = before
-            hops += 1
-        if not found:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        return np.concatenate(found), np.concatenate(of_slot)
-
-    def _walk_one(self, number: int, first: int) -> Ints:
-        """Return the units of one chain from ``number`` back to ``first``, read in runs."""
-        found: list[Ints] = []
-        step = 16
-        while True:
-            begin = max(number - step + 1, first, self.units.first)
-            units = self.units.read(begin, number - begin + 1)
-            expected = self.units.positions(np.arange(begin - 1, number))
-            breaks = np.flatnonzero(units["previous"] != expected)
-            start = begin if not len(breaks) else begin + int(breaks[-1])
-            found.append(np.arange(start, number + 1))
-            if start <= first:
-                return np.concatenate(found)
-            if len(breaks):
-                before = self.units.numbers(units["previous"][start - begin : start - begin + 1].astype(np.int64))
-                self._check_chain(before, np.array([start]), np.array([first]))
-                number, step = int(before[0]), 16
-            else:
-                number, step = start - 1, min(4 * step, 65_536)
-
-    def _check_chain(self, before: Ints, current: Ints, firsts: Ints) -> None:
-        wrong = (before >= current) | (before < firsts)
-        if wrong.any():
-            at = self.units.position(int(current[wrong.argmax()]))
-            path = str(self.units.chain.path_of(at))
-            raise CorruptStoreError(f"{path}: the unit at {at} is not followed by an older one of its slot", file=path, offset=at)
+        return walk(self.units, rows["last"].astype(np.int64), rows["first"].astype(np.int64), slots)
 
     # ------------------------------------------------------------ snapshots
 
@@ -413,18 +346,8 @@ class WheelIndex:
             CorruptStoreError: there is no such snapshot, or a file of the timer log is missing.
         """
         self.units.start(sums)
-        for path in (self._path, self._path.with_suffix(".bak")):
-            try:
-                data = np.fromfile(path, wheel.SLOT) if path.stat().st_size == self.ring.file_bytes else None
-            except OSError:
-                data = None
-            if data is not None:
-                pages = _filled_pages(data)
-                if _crc_of(data, pages) == crc:
-                    self.slots, self._pages = data, pages
-                    self._find_first_roll()
-                    return
-        raise CorruptStoreError(f"{self._path} is not the wheel of the check point", file=str(self._path))
+        self.slots, self._pages = self._snapshot.read(crc)
+        self._find_first_roll()
 
     def start_empty(self) -> None:
         """Begin with nothing."""
@@ -436,23 +359,7 @@ class WheelIndex:
 
     def check_point(self) -> tuple[Sums, int]:
         """Write a snapshot, the one before it being kept; returns what a check point has to know."""
-        sums = self.units.sync()
-        new = self._path.with_suffix(".new")
-        file = self._disk.create(new, self.ring.file_bytes)
-        try:
-            pages = np.flatnonzero(self._pages)
-            for run in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1) if len(pages) else ():
-                begin = int(run[0]) * _PAGE_SLOTS
-                stop = min((int(run[-1]) + 1) * _PAGE_SLOTS, self.ring.length)
-                file.write_at(begin * SLOT_BYTES, self.slots[begin:stop].view(np.uint8).data)
-            file.sync()
-        finally:
-            file.close()
-        if self._path.exists():
-            self._disk.rename(self._path, self._path.with_suffix(".bak"))
-        self._disk.rename(new, self._path)
-        self._disk.sync_directory(self._path.parent)
-        return sums, _crc_of(self.slots, self._pages)
+        return self.units.sync(), self._snapshot.write(self.slots, self._pages)
 
     def first_needed(self) -> int:
         """Return the number of the oldest unit that a live slot needs."""
@@ -474,20 +381,3 @@ def _stable_order(slots: Ints) -> Ints:
 
 def _of(values: Ints | int, rows: Ints) -> Ints | int:
     return values if isinstance(values, int) else values[rows]
-
-
-def _filled_pages(slots: Any) -> Any:
-    padded = -(-len(slots) // _PAGE_SLOTS) * _PAGE_SLOTS
-    raw = slots.view(np.uint64).reshape(len(slots), -1)
-    filled = raw.any(axis=1)
-    return np.pad(filled, (0, padded - len(slots))).reshape(-1, _PAGE_SLOTS).any(axis=1)
-
-
-def _crc_of(slots: Any, pages: Any) -> int:
-    """Return the CRC-32 of the pages that are not empty, with their numbers."""
-    crc = 0
-    for page in np.flatnonzero(pages).tolist():
-        piece = slots[page * _PAGE_SLOTS : (page + 1) * _PAGE_SLOTS]
-        if piece.view(np.uint64).any():
-            crc = zlib.crc32(piece.view(np.uint8).data, zlib.crc32(page.to_bytes(4, "big"), crc))
-    return crc

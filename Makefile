@@ -65,7 +65,7 @@ bench: $(DEV)  ## speed of every engine beside its raw database; options by ARGS
 bench-consumers: $(DEV)  ## 1 to 64 consumer threads over 1 to 8 queues; options by ARGS="..."
 	@$(BIN)/python -m rmqstore_benchmarks.consumers $(ARGS)
 
-bench-backlog: $(DEV)  ## what a large backlog costs, some twenty minutes; options by ARGS="..."
+bench-backlog: $(DEV)  ## what a large backlog costs, which takes long; options by ARGS="..."
 	@$(BIN)/python -m rmqstore_benchmarks.backlog $(ARGS)
 
 bench-spark: $(DEV)  ## load from Spark, with failing tasks; options by ARGS="..."

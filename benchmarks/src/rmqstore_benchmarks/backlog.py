@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import statistics
 import subprocess
@@ -21,11 +20,14 @@ from typing import Any, Final
 
 import msgspec
 
-from rmqstore.plugins import EngineState, get_plugins
-from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence, table, without_outputs
+from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence, table
+from rmqstore_benchmarks.runs import command_line, installed, keep_results, require_room
 
 ENGINES: Final = ("wheel", "rocksdb", "lmdb")
 PARTS: Final = ("index", "hand-over", "cancel", "pop", "backlog", "reopen")
+
+_TIMER_BYTES: Final = 1024
+"""Room that a timer may take, with all that is kept of it."""
 
 Figures = dict[str, Any]
 
@@ -211,15 +213,14 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print; see ``--help``."""
     given = _parsed(arguments)
-    works = {entry.name for entry in get_plugins().engines() if entry.state is EngineState.OK}
-    engines = [engine for engine in given.engines if engine in works]
-    if not engines:
-        raise SystemExit("none of the engines is installed; for example: pip install 'rmqstore[all]'")
+    engines = installed(given.engines)
     sizes: dict[str, Any] = {"rounds": given.rounds, "backlog": given.backlog} | (SMALL if given.small else {})
     plan = Plan(directory=given.directory, **sizes)
+    most = max([plan.backlog] * ("backlog" in given.parts) + [*plan.reopen] * ("reopen" in given.parts) + [plan.slot])
+    require_room(given.directory, most, _TIMER_BYTES)
     machine = described(given.directory)
     results: Figures = {}
-    command = " ".join(["python -m rmqstore_benchmarks.backlog", *without_outputs(sys.argv[1:] if arguments is None else arguments)])
+    command = command_line("rmqstore_benchmarks.backlog", arguments)
     note = f"`{command}`: {sentence(machine)}"
     for part in given.parts:
         print(f"{part} …", file=sys.stderr, flush=True)
@@ -229,9 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             replace_part(given.markdown, part, f"{text}\n\n{note}")
     print(note)
     if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        document = {"command": command, "machine": machine, "plan": msgspec.to_builtins(plan, enc_hook=os.fspath), "results": results}
-        given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        keep_results(given.json, command, machine, plan, results)
 
 
 if __name__ == "__main__":

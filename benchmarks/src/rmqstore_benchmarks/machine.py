@@ -115,15 +115,3 @@ def replace_part(page: Path, name: str, text: str) -> None:
     if not (found_begin and found_end):
         raise SystemExit(f"{page} needs the lines {begin} and {end}, in this order")
     page.write_text(f"{head}{begin}\n\n{text.strip()}\n\n{end}{tail}", encoding="utf-8")
-
-
-def without_outputs(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments without where the results go, which does not change them."""
-    kept: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        if word in ("--json", "--markdown"):
-            next(words, None)
-        elif not word.startswith(("--json=", "--markdown=")):
-            kept.append(word)
-    return kept

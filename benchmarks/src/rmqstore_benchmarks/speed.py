@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
 import subprocess
 import sys
@@ -19,10 +18,10 @@ from typing import Any, Final
 
 import msgspec
 
-from rmqstore.plugins import EngineState, get_plugins
 from rmqstore_benchmarks.baseline import RAW
-from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence, table, without_outputs
+from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence, table
 from rmqstore_benchmarks.measures import Figures, Task
+from rmqstore_benchmarks.runs import command_line, installed, keep_results, require_room
 from rmqstore_benchmarks.workloads import BODY_BYTES, DISTRIBUTIONS
 
 ENGINES: Final = ("wheel", "rocksdb", "lmdb", "memory")
@@ -237,27 +236,20 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print; see ``--help``."""
     given = _parsed(arguments)
-    works = {entry.name for entry in get_plugins().engines() if entry.state is EngineState.OK}
-    engines = tuple(engine for engine in given.engines if engine in works)
-    if missing := [engine for engine in given.engines if engine not in works]:
-        print(f"left out, not installed: {', '.join(missing)}", file=sys.stderr)
-    if not engines:
-        raise SystemExit("none of the engines is installed; for example: pip install 'rmqstore[all]'")
+    engines = installed(given.engines)
     small = {"rounds": 1, "timers": 20_000, "singles": 200, "memory_timers": 200_000} if given.small else {}
     sizes = {"rounds": given.rounds, "timers": given.timers, "memory_timers": given.memory_timers} | small
     plan = Plan(engines=engines, directory=given.directory, **sizes)
-    if shutil.disk_usage(given.directory).free < 4 * 1024 * plan.memory_timers and given.memory:
-        raise SystemExit(f"{given.directory} has not the room for {plan.memory_timers:,} timers; give --directory")
+    if given.memory:
+        require_room(given.directory, plan.memory_timers, 4 * 1024)
     machine = described(given.directory)
     results = measure_memory(plan) if given.memory else measure(plan)
     tables = memory_table(results, plan) if given.memory else speed_tables(results, plan)
-    command = "python -m rmqstore_benchmarks.speed " + " ".join(without_outputs(sys.argv[1:] if arguments is None else arguments))
-    text = f"{tables}\n\n`{command.strip()}`: {sentence(machine)}"
+    command = command_line("rmqstore_benchmarks.speed", arguments)
+    text = f"{tables}\n\n`{command}`: {sentence(machine)}"
     print(text)
     if given.json:
-        document = {"command": command.strip(), "machine": machine, "plan": msgspec.to_builtins(plan, enc_hook=str), "results": results}
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        keep_results(given.json, command, machine, plan, results)
     if given.markdown:
         replace_part(given.markdown, "memory" if given.memory else "speed", text)
 

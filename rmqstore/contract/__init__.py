@@ -39,7 +39,7 @@ from rmqstore.contract.pops import (
     Subscription,
     TopicInfo,
 )
-from rmqstore.contract.receipts import NO_RETRY, ORDERED_QID, RETRY_V1, RETRY_V2, Receipt
+from rmqstore.contract.receipts import NO_RETRY, ORDERED_QID, RETRY_V1, RETRY_V2, REVIVE_QUEUES, Receipt, revive_qid_of
 from rmqstore.contract.side import Side, Ticket
 from rmqstore.contract.timers import (
     EMPTY_CURSOR,
@@ -65,6 +65,7 @@ __all__ = [
     "ORDERED_QID",
     "RETRY_V1",
     "RETRY_V2",
+    "REVIVE_QUEUES",
     "UNLIMITED_MS",
     "AckOutcome",
     "CancelOutcome",
@@ -117,5 +118,6 @@ __all__ = [
     "TimerStore",
     "TopicInfo",
     "WriteStatus",
+    "revive_qid_of",
     "same_durability",
 ]

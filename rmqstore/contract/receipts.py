@@ -18,8 +18,19 @@ NO_RETRY, RETRY_V1, RETRY_V2 = 0, 1, 2
 ORDERED_QID = 999
 """Value of ``revive_qid`` in the receipt of a FIFO pop (RocketMQ ``KeyBuilder.POP_ORDER_REVIVE_QUEUE``)."""
 
+REVIVE_QUEUES = 8
+"""How many revive queues there are (RocketMQ ``reviveQueueNum``)."""
+
 _INT = r"(-?\d{1,19})"
 _TEXT = re.compile(rf"{_INT} {_INT} {_INT} {_INT} ([012]) (\S+) {_INT} {_INT} {_INT} (\S+) (\S+) {_INT} ([0-9a-f]{{8}})", re.ASCII)
+
+
+def revive_qid_of(pop_time_ms: int) -> int:
+    """Return the revive queue of a pop that is not a FIFO one.
+
+    RocketMQ takes them in turn, and a receipt has to say which; here the pop time tells, which rises with every pop of a queue.
+    """
+    return pop_time_ms % REVIVE_QUEUES
 
 
 class Receipt(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmqstore.contract import NO_RETRY, ORDERED_QID, LeaseInfo
+from rmqstore.contract import NO_RETRY, ORDERED_QID, LeaseInfo, revive_qid_of
 from rmqstore.ordered.adopting import Adoptions
 from rmqstore.ordered.fifo import as_delivered
 from rmqstore.ordered.layout import LEASE, LEASES
@@ -49,7 +49,7 @@ def _lease_info(state: PopState, log: QueueLog, lease: Lease, group: str, topic:
         run = state.fifo.get(Seat(seat_group, topic_id, queue), {})
         record = as_delivered(found[0], run.get(offset), record_format)
     is_ordered = state.is_ordered(seat_group, topic_id) and lease.retry_flag == NO_RETRY
-    revive_qid = ORDERED_QID if is_ordered else 0
+    revive_qid = ORDERED_QID if is_ordered else revive_qid_of(pop_ms)
     part = Slice(
         topic,
         queue,

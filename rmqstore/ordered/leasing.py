@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from rmqstore.contract import (
     NO_RETRY,
+    ORDERED_QID,
     AckOutcome,
     Change,
     ChangeOutcome,
@@ -17,6 +18,7 @@ from rmqstore.contract import (
     Receipt,
     ReleaseOutcome,
     ReviveReport,
+    revive_qid_of,
 )
 from rmqstore.message import MAX_QUEUES, retry_topic
 from rmqstore.ordered.adopting import Adoptions
@@ -137,6 +139,7 @@ class Leasing:
         first_pop_ms = pop_ms if lease.first_pop_ms < 0 else lease.first_pop_ms
         seat = Seat(group_id, topic_id, queue)
         new = stage.grant(seat, [receipt.queue_offset], change.invisible_ms, lease.retry_flag, first_pop_ms)
+        new_pop_ms = new.place[4]
         return ChangeResult(
             outcome,
             Receipt(
@@ -145,12 +148,12 @@ class Leasing:
                 queue,
                 receipt.queue_offset,
                 receipt.queue_offset,
-                new.place[4],
+                new_pop_ms,
                 change.invisible_ms,
                 lease.retry_flag,
                 self._options.broker,
                 self._shared.epoch,
-                receipt.revive_qid,
+                ORDERED_QID if receipt.revive_qid == ORDERED_QID else revive_qid_of(new_pop_ms),
             ),
         )
 

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rmqstore.contract import NO_RETRY, ORDERED_QID, RETRY_V2, InitMode, PopRequest, PopResult, Ticket
+from rmqstore.contract import NO_RETRY, ORDERED_QID, RETRY_V2, InitMode, PopRequest, PopResult, Ticket, revive_qid_of
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import retry_topic
 from rmqstore.ordered.adopting import Adoptions
@@ -266,7 +266,7 @@ class Popping:
             lease.epoch,
             ck_start,
             lease.first_pop_ms,
-            ORDERED_QID if request.order and lease.retry_flag == NO_RETRY else 0,
+            ORDERED_QID if request.order and lease.retry_flag == NO_RETRY else revive_qid_of(pop_ms),
             queue_shift,
         )
 

@@ -37,13 +37,10 @@ def records_of(root: Path) -> list[Record]:
 
 
 def revive_records(root: Path) -> list[Record]:
-    """Return the records of the revive topic by offset, found through its consume queue, whose units must fit them."""
-    queue = root / "consumequeue" / REVIVE_TOPIC / "0"
-    if not queue.is_dir():
-        return []
+    """Return the records of the revive topic in the order of the log, found through its consume queues, whose units must fit them."""
     by_place = {record.physical_offset: record for record in records_of(root)}
     found = []
-    for path in sorted(queue.iterdir()):
+    for path in (root / "consumequeue" / REVIVE_TOPIC).glob("*/*"):
         data = path.read_bytes()
         # The last file is as long as what is set aside.
         whole = memoryview(data)[: len(data) // consume_queue.UNIT_BYTES * consume_queue.UNIT_BYTES]
@@ -52,10 +49,10 @@ def revive_records(root: Path) -> list[Record]:
                 break
             record = by_place[int(unit["log_offset"])]
             tag = properties.decode(record.properties)[properties.TAG]
-            assert (record.topic.decode(), record.queue_id, record.queue_offset) == (REVIVE_TOPIC, 0, at)
+            assert (record.topic.decode(), record.queue_id, record.queue_offset) == (REVIVE_TOPIC, int(path.parent.name), at)
             assert (int(unit["size"]), int(unit["tags_code"])) == (len(commit_log.encode_record(record)), consume_queue.tags_code(tag))
             found.append(record)
-    return found
+    return sorted(found, key=lambda record: record.physical_offset)
 
 
 def bodies_of(root: Path) -> list[CheckPoint | Ack | BatchAck]:
@@ -72,6 +69,7 @@ def bodies_of(root: Path) -> list[CheckPoint | Ack | BatchAck]:
         else:
             found.append(codec.decode_batch_ack(record.body))
             assert codec.encode_batch_ack(found[-1]) == record.body
+        assert record.queue_id == found[-1].pop_ms % 8
     return found
 
 
@@ -79,10 +77,10 @@ def running(root: Path) -> dict[Held, int]:
     """Return the leases that run by the revive log alone, with their ends: what a broker's ``PopReviveService`` would go by."""
     offsets = root / "config" / consumer_offsets.FILE_NAME
     table = consumer_offsets.decode(offsets.read_bytes()).table if offsets.exists() else {}
-    passed = table.get(f"{REVIVE_TOPIC}@CID_RMQ_SYS_REVIVE_GROUP", {}).get(0, -1)
+    passed = table.get(f"{REVIVE_TOPIC}@CID_RMQ_SYS_REVIVE_GROUP", {})
     points: dict[tuple[str, str, int, int, int, str | None], CheckPoint] = {}
     for record, each in zip(revive_records(root), bodies_of(root), strict=True):
-        if record.queue_offset <= passed:
+        if record.queue_offset <= passed.get(record.queue_id, -1):
             continue
         key = (each.topic, each.group, each.queue_id, each.start_offset, each.pop_ms, each.broker)
         if isinstance(each, CheckPoint):

@@ -102,7 +102,7 @@ def test_a_change_writes_a_new_check_point_and_acks_the_old_one(tmp_path: Path) 
         send(pops, 10)
         receipts = take(pops, 5)
         pops.apply(PopTxn(changes=[Change(receipts[3], 5_000)]), NOW + 10)
-    assert bodies_of(tmp_path / "db")[1:] == [point(3, 1, NOW + 10, 5_000), Ack("t", "g", 0, 0, NOW, 3, BROKER)]
+    assert bodies_of(tmp_path / "db")[1:] == [Ack("t", "g", 0, 0, NOW, 3, BROKER), point(3, 1, NOW + 10, 5_000)]
 
 
 def test_a_release_and_a_revive_ack_what_lies_in_the_retry_topic_then(tmp_path: Path) -> None:
@@ -161,18 +161,36 @@ def test_the_setting_turns_it_off(tmp_path: Path) -> None:
     assert bodies_of(tmp_path / "db") == [point(4, 4, NOW + 1, 59_999)]
 
 
+def test_check_points_and_acks_lie_in_the_queue_that_receipts_name(tmp_path: Path) -> None:
+    with pops_in(tmp_path) as pops:
+        send(pops, 40)
+        taken = [take(pops, 2, NOW + at) for at in range(20)]
+        pops.apply(PopTxn(acks=[receipt for receipts in taken for receipt in receipts[:1]]), NOW + 20)
+        done, _ = pops.apply(PopTxn(changes=[Change(taken[3][1], 5_000)]), NOW + 31)
+        listed = [Receipt.parse(lease.receipt) for lease in pops.leases()]
+    named = {(receipt.ck_start_offset, receipt.pop_time_ms): receipt.revive_qid for receipts in taken for receipt in receipts}
+    assert set(named.values()) == set(range(8))
+    (changed,) = done.changes
+    assert changed.receipt is not None
+    assert changed.receipt in listed
+    named[changed.receipt.ck_start_offset, changed.receipt.pop_time_ms] = changed.receipt.revive_qid
+    for record, each in zip(revive_records(tmp_path / "db"), bodies_of(tmp_path / "db"), strict=True):
+        assert named[each.start_offset, each.pop_ms] == record.queue_id
+    assert all(receipt is not None and named[receipt.ck_start_offset, receipt.pop_time_ms] == receipt.revive_qid for receipt in listed)
+
+
 def test_what_nobody_needs_is_reclaimed(tmp_path: Path) -> None:
     sizes = Sizes(queue_file_units=16, check_point_calls=8)
     queue = tmp_path / "db" / "consumequeue" / REVIVE_TOPIC / "0"
     with pops_in(tmp_path, sizes=sizes) as pops:
         send(pops, 400)
         held = take(pops, 1)
-        for _ in range(40):
-            pops.apply(PopTxn(acks=take(pops, 1)), NOW)
+        for at in range(40):
+            pops.apply(PopTxn(acks=take(pops, 1, NOW + 8 * at + 8)), NOW)
     assert len(list(queue.iterdir())) == 6
     with pops_in(tmp_path, sizes=sizes) as pops:
-        for _ in range(20):
-            pops.apply(PopTxn(acks=take(pops, 1)), NOW)
+        for at in range(20):
+            pops.apply(PopTxn(acks=take(pops, 1, NOW + 8 * at + 328)), NOW)
     assert len(list(queue.iterdir())) == 8
     assert list(running(tmp_path / "db")) == [Held("t", "g", 0, 0)]
     with pops_in(tmp_path, sizes=sizes) as pops:

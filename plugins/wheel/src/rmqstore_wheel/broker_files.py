@@ -11,7 +11,7 @@ A file that would say the same again is left alone. What is written in place is 
 nothing, and a broker then only reads more of the log.
 
 - The offset of a group that pops out of order is its next one: what it holds is in the revive log. That of a FIFO queue is the first
-  message that is not acked. That of the revive topic's reader lies before the oldest check point that is needed.
+  message that is not acked. Those of the revive topic's reader lie before the oldest check points that are needed.
 - A FIFO run maps as far as RocketMQ has words for it: its first 64 messages, which are the bits that it has for acks, no attempt id (the
   engine keeps a hash), and one pop time, that of the latest pop; ends of leases that do not follow from it are told one by one.
 - ``timercheck`` says that the slots before the first one with a pending timer are done.
@@ -42,7 +42,7 @@ from rmqstore_wheel.formats.consumer_offsets import ConsumerOffsets
 from rmqstore_wheel.formats.order_info import OrderInfo
 from rmqstore_wheel.formats.timer_check import TimerCheck
 from rmqstore_wheel.ledger import Ledger
-from rmqstore_wheel.revive_log import GROUP_NAME, QUEUE, ReviveLog
+from rmqstore_wheel.revive_log import GROUP_NAME, ReviveLog
 from rmqstore_wheel.timer_index import TimerIndex
 
 CONFIG: Final = "config"
@@ -99,9 +99,9 @@ class BrokerFiles:
             if name is not None:
                 table.setdefault(name, {})[seat.queue] = min(runs.get(seat, ()), default=standing.next_offset)
         if self._revive_log is not None:
-            revived = self._revive_log.first_needed() - 1
-            if revived >= 0:
-                table[consumer_offsets.key(self._revive_log.topic, GROUP_NAME)] = {QUEUE: revived}
+            revived = {number: queue.first_needed() - 1 for number, queue in enumerate(self._revive_log.queues)}
+            if passed := {number: offset for number, offset in revived.items() if offset >= 0}:
+                table[consumer_offsets.key(self._revive_log.topic, GROUP_NAME)] = passed
         return table
 
     def _orders(self, topics: dict[int, str], groups: dict[int, str], runs: dict[Seat, FifoRun]) -> order_info.Table:

@@ -11,8 +11,8 @@ record of the same frame says all of it. What a call did to leases is taken from
 
 What differs from a broker:
 
-- All of it lies in queue :data:`QUEUE`, the one that receipts name: a broker that is given a receipt of ours acks into that queue, and an
-  ack counts only beside its check point.
+- Which of its queues a check point lies in follows from its pop time (``revive_qid_of``), and receipts say it: a broker that is given one
+  of ours acks into that queue, and an ack counts only beside its check point.
 - It comes here at once, not by way of the wheel, so it has no deliver time: a broker takes the latest one that it reads here for the
   present.
 - ``it`` is what makes ``reviveTime`` the end of the lease: less than the invisible time where the pop time runs ahead of the clock.
@@ -21,14 +21,14 @@ What differs from a broker:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
-import numpy as np
-
-from rmqstore.contract import NO_RETRY
+from rmqstore.contract import NO_RETRY, REVIVE_QUEUES, revive_qid_of
 from rmqstore.ordered.kv import DeleteMany, DeleteRange, PutMany
-from rmqstore.ordered.layout import GROUP, LEASE, LEASES, META, REGISTERED, STANDING, TOPIC, U32, after_prefix
+from rmqstore.ordered.layout import GROUP, LEASE, LEASE_KEY, LEASES, META, REGISTERED, STANDING, TOPIC, U32, after_prefix
 from rmqstore.ordered.leases import LEASED, MOVED, Lease
 from rmqstore.ordered.standings import Registered
 from rmqstore_wheel.formats import check_points as codec
@@ -39,10 +39,10 @@ from rmqstore_wheel.formats.fastjson import quote
 from rmqstore_wheel.journal import Change
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.ledger_ports import Beside
+from rmqstore_wheel.revive_queue import ReviveQueue, is_running
 
 TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 GROUP_NAME: Final = "CID_RMQ_SYS_REVIVE_GROUP"
-QUEUE: Final = 0
 NEXT: Final = f"{texts.OWN_PREFIX}NEXT"
 
 _MOST: Final = codec.MAX_MESSAGES
@@ -65,14 +65,20 @@ class _Names(NamedTuple):
 
 
 class _Written:
-    """What one call writes: (body, properties) of its check points, then those of its acks; ``begun`` has a check point's row by lease."""
+    """What one call writes into one queue: bodies and properties, and what a consume queue has of each.
+
+    ``begun`` has a lease's key by the row of its first check point.
+    """
 
     def __init__(self) -> None:
-        self.points: list[tuple[str, str]] = []
-        self.acks: list[tuple[str, str]] = []
-        self.ack_codes: list[int] = []
+        self.texts: list[tuple[str, str]] = []
+        self.codes: list[int] = []
         self.begun: list[tuple[int, bytes]] = []
-        self.last_pop_ms = 0
+
+    def add(self, body: str, properties: str, code: int) -> None:
+        """Add a message."""
+        self.texts.append((body, properties))
+        self.codes.append(code)
 
 
 class ReviveLog:
@@ -91,11 +97,12 @@ class ReviveLog:
         self._texts: dict[tuple[int, int], _Names] = {}
         entries = [*ledger.scan_all(META, TOPIC, after_prefix(TOPIC)), *ledger.scan_all(META, GROUP, after_prefix(GROUP))]
         self._note_names(entries)
-        self._next = ledger.queues.of(self.topic, QUEUE).count if (self.topic, QUEUE) in ledger.queues else 0
-        self._units: list[tuple[int, int, int]] = []
-        self._points: list[tuple[int, bytes]] = []
+        self._last_pop_ms = 0
         # Where their check points lie was not kept, only that it is behind the first offset of the queue.
-        self._older = {key for key, value in ledger.scan_all(LEASES, LEASE, _END_OF_LEASES) if _runs(value)}
+        older = [key for key, value in ledger.scan_all(LEASES, LEASE, _END_OF_LEASES) if is_running(value)]
+        self.queues = [
+            ReviveQueue(ledger, self.topic, queue, [key for key in older if _queue_of(key) == queue]) for queue in range(REVIVE_QUEUES)
+        ]
 
     def _note_names(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
         """Note names by id. No id is ever given to another one, unless the call failed that gave it first."""
@@ -130,22 +137,22 @@ class ReviveLog:
                 leases |= dict.fromkeys(self._within(change))
         if not leases:
             return None
-        written = _Written()
+        written: dict[int, _Written] = defaultdict(_Written)
         for key, new in leases.items():
             self._compare(written, key, new, meta)
-        return self._as_records(written) if written.points or written.acks else None
+        return self._as_records(written) if written else None
 
     def _within(self, change: DeleteRange) -> list[bytes]:
         start, stop = max(change.start, LEASE), min(change.stop, _END_OF_LEASES)
         return [key for key, _ in self._ledger.scan_all(LEASES, start, stop)] if start < stop else []
 
-    def _compare(self, written: _Written, key: bytes, value: bytes | None, meta: dict[bytes, bytes]) -> None:
+    def _compare(self, written: dict[int, _Written], key: bytes, value: bytes | None, meta: dict[bytes, bytes]) -> None:
         """Add what became of one lease; ``meta`` are keys that change with it."""
         before = self._ledger.state.get(LEASES, key)
         if before is None:
-            if value is not None and _runs(value):
+            if value is not None and is_running(value):
                 self._add_points(written, Lease.decode(key[1:], value), meta)
-        elif _runs(before):
+        elif is_running(before):
             lease = Lease.decode(key[1:], before)
             states = bytes((MOVED,)) * len(lease.offsets) if value is None else Lease.states_of(value)
             if states != lease.states:
@@ -166,7 +173,7 @@ class ReviveLog:
             known = self._texts[group_id, topic_id] = _Names(topic, group, quote(topic), quote(group))
         return known
 
-    def _add_points(self, written: _Written, lease: Lease, meta: dict[bytes, bytes]) -> None:
+    def _add_points(self, written: dict[int, _Written], lease: Lease, meta: dict[bytes, bytes]) -> None:
         group_id, topic_id, queue, _, pop_ms = lease.place
         names = self._names_of(lease, group_id, topic_id, meta)
         if names is None:
@@ -174,8 +181,9 @@ class ReviveLog:
         seat = STANDING + lease.key[:_SEAT_BYTES]
         standing = meta.get(seat) or self._ledger.state.get(META, seat)
         own = "" if standing is None else f"{NEXT}\x01{int.from_bytes(standing[:8])}\x02"
-        written.begun.append((len(written.points), lease.key))
-        written.last_pop_ms = max(written.last_pop_ms, pop_ms)
+        mine = written[revive_qid_of(pop_ms)]
+        mine.begun.append((len(mine.texts), LEASE + lease.key))
+        self._last_pop_ms = max(self._last_pop_ms, pop_ms)
         for at in range(0, len(lease.offsets), _MOST):
             offsets = lease.offsets[at : at + _MOST]
             start, count = offsets[0], len(offsets)
@@ -191,10 +199,10 @@ class ReviveLog:
                 f'"so":{start},"t":{names.quoted_topic}}}'
             )
             key = f"{names.topic}@{queue}@{start}@{names.group}@{pop_ms}@{self._broker}@ck"
-            written.points.append((body, f"TAGS\x01ck\x02UNIQ_KEY\x01{key}\x02{own}"))
+            mine.add(body, f"TAGS\x01ck\x02UNIQ_KEY\x01{key}\x02{own}", _CK)
             own = ""
 
-    def _add_acks(self, written: _Written, lease: Lease, states: bytes, meta: dict[bytes, bytes]) -> None:
+    def _add_acks(self, written: dict[int, _Written], lease: Lease, states: bytes, meta: dict[bytes, bytes]) -> None:
         group_id, topic_id, queue, _, pop_ms = lease.place
         names = self._names_of(lease, group_id, topic_id, meta)
         if names is None:
@@ -217,52 +225,30 @@ class ReviveLog:
                 f'"t":{names.quoted_topic}}}'
             )
             key = f"{names.topic}@{queue}@{offset}@{names.group}@{pop_ms}@{self._broker}@ack"
-            written.acks.append((body, f"TAGS\x01{tag}\x02UNIQ_KEY\x01{key}\x02"))
-            written.ack_codes.append(code)
+            written[revive_qid_of(pop_ms)].add(body, f"TAGS\x01{tag}\x02UNIQ_KEY\x01{key}\x02", code)
 
-    # ------------------------------------------------------------ records
-
-    def _as_records(self, written: _Written) -> Beside:
-        store_ms = max(self._ledger.store_ms, written.last_pop_ms)
-        first = self._next
+    def _as_records(self, written: dict[int, _Written]) -> Beside:
+        store_ms = max(self._ledger.store_ms, self._last_pop_ms)
         records = [
-            self._form.encode(body.encode(), text.encode(), QUEUE, offset, store_ms)
-            for offset, (body, text) in enumerate((*written.points, *written.acks), first)
+            self._form.encode(body.encode(), text.encode(), queue, offset, store_ms)
+            for queue, mine in written.items()
+            for offset, (body, text) in enumerate(mine.texts, self.queues[queue].next)
         ]
 
         def commit(places: Iterable[int]) -> None:
-            self._next += len(records)
-            codes = [_CK] * len(written.points) + written.ack_codes
-            self._units += zip(places, map(len, records), codes, strict=True)
-            self._points += [(first + row, key) for row, key in written.begun]
+            units = zip(places, map(len, records), strict=True)
+            for queue, mine in written.items():
+                rows = zip(islice(units, len(mine.codes)), mine.codes, strict=True)
+                self.queues[queue].take([(place, size, code) for (place, size), code in rows], mine.begun)
 
         return Beside(records, store_ms, commit)
 
-    # ------------------------------------------------------------ the queue
-
     def settle(self) -> None:
-        """Bring the consume queue to what was written, and let it begin at the check point of the oldest lease that runs.
-
-        Nobody reads the queue while the store is open, so its units wait for the engine's check point; an open makes those behind it anew.
-        """
-        if self._units:
-            places, sizes, codes = np.array(self._units, np.int64).T
-            offsets = np.arange(self._next - len(places), self._next)
-            self._ledger.queues.prepare(self.topic, QUEUE, offsets, places, sizes, codes)()
-            self._units.clear()
-        if self._next:
-            self._ledger.queues.trim(self.topic, QUEUE, self.first_needed())
-
-    def first_needed(self) -> int:
-        """Return the offset of the oldest check point, as far as it is known, whose lease runs; the end of the queue when none does."""
-        get = self._ledger.state.get
-        self._older = {key for key in self._older if (value := get(LEASES, key)) is not None and _runs(value)}
-        self._points = [(at, key) for at, key in self._points if (value := get(LEASES, LEASE + key)) is not None and _runs(value)]
-        if self._older:
-            return self._ledger.queues.first(self.topic, QUEUE) if self._next else 0
-        return self._points[0][0] if self._points else self._next
+        """Bring the consume queues to what was written, and let each begin where it is needed."""
+        for queue in self.queues:
+            queue.settle()
 
 
-def _runs(value: bytes) -> bool:
-    """Say whether some message of a stored lease is leased."""
-    return LEASED in Lease.states_of(value)
+def _queue_of(key: bytes) -> int:
+    """Return the queue of the lease at a key of the state."""
+    return revive_qid_of(LEASE_KEY.unpack(key[1:])[4])

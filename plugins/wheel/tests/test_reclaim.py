@@ -158,6 +158,22 @@ def test_files_go_by_age(tmp_path: Path) -> None:
     run.store.close()
 
 
+@pytest.mark.parametrize(("timers", "pops"), [("memory", "wheel"), ("wheel", "memory")])
+def test_one_side_alone_is_enough_for_check_points_and_for_files_to_go(tmp_path: Path, timers: str, pops: str) -> None:
+    run = Run(tmp_path / "store", timer_engine=timers, pop_engine=pops, outcome_memory_ms=1000)
+    try:
+        for number in range(200):
+            run.store.send(Message("t", b"x" * 700, message_id=f"m{number}"), delay=1000 if timers == "wheel" else 0)
+            run.clock.advance(1000)
+            run.store.tick()
+            assert run.consume() == [f"m{number}"]
+        run.upkeep()
+        assert run.files[0] > 5
+        assert run.ledger._check_point.offset > run.ledger.log.chain.first
+    finally:
+        run.store.close()
+
+
 def test_what_nobody_consumed_stays(run: Run) -> None:
     run.fill(5, consume=False)
     run.upkeep()

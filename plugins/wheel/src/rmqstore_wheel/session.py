@@ -10,7 +10,6 @@ from typing import Final
 from rmqstore.contract import EngineOptions
 from rmqstore.errors import StoreError, StoreFullError, StorePathError
 from rmqstore.ordered.home import NO_ROOM, EngineHome
-from rmqstore.ordered.pops import OrderedPops
 from rmqstore.ordered.session import SharedSession, check_layout
 from rmqstore.ordered.shared import Shared
 from rmqstore_wheel.disk import Disk
@@ -22,6 +21,7 @@ from rmqstore_wheel.queue_log import WheelQueueLog
 from rmqstore_wheel.revive_log import ReviveLog
 from rmqstore_wheel.timer_index import TimerIndex
 from rmqstore_wheel.timers import WheelTimers
+from rmqstore_wheel.upkeep import Upkeep, WheelPops
 
 ENGINE: Final = "wheel"
 FORMAT_VERSION: Final = 1
@@ -54,8 +54,9 @@ def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Siz
         ledger.readers = ForBrokers(ledger, index, marks, revive_log)
         check_layout(ledger)
         shared = Shared(ledger, options)
-        timers = WheelTimers(shared, ledger, index)
-        pops = OrderedPops(shared, lambda _: WheelQueueLog(ledger))
+        upkeep = Upkeep(ledger, index)
+        timers = WheelTimers(shared, ledger, index, upkeep.go_on)
+        pops = WheelPops(shared, lambda _: WheelQueueLog(ledger), upkeep.go_on)
         stack.pop_all()
         return SharedSession(shared, timers, pops)
 

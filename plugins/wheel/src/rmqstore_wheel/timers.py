@@ -9,7 +9,7 @@ again at the next open (``recover``); only a staircase of many corners is, befor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -54,7 +54,6 @@ from rmqstore_wheel.fetching import Fetcher, Located, joined_places
 from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.pending_timers import PendingTimers
-from rmqstore_wheel.reclaim import Reclaim
 from rmqstore_wheel.recount import differences_in
 from rmqstore_wheel.timer_export import TimerExport
 from rmqstore_wheel.timer_import import WheelTimerImport
@@ -68,16 +67,16 @@ _WRITTEN_CORNERS: Final = 4
 
 
 class WheelTimers(TimerSide):
-    """The timer side of a session; see the module for its argument."""
+    """The timer side of a session; see the module for its argument. Who only reads has no ``upkeep``."""
 
-    def __init__(self, shared: Shared, ledger: Ledger, index: TimerIndex) -> None:
+    def __init__(self, shared: Shared, ledger: Ledger, index: TimerIndex, upkeep: Callable[[int], int] | None = None) -> None:
         self._ledger = ledger
         self._index = index
+        self._upkeep = upkeep
         super().__init__(shared)
         self._fetcher = Fetcher(ledger)
         self._parts = TimerParts(index, self._fetcher)
         self._pending = PendingTimers(index, self._fetcher, shared.options.store_tag)
-        self._reclaim = Reclaim(ledger, index)
         self._sealed = TimerCursor.from_bytes(ledger.get(META, SEAL_KEY) or b"")
         self._adopted = stored_adopted(ledger, TIMER_SIDE)
         self._noted_seq = noted_last_seq(ledger)
@@ -454,4 +453,4 @@ class WheelTimers(TimerSide):
             if all(record.is_complete for record in self._adopted.values()):
                 # A load that goes on may bring timers of any seq.
                 done += self._index.drop_answers(now_ms - self._options.cancel_memory_ms)
-            return done + self._ledger.upkeep() + self._reclaim.go_on(now_ms)
+            return done if self._upkeep is None else done + self._upkeep(now_ms)

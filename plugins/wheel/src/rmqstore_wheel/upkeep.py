@@ -1,0 +1,35 @@
+"""What a session does now and then, whichever of its sides is in use: check points, and files of the log that go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rmqstore.ordered.pops import LogFactory, OrderedPops
+from rmqstore.ordered.shared import Shared
+from rmqstore_wheel.ledger import Ledger
+from rmqstore_wheel.reclaim import Reclaim
+from rmqstore_wheel.timer_index import TimerIndex
+
+
+class Upkeep:
+    """Does a piece of it when a side is maintained, as a store may use the engine for timers alone, or for pops alone."""
+
+    def __init__(self, ledger: Ledger, index: TimerIndex) -> None:
+        self._ledger = ledger
+        self._reclaim = Reclaim(ledger, index)
+
+    def go_on(self, now_ms: int) -> int:
+        """Do what is due; returns how much that was."""
+        return self._ledger.upkeep() + self._reclaim.go_on(now_ms)
+
+
+class WheelPops(OrderedPops):
+    """The pop side, whose upkeep is also that of the log."""
+
+    def __init__(self, shared: Shared, open_log: LogFactory, upkeep: Callable[[int], int]) -> None:
+        super().__init__(shared, open_log)
+        self._upkeep = upkeep
+
+    def maintain(self, now_ms: int, budget: int) -> int:
+        with self._lock:
+            return super().maintain(now_ms, budget) + self._upkeep(now_ms)

@@ -330,7 +330,8 @@ class Census:
             return
         steps = [targets]
         if call["op"] == "tick":
-            due = sorted((self.items[name] for name in targets if not self.items[name].receipt), key=lambda item: item.due_ms)
+            # Those of one tick stay in the order in which they were sent.
+            due = sorted((item for item in self.items.values() if item.name in targets and not item.receipt), key=lambda item: item.due_ms)
             steps = [targets - {item.name for item in due}]
             there = [item.name in moved for item in due]
             assert there == sorted(there, reverse=True), f"handed over out of order: {due}"

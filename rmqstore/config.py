@@ -61,6 +61,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     reclaim: Reclaim
     group_expiry_ms: int
     revive_interval_ms: int
+    pop_buffer: bool
+    pop_buffer_stay_ms: int
+    pop_buffer_left_ms: int
+    pop_buffer_check_points: int
+    pop_buffer_queue_check_points: int
     hand_over_limit: int
     clock_max_step_ms: int
     values: Mapping[str, Value]

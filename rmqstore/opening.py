@@ -11,7 +11,19 @@ from typing import Any
 from rmqstore import config
 from rmqstore.clock import Clock, SystemClock
 from rmqstore.config import Config
-from rmqstore.contract import Durability, EngineInfo, EngineOptions, EngineSession, Flush, Operation, PopStore, Reclaim, Support, TimerStore
+from rmqstore.contract import (
+    Durability,
+    EngineInfo,
+    EngineOptions,
+    EngineSession,
+    Flush,
+    Operation,
+    PopBuffer,
+    PopStore,
+    Reclaim,
+    Support,
+    TimerStore,
+)
 from rmqstore.directory import StoreDirectory
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError, IllegalArgumentTypeError, UnsupportedOperationError
 from rmqstore.plugins import get_plugins
@@ -91,6 +103,7 @@ class Opened:
             retention_ms=settings.retention_ms,
             reclaim=settings.reclaim,
             group_expiry_ms=settings.group_expiry_ms,
+            pop_buffer=pop_buffer_of(settings),
             min_epoch=manifest.get("min_epoch", 0),
             engine=settings.engine_options(engine),
         )
@@ -123,6 +136,22 @@ def refuse_undeclared(config: Config, pop_engine: EngineInfo) -> None:
                 raise UnsupportedOperationError(
                     f"{config.origins[key]}: {key} = {config.values[key]!r} needs retention, which engine {pop_engine.name!r} has not"
                 )
+    if config.pop_buffer and pop_engine.capabilities.pop_buffer is not Support.FULL:
+        raise UnsupportedOperationError(
+            f"{config.origins['pop.buffer']}: pop.buffer = true needs an engine with a pop buffer, which {pop_engine.name!r} has not"
+        )
+
+
+def pop_buffer_of(settings: Config) -> PopBuffer | None:
+    """Return the limits of the pop buffer; None when there is none."""
+    if not settings.pop_buffer:
+        return None
+    return PopBuffer(
+        stay_ms=settings.pop_buffer_stay_ms,
+        left_ms=settings.pop_buffer_left_ms,
+        check_points=settings.pop_buffer_check_points,
+        queue_check_points=settings.pop_buffer_queue_check_points,
+    )
 
 
 def broker_name(store_tag: int) -> str:

@@ -105,6 +105,25 @@ CORE_SETTINGS: tuple[Setting, ...] = (
         maximum=_TEN_YEARS_MS,
     ),
     Setting("revive_interval_ms", int, 1000, "Time between two looks for expired leases.", minimum=1, maximum=_HOUR_MS),
+    Setting(
+        "pop.buffer",
+        bool,
+        False,
+        "Keep pops and acks in memory for a while, so that leases that are acked soon are never written; a crash loses what is there.",
+    ),
+    Setting("pop.buffer_stay_ms", int, 10_000, "With `pop.buffer`: how long it holds something.", minimum=1, maximum=_HOUR_MS),
+    Setting("pop.buffer_left_ms", int, 3000, "With `pop.buffer`: leases that end sooner are written at once.", minimum=0, maximum=_HOUR_MS),
+    Setting(
+        "pop.buffer_check_points", int, 200_000, "With `pop.buffer`: check points that it holds at most.", minimum=1, maximum=_INT32_MAX
+    ),
+    Setting(
+        "pop.buffer_queue_check_points",
+        int,
+        20_000,
+        "With `pop.buffer`: check points of one group on one queue that it holds at most.",
+        minimum=1,
+        maximum=_INT32_MAX,
+    ),
     Setting("hand_over_limit", int, 4096, "Messages in one hand-over batch.", minimum=1, maximum=1_000_000),
     Setting(
         "clock.max_step_ms",

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqstore.config import CONTROL_VARIABLES, Config, load
-from rmqstore.contract import EngineOptions, Flush, InitMode, Setting
+from rmqstore.contract import EngineOptions, Flush, InitMode, PopBuffer, Setting
 from rmqstore.errors import ConfigError
+from rmqstore.opening import pop_buffer_of
 from rmqstore.settings import CORE_SETTINGS, DEFAULT, Origin, Source, Value, allowed, check_engine_settings, checked, parsed
 
 ACME = (
@@ -69,11 +70,23 @@ def test_every_core_setting_has_a_field_of_its_own() -> None:
 def test_core_defaults_agree_with_the_contract() -> None:
     defaults = {setting.key: setting.default for setting in CORE_SETTINGS}
     options = EngineOptions(store_tag=1, broker="b")
-    shared = set(EngineOptions.__struct_fields__) - {"store_tag", "broker", "min_epoch", "engine"}
+    shared = set(EngineOptions.__struct_fields__) - {"store_tag", "broker", "min_epoch", "engine", "pop_buffer"}
     values = {key: getattr(options, key) for key in shared}
     assert {key: value.value if isinstance(value, Enum) else value for key, value in values.items()} == {
         key: defaults[key] for key in shared
     }
+    limits = PopBuffer()
+    assert not defaults["pop.buffer"]
+    assert {f"pop.buffer_{name}": getattr(limits, name) for name in limits.__struct_fields__} == {
+        key: value for key, value in defaults.items() if key.startswith("pop.buffer_")
+    }
+
+
+def test_the_limits_of_the_pop_buffer_reach_the_engine(tmp_path: Path) -> None:
+    assert pop_buffer_of(read(tmp_path, pop__buffer_stay_ms=5)) is None
+    limits = {"stay_ms": 5, "left_ms": 6, "check_points": 7, "queue_check_points": 8}
+    keywords = {f"pop__buffer_{name}": value for name, value in limits.items()}
+    assert pop_buffer_of(read(tmp_path, pop__buffer=True, **keywords)) == PopBuffer(**limits)
 
 
 def test_a_config_is_frozen(tmp_path: Path) -> None:

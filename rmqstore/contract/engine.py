@@ -43,6 +43,28 @@ class Operation(enum.Enum):
     CHANGE = "change"
 
 
+BUFFERED = frozenset((Operation.POP, Operation.ACK))
+"""The operations that survive nothing while a pop buffer holds what they did."""
+
+
+class PopBuffer(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of pops and acks may be kept in memory alone, and for how long, so that a lease that is acked soon is never written.
+
+    RocketMQ's ``PopBufferMergeService``; the limits are those of ``BrokerConfig``, which are the defaults here.
+
+    Attributes:
+        stay_ms: what has been there for so long is written (``popCkStayBufferTime``).
+        left_ms: so is a lease that ends in less than this (``popCkStayBufferTimeOut``).
+        check_points: so many at most are there (``popCkMaxBufferSize``).
+        queue_check_points: of one group on one queue (``popCkOffsetMaxQueueSize``).
+    """
+
+    stay_ms: int = 10_000
+    left_ms: int = 3000
+    check_points: int = 200_000
+    queue_check_points: int = 20_000
+
+
 class Reclaim(enum.Enum):
     """What makes room beside age: nothing, or that every registered group has consumed a message (Q2)."""
 
@@ -80,9 +102,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     retention: Support = Support.NOT_YET
     import_state: Support = Support.NOT_YET
     snapshot: Support = Support.FULL
+    pop_buffer: Support = Support.NOT_YET
 
-    def durability_of(self, operation: Operation, flush: Flush) -> Durability:
-        """Return what an acknowledged ``operation`` survives under ``flush``."""
+    def durability_of(self, operation: Operation, flush: Flush, pop_buffer: PopBuffer | None = None) -> Durability:
+        """Return what an acknowledged ``operation`` survives under ``flush``, and with a pop buffer if there is one."""
+        if pop_buffer is not None and operation in BUFFERED:
+            return Durability.NONE
         return self.durability[flush][operation]
 
 
@@ -155,6 +180,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         retention_ms: how long messages are kept, 0 = for ever (Q1).
         reclaim: whether consumed messages go earlier (Q2).
         group_expiry_ms: idle time after which a group no longer counts for that, 0 = it always counts (Q3).
+        pop_buffer: pops and acks may wait in memory, within these limits; None = they are written at once.
         min_epoch: no open epoch is below this one: the store goes on from a copy of another one's state.
         engine: the engine's own settings, without the ``<name>.`` prefix.
     """
@@ -175,6 +201,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     retention_ms: int = 3 * 86_400_000
     reclaim: Reclaim = Reclaim.AGE
     group_expiry_ms: int = 7 * 86_400_000
+    pop_buffer: PopBuffer | None = None
     min_epoch: int = 0
     engine: Mapping[str, int | float | str | bool] = msgspec.field(default_factory=dict)
 

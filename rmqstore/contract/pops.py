@@ -102,6 +102,11 @@ class PopTxn(msgspec.Struct, frozen=True):
     marks: Sequence[bytes] = ()
     removals: Sequence[Removal] = ()
 
+    @property
+    def only_acks(self) -> bool:
+        """Whether there is nothing but acks in it."""
+        return self.appends is None and self.timer_cursor is None and not (self.changes or self.releases or self.marks or self.removals)
+
 
 class PopTxnResult(msgspec.Struct, frozen=True):
     """One outcome per entry of the transaction, in its order; a removal is True when the message was there.

@@ -48,13 +48,16 @@ class WriteBatch:
     """Changes that become visible and durable together; they apply in the order in which they were added.
 
     ``parts`` is for an engine whose queue log is no part of the database: what it adds to the call, in a form of its own.
+    ``waits_from_ms``, when it is not None, is the time of a call that only gives leases or acks them; a database with a pop buffer need not
+    write such a call at once.
     """
 
-    __slots__ = ("ops", "parts")
+    __slots__ = ("ops", "parts", "waits_from_ms")
 
     def __init__(self) -> None:
         self.ops: list[PutMany | DeleteMany | DeleteRange] = []
         self.parts: list[Any] = []
+        self.waits_from_ms: int | None = None
 
     def put(self, space: int, key: bytes, value: bytes) -> None:
         """Set one key."""

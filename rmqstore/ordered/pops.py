@@ -113,6 +113,8 @@ class OrderedPops(OrderedSide, PopStore):
             stage.append(records)
             if txn.timer_cursor is not None:
                 stage.write.put(META, CURSOR_KEY, txn.timer_cursor.to_bytes())
+            if txn.only_acks:
+                stage.write.waits_from_ms = now_ms
             position = kv.position + 1
             put_marks(stage.write, POP_SIDE, txn.marks, U64.pack(position), now_ms)
             ticket = stage.commit()
@@ -134,7 +136,9 @@ class OrderedPops(OrderedSide, PopStore):
         picker = picker_of(parse_filter(request.filter), self._log.format)
         with self._lock:
             self._shared.fresh()
-            return self._popping.pop(self._stage(now_ms), request, picker)
+            stage = self._stage(now_ms)
+            stage.write.waits_from_ms = now_ms
+            return self._popping.pop(stage, request, picker)
 
     def ready(self, topic: str, group: str, filter: str, now_ms: int) -> bool | int | None:
         parse_filter(filter)

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from rmqstore.contract import PopBuffer
 from rmqstore.errors import CorruptStoreError, StoreError, StoreFullError
 from rmqstore.ordered.gate import Gate
 from rmqstore.ordered.gated import GatedKV
@@ -33,6 +34,7 @@ from rmqstore_wheel.commit_log import CommitLog
 from rmqstore_wheel.consume_queues import ConsumeQueues
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.framing import Call, write
+from rmqstore_wheel.held_pops import HeldPops
 from rmqstore_wheel.journal import Change, Copied
 from rmqstore_wheel.ledger_ports import Beside, ForReaders, Sizes, TimerCaches
 from rmqstore_wheel.open_marks import OF_OPEN_STORE
@@ -53,11 +55,13 @@ class Ledger(GatedKV):
         sizes: of the files.
         home: the engine's directory, which is closed with the ledger.
         min_epoch: no open epoch is below it.
+        pop_buffer: limits of what pops and acks may leave to be written later.
         log: the commit log, when it is open already; unit_log: how caches are reached.
 
     Attributes:
         epoch: the open epoch, which every frame carries.
         store_ms: the latest store time of a message.
+        held: what is to be written later, if anything may be.
         restart: where the last whole copy of the state begins in the log, -1 for none.
         readers: what is written for other readers, once it is there.
     """
@@ -70,6 +74,7 @@ class Ledger(GatedKV):
         home: EngineHome,
         *,
         min_epoch: int = 0,
+        pop_buffer: PopBuffer | None = None,
         log: CommitLog | None = None,
         unit_log: type[UnitLog] = UnitLog,
     ) -> None:
@@ -85,6 +90,7 @@ class Ledger(GatedKV):
         self._doubts: set[Doubt] = set()
         self.queues = self._new_queues()
         self.state = State()
+        self.held = None if pop_buffer is None else HeldPops(pop_buffer, self.state)
         self.readers: ForReaders | None = None
         self.store_ms = 0
         self.restart = -1
@@ -116,12 +122,47 @@ class Ledger(GatedKV):
     def write(self, batch: WriteBatch) -> int:
         messages, changes = gathered(batch.parts)
         changes += batch.ops
-        return self.append(messages, changes, beside=None if self.readers is None else self.readers.beside(changes))
+        held = self.held
+        if held is None:
+            return self.append(messages, changes, beside=self._beside(changes))
+        if batch.waits_from_ms is not None and not messages and held.takes(changes, batch.waits_from_ms):
+            return self._hold(changes)
+        self._free_names(messages)
+        if not (batch.waits_from_ms is not None or held.touched_by(changes)):
+            return self.append(messages, changes, beside=self._beside(changes))
+        before = held.changes()
+        position = self.append(messages, changes, before, self._beside([*before, *changes]))
+        held.clear()
+        return position
+
+    def _beside(self, changes: Sequence[Change]) -> Beside | None:
+        return None if self.readers is None else self.readers.beside(changes)
+
+    def _hold(self, changes: Sequence[Change]) -> int:
+        """Apply a call that the log is told later; see ``held_pops``."""
+        self._gate.check()
+        try:
+            with self._gate.lock:
+                for change in changes:
+                    self._apply(change)
+                return self._gate.position
+        except BaseException as error:
+            raise self._gate.refuse_poisoned(error, "keeping the state") from error
+
+    def _write_held(self) -> None:
+        """Write what is held."""
+        if self.held and (changes := self.held.changes()):
+            self.append([], noted=changes, beside=self._beside(changes))
+            self.held.clear()
+
+    def logged(self, space: int, key: bytes) -> bytes | None:
+        """Return what the log says of a key, which is what the state says unless a pop or an ack is held."""
+        return self.state.get(space, key) if self.held is None else self.held.logged(space, key)
 
     def append(
         self, messages: Sequence[Messages | One], changes: Iterable[Change] = (), noted: Iterable[Change] = (), beside: Beside | None = None
     ) -> int:
-        """Write one call as a frame and apply it; returns its position. What is ``noted`` is so already, so it is only written.
+        """Write one call as a frame and apply it; returns its position. What is ``noted`` is so already; it is written first, and no more.
 
         Raises:
             StoreFullError: no room; nothing was written.
@@ -129,10 +170,8 @@ class Ledger(GatedKV):
         """
         self._gate.check()
         changes = list(changes)
-        if any(self.queues.is_dropped(each.topic, each.queue) for each in messages):
-            # The files of a queue of this name are still there.
-            self.make_check_point()
-        said = [*changes, *noted]
+        self._free_names(messages)
+        said = [*noted, *changes]
         groups = cut(said) if said else []
         with self.translated():
             call = Call(messages, groups, beside, self._journal_records, self.store_ms, self.epoch)
@@ -154,6 +193,11 @@ class Ledger(GatedKV):
         if beside is not None:
             self.store_ms = max(self.store_ms, beside.store_ms)
         return position
+
+    def _free_names(self, messages: Sequence[Messages | One]) -> None:
+        if any(self.queues.is_dropped(each.topic, each.queue) for each in messages):
+            # The files of a queue of this name are still there.
+            self.make_check_point()
 
     @contextmanager
     def translated(self) -> Iterator[None]:
@@ -302,17 +346,19 @@ class Ledger(GatedKV):
         """Say whether so much was applied since the last check point that an open would take long."""
         return self.log.tail - self._check_point.offset >= self.sizes.check_point_bytes or self._calls >= self.sizes.check_point_calls
 
-    def upkeep(self) -> bool:
-        """Make a check point when one is due and there is room for it; says whether it did."""
-        if not self.is_long():
-            return False
+    def upkeep(self, now_ms: int) -> bool:
+        """Write what was held for long enough, and make a check point when one is due, if there is room; says whether it made one."""
         with suppress(StoreFullError):
-            self.make_check_point()
-            return True
+            if self.held is not None and self.held.is_due(now_ms):
+                self._write_held()
+            if self.is_long():
+                self.make_check_point()
+                return True
         return False
 
     def make_check_point(self) -> None:
         """Write a check point of now, unless nothing happened since the last one; the caller keeps other calls out meanwhile."""
+        self._write_held()
         if self.log.tail == self._check_point.offset and self._check_point.calls and not self._doubts:
             return
         self.sync()
@@ -352,6 +398,7 @@ class Ledger(GatedKV):
     def release_log(self, upto: int) -> None:
         """Remove the files of the log that end at or before ``upto``, in which nothing is that anybody needs; see ``reclaim``."""
         if self.restart < upto:
+            self._write_held()
             self.append([], self.timers.unsaid())
             begin = self.log.tail
             self.append([], noted=[journal.Restart(), *self.state.copy()])

@@ -14,6 +14,7 @@ INFO = EngineInfo(
         retention=Support.FULL,
         read_only_open=Support.FULL,
         import_state=Support.FULL,
+        pop_buffer=Support.FULL,
     ),
     factory="rmqstore_wheel.engine:WheelEngine",
     install_hint="pip install rmqstore-wheel",

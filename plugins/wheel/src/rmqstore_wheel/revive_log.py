@@ -148,7 +148,7 @@ class ReviveLog:
 
     def _compare(self, written: dict[int, _Written], key: bytes, value: bytes | None, meta: dict[bytes, bytes]) -> None:
         """Add what became of one lease; ``meta`` are keys that change with it."""
-        before = self._ledger.state.get(LEASES, key)
+        before = self._ledger.logged(LEASES, key)
         if before is None:
             if value is not None and is_running(value):
                 self._add_points(written, Lease.decode(key[1:], value), meta)

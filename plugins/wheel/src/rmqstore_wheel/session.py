@@ -37,7 +37,7 @@ def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Siz
     root = home.open(lambda path: (path / "commitlog").mkdir())
     with ExitStack() as stack, _typed(directory):
         stack.callback(home.close)
-        ledger = Ledger(disk, root, sizes, home, min_epoch=options.min_epoch)
+        ledger = Ledger(disk, root, sizes, home, min_epoch=options.min_epoch, pop_buffer=options.pop_buffer)
         stack.callback(ledger.log.close)
         with ledger.translated():
             marks = OpenMarks(disk, root)

@@ -20,7 +20,7 @@ class Upkeep:
 
     def go_on(self, now_ms: int) -> int:
         """Do what is due; returns how much that was."""
-        return self._ledger.upkeep() + self._reclaim.go_on(now_ms)
+        return self._ledger.upkeep(now_ms) + self._reclaim.go_on(now_ms)
 
 
 class WheelPops(OrderedPops):

@@ -1,0 +1,149 @@
+"""``HeldPops``: what pops and acks changed of the state and the log does not say yet (``PopBufferMergeService``).
+
+The state has every change at once, so nobody who asks sees a difference. Here stands which keys are ahead of the log, and what the log says
+of each. They are written as one frame, the last value of each key, so a lease that began and ended meanwhile is written once, and has no
+check point or ack in the revive log at all.
+
+Why a crash loses no message and leaves no half of a call. What is held is written all together, so what the log says is the state as it
+was when that was done last, and whatever else was written since: calls that touch no held key. None of those needs a held one to be there:
+
+- A pop or an ack that is held has keys of its own groups alone: leases, their ends, what is to be forgotten when, where the group stands.
+  So the log without it says that the messages were not given, or not acked: they come again, as declared.
+- A call that changes one of these keys too, as a change, a release, a revive or a reset does, is written behind what is held, in its frame.
+- New groups, topics and ids, ordered pops, and whatever appends a message are never held.
+- What is reclaimed since: a group that stands further in memory than in the log has acked what lies between, or leases it, and leases keep
+  their messages. Messages that are gone and were acked do not come again.
+
+Receipts of leases that a crash took are of an earlier epoch than whatever is leased afterwards, so they are STALE.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from rmqstore.contract import PopBuffer
+from rmqstore.ordered.kv import DeleteMany, PutMany
+from rmqstore.ordered.layout import FIFO, LEASE, LEASES, META, REGISTERED, STANDING
+from rmqstore_wheel.journal import Change
+from rmqstore_wheel.state import State
+
+MARGIN_MS: Final = 1500
+"""What a lease must have left more than ``left_ms`` to be held (``PopBufferMergeService.interval``)."""
+
+_SEAT: Final = slice(1, 13)
+_TIMES: Final = struct.Struct("<qq")
+_OF_GROUPS: Final = (STANDING[0], REGISTERED[0])
+_KEYS: Final = 4096
+"""Keys that are removed by one change."""
+
+
+class HeldPops:
+    """The keys; the caller serialises all calls."""
+
+    def __init__(self, limits: PopBuffer, state: State) -> None:
+        self._limits = limits
+        self._state = state
+        self.clear()
+
+    def __bool__(self) -> bool:
+        return bool(self._logged)
+
+    def clear(self) -> None:
+        """Forget all, as it is in the log."""
+        self._logged: dict[tuple[int, bytes], bytes | None] = {}
+        self._of_queue: Counter[bytes] = Counter()
+        self._check_points = 0
+        self._since_ms: int | None = None
+        self._next_end_ms: int | None = None
+
+    def logged(self, space: int, key: bytes) -> bytes | None:
+        """Return what the log says of a key."""
+        at = (space, key)
+        return self._logged[at] if at in self._logged else self._state.get(space, key)
+
+    # ------------------------------------------------------------ what may be held
+
+    def takes(self, changes: Sequence[Change], now_ms: int) -> bool:
+        """Hold what a call changes that is about to be done; False when it has to be written, and what is held with it."""
+        if self.is_due(now_ms):
+            return False
+        begun: dict[bytes, int] = {}
+        for change in changes:
+            if not isinstance(change, PutMany | DeleteMany) or not _may_be_held(change):
+                return False
+            if isinstance(change, PutMany) and change.space == LEASES and not self._begin(begun, change.items):
+                return False
+        for key, expiry_ms in begun.items():
+            self._of_queue[key[_SEAT]] += 1
+            self._next_end_ms = expiry_ms if self._next_end_ms is None else min(self._next_end_ms, expiry_ms)
+        self._check_points += len(begun)
+        self._since_ms = now_ms if self._since_ms is None else self._since_ms
+        for change in changes:
+            if isinstance(change, PutMany | DeleteMany):
+                for key in _keys_of(change):
+                    self._logged.setdefault((change.space, key), self._state.get(change.space, key))
+        return True
+
+    def _begin(self, begun: dict[bytes, int], items: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Note the leases that begin, with their ends; False when one may not be held."""
+        limits = self._limits
+        for key, value in items:
+            if key[0] != LEASE[0] or self._state.get(LEASES, key) is not None:
+                continue
+            expiry_ms, invisible_ms = _TIMES.unpack_from(value)
+            begun[key] = expiry_ms
+            if (
+                invisible_ms < limits.left_ms + MARGIN_MS
+                or self._check_points + len(begun) > limits.check_points
+                or self._of_queue[key[_SEAT]] >= limits.queue_check_points
+            ):
+                return False
+        return True
+
+    def is_due(self, now_ms: int) -> bool:
+        """Say whether something has been here for too long, or ends too soon; a clock that was set back has no say in that."""
+        if self._since_ms is None:
+            return False
+        stays = now_ms - self._since_ms
+        return stays > self._limits.stay_ms or stays < 0 or (self._next_end_ms or now_ms + 1) - now_ms < self._limits.left_ms
+
+    # ------------------------------------------------------------ writing
+
+    def touched_by(self, changes: Sequence[Change]) -> bool:
+        """Say whether a call changes a key that is held, or may."""
+        for change in changes:
+            if isinstance(change, PutMany | DeleteMany):
+                if any((change.space, key) in self._logged for key in _keys_of(change)):
+                    return True
+            else:
+                return True
+        return False
+
+    def changes(self) -> list[Change]:
+        """Return what the log lacks."""
+        puts: dict[int, list[tuple[bytes, bytes]]] = {META: [], LEASES: []}
+        deletes: dict[int, list[bytes]] = {META: [], LEASES: []}
+        for (space, key), logged in self._logged.items():
+            value = self._state.get(space, key)
+            if value is not None:
+                if value != logged:
+                    puts[space].append((key, value))
+            elif logged is not None:
+                deletes[space].append(key)
+        found: list[Change] = [PutMany(space, items) for space, items in puts.items() if items]
+        for space, keys in deletes.items():
+            found += [DeleteMany(space, keys[at : at + _KEYS]) for at in range(0, len(keys), _KEYS)]
+        return found
+
+
+def _may_be_held(change: PutMany | DeleteMany) -> bool:
+    if change.space == LEASES:
+        return all(key[0] != FIFO[0] for key in _keys_of(change))
+    return change.space == META and all(key[0] in _OF_GROUPS for key in _keys_of(change))
+
+
+def _keys_of(change: PutMany | DeleteMany) -> Sequence[bytes]:
+    return [key for key, _ in change.items] if isinstance(change, PutMany) else change.keys

@@ -1,0 +1,343 @@
+"""The pop buffer: leases that are acked soon are never written; a crash gives what was held again, and loses nothing."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis.stateful import run_state_machine_as_test
+
+import rmqstore
+from plugins.wheel.tests.broker_view import BROKER, bodies_of, running
+from plugins.wheel.tests.test_revive_log import NOW, History, send, take
+from rmqstore import UnsupportedOperationError
+from rmqstore.batch import MessageBatch
+from rmqstore.contract import (
+    AckOutcome,
+    Change,
+    Durability,
+    EngineOptions,
+    EngineSession,
+    Flush,
+    Operation,
+    PopBuffer,
+    PopRequest,
+    PopStore,
+    PopTxn,
+    Receipt,
+)
+from rmqstore.errors import StoreFullError
+from rmqstore.message import Message
+from rmqstore_wheel.engine import WheelEngine
+from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
+from rmqstore_wheel.ledger import Ledger
+from rmqstore_wheel.ledger_ports import Sizes
+from rmqstore_wheel.plugin import INFO
+from tests.breaking import WheelStores, refusing_writes
+from tests.draining_machine import PROFILE, DrainingMachine
+from tests.stores import PAIRS, Pair
+
+LIMITS = PopBuffer()
+
+
+@contextmanager
+def opened(path: Path, limits: PopBuffer | None = LIMITS, sizes: Sizes | None = None) -> Iterator[EngineSession]:
+    path.mkdir(exist_ok=True)
+    session = WheelEngine(sizes=sizes).open(path, EngineOptions(store_tag=7, broker=BROKER, pop_buffer=limits))
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def ledger_of(session: Any) -> Ledger:
+    ledger: Ledger = session._shared.kv
+    return ledger
+
+
+def begin(pops: PopStore, count: int = 40) -> None:
+    """Let the group be known, which is written at once."""
+    send(pops, count)
+    take(pops, 1)
+
+
+@contextmanager
+def killed(path: Path, session: EngineSession, to: Path) -> Iterator[PopStore]:
+    """Open what a kill would leave of an open directory."""
+    shutil.copytree(path, to)
+    with opened(to) as left:
+        yield left.pops()
+
+
+# ---------------------------------------------------------------- what is held
+
+
+def test_pops_and_acks_write_nothing_and_wait_for_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path) as session:
+        pops = session.pops()
+        begin(pops)
+        pops.sync()
+        ledger = ledger_of(session)
+        tail, position = ledger.log.tail, ledger.position
+        receipts, ticket = pops.pop(PopRequest("t", "g", 5, 60_000), NOW)
+        done, acked = pops.apply(PopTxn(acks=receipts.messages.receipts()), NOW + 5)
+        assert set(done.acks) == {AckOutcome.ACKED}
+        assert ticket.position == acked.position == position == pops.durable_position
+        assert ledger.log.tail == tail
+
+
+def test_what_was_acked_in_time_has_no_check_point_in_the_log(tmp_path: Path) -> None:
+    with opened(tmp_path) as session:
+        pops = session.pops()
+        begin(pops)
+        receipts = take(pops, 5)
+        pops.apply(PopTxn(acks=receipts), NOW)
+        late = take(pops, 3)
+        pops.apply(PopTxn(acks=late[1:2]), NOW)
+    found = bodies_of(tmp_path / "db")
+    assert [each.start_offset for each in found if isinstance(each, CheckPoint)] == [0, 6]
+    assert not [each for each in found if isinstance(each, Ack | BatchAck)]
+    (last,) = (each for each in found if isinstance(each, CheckPoint) and each.start_offset == 6)
+    assert last.acked_bits == 0b10
+    with opened(tmp_path) as session:
+        pops = session.pops()
+        assert set(pops.apply(PopTxn(acks=receipts), NOW)[0].acks) == {AckOutcome.ALREADY_ACKED}
+        assert pops.apply(PopTxn(acks=late), NOW)[0].acks == (AckOutcome.ACKED, AckOutcome.ALREADY_ACKED, AckOutcome.ACKED)
+
+
+def test_a_kill_gives_again_what_was_held(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as session:
+        pops = session.pops()
+        begin(pops)
+        receipts = take(pops, 5)
+        pops.apply(PopTxn(acks=receipts[:3]), NOW)
+        with killed(tmp_path / "a", session, tmp_path / "b") as left:
+            assert left.verify() == []
+            assert set(left.apply(PopTxn(acks=receipts), NOW)[0].acks) == {AckOutcome.STALE}
+            again = take(left, 5)
+            assert [receipt.queue_offset for receipt in again] == [1, 2, 3, 4, 5]
+            assert set(left.apply(PopTxn(acks=receipts), NOW)[0].acks) == {AckOutcome.STALE}
+            assert left.lag("t", "g").in_flight == 6
+
+
+def test_messages_and_timers_go_on_being_durable_at_once(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as session:
+        pops, timers = session.pops(), session.timers()
+        begin(pops, 3)
+        take(pops, 1)
+        before = ledger_of(session).log.tail
+        send(pops, 2)
+        timers.put(MessageBatch(messages=[Message("t", b"x", message_id="m", born_ms=NOW, queue_id=0, deliver_at_ms=NOW + 1000)]), NOW)
+        assert ledger_of(session).held, "neither needs what is held"
+        assert ledger_of(session).log.tail > before
+        with killed(tmp_path / "a", session, tmp_path / "b") as left:
+            assert [receipt.queue_offset for receipt in take(left, 10)] == [1, 2, 3, 4]
+
+
+CALLS: dict[str, Callable[[PopStore, list[Receipt]], object]] = {
+    "change": lambda pops, held: pops.apply(PopTxn(changes=[Change(held[0], 90_000)]), NOW),
+    "release": lambda pops, held: pops.apply(PopTxn(releases=held[:1]), NOW),
+    "revive": lambda pops, held: pops.revive(NOW + 60_000, 10),
+    "reset": lambda pops, held: pops.reset_offset("t", "g", None, 0, NOW),
+    "delete a group": lambda pops, held: pops.delete_group("g"),
+    "delete a topic": lambda pops, held: pops.delete_topic("t"),
+    "ack with an append": lambda pops, held: pops.apply(
+        PopTxn(acks=held, appends=MessageBatch(messages=[Message("t", b"x", message_id="m", born_ms=NOW, queue_id=0)])), NOW
+    ),
+    "mark": lambda pops, held: pops.apply(PopTxn(acks=held, marks=[b"m"]), NOW),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_needs_what_is_held_is_written_with_it(tmp_path: Path, name: str) -> None:
+    with opened(tmp_path / "a") as session:
+        pops = session.pops()
+        begin(pops, 10)
+        CALLS[name](pops, take(pops, 3))
+        assert not ledger_of(session).held
+        with killed(tmp_path / "a", session, tmp_path / "b") as left:
+            assert left.verify() == []
+            assert left.leases() == pops.leases()
+            assert left.offsets("g") == pops.offsets("g")
+
+
+def test_ordered_pops_and_new_groups_are_written_at_once(tmp_path: Path) -> None:
+    with opened(tmp_path) as session:
+        pops = session.pops()
+        send(pops, 10)
+        take(pops, 2)
+        assert not ledger_of(session).held, "the first pop of a group"
+        pops.pop(PopRequest("t", "o", 1, 60_000, order=True), NOW)
+        (receipt,) = pops.pop(PopRequest("t", "o2", 1, 60_000, order=True), NOW)[0].messages.receipts()
+        pops.apply(PopTxn(acks=[receipt]), NOW)
+        pops.pop(PopRequest("t", "o2", 1, 60_000, order=True), NOW)
+        assert not ledger_of(session).held
+
+
+# ---------------------------------------------------------------- limits
+
+
+def test_what_stays_too_long_is_written(tmp_path: Path) -> None:
+    with opened(tmp_path) as session:
+        pops, ledger = session.pops(), ledger_of(session)
+        begin(pops)
+        take(pops, 1)
+        pops.maintain(NOW + LIMITS.stay_ms, 10)
+        assert ledger.held
+        pops.maintain(NOW + LIMITS.stay_ms + 1, 10)
+        assert not ledger.held
+        take(pops, 1)
+        take(pops, 1, NOW + LIMITS.stay_ms + 1)
+        assert not ledger.held, "a pop notices too"
+
+
+def test_leases_that_end_soon_are_written(tmp_path: Path) -> None:
+    soon_ms = LIMITS.left_ms + 1500
+    with opened(tmp_path) as session:
+        pops, ledger = session.pops(), ledger_of(session)
+        begin(pops)
+        pops.pop(PopRequest("t", "g", 1, soon_ms - 1), NOW)
+        assert not ledger.held
+        pops.pop(PopRequest("t", "g", 1, soon_ms), NOW)
+        assert ledger.held
+        pops.maintain(NOW + 1500, 10)
+        assert ledger.held
+        pops.maintain(NOW + 1501, 10)
+        assert not ledger.held
+
+
+@pytest.mark.parametrize("limits", [PopBuffer(check_points=3), PopBuffer(queue_check_points=3)], ids=["all", "one queue"])
+def test_no_more_are_held_than_allowed(tmp_path: Path, limits: PopBuffer) -> None:
+    with opened(tmp_path, limits) as session:
+        pops, ledger = session.pops(), ledger_of(session)
+        begin(pops)
+        for _ in range(3):
+            take(pops, 1)
+            assert ledger.held
+        take(pops, 1)
+        assert not ledger.held
+
+
+def test_a_clock_that_is_set_back_does_not_keep_anything(tmp_path: Path) -> None:
+    with opened(tmp_path) as session:
+        pops, ledger = session.pops(), ledger_of(session)
+        begin(pops)
+        take(pops, 1)
+        pops.maintain(NOW - 1, 10)
+        assert not ledger.held
+
+
+def test_a_full_disk_keeps_what_is_held(stores: WheelStores) -> None:
+    store = stores.open(pop__buffer=True)
+    store.send_batch([Message("t", b"x", message_id=f"{number}") for number in range(10)])
+    store.pop("t", "g", max_messages=1)
+    held = store.pop("t", "g", max_messages=4)
+    with refusing_writes():
+        assert set(store.ack(held[:2])) == {AckOutcome.ACKED}
+        stores.clock.advance(LIMITS.stay_ms + 1)
+        with pytest.raises(StoreFullError):
+            store.pop("t", "g", max_messages=1)
+    assert [message.message_id for message in store.pop("t", "g", max_messages=1)] == ["5"]
+    store = stores.reopen(store)
+    assert sorted(lease.message_id for lease in store.leases()) == ["0", "3", "4", "5"]
+    assert store.verify() == []
+
+
+# ---------------------------------------------------------------- anything goes
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_history_agrees_with_the_revive_log(tmp_path: Path, seed: int) -> None:
+    history = History(random.Random(seed))
+    sizes = Sizes(log_file_bytes=256 * 1024, queue_file_units=32, check_point_calls=history.chance.choice((7, 50_000)))
+    limits = history.chance.choice((LIMITS, PopBuffer(stay_ms=1000, left_ms=500, check_points=5)))
+    for _ in range(4):
+        with opened(tmp_path, limits, sizes) as session:
+            for _ in range(history.chance.randrange(5, 60)):
+                history.call(session.pops())
+            held = history.held(session.pops())
+        assert running(tmp_path / "db") == held
+
+
+def test_any_history_agrees_with_the_oracle() -> None:
+    class Buffered(DrainingMachine):
+        pair = Pair("wheel", "wheel")
+
+        def __init__(self) -> None:
+            super().__init__()
+            limits = {"pop__buffer_stay_ms": 2000, "pop__buffer_left_ms": 500, "pop__buffer_check_points": 6}
+            self.stores.open = partial(self.stores.open, pop__buffer=True, **limits)  # type: ignore[method-assign]
+
+    run_state_machine_as_test(Buffered, settings=PROFILE)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_kills_lose_nothing_and_give_twice_only_what_was_not_written(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    limits = PopBuffer(stay_ms=chance.choice((50, 5000)), left_ms=10, check_points=chance.choice((4, 1000)))
+    path, now_ms, sent = tmp_path / "0", NOW, 0
+    acked: dict[str, set[str]] = {"g": set(), "h": set()}
+    for life in range(5):
+        with opened(path, limits, Sizes(check_point_calls=chance.choice((5, 50_000)))) as session:
+            pops = session.pops()
+            leased: list[tuple[str, Receipt]] = []
+            for _ in range(chance.randrange(5, 60)):
+                now_ms += chance.choice((0, 1, 20, 200))
+                kind = chance.randrange(10)
+                if kind < 2:
+                    rows = [Message("t", b"x", message_id=f"{sent + at}", born_ms=NOW, queue_id=0) for at in range(5)]
+                    pops.apply(PopTxn(appends=MessageBatch(messages=rows)), now_ms)
+                    sent += 5
+                elif kind < 6:
+                    group = chance.choice("gh")
+                    taken = pops.pop(PopRequest("t", group, chance.choice((1, 3, 8)), chance.choice((3000, 60_000))), now_ms)[0].messages
+                    leased += zip([row.message_id or "" for row in taken.messages()], taken.receipts(), strict=True)
+                elif kind < 9:
+                    some = chance.sample(leased, min(len(leased), 4))
+                    done, _ = pops.apply(PopTxn(acks=[receipt for _, receipt in some]), now_ms)
+                    for (name, receipt), outcome in zip(some, done.acks, strict=True):
+                        if outcome is AckOutcome.ACKED:
+                            acked[receipt.group].add(name)
+                else:
+                    pops.revive(now_ms, 100)
+                    pops.maintain(now_ms, 100)
+            shutil.copytree(path, tmp_path / f"{life + 1}")
+        path = tmp_path / f"{life + 1}"
+        shutil.copytree(path, tmp_path / "look")
+        with opened(tmp_path / "look", limits) as session:
+            pops = session.pops()
+            assert pops.verify() == []
+            pops.revive(now_ms + 100_000, 10_000)
+            for group, names in acked.items():
+                found: list[str] = []
+                while (taken := pops.pop(PopRequest("t", group, 100, 60_000), now_ms + 100_000)[0].messages) and len(taken):
+                    found += [row.message_id or "" for row in taken.messages()]
+                assert len(found) == len(set(found))
+                assert set(found) >= {f"{number}" for number in range(sent)} - names
+        shutil.rmtree(tmp_path / "look")
+
+
+# ---------------------------------------------------------------- declared
+
+
+def test_the_weaker_durability_is_declared() -> None:
+    declared = INFO.capabilities
+    for operation in Operation:
+        weak = operation in (Operation.POP, Operation.ACK)
+        assert declared.durability_of(operation, Flush.SYNC, LIMITS) is (Durability.NONE if weak else Durability.POWER_LOSS)
+        assert declared.durability_of(operation, Flush.SYNC) is Durability.POWER_LOSS
+
+
+@pytest.mark.parametrize("engine", [pair.pops for pair in PAIRS if pair.pops == pair.timers != "wheel"])
+def test_an_engine_without_one_refuses_the_setting(tmp_path: Path, engine: str) -> None:
+    with pytest.raises(
+        UnsupportedOperationError, match=f"pop__buffer: pop.buffer = true needs an engine with a pop buffer, which '{engine}'"
+    ):
+        rmqstore.open(tmp_path / "store", engine=engine, pop__buffer=True)
+    assert not (tmp_path / "store").exists()

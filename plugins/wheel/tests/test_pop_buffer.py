@@ -197,6 +197,24 @@ def test_what_stays_too_long_is_written(tmp_path: Path) -> None:
         assert not ledger.held, "a pop notices too"
 
 
+def test_an_ack_of_what_is_written_already_is_held(tmp_path: Path) -> None:
+    with opened(tmp_path) as session:
+        pops, ledger = session.pops(), ledger_of(session)
+        begin(pops)
+        receipts = take(pops, 2)
+        pops.maintain(NOW + LIMITS.stay_ms + 1, 10)
+        assert not ledger.held
+        tail = ledger.log.tail
+        pops.apply(PopTxn(acks=receipts[:1]), NOW + 20_000)
+        pops.maintain(NOW + 20_000, 10)
+        take(pops, 1, NOW + 20_000)
+        assert ledger.held
+        assert ledger.log.tail == tail
+        pops.maintain(NOW + 20_001 + LIMITS.stay_ms, 10)
+        assert not ledger.held
+    assert [type(each) for each in bodies_of(tmp_path / "db")] == [CheckPoint, CheckPoint, Ack, CheckPoint]
+
+
 def test_leases_that_end_soon_are_written(tmp_path: Path) -> None:
     soon_ms = LIMITS.left_ms + 1500
     with opened(tmp_path) as session:

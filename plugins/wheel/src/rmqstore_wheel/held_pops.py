@@ -104,11 +104,12 @@ class HeldPops:
         return True
 
     def is_due(self, now_ms: int) -> bool:
-        """Say whether something has been here for too long, or ends too soon; a clock that was set back has no say in that."""
+        """Say whether something has been here for too long, as far as the clock can tell, or ends too soon."""
         if self._since_ms is None:
             return False
-        stays = now_ms - self._since_ms
-        return stays > self._limits.stay_ms or stays < 0 or (self._next_end_ms or now_ms + 1) - now_ms < self._limits.left_ms
+        if not 0 <= now_ms - self._since_ms <= self._limits.stay_ms:
+            return True
+        return self._next_end_ms is not None and self._next_end_ms - now_ms < self._limits.left_ms
 
     # ------------------------------------------------------------ writing
 

@@ -141,15 +141,16 @@ def pop(plan: Plan, engines: Sequence[str]) -> tuple[str, Figures]:
     """Pops and acks."""
     results: Figures = {}
     rows = []
-    for engine in engines:
-        row = [engine]
+    buffered = [("wheel, `pop.buffer`", "wheel", True)] if "wheel" in engines else []
+    for name, engine, buffer in [*((each, each, False) for each in engines), *buffered]:
+        row = [name]
         for batch in (1, 32, 1024):
             count = plan.messages if batch > 1 else max(plan.messages // 20, 1000)
-            runs = [run("pop", plan.directory, engine=engine, batch=batch, timers=count) for _ in range(plan.rounds)]
-            results[f"{engine} {batch}"] = runs
+            runs = [run("pop", plan.directory, engine=engine, batch=batch, timers=count, buffer=buffer) for _ in range(plan.rounds)]
+            results[f"{name} {batch}"] = runs
             row += [_rate(runs), f"{median(runs, 'cpu_us'):.0f}"]
         rows.append(row)
-    text = "**Pop + ack**, msgs/s: pops of so many messages of 256 B, then their ack, each call synced."
+    text = "**Pop + ack**, msgs/s: pops of so many messages of 256 B, then their ack, each call synced, save with the buffer."
     head = [name for batch in ("1", "32", "1024") for name in (batch, "CPU, µs")]
     return f"{text}\n\n{table(['', *head], rows)}", results
 

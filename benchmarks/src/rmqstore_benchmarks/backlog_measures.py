@@ -26,8 +26,10 @@ _BATCH: Final = 1000
 Figures = dict[str, Any]
 
 
-def _open(directory: str, engine: str) -> rmqstore.Store:
-    return rmqstore.open(Path(directory, "store"), engine=engine, clock=rmqstore.ManualClock(START_MS), services=False, flush="sync")
+def _open(directory: str, engine: str, **settings: Any) -> rmqstore.Store:
+    path, clock = Path(directory, "store"), rmqstore.ManualClock(START_MS)
+    store: rmqstore.Store = rmqstore.open(path, engine=engine, clock=clock, services=False, flush="sync", **settings)
+    return store
 
 
 def _batches(timers: int, spread_ms: int, *, batch: int = _BATCH, keyed: bool = False, first: int = 0) -> Iterator[pa.RecordBatch]:
@@ -106,10 +108,10 @@ def cancel(directory: str, engine: str, by: str, timers: int, count: int) -> Fig
     return figures
 
 
-def pop(directory: str, engine: str, batch: int, timers: int) -> Figures:
+def pop(directory: str, engine: str, batch: int, timers: int, buffer: bool) -> Figures:
     """Pop and ack what lies in one queue."""
     figures: Figures = {}
-    with _open(directory, engine) as store:
+    with _open(directory, engine, pop__buffer=buffer) as store:
         for columns in _batches(timers, 0):
             store.send_batch(columns.drop_columns(["deliver_at_ms"]))
         acked = 0

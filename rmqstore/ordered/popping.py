@@ -237,10 +237,10 @@ class Popping:
             else:
                 taken, behind = picker.pick(run.records, skip, wanted - len(records))
                 offset = first + behind
-            for at in taken:
-                offsets.append(first + at)
-                records.append(run.records[at])
-                room -= len(run.records[at])
+            passed = run.records[skip : taken.stop] if isinstance(taken, range) else [run.records[at] for at in taken]
+            offsets += [first + at for at in taken]
+            records += passed
+            room -= sum(map(len, passed))
             stores += [run.store_ms] * len(taken)
             if len(records) >= wanted or (records and offset >= looked_until) or room <= 0:
                 break

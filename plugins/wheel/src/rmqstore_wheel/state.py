@@ -87,6 +87,8 @@ def _bytes_of(change: Change) -> int:
 
 def cut(changes: Sequence[Change]) -> list[list[Change]]:
     """Return changes in groups that each make a journal record of moderate size."""
+    if sum(map(_bytes_of, changes)) <= _PIECE_BYTES:
+        return [list(changes)]
     groups: list[list[Change]] = [[]]
     size = 0
     for change in changes:

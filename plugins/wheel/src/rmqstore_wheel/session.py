@@ -24,7 +24,7 @@ from rmqstore_wheel.timer_index import TimerIndex
 from rmqstore_wheel.timers import WheelTimers
 
 ENGINE: Final = "wheel"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 
 
 def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Sizes) -> SharedSession:

@@ -26,7 +26,6 @@ from rmqstore_wheel.record_parts import (
     pieces_of,
     store_ms_at,
     store_ms_places,
-    text_places,
     topic_bounds,
     topic_places,
 )
@@ -90,7 +89,7 @@ def placed(records: Sequence[bytes] | LogRecords, topic: bytes, queue_id: int, f
         if not _all_have(held, topic):
             held = _with_topic(held, topic)
         address(held, queue_id, first_queue_offset + np.arange(len(held.starts)), store_ms)
-        sums.fill(held, text_places(held.data, held.starts))
+        sums.fill(held)
     return held
 
 

@@ -140,18 +140,33 @@ class Fetcher:
             return None
         return record if sums.is_good(raw, size - len(record.properties)) else None
 
-    def seqs_with_key(self, offsets: Sequence[int], topic: str, key: str) -> Iterator[int]:
-        """Yield the seqs of the timers at some offsets of the log that are of this topic and have this key."""
+    def with_key(self, offsets: Sequence[int], topic: str, key: str) -> Iterator[tuple[int, CorruptStoreError | None]]:
+        """Yield the seqs of the timers at some offsets of the log that are of this topic and have this key.
+
+        Of those that cannot be read nobody knows, so they are among them, each with the error that says where it lies.
+        """
         log = self._ledger.log
         for offset in offsets:
             if not log.holds(offset, log_format.MIN_BYTES):
                 continue
-            size = int.from_bytes(log.read(offset, 4), "big", signed=True)
-            record = self.record(offset, size)
-            if record is not None and record.topic == WHEEL_TOPIC.encode():
+            head = bytes(log.read(offset, log_format.PHYSICAL_OFFSET_AT))
+            record = self.record(offset, int.from_bytes(head[:4], signed=True))
+            if record is None:
+                seq = int.from_bytes(head[log_format.QUEUE_OFFSET_AT :], signed=True) + 1
+                if (size := self._size_at(seq, offset)) is not None:
+                    yield seq, self._damage(seq, offset, size)
+            elif record.topic == WHEEL_TOPIC.encode():
                 fields = messages.decode_fields(record)
                 if fields["topic"] == topic and key in fields["keys"]:
-                    yield record.queue_offset + 1
+                    yield record.queue_offset + 1, None
+
+    def _size_at(self, seq: int, offset: int) -> int | None:
+        """Return how long the message of a timer is; None when it does not lie at this offset."""
+        queue = self._ledger.queues.of(WHEEL_TOPIC, 0)
+        if not queue.first < seq <= queue.count:
+            return None
+        offsets, sizes = self.locate(np.array([seq]))
+        return int(sizes[0]) if int(offsets[0]) == offset else None
 
 
 def _reason(raw: bytes, seq: int, offset: int) -> str:

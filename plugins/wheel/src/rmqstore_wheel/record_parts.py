@@ -32,7 +32,6 @@ from rmqstore.message import (
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.binary_columns import INT32_MAX, Bytes, Ints, cells
-from rmqstore_wheel.sums import MAX_TEXT_BYTES
 
 HOST_BITS: Final = log.BORN_HOST_V6 | log.STORE_HOST_V6
 V6_MORE: Final = log.HOST_V6_BYTES - log.HOST_V4_BYTES
@@ -171,16 +170,16 @@ def without(text: bytes, starts: tuple[bytes, ...]) -> bytes:
     return kept if rest.startswith(starts) else kept + rest
 
 
-def fitted(text: bytes) -> bytes:
-    """Return properties that are too long for a record without what the docstring of this module says gives way.
+def fitted(text: bytes, most: int) -> bytes:
+    """Return properties that are longer than ``most`` bytes without what the docstring of this module says gives way.
 
     Raises:
         IllegalArgumentError: they are still too long, or are not those of a dead letter or a parked entry.
     """
     entries = [entry + _END for entry in text.split(_END) if entry]
-    over = sum(map(len, entries)) - MAX_TEXT_BYTES
+    over = sum(map(len, entries)) - most
     if not any(entry.startswith(_GRAVE) for entry in entries):
-        _refuse(len(text))
+        _refuse(len(text), most)
     same_id = b"%b\x01%b\x02" % (PROPERTY_ORIGIN_ID.encode(), value_in(text, texts.MESSAGE_ID))
     if over > 0 and same_id in entries:
         entries.remove(same_id)
@@ -195,12 +194,12 @@ def fitted(text: bytes) -> bytes:
         over -= sum(len(entry) for entry in entries if entry.startswith(start))
         entries = [entry for entry in entries if not entry.startswith(start)]
     if over > 0:
-        _refuse(over + MAX_TEXT_BYTES)
+        _refuse(over + most, most)
     return b"".join(entries)
 
 
-def _refuse(length: int) -> None:
-    raise IllegalArgumentError(f"the properties have {length} bytes; a record holds at most {MAX_TEXT_BYTES}, and their sum")
+def _refuse(length: int, most: int) -> None:
+    raise IllegalArgumentError(f"the properties have {length} bytes; a record holds at most {most}, and their sum")
 
 
 def _shortened(entry: bytes, by: int) -> bytes:

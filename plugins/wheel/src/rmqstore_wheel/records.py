@@ -133,7 +133,7 @@ def with_delivery(record: Bytes, attempt: int, first_pop_ms: int) -> bytes:
 def _with_room(text: bytes) -> bytes:
     """Return the properties of a record that is not placed yet, of which something may give way, with room for its sum."""
     if len(text) > sums.MAX_TEXT_BYTES:
-        text = fitted(text)
+        text = fitted(text, sums.MAX_TEXT_BYTES)
     return (text if text[-1:] in (b"", _END) else text + _END) + sums.ROOM
 
 

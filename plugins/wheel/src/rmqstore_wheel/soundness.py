@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import struct
 from typing import Any, Final
-from zlib import crc32
 
 import numpy as np
 
 from rmqstore_wheel import sums
 from rmqstore_wheel.commit_log import CommitLog
 from rmqstore_wheel.formats import commit_log as log_format
-from rmqstore_wheel.formats.binary_columns import Ints, cells
+from rmqstore_wheel.formats.binary_columns import Ints, cells, crcs_of
 from rmqstore_wheel.formats.log_columns import head_of
 from rmqstore_wheel.record_parts import HOST_BITS, body_at
 
@@ -55,8 +54,7 @@ def sound_rows(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic
         rows, at, stops, heads, bodies, ends, texts = (each[kept] for each in (rows, at, stops, heads, bodies, ends, texts))
     behind = cells(data, np.dtype([("topic", f"S{len(field)}"), ("text_bytes", ">u2")]))[ends]
     sound: Flags = (behind["topic"] == field) & (texts + 2 + behind["text_bytes"] == stops)
-    bounds = zip(bodies.tolist(), ends.tolist(), strict=True)
-    crcs = np.fromiter([crc32(view[begin:stop]) for begin, stop in bounds], np.uint32, len(at)) & 0x7FFFFFFF
+    crcs = crcs_of(data, bodies, ends) & 0x7FFFFFFF
     inside[:] = False
     sound &= crcs == heads["crc"]
     inside[rows] = sound & sums.good_rows(data, at, texts + 2, stops)

@@ -14,8 +14,6 @@ A record that has no place yet ends with :data:`ROOM`. It is given its digits to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import repeat
 from typing import Any, Final
 from zlib import crc32
 
@@ -23,8 +21,9 @@ import numpy as np
 
 from rmqstore_wheel import frames
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells, crcs_of
 from rmqstore_wheel.formats.log_columns import Encoded
+from rmqstore_wheel.record_parts import HOST_BITS, V6_MORE, body_at, text_places
 
 PROPERTY: Final = b"RMQS_CRC\x01"
 ROOM: Final = PROPERTY + b"00000000\x02"
@@ -40,8 +39,6 @@ _HEAD_AT: Final = 36
 _HEAD_END: Final = log.FIXED_BYTES - 4
 _HEAD: Final = np.dtype(f"V{_HEAD_END - _HEAD_AT}")
 _HOSTS_AT: Final = 39
-_HOST_BITS: Final = log.BORN_HOST_V6 | log.STORE_HOST_V6
-_V6_MORE: Final = log.HOST_V6_BYTES - log.HOST_V4_BYTES
 _END: Final = 2
 _PAIRS: Final = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), "u2")
 _NAME_WORD: Final = np.frombuffer(PROPERTY[:8], "u8")[0]
@@ -84,19 +81,19 @@ def text_end(record: Bytes) -> int:
 
 
 def _property_of(record: Bytes, text: int, end: int) -> bytes:
-    bits = record[_HOSTS_AT] & _HOST_BITS
-    head_end = _HEAD_END + _V6_MORE * bits.bit_count() if bits else _HEAD_END
-    return b"%b%08x\x02" % (PROPERTY, crc32(record[text:end], crc32(record[_HEAD_AT:head_end])))
+    head = crc32(record[_HEAD_AT : body_at(record) - 4])
+    return b"%b%08x\x02" % (PROPERTY, crc32(record[text:end], head))
 
 
 # ---------------------------------------------------------------- many records
 
 
-def fill(records: Encoded, texts: Ints) -> None:
-    """Write the sums into the rooms at the ends of records, whose properties start at ``texts``."""
+def fill(records: Encoded) -> None:
+    """Write the sums into the rooms at the ends of records."""
     data, starts, sizes = records
-    places = starts + (sizes - PROPERTY_BYTES)
-    cells(data, "u8")[places + _DIGITS_AT] = _digits(_crcs(data, starts, texts, places))
+    if len(starts):
+        places = starts + (sizes - PROPERTY_BYTES)
+        cells(data, "u8")[places + _DIGITS_AT] = _digits(data, starts, text_places(data, starts), places)
 
 
 def empty(data: Any, ends: Ints) -> None:
@@ -105,14 +102,21 @@ def empty(data: Any, ends: Ints) -> None:
 
 
 def good_rows(data: Any, starts: Ints, texts: Ints, ends: Ints) -> Flags:
-    """Say which records of a buffer have their sums, as :func:`is_good` does; none of them is shorter than a record can be."""
+    """Say which records of a buffer, whose parts add up, have their sums, as :func:`is_good` does."""
     places = places_of(data, texts, ends)
-    good: Flags = places >= 0
-    if not good.any():
-        return good
-    places[~good] = ends[~good] - PROPERTY_BYTES
-    good &= cells(data, "u8")[places + _DIGITS_AT] == _digits(_crcs(data, starts, texts, places))
-    return good
+    return (places >= 0) & _are_right(data, starts, texts, np.where(places < 0, ends - PROPERTY_BYTES, places))
+
+
+def wrong_rows(data: Any, starts: Ints, sizes: Ints) -> Flags:
+    """Say which records of a buffer, whose parts add up, have sums that are not their own; those of a broker have none."""
+    texts, ends = text_places(data, starts), starts + sizes
+    places = places_of(data, texts, ends)
+    return (places >= 0) & ~_are_right(data, starts, texts, np.where(places < 0, ends - PROPERTY_BYTES, places))
+
+
+def _are_right(data: Any, starts: Ints, texts: Ints, places: Ints) -> Flags:
+    right: Flags = cells(data, "u8")[places + _DIGITS_AT] == _digits(data, starts, texts, places)
+    return right
 
 
 def places_of(data: Any, texts: Ints, ends: Ints) -> Ints:
@@ -132,27 +136,22 @@ def _stands_at(data: Any, places: Ints) -> Flags:
     return found
 
 
-def _digits(crcs: Ints) -> Ints:
-    """Return hexadecimal digits, eight of them as one number."""
+def _digits(data: Any, starts: Ints, texts: Ints, ends: Ints) -> Ints:
+    """Return the digits of sums, eight of them as one number, of properties from ``texts`` to ``ends``."""
+    crcs = crcs_of(data, texts, ends, _head_crcs(data, starts))
     digits: Ints = _PAIRS[crcs.astype(">u4").view(np.uint8)].view("u8")
     return digits
 
 
-def _crcs(data: Any, starts: Ints, texts: Ints, ends: Ints) -> Ints:
-    view = memoryview(data)
-    pieces = map(view.__getitem__, map(slice, texts.tolist(), ends.tolist()))
-    return np.fromiter(map(crc32, pieces, _head_crcs(data, starts)), np.uint32, len(starts))
-
-
-def _head_crcs(data: Any, starts: Ints) -> Iterable[int]:
-    hosts = data[starts + _HOSTS_AT] & _HOST_BITS
+def _head_crcs(data: Any, starts: Ints) -> Ints | int:
+    """Return the CRCs of what goes before the properties into the sum: one number, when they are all alike."""
+    hosts = data[starts + _HOSTS_AT] & HOST_BITS
     if hosts.any():
-        ends = starts + _HEAD_END + _V6_MORE * np.where(hosts == _HOST_BITS, 2, hosts != 0)
-        view = memoryview(data)
-        return [crc32(view[start + _HEAD_AT : end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        ends = starts + _HEAD_END + V6_MORE * np.where(hosts == HOST_BITS, 2, hosts != 0)
+        return crcs_of(data, starts + _HEAD_AT, ends)
     heads = cells(data, _HEAD)[starts + _HEAD_AT]
-    words = heads.view("u8").reshape(len(starts), -1)
-    # Of one call, mostly all are alike.
+    words = heads.view("u8").reshape(-1, _HEAD.itemsize // 8)
+    # Mostly, they are of one call.
     if (words == words[:1]).all():
-        return repeat(crc32(heads[:1]))
-    return map(crc32, heads.tolist())
+        return crc32(heads[:1])
+    return crcs_of(data, starts + _HEAD_AT, starts + _HEAD_END)

@@ -33,7 +33,6 @@ from rmqstore_wheel.formats.java_hash import java_hash, java_hashes
 from rmqstore_wheel.formats.log_columns import Columns, Encoded
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.formats.property_columns import decode_column
-from rmqstore_wheel.record_parts import text_places
 
 SEQ: Final = "RMQS_SEQ"
 RECALL_TAG: Final = "_RECALL_TAG_"
@@ -101,8 +100,7 @@ def encode_timers_as_they_were(rows: pa.RecordBatch, precision_ms: int) -> Encod
 def _encode(columns: Columns) -> Encoded:
     """Return records whose properties end with room for their sums, with the sums in it."""
     made = log_columns.encode_columns(columns)
-    if len(made.starts):
-        sums.fill(made, text_places(made.data, made.starts))
+    sums.fill(made)
     return made
 
 

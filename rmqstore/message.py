@@ -245,8 +245,9 @@ def check_message(message: Message) -> None:
 
 
 def property_overhead_bytes(topic_bytes: int) -> int:
-    """Return what the properties of a timer take in RocketMQ's text form, at their longest, for a topic of this length."""
-    return sum(_property_bytes(name, 19) for name in _TIMER_NUMBERS) + _property_bytes("REAL_TOPIC", topic_bytes)
+    """Return what the properties of a timer take in RocketMQ's text form, at their longest, for a topic of this length, and their sum."""
+    numbers = sum(_property_bytes(name, 19) for name in _TIMER_NUMBERS)
+    return numbers + _property_bytes("REAL_TOPIC", topic_bytes) + _property_bytes(f"{OWN_PROPERTY_PREFIX}CRC", 8)
 
 
 def _property_bytes(name: str, value_bytes: int) -> int:

@@ -36,11 +36,13 @@ class EngineHome:
         version: the newest format version that it reads and the one that it writes.
     """
 
-    def __init__(self, directory: Path, engine: str, version: int = 1) -> None:
+    def __init__(self, directory: Path, engine: str, version: int = 1, oldest: int = 1) -> None:
+        """``version`` is the format that is written, ``oldest`` the oldest one that is read."""
         self.directory = directory
         self.database = directory / _DATABASE
         self._engine = engine
         self._version = version
+        self._oldest = oldest
         self._lock_fd = -1
 
     def open(self, create: Callable[[Path], None]) -> Path:
@@ -50,7 +52,7 @@ class EngineHome:
 
         Raises:
             StoreLockedError, StorePathError, StoreFullError
-            FormatVersionError: made by another engine, or by a newer version of this one.
+            FormatVersionError: made by another engine, or by a version of this one that is too new, or too old.
         """
         self._lock()
         try:
@@ -73,7 +75,7 @@ class EngineHome:
 
         Raises:
             StorePathError: it cannot be read.
-            FormatVersionError: made by another engine, or by a newer version of this one.
+            FormatVersionError: made by another engine, or by a version of this one that is too new, or too old.
         """
         try:
             self._check()
@@ -135,9 +137,10 @@ class EngineHome:
             raise FormatVersionError(f"{file} is not a format file of rmqstore: {' '.join(words)!r}")
         if words[1] != self._engine:
             raise FormatVersionError(f"{self.directory} was made by engine {words[1]!r}, not by {self._engine!r}")
-        if int(words[2]) > self._version:
+        if not self._oldest <= int(words[2]) <= self._version:
+            read = f"{self._oldest} to {self._version}"
             raise FormatVersionError(
-                f"{self.directory} has format version {words[2]} of engine {self._engine!r}; this release reads up to {self._version}"
+                f"{self.directory} has format version {words[2]} of engine {self._engine!r}; this release reads {read}"
             )
 
     def snapshot(self, path: Path, copy: Callable[[Path], None]) -> None:

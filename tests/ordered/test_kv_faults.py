@@ -240,7 +240,7 @@ def test_directories_of_others_are_refused_and_left_alone(adapter: Adapter, home
         adapter.open(home)
 
 
-@pytest.mark.parametrize("content", ["rmqstore {name} 2\n", "rmqstore {name}\n", "", None])
+@pytest.mark.parametrize("content", ["rmqstore {name} 99\n", "rmqstore {name}\n", "", None])
 def test_other_format_versions_are_refused(adapter: Adapter, home: Path, content: str | None) -> None:
     adapter.open(home).close()
     file = home / "db" / "FORMAT"

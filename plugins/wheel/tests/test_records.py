@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from plugins.wheel.tests.summed import ROOM, summed, with_room
 from rmqstore.batch import IN_SCHEMA, MessageBatch, columns_of
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import PARKED_TOPIC, Message, check_message, dlq_topic, retry_topic
@@ -24,7 +25,7 @@ from rmqstore_wheel.formats.log_reading import scan
 
 V6 = bytes.fromhex("20010db800000000000000000000000100002a9f")
 WHEEL = b"rmq_sys_wheel_timer"
-FRAME = b"RMQS_FRAME\x01" + b"f" * 50 + b"\x02"
+FRAME = b"RMQS_FRAME\x01" + b"f" * 54 + b"\x02"
 
 WORD = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc", "Z"], exclude_characters="|"), min_size=1, max_size=12)
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=12)
@@ -236,7 +237,7 @@ def letter(message: Message, group: str, topic: str, attempts: int = 2**31 - 1) 
 def test_the_longest_timer_has_room_for_what_waiting_and_popping_add(topic: str) -> None:
     message = full(topic, "m" * 255, deliver_at_ms=2**62, queue_id=1023)
     columns = columns_of([message])
-    waiting = messages.timer_parts(columns, 1023) + properties.property_part("TIMER_OUT_MS", pa.array([2**62], pa.int64()))
+    waiting = [*messages.timer_parts(columns, 1023), *properties.property_part("TIMER_OUT_MS", pa.array([2**62], pa.int64())), ROOM]
     encoded = log_columns.encode_columns(
         messages.encode_batch(columns, store_ms=1, topic="rmq_sys_wheel_timer", queue_id=0, system=waiting)
     )
@@ -314,6 +315,12 @@ def test_nothing_of_a_user_gives_way() -> None:
 LONG = retry_topic("g" * 100, "t" * 100).encode()
 
 
+def bare(record: log.Record) -> log.Record:
+    """Return a record that is not placed yet without the room for its sum."""
+    assert record.properties.endswith(ROOM)
+    return msgspec.structs.replace(record, properties=record.properties.removesuffix(ROOM))
+
+
 def lie(encoded: Encoded) -> list[log.Record]:
     """Return the records as the log reads them at byte 1000."""
     encoded.place(1000)
@@ -332,7 +339,7 @@ def test_records_are_addressed(batch: list[Message], topic: bytes, times: int, s
     if foreign:
         made = [log.encode_record(msgspec.structs.replace(log.decode_record(made[0]), born_host=V6)), *made]
     expected = [
-        msgspec.structs.replace(log.decode_record(record), topic=topic, queue_id=3, queue_offset=2**40 + at, store_ms=2**41)
+        summed(msgspec.structs.replace(bare(log.decode_record(record)), topic=topic, queue_id=3, queue_offset=2**40 + at, store_ms=2**41))
         for at, record in enumerate(made)
     ]
     at = 1000
@@ -371,20 +378,20 @@ def test_records_of_many_queues_are_addressed_in_place() -> None:
 # ---------------------------------------------------------------- due timers
 
 
-def waiting(message: Message, out_ms: int, *extra: bytes, **fields: Any) -> bytes:
-    """Return a timer as the engine writes it into the wheel topic."""
+def waiting(message: Message, out_ms: int, noted: bytes = b"", behind: bytes = b"", **fields: Any) -> bytes:
+    """Return a timer as the engine writes it into the wheel topic; ``noted`` stands before its sum, and ``behind`` after it."""
     queue_id = -1 if message.queue_id is None else message.queue_id
     system = f"REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{queue_id}\x02TIMER_OUT_MS\x01{out_ms}\x02".encode()
     record = messages.encode_message(
-        message, topic=WHEEL.decode(), queue_id=0, system=system + b"".join(extra), store_ms=8, queue_offset=6, physical_offset=77, **fields
+        message, topic=WHEEL.decode(), queue_id=0, system=system + noted, store_ms=8, queue_offset=6, physical_offset=77, **fields
     )
-    return log.encode_record(record)
+    return log.encode_record(summed(record, behind))
 
 
 def expected_of(message: Message, out_ms: int) -> bytes:
     """Return the record of a timer that came home, made from the message."""
     record = messages.encode_message(message, system=f"TIMER_OUT_MS\x01{out_ms}\x02".encode())
-    return log.encode_record(record)
+    return log.encode_record(with_room(record))
 
 
 def deliver(made: Sequence[bytes], rows: Sequence[int] | None = None, gap: bytes = b"") -> records.LogRecords:
@@ -396,21 +403,22 @@ def deliver(made: Sequence[bytes], rows: Sequence[int] | None = None, gap: bytes
 
 
 TIMER = st.builds(lambda message, due: msgspec.structs.replace(message, deliver_at_ms=due), MESSAGE, st.integers(0, 2**62))
+NOTED = st.sampled_from([b"", b"RMQS_TICK\x011000\x02RMQS_EPOCH\x013\x02"])
 OUT = st.sampled_from([0, 7, 1_790_000_000_000, 2**62]) | st.integers(1_000_000_000_000, 9_999_999_999_999)
 
 
 @settings(max_examples=150)
 @given(
-    st.lists(st.tuples(TIMER, OUT, st.booleans()), min_size=1, max_size=6),
+    st.lists(st.tuples(TIMER, OUT, NOTED, st.booleans()), min_size=1, max_size=6),
     st.sampled_from([1, 10, 30]),
     st.sampled_from([b"", b"gap"]),
     st.randoms(use_true_random=False),
     st.booleans(),
 )
-def test_due_timers_come_home(timers: list[tuple[Message, int, bool]], times: int, gap: bytes, random: Any, twice: bool) -> None:
+def test_due_timers_come_home(timers: list[tuple[Message, int, bytes, bool]], times: int, gap: bytes, random: Any, twice: bool) -> None:
     timers = timers * times
-    made = [waiting(message, out_ms, *[FRAME] * framed) for message, out_ms, framed in timers]
-    expected = [expected_of(message, out_ms) for message, out_ms, _ in timers]
+    made = [waiting(message, out_ms, noted, FRAME * framed) for message, out_ms, noted, framed in timers]
+    expected = [expected_of(message, out_ms) for message, out_ms, _, _ in timers]
     assert deliver(made, gap=gap).records == expected
     rows = list(range(len(timers))) + [0] * twice
     random.shuffle(rows)
@@ -433,7 +441,7 @@ def test_regular_timers_are_not_cut_one_by_one(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(addressing, "_one_by_one", count)
     timers = [(Message(f"topic-{'x' * (row % 20)}{row % 100}", b"b" * row, message_id="m"), 10 ** (row % 15)) for row in range(1, 3000)]
-    made = [waiting(message, out_ms, *[FRAME] * (row % 7 == 0)) for row, (message, out_ms) in enumerate(timers)]
+    made = [waiting(message, out_ms, behind=FRAME * (row % 7 == 0)) for row, (message, out_ms) in enumerate(timers)]
     assert deliver(made).records == [expected_of(*timer) for timer in timers]
     assert alone == []
     made[5] = waiting(*timers[5], b"TIMER_ROLL_TIMES\x011\x02")
@@ -492,10 +500,13 @@ ENTRY = st.tuples(
     ]
 )
 def test_timers_of_other_brokers_come_home_alike_by_both_ways(made: list[log.Record]) -> None:
-    encoded = [log.encode_record(record) for record in made]
+    # None of ours is without the end of its last property, which a sum stands behind.
+    ours = [msgspec.structs.replace(record, properties=record.properties.removesuffix(b"user\x01open")) for record in made]
+    ours = [record for record in ours if record.properties[-1:] in (b"", b"\x02")]
+    encoded = [log.encode_record(record) for record in (*made, *map(summed, ours))]
     alone = [records.as_delivered(record) for record in encoded]
     assert deliver(encoded * 30).records == alone * 30
-    for record, before, after in zip(made, encoded, alone, strict=True):
+    for record, before, after in zip(made + ours, encoded, alone, strict=True):
         found = log.decode_record(after)
         topic, queue_id = records.route_of(before)
         entries = [
@@ -503,7 +514,7 @@ def test_timers_of_other_brokers_come_home_alike_by_both_ways(made: list[log.Rec
             for entry in record.properties.decode().split("\x02")
             if not entry.startswith(("REAL_TOPIC\x01", "REAL_QID\x01", "TIMER_ROLL_TIMES\x01", "RMQS_"))
         ]
-        assert [entry for entry in found.properties.decode().split("\x02") if entry] == [entry for entry in entries if entry]
+        assert [entry for entry in bare(found).properties.decode().split("\x02") if entry] == [entry for entry in entries if entry]
         assert found == msgspec.structs.replace(
             record,
             topic=topic,
@@ -518,12 +529,12 @@ def test_timers_of_other_brokers_come_home_alike_by_both_ways(made: list[log.Rec
 
 def test_a_timer_by_hand() -> None:
     text = b"user\x01RMQS_\x02UNIQ_KEY\x01m\x02TIMER_ROLL_TIMES\x012\x02TIMER_ENQUEUE_MS\x015\x02REAL_TOPIC\x01orders\x02REAL_QID\x01-1\x02"
-    record = log.Record(topic=WHEEL, body=b"b", properties=text + b"TIMER_OUT_MS\x01999\x02" + FRAME, queue_id=0, store_ms=3)
-    (found,) = deliver([log.encode_record(record)]).records
+    record = log.Record(topic=WHEEL, body=b"b", properties=text + b"TIMER_OUT_MS\x01999\x02", queue_id=0, store_ms=3)
+    (found,) = deliver([log.encode_record(summed(record, FRAME))]).records
     assert log.decode_record(found) == log.Record(
         topic=b"orders",
         body=b"b",
-        properties=b"user\x01RMQS_\x02UNIQ_KEY\x01m\x02TIMER_ENQUEUE_MS\x015\x02TIMER_OUT_MS\x01999\x02",
+        properties=b"user\x01RMQS_\x02UNIQ_KEY\x01m\x02TIMER_ENQUEUE_MS\x015\x02TIMER_OUT_MS\x01999\x02" + ROOM,
         queue_id=-1,
     )
 

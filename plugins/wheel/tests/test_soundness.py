@@ -1,4 +1,4 @@
-"""Records are looked at by the column or one by one; both say the same of each."""
+"""Records are looked at by the column or one by one; both say the same of each, and see all that matters."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from plugins.wheel.tests.summed import summed
 from rmqstore_wheel import frames
 from rmqstore_wheel.commit_log import CommitLog
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.formats.commit_log import HOST_V6_BYTES, Record, encode_record
 from rmqstore_wheel.formats.log_columns import joined
-from rmqstore_wheel.record_parts import fault_of
-from rmqstore_wheel.soundness import sound_rows
+from rmqstore_wheel.soundness import fault_of, sound_rows
 
 TOPIC = b"orders"
 V6 = bytes(HOST_V6_BYTES)
@@ -23,7 +23,7 @@ V6 = bytes(HOST_V6_BYTES)
 
 def written(path: Path, records: list[Record]) -> tuple[CommitLog, np.ndarray, np.ndarray]:
     log = CommitLog(Disk(), path, 64 * 1024)
-    places = log.plan([frames.with_room(joined([encode_record(each) for each in records]))])
+    places = log.plan([frames.with_room(joined([encode_record(summed(each)) for each in records]))])
     log.write(places, 1)
     _, piece = places[0]
     return log, piece.starts, piece.sizes
@@ -70,3 +70,44 @@ def test_hosts_of_the_other_length_are_left_to_the_single_look(tmp_path: Path) -
     log, starts, sizes = written(tmp_path / "commitlog", records)
     assert not sound_rows(log, 0, starts, sizes, TOPIC, 2, np.arange(1)).any()
     assert faults(log, starts, sizes) == [None]
+
+
+TEXT = st.lists(st.tuples(st.text("ab", min_size=1), st.text("cd", min_size=1)).map("\x01".join), max_size=4).map(
+    lambda entries: "".join(f"{entry}\x02" for entry in entries).encode()
+)
+
+
+@given(st.lists(st.tuples(TEXT, st.integers(0, 2**62), st.integers(0, 3)), min_size=1, max_size=12), st.data())
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_other_byte_that_matters_is_seen(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[bytes, int, int]], data: st.DataObject
+) -> None:
+    records = [
+        Record(
+            topic=TOPIC, body=b"body", properties=text, queue_id=2, queue_offset=at, born_ms=born, store_ms=born + 5, reconsume_times=tries
+        )
+        for at, (text, born, tries) in enumerate(drawn)
+    ]
+    log, starts, sizes = written(tmp_path_factory.mktemp("log") / "commitlog", records)
+    assert sound_rows(log, 0, starts, sizes, TOPIC, 2, np.arange(len(records))).all()
+    row = data.draw(st.integers(0, len(records) - 1))
+    # All but the flag of the application, and the numbers of the frame, which is nobody's business here.
+    last = frames.PROPERTY_BYTES if row == len(records) - 1 else 0
+    places = [*range(16), *range(20, int(sizes[row]) - last), *range(int(sizes[row]) - last, int(sizes[row]) - last + len(frames.PROPERTY))]
+    place = int(starts[row]) + data.draw(st.sampled_from([at for at in places if at < sizes[row]]))
+    byte = data.draw(st.integers(0, 255).filter(lambda byte: byte != log.read(place, 1)[0]))
+    log.chain.write_at(place, bytes((byte,)))
+    expected = [at != row for at in range(len(records))]
+    assert sound_rows(log, 0, starts, sizes, TOPIC, 2, np.arange(len(records))).tolist() == expected
+    assert [fault is None for fault in faults(log, starts, sizes)] == expected
+    log.close()
+
+
+def test_numbers_of_a_frame_may_be_wrong_but_are_no_property_of_a_user(tmp_path: Path) -> None:
+    log, starts, sizes = written(tmp_path / "commitlog", [Record(topic=TOPIC, body=b"b", queue_id=2, queue_offset=0)])
+    end = int(starts[0] + sizes[0])
+    for content, is_sound in ((b"x", True), (b"\x01", True), (b"\x02", False), (b"\x02a\x01b\x02", False)):
+        log.chain.write_at(end - 20, content)
+        assert sound_rows(log, 0, starts, sizes, TOPIC, 2, np.arange(1)).tolist() == [is_sound]
+        assert (faults(log, starts, sizes) == [None]) is is_sound
+    log.close()

@@ -1,6 +1,7 @@
 """Records on their way to a queue: due timers become records of their real topic, and records are given topic, queue, offset and time.
 
-Many go by the column and few one by one; both give the same bytes. Where a record lies in the log is written last, by ``Encoded.place``.
+Many go by the column and few one by one; both give the same bytes. All of them end with room for their sums (``sums``), which are filled in
+with the store time. Where a record lies in the log is written last, by ``Encoded.place``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmqstore_wheel import sums
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, bytes_of, cells, offsets_of
@@ -29,15 +31,12 @@ from rmqstore_wheel.record_parts import (
 )
 from rmqstore_wheel.records import NONE, LogRecords, as_delivered
 
-FRAME: Final = f"{texts.OWN_PREFIX}FRAME"
-"""The property that the engine puts behind all others of the last record of a call."""
-
 TICK: Final = f"{texts.OWN_PREFIX}TICK"
 EPOCH: Final = f"{texts.OWN_PREFIX}EPOCH"
 """Properties of a timer that another store had: its tick and its epoch."""
 
-_BEHIND: Final = (FRAME, EPOCH, TICK)
-"""What may stand behind ``TIMER_OUT_MS``, the last one first."""
+_BEHIND: Final = (EPOCH, TICK)
+"""What may stand between ``TIMER_OUT_MS`` and the sum, the last one first."""
 
 _FEW: Final = 24
 _LENGTHS_TRIED: Final = 160
@@ -58,7 +57,7 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def placed_one(record: Bytes, topic: bytes, queue_id: int, queue_offset: int, store_ms: int, physical_offset: int = 0) -> bytearray:
-    """Return one record with its topic, queue, offset and store time; ``physical_offset`` is where it will lie in the log."""
+    """Return one record with its topic, queue, offset, store time and sum; ``physical_offset`` is where it will lie in the log."""
     _, at, _, end = parts_of(record)
     field = log.topic_field(topic)
     if record[at : at + len(field)] == field and record[7] == log.magic_of(topic) & 0xFF:
@@ -69,6 +68,7 @@ def placed_one(record: Bytes, topic: bytes, queue_id: int, queue_offset: int, st
     _I32.pack_into(copy, 12, queue_id)
     _I64X2.pack_into(copy, log.QUEUE_OFFSET_AT, queue_offset, physical_offset)
     _I64.pack_into(copy, store_ms_at(record), store_ms)
+    sums.seal(copy, at + len(field) + 2)
     return copy
 
 
@@ -89,6 +89,7 @@ def placed(records: Sequence[bytes] | LogRecords, topic: bytes, queue_id: int, f
         if not _all_have(held, topic):
             held = _with_topic(held, topic)
         address(held, queue_id, first_queue_offset + np.arange(len(held.starts)), store_ms)
+        sums.fill(held)
     return held
 
 
@@ -142,7 +143,7 @@ def for_delivery(buffer: Bytes, starts: Ints, sizes: Ints) -> LogRecords:
     """Return due timers, records of the wheel topic that lie in ``buffer``, as records of the topics that they wait for, in this order.
 
     The same bytes as ``records.as_delivered`` gives for each. A record whose last properties are ``REAL_TOPIC``, ``REAL_QID``,
-    ``TIMER_OUT_MS``, with nothing behind them but what the engine noted, is cut there by the column; any other goes alone.
+    ``TIMER_OUT_MS`` and its sum, with nothing more but what the engine noted, is cut there by the column; any other goes alone.
     """
     if len(starts) <= _FEW:
         return LogRecords(joined(_one_by_one(buffer, starts, sizes)))
@@ -185,7 +186,8 @@ def _in_order(buffer: Bytes, starts: Ints, sizes: Ints) -> tuple[Any, Ints, Ints
 class Waiting(NamedTuple):
     """Where the parts of timers lie whose last properties are the regular ones; rows that are not ``regular`` hold anything.
 
-    ``kept`` are the properties up to ``REAL_TOPIC``, ``topic`` is the value of that, ``out`` the property ``TIMER_OUT_MS``.
+    ``kept`` are the properties up to ``REAL_TOPIC``, ``topic`` is the value of that, ``out`` the property ``TIMER_OUT_MS``, and ``sum`` is
+    where the sum starts.
     """
 
     topic_field: Ints
@@ -195,6 +197,7 @@ class Waiting(NamedTuple):
     topic_end: Ints
     out: Ints
     out_end: Ints
+    sum: Ints
     queue_ids: Ints
     regular: Flags
 
@@ -205,7 +208,10 @@ def _find_waiting(data: Any, starts: Ints, ends: Ints) -> Waiting:
     regular = (field == _WHEEL_FIELD) & (cells(data, ">i4")[starts + 4] == log.MAGIC_V1)
     low = at + len(_WHEEL_FIELD) + _LENGTH_BYTES
     low = np.where(regular, low, ends)
-    out, out_end = _find_entries(data, low, ends, texts.OUT_MS), ends.copy()
+    sum_at = sums.places_of(data, low, ends)
+    regular &= sum_at >= 0
+    out_end = np.where(regular, sum_at, low)
+    out = _find_entries(data, low, out_end, texts.OUT_MS)
     for name in _BEHIND:
         rest = np.flatnonzero(regular & (out < 0))
         if not len(rest):
@@ -224,7 +230,7 @@ def _find_waiting(data: Any, starts: Ints, ends: Ints) -> Waiting:
     topic_bytes = queue - 1 - value
     regular &= is_number & (topic_bytes > 0) & (topic_bytes <= log.MAX_V1_TOPIC_BYTES)
     regular &= ~_has_leftovers(data, np.where(regular, low, 0), np.where(regular, topic, 0))
-    return Waiting(at, low, topic, value, queue - 1, out, out_end, queue_ids, regular)
+    return Waiting(at, low, topic, value, queue - 1, out, out_end, sum_at, queue_ids, regular)
 
 
 def _find_entries(data: Any, low: Ints, ends: Ints, name: str) -> Ints:
@@ -299,17 +305,18 @@ def _cut(data: Any, starts: Ints, found: Waiting, rows: Ints | None) -> LogRecor
     """Return regular timers as records of their topics.
 
     A column is laid over the buffer, whose elements are in turn: all up to the topic, the old topic, the properties that are kept, the
-    name of ``REAL_TOPIC``, its value with one byte before and two behind it, the rest of ``REAL_QID``, ``TIMER_OUT_MS``, and all up to
-    the next record. The bytes round the value become the length of the topic and that of the properties.
+    name of ``REAL_TOPIC``, its value with one byte before and two behind it, the rest of ``REAL_QID``, ``TIMER_OUT_MS``, what the engine
+    noted, the sum, and all up to the next record. The bytes round the value become the length of the topic and that of the properties.
     """
     count = len(starts)
-    columns = (starts, found.topic_field, found.kept, found.kept_end, found.topic - 1, found.topic_end + 2, found.out, found.out_end)
+    kept = (starts, found.topic_field, found.kept, found.kept_end, found.topic - 1, found.topic_end + 2, found.out, found.out_end)
+    columns = (*kept, found.sum, found.sum + sums.PROPERTY_BYTES)
     bounds = np.append(np.stack(columns, axis=1).reshape(-1), len(data))
     at = np.arange(count) if rows is None else rows
-    picks = at[:, None] * len(columns) + np.array((0, 4, 2, 6))
+    picks = at[:, None] * len(columns) + np.array((0, 4, 2, 6, 8))
     front = found.topic_field - starts
     topic_bytes = found.topic_end - found.topic
-    text_bytes = (found.kept_end - found.kept) + (found.out_end - found.out)
+    text_bytes = (found.kept_end - found.kept) + (found.out_end - found.out) + sums.PROPERTY_BYTES
     if rows is not None:
         front, topic_bytes, text_bytes = front[rows], topic_bytes[rows], text_bytes[rows]
     sizes = front + 1 + topic_bytes + _LENGTH_BYTES + text_bytes
@@ -321,5 +328,6 @@ def _cut(data: Any, starts: Ints, found: Waiting, rows: Ints | None) -> LogRecor
     cells(made, ">i4")[first] = sizes
     made[first + front] = topic_bytes
     cells(made, ">i2")[first + front + 1 + topic_bytes] = text_bytes
+    sums.empty(made, ends)
     address(held, queue_ids, np.zeros(count, np.int64), 0)
     return LogRecords(held)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from rmqstore.errors import CorruptStoreError
-from rmqstore_wheel import frames
+from rmqstore_wheel import frames, sums
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.file_chain import FileChain
 from rmqstore_wheel.formats import commit_log as log
@@ -251,8 +251,11 @@ class CommitLog:
         if trailer is None or trailer.records <= count:
             return None
         for part in (*carried, last):
+            view = self._looked_at(part.file_start)
             found = log_reading.Scan(part.starts, part.sizes, 0, Stop.END)
-            if log_reading.count_sound(self._looked_at(part.file_start), found, log_offset=part.file_start) < len(part.starts):
+            if log_reading.count_sound(view, found, log_offset=part.file_start) < len(part.starts):
+                return None
+            if sums.wrong_rows(np.frombuffer(view, np.uint8), part.starts, part.sizes).any():
                 return None
         return trailer
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from rmqstore_wheel import frames
 from rmqstore_wheel.appending import Messages, Prepare
-from rmqstore_wheel.facts import TIMER
 from rmqstore_wheel.file_look import Slices
 from rmqstore_wheel.formats import log_reading
 from rmqstore_wheel.formats.binary_columns import Ints, cells, measure
@@ -91,13 +90,6 @@ def copy_timers(ledger: Ledger, index: TimerIndex, seqs: Ints) -> None:
             continue
         view, starts = log.chain.view(file_start), starts[sound]
         found = _read(index, view, file_start, starts, sizes[rows])
-        # No sum but that of its frame is over a message's properties: those that say another time stay where they are.
-        kept = (found.kinds == TIMER) & (found.ticks == index.facts.gather(seqs[rows] - 1)["tick"])
-        if not kept.all():
-            rows, starts = rows[kept], starts[kept]
-            if not len(rows):
-                continue
-            found = _read(index, view, file_start, starts, sizes[rows])
         records, store_ms = _without_frames(view, file_start, starts, sizes[rows])
         prepare = _with_keys(index, found, file_start, starts)
         copies = Messages(WHEEL_TOPIC, 0, seqs[rows] - 1, records, store_ms, prepare=prepare)
@@ -120,7 +112,7 @@ def _with_keys(index: TimerIndex, found: ReadTimers, file_start: int, starts: In
 
 
 def _without_frames(view: memoryview, file_start: int, starts: Ints, sizes: Ints) -> tuple[Encoded, int]:
-    """Return copies of records, without what those say of a frame that end one, and the latest of their store times."""
+    """Return copies of records, without what those say of a frame that end one, and the latest of their store times; their sums stay."""
     found = log_reading.decode_columns(view, starts, sizes, log_offset=file_start)
     ends = frames.ends_of(np.frombuffer(view, np.uint8), starts, sizes)
     shorter = sizes.copy()

@@ -1,7 +1,8 @@
 """``Fetcher``: the messages of timers, read from the log by seq, and checked when they are.
 
 Where a message lies says the consume queue of the wheel's topic. What lies there must say so itself: its offset, its queue offset, the
-length and the CRC of its body. What does not is parked: it becomes a message of ``%PARKED%`` that says why (T12).
+length and the CRC of its body, and the sum of the rest (``sums``). What does not is parked: it becomes a message of ``%PARKED%`` that says
+why (T12).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pyarrow as pa
 from rmqstore.batch import MessageBatch
 from rmqstore.errors import CorruptStoreError
 from rmqstore.ordered.parked import parked_message
-from rmqstore_wheel import records
+from rmqstore_wheel import records, sums
 from rmqstore_wheel.addressing import for_delivery
 from rmqstore_wheel.commit_log import CommitLog
 from rmqstore_wheel.formats import commit_log as log_format
@@ -26,7 +27,7 @@ from rmqstore_wheel.formats.log_columns import Columns
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.records import LogRecords
-from rmqstore_wheel.soundness import sound_rows
+from rmqstore_wheel.soundness import fault_of, sound_rows
 
 
 class Located(NamedTuple):
@@ -74,17 +75,8 @@ class Fetcher:
         return MessageBatch(source=LogRecords.of(made))
 
     def _parked(self, seq: int, offset: int, size: int) -> bytes:
-        log = self._ledger.log
-        raw = b""
-        reason = f"no message lies at offset {offset} of the log"
-        if log.holds(offset, size):
-            raw = bytes(log.read(offset, size))
-            try:
-                record = log_format.decode_record(raw, log_offset=offset)
-                reason = f"the message at offset {offset} of the log has the queue offset {record.queue_offset}, not {seq - 1}"
-            except CorruptStoreError as error:
-                reason = str(error)
-        return records.encode_message(parked_message(raw, reason, f"timer {seq}"))
+        raw = bytes(self._ledger.log.read(offset, size)) if self._ledger.log.holds(offset, size) else b""
+        return records.encode_message(parked_message(raw, _reason(raw, seq, offset), f"timer {seq}"))
 
     def columns(self, seqs: Ints) -> dict[str, pa.Array]:
         """Return the columns of ``IN_SCHEMA`` and ``store_ms`` of some timers, in this order.
@@ -97,16 +89,12 @@ class Fetcher:
         places: list[Ints] = []
         pieces: list[dict[str, pa.Array]] = []
         for file_start, rows in _by_file(log, offsets):
-            view = log.chain.view(file_start) if file_start in log.chain.starts else memoryview(b"")
-            found = log_reading.decode_columns(view, offsets[rows] - file_start, sizes[rows], log_offset=file_start)
-            wrong = np.asarray(found.queue_offset) != seqs[rows] - 1
-            if wrong.any():
-                at = int(wrong.argmax())
-                raise CorruptStoreError(
-                    f"the message at offset {offsets[rows][at]} of the log is not timer {seqs[rows][at]}",
-                    file=str(log.chain.path_of(file_start)),
-                    offset=int(offsets[rows][at]),
-                )
+            starts = offsets[rows] - file_start
+            sound = sound_rows(log, file_start, starts, sizes[rows], WHEEL_TOPIC.encode(), 0, seqs[rows] - 1)
+            if not sound.all():
+                at = int(rows[sound.argmin()])
+                raise self._damage(int(seqs[at]), int(offsets[at]), int(sizes[at]))
+            found = log_reading.decode_columns(log.chain.view(file_start), starts, sizes[rows], log_offset=file_start, verify=False)
             places.append(rows)
             pieces.append({**records.columns_of(found), "store_ms": pa.array(found.store_ms, pa.int64())})
         if len(pieces) == 1:
@@ -114,17 +102,20 @@ class Fetcher:
         back = pa.array(np.argsort(np.concatenate(places), kind="stable"))
         return {name: pa.concat_arrays([piece[name] for piece in pieces]).take(back) for name in pieces[0]}
 
+    def _damage(self, seq: int, offset: int, size: int) -> CorruptStoreError:
+        log = self._ledger.log
+        raw = bytes(log.read(offset, size)) if log.holds(offset, size) else b""
+        file = str(log.chain.path_of(offset))
+        return CorruptStoreError(f"{file}: timer {seq}: {_reason(raw, seq, offset)}", file=file, offset=offset)
+
     def timer_columns(self, seqs: Ints) -> Columns:
         """Return the records of timers; one that cannot be read is empty."""
         offsets, sizes = self.locate(seqs)
         log = self._ledger.log
         file_start = int(offsets[0]) // log.file_bytes * log.file_bytes
-        if file_start in log.chain.starts and ((offsets // log.file_bytes * log.file_bytes) == file_start).all():
-            try:
-                view = log.chain.view(file_start)
-                return log_reading.decode_columns(view, offsets - file_start, sizes, log_offset=file_start, verify=False)
-            except CorruptStoreError:
-                pass
+        starts = offsets - file_start
+        if sound_rows(log, file_start, starts, sizes, WHEEL_TOPIC.encode(), 0, seqs - 1).all():
+            return log_reading.decode_columns(log.chain.view(file_start), starts, sizes, log_offset=file_start, verify=False)
         found = [self.record(offset, size) for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True)]
         texts = [b"" if each is None else each.properties for each in found]
         return Columns(
@@ -142,23 +133,51 @@ class Fetcher:
         log = self._ledger.log
         if not log.holds(offset, size):
             return None
+        raw = bytes(log.read(offset, size))
         try:
-            return log_format.decode_record(log.read(offset, size), log_offset=offset)
+            record = log_format.decode_record(raw, log_offset=offset)
         except CorruptStoreError:
             return None
+        return record if sums.is_good(raw, size - len(record.properties)) else None
 
-    def seqs_with_key(self, offsets: Sequence[int], topic: str, key: str) -> Iterator[int]:
-        """Yield the seqs of the timers at some offsets of the log that are of this topic and have this key."""
+    def with_key(self, offsets: Sequence[int], topic: str, key: str) -> Iterator[tuple[int, CorruptStoreError | None]]:
+        """Yield the seqs of the timers at some offsets of the log that are of this topic and have this key.
+
+        Of those that cannot be read nobody knows, so they are among them, each with the error that says where it lies.
+        """
         log = self._ledger.log
         for offset in offsets:
             if not log.holds(offset, log_format.MIN_BYTES):
                 continue
-            size = int.from_bytes(log.read(offset, 4), "big", signed=True)
-            record = self.record(offset, size)
-            if record is not None and record.topic == WHEEL_TOPIC.encode():
+            head = bytes(log.read(offset, log_format.PHYSICAL_OFFSET_AT))
+            record = self.record(offset, int.from_bytes(head[:4], signed=True))
+            if record is None:
+                seq = int.from_bytes(head[log_format.QUEUE_OFFSET_AT :], signed=True) + 1
+                if (size := self._size_at(seq, offset)) is not None:
+                    yield seq, self._damage(seq, offset, size)
+            elif record.topic == WHEEL_TOPIC.encode():
                 fields = messages.decode_fields(record)
                 if fields["topic"] == topic and key in fields["keys"]:
-                    yield record.queue_offset + 1
+                    yield record.queue_offset + 1, None
+
+    def _size_at(self, seq: int, offset: int) -> int | None:
+        """Return how long the message of a timer is; None when it does not lie at this offset."""
+        queue = self._ledger.queues.of(WHEEL_TOPIC, 0)
+        if not queue.first < seq <= queue.count:
+            return None
+        offsets, sizes = self.locate(np.array([seq]))
+        return int(sizes[0]) if int(offsets[0]) == offset else None
+
+
+def _reason(raw: bytes, seq: int, offset: int) -> str:
+    """Return why the message of a timer is not what lies at an offset of the log."""
+    if not raw:
+        return f"no message lies at offset {offset} of the log"
+    try:
+        log_format.decode_record(raw, log_offset=offset)
+    except CorruptStoreError as error:
+        return str(error)
+    return f"no sound record at offset {offset}: {fault_of(raw, offset, WHEEL_TOPIC.encode(), 0, seq - 1)}"
 
 
 def _by_file(log: CommitLog, offsets: Ints) -> Iterator[tuple[int, Ints]]:

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 
 from rmqstore.errors import CorruptStoreError
-from rmqstore_wheel import frames
+from rmqstore_wheel import frames, sums
 from rmqstore_wheel.commit_log import CommitLog
 from rmqstore_wheel.formats import log_reading
 from rmqstore_wheel.formats.binary_columns import Ints
@@ -96,5 +96,6 @@ class FileLook(Slices):
 
     def _check_records(self, starts: Ints, sizes: Ints) -> None:
         view = self._log.chain.view(self.file_start)
-        if log_reading.count_sound(view, Scan(starts, sizes, 0, Stop.END), log_offset=self.file_start) < len(starts):
+        sound = log_reading.count_sound(view, Scan(starts, sizes, 0, Stop.END), log_offset=self.file_start)
+        if sound < len(starts) or sums.wrong_rows(np.frombuffer(view, np.uint8), starts, sizes).any():
             raise CorruptStoreError("a record is damaged", offset=self.file_start)

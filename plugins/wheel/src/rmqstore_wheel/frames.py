@@ -13,6 +13,8 @@ only when each of its bytes is where it was written. The log is read from a plac
 ends it, and what lies behind is overwritten with zeros before anything is appended. A frame of an earlier open that lies there still,
 because those zeros did not reach the disk, has an epoch below that of the frame before it, so it is never taken for a newer one.
 
+Who reads a record by its place, and no frame, goes by the sum of that record (``sums``), which stands before this property.
+
 A frame that is not whole may be torn, or damaged after it was on disk. It is damaged when a whole frame behind it says that everything up
 to there was durable: a call that somebody may rely on is never cut off.
 """
@@ -35,6 +37,7 @@ _FORM: Final = b"%08x %010x %08x %016x "
 _HEAD_BYTES: Final = len(PROPERTY) + 8 + 1 + 10 + 1 + 8 + 1 + 16 + 1
 _CRC_BYTES: Final = 8
 _I64: Final = struct.Struct(">q")
+_END: Final = 2
 TAIL_BYTES: Final = _CRC_BYTES + 1
 """Bytes of a frame that its CRC does not cover: its digits, and the end of the property."""
 
@@ -121,6 +124,18 @@ def read_trailer(property_text: bytes) -> Trailer | None:
     except ValueError:
         return None
     return Trailer(*numbers) if len(numbers) == len(Trailer._fields) else None
+
+
+def is_property(text: bytes) -> bool:
+    """Say whether a text is the property, whatever its numbers are, and no other one."""
+    return len(text) == PROPERTY_BYTES and text.startswith(PROPERTY) and text.find(b"\x02") == PROPERTY_BYTES - 1
+
+
+def are_properties(data: Any, ends: Ints) -> Any:
+    """Say what of a buffer is the property, up to ``ends``, as :func:`is_property` does; nothing ends before one could."""
+    texts = cells(data, f"V{PROPERTY_BYTES}")[ends - PROPERTY_BYTES].view(np.uint8).reshape(-1, PROPERTY_BYTES)
+    is_named = (texts[:, : len(PROPERTY)] == np.frombuffer(PROPERTY, np.uint8)).all(axis=1)
+    return is_named & (texts[:, -1] == _END) & (texts[:, :-1] != _END).all(axis=1)
 
 
 def ends_of(data: Any, starts: Ints, sizes: Ints) -> Ints:

@@ -1,7 +1,7 @@
 """``QueueLog`` of the wheel engine: messages are records of the commit log, consume queues say where they lie.
 
-A record is checked when a consume queue leads to it: its size and offset, its queue and its number there, its topic, the CRC of its body.
-One that fails is damaged and gets parked; nothing that lies behind it is lost.
+A record is checked when a consume queue leads to it: its size and offset, its queue and its number there, its topic, the CRC of its body,
+and that of the rest (``sums``). One that fails is damaged and gets parked; nothing that lies behind it is lost.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from rmqstore_wheel.formats.binary_columns import Ints, cells
 from rmqstore_wheel.formats.consume_queue import FILL_SIZE
 from rmqstore_wheel.journal import ClearOffsets, DropQueue
 from rmqstore_wheel.ledger import Ledger
-from rmqstore_wheel.record_parts import fault_of
 from rmqstore_wheel.records import LogRecords
-from rmqstore_wheel.soundness import sound_rows
+from rmqstore_wheel.soundness import fault_of, sound_rows
 
 _FIRST_PAGE: Final = 32
 _LAST_PAGE: Final = 512

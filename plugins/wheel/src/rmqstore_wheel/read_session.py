@@ -22,7 +22,7 @@ from rmqstore_wheel.ledger_ports import Sizes
 from rmqstore_wheel.queue_log import WheelQueueLog
 from rmqstore_wheel.read_units import OutrunError
 from rmqstore_wheel.read_view import ReadLedger, ReadView
-from rmqstore_wheel.session import ENGINE, FORMAT_VERSION
+from rmqstore_wheel.session import ENGINE, FORMAT_VERSION, OLDEST_VERSION
 from rmqstore_wheel.timers import WheelTimers
 
 _Read = TypeVar("_Read", bound=Callable[..., Any])
@@ -120,7 +120,7 @@ def open_for_reading(directory: Path, options: EngineOptions, sizes: Sizes) -> R
     Raises:
         FormatVersionError, CorruptStoreError, StorePathError
     """
-    view = ReadView(EngineHome(directory, ENGINE, FORMAT_VERSION), options, sizes)
+    view = ReadView(EngineHome(directory, ENGINE, FORMAT_VERSION, OLDEST_VERSION), options, sizes)
     try:
         shared = ReadShared(view, options)
         return ReadSession(shared, ReadTimers(shared), ReadPops(shared))

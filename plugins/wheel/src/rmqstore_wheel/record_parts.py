@@ -1,8 +1,8 @@
 """Where the parts of a record lie, of one and of many, and what becomes of its properties on the record's way.
 
-Properties take at most 32 767 bytes in a record. What a user sends always fits, as the check of a message leaves room for what its way
-through the engine adds. A dead letter or a parked entry is told more, and may outgrow the limit; then, in this order and only as far as
-needed,
+Properties take at most 32 767 bytes in a record, with the 18 of its sum (``sums``). What a user sends always fits, as the check of a
+message leaves room for what its way through the engine adds. A dead letter or a parked entry is told more, and may outgrow the limit;
+then, in this order and only as far as needed,
 
 1. ``ORIGIN_MESSAGE_ID`` is left out where the message id says the same,
 2. the reason (``DLQ_REASON``, ``PARKED_REASON``) is shortened from its end, at last left out,
@@ -41,7 +41,6 @@ V2_BYTE: Final = log.MAGIC_V2 & 0xFF
 _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
 _I64X2: Final = struct.Struct(">qq")
-_HEAD: Final = struct.Struct(">iiii")
 _END: Final = b"\x02"
 
 # ---------------------------------------------------------------- one record
@@ -65,27 +64,6 @@ def parts_of(record: Bytes) -> tuple[int, int, int, int]:
     if record[7] == V2_BYTE:
         return body, at, at + 2, at + 2 + int.from_bytes(record[at : at + 2])
     return body, at, at + 1, at + 1 + record[at]
-
-
-def fault_of(record: bytes, log_offset: int, topic: bytes, queue_id: int, queue_offset: int) -> str | None:
-    """Return why a record is not the one that should lie at an offset of the log and of a queue; None when it is."""
-    if len(record) < log.MIN_BYTES:
-        return "the log is cut off there"
-    size, magic, crc, queue = _HEAD.unpack_from(record)
-    if size != len(record) or magic not in (log.MAGIC_V1, log.MAGIC_V2):
-        return "it does not begin as a message"
-    found, place = _I64X2.unpack_from(record, log.QUEUE_OFFSET_AT)
-    if (queue, found, place) != (queue_id, queue_offset, log_offset):
-        return f"it says that it is number {found} of queue {queue}, at offset {place}"
-    body = body_at(record)
-    end = body + int(_I32.unpack_from(record, body - 4)[0])
-    if not body <= end < size or log.body_crc(memoryview(record)[body:end]) != crc:
-        return "the CRC-32 of the body is another"
-    width = 1 if magic == log.MAGIC_V1 else 2
-    if record[end + width : end + width + len(topic) + 2][: len(topic)] != topic or int.from_bytes(record[end : end + width]) != len(topic):
-        return "it belongs to another topic"
-    text = end + width + len(topic)
-    return None if text + 2 + int.from_bytes(record[text : text + 2]) == size else "its properties end elsewhere"
 
 
 def new_head(record: Bytes, body: int, size: int) -> bytearray:
@@ -118,6 +96,11 @@ def topic_bounds(data: Any, starts: Ints) -> tuple[Ints, Ints]:
     lengths = np.where(wide, cells(data, ">u2")[at], data[at])  # behind a topic lie two bytes, so at least two lie there
     at = at + np.where(wide, 2, 1)
     return at, at + lengths
+
+
+def text_places(data: Any, starts: Ints) -> Ints:
+    """Return where the properties start, behind their length."""
+    return topic_bounds(data, starts)[1] + 2
 
 
 def store_ms_places(data: Any, starts: Ints) -> Ints:
@@ -187,16 +170,16 @@ def without(text: bytes, starts: tuple[bytes, ...]) -> bytes:
     return kept if rest.startswith(starts) else kept + rest
 
 
-def fitted(text: bytes) -> bytes:
-    """Return properties that are too long for a record without what the docstring of this module says gives way.
+def fitted(text: bytes, most: int) -> bytes:
+    """Return properties that are longer than ``most`` bytes without what the docstring of this module says gives way.
 
     Raises:
         IllegalArgumentError: they are still too long, or are not those of a dead letter or a parked entry.
     """
     entries = [entry + _END for entry in text.split(_END) if entry]
-    over = sum(map(len, entries)) - log.MAX_PROPERTIES_BYTES
+    over = sum(map(len, entries)) - most
     if not any(entry.startswith(_GRAVE) for entry in entries):
-        _refuse(len(text))
+        _refuse(len(text), most)
     same_id = b"%b\x01%b\x02" % (PROPERTY_ORIGIN_ID.encode(), value_in(text, texts.MESSAGE_ID))
     if over > 0 and same_id in entries:
         entries.remove(same_id)
@@ -211,12 +194,12 @@ def fitted(text: bytes) -> bytes:
         over -= sum(len(entry) for entry in entries if entry.startswith(start))
         entries = [entry for entry in entries if not entry.startswith(start)]
     if over > 0:
-        _refuse(over + log.MAX_PROPERTIES_BYTES)
+        _refuse(over + most, most)
     return b"".join(entries)
 
 
-def _refuse(length: int) -> None:
-    raise IllegalArgumentError(f"the properties have {length} bytes; a record holds at most {log.MAX_PROPERTIES_BYTES}")
+def _refuse(length: int, most: int) -> None:
+    raise IllegalArgumentError(f"the properties have {length} bytes; a record holds at most {most}, and their sum")
 
 
 def _shortened(entry: bytes, by: int) -> bytes:

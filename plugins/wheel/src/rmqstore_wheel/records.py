@@ -2,8 +2,8 @@
 
 ``formats.commit_log`` draws a record, ``formats.messages`` says which field of a message lies where in it. What pops count lies there too:
 the deliveries so far are the reconsume times, the first pop time is the property ``1ST_POP_TIME``. A queue id of -1 is one that was not
-chosen. A record that is made here is not placed yet: queue offset, physical offset and store time are 0 (``addressing`` fills them in).
-Records that are read must be sound; no CRC is looked at.
+chosen. A record that is made here is not placed yet: queue offset, physical offset and store time are 0, and its sum is
+room for one (``addressing`` fills them in). Records that are read must be sound; no CRC is looked at.
 
 ``record_parts`` says what gives way where the properties of a dead letter outgrow a record.
 """
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from rmqstore.batch import IN_SCHEMA, MessageBatch
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import Message, PoppedMessage
+from rmqstore_wheel import sums
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import log_columns, log_reading, messages
 from rmqstore_wheel.formats import properties as texts
@@ -45,7 +46,6 @@ from rmqstore_wheel.record_parts import (
 )
 
 NONE: Final = -1
-_MAX_BYTES: Final = log.MAX_PROPERTIES_BYTES
 _HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
 _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
@@ -81,8 +81,7 @@ def encode_message(message: Message | PoppedMessage, attempt: int = 0, first_pop
     text = texts.encode_message(message)
     if first_pop_ms >= 0:
         text += b"%b%d\x02" % (FIRST_POP, first_pop_ms)
-    if len(text) > _MAX_BYTES:
-        text = fitted(text)
+    text = _with_room(text)
     field = log.topic_field(topic)
     head = _HEAD.pack(
         log.FIXED_BYTES + len(body) + len(field) + 2 + len(text),
@@ -112,7 +111,7 @@ def encode_columns(columns: pa.RecordBatch) -> list[bytes]:
 def encode_log(columns: pa.RecordBatch) -> Encoded:
     """Return the records of a batch of ``IN_SCHEMA`` one behind the other, column-wise."""
     try:
-        return log_columns.encode_columns(messages.encode_batch(columns, store_ms=0))
+        return log_columns.encode_columns(messages.encode_batch(columns, store_ms=0, system=sums.ROOM))
     except IllegalArgumentError:  # a row is too long for a record: one by one, what may give way does
         return log_columns.joined([encode_message(message) for message in MessageBatch(columns=columns).messages])
 
@@ -120,16 +119,22 @@ def encode_log(columns: pa.RecordBatch) -> Encoded:
 def with_delivery(record: Bytes, attempt: int, first_pop_ms: int) -> bytes:
     """Return a copy of ``record`` that counts ``attempt`` deliveries and was first popped at ``first_pop_ms``; it is not placed yet."""
     body, _, _, end = parts_of(record)
-    text = bytes(record[end + 2 :])
+    text = bytes(record[end + 2 : sums.text_end(record)])
     if FIRST_POP in text or OWN in text:
         text = without(text, OF_DELIVERIES)
     if first_pop_ms >= 0:
         text = b"%b%b%d\x02" % (text if text[-1:] in (b"", _END) else text + _END, FIRST_POP, first_pop_ms)
-    if len(text) > _MAX_BYTES:
-        text = fitted(text)
+    text = _with_room(text)
     head = new_head(record, body, end + 2 + len(text))
     _I32.pack_into(head, body - 16, attempt)
     return b"".join((head, memoryview(record)[body:end], len(text).to_bytes(2), text))
+
+
+def _with_room(text: bytes) -> bytes:
+    """Return the properties of a record that is not placed yet, of which something may give way, with room for its sum."""
+    if len(text) > sums.MAX_TEXT_BYTES:
+        text = fitted(text, sums.MAX_TEXT_BYTES)
+    return (text if text[-1:] in (b"", _END) else text + _END) + sums.ROOM
 
 
 def as_delivered(record: Bytes) -> bytes:
@@ -141,7 +146,7 @@ def as_delivered(record: Bytes) -> bytes:
     body, at, start, end = parts_of(record)
     text = bytes(record[end + 2 :])
     topic, queue_id = _home(bytes(record[start:end]), int(_I32.unpack_from(record, 12)[0]), text)
-    text = without(text, OF_WAITING)
+    text = _with_room(without(text, OF_WAITING))
     field = log.topic_field(topic)
     head = new_head(record, body, at + len(field) + 2 + len(text))
     _I32.pack_into(head, 4, log.magic_of(topic))

@@ -24,7 +24,9 @@ from rmqstore_wheel.timers import WheelTimers
 from rmqstore_wheel.upkeep import Upkeep, WheelPops
 
 ENGINE: Final = "wheel"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+OLDEST_VERSION: Final = 2
+"""Messages of version 1 have no sums, so none of them could be told from a damaged one."""
 
 
 def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Sizes) -> SharedSession:
@@ -33,7 +35,7 @@ def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Siz
     Raises:
         StoreLockedError, FormatVersionError, CorruptStoreError, StoreFullError, StorePathError
     """
-    home = EngineHome(directory, ENGINE, FORMAT_VERSION)
+    home = EngineHome(directory, ENGINE, FORMAT_VERSION, OLDEST_VERSION)
     root = home.open(lambda path: (path / "commitlog").mkdir())
     with ExitStack() as stack, _typed(directory):
         stack.callback(home.close)

@@ -1,21 +1,28 @@
-"""Whether records of the log are those that a queue says lie there, by the column; of one, ``record_parts.fault_of`` says why not."""
+"""Whether records of the log are those that a queue says lie there: by the column, or of one why not."""
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
-from zlib import crc32
 
 import numpy as np
 
+from rmqstore_wheel import sums
 from rmqstore_wheel.commit_log import CommitLog
 from rmqstore_wheel.formats import commit_log as log_format
-from rmqstore_wheel.formats.binary_columns import Ints, cells
+from rmqstore_wheel.formats.binary_columns import Ints, cells, crcs_of
 from rmqstore_wheel.formats.log_columns import head_of
-from rmqstore_wheel.record_parts import HOST_BITS
+from rmqstore_wheel.record_parts import HOST_BITS, body_at
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 HEAD: Final = head_of(log_format.HOST_V4_BYTES, log_format.HOST_V4_BYTES)
+OTHER_SUM: Final = f"the CRC-32 of its times and properties is another than its last property {sums.PROPERTY[:-1].decode()} says"
+"""Why a record is not taken whose parts add up."""
+
+_FIRST: Final = struct.Struct(">iiii")
+_I32: Final = struct.Struct(">i")
+_I64X2: Final = struct.Struct(">qq")
 
 
 def sound_rows(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic: bytes, queue_id: int, queue_offsets: Ints) -> Flags:
@@ -47,8 +54,31 @@ def sound_rows(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic
         rows, at, stops, heads, bodies, ends, texts = (each[kept] for each in (rows, at, stops, heads, bodies, ends, texts))
     behind = cells(data, np.dtype([("topic", f"S{len(field)}"), ("text_bytes", ">u2")]))[ends]
     sound: Flags = (behind["topic"] == field) & (texts + 2 + behind["text_bytes"] == stops)
-    bounds = zip(bodies.tolist(), ends.tolist(), strict=True)
-    crcs = np.fromiter([crc32(view[begin:stop]) for begin, stop in bounds], np.uint32, len(at)) & 0x7FFFFFFF
+    crcs = crcs_of(data, bodies, ends) & 0x7FFFFFFF
     inside[:] = False
-    inside[rows] = sound & (crcs == heads["crc"])
+    sound &= crcs == heads["crc"]
+    inside[rows] = sound & sums.good_rows(data, at, texts + 2, stops)
     return inside
+
+
+def fault_of(record: bytes, log_offset: int, topic: bytes, queue_id: int, queue_offset: int) -> str | None:
+    """Return why a record is not the one that should lie at an offset of the log and of a queue; None when it is."""
+    if len(record) < log_format.MIN_BYTES:
+        return "the log is cut off there"
+    size, magic, crc, queue = _FIRST.unpack_from(record)
+    if size != len(record) or magic not in (log_format.MAGIC_V1, log_format.MAGIC_V2):
+        return "it does not begin as a message"
+    found, place = _I64X2.unpack_from(record, log_format.QUEUE_OFFSET_AT)
+    if (queue, found, place) != (queue_id, queue_offset, log_offset):
+        return f"it says that it is number {found} of queue {queue}, at offset {place}"
+    body = body_at(record)
+    end = body + int(_I32.unpack_from(record, body - 4)[0])
+    if not body <= end < size or log_format.body_crc(memoryview(record)[body:end]) != crc:
+        return "the CRC-32 of the body is another"
+    width = 1 if magic == log_format.MAGIC_V1 else 2
+    if record[end + width : end + width + len(topic) + 2][: len(topic)] != topic or int.from_bytes(record[end : end + width]) != len(topic):
+        return "it belongs to another topic"
+    text = end + width + len(topic)
+    if text + 2 + int.from_bytes(record[text : text + 2]) != size:
+        return "its properties end elsewhere"
+    return None if sums.is_good(record, text + 2) else OTHER_SUM

@@ -3,7 +3,8 @@
 A timer is its message in the topic ``rmq_sys_wheel_timer``, its last properties being ``REAL_TOPIC``, ``REAL_QID`` and, when it has a
 deliver time, ``TIMER_OUT_MS``, the time of its slot. Its queue offset is its seq less one, and stays so when it is rolled or copied. A
 cancel is RocketMQ's recall: a message with ``TIMER_DEL_UNIQKEY``. Properties of our own: ``RMQS_SEQ`` in a cancel, the seq of its timer;
-``RMQS_TICK`` and ``RMQS_EPOCH`` in a timer that came from another store, where they do not follow from its times.
+``RMQS_TICK`` and ``RMQS_EPOCH`` in a timer that came from another store, where they do not follow from its times; and the sum (``sums``),
+which is there at once, as the times are.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rmqstore.batch import MessageBatch
 from rmqstore.message import Message
 from rmqstore.ordered.importing import messages_in
 from rmqstore.ordered.placing import tick_and_due, ticks_and_dues
+from rmqstore_wheel import sums
 from rmqstore_wheel.addressing import EPOCH, TICK
 from rmqstore_wheel.facts import CANCEL, COPY, TIMER
 from rmqstore_wheel.formats import index_file, log_columns, log_reading, messages
@@ -70,8 +72,8 @@ def encode_timers(batch: MessageBatch, now_ms: int, precision_ms: int) -> Encode
     ticks, dues = ticks_and_dues(delivers, now_ms, precision_ms)
     slots = _slot_times(ticks, precision_ms)
     out_ms = pa.array(slots, mask=delivers < 0) if (delivers < 0).any() else pa.array(slots)
-    system = [*messages.timer_parts(columns), *texts.property_part(texts.OUT_MS, out_ms)]
-    encoded = log_columns.encode_columns(messages.encode_batch(columns, store_ms=now_ms, topic=WHEEL_TOPIC, queue_id=0, system=system))
+    system = [*messages.timer_parts(columns), *texts.property_part(texts.OUT_MS, out_ms), sums.ROOM]
+    encoded = _encode(messages.encode_batch(columns, store_ms=now_ms, topic=WHEEL_TOPIC, queue_id=0, system=system))
     topics = columns.column("topic")
     return EncodedTimers(encoded, ticks, dues, _topic_hashes(topics), *_keys_of(topics, columns.column("keys")))
 
@@ -86,12 +88,20 @@ def encode_timers_as_they_were(rows: pa.RecordBatch, precision_ms: int) -> Encod
         *texts.property_part(texts.OUT_MS, slots),
         *texts.property_part(TICK, rows.column("tick")),
         *texts.property_part(EPOCH, rows.column("epoch")),
+        sums.ROOM,
     ]
     stores = rows.column("store_ms").to_numpy()
-    encoded = log_columns.encode_columns(messages.encode_batch(columns, store_ms=stores, topic=WHEEL_TOPIC, queue_id=0, system=system))
+    encoded = _encode(messages.encode_batch(columns, store_ms=stores, topic=WHEEL_TOPIC, queue_id=0, system=system))
     topics = columns.column("topic")
     dues = pc.coalesce(delivers, rows.column("tick")).to_numpy()
     return EncodedTimers(encoded, ticks, dues, _topic_hashes(topics), *_keys_of(topics, columns.column("keys")))
+
+
+def _encode(columns: Columns) -> Encoded:
+    """Return records whose properties end with room for their sums, with the sums in it."""
+    made = log_columns.encode_columns(columns)
+    sums.fill(made)
+    return made
 
 
 def deliver_times(batch: MessageBatch) -> Ints:
@@ -144,8 +154,9 @@ def encode_timer(message: Message, now_ms: int, precision_ms: int, queue_offset:
     system = f"REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{queue}\x02"
     if deliver is not None:
         system += f"TIMER_OUT_MS\x01{(-(-tick // precision_ms) - 1) * precision_ms}\x02"
-    text = texts.encode_message(message) + system.encode()
+    text = texts.encode_message(message) + system.encode() + sums.ROOM
     record = _FORM.encode(message.body, text, 0, queue_offset, now_ms, message.born_ms or 0)
+    record = sums.sealed(record, len(record) - len(text))
     keys = [index_file.key_hash(index_file.index_key(message.topic, key)) for key in message.keys]
     return EncodedTimer(record, tick, due, _hash_of(message.topic), keys)
 
@@ -175,6 +186,7 @@ def encode_cancels(found: Columns, seqs: Ints, ticks: Ints, now_ms: int, precisi
         *texts.property_part(texts.REAL_QUEUE_ID, pa.repeat(0, len(seqs))),
         *texts.property_part(texts.OUT_MS, slots),
         *texts.property_part(SEQ, pa.array(seqs)),
+        sums.ROOM,
     ]
     columns = Columns(
         topic=WHEEL_TOPIC.encode(),
@@ -183,7 +195,7 @@ def encode_cancels(found: Columns, seqs: Ints, ticks: Ints, now_ms: int, precisi
         born_ms=now_ms,
         store_ms=now_ms,
     )
-    return log_columns.encode_columns(columns)
+    return _encode(columns)
 
 
 def encode_cancel(properties: bytes, seq: int, tick: int, now_ms: int, precision_ms: int, queue_offset: int = 0) -> bytes:
@@ -199,7 +211,9 @@ def encode_cancel(properties: bytes, seq: int, tick: int, now_ms: int, precision
         texts.OUT_MS: slot_ms,
         SEQ: seq,
     }
-    return _FORM.encode(_RECALL_BODY, texts.encode(parts), 0, queue_offset, now_ms)
+    text = texts.encode(parts) + sums.ROOM
+    record = _FORM.encode(_RECALL_BODY, text, 0, queue_offset, now_ms)
+    return sums.sealed(record, len(record) - len(text))
 
 
 # ---------------------------------------------------------------- reading

@@ -171,16 +171,18 @@ class WheelTimers(TimerSide):
         with self._lock:
             self._shared.fresh()
             offsets = self._index.keys.lookup(index_file.key_hash(index_file.index_key(topic, key)))
-            seqs = sorted(set(self._fetcher.seqs_with_key(offsets, topic, key)))
+            found = dict(self._fetcher.with_key(offsets, topic, key))
             places: list[Place | None] = []
             facts = self._index.facts
-            for seq in seqs:
+            for seq, error in sorted(found.items()):
                 # The message of a timer that is long gone may be there still.
                 if not facts.first < seq <= facts.count:
                     continue
                 fact = facts.read(seq - 1, 1)[0]
                 place = (int(fact["tick"]), seq, int(fact["epoch"]))
                 if fact["kind"] == TIMER and not self._index.cancelled.get(seq) and not self._index.forgotten.covers(*place[:2]):
+                    if error is not None:
+                        raise error
                     places.append(place)
             return self._cancel(places, now_ms)
 

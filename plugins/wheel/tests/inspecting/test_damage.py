@@ -6,7 +6,9 @@ import struct
 
 import pytest
 
+from plugins.wheel.tests.summed import summed
 from rmqstore_wheel.formats import consumer_offsets, index_file, timer_check
+from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 
 from .conftest import INDEX_SLOTS, LOG_BYTES, NOW, RING, TIMER_BYTES, Built, rows
@@ -37,6 +39,17 @@ def test_a_changed_body(broker: Built) -> None:
     first, second = rows(found, "Commit log")
     assert (first["valid up to"], first["where it ends"], first["records"]) == (place, "damage", 26)
     assert second["records"] == 7
+
+
+def test_a_changed_property_beside_a_sum(empty: Built) -> None:
+    empty.append("t")
+    kept = summed(Record(topic=b"t", body=b"b", properties=b"mark\x01one\x02"))
+    place = empty.append("t", b"b", mark="two", RMQS_CRC=kept.properties[-9:-1].decode())
+    empty.append("t")
+    empty.write()
+    damage = empty.only_damage()
+    assert (damage.file, damage.offset) == (LOG, place)
+    assert "other times or properties" in damage.what
 
 
 def test_a_changed_physical_offset(broker: Built) -> None:

@@ -69,7 +69,7 @@ def places_of(path: str, content: bytes) -> Iterator[int]:
 
 
 def _bare_places(content: bytes) -> Iterator[int]:
-    """Yield the bytes of a log that no sum but that of their frame is over, and that nothing else tells."""
+    """Yield the bytes of a log that RocketMQ has no sum of, and that nothing else tells."""
     found = log_reading.scan(content)
     for start, size in zip(found.starts.tolist(), found.sizes.tolist(), strict=True):
         body = start + log.FIXED_BYTES

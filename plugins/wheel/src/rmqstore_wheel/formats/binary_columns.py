@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, Final, NamedTuple, TypeAlias
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +18,7 @@ Part: TypeAlias = pa.Array | bytes
 
 INT32_MAX: Final = 2**31 - 1
 _CLOSE: Final = 10_000
+_MAX_PIECE_BYTES: Final = 4096
 _MAX_BLOCK_BYTES: Final = 64 * 1024
 
 
@@ -45,6 +48,19 @@ def cells(data: Any, dtype: str | np.dtype[Any]) -> Any:
     """Return a view that has, at index i, the number (or block) that starts at byte i."""
     dtype = np.dtype(dtype)
     return np.ndarray((max(0, len(data) - dtype.itemsize + 1),), dtype, data, strides=(1,))
+
+
+def crcs_of(data: Any, starts: Ints, ends: Ints, before: Ints | int = 0) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """Return the CRC-32 of pieces of a buffer; ``before`` is that of what goes before each."""
+    widths = ends - starts
+    width = int(widths[0]) if len(widths) else 0
+    firsts = repeat(before) if isinstance(before, int) else before.tolist()
+    if 0 < width <= _MAX_PIECE_BYTES and (widths == width).all():
+        pieces = cells(data, np.dtype((np.void, width)))[starts].tolist()  # faster than slices, at the price of a copy
+    else:
+        view = memoryview(data)
+        pieces = [view[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    return np.fromiter(map(crc32, pieces, firsts), np.uint32, len(starts))
 
 
 def counted(values: Ints) -> tuple[Ints, Ints]:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from rmqstore.errors import CorruptStoreError
+from rmqstore_wheel import sums
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import log_reading
 from rmqstore_wheel.formats.binary_columns import Ints, cells
@@ -148,6 +149,9 @@ class LogReader:
         report.first = base + int(starts[0]) if report.first is None else report.first
         report.last = base + int(starts[-1])
         magics = cells(np.frombuffer(window, np.uint8), ">i4")[starts + 4]
+        for row in np.flatnonzero(sums.wrong_rows(np.frombuffer(window, np.uint8), starts, sizes)).tolist():
+            what = f"the record at offset {base + int(starts[row])} has other times or properties than its property RMQS_CRC is of"
+            findings.add(report.file.name, at + int(starts[row]), what, kind="records that are not sound")
         columns = log_reading.decode_columns(window, starts, sizes, log_offset=base, verify=False)
         yield Records(columns, sizes, int((magics == log.MAGIC_V2).sum()), tuple(damaged), follows_gap=False)
 

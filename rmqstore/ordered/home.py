@@ -33,11 +33,10 @@ class EngineHome:
     Args:
         directory: made by the caller, empty the first time.
         engine: the engine's name.
-        version: the newest format version that it reads and the one that it writes.
+        version: the format version that it writes, and the newest that it reads; oldest: the oldest that it reads.
     """
 
     def __init__(self, directory: Path, engine: str, version: int = 1, oldest: int = 1) -> None:
-        """``version`` is the format that is written, ``oldest`` the oldest one that is read."""
         self.directory = directory
         self.database = directory / _DATABASE
         self._engine = engine
@@ -138,7 +137,7 @@ class EngineHome:
         if words[1] != self._engine:
             raise FormatVersionError(f"{self.directory} was made by engine {words[1]!r}, not by {self._engine!r}")
         if not self._oldest <= int(words[2]) <= self._version:
-            read = f"{self._oldest} to {self._version}"
+            read = f"{self._oldest} to {self._version}" if self._oldest < self._version else f"{self._version}"
             raise FormatVersionError(
                 f"{self.directory} has format version {words[2]} of engine {self._engine!r}; this release reads {read}"
             )

@@ -151,8 +151,9 @@ class Ledger(GatedKV):
 
     def _write_held(self) -> None:
         """Write what is held."""
-        if self.held and (changes := self.held.changes()):
-            self.append([], noted=changes, beside=self._beside(changes))
+        if self.held:
+            if changes := self.held.changes():
+                self.append([], noted=changes, beside=self._beside(changes))
             self.held.clear()
 
     def logged(self, space: int, key: bytes) -> bytes | None:

@@ -179,6 +179,10 @@ class OrderedKV(ABC):
     def close(self) -> None:
         """Sync and let go of the files; idempotent."""
 
+    def write_back(self) -> bool:
+        """Write what calls with ``waits_from_ms`` left to be written; says whether there was anything. Serialised as ``write`` is."""
+        return False
+
     # ------------------------------------------------------------ derived
 
     def floor(self, space: int, key: bytes) -> tuple[bytes, bytes] | None:

@@ -134,5 +134,9 @@ class QueueLog(ABC):
         """Remove the runs that lie below ``target`` as a whole; all below ``first`` was removed before."""
 
     @abstractmethod
+    def was_cut(self, topic: Topic, queue: int, target: int) -> None:
+        """Note, once the call is written, that a queue begins at ``target`` now."""
+
+    @abstractmethod
     def delete(self, write: WriteBatch, topic: Topic) -> None:
         """Remove all queues of a topic."""

@@ -144,3 +144,4 @@ class Retention:
         stage.set_first_kept(topic.id, queue, target)
         stage.set_gaps(topic.id, queue, [gap for gap in stage.gaps(topic.id, queue) if gap.behind > target])
         self._log.cut(stage.write, topic, queue, first, target)
+        stage.afterwards(lambda _: self._log.was_cut(topic, queue, target))

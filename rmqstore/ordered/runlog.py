@@ -185,6 +185,8 @@ class RunQueueLog(QueueLog):
         # The counts in runs are not trusted: a damaged one might say anything.
         is_cut = target < self._next_run(topic, queue, last[0] + b"\x00")
         write.delete_range(QUEUES, self._begin(topic, queue, first), last[0] if is_cut else last[0] + b"\x00")
+
+    def was_cut(self, topic: Topic, queue: int, target: int) -> None:
         self.drop(topic, queue)
 
     def delete(self, write: WriteBatch, topic: Topic) -> None:

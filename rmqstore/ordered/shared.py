@@ -78,6 +78,9 @@ class Shared:
         if self._closed:
             raise StoreClosedError("the store is closed")
         with self._watched():
+            if ticket is None:
+                with self.lock:
+                    self.kv.write_back()
             self.kv.sync(None if ticket is None else ticket.position)
 
     def snapshot(self, path: Path) -> None:

@@ -102,6 +102,9 @@ class TableLog(QueueLog):
         for at in [at for at in self.tables[topic.name, queue] if at < target]:
             del self.tables[topic.name, queue][at]
 
+    def was_cut(self, topic, queue, target):
+        pass
+
     def delete(self, write, topic):
         for queue in range(topic.queues):
             self.tables.pop((topic.name, queue), None)

@@ -25,15 +25,18 @@ from rmqstore.contract import (
     EngineOptions,
     EngineSession,
     Flush,
+    InitMode,
     Operation,
     PopBuffer,
     PopRequest,
     PopStore,
     PopTxn,
     Receipt,
+    Reclaim,
 )
-from rmqstore.errors import StoreFullError
+from rmqstore.errors import IllegalArgumentError, StoreFullError
 from rmqstore.message import Message
+from rmqstore.ordered.layout import ATTEMPT, LEASES, after_prefix
 from rmqstore_wheel.engine import WheelEngine
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.ledger import Ledger
@@ -47,9 +50,9 @@ LIMITS = PopBuffer()
 
 
 @contextmanager
-def opened(path: Path, limits: PopBuffer | None = LIMITS, sizes: Sizes | None = None) -> Iterator[EngineSession]:
+def opened(path: Path, limits: PopBuffer | None = LIMITS, sizes: Sizes | None = None, **how: Any) -> Iterator[EngineSession]:
     path.mkdir(exist_ok=True)
-    session = WheelEngine(sizes=sizes).open(path, EngineOptions(store_tag=7, broker=BROKER, pop_buffer=limits))
+    session = WheelEngine(sizes=sizes).open(path, EngineOptions(store_tag=7, broker=BROKER, pop_buffer=limits, **how))
     try:
         yield session
     finally:
@@ -68,10 +71,10 @@ def begin(pops: PopStore, count: int = 40) -> None:
 
 
 @contextmanager
-def killed(path: Path, session: EngineSession, to: Path) -> Iterator[PopStore]:
+def killed(path: Path, session: EngineSession, to: Path, **how: Any) -> Iterator[PopStore]:
     """Open what a kill would leave of an open directory."""
     shutil.copytree(path, to)
-    with opened(to) as left:
+    with opened(to, **how) as left:
         yield left.pops()
 
 
@@ -180,6 +183,95 @@ def test_ordered_pops_and_new_groups_are_written_at_once(tmp_path: Path) -> None
         assert not ledger_of(session).held
 
 
+# ---------------------------------------------------------------- what follows from groups and leases
+
+
+def names(pops: PopStore, topic: str, group: str, now_ms: int = NOW, **how: Any) -> list[str]:
+    """Pop, and return the ids."""
+    taken = pops.pop(PopRequest(topic, group, 32, 60_000, **how), now_ms)[0].messages
+    return [row.message_id or "" for row in taken.messages()]
+
+
+def append(pops: PopStore, topic: str, *ids: str, now_ms: int = NOW) -> None:
+    rows = [Message(topic, b"x", message_id=name, born_ms=now_ms, queue_id=0) for name in ids]
+    pops.apply(PopTxn(appends=MessageBatch(messages=rows)), now_ms)
+
+
+def test_where_a_known_group_begins_on_another_topic_outlives_a_kill(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as session:
+        pops = session.pops()
+        append(pops, "A", "a")
+        append(pops, "B", "old")
+        names(pops, "A", "g")
+        assert names(pops, "B", "g", init=InitMode.MAX) == []
+        append(pops, "B", "new")
+        with killed(tmp_path / "a", session, tmp_path / "b") as left:
+            assert names(left, "B", "g", NOW + 1, init=InitMode.MAX) == ["new"]
+
+
+def test_that_a_known_group_pops_in_order_outlives_a_kill(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as session:
+        pops = session.pops()
+        append(pops, "A", "a")
+        pops.create_topic("B", 1)
+        names(pops, "A", "g")
+        assert names(pops, "B", "g", order=True) == []
+        with killed(tmp_path / "a", session, tmp_path / "b") as left, pytest.raises(IllegalArgumentError, match="in order"):
+            names(left, "B", "g")
+
+
+@pytest.mark.parametrize("idle_ms", [0, 3 * 86_400_000], ids=["known elsewhere", "idle for long"])
+def test_what_is_kept_for_a_group_outlives_a_kill(tmp_path: Path, idle_ms: int) -> None:
+    how = {"reclaim": Reclaim.CONSUMED, "group_expiry_ms": 86_400_000}
+    now_ms = NOW + idle_ms
+    with opened(tmp_path / "a", **how) as session:
+        pops = session.pops()
+        append(pops, "A", "a")
+        names(pops, "A", "g")
+        if idle_ms:
+            append(pops, "B", "first")
+            pops.apply(PopTxn(acks=pops.pop(PopRequest("B", "g"), NOW)[0].messages.receipts()), NOW)
+            pops.maintain(NOW + 20_000, 10)
+        append(pops, "B", *"123", now_ms=now_ms)
+        others = pops.pop(PopRequest("B", "h"), now_ms)[0].messages.receipts()
+        assert names(pops, "B", "g", now_ms + 1) == [*"123"]
+        with killed(tmp_path / "a", session, tmp_path / "b", **how) as left:
+            left.apply(PopTxn(acks=others), now_ms + 2)
+            left.maintain(now_ms + 3, 100)
+            left.revive(now_ms + 60_001, 100)
+            assert names(left, "B", "g", now_ms + 60_002) == [*"123"]
+
+
+@pytest.mark.parametrize("how", [{"reclaim": Reclaim.CONSUMED}, {"retention_ms": 1000}], ids=["consumed", "age"])
+def test_retention_goes_by_what_is_written(tmp_path: Path, how: dict[str, Any]) -> None:
+    with opened(tmp_path / "a", **how) as session:
+        pops = session.pops()
+        append(pops, "t", *"0123")
+        receipts = take(pops, 32)
+        pops.apply(PopTxn(acks=receipts), NOW + 2000)
+        pops.maintain(NOW + 2000, 100)
+        assert not ledger_of(session).held
+        with killed(tmp_path / "a", session, tmp_path / "b", **how) as left:
+            assert left.lag("t", "g").in_flight == 0
+            report, _ = left.revive(NOW + 70_000, 100)
+            assert (report.retried, report.parked) == (0, 0)
+
+
+def test_an_attempt_is_forgotten_once(tmp_path: Path) -> None:
+    with opened(tmp_path / "a", PopBuffer(stay_ms=60_000)) as session:
+        pops = session.pops()
+        begin(pops, 6)
+        pops.pop(PopRequest("t", "g", 1, 100, attempt_id="x"), NOW)
+        pops.revive(NOW + 200, 100)
+        pops.pop(PopRequest("t", "g", 1, 60_000, attempt_id="x"), NOW + 201)
+        assert ledger_of(session).held
+        pops.maintain(NOW + 202, 100)
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with opened(tmp_path / "b") as session:
+        session.pops().maintain(NOW + 86_400_000, 1000)
+        assert list(ledger_of(session).scan_all(LEASES, ATTEMPT, after_prefix(ATTEMPT))) == []
+
+
 # ---------------------------------------------------------------- limits
 
 
@@ -249,6 +341,57 @@ def test_a_clock_that_is_set_back_does_not_keep_anything(tmp_path: Path) -> None
         take(pops, 1)
         pops.maintain(NOW - 1, 10)
         assert not ledger.held
+
+
+def test_many_acks_are_written_in_records_of_moderate_size(tmp_path: Path) -> None:
+    sizes = Sizes(log_file_bytes=1024 * 1024, check_point_bytes=1 << 40, check_point_calls=1 << 40)
+    with opened(tmp_path, PopBuffer(queue_check_points=200_000), sizes) as session:
+        pops = session.pops()
+        append(pops, "t", *map(str, range(12_001)))
+        take(pops, 1)
+        receipts = [take(pops, 1)[0] for _ in range(12_000)]
+        pops.maintain(NOW + LIMITS.stay_ms + 1, 10)
+        for at in range(0, len(receipts), 1000):
+            pops.apply(PopTxn(acks=receipts[at : at + 1000]), NOW + 20_000)
+        pops.maintain(NOW + 40_000, 10)
+        assert not ledger_of(session).held
+    with opened(tmp_path, sizes=sizes) as session:
+        assert session.pops().lag("t", "g").in_flight == 1
+
+
+def test_acks_alone_are_limited_too(tmp_path: Path) -> None:
+    with opened(tmp_path, PopBuffer(check_points=10)) as session:
+        pops, ledger = session.pops(), ledger_of(session)
+        begin(pops)
+        receipts = [take(pops, 1)[0] for _ in range(30)]
+        session.pops().sync()
+        held = []
+        for receipt in receipts:
+            pops.apply(PopTxn(acks=[receipt]), NOW)
+            held.append(bool(ledger.held))
+        assert held.count(False) >= 2
+
+
+def test_flush_writes_what_is_held(stores: WheelStores) -> None:
+    store = stores.open(pop__buffer=True)
+    store.send_batch([Message("t", b"x", message_id=f"{number}") for number in range(10)])
+    store.pop("t", "g", max_messages=1)
+    store.ack(store.pop("t", "g", max_messages=4))
+    store.flush()
+    left = stores.killed(store)
+    assert [message.message_id for message in left.pop("t", "g", max_messages=1)] == ["5"]
+
+
+def test_a_close_on_a_full_disk_says_so(stores: WheelStores) -> None:
+    store = stores.open(pop__buffer=True)
+    store.send_batch([Message("t", b"x", message_id=f"{number}") for number in range(10)])
+    store.pop("t", "g", max_messages=1)
+    store.ack(store.pop("t", "g", max_messages=4))
+    with refusing_writes(), pytest.raises(StoreFullError):
+        store.close()
+    assert (stores.path(store) / "abort").exists()
+    store = stores.open()
+    assert [message.message_id for message in store.pop("t", "g", max_messages=1)] == ["1"]
 
 
 def test_a_full_disk_keeps_what_is_held(stores: WheelStores) -> None:

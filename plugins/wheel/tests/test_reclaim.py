@@ -10,7 +10,7 @@ import pytest
 
 import rmqstore
 from plugins.wheel.tests.power.small_store import small_wheel
-from rmqstore import CancelOutcome, ManualClock, Message, Store
+from rmqstore import CancelOutcome, ManualClock, Message, Store, StoreFullError
 from rmqstore.contract import TimerHandle
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel import reclaim
@@ -21,6 +21,7 @@ from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.ledger_ports import Sizes
 from rmqstore_wheel.reclaim import AGAIN_MS
 from rmqstore_wheel.tree_copy import copy_tree
+from tests.breaking import refusing_writes
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -172,6 +173,19 @@ def test_one_side_alone_is_enough_for_check_points_and_for_files_to_go(tmp_path:
         assert run.ledger._check_point.offset > run.ledger.log.chain.first
     finally:
         run.store.close()
+
+
+def test_upkeep_that_finds_no_room_takes_nothing_away(tmp_path: Path) -> None:
+    run = Run(tmp_path / "store", reclaim="age", retention_ms=HOUR_MS)
+    run.fill(1, consume=False)
+    before = run.store.topics()
+    run.clock.advance(2 * HOUR_MS)
+    with refusing_writes(), pytest.raises(StoreFullError):
+        run.store.tick()
+    assert run.store.topics() == before
+    assert run.store.verify() == []
+    assert len(run.consume()) == min(run.calls, 32)
+    run.store.close()
 
 
 def test_what_nobody_consumed_stays(run: Run) -> None:

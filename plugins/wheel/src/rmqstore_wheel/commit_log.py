@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmqstore.errors import CorruptStoreError
+from rmqstore.errors import CorruptStoreError, IllegalArgumentError
 from rmqstore_wheel import frames, sums
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.file_chain import FileChain
@@ -121,6 +121,8 @@ class CommitLog:
                 piece, rest = piece.split(left)
                 waiting.append(rest)
                 if not len(piece.starts):
+                    if left == self.file_bytes:
+                        raise IllegalArgumentError(f"a record of {rest.sizes[0]} bytes does not fit into a file of the log of {left} bytes")
                     offset += left
                     continue
             piece.place(offset)

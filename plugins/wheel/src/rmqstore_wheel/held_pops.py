@@ -5,14 +5,17 @@ of each. They are written as one frame, the last value of each key, so a lease t
 check point or ack in the revive log at all.
 
 Why a crash loses no message and leaves no half of a call. What is held is written all together, so what the log says is the state as it
-was when that was done last, and whatever else was written since: calls that touch no held key. None of those needs a held one to be there:
+was when that was done last, and whatever else was written since. None of that needs what is held to be there:
 
-- A pop or an ack that is held has keys of its own groups alone: leases, their ends, what is to be forgotten when, where the group stands.
+- A pop or an ack that is held has keys of its own group alone: leases, their ends, what is to be forgotten when, where the group stands.
   So the log without it says that the messages were not given, or not acked: they come again, as declared.
-- A call that changes one of these keys too, as a change, a release, a revive or a reset does, is written behind what is held, in its frame.
-- New groups, topics and ids, ordered pops, and whatever appends a message are never held.
-- What is reclaimed since: a group that stands further in memory than in the log has acked what lies between, or leases it, and leases keep
-  their messages. Messages that are gone and were acked do not come again.
+- Only appends, the timer cursor, marks and what timers need are written alone. Neither depends on a lease, nor on where a group stands.
+- Any other call is written behind what is held, in its frame: a change, a release, a revive, a reset; and what retention does, as it looks
+  at leases and at what groups have consumed.
+- That a group pops a topic, since when and how, is never held, since what is kept for the group, and where it begins, follows from that.
+  Nor are new groups, topics and ids, ordered pops, and whatever appends a message.
+
+What no lease pins in the log, retention may take after a crash (Q1): a message that came near its age while its lease was held.
 
 Receipts of leases that a crash took are of an earlier epoch than whatever is leased afterwards, so they are STALE.
 """
@@ -26,7 +29,7 @@ from typing import Final
 
 from rmqstore.contract import PopBuffer
 from rmqstore.ordered.kv import DeleteMany, PutMany
-from rmqstore.ordered.layout import FIFO, LEASE, LEASES, META, REGISTERED, STANDING
+from rmqstore.ordered.layout import COUNT, EPOCH_KEY, FIFO, LEASE, LEASES, MARK, MARK_AGE, META, STANDING, TOPIC, TRACES
 from rmqstore_wheel.journal import Change
 from rmqstore_wheel.state import State
 
@@ -35,7 +38,10 @@ MARGIN_MS: Final = 1500
 
 _SEAT: Final = slice(1, 13)
 _TIMES: Final = struct.Struct("<qq")
-_OF_GROUPS: Final = (STANDING[0], REGISTERED[0])
+_ALONE: Final = (EPOCH_KEY[0], TOPIC[0], COUNT[0], MARK[0], MARK_AGE[0])
+"""Tables of what appends and timers change: single values, topics, counts, marks."""
+
+_KEYS_OF_CHECK_POINT: Final = 4
 _KEYS: Final = 4096
 """Keys that are removed by one change."""
 
@@ -107,21 +113,19 @@ class HeldPops:
         """Say whether something has been here for too long, as far as the clock can tell, or ends too soon."""
         if self._since_ms is None:
             return False
-        if not 0 <= now_ms - self._since_ms <= self._limits.stay_ms:
+        if (
+            not 0 <= now_ms - self._since_ms <= self._limits.stay_ms
+            or len(self._logged) >= _KEYS_OF_CHECK_POINT * self._limits.check_points
+        ):
             return True
         return self._next_end_ms is not None and self._next_end_ms - now_ms < self._limits.left_ms
 
     # ------------------------------------------------------------ writing
 
-    def touched_by(self, changes: Sequence[Change]) -> bool:
-        """Say whether a call changes a key that is held, or may."""
-        for change in changes:
-            if isinstance(change, PutMany | DeleteMany):
-                if any((change.space, key) in self._logged for key in _keys_of(change)):
-                    return True
-            else:
-                return True
-        return False
+    @staticmethod
+    def concerns(changes: Sequence[Change]) -> bool:
+        """Say whether a call has to do with leases or groups, so that what is held goes before it."""
+        return not all(isinstance(change, PutMany | DeleteMany) and _is_alone(change) for change in changes)
 
     def changes(self) -> list[Change]:
         """Return what the log lacks."""
@@ -143,7 +147,13 @@ class HeldPops:
 def _may_be_held(change: PutMany | DeleteMany) -> bool:
     if change.space == LEASES:
         return all(key[0] != FIFO[0] for key in _keys_of(change))
-    return change.space == META and all(key[0] in _OF_GROUPS for key in _keys_of(change))
+    return change.space == META and all(key[0] == STANDING[0] for key in _keys_of(change))
+
+
+def _is_alone(change: PutMany | DeleteMany) -> bool:
+    if change.space != META:
+        return change.space == TRACES
+    return all(key[0] in _ALONE for key in _keys_of(change))
 
 
 def _keys_of(change: PutMany | DeleteMany) -> Sequence[bytes]:

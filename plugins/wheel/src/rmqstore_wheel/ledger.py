@@ -128,7 +128,7 @@ class Ledger(GatedKV):
         if batch.waits_from_ms is not None and not messages and held.takes(changes, batch.waits_from_ms):
             return self._hold(changes)
         self._free_names(messages)
-        if not (batch.waits_from_ms is not None or held.touched_by(changes)):
+        if not (batch.waits_from_ms is not None or held.concerns(changes)):
             return self.append(messages, changes, beside=self._beside(changes))
         before = held.changes()
         position = self.append(messages, changes, before, self._beside([*before, *changes]))
@@ -149,12 +149,13 @@ class Ledger(GatedKV):
         except BaseException as error:
             raise self._gate.refuse_poisoned(error, "keeping the state") from error
 
-    def _write_held(self) -> None:
-        """Write what is held."""
-        if self.held:
-            if changes := self.held.changes():
-                self.append([], noted=changes, beside=self._beside(changes))
-            self.held.clear()
+    def write_back(self) -> bool:
+        if not self.held:
+            return False
+        if changes := self.held.changes():
+            self.append([], noted=changes, beside=self._beside(changes))
+        self.held.clear()
+        return True
 
     def logged(self, space: int, key: bytes) -> bytes | None:
         """Return what the log says of a key, which is what the state says unless a pop or an ack is held."""
@@ -351,7 +352,7 @@ class Ledger(GatedKV):
         """Write what was held for long enough, and make a check point when one is due, if there is room; says whether it made one."""
         with suppress(StoreFullError):
             if self.held is not None and self.held.is_due(now_ms):
-                self._write_held()
+                self.write_back()
             if self.is_long():
                 self.make_check_point()
                 return True
@@ -359,7 +360,7 @@ class Ledger(GatedKV):
 
     def make_check_point(self) -> None:
         """Write a check point of now, unless nothing happened since the last one; the caller keeps other calls out meanwhile."""
-        self._write_held()
+        self.write_back()
         if self.log.tail == self._check_point.offset and self._check_point.calls and not self._doubts:
             return
         self.sync()
@@ -399,7 +400,7 @@ class Ledger(GatedKV):
     def release_log(self, upto: int) -> None:
         """Remove the files of the log that end at or before ``upto``, in which nothing is that anybody needs; see ``reclaim``."""
         if self.restart < upto:
-            self._write_held()
+            self.write_back()
             self.append([], self.timers.unsaid())
             begin = self.log.tail
             self.append([], noted=[journal.Restart(), *self.state.copy()])
@@ -424,6 +425,7 @@ class Ledger(GatedKV):
         refusal = self._gate.refusal
         try:
             if refusal is None:
+                self.write_back()
                 self.sync()
                 with suppress(StoreFullError):
                     # Without it the next open only takes longer.

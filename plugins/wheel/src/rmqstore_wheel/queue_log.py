@@ -225,8 +225,10 @@ class WheelQueueLog(QueueLog):
         return topic.next_offsets[queue]
 
     def cut(self, write: WriteBatch, topic: Topic, queue: int, first: int, target: int) -> None:
-        self._ledger.queues.trim(topic.name, queue, target)
         self._recent.pop((topic.name, queue), None)
+
+    def was_cut(self, topic: Topic, queue: int, target: int) -> None:
+        self._ledger.queues.trim(topic.name, queue, target)
 
     def delete(self, write: WriteBatch, topic: Topic) -> None:
         for queue in range(topic.queues):

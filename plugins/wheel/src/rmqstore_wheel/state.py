@@ -82,6 +82,8 @@ def pieces(space: int, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[PutMa
 def _bytes_of(change: Change) -> int:
     if isinstance(change, PutMany):
         return sum([len(key) + len(value) for key, value in change.items])
+    if isinstance(change, DeleteMany):
+        return sum(map(len, change.keys))
     return len(change.seqs) + len(change.epochs) + len(change.cancelled) if isinstance(change, Copied) else 64
 
 

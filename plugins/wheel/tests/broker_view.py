@@ -36,9 +36,20 @@ def records_of(root: Path) -> list[Record]:
     return found
 
 
+def passed(root: Path) -> dict[int, int]:
+    """Return how far the reader of the revive topic is, by queue."""
+    offsets = root / "config" / consumer_offsets.FILE_NAME
+    table = consumer_offsets.decode(offsets.read_bytes()).table if offsets.exists() else {}
+    return table.get(f"{REVIVE_TOPIC}@CID_RMQ_SYS_REVIVE_GROUP", {})
+
+
 def revive_records(root: Path) -> list[Record]:
-    """Return the records of the revive topic in the order of the log, found through its consume queues, whose units must fit them."""
+    """Return the records of the revive topic in the order of the log, found through its consume queues, whose units must fit them.
+
+    What the reader has passed may be gone from the log.
+    """
     by_place = {record.physical_offset: record for record in records_of(root)}
+    first = min(int(path.name) for path in (root / "commitlog").iterdir())
     found = []
     for path in (root / "consumequeue" / REVIVE_TOPIC).glob("*/*"):
         data = path.read_bytes()
@@ -47,6 +58,9 @@ def revive_records(root: Path) -> list[Record]:
         for at, unit in enumerate(consume_queue.decode(whole), int(path.name) // consume_queue.UNIT_BYTES):
             if not unit["size"]:
                 break
+            if int(unit["log_offset"]) < first:
+                assert at <= passed(root)[int(path.parent.name)]
+                continue
             record = by_place[int(unit["log_offset"])]
             tag = properties.decode(record.properties)[properties.TAG]
             assert (record.topic.decode(), record.queue_id, record.queue_offset) == (REVIVE_TOPIC, int(path.parent.name), at)
@@ -75,12 +89,10 @@ def bodies_of(root: Path) -> list[CheckPoint | Ack | BatchAck]:
 
 def running(root: Path) -> dict[Held, int]:
     """Return the leases that run by the revive log alone, with their ends: what a broker's ``PopReviveService`` would go by."""
-    offsets = root / "config" / consumer_offsets.FILE_NAME
-    table = consumer_offsets.decode(offsets.read_bytes()).table if offsets.exists() else {}
-    passed = table.get(f"{REVIVE_TOPIC}@CID_RMQ_SYS_REVIVE_GROUP", {})
+    behind = passed(root)
     points: dict[tuple[str, str, int, int, int, str | None], CheckPoint] = {}
     for record, each in zip(revive_records(root), bodies_of(root), strict=True):
-        if record.queue_offset <= passed.get(record.queue_id, -1):
+        if record.queue_offset <= behind.get(record.queue_id, -1):
             continue
         key = (each.topic, each.group, each.queue_id, each.start_offset, each.pop_ms, each.broker)
         if isinstance(each, CheckPoint):

@@ -364,9 +364,8 @@ class Ledger(GatedKV):
         if self.log.tail == self._check_point.offset and self._check_point.calls and not self._doubts:
             return
         self.sync()
+        self.settle()
         with self.translated():
-            if self.readers is not None:
-                self.readers.settle()
             section = self.timers.check_point()
             queues = self.queues.sync()
             found = CheckPoint(
@@ -394,6 +393,12 @@ class Ledger(GatedKV):
         if self.readers is not None:
             with self.translated():
                 self.readers.check_pointed(found)
+
+    def settle(self) -> None:
+        """Bring the queues that are written for other readers to where the log is."""
+        if self.readers is not None:
+            with self.translated():
+                self.readers.settle()
 
     # ------------------------------------------------------------ files that go
 

@@ -85,6 +85,8 @@ class Reclaim:
                 if self._looked_ms is None:
                     self._looked_ms = now_ms
                 return 0
+            # Else nothing would lead to check points that came since the last check point.
+            self._ledger.settle()
             self._looks.append(FileLook(self._ledger.log, self._liveness, start))
         look = self._looks[-1]
         done = look.go_on(slice_bytes)

@@ -6,12 +6,15 @@ Nobody reads the queue while the store is open, so its units wait for the engine
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 
 from rmqstore.ordered.layout import LEASES
 from rmqstore.ordered.leases import LEASED, Lease
 from rmqstore_wheel.ledger import Ledger
+
+_PAGE: Final = 4096
 
 
 class ReviveQueue:
@@ -28,9 +31,22 @@ class ReviveQueue:
         self._ledger = ledger
         self._name = topic, number
         self.next = ledger.queues.of(*self._name).count if self._name in ledger.queues else 0
+        if self.next:
+            ledger.queues.trim(*self._name, self._first_there())
         self._units: list[tuple[int, int, int]] = []
         self._points: list[tuple[int, bytes]] = []
         self._older = set(older)
+
+    def _first_there(self) -> int:
+        """Return the offset of the first unit that leads into the log; those before it were not needed when their files went."""
+        queues, begin = self._ledger.queues, self._ledger.log.chain.first
+        offset = queues.first(*self._name)
+        while len(units := queues.read(*self._name, offset, _PAGE)):
+            there = np.flatnonzero(units["log_offset"] >= begin)
+            if len(there):
+                return offset + int(there[0])
+            offset += len(units)
+        return self.next
 
     def take(self, units: Sequence[tuple[int, int, int]], begun: Iterable[tuple[int, bytes]]) -> None:
         """Take in what was written: its units, and the keys of leases by the row of their first check point."""

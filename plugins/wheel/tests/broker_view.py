@@ -91,7 +91,9 @@ def running(root: Path) -> dict[Held, int]:
     """Return the leases that run by the revive log alone, with their ends: what a broker's ``PopReviveService`` would go by."""
     behind = passed(root)
     points: dict[tuple[str, str, int, int, int, str | None], CheckPoint] = {}
-    for record, each in zip(revive_records(root), bodies_of(root), strict=True):
+    # A copy lies behind what came after it, but keeps its place in the queue.
+    found = sorted(zip(revive_records(root), bodies_of(root), strict=True), key=lambda pair: (pair[0].queue_id, pair[0].queue_offset))
+    for record, each in found:
         if record.queue_offset <= behind.get(record.queue_id, -1):
             continue
         key = (each.topic, each.group, each.queue_id, each.start_offset, each.pop_ms, each.broker)

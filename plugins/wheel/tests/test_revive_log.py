@@ -12,7 +12,7 @@ import pytest
 
 from plugins.wheel.tests.broker_view import BROKER, REVIVE_TOPIC, Held, bodies_of, revive_records, running
 from rmqstore.batch import MessageBatch
-from rmqstore.contract import Change, EngineOptions, PopRequest, PopStore, PopTxn, Receipt
+from rmqstore.contract import Change, EngineOptions, InitMode, PopRequest, PopStore, PopTxn, Receipt
 from rmqstore.message import Message, retry_topic
 from rmqstore_wheel.check_point import DIRECTORY
 from rmqstore_wheel.engine import WheelEngine
@@ -234,7 +234,10 @@ class History:
         elif kind == 10:
             pops.maintain(self.now_ms, 100)
         elif chance.random() < 0.2 and pops.topics():
-            pops.delete_group("h") if chance.random() < 0.5 else pops.reset_offset(pops.topics()[0].name, "g", None, 0, self.now_ms)
+            if chance.random() < 0.5:
+                pops.delete_group("h")
+            else:
+                pops.reset_offset(pops.topics()[0].name, "g", None, InitMode.MIN, self.now_ms)
 
     @staticmethod
     def held(pops: PopStore) -> dict[Held, int]:

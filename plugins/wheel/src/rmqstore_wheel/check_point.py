@@ -13,11 +13,11 @@ damaged is no loss: everything is made again from the log.
 from __future__ import annotations
 
 import struct
-import zlib
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from zlib_ng.zlib_ng import crc32
 
 from rmqstore.errors import FormatVersionError
 from rmqstore_wheel.disk import Disk
@@ -89,7 +89,7 @@ class CheckPoint(msgspec.Struct, frozen=True, array_like=True):
 def write(disk: Disk, directory: Path, check_point: CheckPoint) -> None:
     """Write a check point; the one before it stays as the second best."""
     body = msgspec.msgpack.encode(check_point)
-    data = _HEAD.pack(_MAGIC, VERSION, zlib.crc32(body), len(body)) + body
+    data = _HEAD.pack(_MAGIC, VERSION, crc32(body), len(body)) + body
     path, new, old = directory / NAME, directory / f"{NAME}.new", directory / f"{NAME}.bak"
     file = disk.create(new, len(data))
     try:
@@ -126,7 +126,7 @@ def _decode(data: bytes, path: Path) -> CheckPoint | None:
         return None
     magic, version, crc, length = _HEAD.unpack_from(data)
     body = data[_HEAD.size : _HEAD.size + length]
-    if magic != _MAGIC or len(body) != length or zlib.crc32(body) != crc:
+    if magic != _MAGIC or len(body) != length or crc32(body) != crc:
         return None
     if version != VERSION:
         raise FormatVersionError(f"{path} has format version {version}; this release of the engine reads {VERSION}")

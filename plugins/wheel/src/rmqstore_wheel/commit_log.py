@@ -5,13 +5,13 @@ A frame that does not fit into what is left of a file begins the next one; only 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError
 from rmqstore_wheel import frames, sums
@@ -220,7 +220,7 @@ class CommitLog:
                     break
                 carried.append(part)
                 carried_count += len(part.starts)
-                carried_crc = zlib.crc32(view[int(part.starts[0]) : found.end], carried_crc)
+                carried_crc = crc32(view[int(part.starts[0]) : found.end], carried_crc)
             at = file_start + self.file_bytes
         self._cut(begin, epoch)
 
@@ -241,7 +241,7 @@ class CommitLog:
         trailer = frames.read_trailer(bytes(view[end - frames.PROPERTY_BYTES : end]))
         if trailer is None or trailer.records != carried_count + len(part.starts) or trailer.epoch < epoch:
             return None
-        if zlib.crc32(view[begin : end - frames.TAIL_BYTES], carried_crc) != trailer.crc or not self._lies_right(data, part):
+        if crc32(view[begin : end - frames.TAIL_BYTES], carried_crc) != trailer.crc or not self._lies_right(data, part):
             return None
         return trailer
 
@@ -285,7 +285,7 @@ class CommitLog:
                 at += 1
                 if trailer is None or begin < 0 or start + begin < self.tail or trailer.durable <= self.tail or trailer.epoch < epoch:
                     continue
-                if zlib.crc32(view[begin : end - frames.TAIL_BYTES]) == trailer.crc:
+                if crc32(view[begin : end - frames.TAIL_BYTES]) == trailer.crc:
                     path = str(self.chain.path_of(self.tail))
                     raise CorruptStoreError(
                         f"{path}: the call at offset {self.tail} is damaged; a later one at {start + begin} says that it was on disk",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
-
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel import frames, sums
@@ -80,7 +79,7 @@ class FileLook(Slices):
             end = int(found.starts[row] + found.sizes[row])
             trailer = frames.read_trailer(bytes(view[end - frames.PROPERTY_BYTES : end]))
             count = self._carried + row + 1 - begin
-            crc = zlib.crc32(view[int(found.starts[begin]) : end - frames.TAIL_BYTES], self._crc)
+            crc = crc32(view[int(found.starts[begin]) : end - frames.TAIL_BYTES], self._crc)
             if self._is_head and trailer is not None and trailer.records > count:
                 # It began in the file before.
                 self._check_records(found.starts[begin : row + 1], found.sizes[begin : row + 1])
@@ -92,7 +91,7 @@ class FileLook(Slices):
         if begin < len(found.starts):
             self._check_records(found.starts[begin:], found.sizes[begin:])
             self._carried += len(found.starts) - begin
-            self._crc = zlib.crc32(view[int(found.starts[begin]) : found.end], self._crc)
+            self._crc = crc32(view[int(found.starts[begin]) : found.end], self._crc)
 
     def _check_records(self, starts: Ints, sizes: Ints) -> None:
         view = self._log.chain.view(self.file_start)

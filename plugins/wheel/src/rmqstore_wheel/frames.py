@@ -22,11 +22,11 @@ to there was durable: a call that somebody may rely on is never cut off.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
@@ -95,8 +95,8 @@ def finish(pieces: Sequence[Encoded], epoch: int, durable: int) -> None:
     last[-PROPERTY_BYTES:-TAIL_BYTES] = np.frombuffer(head, np.uint8)
     crc = 0
     for piece in pieces[:-1]:
-        crc = zlib.crc32(piece.data.data, crc)
-    crc = zlib.crc32(last[:-TAIL_BYTES].data, crc)
+        crc = crc32(piece.data.data, crc)
+    crc = crc32(last[:-TAIL_BYTES].data, crc)
     last[-TAIL_BYTES:-1] = np.frombuffer(b"%08x" % crc, np.uint8)
 
 
@@ -111,7 +111,7 @@ def whole(records: Sequence[Bytes], offset: int, epoch: int, durable: int) -> by
     data[length : length + 2] = (at - length - 2 + PROPERTY_BYTES).to_bytes(2)
     data[last : last + 4] = (at - last + PROPERTY_BYTES).to_bytes(4)
     data += PROPERTY + _FORM % (len(records), at + PROPERTY_BYTES, epoch, durable)
-    data += b"%08x\x02" % zlib.crc32(data)
+    data += b"%08x\x02" % crc32(data)
     return data
 
 

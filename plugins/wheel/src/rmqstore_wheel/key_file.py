@@ -7,7 +7,6 @@ number of such an entry, as a slot never holds a smaller number than before. Whe
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.disk import Disk, DiskFile
@@ -86,8 +86,8 @@ class KeyFile:
         self._file = self._disk.create(self.path, self._length)
         self._file.zero_fill(0, HEADER_BYTES)
         zeros = np.zeros(_SEGMENT, ">i4")
-        self._slot_crcs[:] = zlib.crc32(zeros.data)
-        self._slot_crcs[-1] = zlib.crc32(zeros[: (self._slots - 1) % _SEGMENT + 1].data)
+        self._slot_crcs[:] = crc32(zeros.data)
+        self._slot_crcs[-1] = crc32(zeros[: (self._slots - 1) % _SEGMENT + 1].data)
         self._filled = self._entries_at
 
     def start(self, sums: KeyFileSums) -> None:
@@ -200,11 +200,11 @@ class KeyFile:
     # ------------------------------------------------------------ sums
 
     def _sum_slots(self, view: Any, segment: int) -> int:
-        return zlib.crc32(np.ascontiguousarray(view[segment * _SEGMENT : (segment + 1) * _SEGMENT]).view(np.uint8).data)
+        return crc32(np.ascontiguousarray(view[segment * _SEGMENT : (segment + 1) * _SEGMENT]).view(np.uint8).data)
 
     def _sum_block(self, block: int) -> int:
         stop = min((block + 1) * _BLOCK, self.header.next_entry)
-        return zlib.crc32(np.ascontiguousarray(self._entry_view()[block * _BLOCK : stop]).view(np.uint8).data)
+        return crc32(np.ascontiguousarray(self._entry_view()[block * _BLOCK : stop]).view(np.uint8).data)
 
     def _sum_entries(self, first: int, behind: int) -> None:
         """Take appended entries into the sums; of a block that goes on, what was there before is checked."""

@@ -8,11 +8,11 @@ it replaces something. A block that is not what it should be raises :class:`Outr
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints
@@ -125,7 +125,7 @@ class ReadUnits(UnitLog):
         if known is not None:
             return known
         units = self._copied(begin, end)
-        if zlib.crc32(units.view(np.uint8).data) != self._crcs[block]:
+        if crc32(units.view(np.uint8).data) != self._crcs[block]:
             raise OutrunError(f"{self.chain.path_of(self.position(begin))}: units {begin} to {end - 1} are not those of the check point")
         if len(self._recent) >= _KEPT_BLOCKS:
             del self._recent[next(iter(self._recent))]

@@ -15,9 +15,9 @@ A record that has no place yet ends with :data:`ROOM`. It is given its digits to
 from __future__ import annotations
 
 from typing import Any, Final
-from zlib import crc32
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from rmqstore_wheel import frames
 from rmqstore_wheel.formats import commit_log as log

@@ -11,7 +11,6 @@ that would hold nothing else is not there.
 from __future__ import annotations
 
 import enum
-import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -20,6 +19,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.disk import Disk
@@ -85,7 +85,7 @@ class UnitLog:
         self.per_file = per_file
         self._blank = blank
         self._fill = np.frombuffer(fill or bytes(unit.itemsize), unit)
-        self._fill_crc = zlib.crc32(np.repeat(self._fill, BLOCK).tobytes())
+        self._fill_crc = crc32(np.repeat(self._fill, BLOCK).tobytes())
         self._stale: set[int] = set()
         self.chain = FileChain(disk, directory, per_file * unit.itemsize + len(blank), fill_bytes, made_above)
         self.count = self.first = 0
@@ -220,7 +220,7 @@ class UnitLog:
         crcs = []
         while at < behind:
             stop = min(behind, (at // BLOCK + 1) * BLOCK)
-            self._open_crc = zlib.crc32(view[(at - first) * size : (stop - first) * size], self._open_crc)
+            self._open_crc = crc32(view[(at - first) * size : (stop - first) * size], self._open_crc)
             crcs.append(self._open_crc)
             if stop % BLOCK == 0:
                 self._open_crc = 0
@@ -350,7 +350,7 @@ class UnitLog:
 
     def _sum_block(self, block: int) -> None:
         first, stop = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self.count)
-        self._crcs[block] = zlib.crc32(self._raw(first, stop - first).tobytes())
+        self._crcs[block] = crc32(self._raw(first, stop - first).tobytes())
         if stop == self.count and stop % BLOCK:
             self._open_crc = int(self._crcs[block])
 
@@ -420,7 +420,7 @@ class UnitLog:
         first, stop = number // BLOCK, (number + count - 1) // BLOCK + 1 if count > 0 else 0
         for block in (np.flatnonzero(~self._trusted[first:stop]) + first).tolist():
             begin, end = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self.count)
-            if zlib.crc32(self._raw(begin, end - begin).tobytes()) != self._crcs[block]:
+            if crc32(self._raw(begin, end - begin).tobytes()) != self._crcs[block]:
                 self._refuse(begin, end)
             self._trusted[block] = True
 

@@ -5,11 +5,11 @@ A snapshot is written under another name and renamed when it is on disk. A check
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.disk import Disk
@@ -82,5 +82,5 @@ def _crc_of(slots: Slots, pages: Pages) -> int:
     for page in np.flatnonzero(pages).tolist():
         piece = slots[page * PAGE_SLOTS : (page + 1) * PAGE_SLOTS]
         if piece.view(np.uint64).any():
-            crc = zlib.crc32(piece.view(np.uint8).data, zlib.crc32(page.to_bytes(4, "big"), crc))
+            crc = crc32(piece.view(np.uint8).data, crc32(page.to_bytes(4, "big"), crc))
     return crc

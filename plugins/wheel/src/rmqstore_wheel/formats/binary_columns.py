@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, Final, NamedTuple, TypeAlias
-from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from zlib_ng.zlib_ng import crc32
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Ints: TypeAlias = np.ndarray[Any, np.dtype[Any]]

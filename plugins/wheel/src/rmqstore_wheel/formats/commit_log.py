@@ -35,10 +35,10 @@ from __future__ import annotations
 import functools
 import ipaddress
 import struct
-import zlib
 from typing import Final
 
 import msgspec
+from zlib_ng.zlib_ng import crc32
 
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError
 from rmqstore_wheel.formats.binary_columns import Bytes
@@ -97,7 +97,7 @@ class Record(msgspec.Struct, kw_only=True):
 
 def body_crc(body: Bytes) -> int:
     """Return the CRC-32 that a record holds for its body: 31 bits (``UtilAll.crc32``)."""
-    return zlib.crc32(body) & 0x7FFFFFFF
+    return crc32(body) & 0x7FFFFFFF
 
 
 def host_bytes(address: str, port: int) -> bytes:

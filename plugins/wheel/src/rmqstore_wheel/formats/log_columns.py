@@ -6,13 +6,13 @@ A batch whose hosts are not all of one length goes record by record, which gives
 from __future__ import annotations
 
 import itertools
-import zlib
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from zlib_ng.zlib_ng import crc32
 
 from rmqstore.errors import IllegalArgumentError
 from rmqstore_wheel.formats import commit_log as log
@@ -213,4 +213,4 @@ def body_crcs(body: pa.Array) -> Ints:
     else:
         view, first = memoryview(data), int(ends[0])
         bodies = [view[start - first : end - first] for start, end in itertools.pairwise(ends.tolist())]
-    return np.fromiter(map(zlib.crc32, bodies), np.uint32, len(body)) & 0x7FFFFFFF
+    return np.fromiter(map(crc32, bodies), np.uint32, len(body)) & 0x7FFFFFFF

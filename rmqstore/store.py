@@ -164,7 +164,7 @@ class Store(Producing, Consuming):
             return write_snapshot(self._opened, checked_path(path))
 
     def flush(self) -> None:
-        """Make everything durable that was answered so far; only needed under ``flush = async``."""
+        """Make everything durable that was answered so far; only needed under ``flush = async`` or with ``pop.buffer``."""
         self._check_open()
         self._timers.sync()
         self._pops.sync()

@@ -42,6 +42,8 @@ _ALONE: Final = (EPOCH_KEY[0], TOPIC[0], COUNT[0], MARK[0], MARK_AGE[0])
 """Tables of what appends and timers change: single values, topics, counts, marks."""
 
 _KEYS_OF_CHECK_POINT: Final = 4
+"""How many keys one check point takes, and its acks alone may take no more."""
+
 _KEYS: Final = 4096
 """Keys that are removed by one change."""
 
@@ -110,15 +112,14 @@ class HeldPops:
         return True
 
     def is_due(self, now_ms: int) -> bool:
-        """Say whether something has been here for too long, as far as the clock can tell, or ends too soon."""
+        """Say whether something has been here for too long, by the clock, or ends too soon, or whether there is too much."""
         if self._since_ms is None:
             return False
-        if (
-            not 0 <= now_ms - self._since_ms <= self._limits.stay_ms
-            or len(self._logged) >= _KEYS_OF_CHECK_POINT * self._limits.check_points
-        ):
-            return True
-        return self._next_end_ms is not None and self._next_end_ms - now_ms < self._limits.left_ms
+        limits = self._limits
+        stays_on = 0 <= now_ms - self._since_ms <= limits.stay_ms
+        has_room = len(self._logged) < _KEYS_OF_CHECK_POINT * limits.check_points
+        ends_soon = self._next_end_ms is not None and self._next_end_ms - now_ms < limits.left_ms
+        return ends_soon or not (stays_on and has_room)
 
     # ------------------------------------------------------------ writing
 

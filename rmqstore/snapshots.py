@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
-import tempfile
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Final
 
 from rmqstore.config import FILE_NAME as CONFIG_NAME
 from rmqstore.directory import LOCK_NAME, MANIFEST_NAME, StoreDirectory, read_manifest, translated, write_manifest
@@ -15,37 +17,34 @@ from rmqstore.errors import StorePathError
 from rmqstore.opening import Opened, checked_path
 from rmqstore.ordered.home import sync_path, sync_tree
 
+_SHOWN: Final = 40
+"""How much of a name goes into that of the directory aside, which may not be too long."""
+
 
 def write_snapshot(opened: Opened, path: Path) -> Path:
     """Write a copy of the open store to the new directory ``path``; the caller holds the hand-over back.
 
-    The manifest comes last, so an interrupted copy is no store.
+    It is made aside and renamed into place, so there is a whole copy at ``path``, or nothing.
 
     Raises:
         StorePathError: ``path`` exists, or its parent does not.
         StoreFullError: no room; what was written is removed.
     """
     try:
-        path.mkdir()
-    except FileExistsError as error:
-        raise StorePathError(f"{path} exists already; a snapshot goes into a new directory") from error
+        is_there = path.exists()
     except OSError as error:
         raise translated(error, path) from error
-    try:
+    if is_there:
+        raise StorePathError(f"{path} exists already; a snapshot goes into a new directory")
+    with _aside(path, "copying") as copy:
         # Timers first: what is handed over meanwhile by nobody cannot be missing from both.
         for engine, session in opened.sessions.items():
-            session.snapshot(path / engine)
+            session.snapshot(copy / engine)
         given = opened.directory.path / CONFIG_NAME
         if given.is_file():
             # A retention that only the file gives decides what the copy keeps.
-            shutil.copy2(given, path / CONFIG_NAME)
-        write_manifest(path, opened.manifest)
-    except OSError as error:
-        shutil.rmtree(path, ignore_errors=True)
-        raise translated(error, path) from error
-    except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
-        raise
+            shutil.copy2(given, copy / CONFIG_NAME)
+        write_manifest(copy, opened.manifest)
     return path
 
 
@@ -68,8 +67,7 @@ def restore(snapshot: str | os.PathLike[str], path: str | os.PathLike[str]) -> P
         raise StorePathError(f"{target} exists already; restore into a new directory, and swap the two yourself if you mean to replace it")
     if not target.absolute().parent.is_dir():
         raise StorePathError(f"{target.absolute().parent} does not exist; make it first, then restore into {target}")
-    aside = Path(tempfile.mkdtemp(prefix=f"{target.name}.restoring-", dir=target.absolute().parent))
-    try:
+    with _aside(target, "restoring") as aside:
         # A snapshot that was opened itself has a lock; somebody who holds it may be writing.
         with StoreDirectory(source) if (source / LOCK_NAME).exists() else nullcontext():
             _copy(source, aside)
@@ -77,15 +75,25 @@ def restore(snapshot: str | os.PathLike[str], path: str | os.PathLike[str]) -> P
         # The store went on after the snapshot: from here on the two of them never give the same handle or receipt.
         manifest["min_epoch"] = parted_epoch(max(manifest.get("min_epoch", 0), epoch_of(aside)))
         write_manifest(aside, manifest)
+    return target
+
+
+@contextmanager
+def _aside(target: Path, doing: str) -> Iterator[Path]:
+    """Give a directory to fill, which becomes ``target`` once it is durable; when that fails, nothing is left."""
+    parent = target.absolute().parent
+    aside = parent / f"{target.name[:_SHOWN]}.{doing}-{secrets.token_hex(4)}"
+    try:
+        aside.mkdir()
+        yield aside
         sync_tree(aside)
         aside.rename(target)
-        sync_path(target.absolute().parent)
+        sync_path(parent)
     except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
         if isinstance(error, OSError):
             raise translated(error, target) from error
         raise
-    return target
 
 
 def _copy(source: Path, target: Path) -> None:

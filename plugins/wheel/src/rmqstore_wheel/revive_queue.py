@@ -73,7 +73,8 @@ class ReviveQueue:
         return self._points[0][0] if self._points else self.next
 
     def _is_running(self, key: bytes) -> bool:
-        value = self._ledger.state.get(LEASES, key)
+        # What the log does not say yet, a crash takes back.
+        value = self._ledger.logged(LEASES, key)
         return value is not None and is_running(value)
 
 

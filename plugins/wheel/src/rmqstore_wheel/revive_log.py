@@ -97,11 +97,11 @@ class ReviveLog:
         self._texts: dict[tuple[int, int], _Names] = {}
         entries = [*ledger.scan_all(META, TOPIC, after_prefix(TOPIC)), *ledger.scan_all(META, GROUP, after_prefix(GROUP))]
         self._note_names(entries)
-        self._last_pop_ms = 0
         # Where their check points lie was not kept, only that it is behind the first offset of the queue.
         older = [key for key, value in ledger.scan_all(LEASES, LEASE, _END_OF_LEASES) if is_running(value)]
         self.queues = [
-            ReviveQueue(ledger, self.topic, queue, [key for key in older if _queue_of(key) == queue]) for queue in range(REVIVE_QUEUES)
+            ReviveQueue(ledger, self.topic, queue, [key for key in older if revive_qid_of(_pop_ms_of(key)) == queue])
+            for queue in range(REVIVE_QUEUES)
         ]
 
     def _note_names(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
@@ -183,7 +183,6 @@ class ReviveLog:
         own = "" if standing is None else f"{NEXT}\x01{int.from_bytes(standing[:8])}\x02"
         mine = written[revive_qid_of(pop_ms)]
         mine.begun.append((len(mine.texts), LEASE + lease.key))
-        self._last_pop_ms = max(self._last_pop_ms, pop_ms)
         for at in range(0, len(lease.offsets), _MOST):
             offsets = lease.offsets[at : at + _MOST]
             start, count = offsets[0], len(offsets)
@@ -228,7 +227,8 @@ class ReviveLog:
             written[revive_qid_of(pop_ms)].add(body, f"TAGS\x01{tag}\x02UNIQ_KEY\x01{key}\x02", code)
 
     def _as_records(self, written: dict[int, _Written]) -> Beside:
-        store_ms = max(self._ledger.store_ms, self._last_pop_ms)
+        pop_times = [_pop_ms_of(key) for mine in written.values() for _, key in mine.begun]
+        store_ms = max(self._ledger.store_ms, *pop_times) if pop_times else self._ledger.store_ms
         records = [
             self._form.encode(body.encode(), text.encode(), queue, offset, store_ms)
             for queue, mine in written.items()
@@ -249,6 +249,7 @@ class ReviveLog:
             queue.settle()
 
 
-def _queue_of(key: bytes) -> int:
-    """Return the queue of the lease at a key of the state."""
-    return revive_qid_of(LEASE_KEY.unpack(key[1:])[4])
+def _pop_ms_of(key: bytes) -> int:
+    """Return the pop time of the lease at a key of the state."""
+    pop_ms: int = LEASE_KEY.unpack(key[1:])[4]
+    return pop_ms

@@ -193,14 +193,16 @@ class FailingCommit:
 
 def test_eio_poisons_unless_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eio = lmdb.Error("mdb_txn_commit: Input/output error")
-    for full, kind in ((True, StoreFullError), (False, StorePoisonedError)):
-        kv = open_kv(tmp_path / str(full))
+    # Full when the failure is looked into; full before the commit, with room by then; never full.
+    for full, free_bytes, kind in ((True, 1 << 30, StoreFullError), (False, 0, StoreFullError), (False, 1 << 30, StorePoisonedError)):
+        kv = open_kv(tmp_path / f"{full}-{free_bytes}")
         base = base_of(kv)
         env = base._env
         write(kv, 0, 1)
         with monkeypatch.context() as patched:
             patched.setattr(base, "_env", FailingCommit(env, eio))
             patched.setattr(base, "_disk_is_full", lambda full=full: full)
+            patched.setattr(base, "_free_bytes", lambda free_bytes=free_bytes: free_bytes)
             with pytest.raises(kind):
                 kv.sync()
         kv.close()

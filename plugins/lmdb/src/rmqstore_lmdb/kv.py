@@ -178,6 +178,7 @@ class LmdbBase(Base):
 
     def commit(self, changes: Sequence[SpaceChange]) -> None:
         while True:
+            was_full = self._free_bytes() < _LMDB_WRITE_BYTES
             try:
                 with self._env.begin(write=True) as txn:
                     for change in changes:
@@ -186,12 +187,21 @@ class LmdbBase(Base):
             except lmdb.MapFullError:
                 self._grow()
             except lmdb.Error as error:
-                if os.strerror(errno.EIO) in str(error) and self._disk_is_full():
+                if os.strerror(errno.EIO) in str(error) and (was_full or self._disk_is_full()):
                     raise StoreFullError(f"{self._file}: {error}, and the disk is full") from error
                 raise translated(error, self._path) from error
 
+    def _free_bytes(self) -> int:
+        """Bytes that the disk has left for this process, by its own account, which leaves quotas out.
+
+        LMDB reports a write that the end of the disk cut short as EIO, like a broken disk. Asked before a commit, it tells the two apart
+        even when somebody makes room before the failure is looked into.
+        """
+        disk = os.statvfs(self._path)
+        return disk.f_frsize * (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail)
+
     def _disk_is_full(self) -> bool:
-        """Tell by writing a file. LMDB reports a write that the end of the disk cut short as EIO, like a broken disk.
+        """Tell by writing a file, for a disk that filled up during the commit, or a quota.
 
         A write cut short leaves no room behind, so a disk that takes as much as LMDB writes at once was not full.
         """

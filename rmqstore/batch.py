@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore import message as limits
+from rmqstore.columns import constant_of, lengths_of
 from rmqstore.errors import IllegalArgumentError, IllegalMessageError, IllegalMessageTypeError
 from rmqstore.message import Message, PoppedMessage, check_message, check_topic
 
@@ -252,15 +253,18 @@ def _check_columns(columns: pa.RecordBatch) -> None:
         column = columns.column(name)
         if column.null_count < len(column):
             _refuse_invalid_utf8(name, column)
-    for topic in _distinct_topics(columns.column("topic")):
+    for topic in distinct_topics(columns.column("topic")):
         check_topic(topic)
     _check_bodies(columns.column("body"))
     _refuse_words("tag", columns, limits.MAX_PROPERTIES_BYTES, r"[\s|\x00-\x1f]")
     _refuse_words("message_group", columns, limits.MAX_GROUP_KEY_BYTES, r"[\s\x00-\x1f]")
     _refuse_words("message_id", columns, limits.MAX_ID_BYTES, r"[\s\x00-\x1f]")
     for name, maximum in (("deliver_at_ms", limits.MAX_TIME_MS), ("born_ms", limits.MAX_TIME_MS), ("queue_id", limits.MAX_QUEUES - 1)):
-        bounds = pc.min_max(columns.column(name))
-        if bounds["min"].is_valid and not 0 <= bounds["min"].as_py() <= bounds["max"].as_py() <= maximum:
+        column = columns.column(name)
+        if column.null_count == len(column):
+            continue
+        bounds = pc.min_max(column)
+        if not 0 <= bounds["min"].as_py() <= bounds["max"].as_py() <= maximum:
             _refuse_where(name, columns, functools.partial(_outside, maximum=maximum), f"0 to {maximum} is allowed")
     group, deliver = columns.column("message_group"), columns.column("deliver_at_ms")
     if group.null_count < len(group) and deliver.null_count < len(deliver):
@@ -272,8 +276,16 @@ def _check_columns(columns: pa.RecordBatch) -> None:
     _check_sizes(columns)
 
 
-def _distinct_topics(column: pa.Array) -> list[str]:
+def distinct_topics(column: pa.Array) -> list[str]:
+    """Return the topics of a column of one row at least, in no order.
+
+    Raises:
+        IllegalMessageError: one is not valid UTF-8.
+    """
+    alike = constant_of(column)
     try:
+        if alike is not None:
+            return [alike.decode()]
         topics: list[str] = column.unique().to_pylist()
     except UnicodeDecodeError as error:
         raise IllegalMessageError(f"column 'topic' is not valid UTF-8: {error}") from None
@@ -281,13 +293,11 @@ def _distinct_topics(column: pa.Array) -> list[str]:
 
 
 def _check_bodies(column: pa.Array) -> None:
-    lengths = pc.binary_length(column)
-    bounds = pc.min_max(lengths)
-    if bounds["min"].as_py() < 1 or bounds["max"].as_py() > limits.MAX_BODY_BYTES:
-        bad = pc.or_(pc.less(lengths, 1), pc.greater(lengths, limits.MAX_BODY_BYTES))
-        row = pc.index(bad, True).as_py()
+    lengths = lengths_of(column)
+    if lengths.min() < 1 or lengths.max() > limits.MAX_BODY_BYTES:
+        row = int(((lengths < 1) | (lengths > limits.MAX_BODY_BYTES)).argmax())
         raise IllegalMessageError(
-            f"column 'body', row {row}: {lengths[row].as_py()} bytes are not allowed; a body has 1 to {limits.MAX_BODY_BYTES} bytes"
+            f"column 'body', row {row}: {lengths[row]} bytes are not allowed; a body has 1 to {limits.MAX_BODY_BYTES} bytes"
         )
 
 

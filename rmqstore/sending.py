@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmqstore.batch import IN_SCHEMA, MessageBatch
+from rmqstore.batch import IN_SCHEMA, MessageBatch, distinct_topics
 from rmqstore.contract import TimerReceipts
 from rmqstore.ids import id_of_mark, message_ids
 from rmqstore.message import Message
@@ -113,20 +113,29 @@ class Completer:
             arrays["message_id"] = (
                 ids if missing == count else pc.replace_with_mask(arrays["message_id"], arrays["message_id"].is_null(), ids)
             )
-        if arrays["born_ms"].null_count:
+        if arrays["born_ms"].null_count == count:
+            arrays["born_ms"] = pa.array(np.full(count, now_ms))
+        elif arrays["born_ms"].null_count:
             arrays["born_ms"] = pc.fill_null(arrays["born_ms"], pa.scalar(now_ms, pa.int64()))
         if arrays["queue_id"].null_count:
-            arrays["queue_id"] = pc.coalesce(arrays["queue_id"], self._queue_column(arrays["topic"], arrays["message_group"]))
+            given = arrays["queue_id"]
+            chosen = self._queue_column(arrays["topic"], arrays["message_group"])
+            arrays["queue_id"] = chosen if given.null_count == count else pc.coalesce(given, chosen)
         return pa.RecordBatch.from_arrays([arrays[name] for name in IN_SCHEMA.names], schema=IN_SCHEMA)
 
     def _queue_column(self, topics: pa.Array, groups: pa.Array) -> pa.Array:
         queues = np.zeros(len(topics), np.int32)
         start = next(self._turn)
-        for topic in topics.unique().to_pylist():
+        distinct = distinct_topics(topics) if len(topics) else []
+        for topic in distinct:
             count = self._queues_of(topic)
             if count > 1:
-                rows = np.flatnonzero(pc.equal(topics, topic).to_numpy(zero_copy_only=False))
+                rows = np.arange(len(topics))
+                if len(distinct) > 1:
+                    rows = rows[pc.equal(topics, topic).to_numpy(zero_copy_only=False)]
                 queues[rows] = (start + np.arange(len(rows))) % count
+                if groups.null_count == len(groups):
+                    continue
                 for row in rows[groups.take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)]:
                     queues[row] = group_queue(groups[int(row)].as_py(), count)
         return pa.array(queues)

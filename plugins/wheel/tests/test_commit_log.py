@@ -153,7 +153,8 @@ def test_records_learn_their_offsets(path: Path) -> None:
     log.append(pieces([1]), 1)
     (piece,) = pieces([2, 3])
     at = log.append([piece], 1)
-    offsets = [decode_record(log.read(at + int(start), int(size))).physical_offset for start, size in zip(*piece[1:], strict=True)]
+    places = zip((at + piece.starts).tolist(), piece.sizes.tolist(), strict=True)
+    offsets = [decode_record(log.read(start, size)).physical_offset for start, size in places]
     assert offsets == (at + piece.starts).tolist()
     assert not log.holds(log.tail, 100)
     assert log.holds(at, int(piece.sizes[0]))

@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmqstore.columns import bytes_of, offsets_of
 from rmqstore_wheel import sums
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import properties as texts
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, bytes_of, cells, offsets_of
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.record_parts import (
@@ -79,7 +80,7 @@ def placed(records: Sequence[bytes] | LogRecords, topic: bytes, queue_id: int, f
     properties. The records are copied; physical offsets are 0 until ``Encoded.place``.
     """
     if isinstance(records, LogRecords):
-        data, starts, sizes = records.encoded
+        data, starts, sizes = records.encoded[:3]
         held = Encoded(data.copy(), starts, sizes)
     elif len(records) <= _FEW:
         return joined([placed_one(record, topic, queue_id, first_queue_offset + at, store_ms) for at, record in enumerate(records)])
@@ -95,7 +96,7 @@ def placed(records: Sequence[bytes] | LogRecords, topic: bytes, queue_id: int, f
 
 def address(held: Encoded, queue_ids: Ints | int, queue_offsets: Ints, store_ms: int) -> None:
     """Write queue, queue offset and store time into records that keep their topics, in place."""
-    data, starts, _ = held
+    data, starts = held[:2]
     i64 = cells(data, ">i8")
     cells(data, ">i4")[starts + 12] = queue_ids
     i64[starts + log.QUEUE_OFFSET_AT] = queue_offsets
@@ -104,7 +105,7 @@ def address(held: Encoded, queue_ids: Ints | int, queue_offsets: Ints, store_ms:
 
 
 def _all_have(held: Encoded, topic: bytes) -> bool:
-    data, starts, sizes = held
+    data, starts, sizes = held[:3]
     field = log.topic_field(topic)
     if (sizes < log.FIXED_BYTES + len(field) + _LENGTH_BYTES).any() or (cells(data, ">i4")[starts + 4] != log.magic_of(topic)).any():
         return False
@@ -113,7 +114,7 @@ def _all_have(held: Encoded, topic: bytes) -> bool:
 
 
 def _with_topic(held: Encoded, topic: bytes) -> Encoded:
-    data, starts, sizes = held
+    data, starts, sizes = held[:3]
     field = log.topic_field(topic)
     at = topic_places(data, starts)
     old = topic_bounds(data, starts)[1]

@@ -90,7 +90,7 @@ def _property_of(record: Bytes, text: int, end: int) -> bytes:
 
 def fill(records: Encoded) -> None:
     """Write the sums into the rooms at the ends of records."""
-    data, starts, sizes = records
+    data, starts, sizes = records.data, records.starts, records.sizes
     if len(starts):
         places = starts + (sizes - PROPERTY_BYTES)
         cells(data, "u8")[places + _DIGITS_AT] = _digits(data, starts, text_places(data, starts), places)

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.batch import MessageBatch
+from rmqstore.columns import constant_of
 from rmqstore.message import Message
 from rmqstore.ordered.importing import messages_in
 from rmqstore.ordered.placing import tick_and_due, ticks_and_dues
@@ -27,7 +28,7 @@ from rmqstore_wheel.addressing import EPOCH, TICK
 from rmqstore_wheel.facts import CANCEL, COPY, TIMER
 from rmqstore_wheel.formats import index_file, log_columns, log_reading, messages
 from rmqstore_wheel.formats import properties as texts
-from rmqstore_wheel.formats.binary_columns import Ints, Part, bytes_of, offsets_of
+from rmqstore_wheel.formats.binary_columns import Ints, Piece
 from rmqstore_wheel.formats.commit_log import Form
 from rmqstore_wheel.formats.java_hash import java_hash, java_hashes
 from rmqstore_wheel.formats.log_columns import Columns, Encoded
@@ -119,12 +120,8 @@ def _slot_times(ticks: Ints, precision_ms: int) -> Ints:
 
 
 def _topic_hashes(topics: pa.Array) -> Ints | int:
-    offsets = offsets_of(topics)
-    data = bytes(bytes_of(topics))
-    first = data[: int(offsets[1] - offsets[0])]
-    if data == first * len(topics) and (np.diff(offsets) == len(first)).all():
-        return _hash_of(first.decode())
-    return java_hashes(topics)
+    alike = constant_of(topics)
+    return java_hashes(topics) if alike is None else _hash_of(alike.decode())
 
 
 def _keys_of(topics: pa.Array, keys: pa.ListArray) -> tuple[Ints, Ints]:
@@ -179,7 +176,7 @@ def encode_cancels(found: Columns, seqs: Ints, ticks: Ints, now_ms: int, precisi
     topics, ids = read.column(texts.REAL_TOPIC), read.column(texts.MESSAGE_ID)
     topics, ids = pc.fill_null(topics, ""), pc.fill_null(ids, "")
     slots = pa.array(_slot_times(ticks, precision_ms))
-    parts: list[Part] = [
+    parts: list[Piece] = [
         *texts.property_part(texts.TAG, pa.repeat(RECALL_TAG, len(seqs))),
         *texts.property_part(texts.DELETE_KEY, pc.binary_join_element_wise(topics, ids, "+")),
         *texts.property_part(texts.REAL_TOPIC, topics),

@@ -14,12 +14,26 @@ import numpy as np
 import pyarrow as pa
 from zlib_ng.zlib_ng import crc32
 
+from rmqstore.columns import bytes_of, constant_of, offsets_of
 from rmqstore.errors import IllegalArgumentError
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, Measured, Part, blocks, bytes_of, cells, join_columns, measure, offsets_of
+from rmqstore_wheel.formats.binary_columns import (
+    Bytes,
+    Ints,
+    Measured,
+    Part,
+    Piece,
+    blocks,
+    cells,
+    join_columns,
+    measure,
+)
 from rmqstore_wheel.formats.commit_log import Record
 
 _COPIED_BODY_BYTES: Final = 4096
+_SPARE_BYTES: Final = 128
+"""Set aside behind the last record, for a property that it is given later."""
+
 _BLOCK_OF: dict[tuple[int, int], np.dtype[Any]] = {}
 
 
@@ -31,7 +45,7 @@ class Columns(msgspec.Struct, kw_only=True):
 
     topic: Part
     body: pa.Array
-    properties: Sequence[Part] = ()
+    properties: Sequence[Piece] = ()
     queue_id: Ints | int = 0
     queue_offset: Ints | int = 0
     physical_offset: Ints | int = 0
@@ -56,15 +70,21 @@ class Columns(msgspec.Struct, kw_only=True):
 def _cell(column: Any, row: int) -> Any:
     if isinstance(column, pa.Array):
         return column[row].as_py()
-    return int(column[row]) if isinstance(column, np.ndarray) else column
+    if isinstance(column, np.ndarray):
+        return column[row].item()
+    return column
 
 
 class Encoded(NamedTuple):
-    """Records as bytes, one behind the other from byte 0 on: ``data`` may be written to, ``starts`` and ``sizes`` are in bytes."""
+    """Records as bytes, one behind the other from byte 0 on: ``data`` may be written to, ``starts`` and ``sizes`` are in bytes.
+
+    ``buffer``: what ``data`` is the beginning of, when there is something behind it that is of no use yet.
+    """
 
     data: np.ndarray[Any, np.dtype[np.uint8]]
     starts: Ints
     sizes: Ints
+    buffer: np.ndarray[Any, np.dtype[np.uint8]] | None = None
 
     def place(self, physical_offset: int, queue_offsets: Ints | None = None) -> None:
         """Write into every record where it lies: the first one at ``physical_offset`` of the log, all without a gap.
@@ -80,17 +100,24 @@ class Encoded(NamedTuple):
     def with_last_property(self, text: bytes) -> Encoded:
         """Return the same records, and ``text`` behind the properties of the last one; what a whole batch is told need not stand in each.
 
+        These records are used up: their memory may be that of the new ones.
+
         Raises:
             IllegalArgumentError: the properties of the last record become too long, or there is none.
         """
         if not len(self.starts):
             raise IllegalArgumentError("there is no last record to put a property into")
         start = int(self.starts[-1])
-        data = np.concatenate((self.data, np.frombuffer(text, np.uint8)))
         at = start + log.properties_at(self.data[start:].tobytes())
         length = int.from_bytes(self.data[at : at + 2].tobytes()) + len(text)
         if length > log.MAX_PROPERTIES_BYTES:
             raise IllegalArgumentError(f"the last record would have {length} bytes of properties; at most {log.MAX_PROPERTIES_BYTES} fit")
+        end = len(self.data)
+        if self.buffer is not None and len(self.buffer) - end >= len(text):
+            data = self.buffer[: end + len(text)]
+            data[end:] = np.frombuffer(text, np.uint8)
+        else:
+            data = np.concatenate((self.data, np.frombuffer(text, np.uint8)))
         sizes = self.sizes.copy()
         sizes[-1] += len(text)
         cells(data, ">i2")[at] = length
@@ -170,8 +197,8 @@ def encode_columns(columns: Columns) -> Encoded:
         head[name] = np.void(host) if isinstance(host, bytes) else np.frombuffer(bytes_of(host), head[name].dtype)
     ends = np.cumsum(sizes)
     lengths = blocks(properties_bytes.astype(">i2"))
-    data = join_columns([blocks(head), body, topic, lengths, *properties], rows, int(ends[-1]))
-    return Encoded(data, ends - sizes, sizes)
+    buffer = join_columns([blocks(head), body, topic, lengths, *properties], rows, int(ends[-1]), _SPARE_BYTES)
+    return Encoded(buffer[: ends[-1]], ends - sizes, sizes, buffer)
 
 
 def joined(records: Sequence[Bytes]) -> Encoded:
@@ -197,10 +224,11 @@ def _topic_part(topic: Part) -> tuple[Measured, Ints | int]:
     """Return the topics with their lengths before them, and the magics that go with them."""
     if isinstance(topic, bytes):
         return measure(log.topic_field(topic)), log.magic_of(topic)
+    alike = constant_of(topic)
+    if alike is not None:
+        return _topic_part(alike)
     distinct = topic.dictionary_encode()
     names = distinct.dictionary.to_pylist()
-    if len(names) == 1:
-        return _topic_part(names[0])
     fields = pa.array([log.topic_field(name) for name in names], pa.binary()).take(distinct.indices)
     return measure(fields), np.array([log.magic_of(name) for name in names])[distinct.indices.to_numpy()]
 

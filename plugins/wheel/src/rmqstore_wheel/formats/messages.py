@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from rmqstore.batch import IN_SCHEMA
 from rmqstore.message import Message
 from rmqstore_wheel.formats import properties as texts
-from rmqstore_wheel.formats.binary_columns import Ints, Part
+from rmqstore_wheel.formats.binary_columns import Ints, Piece
 from rmqstore_wheel.formats.commit_log import LOCAL_HOST, Record
 from rmqstore_wheel.formats.log_columns import Columns
 from rmqstore_wheel.formats.property_columns import Properties, decode_column
@@ -69,7 +69,7 @@ def encode_batch(
     store_ms: Ints | int,
     topic: str | None = None,
     queue_id: Ints | int | None = None,
-    system: Part | list[Part] = b"",
+    system: bytes | list[Piece] = b"",
     reconsume_times: Ints | int = 0,
     born_host: bytes = LOCAL_HOST,
     store_host: bytes = LOCAL_HOST,
@@ -99,7 +99,7 @@ def _filled(column: pa.Array, absent: int) -> Ints:
     return column.to_numpy()  # type: ignore[no-any-return]
 
 
-def timer_parts(columns: pa.RecordBatch, queue_id: Ints | int | None = None) -> list[Part]:
+def timer_parts(columns: pa.RecordBatch, queue_id: Ints | int | None = None) -> list[Piece]:
     """Return the properties that let a timer find home: ``REAL_TOPIC`` and ``REAL_QID`` of every row."""
     queue = pa.array(
         np.broadcast_to(_filled(columns.column("queue_id"), NO_QUEUE) if queue_id is None else queue_id, len(columns)), pa.int32()

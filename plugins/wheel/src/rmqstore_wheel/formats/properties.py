@@ -19,8 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.batch import map_parts
+from rmqstore.columns import constant_of
 from rmqstore.message import OWN_PROPERTY_PREFIX, REQUEST_PROPERTIES, SYSTEM_PROPERTIES, Message, PoppedMessage
-from rmqstore_wheel.formats.binary_columns import Part
+from rmqstore_wheel.formats.binary_columns import Piece
+from rmqstore_wheel.formats.decimals import decimal_parts
 
 MESSAGE_ID: Final = "UNIQ_KEY"
 TAG: Final = "TAGS"
@@ -93,9 +95,9 @@ def encode_message(message: Message | PoppedMessage) -> bytes:
 # ---------------------------------------------------------------- columns to text
 
 
-def encode_parts(columns: pa.RecordBatch) -> list[Part]:
+def encode_parts(columns: pa.RecordBatch) -> list[Piece]:
     """Return the texts of a batch of ``IN_SCHEMA`` as pieces to be joined in their order; the same text as :func:`encode_message`."""
-    parts: list[Part] = []
+    parts: list[Piece] = []
     properties, keys = columns.column("properties"), columns.column("keys")
     if properties.null_count < len(properties):
         _add_map(parts, properties)
@@ -111,7 +113,7 @@ def encode_parts(columns: pa.RecordBatch) -> list[Part]:
     return parts
 
 
-def _add_map(parts: list[Part], properties: pa.MapArray) -> None:
+def _add_map(parts: list[Piece], properties: pa.MapArray) -> None:
     names, values, offsets = map_parts(properties)
     per_row, rest = divmod(len(names), len(properties))
     if not rest and 0 < per_row <= _MAX_REGULAR and (np.diff(offsets.to_numpy()) == per_row).all():
@@ -125,30 +127,37 @@ def _add_map(parts: list[Part], properties: pa.MapArray) -> None:
     parts.append(pc.binary_join(pa.ListArray.from_arrays(offsets, entries), b""))
 
 
-def property_part(name: str, values: pa.Array) -> list[Part]:
+def property_part(name: str, values: pa.Array) -> list[Piece]:
     """Return the pieces of one property, given as a column of texts or integers; a null row leaves it out."""
-    parts: list[Part] = []
+    parts: list[Piece] = []
     _add(parts, name, values)
     return parts
 
 
-def _add(parts: list[Part], name: str, values: pa.Array) -> None:
+def _add(parts: list[Piece], name: str, values: pa.Array) -> None:
     if values.null_count == len(values):
         return
     start = name.encode() + _IS
-    if pa.types.is_integer(values.type):
-        values = values.cast(pa.string())
-    values = _binary(values)
     if values.null_count:
-        parts.append(pc.fill_null(pc.binary_join_element_wise(start, values, _END, b""), b""))
+        parts.append(pc.fill_null(pc.binary_join_element_wise(start, _binary(values), _END, b""), b""))
         return
-    if parts and isinstance(parts[-1], bytes):
-        start = parts.pop() + start
-    parts += [start, values, _END]
+    if pa.types.is_integer(values.type):
+        pieces = decimal_parts(values.to_numpy()) or [_binary(values)]
+    else:
+        alike = constant_of(values)
+        pieces = [_binary(values) if alike is None else alike]
+    for piece in (start, *pieces, _END):
+        if isinstance(piece, bytes) and parts and isinstance(parts[-1], bytes):
+            parts[-1] += piece
+        else:
+            parts.append(piece)
 
 
 def _binary(column: pa.Array) -> pa.Array:
-    return column.cast(pa.binary())
+    """Return the text of integers, strings or bytes as bytes."""
+    if pa.types.is_integer(column.type):
+        column = column.cast(pa.string())
+    return column.view(pa.binary()) if column.type == pa.string() else column.cast(pa.binary())
 
 
 # ---------------------------------------------------------------- values

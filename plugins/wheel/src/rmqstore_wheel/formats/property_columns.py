@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.batch import PROPERTIES
+from rmqstore.columns import offsets_of
 from rmqstore_wheel.formats import properties
-from rmqstore_wheel.formats.binary_columns import Ints, cells, offsets_of
+from rmqstore_wheel.formats.binary_columns import Ints, cells
 from rmqstore_wheel.formats.properties import decode, is_hidden
 
 _MAX_REGULAR = 32

@@ -1,0 +1,41 @@
+"""Binary and string columns of Arrow as the bytes they are, for what Arrow's kernels do not do, or take longer for."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+_Ints: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+
+def offsets_of(column: pa.Array) -> _Ints:
+    """Return where the rows of a binary or string column start in its data buffer, and where the last one ends."""
+    kind = np.int64 if pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type) else np.int32
+    if not len(column):
+        return np.zeros(1, kind)
+    return np.frombuffer(column.buffers()[1], kind)[column.offset : column.offset + len(column) + 1]
+
+
+def lengths_of(column: pa.Array) -> _Ints:
+    """Return how many bytes each row of a binary or string column has."""
+    offsets = offsets_of(column)
+    found: _Ints = offsets[1:] - offsets[:-1]
+    return found
+
+
+def bytes_of(column: pa.Array) -> Any:
+    """Return the bytes of all rows, one row behind the other, without a copy."""
+    offsets, data = offsets_of(column), column.buffers()[2]
+    return b"" if data is None else data.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+
+
+def constant_of(column: pa.Array) -> bytes | None:
+    """Return what stands in every row of a binary or string column without nulls, of one row at least; None when they differ."""
+    data = memoryview(bytes_of(column))
+    width = len(data) // len(column)
+    if len(column) > 1 and data[:width] != data[width : 2 * width]:
+        return None
+    first = bytes(data[:width])
+    return first if bytes(data) == first * len(column) and (lengths_of(column) == width).all() else None

@@ -86,7 +86,7 @@ class ConsumeQueues:
 
         Nothing lies in gaps between them, nor before the first: timers and copies come in any order.
         """
-        return self.of(topic, queue).prepare(offsets, consume_queue.decode(consume_queue.encode(log_offsets, sizes, codes)))
+        return self.of(topic, queue).prepare(offsets, consume_queue.rows_of(log_offsets, sizes, codes))
 
     def prepare_one(self, topic: str, queue: int, offset: int, log_offset: int, size: int, code: int) -> Callable[[], None]:
         """As :meth:`prepare`, of one message."""
@@ -120,7 +120,7 @@ class ConsumeQueues:
         units = log.gather(offsets[rows])
         here = (units["log_offset"] == places[rows]) & consume_queue.is_message(units)
         found[rows[here]] = True
-        return found, units[here]
+        return found, units.compress(here)
 
     def first(self, topic: str, queue: int) -> int:
         """Return the first offset of a queue that is kept."""

@@ -27,7 +27,7 @@ from rmqstore_wheel.formats.log_columns import Columns
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.records import LogRecords
-from rmqstore_wheel.soundness import fault_of, sound_rows
+from rmqstore_wheel.soundness import fault_of, gather
 
 
 class Located(NamedTuple):
@@ -62,13 +62,11 @@ class Fetcher:
         log = self._ledger.log
         made: list[Bytes] = [b""] * len(seqs)
         for file_start, rows in _by_file(log, offsets):
-            view = log.chain.view(file_start) if file_start in log.chain.starts else memoryview(b"")
-            starts = offsets[rows] - file_start
-            sound = sound_rows(log, file_start, starts, sizes[rows], WHEEL_TOPIC.encode(), 0, seqs[rows] - 1)
+            data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], WHEEL_TOPIC.encode(), 0, seqs[rows] - 1)
             if sound.all() and len(rows) == len(seqs):
-                return MessageBatch(source=for_delivery(view, starts, sizes[rows]))
+                return MessageBatch(source=for_delivery(data, starts, sizes[rows]))
             good = rows[sound]
-            for row, record in zip(good.tolist(), for_delivery(view, starts[sound], sizes[good]).records, strict=True):
+            for row, record in zip(good.tolist(), for_delivery(data, starts[sound], sizes[good]).records, strict=True):
                 made[row] = record
             for row in rows[~sound].tolist():
                 made[row] = self._parked(int(seqs[row]), int(offsets[row]), int(sizes[row]))
@@ -89,12 +87,11 @@ class Fetcher:
         places: list[Ints] = []
         pieces: list[dict[str, pa.Array]] = []
         for file_start, rows in _by_file(log, offsets):
-            starts = offsets[rows] - file_start
-            sound = sound_rows(log, file_start, starts, sizes[rows], WHEEL_TOPIC.encode(), 0, seqs[rows] - 1)
+            data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], WHEEL_TOPIC.encode(), 0, seqs[rows] - 1)
             if not sound.all():
                 at = int(rows[sound.argmin()])
                 raise self._damage(int(seqs[at]), int(offsets[at]), int(sizes[at]))
-            found = log_reading.decode_columns(log.chain.view(file_start), starts, sizes[rows], log_offset=file_start, verify=False)
+            found = log_reading.decode_columns(data, starts, sizes[rows], verify=False)
             places.append(rows)
             pieces.append({**records.columns_of(found), "store_ms": pa.array(found.store_ms, pa.int64())})
         if len(pieces) == 1:
@@ -113,9 +110,9 @@ class Fetcher:
         offsets, sizes = self.locate(seqs)
         log = self._ledger.log
         file_start = int(offsets[0]) // log.file_bytes * log.file_bytes
-        starts = offsets - file_start
-        if sound_rows(log, file_start, starts, sizes, WHEEL_TOPIC.encode(), 0, seqs - 1).all():
-            return log_reading.decode_columns(log.chain.view(file_start), starts, sizes, log_offset=file_start, verify=False)
+        data, starts, sound = gather(log, file_start, offsets - file_start, sizes, WHEEL_TOPIC.encode(), 0, seqs - 1)
+        if sound.all():
+            return log_reading.decode_columns(data, starts, sizes, verify=False)
         found = [self.record(offset, size) for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True)]
         texts = [b"" if each is None else each.properties for each in found]
         return Columns(

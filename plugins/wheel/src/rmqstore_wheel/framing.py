@@ -107,7 +107,8 @@ def _write_many(log: CommitLog, queues: ConsumeQueues, call: Call) -> Written:
     commits: list[Callable[[], None]] = []
     for name, rows in _by_queue(messages).items():
         units = [(queue_offsets[row], places[row], pieces[row].sizes, _each(messages[row].codes, places[row])) for row in rows]
-        commits.append(queues.prepare(*name, *(np.concatenate(column) for column in zip(*units, strict=True))))
+        columns = units[0] if len(units) == 1 else [np.concatenate(column) for column in zip(*units, strict=True)]
+        commits.append(queues.prepare(*name, *columns))
     for each, offsets, piece in zip(messages, places, pieces, strict=False):
         if each.prepare is not None:
             commits.append(each.prepare(offsets, piece.sizes))

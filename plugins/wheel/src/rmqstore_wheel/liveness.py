@@ -63,7 +63,7 @@ class Liveness:
             rows = rows[here]
             if topic == WHEEL_TOPIC:
                 answered = self._index.is_answered(offsets[rows] + 1)
-                rows, units = rows[answered], units[answered]
+                rows, units = rows[answered], units.compress(answered)
             if len(rows):
                 live.append(LiveRows(topic, queue, rows, offsets[rows], units))
         return live

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from rmqstore_wheel import sums
 from rmqstore_wheel.commit_log import CommitLog
 from rmqstore_wheel.formats import commit_log as log_format
-from rmqstore_wheel.formats.binary_columns import Ints, cells, crcs_of
+from rmqstore_wheel.formats.binary_columns import Ints, blocks_at, cells, crcs_of
 from rmqstore_wheel.formats.log_columns import head_of
 from rmqstore_wheel.record_parts import HOST_BITS, body_at
 
@@ -19,6 +19,9 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 HEAD: Final = head_of(log_format.HOST_V4_BYTES, log_format.HOST_V4_BYTES)
 OTHER_SUM: Final = f"the CRC-32 of its times and properties is another than its last property {sums.PROPERTY[:-1].decode()} says"
 """Why a record is not taken whose parts add up."""
+
+_MOST_ROOM: Final = 2
+"""Times as many bytes as the records have, up to which a copy gives each of them as many as the longest one."""
 
 _FIRST: Final = struct.Struct(">iiii")
 _I32: Final = struct.Struct(">i")
@@ -32,17 +35,59 @@ def sound_rows(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic
         starts, sizes: where in the file they lie.
         topic, queue_id, queue_offsets: what they should say of themselves.
     """
+    view, inside = _inside(log, file_start, starts, sizes)
+    if inside.all():
+        return _are_sound(np.frombuffer(view, np.uint8), starts, sizes, starts + file_start, topic, queue_id, queue_offsets)
+    rows = np.flatnonzero(inside)
+    if len(rows):
+        starts, sizes = starts[rows], sizes[rows]
+        data = np.frombuffer(view, np.uint8)
+        inside[rows] = _are_sound(data, starts, sizes, starts + file_start, topic, queue_id, queue_offsets[rows])
+    return inside
+
+
+class Gathered(NamedTuple):
+    """Records in memory, and which of them are sound; those that are not may lie anywhere."""
+
+    data: Any
+    starts: Ints
+    sound: Flags
+
+
+def gather(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic: bytes, queue_id: int, queue_offsets: Ints) -> Gathered:
+    """As :func:`sound_rows`, for records that are read then: those that lie all over the file are copied side by side before.
+
+    Whoever comes to a record far from the last one waits for the memory, at its head, at its body, at its properties, and again with the
+    next look. A copy waits once.
+    """
+    view, inside = _inside(log, file_start, starts, sizes)
+    data = np.frombuffer(view, np.uint8)
+    width = int(sizes.max())
+    in_order = (starts[1:] >= (starts + sizes)[:-1]).all()
+    if in_order or not inside.all() or width * len(sizes) > _MOST_ROOM * int(sizes.sum()):
+        return Gathered(data, starts, sound_rows(log, file_start, starts, sizes, topic, queue_id, queue_offsets))
+    # Behind a record, up to the next one, lies what lies behind it in the file.
+    first = np.minimum(starts, len(data) - width)
+    copy = cells(data, f"V{width}")[first].view(np.uint8)
+    at = np.arange(len(starts)) * width + (starts - first)
+    return Gathered(copy, at, _are_sound(copy, at, sizes, starts + file_start, topic, queue_id, queue_offsets))
+
+
+def _inside(log: CommitLog, file_start: int, starts: Ints, sizes: Ints) -> tuple[memoryview, Flags]:
+    """Return a file of the log, and which records can lie in it."""
     view = log.chain.view(file_start) if file_start in log.chain.starts else memoryview(b"")
     end = min(log.tail - file_start, len(view))
-    inside: Flags = (starts >= 0) & (sizes >= log_format.MIN_BYTES) & (starts + sizes <= end)
-    rows = np.flatnonzero(inside)
-    if not len(rows):
-        return inside
-    data = np.frombuffer(view, np.uint8)
-    at, stops = starts[rows], starts[rows] + sizes[rows]
-    heads = cells(data, HEAD)[at]
-    good = (heads["size"] == sizes[rows]) & (heads["magic"] == log_format.magic_of(topic)) & (heads["queue_id"] == queue_id)
-    good &= (heads["queue_offset"] == queue_offsets[rows]) & (heads["physical_offset"] == at + file_start)
+    return view, (starts >= 0) & (sizes >= log_format.MIN_BYTES) & (starts + sizes <= end)
+
+
+def _are_sound(data: Any, at: Ints, sizes: Ints, places: Ints, topic: bytes, queue_id: int, queue_offsets: Ints) -> Flags:
+    """Say which records of a buffer are what they should be; they lie at ``places`` of the log."""
+    sound = np.zeros(len(at), np.bool_)
+    rows = np.arange(len(at))
+    stops = at + sizes
+    heads = blocks_at(data, at, HEAD)
+    good = (heads["size"] == sizes) & (heads["magic"] == log_format.magic_of(topic)) & (heads["queue_id"] == queue_id)
+    good &= (heads["queue_offset"] == queue_offsets) & (heads["physical_offset"] == places)
     good &= (heads["sys_flag"] & HOST_BITS == 0) & (heads["body_bytes"] >= 0)
     bodies = at + log_format.FIXED_BYTES
     ends = bodies + heads["body_bytes"]
@@ -51,14 +96,12 @@ def sound_rows(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic
     good &= texts + 2 <= stops
     if not good.all():
         kept = np.flatnonzero(good)
-        rows, at, stops, heads, bodies, ends, texts = (each[kept] for each in (rows, at, stops, heads, bodies, ends, texts))
-    behind = cells(data, np.dtype([("topic", f"S{len(field)}"), ("text_bytes", ">u2")]))[ends]
-    sound: Flags = (behind["topic"] == field) & (texts + 2 + behind["text_bytes"] == stops)
-    crcs = crcs_of(data, bodies, ends) & 0x7FFFFFFF
-    inside[:] = False
-    sound &= crcs == heads["crc"]
-    inside[rows] = sound & sums.good_rows(data, at, texts + 2, stops)
-    return inside
+        rows, at, stops, heads, bodies, ends, texts = (each.take(kept) for each in (rows, at, stops, heads, bodies, ends, texts))
+    behind = blocks_at(data, ends, np.dtype([("topic", f"S{len(field)}"), ("text_bytes", ">u2")]))
+    good = (behind["topic"] == field) & (texts + 2 + behind["text_bytes"] == stops)
+    good &= crcs_of(data, bodies, ends) & 0x7FFFFFFF == heads["crc"]
+    sound[rows] = good & sums.good_rows(data, at, texts + 2, stops)
+    return sound
 
 
 def fault_of(record: bytes, log_offset: int, topic: bytes, queue_id: int, queue_offset: int) -> str | None:

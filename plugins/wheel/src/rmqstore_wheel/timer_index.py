@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -113,7 +113,7 @@ class TimerIndex:
                 self.rolled.set_many(np.array([seq]))
             if placing.aside:
                 self.aside[seq] = tick
-            self._count_minute(due // MINUTE_MS, 1)
+            self._count_minutes([(due // MINUTE_MS, 1)])
 
         return commit
 
@@ -161,14 +161,16 @@ class TimerIndex:
 
     def _count(self, dues: Ints, sign: int) -> None:
         minutes, counts = counted(dues // MINUTE_MS)
-        for minute, count in zip(minutes.tolist(), counts.tolist(), strict=True):
-            self._count_minute(minute, sign * count)
+        self._count_minutes(zip(minutes.tolist(), (sign * counts).tolist(), strict=True))
 
-    def _count_minute(self, minute: int, count: int) -> None:
-        self.pending += count
-        self.by_minute[minute] += count
-        if not self.by_minute[minute]:
-            del self.by_minute[minute]
+    def _count_minutes(self, more: Iterable[tuple[int, int]]) -> None:
+        for minute, count in more:
+            self.pending += count
+            total = self.by_minute[minute] + count
+            if total:
+                self.by_minute[minute] = total
+            else:
+                self.by_minute.pop(minute, None)
 
     # ------------------------------------------------------------ cancels
 
@@ -266,7 +268,7 @@ class TimerIndex:
         ticks = facts["tick"].astype(np.int64)
         keep = (facts["kind"] == TIMER) & (ticks <= until_ms) & (ticks >= low_tick) & (self.wheel.slots_of(ticks) == owners)
         keep &= (units["flags"] & timer_log.DELETE) == 0
-        found = Due(ticks[keep], seqs[keep], fact_log.dues_of(facts[keep]))
+        found = Due(ticks[keep], seqs[keep], fact_log.dues_of(facts.compress(keep)))
         if self.aside:
             found = self._with_aside(found, low_tick, until_ms if bound is None else min(bound, until_ms))
         found = found.select(np.lexsort((found.seqs, found.ticks)))
@@ -308,7 +310,7 @@ class TimerIndex:
             keep &= ~self.forgotten.covers_each(ticks, seqs) & ~handed.covers_each(ticks, seqs)
             rows = np.flatnonzero(keep)
             if len(rows):
-                pieces.append(Due(ticks[rows].astype(np.int64), seqs[rows], fact_log.dues_of(facts[rows])))
+                pieces.append(Due(ticks[rows].astype(np.int64), seqs[rows], fact_log.dues_of(facts.take(rows))))
         return pieces
 
     # ------------------------------------------------------------ forgetting

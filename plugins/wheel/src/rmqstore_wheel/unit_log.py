@@ -24,7 +24,7 @@ from zlib_ng.zlib_ng import crc32
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.file_chain import FileChain
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, put_rows
 
 BLOCK: Final = 4096
 _NEAR: Final = 512
@@ -331,7 +331,7 @@ class UnitLog:
         hits = self._new_numbers[rows] == numbers
         if hits.any():
             units = units.copy()
-            units[hits] = self._new_units[rows[hits]]
+            put_rows(units, np.flatnonzero(hits), self._new_units.take(rows[hits]))
         return units
 
     def _pass_over(self, number: int) -> None:
@@ -399,8 +399,8 @@ class UnitLog:
         units = np.empty(len(numbers), self.unit)
         files = numbers // self.per_file
         for file in np.unique(files).tolist():
-            rows = files == file
-            units[rows] = self._in_file(file, numbers[rows])
+            rows = np.flatnonzero(files == file)
+            put_rows(units, rows, self._in_file(file, numbers[rows]))
         return units
 
     def _in_file(self, file: int, numbers: Ints) -> Units:
@@ -412,7 +412,7 @@ class UnitLog:
         at = numbers - file * self.per_file
         if len(at) and int(at.max()) >= len(units):
             self._refuse(file * self.per_file + len(units), int(numbers.max()) + 1)
-        found: Units = units[at]
+        found: Units = units.take(at)
         return self._with_replaced(found, numbers) if len(self._new_numbers) else found
 
     def check(self, number: int, count: int) -> None:

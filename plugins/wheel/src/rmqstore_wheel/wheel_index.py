@@ -20,7 +20,7 @@ import numpy as np
 from rmqstore_wheel.chains import walk
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.formats import timer_log, wheel
-from rmqstore_wheel.formats.binary_columns import Ints, counted
+from rmqstore_wheel.formats.binary_columns import Ints, counted, put_rows
 from rmqstore_wheel.formats.wheel import Ring
 from rmqstore_wheel.unit_log import Doubt, Sums, UnitLog
 from rmqstore_wheel.wheel_snapshot import PAGE_SLOTS, WheelSnapshot
@@ -116,7 +116,7 @@ class WheelIndex:
             spread = (seqs.astype(np.uint64) * np.uint64(_SPREAD) >> np.uint64(_SPREAD_SHIFT)).astype(np.int64)
             slots = np.where(rolled, now + half + spread % (self.window - half), own)
         aside = ahead < -self.ring.slots
-        held = self.slots[self.ring.places(slots)]
+        held = self.slots.take(self.ring.places(slots))
         aside |= (held["timers"] > 0) & (held["tick"] != slots)
         if not aside.any():
             return Placing(rolled, _NO_ROWS, self._write(seqs, slots, rolled, now, log_offsets, sizes, topic_hashes))
@@ -130,7 +130,7 @@ class WheelIndex:
         """Write the cancels of timers that lie in their own slots behind them, for a broker; they count for nothing here."""
         now = write_ms // self.ring.precision_ms
         slots = self.slots_of(ticks)
-        held = self.slots[self.ring.places(slots)]
+        held = self.slots.take(self.ring.places(slots))
         rows = np.flatnonzero((held["timers"] > 0) & (held["tick"] == slots) & (np.abs(slots - now) <= self.ring.slots))
         none = np.zeros(len(rows), np.bool_)
         return self._write(seqs[rows], slots[rows], none, now, log_offsets[rows], sizes[rows], 0, timer_log.DEFAULT | timer_log.DELETE)
@@ -207,14 +207,13 @@ class WheelIndex:
         numbers = self.units.count + np.arange(count)
         positions = self.units.positions(numbers)
         places = self.ring.places(in_order[firsts])
-        held = self.slots[places]
+        held = self.slots.take(places)
         live = (held["timers"] > 0) & (held["tick"] == in_order[firsts])
         rolls = bool(rolled.any())
         previous = np.empty(count, np.int64)
         previous[1:] = positions[:-1]
         previous[firsts] = np.where(live, held["last"], timer_log.NO_POSITION)
-        units = np.empty(count, timer_log.UNIT)
-        units[:] = (timer_log.UNIT_BYTES, 0, flags, now * precision, 0, 0, 0, 0, 0)
+        units = np.repeat(np.array([(timer_log.UNIT_BYTES, 0, flags, now * precision, 0, 0, 0, 0, 0)], timer_log.UNIT), count)
         units["previous"] = previous
         if rolls:
             units["flags"] = np.where(rolled[order], timer_log.DEFAULT | timer_log.ROLL, timer_log.DEFAULT)
@@ -234,11 +233,11 @@ class WheelIndex:
         def commit() -> None:
             self.units.advance(data)
             # Timers may have left these slots since: some roll from a slot while others roll into it.
-            held = self.slots[places]
+            held = self.slots.take(places)
             stays = held["tick"] == rows["tick"]
             rows["timers"] = np.where(stays, np.maximum(held["timers"], 0), 0) + counts
             rows["magic"] = np.where(stays, held["magic"], 0) | marks
-            self.slots[places] = rows
+            put_rows(self.slots, places, rows)
             self._pages[places // PAGE_SLOTS] = True
             if first_roll is not None:
                 self._first_roll = first_roll if self._first_roll is None else min(self._first_roll, first_roll)
@@ -249,7 +248,7 @@ class WheelIndex:
         """Take timers off the counts of their slots, one for each mention; an empty slot is free for another lap."""
         distinct, counts = counted(slots)
         places = self.ring.places(distinct)
-        rows = self.slots[places]
+        rows = self.slots.take(places)
         ours = rows["tick"] == distinct
         left = rows["timers"] - np.where(ours, counts, 0)
         self.slots["timers"][places] = left
@@ -334,7 +333,7 @@ class WheelIndex:
         Raises:
             CorruptStoreError: a chain does not lead from newer to older units.
         """
-        rows = self.slots[self.ring.places(slots)]
+        rows = self.slots.take(self.ring.places(slots))
         return walk(self.units, rows["last"].astype(np.int64), rows["first"].astype(np.int64), slots)
 
     # ------------------------------------------------------------ snapshots

@@ -47,11 +47,16 @@ def tags_codes(tags: pa.Array) -> Ints:
     return java_hashes(tags).astype(np.int64)
 
 
+def rows_of(log_offsets: Ints, sizes: Ints, codes: Ints | int = 0) -> Units:
+    """Return units."""
+    made: Units = np.empty(len(log_offsets), UNIT)
+    made["log_offset"], made["size"], made["tags_code"] = log_offsets, sizes, codes
+    return made
+
+
 def encode(log_offsets: Ints, sizes: Ints, codes: Ints | int = 0) -> bytes:
-    """Return units, one behind the other."""
-    units = np.empty(len(log_offsets), UNIT)
-    units["log_offset"], units["size"], units["tags_code"] = log_offsets, sizes, codes
-    return units.tobytes()
+    """Return units as bytes, one behind the other."""
+    return rows_of(log_offsets, sizes, codes).tobytes()
 
 
 def encode_one(log_offset: int, size: int, code: int) -> bytes:

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, put_rows
 
 SLOT_BYTES: Final = 32
 SLOTS: Final = 7 * 24 * 3600
@@ -122,7 +122,7 @@ def put(slots: Slots, ring: Ring, time_ms: int, first: int, last: int, timers: i
 
 def get_many(slots: Slots, ring: Ring, ticks: Ints) -> Slots:
     """Return copies of the slots of many ticks; those of another lap come out empty."""
-    found = slots[ring.places(ticks)]
+    found = slots.take(ring.places(ticks))
     unwritten = (ticks == 0) & (found["first"] == 0) & (found["last"] == 0) & (found["timers"] == 0)
     found[(found["tick"] != ticks) | unwritten] = EMPTY
     return found
@@ -135,7 +135,7 @@ def put_many(slots: Slots, ring: Ring, ticks: Ints, first: Ints, last: Ints, tim
         raise IllegalArgumentError(f"two of the {len(places)} ticks share a slot: they are {ring.length} ticks apart, or the same")
     rows = np.zeros(len(ticks), SLOT)
     rows["tick"], rows["first"], rows["last"], rows["timers"] = ticks, first, last, timers
-    slots[places] = rows
+    put_rows(slots, places, rows)
 
 
 def revise(slots: Slots, ring: Ring, time_ms: int, first: int, last: int, *, force: bool) -> None:
@@ -160,6 +160,6 @@ def first_position_behind(slots: Slots, ring: Ring, start_ms: int, max_position:
     That is where a recovery must read the timer log again; :data:`NEVER` when no slot points behind it (``TimerWheel.checkPhyPos``).
     """
     ticks = ring.tick(start_ms) + np.arange(ring.length)
-    lap = slots[ring.places(ticks)]
+    lap = slots.take(ring.places(ticks))
     behind = lap["first"][(lap["tick"] == ticks) & (lap["last"] > max_position)]
     return int(behind.min()) if len(behind) else NEVER

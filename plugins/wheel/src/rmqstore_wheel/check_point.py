@@ -6,8 +6,8 @@
     8    u32  format version          12   u32  CRC-32 of all behind it      16  u64  bytes behind it
     24   MessagePack of :class:`CheckPoint`
 
-A new one is written under another name, synced, and renamed, after everything that it vouches for is on disk. One that is missing, torn or
-damaged is no loss: everything is made again from the log.
+A new one is written under another name, synced, and renamed, after everything that it vouches for is on disk. One that is missing, torn,
+damaged or of an older version is no loss: everything is made again from the log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rmqstore_wheel.unit_log import Sums
 
 DIRECTORY: Final = "rmqstore"
 NAME: Final = "checkpoint"
-VERSION: Final = 1
+VERSION: Final = 2
 _MAGIC: Final = b"RMQSCKPT"
 _HEAD: Final = struct.Struct("<8sIIQ")
 
@@ -38,7 +38,7 @@ class TimerSection(msgspec.Struct, frozen=True, array_like=True):
         facts, units: how far the facts and the timer log go.
         wheel_crc: CRC-32 of the wheel's snapshot that belongs to it.
         write_ms: the latest time of a put or a seal.
-        pending: how many there are; by_minute: by the minute of their due time, as (minute, count).
+        pending: how many there are.
         cancelled, rolled: bits by number, as (base, compressed bits).
         aside: timers that have no place in the wheel, as (seq, tick).
         keys: the files of the index of keys.
@@ -51,7 +51,6 @@ class TimerSection(msgspec.Struct, frozen=True, array_like=True):
     wheel_crc: int = 0
     write_ms: int = 0
     pending: int = 0
-    by_minute: list[tuple[int, int]] = []
     cancelled: tuple[int, bytes] = (0, b"")
     rolled: tuple[int, bytes] = (0, b"")
     aside: list[tuple[int, int]] = []
@@ -128,7 +127,9 @@ def _decode(data: bytes, path: Path) -> CheckPoint | None:
     body = data[_HEAD.size : _HEAD.size + length]
     if magic != _MAGIC or len(body) != length or crc32(body) != crc:
         return None
-    if version != VERSION:
+    if version < VERSION:
+        return None
+    if version > VERSION:
         raise FormatVersionError(f"{path} has format version {version}; this release of the engine reads {VERSION}")
     try:
         return msgspec.msgpack.decode(body, type=CheckPoint)

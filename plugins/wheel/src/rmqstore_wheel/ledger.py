@@ -175,9 +175,11 @@ class Ledger(GatedKV):
         self._free_names(messages)
         said = [*noted, *changes]
         groups = cut(said) if said else []
-        with self.translated():
-            call = Call(messages, groups, beside, self._journal_records, self.store_ms, self.epoch)
+        call = Call(messages, groups, beside, self._journal_records, self.store_ms, self.epoch)
+        try:
             written = write(self.log, self.queues, call)
+        except OSError as error:
+            raise self._refusal(error) from error
         try:
             for commit in written.commits:
                 commit()

@@ -6,28 +6,19 @@ from collections import Counter
 
 import numpy as np
 
-from rmqstore.ordered.counts import MINUTE_MS
 from rmqstore_wheel.timer_index import TimerIndex
 
 
 def differences_in(index: TimerIndex) -> list[str]:
     """Recount the pending timers; one sentence a difference."""
-    minutes: Counter[int] = Counter()
     total = 0
     in_slots: Counter[int] = Counter()
     for piece in index.live():
         total += len(piece)
-        found, counts = np.unique(piece.dues // MINUTE_MS, return_counts=True)
-        minutes.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
         own = ~index.rolled.get_many(piece.seqs)
         slots, counts = np.unique(index.wheel.slots_of(piece.ticks[own]), return_counts=True)
         in_slots.update(dict(zip(slots.tolist(), counts.tolist(), strict=True)))
     differences = [] if total == index.pending else [f"{total} timers are pending, the counter says {index.pending}"]
-    for minute in sorted(minutes.keys() | index.by_minute.keys()):
-        if minutes[minute] != index.by_minute[minute]:
-            differences.append(
-                f"minute {minute * MINUTE_MS} ms: {minutes[minute]} timers are pending, the counter says {index.by_minute[minute]}"
-            )
     for slot, count in sorted(in_slots.items()):
         if index.wheel.count_in(slot) < count:
             differences.append(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
 
 from rmqstore.contract import EMPTY_CURSOR, TimerCursor
-from rmqstore.ordered.counts import MINUTE_MS
 from rmqstore.ordered.kv import OrderedKV, PutMany
 from rmqstore.ordered.layout import META, U64
 from rmqstore_wheel import facts as fact_log
@@ -18,7 +16,7 @@ from rmqstore_wheel.check_point import TimerSection
 from rmqstore_wheel.due import Due
 from rmqstore_wheel.facts import CANCEL, NOTHING, TIMER
 from rmqstore_wheel.formats import timer_log
-from rmqstore_wheel.formats.binary_columns import Ints, counted
+from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.formats.wheel import SLOTS, Ring
 from rmqstore_wheel.journal import Change, Copied
@@ -44,7 +42,7 @@ class TimerIndex:
     """See the module docstring. The caller serialises all calls.
 
     Attributes:
-        pending: timers that are neither cancelled nor forgotten; by_minute: by the minute of their due time.
+        pending: timers that are neither cancelled nor forgotten.
         write_ms: the latest time of a put or a seal.
         answered_from: of timers that are gone, only those of this tick or a later one are answered for.
         forgotten: what was handed over and forgotten, as a staircase of any length.
@@ -69,7 +67,6 @@ class TimerIndex:
         self.cancelled = Bits()
         self.rolled = Bits()
         self.aside: dict[int, int] = {}
-        self.by_minute: Counter[int] = Counter()
         self.pending = 0
         self.write_ms = 0
         self.first_kept = 0
@@ -93,7 +90,7 @@ class TimerIndex:
         def commit() -> None:
             add_facts()
             place()
-            self._count(dues, 1)
+            self.pending += len(seqs)
 
         return commit
 
@@ -113,7 +110,7 @@ class TimerIndex:
                 self.rolled.set_many(np.array([seq]))
             if placing.aside:
                 self.aside[seq] = tick
-            self._count_minutes([(due // MINUTE_MS, 1)])
+            self.pending += 1
 
         return commit
 
@@ -159,19 +156,6 @@ class TimerIndex:
 
         return commit
 
-    def _count(self, dues: Ints, sign: int) -> None:
-        minutes, counts = counted(dues // MINUTE_MS)
-        self._count_minutes(zip(minutes.tolist(), (sign * counts).tolist(), strict=True))
-
-    def _count_minutes(self, more: Iterable[tuple[int, int]]) -> None:
-        for minute, count in more:
-            self.pending += count
-            total = self.by_minute[minute] + count
-            if total:
-                self.by_minute[minute] = total
-            else:
-                self.by_minute.pop(minute, None)
-
     # ------------------------------------------------------------ cancels
 
     def cancel(self, seqs: Ints) -> None:
@@ -179,7 +163,7 @@ class TimerIndex:
         facts = self.facts.gather(seqs - 1)
         self.cancelled.set_many(seqs)
         self._leave(seqs, facts["tick"])
-        self._count(fact_log.dues_of(facts), -1)
+        self.pending -= len(seqs)
 
     def _leave(self, seqs: Ints, ticks: Ints) -> None:
         """Count timers off where they lie."""
@@ -319,7 +303,7 @@ class TimerIndex:
         """Take timers out that were handed over."""
         if len(gone):
             self._leave(gone.seqs, gone.ticks)
-            self._count(gone.dues, -1)
+            self.pending -= len(gone)
 
     def drop_answers(self, before_tick: int) -> bool:
         """Remember nothing any more of timers that are gone and whose tick is before ``before_tick``; says whether there were any."""
@@ -356,7 +340,6 @@ class TimerIndex:
         self.cancelled, self.rolled = Bits.load(section.cancelled), Bits.load(section.rolled)
         self.aside = dict(section.aside)
         self.keys.start(section.keys)
-        self.by_minute = Counter(dict(section.by_minute))
         self.pending, self.write_ms, self.first_kept = section.pending, section.write_ms, section.first_kept
         self.forgotten = TimerCursor.from_bytes(section.forgotten)
 
@@ -374,7 +357,6 @@ class TimerIndex:
             wheel_crc=crc,
             write_ms=self.write_ms,
             pending=self.pending,
-            by_minute=list(self.by_minute.items()),
             cancelled=self.cancelled.dump(),
             rolled=self.rolled.dump(),
             aside=list(self.aside.items()),
@@ -409,7 +391,7 @@ class TimerIndex:
             sizes[timers],
             found.hashes[timers],
         )
-        self._count(found.dues[timers], 1)
+        self.pending += len(timers)
         self.keys.add_many(found.key_hashes, found.key_offsets, found.key_times)
         cancels = np.flatnonzero(found.kinds == CANCEL)
         self._cancel_again(found.targets[cancels], found.seqs[cancels], starts[cancels] + file_start, sizes[cancels])

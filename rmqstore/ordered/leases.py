@@ -13,6 +13,7 @@ acks; the key is structured, where the original's concatenated merge key can nam
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import Final
 
@@ -26,6 +27,12 @@ MOVED: Final = 2
 """The lease ended otherwise: revived, released, changed or reset; its receipts are STALE."""
 
 _HEAD = struct.Struct("<qqqIHBI")
+
+
+@functools.lru_cache(64)
+def _row_of(count: int) -> bytes:
+    """Return the distances of so many offsets that follow one another."""
+    return np.arange(count, dtype="<u4").tobytes()
 
 
 class Lease:
@@ -62,15 +69,23 @@ class Lease:
         head = _HEAD.pack(
             self.expiry_ms, self.invisible_ms, self.first_pop_ms, self.epoch, len(self.offsets), self.retry_flag, self.granter
         )
-        return head + (np.asarray(self.offsets, np.int64) - start).astype("<u4").tobytes() + bytes(self.states)
+        count = len(self.offsets)
+        # Mostly, they follow one another.
+        follow = self.offsets[-1] - start == count - 1
+        distances = _row_of(count) if follow else (np.asarray(self.offsets, np.int64) - start).astype("<u4").tobytes()
+        return b"".join((head, distances, self.states))
 
     @classmethod
     def decode(cls, key: bytes, value: bytes) -> Lease:
         """Read a value."""
         expiry_ms, invisible_ms, first_pop_ms, epoch, count, retry_flag, granter = _HEAD.unpack_from(value)
         start = LEASE_KEY.unpack(key)[3]
-        offsets = [start + distance for distance in struct.unpack_from(f"<{count}I", value, _HEAD.size)]
-        states = bytearray(value[_HEAD.size + 4 * count :])
+        end = _HEAD.size + 4 * count
+        if value[_HEAD.size : end] == _row_of(count):
+            offsets = list(range(start, start + count))
+        else:
+            offsets = [start + distance for distance in struct.unpack_from(f"<{count}I", value, _HEAD.size)]
+        states = bytearray(value[end:])
         return cls(key, expiry_ms, invisible_ms, epoch, retry_flag, offsets, states, first_pop_ms, granter)
 
     @staticmethod

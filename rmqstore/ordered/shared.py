@@ -8,12 +8,11 @@ leaves nothing behind (F1, F3).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from rmqstore.contract import EngineOptions, Ticket
-from rmqstore.errors import StoreClosedError, StoreFullError, StorePoisonedError
+from rmqstore.errors import StoreClosedError, StoreError, StoreFullError, StorePoisonedError
 from rmqstore.ordered.kv import OrderedKV, WriteBatch
 from rmqstore.ordered.layout import EPOCH_KEY, META
 
@@ -70,35 +69,40 @@ class Shared:
 
     def write(self, batch: WriteBatch) -> Ticket:
         """Apply a batch; the ticket waits for it."""
-        with self._watched():
+        try:
             return Ticket(self.kv.write(batch))
+        except StoreError as error:
+            self._note(error)
+            raise
 
     def sync(self, ticket: Ticket | None) -> None:
         """Wait until ``ticket`` is durable; call it without the lock."""
         if self._closed:
             raise StoreClosedError("the store is closed")
-        with self._watched():
+        try:
             if ticket is None:
                 with self.lock:
                     self.kv.write_back()
             self.kv.sync(None if ticket is None else ticket.position)
+        except StoreError as error:
+            self._note(error)
+            raise
 
     def snapshot(self, path: Path) -> None:
         """Write a copy of the database."""
-        with self.lock, self._watched():
-            self.fresh().snapshot(path)
+        with self.lock:
+            try:
+                self.fresh().snapshot(path)
+            except StoreError as error:
+                self._note(error)
+                raise
 
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _note(self, error: StoreError) -> None:
         """Remember what went wrong with the disk."""
-        try:
-            yield
-        except StoreFullError:
+        if isinstance(error, StoreFullError):
             self._stale = True
-            raise
-        except StorePoisonedError as error:
+        elif isinstance(error, StorePoisonedError):
             self._poison = error
-            raise
 
     def close(self) -> None:
         """Close the database once."""

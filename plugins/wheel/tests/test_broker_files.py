@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+import rmqstore
 from plugins.wheel.tests.broker_view import BROKER, REVIVE_TOPIC
+from rmqstore import ManualClock
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import Change, EngineOptions, EngineSession, PopRequest, PopStore, PopTxn, Receipt, TimerCursor
 from rmqstore.errors import StoreLockedError
 from rmqstore.message import Message
 from rmqstore_wheel.engine import WheelEngine
-from rmqstore_wheel.formats import consumer_offsets, order_info, timer_check
+from rmqstore_wheel.formats import consume_queue, consumer_offsets, order_info, timer_check
 from rmqstore_wheel.formats.order_info import OrderInfo
 
 NOW = 1_700_000_000_000
@@ -210,3 +212,19 @@ def test_a_broker_and_the_engine_keep_each_other_out(tmp_path: Path) -> None:
         finally:
             broker.kill()
     opened(tmp_path).close()
+
+
+@pytest.mark.parametrize("count", [1, 5, 100])
+@pytest.mark.parametrize("tagged", [0, 1, 3], ids=["none", "all", "some"])
+def test_the_tags_of_timers_lie_in_the_queues_they_go_to(tmp_path: Path, count: int, tagged: int) -> None:
+    tags = [f"tag-{n % 3}" if tagged and not n % tagged else None for n in range(count)]
+    clock = ManualClock(NOW)
+    with rmqstore.open(tmp_path / "s", engine="wheel", clock=clock, services=False) as store:
+        store.send_batch([Message("t", b"x", tag=tag, deliver_at_ms=NOW + 1000 * (n % 7 + 1)) for n, tag in enumerate(tags)])
+        clock.advance(60_000)
+        assert store.tick().handed_over == count
+        order = [message.tag for message in store.read("t", limit=count).messages]
+    (file,) = (tmp_path / "s" / "wheel" / "db" / "consumequeue" / "t" / "0").iterdir()
+    units = consume_queue.decode(file.read_bytes()[: count * consume_queue.UNIT_BYTES])
+    assert sorted(order, key=str) == sorted(tags, key=str)
+    assert units["tags_code"].tolist() == [consume_queue.tags_code(tag) for tag in order]

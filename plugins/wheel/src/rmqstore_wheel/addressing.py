@@ -30,7 +30,7 @@ from rmqstore_wheel.record_parts import (
     topic_bounds,
     topic_places,
 )
-from rmqstore_wheel.records import NONE, LogRecords, as_delivered
+from rmqstore_wheel.records import NONE, TAGS, LogRecords, as_delivered
 
 TICK: Final = f"{texts.OWN_PREFIX}TICK"
 EPOCH: Final = f"{texts.OWN_PREFIX}EPOCH"
@@ -149,14 +149,14 @@ def for_delivery(buffer: Bytes, starts: Ints, sizes: Ints) -> LogRecords:
     if len(starts) <= _FEW:
         return LogRecords(joined(_one_by_one(buffer, starts, sizes)))
     data, starts, sizes, rows = _in_order(buffer, starts, sizes)
-    found = _find_waiting(data, starts, starts + sizes)
+    found, may_have_tags = _find_waiting(data, starts, starts + sizes)
     if found.regular.all():
-        return _cut(data, starts, found, rows)
+        return LogRecords(_cut(data, starts, found, rows), may_have_tags=may_have_tags)
     regular = np.flatnonzero(found.regular)
     made: list[Bytes] = [b""] * len(starts)
     if len(regular):
         cut = _cut(data, starts[regular], Waiting(*(column[regular] for column in found)), None)
-        for row, record in zip(regular.tolist(), cut.records, strict=True):
+        for row, record in zip(regular.tolist(), LogRecords(cut).records, strict=True):
             made[row] = record
     others = np.flatnonzero(~found.regular)
     for row, alone in zip(others.tolist(), _one_by_one(data.data, starts[others], sizes[others]), strict=True):
@@ -203,7 +203,8 @@ class Waiting(NamedTuple):
     regular: Flags
 
 
-def _find_waiting(data: Any, starts: Ints, ends: Ints) -> Waiting:
+def _find_waiting(data: Any, starts: Ints, ends: Ints) -> tuple[Waiting, bool]:
+    """Return where the parts of timers lie, and whether one of the regular ones may have a tag."""
     at = topic_places(data, starts)
     field = cells(data, f"S{len(_WHEEL_FIELD)}")[np.minimum(at, len(data) - len(_WHEEL_FIELD))]
     regular = (field == _WHEEL_FIELD) & (cells(data, ">i4")[starts + 4] == log.MAGIC_V1)
@@ -230,8 +231,9 @@ def _find_waiting(data: Any, starts: Ints, ends: Ints) -> Waiting:
     value = topic + len(texts.REAL_TOPIC) + 1
     topic_bytes = queue - 1 - value
     regular &= is_number & (topic_bytes > 0) & (topic_bytes <= log.MAX_V1_TOPIC_BYTES)
-    regular &= ~_has_leftovers(data, np.where(regular, low, 0), np.where(regular, topic, 0))
-    return Waiting(at, low, topic, value, queue - 1, out, out_end, sum_at, queue_ids, regular)
+    leftovers, may_have_tags = _look_through(data, np.where(regular, low, 0), np.where(regular, topic, 0))
+    regular &= ~leftovers
+    return Waiting(at, low, topic, value, queue - 1, out, out_end, sum_at, queue_ids, regular), may_have_tags
 
 
 def _find_entries(data: Any, low: Ints, ends: Ints, name: str) -> Ints:
@@ -289,20 +291,25 @@ def _numbers(data: Any, starts: Ints, ends: Ints) -> tuple[Ints, Flags]:
     return numbers, good
 
 
-def _has_leftovers(data: Any, starts: Ints, ends: Ints) -> Flags:
-    """Say where the properties that are to be kept may hold one that is not; where none lies, both bounds are 0."""
+def _look_through(data: Any, starts: Ints, ends: Ints) -> tuple[Flags, bool]:
+    """Say where the properties that are to be kept may hold one that is not, and whether a tag may be among them.
+
+    Where none lies, both bounds are 0.
+    """
     rows = np.flatnonzero(ends)
     found = np.zeros(len(starts), bool)
+    may_have_tags = False
     if len(rows):
         kept = pieces_of(data, np.stack((starts[rows], ends[rows]), axis=1).reshape(-1)).take(pa.array(2 * np.arange(len(rows))))
         whole = bytes(bytes_of(kept))
+        may_have_tags = TAGS in whole
         for name in OF_WAITING:
             if name in whole:
                 found[rows] |= pc.match_substring(kept, name).to_numpy(zero_copy_only=False)
-    return found
+    return found, may_have_tags
 
 
-def _cut(data: Any, starts: Ints, found: Waiting, rows: Ints | None) -> LogRecords:
+def _cut(data: Any, starts: Ints, found: Waiting, rows: Ints | None) -> Encoded:
     """Return regular timers as records of their topics.
 
     A column is laid over the buffer, whose elements are in turn: all up to the topic, the old topic, the properties that are kept, the
@@ -331,4 +338,4 @@ def _cut(data: Any, starts: Ints, found: Waiting, rows: Ints | None) -> LogRecor
     cells(made, ">i2")[first + front + 1 + topic_bytes] = text_bytes
     sums.empty(made, ends)
     address(held, queue_ids, np.zeros(count, np.int64), 0)
-    return LogRecords(held)
+    return held

@@ -16,7 +16,6 @@ from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.journal import Change
 
 _FEW = 32
-_TAGS = f"{texts.TAG}\x01".encode()
 
 
 Prepare = Callable[[Ints, Ints], Callable[[], None]]
@@ -124,10 +123,10 @@ def _one_of(part: Messages | One | Append) -> One | None:
 def tags_codes(found: Sequence[bytes]) -> Ints | int:
     """Return what consume queues hold of the tags of records."""
     if isinstance(found, records.LogRecords):
-        if _TAGS not in found.encoded.data.tobytes():
+        if not found.may_have_tags or records.TAGS not in found.encoded.data.tobytes():
             return 0
     elif len(found) <= _FEW:
         return np.array([consume_queue.tags_code(records.tag_of(each).decode()) for each in found], np.int64)
-    elif not any(_TAGS in each for each in found):
+    elif not any(records.TAGS in each for each in found):
         return 0
     return consume_queue.tags_codes(records.property_columns(found, [texts.TAG])[texts.TAG])

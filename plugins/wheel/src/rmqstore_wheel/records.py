@@ -46,6 +46,9 @@ from rmqstore_wheel.record_parts import (
 )
 
 NONE: Final = -1
+TAGS: Final = f"{texts.TAG}\x01".encode()
+"""How the property of a tag starts, and that of a longer name which ends alike."""
+
 _HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
 _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
@@ -245,11 +248,16 @@ class Routes(NamedTuple):
 
 
 class LogRecords(Sequence[bytes]):
-    """Records one behind the other as a :class:`~rmqstore.batch.BatchSource`: decoded, or cut apart, only when somebody asks for it."""
+    """Records one behind the other as a :class:`~rmqstore.batch.BatchSource`: decoded, or cut apart, only when somebody asks for it.
 
-    def __init__(self, encoded: Encoded, routes: Routes | None = None) -> None:
+    Attributes:
+        may_have_tags: False when none of them has one.
+    """
+
+    def __init__(self, encoded: Encoded, routes: Routes | None = None, *, may_have_tags: bool = True) -> None:
         """``routes`` are looked up when they are not given."""
         self.encoded = encoded
+        self.may_have_tags = may_have_tags
         self._routes = routes
 
     @classmethod

@@ -71,7 +71,7 @@ class Lease:
         )
         count = len(self.offsets)
         # Mostly, they follow one another.
-        follow = self.offsets[-1] - start == count - 1
+        follow = self.offsets == list(range(start, start + count))
         distances = _row_of(count) if follow else (np.asarray(self.offsets, np.int64) - start).astype("<u4").tobytes()
         return b"".join((head, distances, self.states))
 

@@ -208,6 +208,14 @@ def test_eio_poisons_unless_the_disk_is_full(tmp_path: Path, monkeypatch: pytest
         kv.close()
 
 
+def test_a_store_goes_on_when_its_directory_is_renamed(tmp_path: Path) -> None:
+    kv = open_kv(tmp_path / "s")
+    (tmp_path / "s").rename(tmp_path / "t")
+    write(kv, 0, 1)
+    kv.sync()
+    kv.close()
+
+
 def test_the_probe_for_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     kv = open_kv(tmp_path / "s")
     assert base_of(kv)._disk_is_full() is False

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -192,12 +193,15 @@ class LmdbBase(Base):
                 raise translated(error, self._path) from error
 
     def _free_bytes(self) -> int:
-        """Bytes that the disk has left for this process, by its own account, which leaves quotas out.
+        """Bytes that the disk has left for this process, by its own account, which leaves quotas out; many when it does not say.
 
         LMDB reports a write that the end of the disk cut short as EIO, like a broken disk. Asked before a commit, it tells the two apart
-        even when somebody makes room before the failure is looked into.
+        even when somebody makes room before the failure is looked into. A disk that is full and breaks as well passes for full.
         """
-        disk = os.statvfs(self._path)
+        try:
+            disk = os.statvfs(self._path)
+        except OSError:
+            return sys.maxsize
         return disk.f_frsize * (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail)
 
     def _disk_is_full(self) -> bool:

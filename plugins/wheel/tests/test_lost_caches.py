@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import rmqstore
 from rmqstore import ManualClock, Message
-from rmqstore.errors import FormatVersionError
+from rmqstore.errors import CorruptStoreError, FormatVersionError
 from rmqstore_wheel import check_point
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.ledger_ports import Sizes
@@ -33,23 +35,42 @@ def test_a_gap_in_the_files_of_a_cache_is_filled_from_the_log(tmp_path: Path, mo
         assert len(store.read("t", limit=1000)) == 500
 
 
-@pytest.mark.parametrize("newer", [False, True], ids=["older", "newer"])
-def test_a_check_point_of_another_version(tmp_path: Path, newer: bool) -> None:
-    path = tmp_path / "store"
-    clock = ManualClock(_START_MS)
+def _made(path: Path, clock: ManualClock) -> list[Path]:
+    """Make a store with 10 timers; returns its check points."""
     with rmqstore.open(path, engine="wheel", services=False, clock=clock) as store:
         store.send_batch([Message("t", b"x", deliver_at_ms=_START_MS + 60_000) for _ in range(10)])
     files = list((path / "wheel" / "db" / "rmqstore").glob("checkpoint*"))
     assert files
-    for file in files:
+    return files
+
+
+def test_a_check_point_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    clock = ManualClock(_START_MS)
+    for file in _made(tmp_path / "store", clock):
         content = bytearray(file.read_bytes())
-        content[8:12] = (check_point.VERSION + (1 if newer else -1)).to_bytes(4, "little")
+        content[8:12] = (check_point.VERSION + 1).to_bytes(4, "little")
         file.write_bytes(content)
-    if newer:
-        with pytest.raises(FormatVersionError, match=f"format version {check_point.VERSION + 1}"):
-            rmqstore.open(path, engine="wheel", services=False, clock=clock)
+    with pytest.raises(FormatVersionError, match=f"format version {check_point.VERSION + 1}"):
+        rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=clock)
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut off"])
+def test_a_check_point_of_version_1_counts(tmp_path: Path, is_cut: bool) -> None:
+    """Also as a witness of how far the log was on disk."""
+    clock = ManualClock(_START_MS)
+    for file in _made(tmp_path / "store", clock):
+        fields = msgspec.msgpack.decode(file.read_bytes()[24:])
+        section = fields[check_point.CheckPoint.__struct_fields__.index("timers")]
+        if section is not None:
+            section.insert(check_point.TimerSection.__struct_fields__.index("pending") + 1, [[_START_MS // 60_000, 10]])
+        body = msgspec.msgpack.encode(fields)
+        file.write_bytes(check_point._HEAD.pack(check_point._MAGIC, 1, zlib.crc32(body), len(body)) + body)
+    (log,) = (tmp_path / "store" / "wheel" / "db" / "commitlog").iterdir()
+    if is_cut:
+        log.write_bytes(b"")
+        with pytest.raises(CorruptStoreError, match="on disk up to"):
+            rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=clock)
         return
-    # What an older release knew of the log is found out anew.
-    with rmqstore.open(path, engine="wheel", services=False, clock=clock) as store:
+    with rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=clock) as store:
         assert store.verify() == []
         assert store.pending().total == 10

@@ -15,7 +15,7 @@ from rmqstore_wheel.commit_log import CommitLog
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.formats.commit_log import HOST_V6_BYTES, Record, encode_record
 from rmqstore_wheel.formats.log_columns import joined
-from rmqstore_wheel.soundness import fault_of, sound_rows
+from rmqstore_wheel.soundness import fault_of, gather, sound_rows
 
 TOPIC = b"orders"
 V6 = bytes(HOST_V6_BYTES)
@@ -63,6 +63,42 @@ def test_another_topic_queue_or_number_is_seen(tmp_path: Path) -> None:
     assert not sound_rows(log, 0, starts + 1, sizes, TOPIC, 2, numbers).any()
     assert sound_rows(log, 0, np.append(starts, log.tail), np.append(sizes, 100), TOPIC, 2, np.arange(21)).tolist() == [True] * 20 + [False]
     assert not sound_rows(log, 64 * 1024, starts, sizes, TOPIC, 2, numbers).any()
+
+
+@given(st.permutations(range(30)), st.integers(1, 30), st.sets(st.integers(0, 29)), st.sampled_from([0, 40, 300]))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_records_are_gathered_as_they_lie(
+    tmp_path_factory: pytest.TempPathFactory, order: list[int], count: int, broken: set[int], longer: int
+) -> None:
+    records = [Record(topic=TOPIC, body=b"b" * (50 + at % 7 * longer), queue_id=2, queue_offset=at) for at in range(30)]
+    log, starts, sizes = written(tmp_path_factory.mktemp("log") / "commitlog", records)
+    for at in broken:
+        log.chain.write_at(int(starts[at]) + 90, b"?")
+    rows = np.array(order[:count])
+    found = gather(log, 0, starts[rows], sizes[rows], TOPIC, 2, rows)
+    assert found.sound.tolist() == [row not in broken for row in rows.tolist()]
+    for row, start, sound in zip(rows.tolist(), found.starts.tolist(), found.sound.tolist(), strict=True):
+        if sound:
+            size = int(sizes[row])
+            assert found.data[start : start + size].tobytes() == bytes(log.read(int(starts[row]), size))
+    assert gather(log, 0, np.append(starts[rows], log.tail), np.append(sizes[rows], 100), TOPIC, 2, np.append(rows, 30)).sound.tolist() == [
+        *found.sound.tolist(),
+        False,
+    ]
+    log.close()
+
+
+def test_nothing_behind_the_end_of_the_log_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner may cut the file off there, and a map of what is gone cannot be read (SIGBUS)."""
+    records = [Record(topic=TOPIC, body=b"b" * (10 if at else 1500), queue_id=2, queue_offset=at) for at in range(30)]
+    log, starts, sizes = written(tmp_path / "commitlog", records)
+    rows = np.arange(30)[::-1]
+    whole = bytes(log.chain.view(0)[: log.tail])
+    for behind in (b"", b"\xff" * 4000):
+        monkeypatch.setattr(type(log.chain), "view", lambda self, start, behind=behind: memoryview(whole + behind))
+        found = gather(log, 0, starts[rows], sizes[rows], TOPIC, 2, rows)
+        assert found.sound.all()
+        assert b"\xff" * 8 not in found.data.tobytes()
 
 
 def test_hosts_of_the_other_length_are_left_to_the_single_look(tmp_path: Path) -> None:

@@ -80,8 +80,7 @@ def placed(records: Sequence[bytes] | LogRecords, topic: bytes, queue_id: int, f
     properties. The records are copied; physical offsets are 0 until ``Encoded.place``.
     """
     if isinstance(records, LogRecords):
-        data, starts, sizes = records.encoded[:3]
-        held = Encoded(data.copy(), starts, sizes)
+        held = Encoded(records.encoded.data.copy(), records.encoded.starts, records.encoded.sizes)
     elif len(records) <= _FEW:
         return joined([placed_one(record, topic, queue_id, first_queue_offset + at, store_ms) for at, record in enumerate(records)])
     else:
@@ -96,7 +95,7 @@ def placed(records: Sequence[bytes] | LogRecords, topic: bytes, queue_id: int, f
 
 def address(held: Encoded, queue_ids: Ints | int, queue_offsets: Ints, store_ms: int) -> None:
     """Write queue, queue offset and store time into records that keep their topics, in place."""
-    data, starts = held[:2]
+    data, starts = held.data, held.starts
     i64 = cells(data, ">i8")
     cells(data, ">i4")[starts + 12] = queue_ids
     i64[starts + log.QUEUE_OFFSET_AT] = queue_offsets
@@ -105,7 +104,7 @@ def address(held: Encoded, queue_ids: Ints | int, queue_offsets: Ints, store_ms:
 
 
 def _all_have(held: Encoded, topic: bytes) -> bool:
-    data, starts, sizes = held[:3]
+    data, starts, sizes = held.data, held.starts, held.sizes
     field = log.topic_field(topic)
     if (sizes < log.FIXED_BYTES + len(field) + _LENGTH_BYTES).any() or (cells(data, ">i4")[starts + 4] != log.magic_of(topic)).any():
         return False
@@ -114,7 +113,7 @@ def _all_have(held: Encoded, topic: bytes) -> bool:
 
 
 def _with_topic(held: Encoded, topic: bytes) -> Encoded:
-    data, starts, sizes = held[:3]
+    data, starts, sizes = held.data, held.starts, held.sizes
     field = log.topic_field(topic)
     at = topic_places(data, starts)
     old = topic_bounds(data, starts)[1]

@@ -6,8 +6,8 @@
     8    u32  format version          12   u32  CRC-32 of all behind it      16  u64  bytes behind it
     24   MessagePack of :class:`CheckPoint`
 
-A new one is written under another name, synced, and renamed, after everything that it vouches for is on disk. One that is missing, torn,
-damaged or of an older version is no loss: everything is made again from the log.
+A new one is written under another name, synced, and renamed, after everything that it vouches for is on disk. One that is missing, torn or
+damaged is no loss: everything is made again from the log. Version 1 had pending timers by the minute behind the number of them.
 """
 
 from __future__ import annotations
@@ -127,11 +127,17 @@ def _decode(data: bytes, path: Path) -> CheckPoint | None:
     body = data[_HEAD.size : _HEAD.size + length]
     if magic != _MAGIC or len(body) != length or crc32(body) != crc:
         return None
-    if version < VERSION:
-        return None
-    if version > VERSION:
+    if version not in (1, VERSION):
         raise FormatVersionError(f"{path} has format version {version}; this release of the engine reads {VERSION}")
     try:
-        return msgspec.msgpack.decode(body, type=CheckPoint)
+        return _of_version_1(body) if version == 1 else msgspec.msgpack.decode(body, type=CheckPoint)
     except msgspec.DecodeError:
         return None
+
+
+def _of_version_1(body: bytes) -> CheckPoint:
+    fields = msgspec.msgpack.decode(body)
+    timers = fields[CheckPoint.__struct_fields__.index("timers")]
+    if timers is not None:
+        del timers[TimerSection.__struct_fields__.index("pending") + 1]
+    return msgspec.convert(fields, CheckPoint)

@@ -278,7 +278,7 @@ class LogRecords(Sequence[bytes]):
     @functools.cached_property
     def records(self) -> list[bytes]:
         """The records, each for itself."""
-        data, starts, sizes = self.encoded[:3]
+        data, starts, sizes = self.encoded.data, self.encoded.starts, self.encoded.sizes
         whole = data.tobytes()
         return [whole[start:end] for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
 
@@ -299,11 +299,11 @@ class LogRecords(Sequence[bytes]):
         return pa.RecordBatch.from_arrays([columns[name] for name in IN_SCHEMA.names], schema=IN_SCHEMA)
 
     def _read(self) -> log_columns.Columns:
-        data, starts, sizes = self.encoded[:3]
+        data, starts, sizes = self.encoded.data, self.encoded.starts, self.encoded.sizes
         return log_reading.decode_columns(data.data, starts, sizes, verify=False)
 
     def _find_routes(self) -> Routes:
-        data, starts = self.encoded[:2]
+        data, starts = self.encoded.data, self.encoded.starts
         if not len(starts):
             return Routes([], starts, starts)
         first, last = topic_bounds(data, starts)

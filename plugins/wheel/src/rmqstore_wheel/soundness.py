@@ -23,6 +23,8 @@ OTHER_SUM: Final = f"the CRC-32 of its times and properties is another than its 
 _MOST_ROOM: Final = 2
 """Times as many bytes as the records have, up to which a copy gives each of them as many as the longest one."""
 
+_MOST_COPIED_BYTES: Final = 128 * 1024 * 1024
+
 _FIRST: Final = struct.Struct(">iiii")
 _I32: Final = struct.Struct(">i")
 _I64X2: Final = struct.Struct(">qq")
@@ -35,15 +37,8 @@ def sound_rows(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic
         starts, sizes: where in the file they lie.
         topic, queue_id, queue_offsets: what they should say of themselves.
     """
-    view, inside = _inside(log, file_start, starts, sizes)
-    if inside.all():
-        return _are_sound(np.frombuffer(view, np.uint8), starts, sizes, starts + file_start, topic, queue_id, queue_offsets)
-    rows = np.flatnonzero(inside)
-    if len(rows):
-        starts, sizes = starts[rows], sizes[rows]
-        data = np.frombuffer(view, np.uint8)
-        inside[rows] = _are_sound(data, starts, sizes, starts + file_start, topic, queue_id, queue_offsets[rows])
-    return inside
+    data, inside = _inside(log, file_start, starts, sizes)
+    return _sound_of(data, inside, starts, sizes, starts + file_start, topic, queue_id, queue_offsets)
 
 
 class Gathered(NamedTuple):
@@ -60,24 +55,40 @@ def gather(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic: by
     Whoever comes to a record far from the last one waits for the memory, at its head, at its body, at its properties, and again with the
     next look. A copy waits once.
     """
-    view, inside = _inside(log, file_start, starts, sizes)
-    data = np.frombuffer(view, np.uint8)
+    data, inside = _inside(log, file_start, starts, sizes)
+    places, at = starts + file_start, starts
     width = int(sizes.max())
-    in_order = (starts[1:] >= (starts + sizes)[:-1]).all()
-    if in_order or not inside.all() or width * len(sizes) > _MOST_ROOM * int(sizes.sum()):
-        return Gathered(data, starts, sound_rows(log, file_start, starts, sizes, topic, queue_id, queue_offsets))
-    # Behind a record, up to the next one, lies what lies behind it in the file.
-    first = np.minimum(starts, len(data) - width)
-    copy = cells(data, f"V{width}")[first].view(np.uint8)
-    at = np.arange(len(starts)) * width + (starts - first)
-    return Gathered(copy, at, _are_sound(copy, at, sizes, starts + file_start, topic, queue_id, queue_offsets))
+    copy_bytes = width * len(sizes)
+    is_scattered = not (starts[1:] >= (starts + sizes)[:-1]).all()
+    if is_scattered and inside.all() and copy_bytes <= min(_MOST_ROOM * int(sizes.sum()), _MOST_COPIED_BYTES):
+        # Behind a record, up to the next one, lies what lies behind it in the file.
+        first = np.minimum(starts, len(data) - width)
+        data = cells(data, f"V{width}")[first].view(np.uint8)
+        at = np.arange(len(starts)) * width + (starts - first)
+    return Gathered(data, at, _sound_of(data, inside, at, sizes, places, topic, queue_id, queue_offsets))
 
 
-def _inside(log: CommitLog, file_start: int, starts: Ints, sizes: Ints) -> tuple[memoryview, Flags]:
-    """Return a file of the log, and which records can lie in it."""
+def _inside(log: CommitLog, file_start: int, starts: Ints, sizes: Ints) -> tuple[Any, Flags]:
+    """Return a file of the log, and which records can lie in it.
+
+    Nothing behind the end of the log is looked at: an owner may cut it off there, and a map of what is gone cannot be read.
+    """
     view = log.chain.view(file_start) if file_start in log.chain.starts else memoryview(b"")
-    end = min(log.tail - file_start, len(view))
-    return view, (starts >= 0) & (sizes >= log_format.MIN_BYTES) & (starts + sizes <= end)
+    data = np.frombuffer(view, np.uint8)[: max(log.tail - file_start, 0)]
+    return data, (starts >= 0) & (sizes >= log_format.MIN_BYTES) & (starts + sizes <= len(data))
+
+
+def _sound_of(
+    data: Any, inside: Flags, at: Ints, sizes: Ints, places: Ints, topic: bytes, queue_id: int, queue_offsets: Ints
+) -> Flags:  # fmt: skip
+    """As :func:`_are_sound`, of those records alone that are ``inside``; the others are not sound."""
+    if inside.all():
+        return _are_sound(data, at, sizes, places, topic, queue_id, queue_offsets)
+    rows = np.flatnonzero(inside)
+    sound = np.zeros(len(at), np.bool_)
+    if len(rows):
+        sound[rows] = _are_sound(data, at[rows], sizes[rows], places[rows], topic, queue_id, queue_offsets[rows])
+    return sound
 
 
 def _are_sound(data: Any, at: Ints, sizes: Ints, places: Ints, topic: bytes, queue_id: int, queue_offsets: Ints) -> Flags:
@@ -97,7 +108,7 @@ def _are_sound(data: Any, at: Ints, sizes: Ints, places: Ints, topic: bytes, que
     if not good.all():
         kept = np.flatnonzero(good)
         rows, at, stops, heads, bodies, ends, texts = (each.take(kept) for each in (rows, at, stops, heads, bodies, ends, texts))
-    behind = blocks_at(data, ends, np.dtype([("topic", f"S{len(field)}"), ("text_bytes", ">u2")]))
+    behind = blocks_at(data, ends, np.dtype([("topic", f"S{len(field)}"), ("text_bytes", ">i2")]))
     good = (behind["topic"] == field) & (texts + 2 + behind["text_bytes"] == stops)
     good &= crcs_of(data, bodies, ends) & 0x7FFFFFFF == heads["crc"]
     sound[rows] = good & sums.good_rows(data, at, texts + 2, stops)

@@ -112,8 +112,8 @@ def blocks(array: Any) -> Measured:
 def join_columns(parts: Sequence[Measured], rows: int, total_bytes: int, spare: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the parts of row 0, one behind the other, then those of row 1, and so on: ``total_bytes`` bytes that may be written to.
 
-    Neighbours whose rows are all equally long are first put together by numpy, which leaves little for Arrow's general join, or nothing;
-    then ``spare`` bytes follow.
+    Neighbours whose rows are all equally long are first put together by numpy, which leaves little for Arrow's general join. Where it
+    leaves nothing, ``spare`` bytes follow the last row.
     """
     merged: list[Any] = []
     run: list[Measured] = []
@@ -152,7 +152,7 @@ def _side_by_side(parts: list[Measured], rows: int, spare: int = 0) -> np.ndarra
     at = 0
     for part, width in parts:
         if not isinstance(part, bytes):
-            blocks = part if isinstance(part, np.ndarray) else np.frombuffer(bytes_of(part), np.uint8)
-            block_cells(matrix, at, f"V{width}")[:] = blocks.view(f"V{width}")
+            content = part if isinstance(part, np.ndarray) else np.frombuffer(bytes_of(part), np.uint8)
+            block_cells(matrix, at, f"V{width}")[:] = content.view(f"V{width}")
         at += int(width)
     return data

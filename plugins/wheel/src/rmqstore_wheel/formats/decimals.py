@@ -23,15 +23,13 @@ def decimal_parts(values: Ints) -> list[Piece] | None:
     text = str(low)
     if low < 0 or len(str(high)) != len(text):
         return None
-    differing = 0
-    while low // 10**differing != high // 10**differing:
-        differing += _GROUP
-    differing = min(differing, len(text))
-    shared = text[: len(text) - differing].encode()
-    if not differing:
+    own_digits = next(count for count in range(0, len(text) + _GROUP, _GROUP) if low // 10**count == high // 10**count)
+    own_digits = min(own_digits, len(text))
+    shared = text[: len(text) - own_digits].encode()
+    if not own_digits:
         return [shared]
-    digits = _last_digits(values - low // 10**differing * 10**differing, differing)
-    return [shared, digits] if shared else [digits]
+    own = _last_digits(values - (low - low % 10**own_digits), own_digits)
+    return [shared, own] if shared else [own]
 
 
 def _last_digits(values: Ints, count: int) -> np.ndarray[Any, np.dtype[np.void]]:

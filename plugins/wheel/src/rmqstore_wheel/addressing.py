@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.columns import bytes_of, offsets_of
-from rmqstore_wheel import sums
+from rmqstore_wheel import alike, sums
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.record_parts import (
+    HOST_BITS,
     OF_WAITING,
     parts_of,
     pieces_of,
@@ -46,6 +47,8 @@ _WHEEL_FIELD: Final = log.topic_field(WHEEL_TOPIC.encode())
 _LENGTH_BYTES: Final = 2
 _MAX_DIGITS: Final = 9
 _END: Final = 2
+_MAGIC_V1: Final = log.MAGIC_V1.to_bytes(4, signed=True)
+_TOPIC, _QUEUE, _OUT = (f"\x02{name}\x01".encode() for name in (texts.REAL_TOPIC, texts.REAL_QUEUE_ID, texts.OUT_MS))
 _SIZE_MAGIC: Final = struct.Struct(">ii")
 _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
@@ -148,6 +151,8 @@ def for_delivery(buffer: Bytes, starts: Ints, sizes: Ints) -> LogRecords:
     if len(starts) <= _FEW:
         return LogRecords(joined(_one_by_one(buffer, starts, sizes)))
     data, starts, sizes, rows = _in_order(buffer, starts, sizes)
+    if rows is None and (delivered := _cut_alike(data, starts, sizes)) is not None:
+        return delivered
     found, may_have_tags = _find_waiting(data, starts, starts + sizes)
     if found.regular.all():
         return LogRecords(_cut(data, starts, found, rows), may_have_tags=may_have_tags)
@@ -306,6 +311,63 @@ def _look_through(data: Any, starts: Ints, ends: Ints) -> tuple[Flags, bool]:
             if name in whole:
                 found[rows] |= pc.match_substring(kept, name).to_numpy(zero_copy_only=False)
     return found, may_have_tags
+
+
+def _cut_alike(data: Any, starts: Ints, sizes: Ints) -> LogRecords | None:
+    """Return timers as records of their topics, when nearly all are alike and the others become as long as these; None otherwise."""
+    main = alike.main_rows(sizes)
+    if main is None:
+        return None
+    width = int(sizes[main[0]])
+    matrix = alike.matrix_of(data, starts[main], width)
+    layout = _layout_of(matrix[0].tobytes())
+    if layout is None or not alike.are_alike(matrix, layout):
+        return None
+    queue_ids = alike.numbers_of(matrix, layout.queue, layout.out - 1)
+    kept = alike.side_by_side(matrix, ((layout.kept, layout.kept_end),)).tobytes()
+    if queue_ids is None or any(name in kept for name in OF_WAITING):
+        return None
+    front, topic_bytes = layout.topic_field, layout.topic_end - layout.topic
+    made = alike.side_by_side(
+        matrix, ((0, front), (layout.topic - 1, layout.topic_end + 2), (layout.kept, layout.kept_end), (layout.out, layout.end))
+    )
+    text = front + 1 + topic_bytes
+    made[:, front] = topic_bytes
+    made[:, text : text + 2] = np.frombuffer((made.shape[1] - text - 2).to_bytes(2), np.uint8)
+    made[:, :4] = np.frombuffer(made.shape[1].to_bytes(4), np.uint8)
+    may_have_tags = TAGS in kept
+    if len(main) < len(sizes):
+        rest = np.flatnonzero(sizes != width)
+        others = joined(_one_by_one(data.data, starts[rest], sizes[rest]))
+        if (others.sizes != made.shape[1]).any():
+            return None
+        may_have_tags |= TAGS in others.data.tobytes()
+        records = np.empty(len(sizes), f"V{made.shape[1]}")
+        records[main], records[rest] = made.view(records.dtype)[:, 0], others.data.view(records.dtype)
+        made = records.view(np.uint8).reshape(len(sizes), -1)
+        main_ids, queue_ids = queue_ids, np.empty(len(sizes), np.int64)
+        queue_ids[main], queue_ids[rest] = main_ids, cells(others.data, ">i4")[others.starts + 12]
+    ends = np.arange(1, len(sizes) + 1) * made.shape[1]
+    held = Encoded(made.reshape(-1), ends - made.shape[1], np.full(len(sizes), made.shape[1]))
+    sums.empty(held.data, ends)
+    address(held, queue_ids, np.zeros(len(sizes), np.int64), 0)
+    return LogRecords(held, may_have_tags=may_have_tags)
+
+
+def _layout_of(record: bytes) -> alike.Layout | None:
+    """Return where the parts of a timer lie; None when it is no regular one, or has more than these."""
+    _, at, _, behind = parts_of(record)
+    end, kept = len(record), behind + _LENGTH_BYTES
+    sum_at = sums.place_in(record)
+    if record[4:8] != _MAGIC_V1 or record[39] & HOST_BITS or record[at:behind] != _WHEEL_FIELD or sum_at != end - sums.PROPERTY_BYTES:
+        return None
+    out = record.rfind(_OUT, kept, sum_at) + 1
+    queue = record.rfind(_QUEUE, kept, out) + 1
+    topic = record.rfind(_TOPIC, kept, queue) + 1
+    value = topic + len(_TOPIC) - 1
+    if not out or not queue or not topic or record[sum_at - 1] != _END or not 0 < queue - 1 - value <= log.MAX_V1_TOPIC_BYTES:
+        return None
+    return alike.Layout(at, kept, topic, value, queue - 1, queue + len(_QUEUE) - 1, out, out + len(_OUT) - 1, sum_at, end)
 
 
 def _cut(data: Any, starts: Ints, found: Waiting, rows: Ints | None) -> Encoded:

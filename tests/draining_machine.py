@@ -16,7 +16,7 @@ from tests.store_machine import GROUPS, TOPICS
 
 SLOW = os.environ.get("RMQS_TEST_PROFILE") == "slow"
 PROFILE = settings(
-    max_examples=int(os.environ.get("RMQS_TEST_EXAMPLES", "2000")) if SLOW else 40,
+    max_examples=int(os.environ.get("RMQS_TEST_EXAMPLES", "2000")) if SLOW else 30,
     stateful_step_count=60 if SLOW else 40,
     deadline=None,
     derandomize=not SLOW,

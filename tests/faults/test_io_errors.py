@@ -25,6 +25,10 @@ from tests.faults.victim import AT
 
 # A setting of these tests, not of the store, which refuses variables that it does not know.
 EVERY_CALL = os.environ.pop("RMQSTORE_FAULTS_EVERY_CALL", "") == "1"
+SYNC_STEPS = {"wheel": 3, "lmdb": 1, "rocksdb": 2}
+WRITE_STEPS = {"wheel": 6, "lmdb": 2, "rocksdb": 4}
+"""Every so many calls fail, unless all are asked for; the wheel's own tests let each of its calls to the disk fail without processes."""
+
 ROOT = Path(__file__).parents[2]
 _DATA = re.compile(r"<(\S*(data\.mdb|\d+\.log))>")
 
@@ -66,7 +70,7 @@ def is_typed(name: str) -> bool:
 @pytest.mark.parametrize(("engine", "kind"), [(engine, kind) for engine in ("wheel", "lmdb", "rocksdb") for kind in ("fdatasync", "fsync")])
 def test_a_sync_that_fails_poisons_the_store(tmp_path: Path, engine: str, kind: str) -> None:
     expected = states()
-    reports, trace = inject(tmp_path, engine, kind, "EIO", step=2 if engine == "rocksdb" else 1)
+    reports, trace = inject(tmp_path, engine, kind, "EIO", step=SYNC_STEPS[engine])
     opener = Opener()
     wrong: list[str] = []
     poisoned = 0
@@ -111,7 +115,7 @@ def retried(trace: str) -> list[str]:
 
 @pytest.mark.parametrize(("engine", "kind"), [("wheel", "pwrite64"), ("lmdb", "pwrite64"), ("rocksdb", "write")])
 def test_a_write_that_finds_no_room_changes_nothing(tmp_path: Path, engine: str, kind: str) -> None:
-    reports, _ = inject(tmp_path, engine, kind, "ENOSPC", step=4 if engine == "rocksdb" else 2)
+    reports, _ = inject(tmp_path, engine, kind, "ENOSPC", step=WRITE_STEPS[engine])
     opener = Opener()
     expected = states()
     wrong: list[str] = []

@@ -93,6 +93,13 @@ def test_an_odd_one_is_cut_as_if_it_were_alone(name: str, places: tuple[int, ...
     assert found.may_have_tags or not any(b"TAGS\x01" in record for record in expected)
 
 
+@pytest.mark.parametrize("queue_id", [None, 0, 1023, 99_999_999_999])
+def test_the_queues_of_all_are_read(queue_id: int | None) -> None:
+    made = [timer(row, queue_id=queue_id) for row in range(40)]
+    expected = [bytes(as_delivered(memoryview(record))) for record in made]
+    assert deliver(made).records == expected
+
+
 @pytest.mark.parametrize("topic", [WHEEL, b"rmq_sys_wheel_timeX"])
 def test_a_record_of_another_topic_among_them_goes_alone(topic: bytes) -> None:
     made = [timer(row) for row in range(40)]

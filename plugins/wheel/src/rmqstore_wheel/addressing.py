@@ -18,7 +18,7 @@ from rmqstore.columns import bytes_of, offsets_of
 from rmqstore_wheel import alike, sums
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import properties as texts
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells, matrix_at
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.record_parts import (
@@ -265,18 +265,11 @@ def _find_entries(data: Any, low: Ints, ends: Ints, name: str) -> Ints:
         places = ends[todo] - length
         good = (places >= low[todo]) & (at_name[np.maximum(places, 0)] == start)
         right = todo[good]
-        inside = _matrix(data, places[good] + len(start), length - len(start) - 1)
+        inside = matrix_at(data, places[good] + len(start), length - len(start) - 1)
         clean = (inside != _END).all(axis=1)
         found[right[clean]] = places[good][clean] + 1
         todo = todo[~good]
     return found
-
-
-def _matrix(data: Any, starts: Ints, width: int) -> Any:
-    """Return equally long pieces as a row of bytes each."""
-    if not width or not len(starts):
-        return np.zeros((len(starts), width), np.uint8)
-    return cells(data, f"V{width}")[starts].view(np.uint8).reshape(-1, width)
 
 
 def _numbers(data: Any, starts: Ints, ends: Ints) -> tuple[Ints, Flags]:
@@ -288,7 +281,7 @@ def _numbers(data: Any, starts: Ints, ends: Ints) -> tuple[Ints, Flags]:
         if not 0 < width <= _MAX_DIGITS:
             continue
         rows = np.flatnonzero(lengths == width)
-        digits = _matrix(data, starts[rows], width)
+        digits = matrix_at(data, starts[rows], width)
         is_number = ((digits >= ord("0")) & (digits <= ord("9"))).all(axis=1)
         numbers[rows] = np.where(is_number, (digits.astype(np.int64) - ord("0")) @ 10 ** np.arange(width)[::-1], NONE)
         good[rows] = is_number | ((digits == np.frombuffer(b"-1", np.uint8)).all(axis=1) if width == len(b"-1") else False)
@@ -319,13 +312,14 @@ def _cut_alike(data: Any, starts: Ints, sizes: Ints) -> LogRecords | None:
     if main is None:
         return None
     width = int(sizes[main[0]])
-    matrix = alike.matrix_of(data, starts[main], width)
+    matrix = matrix_at(data, starts[main], width)
     layout = _layout_of(matrix[0].tobytes())
     if layout is None or not alike.are_alike(matrix, layout):
         return None
-    queue_ids = alike.numbers_of(matrix, layout.queue, layout.out - 1)
+    firsts = np.arange(len(main)) * width
+    queue_ids, are_numbers = _numbers(matrix.reshape(-1), firsts + layout.queue, firsts + layout.out - 1)
     kept = alike.side_by_side(matrix, ((layout.kept, layout.kept_end),)).tobytes()
-    if queue_ids is None or any(name in kept for name in OF_WAITING):
+    if not are_numbers.all() or any(name in kept for name in OF_WAITING):
         return None
     front, topic_bytes = layout.topic_field, layout.topic_end - layout.topic
     made = alike.side_by_side(

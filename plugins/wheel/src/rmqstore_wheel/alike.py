@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmqstore_wheel.formats.binary_columns import Ints, cells, counted
+from rmqstore_wheel.formats.binary_columns import Ints, counted
 
 _SHARE: Final = 0.9
 """Of the records, which have to be as long as each other."""
@@ -43,11 +43,6 @@ def main_rows(sizes: Ints) -> Ints | None:
     return np.flatnonzero(sizes == lengths[most]) if counts[most] >= _SHARE * len(sizes) else None
 
 
-def matrix_of(data: Any, starts: Ints, width: int) -> Any:
-    """Return equally long records as a row of bytes each."""
-    return cells(data, f"V{width}")[starts].view(np.uint8).reshape(-1, width)
-
-
 def are_alike(matrix: Any, layout: Layout) -> bool:
     """Say whether all records have the parts that the first one has, where that has them.
 
@@ -70,15 +65,6 @@ def are_alike(matrix: Any, layout: Layout) -> bool:
     return all((matrix[:, begin:end] == first[begin:end]).all() for begin, end in same) and all(
         (matrix[:, begin:end] != _END).all() for begin, end in values
     )
-
-
-def numbers_of(matrix: Any, begin: int, end: int) -> Ints | None:
-    """Return the decimal numbers between two columns; None when one has something else than digits."""
-    digits = matrix[:, begin:end]
-    if not ((digits >= ord("0")) & (digits <= ord("9"))).all():
-        return None
-    numbers: Ints = (digits.astype(np.int64) - ord("0")) @ 10 ** np.arange(end - begin)[::-1]
-    return numbers
 
 
 def side_by_side(matrix: Any, bounds: tuple[tuple[int, int], ...]) -> Any:

@@ -29,7 +29,7 @@ import numpy as np
 from zlib_ng.zlib_ng import crc32
 
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells, matrix_at
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 
 PROPERTY: Final = b"RMQS_FRAME\x01"
@@ -133,7 +133,7 @@ def is_property(text: bytes) -> bool:
 
 def are_properties(data: Any, ends: Ints) -> Any:
     """Say what of a buffer is the property, up to ``ends``, as :func:`is_property` does; nothing ends before one could."""
-    texts = cells(data, f"V{PROPERTY_BYTES}")[ends - PROPERTY_BYTES].view(np.uint8).reshape(-1, PROPERTY_BYTES)
+    texts = matrix_at(data, ends - PROPERTY_BYTES, PROPERTY_BYTES)
     is_named = (texts[:, : len(PROPERTY)] == np.frombuffer(PROPERTY, np.uint8)).all(axis=1)
     return is_named & (texts[:, -1] == _END) & (texts[:, :-1] != _END).all(axis=1)
 

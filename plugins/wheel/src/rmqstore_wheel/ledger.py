@@ -176,7 +176,7 @@ class Ledger(GatedKV):
         said = [*noted, *changes]
         groups = cut(said) if said else []
         call = Call(messages, groups, beside, self._journal_records, self.store_ms, self.epoch)
-        try:
+        try:  # as ``translated`` does, without its generator: every call comes by here
             written = write(self.log, self.queues, call)
         except OSError as error:
             raise self._refusal(error) from error

@@ -46,6 +46,13 @@ def blocks_at(data: Any, starts: Ints, dtype: np.dtype[Any]) -> Any:
     return cells(data, f"V{dtype.itemsize}")[starts].view(dtype)
 
 
+def matrix_at(data: Any, starts: Ints, width: int) -> Any:
+    """Return copies of equally long pieces, a row of bytes each."""
+    if not width or not len(starts):
+        return np.zeros((len(starts), width), np.uint8)
+    return cells(data, f"V{width}")[starts].view(np.uint8).reshape(-1, width)
+
+
 def put_rows(array: Any, rows: Ints, values: Any) -> None:
     """Write structured ``values`` into some rows. Numpy's own way goes field by field, which takes eight times as long.
 

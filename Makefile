@@ -76,7 +76,7 @@ bench-smoke: $(DEV)  ## the Spark job in small
 	@$(call quietly,$(BIN)/python -m rmqstore_benchmarks.spark_run --small)
 
 crash: $(DEV)  ## the slow tier: kills, disk states, long runs
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "crash or slow"
+	@RMQSTORE_FAULTS_EVERY_CALL=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "crash or slow"
 
 clean:  ## remove environments, caches and builds
 	rm -rf $(VENV) demo-store .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

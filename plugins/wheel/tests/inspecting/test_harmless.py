@@ -13,7 +13,6 @@ import pytest
 from rmqstore_wheel.formats import check_points, commit_log, wheel
 from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.inspecting import inspect
-from tests.draining_machine import SLOW
 
 from .conftest import NOW, Built, Sizes, rows
 
@@ -50,12 +49,15 @@ def test_the_small_store_is_well(small: Built) -> None:
     assert rows(found, "Pending")[-1] == {"due": "in all", "timers": 3, "of pops": 0}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_truncation_anywhere(small: Built, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [("commitlog", 3), pytest.param("commitlog", 1, marks=pytest.mark.slow), *((name, 1) for name in NAMES if name != "commitlog")],
+)
+def test_truncation_at_every_byte(small: Built, name: str, step: int) -> None:
+    """At every third byte of the log, by far the longest; at every one in the slow tier."""
     for path in files_of(small.path / name):
         content = path.read_bytes()
         written = len(content.rstrip(b"\0"))
-        step = 1 if SLOW or written < 1000 else 3
         for length in [*range(min(written + 2, len(content)), -1, -step), 0, len(content) // 2]:
             path.write_bytes(content[:length])
             small.look()

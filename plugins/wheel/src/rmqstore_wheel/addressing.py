@@ -336,11 +336,8 @@ def _cut_alike(data: Any, starts: Ints, sizes: Ints) -> LogRecords | None:
         if (others.sizes != made.shape[1]).any():
             return None
         may_have_tags |= TAGS in others.data.tobytes()
-        records = np.empty(len(sizes), f"V{made.shape[1]}")
-        records[main], records[rest] = made.view(records.dtype)[:, 0], others.data.view(records.dtype)
-        made = records.view(np.uint8).reshape(len(sizes), -1)
-        main_ids, queue_ids = queue_ids, np.empty(len(sizes), np.int64)
-        queue_ids[main], queue_ids[rest] = main_ids, cells(others.data, ">i4")[others.starts + 12]
+        made = alike.merged(made, main, others.data.reshape(len(rest), -1), rest)
+        queue_ids = alike.merged(queue_ids[:, None], main, cells(others.data, ">i4")[others.starts + 12][:, None], rest)[:, 0]
     ends = np.arange(1, len(sizes) + 1) * made.shape[1]
     held = Encoded(made.reshape(-1), ends - made.shape[1], np.full(len(sizes), made.shape[1]))
     sums.empty(held.data, ends)

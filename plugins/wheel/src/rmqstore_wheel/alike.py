@@ -75,3 +75,10 @@ def side_by_side(matrix: Any, bounds: tuple[tuple[int, int], ...]) -> Any:
         made[:, at : at + end - begin] = matrix[:, begin:end]
         at += end - begin
     return made
+
+
+def merged(matrix: Any, rows: Ints, others: Any, other_rows: Ints) -> Any:
+    """Return a matrix that has the rows of two, each at the places that are said."""
+    made = np.empty((len(rows) + len(other_rows), matrix.shape[1]), matrix.dtype)
+    made[rows], made[other_rows] = matrix, others
+    return made

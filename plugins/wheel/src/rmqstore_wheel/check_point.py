@@ -136,6 +136,7 @@ def _decode(data: bytes, path: Path) -> CheckPoint | None:
 
 
 def _of_version_1(body: bytes) -> CheckPoint:
+    """Read a check point whose section of the timers has one field more."""
     fields = msgspec.msgpack.decode(body)
     timers = fields[CheckPoint.__struct_fields__.index("timers")]
     if timers is not None:

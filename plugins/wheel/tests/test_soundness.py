@@ -95,7 +95,7 @@ def test_nothing_behind_the_end_of_the_log_is_read(tmp_path: Path, monkeypatch: 
     rows = np.arange(30)[::-1]
     whole = bytes(log.chain.view(0)[: log.tail])
     for behind in (b"", b"\xff" * 4000):
-        monkeypatch.setattr(type(log.chain), "view", lambda self, start, behind=behind: memoryview(whole + behind))
+        monkeypatch.setattr(type(log.chain), "view", lambda self, start, upto=None, behind=behind: memoryview(whole + behind))
         found = gather(log, 0, starts[rows], sizes[rows], TOPIC, 2, rows)
         assert found.sound.all()
         assert b"\xff" * 8 not in found.data.tobytes()

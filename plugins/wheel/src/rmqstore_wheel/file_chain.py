@@ -221,9 +221,9 @@ class FileChain:
 
     # ------------------------------------------------------------ reading
 
-    def view(self, start: int) -> memoryview:
-        """Return the content of the file that starts at ``start``."""
-        return self.file(start).view()
+    def view(self, start: int, upto: int | None = None) -> memoryview:
+        """Return the content of the file that starts at ``start``; with ``upto``, an offset in it, it may end anywhere behind that."""
+        return self.file(start).view(upto)
 
     def read(self, offset: int, size: int) -> memoryview:
         """Return bytes that lie in one file."""

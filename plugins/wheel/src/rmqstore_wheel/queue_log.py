@@ -102,8 +102,9 @@ class WheelQueueLog(QueueLog):
             return None
         if not sound_rows(log, file_start, starts, sizes, topic.encode(), queue, first + np.arange(len(units))).all():
             return None
-        records = _pieces(log.chain.view(file_start), starts, sizes)
-        times = cells(np.frombuffer(log.chain.view(file_start), np.uint8), ">i8")[starts + log_format.STORE_MS_AT]
+        view = log.chain.view(file_start, int((starts + sizes).max()))
+        records = _pieces(view, starts, sizes)
+        times = cells(np.frombuffer(view, np.uint8), ">i8")[starts + log_format.STORE_MS_AT]
         bounds = [0, *(np.flatnonzero(np.diff(times)) + 1).tolist(), len(records)]
         return [Run(first + begin, int(times[begin]), records[begin:stop]) for begin, stop in pairwise(bounds)]
 

@@ -73,9 +73,11 @@ def _inside(log: CommitLog, file_start: int, starts: Ints, sizes: Ints) -> tuple
 
     Nothing behind the end of the log is looked at: an owner may cut it off there, and a map of what is gone cannot be read.
     """
-    view = log.chain.view(file_start) if file_start in log.chain.starts else memoryview(b"")
-    data = np.frombuffer(view, np.uint8)[: max(log.tail - file_start, 0)]
-    return data, (starts >= 0) & (sizes >= log_format.MIN_BYTES) & (starts + sizes <= len(data))
+    stops = starts + sizes
+    held = max(log.tail - file_start, 0)
+    view = log.chain.view(file_start, min(int(stops.max(initial=0)), held)) if file_start in log.chain.starts else memoryview(b"")
+    data = np.frombuffer(view, np.uint8)[:held]
+    return data, (starts >= 0) & (sizes >= log_format.MIN_BYTES) & (stops <= len(data))
 
 
 def _sound_of(

@@ -407,9 +407,9 @@ class UnitLog:
         """Return units of one file."""
         if not self.chain.has(file * self.chain.file_bytes):
             return np.repeat(self._fill, len(numbers))
-        data = self.chain.view(file * self.chain.file_bytes)
-        units = np.frombuffer(data, self.unit, min(len(data) // self.unit.itemsize, self.per_file))
         at = numbers - file * self.per_file
+        data = self.chain.view(file * self.chain.file_bytes, (int(at.max(initial=0)) + 1) * self.unit.itemsize)
+        units = np.frombuffer(data, self.unit, min(len(data) // self.unit.itemsize, self.per_file))
         if len(at) and int(at.max()) >= len(units):
             self._refuse(file * self.per_file + len(units), int(numbers.max()) + 1)
         found: Units = units.take(at)

@@ -308,17 +308,20 @@ def _look_through(data: Any, starts: Ints, ends: Ints) -> tuple[Flags, bool]:
 
 def _cut_alike(data: Any, starts: Ints, sizes: Ints) -> LogRecords | None:
     """Return timers as records of their topics, when nearly all are alike and the others become as long as these; None otherwise."""
-    main = alike.main_rows(sizes)
-    if main is None:
+    width = alike.common_bytes(sizes)
+    if width is None:
         return None
-    width = int(sizes[main[0]])
-    matrix = matrix_at(data, starts[main], width)
+    # In place of each other record stands one that is alike, until it is written over.
+    is_other = sizes != width
+    matrix = matrix_at(data, np.where(is_other, starts[is_other.argmin()], starts), width)
     layout = _layout_of(matrix[0].tobytes())
-    if layout is None or not alike.are_alike(matrix, layout):
+    same = alike.same_columns(matrix)
+    if layout is None or not alike.are_alike(matrix, same, layout):
         return None
-    firsts = np.arange(len(main)) * width
+    firsts = np.arange(len(alike.telling_rows(matrix, same, layout.queue, layout.out - 1))) * width
     queue_ids, are_numbers = _numbers(matrix.reshape(-1), firsts + layout.queue, firsts + layout.out - 1)
-    kept = alike.side_by_side(matrix, ((layout.kept, layout.kept_end),)).tobytes()
+    queue_ids = np.broadcast_to(queue_ids, len(sizes)).copy()
+    kept = alike.side_by_side(alike.telling_rows(matrix, same, layout.kept, layout.kept_end), ((layout.kept, layout.kept_end),)).tobytes()
     if not are_numbers.all() or any(name in kept for name in OF_WAITING):
         return None
     front, topic_bytes = layout.topic_field, layout.topic_end - layout.topic
@@ -330,14 +333,14 @@ def _cut_alike(data: Any, starts: Ints, sizes: Ints) -> LogRecords | None:
     made[:, text : text + 2] = np.frombuffer((made.shape[1] - text - 2).to_bytes(2), np.uint8)
     made[:, :4] = np.frombuffer(made.shape[1].to_bytes(4), np.uint8)
     may_have_tags = TAGS in kept
-    if len(main) < len(sizes):
-        rest = np.flatnonzero(sizes != width)
+    if is_other.any():
+        rest = np.flatnonzero(is_other)
         others = joined(_one_by_one(data.data, starts[rest], sizes[rest]))
         if (others.sizes != made.shape[1]).any():
             return None
         may_have_tags |= TAGS in others.data.tobytes()
-        made = alike.merged(made, main, others.data.reshape(len(rest), -1), rest)
-        queue_ids = alike.merged(queue_ids[:, None], main, cells(others.data, ">i4")[others.starts + 12][:, None], rest)[:, 0]
+        made[rest] = others.data.reshape(len(rest), -1)
+        queue_ids[rest] = cells(others.data, ">i4")[others.starts + 12]
     ends = np.arange(1, len(sizes) + 1) * made.shape[1]
     held = Encoded(made.reshape(-1), ends - made.shape[1], np.full(len(sizes), made.shape[1]))
     sums.empty(held.data, ends)

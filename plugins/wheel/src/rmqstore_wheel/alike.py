@@ -12,6 +12,8 @@ import numpy as np
 
 from rmqstore_wheel.formats.binary_columns import Ints, counted
 
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
 _SHARE: Final = 0.9
 """Of the records, which have to be as long as each other."""
 
@@ -36,21 +38,31 @@ class Layout(NamedTuple):
     end: int
 
 
-def main_rows(sizes: Ints) -> Ints | None:
-    """Return which records have the length that most have; None when too few do."""
+def common_bytes(sizes: Ints) -> int | None:
+    """Return the length that nearly all records have; None when too few have the same."""
     lengths, counts = counted(sizes)
     most = int(counts.argmax())
-    return np.flatnonzero(sizes == lengths[most]) if counts[most] >= _SHARE * len(sizes) else None
+    return int(lengths[most]) if counts[most] >= _SHARE * len(sizes) else None
 
 
-def are_alike(matrix: Any, layout: Layout) -> bool:
+def same_columns(matrix: Any) -> Flags:
+    """Say in which columns all rows have the same byte."""
+    same: Flags = np.logical_and.reduce(matrix == matrix[0], axis=0)
+    return same
+
+
+def telling_rows(matrix: Any, same: Flags, begin: int, end: int) -> Any:
+    """Return the rows that show what there is between two columns: one where all have the same."""
+    return matrix[:1] if same[begin:end].all() else matrix
+
+
+def are_alike(matrix: Any, same: Flags, layout: Layout) -> bool:
     """Say whether all records have the parts that the first one has, where that has them.
 
     Compared is all that says so: magic, hosts, the length of the body, the wheel's topic, the length of the properties, and the names of
     the properties behind those that are kept, with what ends their values.
     """
-    first = matrix[0]
-    same = (
+    fixed = (
         (4, 8),
         (36, 40),
         (84, 88),
@@ -62,8 +74,8 @@ def are_alike(matrix: Any, layout: Layout) -> bool:
         (layout.end - 1, layout.end),
     )
     values = ((layout.topic, layout.topic_end), (layout.queue, layout.out - 1), (layout.out_value, layout.sum - 1))
-    return all((matrix[:, begin:end] == first[begin:end]).all() for begin, end in same) and all(
-        (matrix[:, begin:end] != _END).all() for begin, end in values
+    return all(same[begin:end].all() for begin, end in fixed) and all(
+        (telling_rows(matrix, same, begin, end)[:, begin:end] != _END).all() for begin, end in values
     )
 
 
@@ -74,11 +86,4 @@ def side_by_side(matrix: Any, bounds: tuple[tuple[int, int], ...]) -> Any:
     for begin, end in bounds:
         made[:, at : at + end - begin] = matrix[:, begin:end]
         at += end - begin
-    return made
-
-
-def merged(matrix: Any, rows: Ints, others: Any, other_rows: Ints) -> Any:
-    """Return a matrix that has the rows of two, each at the places that are said."""
-    made = np.empty((len(rows) + len(other_rows), matrix.shape[1]), matrix.dtype)
-    made[rows], made[other_rows] = matrix, others
     return made

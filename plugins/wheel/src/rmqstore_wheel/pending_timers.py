@@ -67,7 +67,7 @@ class PendingTimers:
                 keep &= (piece.ticks > after[0]) | ((piece.ticks == after[0]) & (piece.seqs > after[1]))
             if keep.any():
                 both = Due(*(np.append(old, new[keep]) for old, new in zip(best, piece, strict=True)))
-                best = both.select(np.lexsort((both.seqs, both.ticks))[:limit])
+                best = both.in_order().select(slice(0, limit))
         return best
 
     def timers(self, found: Due) -> list[PendingTimer]:

@@ -30,7 +30,7 @@ FORGOTTEN_KEY: Final = b"mforgotten"
 LAST_SEQ_KEY: Final = b"mlast_seq"
 
 _ROLLED_SLOTS: Final = 256
-_WINDOW_TIMERS: Final = 65_536
+_WINDOW_TIMERS: Final = 131_072
 
 
 def noted_last_seq(kv: OrderedKV) -> int:
@@ -255,7 +255,7 @@ class TimerIndex:
         found = Due(ticks[keep], seqs[keep], fact_log.dues_of(facts.compress(keep)))
         if self.aside:
             found = self._with_aside(found, low_tick, until_ms if bound is None else min(bound, until_ms))
-        found = found.select(np.lexsort((found.seqs, found.ticks)))
+        found = found.in_order()
         return found.select(~self.cancelled.get_many(found.seqs)), bound
 
     def _with_aside(self, found: Due, low_tick: int, high_tick: int) -> Due:

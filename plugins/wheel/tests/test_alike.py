@@ -116,5 +116,22 @@ def test_those_that_are_alike_are_cut_together(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.delattr(addressing, "_find_waiting")
     found = deliver(made)
     assert found.records == expected
+    assert found.routes.topics == [b"orders"]
     assert not found.may_have_tags
     assert found.encoded.starts.tolist() == (np.arange(40) * len(expected[0])).tolist()
+
+
+@pytest.mark.parametrize("topics", [("others",), ("orders", "others"), ("orders",)], ids=str)
+def test_those_among_them_that_are_longer_go_to_their_own_topics(topics: tuple[str, ...]) -> None:
+    made = [timer(row) if row % 20 else timer(row, topic=topics[row // 20 % len(topics)], behind=FRAME) for row in range(60)]
+    expected = [bytes(as_delivered(memoryview(record))) for record in made]
+    routes = deliver(made).routes
+    found = [(routes.topics[number], queue_id) for number, queue_id in zip(routes.numbers, routes.queue_ids.tolist(), strict=True)]
+    assert found == [route_of(record) for record in expected]
+
+
+def test_timers_for_the_topic_in_which_they_wait_wait_on() -> None:
+    made = [timer(row, topic=WHEEL.decode()) for row in range(40)]
+    expected = [route_of(bytes(as_delivered(memoryview(record)))) for record in made]
+    topics, numbers, queue_ids = deliver(made).routes
+    assert [(topics[number], queue_id) for number, queue_id in zip(numbers, queue_ids.tolist(), strict=True)] == expected

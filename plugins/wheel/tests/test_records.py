@@ -208,6 +208,27 @@ def test_a_batch_of_records_is_taken_as_it_is() -> None:
     assert source.routes.queue_ids.tolist() == [-1, 3]
 
 
+@settings(max_examples=100)
+@given(
+    st.lists(st.tuples(st.sampled_from(["t", "u", "u" * 200]), st.sampled_from([None, 0, 7, 2**31 - 1])), max_size=30),
+    st.sampled_from([1, 20]),
+)
+def test_records_are_grouped_by_where_they_go(routes: list[tuple[str, int | None]], times: int) -> None:
+    """Few of a queue one by one, many together."""
+    expected: dict[tuple[bytes, int], list[bytes]] = {}
+    made = []
+    for row, (topic, queue_id) in enumerate(routes * times):
+        made.append(records.encode_message(Message(topic, b"b" * (row % 3), message_id=str(row), queue_id=queue_id)))
+        expected.setdefault((topic.encode(), -1 if queue_id is None else queue_id), []).append(made[-1])
+    source = records.LogRecords.of(made)
+    found = source.by_route()
+    assert {(topic, queue_id): list(group) for topic, queue_id, group in found} == expected
+    assert [(topic, queue_id) for topic, queue_id, _ in found] == list(expected)
+    if times == 20:
+        assert all(isinstance(group, records.LogRecords) for _, _, group in found)
+    assert source.records == made
+
+
 # ---------------------------------------------------------------- properties that outgrow a record
 
 

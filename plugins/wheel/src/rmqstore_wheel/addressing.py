@@ -14,24 +14,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmqstore.columns import bytes_of, offsets_of
+from rmqstore.columns import bytes_of
 from rmqstore_wheel import alike, sums
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import properties as texts
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells, matrix_at
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells, matrix_at, pieces_of, taken
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.record_parts import (
     HOST_BITS,
     OF_WAITING,
     parts_of,
-    pieces_of,
     store_ms_at,
     store_ms_places,
     topic_bounds,
     topic_places,
 )
-from rmqstore_wheel.records import NONE, TAGS, LogRecords, as_delivered
+from rmqstore_wheel.records import NONE, TAGS, LogRecords, as_delivered, one_topic
 
 TICK: Final = f"{texts.OWN_PREFIX}TICK"
 EPOCH: Final = f"{texts.OWN_PREFIX}EPOCH"
@@ -126,17 +125,10 @@ def _with_topic(held: Encoded, topic: bytes) -> Encoded:
     picks[:, 1] = len(bounds)
     bounds = np.concatenate((bounds, (len(data), len(pool))))
     sizes = sizes + (at - old + len(field))
-    made = Encoded(_taken(pieces_of(pool, bounds), picks), np.cumsum(sizes) - sizes, sizes)
+    made = Encoded(taken(pieces_of(pool, bounds), picks), np.cumsum(sizes) - sizes, sizes)
     cells(made.data, ">i4")[made.starts] = sizes
     cells(made.data, ">i4")[made.starts + 4] = log.magic_of(topic)
     return made
-
-
-def _taken(pieces: pa.Array, picks: Ints) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the picked pieces one behind the other, to be written to."""
-    taken = pieces.take(pa.array(picks.reshape(-1)))
-    out = np.frombuffer(taken.buffers()[2], np.uint8)[: int(offsets_of(taken)[-1])]
-    return out if out.flags.writeable else out.copy()
 
 
 # ---------------------------------------------------------------- due timers
@@ -333,19 +325,23 @@ def _cut_alike(data: Any, starts: Ints, sizes: Ints) -> LogRecords | None:
     made[:, text : text + 2] = np.frombuffer((made.shape[1] - text - 2).to_bytes(2), np.uint8)
     made[:, :4] = np.frombuffer(made.shape[1].to_bytes(4), np.uint8)
     may_have_tags = TAGS in kept
+    other_topics: list[bytes] = []
     if is_other.any():
         rest = np.flatnonzero(is_other)
         others = joined(_one_by_one(data.data, starts[rest], sizes[rest]))
         if (others.sizes != made.shape[1]).any():
             return None
         may_have_tags |= TAGS in others.data.tobytes()
+        other_topics = LogRecords(others).routes.topics
         made[rest] = others.data.reshape(len(rest), -1)
         queue_ids[rest] = cells(others.data, ">i4")[others.starts + 12]
     ends = np.arange(1, len(sizes) + 1) * made.shape[1]
     held = Encoded(made.reshape(-1), ends - made.shape[1], np.full(len(sizes), made.shape[1]))
     sums.empty(held.data, ends)
     address(held, queue_ids, np.zeros(len(sizes), np.int64), 0)
-    return LogRecords(held, may_have_tags=may_have_tags)
+    topic = matrix[0, layout.topic : layout.topic_end].tobytes()
+    is_one = same[layout.topic : layout.topic_end].all() and other_topics in ([], [topic])
+    return LogRecords(held, one_topic(topic, held) if is_one else None, may_have_tags=may_have_tags)
 
 
 def _layout_of(record: bytes) -> alike.Layout | None:
@@ -383,7 +379,7 @@ def _cut(data: Any, starts: Ints, found: Waiting, rows: Ints | None) -> Encoded:
     if rows is not None:
         front, topic_bytes, text_bytes = front[rows], topic_bytes[rows], text_bytes[rows]
     sizes = front + 1 + topic_bytes + _LENGTH_BYTES + text_bytes
-    made = _taken(pieces_of(data, bounds), picks)
+    made = taken(pieces_of(data, bounds), picks)
     ends = np.cumsum(sizes)
     first = ends - sizes
     held = Encoded(made, first, sizes)

@@ -182,15 +182,7 @@ class WheelQueueLog(QueueLog):
         return batch.source if isinstance(batch.source, LogRecords) else super().encode(batch)
 
     def routed(self, records: Sequence[bytes]) -> Iterable[tuple[bytes, int, Sequence[bytes]]]:
-        if not isinstance(records, LogRecords) or not len(records):
-            return super().routed(records)
-        topics, numbers, queue_ids = records.routes
-        if (numbers == numbers[0]).all() and (queue_ids == queue_ids[0]).all():
-            return [(topics[numbers[0]], int(queue_ids[0]), records)]
-        routes: dict[tuple[int, int], list[bytes]] = {}
-        for number, queue_id, record in zip(numbers.tolist(), queue_ids.tolist(), records.records, strict=True):
-            routes.setdefault((number, queue_id), []).append(record)
-        return [(topics[number], queue_id, group) for (number, queue_id), group in routes.items()]
+        return records.by_route() if isinstance(records, LogRecords) else super().routed(records)
 
     def append(self, write: WriteBatch, topic: Topic, queue: int, offset: int, records: Sequence[bytes], now_ms: int) -> int:
         write.parts.append(Append(topic.name, queue, offset, records, now_ms))

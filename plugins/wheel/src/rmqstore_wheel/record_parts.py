@@ -19,7 +19,6 @@ import struct
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import (
@@ -31,7 +30,7 @@ from rmqstore.message import (
 )
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import properties as texts
-from rmqstore_wheel.formats.binary_columns import INT32_MAX, Bytes, Ints, cells
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
 
 HOST_BITS: Final = log.BORN_HOST_V6 | log.STORE_HOST_V6
 V6_MORE: Final = log.HOST_V6_BYTES - log.HOST_V4_BYTES
@@ -107,13 +106,6 @@ def store_ms_places(data: Any, starts: Ints) -> Ints:
     """Return where the store times lie."""
     flags = data[starts + 39] & log.BORN_HOST_V6
     return starts + (log.STORE_MS_AT + np.where(flags, V6_MORE, 0) if flags.any() else log.STORE_MS_AT)
-
-
-def pieces_of(data: Any, bounds: Ints) -> pa.Array:
-    """Lay a binary column over ``data``: element i lies from ``bounds[i]`` to ``bounds[i + 1]``."""
-    kind: tuple[pa.DataType, Any] = (pa.large_binary(), np.int64) if len(data) > INT32_MAX else (pa.binary(), np.int32)
-    offsets = np.ascontiguousarray(bounds, kind[1])
-    return pa.Array.from_buffers(kind[0], len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 # ---------------------------------------------------------------- properties

@@ -26,7 +26,7 @@ from rmqstore_wheel import sums
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import log_columns, log_reading, messages
 from rmqstore_wheel.formats import properties as texts
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells, pieces_of
 from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.formats.property_columns import decode_column
 from rmqstore_wheel.record_parts import (
@@ -38,7 +38,6 @@ from rmqstore_wheel.record_parts import (
     fitted,
     new_head,
     parts_of,
-    pieces_of,
     text_of,
     topic_bounds,
     value_in,
@@ -52,6 +51,9 @@ TAGS: Final = f"{texts.TAG}\x01".encode()
 _HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
 _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
+_BY_COLUMN: Final = 8
+"""Records of a queue, on average, from which on they are taken together."""
+
 _WAITING: Final = tuple(topic.encode() for topic in messages.WAITING_TOPICS)
 _END: Final = b"\x02"
 _TIMES: Final = ("deliver_at_ms", "first_pop_ms")
@@ -247,6 +249,15 @@ class Routes(NamedTuple):
     queue_ids: Ints
 
 
+def one_topic(topic: bytes, encoded: Encoded) -> Routes:
+    """Return where records go that are all of one topic, and do not wait there for another."""
+    return Routes([topic], np.zeros(len(encoded.starts), np.int64), _queue_ids(encoded))
+
+
+def _queue_ids(encoded: Encoded) -> Ints:
+    return cells(encoded.data, ">i4")[encoded.starts + 12].astype(np.int64)  # type: ignore[no-any-return]
+
+
 class LogRecords(Sequence[bytes]):
     """Records one behind the other as a :class:`~rmqstore.batch.BatchSource`: decoded, or cut apart, only when somebody asks for it.
 
@@ -282,12 +293,35 @@ class LogRecords(Sequence[bytes]):
         whole = data.tobytes()
         return [whole[start:end] for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
 
+    def take(self, rows: Ints) -> LogRecords:
+        """Return copies of some of them, in this order."""
+        return LogRecords(self.encoded.take(rows), may_have_tags=self.may_have_tags)
+
     @property
     def routes(self) -> Routes:
         """Where the records go; those that wait, where they wait for."""
         if self._routes is None:
             self._routes = self._find_routes()
         return self._routes
+
+    def by_route(self) -> list[tuple[bytes, int, Sequence[bytes]]]:
+        """Return (topic, queue, its records in their order) of each queue that they go to, in the order in which the first ones stand."""
+        if not len(self):
+            return []
+        topics, numbers, queue_ids = self.routes
+        keys = (numbers.astype(np.int64) << 32) + queue_ids
+        if (keys == keys[0]).all():
+            return [(topics[numbers[0]], int(queue_ids[0]), self)]
+        firsts = np.sort(np.unique(keys, return_index=True)[1])
+        groups: Iterable[Sequence[bytes]]
+        if len(self) >= _BY_COLUMN * len(firsts):
+            groups = (self.take(np.flatnonzero(keys == keys[first])) for first in firsts.tolist())
+        else:
+            pieces: dict[int, list[bytes]] = {}
+            for key, record in zip(keys.tolist(), self.records, strict=True):
+                pieces.setdefault(key, []).append(record)
+            groups = pieces.values()
+        return [(topics[numbers[first]], int(queue_ids[first]), group) for first, group in zip(firsts.tolist(), groups, strict=True)]
 
     def messages(self) -> list[Message]:
         """Return one struct a record."""
@@ -310,7 +344,7 @@ class LogRecords(Sequence[bytes]):
         coded = pieces_of(data, np.stack((first, last), axis=1).reshape(-1))[::2].dictionary_encode()
         topics = coded.dictionary.to_pylist()
         if not any(topic in _WAITING for topic in topics):
-            return Routes(topics, coded.indices.to_numpy(), cells(data, ">i4")[starts + 12].astype(np.int64))
+            return Routes(topics, coded.indices.to_numpy(), _queue_ids(self.encoded))
         routes = [route_of(record) for record in self.records]
         places: dict[bytes, int] = {}
         numbers = [places.setdefault(topic, len(places)) for topic, _ in routes]

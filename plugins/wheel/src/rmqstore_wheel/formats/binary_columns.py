@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from zlib_ng.zlib_ng import crc32
 
-from rmqstore.columns import bytes_of, lengths_of
+from rmqstore.columns import bytes_of, lengths_of, offsets_of
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Ints: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -33,6 +33,20 @@ def fixed_column(blocks: Any) -> pa.Array:
     kind: Any = (pa.large_binary(), np.int64) if width * len(blocks) > INT32_MAX else (pa.binary(), np.int32)
     offsets = np.arange(0, width * len(blocks) + 1, width, dtype=kind[1])
     return pa.Array.from_buffers(kind[0], len(blocks), [None, pa.py_buffer(offsets), pa.py_buffer(blocks)])
+
+
+def pieces_of(data: Any, bounds: Ints) -> pa.Array:
+    """Lay a binary column over ``data``: element i lies from ``bounds[i]`` to ``bounds[i + 1]``."""
+    kind: tuple[pa.DataType, Any] = (pa.large_binary(), np.int64) if len(data) > INT32_MAX else (pa.binary(), np.int32)
+    offsets = np.ascontiguousarray(bounds, kind[1])
+    return pa.Array.from_buffers(kind[0], len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def taken(pieces: pa.Array, picks: Ints) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the picked pieces one behind the other, to be written to."""
+    column = pieces.take(pa.array(picks.reshape(-1)))
+    out = np.frombuffer(column.buffers()[2], np.uint8)[: int(offsets_of(column)[-1])]
+    return out if out.flags.writeable else out.copy()
 
 
 def cells(data: Any, dtype: str | np.dtype[Any]) -> Any:

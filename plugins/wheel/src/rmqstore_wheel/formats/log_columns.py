@@ -27,6 +27,8 @@ from rmqstore_wheel.formats.binary_columns import (
     cells,
     join_columns,
     measure,
+    pieces_of,
+    taken,
 )
 from rmqstore_wheel.formats.commit_log import Record
 
@@ -128,6 +130,12 @@ class Encoded(NamedTuple):
         """Return the records that still go into a file with this much room, and the others."""
         count = int(np.searchsorted(self.starts + self.sizes, bytes_left - log.BLANK_BYTES, side="right"))
         return self._slice(0, count), self._slice(count, len(self.starts))
+
+    def take(self, rows: Ints) -> Encoded:
+        """Return copies of some of them, in this order."""
+        sizes = self.sizes[rows]
+        pieces = pieces_of(self.data, np.append(self.starts, len(self.data)))
+        return Encoded(taken(pieces, rows), np.cumsum(sizes) - sizes, sizes)
 
     def _slice(self, first: int, last: int) -> Encoded:
         if first == last:

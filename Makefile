@@ -13,8 +13,8 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 WORKERS ?= 2
 
 RUN_PARTS := ./plugins/memory ./plugins/wheel ./plugins/rocksdb ./plugins/lmdb
-DEV_PARTS := $(RUN_PARTS) ./benchmarks
-PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) benchmarks/pyproject.toml
+DEV_PARTS := $(RUN_PARTS) ./conformance ./benchmarks
+PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml benchmarks/pyproject.toml
 
 # Run a command and show what it printed only when it fails.
 quietly = log=$$(mktemp); trap 'rm -f $$log' EXIT; $(1) >$$log 2>&1 || { cat $$log; exit 1; }
@@ -24,7 +24,7 @@ BASE := $(VENV)/.installed-base
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help demo test lint types memory-only wheels bench bench-backlog bench-consumers bench-spark bench-smoke crash clean
+.PHONY: help demo test lint types memory-only wheels conformance-small bench bench-backlog bench-consumers bench-spark bench-smoke crash clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -38,6 +38,7 @@ test: $(DEV)  ## everything that CI checks; the tests come last
 	@$(MAKE) memory-only
 	@$(MAKE) wheels
 	@$(MAKE) bench-smoke
+	@$(MAKE) conformance-small
 	@echo "== tests"
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile
 
@@ -58,6 +59,10 @@ memory-only: $(DEV)  ## the tests with no engine but memory
 wheels: $(DEV)  ## build all wheels and use them from an empty directory
 	@echo "== wheels"
 	@$(BIN)/tox run -q -e wheels
+
+conformance-small: $(DEV)  ## the cases of the suite on every engine, without kills and power losses
+	@echo "== conformance, extended"
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --pyargs rmqstore_conformance --rmq-engine all --rmq-level extended
 
 bench: $(DEV)  ## speed of every engine beside its raw database; options by ARGS="..."
 	@$(BIN)/python -m rmqstore_benchmarks.speed $(ARGS)

@@ -108,12 +108,27 @@ class Plugins:
         self._manager.add_hookspecs(hookspecs)
         self._broken: list[BrokenPlugin] = []
         self._sources = list(self._load_entry_points())
-        self._offers = list(self._offered_engines())
+        self._offers = list(self._offered_engines(self._sources))
         if self._strict:
             for info, _ in self._offers:
                 self._refuse_duplicates(info.name)
         for broken in self._broken:
             warnings.warn(f"{broken}; `rmqstore engines` lists what works", BrokenPluginWarning, stacklevel=3)
+
+    def add(self, module: object) -> None:
+        """Take in a module that implements hooks, as if an entry point named it; again does nothing.
+
+        For engines under development and for tests, in this process alone.
+
+        Raises:
+            pluggy.PluginValidationError: it implements a hook that nobody knows, or with arguments that the hook has not.
+        """
+        if self._manager.is_registered(module):
+            return
+        name = getattr(module, "__name__", repr(module))
+        self._register(module, name)
+        self._sources.append(source := _Source(name, name, "", module))
+        self._offers += self._offered_engines([source])
 
     # ------------------------------------------------------------ engines
 
@@ -228,8 +243,8 @@ class Plugins:
                 self._manager.unregister(module)
             raise
 
-    def _offered_engines(self) -> Iterator[tuple[EngineInfo, _Source]]:
-        for source in self._sources:
+    def _offered_engines(self, sources: Sequence[_Source]) -> Iterator[tuple[EngineInfo, _Source]]:
+        for source in sources:
             try:
                 infos = [info for offered in self._caller("rmqstore_engines", source)() for info in offered]
             except Exception as error:

@@ -12,7 +12,8 @@ import pytest
 if (_ROOT := str(Path(__file__).parent.parent)) not in sys.path:
     sys.path.insert(0, _ROOT)
 
-from tests.stores import DURABLE_PAIRS, ENGINES, PAIRS, Pair, Stores, stores_of
+from rmqstore_conformance.stores import Pair, Stores, stores_of
+from tests.pairs import DURABLE_PAIRS, ENGINES, PAIRS
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 import rmqstore
 from rmqstore import AckOutcome, CancelOutcome, FormatVersionError, StoreFullError, StoreLockedError, StorePathError
-from tests.stores import DURABLE_PAIRS, START_MS, Pair, Stores, message, pop_all, stores_of
+from rmqstore_conformance.stores import START_MS, Pair, Stores, message, pop_all, stores_of
+from tests.pairs import DURABLE_PAIRS
 
 PRODUCERS, CONSUMERS, CALLS = 2, 3, 60
 

@@ -16,6 +16,7 @@ import typer
 from rmqstore.cli import (
     completion,
     config,
+    conformance,
     demo,
     dlq,
     doctor,
@@ -143,6 +144,7 @@ _add(dlq.drop, dlq.DROP_EXAMPLES, to=dead_letters)
 _add(config.config, config.EXAMPLES)
 _add(doctor.doctor, doctor.EXAMPLES)
 _add(inspect.inspect, inspect.EXAMPLES)
+_add(conformance.conformance, conformance.EXAMPLES)
 _add(keep.verify, keep.VERIFY_EXAMPLES)
 _add(keep.snapshot, keep.SNAPSHOT_EXAMPLES)
 _add(keep.restore, keep.RESTORE_EXAMPLES)

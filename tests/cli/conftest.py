@@ -19,7 +19,8 @@ import typer.main
 import rmqstore
 from rmqstore import ManualClock, Store
 from rmqstore.cli import main, stores
-from tests.stores import DURABLE_PAIRS, START_MS, directory
+from rmqstore_conformance.stores import START_MS, directory
+from tests.pairs import DURABLE_PAIRS
 
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -13,8 +13,8 @@ import pytest
 import rmqstore
 from rmqstore.cli import doctor
 from rmqstore.settings import CORE_SETTINGS
+from rmqstore_conformance.stores import HOUR_MS
 from tests.cli.conftest import ENGINE, Command
-from tests.stores import HOUR_MS
 
 MINUTE_MS = 60_000
 

@@ -6,8 +6,8 @@ import pytest
 
 from rmqstore import Message
 from rmqstore.reading import Reading
+from rmqstore_conformance.stores import DAY_MS, START_MS
 from tests.cli.conftest import ENGINE, Command
-from tests.stores import DAY_MS, START_MS
 
 MINUTE_MS = 60_000
 

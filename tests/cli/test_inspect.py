@@ -8,8 +8,8 @@ import pytest
 
 from rmqstore.cli import inspect
 from rmqstore.plugins import Plugins
+from rmqstore_conformance.stores import START_MS
 from tests.cli.conftest import ENGINE, Command
-from tests.stores import START_MS
 from tests.test_plugins import Site, site
 
 __all__ = ["site"]

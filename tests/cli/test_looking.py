@@ -9,8 +9,8 @@ import pytest
 
 import rmqstore
 from rmqstore import Message
+from rmqstore_conformance.stores import START_MS
 from tests.cli.conftest import ENGINE, Command
-from tests.stores import START_MS
 
 MINUTE_MS = 60_000
 

@@ -10,8 +10,8 @@ import pytest
 import rmqstore
 from rmqstore.cli import show
 from rmqstore.contract import AckOutcome
+from rmqstore_conformance.stores import START_MS
 from tests.cli.conftest import Command
-from tests.stores import START_MS
 
 POP = ("pop", "data", "orders", "--group", "g")
 MINUTE_MS = 60_000

@@ -17,8 +17,8 @@ import pytest
 
 import rmqstore
 from rmqstore import Message
+from rmqstore_conformance.stores import directory
 from tests.cli.conftest import ENGINE
-from tests.stores import directory
 
 RMQSTORE = [sys.executable, "-m", "rmqstore"]
 _PATIENCE_S = 60

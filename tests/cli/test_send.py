@@ -8,8 +8,8 @@ import pytest
 
 import rmqstore
 from rmqstore.delays import DELAY_LEVELS_MS
+from rmqstore_conformance.stores import HOUR_MS, START_MS
 from tests.cli.conftest import ENGINE, Command
-from tests.stores import HOUR_MS, START_MS
 
 MINUTE_MS = 60_000
 

@@ -13,8 +13,8 @@ import pytest
 from rmqstore.cli import rows, send
 from rmqstore.errors import StoreFullError
 from rmqstore.message import PoppedMessage
+from rmqstore_conformance.stores import START_MS
 from tests.cli.conftest import ENGINE, Command
-from tests.stores import START_MS
 
 LATER_MS = START_MS + 3_600_000
 MAKE = ("--create", "--engine", ENGINE)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rmqstore import Message
 from rmqstore.cli.timers import bar, edges_between
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS
 from tests.cli.conftest import ENGINE, Command
-from tests.stores import DAY_MS, HOUR_MS, START_MS
 
 MINUTE_MS = 60_000
 

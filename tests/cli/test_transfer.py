@@ -11,8 +11,9 @@ import pytest
 
 import rmqstore
 from rmqstore import Message, transfer
+from rmqstore_conformance.stores import HOUR_MS
 from tests.cli.conftest import ENGINE, Command
-from tests.stores import DURABLE_PAIRS, HOUR_MS
+from tests.pairs import DURABLE_PAIRS
 
 OTHERS = [pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops != ENGINE]
 

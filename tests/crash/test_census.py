@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from rmqstore import InitMode, ManualClock, Message, Store
+from rmqstore_conformance.stores import START_MS
 from tests.crash.census import ACKED, DELETED, DROPPED, RECLAIMED, SKIPPED, UNSTORED, Census
 from tests.crash.consumer import RETENTION_MS, SETTINGS, do_pop, do_tick
 from tests.crash.worker import open_store
-from tests.stores import ENGINES, START_MS
+from tests.pairs import ENGINES
 
 
 class Life:

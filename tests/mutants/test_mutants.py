@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.clauses import (
+from rmqstore_conformance.cases import (
     test_calls,
     test_cancel,
     test_clock,
@@ -22,10 +22,11 @@ from tests.clauses import (
     test_queues,
     test_retention,
     test_timers,
-    test_unsynced,
 )
+from rmqstore_conformance.stores import Pair, Stores, stores_of
 from tests.mutants import catalogue, consumption
-from tests.stores import DURABLE_PAIRS, MIXED, PAIRS, Pair, Stores, stores_of
+from tests.ordered import test_unsynced
+from tests.pairs import DURABLE_PAIRS, MIXED, PAIRS
 
 
 class Kill(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 from rmqstore import IllegalArgumentError, Message, Store
 from rmqstore.contract import PopTxn, Removal
-from tests.stores import Stores, message, pop_all
+from rmqstore_conformance.stores import Stores, message, pop_all
 
 TOPICS = ("a", "b")
 GROUPS = ("g", "h")

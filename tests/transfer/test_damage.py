@@ -19,7 +19,7 @@ from rmqstore.ordered.layout import QUEUES, TIMERS
 from rmqstore.tables import TABLES
 from rmqstore.transfer import dump, load, load_into, open_dump
 from rmqstore.transfer.dumps import sha256_of
-from tests.stores import START_MS, Pair, Stores, message, stores_of
+from rmqstore_conformance.stores import START_MS, Pair, Stores, message, stores_of
 from tests.transfer.states import SETTINGS, Past
 
 

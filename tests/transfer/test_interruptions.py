@@ -14,7 +14,8 @@ import pytest
 import rmqstore
 from rmqstore import Store, TransferError
 from rmqstore.transfer import dump, dumping, load, load_into, migrate, replacing, taking
-from tests.stores import ENGINES, Pair, Stores, message, stores_of
+from rmqstore_conformance.stores import Pair, Stores, message, stores_of
+from tests.pairs import ENGINES
 from tests.transfer.states import SETTINGS, Past, shown
 
 DURABLE = [engine for engine in ENGINES if engine != "memory"]

@@ -12,7 +12,8 @@ from rmqstore import AckOutcome, CancelOutcome, Message, Store, TransferError, U
 from rmqstore.contract import Engine, EngineInfo, Receipt, Support
 from rmqstore.plugins import get_plugins
 from rmqstore.transfer import dump, load, load_into, taking
-from tests.stores import ENGINES, START_MS, Pair, Stores, ids, message, pop_all, stores_of
+from rmqstore_conformance.stores import START_MS, Pair, Stores, ids, message, pop_all, stores_of
+from tests.pairs import ENGINES
 from tests.transfer.states import SETTINGS, Past, drained, everything, shown
 
 DURABLE = [engine for engine in ENGINES if engine != "memory"]

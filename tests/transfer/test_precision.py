@@ -9,7 +9,8 @@ import pytest
 import rmqstore
 from rmqstore import CancelOutcome
 from rmqstore.transfer import dump, load, load_into, migrate
-from tests.stores import ENGINES, START_MS, Pair, Stores, ids, message, pop_all, stores_of
+from rmqstore_conformance.stores import START_MS, Pair, Stores, ids, message, pop_all, stores_of
+from tests.pairs import ENGINES
 
 DURABLE = [engine for engine in ENGINES if engine != "memory"]
 

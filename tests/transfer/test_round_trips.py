@@ -19,7 +19,8 @@ from rmqstore import AckOutcome, CancelOutcome, Store
 from rmqstore.contract import Receipt, TimerHandle
 from rmqstore.tables import State
 from rmqstore.transfer import dump, load, load_into, open_dump
-from tests.stores import ENGINES, MIXED, Pair, Stores, directory, message
+from rmqstore_conformance.stores import Pair, Stores, directory, message
+from tests.pairs import ENGINES, MIXED
 from tests.transfer.states import SETTINGS, Past, drained, shown
 
 DURABLE = [engine for engine in ENGINES if engine != "memory"]

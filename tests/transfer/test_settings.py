@@ -10,7 +10,7 @@ import rmqstore
 from rmqstore.settings import Source
 from rmqstore.transfer import dump, load, migrate
 from rmqstore.transfer.given import as_toml
-from tests.stores import DAY_MS, Pair, Stores, message, stores_of
+from rmqstore_conformance.stores import DAY_MS, Pair, Stores, message, stores_of
 
 FILE = """
 retention_ms = 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import rmqstore
 from rmqstore.contract.engine import Durability, EngineOptions, Flush, Operation, Support
 from rmqstore.errors import FormatVersionError, UnsupportedOperationError
 from rmqstore_memory.engine import MemoryEngine
@@ -40,3 +41,14 @@ def test_it_is_about_200_lines() -> None:
     import rmqstore_memory
 
     assert sum(len(file.read_text().splitlines()) for file in Path(rmqstore_memory.__file__).parent.glob("*.py")) < 220
+
+
+def test_s1_an_engine_that_keeps_nothing_cannot_be_read(tmp_path: Path) -> None:
+    """S1: the memory engine declares read_only_open impossible, and refuses."""
+    path = tmp_path / "store"
+    with rmqstore.open(path, engine="memory", services=False), pytest.raises(UnsupportedOperationError, match="memory"):
+        rmqstore.open(path, mode="read")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UnsupportedOperationError, match="memory"):
+        rmqstore.open(path, mode="read")
+    assert sorted(tmp_path.rglob("*")) == before

@@ -12,8 +12,8 @@ import pytest
 if (_ROOT := str(Path(__file__).parents[3])) not in sys.path:
     sys.path.insert(0, _ROOT)
 
+from rmqstore_conformance.stores import directory
 from tests.breaking import Power, WheelStores
-from tests.stores import directory
 
 
 @pytest.fixture

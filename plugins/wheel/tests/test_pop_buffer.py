@@ -37,14 +37,15 @@ from rmqstore.contract import (
 from rmqstore.errors import IllegalArgumentError, StoreFullError
 from rmqstore.message import Message
 from rmqstore.ordered.layout import ATTEMPT, LEASES, after_prefix
+from rmqstore_conformance.model.draining_machine import PROFILE, DrainingMachine
+from rmqstore_conformance.stores import Pair
 from rmqstore_wheel.engine import WheelEngine
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.ledger_ports import Sizes
 from rmqstore_wheel.plugin import INFO
 from tests.breaking import WheelStores, refusing_writes
-from tests.draining_machine import PROFILE, DrainingMachine
-from tests.stores import PAIRS, Pair
+from tests.pairs import PAIRS
 
 LIMITS = PopBuffer()
 

@@ -12,9 +12,9 @@ import pytest
 from rmqstore import AckOutcome, ChangeOutcome, InitMode, Lag, PoppedMessage, Store, StoreFullError
 from rmqstore.contract import Receipt
 from rmqstore.message import PARKED_TOPIC, retry_topic
+from rmqstore_conformance.damaging import damage_messages
+from rmqstore_conformance.stores import HOUR_MS, ids, message, pop_all
 from tests.breaking import Power, WheelStores, parked_reasons, refusing_writes
-from tests.damaging import damage_messages
-from tests.stores import HOUR_MS, ids, message, pop_all
 
 ORDERED = {"order": True, "invisible": 1000}
 

@@ -16,7 +16,7 @@ from rmqstore import CancelOutcome, CorruptStoreError, Store
 from rmqstore.contract import EMPTY_CURSOR, TimerCursor, TimerHandle
 from rmqstore.contract.state import CANCELLED, DELIVERED, TIMER_TRACES, TIMERS
 from rmqstore.reading import Reading
-from tests.stores import DAY_MS, START_MS, Pair, Stores, message, stores_of
+from rmqstore_conformance.stores import DAY_MS, START_MS, Pair, Stores, message, stores_of
 
 WHEEL = Pair("wheel", "wheel")
 EPOCH = 7

@@ -13,14 +13,14 @@ from rmqstore import CancelOutcome, CorruptStoreError, Store
 from rmqstore.contract import TimerHandle
 from rmqstore.errors import FormatVersionError
 from rmqstore.message import PARKED_TOPIC
+from rmqstore_conformance.damaging import damage_messages, damage_timers
+from rmqstore_conformance.stores import ids, message, pop_all, read_ids
 from rmqstore_wheel import frames, sums
 from rmqstore_wheel.formats.commit_log import HOST_V6_BYTES, LOCAL_HOST, Record, decode_record, encode_record
 from rmqstore_wheel.formats.log_columns import joined
 from rmqstore_wheel.formats.log_reading import scan
 from rmqstore_wheel.record_parts import parts_of
 from tests.breaking import WheelStores, parked_reasons
-from tests.damaging import damage_messages, damage_timers
-from tests.stores import ids, message, pop_all, read_ids
 
 FRAME = b"RMQS_FRAME\x01" + b"0" * 54 + b"\x02"
 HOSTS = st.sampled_from([LOCAL_HOST, LOCAL_HOST, LOCAL_HOST, b"\x01" * HOST_V6_BYTES])

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from rmqstore import CancelOutcome, IllegalMessageError, MessageBatch, Store, StoreClosedError, StoreFullError, StorePoisonedError
+from rmqstore_conformance.damaging import damage_timers
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, message, pop_all, read_ids
 from tests.breaking import Power, WheelStores, everywhere, failing_syncs, parked_reasons, refusing_writes, rolls
-from tests.damaging import damage_timers
-from tests.stores import DAY_MS, HOUR_MS, START_MS, message, pop_all, read_ids
 
 
 def sent(count: int) -> list[str]:

@@ -1,0 +1,175 @@
+"""F3, S1, I1: a failed call changes nothing, an absent capability is refused, a repeated mark gives the first answer."""
+
+from __future__ import annotations
+
+import pytest
+
+import rmqstore
+from rmqstore import IllegalArgumentError, IllegalMessageError, Message
+from rmqstore.contract import Support
+from rmqstore.plugins import get_plugins
+from rmqstore_conformance.stores import DAY_MS, START_MS, Stores, ids, message, pop_all, read_ids, state_of
+
+
+@pytest.mark.clause("F3")
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Message("t", b""),
+        Message("bad topic", b"x"),
+        Message("%RETRY%x", b"x"),
+        Message("x" * 128, b"x"),
+        Message("t", b"x", tag="a b"),
+        Message("t", b"x", tag="a|b"),
+        Message("t", b"x", keys=("a b",)),
+        Message("t", b"x", properties={"": "x"}),
+        Message("t", b"x", properties={"a": ""}),
+        Message("t", b"x", properties={"a": "\x01"}),
+        Message("t", b"x", properties={"a": "x" * 33_000}),
+        Message("t", b"x", properties={"KEYS": "x"}),
+        Message("t", b"x", deliver_at_ms=-1),
+        Message("t", b"x", queue_id=-1),
+    ],
+)
+def test_f3_one_bad_row_refuses_the_batch(engine_stores: Stores, bad: Message) -> None:
+    """F3, §5.8: nothing of the batch is stored, now or later, by structs or by columns, and the error names the row or the column."""
+    store = engine_stores.open()
+    good = [message(1), message(2, deliver_at_ms=START_MS + 1000)]
+    before = state_of(store)
+    with pytest.raises(IllegalArgumentError, match=r"row 1"):
+        store.send_batch([good[0], bad, good[1]])
+    with pytest.raises(IllegalArgumentError):
+        store.send(bad)
+    columns = rmqstore.batch.columns_of([good[0], bad, good[1]])  # type: ignore[attr-defined]
+    with pytest.raises(IllegalArgumentError):
+        store.send_batch(columns)
+    assert state_of(store) == before
+
+
+@pytest.mark.clause("F3", "S1")
+def test_f3_a_message_group_with_a_deliver_time_is_refused(engine_stores: Stores) -> None:
+    """P9's guard: however the deliver time is given, alone or for a whole batch."""
+    store = engine_stores.open()
+    grouped = Message("t", b"x", message_group="g")
+    before = state_of(store)
+    for call in (
+        lambda: store.send(grouped, delay=1000),
+        lambda: store.send(grouped, deliver_at=START_MS + 1000),
+        lambda: store.send_batch([message(1), grouped], delay=1000),
+        lambda: store.send_batch([grouped], deliver_at=START_MS + 1000),
+        lambda: store.send_batch(rmqstore.MessageBatch.of([grouped]).columns, delay=1000),
+        lambda: store.send_batch([Message("t", b"x", message_group="g", deliver_at_ms=START_MS + 1)]),
+    ):
+        with pytest.raises((IllegalMessageError, IllegalArgumentError)):
+            call()
+        assert state_of(store) == before
+
+
+@pytest.mark.clause("S1")
+def test_s1_declared_capabilities_are_there(stores: Stores) -> None:
+    """S1: what the engines declare is so: precisions, body size, cancel by key, snapshot."""
+    timers, pops = (get_plugins().load_engine(name)[0].capabilities for name in stores.pair)
+    store = stores.open(precision_ms=timers.min_precision_ms)
+    largest = Message(
+        "t", b"x" * min(timers.max_body_bytes, pops.max_body_bytes), message_id="large", deliver_at_ms=START_MS + 1, keys=("k" * 100,)
+    )
+    store.send(largest)
+    stores.clock.advance(timers.min_precision_ms)
+    store.tick()
+    assert read_ids(store) == ["large"]
+    if timers.cancel_by_key is Support.FULL:
+        store.send(message(1, keys=("key",)), delay=1000)
+        assert len(store.cancel_key("t", "key")) == 1
+    if Support.FULL is timers.snapshot is pops.snapshot:
+        store.send(message(2), delay=1000)
+        store.snapshot(stores.root / "copy")
+        copy = stores.open("copy")
+        assert copy.pending() == store.pending()
+        assert pop_all(copy)[0].body == largest.body
+        assert copy.verify() == []
+
+
+@pytest.mark.clause("I1")
+def test_i1_a_repeated_mark_stores_nothing(stores: Stores) -> None:
+    """I1: for sends now and for later; any of several marks will do; the answer is the first one: handles, ids, ``repeated``."""
+    store = stores.open()
+    later = [message(n, deliver_at_ms=START_MS + 1000 * n) for n in range(1, 4)]
+    first = store.send_batch(later, marks=[b"a", b"b"])
+    for marks in ([b"a"], [b"b"], [b"c", b"b"]):
+        again = store.send_batch(later, marks=marks)
+        assert again.repeated
+        assert [each.handle for each in again] == [each.handle for each in first]
+    assert store.pending().total == 3
+    now = store.send(message("now"), marks=[b"n"])
+    assert store.send(message("now"), marks=[b"n"]).repeated
+    assert not now.repeated
+    assert read_ids(store) == ["mnow"]
+    assert store.cancel(first[2].handle or "") is rmqstore.CancelOutcome.CANCELLED
+    assert store.send_batch(later, marks=[b"a"]).repeated
+    assert store.pending().total == 2
+
+
+@pytest.mark.clause("I1")
+def test_i1_the_first_answer_holds_the_first_ids(stores: Stores) -> None:
+    """I1: ids that the store made with the first call are the answer of the second."""
+    store = stores.open()
+    for delay in (None, 5000):
+        first = store.send(Message("t", b"x"), delay=delay, marks=[b"m%d" % (delay or 0)])
+        again = store.send(Message("t", b"x"), delay=delay, marks=[b"m%d" % (delay or 0)])
+        assert again.repeated
+        assert again.message_id == first.message_id
+
+
+@pytest.mark.clause("I1")
+def test_i1_a_resend_after_its_time_is_still_a_repeat(stores: Stores) -> None:
+    """I1: a writer resends the same rows when their time has passed: nothing is stored again, and the handle is the first."""
+    store = stores.open()
+    row = message(1, deliver_at_ms=START_MS + 1000)
+    first = store.send(row, marks=[b"token"])
+    for passed in (1000, 5000):
+        stores.clock.set(START_MS + passed)
+        store.tick()
+        again = store.send(row, marks=[b"token"])
+        assert again.repeated
+        assert again.handle == first.handle
+        assert read_ids(store) == ["m1"]
+
+
+@pytest.mark.clause("I1", "R1")
+def test_i1_marks_survive_a_reopen(durable_stores: Stores) -> None:
+    """I1: also after a close; they are forgotten ``mark_memory`` later."""
+    store = durable_stores.open()
+    first = store.send(message(1), delay=1000, marks=[b"a"])
+    store.send(message(2), marks=[b"b"])
+    store = durable_stores.reopen(store)
+    assert store.send(message(1), delay=1000, marks=[b"a"]).handle == first.handle
+    assert store.send(message(2), marks=[b"b"]).repeated
+    durable_stores.clock.advance(7 * DAY_MS - 1)
+    store.tick()
+    assert store.send(message(1), delay=1000, marks=[b"a"]).repeated
+    durable_stores.clock.advance(2)
+    store.tick()
+    assert not store.send(message(1), delay=1000, marks=[b"a"]).repeated
+    assert not store.send(message(2), marks=[b"b"]).repeated
+
+
+@pytest.mark.clause("I1", "F3")
+def test_i1_a_refused_call_stores_no_mark(engine_stores: Stores) -> None:
+    """I1: a mark belongs to the same atomic step as the rows."""
+    store = engine_stores.open(max_delay_ms=10_000)
+    with pytest.raises(rmqstore.DelayTooLongError):
+        store.send(message(1), delay=10_001, marks=[b"a"])
+    assert not store.send(message(1), delay=10_000, marks=[b"a"]).repeated
+    for wrong in ([b""], [b"x" * 256], ["x"], b"x", "x", [None]):
+        with pytest.raises(IllegalArgumentError):
+            store.send(message(3), marks=wrong)  # type: ignore[arg-type]
+    assert ids(pop_all(store)) == []
+
+
+@pytest.mark.clause("S1")
+def test_names_that_are_legal_are_seen(engine_stores: Stores) -> None:
+    """§5.8: ``%`` is a legal letter; such a topic is a user's topic unless its prefix is reserved."""
+    store = engine_stores.open(default_queues=2)
+    store.send(message(1, "%mine"))
+    assert [topic.name for topic in store.topics()] == ["%mine"]
+    assert store.topics()[0].queues == 2

@@ -1,0 +1,320 @@
+"""C1–C6: cancel is answered truly."""
+
+from __future__ import annotations
+
+import base64
+import random
+
+import pytest
+
+from rmqstore import CancelOutcome, IllegalArgumentTypeError, Store
+from rmqstore.contract import TimerHandle
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, message, pop_all, read_ids
+
+CANCELLED, LATE, UNKNOWN = CancelOutcome.CANCELLED, CancelOutcome.ALREADY_DELIVERED, CancelOutcome.UNKNOWN
+
+
+def put(store: Store, number: int | str, delay: int = 5000, **fields: object) -> str:
+    """Send one timer and return its handle."""
+    handle = store.send(message(number, **fields), delay=delay).handle
+    assert handle is not None
+    return handle
+
+
+@pytest.mark.clause("C1")
+def test_c1_cancelled_before_its_tick_is_sealed_never_comes(stores: Stores) -> None:
+    """C1: up to the last ms before its tick; alone, and inside a batch whose others come."""
+    store = stores.open()
+    handles = [each.handle or "" for each in store.send_batch([message(n, deliver_at_ms=START_MS + 4500) for n in range(6)])]
+    alone = put(store, "alone")
+    assert store.cancel(handles[2]) is CANCELLED
+    stores.clock.set(START_MS + 4999)
+    store.tick()
+    assert store.cancel([handles[0], alone, handles[5]]) == [CANCELLED] * 3
+    assert store.pending().total == 3
+    stores.clock.advance(DAY_MS)
+    store.tick()
+    assert read_ids(store) == ["m1", "m3", "m4"]
+    assert store.verify() == []
+
+
+@pytest.mark.clause("C1", "T8")
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_c1_cancelled_at_the_edge_of_a_hand_over_batch(stores: Stores, limit: int) -> None:
+    """C1: wherever a batch of the hand-over ends, a cancelled row of a call that is half handed over stays cancelled."""
+    store = stores.open(hand_over_limit=limit)
+    rows = [message(n, deliver_at_ms=START_MS + 1000) for n in range(7)]
+    handles = [each.handle or "" for each in store.send_batch(rows)]
+    put(store, "behind", 1000)
+    put(store, "later", 2000)
+    assert store.cancel([handles[n] for n in (1, 3, 4, 6)]) == [CANCELLED] * 4
+    stores.clock.advance(2000)
+    store.tick()
+    assert read_ids(store) == ["m0", "m2", "m5", "mbehind", "mlater"]
+    assert store.verify() == []
+    assert store.cancel(handles) == [LATE, CANCELLED, LATE, CANCELLED, CANCELLED, LATE, CANCELLED]
+
+
+@pytest.mark.clause("C1")
+def test_c1_cancelled_rows_stay_so_while_their_call_is_reclaimed_bit_by_bit(stores: Stores) -> None:
+    """C1: a long tick reclaims while it runs; a cancelled row that is then the only one left of its call does not come to life."""
+    store = stores.open(hand_over_limit=1)
+    handles = [each.handle or "" for each in store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(80)])]
+    put(store, "behind", 1000)
+    gone = [*range(31, 48), 79]
+    assert store.cancel([handles[n] for n in gone]) == [CANCELLED] * len(gone)
+    stores.clock.advance(1000)
+    for _ in range(3):
+        for number, _step in enumerate(store._hand_over.steps(stores.clock.now_ms())):
+            store.flush()
+            store.timers.forget(store.pops.durable_cursor())
+            if number > 90:
+                break
+    assert read_ids(store) == [f"m{n}" for n in range(80) if n not in gone] + ["mbehind"]
+    assert store.cancel([handles[n] for n in gone]) == [CANCELLED] * len(gone)
+    assert store.verify() == []
+
+
+@pytest.mark.clause("C1")
+def test_c1_due_but_not_yet_sealed_can_be_cancelled(stores: Stores) -> None:
+    """C1: what counts is the seal, not the clock."""
+    store = stores.open()
+    handle = put(store, 1)
+    stores.clock.advance(HOUR_MS)
+    assert store.cancel(handle) is CANCELLED
+    assert store.tick().handed_over == 0
+
+
+@pytest.mark.clause("C2")
+def test_c2_after_the_seal_it_is_too_late(stores: Stores) -> None:
+    """C2: ALREADY_DELIVERED from the seal on, through every step of the hand-over and after it; and it was delivered."""
+    store = stores.open(hand_over_limit=1)
+    handles = [put(store, n) for n in range(3)]
+    stores.clock.advance(5000)
+    for step in store._hand_over.steps(stores.clock.now_ms()):
+        assert store.cancel(handles) == [LATE] * 3, f"after {step}"
+    assert store.cancel(handles) == [LATE] * 3
+    assert read_ids(store) == ["m0", "m1", "m2"]
+
+
+@pytest.mark.clause("C2", "H4")
+def test_c2_what_was_sealed_stays_so_when_the_clock_goes_back(stores: Stores) -> None:
+    """C2: a tick broke off after its seal; what it closed cannot be cancelled any more, what came later can."""
+    store = stores.open()
+    first = put(store, 1)
+    stores.clock.advance(5000)
+    steps = store._hand_over.steps(stores.clock.now_ms())
+    assert next(steps) == "seal"
+    steps.close()
+    second = store.send(message(2), deliver_at=START_MS + 5000)
+    third = store.send(message(3), delay=1000).handle
+    stores.clock.set(START_MS)
+    fourth = put(store, 4)
+    assert store.cancel([first, third or "", fourth]) == [LATE, CANCELLED, CANCELLED]
+    assert second.handle is None
+    stores.clock.set(START_MS + DAY_MS)
+    store.tick()
+    assert sorted(read_ids(store)) == ["m1", "m2"]
+
+
+@pytest.mark.clause("C3")
+def test_c3_never_put_is_unknown(stores: Stores) -> None:
+    """C3: garbage, a handle of another store, a seq or an epoch that was never given, a changed tick: UNKNOWN, and harmless."""
+    store = stores.open()
+    other = stores.open("other")
+    handle = put(store, 1)
+    foreign = put(other, 1)
+    parsed = TimerHandle.parse(handle)
+    assert parsed is not None
+    forged = [
+        TimerHandle(parsed.store_tag, parsed.epoch, parsed.seq + 1, parsed.tick),
+        TimerHandle(parsed.store_tag, parsed.epoch + 1, parsed.seq, parsed.tick),
+        TimerHandle(parsed.store_tag, parsed.epoch, parsed.seq, parsed.tick + 1000),
+        TimerHandle(parsed.store_tag ^ 1, parsed.epoch, parsed.seq, parsed.tick),
+        TimerHandle(parsed.store_tag, parsed.epoch, 2**64 - 1, 2**64 - 1),
+        TimerHandle(parsed.store_tag, 0, 0, 0),
+    ]
+    flipped = base64.urlsafe_b64decode(handle + "==")
+    texts = ["", "garbage", "é", "\x00", handle[:-1], handle + "A", base64.urlsafe_b64encode(flipped[:-1] + b"\x00").decode(), foreign]
+    given = [*texts, *(each.text() for each in forged), *forged]
+    assert store.cancel(given) == [UNKNOWN] * len(given)
+    assert store.cancel("garbage") is UNKNOWN
+    assert store.pending().total == 1
+    stores.clock.advance(5000)
+    store.tick()
+    assert read_ids(store) == ["m1"]
+    assert store.cancel([*forged, foreign]) == [UNKNOWN] * 7
+    assert other.cancel(foreign) is CANCELLED
+
+
+@pytest.mark.clause("C3")
+def test_c3_wrong_types_are_errors(engine_stores: Stores) -> None:
+    """C3: what is no text and no handle is refused with a typed error; the others of the list are left alone."""
+    store = engine_stores.open()
+    handle = put(store, 1)
+    for wrong in (None, 7, [handle, None], [handle, b"x"], {handle}):
+        with pytest.raises(IllegalArgumentTypeError):
+            store.cancel(wrong)  # type: ignore[call-overload]
+    assert store.pending().total == 1
+    assert store.cancel([]) == []
+
+
+@pytest.mark.clause("C4")
+def test_c4_a_repeat_stays_cancelled_within_the_memory(stores: Stores) -> None:
+    """C4: also in one call, after the time has passed, and up to ``cancel_memory`` past due."""
+    store = stores.open()
+    alone = put(store, 1)
+    in_a_run = [each.handle or "" for each in store.send_batch([message(f"r{n}", deliver_at_ms=START_MS + 5000) for n in range(3)])]
+    assert store.cancel([alone, alone, in_a_run[1], in_a_run[1]]) == [CANCELLED] * 4
+    assert store.pending().total == 2
+    for passed in (1000, 5000, 6000, HOUR_MS, 5000 + DAY_MS - 1):
+        stores.clock.set(START_MS + passed)
+        store.tick()
+        assert store.cancel([alone, in_a_run[1]]) == [CANCELLED, CANCELLED], f"{passed} ms later"
+        expected = [CANCELLED] if passed < 5000 else [LATE]
+        if passed >= 5000:
+            assert store.cancel([in_a_run[0]]) == expected
+    assert len(read_ids(store)) == 2
+
+
+@pytest.mark.clause("C4")
+def test_c4_beyond_the_memory_the_answer_is_never_a_lie(stores: Stores) -> None:
+    """C4: later on a delivered one is never called CANCELLED, nor a cancelled one ALREADY_DELIVERED, and the space is given back."""
+    store = stores.open(cancel_memory_ms=10_000)
+    kept, gone = put(store, 1), put(store, 2)
+    assert store.cancel(gone) is CANCELLED
+    stores.clock.advance(5000)
+    store.tick()
+    stores.clock.advance(DAY_MS)
+    store.tick()
+    assert store.cancel(kept) in (LATE, UNKNOWN)
+    assert store.cancel(gone) in (CANCELLED, UNKNOWN)
+    assert store.cancel([kept, gone]) == [UNKNOWN, UNKNOWN], "upkeep has dropped both tombstones"
+
+
+@pytest.mark.clause("C5")
+def test_c5_survives_close_and_open(durable_stores: Stores) -> None:
+    """C5: every answer is the same after a reopen; handles of earlier epochs keep naming their puts."""
+    store = durable_stores.open()
+    cancelled, late, alive = put(store, 1), put(store, 2, 1000), put(store, 3)
+    run = [each.handle or "" for each in store.send_batch([message(f"r{n}", deliver_at_ms=START_MS + 5000) for n in range(3)])]
+    assert store.cancel([cancelled, run[0]]) == [CANCELLED, CANCELLED]
+    durable_stores.clock.advance(1000)
+    store.tick()
+    for _ in range(3):
+        store = durable_stores.reopen(store)
+        assert store.cancel([cancelled, late, run[0]]) == [CANCELLED, LATE, CANCELLED]
+    assert store.cancel(alive) is CANCELLED
+    store = durable_stores.reopen(store)
+    assert store.cancel(alive) is CANCELLED
+    durable_stores.clock.advance(5000)
+    store.tick()
+    assert read_ids(store) == ["m2", "mr1", "mr2"]
+    store = durable_stores.reopen(store)
+    assert store.cancel([run[1], run[0]]) == [LATE, CANCELLED]
+
+
+@pytest.mark.clause("C5", "H1")
+def test_c5_a_sealed_tick_is_too_late_also_after_a_reopen(durable_stores: Stores) -> None:
+    """C5: ALREADY_DELIVERED was answered after a seal, then the store closes before the hand-over: it is delivered all the same."""
+    store = durable_stores.open()
+    handle = put(store, 1)
+    durable_stores.clock.advance(5000)
+    steps = store._hand_over.steps(durable_stores.clock.now_ms())
+    next(steps)
+    assert store.cancel(handle) is LATE
+    steps.close()
+    durable_stores.clock.set(START_MS)
+    store = durable_stores.reopen(store)
+    assert store.cancel(handle) is LATE
+    assert store.tick().handed_over == 0
+    durable_stores.clock.advance(5000)
+    assert store.tick().handed_over == 1
+
+
+@pytest.mark.clause("C6")
+def test_c6_a_handle_names_one_put(stores: Stores) -> None:
+    """C6: equal messages in one call, in later calls and after cancels all have handles of their own."""
+    store = stores.open()
+    rng = random.Random(6)
+    alive: dict[str, str] = {}
+    every: set[str] = set()
+    for step in range(30):
+        sent = store.send_batch([message(f"{step}-{n}", deliver_at_ms=START_MS + 1000 * rng.randint(1, 3)) for n in range(4)])
+        for each in sent:
+            assert each.handle is not None
+            assert each.handle not in every
+            every.add(each.handle)
+            alive[each.handle] = each.message_id
+        victim = rng.choice(sorted(alive))
+        name = alive.pop(victim)
+        assert store.cancel(victim) is CANCELLED
+        assert name not in ids(each.message for each in store.scan().timers)
+        assert store.pending().total == len(alive)
+    for timer in store.scan().timers:
+        assert alive[timer.handle.text()] == timer.message.message_id
+        found = store.timers.get(timer.handle)
+        assert found is not None
+        assert found.message.message_id == timer.message.message_id
+
+
+@pytest.mark.clause("C6")
+def test_c6_handles_do_not_come_again_after_a_reopen(durable_stores: Stores) -> None:
+    """C6: (epoch, seq) never names two puts."""
+    every: set[tuple[int, int]] = set()
+    store = durable_stores.open()
+    for n in range(5):
+        handle = TimerHandle.parse(put(store, n))
+        assert handle is not None
+        assert (handle.epoch, handle.seq) not in every
+        every.add((handle.epoch, handle.seq))
+        store = durable_stores.reopen(store)
+    assert len({epoch for epoch, _ in every}) == 5
+
+
+@pytest.mark.clause("C6")
+@pytest.mark.needs("cancel_by_key")
+def test_c6_by_key_cancels_all_pending_of_topic_and_key(stores: Stores) -> None:
+    """C6: every pending timer of (topic, key), in put order; not other topics, not other keys, not parts of keys, nothing twice."""
+    store = stores.open()
+    far, near = 9000, 2000
+    wanted = [put(store, 1, far, keys=("k",)), put(store, 2, near, keys=("j", "k")), put(store, 3, far, keys=("k", "k"))]
+    others = [
+        put(store, 4, far, keys=("kk",)),
+        put(store, 5, far, keys=("j",)),
+        put(store, 6, far),
+        put(store, 7, far, topic="u", keys=("k",)),
+    ]
+    store.send_batch([message(f"b{n}", deliver_at_ms=START_MS + far, keys=("k",)) for n in range(3)])
+    early = put(store, 8, 1000, keys=("k",))
+    stores.clock.advance(1000)
+    store.tick()
+    assert store.cancel_key("t", "k").count(CANCELLED) == 6
+    assert store.cancel_key("t", "k").count(CANCELLED) == 0
+    assert store.cancel(wanted) == [CANCELLED] * 3
+    assert store.cancel(early) is LATE
+    assert store.cancel_key("t", "nobody") == []
+    assert store.cancel_key("nowhere", "k") == []
+    stores.clock.advance(DAY_MS)
+    store.tick()
+    assert sorted(read_ids(store)) == ["m4", "m5", "m6", "m8"]
+    assert ids(pop_all(store, "u")) == ["m7"]
+    assert store.cancel(others) == [LATE] * 4
+    assert store.verify() == []
+
+
+@pytest.mark.clause("C6", "C2")
+@pytest.mark.needs("cancel_by_key")
+def test_c6_by_key_between_seal_and_hand_over(stores: Stores) -> None:
+    """C6: what is sealed is not cancelled by key either."""
+    store = stores.open()
+    put(store, 1, 1000, keys=("k",))
+    put(store, 2, 9000, keys=("k",))
+    stores.clock.advance(1000)
+    steps = store._hand_over.steps(stores.clock.now_ms())
+    next(steps)
+    outcomes = store.cancel_key("t", "k")
+    assert outcomes.count(CANCELLED) == 1
+    assert set(outcomes) <= {CANCELLED, LATE}
+    list(steps)
+    assert read_ids(store) == ["m1"]

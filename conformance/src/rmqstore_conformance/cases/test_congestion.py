@@ -1,0 +1,102 @@
+"""T9: congestion, over many draws of a seeded generator."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmqstore import FlowControlError
+from rmqstore_conformance.stores import START_MS, Stores, message
+
+
+@pytest.mark.clause("T9")
+def test_t9_refusals_follow_the_formula(engine_stores: Stores) -> None:
+    """T9: p = clamp((n - C) / C), with n the slot as the batch would leave it: nothing up to C, half at 1.5 C, everything from 2 C on."""
+    limit, draws = 40, 400
+    store = engine_stores.open(congestion_limit=limit, congestion_seed=7)
+    for n in range(limit):
+        store.send(message(n), deliver_at=START_MS + 1000)
+    assert store.pending().total == limit, "below the limit nothing is refused"
+    refused = 0
+    for n in range(draws):
+        rows = [message(f"x{n}-{i}", deliver_at_ms=START_MS + 1000) for i in range(limit // 2)]
+        try:
+            handles = [each.handle for each in store.send_batch(rows)]
+        except FlowControlError as error:
+            refused += 1
+            assert str(START_MS + 1000) in str(error), "the slot is named"
+        else:
+            store.cancel([handle for handle in handles if handle is not None])
+        assert store.pending().total == limit
+    assert 0.42 < refused / draws < 0.58
+    for _ in range(20):
+        with pytest.raises(FlowControlError):
+            store.send_batch([message(f"y{i}", deliver_at_ms=START_MS + 1000) for i in range(limit)])
+    assert store.pending().total == limit
+
+
+@pytest.mark.clause("T9")
+def test_t9_one_draw_a_batch_at_its_fullest_slot(engine_stores: Stores) -> None:
+    """T9: a batch that touches a crowded slot and many empty ones is refused as a whole, as often as the crowded slot asks for."""
+    store = engine_stores.open(congestion_limit=10, congestion_seed=3)
+    store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(10)])
+    refused = 0
+    for n in range(400):
+        rows = [message(f"x{n}", deliver_at_ms=START_MS + 1000 * (1 + i)) for i in range(5)]
+        rows += [message(f"z{n}-{i}", deliver_at_ms=START_MS + 1000) for i in range(2)]
+        try:
+            handles = [each.handle for each in store.send_batch(rows)]
+        except FlowControlError:
+            refused += 1
+        else:
+            store.cancel([handle for handle in handles if handle is not None])
+        assert store.pending().total == 10
+    assert 0.22 < refused / 400 < 0.38, "13 timers over a limit of 10 are refused with p = 0.3"
+
+
+@pytest.mark.clause("T9")
+def test_t9_the_same_seed_draws_the_same(engine_stores: Stores) -> None:
+    """T9: the generator is injected by its seed."""
+
+    def pattern(name: str, seed: int) -> list[bool]:
+        store = engine_stores.open(name, congestion_limit=4, congestion_seed=seed)
+        taken = []
+        for n in range(40):
+            try:
+                handle = store.send_batch([message(f"{n}-{i}", deliver_at_ms=START_MS + 1000) for i in range(6)])[0:6]
+            except FlowControlError:
+                taken.append(False)
+            else:
+                taken.append(True)
+                store.cancel([each.handle for each in handle if each.handle is not None])
+        return taken
+
+    assert pattern("one", 1) == pattern("two", 1)
+    assert pattern("three", 1) != pattern("four", 2)
+
+
+@pytest.mark.clause("T9", "F3")
+def test_t9_a_refused_send_leaves_no_topic_behind(engine_stores: Stores) -> None:
+    """T9: nothing is stored, not even the topic that the send named."""
+    store = engine_stores.open(congestion_limit=1)
+    with pytest.raises(FlowControlError):
+        store.send_batch([message(n, "fresh", deliver_at_ms=START_MS + 1000) for n in range(3)])
+    assert store.topics() == []
+    assert store.pending().total == 0
+
+
+@pytest.mark.clause("T9")
+def test_t9_what_is_handed_over_makes_room(engine_stores: Stores) -> None:
+    """T9: the count of a slot falls with what leaves it, by hand-over or by cancel."""
+    store = engine_stores.open(congestion_limit=2, congestion_seed=1)
+    first = [store.send(message(n), deliver_at=START_MS + 1000) for n in range(2)]
+    for n in range(100):
+        handle = first.pop(0).handle
+        assert handle is not None
+        store.cancel(handle)
+        first.append(store.send(message(f"x{n}"), deliver_at=START_MS + 1000))
+    engine_stores.clock.advance(1000)
+    assert store.tick().handed_over == 2
+    engine_stores.clock.set(START_MS)
+    for n in range(2):
+        store.send(message(f"y{n}"), deliver_at=START_MS + 1000)
+    assert store.pending().total == 2

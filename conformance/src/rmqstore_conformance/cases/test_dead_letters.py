@@ -1,0 +1,252 @@
+"""P7, P14, T12: dead letters listed, sent back, dropped; retries with growing pauses; topics and groups removed."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, Lag, Store
+from rmqstore.contract import PopTxn, Removal
+from rmqstore.deadletters import DeadLetter
+from rmqstore.delays import RETRY_BACKOFF_MS
+from rmqstore.message import dlq_topic, retry_topic
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, message, pop_all, read_ids
+
+
+def bury(stores: Stores, store: Store, count: int, group: str = "g", topic: str = "t") -> list[DeadLetter]:
+    """Send messages and let them die; the store must have ``max_retries=0``."""
+    store.send_batch([message(f"{topic}{n}", topic, tag="red", properties={"n": str(n)}) for n in range(count)])
+    assert len(store.pop(topic, group, invisible=1, max_messages=1024)) == count
+    stores.clock.advance(1)
+    assert store.tick().dead == count
+    return store.dead_letters(group)
+
+
+@pytest.mark.clause("P7", "P14")
+def test_p7_dead_letters_tell_why_they_are_there(stores: Stores) -> None:
+    """P7: group, reason, origin topic and id, time; listed in the order of arrival; counted by topic."""
+    store = stores.open(max_retries=0)
+    bury(stores, store, 3)
+    bury(stores, store, 2, topic="u")
+    bury(stores, store, 1, group="other", topic="w")
+    letters = store.dead_letters("g")
+    assert [(each.origin_topic, each.origin_message_id) for each in letters] == [
+        *(("t", f"mt{n}") for n in range(3)), ("u", "mu0"), ("u", "mu1"),
+    ]  # fmt: skip
+    assert {each.group for each in letters} == {"g"}
+    assert all("delivered 1 time without an ack" in each.reason and each.attempts == 1 and each.died_ms > START_MS for each in letters)
+    assert letters[0].message.properties["n"] == "0"
+    assert store.dead_letters("g", limit=2) == letters[:2]
+    assert store.dead_letters("nobody") == []
+    assert (store.lag("t", "g").dead, store.lag("u", "g").dead, store.lag("w", "other").dead) == (3, 2, 1)
+
+
+@pytest.mark.clause("P7", "P14", "I1")
+def test_p7_resent_letters_go_to_their_group_alone_exactly_once(durable_stores: Stores) -> None:
+    """P7: as if never delivered, without the marks of the grave; a second resend of the same letters does nothing; also after a reopen."""
+    store = durable_stores.open(max_retries=0)
+    letters = bury(durable_stores, store, 5)
+    pop_all(store, group="other")
+    assert store.resend_dead([letters[1], letters[3]]) == 2
+    assert store.resend_dead([letters[1], letters[3], letters[3]]) == 0
+    store = durable_stores.reopen(store, max_retries=0)
+    assert store.resend_dead(letters[:2]) == 1
+    assert store.lag("t", "g") == Lag(0, 0, 3, 2)
+    assert [each.origin_message_id for each in store.dead_letters("g")] == ["mt2", "mt4"]
+    back = store.pop("t", "g", invisible=1)
+    assert sorted((m.message_id, m.attempt, m.tag, tuple(m.properties)) for m in back) == [(f"mt{n}", 1, "red", ("n",)) for n in (0, 1, 3)]
+    assert store.pop("t", "other") == [], "no other group sees them"
+    durable_stores.clock.advance(1)
+    assert store.tick().dead == 3
+    assert store.lag("t", "g").dead == 5
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P7", "P14")
+def test_p7_dropped_letters_are_gone(stores: Stores) -> None:
+    """P7: from the list, the count and the disk, in any order and in pieces; what is left keeps its offsets."""
+    store = stores.open(max_retries=0)
+    letters = bury(stores, store, 9)
+    assert store.drop_dead([letters[n] for n in (4, 2, 3)]) == 3
+    assert [m.queue_offset for m in store.read(dlq_topic("g")).messages] == [0, 1, 5, 6, 7, 8]
+    assert store.drop_dead(letters[:5]) == 2
+    assert store.lag("t", "g").dead == 4
+    assert store.topics(system=True)[0].min_offsets in ((0,), (5,))
+    store.tick()
+    assert next(each for each in store.topics(system=True) if each.name == dlq_topic("g")).min_offsets == (5,)
+    assert store.stats().pops.messages == 9 + 4
+    assert store.drop_dead(store.dead_letters("g")) == 4
+    assert store.drop_dead(letters) == 0
+    assert store.lag("t", "g").dead == 0
+    bury(stores, store, 1, topic="v")
+    assert len(store.dead_letters("g")) == 1
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P7", "P4")
+def test_p7_a_letter_that_somebody_works_on_can_be_dropped(stores: Stores) -> None:
+    """P7: a consumer of the dead letter queue may still ack it; if its lease ends, nothing comes back and nothing is parked."""
+    store = stores.open(max_retries=0)
+    letters = bury(stores, store, 3)
+    held = store.pop(dlq_topic("g"), "repair", invisible=1000)
+    assert store.drop_dead(letters) == 3
+    assert store.ack(held[0]) is AckOutcome.ACKED
+    stores.clock.advance(1000)
+    report = store.tick()
+    assert (report.retried, report.dead, report.parked) == (0, 0, 0)
+    assert store.lag(dlq_topic("g"), "repair") == Lag(0, 0, 0, 0)
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P7")
+def test_p7_removals_are_for_dead_letters_and_parked_entries_only(stores: Stores) -> None:
+    """P7: nothing else can be taken out, and a refused call changes nothing."""
+    store = stores.open(max_retries=0)
+    letters = bury(stores, store, 2)
+    with pytest.raises(IllegalArgumentError, match="not from 't'"):
+        store.pops.apply(PopTxn(removals=[Removal(dlq_topic("g"), 0, 0), Removal("t", 0, 0)]), stores.clock.now_ms())
+    for wrong in ("x", [1], letters[0]):
+        with pytest.raises(IllegalArgumentError):
+            store.drop_dead(wrong)  # type: ignore[arg-type]
+    assert store.dead_letters("g") == letters
+    assert store.drop_dead([]) == 0
+
+
+@pytest.mark.clause("P7", "X3")
+def test_p7_two_operators_resend_each_letter_once(engine_stores: Stores) -> None:
+    """P7: both work through the same list at the same time; every letter comes back once."""
+    store = engine_stores.open(max_retries=0, flush="async")
+    letters = bury(engine_stores, store, 200)
+    counts: list[int] = []
+
+    def operate() -> None:
+        counts.append(sum(store.resend_dead([letter]) for letter in letters))
+
+    threads = [threading.Thread(target=operate) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(counts) == 200
+    assert sorted(ids(pop_all(store))) == sorted(f"mt{n}" for n in range(200))
+
+
+@pytest.mark.clause("P3", "P7")
+def test_p7_retry_later_waits_longer_with_every_attempt(stores: Stores) -> None:
+    """P7: RocketMQ's table by default, a table of one's own, its last entry for ever; the attempt counts; the old receipt is STALE."""
+    store = stores.open(max_retries=20, outcome_memory_ms=DAY_MS)
+    store.send(message(1))
+    assert RETRY_BACKOFF_MS[:3] == (10_000, 30_000, 60_000)
+    assert RETRY_BACKOFF_MS[-1] == 2 * HOUR_MS
+    for attempt in range(1, 19):
+        (got,) = store.pop("t", "g", invisible=1000)
+        assert got.attempt == attempt
+        result = store.retry_later(got)
+        assert result.outcome is ChangeOutcome.CHANGED
+        wait_ms = RETRY_BACKOFF_MS[min(attempt, 16) - 1]
+        stores.clock.advance(wait_ms - 1)
+        assert store.tick().retried == 0
+        assert store.ack(got) is AckOutcome.STALE
+        stores.clock.advance(1)
+        assert store.tick().retried == 1
+    (got,) = store.pop("t", "g")
+    assert [each.outcome for each in store.retry_later([got], backoff=[5, 7])] == [ChangeOutcome.CHANGED]
+    stores.clock.advance(7)
+    assert store.tick().retried == 1
+    for wrong in ("x", [], [0], [True]):
+        with pytest.raises(IllegalArgumentError):
+            store.retry_later(got, backoff=wrong)  # type: ignore[arg-type]
+    with pytest.raises(IllegalArgumentError):
+        store.retry_later("text")  # type: ignore[call-overload]
+
+
+@pytest.mark.clause("P14")
+@pytest.mark.needs("fifo")
+def test_p14_leases_say_who_holds_what_until_when(stores: Stores) -> None:
+    """P14: every running lease with its message, holder, attempt and end, and a receipt that acks it; ended ones are not listed."""
+    store = stores.open()
+    store.create_topic("t", 2)
+    store.send_batch([message(n, queue_id=n % 2) for n in range(4)])
+    store.pop("t", "g", max_messages=4, invisible=1000)
+    stores.clock.advance(1000)
+    store.tick()
+    again = store.pop("t", "g", max_messages=2, invisible=5000)
+    other = store.pop("t", "h", max_messages=1, invisible=9000)
+    ordered = store.pop("t", "f", max_messages=1, queue=0, order=True, invisible=7000)
+    store.ack(again[0])
+    found = store.leases()
+    assert [(each.group, each.message_id, each.attempt, each.expiry_ms) for each in found] == [
+        ("f", ordered[0].message_id, 1, START_MS + 8000),
+        ("g", again[1].message_id, 2, START_MS + 6000),
+        ("h", other[0].message_id, 1, START_MS + 10_000),
+    ]
+    assert {each.topic for each in found} == {"t"}
+    assert [each.receipt for each in found] == [ordered[0].receipt, again[1].receipt, other[0].receipt]
+    assert [each.first_pop_ms for each in found] == [START_MS + 1000, START_MS, START_MS + 1000]
+    assert [each.group for each in store.leases(group="h")] == ["h"]
+    assert store.leases(topic="u") == []
+    assert store.ack([each.receipt for each in found]) == [AckOutcome.ACKED] * 3
+    assert store.leases() == []
+
+
+@pytest.mark.clause("P2", "P14")
+def test_removing_a_group_leaves_the_others(durable_stores: Stores) -> None:
+    """P2: its leases, positions, runs and retries go, its dead letters stay; receipts of it are UNKNOWN or STALE; it may begin again."""
+    store = durable_stores.open(max_retries=1)
+    store.send_batch([message(n) for n in range(6)])
+    for group in ("g", "h", "f"):
+        store.pop("t", group, max_messages=2, invisible=1000, order=group == "f")
+    durable_stores.clock.advance(1000)
+    store.tick()
+    receipts = {group: store.pop("t", group, max_messages=3, invisible=60_000, order=group == "f") for group in ("g", "h", "f")}
+    before = store.lag("t", "h")
+    store.delete_group("g")
+    store.delete_group("f")
+    store.delete_group("nobody")
+    assert store.groups() == ["h"]
+    assert store.lag("t", "h") == before
+    assert set(store.ack([*receipts["g"], *receipts["f"]])) <= {AckOutcome.UNKNOWN, AckOutcome.STALE}
+    assert store.ack(receipts["h"]) == [AckOutcome.ACKED] * 3
+    assert store.pops.topic(retry_topic("g", "t")) is None
+    assert store.lag("t", "g") == Lag(6, 0, 0, 0)
+    assert store.verify() == []
+    store = durable_stores.reopen(store, max_retries=1)
+    assert store.verify() == []
+    assert store.groups() == ["h"]
+    assert [m.attempt for m in store.pop("t", "f")] == [1] * 6, "it may pop out of order now"
+    durable_stores.clock.advance(120_000)
+    store.tick()
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P2", "P14")
+@pytest.mark.needs("fifo")
+def test_removing_a_topic_leaves_the_others(durable_stores: Stores) -> None:
+    """P2: its messages, positions, leases and retry topics go; timers stay, and make it anew; other topics are not touched."""
+    store = durable_stores.open(max_retries=0)
+    bury(durable_stores, store, 2)
+    store.send_batch([message(n) for n in range(4)] + [message(f"u{n}", "u") for n in range(3)])
+    store.send(message("later"), delay=HOUR_MS)
+    held = store.pop("t", "g", max_messages=2)
+    store.pop("t", "f", order=True)
+    other = store.pop("u", "g")
+    store.delete_topic("t")
+    store.delete_topic("nowhere")
+    assert [each.name for each in store.topics()] == ["u"]
+    assert set(store.ack(held)) <= {AckOutcome.UNKNOWN, AckOutcome.STALE}
+    assert store.lag("t", "g") == Lag(0, 0, 0, 0)
+    assert len(store.dead_letters("g")) == 2
+    assert store.verify() == []
+    store = durable_stores.reopen(store, max_retries=0)
+    assert store.verify() == []
+    assert store.ack(other) == [AckOutcome.ACKED] * 3
+    durable_stores.clock.advance(HOUR_MS + 1000)
+    store.tick()
+    assert ids(pop_all(store)) == ["mlater"]
+    assert read_ids(store) == ["mlater"]
+    assert store.resend_dead(store.dead_letters("g")) == 2
+    assert sorted(ids(pop_all(store))) == ["mt0", "mt1"]
+    store.delete_topic(dlq_topic("g"))
+    assert store.dead_letters("g") == []
+    assert store.verify() == []

@@ -1,0 +1,280 @@
+"""P9: pops in order. One un-acked run a queue; what is not acked comes back in its place, what is acked does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, InitMode, Lag, ReleaseOutcome, Store
+from rmqstore.contract import PopRequest
+from rmqstore.message import dlq_topic, retry_topic
+from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, ids, message, pop_all, read_ids
+
+
+def pop(store: Store, most: int = 32, invisible: int = 1000, **options: object) -> list[object]:
+    return store.pop("t", "g", max_messages=most, invisible=invisible, order=True, **options)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.clause("P9", "P1")
+@pytest.mark.needs("fifo")
+def test_p9_nothing_more_before_the_run_is_acked(stores: Stores) -> None:
+    """P9: while any message of a run is leased, the queue gives nothing, also when more have come; the last ack opens it."""
+    store = stores.open()
+    store.send_batch([message(n) for n in range(6)])
+    run = pop(store, 3)
+    assert ids(run) == ["m0", "m1", "m2"]
+    assert pop(store) == []
+    assert store.ack([run[2], run[0]]) == [AckOutcome.ACKED] * 2
+    store.send(message(6))
+    assert pop(store) == []
+    assert store.ack(run[1]) is AckOutcome.ACKED
+    assert ids(pop(store)) == ["m3", "m4", "m5", "m6"]
+    assert store.pop("t", "other", order=True), "another group has a run of its own"
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P9", "P3")
+@pytest.mark.needs("fifo")
+def test_p9_un_acked_messages_come_back_in_place_and_acked_ones_do_not(durable_stores: Stores) -> None:
+    """P9: with holes in the acks, after the lease ends: the un-acked ones first, in order, then new ones; also after a reopen."""
+    store = durable_stores.open()
+    store.send_batch([message(n) for n in range(8)])
+    run = pop(store, 5)
+    store.ack([run[1], run[3]])
+    durable_stores.clock.advance(1000)
+    report = store.tick()
+    assert (report.retried, report.dead) == (3, 0)
+    assert store.pops.topic(retry_topic("g", "t")) is None, "there is no retry topic"
+    assert store.lag("t", "g") == Lag(ready=3, in_flight=0, retry=3, dead=0)
+    store = durable_stores.reopen(store)
+    assert store.verify() == []
+    again = pop(store, 5)
+    assert ids(again) == ["m0", "m2", "m4", "m5", "m6"]
+    assert [m.attempt for m in again] == [2, 2, 2, 1, 1]
+    assert [m.first_pop_ms for m in again] == [START_MS] * 3 + [START_MS + 1000] * 2
+    assert store.ack(run[0]) is AckOutcome.STALE
+    assert store.ack(run[1]) is AckOutcome.ALREADY_ACKED
+    assert store.ack(again) == [AckOutcome.ACKED] * 5
+    assert ids(pop(store)) == ["m7"]
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P9")
+@pytest.mark.needs("fifo")
+def test_p9_a_smaller_pop_takes_the_first_of_what_came_back(stores: Stores) -> None:
+    """P9: what does not fit keeps its place before everything that is new, through several rounds."""
+    store = stores.open()
+    store.send_batch([message(n) for n in range(6)])
+    pop(store, 4)
+    stores.clock.advance(1000)
+    store.tick()
+    first = pop(store, 1)
+    assert ids(first) == ["m0"]
+    assert pop(store) == []
+    assert store.lag("t", "g") == Lag(ready=2, in_flight=1, retry=3, dead=0)
+    store.ack(first)
+    assert ids(pop(store, 2)) == ["m1", "m2"]
+    stores.clock.advance(1000)
+    store.tick()
+    rest = pop(store, 10)
+    assert [(m.message_id, m.attempt) for m in rest] == [("m1", 3), ("m2", 3), ("m3", 2), ("m4", 1), ("m5", 1)]
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P9", "P7")
+@pytest.mark.needs("fifo")
+def test_p9_at_the_last_attempt_the_head_goes_to_the_dead_letters_and_the_rest_moves_up(stores: Stores) -> None:
+    """P9: only the head, which blocks the others, with its reason; the others keep their counts and come next."""
+    store = stores.open(max_retries=2)
+    store.send_batch([message(n) for n in range(3)])
+    for attempt in (1, 2, 3):
+        run = pop(store)
+        assert [(m.message_id, m.attempt) for m in run] == [(f"m{n}", attempt) for n in range(3)]
+        stores.clock.advance(1000)
+        report = store.tick()
+        assert (report.retried, report.dead) == ((3, 0) if attempt < 3 else (2, 1))
+    letters = store.dead_letters("g")
+    assert [(each.origin_message_id, each.origin_topic) for each in letters] == [("m0", "t")]
+    assert "3 times" in letters[0].reason
+    run = pop(store)
+    assert [(m.message_id, m.attempt) for m in run] == [("m1", 4), ("m2", 4)]
+    assert store.release(run) == [ReleaseOutcome.RELEASED] * 2
+    run = pop(store)
+    assert [(m.message_id, m.attempt) for m in run] == [("m1", 4), ("m2", 4)], "a release counts nothing, and kills nothing"
+    assert store.ack(run[0]) is AckOutcome.ACKED
+    stores.clock.advance(1000)
+    assert store.tick().dead == 1
+    assert [each.origin_message_id for each in store.dead_letters("g")] == ["m0", "m2"]
+    assert store.lag("t", "g") == Lag(0, 0, 0, 2)
+    assert pop(store) == []
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P9", "P6")
+@pytest.mark.needs("fifo")
+def test_p9_the_invisible_time_of_a_run_can_change_message_by_message(stores: Stores) -> None:
+    """P9: one message that stays away longer holds the queue; the old receipt turns STALE, the new one acks."""
+    store = stores.open()
+    store.send_batch([message(n) for n in range(4)])
+    run = pop(store, 3)
+    longer = store.change_invisible(run[1], 5000)
+    assert longer.outcome is ChangeOutcome.CHANGED
+    assert longer.receipt is not None
+    assert longer.receipt.revive_qid == 999
+    stores.clock.advance(1000)
+    assert store.tick().retried == 2
+    assert pop(store) == [], "the message in the middle is still leased"
+    assert store.ack(run[1]) is AckOutcome.STALE
+    assert store.ack(longer.receipt) is AckOutcome.ACKED
+    assert [(m.message_id, m.attempt) for m in pop(store)] == [("m0", 2), ("m2", 2), ("m3", 1)]
+    shorter = store.change_invisible([str(m.receipt) for m in []], 1)
+    assert shorter == []
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P9", "P7")
+@pytest.mark.needs("fifo")
+def test_p9_released_messages_come_back_in_place_uncounted(stores: Stores) -> None:
+    """P9: a released message waits for the others of its run, then comes back before new ones with the same attempt."""
+    store = stores.open()
+    store.send_batch([message(n) for n in range(4)])
+    run = pop(store, 3)
+    assert store.release(run[0]) is ReleaseOutcome.RELEASED
+    assert store.release(run[0]) is ReleaseOutcome.STALE
+    assert pop(store) == []
+    store.ack(run[1:])
+    assert [(m.message_id, m.attempt) for m in pop(store)] == [("m0", 1), ("m3", 1)]
+
+
+@pytest.mark.clause("P9")
+@pytest.mark.needs("fifo")
+def test_p9_the_first_pop_fixes_the_mode(durable_stores: Stores) -> None:
+    """P9: for each group and topic, also when it gave nothing and after a reopen; the other mode is refused and changes nothing."""
+    store = durable_stores.open()
+    assert store.pop("t", "g", order=True) == []
+    assert store.pop("t", "h") == []
+    store.send(message(1))
+    store = durable_stores.reopen(store)
+    for group, order in (("g", False), ("h", True)):
+        with pytest.raises(IllegalArgumentError, match=f"group '{group}' pops topic 't'"):
+            store.pop("t", group, order=order)
+    assert store.lag("t", "g") == store.lag("t", "h") == Lag(1, 0, 0, 0)
+    assert [(each.group, each.is_ordered) for each in store.subscriptions()] == [("g", True), ("h", False)]
+    assert store.pop("u", "g") == [], "another topic is another matter"
+
+
+@pytest.mark.clause("P9", "P1")
+@pytest.mark.needs("fifo")
+def test_p9_a_repeated_attempt_gets_the_same_run(stores: Stores) -> None:
+    """P9: the same leases with the same receipts and counts; without the id the queue is closed."""
+    store = stores.open()
+    store.send_batch([message(n) for n in range(4)])
+    pop(store, 2)
+    stores.clock.advance(1000)
+    store.tick()
+    first = pop(store, 3, attempt_id="a1")
+    assert [m.attempt for m in first] == [2, 2, 1]
+    assert pop(store, 3) == []
+    again = pop(store, 3, attempt_id="a1")
+    assert [(m.message_id, m.attempt, m.receipt, m.first_pop_ms) for m in again] == [
+        (m.message_id, m.attempt, m.receipt, m.first_pop_ms) for m in first
+    ]
+    store.ack(first[0])
+    assert ids(pop(store, 3, attempt_id="a1")) == ["m1", "m2"]
+
+
+@pytest.mark.clause("P9")
+@pytest.mark.needs("fifo")
+def test_p9_message_groups_keep_their_order_in_one_queue_each(stores: Stores) -> None:
+    """P9: the store gives all messages of a group one queue; queues go on independently of each other."""
+    store = stores.open()
+    store.create_topic("t", 4)
+    for step in range(5):
+        for group in range(8):
+            store.send(message(f"{group}-{step}", message_group=f"group{group}"))
+    queues: dict[str, set[int]] = {}
+    order: dict[str, list[str]] = {}
+    held = pop(store, 1, invisible=HOUR_MS)
+    while popped := pop(store, 7):
+        for each in popped:
+            assert each.queue_id != held[0].queue_id
+            queues.setdefault(each.message_group, set()).add(each.queue_id)
+            order.setdefault(each.message_group, []).append(each.message_id)
+        store.ack(popped)
+    assert all(len(numbers) == 1 for numbers in queues.values())
+    assert all(found == [f"m{name.removeprefix('group')}-{step}" for step in range(5)] for name, found in order.items())
+    assert store.lag("t", "g").in_flight == 1
+
+
+@pytest.mark.clause("P9", "P14")
+@pytest.mark.needs("fifo")
+def test_p9_rest_and_ready_leave_closed_queues_out(stores: Stores) -> None:
+    """P9: a queue whose run is leased is not ready, so that nobody is woken for it; an expired run is."""
+    store = stores.open()
+    store.create_topic("t", 2)
+    store.send_batch([message(n, queue_id=n % 2) for n in range(10)])
+
+    def ask(queue: int | None, most: int = 2) -> tuple[int, int]:
+        result, _ = store.pops.pop(PopRequest("t", "g", most, 1000, queue, order=True), stores.clock.now_ms())
+        return len(result.messages), result.rest
+
+    assert ask(0) == (2, 0)
+    assert store.pops.ready("t", "g", "*", stores.clock.now_ms()) is True
+    assert ask(1) == (2, 0)
+    assert ask(None) == (0, 0)
+    assert store.pops.ready("t", "g", "*", stores.clock.now_ms()) == START_MS + 1000
+    stores.clock.advance(1000)
+    store.tick()
+    assert store.pops.ready("t", "g", "*", stores.clock.now_ms()) is True
+    assert ask(None, 1) == (1, 5)
+
+
+@pytest.mark.clause("P9", "P11")
+@pytest.mark.needs("fifo")
+def test_p9_a_reset_drops_the_run(stores: Stores) -> None:
+    """P9: leases turn STALE, counts start afresh, and the group goes on from the new place."""
+    store = stores.open()
+    store.send_batch([message(n) for n in range(4)])
+    pop(store, 2)
+    stores.clock.advance(1000)
+    store.tick()
+    run = pop(store, 3)
+    store.reset_offset("t", "g", 1)
+    assert store.ack(run) == [AckOutcome.STALE] * 3
+    assert store.lag("t", "g") == Lag(3, 0, 0, 0)
+    assert [(m.message_id, m.attempt) for m in pop(store)] == [("m1", 1), ("m2", 1), ("m3", 1)]
+    store.reset_offset("t", "g", InitMode.MAX)
+    assert pop(store) == []
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P9", "P10")
+@pytest.mark.needs("fifo")
+def test_p9_filters_and_limits_hold_in_order_too(stores: Stores) -> None:
+    """P9: filtered-out messages are passed; the in-flight limit bounds a run; what came back is not filtered again."""
+    store = stores.open(max_in_flight=2)
+    store.send_batch([message(n, tag="red" if n % 2 else "blue") for n in range(8)])
+    run = pop(store, filter="red")
+    assert ids(run) == ["m1", "m3"]
+    stores.clock.advance(1000)
+    store.tick()
+    assert ids(pop(store, filter="blue")) == ["m1", "m3"]
+    stores.clock.advance(1000)
+    store.tick()
+    store.ack(pop(store))
+    assert ids(pop(store, filter="red")) == ["m5", "m7"]
+
+
+@pytest.mark.clause("P9", "T12")
+@pytest.mark.needs("fifo")
+def test_p9_dead_letters_of_an_ordered_group_go_back_to_the_end_of_their_queue(stores: Stores) -> None:
+    """P9: an ordered group reads no retry topic, so a resent message takes a new place at the end of its message group's queue."""
+    store = stores.open(max_retries=0)
+    store.create_topic("t", 3)
+    store.send_batch([message(n, message_group="a") for n in range(3)])
+    run = pop(store, 1)
+    stores.clock.advance(1000)
+    assert store.tick().dead == 1
+    assert store.resend_dead(store.dead_letters("g")) == 1
+    back = pop_all(store, order=True, max_messages=1)
+    assert [(m.message_id, m.queue_id, m.attempt) for m in back] == [(each, run[0].queue_id, 1) for each in ("m1", "m2", "m0")]
+    assert read_ids(store, dlq_topic("g")) == []

@@ -1,0 +1,186 @@
+"""H1–H3: the hand-over, exactly once, with everything that belongs to a message."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+
+import rmqstore
+from rmqstore import Message, Store
+from rmqstore.contract import PopTxn
+from rmqstore_conformance.stores import START_MS, Pair, Stores, message, pop_all, read_ids, stores_of
+
+STEPS = range(1, 14)
+
+
+def broken_off(store: Store, now: int, steps: int) -> bool:
+    """Do the first ``steps`` steps of a hand-over; False when it has no more of them."""
+    generator = store._hand_over.steps(now)
+    for _ in range(steps):
+        if next(generator, None) is None:
+            return False
+    generator.close()
+    return True
+
+
+@pytest.mark.clause("H1")
+@pytest.mark.parametrize("limit", [1, 2])
+def test_h1_closing_after_any_step(durable_stores: Stores, limit: int) -> None:
+    """H1: the store closes between any two steps of a hand-over of several batches; the next one goes on, nothing lost, nothing twice."""
+    for steps in STEPS:
+        name = f"s{steps}"
+        durable_stores.clock.set(START_MS)
+        store = durable_stores.open(name, hand_over_limit=limit)
+        store.send_batch([message(n, deliver_at_ms=START_MS + 1000 + n % 2) for n in range(4)])
+        store.send(message("later"), delay=60_000)
+        durable_stores.clock.set(START_MS + 2000)
+        broken_off(store, START_MS + 2000, steps)
+        durable_stores.clock.set(START_MS + 1000)
+        store.send(message("behind"), deliver_at=START_MS + 1001)
+        store = durable_stores.reopen(store, hand_over_limit=limit)
+        durable_stores.clock.set(START_MS + 2000)
+        store.tick()
+        lying = read_ids(store)
+        assert sorted(lying) == ["m0", "m1", "m2", "m3", "mbehind"], f"closed after step {steps}"
+        assert [each for each in lying if each != "mbehind"] == ["m0", "m2", "m1", "m3"]
+        assert store.pending().total == 1
+        assert store.verify() == []
+        store.close()
+
+
+@pytest.mark.clause("H1", "F3")
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_h1_a_failing_apply_is_tried_again(stores: Stores, flush: str) -> None:
+    """H1: a hand-over that meets a full disk is retried for ever, never parked; nothing is half there in between."""
+    store = stores.open(hand_over_limit=2, flush=flush)
+    store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(5)])
+    stores.clock.advance(1000)
+    apply = store.pops.apply
+    for fails_at in (1, 2, 1, 3):
+        calls = 0
+
+        def failing(txn: PopTxn, now_ms: int, fails_at: int = fails_at) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == fails_at:
+                raise rmqstore.StoreFullError("no room")
+            return apply(txn, now_ms)
+
+        before = len(read_ids(store))
+        with patch.object(store.pops, "apply", failing):
+            try:
+                store.tick()
+            except rmqstore.StoreFullError:
+                assert len(read_ids(store)) == min(before + 2 * (fails_at - 1), 5)
+    store.tick()
+    assert read_ids(store) == [f"m{n}" for n in range(5)]
+    assert store.verify() == []
+
+
+@pytest.mark.clause("H1")
+def test_h1_due_is_a_pure_read_and_its_cursor_says_it_all(stores: Stores) -> None:
+    """H1: asked twice ``due`` answers alike; from its cursor on come the rest, each once, for any limit."""
+    store = stores.open()
+    for n in range(9):
+        store.send(message(n), deliver_at=START_MS + 1000 * (1 + n % 3))
+    store.timers.seal(START_MS + 2000)
+    for limit in (1, 2, 4, 100):
+        cursor, seen = store.pops.timer_cursor(), []
+        while True:
+            batch = store.timers.due(cursor, limit)
+            again = store.timers.due(cursor, limit)
+            assert again.cursor == batch.cursor
+            assert [m.message_id for m in again.messages.messages] == [m.message_id for m in batch.messages.messages]
+            if not len(batch.messages):
+                break
+            assert len(batch.messages) <= limit
+            seen += [m.message_id for m in batch.messages.messages]
+            cursor = batch.cursor
+        assert seen == ["m0", "m3", "m6", "m1", "m4", "m7"]
+
+
+@pytest.mark.clause("H2")
+def test_h2_everything_about_a_message_is_restored(stores: Stores) -> None:
+    """H2: topic, queue, body, tag, keys, properties, id, born and deliver time, one by one and as columns."""
+    store = stores.open()
+    store.create_topic("orders", 4)
+    sent = Message(
+        "orders", bytes(range(256)), "réd", ("k1", "k2"), {"ü": "✓ value", "b": "2 = 3"}, None, START_MS + 5000, "id-1", START_MS - 77, 3
+    )
+    bare = Message("bare-topic", b"\x00", deliver_at_ms=START_MS + 5000)
+    store.send(sent)
+    store.send_batch(rmqstore.MessageBatch.of([sent, bare]).columns)
+    generated = [each.message_id for each in store.send_batch([sent, bare])][1]
+    stores.clock.advance(5000)
+    store.tick()
+    got = store.pop("orders", "g")
+    assert len(got) == 3
+    for each in got:
+        for field in ("topic", "body", "tag", "keys", "properties", "message_group", "deliver_at_ms", "message_id", "born_ms", "queue_id"):
+            assert getattr(each, field) == getattr(sent, field), field
+        assert each.store_ms == START_MS + 5000
+    columns = store.pop_batch("orders", "h").columns
+    assert columns.column("body").to_pylist() == [sent.body] * 3
+    assert [dict(pairs) for pairs in columns.column("properties").to_pylist()] == [dict(sent.properties)] * 3
+    assert columns.column("keys").to_pylist() == [["k1", "k2"]] * 3
+    assert columns.column("queue_id").to_pylist() == [3] * 3
+    first, second = pop_all(store, "bare-topic")
+    assert (first.body, first.tag, first.keys, dict(first.properties), first.born_ms) == (b"\x00", None, (), {}, START_MS)
+    assert second.message_id == generated
+    assert len(generated) == 34
+
+
+@pytest.mark.clause("H2")
+def test_h2_the_queue_is_chosen_when_it_is_sent(stores: Stores) -> None:
+    """H2: a timer without a queue gets one of its topic's queues with the send, all of them in turn."""
+    store = stores.open(default_queues=3)
+    for n in range(9):
+        store.send(message(n), delay=1000)
+    chosen = [timer.message.queue_id for timer in store.scan().timers]
+    assert sorted(queue for queue in chosen if queue is not None) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    stores.clock.advance(1000)
+    store.tick()
+    assert [m.queue_id for m in sorted(pop_all(store), key=lambda m: m.message_id)] == chosen
+
+
+@pytest.mark.clause("H3", "H1")
+def test_h3_across_two_engines_the_timers_are_synced_first(mixed_pair: Pair) -> None:
+    """H3: with ``flush = async``, what ``apply`` relies on is durable before it is applied, and nothing is reclaimed too early."""
+    with stores_of(mixed_pair) as stores:
+        store = stores.open(flush="async", hand_over_limit=2)
+        store.flush()
+        sent = store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(5)])
+        store.cancel(sent[1].handle or "")
+        stores.clock.advance(1000)
+        changed = store.timers.stats().position
+        kept = store.pending().total
+        applied = False
+        for step in store._hand_over.steps(stores.clock.now_ms()):
+            if isinstance(step, tuple):
+                applied = True
+                assert store.timers.durable_position >= changed, "applied before the timers' sync"
+                assert store.pops.durable_cursor() != store.pops.timer_cursor()
+        assert applied
+        assert kept == 4
+        for n in (0, 2, 3, 4):
+            parsed = rmqstore.contract.TimerHandle.parse(sent[n].handle or "")
+            assert parsed is not None
+            assert store.timers.get(parsed) is not None, "reclaimed before it was durable"
+
+
+@pytest.mark.clause("H3")
+def test_h3_two_engines_behave_as_one(mixed_pair: Pair) -> None:
+    """H3: timers in one database, queues in another, through closes; the directories of both are there."""
+    with stores_of(mixed_pair) as stores:
+        store = stores.open()
+        sent = store.send_batch([message(n, deliver_at_ms=START_MS + 1000 * n + 1) for n in range(6)])
+        store.cancel(sent[5].handle or "")
+        for moment in range(1000, 8000, 1000):
+            stores.clock.set(START_MS + moment)
+            store.tick()
+            store = stores.reopen(store)
+        assert read_ids(store) == [f"m{n}" for n in range(5)]
+        assert {entry.name for entry in (stores.root / "store").iterdir() if entry.is_dir()} == set(mixed_pair)
+        assert store.stats().timer_engine == mixed_pair.timers
+        assert store.stats().pop_engine == mixed_pair.pops

@@ -1,0 +1,209 @@
+"""R4–R6, X1: what an open checks, what it costs, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+import rmqstore
+from rmqstore import ConfigError, CorruptStoreError, FormatVersionError, Store, StoreClosedError, StoreLockedError, StorePathError
+from rmqstore.message import PARKED_TOPIC
+from rmqstore_conformance.stores import START_MS, Pair, Stores, message, read_ids, stores_of
+
+
+@pytest.mark.clause("R4")
+def test_r4_baked_settings_are_checked(durable_stores: Stores) -> None:
+    """R4: what was baked in cannot be opened differently; left out it is read from the store; the refusal changes nothing."""
+    store = durable_stores.open(precision_ms=100)
+    store.send(message(1), delay=150)
+    store.close()
+    with pytest.raises(ConfigError, match="precision_ms"):
+        durable_stores.open(precision_ms=1000)
+    with pytest.raises(ConfigError, match="engine"):
+        durable_stores.open(timer_engine="memory")
+    store = durable_stores.open()
+    assert store.timers.precision_ms == 100
+    durable_stores.clock.advance(200)
+    assert store.tick().handed_over == 1
+
+
+@pytest.mark.clause("R4")
+def test_r4_a_newer_manifest_is_refused(durable_stores: Stores) -> None:
+    """R4: the store's own format version, and no file is changed by the refusal."""
+    durable_stores.open().close()
+    path = durable_stores.root / "store" / "rmqstore.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "format": manifest["format"] + 1}))
+    before = path.read_bytes()
+    with pytest.raises(FormatVersionError):
+        durable_stores.open()
+    assert path.read_bytes() == before
+    path.write_text(json.dumps(manifest))
+    durable_stores.open()
+
+
+@pytest.mark.clause("R5")
+def test_r5_an_open_takes_no_longer_for_a_long_past(durable_stores: Stores) -> None:
+    """R5: ten times the history does not make the open ten times longer."""
+
+    def fill(name: str, batches: int) -> None:
+        store = durable_stores.open(name, flush="async")
+        for step in range(batches):
+            store.send_batch([message(f"{step}-{n}", deliver_at_ms=START_MS + 10**9 + n) for n in range(1000)])
+        store.close()
+
+    def took(name: str) -> float:
+        best = 10.0
+        for _ in range(3):
+            began = time.perf_counter()
+            store = durable_stores.open(name)
+            best = min(best, time.perf_counter() - began)
+            store.close()
+        return best
+
+    fill("short", 2)
+    fill("long", 40)
+    assert took("long") < 5 * took("short") + 0.05
+
+
+def _damage(path: Path, at: float) -> None:
+    """Write garbage over a part of a file."""
+    size = min(path.stat().st_size, 512 * path.stat().st_blocks)
+    place, length = int(size * at), min(512, max(size // 50, 8))
+    with open(path, "r+b") as file:
+        file.seek(place)
+        file.write(os.urandom(min(length, size - place)))
+
+
+@pytest.mark.clause("R6")
+def test_r6_damage_in_the_middle_is_named(durable_engine: Pair) -> None:
+    """R6: garbage over a part of any file either is found and typed, with the file, or costs no message without a word (T12)."""
+    with stores_of(durable_engine) as stores:
+        store = stores.open()
+        for step in range(20):
+            store.send_batch([message(f"{step}-{n}", deliver_at_ms=START_MS + 1000 + n) for n in range(50)])
+        store.close()
+        home = stores.root / "store" / durable_engine.timers / "db"
+        saved = stores.root / "saved"
+        subprocess.run(["cp", "-a", home, saved], check=True)
+        files = [path.relative_to(home) for path in sorted(home.rglob("*")) if path.is_file() and path.stat().st_blocks]
+        found = 0
+        for file in (each for each in files if each.name not in ("LOG", "lock.mdb", "FORMAT", "CURRENT", "IDENTITY")):
+            for at in (0.0, 0.4, 0.6) if file.suffix != ".mdb" else (0.0,):
+                _damage(home / file, at)
+                found += _opens_or_says_why(stores, home, f"{file} damaged at {at}")
+                shutil.rmtree(home)
+                subprocess.run(["cp", "-a", saved, home], check=True)
+        assert found
+        store = stores.open()
+        assert store.pending().total == 1000
+
+
+def _opens_or_says_why(stores: Stores, home: Path, what: str) -> bool:
+    """Open a damaged store and read its timers; returns whether it said that something is wrong."""
+    try:
+        store = stores.open()
+    except (CorruptStoreError, FormatVersionError) as error:
+        assert str(home) in str(error) or getattr(error, "file", "")
+        return True
+    try:
+        page = store.timers.scan(0, 2**62, None, 2000)
+        assert len(page.timers) >= 20, f"{what}: {len(page.timers)} timers left, and nobody said a word"
+        return any(timer.message.topic == PARKED_TOPIC for timer in page.timers)
+    except CorruptStoreError as error:
+        assert error.file
+        return True
+    finally:
+        store.close()
+
+
+@pytest.mark.clause("R6")
+def test_r6_a_damaged_manifest_is_named(durable_stores: Stores) -> None:
+    """R6: a manifest that is no JSON, or says too little, is CorruptStoreError with its file; never is a new store made over it."""
+    store = durable_stores.open()
+    store.send(message(1), delay=1000)
+    store.close()
+    path = durable_stores.root / "store" / "rmqstore.json"
+    good = path.read_bytes()
+    for bad in (b"", b"{", b"[]", b"{}", good[: len(good) // 2], b"\xff\xfe"):
+        path.write_bytes(bad)
+        with pytest.raises(CorruptStoreError) as caught:
+            durable_stores.open()
+        assert caught.value.file == str(path)
+    path.write_bytes(good)
+    assert durable_stores.open().pending().total == 1
+
+
+@pytest.mark.clause("X1")
+def test_x1_a_second_open_is_refused(stores: Stores) -> None:
+    """X1: by the same process; the first goes on unharmed; after its close the next open succeeds."""
+    store = stores.open()
+    store.send(message(1))
+    for _ in range(2):
+        with pytest.raises(StoreLockedError):
+            stores.open()
+    link = stores.root / "link"
+    link.symlink_to(stores.root / "store")
+    with pytest.raises(StoreLockedError):
+        stores.open("link")
+    store.send(message(2))
+    assert read_ids(store) == ["m1", "m2"]
+    store.close()
+    stores.open()
+
+
+@pytest.mark.clause("X1")
+def test_x1_an_open_that_fails_lets_go_of_the_lock(durable_stores: Stores) -> None:
+    """X1: a refused open does not keep the store locked."""
+    first = durable_stores.open()
+    first.close()
+    with pytest.raises(ConfigError):
+        durable_stores.open(precision_ms=100)
+    with (
+        patch.object(type(first.timers), "recover", side_effect=rmqstore.StoreFullError("no room")),
+        pytest.raises(rmqstore.StoreFullError),
+    ):
+        durable_stores.open()
+    durable_stores.open()
+
+
+@pytest.mark.clause("X1")
+def test_x1_what_is_no_store_is_refused(engine_stores: Stores) -> None:
+    """X1: a file, a directory of something else, a missing parent: typed, and nothing is touched."""
+    root = engine_stores.root
+    (root / "file").write_text("x")
+    (root / "full").mkdir()
+    (root / "full" / "thesis.txt").write_text("years of work")
+    for name in ("file", "full", "missing/parent"):
+        with pytest.raises(StorePathError):
+            engine_stores.open(name)
+    assert (root / "full" / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.clause("X1")
+def test_x1_a_closed_store_says_so(stores: Stores) -> None:
+    """X1: every public call of a closed store raises StoreClosedError; close is idempotent."""
+    store = stores.open()
+    sent = store.send(message(1), delay=1000)
+    store.send(message(2))
+    (popped,) = store.pop("t", "g")
+    store.close()
+    store.close()
+    calls = [
+        lambda s: s.send(message(3)), lambda s: s.send_batch([message(3)]), lambda s: s.cancel(sent.handle),
+        lambda s: s.cancel_key("t", "k"),
+        lambda s: s.pop("t", "g"), lambda s: s.pop_batch("t", "g"), lambda s: s.ack(popped), lambda s: s.change_invisible(popped, 1),
+        lambda s: s.release(popped), Store.tick, Store.pending, Store.scan, lambda s: s.lag("t", "g"), Store.topics,
+        lambda s: s.create_topic("x"), Store.groups, lambda s: s.offsets("g"), lambda s: s.reset_offset("t", "g", 0), lambda s: s.read("t"),
+        Store.stats, Store.verify, lambda s: s.snapshot(stores.root / "copy"), Store.flush, Store.confirm_clock_step, Store.next_wake_ms,
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(StoreClosedError):
+            call(store)

@@ -1,0 +1,192 @@
+"""T10, T12: what is pending is counted exactly, and what cannot be read is parked."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import rmqstore
+from rmqstore import AckOutcome
+from rmqstore.contract import EMPTY_CURSOR
+from rmqstore.message import PARKED_TOPIC
+from rmqstore_conformance.damaging import Spoiling, cut, damage_messages, damage_timers, flipped
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, message, pop_all, read_ids
+
+BODIES = [b"%d" % n * 100 for n in range(3)]
+"""Long enough to be cut short."""
+
+
+@pytest.mark.clause("T10")
+def test_t10_counts_with_random_edges(stores: Stores) -> None:
+    """T10: every bucket, the total and both ends agree with a list, while timers come, go and are cancelled."""
+    store = stores.open()
+    rng = random.Random(10)
+    alive: dict[str, tuple[int, str]] = {}
+    for step in range(12):
+        rows = [
+            message(f"{step}-{n}", deliver_at_ms=stores.clock.now_ms() + rng.choice((1, 999, 60_000, 61_234, HOUR_MS, DAY_MS)))
+            for n in range(7)
+        ]
+        for sent, row in zip(store.send_batch(rows), rows, strict=True):
+            assert sent.handle is not None
+            assert row.deliver_at_ms is not None
+            alive[sent.message_id] = (row.deliver_at_ms, sent.handle)
+        for name in rng.sample(sorted(alive), 2):
+            assert store.cancel(alive.pop(name)[1]) is rmqstore.CancelOutcome.CANCELLED
+        if step % 3 == 2:
+            stores.clock.advance(rng.choice((1000, 60_000, HOUR_MS)))
+            store.tick()
+            alive = {name: each for name, each in alive.items() if -(-each[0] // 1000) * 1000 > stores.clock.now_ms()}
+        due = sorted(at for at, _ in alive.values())
+        edges = sorted(rng.sample(range(START_MS - 1000, START_MS + 2 * DAY_MS), 6) + rng.sample(due, 2))
+        edges = sorted(set(edges))
+        counts = store.pending(edges)
+        assert counts.total == len(due)
+        assert list(counts.counts) == [sum(a <= at < b for at in due) for a, b in zip(edges, edges[1:], strict=False)]
+        assert (counts.earliest_ms, counts.latest_ms) == (due[0], due[-1])
+        low, high = edges[1], edges[-2]
+        seen: list[str] = []
+        after = None
+        while True:
+            page = store.scan(low, high, after=after, limit=3)
+            seen += [each.message.message_id or "" for each in page.timers]
+            if (after := page.next_after) is None:
+                break
+        assert sorted(seen) == sorted(name for name, (at, _) in alive.items() if low <= at < high)
+        assert store.verify() == []
+
+
+@pytest.mark.clause("T10")
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_t10_what_is_handed_over_is_not_pending(stores: Stores, flush: str) -> None:
+    """T10: pending = put, not cancelled, not handed over; also before the hand-over is durable."""
+    store = stores.open(flush=flush)
+    store.send_batch([message(n, deliver_at_ms=START_MS + 1000 * (n + 1)) for n in range(4)])
+    stores.clock.advance(2000)
+    assert store.tick().handed_over == 2
+    assert store.pending().total == 2
+    assert ids(each.message for each in store.scan().timers) == ["m2", "m3"]
+    assert store.stats().timers.pending == 2
+
+
+@pytest.mark.clause("T10")
+def test_t10_exact_between_any_two_steps_of_the_hand_over(stores: Stores) -> None:
+    """T10: a message is pending or in its topic, at every step in between, never both and never neither."""
+    store = stores.open(hand_over_limit=2)
+    store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(5)])
+    stores.clock.advance(1000)
+    for step in store._hand_over.steps(stores.clock.now_ms()):
+        assert store.pending().total + len(read_ids(store)) == 5, f"after {step}"
+
+
+@pytest.mark.clause("T10", "R1")
+def test_t10_exact_after_a_reopen(durable_stores: Stores) -> None:
+    """T10: counts are read back as they were, cancelled and handed-over ones taken off."""
+    store = durable_stores.open()
+    sent = store.send_batch([message(n, deliver_at_ms=START_MS + 1000 * n + 1) for n in range(200)])
+    store.cancel([sent[n].handle or "" for n in range(0, 200, 7)])
+    durable_stores.clock.advance(50_000)
+    store.tick()
+    edges = [START_MS, START_MS + 60_001, START_MS + 100_500, START_MS + 10**6]
+    before = store.pending(edges), ids(each.message for each in store.scan().timers)
+    store = durable_stores.reopen(store)
+    assert (store.pending(edges), ids(each.message for each in store.scan().timers)) == before
+    assert before[0].total == len([n for n in range(50, 200) if n % 7])
+    assert store.verify() == []
+
+
+@pytest.mark.clause("T12")
+@pytest.mark.parametrize("spoil", [flipped, cut(0), cut(3), cut(10), cut(40)], ids=["flipped", "empty", "3 bytes", "10 bytes", "40 bytes"])
+def test_t12_a_damaged_timer_is_parked(stores: Stores, spoil: Spoiling) -> None:
+    """T12: it comes out as a message of ``%PARKED%`` with a reason; those before and behind it are delivered."""
+    store = stores.open()
+    for n in range(3):
+        store.send(message(n, body=BODIES[n]), deliver_at=START_MS + 1000 * (n + 1))
+    damage_timers(store, BODIES[1], spoil=spoil)
+    stores.clock.advance(5000)
+    store.tick()
+    assert read_ids(store) == ["m0", "m2"]
+    parked = store.read(PARKED_TOPIC).messages
+    assert len(parked) == 1
+    assert parked[0].properties["PARKED_REASON"]
+    store.tick()
+    assert len(store.read(PARKED_TOPIC)) == 1, "parked once"
+    assert store.pending().total == 0
+    assert store.verify() == []
+    assert ids(store.pop(PARKED_TOPIC, "doctor")) == ids(parked)
+
+
+@pytest.mark.clause("T12")
+def test_t12_a_damaged_run_of_many_timers_parks_and_the_rest_goes_on(stores: Stores) -> None:
+    """T12: timers that lie in one piece cannot be told apart any more: one parked entry a piece, no other touched, counters right."""
+    store = stores.open(hand_over_limit=1)
+    store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(5)])
+    store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(5, 8)])
+    pieces = damage_timers(store, *(f"body {n}".encode() for n in range(5)))
+    stores.clock.advance(5000)
+    store.tick()
+    assert read_ids(store) == ["m5", "m6", "m7"]
+    assert len(store.read(PARKED_TOPIC)) == pieces
+    assert store.pending().total == 0
+    assert store.verify() == []
+
+
+@pytest.mark.clause("T12")
+@pytest.mark.parametrize("spoil", [flipped, cut(0), cut(10)], ids=["flipped", "empty", "10 bytes"])
+def test_t12_a_damaged_queue_entry_is_parked_by_the_pop(stores: Stores, spoil: Spoiling) -> None:
+    """T12: the pop steps over it, parks it once, and gives the others to every group."""
+    store = stores.open()
+    for n in range(3):
+        store.send(message(n, body=BODIES[n]))
+    damage_messages(store, BODIES[1], spoil=spoil)
+    assert ids(pop_all(store, group="g")) == ["m0", "m2"]
+    assert ids(pop_all(store, group="h")) == ["m0", "m2"]
+    assert len(store.read(PARKED_TOPIC)) == 1
+    for group in ("g", "h"):
+        assert store.lag("t", group).ready == 0
+    assert store.verify() == []
+
+
+@pytest.mark.clause("T12", "P14")
+def test_t12_lag_does_not_count_what_was_parked(stores: Stores) -> None:
+    """P14: once an entry was parked, no group has it before it."""
+    store = stores.open()
+    for n in range(3):
+        store.send(message(n))
+    damage_messages(store, b"body 1")
+    pop_all(store, group="g")
+    assert store.lag("t", "h").ready == 2
+    assert len(pop_all(store, group="h")) == 2
+
+
+@pytest.mark.clause("T12")
+def test_t12_a_leased_message_that_went_bad_is_parked_when_its_lease_ends(stores: Stores) -> None:
+    """T12: the revive of others is not held up, and acking the bad one still works before."""
+    store = stores.open()
+    for n in range(4):
+        store.send(message(n))
+    popped = store.pop("t", "g", invisible=1000)
+    damage_messages(store, b"body 0", b"body 2")
+    assert store.ack(popped[0]) is AckOutcome.ACKED
+    stores.clock.advance(1000)
+    report = store.tick()
+    assert (report.retried, report.parked) == (2, 1)
+    assert sorted(ids(pop_all(store))) == ["m1", "m3"]
+    parked = store.read(PARKED_TOPIC).messages
+    assert len(parked) == 1
+    assert "g" in parked[0].properties["PARKED_REASON"]
+
+
+@pytest.mark.clause("T12")
+def test_t12_due_reads_a_damaged_timer_alike_every_time(stores: Stores) -> None:
+    """T12: ``due`` stays a pure read over damage."""
+    store = stores.open()
+    for n in range(2):
+        store.send(message(n), deliver_at=START_MS + 1000)
+    damage_timers(store, b"body 0")
+    store.timers.seal(START_MS + 1000)
+    first, again = (store.timers.due(EMPTY_CURSOR, 10) for _ in range(2))
+    assert [m.topic for m in first.messages.messages] == [PARKED_TOPIC, "t"]
+    assert first.cursor == again.cursor
+    assert first.messages.columns.equals(again.messages.columns)

@@ -1,0 +1,381 @@
+"""P1–P8: leases, receipts, attempts, dead letters."""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+import pytest
+
+from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentTypeError, PoppedMessage, Receipt, ReleaseOutcome, Store
+from rmqstore.message import dlq_topic, retry_topic
+from rmqstore_conformance.stores import DAY_MS, START_MS, Stores, ids, message, pop_all, read_ids
+
+ACKED, AGAIN, STALE, UNKNOWN = AckOutcome.ACKED, AckOutcome.ALREADY_ACKED, AckOutcome.STALE, AckOutcome.UNKNOWN
+
+
+def filled(stores: Stores, count: int, **settings: object) -> Store:
+    """Open a store with ``count`` messages in topic t."""
+    store = stores.open(**settings)
+    store.send_batch([message(n) for n in range(count)])
+    return store
+
+
+def only(popped: list[PoppedMessage]) -> PoppedMessage:
+    """Return the one message of a pop."""
+    assert len(popped) == 1
+    return popped[0]
+
+
+@pytest.mark.clause("P1")
+def test_p1_leased_messages_are_not_given_again(stores: Stores) -> None:
+    """P1: up to the last ms of the invisible time, however often one asks or ticks."""
+    store = filled(stores, 6)
+    first = store.pop("t", "g", max_messages=4, invisible=10_000)
+    assert ids(first) == ["m0", "m1", "m2", "m3"]
+    assert ids(store.pop("t", "g", invisible=10_000)) == ["m4", "m5"]
+    for passed in (0, 1, 5000, 9999):
+        stores.clock.set(START_MS + passed)
+        store.tick()
+        assert store.pop("t", "g") == []
+    stores.clock.set(START_MS + 10_000)
+    store.tick()
+    assert sorted(ids(store.pop("t", "g"))) == [f"m{n}" for n in range(6)]
+
+
+@pytest.mark.clause("P1", "P8")
+def test_p1_a_repeated_attempt_gets_the_same_leases(stores: Stores) -> None:
+    """§5.2: the same ``attempt_id`` within the invisible time: the same messages under the same receipts, less those acked."""
+    store = filled(stores, 5)
+    first = store.pop("t", "g", max_messages=3, invisible=10_000, attempt_id="a")
+    again = store.pop("t", "g", max_messages=3, invisible=10_000, attempt_id="a")
+    assert [m.receipt for m in again] == [m.receipt for m in first]
+    assert [m.attempt for m in again] == [1, 1, 1]
+    assert store.lag("t", "g").in_flight == 3
+    store.ack(first[1])
+    stores.clock.advance(9999)
+    assert ids(store.pop("t", "g", attempt_id="a")) == ["m0", "m2"]
+    assert ids(store.pop("t", "h", max_messages=1, attempt_id="a")) == ["m0"], "attempts are the group's own"
+    assert ids(store.pop("t", "g", attempt_id="b", invisible=DAY_MS)) == ["m3", "m4"]
+    stores.clock.advance(1)
+    store.tick()
+    fresh = store.pop("t", "g", attempt_id="a")
+    assert ids(fresh) == ["m0", "m2"]
+    assert [m.attempt for m in fresh] == [2, 2]
+    assert not {m.receipt for m in fresh} & {m.receipt for m in first}
+
+
+@pytest.mark.clause("P1")
+def test_p1_a_repeated_attempt_gets_nothing_new_once_all_of_it_is_acked(stores: Stores) -> None:
+    """§5.2: a repeat that comes late, after its answer was worked off, takes no message that nobody would ack."""
+    store = filled(stores, 3)
+    first = store.pop("t", "g", max_messages=2, invisible=10_000, attempt_id="a")
+    store.ack(first)
+    stores.clock.advance(9999)
+    assert store.pop("t", "g", attempt_id="a") == []
+    stores.clock.advance(1)
+    assert ids(store.pop("t", "g", attempt_id="a")) == ["m2"]
+
+
+@pytest.mark.clause("P2")
+def test_p2_groups_do_not_disturb_each_other(stores: Stores) -> None:
+    """P2: two groups pop the same offset in the same ms: receipts of their own, each ack its own."""
+    store = filled(stores, 2)
+    left, right = store.pop("t", "g"), store.pop("t", "h")
+    assert ids(left) == ids(right)
+    assert not {m.receipt for m in left} & {m.receipt for m in right}
+    assert store.ack(left) == [ACKED, ACKED]
+    assert store.lag("t", "h").in_flight == 2
+    assert store.ack(right[0]) is ACKED
+    stores.clock.advance(60_000)
+    store.tick()
+    assert store.pop("t", "g") == []
+    assert ids(store.pop("t", "h")) == ["m1"]
+
+
+@pytest.mark.clause("P2")
+def test_p2_no_two_leases_share_a_receipt(stores: Stores) -> None:
+    """P2: within one ms, over changes, releases, resets, groups and a clock set back; a forged swap of the group is UNKNOWN."""
+    store = filled(stores, 8)
+    rng = random.Random(2)
+    seen: set[str] = set()
+    for step in range(60):
+        group = rng.choice("gh")
+        popped = store.pop("t", group, max_messages=2, invisible=5000)
+        texts = [m.receipt or "" for m in popped]
+        if popped and step % 2:
+            changed = store.change_invisible(popped[0], 3000)
+            assert changed.receipt is not None
+            texts.append(changed.receipt.text())
+            store.release(popped[1:])
+        if step % 5 == 4:
+            stores.clock.set(stores.clock.now_ms() + rng.choice((-3000, 0, 5000)))
+            store.tick()
+        if step % 11 == 10:
+            store.reset_offset("t", group, 0)
+        assert not seen & set(texts)
+        seen |= set(texts)
+    assert len(seen) > 60
+
+
+@pytest.mark.clause("P3")
+def test_p3_an_expired_lease_comes_back_through_the_retry_topic(stores: Stores) -> None:
+    """P3: at the first tick at its end, attempt + 1, first pop time kept; a lease of an hour does not hold up others."""
+    store = filled(stores, 3)
+    long = store.pop("t", "g", max_messages=1, invisible=3_600_000)
+    short = store.pop("t", "g", invisible=1000)
+    assert [m.attempt for m in (*long, *short)] == [1, 1, 1]
+    stores.clock.advance(999)
+    assert store.tick().retried == 0
+    stores.clock.advance(1)
+    assert store.tick().retried == 2
+    assert sorted(read_ids(store, retry_topic("g", "t"))) == ["m1", "m2"]
+    back = store.pop("t", "g", invisible=1000)
+    assert sorted(ids(back)) == ["m1", "m2"]
+    assert {(m.topic, m.attempt, m.first_pop_ms) for m in back} == {("t", 2, short[0].first_pop_ms)}
+    assert sorted(ids(pop_all(store, group="h"))) == ["m0", "m1", "m2"], "another group sees the topic, not the retries"
+    assert store.ack(long) == [ACKED]
+
+
+@pytest.mark.clause("P3")
+def test_p3_all_of_many_expired_leases_come_back_in_one_tick(engine_stores: Stores) -> None:
+    """P3: also beyond one page of the revive."""
+    store = filled(engine_stores, 2500)
+    got = [m for _ in range(3) for m in store.pop("t", "g", max_messages=1000, invisible=1000)]
+    assert len(got) == 2500
+    engine_stores.clock.advance(1000)
+    assert store.tick().retried == 2500
+    assert sorted(ids(pop_all(store))) == sorted(ids(got))
+
+
+@pytest.mark.clause("P4")
+def test_p4_acked_is_final(stores: Stores) -> None:
+    """P4: not by expiry, by ticks, by time."""
+    store = filled(stores, 3)
+    popped = store.pop("t", "g", invisible=1000)
+    assert store.ack(popped[:2]) == [ACKED, ACKED]
+    stores.clock.advance(1000)
+    store.tick()
+    assert ids(pop_all(store)) == ["m2"]
+    for _ in range(3):
+        stores.clock.advance(DAY_MS)
+        store.tick()
+        assert store.pop("t", "g") == []
+    assert store.lag("t", "g") == type(store.lag("t", "g"))(0, 0, 0, 0)
+
+
+@pytest.mark.clause("P4", "R1")
+def test_p4_acked_and_leased_survive_a_reopen(durable_stores: Stores) -> None:
+    """P4: acks, leases and their receipts outlive a close; an old epoch's receipt acks what it names."""
+    store = filled(durable_stores, 4)
+    popped = store.pop("t", "g", max_messages=3, invisible=10_000)
+    store.ack(popped[0])
+    store = durable_stores.reopen(store)
+    assert store.lag("t", "g").in_flight == 2
+    assert ids(store.pop("t", "g")) == ["m3"]
+    assert store.ack([m.receipt or "" for m in popped[:2]]) == [AGAIN, ACKED]
+    durable_stores.clock.advance(10_000)
+    store.tick()
+    assert ids(store.pop("t", "g")) == ["m2"]
+
+
+@pytest.mark.clause("P5")
+def test_p5_outcomes_are_true(stores: Stores) -> None:
+    """P5: ACKED also when expired but not yet revived; ALREADY_ACKED; STALE and harmless once revived and popped again."""
+    store = filled(stores, 3)
+    a, b, c = store.pop("t", "g", invisible=1000)
+    assert store.ack([a, a]) == [ACKED, AGAIN]
+    stores.clock.advance(5000)
+    assert store.ack(b) is ACKED
+    assert store.tick().retried == 1
+    assert store.ack([a, b, c]) == [AGAIN, AGAIN, STALE]
+    assert store.change_invisible(c, 1000).outcome is ChangeOutcome.STALE
+    assert store.release(c) is ReleaseOutcome.STALE
+    again = only(store.pop("t", "g", invisible=1000))
+    assert store.ack(c) is STALE
+    assert store.lag("t", "g").in_flight == 1, "harmless"
+    assert store.ack(again) is ACKED
+    assert store.change_invisible(again, 1000).outcome is ChangeOutcome.ALREADY_ACKED
+    assert store.release(again) is ReleaseOutcome.ALREADY_ACKED
+
+
+@pytest.mark.clause("P5")
+def test_p5_outcomes_are_remembered_ten_minutes_past_expiry(stores: Stores) -> None:
+    """P5: within ``outcome_memory`` exact, beyond never ACKED."""
+    store = filled(stores, 2)
+    acked, revived = store.pop("t", "g", invisible=1000)
+    store.ack(acked)
+    for passed in (1000, 60_000, 600_999):
+        stores.clock.set(START_MS + passed)
+        store.tick()
+        assert store.ack([acked, revived]) == [AGAIN, STALE], f"{passed} ms later"
+    stores.clock.advance(DAY_MS)
+    store.tick()
+    store.tick()
+    assert ACKED not in store.ack([acked, revived])
+
+
+@pytest.mark.clause("P5")
+def test_p5_garbage_or_forged_is_unknown(stores: Stores) -> None:
+    """P5: no text of somebody's own making ends a lease, whatever field is changed and the checksum set right."""
+    store = filled(stores, 2)
+    other = stores.open("other")
+    other.send(message("x"))
+    popped, second = store.pop("t", "g")
+    text = popped.receipt or ""
+    foreign = only(other.pop("t", "g")).receipt or ""
+    fields = text.split(" ")[:-1]
+    swaps = {0: "7", 1: str(int(fields[1]) + 1), 6: "5", 7: "99", 9: "u", 10: "h", 11: "9", 5: "rmqs-00000000", 4: "2"}
+    forged = []
+    for place, value in swaps.items():
+        changed = " ".join(value if at == place else field for at, field in enumerate(fields))
+        forged.append(f"{changed} {zlib.crc32(changed.encode()):08x}")
+    huge = " ".join("9" * 19 if at in (0, 1, 2, 3, 7, 8, 11) else field for at, field in enumerate(fields))
+    negative = " ".join(f"-{field}" if at in (0, 1, 6, 7, 11) else field for at, field in enumerate(fields))
+    forged += [f"{each} {zlib.crc32(each.encode()):08x}" for each in (huge, negative)]
+    garbage = ["", "x", text[:-1], text + "0", text.replace(" ", "  ", 1), text[:-8] + "00000000", "\x00", "é" * 200, text.upper()]
+    texts = [*garbage, *forged, foreign]
+    assert store.ack(texts) == [UNKNOWN] * len(texts)
+    assert {each.outcome for each in store.change_invisible(texts, 1)} == {ChangeOutcome.UNKNOWN}
+    assert set(store.release(texts)) == {ReleaseOutcome.UNKNOWN}
+    assert store.lag("t", "g").in_flight == 2
+    parsed = Receipt.parse(text)
+    assert parsed is not None
+    assert store.ack([text, parsed, second]) == [ACKED, AGAIN, ACKED]
+
+
+@pytest.mark.clause("P5")
+def test_p5_wrong_types_are_errors(engine_stores: Stores) -> None:
+    """P5: what is no receipt at all is a typed error, and nothing of the list was done."""
+    store = filled(engine_stores, 1)
+    popped = store.pop("t", "g")
+    for wrong in (None, 5, b"x", [popped[0], None], [b"x"]):
+        for call in (store.ack, store.release):
+            with pytest.raises(IllegalArgumentTypeError):
+                call(wrong)  # type: ignore[operator]
+    assert store.lag("t", "g").in_flight == 1
+    assert store.ack([]) == []
+
+
+@pytest.mark.clause("P6")
+def test_p6_change_longer_and_shorter(stores: Stores) -> None:
+    """P6: the lease ends when the new receipt says; the old receipt is STALE at once; attempt and first pop time stay."""
+    store = filled(stores, 3)
+    a, b, c = store.pop("t", "g", invisible=10_000)
+    longer, shorter = store.change_invisible(a, 100_000), store.change_invisible(b, 1000)
+    assert [longer.outcome, shorter.outcome] == [ChangeOutcome.CHANGED] * 2
+    assert store.ack([a, b]) == [STALE, STALE]
+    assert store.change_invisible(a, 5).outcome is ChangeOutcome.STALE
+    assert store.lag("t", "g").in_flight == 3
+    stores.clock.advance(1000)
+    assert store.tick().retried == 1
+    back = only(store.pop("t", "g", invisible=1_000_000))
+    assert (back.message_id, back.attempt, back.first_pop_ms) == (b.message_id, 2, b.first_pop_ms)
+    stores.clock.advance(9000)
+    assert store.tick().retried == 1
+    assert ids(store.pop("t", "g", invisible=1_000_000)) == [c.message_id]
+    stores.clock.advance(90_000 - 1)
+    assert store.tick().retried == 0
+    assert longer.receipt is not None
+    assert store.ack(longer.receipt) is ACKED
+    assert store.ack(longer.receipt.text()) is AGAIN
+
+
+@pytest.mark.clause("P6")
+def test_p6_changed_again_and_again(stores: Stores) -> None:
+    """P6: also of a retry message, and of one that expired but was not revived yet; only the last receipt counts."""
+    store = filled(stores, 1)
+    only(store.pop("t", "g", invisible=1000))
+    stores.clock.advance(1000)
+    store.tick()
+    lease: PoppedMessage | Receipt = only(store.pop("t", "g", invisible=1000))
+    old: list[PoppedMessage | Receipt] = []
+    for _ in range(5):
+        stores.clock.advance(5000)
+        result = store.change_invisible(lease, 1000)
+        assert result.outcome is ChangeOutcome.CHANGED
+        assert result.receipt is not None
+        old.append(lease)
+        lease = result.receipt
+    assert store.ack(old) == [STALE] * 5
+    assert store.tick().retried == 0
+    stores.clock.advance(1000)
+    assert store.tick().retried == 1
+    assert only(store.pop("t", "g")).attempt == 3
+
+
+@pytest.mark.clause("P7")
+@pytest.mark.parametrize("retries", [0, 1, 16])
+def test_p7_after_the_last_retry_the_dead_letter_queue(stores: Stores, retries: int) -> None:
+    """P7: retries + 1 deliveries, then the DLQ with reason, origin topic and id; counted once, gone from the group."""
+    store = stores.open(max_retries=retries)
+    store.send(message(1, tag="red", keys=("k",), properties={"a": "b"}))
+    for attempt in range(1, retries + 2):
+        assert only(store.pop("t", "g", invisible=1000)).attempt == attempt
+        assert store.lag("t", "g").dead == 0
+        stores.clock.advance(1000)
+        report = store.tick()
+        assert (report.retried, report.dead) == ((1, 0) if attempt <= retries else (0, 1))
+    assert store.pop("t", "g") == []
+    assert store.lag("t", "g") == type(store.lag("t", "g"))(0, 0, 0, 1)
+    dead = only(store.pop(dlq_topic("g"), "undertaker"))
+    assert (dead.body, dead.tag, dead.keys, dead.attempt) == (b"body 1", "red", ("k",), 1)
+    assert dead.properties["a"] == "b"
+    assert dead.properties["ORIGIN_TOPIC"] == "t"
+    assert dead.properties["ORIGIN_MESSAGE_ID"] == "m1"
+    assert dead.properties["DLQ_REASON"]
+    assert ids(pop_all(store, group="h")) == ["m1"], "another group has it still"
+
+
+@pytest.mark.clause("P7")
+def test_p7_released_pops_do_not_count(stores: Stores) -> None:
+    """P7: given back at once, through the retry topic, with the same attempt number, any number of times."""
+    store = filled(stores, 1, max_retries=1)
+    for _ in range(5):
+        popped = only(store.pop("t", "g"))
+        assert popped.attempt == 1
+        assert store.release(popped) is ReleaseOutcome.RELEASED
+        assert store.release(popped) is ReleaseOutcome.STALE
+        assert store.ack(popped) is STALE
+    for attempt in (1, 2):
+        popped = only(store.pop("t", "g", invisible=1000))
+        assert popped.attempt == attempt
+        stores.clock.advance(1000)
+        store.tick()
+    assert store.lag("t", "g").dead == 1
+
+
+@pytest.mark.clause("P8")
+def test_p8_acks_in_any_order_with_holes(stores: Stores) -> None:
+    """P8: one call over leases of several pops, queues and groups, duplicates and garbage among them: an outcome per receipt."""
+    store = stores.open()
+    store.create_topic("t", 3)
+    store.send_batch([message(n, queue_id=n % 3) for n in range(30)])
+    rng = random.Random(8)
+    leases = [m for group in "gh" for _ in range(5) for m in store.pop("t", group, max_messages=6, invisible=1000)]
+    assert len(leases) == 60
+    chosen = rng.sample(leases, 40)
+    acked: set[str] = set()
+    for at in range(0, 40, 8):
+        part: list[str] = [m.receipt or "" for m in chosen[at : at + 8]]
+        call = [*part, part[0], "garbage", *sorted(acked)[:1]]
+        assert store.ack(call) == [ACKED] * 8 + [AGAIN, UNKNOWN] + [AGAIN] * bool(acked)
+        acked |= set(part)
+    stores.clock.advance(1000)
+    store.tick()
+    for group in "gh":
+        left = sorted(m.message_id for m in leases if m.receipt not in acked and f" {group} " in (m.receipt or ""))
+        assert sorted(ids(pop_all(store, group=group))) == left
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P8")
+def test_p8_batches_of_columns_are_acked_as_they_are(stores: Stores) -> None:
+    """P8: what ``pop_batch`` gave goes back as a whole, also through Arrow."""
+    store = filled(stores, 300)
+    batch = store.pop_batch("t", "g", max_messages=200)
+    assert len(batch) == 200
+    texts = batch.columns.column("receipt").to_pylist()
+    assert store.ack(texts[::2]) == [ACKED] * 100
+    assert store.ack(batch) == [AGAIN, ACKED] * 100
+    assert store.lag("t", "g").in_flight == 0

@@ -1,0 +1,295 @@
+"""X1, S1: a store opened for reading beside its owner, beside another process, and when nobody has it open."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmqstore
+from rmqstore import Message, ReadStore, StoreClosedError, StoreForkedError, StorePathError, UnsupportedOperationError
+from rmqstore.contract import PopStore, TimerStore
+from rmqstore_conformance.stores import HOUR_MS, START_MS, Pair, Stores, ids, message, pop_all, read_ids, stores_of
+
+_READS = {
+    *("due", "get", "pending", "scan", "next_tick_ms", "stats", "verify", "durable_position", "sync", "close"),
+    *("ready", "timer_cursor", "durable_cursor", "topic", "topics", "groups", "offsets", "read", "lag", "next_expiry_ms"),
+    *("leases", "subscriptions", "export_state"),
+}
+"""What does not change a store; everything else that the contract asks for must be refused."""
+
+_OWNER = """
+import sys, rmqstore
+from rmqstore import Message
+path, timers, pops, now_ms = *sys.argv[1:4], int(sys.argv[4])
+store = rmqstore.open(path, timer_engine=timers, pop_engine=pops, services=False, clock=rmqstore.ManualClock(now_ms))
+store.send_batch([Message("t", b"now %d" % n, message_id=f"n{n}") for n in range(10)])
+store.send_batch([Message("t", b"later %d" % n, message_id=f"l{n}", deliver_at_ms=now_ms + 60_000 + n) for n in range(20)])
+store.pop("t", "g", max_messages=4)
+print("ready", flush=True)
+for line in sys.stdin:
+    store.send(Message("t", line.strip().encode(), message_id=line.strip()))
+    print("sent", flush=True)
+"""
+
+
+class _Owner:
+    """Another process that has the store open."""
+
+    def __init__(self, path: Path, pair: Pair) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _OWNER, str(path), pair.timers, pair.pops, str(START_MS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._line() == "ready"
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def send(self, message_id: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{message_id}\n")
+        self.process.stdin.flush()
+        assert self._line() == "sent"
+
+    def end(self, number: int) -> None:
+        self.process.send_signal(number)
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+@contextmanager
+def _owner(path: Path, pair: Pair) -> Iterator[_Owner]:
+    owner = _Owner(path, pair)
+    try:
+        yield owner
+    finally:
+        owner.end(signal.SIGKILL)
+
+
+def _reader(stores: Stores, name: str = "store", **settings: Any) -> ReadStore:
+    return rmqstore.open(stores.root / name, mode="read", **settings)
+
+
+def _files(root: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of change of every file but LMDB's table of readers."""
+    found = (path for path in root.rglob("*") if path.is_file() and path.name != "lock.mdb")
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+
+
+@pytest.mark.clause("X1", "T10", "P14")
+@pytest.mark.needs("read_only_open")
+def test_x1_a_reader_sees_one_state_beside_its_owner(durable_stores: Stores) -> None:
+    """X1: the state as of the open, whatever the owner does; refresh moves it on; counts are exact on both."""
+    store = durable_stores.open()
+    store.send_batch([message(n) for n in range(5)])
+    sent = store.send_batch([message(f"later{n}", deliver_at_ms=START_MS + HOUR_MS + n) for n in range(7)])
+    store.pop("t", "g", max_messages=2)
+    with _reader(durable_stores) as reader:
+        for _ in range(2):
+            assert reader.pending([START_MS, START_MS + HOUR_MS + 3, START_MS + 2 * HOUR_MS]).counts == (3, 4)
+            assert ids(timer.message for timer in reader.scan(limit=3).timers) == ["mlater0", "mlater1", "mlater2"]
+            assert reader.lag("t", "g").ready == 3
+            assert reader.lag("t", "g").in_flight == 2
+            assert ids(reader.read("t").messages) == [f"m{n}" for n in range(5)]
+            assert reader.groups() == ["g"]
+            assert [topic.name for topic in reader.topics()] == ["t"]
+            assert reader.stats().timers.pending == 7
+            assert reader.verify() == []
+            store.cancel(sent[0].handle or "")
+            store.send(message("new"))
+            pop_all(store)
+            durable_stores.clock.advance(HOUR_MS)
+            store.tick()
+        reader.refresh()
+        assert reader.verify() == []
+        assert reader.pending().total == store.pending().total < 7
+        assert reader.lag("t", "g") == store.lag("t", "g")
+        assert "mnew" in ids(reader.read("t").messages)
+    with pytest.raises(StoreClosedError):
+        reader.pending()
+    reader.close()
+
+
+@pytest.mark.clause("X1")
+@pytest.mark.needs("read_only_open")
+def test_x1_a_reader_beside_another_process(durable_pair: Pair) -> None:
+    """X1: the owner is another process; the reader neither waits for it nor stops it."""
+    with stores_of(durable_pair) as stores, _owner(stores.root / "store", durable_pair) as owner, _reader(stores) as reader:
+        assert reader.pending().total == 20
+        assert reader.lag("t", "g").in_flight == 4
+        owner.send("more")
+        assert len(reader.read("t", limit=100)) == 10
+        reader.refresh()
+        assert ids(reader.read("t", limit=100).messages)[-1] == "more"
+        assert reader.get("more") is not None
+        assert reader.verify() == []
+        with pytest.raises(rmqstore.StoreLockedError):
+            stores.open()
+
+
+@pytest.mark.clause("X1", "R1")
+@pytest.mark.needs("read_only_open")
+def test_x1_a_killed_store_can_be_read_before_it_is_recovered(durable_pair: Pair) -> None:
+    """X1: after kill -9 a reader finds everything that was acknowledged, changes no file, and the next owner finds it too."""
+    with stores_of(durable_pair) as stores:
+        with _owner(stores.root / "store", durable_pair) as owner:
+            owner.send("last")
+        before = _files(stores.root)
+        with _reader(stores) as reader:
+            assert reader.pending().total == 20
+            assert ids(reader.read("t", limit=100).messages)[-1] == "last"
+            assert reader.lag("t", "g").in_flight == 4
+            assert reader.verify() == []
+            reader.refresh()
+        assert _files(stores.root) == before
+        store = stores.open()
+        assert store.pending().total == 20
+        assert store.verify() == []
+
+
+@pytest.mark.clause("X1")
+@pytest.mark.needs("read_only_open")
+def test_x1_a_reader_changes_no_file(durable_stores: Stores) -> None:
+    """X1: not one file of a closed store is made, grows, shrinks or is touched; an owner opens it as if nothing had been."""
+    store = durable_stores.open()
+    store.send_batch([message(n, deliver_at_ms=START_MS + 1000 * n) for n in range(50)])
+    durable_stores.clock.advance(20_000)
+    store.tick()
+    epoch = store.stats().timers.epoch
+    store.close()
+    before = _files(durable_stores.root)
+    for _ in range(3):
+        with _reader(durable_stores) as reader:
+            assert reader.pending().total == 29
+            reader.refresh()
+            assert reader.stats().timers.epoch == epoch
+    assert _files(durable_stores.root) == before
+    assert durable_stores.open().stats().timers.epoch == epoch + 1
+
+
+@pytest.mark.clause("X1")
+@pytest.mark.needs("read_only_open")
+def test_x1_owners_come_and_go_while_a_reader_stays(durable_stores: Stores) -> None:
+    """X1: an open and a close of the owner in the reader's process leave the reader's state as it is; several readers share."""
+    store = durable_stores.open()
+    store.send(message(1))
+    first = _reader(durable_stores)
+    store.send(message(2))
+    second = _reader(durable_stores)
+    store.close()
+    third = _reader(durable_stores)
+    store = durable_stores.open()
+    store.send(message(3))
+    fourth = _reader(durable_stores)
+    seen = [ids(reader.read("t").messages) for reader in (first, second, third, fourth)]
+    assert seen == [["m1"], ["m1", "m2"], ["m1", "m2"], ["m1", "m2", "m3"]]
+    store.close()
+    for reader in (fourth, first, third, second):
+        reader.refresh()
+        assert ids(reader.read("t").messages) == ["m1", "m2", "m3"]
+        reader.close()
+    assert read_ids(durable_stores.open()) == ["m1", "m2", "m3"]
+
+
+@pytest.mark.clause("X1", "H3")
+@pytest.mark.needs("read_only_open")
+def test_x1_nothing_is_missing_from_both_sides_or_in_both(durable_stores: Stores) -> None:
+    """X1: a message is either a pending timer or in its topic, in every state that a reader can get of a hand-over."""
+    store = durable_stores.open(hand_over_limit=7)
+    store.send_batch([message(n, deliver_at_ms=START_MS + 100 + n // 3) for n in range(60)])
+    durable_stores.clock.advance(5000)
+    with _reader(durable_stores) as reader:
+        for _ in store._hand_over.steps(durable_stores.clock.now_ms()):
+            store.flush()
+            reader.refresh()
+            waiting = ids(timer.message for timer in reader.scan().timers)
+            arrived = ids(reader.read("t", limit=100).messages) if reader.topics() else []
+            assert sorted(waiting + arrived) == sorted(f"m{n}" for n in range(60))
+            assert reader.pending().total == len(waiting)
+
+
+@pytest.mark.clause("X1", "S1")
+@pytest.mark.needs("read_only_open", "snapshot")
+def test_x1_what_would_change_the_store_is_refused(durable_stores: Stores) -> None:
+    """X1, S1: every call of both sides that is not a read raises, and leaves no trace; none is missing from the list."""
+    store = durable_stores.open()
+    store.send(message(1))
+    store.close()
+    before = _files(durable_stores.root)
+    with _reader(durable_stores) as reader:
+        refused = 0
+        for side, kind in ((reader._timers, TimerStore), (reader._pops, PopStore)):
+            for name in sorted(kind.__abstractmethods__ - _READS):
+                with pytest.raises(UnsupportedOperationError):
+                    getattr(side, name)(*[None] * _arguments(kind, name))
+                refused += 1
+        assert refused >= 13
+        for session in reader._sessions.values():
+            with pytest.raises(UnsupportedOperationError):
+                session.snapshot(durable_stores.root / "copy")
+    assert _files(durable_stores.root) == before
+    owner = durable_stores.open()
+    for session in owner._opened.sessions.values():
+        with pytest.raises(UnsupportedOperationError):
+            session.refresh()
+
+
+def _arguments(kind: type, name: str) -> int:
+    code = getattr(kind, name).__code__
+    return code.co_argcount - 1 - len(getattr(kind, name).__defaults__ or ())
+
+
+@pytest.mark.clause("X1", "R4")
+@pytest.mark.needs("read_only_open")
+def test_x1_there_must_be_a_store(durable_stores: Stores) -> None:
+    """X1: a reader makes no store and says so; settings that differ from what is stored are refused as for an owner."""
+    for name in ("missing", "file", "empty"):
+        path = durable_stores.root / name
+        if name == "file":
+            path.write_text("no store")
+        elif name == "empty":
+            path.mkdir()
+        with pytest.raises(StorePathError, match="no store"):
+            _reader(durable_stores, name)
+    assert not (durable_stores.root / "missing").exists()
+    assert list((durable_stores.root / "empty").iterdir()) == []
+    durable_stores.open(precision_ms=100).close()
+    with pytest.raises(rmqstore.ConfigError, match="precision_ms"):
+        _reader(durable_stores, precision_ms=1000)
+    with pytest.raises(rmqstore.IllegalArgumentError, match="mode"):
+        rmqstore.open(durable_stores.root / "store", mode="write")  # type: ignore[call-overload]
+
+
+@pytest.mark.clause("X1", "X2")
+@pytest.mark.needs("read_only_open")
+def test_x1_a_forked_child_is_refused(durable_stores: Stores) -> None:
+    """X2: the child of a reader may not use its parent's view, and does it no harm."""
+    store = durable_stores.open()
+    store.send(message(1))
+    with _reader(durable_stores) as reader:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                reader.read("t")
+            except StoreForkedError:
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        assert ids(reader.read("t").messages) == ["m1"]
+        reader.refresh()
+        store.send(Message("t", b"x"))

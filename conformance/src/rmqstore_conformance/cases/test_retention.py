@@ -1,0 +1,274 @@
+"""Q1–Q3 and P11: how long messages are kept, what pins them, which groups count, and where late groups start."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmqstore import AckOutcome, IllegalArgumentError, InitMode, Lag, Store
+from rmqstore.message import PARKED_TOPIC, dlq_topic, retry_topic
+from rmqstore_conformance.damaging import damage_messages
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, Stores, ids, message, pop_all, read_ids
+
+
+def kept(store: Store, topic: str = "t") -> tuple[int, ...]:
+    return next(each.min_offsets for each in store.topics(system=True) if each.name == topic)
+
+
+@pytest.mark.clause("Q1")
+@pytest.mark.needs("retention")
+def test_q1_kept_until_older_than_the_retention(stores: Stores) -> None:
+    """Q1: to the millisecond, consumed or not; offsets, lag and reads begin at the first kept message; timers are not touched."""
+    store = stores.open(retention_ms=HOUR_MS)
+    store.send_batch([message(n) for n in range(3)])
+    store.send(message("timer"), delay=30 * DAY_MS)
+    stores.clock.advance(1000)
+    store.send_batch([message(n) for n in range(3, 5)])
+    assert len(store.pop("t", "g", max_messages=2)) == 2
+    store.ack(store.pop("t", "g", max_messages=0 + 1))
+    stores.clock.advance(HOUR_MS - 1000)
+    store.tick()
+    assert kept(store) == (0,), "not older than the retention yet"
+    stores.clock.advance(1)
+    store.tick()
+    assert kept(store) == (3,)
+    assert read_ids(store) == ["m3", "m4"]
+    assert store.lag("t", "new") == Lag(2, 0, 0, 0)
+    assert store.get("m0") is not None, "it is in the retry topic"
+    assert store.get("m2") is None
+    stores.clock.advance(1000)
+    store.tick()
+    assert kept(store) == (5,)
+    assert read_ids(store) == []
+    assert store.pending().total == 1
+    assert store.stats().pops.messages == 2
+    store.send(message(5))
+    assert ids(pop_all(store, group="new")) == ["m5"]
+    assert store.verify() == []
+
+
+@pytest.mark.clause("Q1")
+def test_q1_none_keeps_for_ever(stores: Stores) -> None:
+    """Q1: a retention of 0 takes nothing."""
+    store = stores.open(retention_ms=0)
+    store.send_batch([message(n) for n in range(3)])
+    pop_all(store)
+    stores.clock.advance(4000 * DAY_MS)
+    store.tick()
+    assert kept(store) == (0,)
+
+
+@pytest.mark.clause("Q1", "P1")
+@pytest.mark.needs("retention")
+def test_q1_leased_messages_are_pinned(durable_stores: Stores) -> None:
+    """Q1: a lease holds its message and all behind it, also across a reopen; when it ends the message lives on in the retry topic."""
+    store = durable_stores.open(retention_ms=HOUR_MS)
+    store.send_batch([message(n) for n in range(6)])
+    popped = store.pop("t", "g", max_messages=3, invisible=3 * HOUR_MS)
+    store.ack(popped[0])
+    store.change_invisible(popped[1], 5 * HOUR_MS)
+    durable_stores.clock.advance(2 * HOUR_MS)
+    store = durable_stores.reopen(store, retention_ms=HOUR_MS)
+    store.tick()
+    assert kept(store)[0] <= 1
+    assert "m1" in read_ids(store)
+    durable_stores.clock.advance(HOUR_MS)
+    assert store.tick().retried == 1
+    store.tick()
+    assert kept(store) == (1,), "the lease with the longer time holds on"
+    durable_stores.clock.advance(2 * HOUR_MS)
+    assert store.tick().retried == 1
+    store.tick()
+    assert kept(store) == (6,)
+    durable_stores.clock.advance(100 * DAY_MS)
+    store.tick()
+    assert sorted(ids(pop_all(store))) == ["m1", "m2"], "what waits in a retry topic is pinned whatever its age"
+    assert store.verify() == []
+
+
+@pytest.mark.clause("Q1", "P9")
+@pytest.mark.needs("fifo", "retention")
+def test_q1_un_acked_messages_of_a_run_are_pinned(stores: Stores) -> None:
+    """Q1: under FIFO what was popped and not acked stays in its place until it is."""
+    store = stores.open(retention_ms=HOUR_MS)
+    store.send_batch([message(n) for n in range(4)])
+    run = store.pop("t", "g", max_messages=3, invisible=1000, order=True)
+    store.ack(run[0])
+    stores.clock.advance(DAY_MS)
+    store.tick()
+    store.tick()
+    assert kept(store) == (1,)
+    assert ids(pop_all(store, order=True)) == ["m1", "m2", "m3"]
+    store.tick()
+    assert kept(store) == (4,)
+
+
+@pytest.mark.clause("Q1")
+def test_q1_retry_topics_go_as_they_are_consumed(stores: Stores) -> None:
+    """Q1: with any setting, once their one group has acked what is in them."""
+    store = stores.open(retention_ms=0)
+    store.send_batch([message(n) for n in range(4)])
+    store.pop("t", "g", invisible=1000)
+    stores.clock.advance(1000)
+    store.tick()
+    held = store.pop("t", "g", max_messages=2)
+    store.ack(held[1])
+    store.tick()
+    assert kept(store, retry_topic("g", "t")) == (0,)
+    store.ack(held[0])
+    store.tick()
+    assert kept(store, retry_topic("g", "t")) == (2,)
+    assert store.lag("t", "g") == Lag(0, 0, 2, 0)
+    assert len(pop_all(store)) == 2
+    assert store.verify() == []
+
+
+@pytest.mark.clause("Q1", "P7", "T12")
+@pytest.mark.needs("retention")
+def test_q1_dead_letters_and_parked_entries_stay(stores: Stores) -> None:
+    """Q1: whatever their age; a damaged run is parked before it goes, not dropped unseen."""
+    store = stores.open(retention_ms=HOUR_MS, max_retries=0)
+    for n in range(3):
+        store.send(message(n))
+    store.pop("t", "g", max_messages=1, invisible=1000)
+    stores.clock.advance(1000)
+    assert store.tick().dead == 1
+    damage_messages(store, b"body 1")
+    stores.clock.advance(DAY_MS)
+    store.tick()
+    assert kept(store) == (3,)
+    assert len(store.read(dlq_topic("g")).messages) == 1
+    assert b"m1" in store.read(PARKED_TOPIC).messages[0].body
+    assert store.verify() == []
+
+
+@pytest.mark.clause("Q2")
+@pytest.mark.needs("retention")
+def test_q2_consumed_messages_go_once_every_group_has_them(durable_stores: Stores) -> None:
+    """Q2: without a group nothing goes; with two, what both have acked; un-acked holes hold; exact to the message."""
+    store = durable_stores.open(retention_ms=0, reclaim="consumed")
+    store.create_topic("t", 2)
+    store.send_batch([message(n, queue_id=n % 2) for n in range(10)])
+    durable_stores.clock.advance(DAY_MS)
+    store.tick()
+    assert kept(store) == (0, 0)
+    one = store.pop("t", "g", max_messages=6)
+    store.tick()
+    assert kept(store) == (0, 0), "leased"
+    store.ack([m for m in one if (m.queue_id, m.queue_offset) != (0, 1)])
+    store.tick()
+    assert kept(store) == (1, 3) or kept(store) == (1, sum(m.queue_id == 1 for m in one))
+    store.ack(one)
+    pop_all(store)
+    assert store.pop("t", "h", max_messages=1, queue=0)
+    before = kept(store)
+    store.tick()
+    assert kept(store) == before, "the second group counts from its first pop on"
+    store = durable_stores.reopen(store, retention_ms=0, reclaim="consumed")
+    pop_all(store, group="h")
+    assert store.lag("t", "h").in_flight == 1
+    store.tick()
+    assert kept(store)[1] == 5
+    assert kept(store)[0] < 5
+    assert store.verify() == []
+
+
+@pytest.mark.clause("Q2", "Q1")
+@pytest.mark.needs("retention")
+def test_q2_age_takes_what_no_group_has_consumed(stores: Stores) -> None:
+    """Q2: the retention holds beside it, so that a group that is gone does not keep messages for ever."""
+    store = stores.open(retention_ms=HOUR_MS, reclaim="consumed", group_expiry_ms=0)
+    store.pop("t", "g")
+    store.send_batch([message(n) for n in range(3)])
+    stores.clock.advance(HOUR_MS + 1)
+    store.tick()
+    assert kept(store) == (3,)
+
+
+@pytest.mark.clause("Q3")
+def test_q3_idle_groups_stop_counting_and_keep_their_position(durable_stores: Stores) -> None:
+    """Q3: after the expiry plus at most its eighth; a pop in between keeps a group alive, also an empty one; the position stays."""
+    settings = {"retention_ms": 0, "reclaim": "consumed", "group_expiry_ms": 8 * HOUR_MS}
+    store = durable_stores.open(**settings)
+    store.send_batch([message(n) for n in range(4)])
+    store.ack(store.pop("t", "idle", max_messages=2))
+    pop_all(store, group="busy")
+    store.tick()
+    assert kept(store) == (2,)
+    for _ in range(8):
+        durable_stores.clock.advance(HOUR_MS)
+        assert store.pop("t", "busy") == []
+        store.tick()
+        assert kept(store) == (2,), "the idle group still counts"
+    store = durable_stores.reopen(store, **settings)
+    durable_stores.clock.advance(HOUR_MS + 1)
+    store.tick()
+    assert kept(store) == (4,)
+    store.send(message(4))
+    assert ids(store.pop("t", "idle")) == ["m4"], "its position stays as far as its messages do"
+    durable_stores.clock.advance(1)
+    pop_all(store, group="busy")
+    store.tick()
+    assert kept(store) == (4,), "it counts again"
+
+
+@pytest.mark.clause("Q3")
+@pytest.mark.needs("retention")
+def test_q3_an_idle_group_goes_on_where_it_stood(stores: Stores) -> None:
+    """Q3: when it comes back long after its expiry, and its messages are there still."""
+    store = stores.open(retention_ms=0, reclaim="consumed", group_expiry_ms=8 * HOUR_MS)
+    store.send_batch([message(n) for n in range(4)])
+    store.ack(store.pop("t", "idle", max_messages=2))
+    stores.clock.advance(DAY_MS)
+    store.tick()
+    assert store.lag("t", "idle") == Lag(2, 0, 0, 0)
+    assert ids(store.pop("t", "idle")) == ["m2", "m3"]
+
+
+@pytest.mark.clause("P11", "Q2")
+@pytest.mark.needs("retention")
+def test_p11_a_late_group_starts_within_a_call_that_was_half_consumed(stores: Stores) -> None:
+    """P11: messages of one call that were consumed are gone for a group that comes later, the others are not."""
+    store = stores.open(retention_ms=0, reclaim="consumed")
+    store.send_batch([message(n) for n in range(4)])
+    store.ack(store.pop("t", "g", max_messages=2))
+    store.tick()
+    assert store.lag("t", "late") == Lag(2, 0, 0, 0)
+    assert ids(pop_all(store, group="late")) == ["m2", "m3"]
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P11", "Q1")
+@pytest.mark.needs("retention")
+def test_p11_late_groups_start_with_the_first_kept_message(stores: Stores) -> None:
+    """P11: MIN is the first kept message; a group that fell behind goes on there; resets go no further back."""
+    store = stores.open(retention_ms=HOUR_MS)
+    store.send_batch([message(n) for n in range(3)])
+    store.ack(store.pop("t", "behind", max_messages=1))
+    stores.clock.advance(HOUR_MS)
+    store.send_batch([message(n) for n in range(3, 6)])
+    stores.clock.advance(1)
+    store.tick()
+    assert kept(store) == (3,)
+    assert store.lag("t", "behind") == Lag(3, 0, 0, 0)
+    assert ids(pop_all(store, group="behind")) == ["m3", "m4", "m5"]
+    assert ids(pop_all(store, group="late")) == ["m3", "m4", "m5"]
+    with pytest.raises(IllegalArgumentError, match="which holds 3 to 6"):
+        store.reset_offset("t", "late", 2)
+    store.reset_offset("t", "late", InitMode.MIN)
+    assert ids(store.pop("t", "late", max_messages=1)) == ["m3"]
+    assert [m.queue_offset for m in store.read("t", 0, 0).messages] == [3, 4, 5]
+
+
+@pytest.mark.clause("Q1", "P5")
+@pytest.mark.needs("retention")
+def test_q1_outcomes_stay_true_after_the_message_is_gone(stores: Stores) -> None:
+    """Q1: a receipt whose message was reclaimed still says what happened."""
+    store = stores.open(retention_ms=1000, outcome_memory_ms=DAY_MS)
+    store.send_batch([message(n) for n in range(2)])
+    popped = store.pop("t", "g")
+    store.ack(popped[0])
+    store.release(popped[1])
+    stores.clock.advance(HOUR_MS)
+    store.tick()
+    assert kept(store) == (2,)
+    assert store.ack(popped) == [AckOutcome.ALREADY_ACKED, AckOutcome.STALE]

@@ -1,0 +1,181 @@
+"""X3: threads: no lost or double lease under contention, and syncs that are shared."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rmqstore import AckOutcome, CancelOutcome, SystemClock
+from rmqstore_conformance.stores import START_MS, Stores, message, pop_all, read_ids
+
+THREADS = 8
+
+
+def together(work: Callable[[int], None], count: int = THREADS) -> None:
+    """Run ``work(0) … work(count - 1)`` at once; the first error is raised."""
+    barrier = threading.Barrier(count)
+
+    def started(number: int) -> None:
+        barrier.wait()
+        work(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        for future in [pool.submit(started, number) for number in range(count)]:
+            future.result(timeout=100)
+
+
+@pytest.mark.clause("X3")
+def test_x3_every_message_is_leased_once(stores: Stores) -> None:
+    """X3: eight consumers of one group, beside two producers and a ticking thread: each message once, none lost."""
+    store = stores.open()
+    store.create_topic("t", 4)
+    total = 400
+    got: list[str] = []
+    done = threading.Event()
+    lock = threading.Lock()
+
+    def work(number: int) -> None:
+        if number < 2:
+            for n in range(total // 4):
+                store.send(message(f"{number}-{n}"))
+                store.send(message(f"{number}-t{n}"), deliver_at=START_MS + 1000 + n)
+            return
+        if number == 2:
+            while not done.is_set():
+                stores.clock.advance(7)
+                store.tick()
+            return
+        while not done.is_set():
+            popped = store.pop("t", "g", max_messages=5, invisible=10**9)
+            assert store.ack(popped) == [AckOutcome.ACKED] * len(popped)
+            with lock:
+                got.extend(m.message_id for m in popped)
+                if len(got) >= total:
+                    done.set()
+
+    together(work)
+    assert len(got) == total
+    assert not [name for name, times in Counter(got).items() if times > 1]
+    assert store.lag("t", "g").in_flight == 0
+    assert store.verify() == []
+
+
+@pytest.mark.clause("X3", "P13")
+@pytest.mark.parametrize(("threads", "queues"), [(1, 1), (8, 4), (64, 8)])
+def test_x3_no_queue_starves_under_many_consumers(engine_stores: Stores, threads: int, queues: int) -> None:
+    """X3, P13: 1 to 64 consumers on 1 to 8 queues that are always full: after any number of pops the queues have given about the same."""
+    store = engine_stores.open(flush="async")
+    store.create_topic("t", queues)
+    each = 1600 // queues
+    store.send_batch([message(n, queue_id=n % queues) for n in range(each * queues)])
+    given: list[int] = []
+    acked: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def work(_: int) -> None:
+        while True:
+            with lock:
+                popped = store.pop("t", "g", max_messages=3)
+                given.extend(m.queue_id for m in popped)
+            if not popped:
+                return
+            assert set(store.ack(popped)) == {AckOutcome.ACKED}
+            with lock:
+                acked.update(m.message_id for m in popped)
+
+    together(work, threads)
+    assert len(acked) == each * queues
+    assert set(acked.values()) == {1}
+    so_far = Counter(dict.fromkeys(range(queues), 0))
+    for queue in given[: each * (queues - 1)]:
+        so_far[queue] += 1
+        assert max(so_far.values()) - min(so_far.values()) <= 6, "one queue gets ahead of another"
+
+
+@pytest.mark.clause("X3", "P8")
+def test_x3_racing_acks_of_one_lease_have_one_winner(stores: Stores) -> None:
+    """X3: acks, changes and releases of the same receipts from all threads: each lease ends exactly once."""
+    store = stores.open()
+    store.send_batch([message(n) for n in range(40)])
+    popped = store.pop("t", "g", max_messages=40)
+    won: Counter[int] = Counter()
+    lock = threading.Lock()
+
+    def work(number: int) -> None:
+        order = popped if number % 2 else popped[::-1]
+        for each in order:
+            outcome = store.ack(each) if number % 3 else store.release(each)
+            with lock:
+                won[each.queue_offset] += outcome.name in ("ACKED", "RELEASED")
+
+    together(work)
+    assert won == dict.fromkeys(range(40), 1)
+    released = len(pop_all(store))
+    assert store.lag("t", "g").in_flight == 0
+    assert 0 <= released <= 40
+    assert store.verify() == []
+
+
+@pytest.mark.clause("X3", "C2", "H4")
+def test_x3_cancels_race_the_tick(stores: Stores) -> None:
+    """X3: threads cancel while another hands over: CANCELLED or delivered, never both, never neither."""
+    store = stores.open(hand_over_limit=3)
+    handles = {}
+    for n in range(300):
+        handles[f"m{n}"] = store.send(message(n), deliver_at=START_MS + 1000 * (1 + n % 30)).handle or ""
+    outcomes: dict[str, CancelOutcome] = {}
+    names = sorted(handles)
+
+    def work(number: int) -> None:
+        if number == 0:
+            for _ in range(30):
+                stores.clock.advance(1000)
+                store.tick()
+            return
+        for name in names[number::THREADS]:
+            outcomes[name] = store.cancel(handles[name])
+
+    together(work)
+    store.tick()
+    cancelled = {name for name, outcome in outcomes.items() if outcome is CancelOutcome.CANCELLED}
+    assert set(read_ids(store)) == set(names) - cancelled
+    assert store.verify() == []
+
+
+@pytest.mark.clause("X3")
+def test_x3_a_waiting_pop_is_woken(stores: Stores) -> None:
+    """X3: a pop that waits returns with what another thread sends, releases, or lets become due, without polling for time."""
+    store = stores.open()
+    results: list[str] = []
+
+    def consume() -> None:
+        results.extend(m.message_id for m in store.pop("t", "g", wait=60_000))
+
+    for number, arrive in enumerate(("send", "tick")):
+        if arrive == "tick":
+            store.send(message(1), delay=1000)
+            stores.clock.advance(1000)
+        thread = threading.Thread(target=consume)
+        thread.start()
+        if arrive == "send":
+            store.send(message(0))
+        else:
+            store.tick()
+        thread.join(timeout=30)
+        assert not thread.is_alive(), f"{arrive} did not wake the pop"
+        assert results[number:] == [f"m{number}"]
+
+
+@pytest.mark.clause("X3", "T2")
+def test_x3_the_background_thread_follows_a_manual_clock(stores: Stores) -> None:
+    """§3: with services the store hands over by itself as soon as the clock is moved; a day passes in no time."""
+    store = stores.open(services=True)
+    store.send(message(1), delay=86_400_000)
+    stores.clock.advance(86_400_000)
+    got = store.pop("t", "g", wait=60_000)
+    assert [m.message_id for m in got] == ["m1"]
+    assert not isinstance(stores.clock, SystemClock)

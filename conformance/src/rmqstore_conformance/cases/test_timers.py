@@ -1,0 +1,211 @@
+"""T1–T5, T8, T11: when timers come out, and in which order."""
+
+from __future__ import annotations
+
+import random
+from unittest.mock import patch
+
+import pytest
+
+import rmqstore
+from rmqstore import DelayTooLongError, MessageBatch
+from rmqstore.contract import EMPTY_CURSOR
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, message, pop_all, read_ids
+
+
+@pytest.mark.clause("T1", "T2")
+@pytest.mark.parametrize("precision", [1000, 500, 200, 100])
+def test_t1_t2_never_early_and_by_the_first_tick(engine_stores: Stores, precision: int) -> None:
+    """T1, T2: not before the deliver time rounded up to the precision, and at the first tick from there on."""
+    clock = engine_stores.clock
+    store = engine_stores.open(precision_ms=precision)
+    delays = sorted({1, precision - 1, precision, precision + 1, 2 * precision, 2 * precision + 7, 60_000, HOUR_MS})
+    for delay in delays:
+        store.send(message(delay), delay=delay)
+    for delay in delays:
+        tick = START_MS + -(-delay // precision) * precision
+        for moment in (START_MS + delay - 1, tick - 1):
+            if moment > clock.now_ms():
+                clock.set(moment)
+                store.tick()
+        expected = [f"m{d}" for d in delays if START_MS + -(-d // precision) * precision <= clock.now_ms()]
+        assert read_ids(store) == expected, "early"
+        clock.set(tick)
+        store.tick()
+        assert f"m{delay}" in read_ids(store), "late"
+    for lying in store.read("t", 0, 0, 1000).messages:
+        assert lying.store_ms >= lying.deliver_at_ms
+
+
+@pytest.mark.clause("T1")
+def test_t1_a_deliver_time_within_the_present_tick_waits(stores: Stores) -> None:
+    """T1: at 12:00:00.400, what is due at .900 does not go out with a tick at .899, nor before its tick ends."""
+    store = stores.open()
+    stores.clock.set(START_MS + 400)
+    store.send(message(1), deliver_at=START_MS + 900)
+    for moment in (400, 899, 900, 999):
+        stores.clock.set(START_MS + moment)
+        assert store.tick().handed_over == 0
+    stores.clock.set(START_MS + 1000)
+    assert store.tick().handed_over == 1
+
+
+@pytest.mark.clause("T2")
+def test_t2_a_broken_off_tick_does_not_hide_what_it_closed(engine_stores: Stores) -> None:
+    """T2: a tick fails after the seal, the clock is set back: the store still wants to be woken for what it closed."""
+    store = engine_stores.open()
+    store.send(message(1), delay=3000)
+    engine_stores.clock.advance(5000)
+    with patch.object(store.pops, "apply", side_effect=rmqstore.StoreFullError("no room")), pytest.raises(rmqstore.StoreFullError):
+        store.tick()
+    engine_stores.clock.set(START_MS + 1000)
+    assert store.tick().handed_over == 0
+    wake = store.next_wake_ms()
+    assert wake is not None
+    assert wake <= 2000
+    engine_stores.clock.set(START_MS + 3000)
+    assert store.tick().handed_over == 1
+
+
+@pytest.mark.clause("T3")
+@pytest.mark.parametrize("limit", [1, 3, 4096])
+def test_t3_by_tick_then_by_put(stores: Stores, limit: int) -> None:
+    """T3: whatever the order and the batches of the puts, one tick gives them by tick, then in the order of the puts."""
+    store = stores.open(hand_over_limit=limit)
+    rng = random.Random(3)
+    delays = [rng.choice((500, 1000, 1500, 2000, 2001, 5000)) for _ in range(60)]
+    expected = sorted(range(60), key=lambda n: (-(-delays[n] // 1000), n))
+    taken = 0
+    while taken < 60:
+        step = rng.randint(1, 9)
+        rows = range(taken, min(taken + step, 60))
+        store.send_batch([message(n, deliver_at_ms=START_MS + delays[n]) for n in rows])
+        taken += step
+    stores.clock.advance(10_000)
+    assert store.tick().handed_over == 60
+    assert read_ids(store) == [f"m{n}" for n in expected]
+
+
+@pytest.mark.clause("T3", "K1")
+def test_t3_a_later_seal_may_bring_an_earlier_tick(stores: Stores) -> None:
+    """T3: order holds among what was there at one seal; a put behind it comes out with its own tick, however early that is."""
+    store = stores.open()
+    store.send(message(1), delay=5000)
+    stores.clock.advance(5000)
+    store.tick()
+    stores.clock.set(START_MS)
+    store.send(message(2), delay=2000)
+    store.send(message(3), delay=1000)
+    stores.clock.set(START_MS + 2000)
+    store.tick()
+    assert read_ids(store) == ["m1", "m3", "m2"]
+
+
+@pytest.mark.clause("T4")
+def test_t4_null_or_past_is_in_the_topic_at_the_next_tick(stores: Stores) -> None:
+    """T4: alone such messages are there at once; in a batch with a future row they come with the next tick, at the same time even."""
+    store = stores.open()
+    stores.clock.advance(345)
+    now = stores.clock.now_ms()
+    store.send_batch([message(1), message(2, deliver_at_ms=0), message(3, deliver_at_ms=now)])
+    assert read_ids(store) == ["m1", "m2", "m3"]
+    mixed = [message(4), message(5, deliver_at_ms=now - 400), message(6, deliver_at_ms=now), message(7, deliver_at_ms=now + 60_000)]
+    store.send_batch([*mixed, message(8, deliver_at_ms=1)])
+    assert read_ids(store) == ["m1", "m2", "m3"]
+    assert store.tick().handed_over == 4
+    assert sorted(read_ids(store)) == sorted(f"m{n}" for n in (1, 2, 3, 4, 5, 6, 8))
+
+
+@pytest.mark.clause("T4")
+def test_t4_the_tick_of_a_past_row(stores: Stores) -> None:
+    """T4: its tick is its deliver time (or now) rounded up, but at most now."""
+    store = stores.open()
+    stores.clock.advance(345)
+    now = stores.clock.now_ms()
+    rows = [message(1), message(2, deliver_at_ms=now - 1), message(3, deliver_at_ms=now - 5500), message(4, deliver_at_ms=now + 1)]
+    receipts, _ = store.timers.put(MessageBatch(messages=rows), now)
+    assert list(receipts.ticks) == [now, now, START_MS - 5000, START_MS + 1000]
+    columns = [message(f"c{n}", deliver_at_ms=row.deliver_at_ms, born_ms=1) for n, row in enumerate(rows * 40)]
+    receipts, _ = store.timers.put(MessageBatch(columns=MessageBatch.of(columns).columns), now)
+    assert list(receipts.ticks) == [now, now, START_MS - 5000, START_MS + 1000] * 40
+
+
+@pytest.mark.clause("T5")
+def test_t5_any_horizon(stores: Stores) -> None:
+    """T5: a hundred years, and the largest time there is, are kept, counted and cancellable."""
+    store = stores.open()
+    century = 100 * 365 * DAY_MS
+    store.send(message(1), delay=century)
+    last = store.send(message(2), deliver_at=2**62)
+    assert store.pending().latest_ms == 2**62
+    assert last.handle is not None
+    assert store.cancel(last.handle) is rmqstore.CancelOutcome.CANCELLED
+    stores.clock.advance(century)
+    store.tick()
+    assert read_ids(store) == ["m1"]
+
+
+@pytest.mark.clause("T5", "F3")
+def test_t5_above_the_set_horizon_nothing_is_stored(stores: Stores) -> None:
+    """T5: one row beyond ``max_delay_ms`` refuses the batch, whose other rows leave nothing behind."""
+    store = stores.open(max_delay_ms=60_000)
+    store.send(message(0), delay=60_000)
+    with pytest.raises(DelayTooLongError):
+        store.send(message(1), delay=60_001)
+    with pytest.raises(DelayTooLongError, match="row 1"):
+        store.send_batch([message(2, deliver_at_ms=START_MS + 5), message(3, deliver_at_ms=START_MS + 60_001), message(4)])
+    assert store.pending().total == 1
+    assert ids(each.message for each in store.scan().timers) == ["m0"]
+    stores.clock.advance(2 * 60_000)
+    store.tick()
+    assert read_ids(store) == ["m0"]
+
+
+@pytest.mark.clause("T8")
+def test_t8_one_tick_goes_out_in_bounded_batches(engine_stores: Stores) -> None:
+    """T8: no batch of a crowded tick holds more than the limit, and none is read twice."""
+    store = engine_stores.open(hand_over_limit=100)
+    store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(1050)])
+    engine_stores.clock.advance(1000)
+    sizes = []
+    due = store.timers.due
+
+    def counted(after: object, limit: int) -> object:
+        batch = due(after, limit)  # type: ignore[arg-type]
+        sizes.append(len(batch.messages))
+        return batch
+
+    with patch.object(store.timers, "due", counted):
+        assert store.tick().handed_over == 1050
+    assert max(sizes) <= 100
+    assert sum(sizes) == 1050
+    assert read_ids(store) == [f"m{n}" for n in range(1050)]
+
+
+@pytest.mark.clause("T8")
+def test_t8_a_batch_of_large_messages_is_bounded_in_bytes(engine_stores: Stores) -> None:
+    """T8: forty bodies of 4 MiB in one tick do not become one batch of 160 MiB."""
+    store = engine_stores.open(hand_over_limit=1000)
+    body = bytes(4 * 1024 * 1024)
+    for n in range(40):
+        store.send(rmqstore.Message("t", body, message_id=f"m{n}"), deliver_at=START_MS + 1000)
+    engine_stores.clock.advance(1000)
+    store.timers.seal(engine_stores.clock.now_ms())
+    batch = store.timers.due(EMPTY_CURSOR, 1000)
+    assert 0 < len(batch.messages) < 40
+    assert store.timers.due(EMPTY_CURSOR, 1000).cursor == batch.cursor, "a pure read"
+
+
+@pytest.mark.clause("T11")
+@pytest.mark.parametrize("closed_ms", [1, 10_000, DAY_MS, 400 * DAY_MS])
+def test_t11_overdue_after_any_time_closed(durable_stores: Stores, closed_ms: int) -> None:
+    """T11: what became due while the store was closed comes out in order, whatever the memories of answers are."""
+    store = durable_stores.open()
+    for n, delay in enumerate((5000, 1000, HOUR_MS, 1000)):
+        store.send(message(n), delay=delay)
+    store.close()
+    durable_stores.clock.advance(closed_ms)
+    store = durable_stores.open()
+    store.tick()
+    due = [n for n, delay in ((1, 1000), (3, 1000), (0, 5000), (2, HOUR_MS)) if delay <= closed_ms]
+    assert ids(pop_all(store)) == [f"m{n}" for n in due]

@@ -1,0 +1,185 @@
+"""The report on one pair of engines: what was run and where, clause by clause, and how to run it again."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import platform
+import shlex
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rmqstore.contract import Flush, Support
+from rmqstore.plugins import get_plugins
+from rmqstore_conformance.probing import FLAGS, contradictions, probe
+from rmqstore_conformance.results import ClauseResult, Outcome, Result, by_clause, level_reached
+from rmqstore_conformance.stores import Pair
+from rmqstore_conformance.targets import Level, Target, capabilities_of
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a run depends on.
+
+    Attributes:
+        versions: of Python, of the suite, of rmqstore, and of each distribution that the engines are made of.
+        durability: by setting of ``flush``, what every acknowledged call of the pair survives, by its declaration.
+        command: runs the same again.
+    """
+
+    pair: Pair
+    suite_version: str
+    level: Level
+    seed: int
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    kernel: str
+    cpus: int
+    file_system: str
+    durability: dict[str, str]
+    command: str
+    started: str
+
+
+class Capability(msgspec.Struct, frozen=True, kw_only=True):
+    """A capability in three columns.
+
+    Attributes:
+        declared: what the engine says; of a pair, what both say.
+        probed: whether it did so when it was asked below the store; None: it shows in the cases alone.
+        passed, failed: cases that need it.
+    """
+
+    name: str
+    declared: str
+    probed: bool | None
+    passed: int
+    failed: int
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """See the module docstring.
+
+    Attributes:
+        reached: the level of which every clause holds; None: not even the core.
+        notes: what is no failure, and should be known.
+    """
+
+    header: Header
+    reached: Level | None
+    clauses: list[ClauseResult]
+    capabilities: list[Capability]
+    notes: list[str]
+    results: list[Result]
+
+    def count(self, outcome: Outcome) -> int:
+        """Return how many cases ended so."""
+        return sum(result.outcome is outcome for result in self.results)
+
+    @property
+    def headline(self) -> str:
+        """What came out, in a line."""
+        counts = ", ".join(f"{number} {outcome.value}" for outcome in Outcome if (number := self.count(outcome)))
+        reached = "no level" if self.reached is None else f"level {self.reached}"
+        return f"{self.header.pair}: {reached} (asked for {self.header.level}); {counts}"
+
+
+def report_of(pair: Pair, results: Sequence[Result], target: Target, seed: int, started: dt.datetime) -> Report:
+    """Return the report on one pair."""
+    found = by_clause(results, target.level)
+    capabilities, notes = _capabilities(pair, results)
+    over = [note for note in notes if note.startswith("over-claim")]
+    reached = None if over else level_reached(found, target.level)
+    notes += [f"{result.case.id} fails, as expected: {result.reason}" for result in results if result.expected and result.reason]
+    return Report(
+        header=_header(pair, target, seed, started),
+        reached=reached,
+        clauses=found,
+        capabilities=capabilities,
+        notes=notes,
+        results=sorted(results, key=lambda result: _order(result.case.id)),
+    )
+
+
+def _order(name: str) -> tuple[str, int, str]:
+    clause, _, rest = name.partition(".")
+    return clause[0], int(clause[1:]), rest
+
+
+def _capabilities(pair: Pair, results: Sequence[Result]) -> tuple[list[Capability], list[str]]:
+    declared = capabilities_of(pair)
+    probed = {name: probe(name) for name in dict.fromkeys(pair)}
+    notes = []
+    for name, each in zip(pair, declared, strict=True):
+        missing, beyond = contradictions(each, probed[name])
+        notes += [f"over-claim: {name} declares {flag}, and does not do it" for flag in missing]
+        notes += [f"under-claim: {name} does {flag}, and does not declare it" for flag in beyond]
+    rows = []
+    for flag in FLAGS:
+        levels = [getattr(each, flag) for each in declared]
+        said = next((each for each in levels if each is not Support.FULL), Support.FULL)
+        did = [probed[name][flag] for name in pair if flag in probed[name]]
+        of_flag = [result.outcome for result in results if flag in result.case.needs]
+        counts = {outcome: of_flag.count(outcome) for outcome in Outcome}
+        rows.append(
+            Capability(
+                name=flag,
+                declared=said.value,
+                probed=all(did) if did else None,
+                passed=counts[Outcome.PASS],
+                failed=counts[Outcome.FAIL],
+            )
+        )
+    return rows, list(dict.fromkeys(notes))
+
+
+def _header(pair: Pair, target: Target, seed: int, started: dt.datetime) -> Header:
+    settings = [f"--rmq-config={key.replace('__', '.')}={value}" for key, value in target.settings.items()]
+    other = [] if pair.pops == pair.timers else ["--rmq-pop-engine", pair.pops]
+    command = ["pytest", "--pyargs", "rmqstore_conformance", "--rmq-engine", pair.timers, *other, "--rmq-level", str(target.level)]
+    command += ["--rmq-seed", str(seed), "--rmq-suite-version", target.suite_version, *settings]
+    declared = capabilities_of(pair)
+    return Header(
+        pair=pair,
+        suite_version=target.suite_version,
+        level=target.level,
+        seed=seed,
+        settings=target.settings,
+        versions=_versions(pair),
+        kernel=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpus=os.cpu_count() or 0,
+        file_system=_file_system(Path(tempfile.gettempdir())),
+        durability={flush.value: min(min(each.durability[flush].values()) for each in declared).name for flush in Flush},
+        command=shlex.join(command),
+        started=started.strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def _versions(pair: Pair) -> dict[str, str]:
+    names = {"rmqstore-conformance", "rmqstore", "numpy", "pyarrow", "hypothesis", "pytest"}
+    for entry in get_plugins().engines():
+        if entry.name in pair and entry.version:
+            names.add(entry.distribution)
+            requires = metadata.requires(entry.distribution) or []
+            names.update(text.split(";")[0].rstrip("0123456789.<>=!~, ") for text in requires if "extra ==" not in text)
+    found = {"python": platform.python_version()}
+    for name in sorted(names):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _file_system(path: Path) -> str:
+    """Return the kind of file system that a directory lies on."""
+    best, kind = "", "unknown"
+    for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines():
+        _, place, name, *_ = line.split(" ")
+        if (path == Path(place) or Path(place) in path.parents) and len(place) >= len(best):
+            best, kind = place, name
+    return kind

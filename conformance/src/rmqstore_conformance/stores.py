@@ -1,0 +1,153 @@
+"""Stores for cases: which engines there are, and a factory that opens, reopens and closes stores under one ``ManualClock``."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import rmqstore
+from rmqstore import ManualClock, Message, PoppedMessage, Store
+from rmqstore.contract import Durability, Flush
+from rmqstore.plugins import get_plugins
+
+START_MS = 1_700_000_000_000
+"""Where every clock starts: a whole second, and a whole minute plus 20 s."""
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+class Pair(NamedTuple):
+    """The engine of each side."""
+
+    timers: str
+    pops: str
+
+    def __str__(self) -> str:
+        return self.timers if self.timers == self.pops else f"{self.timers}+{self.pops}"
+
+    @property
+    def durable(self) -> bool:
+        """Whether what is acknowledged outlives a close."""
+        return all(survives(name, Flush.SYNC) > Durability.NONE for name in self)
+
+
+def survives(engine: str, flush: Flush) -> Durability:
+    """Return what every acknowledged call of an engine survives, by its declaration."""
+    infos = [entry.info for entry in get_plugins().engines() if entry.name == engine and entry.info is not None]
+    return min(infos[0].capabilities.durability[flush].values())
+
+
+def installed() -> list[str]:
+    """Return the engines whose distribution, and what it needs, can be imported."""
+    entries = [entry for entry in get_plugins().engines() if entry.info is not None]
+    return [entry.name for entry in entries if entry.info is not None and all(find_spec(name) for name in entry.info.requires)]
+
+
+GIVEN: dict[str, Any] = {}
+"""Settings of this run, for every store that is opened."""
+
+
+class Stores:
+    """Opens stores of one pair of engines under ``root``, all by the same clock, and closes what is left open.
+
+    Stores run without background services, so nothing moves but by ``tick``.
+    """
+
+    def __init__(self, pair: Pair, root: Path) -> None:
+        self.pair = pair
+        self.root = root
+        self.clock = ManualClock(START_MS)
+        self._open: list[Store] = []
+
+    def open(self, name: str = "store", **settings: Any) -> Store:
+        """Open the store ``name``, made as needed."""
+        settings = {
+            "timer_engine": self.pair.timers,
+            "pop_engine": self.pair.pops,
+            "services": False,
+            "clock": self.clock,
+            **GIVEN,
+            **settings,
+        }
+        store: Store = rmqstore.open(self.root / name, **settings)
+        self._open.append(store)
+        return store
+
+    def reopen(self, store: Store, **settings: Any) -> Store:
+        """Close a store and open it again."""
+        name = Path(store.stats().path).name
+        store.close()
+        return self.open(name, **settings)
+
+    def close(self) -> None:
+        """Close everything."""
+        for store in self._open:
+            store.close()
+        self._open.clear()
+
+
+@contextmanager
+def directory() -> Iterator[Path]:
+    """Give a directory in memory where the machine has one: most tests do not ask what a disk keeps."""
+    base = Path("/dev/shm")  # noqa: S108 - mkdtemp makes a directory of our own there
+    path = Path(tempfile.mkdtemp(prefix="rmqs-", dir=base if base.is_dir() else None))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def stores_of(pair: Pair) -> Iterator[Stores]:
+    """Give a factory in a directory of its own."""
+    with directory() as root:
+        stores = Stores(pair, root)
+        try:
+            yield stores
+        finally:
+            stores.close()
+
+
+def message(number: int | str, topic: str = "t", **fields: Any) -> Message:
+    """Return a message that says who it is in its id and body."""
+    return Message(topic, fields.pop("body", f"body {number}".encode()), message_id=f"m{number}", **fields)
+
+
+def ids(messages: Any) -> list[str]:
+    """Return message ids in order."""
+    return [each.message_id for each in messages]
+
+
+def pop_all(store: Store, topic: str = "t", group: str = "g", *, ack: bool = True, **options: Any) -> list[PoppedMessage]:
+    """Pop until nothing comes any more, acking as it goes."""
+    found: list[PoppedMessage] = []
+    while popped := store.pop(topic, group, **{"max_messages": 1024, **options}):
+        found += popped
+        if ack:
+            store.ack(popped)
+    return found
+
+
+def read_ids(store: Store, topic: str = "t", queue: int = 0) -> list[str]:
+    """Return the ids that lie in one queue of any topic, system topics included."""
+    if store.pops.topic(topic) is None:
+        return []
+    return ids(store.pops.read(topic, queue, 0, 100_000).messages)
+
+
+def state_of(store: Store) -> list[object]:
+    """Return everything that a user can see."""
+    topics = [(each.name, each.queues, each.max_offsets) for each in store.topics(system=True)]
+    lying = [
+        [m.message_id for m in store.pops.read(name, queue, 0, 1000).messages] for name, queues, _ in topics for queue in range(queues)
+    ]
+    groups = [(group, store.offsets(group)) for group in store.groups()]
+    lags = [store.lag(name, group) for name, _, _ in topics if not name.startswith("%") for group, _ in groups]
+    timers = [(each.handle, each.deliver_at_ms) for each in store.scan().timers]
+    return [topics, lying, groups, lags, timers, store.pending([0, START_MS, 2**50]), store.pops.timer_cursor(), store.verify()]

@@ -1,0 +1,103 @@
+"""``rmqstore conformance``: try to refute an engine, clause by clause, and write a report; needs the suite, ``rmqstore-conformance``."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Final
+
+import typer
+from rich.text import Text
+
+from rmqstore.cli import show
+from rmqstore.cli.exits import EXIT_NOT_DONE
+from rmqstore.cli.options import examples
+from rmqstore.errors import IllegalArgumentError
+
+EXAMPLES: Final = examples(
+    "rmqstore conformance memory",
+    "rmqstore conformance acme --level extended --report acme.html --report acme.json",
+    "rmqstore conformance acme --pop-engine memory",
+    "rmqstore conformance --explain T6",
+)
+
+
+_STYLES: Final = {"pass": "green", "fail": "bold red", "declared absent": "dim", "not run": "yellow"}
+
+
+class LevelName(enum.Enum):
+    """How far a run goes."""
+
+    CORE = "core"
+    EXTENDED = "extended"
+    FULL = "full"
+
+
+def conformance(
+    name: Annotated[str | None, typer.Argument(metavar="ENGINE", help="Engine to refute; of the timers, if there are two.")] = None,
+    pop_engine: Annotated[str | None, typer.Option("--pop-engine", metavar="ENGINE", help="Engine of the pops, if it is another.")] = None,
+    level: Annotated[LevelName, typer.Option("--level", help="How far to go.")] = LevelName.CORE,
+    report: Annotated[list[Path] | None, typer.Option("--report", metavar="FILE", help="Write a .json, .md or .html report.")] = None,
+    setting: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Setting of every store that is opened.")] = None,
+    case: Annotated[str | None, typer.Option("--case", metavar="WORDS", help="Only cases that match, as `pytest -k`.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of random histories.")] = 0,
+    suite_version: Annotated[str | None, typer.Option("--suite-version", help="Leave out cases that are newer.")] = None,
+    plugin: Annotated[list[str] | None, typer.Option("--plugin", metavar="MODULE", help="Module that announces the engine.")] = None,
+    expect_failure: Annotated[
+        list[str] | None, typer.Option("--expect-failure", metavar="CASE=REASON", help="A case that must fail, and why.")
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Processes; more than one needs pytest-xdist.")] = 1,
+    explain: Annotated[str | None, typer.Option("--explain", metavar="CLAUSE", help="Say what a clause promises, and its cases.")] = None,
+) -> None:
+    """Try to refute a storage engine, clause by clause.
+
+    Ends with 3 when a clause is broken. The suite is a distribution of its own: pip install rmqstore-conformance.
+    """
+    command = _suite()
+    if explain is not None:
+        for line in command.explanation(explain):
+            show.line(line)
+        return
+    if name is None:
+        raise typer.BadParameter("name an engine; `rmqstore engines` lists them", param_hint="ENGINE")
+    given = ["--rmq-engine", name, "--rmq-level", level.value, "--rmq-seed", str(seed)]
+    given += ["--rmq-pop-engine", pop_engine] if pop_engine else []
+    given += ["--rmq-suite-version", suite_version] if suite_version else []
+    given += ["-k", case] if case else []
+    files = [str(Path.cwd() / file) for file in report or []]
+    for option, values in (("report", files), ("config", setting or []), ("plugin", plugin or [])):
+        for value in values:
+            given += [f"--rmq-{option}", value]
+    for value in expect_failure or []:
+        given += ["--rmq-expect-failure", value]
+    is_broken = False
+    for found in command.run(given, workers=workers):
+        is_broken |= _tell(found, command)
+    for file in report or []:
+        show.line(f"report: {file}")
+    if is_broken:
+        raise typer.Exit(EXIT_NOT_DONE)
+
+
+def _suite() -> ModuleType:
+    try:
+        return importlib.import_module("rmqstore_conformance.command")
+    except ImportError as error:
+        raise IllegalArgumentError(f"the conformance suite cannot be imported ({error}): pip install rmqstore-conformance") from error
+
+
+def _tell(found: Any, command: ModuleType) -> bool:
+    """Print what came out for one pair of engines; returns whether something is broken."""
+    for each in found.clauses:
+        word = each.outcome.value
+        counts = ", ".join(f"{number} {outcome.value}" for outcome, number in each.counts.items() if number)
+        show.line(Text.assemble((f"{each.clause.id:4}", "bold"), (f"{word:16}", _STYLES.get(word, "")), f"{each.clause.title:40} {counts}"))
+    show.line()
+    for note in found.notes:
+        show.line(f"note: {note}")
+    for text in command.failures(found):
+        show.line(text)
+    show.line(Text(found.headline, "bold"))
+    return found.reached is None or found.reached < found.header.level

@@ -16,6 +16,8 @@ _NEEDS = {
     "plugins/memory/tests": ("rmqstore_memory",),
     "plugins/rocksdb/tests": ("rmqstore_rocksdb",),
     "plugins/wheel/tests": ("rmqstore_wheel",),
+    "plugins/examples/sqlite/tests": ("rmqstore_sqlite",),
+    "conformance/tests": ("rmqstore_memory",),
     "tests/test_guide.py": ("rmqstore_rocksdb", "rmqstore_lmdb"),
     "tests/transfer": ("rmqstore_rocksdb", "rmqstore_lmdb"),
     "tests/ordered/test_kv.py": _ADAPTERS,

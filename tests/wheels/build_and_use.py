@@ -12,7 +12,14 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PROJECTS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")), ROOT / "conformance", ROOT / "benchmarks"]
+EXAMPLE = ROOT / "plugins/examples/sqlite"
+PROJECTS = [
+    ROOT,
+    *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")),
+    EXAMPLE,
+    ROOT / "conformance",
+    ROOT / "benchmarks",
+]
 
 
 def main() -> None:
@@ -29,6 +36,7 @@ def main() -> None:
         pip("install", "--no-deps", "--force-reinstall", *built)  # also when this version was installed before
         pip("check")
         subprocess.run([sys.executable, "-I", Path(__file__).with_name("use.py")], cwd=empty, check=True)
+        subprocess.run([Path(sys.executable).with_name("pytest"), "-q", EXAMPLE / "tests"], cwd=ROOT, check=True)
 
 
 def pip(*arguments: str | Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
 from datetime import timedelta
+from importlib import metadata
 from pathlib import Path
 
 import rmqstore
@@ -20,10 +20,20 @@ def main() -> None:
     assert len(listed) >= 3, listed
     for entry in listed:
         assert entry["state"] == "ok", entry
-        package = importlib.import_module(entry["distribution"].replace("-", "_"))
-        assert Path(package.__file__ or "").is_relative_to(sys.prefix), package
+        assert Path(str(metadata.distribution(entry["distribution"]).locate_file(""))).is_relative_to(sys.prefix), entry
         use(entry["name"], is_durable=entry["capabilities"]["durability"]["sync"]["put"] != "NONE")
     assert Path(rmqstore.__file__).is_relative_to(sys.prefix)
+    judge("sqlite", command)
+
+
+def judge(engine: str, command: Path) -> None:
+    """Run the conformance suite on an engine, and read its report."""
+    run = subprocess.run([command, "conformance", engine, "--report", "report.json", "--report", "report.html"], check=False, text=True)
+    (report,) = json.loads(Path("report.json").read_text())["reports"]
+    assert run.returncode == 0, report["headline"]
+    assert report["reached"] == "core", report["headline"]
+    assert report["header"]["versions"]["rmqstore-example-sqlite"], report["header"]
+    assert len(report["clauses"]) >= 40, report["headline"]
 
 
 def use(engine: str, is_durable: bool) -> None:

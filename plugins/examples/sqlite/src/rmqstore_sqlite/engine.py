@@ -1,0 +1,27 @@
+"""The ``sqlite`` engine: ``rmqstore.ordered`` over one SQLite file.
+
+Everything that a user sees comes from ``open_session``: timers, cancels, pops, leases, retries, dead letters, marks. An engine gives it a
+key-ordered database, and closes that database when the session cannot be opened.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rmqstore.contract.engine import Engine, EngineOptions, EngineSession
+from rmqstore.ordered.layout import SPACES
+from rmqstore.ordered.session import open_session
+from rmqstore_sqlite.kv import open_sqlite
+
+
+class SqliteEngine(Engine):
+    """Opens directories with SQLite."""
+
+    def open(self, directory: Path, options: EngineOptions) -> EngineSession:
+        """Open ``directory``; see ``Engine.open``."""
+        kv = open_sqlite(directory, len(SPACES))
+        try:
+            return open_session(kv, options)
+        except BaseException:
+            kv.close()
+            raise

@@ -24,7 +24,7 @@ BASE := $(VENV)/.installed-base
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help demo test lint types memory-only wheels conformance-small bench bench-backlog bench-consumers bench-spark bench-smoke crash clean
+.PHONY: help demo test lint types memory-only wheels conformance-small conformance bench bench-backlog bench-consumers bench-spark bench-smoke crash clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -63,6 +63,14 @@ wheels: $(DEV)  ## build all wheels and use them from an empty directory
 conformance-small: $(DEV)  ## the cases of the suite on every engine, without kills and power losses
 	@echo "== conformance, extended"
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --pyargs rmqstore_conformance --rmq-engine all --rmq-level extended
+
+conformance: $(DEV)  ## the reports of docs/conformance, one for each engine and two mixed pairs; takes long
+	@mkdir -p docs/conformance build/conformance
+	@for name in memory wheel rocksdb lmdb; do $(BIN)/rmqstore conformance $$name --level extended --workers $(WORKERS) \
+		--report docs/conformance/$$name.md --report build/conformance/$$name.json; done
+	@for pair in wheel+lmdb rocksdb+wheel; do $(BIN)/rmqstore conformance $${pair%+*} --pop-engine $${pair#*+} --level extended \
+		--workers $(WORKERS) --report docs/conformance/$$pair.md --report build/conformance/$$pair.json; done
+	@$(BIN)/python docs/make_matrix.py
 
 bench: $(DEV)  ## speed of every engine beside its raw database; options by ARGS="..."
 	@$(BIN)/python -m rmqstore_benchmarks.speed $(ARGS)

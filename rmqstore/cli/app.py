@@ -24,6 +24,7 @@ from rmqstore.cli import (
     inspect,
     keep,
     leases,
+    new_engine,
     peek,
     pop,
     send,
@@ -117,7 +118,7 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _add(command: Callable[..., None], examples: str, *, to: typer.Typer = app) -> None:
-    to.command(command.__name__.strip("_"), epilog=examples)(_interruptible(command))
+    to.command(command.__name__.strip("_").replace("_", "-"), epilog=examples)(_interruptible(command))
 
 
 dead_letters = typer.Typer(
@@ -145,6 +146,7 @@ _add(config.config, config.EXAMPLES)
 _add(doctor.doctor, doctor.EXAMPLES)
 _add(inspect.inspect, inspect.EXAMPLES)
 _add(conformance.conformance, conformance.EXAMPLES)
+_add(new_engine.new_engine, new_engine.EXAMPLES)
 _add(keep.verify, keep.VERIFY_EXAMPLES)
 _add(keep.snapshot, keep.SNAPSHOT_EXAMPLES)
 _add(keep.restore, keep.RESTORE_EXAMPLES)

@@ -6,7 +6,6 @@ import datetime as dt
 import os
 import platform
 import shlex
-import tempfile
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +17,7 @@ from rmqstore.contract import Flush, Support
 from rmqstore.plugins import get_plugins
 from rmqstore_conformance.probing import FLAGS, contradictions, probe
 from rmqstore_conformance.results import ClauseResult, Outcome, Result, by_clause, level_reached
-from rmqstore_conformance.stores import Pair
+from rmqstore_conformance.stores import Pair, place
 from rmqstore_conformance.targets import Level, Target, capabilities_of
 
 
@@ -152,7 +151,7 @@ def _header(pair: Pair, target: Target, seed: int, started: dt.datetime) -> Head
         versions=_versions(pair),
         kernel=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpus=os.cpu_count() or 0,
-        file_system=_file_system(Path(tempfile.gettempdir())),
+        file_system=_file_system(place()),
         durability={flush.value: min(min(each.durability[flush].values()) for each in declared).name for flush in Flush},
         command=shlex.join(command),
         started=started.strftime("%Y-%m-%d %H:%M UTC"),

@@ -92,11 +92,16 @@ class Stores:
         self._open.clear()
 
 
+def place() -> Path:
+    """Return where stores are made: in memory where the machine has a file system for that, as most cases do not ask what a disk keeps."""
+    base = Path("/dev/shm")  # noqa: S108 - mkdtemp makes a directory of our own there
+    return base if base.is_dir() else Path(tempfile.gettempdir())
+
+
 @contextmanager
 def directory() -> Iterator[Path]:
-    """Give a directory in memory where the machine has one: most tests do not ask what a disk keeps."""
-    base = Path("/dev/shm")  # noqa: S108 - mkdtemp makes a directory of our own there
-    path = Path(tempfile.mkdtemp(prefix="rmqs-", dir=base if base.is_dir() else None))
+    """Give a directory that goes afterwards."""
+    path = Path(tempfile.mkdtemp(prefix="rmqs-", dir=place()))
     try:
         yield path
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -20,25 +20,29 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     target = metafunc.config.stash[TARGET]
     if target is None:
         return
-    asked = {name: choose(target) for name, choose in _CHOICES.items() if name in metafunc.fixturenames}
-    for name, (pairs, reason) in asked.items():
-        absent = pytest.param(target.pairs[0], marks=pytest.mark.skip(reason=reason))
-        metafunc.parametrize(name, pairs or [absent], ids=str)
+    for name, choose in _CHOICES.items():
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, choose(target), ids=lambda pair: str(pair))
 
 
-def _durable(pairs: Sequence[Pair]) -> tuple[list[Pair], str]:
-    return [pair for pair in pairs if pair.durable], _NOT_DURABLE
+def _durable(pairs: Sequence[Pair]) -> list[Any]:
+    """Return the pairs; a case about what outlives a close cannot be tried on one that keeps nothing."""
+    return [pair if pair.durable else _absent(pair, _NOT_DURABLE) for pair in pairs]
 
 
-_CHOICES: Final[dict[str, Callable[[Target], tuple[list[Pair], str]]]] = {
-    "pair": lambda target: (list(target.pairs), ""),
-    "first_pair": lambda target: (list(target.pairs[:1]), ""),
-    "engine_pair": lambda target: (list(target.engines), ""),
+def _absent(pair: Pair, reason: str) -> Any:
+    return pytest.param(pair, marks=pytest.mark.skip(reason=reason))
+
+
+_CHOICES: Final[dict[str, Callable[[Target], list[Any]]]] = {
+    "pair": lambda target: list(target.pairs),
+    "first_pair": lambda target: list(target.pairs[:1]),
+    "engine_pair": lambda target: list(target.engines),
     "durable_pair": lambda target: _durable(target.pairs),
     "durable_engine": lambda target: _durable(target.engines),
-    "mixed_pair": lambda target: (list(target.mixed), _ALONE),
+    "mixed_pair": lambda target: list(target.mixed) or [_absent(target.pairs[0], _ALONE)],
 }
-"""By fixture: its pairs of a target, and why there may be none."""
+"""By fixture: its pairs of a target."""
 
 
 @pytest.fixture

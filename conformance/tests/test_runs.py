@@ -1,0 +1,142 @@
+"""Runs of the suite from an empty directory: what is refused, what a report says, and that the core needs nothing optional."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+QUICK = "t1_a_deliver_time_within or s1_declared"
+
+BOASTFUL = """
+import msgspec
+from rmqstore.contract import Support
+from rmqstore.hookspecs import hookimpl
+from rmqstore.plugins import get_plugins
+from rmqstore_conformance.proving.shaping import Shaped, shaped_info
+
+def modest():
+    return Shaped()
+
+@hookimpl
+def rmqstore_engines():
+    declared = get_plugins().load_engine("memory")[0].capabilities
+    return [
+        shaped_info("boastful", modest, msgspec.structs.replace(declared, snapshot=Support.FULL)),
+        shaped_info("modest", modest, msgspec.structs.replace(declared, fifo=Support.NOT_YET)),
+    ]
+"""
+
+
+class Run(NamedTuple):
+    """What a run gave: its exit code, all that it printed, and its report."""
+
+    code: int
+    text: str
+    report: dict[str, Any]
+
+
+@pytest.fixture(name="run")
+def _run(tmp_path: Path) -> Any:
+    def run(*options: str, engine: str = "memory", modules: str = "") -> Run:
+        (tmp_path / "announced.py").write_text(modules, encoding="utf-8")
+        given = ["--pyargs", "rmqstore_conformance", "-p", "no:cacheprovider", "--rmq-report", "report.json", *options]
+        given += ["--rmq-engine", engine] if engine else []
+        given += ["--rmq-plugin", "announced"] if modules else []
+        command = [sys.executable, "-m", "pytest", *given]
+        done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        file = tmp_path / "report.json"
+        return Run(done.returncode, done.stdout, json.loads(file.read_text())["reports"][0] if file.exists() else {})
+
+    return run
+
+
+def outcomes(found: Run) -> dict[str, str]:
+    return {result["case"]["id"]: result["outcome"] for result in found.report["results"]}
+
+
+def test_the_core_needs_nothing_optional(run: Any) -> None:
+    found = run("--rmq-plugin", "rmqstore_conformance.proving.bare", engine="bare")
+    assert found.code == 0, found.text
+    assert found.report["reached"] == "core"
+    assert {each["declared"] for each in found.report["capabilities"]} == {"not yet"}
+    assert set(outcomes(found).values()) == {"pass", "declared absent"}
+
+
+def test_a_report_says_all_that_a_run_depends_on(run: Any) -> None:
+    found = run(
+        "-k", QUICK, "--rmq-seed", "7", "--rmq-config", "precision_ms=500", "--rmq-report", "report.md", "--rmq-report", "report.html"
+    )
+    assert found.code == 0, found.text
+    header = found.report["header"]
+    assert header["seed"] == 7
+    assert header["settings"] == {"precision_ms": 500}
+    assert header["durability"] == {"sync": "NONE", "async": "NONE"}
+    assert {"python", "rmqstore", "rmqstore-conformance", "rmqstore-memory", "pyarrow"} <= set(header["versions"])
+    for part in ("--rmq-engine memory", "--rmq-level core", "--rmq-seed 7", "--rmq-config=precision_ms=500"):
+        assert part in header["command"]
+    assert outcomes(found)["T1.a_deliver_time_within_the_present_tick_waits"] == "pass"
+    assert found.report["reached"] is None, "most of the core was not run"
+    assert not found.report["notes"]
+
+
+def test_pages_hold_the_same(run: Any, tmp_path: Path) -> None:
+    found = run("-k", QUICK, "--rmq-report", "report.md", "--rmq-report", "deep/report.html")
+    for page in ((tmp_path / "report.md").read_text(), (tmp_path / "deep/report.html").read_text()):
+        assert found.report["headline"] in page
+        assert "never early" in page
+        assert "Linux" in page
+        assert "sql92_filter" in page
+
+
+def test_who_declares_too_much_reaches_no_level(run: Any) -> None:
+    found = run("-k", "s1_declared", engine="boastful", modules=BOASTFUL)
+    assert found.code == 1
+    assert outcomes(found)["S1.declared_is_offered_and_absent_is_refused[snapshot]"] == "fail"
+    assert "over-claim: boastful declares snapshot, and does not do it" in found.report["notes"]
+    assert found.report["reached"] is None
+    (capability,) = (each for each in found.report["capabilities"] if each["name"] == "snapshot")
+    assert (capability["declared"], capability["probed"]) == ("full", False)
+    assert "broken: S1" in found.text
+
+
+def test_who_declares_too_little_is_told(run: Any) -> None:
+    found = run("-k", "s1_declared or p9_a_reset", "--rmq-level", "extended", engine="modest", modules=BOASTFUL)
+    assert found.code == 0, found.text
+    assert found.report["notes"] == ["under-claim: modest does fifo, and does not declare it"]
+    assert outcomes(found)["P9.a_reset_drops_the_run"] == "declared absent"
+    (reason,) = {result["reason"] for result in found.report["results"] if result["outcome"] == "declared absent"}
+    assert reason == "fifo is declared NOT_YET"
+
+
+def test_a_failure_that_is_expected_must_happen(run: Any) -> None:
+    found = run("-k", QUICK, "--rmq-expect-failure", "T1.a_deliver_time_within_the_present_tick_waits=it is slow")
+    assert found.code == 1
+    (result,) = (each for each in found.report["results"] if each["outcome"] == "fail")
+    assert "it is slow" in result["seen"]
+
+
+@pytest.mark.parametrize(
+    ("options", "engine", "said"),
+    [
+        ((), "", "--rmq-engine NAME"),
+        ((), "memroy", "did you mean 'memory'"),
+        (("--rmq-pop-engine", "memory"), "all", "exactly one --rmq-engine"),
+        (("--rmq-config", "precision=3"), "memory", "precision"),
+        (("--rmq-suite-version", "99.0"), "memory", "99.0"),
+        (("--rmq-suite-version", "new"), "memory", "'new'"),
+        (("--rmq-report", "report.pdf"), "memory", ".json, .md, .html"),
+        (("--rmq-expect-failure", "T1.x"), "memory", "CASE=REASON"),
+        (("--rmq-expect-failure", "T1.x=y"), "memory", "no case of this id"),
+        (("--rmq-plugin", "nowhere"), "memory", "nowhere"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(run: Any, options: tuple[str, ...], engine: str, said: str) -> None:
+    found = run(*options, engine=engine)
+    assert found.code == pytest.ExitCode.USAGE_ERROR, found.text
+    assert said in found.text
+    assert not found.report

@@ -60,9 +60,9 @@ wheels: $(DEV)  ## build all wheels and use them from an empty directory
 	@echo "== wheels"
 	@$(BIN)/tox run -q -e wheels
 
-conformance-small: $(DEV)  ## the cases of the suite on every engine, without kills and power losses
-	@echo "== conformance, extended"
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --pyargs rmqstore_conformance --rmq-engine all --rmq-level extended
+conformance-small: $(DEV)  ## the cases of the suite on every engine
+	@echo "== conformance"
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --pyargs rmqstore_conformance --rmq-engine all --rmq-level full
 
 conformance: $(DEV)  ## the reports of docs/conformance, one for each engine and two mixed pairs; takes long
 	@mkdir -p docs/conformance build/conformance
@@ -89,6 +89,7 @@ bench-smoke: $(DEV)  ## the Spark job in small
 	@$(call quietly,$(BIN)/python -m rmqstore_benchmarks.spark_run --small)
 
 crash: $(DEV)  ## the slow tier: kills, disk states, long runs
+	@RMQSTORE_CRASH_ROUNDS=200 $(BIN)/pytest -n $(WORKERS) --dist load --pyargs rmqstore_conformance --rmq-engine all --rmq-level full -k test_kill
 	@RMQSTORE_FAULTS_EVERY_CALL=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "crash or slow"
 
 clean:  ## remove environments, caches and builds

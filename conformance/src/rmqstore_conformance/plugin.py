@@ -65,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
     config.stash[TARGET] = target
     stores.GIVEN.update(target.settings)
+    stores.ANNOUNCED[:] = config.option.rmq_plugin
     if hasattr(config.option, "hypothesis_seed") and config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = config.option.rmq_seed
 

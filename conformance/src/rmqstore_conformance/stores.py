@@ -52,6 +52,9 @@ def installed() -> list[str]:
 GIVEN: dict[str, Any] = {}
 """Settings of this run, for every store that is opened."""
 
+ANNOUNCED: list[str] = []
+"""Modules that announce engines of this run; other processes have to import them as well."""
+
 
 class Stores:
     """Opens stores of one pair of engines under ``root``, all by the same clock, and closes what is left open.

@@ -1,6 +1,6 @@
-"""kill -9 at random moments: what was acknowledged is there exactly once, what was under way happened wholly or not at all (R1, H1).
+"""R1, R3, X4: kill -9 at random moments: what was acknowledged is there exactly once, what was under way happened wholly or not at all.
 
-``RMQSTORE_CRASH_ROUNDS`` sets the number of kills for each choice of engines.
+``RMQSTORE_CRASH_ROUNDS`` sets the number of kills for each pair of engines.
 """
 
 from __future__ import annotations
@@ -10,39 +10,33 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rmqstore import ManualClock, Message
-from tests.crash.census import Census
-from tests.crash.ledger import Book
-from tests.crash.nursery import Nursery, Typical
-from tests.crash.worker import TOPIC, open_store
+from rmqstore_conformance.kills.census import Census
+from rmqstore_conformance.kills.ledger import Book
+from rmqstore_conformance.kills.nursery import Nursery, Typical
+from rmqstore_conformance.kills.worker import TOPIC, open_store
+from rmqstore_conformance.stores import GIVEN, Pair
 
 # A setting of these tests, not of the store, which refuses variables that it does not know.
-ROUNDS = int(os.environ.pop("RMQSTORE_CRASH_ROUNDS", "50"))
+ROUNDS = int(os.environ.pop("RMQSTORE_CRASH_ROUNDS", "30"))
 KILLS_IN_A_ROW = 5
 START_MS = 1_700_000_000_000
 
-INSTALLED = {name: find_spec(f"rmqstore_{name}") is not None for name in ("wheel", "lmdb", "rocksdb")}
-
-
-def _choice(**engines: str) -> Any:
-    missing = [name for name in engines.values() if not INSTALLED[name]]
-    return pytest.param(engines, id="-".join(engines.values()), marks=pytest.mark.skipif(bool(missing), reason=f"not installed: {missing}"))
-
-
-ENGINES = [
-    _choice(engine="wheel"),
-    _choice(engine="lmdb"),
-    _choice(engine="rocksdb"),
-    _choice(timer_engine="rocksdb", pop_engine="lmdb"),
-    _choice(timer_engine="wheel", pop_engine="lmdb"),
+pytestmark = [
+    pytest.mark.level("full"),
+    pytest.mark.needs("cancel_by_key", "fifo", "retention"),
+    pytest.mark.timeout(60 + 4 * ROUNDS),
 ]
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(60 + 4 * ROUNDS)]
+
+
+@pytest.fixture(name="engines")
+def _engines(durable_pair: Pair) -> dict[str, str]:
+    return {"timer_engine": durable_pair.timers, "pop_engine": durable_pair.pops, **GIVEN}
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +69,9 @@ def _follow(child: Any, book: Book | Census, typical: Typical, chance: random.Ra
     return (book.open_call["op"], True) if book.open_call else (book.last_op, False)
 
 
-@pytest.mark.parametrize("engines", ENGINES)
+@pytest.mark.clause("R1", "R2", "H1", "P4", "C5", "X4")
 def test_a_killed_store_keeps_its_word(tmp_path: Path, nursery: Nursery, engines: dict[str, str]) -> None:
+    """R1: workers that send, cancel, pop and ack are killed; what they were answered is true afterwards, each message comes once."""
     chance = random.Random(repr(engines))
     typical = Typical(chance.randrange(1 << 30))
     fallen: Counter[tuple[str, bool]] = Counter()
@@ -138,8 +133,9 @@ def _kill_in(nursery: Nursery, typical: Typical, job: dict[str, Any], op: str) -
     raise AssertionError(f"the worker ended before {op}: {child.reap()}")
 
 
-@pytest.mark.parametrize("engines", ENGINES)
+@pytest.mark.clause("R3", "X4")
 def test_killed_while_it_is_made(tmp_path: Path, nursery: Nursery, engines: dict[str, str]) -> None:
+    """R3: a store that was killed while it was made is made by the next open."""
     typical = Typical(1)
     typical.saw("open", 0.1)
     inside = 0
@@ -171,7 +167,8 @@ def _with_messages(path: Path, nursery: Nursery, engines: dict[str, str], kind: 
     return book
 
 
-@pytest.mark.parametrize("engines", ENGINES)
+@pytest.mark.clause("R3", "R1")
+@pytest.mark.needs("snapshot")
 @pytest.mark.parametrize("op", ["open", "snapshot", "close"])
 def test_killed_at_the_ends_of_its_life(tmp_path: Path, nursery: Nursery, engines: dict[str, str], op: str) -> None:
     """R3: recovery may itself be killed; so may a snapshot, which is then no store, and a close."""

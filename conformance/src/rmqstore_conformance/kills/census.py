@@ -15,8 +15,8 @@ from typing import Any
 from rmqstore import ManualClock, Store
 from rmqstore.contract import LeaseInfo
 from rmqstore.message import retry_topic
-from tests.crash.consumer import GROUP_OF, IN_ORDER, MAX_RETRIES, RETENTION_MS, SETTINGS, TOPIC_OF, do_pop, do_tick, lags
-from tests.crash.worker import PRECISION_MS
+from rmqstore_conformance.kills.consumer import GROUP_OF, IN_ORDER, MAX_RETRIES, RETENTION_MS, SETTINGS, TOPIC_OF, do_pop, do_tick, lags
+from rmqstore_conformance.kills.worker import PRECISION_MS
 
 UNSTORED, PENDING, READY, HELD, RETRY, WAITING, DEAD = "not stored", "pending", "ready", "in flight", "to retry", "waits in place", "dead"
 ACKED, DROPPED, RECLAIMED, SKIPPED, DELETED = "acked", "dropped", "reclaimed by age", "skipped", "deleted"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rmqstore import InitMode, ManualClock, Message, Store
+from rmqstore_conformance.kills.census import ACKED, DELETED, DROPPED, RECLAIMED, SKIPPED, UNSTORED, Census
+from rmqstore_conformance.kills.consumer import RETENTION_MS, SETTINGS, do_pop, do_tick
+from rmqstore_conformance.kills.worker import open_store
 from rmqstore_conformance.stores import START_MS
-from tests.crash.census import ACKED, DELETED, DROPPED, RECLAIMED, SKIPPED, UNSTORED, Census
-from tests.crash.consumer import RETENTION_MS, SETTINGS, do_pop, do_tick
-from tests.crash.worker import open_store
 from tests.pairs import ENGINES
 
 

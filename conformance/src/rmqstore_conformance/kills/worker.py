@@ -10,7 +10,6 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -109,7 +108,7 @@ class Worker:
     def _sent(self, op: str, messages: list[Message], act: Callable[[], list[str | None]]) -> None:
         rows = [[message.message_id, message.deliver_at_ms, message.keys[0]] for message in messages]
         handles = self._call(op, act, messages=rows)
-        self._handles += [[handle, row[0]] for handle, row in zip(handles, rows, strict=True) if handle is not None]
+        self._handles += [[handle, str(row[0])] for handle, row in zip(handles, rows, strict=True) if handle is not None]
 
     # ------------------------------------------------------------ cancelling, moving on
 
@@ -183,7 +182,7 @@ class Worker:
 
         def act() -> list[list[str | None]]:
             results = self._store.change_invisible(receipts, invisible_ms)
-            return [[result.outcome.name, result.receipt and result.receipt.text()] for result in results]
+            return [[result.outcome.name, result.receipt.text() if result.receipt else None] for result in results]
 
         results = self._call("change", act, group=group, receipts=receipts, invisible=invisible_ms)
         self._leases[group] += [[new, name] for (_, new), (_, name) in zip(results, chosen, strict=True) if new is not None]
@@ -211,11 +210,12 @@ def end_of_life(job: Job) -> None:
 def main() -> None:
     """Do the one job."""
     # As a program this file has only its own folder on the path.
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-    from tests.crash.consumer import Consumer
+    from rmqstore_conformance.kills.consumer import Consumer
+    from rmqstore_conformance.targets import announce
 
     say("warm")
     job = json.loads(sys.stdin.readline())
+    announce(job["plugins"])
     if job["do"] == "work":
         Worker(job).run(job["calls"])
     elif job["do"] == "consume":

@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-_WORKER = Path(__file__).with_name("worker.py")
+from rmqstore_conformance.stores import ANNOUNCED
+
 _WAIT_S = 60.0
 
 
@@ -23,7 +23,12 @@ class Child:
     def __init__(self) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("RMQSTORE_")}
         self.process = subprocess.Popen(
-            [sys.executable, str(_WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, env=environ
+            [sys.executable, "-m", "rmqstore_conformance.kills.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=environ,
         )
         self._rest = b""
 
@@ -31,7 +36,7 @@ class Child:
         """Hand the job over, once the child has started."""
         assert self.next_event() == {"event": "warm"}
         assert self.process.stdin is not None
-        self.process.stdin.write((json.dumps(job) + "\n").encode())
+        self.process.stdin.write((json.dumps({**job, "plugins": ANNOUNCED}) + "\n").encode())
 
     def next_event(self) -> dict[str, Any] | None:
         """Return the next whole line, None at the end."""

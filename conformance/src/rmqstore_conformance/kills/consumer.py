@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rmqstore import InitMode, ManualClock, Message, Store
-from tests.crash.worker import PRECISION_MS, Job, open_store, say
+from rmqstore_conformance.kills.worker import PRECISION_MS, Job, open_store, say
 
 GROUP_OF = {"orders": "a", "steps": "f"}
 TOPIC_OF = {group: topic for topic, group in GROUP_OF.items()}

@@ -1,0 +1,1 @@
+"""Workers that are killed, and books that say what must be there afterwards."""

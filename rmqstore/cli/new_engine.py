@@ -21,8 +21,8 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 
 _PROJECT: Final = """\
 [build-system]
-requires = ["hatchling>=1.26"]
-build-backend = "hatchling.build"
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
 
 [project]
 name = "rmqstore-{dashed}"
@@ -37,8 +37,11 @@ test = ["rmqstore-conformance"]
 [project.entry-points.rmqstore]
 {name} = "rmqstore_{name}.plugin"
 
-[tool.hatch.build.targets.wheel]
-packages = ["src/rmqstore_{name}"]
+[tool.setuptools.packages.find]
+where = ["src"]
+
+[tool.setuptools.package-data]
+rmqstore_{name} = ["py.typed"]
 """
 
 _README: Final = """\

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ class Pair(NamedTuple):
         return all(survives(name, Flush.SYNC) > Durability.NONE for name in self)
 
 
+@functools.cache
 def survives(engine: str, flush: Flush) -> Durability:
     """Return what every acknowledged call of an engine survives, by its declaration."""
     infos = [entry.info for entry in get_plugins().engines() if entry.name == engine and entry.info is not None]

@@ -259,6 +259,21 @@ def test_c6_a_handle_names_one_put(stores: Stores) -> None:
 
 
 @pytest.mark.clause("C6")
+def test_c6_messages_of_one_id_share_no_cancel(stores: Stores) -> None:
+    """C6: of timers with equal topic, id, body and time, in one call and in two, a cancel takes the one that its handle names."""
+    store = stores.open()
+    handles = [each.handle or "" for each in store.send_batch([message("same", deliver_at_ms=START_MS + 5000) for _ in range(3)])]
+    handles += [put(store, "same"), put(store, "same")]
+    assert len(set(handles)) == 5
+    assert store.cancel([handles[1], handles[4]]) == [CANCELLED] * 2
+    assert store.pending().total == 3
+    stores.clock.advance(5000)
+    assert store.tick().handed_over == 3
+    assert read_ids(store) == ["msame"] * 3
+    assert store.cancel(handles) == [LATE, CANCELLED, LATE, LATE, CANCELLED]
+
+
+@pytest.mark.clause("C6")
 def test_c6_handles_do_not_come_again_after_a_reopen(durable_stores: Stores) -> None:
     """C6: (epoch, seq) never names two puts."""
     every: set[tuple[int, int]] = set()

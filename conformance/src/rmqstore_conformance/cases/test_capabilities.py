@@ -24,7 +24,7 @@ def _open_fresh(**settings: Any) -> Call:
 
 
 CALLS: dict[str, Call] = {
-    "cancel_by_key": lambda stores, store: store.cancel_key("t", "nobody"),
+    "cancel_by_key": lambda stores, store: store.cancel_key("t", "k"),
     "fifo": lambda stores, store: store.pop("elsewhere", "g2", order=True),
     "sql92_filter": lambda stores, store: store.pop("elsewhere", "g3", filter="price > 10"),
     "read_only_open": lambda stores, store: rmqstore.open(stores.root / "store", mode="read", clock=stores.clock).close(),
@@ -33,7 +33,7 @@ CALLS: dict[str, Call] = {
     "snapshot": lambda stores, store: store.snapshot(stores.root / "copy"),
     "pop_buffer": _open_fresh(pop__buffer=True),
 }
-"""By capability: a call that has no use but for it."""
+"""By capability: a call that has no use but for it, and that would leave a trace if it did something before it is refused."""
 
 
 @pytest.mark.clause("S1")

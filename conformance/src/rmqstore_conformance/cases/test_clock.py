@@ -107,6 +107,22 @@ def test_k1_back_does_not_end_or_stretch_leases_wrongly(stores: Stores) -> None:
     assert ids(store.pop("t", "g")) == ["m1"]
 
 
+@pytest.mark.clause("K1")
+def test_k1_a_lease_that_is_given_after_a_step_back_lasts_its_time(stores: Stores) -> None:
+    """K1: the clock was a day ahead when a tick ran; a lease that is given once it is right again ends by the new clock, not at once."""
+    store = stores.open()
+    store.send(message(1))
+    stores.clock.advance(DAY_MS)
+    store.tick()
+    stores.clock.set(START_MS)
+    assert ids(store.pop("t", "g", invisible=10_000)) == ["m1"]
+    stores.clock.advance(9999)
+    assert store.tick().retried == 0
+    assert store.pop("t", "g") == []
+    stores.clock.advance(1)
+    assert store.tick().retried == 1
+
+
 @pytest.mark.clause("K2")
 def test_k2_forward_delivers_all_due_in_order(stores: Stores) -> None:
     """K2: after a jump everything due is delivered by one tick, in order."""

@@ -132,6 +132,18 @@ def test_h2_everything_about_a_message_is_restored(stores: Stores) -> None:
 
 
 @pytest.mark.clause("H2")
+def test_h2_a_deliver_time_within_a_tick_is_kept(stores: Stores) -> None:
+    """H2: a message that was due between two ticks comes with its own deliver time, not with that of its tick."""
+    store = stores.open()
+    delivers = [START_MS + at for at in (1, 999, 1000, 1001)]
+    store.send_batch([message(n, deliver_at_ms=at) for n, at in enumerate(delivers)])
+    stores.clock.advance(2000)
+    assert store.tick().handed_over == 4
+    assert [each.deliver_at_ms for each in store.read("t").messages] == delivers
+    assert [each.deliver_at_ms for each in pop_all(store)] == delivers
+
+
+@pytest.mark.clause("H2")
 def test_h2_the_queue_is_chosen_when_it_is_sent(stores: Stores) -> None:
     """H2: a timer without a queue gets one of its topic's queues with the send, all of them in turn."""
     store = stores.open(default_queues=3)

@@ -23,7 +23,7 @@ from rmqstore_conformance.kills.worker import TOPIC, open_store
 from rmqstore_conformance.stores import GIVEN, Pair
 
 # A setting of these tests, not of the store, which refuses variables that it does not know.
-ROUNDS = int(os.environ.pop("RMQSTORE_CRASH_ROUNDS", "30"))
+ROUNDS = int(os.environ.pop("RMQSTORE_CRASH_ROUNDS", "20"))
 KILLS_IN_A_ROW = 5
 START_MS = 1_700_000_000_000
 

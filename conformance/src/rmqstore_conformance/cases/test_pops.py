@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 
+import msgspec
 import pytest
 
 from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentTypeError, PoppedMessage, Receipt, ReleaseOutcome, Store
@@ -146,6 +147,20 @@ def test_p3_all_of_many_expired_leases_come_back_in_one_tick(engine_stores: Stor
     engine_stores.clock.advance(1000)
     assert store.tick().retried == 2500
     assert sorted(ids(pop_all(store))) == sorted(ids(got))
+
+
+@pytest.mark.clause("P3")
+def test_p3_the_store_wakes_for_the_end_of_a_lease(stores: Stores) -> None:
+    """P3: who sleeps until something may be due is told to wake by the end of the first lease, whichever group has it."""
+    store = filled(stores, 1)
+    store.pop("t", "g", invisible=5000)
+    store.pop("t", "h", invisible=2000)
+    for passed, left in ((0, 2000), (1500, 500), (2000, 3000)):
+        stores.clock.set(START_MS + passed)
+        store.tick()
+        wake = store.next_wake_ms()
+        assert wake is not None
+        assert wake <= left
 
 
 @pytest.mark.clause("P4")
@@ -367,6 +382,18 @@ def test_p8_acks_in_any_order_with_holes(stores: Stores) -> None:
         left = sorted(m.message_id for m in leases if m.receipt not in acked and f" {group} " in (m.receipt or ""))
         assert sorted(ids(pop_all(store, group=group))) == left
     assert store.verify() == []
+
+
+@pytest.mark.clause("P8")
+def test_p8_an_unknown_receipt_stops_no_other(stores: Stores) -> None:
+    """P8: a receipt that is well formed and names no lease, first in a batch and in its middle: all others are acked."""
+    store = filled(stores, 3)
+    first, second, third = store.pop("t", "g")
+    lease = Receipt.parse(first.receipt or "")
+    assert lease is not None
+    forged = msgspec.structs.replace(lease, queue_offset=99)
+    assert store.ack([forged, first, second, forged.text(), third]) == [UNKNOWN, ACKED, ACKED, UNKNOWN, ACKED]
+    assert store.lag("t", "g").in_flight == 0
 
 
 @pytest.mark.clause("P8")

@@ -49,8 +49,7 @@ def test_t6_far_timers_come_once_at_their_time(engine_stores: Stores, precision:
 
 
 @pytest.mark.clause("T6", "T11", "R1")
-@pytest.mark.parametrize("precision", [1000, 100])
-@pytest.mark.parametrize("away_days", [1, 2.5, 9, 45])
+@pytest.mark.parametrize(("away_days", "precision"), [(1, 100), (2.5, 1000), (9, 100), (45, 1000)])
 def test_t6_a_store_that_was_closed_while_timers_had_to_move(durable_stores: Stores, precision: int, away_days: float) -> None:
     """T6: closed across several moments at which a far timer is moved; each comes at its time, or at once when that has passed."""
     store = durable_stores.open(precision_ms=precision, retention_ms=0)

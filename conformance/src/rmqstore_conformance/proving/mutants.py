@@ -1,0 +1,49 @@
+"""The mutants: wrong engines, each with one fault, on which the suite itself is tried. A plug-in module that announces them all."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Final
+
+from rmqstore.contract import EngineInfo
+from rmqstore.hookspecs import hookimpl
+from rmqstore_conformance.proving import (
+    mutants_of_attempts,
+    mutants_of_cancels,
+    mutants_of_handover,
+    mutants_of_pops,
+    mutants_of_queues,
+    mutants_of_timers,
+)
+from rmqstore_conformance.proving.planting import Mutant
+
+PARTS: Final[tuple[ModuleType, ...]] = (
+    mutants_of_timers,
+    mutants_of_cancels,
+    mutants_of_handover,
+    mutants_of_pops,
+    mutants_of_attempts,
+    mutants_of_queues,
+)
+
+MUTANTS: Final[tuple[Mutant, ...]] = tuple(each for part in PARTS for each in vars(part).values() if isinstance(each, Mutant))
+"""All of them, in the order of their modules."""
+
+_KEEPS_NOTHING: Final = "`memory` keeps nothing on disk, nor from one open to the next"
+_ONE_LOG: Final = "`memory` has one log for both sides, and no second engine beside it"
+_FRAMEWORK: Final = "the framework sees to it before the engine is asked"
+
+WITHOUT_A_MUTANT: Final = {
+    **dict.fromkeys(("T11", "C5", "R1", "R2", "R3", "R5", "R6", "F1", "F2"), _KEEPS_NOTHING),
+    "H3": _ONE_LOG,
+    "Q3": "its cases reopen the store",
+    **dict.fromkeys(("R4", "X1", "X2", "X4"), _FRAMEWORK),
+    "X3": "a race that is left open shows by chance",
+}
+"""Clauses that no mutant is meant to break, and why."""
+
+
+@hookimpl
+def rmqstore_engines() -> list[EngineInfo]:
+    """Announce each as an engine."""
+    return [each.info for each in MUTANTS]

@@ -1,0 +1,91 @@
+"""Every mutant is noticed by the cases that are named with it, which the engine that it is made of passes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from rmqstore_conformance.clauses import clauses
+from rmqstore_conformance.proving import mutants as kit
+from rmqstore_conformance.proving.mutants import MUTANTS, PARTS, WITHOUT_A_MUTANT
+from rmqstore_conformance.proving.planting import PREFIX, Mutant
+
+ROOT = Path(__file__).parents[2]
+SOUND = "memory"
+
+_OWN_FAULT = re.compile(r"^E +(AttributeError|NameError|TypeError|ImportError|RecursionError)\b", re.MULTILINE)
+"""What a mutant must not fail with: then it would be broken, not wrong."""
+
+Results = dict[tuple[str, str], list[dict[str, Any]]]
+
+
+def _selection() -> str:
+    """Return what selects the cases of each mutant on it, and those of all on the sound engine."""
+    parts = [(each.engine, each.caught_by) for each in MUTANTS]
+    parts.append((SOUND, tuple(case for each in MUTANTS for case in each.caught_by)))
+    return " or ".join(f"({engine} and ({' or '.join(sorted({_function(case) for case in cases}))}))" for engine, cases in parts)
+
+
+def _function(case: str) -> str:
+    return case.partition(".")[2]
+
+
+@cache
+def ran() -> Results:
+    """Run all of it once, in a process of its own that alone hears of the mutants; returns the results by engine and case."""
+    engines = [option for name in (SOUND, *(each.engine for each in MUTANTS)) for option in ("--rmq-engine", name)]
+    with TemporaryDirectory(prefix="rmqs-mutants-") as directory:
+        report = Path(directory, "report.json")
+        options = ["--rmq-plugin", kit.__name__, "--rmq-level", "extended", "--rmq-report", str(report), "--timeout", "60"]
+        command = [sys.executable, "-m", "rmqstore_conformance.command", *engines, *options, "-k", _selection()]
+        subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True)
+        reports = json.loads(report.read_text(encoding="utf-8"))["reports"]
+    found: Results = defaultdict(list)
+    for result in (each for one in reports for each in one["results"]):
+        found[result["case"]["subject"][0], result["case"]["id"].partition("[")[0]].append(result)
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_cases_notice_the_mutant(mutant: Mutant) -> None:
+    results = ran()
+    broken = set()
+    for case in mutant.caught_by:
+        assert {each["outcome"] for each in results[SOUND, case]} == {"pass"}, f"{case} on {SOUND}"
+        failures = [each for each in results[mutant.engine, case] if each["outcome"] == "fail"]
+        assert failures, f"{case} does not notice that {mutant.what[0].lower()}{mutant.what[1:]}"
+        assert not [each["seen"] for each in failures if _OWN_FAULT.search(each["seen"])]
+        broken |= {clause for each in failures for clause in each["case"]["clauses"]}
+    assert mutant.clause in broken
+
+
+def test_every_part_has_its_mutants_and_no_name_is_there_twice() -> None:
+    assert len(MUTANTS) >= 100
+    assert max(Counter(each.name for each in MUTANTS).values()) == 1
+    assert {each.place[0] for each in MUTANTS} == {part.__name__ for part in PARTS}
+    assert all(each.name.startswith(PREFIX) for each in kit.rmqstore_engines())
+    assert all(each.caught_by for each in MUTANTS)
+
+
+def test_every_clause_has_a_mutant_or_a_reason_why_not() -> None:
+    with_one = {each.clause for each in MUTANTS}
+    assert with_one | set(WITHOUT_A_MUTANT) == set(clauses())
+    assert not with_one & set(WITHOUT_A_MUTANT)
+
+
+def test_the_page_is_current() -> None:
+    script = ROOT / "docs" / "make_mutants.py"
+    made = subprocess.run([sys.executable, str(script), "-"], capture_output=True, text=True, check=True).stdout
+    page = ROOT / "docs" / "mutants.md"
+    assert page.read_text(encoding="utf-8") == made, "run: python docs/make_mutants.py"
+    assert all(f"| `{each.name}` |" in made for each in MUTANTS)

@@ -62,7 +62,7 @@ wheels: $(DEV)  ## build all wheels and use them from an empty directory
 
 conformance-small: $(DEV)  ## the cases of the suite on every engine
 	@echo "== conformance"
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --pyargs rmqstore_conformance --rmq-engine all --rmq-level full
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full
 
 conformance: $(DEV)  ## the reports of docs/conformance, one for each engine and two mixed pairs; takes long
 	@mkdir -p docs/conformance build/conformance

@@ -128,14 +128,14 @@ def version_of(text: str) -> tuple[int, ...]:
 
 
 def _mixed(names: Sequence[str], pop_engine: str | None, *, every: bool) -> list[Pair]:
-    """Return the pairs of durable engines that have one of ``names``; without ``every``, each engine twice with a neighbour."""
+    """Return the pairs of durable engines that have one of ``names``; without ``every``, two pairs of neighbours."""
     if pop_engine is not None:
         return [Pair(names[0], pop_engine)] if names[0] != pop_engine else []
     durable = [name for name in installed() if Pair(name, name).durable]
     if every:
         return [Pair(*pair) for pair in permutations(durable, 2) if set(pair) & set(names)]
     ring = [name for name in names if name in durable]
-    return [Pair(name, ring[at - 1]) for at, name in enumerate(ring) if len(ring) > 1]
+    return [Pair(name, ring[at - 1]) for at, name in enumerate(ring) if len(ring) > 1][:2]
 
 
 def capabilities_of(pair: Pair) -> tuple[Capabilities, Capabilities]:

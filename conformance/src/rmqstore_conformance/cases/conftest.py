@@ -36,7 +36,7 @@ def _absent(pair: Pair, reason: str) -> Any:
 
 _CHOICES: Final[dict[str, Callable[[Target], list[Any]]]] = {
     "pair": lambda target: list(target.pairs),
-    "first_pair": lambda target: list(target.pairs[:1]),
+    "first_pair": lambda target: [min(target.pairs, key=lambda pair: pair.durable)],
     "engine_pair": lambda target: list(target.engines),
     "durable_pair": lambda target: _durable(target.pairs),
     "durable_engine": lambda target: _durable(target.engines),

@@ -128,7 +128,7 @@ def test_h4_every_call_at_every_place(pair: Pair, limit: int) -> None:
 @pytest.mark.parametrize("limit", [1, 2])
 @pytest.mark.timeout(300)
 def test_h4_every_pair_of_calls_at_every_two_places(first_pair: Pair, limit: int) -> None:
-    """H4: two racing calls, in both orders, at any two places; the hand-over's steps are the same on all engines."""
+    """H4: two racing calls, in both orders, at any two places; its steps are the same on all engines, so one will do."""
     played = 0
     for calls in product(calls_of(first_pair), repeat=2):
         for places in combinations_with_replacement(range(10), 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -140,3 +141,32 @@ def test_what_does_not_go_together_is_refused(run: Any, options: tuple[str, ...]
     assert found.code == pytest.ExitCode.USAGE_ERROR, found.text
     assert said in found.text
     assert not found.report
+
+
+def test_a_failed_case_is_run_alone_by_the_command_that_stands_with_it(tmp_path: Path) -> None:
+    given = ["conformance", "mutant_fires_early", "--plugin", "rmqstore_conformance.proving.mutants", "--case", "t1_t2_never"]
+    done = subprocess.run([sys.executable, "-m", "rmqstore", *given], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    command = next(line for line in done.stdout.splitlines() if "alone: " in line).partition("alone: ")[2]
+    arguments = [*shlex.split(command)[1:], "--rmq-plugin", "rmqstore_conformance.proving.mutants", "-p", "no:cacheprovider"]
+    again = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "1 failed in" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("memroy",), "rmqstore: no engine is called 'memroy'; did you mean 'memory'?"),
+        (("memory", "--case", "nothing_like_it"), "rmqstore: no case is left"),
+        (("memory", "--report", "report.pdf"), ".json, .md, .html"),
+        (("--explain", "Z9"), "there is no clause 'Z9'"),
+    ],
+)
+def test_the_command_says_in_one_paragraph_what_is_wrong(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    command = [sys.executable, "-m", "rmqstore", "conformance", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "ExitCode" not in done.stderr

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -40,10 +42,14 @@ def run(arguments: Sequence[str], *, workers: int = 1) -> list[Report]:
         own = ["--pyargs", _PACKAGE, "-c", str(ini), "--rootdir", directory, "-p", "no:cacheprovider", "-p", "no:terminal"]
         if workers > 1 and importlib.util.find_spec("xdist"):
             own += ["-n", str(workers), "--dist", "loadfile"]
-        with bar.shown():
+        # What pytest refuses it says there, and ends with a number.
+        with bar.shown(), contextlib.redirect_stderr(io.StringIO()) as said:
             status = pytest.main([*own, *arguments], plugins=[bar])
-    if bar.refusal or status in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
-        raise IllegalArgumentError(bar.refusal or f"pytest ended with {status!r}")
+    refusal = bar.refusal or said.getvalue().strip().removeprefix("ERROR: ")
+    if status == pytest.ExitCode.NO_TESTS_COLLECTED:
+        raise IllegalArgumentError(refusal or "no case is left: fewer words, or a newer suite version, leave more")
+    if bar.refusal or status in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR):
+        raise IllegalArgumentError(refusal or f"pytest ended with {status!r}")
     if status == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     return bar.reports
@@ -56,7 +62,8 @@ class _Bar:
         self.reports: list[Report] = []
         self.refusal = ""
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        console = Console(file=sys.stderr)
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task: TaskID | None = None
         self._failed = 0
 

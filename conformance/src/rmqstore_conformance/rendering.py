@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from rmqstore_conformance.results import Outcome, Result
 
 _MARKS: Final = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.DECLARED_ABSENT: "–", Outcome.NOT_RUN: "?"}
 _LONGEST_ROWS: Final = 60
+_PACKAGE: Final = "rmqstore_conformance"
 
 _STYLE: Final = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #1c2126; }
@@ -68,8 +70,9 @@ def _failures(report: Report) -> list[Result]:
 
 def alone(report: Report, result: Result) -> str:
     """Return the command that runs one case again, alone."""
-    name = result.case.nodeid.rpartition("::")[2]
-    return f"{report.header.command} -k '{name}'"
+    file, _, name = result.case.nodeid.partition("::")
+    module = file.rpartition("/")[2].removesuffix(".py")
+    return report.header.command.replace(_PACKAGE, shlex.quote(f"{_PACKAGE}.cases.{module}::{name}"), 1)
 
 
 # ---------------------------------------------------------------- Markdown

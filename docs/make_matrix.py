@@ -20,8 +20,8 @@ HEAD = """\
 
 Made by `make conformance`, which runs the suite on each engine and on two pairs of engines, and `docs/make_matrix.py`.
 
-✓ every case passed · ✗ a case failed · – the engine declares that it does not have it, and refuses it · ? not run. A number is that of the
-cases that passed. What a clause promises, and why: [the contract](../contract.md), or `rmqstore conformance --explain CLAUSE`.
+✓ cases passed and none failed · ✗ a case failed · – the engine declares that it does not have it, and refuses it · ? not run. A number is
+that of the cases that passed. What a clause promises, and why: [the contract](../contract.md), or `rmqstore conformance --explain CLAUSE`.
 """
 
 

@@ -16,10 +16,6 @@ from rmqstore_conformance.stores import Pair, Stores, stores_of
 from tests.pairs import DURABLE_PAIRS, ENGINES, PAIRS
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "clause(id, ...): the clauses of design §5.4 that a test tries to refute")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what has no engine to run on here, in place of skipping it."""
     here = Path(__file__).parent

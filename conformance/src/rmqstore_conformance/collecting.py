@@ -75,11 +75,6 @@ class Collector:
         if before is None or before.outcome is not Outcome.FAIL:
             self._results[key] = made
 
-    @property
-    def results(self) -> list[Result]:
-        """What is known of each case so far."""
-        return list(self._results.values())
-
     def reports(self) -> list[Report]:
         """Return one report for each pair of engines."""
         by_pair: dict[Any, list[Result]] = {}

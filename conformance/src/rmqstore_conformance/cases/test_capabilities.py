@@ -9,12 +9,11 @@ import pytest
 
 import rmqstore
 from rmqstore import Store, UnsupportedOperationError
-from rmqstore.contract import Capabilities, Support
+from rmqstore.contract import Support
 from rmqstore.transfer import dump
+from rmqstore_conformance.probing import FLAGS
 from rmqstore_conformance.stores import HOUR_MS, Stores, message, state_of
 from rmqstore_conformance.targets import capabilities_of
-
-FLAGS = tuple(name for name, kind in Capabilities.__annotations__.items() if kind in (Support, "Support"))
 
 Call = Callable[[Stores, Store], Any]
 

@@ -179,12 +179,14 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, OSError) as error:
-        raise CorruptStoreError(f"the manifest {path} cannot be read: {error}", file=str(path)) from error
+        # JSON says where it stopped as ``pos``, the decoding of text as ``start``.
+        offset = getattr(error, "pos", getattr(error, "start", 0))
+        raise CorruptStoreError(f"the manifest {path} cannot be read: {error}", file=str(path), offset=offset) from error
     looks_like_one = isinstance(manifest, dict) and not manifest.keys().isdisjoint({"format", "store_id"})
     if looks_like_one and (version := manifest.get("format")) != MANIFEST_FORMAT:
         raise FormatVersionError(f"store {directory} has format {version!r}, this version of rmqstore reads {MANIFEST_FORMAT}")
     if not _is_manifest(manifest):
-        raise CorruptStoreError(f"the manifest {path} is not one of a store", file=str(path))
+        raise CorruptStoreError(f"the manifest {path} is not one of a store", file=str(path), offset=0)
     return dict(manifest)
 
 

@@ -150,7 +150,8 @@ class FormatVersionError(StoreError, ValueError):
 class CorruptStoreError(StoreError, ValueError):
     """Stored data is damaged in the middle (R6).
 
-    ``file`` is the path of the damaged file or directory, ``offset`` the byte offset or the key at fault.
+    ``file`` is the path of the damaged file or directory, ``offset`` the byte offset or the key at fault; 0 when all that is known is the
+    file.
     """
 
     def __init__(self, message: str, *, file: str = "", offset: int | str = "") -> None:

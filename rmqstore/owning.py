@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from rmqstore.clock import Clock
 from rmqstore.contract import (
     Flush,
@@ -9,9 +12,7 @@ from rmqstore.contract import (
     Support,
     Ticket,
 )
-from rmqstore.errors import (
-    UnsupportedOperationError,
-)
+from rmqstore.errors import StorePoisonedError, UnsupportedOperationError
 from rmqstore.opening import Opened
 from rmqstore.reading import Reading
 from rmqstore.sending import Completer
@@ -43,4 +44,14 @@ class Owning(Reading):
     def _settle(self, side: Side, ticket: Ticket) -> None:
         """Wait for the disk where the setting asks for it."""
         if self._sync_calls and ticket.position:
-            side.sync(ticket)
+            with self._poisoning():
+                side.sync(ticket)
+
+    @contextmanager
+    def _poisoning(self) -> Iterator[None]:
+        """Refuse all later calls once a sync has failed, also those that the engine of the other side would answer (F2)."""
+        try:
+            yield
+        except StorePoisonedError as error:
+            self._poison = error
+            raise

@@ -27,7 +27,13 @@ from rmqstore.contract import (
 )
 from rmqstore.deadletters import DeadLetter, letters_in
 from rmqstore.digests import TableDigest
-from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, StoreClosedError, StoreForkedError
+from rmqstore.errors import (
+    IllegalArgumentError,
+    IllegalArgumentTypeError,
+    StoreClosedError,
+    StoreForkedError,
+    StorePoisonedError,
+)
 from rmqstore.message import (
     MAX_ID_BYTES,
     PARKED_TOPIC,
@@ -69,6 +75,7 @@ class Reading:
         self._pops = pops
         self._pid = os.getpid()
         self._closed = False
+        self._poison: StorePoisonedError | None = None
 
     @property
     def path(self) -> Path:
@@ -211,3 +218,5 @@ class Reading:
             raise StoreForkedError("this store was opened by the parent process; open a store of your own in the child")
         if self._closed:
             raise StoreClosedError(f"store {self._path} is closed; open it again")
+        if self._poison is not None:
+            raise StorePoisonedError(*self._poison.args) from self._poison

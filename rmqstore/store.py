@@ -136,7 +136,7 @@ class Store(Producing, Consuming):
 
     def _tick(self, *, always: bool) -> TickReport:
         self._check_open()
-        with self._tick_lock:
+        with self._tick_lock, self._poisoning():
             report = self._ticking.run(self._clock.now_ms(), always=always)
         if report.moved:
             self._arrivals.notify()
@@ -166,8 +166,9 @@ class Store(Producing, Consuming):
     def flush(self) -> None:
         """Make everything durable that was answered so far; only needed under ``flush = async`` or with ``pop.buffer``."""
         self._check_open()
-        self._timers.sync()
-        self._pops.sync()
+        with self._poisoning():
+            self._timers.sync()
+            self._pops.sync()
 
     def close(self) -> None:
         """Make everything durable and let go of the directory; idempotent."""

@@ -113,7 +113,7 @@ class LmdbBase(Base):
             self._env.reader_check()
             reading.announce(self._path, self._env, self._dbs)
         except lmdb.NotFoundError as error:
-            raise CorruptStoreError(f"{self._file} lacks a sub-database: {error}", file=str(self._file)) from error
+            raise CorruptStoreError(f"{self._file} lacks a sub-database: {error}", file=str(self._file), offset=0) from error
         except lmdb.Error as error:
             raise translated(error, self._path) from error
 

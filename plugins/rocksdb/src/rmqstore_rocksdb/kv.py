@@ -19,6 +19,7 @@ import os
 import struct
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Condition
 from traceback import clear_frames
@@ -188,7 +189,8 @@ class RocksDBKV(GatedKV):
                 raise translated(error, self._home.database) from error
             # RocksDB syncs nothing any more, but the writes that were finished before lie whole in the log.
             wal.sync(self._home.database)
-        os.pwrite(self._mark_fd, _packed_mark(sequence), 0)
+        with suppress(OSError):  # An older note is a lower bound as well, and what it is about is durable.
+            os.pwrite(self._mark_fd, _packed_mark(sequence), 0)
         return reached
 
     def _read_mark(self) -> int:

@@ -78,7 +78,7 @@ def _compression(tuning: RocksDBTuning) -> DBCompressionType:
 
 
 _FILE = re.compile(r"\S+\.(?:log|sst|blob)\b|\S*MANIFEST-\d+|\S*CURRENT\b")
-_OFFSET = re.compile(r"offset[ =:]+(\d+)")
+_OFFSET = re.compile(r"(?:offset[ =:]+|Footer at )(\d+)")
 
 
 def translated(error: Exception, path: Path) -> Exception:
@@ -95,7 +95,7 @@ def translated(error: Exception, path: Path) -> Exception:
     if text.startswith("Corruption") or "does not exist in file system" in text:
         file, offset = _FILE.search(text), _OFFSET.search(text)
         return CorruptStoreError(
-            f"{path} is damaged: {text}", file=file.group() if file else str(path), offset=int(offset.group(1)) if offset else ""
+            f"{path} is damaged: {text}", file=str(path / file.group() if file else path), offset=int(offset.group(1)) if offset else 0
         )
     if text.startswith("Not implemented") or "unsupported" in text.lower():
         return FormatVersionError(f"{path}: {text}")

@@ -42,7 +42,8 @@ def conformance(
     report: Annotated[list[Path] | None, typer.Option("--report", metavar="FILE", help="Write a .json, .md or .html report.")] = None,
     setting: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Setting of every store that is opened.")] = None,
     case: Annotated[str | None, typer.Option("--case", metavar="WORDS", help="Only cases that match, as `pytest -k`.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of random histories.")] = 0,
+    seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of all that is random; fresh: a new one.")] = "0",
+    effort: Annotated[float, typer.Option("--effort", metavar="X", help="So many times the kills, disk states, failing calls.")] = 1.0,
     suite_version: Annotated[str | None, typer.Option("--suite-version", help="Leave out cases that are newer.")] = None,
     plugin: Annotated[list[str] | None, typer.Option("--plugin", metavar="MODULE", help="Module that announces the engine.")] = None,
     expect_failure: Annotated[
@@ -62,7 +63,7 @@ def conformance(
         return
     if name is None:
         raise typer.BadParameter("name an engine; `rmqstore engines` lists them", param_hint="ENGINE")
-    given = ["--rmq-engine", name, "--rmq-level", level.value, "--rmq-seed", str(seed)]
+    given = ["--rmq-engine", name, "--rmq-level", level.value, "--rmq-seed", seed, "--rmq-effort", str(effort)]
     given += ["--rmq-pop-engine", pop_engine] if pop_engine else []
     given += ["--rmq-suite-version", suite_version] if suite_version else []
     given += ["-k", case] if case else []
@@ -95,8 +96,10 @@ def _tell(found: Any, command: ModuleType) -> bool:
         counts = ", ".join(f"{number} {outcome.value}" for outcome, number in each.counts.items() if number)
         show.line(Text.assemble((f"{each.clause.id:4}", "bold"), (f"{word:16}", _STYLES.get(word, "")), f"{each.clause.title:40} {counts}"))
     show.line()
-    for note in found.notes:
+    for note in found.notes + command.not_run(found):
         show.line(f"note: {note}")
+    for case, text in command.evidence(found):
+        show.line(f"{case}: {text}")
     for text in command.failures(found):
         show.line(text)
     show.line(Text(found.headline, "bold"))

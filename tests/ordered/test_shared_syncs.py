@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from unittest.mock import patch
 
 import pytest
 
+from rmqstore.errors import StoreFullError
 from rmqstore.ordered.gate import Gate
 from rmqstore_conformance.cases.test_threads import together
 from rmqstore_conformance.stores import Pair, message, stores_of
@@ -47,3 +49,15 @@ def test_x3_concurrent_calls_share_disk_syncs(pair: Pair) -> None:
             together(work, 17)
         assert syncs <= 4, f"{syncs} disk syncs for 16 concurrent sends"
         assert gate.durable_position >= target
+
+
+def test_what_is_durable_is_not_refused() -> None:
+    """A caller that wakes late from the sync that covered its write must not get the failure of a later one: its call was done."""
+    gate = Gate("a database", lambda: 1)
+    gate.position = 1
+    gate.sync(1)
+    gate.position = 2
+    gate.refuse_full(OSError(errno.ENOSPC, "later"))
+    gate.sync(1)
+    with pytest.raises(StoreFullError):
+        gate.sync(2)

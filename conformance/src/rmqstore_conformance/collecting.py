@@ -17,6 +17,9 @@ from rmqstore_conformance.report import Report, report_of
 from rmqstore_conformance.results import Outcome, Result
 from rmqstore_conformance.targets import Target
 
+EVIDENCE = "rmqstore_conformance_evidence"
+"""The property of a test that says what it has to show."""
+
 _LONGEST_TEXT = 20_000
 
 
@@ -119,5 +122,6 @@ def _result(case: Case, report: pytest.TestReport) -> Result | None:
                 return Result(case=case, outcome=outcome, reason=reason.removeprefix(f"{outcome.value}: "))
         return Result(case=case, outcome=Outcome.NOT_RUN, reason=reason)
     if report.when == "call":
-        return Result(case=case, outcome=Outcome.PASS, duration_s=report.duration)
+        found = "; ".join(str(value) for name, value in report.user_properties if name == EVIDENCE)
+        return Result(case=case, outcome=Outcome.PASS, found=found, duration_s=report.duration)
     return None

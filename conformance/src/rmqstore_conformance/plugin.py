@@ -29,7 +29,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--rmq-config", action="append", default=[], metavar="K=V", help="setting of every store that is opened")
     group.addoption("--rmq-level", choices=("core", "extended", "full"), default="core", help="how far to go (default: %(default)s)")
     group.addoption("--rmq-suite-version", metavar="X", help="leave out cases that are newer than this version of the suite")
-    group.addoption("--rmq-seed", type=int, default=0, metavar="N", help="seed of random histories (default: %(default)s)")
+    group.addoption(
+        "--rmq-seed", default="0", metavar="N", help="seed of all that is random (default: %(default)s); fresh: a new one, which is printed"
+    )
+    group.addoption(
+        "--rmq-effort", type=float, default=1.0, metavar="X", help="so many times the kills, disk states and failing calls (default: 1)"
+    )
     group.addoption(
         "--rmq-plugin", action="append", default=[], metavar="MODULE", help="module that announces an engine, if none is installed"
     )
@@ -49,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     from rmqstore_conformance import SUITE_VERSION, stores
     from rmqstore_conformance.collecting import Collector
-    from rmqstore_conformance.targets import announce, target_of
+    from rmqstore_conformance.targets import announce, seed_of, target_of
 
     try:
         announce(config.option.rmq_plugin)
@@ -59,7 +64,9 @@ def pytest_configure(config: pytest.Config) -> None:
             level=config.option.rmq_level,
             settings=config.option.rmq_config,
             suite_version=config.option.rmq_suite_version or SUITE_VERSION,
+            effort=config.option.rmq_effort,
         )
+        config.option.rmq_seed = seed_of(config.option.rmq_seed)
         config.stash[COLLECTOR] = Collector.of(target, config.option.rmq_expect_failure, config.option.rmq_seed, config.option.rmq_report)
     except Exception as error:
         raise pytest.UsageError(str(error)) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -41,7 +42,7 @@ def header_rows(report: Report) -> list[tuple[str, str]]:
     return [
         ("engines", f"timers: {header.pair.timers}, pops: {header.pair.pops}"),
         ("level", f"asked for {header.level}, reached {report.reached or 'none'}"),
-        ("suite", f"{header.suite_version}, seed {header.seed}"),
+        ("suite", f"{header.suite_version}, seed {header.seed}, effort {header.effort:g}"),
         ("settings", ", ".join(f"{key.replace('__', '.')} = {value}" for key, value in header.settings.items()) or "the defaults"),
         ("declared durability", ", ".join(f"flush = {flush}: {level}" for flush, level in header.durability.items())),
         ("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())),
@@ -62,6 +63,17 @@ def _probed(capability: Capability) -> str:
 def _passed(capability: Capability) -> str:
     total = capability.passed + capability.failed
     return f"{capability.passed} of {total}" if total else "–"
+
+
+def evidence(report: Report) -> list[tuple[str, str]]:
+    """Return what cases have to show, by their ids."""
+    return [(result.case.id, result.found) for result in report.results if result.found]
+
+
+def not_run(report: Report) -> list[str]:
+    """Return why cases did not run, with the number of them."""
+    reasons = Counter(result.reason for result in report.results if result.outcome is Outcome.NOT_RUN)
+    return [f"{count} not run: {reason}" for reason, count in reasons.items()]
 
 
 def _failures(report: Report) -> list[Result]:
@@ -90,10 +102,12 @@ def to_markdown(reports: Sequence[Report]) -> str:
 
 def _markdown(report: Report) -> str:
     parts = [f"# Conformance of {report.header.pair}", report.headline + ".", _table(("", ""), header_rows(report))]
-    if report.notes:
-        parts += ["## Notes", "\n".join(f"- {note}" for note in report.notes)]
+    if notes := report.notes + not_run(report):
+        parts += ["## Notes", "\n".join(f"- {note}" for note in notes)]
     parts += ["## Capabilities", _table(("capability", "declared", "probed", "cases passed"), _capability_rows(report))]
     parts += ["## Clauses", _table(("", "clause", "", "cases"), _clause_rows(report))]
+    if shown := evidence(report):
+        parts += ["## Evidence", _table(("case", "what it did"), shown)]
     if failures := _failures(report):
         parts.append("## Failures")
         for result in failures:
@@ -135,8 +149,8 @@ def _cells(*cells: object) -> str:
 def _html(report: Report) -> str:
     parts = [f"<h1>Conformance of {_e(report.header.pair)}</h1><p><b>{_e(report.headline)}</b></p>"]
     parts.append(_html_table(("", ""), [f"<tr>{_cells(*row)}</tr>" for row in header_rows(report)]))
-    if report.notes:
-        parts.append("<h2>Notes</h2><ul>" + "".join(f"<li>{_e(note)}" for note in report.notes) + "</ul>")
+    if notes := report.notes + not_run(report):
+        parts.append("<h2>Notes</h2><ul>" + "".join(f"<li>{_e(note)}" for note in notes) + "</ul>")
     rows = [f"<tr>{_cells(each.name, each.declared, _probed(each), _passed(each))}</tr>" for each in report.capabilities]
     parts.append("<h2>Capabilities</h2>" + _html_table(("capability", "declared", "probed", "cases passed"), rows))
     rows = []
@@ -145,6 +159,8 @@ def _html(report: Report) -> str:
         text = f"<details><summary>{_e(each.clause.title)}</summary><p>{_e(each.clause.text)}<p><b>Why.</b> {_e(each.clause.why)}</details>"
         rows.append(f'<tr><td>{_e(each.clause.id)}<td>{text}<td class="{name}">{_e(name)}<td>{_e(_counts(each.counts))}</tr>')
     parts.append("<h2>Clauses</h2>" + _html_table(("", "clause", "", "cases"), rows))
+    if shown := evidence(report):
+        parts.append("<h2>Evidence</h2>" + _html_table(("case", "what it did"), [f"<tr>{_cells(*row)}</tr>" for row in shown]))
     if failures := _failures(report):
         parts.append("<h2>Failures</h2>")
         for result in failures:

@@ -34,6 +34,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     suite_version: str
     level: Level
     seed: int
+    effort: float
     settings: dict[str, Any]
     versions: dict[str, str]
     kernel: str
@@ -141,12 +142,14 @@ def _header(pair: Pair, target: Target, seed: int, started: dt.datetime) -> Head
     other = [] if pair.pops == pair.timers else ["--rmq-pop-engine", pair.pops]
     command = ["pytest", "--pyargs", "rmqstore_conformance", "--rmq-engine", pair.timers, *other, "--rmq-level", str(target.level)]
     command += ["--rmq-seed", str(seed), "--rmq-suite-version", target.suite_version, *settings]
+    command += [] if target.effort == 1 else ["--rmq-effort", f"{target.effort:g}"]
     declared = capabilities_of(pair)
     return Header(
         pair=pair,
         suite_version=target.suite_version,
         level=target.level,
         seed=seed,
+        effort=target.effort,
         settings=target.settings,
         versions=_versions(pair),
         kernel=f"{platform.system()} {platform.release()} {platform.machine()}",

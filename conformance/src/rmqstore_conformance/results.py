@@ -27,6 +27,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         reason: why it did not run, or why it may fail.
         seen: of a failure, what was done, expected and seen.
+        found: what a case that passed has to show for it, such as how many disk states it opened.
         expected: it failed as the one who ran the suite had said; or, with a pass, it should have failed.
     """
 
@@ -34,6 +35,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     reason: str = ""
     seen: str = ""
+    found: str = ""
     expected: bool = False
     duration_s: float = 0.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
+import secrets
 from collections.abc import Sequence
 from itertools import permutations
 from typing import Any
@@ -20,6 +21,11 @@ from rmqstore_conformance.stores import Pair, installed
 
 ALL = "all"
 """Given as an engine: every installed one, and pairs of them."""
+
+FRESH = "fresh"
+"""Given as a seed: a new one."""
+
+MOST_EFFORT = 1000
 
 
 @functools.total_ordering
@@ -51,6 +57,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         mixed: pairs of two engines, for what two engines do together.
         settings: given to every store that is opened.
         suite_version: newer cases are left out.
+        effort: so many times the kills, disk states and failing calls of a run with effort 1.
     """
 
     pairs: tuple[Pair, ...]
@@ -59,6 +66,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     level: Level = Level.CORE
     settings: dict[str, Any] = {}
     suite_version: str = SUITE_VERSION
+    effort: float = 1.0
+
+    def times(self, count: int) -> int:
+        """Return how many of something there shall be, of which a run with effort 1 has ``count``."""
+        return max(1, round(count * self.effort))
 
 
 def target_of(
@@ -68,6 +80,7 @@ def target_of(
     level: str = "core",
     settings: Sequence[str] = (),
     suite_version: str = SUITE_VERSION,
+    effort: float = 1.0,
 ) -> Target:
     """Return the target of a command line.
 
@@ -82,6 +95,8 @@ def target_of(
     """
     if version_of(suite_version) > version_of(SUITE_VERSION):
         raise IllegalArgumentError(f"this suite has version {SUITE_VERSION}; upgrade rmqstore-conformance for {suite_version}")
+    if not 0 < effort <= MOST_EFFORT:
+        raise IllegalArgumentError(f"--rmq-effort is a number above 0 and up to {MOST_EFFORT}, not {effort}")
     if pop_engine is not None and (len(engines) != 1 or ALL in engines):
         raise IllegalArgumentError("--rmq-pop-engine goes with exactly one --rmq-engine, the engine of the timers")
     names = installed() if ALL in engines else list(dict.fromkeys(engines))
@@ -99,7 +114,22 @@ def target_of(
         level=Level(level),
         settings=parsed_settings(settings),
         suite_version=suite_version,
+        effort=effort,
     )
+
+
+def seed_of(text: str | int) -> int:
+    """Return the seed that a command line names; ``fresh`` makes one.
+
+    Raises:
+        IllegalArgumentError: it is no number.
+    """
+    if text == FRESH:
+        return secrets.randbelow(1 << 31)
+    try:
+        return int(text)
+    except ValueError as error:
+        raise IllegalArgumentError(f"--rmq-seed is a whole number, or {FRESH} for a new one, not {text!r}") from error
 
 
 def announce(modules: Sequence[str]) -> None:

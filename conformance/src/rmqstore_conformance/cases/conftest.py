@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+from rmqstore_conformance.collecting import EVIDENCE
 from rmqstore_conformance.plugin import TARGET
 from rmqstore_conformance.stores import Pair, Stores, stores_of
 from rmqstore_conformance.targets import Target
@@ -43,6 +44,25 @@ _CHOICES: Final[dict[str, Callable[[Target], list[Any]]]] = {
     "mixed_pair": lambda target: list(target.mixed) or [_absent(target.pairs[0], _ALONE)],
 }
 """By fixture: its pairs of a target."""
+
+
+@pytest.fixture(scope="session")
+def target(request: pytest.FixtureRequest) -> Target:
+    """What the run is aimed at."""
+    found: Target = request.config.stash[TARGET]  # type: ignore[assignment]
+    return found
+
+
+@pytest.fixture(scope="session")
+def seed(request: pytest.FixtureRequest) -> int:
+    """The seed of all that is random."""
+    return int(request.config.option.rmq_seed)
+
+
+@pytest.fixture
+def tell(request: pytest.FixtureRequest) -> Callable[[object], None]:
+    """Takes down what a case has to show for itself, for the report."""
+    return lambda found: request.node.user_properties.append((EVIDENCE, str(found)))
 
 
 @pytest.fixture

@@ -7,20 +7,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from plugins.wheel.tests.power.book import Event, window
 from plugins.wheel.tests.power.draining import Drain, Shown
-from plugins.wheel.tests.power.images import fates_of
 from plugins.wheel.tests.power.life import START_MS, Life, options
-from plugins.wheel.tests.power.recording import Trace, read_tree, recorded, write_tree
+from plugins.wheel.tests.power.recording import Trace, recorded
 from plugins.wheel.tests.power.small_store import remove, scratch, small_wheel
-from plugins.wheel.tests.power.volume import Call, Image, Volume
 from plugins.wheel.tests.power.workloads import Workload
 from rmqstore.contract import EngineOptions
 from rmqstore.errors import RmqstoreError
+from rmqstore_conformance.power.content import Image, digest_of, read_image, write_image
+from rmqstore_conformance.power.fates import fates_of
+from rmqstore_conformance.power.volume import Call, Volume
 from rmqstore_wheel import check_point
 from rmqstore_wheel.engine import WheelEngine
 
@@ -57,7 +57,7 @@ class Run:
                 life = Life(WheelEngine(disk, workload.sizes), root, self.settings, lambda: len(trace))
                 workload.run(life)
                 life.close()
-            self.left = read_tree(root)
+            self.left = {path: content for path, content in read_image(root).items() if Path(path).name != "LOCK"}
         self.calls: list[Call] = trace.calls
         self.events = life.events
         self.handles = life.handles
@@ -100,7 +100,7 @@ class Run:
             images = (volume.image(each) for each in head + chance.sample(rest, len(rest)))
             taken = 0
             for image in images:
-                key = (_digest(image), *window(self.events, volume.calls))
+                key = (digest_of(image), *window(self.events, volume.calls))
                 if key not in seen:
                     seen.add(key)
                     yield State(len(seen), volume.calls, self._kinds[number], image)
@@ -148,13 +148,6 @@ class Run:
         return [f"{finished} check points were finished, none is left"] if finished and not offsets else []
 
 
-def _digest(image: Image) -> bytes:
-    hashed = blake2b(digest_size=16)
-    for path, content in sorted(image.items()):
-        hashed.update(path.encode() + b"\0" + (b"" if content is None else content.rstrip(b"\0") + str(len(content)).encode()))
-    return hashed.digest()
-
-
 class Wrong(NamedTuple):
     """A state that did not show what it should."""
 
@@ -198,7 +191,7 @@ def judge(run: Run, states: Iterator[State], verdict: Verdict, *, stop_at: int =
 
 def look(run: Run, state: State, root: Path) -> list[str]:
     """Return what is wrong with a state; its directory is made and removed."""
-    write_tree(root, state.image)
+    write_image(root, state.image)
     try:
         faults = run.check_point_faults(state.cut, root)
         # Half of the stores are closed and opened once more.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from plugins.wheel.tests.power.volume import Call
 from rmqstore.ordered import home
+from rmqstore_conformance.power.volume import Call
 from rmqstore_wheel import session
 from rmqstore_wheel.disk import Disk, DiskFile
 from rmqstore_wheel.formats.binary_columns import Bytes
@@ -188,29 +187,3 @@ def recorded(trace: Trace) -> Iterator[RecordingDisk]:
         patch.setattr(home, "sync_path", sync_path)
         patch.setattr(home, "shutil", _Rmtree(trace))
         yield RecordingDisk(trace)
-
-
-def read_tree(root: Path) -> dict[str, bytes | None]:
-    """Return all that is in a directory, the lock file left out."""
-    found: dict[str, bytes | None] = {}
-    for folder, folders, files in os.walk(root):
-        above = Path(folder).relative_to(root)
-        for name in folders:
-            found[str(above / name)] = None
-        for name in files:
-            if name != "LOCK":
-                found[str(above / name)] = Path(folder, name).read_bytes()
-    return found
-
-
-def write_tree(root: Path, image: dict[str, bytes | None]) -> None:
-    """Make a directory of what is in an image; zeros at the end of a file are a hole."""
-    root.mkdir()
-    for path, content in sorted(image.items()):
-        if content is None:
-            (root / path).mkdir()
-        else:
-            fd = os.open(root / path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            os.pwrite(fd, content.rstrip(b"\0"), 0)
-            os.ftruncate(fd, len(content))
-            os.close(fd)

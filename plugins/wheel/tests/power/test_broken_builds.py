@@ -13,14 +13,15 @@ import msgspec
 import pytest
 
 from plugins.wheel.tests.power.enumeration import Run, State, Verdict, judge
-from plugins.wheel.tests.power.images import fates_of
 from plugins.wheel.tests.power.life import Life, abandon, open_store, options
-from plugins.wheel.tests.power.recording import Trace, recorded, write_tree
+from plugins.wheel.tests.power.recording import Trace, recorded
 from plugins.wheel.tests.power.small_store import SIZES, remove, scratch, small_wheel
-from plugins.wheel.tests.power.volume import Fate, Volume
 from plugins.wheel.tests.power.workloads import SECOND, WORKLOADS
 from rmqstore.ordered.kv import WriteBatch
 from rmqstore.ordered.layout import EPOCH_KEY, META
+from rmqstore_conformance.power.content import write_image
+from rmqstore_conformance.power.fates import fates_of
+from rmqstore_conformance.power.volume import Fate, Volume
 from rmqstore_wheel import check_point, commit_log, frames
 from rmqstore_wheel.check_point import CheckPoint
 from rmqstore_wheel.commit_log import CommitLog
@@ -140,7 +141,7 @@ def states_with_a_frame_too_many(base: Path) -> Iterator[State]:
     lost = {number: Fate.DROPPED for number in volume.pending() if number >= first and volume.call_of[number] < written}
     image = volume.image(lost)
     again = Trace(base / "second")
-    write_tree(again.root, image)
+    write_image(again.root, image)
     with recorded(again) as disk:
         abandon(open_store(WheelEngine(disk, SIZES), again.root, settings))
     volume = Volume(image)
@@ -156,7 +157,7 @@ def come_back(base: Path) -> set[int]:
     with small_wheel():
         for number, state in enumerate(states_with_a_frame_too_many(base)):
             root = base / str(number)
-            write_tree(root, state.image)
+            write_image(root, state.image)
             store = open_store(WheelEngine(sizes=SIZES), root, options())
             found.add(store.timers().pending().total)
             abandon(store)

@@ -14,10 +14,10 @@ from plugins.wheel.tests.power.damage import Damage, damages_of
 from plugins.wheel.tests.power.draining import Shown
 from plugins.wheel.tests.power.enumeration import Run
 from plugins.wheel.tests.power.life import Life
-from plugins.wheel.tests.power.recording import write_tree
 from plugins.wheel.tests.power.small_store import remove, scratch, small_wheel
 from plugins.wheel.tests.power.workloads import FAR, SECOND, G, H, Workload
 from rmqstore.errors import CorruptStoreError, FormatVersionError
+from rmqstore_conformance.power.content import Content, write_image
 from rmqstore_wheel.engine import WheelEngine
 
 pytestmark = pytest.mark.crash
@@ -59,8 +59,8 @@ def outcome(damage: Damage, root: Path) -> str:
     image = dict(run.left)
     content = image.pop(damage.path)
     assert content is not None
-    damaged = damage.done_to(content)
-    write_tree(root, image if damaged is None else {**image, damage.path: damaged})
+    damaged = damage.done_to(bytes(content))
+    write_image(root, image if damaged is None else {**image, damage.path: Content(damaged)})
     cut = len(run.calls)
     try:
         shown = run.drain_at(cut).of(WheelEngine(sizes=WORKLOAD.sizes), root)
@@ -111,9 +111,14 @@ def outcomes(damages: Iterable[Damage]) -> tuple[Counter[str], list[str]]:
     return counts, wrong
 
 
+def files_in(folder: str) -> list[tuple[str, bytes]]:
+    """Return the files of which the path has this in it, that are not empty."""
+    return sorted((path, bytes(content)) for path, content in run_of().left.items() if content and content.length and folder in path)
+
+
 def all_damages(folder: str = "") -> list[Damage]:
     """Return all damage to files of which the path has this in it."""
-    files = sorted((path, content) for path, content in run_of().left.items() if content and folder in path)
+    files = files_in(folder)
     return [damage for path, content in files for damage in damages_of(path, content) if damage.has_sum]
 
 
@@ -132,8 +137,7 @@ def test_some_damage(folder: str) -> None:
 
 
 def test_damage_of_what_rocketmq_has_no_sum_of() -> None:
-    files = sorted((path, content) for path, content in run_of().left.items() if content and "/commitlog/" in path)
-    damages = [damage for path, content in files for damage in damages_of(path, content) if not damage.has_sum]
+    damages = [damage for path, content in files_in("/commitlog/") for damage in damages_of(path, content) if not damage.has_sum]
     _, wrong = outcomes(damages[::STRIDE])
     assert wrong == []
 

@@ -12,13 +12,14 @@ import pytest
 from plugins.wheel.tests.power.book import Event
 from plugins.wheel.tests.power.draining import Drain
 from plugins.wheel.tests.power.enumeration import Run, settings_of
-from plugins.wheel.tests.power.images import fates_of
 from plugins.wheel.tests.power.life import START_MS, Life, abandon
-from plugins.wheel.tests.power.recording import Killed, Trace, recorded, write_tree
+from plugins.wheel.tests.power.recording import Killed, Trace, recorded
 from plugins.wheel.tests.power.small_store import remove, scratch, small_wheel
-from plugins.wheel.tests.power.volume import Fate, Volume
 from plugins.wheel.tests.power.workloads import FAR, SECOND, WORKLOADS
 from rmqstore.errors import RmqstoreError
+from rmqstore_conformance.power.content import write_image
+from rmqstore_conformance.power.fates import fates_of
+from rmqstore_conformance.power.volume import Fate, Volume
 from rmqstore_wheel.engine import WheelEngine
 
 pytestmark = pytest.mark.crash
@@ -59,7 +60,7 @@ def faults_after(run: Run, kill_at: int, chance: random.Random, states: int) -> 
         all_dropped = dict.fromkeys(volume.pending(), Fate.DROPPED)
         for at, each in enumerate([all_dropped, *chance.sample(fates, min(states - 1, len(fates)))]):
             root = base / str(at)
-            write_tree(root, volume.image(each))
+            write_image(root, volume.image(each))
             drain = Drain(settings, run.workload.places, life.now_ms, [START_MS + 600 * SECOND, START_MS + FAR, START_MS + 2 * FAR])
             try:
                 shown = drain.of(WheelEngine(sizes=run.workload.sizes), root)

@@ -13,12 +13,13 @@ from typing import Final
 import pytest
 
 from plugins.wheel.tests.power.enumeration import Run, State, Verdict, judge
-from plugins.wheel.tests.power.images import fates_of
 from plugins.wheel.tests.power.life import abandon, open_store
-from plugins.wheel.tests.power.recording import Trace, recorded, write_tree
+from plugins.wheel.tests.power.recording import Trace, recorded
 from plugins.wheel.tests.power.small_store import remove, scratch, small_wheel
-from plugins.wheel.tests.power.volume import Volume
 from plugins.wheel.tests.power.workloads import WORKLOADS
+from rmqstore_conformance.power.content import write_image
+from rmqstore_conformance.power.fates import fates_of
+from rmqstore_conformance.power.volume import Volume
 from rmqstore_wheel.engine import WheelEngine
 
 pytestmark = pytest.mark.crash
@@ -87,7 +88,7 @@ def states_of_recoveries(run: Run, states: Iterator[State], share: float, per_re
             if chance.random() >= share:
                 continue
             root = base / str(number)
-            write_tree(root, state.image)
+            write_image(root, state.image)
             trace = Trace(root)
             with recorded(trace) as disk:
                 abandon(open_store(WheelEngine(disk, run.workload.sizes), root, run.settings))
@@ -140,7 +141,7 @@ def test_opening_again_and_again_changes_nothing(tmp_path: Path) -> None:
     """The recovery of a whole store changes nothing that a drain sees."""
     run = run_of("pops")
     whole = State(0, len(run.calls), frozenset(), run.left)
-    write_tree(tmp_path / "store", whole.image)
+    write_image(tmp_path / "store", whole.image)
     with small_wheel():
         for _ in range(2):
             abandon(open_store(WheelEngine(sizes=run.workload.sizes), tmp_path / "store", run.settings))

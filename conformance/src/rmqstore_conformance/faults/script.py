@@ -1,21 +1,19 @@
-"""A fixed workload, and what a store shows of itself after each of its calls; the memory engine gives the right answers.
-
-Run as a program it opens the stores that it is told on standard input, one a line, and prints what they show: a damaged file may take the
-process that reads it down.
-"""
+"""A fixed workload, and what a store shows of itself after each of its calls."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
-import traceback
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import rmqstore
 from rmqstore import InitMode, ManualClock, Message, Store
+from rmqstore.contract import Support
 from rmqstore.deadletters import DeadLetter
+from rmqstore_conformance.stores import Pair, directory
+from rmqstore_conformance.targets import capabilities_of
 
 START_MS = 1_700_000_000_000
 SETTINGS: dict[str, Any] = {"precision_ms": 100, "default_queues": 2, "services": False, "max_retries": 1, "retention_ms": 20_000}
@@ -24,7 +22,10 @@ PLACES = (("t", "g"), ("t", "h"), ("s", "f"))
 UPKEEP = "tick that reclaims"
 """A call whose work is durable only with the next call; it may follow all others."""
 
-Shown = list[Any]
+MAY_HALT = ("tick", UPKEEP)
+"""Calls of many steps, each of which is whole by itself: cut short, the same call goes on where they stopped."""
+
+Shown = dict[str, Any]
 
 
 def _messages(prefix: str, count: int, *, step_ms: int | None = None, body: bytes = b"", topic: str = "t") -> list[Message]:
@@ -43,16 +44,40 @@ def _messages(prefix: str, count: int, *, step_ms: int | None = None, body: byte
     ]
 
 
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "cancel_by_key": ("cancel_key",),
+    "fifo": (
+        "pop in order",
+        "ack in order",
+        "pop the run again",
+        "resend",
+        "pop in order once more",
+        "drop",
+        "reset",
+        "pop after the reset",
+        "delete the group",
+    ),
+    "retention": (UPKEEP,),
+}
+"""Calls of the script that need something optional, by the field of ``Capabilities``."""
+
+
 class Script:
-    """The workload on one store; ``calls`` are to be made one after the other. A call that raises may be made again."""
+    """The workload on one store.
+
+    Attributes:
+        calls: to be made one after the other; one that raises may be made again. Those that need what an engine does not declare are
+            left out.
+    """
 
     def __init__(self, store: Store, clock: ManualClock) -> None:
         self._store = store
         self._clock = clock
         self._handles: list[str] = []
         self._held: dict[str, list[Any]] = {group: [] for group in GROUPS}
+        capabilities = capabilities_of(Pair(store.stats().timer_engine, store.stats().pop_engine))
         noise = hashlib.shake_128(b"noise").digest(1500)
-        self.calls: dict[str, Callable[[], None]] = {
+        calls: dict[str, Callable[[], None]] = {
             "send": lambda: self._send(_messages("a", 1)[0]),
             "send_batch": lambda: self._send_batch(_messages("b", 6)),
             "send later": lambda: self._send(_messages("c", 1, step_ms=100)[0]),
@@ -89,11 +114,12 @@ class Script:
             "pop after the reset": lambda: self._pop_in_order(2),
             "delete the group": lambda: self._store.delete_group("f"),
             "delete the topic": lambda: self._store.delete_topic("s"),
+            # All but the youngest messages are too old: nothing moves, and the queues are reclaimed.
+            UPKEEP: lambda: self._tick(27_000),
         }
-
-    def upkeep(self) -> None:
-        """Tick when all but the youngest messages are too old: nothing moves, and the queues are reclaimed."""
-        self._tick(27_000)
+        absent = {name for name in _NEEDS if any(getattr(each, name) is not Support.FULL for each in capabilities)}
+        left_out = {call for name in absent for call in _NEEDS[name]}
+        self.calls = {name: call for name, call in calls.items() if name not in left_out}
 
     def _send(self, message: Message) -> None:
         handle = self._store.send(message).handle
@@ -114,7 +140,7 @@ class Script:
 
     def _pop_in_order(self, count: int) -> None:
         self._held["f"] = self._store.pop("s", "f", max_messages=count, invisible=1_000, order=True, queue=0)
-        assert len(self._held["f"]) == count
+        assert len(self._held["f"]) == count, "a pop in order gave fewer messages than there are"
 
     def _remove(self, remove: Callable[[list[DeadLetter]], int]) -> None:
         # A call that is made again after it happened finds nothing any more.
@@ -141,51 +167,81 @@ class Script:
 
 def show(store: Store) -> Shown:
     """Return all that matters of a store, as JSON has it: timers, queues, where the groups stand, letters, leases, and what is wrong."""
-    timers = [[timer.message.message_id, timer.deliver_at_ms] for timer in store.scan(limit=10_000).timers]
     queues = [
-        [
-            topic.name,
-            queue,
-            hashlib.md5(
-                repr([(row.message_id, row.body) for row in store.read(topic.name, queue, 0, 10_000).messages]).encode()
-            ).hexdigest(),
-        ]
+        [topic.name, queue, _digest(store, topic.name, queue)]
         for topic in store.topics()
         for queue in range(topic.queues)
         if topic.max_offsets[queue]
     ]
-    lags = [[lag.ready, lag.in_flight, lag.retry, lag.dead] for lag in (store.lag(topic, group) for topic, group in PLACES)]
-    letters = [letter.origin_message_id for letter in store.dead_letters("f")]
-    # Which queue a plain pop takes first is free, so a pop that failed and is made again may hold other messages.
-    leases = [[each.message_id, each.attempt, each.expiry_ms] for each in store.leases(group="f")]
-    return [timers, queues, lags, letters, leases, store.pending().total, store.verify()]
+    lags = [store.lag(topic, group) for topic, group in PLACES]
+    shown = {
+        "timers": [[timer.message.message_id, timer.deliver_at_ms] for timer in store.scan(limit=10_000).timers],
+        "pending": store.pending().total,
+        "queues": queues,
+        "lags": [[lag.ready, lag.in_flight, lag.retry, lag.dead] for lag in lags],
+        "letters": [letter.origin_message_id for letter in store.dead_letters("f")],
+        # Which queue a plain pop takes first is free, so a pop that failed and is made again may hold other messages.
+        "leases": [[each.message_id, each.attempt, each.expiry_ms] for each in store.leases(group="f")],
+        "parked": len(store.parked()),
+        "wrong": store.verify(),
+    }
+    found: Shown = json.loads(json.dumps(shown))
+    return found
 
 
-def states(*, upkeep: bool = False) -> list[Shown]:
-    """Return what the store shows before the first call and after each, as the memory engine has it; at last after the upkeep."""
-    import tempfile
+def _digest(store: Store, topic: str, queue: int) -> str:
+    rows = store.read(topic, queue, 0, 10_000).messages
+    return hashlib.md5(repr([(row.message_id, row.body) for row in rows]).encode(), usedforsecurity=False).hexdigest()
 
+
+def difference(shown: Shown, expected: Shown) -> str:
+    """Say in a line what is different."""
+    parts = [f"{name} {shown[name]} in place of {expected[name]}" for name in expected if shown[name] != expected[name]]
+    return "; ".join(part if len(part) < 400 else f"{part[:400]} …" for part in parts)
+
+
+def open_script(path: Path | str, pair: Pair, settings: dict[str, Any], clock: ManualClock) -> Store:
+    """Open a store as everything does that has to do with the script."""
+    engines = {"timer_engine": pair.timers, "pop_engine": pair.pops}
+    store: Store = rmqstore.open(path, clock=clock, **{**SETTINGS, **engines, **settings})
+    return store
+
+
+class Step(NamedTuple):
+    """A call of the script: at which time it is made, and what the store shows after it."""
+
+    name: str
+    now_ms: int
+    shown: Shown
+
+
+class Play(NamedTuple):
+    """The script as it goes on a pair of engines when nothing disturbs it; step 0 is the opening of the new store."""
+
+    pair: Pair
+    steps: list[Step]
+
+    @property
+    def calls(self) -> range:
+        """The numbers of the steps behind the opening."""
+        return range(1, len(self.steps))
+
+    def without_upkeep(self) -> Play:
+        """Return the play without its last step: what is reclaimed depends on which messages are held, which is free after a failure."""
+        return self._replace(steps=[step for step in self.steps if step.name != UPKEEP])
+
+    def number_of(self, shown: Shown) -> str:
+        """Say after which step the store shows this."""
+        return ", ".join(f"as after step {number} ({step.name})" for number, step in enumerate(self.steps) if step.shown == shown)
+
+
+def play_of(pair: Pair, settings: dict[str, Any]) -> Play:
+    """Play the script undisturbed; whether the steps do what they should is for the other cases to say."""
     clock = ManualClock(START_MS)
-    with tempfile.TemporaryDirectory() as folder, rmqstore.open(folder, engine="memory", clock=clock, **SETTINGS) as store:
-        script = Script(store, clock)
-        shown = [json.loads(json.dumps(show(store)))]
-        for call in [*script.calls.values(), *([script.upkeep] if upkeep else [])]:
+    with directory() as root, open_script(root / "store", pair, settings, clock) as store:
+        steps = [Step("open", START_MS, show(store))]
+        for name, call in Script(store, clock).calls.items():
             call()
-            shown.append(json.loads(json.dumps(show(store))))
-    return shown
-
-
-def main() -> None:
-    """Show the stores whose directories come in; a second word on the line is the time in ms."""
-    for line in sys.stdin:
-        path, now_ms = line.split()
-        try:
-            with rmqstore.open(path, clock=ManualClock(int(now_ms)), **SETTINGS) as store:
-                answer: Shown | str = show(store)
-        except Exception:
-            answer = traceback.format_exc()
-        print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            steps.append(Step(name, clock.now_ms(), show(store)))
+    assert not any(step.shown["wrong"] or step.shown["parked"] for step in steps), "the undisturbed store is damaged"
+    return Play(pair, steps)

@@ -14,6 +14,8 @@ import enum
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+from rmqstore_conformance.power.content import Content, Image
+
 SECTOR: Final = 512
 
 
@@ -33,7 +35,10 @@ TORN: Final = (Fate.HEAD, Fate.TAIL, Fate.COMB)
 class Call(NamedTuple):
     """One call to the disk, as a trace has it.
 
-    ``kind``: make, open, write, length, sync, rename, remove, tree, directory, names. ``file`` tells open files apart.
+    Attributes:
+        kind: make, open, write, length, sync, settle (what the file's last call changed is durable, as with ``O_DSYNC``), rename, link,
+            remove, tree, directory, names (of a directory are durable), everything (is durable).
+        file: tells open files apart.
     """
 
     kind: str
@@ -54,43 +59,52 @@ class Change(NamedTuple):
 class File:
     """A file: what is durable, what is there, and the changes between the two."""
 
-    def __init__(self) -> None:
-        self.durable = b""
-        self.live = bytearray()
+    def __init__(self, content: Content | None = None) -> None:
+        self.durable = Content() if content is None else content
+        self.live = self.durable.copy()
         self.pending: dict[int, Change] = {}
+        self._settled: set[int] = set()
 
     def change(self, number: int, change: Change) -> None:
         """Do a change that is not durable."""
         _do(self.live, change, Fate.KEPT)
         self.pending[number] = change
 
+    def settle(self) -> None:
+        """Make the last change durable, and no other."""
+        if self.pending:
+            self._settled.add(max(self.pending))
+
     def sync(self) -> None:
         """Make everything durable."""
-        self.durable = bytes(self.live)
+        self.durable = self.live.copy()
         self.pending.clear()
+        self._settled.clear()
 
-    def content(self, fates: Mapping[int, Fate]) -> bytes:
+    def not_durable(self) -> dict[int, Change]:
+        """Return the changes that may be lost."""
+        return {number: change for number, change in self.pending.items() if number not in self._settled}
+
+    def content(self, fates: Mapping[int, Fate]) -> Content:
         """Return what is left."""
-        met = [fates.get(number, Fate.KEPT) for number in self.pending]
+        met = [Fate.KEPT if number in self._settled else fates.get(number, Fate.KEPT) for number in self.pending]
         if all(fate is Fate.KEPT for fate in met):
-            return bytes(self.live)
-        left = bytearray(self.durable)
+            return self.live.copy()
+        left = self.durable.copy()
         for change, fate in zip(self.pending.values(), met, strict=True):
             _do(left, change, fate)
-        return bytes(left)
+        return left
 
 
-def _do(content: bytearray, change: Change, fate: Fate) -> None:
+def _do(content: Content, change: Change, fate: Fate) -> None:
     if fate is Fate.DROPPED:
         return
-    if change.data is not None:
-        for begin, end in _kept(change.offset, len(change.data), fate):
-            if len(content) < end:
-                content.extend(bytes(end - len(content)))
-            content[begin:end] = change.data[begin - change.offset : end - change.offset]
+    if change.data is None:
+        content.resize(change.offset)
         return
-    del content[change.offset :]
-    content.extend(bytes(change.offset - len(content)))
+    data = memoryview(change.data)
+    for begin, end in _kept(change.offset, len(data), fate):
+        content.write(begin, data[begin - change.offset : end - change.offset])
 
 
 def _kept(offset: int, size: int, fate: Fate) -> Iterator[tuple[int, int]]:
@@ -137,6 +151,10 @@ class Directory:
         self.durable = dict(self.live)
         self.pending.clear()
 
+    def not_durable(self) -> dict[int, Names]:
+        """Return the changes that may be lost."""
+        return self.pending
+
     def content(self, fates: Mapping[int, Fate]) -> dict[str, File | Directory]:
         """Return what is left."""
         left = dict(self.durable)
@@ -152,10 +170,6 @@ def _let(content: dict[str, File | Directory], change: Names) -> None:
             content.pop(name, None)
         else:
             content[name] = node
-
-
-Image = dict[str, bytes | None]
-"""The content of every file by its path; None for a directory."""
 
 
 class Volume:
@@ -182,8 +196,7 @@ class Volume:
             if content is None:
                 made: File | Directory = Directory()
             else:
-                made = File()
-                made.durable, made.live = content, bytearray(content)
+                made = File(content.copy())
             self._nodes.append(made)
             folder.durable[name] = folder.live[name] = made
 
@@ -219,7 +232,7 @@ class Volume:
             self._nodes.append(file)
             folder.change(self._number(), (name, file))
         assert isinstance(file, File)
-        if file.live:
+        if file.live.length:
             file.change(self._number(), Change(0))
         if call.offset:
             file.change(self._number(), Change(call.offset))
@@ -240,10 +253,18 @@ class Volume:
         if self._syncs:
             self._open[call.file].sync()
 
+    def _do_settle(self, call: Call) -> None:
+        if self._syncs:
+            self._open[call.file].settle()
+
     def _do_names(self, call: Call) -> None:
         if self._syncs:
-            found = self._find(call.path)
-            found.sync()
+            self._find(call.path).sync()
+
+    def _do_everything(self, call: Call) -> None:
+        if self._syncs:
+            for node in self._nodes:
+                node.sync()
 
     def _do_forgotten(self, call: Call) -> None:
         """A call that a disk does not do, which is broken on purpose."""
@@ -251,8 +272,17 @@ class Volume:
     def _do_rename(self, call: Call) -> None:
         folder, name = self._place(call.path)
         onto, new = self._place(call.target)
-        assert onto is folder
-        folder.change(self._number(), (name, None), (new, folder.live[name]))
+        node, number = folder.live[name], self._number()
+        if onto is folder:
+            folder.change(number, (name, None), (new, node))
+        else:
+            # Both names change at once, by one entry of the file system's journal; either directory makes its own part durable.
+            folder.change(number, (name, None))
+            onto.change(number, (new, node))
+
+    def _do_link(self, call: Call) -> None:
+        onto, new = self._place(call.target)
+        onto.change(self._number(), (new, self._find(call.path)))
 
     def _do_remove(self, call: Call) -> None:
         folder, name = self._place(call.path)
@@ -274,13 +304,27 @@ class Volume:
         self._nodes.append(made)
         folder.change(self._number(), (name, made))
 
+    # ------------------------------------------------------------ what is there
+
+    def kind_of(self, path: str) -> str | None:
+        """Say what is at a path now: file, directory, or None."""
+        try:
+            node = self._find(path)
+        except KeyError:
+            return None
+        return "file" if isinstance(node, File) else "directory"
+
+    def length_of(self, file: int) -> int:
+        """Return how long an open file is now."""
+        return self._open[file].live.length
+
     # ------------------------------------------------------------ what is left
 
     def pending(self) -> dict[int, Change | Names]:
         """Return the changes that are not durable, by their numbers."""
         found: dict[int, Change | Names] = {}
         for node in self._nodes:
-            found.update(node.pending)
+            found.update(node.not_durable())
         return dict(sorted(found.items()))
 
     def image(self, fates: Mapping[int, Fate]) -> Image:

@@ -1,29 +1,29 @@
-"""A disk that is really full: a small tmpfs with a file that fills it (F1, F3)."""
+"""F1, F3: a disk that is really full: a small file system in memory, with a file in it that takes what is left.
+
+It needs the right to mount one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import rmqstore
-from rmqstore import ManualClock, Message, Store, StoreFullError, StorePathError
-from rmqstore.ordered.gate import Gate
-from tests.crash.script import SETTINGS, START_MS, Script, show, states
+from rmqstore import ManualClock, Message, Store, StoreFullError
+from rmqstore_conformance.faults.recorded import played
+from rmqstore_conformance.faults.script import MAY_HALT, START_MS, Script, difference, open_script, show
+from rmqstore_conformance.stores import Pair, read_ids
+from rmqstore_conformance.targets import Target
 
-ENGINES = [
-    pytest.param(name, marks=pytest.mark.skipif(find_spec(f"rmqstore_{name}") is None, reason=f"rmqstore-{name} is not installed"))
-    for name in ("wheel", "lmdb", "rocksdb")
-]
+pytestmark = [pytest.mark.level("full"), pytest.mark.timeout(300)]
 
 
 class SmallDisk:
@@ -56,66 +56,69 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     path.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(path)], capture_output=True, text=True, check=False)
     if mounted.returncode:
-        pytest.skip(f"mounting is not allowed here: {mounted.stderr.strip()}")
+        pytest.skip(f"not run: a small file system cannot be mounted here: {mounted.stderr.strip()}")
     yield SmallDisk(path)
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def _open(disk: SmallDisk, engine: str, clock: ManualClock, **settings: object) -> Store:
-    return rmqstore.open(disk.store, engine=engine, clock=clock, **{**SETTINGS, **settings})
+def _open(disk: SmallDisk, pair: Pair, target: Target, clock: ManualClock, **settings: Any) -> Store:
+    return open_script(disk.store, pair, {**target.settings, **settings}, clock)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_each_call_on_a_full_disk(disk: SmallDisk, engine: str) -> None:
-    """Every call of the script meets a full disk first: it fails whole, and succeeds when there is room."""
-    expected = states()
+@pytest.mark.clause("F1", "F3")
+def test_each_call_on_a_full_disk(disk: SmallDisk, durable_engine: Pair, target: Target) -> None:
+    """F1: every call of a script meets a full disk first: it fails whole, and succeeds when there is room."""
+    play = played(durable_engine, target.settings).without_upkeep()
     clock = ManualClock(START_MS)
     full = 0
-    named = True
-    with _open(disk, engine, clock) as store:
-        for number, (name, call) in enumerate(Script(store, clock).calls.items()):
+    with _open(disk, durable_engine, target, clock) as store:
+        calls = Script(store, clock).calls
+        for before, step in zip(play.steps, play.steps[1:], strict=False):
             disk.fill()
             try:
-                call()
+                calls[step.name]()
             except StoreFullError as error:
                 full += 1
-                named = named and str(disk.store) in str(error)
+                assert str(disk.store) in str(error), f"{error} does not name the store"
                 disk.free()
-                shown = json.loads(json.dumps(show(store)))
-                allowed = expected[number : number + 1 + name.startswith("tick")]
-                assert shown in allowed, f"{name} failed for lack of room and has changed something"
-                call()
+                shown = show(store)
+                allowed = [before.shown, step.shown] if step.name.startswith(MAY_HALT) else [before.shown]
+                assert shown in allowed, f"{step.name} failed for lack of room, and has changed {difference(shown, before.shown)}"
+                calls[step.name]()
             disk.free()
-            assert json.loads(json.dumps(show(store))) == expected[number + 1], name
-    # RocksDB takes room for its log ahead of its end, so few calls need more.
-    assert full >= (10 if engine == "lmdb" else 3), "the disk was hardly ever full"
-    assert named
-    with _open(disk, engine, clock) as store:
-        assert json.loads(json.dumps(show(store))) == expected[-1]
+            shown = show(store)
+            assert shown == step.shown, f"after {step.name}: {difference(shown, step.shown)}"
+    # A log may take room ahead of its end, so few calls need more.
+    assert full, "the disk was never full"
+    with _open(disk, durable_engine, target, clock) as store:
+        shown = show(store)
+    assert shown == play.steps[-1].shown, difference(shown, play.steps[-1].shown)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_store_is_opened_or_made_on_a_full_disk(disk: SmallDisk, engine: str) -> None:
+@pytest.mark.clause("F1", "R3")
+def test_a_store_is_opened_or_made_on_a_full_disk(disk: SmallDisk, durable_engine: Pair, target: Target) -> None:
+    """F1: a store that finds no room when it is made or opened says so, and loses nothing by it."""
     clock = ManualClock(START_MS)
     disk.fill()
-    with pytest.raises((StoreFullError, StorePathError)) as caught:
-        _open(disk, engine, clock)
-    assert isinstance(caught.value, StoreFullError)
+    with pytest.raises(StoreFullError):
+        _open(disk, durable_engine, target, clock)
     disk.free()
-    with _open(disk, engine, clock) as store:
+    with _open(disk, durable_engine, target, clock) as store:
         store.send(Message("t", b"x"))
     disk.fill()
     with contextlib.suppress(StoreFullError):
-        _open(disk, engine, clock).close()
+        _open(disk, durable_engine, target, clock).close()
     disk.free()
-    with _open(disk, engine, clock) as store:
+    with _open(disk, durable_engine, target, clock) as store:
         assert len(store.pop("t", "g")) == 1
         assert store.verify() == []
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_snapshot_that_finds_no_room_is_gone(disk: SmallDisk, engine: str) -> None:
-    with _open(disk, engine, ManualClock(START_MS)) as store:
+@pytest.mark.clause("F1", "F3")
+@pytest.mark.needs("snapshot")
+def test_a_snapshot_that_finds_no_room_is_gone(disk: SmallDisk, durable_engine: Pair, target: Target) -> None:
+    """F1: a snapshot that finds no room leaves nothing behind, and the store goes on."""
+    with _open(disk, durable_engine, target, ManualClock(START_MS)) as store:
         store.send_batch([Message("t", os.urandom(1000)) for _ in range(100)])
         disk.fill()
         with pytest.raises(StoreFullError):
@@ -127,21 +130,9 @@ def test_a_snapshot_that_finds_no_room_is_gone(disk: SmallDisk, engine: str) -> 
         assert store.verify() == []
 
 
-def test_what_is_durable_is_not_refused() -> None:
-    """A caller that wakes late from the sync that covered its write must not get the failure of a later one: its call was done."""
-    gate = Gate("a database", lambda: 1)
-    gate.position = 1
-    gate.sync(1)
-    gate.position = 2
-    gate.refuse_full(OSError(errno.ENOSPC, "later"))
-    gate.sync(1)
-    with pytest.raises(StoreFullError):
-        gate.sync(2)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_threads_on_a_disk_that_is_full_at_times(disk: SmallDisk, engine: str) -> None:
-    """The failure of one thread's call must not take along what another thread was told is stored."""
+@pytest.mark.clause("F1", "F3", "X3")
+def test_threads_on_a_disk_that_is_full_at_times(disk: SmallDisk, durable_engine: Pair, target: Target) -> None:
+    """F1: the failure of one thread's call does not take along what another thread was told is stored."""
     told: list[str] = []
     refused: list[str] = []
     stop = threading.Event()
@@ -165,7 +156,7 @@ def test_threads_on_a_disk_that_is_full_at_times(disk: SmallDisk, engine: str) -
             errors.append(error)
 
     clock = ManualClock(START_MS)
-    with _open(disk, engine, clock) as store:
+    with _open(disk, durable_engine, target, clock) as store:
         threads = [threading.Thread(target=send, args=(number, store)) for number in range(4)]
         for thread in threads:
             thread.start()
@@ -182,10 +173,10 @@ def test_threads_on_a_disk_that_is_full_at_times(disk: SmallDisk, engine: str) -
             thread.join()
         assert not errors, errors
         assert store.verify() == []
-    with _open(disk, engine, clock) as store:
+    with _open(disk, durable_engine, target, clock) as store:
         clock.advance(10_000)
         store.tick()
-        stored = Counter(m.message_id for queue in range(2) for m in store.read("t", queue, 0, 1_000_000).messages)
+        stored = Counter(name for queue in range(2) for name in read_ids(store, "t", queue))
         assert store.verify() == []
     assert refused
     assert [name for name in told if stored[name] != 1] == []

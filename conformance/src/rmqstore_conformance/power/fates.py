@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Final
 
-from plugins.wheel.tests.power.volume import TORN, Fate, Volume, can_tear
+from rmqstore_conformance.power.volume import TORN, Fate, Volume, can_tear
 
 _ALL_COMBINATIONS: Final = 4
 _RANDOM: Final = 6

@@ -1,0 +1,45 @@
+"""R6: bytes of a closed store change by themselves, in every file."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rmqstore import ManualClock
+from rmqstore_conformance.faults.opener import Opener
+from rmqstore_conformance.faults.recorded import played
+from rmqstore_conformance.faults.rotting import judge_rot, rots_of
+from rmqstore_conformance.faults.script import START_MS, Script, open_script
+from rmqstore_conformance.power.content import Image, read_image
+from rmqstore_conformance.stores import Pair, directory
+from rmqstore_conformance.targets import Target
+
+PLACES_OF_A_FILE = 5
+SHOWN_FAULTS = 5
+
+pytestmark = [pytest.mark.level("full"), pytest.mark.timeout(1800)]
+
+
+def _closed(pair: Pair, target: Target) -> Image:
+    clock = ManualClock(START_MS)
+    with directory() as folder:
+        with open_script(folder / "store", pair, target.settings, clock) as store:
+            for call in Script(store, clock).calls.values():
+                call()
+        return read_image(folder / "store")
+
+
+@pytest.mark.clause("R6")
+def test_bit_rot_is_told(durable_engine: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]) -> None:
+    """R6: a bit is flipped, or a sector zeroed: the store answers right, refuses with an error that names the place, or parks the entry."""
+    play = played(durable_engine, target.settings)
+    image = _closed(durable_engine, target)
+    with directory() as folder, Opener(durable_engine, target.settings) as opener:
+        outcomes, wrong = judge_rot(image, play, rots_of(image, target.times(PLACES_OF_A_FILE), seed), opener, folder)
+        for path in folder.iterdir():
+            shutil.move(path, tmp_path / path.name)
+    tell(f"{outcomes.total()} places in {sum(each is not None for each in image.values())} files: {dict(outcomes)}")
+    assert not wrong, "\n".join(wrong[:SHOWN_FAULTS]).replace(str(folder), str(tmp_path))

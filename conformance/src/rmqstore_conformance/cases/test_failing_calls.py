@@ -1,0 +1,79 @@
+"""R1, F1, F2, F3: system calls that fail, one at a time: the first of a kind, the second, and so on.
+
+A fixed script is played again and again under strace, which makes one call fail, or kills the process there. What each call of the script
+answers is compared with the contract, and what is left is opened again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rmqstore_conformance.faults.failing import FAILURES, Failure, Run, faults_of, numbers_of, runs_of
+from rmqstore_conformance.faults.opener import Opener
+from rmqstore_conformance.faults.recorded import played, recorded
+from rmqstore_conformance.stores import Pair, directory
+from rmqstore_conformance.targets import Target
+
+PLAYS = 16
+SHOWN_FAULTS = 5
+
+pytestmark = [pytest.mark.level("full"), pytest.mark.timeout(3600)]
+Tell = Callable[[object], None]
+
+
+def play_with(failure: Failure, pair: Pair, target: Target, seed: int, kept: Path, tell: Tell) -> Counter[str]:
+    """Play with each chosen call failing; returns how often which error came first."""
+    play = played(pair, target.settings).without_upkeep()
+    seen = recorded(pair, target.settings).recording.seen
+    numbers = numbers_of(seen, failure, target.times(PLAYS), seed)
+    if not numbers:
+        pytest.skip(f"not run: the script makes no system call of {', '.join(failure.kinds)}")
+    wrong: list[str] = []
+    came: Counter[str] = Counter()
+    with directory() as folder, Opener(pair, target.settings) as opener:
+        for run in runs_of(folder, play, target.settings, failure, numbers):
+            came[_first_error(run)] += 1
+            if faults := faults_of(run, failure, play, opener):
+                wrong += [fault.replace(str(folder), str(kept)) for fault in faults]
+                if run.path.exists() and len(wrong) <= SHOWN_FAULTS:
+                    shutil.copytree(run.path, kept / run.kind / run.path.name)
+    counts = ", ".join(f"{kind} {len(chosen)} of {seen[kind]}" for kind, chosen in numbers.items())
+    tell(f"{failure.name} at {counts}; answers: {', '.join(f'{count} {name}' for name, count in came.most_common())}")
+    assert not wrong, "\n".join(wrong[:SHOWN_FAULTS])
+    return came
+
+
+def _first_error(run: Run) -> str:
+    return next((outcome for _, outcome, *_ in run.reports if outcome not in ("ok", "unchanged")), "all went well")
+
+
+@pytest.mark.clause("R1", "R2", "X4")
+def test_killed_at_a_call(durable_pair: Pair, target: Target, seed: int, tmp_path: Path, tell: Tell) -> None:
+    """R1: killed at the n-th system call that writes, syncs or renames: what was acknowledged is there, the rest wholly or not at all."""
+    play_with(FAILURES["killed"], durable_pair, target, seed, tmp_path, tell)
+
+
+@pytest.mark.clause("F1", "F3")
+def test_no_room_at_a_call(durable_pair: Pair, target: Target, seed: int, tmp_path: Path, tell: Tell) -> None:
+    """F1: the n-th write finds the disk full: the call raises StoreFullError, has changed nothing, and succeeds when it is made again."""
+    came = play_with(FAILURES["no room"], durable_pair, target, seed, tmp_path, tell)
+    assert came["StoreFullError"], "no call answered that the disk is full"
+
+
+@pytest.mark.clause("F2")
+def test_a_sync_that_fails(durable_pair: Pair, target: Target, seed: int, tmp_path: Path, tell: Tell) -> None:
+    """F2: the n-th sync fails: the store is poisoned, never asks again, and what was acknowledged is there at the next open."""
+    came = play_with(FAILURES["sync fails"], durable_pair, target, seed, tmp_path, tell)
+    assert came["StorePoisonedError"], "no call answered that the store is poisoned"
+
+
+@pytest.mark.clause("F3")
+@pytest.mark.parametrize("name", ["write fails", "interrupted", "nothing written"])
+def test_a_call_that_fails(durable_engine: Pair, target: Target, seed: int, tmp_path: Path, tell: Tell, name: str) -> None:
+    """F3: the n-th write or sync fails with EIO or EINTR, or a write writes nothing: an error of rmqstore or none, and nothing is lost."""
+    play_with(FAILURES[name], durable_engine, target, seed, tmp_path, tell)

@@ -1,0 +1,115 @@
+"""R1, R2, R3: the power goes; a disk keeps, drops or tears whatever was not synced, and the store must keep its word.
+
+A play of a fixed script is recorded by its system calls. From them come the states that a disk may be left in behind any of the calls;
+each is opened in a child process. See ``rmqstore_conformance.faults.cutting`` for what a store may then show.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rmqstore.contract import Durability, Flush
+from rmqstore_conformance.faults.cutting import State, Verdict, judge, states_of
+from rmqstore_conformance.faults.opener import Opener
+from rmqstore_conformance.faults.recorded import played, recorded
+from rmqstore_conformance.faults.recording import record
+from rmqstore_conformance.faults.script import Play
+from rmqstore_conformance.power.content import write_image
+from rmqstore_conformance.power.fates import fates_of
+from rmqstore_conformance.stores import Pair, directory, survives
+from rmqstore_conformance.targets import Target
+
+STATES = 200
+STATES_OF_A_NEW_STORE = 60
+RECOVERIES = 8
+CUTS_OF_A_RECOVERY = 6
+SHOWN_FAULTS = 5
+
+pytestmark = [pytest.mark.level("full"), pytest.mark.timeout(1800)]
+
+
+def need_power_loss(pair: Pair) -> None:
+    """Skip engines that do not promise anything for the loss of power."""
+    weakest = min(survives(name, Flush.SYNC) for name in pair)
+    if weakest < Durability.POWER_LOSS:
+        pytest.skip(f"declared absent: what is acknowledged survives {weakest.name} at most, with flush = sync")
+
+
+def judged(play: Play, states: Iterator[State], target: Target, kept: Path) -> Verdict:
+    """Open the states; those that are wrong are moved to ``kept``."""
+    with directory() as folder, Opener(play.pair, target.settings) as opener:
+        verdict = judge(play, states, opener, folder, stop_at=SHOWN_FAULTS)
+        for path in folder.iterdir():
+            shutil.move(path, kept / path.name)
+        return verdict._replace(wrong=[fault.replace(str(folder), str(kept)) for fault in verdict.wrong])
+
+
+@pytest.mark.clause("R1", "R2", "H1", "P4", "C5")
+def test_power_loss_at_every_call(durable_pair: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]) -> None:
+    """R1: behind any call to the disk the power goes: acknowledged calls are there, the one under way wholly or not at all."""
+    need_power_loss(durable_pair)
+    play = played(durable_pair, target.settings)
+    states = states_of(recorded(durable_pair, target.settings), play, target.times(STATES), seed, steps=play.calls)
+    verdict = judged(play, states, target, tmp_path)
+    tell(verdict)
+    assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
+    assert verdict.undone, "no state showed a call undone that was under way, so the states prove nothing"
+
+
+@pytest.mark.clause("R3")
+def test_power_loss_while_it_is_made(
+    durable_engine: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]
+) -> None:
+    """R3: the power goes while a store is made: the next open makes it, empty."""
+    need_power_loss(durable_engine)
+    play = played(durable_engine, target.settings)
+    states = states_of(recorded(durable_engine, target.settings), play, target.times(STATES_OF_A_NEW_STORE), seed, steps=(0,))
+    verdict = judged(play, states, target, tmp_path)
+    tell(verdict)
+    assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
+
+
+@pytest.mark.clause("R1")
+def test_a_lying_sync_is_seen(durable_engine: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]) -> None:
+    """R1: the suite can see loss: on a disk whose syncs do nothing some state lacks what was acknowledged, or does not open."""
+    need_power_loss(durable_engine)
+    play = played(durable_engine, target.settings)
+    lying = recorded(durable_engine, target.settings, lying=True)
+    verdict = judged(play, states_of(lying, play, target.times(STATES), seed, steps=play.calls), target, tmp_path)
+    tell(f"with syncs that do nothing, loss is seen in state {verdict.states}")
+    assert verdict.wrong, f"with syncs that do nothing {verdict.states} states show nothing wrong, so the states cannot refute this engine"
+
+
+@pytest.mark.clause("R3")
+def test_the_recovery_loses_power_too(
+    durable_engine: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]
+) -> None:
+    """R3: the power goes once more while the store recovers from the first time; it ends in the same state."""
+    need_power_loss(durable_engine)
+    play = played(durable_engine, target.settings)
+    first = states_of(recorded(durable_engine, target.settings), play, target.times(RECOVERIES), seed, steps=play.calls)
+    verdict = judged(play, _during_recovery(first, play, target, seed), target, tmp_path)
+    tell(verdict)
+    assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
+    assert verdict.states, "no recovery went to the disk"
+
+
+def _during_recovery(first: Iterator[State], play: Play, target: Target, seed: int) -> Iterator[State]:
+    chance = random.Random(f"recovery {seed}")
+    for state in first:
+        with directory() as folder:
+            write_image(folder / "store", state.image)
+            now_ms = play.steps[state.moment.begun].now_ms
+            recovery = record(folder, play.pair, target.settings, before=state.image, now_ms=now_ms).recording
+        cuts = chance.sample(range(1, len(recovery.calls) + 1), min(CUTS_OF_A_RECOVERY, len(recovery.calls)))
+        volume = recovery.volume()
+        for cut, call in enumerate(recovery.calls, start=1):
+            volume.do(call)
+            if cut in cuts:
+                image = volume.image(chance.choice(fates_of(volume, 0, chance)))
+                yield state._replace(what=f"{state.what}; then behind call {cut} of the recovery", image=image)

@@ -1,0 +1,176 @@
+"""Taking the power from a recorded play: which states a disk may be left in, and what a store that wakes up in one may show.
+
+A cut behind call number c to the disk leaves all that was durable by then, and of the rest what the file system pleases. Let ``done``
+be the last step that was acknowledged before the next call to the disk was made, ``begun`` the last one that was begun before call c.
+What the store then shows is the state after step ``done``, or that after step ``begun``, which was under way: at most one step lies
+between them. Of the steps that may halt on the way (a tick), making the same call again must lead to the state after them. The upkeep
+promises to be durable with the next call only, so the state before it may come back.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rmqstore_conformance.faults.opener import Answer, Opener
+from rmqstore_conformance.faults.recording import Recorded
+from rmqstore_conformance.faults.script import MAY_HALT, UPKEEP, Play, Shown, difference
+from rmqstore_conformance.power.content import Image, digest_of, write_image
+from rmqstore_conformance.power.fates import Fates, fates_of
+from rmqstore_conformance.power.volume import Fate, Volume
+
+PER_CUT: Final = 4
+"""States at one cut, at least: all kept, all dropped, and others by chance."""
+
+
+class Moment(NamedTuple):
+    """Where a play stands behind a call to the disk; see the module's text."""
+
+    done: int
+    begun: int
+    since: int
+
+    def allowed(self, play: Play) -> list[Shown]:
+        """Return what the store may show."""
+        least = self.done - (self.done > 0 and play.steps[self.done].name == UPKEEP)
+        return [step.shown for step in play.steps[least : self.begun + 1]]
+
+    def halts(self, play: Play) -> bool:
+        """Say whether the step that is under way may halt between two steps of its own."""
+        return self.begun > self.done and play.steps[self.begun].name.startswith(MAY_HALT)
+
+
+def moment_at(recorded: Recorded, play: Play, cut: int) -> Moment:
+    """Return where the play stands when the power goes behind ``cut`` calls to the disk."""
+    done = begun = since = 0
+    for mark in recorded.recording.marks:
+        if mark.event == "end" and mark.calls <= cut:
+            done = mark.number
+        if mark.event == "begin" and mark.calls < cut:
+            begun, since = mark.number, mark.calls
+    last = len(play.steps) - 1
+    return Moment(min(done, last), min(max(begun, done), last), since)
+
+
+class State(NamedTuple):
+    """A directory that the power may leave."""
+
+    cut: int
+    moment: Moment
+    what: str
+    image: Image
+
+
+def chosen_cuts(moments: dict[int, Moment], wanted: int, chance: random.Random) -> set[int]:
+    """Choose cuts by chance, from all steps alike, however many calls to the disk they make."""
+    by_step: dict[int, list[int]] = {}
+    for cut, moment in moments.items():
+        by_step.setdefault(moment.begun, []).append(cut)
+    turns = [(turn, chance.random(), cut) for cuts in by_step.values() for turn, cut in enumerate(chance.sample(cuts, len(cuts)))]
+    return {cut for _, _, cut in sorted(turns)[:wanted]}
+
+
+def states_of(recorded: Recorded, play: Play, wanted: int, seed: int, *, steps: Collection[int]) -> Iterator[State]:
+    """Yield at most ``wanted`` different states within some steps; there is a cut behind every call when there is room for it."""
+    calls = recorded.recording.calls
+    chance = random.Random(f"{play.pair} {seed}")
+    moments = {cut: moment_at(recorded, play, cut) for cut in range(1, len(calls) + 1)}
+    moments = {cut: moment for cut, moment in moments.items() if moment.begun in steps}
+    chosen = chosen_cuts(moments, max(1, wanted // PER_CUT), chance)
+    per_cut = max(PER_CUT, wanted // max(1, len(moments)))
+    volume = recorded.recording.volume()
+    seen: set[tuple[bytes, int]] = set()
+    for cut, call in enumerate(calls, start=1):
+        volume.do(call)
+        if cut not in chosen:
+            continue
+        moment = moments[cut]
+        fates = fates_of(volume, moment.since, chance)
+        plain, rest = fates[:2], fates[2:]
+        taken = 0
+        for each in plain + chance.sample(rest, len(rest)):
+            image = volume.image(each)
+            key = (digest_of(image), moment.done)
+            if key in seen:
+                continue
+            seen.add(key)
+            yield State(cut, moment, _told(volume, each), image)
+            if (taken := taken + 1) == per_cut:
+                break
+
+
+def _told(volume: Volume, fates: Fates) -> str:
+    """Say what became of what was not durable."""
+    counts = Counter(fates.get(number, Fate.KEPT) for number in volume.pending())
+    return ", ".join(f"{count} {fate.value}" for fate, count in counts.items()) or "nothing was un-synced"
+
+
+def look_at(path: Path, moment: Moment, play: Play, opener: Opener) -> Answer:
+    """Open what is left at a moment; a step that may halt is made again."""
+    now_ms = play.steps[moment.begun].now_ms
+    return opener.open(path, now_ms, go_on_ms=now_ms if moment.halts(play) else None)
+
+
+def judged(answer: Answer, moment: Moment, play: Play) -> str:
+    """Say what is wrong with what a store showed; empty when nothing is."""
+    allowed = moment.allowed(play)
+    steps = sorted({moment.done, moment.begun})
+    expected = " or ".join(f"the state after step {number} ({play.steps[number].name})" for number in steps)
+    if answer.shown is None:
+        return f"expected {expected}; seen: {answer.error}"
+    if moment.halts(play):
+        assert answer.gone_on is not None
+        goal = play.steps[moment.begun].shown
+        if answer.gone_on == goal and not answer.shown["wrong"]:
+            return ""
+        return f"expected {expected} once the tick is made again; seen: {difference(answer.gone_on, goal)}, wrong {answer.shown['wrong']}"
+    if answer.shown in allowed:
+        return ""
+    seen = play.number_of(answer.shown) or min((difference(answer.shown, each) for each in allowed), key=len)
+    return f"expected {expected}; seen: {seen}"
+
+
+class Verdict(NamedTuple):
+    """What came out of opening many states.
+
+    Attributes:
+        states: how many there were.
+        undone: in how many of them a step that was under way had not happened.
+        wrong: what was wrong, a line each.
+    """
+
+    states: int
+    undone: int
+    wrong: list[str]
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.states} disk states in {self.seconds:.1f} s, {self.states / self.seconds:.0f} a second; {len(self.wrong)} wrong"
+
+
+def judge(play: Play, states: Iterator[State], opener: Opener, folder: Path, *, stop_at: int = 5) -> Verdict:
+    """Open states and look at them; those that are wrong are kept in ``folder``."""
+    begun_s = time.perf_counter()
+    wrong: list[str] = []
+    count = undone = 0
+    for count, state in enumerate(states, start=1):
+        path = folder / f"state-{count}"
+        write_image(path, state.image)
+        moment = state.moment
+        answer = look_at(path, moment, play, opener)
+        if fault := judged(answer, moment, play):
+            shutil.rmtree(path)
+            write_image(path, state.image)
+            step = f"step {moment.begun} ({play.steps[moment.begun].name})"
+            wrong.append(f"power lost behind call {state.cut} to the disk, in or after {step}, {state.what}: {fault}; {path}")
+            if len(wrong) >= stop_at:
+                break
+            continue
+        undone += answer.shown == play.steps[moment.done].shown and moment.begun > moment.done
+        shutil.rmtree(path)
+    return Verdict(count, undone, wrong, time.perf_counter() - begun_s)

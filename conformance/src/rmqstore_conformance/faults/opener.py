@@ -1,0 +1,129 @@
+"""A child process that opens what is left of stores: a damaged file may take the process that reads it down, or hang it.
+
+It reads a line of JSON for each store from its standard input: ``path``, ``pair``, ``settings``, ``now_ms``; with ``go_on_ms`` a tick
+follows at that time. It answers with a line: what the store shows, or the error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rmqstore import ManualClock, RmqstoreError
+from rmqstore_conformance.faults.script import Shown, open_script, show
+from rmqstore_conformance.stores import ANNOUNCED, Pair
+from rmqstore_conformance.targets import announce
+
+HANGS_S = 30.0
+"""A child that answers no sooner is taken to hang."""
+
+
+class Answer:
+    """What became of opening a store.
+
+    Attributes:
+        shown: what it shows, None when it could not be opened or read.
+        gone_on: what it shows after the tick that follows.
+        error: the name of the error and its text; "died" or "hangs" for a process that did not answer.
+        typed: whether the error is one of rmqstore's.
+        place: the file and the offset that the error names.
+    """
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self.shown: Shown | None = found.get("shown")
+        self.gone_on: Shown | None = found.get("gone_on")
+        self.error: str = found.get("error", "")
+        self.typed: bool = found.get("typed", False)
+        self.place: tuple[str, str] = tuple(found.get("place", ("", "")))
+
+    def __str__(self) -> str:
+        return self.error or str(self.shown)
+
+
+class Opener:
+    """The child, started as needed; used within ``with``."""
+
+    def __init__(self, pair: Pair, settings: dict[str, Any]) -> None:
+        self._given = {"pair": list(pair), "settings": settings, "plugins": ANNOUNCED}
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def open(self, path: Path, now_ms: int, *, go_on_ms: int | None = None) -> Answer:
+        """Open what is left of a store, look at it, and close it."""
+        if self._child is None:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "rmqstore_conformance.faults.opener"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                env=own_environment(),
+            )
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        job = {**self._given, "path": str(path), "now_ms": now_ms, "go_on_ms": go_on_ms}
+        self._child.stdin.write((json.dumps(job) + "\n").encode())
+        said = b""
+        while not said.endswith(b"\n"):
+            if not select.select([self._child.stdout], [], [], HANGS_S)[0]:
+                self.close()
+                return Answer({"error": f"the process that opened it hangs for {HANGS_S:.0f} s"})
+            if not (more := os.read(self._child.stdout.fileno(), 1 << 20)):
+                status = self._child.wait()
+                self.close()
+                return Answer({"error": f"the process that opened it died with status {status}"})
+            said += more
+        return Answer(json.loads(said))
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+
+def own_environment() -> dict[str, str]:
+    """Return the environment for children: without settings of stores."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RMQSTORE_")}
+
+
+def _answer(job: dict[str, Any]) -> dict[str, Any]:
+    clock = ManualClock(job["now_ms"])
+    try:
+        with open_script(job["path"], Pair(*job["pair"]), job["settings"], clock) as store:
+            found: dict[str, Any] = {"shown": show(store)}
+            if job["go_on_ms"] is not None:
+                clock.set(job["go_on_ms"])
+                store.tick()
+                found["gone_on"] = show(store)
+        return found
+    except RmqstoreError as error:
+        place = [str(getattr(error, name, "")) for name in ("file", "offset")]
+        return {"error": f"{type(error).__name__}: {error}", "typed": True, "place": place}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    """Answer until there is nothing more to open."""
+    for number, line in enumerate(sys.stdin):
+        job = json.loads(line)
+        if number == 0:
+            announce(job["plugins"])
+        os.write(1, (json.dumps(_answer(job)) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

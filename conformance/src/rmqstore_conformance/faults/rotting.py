@@ -1,0 +1,94 @@
+"""Bit rot: bytes of a closed store change by themselves; it must answer right or say so, never answer wrong (R6)."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rmqstore_conformance.faults.opener import Answer, Opener
+from rmqstore_conformance.faults.script import START_MS, Play, difference
+from rmqstore_conformance.power.content import PAGE_BYTES, Image, write_image
+from rmqstore_conformance.power.volume import SECTOR
+from rmqstore_conformance.stores import DAY_MS
+
+LATER_MS: Final = START_MS + 30 * DAY_MS
+"""By then every timer of the script was due."""
+
+KINDS: Final = ("flip", "zero")
+
+
+class Rot(NamedTuple):
+    """What happened to a file: one bit flipped at ``at``, or the sector there zeroed."""
+
+    path: str
+    kind: str
+    at: int
+
+    def done_to(self, image: Image) -> Image:
+        """Return the damaged directory."""
+        content = image[self.path]
+        assert content is not None
+        damaged = content.copy()
+        if self.kind == "flip":
+            damaged.write(self.at, bytes((content.read(self.at, 1)[0] ^ (1 << self.at % 8),)))
+        else:
+            damaged.write(self.at, bytes(min(SECTOR, content.length - self.at)))
+        return {**image, self.path: damaged}
+
+    def __str__(self) -> str:
+        what = f"bit {self.at % 8} of byte {self.at}" if self.kind == "flip" else f"the sector at {self.at}"
+        return f"{what} of {self.path} {'flipped' if self.kind == 'flip' else 'zeroed'}"
+
+
+def rots_of(image: Image, per_file: int, seed: int) -> Iterator[Rot]:
+    """Yield damage to each file that is not empty, where it holds something."""
+    chance = random.Random(seed)
+    for path, content in sorted(image.items()):
+        if content is None or not content.places:
+            continue
+        found = set()
+        for _ in range(per_file):
+            kind = chance.choice(KINDS)
+            page = chance.choice(content.places)
+            places = [at for at, byte in enumerate(content.read(page, PAGE_BYTES)) if byte]
+            at = page + chance.choice(places)
+            found.add(Rot(path, kind, at if kind == "flip" else at - at % SECTOR))
+        yield from sorted(found)
+
+
+def judge_rot(image: Image, play: Play, rots: Iterator[Rot], opener: Opener, folder: Path) -> tuple[Counter[str], list[str]]:
+    """Open damaged stores; returns how often each outcome came, and what is wrong."""
+    outcomes: Counter[str] = Counter()
+    wrong: list[str] = []
+    for number, rot in enumerate(rots):
+        path = folder / f"rotten-{number}"
+        damaged = rot.done_to(image)
+        write_image(path, damaged)
+        answer = opener.open(path, play.steps[-1].now_ms, go_on_ms=LATER_MS)
+        outcome = outcome_of(answer, play)
+        outcomes[outcome.partition(":")[0]] += 1
+        shutil.rmtree(path)
+        if outcome.startswith("wrong"):
+            write_image(path, damaged)
+            wrong.append(f"{rot}: expected the right answer or an error that names the file; {outcome}; {path}")
+    return outcomes, wrong
+
+
+def outcome_of(answer: Answer, play: Play) -> str:
+    """Say what a damaged store did: right, refused, told; or wrong and why."""
+    expected = play.steps[-1].shown
+    if answer.shown is None:
+        if not answer.typed:
+            return f"wrong: {answer.error}"
+        is_corrupt = answer.error.startswith("CorruptStoreError")
+        return "refused" if not is_corrupt or all(answer.place) else f"wrong: no file and offset in {answer.error}"
+    if answer.shown == expected:
+        return "right"
+    # A damaged timer is parked when it is due.
+    if any(shown["wrong"] or shown["parked"] for shown in (answer.shown, answer.gone_on) if shown is not None):
+        return "told"
+    return f"wrong: it shows {difference(answer.shown, expected)}"

@@ -1,0 +1,147 @@
+"""The program that is traced: it plays the script once, or opens a store, or plays the script again and again with one call failing.
+
+strace fails the call number ``at`` of a kind in each thread. Each play is a fork of this process, made before any store is open; it makes
+``at - n`` calls of that kind on a scratch file first, so that call number n of the store fails. What happened goes to one file a play, by
+``writev``, which is not made to fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from rmqstore import ManualClock, RmqstoreError
+from rmqstore_conformance.faults.script import MAY_HALT, START_MS, Script, Shown, difference, open_script, show
+from rmqstore_conformance.power.replaying import MARK
+from rmqstore_conformance.stores import Pair
+from rmqstore_conformance.targets import announce
+
+Report = Callable[..., None]
+
+
+def mark(event: str, number: int) -> None:
+    """Let the tracer see where a step begins and ends."""
+    os.access(f"{MARK}{event}/{number}", os.F_OK)
+
+
+def play_once(job: dict[str, Any]) -> None:
+    """Play the script, with marks between its steps; the closing is one step more."""
+    clock = ManualClock(START_MS)
+    mark("begin", 0)
+    store = open_script(job["path"], Pair(*job["pair"]), job["settings"], clock)
+    mark("end", 0)
+    number = 0
+    for number, call in enumerate(Script(store, clock).calls.values(), start=1):
+        mark("begin", number)
+        call()
+        mark("end", number)
+    store.close()
+
+
+def open_once(job: dict[str, Any]) -> None:
+    """Open a store, and go without closing it."""
+    open_script(job["path"], Pair(*job["pair"]), job["settings"], ManualClock(job["now_ms"]))
+    os._exit(0)
+
+
+# ---------------------------------------------------------------- one call fails
+
+
+def _calls_of(kind: str, path: Path) -> Callable[[], object]:
+    scratch = os.open(path, os.O_RDWR | os.O_CREAT)
+    calls: dict[str, Callable[[], object]] = {
+        "fsync": lambda: os.fsync(scratch),
+        "fdatasync": lambda: os.fdatasync(scratch),
+        "pwrite64": lambda: os.pwrite(scratch, b"x", 0),
+        "write": lambda: os.write(scratch, b"x"),
+        "pwritev": lambda: os.pwritev(scratch, [b"x"], 0),
+        "ftruncate": lambda: os.ftruncate(scratch, 1),
+        "fallocate": lambda: os.posix_fallocate(scratch, 0, 1),
+        "rename": lambda: path.rename(path),
+    }
+    return calls[kind]
+
+
+FAILABLE: Final = ("fsync", "fdatasync", "pwrite64", "write", "pwritev", "ftruncate", "fallocate", "rename")
+"""System calls that can be counted, so that any one of them can be made to fail."""
+
+
+def _outcome(call: Callable[[], object]) -> list[str]:
+    try:
+        call()
+    except RmqstoreError as error:
+        return [type(error).__name__, str(error), "typed"]
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return ["ok"]
+
+
+def play_with_a_failure(job: dict[str, Any], path: Path, report: Report) -> None:
+    """Make every call of the script; after one that failed look, and make it again."""
+    clock = ManualClock(START_MS)
+    steps: list[tuple[str, Shown]] = job["steps"]
+    try:
+        store = open_script(path, Pair(*job["pair"]), job["settings"], clock)
+    except Exception as error:
+        report("open", type(error).__name__, str(error), *(["typed"] if isinstance(error, RmqstoreError) else []))
+        return
+    mark("end", 0)
+    calls = Script(store, clock).calls
+    for number, (name, _) in enumerate(steps[1:], start=1):
+        call = calls[name]
+        outcome = _outcome(call)
+        report(name, *outcome)
+        if outcome[0] == "ok":
+            continue
+        report("look", _look(partial(show, store), [shown for _, shown in steps[number - 1 : number + name.startswith(MAY_HALT)]]))
+        again = _outcome(call)
+        report("again", *again)
+        if again[0] != "ok":
+            for what, each in {"send": "send", "tick": "tick that hands over"}.items():
+                report(f"then {what}", *_outcome(calls[each]))
+            break
+    report("close", *_outcome(store.close))
+
+
+def _look(look: Callable[[], Shown], allowed: list[Shown]) -> str:
+    try:
+        shown = look()
+    except RmqstoreError as error:
+        return f"{type(error).__name__}: {error}"
+    return "unchanged" if shown in allowed else f"changed: {difference(shown, allowed[0])}"
+
+
+def _write(file: int, *words: str) -> None:
+    os.writev(file, [(json.dumps(words) + "\n").encode()])
+
+
+def play_with_failures(job: dict[str, Any]) -> None:
+    """Play once for each number of a call that is to fail."""
+    folder = Path(job["folder"])
+    make = _calls_of(job["kind"], folder / "scratch")
+    for number in job["numbers"]:
+        child = os.fork()
+        if child == 0:
+            lines = os.open(folder / f"report-{number}", os.O_WRONLY | os.O_CREAT)
+            _write(lines, "process", str(os.getpid()))
+            for _ in range(job["at"] - number):
+                make()
+            play_with_a_failure(job, folder / f"store-{number}", partial(_write, lines))
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+def main() -> None:
+    """Do the job in the file that the command line names."""
+    job = json.loads(Path(sys.argv[1]).read_bytes())
+    announce(job["plugins"])
+    {"play": play_once, "open": open_once, "fail": play_with_failures}[job["do"]](job)
+
+
+if __name__ == "__main__":
+    main()

@@ -54,7 +54,7 @@ def asked_twice(stores: Stores) -> None:
 
 def unplugged(stores: Stores) -> None:
     """Power losses at every step."""
-    test_unsynced.test_h1_power_loss_at_every_step(stores.pair, 1, "async")
+    test_unsynced.test_h1_power_loss_at_every_step(stores.pair, 1)
 
 
 ANY, DURABLE = PAIRS[:1], DURABLE_PAIRS[:1]

@@ -1,7 +1,8 @@
 """H1 under ``flush = async``: the power goes between any two steps of a hand-over, and with it all that was not synced.
 
 What LMDB has not committed lives in memory, so a copy of the directory has lost it; of RocksDB's write-ahead log a copy is cut back to what
-the last sync covered, or kept as it is, since more than promised may have reached the disk.
+the last sync covered, or kept as it is, since more than promised may have reached the disk. With ``flush = sync`` the suite does the same
+at every system call (``rmqstore_conformance.cases.test_power_loss``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pytest
 
 from rmqstore import CancelOutcome, Store
 from rmqstore.ordered.gate import Gate
+from rmqstore_conformance.power.content import Image, digest_of, read_image, write_image
 from rmqstore_conformance.stores import START_MS, Pair, Stores, message, read_ids, stores_of
 from tests.pairs import DURABLE_PAIRS
 
@@ -25,11 +27,9 @@ NOW = START_MS + 2000
 class Disk:
     """Watches the syncs of one open store, engine by engine, so that a copy can be made of what a power loss would leave of it."""
 
-    def __init__(self, store: Store, root: Path) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = Path(store.stats().path)
-        self._root = root
         self._synced: dict[Path, int] = {}
-        self._copies = 0
         store.flush()
         for side, engine in ((store.timers, store.stats().timer_engine), (store.pops, store.stats().pop_engine)):
             gate: Gate = side._shared.kv._gate  # type: ignore[attr-defined]
@@ -49,27 +49,18 @@ class Disk:
             with suppress(FileNotFoundError):  # RocksDB removes old ones in the background
                 self._synced[path] = path.stat().st_size
 
-    def _copied(self, copy: Path) -> bool:
-        """Copy every file; False when a file was removed meanwhile, as RocksDB does with old ones in the background."""
-        try:
-            shutil.copytree(self._store, copy)
-        except (shutil.Error, FileNotFoundError):
-            shutil.rmtree(copy)
-            return False
-        return True
+    def _now(self) -> Image:
+        while True:
+            with suppress(FileNotFoundError):  # RocksDB removes old ones in the background
+                return read_image(self._store)
 
-    def after_power_loss(self, keep: frozenset[str]) -> str:
-        """Copy what is left; engines in ``keep`` keep what they wrote without a sync. Returns the copy's name."""
-        self._copies += 1
-        copy = self._root / f"copy{self._copies}"
-        while not self._copied(copy):
-            pass
-        for path in copy.rglob("*.log"):
-            original = self._store / path.relative_to(copy)
-            if original.relative_to(self._store).parts[0] not in keep:
-                with open(path, "r+b") as file:
-                    file.truncate(self._synced.get(original, 0))
-        return copy.name
+    def after_power_loss(self, keep: frozenset[str]) -> Image:
+        """Return what is left; engines in ``keep`` keep what they wrote without a sync."""
+        image = self._now()
+        for path, content in image.items():
+            if content is not None and path.endswith(".log") and Path(path).parts[0] not in keep:
+                content.resize(min(content.length, self._synced.get(self._store / path, 0)))
+        return image
 
 
 def survivors(pair: Pair) -> list[frozenset[str]]:
@@ -85,11 +76,11 @@ SCHEDULES: tuple[dict[int, str], ...] = ({}, {3: "pops", 6: "timers"}, {5: "time
 """Which side is synced by itself behind which step."""
 
 
-def histories(pair: Pair, limit: int, flush: str, schedule: dict[int, str]) -> Iterator[tuple[Stores, str, dict[str, str], str]]:
-    """Play a hand-over and yield, for every step and every way to lose power there, the name of what is left."""
+def histories(pair: Pair, limit: int, schedule: dict[int, str]) -> Iterator[tuple[Stores, Image, dict[str, str], str]]:
+    """Play a hand-over and yield, for every step and every way to lose power there, what is left."""
     with stores_of(pair) as stores:
-        store = stores.open(flush=flush, hand_over_limit=limit)
-        disk = Disk(store, stores.root)
+        store = stores.open(flush="async", hand_over_limit=limit)
+        disk = Disk(store)
         rows = [message(f"a{n}", deliver_at_ms=START_MS + (1000, 2000)[n % 2]) for n in range(5)]
         handles = {each.message_id: each.handle or "" for each in store.send_batch(rows)}
         assert store.cancel(handles["ma0"]) is CancelOutcome.CANCELLED
@@ -109,7 +100,7 @@ def histories(pair: Pair, limit: int, flush: str, schedule: dict[int, str]) -> I
             yield stores, disk.after_power_loss(keep), handles, "the end"
 
 
-def check(store: Store, stores: Stores, handles: dict[str, str], where: str, *, all_durable: bool) -> None:
+def check(store: Store, stores: Stores, handles: dict[str, str], where: str) -> None:
     """Let all time pass in what is left, and look at every message."""
     asked = {name: store.cancel(handles[name]) for name in ("ma1", "ma2", "mb0", "mb2")}
     for name, outcome in asked.items():
@@ -128,30 +119,30 @@ def check(store: Store, stores: Stores, handles: dict[str, str], where: str, *, 
             assert (name in lying) == (outcome is CancelOutcome.ALREADY_DELIVERED), f"{name}: {outcome}, {lying}; {where}"
         else:
             assert name not in lying, f"{name} is unknown, and yet delivered; {where}"
-    if all_durable:
-        assert "ma1" not in lying
-        assert "mb1" in lying
     assert late.handle not in handles.values()
     assert store.pending().total == 0
     assert store.verify() == [], where
 
 
 @pytest.mark.clause("H1", "H3", "R1", "C5")
-@pytest.mark.parametrize("flush", ["async", "sync"])
 @pytest.mark.parametrize("limit", [1, 2])
 @pytest.mark.parametrize("pair", DURABLE_PAIRS, ids=str)
-def test_h1_power_loss_at_every_step(pair: Pair, limit: int, flush: str) -> None:
+def test_h1_power_loss_at_every_step(pair: Pair, limit: int) -> None:
     """H1: what was synced is neither lost nor doubled, every answer about it stays true, and what was not synced comes once at most."""
     played = 0
-    for stores, name, handles, where in (each for schedule in SCHEDULES for each in histories(pair, limit, flush, schedule)):
-        for back_ms in (0, 1500):
-            stores.clock.set(NOW - back_ms)
-            copy = f"{name}-{back_ms}"
-            shutil.copytree(stores.root / name, stores.root / copy)
-            store = stores.open(copy, hand_over_limit=limit)
-            check(store, stores, handles, f"{where}, clock {back_ms} ms back", all_durable=flush == "sync")
-            store.close()
-            shutil.rmtree(stores.root / copy)
-            played += 1
-        shutil.rmtree(stores.root / name)
-    assert played > 20
+    for schedule in SCHEDULES:
+        seen: set[bytes] = set()
+        for stores, image, handles, where in histories(pair, limit, schedule):
+            # Many a step leaves the disk as it was.
+            if (digest := digest_of(image)) in seen:
+                continue
+            seen.add(digest)
+            for back_ms in (0, 1500) if limit == 1 else (0,):
+                stores.clock.set(NOW - back_ms)
+                write_image(stores.root / "copy", image)
+                store = stores.open("copy", hand_over_limit=limit)
+                check(store, stores, handles, f"{where}, clock {back_ms} ms back")
+                store.close()
+                shutil.rmtree(stores.root / "copy")
+                played += 1
+    assert played >= 8

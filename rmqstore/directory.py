@@ -139,6 +139,8 @@ class StoreDirectory:
     def publish(self, manifest: Mapping[str, object]) -> None:
         """Write the manifest in one step, after the engines are there: from now on the store exists."""
         try:
+            # The names of the engines must not be lost behind a manifest that speaks of them.
+            _sync_directory(self.path)
             write_manifest(self.path, manifest)
             (self.path / CREATING_NAME).unlink(missing_ok=True)
         except OSError as error:

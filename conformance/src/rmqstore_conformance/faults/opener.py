@@ -11,6 +11,7 @@ import os
 import select
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -113,7 +114,8 @@ def _answer(job: dict[str, Any]) -> dict[str, Any]:
         place = [str(getattr(error, name, "")) for name in ("file", "offset")]
         return {"error": f"{type(error).__name__}: {error}", "typed": True, "place": place}
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        *_, last = traceback.extract_tb(error.__traceback__)
+        return {"error": f"{type(error).__name__}: {error}, at {last.filename}:{last.lineno}"}
 
 
 def main() -> None:

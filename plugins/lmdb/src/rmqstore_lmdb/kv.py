@@ -27,6 +27,7 @@ from rmqstore.errors import (
     CorruptStoreError,
     StoreClosedError,
     StoreFullError,
+    StorePathError,
 )
 from rmqstore.ordered.buffered import Base, BufferedKV, Entry, View, ViewLostError
 from rmqstore.ordered.home import NO_ROOM, EngineHome
@@ -123,9 +124,8 @@ class LmdbBase(Base):
         try:
             os.posix_fallocate(fd, 0, _READER_BYTES * (MAX_READERS + 2))
         except OSError as error:
-            if error.errno in NO_ROOM:
-                raise StoreFullError(f"{self._path}: no room for the lock file") from error
-            raise
+            kind = StoreFullError if error.errno in NO_ROOM else StorePathError
+            raise kind(f"{self._path}: the lock file cannot be given its room: {error.strerror}") from error
         finally:
             os.close(fd)
 

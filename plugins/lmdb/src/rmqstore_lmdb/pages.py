@@ -28,12 +28,20 @@ def page_of(
     reverse: bool,
     page_bytes: int,
 ) -> list[Entry]:
-    """Return a page; see ``OrderedKV.scan``."""
+    """Return a page; see ``OrderedKV.scan``.
+
+    Raises:
+        lmdb.CorruptedError: a key is empty, which none is: LMDB has no sums over its pages, and reads a zeroed one as such.
+    """
     cursor = txn.cursor(db)
     if reverse:
-        return take_page(_backward(cursor, stop), limit, page_bytes, start.__gt__ if start else None)
-    forward = cursor.iternext() if cursor.set_range(start or b"\x00") else iter(())
-    return take_page(forward, limit, page_bytes, stop.__le__ if stop is not None else None)
+        page = take_page(_backward(cursor, stop), limit, page_bytes, start.__gt__ if start else None)
+    else:
+        forward = cursor.iternext() if cursor.set_range(start or b"\x00") else iter(())
+        page = take_page(forward, limit, page_bytes, stop.__le__ if stop is not None else None)
+    if any(not key for key, _ in page):
+        raise lmdb.CorruptedError("an empty key")
+    return page
 
 
 def _backward(cursor: lmdb.Cursor[bytes], stop: bytes | None) -> Iterator[Entry]:
@@ -52,7 +60,7 @@ def translated(error: lmdb.Error, directory: Path) -> Exception:
     if isinstance(error, lmdb.DiskError) or os.strerror(errno.EDQUOT) in text:
         return StoreFullError(f"{file}: {text}")
     if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)):
-        return CorruptStoreError(f"{file} is damaged: {text}", file=str(file))
+        return CorruptStoreError(f"{file} is damaged: {text}", file=str(file), offset=0)
     if isinstance(error, lmdb.VersionMismatchError) or "data format" in text:
         return FormatVersionError(f"{file}: {text}")
     if isinstance(error, lmdb.LockError) or "already open" in text:

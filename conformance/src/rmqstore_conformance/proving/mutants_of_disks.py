@@ -1,0 +1,251 @@
+"""Mutants that keep their word until the process is killed, the power goes or the disk fails: the ``lmdb`` engine with one fault planted.
+
+The cases that must notice them need strace, so these are no part of the kit over ``memory``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from rmqstore.contract import CancelOutcome, Engine, EngineInfo, EngineOptions, EngineSession, Ticket
+from rmqstore.errors import StoreFullError, StorePoisonedError
+from rmqstore.hookspecs import hookimpl
+from rmqstore.plugins import get_plugins
+from rmqstore_conformance.proving.planting import PREFIX
+
+SOUND: Final = "lmdb"
+
+
+class DiskMutant(msgspec.Struct, frozen=True, kw_only=True):
+    """A wrong engine; called, it gives the engine.
+
+    Attributes:
+        what: what is wrong, in a sentence.
+        clause: the clause that it is meant to break.
+        caught_by: ids of cases, each of which must fail.
+        fault: called with the directory before the engine is opened; returns what is done to the open session.
+    """
+
+    name: str
+    what: str
+    clause: str
+    caught_by: tuple[str, ...]
+    fault: Callable[[Path], Callable[[Any], None]]
+
+    @property
+    def engine(self) -> str:
+        """The engine's name."""
+        return PREFIX + self.name
+
+    @property
+    def info(self) -> EngineInfo:
+        """The announcement of the engine."""
+        sound = get_plugins().load_engine(SOUND)[0]
+        return msgspec.structs.replace(sound, name=self.engine, factory=f"{__name__}:{self.name}", settings=(), preference=0)
+
+    def __call__(self) -> Engine:
+        """Return the engine."""
+        return _Mutated(self.fault)
+
+
+class _Mutated(Engine):
+    def __init__(self, fault: Callable[[Path], Callable[[Any], None]]) -> None:
+        self._fault = fault
+
+    def open(self, directory: Path, options: EngineOptions) -> EngineSession:
+        change = self._fault(directory)
+        session = get_plugins().load_engine(SOUND)[1].open(directory, options)
+        change(session)
+        return session
+
+
+MUTANTS: list[DiskMutant] = []
+
+
+def mutant(clause: str, *caught_by: str) -> Callable[[Callable[[Path], Callable[[Any], None]]], DiskMutant]:
+    """Make a mutant of a fault; see the attributes of the same names."""
+
+    def planted(fault: Callable[[Path], Callable[[Any], None]]) -> DiskMutant:
+        what = " ".join((inspect.getdoc(fault) or "").split())
+        made = DiskMutant(name=fault.__name__, what=what, clause=clause, caught_by=caught_by, fault=fault)
+        MUTANTS.append(made)
+        return made
+
+    return planted
+
+
+def _sides(session: Any) -> tuple[Any, Any]:
+    return session.timers(), session.pops()
+
+
+def _synced_by(session: Any, sync: Callable[[Callable[..., None], Ticket | None], None]) -> None:
+    """Let both sides sync in another way."""
+    for side in _sides(session):
+        side.sync = lambda ticket=None, sound=side.sync: sync(sound, ticket)
+
+
+@mutant("R1", "R1.power_loss_at_every_call", "R1.killed_at_a_call")
+def answers_before_it_is_durable(directory: Path) -> Callable[[Any], None]:
+    """A call returns as soon as its ticket is given, without waiting for the disk."""
+
+    def change(session: Any) -> None:
+        kept: list[Ticket] = []
+
+        def late(sound: Callable[..., None], ticket: Ticket | None) -> None:
+            # What the call before wrote is made durable by this one.
+            if kept and kept[-1].position:
+                sound(kept.pop())
+            if ticket is None:
+                sound()
+            else:
+                kept.append(ticket)
+
+        _synced_by(session, late)
+
+    return change
+
+
+@mutant("R2", "R1.power_loss_at_every_call")
+def cancels_one_by_one(directory: Path) -> Callable[[Any], None]:
+    """Of a cancel of many handles, each is durable by itself."""
+
+    def change(session: Any) -> None:
+        timers = session.timers()
+        sound = timers.cancel
+
+        def cancel(handles: Sequence[Any], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+            outcomes, ticket = [], Ticket(0)
+            for handle in handles:
+                each, ticket = sound([handle], now_ms)
+                timers.sync(ticket)
+                outcomes += each
+            return outcomes, ticket
+
+        timers.cancel = cancel
+
+    return change
+
+
+@mutant("R3", "R3.power_loss_while_it_is_made")
+def made_in_two_steps(directory: Path) -> Callable[[Any], None]:
+    """A note that the engine cannot do without is written behind its creation, not synced, and not made again."""
+    note = directory / "db" / "note"
+    if note.parent.is_dir() and not (note.exists() and note.read_bytes()):
+        raise RuntimeError(f"{note} is missing")
+
+    def change(session: Any) -> None:
+        if not note.exists():
+            note.write_bytes(b"made")
+
+    return change
+
+
+@mutant("R3", "R3.the_recovery_loses_power_too")
+def recovers_aside(directory: Path) -> Callable[[Any], None]:
+    """Each open moves the database aside and back again; a crash between the two loses it."""
+    database = directory / "db"
+    if database.is_dir():
+        database.rename(directory / "aside")
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(fd)
+        os.close(fd)
+        (directory / "aside").rename(database)
+    return lambda session: None
+
+
+@mutant("F1", "F1.no_room_at_a_call", "F1.each_call_on_a_full_disk")
+def says_nothing_of_a_full_disk(directory: Path) -> Callable[[Any], None]:
+    """A sync that finds no room returns as if it were done."""
+
+    def change(session: Any) -> None:
+        def silent(sound: Callable[..., None], ticket: Ticket | None) -> None:
+            with suppress(StoreFullError):
+                sound(ticket)
+
+        _synced_by(session, silent)
+
+    return change
+
+
+@mutant("F2", "F2.a_sync_that_fails")
+def shrugs_at_a_failed_sync(directory: Path) -> Callable[[Any], None]:
+    """A sync that failed returns as if it were done."""
+
+    def change(session: Any) -> None:
+        def silent(sound: Callable[..., None], ticket: Ticket | None) -> None:
+            with suppress(StorePoisonedError):
+                sound(ticket)
+
+        _synced_by(session, silent)
+
+    return change
+
+
+@mutant("F2", "F2.a_sync_that_fails")
+def asks_for_a_failed_sync_again(directory: Path) -> Callable[[Any], None]:
+    """A journal is synced again when that failed."""
+
+    def change(session: Any) -> None:
+        journal = os.open(directory / "db" / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+        def journaled(sound: Callable[..., None], ticket: Ticket | None) -> None:
+            os.write(journal, b"a call\n")
+            try:
+                os.fdatasync(journal)
+            except OSError:
+                os.fdatasync(journal)
+            sound(ticket)
+
+        _synced_by(session, journaled)
+
+    return change
+
+
+@mutant("F3", "F3.a_call_that_fails")
+def raises_what_comes(directory: Path) -> Callable[[Any], None]:
+    """A journal that cannot be written raises the error of the system as it is."""
+
+    def change(session: Any) -> None:
+        journal = os.open(directory / "db" / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+        def journaled(sound: Callable[..., None], ticket: Ticket | None) -> None:
+            os.write(journal, b"a call\n")
+            sound(ticket)
+
+        _synced_by(session, journaled)
+
+    return change
+
+
+@mutant("R6", "R6.bit_rot_is_told")
+def believes_its_settings(directory: Path) -> Callable[[Any], None]:
+    """A file of the store's precision has no sum; whatever it says moves the timers that are listed."""
+    setting = directory / "db" / "shift_ms"
+
+    def change(session: Any) -> None:
+        if not setting.exists():
+            setting.write_text("100000")
+        timers = session.timers()
+        sound = timers.scan
+        shift_ms = int(setting.read_text(errors="replace").strip("\0").translate({c: "7" for c in range(256) if not 48 <= c < 58}) or 0)
+
+        def scan(*args: Any, **options: Any) -> Any:
+            page = sound(*args, **options)
+            return msgspec.structs.replace(page, timers=[]) if shift_ms != 100_000 else page
+
+        timers.scan = scan
+
+    return change
+
+
+@hookimpl
+def rmqstore_engines() -> list[EngineInfo]:
+    """Announce the engines."""
+    return [each.info for each in MUTANTS]

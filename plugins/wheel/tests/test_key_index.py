@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -269,7 +268,7 @@ def test_a_check_point_that_finds_no_room_can_be_made_later(tmp_path: Path) -> N
         for hashed, offsets in expected([*old, *new]).items():
             assert sorted(set(index.lookup(hashed))) == sorted(offsets)
         copy = Fixture(tmp_path / f"{count} killed")
-        shutil.copytree(fixture.path, copy.path)
+        copy_tree(fixture.path, copy.path)
         killed = copy.opened(sums)
         check(killed, old)
         killed.close()

@@ -44,6 +44,7 @@ from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.ledger_ports import Sizes
 from rmqstore_wheel.plugin import INFO
+from rmqstore_wheel.tree_copy import copy_tree
 from tests.breaking import WheelStores, refusing_writes
 from tests.pairs import PAIRS
 
@@ -74,7 +75,7 @@ def begin(pops: PopStore, count: int = 40) -> None:
 @contextmanager
 def killed(path: Path, session: EngineSession, to: Path, **how: Any) -> Iterator[PopStore]:
     """Open what a kill would leave of an open directory."""
-    shutil.copytree(path, to)
+    copy_tree(path, to)
     with opened(to, **how) as left:
         yield left.pops()
 
@@ -267,7 +268,7 @@ def test_an_attempt_is_forgotten_once(tmp_path: Path) -> None:
         pops.pop(PopRequest("t", "g", 1, 60_000, attempt_id="x"), NOW + 201)
         assert ledger_of(session).held
         pops.maintain(NOW + 202, 100)
-        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        copy_tree(tmp_path / "a", tmp_path / "b")
     with opened(tmp_path / "b") as session:
         session.pops().maintain(NOW + 86_400_000, 1000)
         assert list(ledger_of(session).scan_all(LEASES, ATTEMPT, after_prefix(ATTEMPT))) == []
@@ -469,9 +470,9 @@ def test_kills_lose_nothing_and_give_twice_only_what_was_not_written(tmp_path: P
                 else:
                     pops.revive(now_ms, 100)
                     pops.maintain(now_ms, 100)
-            shutil.copytree(path, tmp_path / f"{life + 1}")
+            copy_tree(path, tmp_path / f"{life + 1}")
         path = tmp_path / f"{life + 1}"
-        shutil.copytree(path, tmp_path / "look")
+        copy_tree(path, tmp_path / "look")
         with opened(tmp_path / "look", limits) as session:
             pops = session.pops()
             assert pops.verify() == []

@@ -52,7 +52,8 @@ def rmqstore_conformance_cases() -> Sequence[object]:
     Called by the conformance suite when it collects.
 
     Returns:
-        Cases in the form that the suite documents; each names the clause that it checks.
+        Import names of modules of pytest functions, each with a mark ``clause`` and a fixture of the suite that gives it an engine
+        (docs/writing-an-engine.md).
     """
     return []
 

@@ -170,3 +170,38 @@ def test_the_command_says_in_one_paragraph_what_is_wrong(tmp_path: Path, options
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
     assert "ExitCode" not in done.stderr
+
+
+# ---------------------------------------------------------------- cases of others
+
+OFFERING = """
+from rmqstore.hookspecs import hookimpl
+
+@hookimpl
+def rmqstore_conformance_cases():
+    return ["{module}"]
+"""
+
+OFFERED = '''
+import pytest
+
+@pytest.mark.clause("T1")
+def test_t1_one_of_our_own(stores):
+    """T1: a case of another distribution."""
+    assert stores.open().tick().handed_over == {moved}
+'''
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_cases_that_a_plugin_offers_run_beside_those_of_the_suite(run: Any, tmp_path: Path, moved: int) -> None:
+    (tmp_path / "acme_cases.py").write_text(OFFERED.format(moved=moved), encoding="utf-8")
+    found = run("-k", f"{QUICK} or one_of_our_own", modules=OFFERING.format(module="acme_cases"))
+    assert found.code == moved, found.text
+    assert outcomes(found)["T1.one_of_our_own"] == ("pass", "fail")[moved]
+    assert len(outcomes(found)) > 1
+
+
+def test_a_module_of_cases_that_is_not_there_is_refused(run: Any) -> None:
+    found = run("-k", QUICK, modules=OFFERING.format(module="acme_cases_that_are_not_there"))
+    assert found.code == pytest.ExitCode.USAGE_ERROR
+    assert "offers 'acme_cases_that_are_not_there' as conformance cases" in found.text

@@ -5,6 +5,7 @@ It is loaded in every pytest run of an environment that has the suite, so it imp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 
 TARGET: pytest.StashKey[Target | None] = pytest.StashKey()
 COLLECTOR: pytest.StashKey[Collector] = pytest.StashKey()
+MODULES: pytest.StashKey[Sequence[str]] = pytest.StashKey()
 _CASE: pytest.StashKey[Case] = pytest.StashKey()
-_PROPERTY = "rmqstore_conformance"
+PACKAGE = "rmqstore_conformance"
+_PROPERTY = PACKAGE
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,11 +53,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "level(name): the first level of a run that has the case; core, or extended when it needs something")
     config.addinivalue_line("markers", "since(version): the version of the suite that has the case first")
     config.stash[TARGET] = None
+    config.stash[MODULES] = []
     if not config.option.rmq_engine:
         return
-    from rmqstore_conformance import SUITE_VERSION, stores
+    from rmqstore_conformance import SUITE_VERSION, fixtures, stores
     from rmqstore_conformance.collecting import Collector
-    from rmqstore_conformance.targets import announce, seed_of, target_of
+    from rmqstore_conformance.targets import announce, offered_modules, seed_of, target_of
 
     try:
         announce(config.option.rmq_plugin)
@@ -67,10 +71,15 @@ def pytest_configure(config: pytest.Config) -> None:
             effort=config.option.rmq_effort,
         )
         config.option.rmq_seed = seed_of(config.option.rmq_seed)
+        config.stash[MODULES] = offered_modules()
         config.stash[COLLECTOR] = Collector.of(target, config.option.rmq_expect_failure, config.option.rmq_seed, config.option.rmq_report)
     except Exception as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[TARGET] = target
+    config.pluginmanager.register(fixtures, "rmqstore-conformance-fixtures")
+    if PACKAGE in config.args:
+        # The whole suite is to be run, so the cases that plug-ins offer are, too.
+        config.args += [name for name in config.stash[MODULES] if name not in config.args]
     stores.GIVEN.update(target.settings)
     stores.ANNOUNCED[:] = config.option.rmq_plugin
     if hasattr(config.option, "hypothesis_seed") and config.option.hypothesis_seed is None:
@@ -87,7 +96,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def _is_case(item: pytest.Item) -> bool:
-    return item.path.is_relative_to(Path(__file__).parent / "cases")
+    module = getattr(item, "module", None)
+    return item.path.is_relative_to(Path(__file__).parent / "cases") or getattr(module, "__name__", "") in item.config.stash[MODULES]
 
 
 @pytest.hookimpl(tryfirst=True)

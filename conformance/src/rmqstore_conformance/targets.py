@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
-import importlib
+import importlib.util
 import secrets
 from collections.abc import Sequence
 from itertools import permutations
@@ -143,6 +143,22 @@ def announce(modules: Sequence[str]) -> None:
             get_plugins().add(importlib.import_module(name))
         except ImportError as error:
             raise IllegalArgumentError(f"--rmq-plugin {name} cannot be imported: {error}") from error
+
+
+def offered_modules() -> list[str]:
+    """Return the modules with further cases that plug-ins offer by ``rmqstore_conformance_cases``.
+
+    Raises:
+        IllegalArgumentError: what one offers is no module's name, or there is no such module; names the distribution.
+    """
+    found = []
+    for offer in get_plugins().conformance_cases():
+        if not isinstance(offer.item, str) or importlib.util.find_spec(offer.item) is None:
+            raise IllegalArgumentError(
+                f"{offer.distribution} offers {offer.item!r} as conformance cases; a case module is offered by its import name"
+            )
+        found.append(offer.item)
+    return found
 
 
 def version_of(text: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 WORKERS ?= 2
+CRASH_CASES := test_kill or test_power_loss or test_failing_calls or test_bit_rot
 
 RUN_PARTS := ./plugins/memory ./plugins/wheel ./plugins/rocksdb ./plugins/lmdb
 DEV_PARTS := $(RUN_PARTS) ./conformance ./benchmarks
@@ -63,12 +64,15 @@ wheels: $(DEV)  ## build all wheels and use them from an empty directory
 conformance-small: $(DEV)  ## the cases of the suite on every engine
 	@echo "== conformance"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full
+	@echo "== conformance, with a fresh seed"
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
+		--rmq-seed fresh --rmq-effort 0.25 -k "$(CRASH_CASES)"
 
 conformance: $(DEV)  ## the reports of docs/conformance, one for each engine and two mixed pairs; takes long
 	@mkdir -p docs/conformance build/conformance
-	@for name in memory wheel rocksdb lmdb; do $(BIN)/rmqstore conformance $$name --level extended --workers $(WORKERS) \
+	@for name in memory wheel rocksdb lmdb; do $(BIN)/rmqstore conformance $$name --level full --workers $(WORKERS) \
 		--report docs/conformance/$$name.md --report build/conformance/$$name.json; done
-	@for pair in wheel+lmdb rocksdb+wheel; do $(BIN)/rmqstore conformance $${pair%+*} --pop-engine $${pair#*+} --level extended \
+	@for pair in wheel+lmdb rocksdb+wheel; do $(BIN)/rmqstore conformance $${pair%+*} --pop-engine $${pair#*+} --level full \
 		--workers $(WORKERS) --report docs/conformance/$$pair.md --report build/conformance/$$pair.json; done
 	@$(BIN)/python docs/make_matrix.py
 
@@ -89,8 +93,9 @@ bench-smoke: $(DEV)  ## the Spark job in small
 	@$(call quietly,$(BIN)/python -m rmqstore_benchmarks.spark_run --small)
 
 crash: $(DEV)  ## the slow tier: kills, disk states, long runs
-	@RMQSTORE_CRASH_ROUNDS=200 $(BIN)/pytest -n $(WORKERS) --dist load --pyargs rmqstore_conformance --rmq-engine all --rmq-level full -k test_kill
-	@RMQSTORE_FAULTS_EVERY_CALL=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "crash or slow"
+	@$(BIN)/pytest -n $(WORKERS) --dist load --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
+		--rmq-effort 20 -k "$(CRASH_CASES)"
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "crash or slow"
 
 clean:  ## remove environments, caches and builds
 	rm -rf $(VENV) demo-store .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,15 +1,11 @@
-"""R1, R3, X4: kill -9 at random moments: what was acknowledged is there exactly once, what was under way happened wholly or not at all.
-
-``RMQSTORE_CRASH_ROUNDS`` sets the number of kills for each pair of engines.
-"""
+"""R1, R3, X4: kill -9 at random moments: what was acknowledged is there exactly once, what was under way happened wholly or not at all."""
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +17,16 @@ from rmqstore_conformance.kills.ledger import Book
 from rmqstore_conformance.kills.nursery import Nursery, Typical
 from rmqstore_conformance.kills.worker import TOPIC, open_store
 from rmqstore_conformance.stores import GIVEN, Pair
+from rmqstore_conformance.targets import Target
 
-# A setting of these tests, not of the store, which refuses variables that it does not know.
-ROUNDS = int(os.environ.pop("RMQSTORE_CRASH_ROUNDS", "20"))
+ROUNDS = 20
 KILLS_IN_A_ROW = 5
 START_MS = 1_700_000_000_000
 
 pytestmark = [
     pytest.mark.level("full"),
     pytest.mark.needs("cancel_by_key", "fifo", "retention"),
-    pytest.mark.timeout(60 + 4 * ROUNDS),
+    pytest.mark.timeout(3600),
 ]
 
 
@@ -70,14 +66,17 @@ def _follow(child: Any, book: Book | Census, typical: Typical, chance: random.Ra
 
 
 @pytest.mark.clause("R1", "R2", "H1", "P4", "C5", "X4")
-def test_a_killed_store_keeps_its_word(tmp_path: Path, nursery: Nursery, engines: dict[str, str]) -> None:
+def test_a_killed_store_keeps_its_word(
+    tmp_path: Path, nursery: Nursery, engines: dict[str, str], target: Target, seed: int, tell: Callable[[object], None]
+) -> None:
     """R1: workers that send, cancel, pop and ack are killed; what they were answered is true afterwards, each message comes once."""
-    chance = random.Random(repr(engines))
+    chance = random.Random(f"{engines} {seed}")
+    rounds = target.times(ROUNDS)
     typical = Typical(chance.randrange(1 << 30))
     fallen: Counter[tuple[str, bool]] = Counter()
     fates: Counter[str] = Counter()
     kills = 0
-    while kills < ROUNDS:
+    while kills < rounds:
         path = tmp_path / f"store-{kills}"
         book: Book | Census = (Book if kills % (2 * KILLS_IN_A_ROW) else Census)(START_MS)
         for _ in range(KILLS_IN_A_ROW):
@@ -106,10 +105,8 @@ def test_a_killed_store_keeps_its_word(tmp_path: Path, nursery: Nursery, engines
             book.drain(store, clock)
         fates.update(book.fates() if isinstance(book, Census) else ())
     inside = sum(count for (_, is_inside), count in fallen.items() if is_inside)
-    print(f"\n{engines}: {kills} kills, {inside} inside a mutating call")
-    for (op, is_inside), count in sorted(fallen.items(), key=lambda entry: (-entry[1], entry[0])):
-        print(f"  {'in   ' if is_inside else 'after'} {op:<11} {count:>4} {'#' * (60 * count // kills)}")
-    print(f"  {dict(fates)}")
+    where = ", ".join(f"{count} {'in' if within else 'after'} {op}" for (op, within), count in fallen.most_common())
+    tell(f"{kills} kills, {inside} within a call: {where}; what became of messages: {dict(fates)}")
     assert inside >= 0.6 * kills
     assert kills < 50 or len(fates) >= 4, "the workers let messages come to few ends, so little is proved"
 

@@ -198,7 +198,7 @@ class ReceiptsAreFoundByPlace(_WithLeases):
         return super().apply(_but(txn, acks=acks), now_ms)
 
 
-@mutant("P5", "P5.outcomes_are_true", "P8.acks_in_any_order_with_holes")
+@mutant("P5", "P5.outcomes_are_true", "P8.acks_in_any_order_with_holes", "X3.an_order_of_the_calls_explains_every_answer")
 class ASecondAckSaysAcked(Pops):
     """A second ack of the same lease is answered like the first."""
 

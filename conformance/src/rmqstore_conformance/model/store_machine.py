@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from rmqstore.contract import PopRequest
 from rmqstore.message import RESERVED_PREFIXES, retry_topic
 from rmqstore_conformance.model.pop_oracle import Standing
 from rmqstore_conformance.model.timer_oracle import Oracle, Timer
+from rmqstore_conformance.model.transcript import Transcript
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, Pair, stores_of
 
 TOPICS = {"a": 1, "b": 2}
@@ -87,6 +89,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.settled = True
 
     def teardown(self) -> None:
+        error = sys.exc_info()[1]
+        if error is not None and hasattr(self, "transcript"):
+            program = self.transcript.saved()
+            error.add_note(f"{program} does the same to a store of its own:\n\n{program.read_text(encoding='utf-8')}")
         self.stack.close()
 
     @initialize(
@@ -105,7 +111,8 @@ class StoreMachine(RuleBasedStateMachine):
             "flush": flush, "cancel_memory_ms": memory, "init": init, "retention_ms": retention, "reclaim": reclaim,
             "group_expiry_ms": expiry,
         }  # fmt: skip
-        self.store: Store = self.stores.open(**self.settings)
+        self.transcript = Transcript(self.pair, self.stores, self.settings)
+        self.store: Store = self.transcript.watch(self.stores.open(**self.settings))
         self.oracle = Oracle(
             precision_ms=precision, max_retries=retries, max_in_flight=in_flight, limit=limit, cancel_memory_ms=memory,
             starts_at_end=init == "max", group_expiry_ms=expiry,
@@ -244,6 +251,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(steps=st.integers(1, 8))
     def tick_that_breaks_off(self, steps: int) -> None:
         """A tick that ends in the middle, as by an error, between any two steps of the hand-over."""
+        self.transcript.note(f"print(*zip(range({steps}), store._hand_over.steps(clock.now_ms())))  # a tick that breaks off")
         moved = 0
         for number, step in enumerate(self.store._hand_over.steps(self.now)):
             if step == "seal":
@@ -364,7 +372,8 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pair.durable)
     @rule()
     def reopen(self) -> None:
-        self.store = self.stores.reopen(self.store, **self.settings)
+        self.transcript.note("store.close()")
+        self.store = self.transcript.watch(self.stores.reopen(self.store, **self.settings))
         self.oracle.until_ms = -1
         self.settled = True
 
@@ -378,6 +387,8 @@ class StoreMachine(RuleBasedStateMachine):
         original, self.store, settled, self.settled = self.store, copy, self.settled, True
         self.looks_like_the_oracle()
         if switch:
+            self.transcript.note("store.close()")
+            self.store = self.transcript.watch(copy)
             original.close()
             self.oracle.until_ms = -1
         else:

@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 from rmqstore_conformance.clauses import clauses
+from rmqstore_conformance.proving import mutants_of_disks
 from rmqstore_conformance.proving.mutants import MUTANTS, WITHOUT_A_MUTANT
+from rmqstore_conformance.proving.mutants_of_disks import DiskMutant
 from rmqstore_conformance.proving.planting import PREFIX, Mutant
 
 HEAD = f"""\
@@ -23,6 +25,17 @@ A mutant is an engine like others, called `{PREFIX}NAME`:
 ```
 pytest --pyargs rmqstore_conformance --rmq-plugin rmqstore_conformance.proving.mutants --rmq-engine {PREFIX}fires_early
 ```
+
+| Mutant | What is wrong | Clause | Caught by |
+|---|---|---|---|
+"""
+
+OF_DISKS = f"""
+## Engines that break their word in a crash
+
+Made from `lmdb`, each right until the process is killed, the power goes or a call to the system fails; the
+[crash tools](crash-tools.md) must notice. With `--rmq-plugin rmqstore_conformance.proving.mutants_of_disks` they are
+engines called `{PREFIX}NAME`.
 
 | Mutant | What is wrong | Clause | Caught by |
 |---|---|---|---|
@@ -47,12 +60,15 @@ def main() -> None:
 def page() -> str:
     """Return the whole page, in the order of the clauses."""
     order = list(clauses())
+    of_disks = {each.clause for each in mutants_of_disks.MUTANTS}
     rows = "".join(_row(each) for each in sorted(MUTANTS, key=lambda mutant: order.index(mutant.clause)))
-    absent = "".join(f"| {_link(name)} | {WITHOUT_A_MUTANT[name]} |\n" for name in order if name in WITHOUT_A_MUTANT)
-    return HEAD + rows + TAIL + absent
+    absent = "".join(
+        f"| {_link(name)} | {WITHOUT_A_MUTANT[name]} |\n" for name in order if name in WITHOUT_A_MUTANT and name not in of_disks
+    )
+    return HEAD + rows + OF_DISKS + "".join(map(_row, mutants_of_disks.MUTANTS)) + TAIL + absent
 
 
-def _row(mutant: Mutant) -> str:
+def _row(mutant: Mutant | DiskMutant) -> str:
     caught_by = ", ".join(f"`{case}`" for case in mutant.caught_by)
     return f"| `{mutant.name}` | {mutant.what} | {_link(mutant.clause)} | {caught_by} |\n"
 

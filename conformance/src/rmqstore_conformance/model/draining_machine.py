@@ -19,6 +19,7 @@ PROFILE = settings(
     max_examples=int(os.environ.get("RMQS_TEST_EXAMPLES", "2000")) if SLOW else 30,
     stateful_step_count=60 if SLOW else 40,
     deadline=None,
+    derandomize=not SLOW,
     database=None,
     print_blob=True,
     suppress_health_check=list(HealthCheck),

@@ -451,8 +451,10 @@ class PopOracle:
     def reclaimed(self, min_offsets: Mapping[tuple[str, int], int], now: int, *, retention_ms: int, by_consumption: bool) -> None:
         """Check where each queue begins after upkeep, and take it over (Q1–Q3).
 
-        What went was too old or consumed, and not pinned; what lies at the head and may go by one of the two rules alone is gone.
+        What went was too old or consumed, and not pinned; what lies at the head and may go by one of the two rules alone is gone. Attempts
+        of which the time is over are forgotten, also by a clock that is set back afterwards.
         """
+        self.attempts = {key: each for key, each in self.attempts.items() if each[0] > now}
         for topic, queues in self.queues.items():
             for number, queue in enumerate(queues):
                 consumed = self._consumed(topic, number, now) if by_consumption else 0

@@ -22,9 +22,9 @@ from rmqstore_conformance.stores import ANNOUNCED, GIVEN, START_MS, Pair, Stores
 
 CALLS: Final = frozenset(
     "send send_batch cancel cancel_key tick pop pop_batch ack change_invisible release retry_later reset_offset create_topic delete_topic "
-    "delete_group resend_dead drop_dead snapshot flush confirm_clock_step".split()
+    "delete_group dead_letters resend_dead drop_dead snapshot flush confirm_clock_step".split()
 )
-"""Calls of a store that change it."""
+"""Calls of a store that change it, or that give what such calls are made with."""
 
 _HEAD: Final = """\
 import tempfile
@@ -103,6 +103,8 @@ class Transcript:
                 self._name(f"{name}.messages()[{at}]", each)
         elif messages is not None:
             self._name(f"{name}.messages", messages)
+        if isinstance(result, DeadLetter):
+            self._names[_place_of(result)] = name
         for field in ("receipt", "handle"):
             found = getattr(result, field, None)
             text = found.text() if isinstance(found, Receipt) else found
@@ -118,9 +120,7 @@ class Transcript:
         if isinstance(value, PoppedMessage):
             return self._names.get(value.receipt or "", repr(value.receipt)).removesuffix(".receipt")
         if isinstance(value, DeadLetter):
-            return (
-                f"next(each for each in store.dead_letters({value.group!r}) if each.message.queue_offset == {value.message.queue_offset})"
-            )
+            return self._names[_place_of(value)]
         if isinstance(value, (list, tuple)):
             return f"[{', '.join(map(self._literal, value))}]"
         if isinstance(value, enum.Enum):
@@ -134,6 +134,10 @@ class Transcript:
             given = {name: each for name, each in fields.items() if not (isinstance(value, Message) and each in (None, (), {}))}
             return f"{type(value).__name__}({', '.join(f'{name}={self._literal(each)}' for name, each in given.items())})"
         return repr(value)
+
+
+def _place_of(letter: DeadLetter) -> str:
+    return f"letter {letter.message.topic} {letter.message.queue_id} {letter.message.queue_offset}"
 
 
 class _Watched:

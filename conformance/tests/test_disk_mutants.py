@@ -13,24 +13,34 @@ from typing import Any
 
 import pytest
 
-from rmqstore_conformance.power.tracing import unusable
+from rmqstore_conformance.power import fusing, tracing
 from rmqstore_conformance.proving import mutants_of_disks as kit
 from rmqstore_conformance.proving.mutants_of_disks import MUTANTS, SOUND, DiskMutant
 
 pytestmark = [
     pytest.mark.skipif(find_spec(SOUND) is None, reason=f"{SOUND} is not installed"),
-    pytest.mark.skipif(unusable() is not None, reason=unusable() or ""),
     pytest.mark.timeout(300),
 ]
 
 
 @cache
-def results(engine: str, cases: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
+def results(engine: str, cases: tuple[str, ...], recorder: str = "strace") -> dict[str, list[dict[str, Any]]]:
     """Run cases on an engine, in a process of its own that alone hears of the mutants; returns their results by id."""
     with TemporaryDirectory(prefix="rmqs-mutants-") as directory:
         report = Path(directory, "report.json")
         selection = " or ".join(sorted({case.partition(".")[2] for case in cases}))
-        options = ["--rmq-engine", engine, "--rmq-plugin", kit.__name__, "--rmq-level", "full", "--rmq-report", str(report)]
+        options = [
+            "--rmq-engine",
+            engine,
+            "--rmq-plugin",
+            kit.__name__,
+            "--rmq-level",
+            "full",
+            "--rmq-recorder",
+            recorder,
+            "--rmq-report",
+            str(report),
+        ]
         command = [sys.executable, "-m", "rmqstore_conformance.command", *options, "-k", selection]
         subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True)
         (found,) = json.loads(report.read_text(encoding="utf-8"))["reports"]
@@ -42,7 +52,9 @@ def results(engine: str, cases: tuple[str, ...]) -> dict[str, list[dict[str, Any
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_cases_notice_the_mutant(mutant: DiskMutant) -> None:
-    found = results(mutant.engine, mutant.caught_by)
+    if reason := {"strace": tracing, "fuse": fusing}[mutant.recorder].unusable():
+        pytest.skip(reason)
+    found = results(mutant.engine, mutant.caught_by, mutant.recorder)
     broken = set()
     for case in mutant.caught_by:
         failures = [each for each in found[case] if each["outcome"] == "fail"]
@@ -51,6 +63,7 @@ def test_the_cases_notice_the_mutant(mutant: DiskMutant) -> None:
     assert mutant.clause in broken
 
 
+@pytest.mark.skipif(tracing.unusable() is not None, reason=str(tracing.unusable()))
 def test_the_sound_engine_passes_them() -> None:
     cases = tuple(sorted({case for each in MUTANTS for case in each.caught_by}))
     found = results(SOUND, cases)

@@ -35,6 +35,13 @@ class LevelName(enum.Enum):
     FULL = "full"
 
 
+class RecorderName(enum.Enum):
+    """Who records what a store writes, for the loss of power; fuse also sees what is written through mappings."""
+
+    STRACE = "strace"
+    FUSE = "fuse"
+
+
 def conformance(
     name: Annotated[str | None, typer.Argument(metavar="ENGINE", help="Engine to refute; of the timers, if there are two.")] = None,
     pop_engine: Annotated[str | None, typer.Option("--pop-engine", metavar="ENGINE", help="Engine of the pops, if it is another.")] = None,
@@ -44,6 +51,7 @@ def conformance(
     case: Annotated[str | None, typer.Option("--case", metavar="WORDS", help="Only cases that match, as `pytest -k`.")] = None,
     seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of all that is random; fresh: a new one.")] = "0",
     effort: Annotated[float, typer.Option("--effort", metavar="X", help="So many times the kills, disk states, failing calls.")] = 1.0,
+    recorder: Annotated[RecorderName, typer.Option("--recorder", help="Who sees what a store writes.")] = RecorderName.STRACE,
     suite_version: Annotated[str | None, typer.Option("--suite-version", help="Leave out cases that are newer.")] = None,
     plugin: Annotated[list[str] | None, typer.Option("--plugin", metavar="MODULE", help="Module that announces the engine.")] = None,
     expect_failure: Annotated[
@@ -63,7 +71,18 @@ def conformance(
         return
     if name is None:
         raise typer.BadParameter("name an engine; `rmqstore engines` lists them", param_hint="ENGINE")
-    given = ["--rmq-engine", name, "--rmq-level", level.value, "--rmq-seed", seed, "--rmq-effort", str(effort)]
+    given = [
+        "--rmq-engine",
+        name,
+        "--rmq-level",
+        level.value,
+        "--rmq-seed",
+        seed,
+        "--rmq-effort",
+        str(effort),
+        "--rmq-recorder",
+        recorder.value,
+    ]
     given += ["--rmq-pop-engine", pop_engine] if pop_engine else []
     given += ["--rmq-suite-version", suite_version] if suite_version else []
     given += ["-k", case] if case else []

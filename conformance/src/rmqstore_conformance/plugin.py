@@ -39,6 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rmq-effort", type=float, default=1.0, metavar="X", help="so many times the kills, disk states and failing calls (default: 1)"
     )
     group.addoption(
+        "--rmq-recorder",
+        choices=("strace", "fuse"),
+        default="strace",
+        help="who sees what a store writes, for power losses (default: strace)",
+    )
+    group.addoption(
         "--rmq-plugin", action="append", default=[], metavar="MODULE", help="module that announces an engine, if none is installed"
     )
     group.addoption("--rmq-report", action="append", default=[], metavar="FILE", help="write a report: .json, .md or .html")
@@ -69,6 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
             settings=config.option.rmq_config,
             suite_version=config.option.rmq_suite_version or SUITE_VERSION,
             effort=config.option.rmq_effort,
+            recorder=config.option.rmq_recorder,
         )
         config.option.rmq_seed = seed_of(config.option.rmq_seed)
         config.stash[MODULES] = offered_modules()

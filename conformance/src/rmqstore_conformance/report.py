@@ -142,6 +142,7 @@ def _header(pair: Pair, target: Target, seed: int, started: dt.datetime) -> Head
     other = [] if pair.pops == pair.timers else ["--rmq-pop-engine", pair.pops]
     command = ["pytest", "--pyargs", "rmqstore_conformance", "--rmq-engine", pair.timers, *other, "--rmq-level", str(target.level)]
     command += ["--rmq-seed", str(seed), "--rmq-suite-version", target.suite_version, *settings]
+    command += [] if target.recorder == "strace" else ["--rmq-recorder", target.recorder]
     command += [] if target.effort == 1 else ["--rmq-effort", f"{target.effort:g}"]
     declared = capabilities_of(pair)
     return Header(

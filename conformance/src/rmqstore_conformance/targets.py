@@ -58,6 +58,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         settings: given to every store that is opened.
         suite_version: newer cases are left out.
         effort: so many times the kills, disk states and failing calls of a run with effort 1.
+        recorder: who sees what a store writes, strace or fuse.
     """
 
     pairs: tuple[Pair, ...]
@@ -67,6 +68,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     suite_version: str = SUITE_VERSION
     effort: float = 1.0
+    recorder: str = "strace"
 
     def times(self, count: int) -> int:
         """Return how many of something there shall be, of which a run with effort 1 has ``count``."""
@@ -81,6 +83,7 @@ def target_of(
     settings: Sequence[str] = (),
     suite_version: str = SUITE_VERSION,
     effort: float = 1.0,
+    recorder: str = "strace",
 ) -> Target:
     """Return the target of a command line.
 
@@ -115,6 +118,7 @@ def target_of(
         settings=parsed_settings(settings),
         suite_version=suite_version,
         effort=effort,
+        recorder=recorder,
     )
 
 

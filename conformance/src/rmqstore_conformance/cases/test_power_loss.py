@@ -17,7 +17,7 @@ from rmqstore.contract import Durability, Flush
 from rmqstore_conformance.faults.cutting import State, Verdict, judge, states_of
 from rmqstore_conformance.faults.opener import Opener
 from rmqstore_conformance.faults.recorded import played, recorded
-from rmqstore_conformance.faults.recording import record
+from rmqstore_conformance.faults.recording import RECORDERS
 from rmqstore_conformance.faults.script import Play
 from rmqstore_conformance.power.content import write_image
 from rmqstore_conformance.power.fates import fates_of
@@ -54,7 +54,7 @@ def test_power_loss_at_every_call(durable_pair: Pair, target: Target, seed: int,
     """R1: behind any call to the disk the power goes: acknowledged calls are there, the one under way wholly or not at all."""
     need_power_loss(durable_pair)
     play = played(durable_pair, target.settings)
-    states = states_of(recorded(durable_pair, target.settings), play, target.times(STATES), seed, steps=play.calls)
+    states = states_of(recorded(durable_pair, target.settings, target.recorder), play, target.times(STATES), seed, steps=play.calls)
     verdict = judged(play, states, target, tmp_path)
     tell(verdict)
     assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
@@ -68,7 +68,9 @@ def test_power_loss_while_it_is_made(
     """R3: the power goes while a store is made: the next open makes it, empty."""
     need_power_loss(durable_engine)
     play = played(durable_engine, target.settings)
-    states = states_of(recorded(durable_engine, target.settings), play, target.times(STATES_OF_A_NEW_STORE), seed, steps=(0,))
+    states = states_of(
+        recorded(durable_engine, target.settings, target.recorder), play, target.times(STATES_OF_A_NEW_STORE), seed, steps=(0,)
+    )
     verdict = judged(play, states, target, tmp_path)
     tell(verdict)
     assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
@@ -79,7 +81,7 @@ def test_a_lying_sync_is_seen(durable_engine: Pair, target: Target, seed: int, t
     """R1: the suite can see loss: on a disk whose syncs do nothing some state lacks what was acknowledged, or does not open."""
     need_power_loss(durable_engine)
     play = played(durable_engine, target.settings)
-    lying = recorded(durable_engine, target.settings, lying=True)
+    lying = recorded(durable_engine, target.settings, target.recorder, lying=True)
     verdict = judged(play, states_of(lying, play, target.times(STATES), seed, steps=play.calls), target, tmp_path)
     tell(f"with syncs that do nothing, loss is seen in state {verdict.states}")
     assert verdict.wrong, f"with syncs that do nothing {verdict.states} states show nothing wrong, so the states cannot refute this engine"
@@ -92,7 +94,7 @@ def test_the_recovery_loses_power_too(
     """R3: the power goes once more while the store recovers from the first time; it ends in the same state."""
     need_power_loss(durable_engine)
     play = played(durable_engine, target.settings)
-    first = states_of(recorded(durable_engine, target.settings), play, target.times(RECOVERIES), seed, steps=play.calls)
+    first = states_of(recorded(durable_engine, target.settings, target.recorder), play, target.times(RECOVERIES), seed, steps=play.calls)
     verdict = judged(play, _during_recovery(first, play, target, seed), target, tmp_path)
     tell(verdict)
     assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
@@ -105,7 +107,7 @@ def _during_recovery(first: Iterator[State], play: Play, target: Target, seed: i
         with directory() as folder:
             write_image(folder / "store", state.image)
             now_ms = play.steps[state.moment.begun].now_ms
-            recovery = record(folder, play.pair, target.settings, before=state.image, now_ms=now_ms).recording
+            recovery = RECORDERS[target.recorder](folder, play.pair, target.settings, before=state.image, now_ms=now_ms).recording
         cuts = chance.sample(range(1, len(recovery.calls) + 1), min(CUTS_OF_A_RECOVERY, len(recovery.calls)))
         volume = recovery.volume()
         for cut, call in enumerate(recovery.calls, start=1):

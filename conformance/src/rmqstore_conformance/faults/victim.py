@@ -24,22 +24,22 @@ from rmqstore_conformance.targets import announce
 Report = Callable[..., None]
 
 
-def mark(event: str, number: int) -> None:
+def mark(event: str, number: int, prefix: str = MARK) -> None:
     """Let the tracer see where a step begins and ends."""
-    os.access(f"{MARK}{event}/{number}", os.F_OK)
+    os.access(f"{prefix}{event}-{number}", os.F_OK)
 
 
 def play_once(job: dict[str, Any]) -> None:
     """Play the script, with marks between its steps; the closing is one step more."""
     clock = ManualClock(START_MS)
-    mark("begin", 0)
+    marked = partial(mark, prefix=job.get("mark", MARK))
+    marked("begin", 0)
     store = open_script(job["path"], Pair(*job["pair"]), job["settings"], clock)
-    mark("end", 0)
-    number = 0
+    marked("end", 0)
     for number, call in enumerate(Script(store, clock).calls.values(), start=1):
-        mark("begin", number)
+        marked("begin", number)
         call()
-        mark("end", number)
+        marked("end", number)
     store.close()
 
 

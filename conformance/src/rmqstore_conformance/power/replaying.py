@@ -15,14 +15,14 @@ from rmqstore_conformance.power.content import Image
 from rmqstore_conformance.power.tracing import LENGTHS, MARKS, NAMES, OPENS, SYNCS, WRITES, SystemCall, strings_of
 from rmqstore_conformance.power.volume import Call, Volume
 
-MARK: Final = "/rmqs-mark/"
+MARK: Final = "/rmqs-mark-"
 
 
 class Mark:
     """A moment between two calls to the disk: ``event`` is begin or end, ``number`` that of the step."""
 
     def __init__(self, text: str, calls: int) -> None:
-        event, _, number = text.partition("/")
+        event, _, number = text.partition("-")
         self.event = event
         self.number = int(number)
         self.calls = calls

@@ -6,6 +6,7 @@ The cases that must notice them need strace, so these are no part of the kit ove
 from __future__ import annotations
 
 import inspect
+import mmap
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -31,6 +32,7 @@ class DiskMutant(msgspec.Struct, frozen=True, kw_only=True):
         clause: the clause that it is meant to break.
         caught_by: ids of cases, each of which must fail.
         fault: called with the directory before the engine is opened; returns what is done to the open session.
+        recorder: who sees what it writes.
     """
 
     name: str
@@ -38,6 +40,7 @@ class DiskMutant(msgspec.Struct, frozen=True, kw_only=True):
     clause: str
     caught_by: tuple[str, ...]
     fault: Callable[[Path], Callable[[Any], None]]
+    recorder: str = "strace"
 
     @property
     def engine(self) -> str:
@@ -69,12 +72,12 @@ class _Mutated(Engine):
 MUTANTS: list[DiskMutant] = []
 
 
-def mutant(clause: str, *caught_by: str) -> Callable[[Callable[[Path], Callable[[Any], None]]], DiskMutant]:
+def mutant(clause: str, *caught_by: str, recorder: str = "strace") -> Callable[[Callable[[Path], Callable[[Any], None]]], DiskMutant]:
     """Make a mutant of a fault; see the attributes of the same names."""
 
     def planted(fault: Callable[[Path], Callable[[Any], None]]) -> DiskMutant:
         what = " ".join((inspect.getdoc(fault) or "").split())
-        made = DiskMutant(name=fault.__name__, what=what, clause=clause, caught_by=caught_by, fault=fault)
+        made = DiskMutant(name=fault.__name__, what=what, clause=clause, caught_by=caught_by, fault=fault, recorder=recorder)
         MUTANTS.append(made)
         return made
 
@@ -241,6 +244,28 @@ def believes_its_settings(directory: Path) -> Callable[[Any], None]:
             return msgspec.structs.replace(page, timers=[]) if shift_ms != 100_000 else page
 
         timers.scan = scan
+
+    return change
+
+
+@mutant("R1", "R1.power_loss_at_every_call", recorder="fuse")
+def writes_through_a_mapping(directory: Path) -> Callable[[Any], None]:
+    """A count of calls that an open insists on is kept through a mapping, synced before the call that it counts: too early."""
+    count = directory / "db" / "count"
+    if count.exists() and int.from_bytes(count.read_bytes()[:8]) > 3:
+        raise RuntimeError(f"{count} counts more calls than there were")
+
+    def change(session: Any) -> None:
+        count.write_bytes(bytes(mmap.PAGESIZE))
+        fd = os.open(count, os.O_RDWR | os.O_CLOEXEC)
+        mapping = mmap.mmap(fd, mmap.PAGESIZE)
+
+        def counted(sound: Callable[..., None], ticket: Ticket | None) -> None:
+            mapping[:8] = (int.from_bytes(mapping[:8]) + 1).to_bytes(8)
+            mapping.flush()
+            sound(ticket)
+
+        _synced_by(session, counted)
 
     return change
 

@@ -5,7 +5,7 @@ The steps and their order are those of the explicit-state model in tests/model; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from rmqstore.contract import MAX_CORNERS, PopTxn
@@ -42,7 +42,7 @@ class HandOver:
                 moved, ticket = step
         return moved, ticket
 
-    def steps(self, now_ms: int) -> Iterator[str | tuple[int, Ticket]]:
+    def steps(self, now_ms: int) -> Generator[str | tuple[int, Ticket], None, None]:
         """Do the hand-over step by step: yields the name of each step after it was done, and (moved so far, ticket) after each batch.
 
         Tests interleave other calls between the steps.

@@ -12,7 +12,9 @@ import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
+
+from rmqstore import PoppedMessage
 
 T = TypeVar("T")
 
@@ -107,6 +109,10 @@ _STEPS: dict[str, Callable[[State, Event], State | None]] = {
 }
 
 
+Told = tuple[str | None, str, str, str | None]
+"""What a call did with a message: its id, the call, the answer, the receipt."""
+
+
 class History:
     """Takes down calls of many threads."""
 
@@ -116,7 +122,7 @@ class History:
         self._lock = threading.Lock()
         self._threads: dict[int, int] = {}
 
-    def call(self, act: Callable[[], T], told: Callable[[T], Iterable[tuple[str, str, str, str]]]) -> T:
+    def call(self, act: Callable[[], T], told: Callable[[T], Iterable[Told]]) -> T:
         """Make a call; ``told`` says of its result what it did: (message id, call, answer, receipt) for each message."""
         begin = next(self._counter)
         result = act()
@@ -124,7 +130,7 @@ class History:
         with self._lock:
             thread = self._threads.setdefault(threading.get_ident(), len(self._threads))
             for name, call, answer, receipt in told(result):
-                self._events[name].append(Event(call, answer, receipt, begin, end, thread))
+                self._events[name or ""].append(Event(call, answer, receipt or "", begin, end, thread))
         return result
 
     def now(self) -> int:
@@ -173,6 +179,6 @@ def explained(events: Sequence[Event]) -> bool:
     return False
 
 
-def told_of_pop(popped: Sequence[Any]) -> list[tuple[str, str, str, str]]:
+def told_of_pop(popped: Sequence[PoppedMessage]) -> list[Told]:
     """Say what a pop did."""
     return [(each.message_id, "pop", "given", each.receipt) for each in popped]

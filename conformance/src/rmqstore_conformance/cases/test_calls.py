@@ -40,7 +40,7 @@ def test_f3_one_bad_row_refuses_the_batch(engine_stores: Stores, bad: Message) -
         store.send_batch([good[0], bad, good[1]])
     with pytest.raises(IllegalArgumentError):
         store.send(bad)
-    columns = rmqstore.batch.columns_of([good[0], bad, good[1]])  # type: ignore[attr-defined]
+    columns = rmqstore.batch.columns_of([good[0], bad, good[1]])
     with pytest.raises(IllegalArgumentError):
         store.send_batch(columns)
     assert state_of(store) == before

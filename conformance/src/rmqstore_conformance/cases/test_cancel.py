@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, 
 CANCELLED, LATE, UNKNOWN = CancelOutcome.CANCELLED, CancelOutcome.ALREADY_DELIVERED, CancelOutcome.UNKNOWN
 
 
-def put(store: Store, number: int | str, delay: int = 5000, **fields: object) -> str:
+def put(store: Store, number: int | str, delay: int = 5000, **fields: Any) -> str:
     """Send one timer and return its handle."""
     handle = store.send(message(number, **fields), delay=delay).handle
     assert handle is not None
@@ -136,7 +137,7 @@ def test_c3_never_put_is_unknown(stores: Stores) -> None:
     ]
     flipped = base64.urlsafe_b64decode(handle + "==")
     texts = ["", "garbage", "é", "\x00", handle[:-1], handle + "A", base64.urlsafe_b64encode(flipped[:-1] + b"\x00").decode(), foreign]
-    given = [*texts, *(each.text() for each in forged), *forged]
+    given: list[str | TimerHandle] = [*texts, *(each.text() for each in forged), *forged]
     assert store.cancel(given) == [UNKNOWN] * len(given)
     assert store.cancel("garbage") is UNKNOWN
     assert store.pending().total == 1
@@ -152,9 +153,10 @@ def test_c3_wrong_types_are_errors(engine_stores: Stores) -> None:
     """C3: what is no text and no handle is refused with a typed error; the others of the list are left alone."""
     store = engine_stores.open()
     handle = put(store, 1)
-    for wrong in (None, 7, [handle, None], [handle, b"x"], {handle}):
+    wrongs: tuple[Any, ...] = (None, 7, [handle, None], [handle, b"x"], {handle})
+    for wrong in wrongs:
         with pytest.raises(IllegalArgumentTypeError):
-            store.cancel(wrong)  # type: ignore[call-overload]
+            store.cancel(wrong)
     assert store.pending().total == 1
     assert store.cancel([]) == []
 

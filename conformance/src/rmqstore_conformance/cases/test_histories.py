@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rmqstore import Message, Store
-from rmqstore.leased import PoppedMessage
+from rmqstore import Message, PoppedMessage, Store
 from rmqstore_conformance.cases.test_threads import THREADS, together
 from rmqstore_conformance.histories import History, told_of_pop
 from rmqstore_conformance.stores import START_MS, Stores, message
@@ -28,7 +27,7 @@ class Racers:
         self._stores = stores
         self._seed = seed
         self._held: list[PoppedMessage] = []
-        self._handles: list[tuple[str, str]] = []
+        self._handles: list[tuple[str | None, str]] = []
         self._lock = threading.Lock()
         self._sending = threading.Barrier(3, timeout=30)
 
@@ -79,7 +78,7 @@ class Racers:
                 name, handle = chance.choice(self._handles)
             self._cancel(name, handle)
 
-    def _cancel(self, name: str, handle: str) -> None:
+    def _cancel(self, name: str | None, handle: str) -> None:
         self.history.call(lambda: self.store.cancel(handle), lambda outcome: [(name, "cancel", outcome.name, "")])
 
     def _consume(self, chance: random.Random) -> None:

@@ -111,7 +111,7 @@ def _opens_or_says_why(stores: Stores, home: Path, what: str) -> bool:
     try:
         store = stores.open()
     except (CorruptStoreError, FormatVersionError) as error:
-        assert str(home) in str(error) or getattr(error, "file", "")
+        assert str(home) in str(error) or bool(getattr(error, "file", ""))
         return True
     try:
         page = store.timers.scan(0, 2**62, None, 2000)
@@ -197,7 +197,7 @@ def test_x1_a_closed_store_says_so(stores: Stores) -> None:
     store.close()
     store.close()
     calls = [
-        lambda s: s.send(message(3)), lambda s: s.send_batch([message(3)]), lambda s: s.cancel(sent.handle),
+        lambda s: s.send(message(3)), lambda s: s.send_batch([message(3)]), lambda s: s.cancel(sent.handle or ""),
         lambda s: s.cancel_key("t", "k"),
         lambda s: s.pop("t", "g"), lambda s: s.pop_batch("t", "g"), lambda s: s.ack(popped), lambda s: s.change_invisible(popped, 1),
         lambda s: s.release(popped), Store.tick, Store.pending, Store.scan, lambda s: s.lag("t", "g"), Store.topics,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +16,7 @@ from rmqstore_conformance.stores import DAY_MS, START_MS, Stores, ids, message, 
 ACKED, AGAIN, STALE, UNKNOWN = AckOutcome.ACKED, AckOutcome.ALREADY_ACKED, AckOutcome.STALE, AckOutcome.UNKNOWN
 
 
-def filled(stores: Stores, count: int, **settings: object) -> Store:
+def filled(stores: Stores, count: int, **settings: Any) -> Store:
     """Open a store with ``count`` messages in topic t."""
     store = stores.open(**settings)
     store.send_batch([message(n) for n in range(count)])
@@ -264,10 +265,11 @@ def test_p5_wrong_types_are_errors(engine_stores: Stores) -> None:
     """P5: what is no receipt at all is a typed error, and nothing of the list was done."""
     store = filled(engine_stores, 1)
     popped = store.pop("t", "g")
-    for wrong in (None, 5, b"x", [popped[0], None], [b"x"]):
+    wrongs: tuple[Any, ...] = (None, 5, b"x", [popped[0], None], [b"x"])
+    for wrong in wrongs:
         for call in (store.ack, store.release):
             with pytest.raises(IllegalArgumentTypeError):
-                call(wrong)  # type: ignore[operator]
+                call(wrong)
     assert store.lag("t", "g").in_flight == 1
     assert store.ack([]) == []
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -248,7 +249,7 @@ def test_x1_what_would_change_the_store_is_refused(durable_stores: Stores) -> No
 
 
 def _arguments(kind: type, name: str) -> int:
-    code = getattr(kind, name).__code__
+    code: CodeType = getattr(kind, name).__code__
     return code.co_argcount - 1 - len(getattr(kind, name).__defaults__ or ())
 
 

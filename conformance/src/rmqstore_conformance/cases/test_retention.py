@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rmqstore import AckOutcome, IllegalArgumentError, InitMode, Lag, Store
@@ -187,7 +189,7 @@ def test_q2_age_takes_what_no_group_has_consumed(stores: Stores) -> None:
 @pytest.mark.clause("Q3")
 def test_q3_idle_groups_stop_counting_and_keep_their_position(durable_stores: Stores) -> None:
     """Q3: after the expiry plus at most its eighth; a pop in between keeps a group alive, also an empty one; the position stays."""
-    settings = {"retention_ms": 0, "reclaim": "consumed", "group_expiry_ms": 8 * HOUR_MS}
+    settings: dict[str, Any] = {"retention_ms": 0, "reclaim": "consumed", "group_expiry_ms": 8 * HOUR_MS}
     store = durable_stores.open(**settings)
     store.send_batch([message(n) for n in range(4)])
     store.ack(store.pop("t", "idle", max_messages=2))
@@ -256,7 +258,7 @@ def test_p11_late_groups_start_with_the_first_kept_message(stores: Stores) -> No
         store.reset_offset("t", "late", 2)
     store.reset_offset("t", "late", InitMode.MIN)
     assert ids(store.pop("t", "late", max_messages=1)) == ["m3"]
-    assert [m.queue_offset for m in store.read("t", 0, 0).messages] == [3, 4, 5]
+    assert store.read("t", 0, 0).columns.column("queue_offset").to_pylist() == [3, 4, 5]
 
 
 @pytest.mark.clause("Q1", "P5")

@@ -86,6 +86,7 @@ def runs_of(folder: Path, play: Play, settings: dict[str, Any], failure: Failure
             "settings": settings,
             "kind": kind,
             "numbers": chosen,
+            "every_later": failure.every_later,
             "at": max(chosen) + 1,
             "steps": [(step.name, step.shown) for step in play.steps],
         }

@@ -47,6 +47,7 @@ class FuseRecording:
         self.calls = calls
         self.marks = marks
         self.unknown: set[str] = set()
+        self.seen: dict[str, int] = {}
         self._before = before
 
     def volume(self) -> Volume:

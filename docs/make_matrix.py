@@ -52,7 +52,8 @@ def summary(reports: dict[str, dict[str, Any]]) -> str:
     for name, report in reports.items():
         counts = [sum(result["outcome"] == each for result in report["results"]) for each in ("pass", "fail", "declared absent")]
         durability = report["header"]["durability"]["sync"].lower().replace("_", " ")
-        lines.append(f"| [{name}](docs/conformance/{name}.md) | {report['reached'] or 'none'} | {' | '.join(map(str, counts))} | {durability} |")
+        reached = report["reached"] or "none"
+        lines.append(f"| [{name}](docs/conformance/{name}.md) | {reached} | {' | '.join(map(str, counts))} | {durability} |")
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ EVIDENCE = "rmqstore_conformance_evidence"
 """The property of a test that says what it has to show."""
 
 _LONGEST_TEXT = 20_000
+_WORKER = re.compile(r"^\[gw\d+\] .*\n", re.MULTILINE)
 
 
 class Collector:
@@ -108,7 +110,8 @@ class Collector:
 
 def _result(case: Case, report: pytest.TestReport) -> Result | None:
     """Return what a phase says of a case; None when it says nothing yet."""
-    seen = report.longreprtext[:_LONGEST_TEXT] if report.failed else ""
+    # A report is published, and which process of which machine ran a case is nobody's business there.
+    seen = _WORKER.sub("", report.longreprtext)[:_LONGEST_TEXT] if report.failed else ""
     if report.failed:
         expected = seen.startswith("[XPASS(strict)]")
         return Result(case=case, outcome=Outcome.FAIL, seen=seen, expected=expected, duration_s=report.duration)

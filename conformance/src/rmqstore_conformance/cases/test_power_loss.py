@@ -74,6 +74,7 @@ def test_power_loss_while_it_is_made(
     verdict = judged(play, states, target, tmp_path)
     tell(verdict)
     assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
+    assert verdict.states, "making a store did not go to the disk"
 
 
 @pytest.mark.clause("R1")

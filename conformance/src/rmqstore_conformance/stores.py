@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -56,6 +57,11 @@ GIVEN: dict[str, Any] = {}
 
 ANNOUNCED: list[str] = []
 """Modules that announce engines of this run; other processes have to import them as well."""
+
+
+def own_environment() -> dict[str, str]:
+    """Return the environment for children: without settings of stores."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RMQSTORE_")}
 
 
 class Stores:

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from rmqstore import ManualClock, RmqstoreError
 from rmqstore_conformance.faults.script import Shown, open_script, show
-from rmqstore_conformance.stores import ANNOUNCED, Pair
+from rmqstore_conformance.stores import ANNOUNCED, Pair, own_environment
 from rmqstore_conformance.targets import announce
 
 HANGS_S = 30.0
@@ -93,11 +93,6 @@ class Opener:
             self._child.kill()
             self._child.communicate()
             self._child = None
-
-
-def own_environment() -> dict[str, str]:
-    """Return the environment for children: without settings of stores."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("RMQSTORE_")}
 
 
 def _answer(job: dict[str, Any]) -> dict[str, Any]:

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rmqstore_conformance.faults.opener import own_environment
 from rmqstore_conformance.power.content import Image, read_image, write_image
 from rmqstore_conformance.power.fusing import MARK, STORE, FuseRecording, mounted, read_recording
 from rmqstore_conformance.power.replaying import Recording
 from rmqstore_conformance.power.tracing import RECORDED, SYNCS, read_trace, traced
-from rmqstore_conformance.stores import ANNOUNCED, Pair
+from rmqstore_conformance.stores import ANNOUNCED, Pair, own_environment
 
 
 class Recorded(NamedTuple):

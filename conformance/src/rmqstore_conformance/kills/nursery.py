@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from rmqstore_conformance.stores import ANNOUNCED
+from rmqstore_conformance.stores import ANNOUNCED, own_environment
 
 _WAIT_S = 60.0
 
@@ -21,14 +21,13 @@ class Child:
     """One worker process."""
 
     def __init__(self) -> None:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("RMQSTORE_")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rmqstore_conformance.kills.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            env=environ,
+            env=own_environment(),
         )
         self._rest = b""
 

@@ -13,8 +13,9 @@ from rmqstore_conformance.cases.test_threads import THREADS, together
 from rmqstore_conformance.histories import History, told_of_pop
 from rmqstore_conformance.stores import START_MS, Stores, message
 
-TIMERS = 120
-MESSAGES = 120
+EACH = 120
+"""How many messages one thread sends, and how many timers another."""
+
 TICKS = 24
 
 
@@ -29,7 +30,7 @@ class Racers:
         self._held: list[PoppedMessage] = []
         self._handles: list[tuple[str | None, str]] = []
         self._lock = threading.Lock()
-        self._sending = threading.Barrier(3, timeout=30)
+        self._sending = threading.Barrier(THREADS, timeout=30)
 
     def run(self) -> None:
         """Let two threads send, one tick, and the others consume."""
@@ -48,19 +49,19 @@ class Racers:
             self._sending.wait()
             self._cancel_all(chance)
         else:
+            self._sending.wait()
             for _ in range(60):
                 self._consume(chance)
 
     def _produce(self, number: int) -> None:
-        if number == 0:
-            for n in range(MESSAGES):
-                self._send(message(f"s{n}"), "send")
-            return
-        for n in range(TIMERS):
-            # Half of them come before the threads that tick and cancel go on, half of them race these.
-            if n == TIMERS // 2:
+        for n in range(EACH):
+            # Half of them come before the other threads go on, so that these find something, half of them race these.
+            if n == EACH // 2:
                 self._sending.wait()
-            self._send(message(f"t{n}", deliver_at_ms=START_MS + 1000 * (1 + n % TICKS)), "schedule")
+            if number == 0:
+                self._send(message(f"s{n}"), "send")
+            else:
+                self._send(message(f"t{n}", deliver_at_ms=START_MS + 1000 * (1 + n % TICKS)), "schedule")
 
     def _send(self, sent: Message, call: str) -> None:
         receipt = self.history.call(lambda: self.store.send(sent), lambda _: [(sent.message_id, call, "sent", "")])
@@ -73,7 +74,7 @@ class Racers:
         self.store.tick()
 
     def _cancel_all(self, chance: random.Random) -> None:
-        for _ in range(TIMERS):
+        for _ in range(EACH):
             with self._lock:
                 name, handle = chance.choice(self._handles)
             self._cancel(name, handle)

@@ -1,0 +1,116 @@
+"""What a run of the grid leaves: Parquet tables under ``DIR/results``, which the report reads and anybody can query.
+
+A *cell* is one point of the grid with its settings, a *run* one repeat of it, a *phase* one part of a run on one shard. Every table names
+the run; times are ns in histograms (buckets of :mod:`rmqstore_benchmarks.histogram`) and ms or s, as the name says, elsewhere. What a
+machine or an engine cannot tell is null, never 0.
+
+=================  ================================  =====================================================
+table              a row is                          what for
+=================  ================================  =====================================================
+``runs``           one repeat of one cell            the point of the grid, and whether its counts are right
+``phases``         one phase of a run on a shard     rates, bytes, CPU, memory
+``seconds``        one second of a phase             what changes on the way: rates, backlog, lateness, stalls
+``histograms``     one bucket of an operation        latencies and lateness, mergeable by adding ``n``
+=================  ================================  =====================================================
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+RUNS: Final = pa.schema(
+    [
+        ("run_id", pa.string()),  # cell_id and repeat
+        ("cell_id", pa.string()),
+        ("engine", pa.string()),  # name of the plug-in; "null" for Spark alone
+        ("variant", pa.string()),  # name of the engine with its settings, as in the spec: "rocksdb-separated"
+        ("settings", pa.map_(pa.string(), pa.string())),
+        ("workload", pa.string()),
+        ("body_bytes", pa.int32()),
+        ("backlog", pa.int64()),  # timers pending before the measured phases begin
+        ("durability", pa.string()),  # "power_loss" or "process_crash"
+        ("shards", pa.int32()),
+        ("repeat", pa.int32()),
+        ("seed", pa.int64()),
+        ("outcome", pa.string()),  # "ok", or "refused": an id was lost, doubled or foreign, so there are no figures; or "failed"
+        ("reason", pa.string()),
+        ("started_ms", pa.int64()),
+        ("wall_s", pa.float64()),
+    ]
+)
+
+PHASE_NAMES: Final = (
+    "fill",  # the backlog is written, as fast as it goes
+    "schedule",  # closed loop: timers are added on top of the backlog
+    "cancel",
+    "hand_over",  # closed loop: what is due becomes messages of its topic
+    "pop_ack",  # closed loop: 32 at a time unless the workload says otherwise
+    "mixed",  # closed loop: schedule, cancel, hand-over, pop and ack in the shares of the workload; its rate is the sustainable one
+    "open_50",  # open loop at so many percent of it
+    "open_80",
+    "open_95",
+    "roll",  # simulated time passes; nothing is due
+    "cold_drain",  # hand-over, pop and ack with memory limited to a quarter of the backlog's bytes
+    "recover",  # open after kill -9
+)
+
+PHASES: Final = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("shard", pa.int32()),
+        ("phase", pa.string()),
+        ("offered_rate", pa.float64()),  # messages a second, open loop only
+        ("messages", pa.int64()),
+        ("calls", pa.int64()),
+        ("wall_s", pa.float64()),
+        ("cpu_s", pa.float64()),  # of the process, all threads
+        ("user_bytes", pa.int64()),  # topics, bodies, keys and properties of ``messages``
+        ("wchar_bytes", pa.int64()),
+        ("device_write_bytes", pa.int64()),  # of the whole device, so of everybody on it
+        ("device_read_bytes", pa.int64()),
+        ("disk_bytes", pa.int64()),  # of the store after the phase, blocks in use
+        ("live_bytes", pa.int64()),  # user bytes of what is kept: pending, ready and leased
+        ("anon_peak_bytes", pa.int64()),
+        ("compaction_bytes", pa.int64()),  # written by the engine's own compaction, where it tells
+        ("stalls", pa.int32()),  # calls that took over 100 ms
+        ("longest_call_ms", pa.float64()),
+        ("rolled", pa.int64()),
+    ]
+)
+
+SECONDS: Final = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("shard", pa.int32()),
+        ("phase", pa.string()),
+        ("second", pa.int32()),  # since the phase began
+        ("scheduled", pa.int64()),
+        ("cancelled", pa.int64()),
+        ("handed_over", pa.int64()),
+        ("popped", pa.int64()),
+        ("acked", pa.int64()),
+        ("backlog", pa.int64()),
+        ("lateness_max_ms", pa.float64()),  # hand-over less due time, real ms
+        ("longest_call_ms", pa.float64()),
+        ("anon_bytes", pa.int64()),
+        ("device_write_bytes", pa.int64()),
+    ]
+)
+
+OPERATIONS: Final = ("schedule", "cancel", "hand_over", "pop", "ack", "slip", "lateness")
+"""``slip``: how late the load itself began a call; ``lateness``: hand-over less due time. The others run from the intended start."""
+
+HISTOGRAMS: Final = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("shard", pa.int32()),
+        ("phase", pa.string()),
+        ("operation", pa.string()),
+        ("bucket", pa.int32()),
+        ("n", pa.int64()),
+    ]
+)
+
+TABLES: Final = {"runs": RUNS, "phases": PHASES, "seconds": SECONDS, "histograms": HISTOGRAMS}

@@ -1,0 +1,107 @@
+"""Quiet Spark sessions on one machine or on a cluster, and whether Spark can run at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BATCH_ROWS: Final = 10_000
+"""Rows of an Arrow batch between Spark and Python."""
+
+# What is off here reports failed tasks; the error of a job that fails for good reaches Python as an exception.
+_LOG4J: Final = """\
+rootLogger.level = error
+rootLogger.appenderRef.c.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %p %c{1}: %m%n
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+logger.executor.name = org.apache.spark.executor.Executor
+logger.executor.level = off
+logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
+logger.tasks.level = off
+logger.scheduler.name = org.apache.spark.scheduler.TaskSchedulerImpl
+logger.scheduler.level = off
+logger.utils.name = org.apache.spark.util.Utils
+logger.utils.level = off
+logger.v2.name = org.apache.spark.sql.execution.datasources.v2
+logger.v2.level = off
+logger.writer.name = org.apache.spark.sql.execution.datasources.FileFormatWriter
+logger.writer.level = off
+"""
+
+
+def why_not() -> str | None:
+    """Return why Spark cannot run here; None when it can."""
+    missing = [name for name in ("pandas", "pyspark") if find_spec(name) is None]
+    if missing:
+        return f"{' and '.join(missing)} not installed; pip install 'rmqstore[spark]'"
+    java = Path(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else shutil.which("java")
+    if java is None or subprocess.run([str(java), "-version"], capture_output=True, check=False).returncode:
+        return "there is no Java runtime; Spark needs Java 17 or newer on PATH or in JAVA_HOME"
+    return None
+
+
+def slots_here() -> int:
+    """Return how many tasks this machine runs at a time: its cores, at most 8."""
+    return min(len(os.sched_getaffinity(0)), 8)
+
+
+@contextmanager
+def session(
+    master: str | None = None, *, name: str = "rmqstore", quick: bool = False, settings: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """Give a session that logs nothing but errors and stops at the end.
+
+    Args:
+        master: the cluster; by default this machine with all its cores, and up to four attempts for a task.
+        name: what the cluster calls the application.
+        quick: start fast rather than run fast, for small jobs: a small heap, and a compiler that does not optimise much.
+        settings: further settings of Spark, which win.
+
+    Times are UTC, and speculation is off: two attempts that write one shard wait for each other.
+    """
+    with tempfile.TemporaryDirectory(prefix="rmqstore-spark-", ignore_cleanup_errors=True) as scratch:
+        Path(scratch, "log4j2.properties").write_text(_LOG4J, encoding="utf-8")
+        os.environ |= {"SPARK_CONF_DIR": scratch, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "TZ": "UTC"}
+        from pyspark.sql import SparkSession
+
+        slots = slots_here()
+        given = {
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.memory": "1g" if quick else "3g",
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" if quick else "-XX:+UseSerialGC",
+            "spark.local.dir": scratch,
+            "spark.sql.warehouse.dir": f"{scratch}/warehouse",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.shuffle.partitions": str(slots),
+            "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_ROWS),
+            "spark.speculation": "false",
+            **(settings or {}),
+        }
+        builder: Any = SparkSession.builder
+        builder = builder.master(master or f"local[{slots},4]").appName(name)
+        for key, value in given.items():
+            builder = builder.config(key, value)
+        spark: SparkSession = builder.getOrCreate()
+        try:
+            yield spark
+        finally:
+            spark.stop()

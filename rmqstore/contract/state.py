@@ -6,6 +6,7 @@ to know about one thing: names in place of an engine's own numbers, times in ms,
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Final
 
@@ -129,8 +130,19 @@ POP_TABLES: Final[Mapping[str, pa.Schema]] = {
 """The tables of a pop side, in the order in which they are taken in."""
 
 
+_PLACE: Final = struct.Struct(">QQ")
+
+
+def timers_from(tick: int) -> bytes | None:
+    """Return the token behind which the timers of ``tick`` and later lie, so that part of the table can be read; None = from the start."""
+    return _PLACE.pack(tick - 1, 2**62) if tick > 0 else None
+
+
 class StatePage(msgspec.Struct, frozen=True):
-    """Some rows of a table; pass ``next`` as ``after`` to read on, None at the end."""
+    """Some rows of a table; pass ``next`` as ``after`` to read on, None at the end.
+
+    The tokens of ``timers`` are places, as :func:`timers_from` makes them; those of other tables are an engine's own.
+    """
 
     rows: pa.RecordBatch
     next: bytes | None

@@ -1,1 +1,45 @@
-"""PySpark and rmqstore: stores as a data source, one shard a task. Needs the extra ``spark`` (PySpark 4.2 or newer) and Java 17."""
+"""PySpark and rmqstore: data sets of stores as a data source, one shard a task (docs/spark.md).
+
+Spark needs the extra ``spark`` (PySpark 4.2 or newer) and Java 17; importing this package needs neither.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rmqstore.batch import IN_SCHEMA
+from rmqstore.spark.columns import ddl
+from rmqstore.spark.dataset import Dataset
+from rmqstore.spark.ingest import ShardReport
+from rmqstore.spark.routing import shard_of
+from rmqstore.spark.running import HandOverReport, ScheduleReport, hand_over, migrate, schedule
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA: Final = ddl(IN_SCHEMA)
+"""The columns of a message in Spark's DDL; all but topic and body may be missing."""
+
+__all__ = [
+    "SCHEMA",
+    "Dataset",
+    "HandOverReport",
+    "ScheduleReport",
+    "ShardReport",
+    "hand_over",
+    "migrate",
+    "register",
+    "schedule",
+    "shard_of",
+]
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format ``rmqstore`` known to a session.
+
+    When ``spark.sql.python.filterPushdown.enabled`` is set by then, reads take conditions on ``topic`` and ``deliver_at_ms`` along.
+    """
+    from rmqstore.spark.source import PushdownSource, RmqstoreSource
+
+    pushes_down = spark.conf.get("spark.sql.python.filterPushdown.enabled", "false") == "true"
+    spark.dataSource.register(PushdownSource if pushes_down else RmqstoreSource)

@@ -1,0 +1,330 @@
+"""A data set: one directory of stores, its *shards*, among which messages are spread by name.
+
+::
+
+    rmqstore-dataset.json    the manifest: format, id, number of shards, engine, routing, settings; a migration that is under way
+    shard-00000/ …           the shards, each a store like any other
+    jobs/                    what was written by jobs, and is being written (rmqstore.spark.jobs)
+
+It is made beside its place, shards and all, and renamed: so there is a whole data set or none, and of two who make it one wins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from rmqstore import config
+from rmqstore.clock import ManualClock
+from rmqstore.contract import Durability, Flush, Operation
+from rmqstore.directory import MANIFEST_NAME as STORE_MANIFEST
+from rmqstore.directory import StoreDirectory, read_manifest, translated
+from rmqstore.errors import (
+    ConfigError,
+    CorruptStoreError,
+    FormatVersionError,
+    IllegalArgumentError,
+    IllegalArgumentTypeError,
+    StoreLockedError,
+    StorePathError,
+    UnsupportedOperationError,
+)
+from rmqstore.opening import checked_path
+from rmqstore.ordered.home import sync_path, sync_tree
+from rmqstore.plugins import get_plugins
+from rmqstore.settings import Value
+from rmqstore.spark.routing import ROUTING
+from rmqstore.store import Store
+from rmqstore.store import open as open_store
+
+MANIFEST: Final = "rmqstore-dataset.json"
+FORMAT: Final = 1
+MAX_SHARDS: Final = 4096
+LOCK_WAIT_MS: Final = 600_000
+"""How long a task waits for a shard that another task holds."""
+
+_POLL_S: Final = 0.05
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a data set says of itself.
+
+    Attributes:
+        engine: of every shard.
+        settings: with which every shard is opened, by the keywords of ``rmqstore.open``.
+        migrating_to: the engine of a migration that did not come to its end.
+    """
+
+    format: int
+    id: str
+    shards: int
+    engine: str
+    routing: str = ROUTING
+    settings: dict[str, Any] = {}
+    migrating_to: str | None = None
+
+
+class Dataset:
+    """A data set that exists; :meth:`open` and :meth:`create` give one."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    # ------------------------------------------------------------ coming to be
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, shards: int | None = None, engine: str | None = None) -> Dataset:
+        """Open the data set at ``path``, and compare it with what the caller expects of it.
+
+        Raises:
+            StorePathError: there is none, or ``path`` is a single store.
+            ConfigError: it has another number of shards, or another engine.
+            FormatVersionError, CorruptStoreError: its manifest cannot be read.
+        """
+        place = checked_path(path).absolute()
+        manifest = read_dataset_manifest(place)
+        if manifest is None:
+            raise StorePathError(f"there is no data set at {place}: {_what_is(place)}")
+        if shards is not None and shards != manifest.shards:
+            raise ConfigError(
+                f"data set {place} has {manifest.shards} shards, not {shards}, and their number cannot change; leave it out, or write into "
+                "another directory"
+            )
+        if engine is not None and engine != manifest.engine:
+            raise ConfigError(
+                f"data set {place} is of engine {manifest.engine!r}, not {engine!r}; leave it out, or change the engine with "
+                "rmqstore.spark.migrate"
+            )
+        return cls(place, manifest)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        shards: int,
+        engine: str | None = None,
+        settings: Mapping[str, Value] | None = None,
+    ) -> Dataset:
+        """Make a data set at ``path``, which does not exist yet or is an empty directory; when somebody else is faster, open theirs.
+
+        Args:
+            engine: by default the one that ``rmqstore.open`` takes.
+            settings: as ``rmqstore.open`` takes them; they hold for every shard, each time it is opened.
+
+        Raises:
+            StorePathError: something else is there, or the parent is missing.
+            ConfigError: a setting is wrong.
+            UnsupportedOperationError: the engine keeps nothing when it is closed.
+            UnknownEngineError, EngineNotInstalledError, BrokenEngineError: the engine cannot be used.
+        """
+        place = checked_path(path).absolute()
+        if type(shards) is not int:
+            raise IllegalArgumentTypeError(f"shards must be an int, not {shards!r}")
+        if not 1 <= shards <= MAX_SHARDS:
+            raise IllegalArgumentError(f"shards must be 1–{MAX_SHARDS}, not {shards}")
+        if not place.parent.is_dir():
+            raise StorePathError(f"{place.parent} does not exist; make it first, then write to {place}")
+        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+            raise StorePathError(f"no data set can be made at {place}: {_what_is(place)}; choose an empty or a new directory")
+        given = {"engine": engine, **(settings or {})}
+        wanted = config.load(place, given, get_plugins().engine_settings()).with_default_engine(get_plugins().default_engine)
+        if wanted.timer_engine != wanted.pop_engine:
+            raise ConfigError(f"a data set has one engine, not {wanted.timer_engine!r} and {wanted.pop_engine!r}; name one with engine=")
+        info, _ = get_plugins().load_engine(wanted.timer_engine)
+        if info.capabilities.durability_of(Operation.PUT, Flush.SYNC) is Durability.NONE:
+            raise UnsupportedOperationError(
+                f"engine {info.name!r} keeps nothing when it is closed, and each task closes its shard; choose a durable one"
+            )
+        kept = {name: value for name, value in (settings or {}).items() if value is not None}
+        manifest = Manifest(format=FORMAT, id=secrets.token_hex(8), shards=shards, engine=wanted.timer_engine, settings=kept)
+        return cls(place, _made(place, manifest))
+
+    @classmethod
+    def open_or_create(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        shards: int | None = None,
+        engine: str | None = None,
+        settings: Mapping[str, Value] | None = None,
+    ) -> Dataset:
+        """Open the data set at ``path``, or make one of ``shards`` shards, by default 2; as :meth:`open` and :meth:`create`.
+
+        Raises:
+            ConfigError: also when ``settings`` differ from those that it was made with.
+        """
+        place = checked_path(path).absolute()
+        if read_dataset_manifest(place) is None:
+            cls.create(place, shards=2 if shards is None else shards, engine=engine, settings=settings)
+        found = cls.open(place, shards=shards, engine=engine)
+        for name, value in (settings or {}).items():
+            if value is not None and found.manifest.settings.get(name) != value:
+                raise ConfigError(
+                    f"data set {place} was made with {name} = {found.manifest.settings.get(name)!r}, not {value!r}; leave the setting out"
+                )
+        return found
+
+    # ------------------------------------------------------------ shards
+
+    @property
+    def shards(self) -> range:
+        """The numbers of the shards."""
+        return range(self.manifest.shards)
+
+    def shard_path(self, shard: int) -> Path:
+        """Return the store directory of a shard."""
+        return self.path / f"shard-{shard:05}"
+
+    def check_ready(self) -> None:
+        """Refuse to begin anything that writes, unless every shard is there, of the right engine, and open nowhere.
+
+        Raises:
+            ConfigError: a shard has another engine.
+            StorePathError: a shard is missing.
+            StoreLockedError: a shard is open in another process.
+            StoreError: a migration has not come to its end.
+            EngineLookupError: the engine cannot be used here.
+        """
+        get_plugins().load_engine(self.manifest.engine)
+        if self.manifest.migrating_to is not None:
+            raise ConfigError(
+                f"the migration of data set {self.path} to engine {self.manifest.migrating_to!r} has not come to its end; run it again, "
+                f"or `rmqstore doctor {self.path} --finish` (or --undo)"
+            )
+        for shard in self.shards:
+            self._check_shard(shard)
+
+    def _check_shard(self, shard: int) -> None:
+        engines = self.engines_of(shard)
+        if engines is None:
+            raise StorePathError(f"shard {self.shard_path(shard)} is missing; restore it from a snapshot of that shard")
+        if engines != {self.manifest.engine}:
+            raise ConfigError(
+                f"data set {self.path} is of engine {self.manifest.engine!r}, but its shard {shard} is of {' and '.join(sorted(engines))}; "
+                f"`rmqstore migrate {self.shard_path(shard)} --engine {self.manifest.engine}` makes it alike"
+            )
+        StoreDirectory(self.shard_path(shard)).release()
+
+    def engines_of(self, shard: int) -> set[str] | None:
+        """Return the engines of a shard's two sides; None when it is missing."""
+        manifest = read_manifest(self.shard_path(shard))
+        return None if manifest is None else {manifest["baked"]["timer_engine"], manifest["baked"]["pop_engine"]}
+
+    def open_shard(self, shard: int, *, now_ms: int | None = None, wait_ms: int = LOCK_WAIT_MS) -> Store:
+        """Own a shard, without services; waits while another task holds it.
+
+        Args:
+            now_ms: the time that the shard shall see; by default that of the machine.
+
+        Raises:
+            StoreLockedError: it is still held after ``wait_ms``.
+            StorePathError: it is missing.
+        """
+        path = self.shard_path(shard)
+        if read_manifest(path) is None:
+            raise StorePathError(f"shard {path} is missing; restore it from a snapshot of that shard")
+        until_s = time.monotonic() + wait_ms / 1000
+        clock = None if now_ms is None else ManualClock(now_ms)
+        while True:
+            try:
+                store: Store = open_store(path, clock=clock, services=False, **self.manifest.settings)
+                return store
+            except StoreLockedError as error:
+                if time.monotonic() >= until_s:
+                    raise StoreLockedError(f"{error}; a task waited {wait_ms} ms for it") from error
+                time.sleep(_POLL_S)
+
+    # ------------------------------------------------------------ changing the manifest
+
+    def rewrite(self, manifest: Manifest) -> None:
+        """Put another manifest into place, durably and in one step."""
+        write_json(self.path / MANIFEST, msgspec.to_builtins(manifest))
+        self.manifest = manifest
+
+
+def is_dataset(path: Path) -> bool:
+    """Say whether there is a data set in the directory ``path``."""
+    return (path / MANIFEST).is_file()
+
+
+def read_dataset_manifest(path: Path) -> Manifest | None:
+    """Return the manifest of the data set in ``path``; None when there is none.
+
+    Raises:
+        FormatVersionError: a newer rmqstore made it.
+        CorruptStoreError: it cannot be read.
+    """
+    file = path / MANIFEST
+    try:
+        found = json.loads(file.read_bytes())
+        if isinstance(found, dict) and found.get("format") != FORMAT:
+            raise FormatVersionError(f"data set {path} has format {found.get('format')!r}, this version of rmqstore reads {FORMAT}")
+        manifest = msgspec.convert(found, Manifest)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except FormatVersionError:
+        raise
+    except (ValueError, OSError) as error:
+        raise CorruptStoreError(f"the manifest {file} cannot be read: {error}", file=str(file), offset=0) from error
+    if manifest.routing != ROUTING or manifest.shards < 1:
+        raise FormatVersionError(f"data set {path} routes by {manifest.routing!r}, this version of rmqstore by {ROUTING!r}")
+    return manifest
+
+
+def write_json(file: Path, content: object) -> None:
+    """Write a small file durably: beside its place, then renamed."""
+    new = file.with_name(f"{file.name}.{secrets.token_hex(4)}.new")
+    try:
+        with open(new, "w", encoding="utf-8") as handle:
+            json.dump(content, handle, indent=2, sort_keys=True)
+            handle.flush()
+            os.fsync(handle.fileno())
+        new.replace(file)
+        sync_path(file.parent)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise translated(error, file) from error
+
+
+def _what_is(place: Path) -> str:
+    if (place / STORE_MANIFEST).is_file():
+        return "that is a single store; rmqstore.open writes to it, and as a source Spark only reads it"
+    if not place.exists():
+        return "nothing is there"
+    return "the directory is empty" if place.is_dir() and not any(place.iterdir()) else "something else is there"
+
+
+def _made(place: Path, manifest: Manifest) -> Manifest:
+    """Make the data set aside and rename it; return the manifest that is then there, which may be that of a faster one."""
+    aside = place.with_name(f"{place.name[:40]}.creating-{secrets.token_hex(4)}")
+    try:
+        aside.mkdir()
+        made = Dataset(aside, manifest)
+        for shard in made.shards:
+            open_store(made.shard_path(shard), engine=manifest.engine, services=False, **manifest.settings).close()
+        (aside / "jobs").mkdir()
+        write_json(aside / MANIFEST, msgspec.to_builtins(manifest))
+        sync_tree(aside)
+        try:
+            aside.rename(place)
+        except OSError:
+            there = read_dataset_manifest(place)
+            if there is None:
+                raise
+            return there
+        sync_path(place.parent)
+    except OSError as error:
+        raise translated(error, place) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return manifest

@@ -1,0 +1,43 @@
+"""The hand-over of a data set's shards, each in its own task: due timers become messages of their topics."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rmqstore.errors import TransferError
+from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
+from rmqstore.spark.jobs import unfinished_jobs
+
+
+class ShardTick(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """What the tick of one shard moved; as ``rmqstore.TickReport``."""
+
+    shard: int
+    handed_over: int
+    retried: int = 0
+    dead: int = 0
+    parked: int = 0
+
+
+def check_no_job_waits(dataset: Dataset) -> None:
+    """Refuse to move a data set while a job is half done: time that goes on makes its marks forgotten.
+
+    Raises:
+        TransferError: naming the job.
+    """
+    waiting = unfinished_jobs(dataset)
+    if waiting:
+        raise TransferError(
+            f"job {waiting[0].id!r} of data set {dataset.path} has not come to its end; run it again with the same job id, or "
+            f"`rmqstore doctor {dataset.path} --finish`"
+        )
+
+
+def tick_shard(dataset: Dataset, shard: int, until_ms: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardTick:
+    """Do a tick of one shard as of ``until_ms``; done again, it moves what the first one left.
+
+    Raises:
+        StoreLockedError: the shard is held for longer than ``wait_ms``.
+    """
+    with dataset.open_shard(shard, now_ms=until_ms, wait_ms=wait_ms) as store:
+        return ShardTick(shard=shard, **msgspec.structs.asdict(store.tick()))

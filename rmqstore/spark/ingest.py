@@ -1,0 +1,186 @@
+"""Phase 2 of a job: a shard takes in the chunks that were set aside for it. Needs no Spark; also a program of its own.
+
+``python -m rmqstore.spark.ingest DATASET JOB SHARD`` prints a report, or a failure, as JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import pyarrow as pa
+
+from rmqstore.batch import IN_SCHEMA, MessageBatch
+from rmqstore.clock import SystemClock
+from rmqstore.errors import CorruptStoreError, DelayTooLongError, RmqstoreError, StorePathError, TransferError
+from rmqstore.plugins import get_plugins
+from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
+from rmqstore.spark.failures import Failure, encoded, reports
+from rmqstore.spark.jobs import Job, JobRecord, ShardProgress, StagedFile
+
+
+class ShardReport(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """What a shard took in: messages, and how many of them it had already."""
+
+    shard: int
+    rows: int
+    repeated: int = 0
+
+
+def check_delays(job: Job, files: Iterable[StagedFile], now_ms: int | None) -> None:
+    """Refuse deliver times that the shards would refuse, before the commit.
+
+    Raises:
+        DelayTooLongError: one is beyond the horizon of the engine or ``max_delay_ms``.
+    """
+    info, _ = get_plugins().load_engine(job.dataset.manifest.engine)
+    horizon_ms = int(job.dataset.manifest.settings.get("max_delay_ms") or info.capabilities.horizon_ms)
+    now_ms = SystemClock().now_ms() if now_ms is None else now_ms
+    for file in files:
+        if file.latest_ms is not None and file.latest_ms - now_ms > horizon_ms:
+            raise DelayTooLongError(
+                f"column 'deliver_at_ms': {file.latest_ms} is {file.latest_ms - now_ms} ms ahead; this data set takes {horizon_ms}"
+            )
+
+
+def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardReport:
+    """Send the chunks of a committed job that shard ``shard`` does not have yet; waits while another task holds it.
+
+    Raises:
+        StoreLockedError: it is still held after ``wait_ms``.
+        TransferError: it was begun so long ago that its marks are forgotten.
+        CorruptStoreError: a staged file is damaged or missing.
+    """
+    record = _record(job)
+    rows = record.rows_of(shard)
+    if not rows or _is_done(job, record, shard):
+        return ShardReport(shard=shard, rows=rows, repeated=rows)
+    with job.dataset.open_shard(shard, now_ms=record.now_ms, wait_ms=wait_ms) as store:
+        # A twin may have come to the end while this one waited; then the staged files may be gone.
+        record = _record(job)
+        if _is_done(job, record, shard):
+            return ShardReport(shard=shard, rows=rows, repeated=rows)
+        now_ms = SystemClock().now_ms() if record.now_ms is None else record.now_ms
+        progress = job.progress(shard)
+        if progress is None:
+            progress = ShardProgress(begun_ms=now_ms)
+            job.note_progress(shard, progress)
+        elif now_ms - progress.begun_ms >= store.config.mark_memory_ms:
+            raise TransferError(
+                f"shard {shard} of {job.dataset.path} began with job {job.id!r} {now_ms - progress.begun_ms} ms ago and did not finish; "
+                f"its marks are kept for {store.config.mark_memory_ms} ms, so what is missing cannot be told any more: compare the shard "
+                "with the source"
+            )
+        repeated = 0
+        for mark, batch in chunks(job, record, shard):
+            sent = store.send_batch(MessageBatch(columns=batch), marks=[mark])
+            repeated += len(batch) if sent.repeated else 0
+        store.flush()
+        job.note_progress(shard, msgspec.structs.replace(progress, is_done=True))
+    return ShardReport(shard=shard, rows=rows, repeated=repeated)
+
+
+def chunks(job: Job, record: JobRecord, shard: int) -> Iterator[tuple[bytes, pa.RecordBatch]]:
+    """Yield mark and rows of every chunk of a shard, in the same order each time.
+
+    Raises:
+        CorruptStoreError: a staged file is damaged or missing.
+    """
+    for file in record.files:
+        if shard not in file.shards:
+            continue
+        path = job.staged / file.name
+        try:
+            with pa.memory_map(str(path)) as source:
+                reader = pa.ipc.open_file(source)
+                for number, (own, rows) in enumerate(zip(file.shards, file.rows, strict=True)):
+                    if own != shard:
+                        continue
+                    batch = reader.get_batch(number)
+                    if batch.schema != IN_SCHEMA or batch.num_rows != rows:
+                        raise CorruptStoreError(f"batch {number} of {path} is not what was written", file=str(path), offset=number)
+                    yield f"spark/{job.dataset.manifest.id}/{job.id}/{file.name}/{number}".encode(), batch
+        except (pa.ArrowInvalid, FileNotFoundError, IndexError) as error:
+            raise CorruptStoreError(
+                f"the staged file {path} of job {job.id!r} cannot be read: {error}", file=str(path), offset=0
+            ) from error
+
+
+def _record(job: Job) -> JobRecord:
+    record = job.record()
+    if record is None:
+        raise StorePathError(f"there is no job {job.id!r} in {job.dataset.path} that was committed")
+    return record
+
+
+def _is_done(job: Job, record: JobRecord, shard: int) -> bool:
+    progress = job.progress(shard)
+    return record.is_done or (progress is not None and progress.is_done)
+
+
+# ---------------------------------------------------------------- in processes of their own
+
+
+def ingest_here(job: Job, *, processes: int | None = None, wait_ms: int = LOCK_WAIT_MS) -> list[ShardReport]:
+    """Take in every shard that misses something, each in a process of its own on this machine, and finish the job.
+
+    Args:
+        processes: at a time; by default one a core.
+
+    Raises:
+        RmqstoreError: what went wrong in the first shard that failed; the others are as far as they came.
+    """
+    processes = processes or len(os.sched_getaffinity(0))
+    waiting = job.missing_shards()
+    running: list[subprocess.Popen[bytes]] = []
+    answers: list[str] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                running.append(_started(job, waiting.pop(0), wait_ms))
+            ended = next((process for process in running if process.poll() is not None), None)
+            if ended is None:
+                time.sleep(0.01)
+                continue
+            running.remove(ended)
+            answers.append(_answer(ended))
+    finally:
+        for process in running:
+            process.terminate()
+            process.communicate()
+    found = reports(answers, ShardReport)
+    job.finish()
+    return sorted(found, key=lambda report: report.shard)
+
+
+def _started(job: Job, shard: int, wait_ms: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "rmqstore.spark.ingest", str(job.dataset.path), job.id, str(shard), str(wait_ms)]
+    # What this process can import, the child can.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+
+
+def _answer(process: subprocess.Popen[bytes]) -> str:
+    output, errors = process.communicate()
+    if process.returncode:
+        said = errors.decode(errors="replace")[-2000:]
+        return encoded(Failure.of_text(f"a process that takes a shard in ended with {process.returncode}: {said}"))
+    return output.decode()
+
+
+def main(arguments: list[str]) -> None:
+    """Take one shard in and print the answer."""
+    path, job_id, shard, wait_ms = arguments
+    try:
+        answer = encoded(ingest_shard(Job(Dataset.open(path), job_id), int(shard), wait_ms=int(wait_ms)))
+    except (RmqstoreError, OSError) as error:
+        answer = encoded(Failure.of(error))
+    sys.stdout.write(answer)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

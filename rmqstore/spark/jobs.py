@@ -1,0 +1,216 @@
+"""A job: one write of many messages into a data set, exactly once, in two phases.
+
+::
+
+    jobs/<job>/staged/<name>.arrow    phase 1: what the tasks checked and set aside, split by shard; no store is touched
+    jobs/<job>/job.json               the commit: names the files that count; from now on the messages belong to the data set
+    jobs/<job>/shard-00000.json       phase 2: a shard takes its chunks in; begun, and later done
+
+Why no crash and no retry loses or doubles a row: In phase 1 every attempt of a task writes a file of its own, so attempts, also ones that
+run at a time or meet the rows in another order, do not touch each other. Spark takes the answer of one attempt per task, and the commit
+names the files of these answers. It is one rename, under a lock of the job: before it nothing was sent, after it the files never change.
+So the chunks of phase 2, the batches of these files, are the same for whoever sends them, and however often. Each carries the mark
+(data set, job, file, batch), which the store keeps in the same atomic step as the messages (I1); a chunk whose mark is there is skipped. A
+task owns its shard while it sends, and looks under that lock whether the shard is done, so a late twin finds nothing to do. *Done* is
+written when everything is durable; from then on the marks may be forgotten. Before that they must not be: a shard that was begun longer
+ago than ``mark_memory_ms`` is refused.
+
+A job with the same id after the commit skips phase 1 and completes what is missing, whatever it is given; before the commit it starts anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+
+from rmqstore.errors import CorruptStoreError, IllegalArgumentError, IllegalArgumentTypeError, TransferError
+from rmqstore.ordered.home import sync_path
+from rmqstore.spark.dataset import Dataset, write_json
+
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_RECORD: Final = "job.json"
+
+
+class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One file of phase 1: the shard and the rows of each of its batches, and the latest deliver time, ms.
+
+    A task without rows has no file; its name is empty.
+    """
+
+    name: str
+    shards: list[int]
+    rows: list[int]
+    latest_ms: int | None = None
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the commit wrote.
+
+    Attributes:
+        now_ms: the time at which the shards take the messages in; None = that of the machine.
+        is_done: every shard has everything, and the staged files may be gone.
+    """
+
+    files: list[StagedFile]
+    now_ms: int | None = None
+    is_done: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Messages of the job."""
+        return sum(sum(file.rows) for file in self.files)
+
+    def rows_of(self, shard: int) -> int:
+        """Return how many of them belong to a shard."""
+        return sum(rows for file in self.files for own, rows in zip(file.shards, file.rows, strict=True) if own == shard)
+
+
+class ShardProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a shard is: since when it takes chunks in, by the clock of its store, and whether it has them all."""
+
+    begun_ms: int
+    is_done: bool = False
+
+
+class Job:
+    """A job of a data set; exists in its directory only once something was staged."""
+
+    def __init__(self, dataset: Dataset, job_id: str) -> None:
+        self.dataset = dataset
+        self.id = checked_job_id(job_id)
+        self.path = dataset.path / "jobs" / self.id
+        self.staged = self.path / "staged"
+
+    # ------------------------------------------------------------ phase 1
+
+    def begin(self) -> None:
+        """Make room for staged files; those of earlier attempts stay until the commit, since their tasks may still run."""
+        self.staged.mkdir(parents=True, exist_ok=True)
+
+    def commit(self, files: Iterable[StagedFile], now_ms: int | None = None) -> JobRecord:
+        """Let these files be the job, unless it was committed before; what else was staged goes. Returns the record that counts.
+
+        Raises:
+            TransferError: another run with the same job id failed meanwhile and took the staged files away.
+        """
+        with self._locked():
+            record = self.record()
+            if record is None:
+                record = JobRecord(files=sorted((file for file in files if file.rows), key=lambda file: file.name), now_ms=now_ms)
+                if not all((self.staged / file.name).is_file() for file in record.files):
+                    raise TransferError(f"staged files of job {self.id!r} are gone: another run of it failed meanwhile; run it again")
+                for folder in (self.staged, self.path, self.path.parent):
+                    sync_path(folder)
+                self._write(_RECORD, record)
+            self._sweep({file.name for file in record.files} if not record.is_done else set())
+        return record
+
+    def discard(self) -> None:
+        """Leave nothing of a job that was not committed; of one that was, everything stays."""
+        if self.path.is_dir():
+            with self._locked():
+                if self.record() is None:
+                    shutil.rmtree(self.path, ignore_errors=True)
+
+    def withdraw(self) -> bool:
+        """Take back a committed job of which no shard has begun; False when one has, and everything stays."""
+        with self._locked():
+            if any(self.progress(shard) is not None for shard in self.dataset.shards):
+                return False
+            (self.path / _RECORD).unlink(missing_ok=True)
+            sync_path(self.path)
+            shutil.rmtree(self.path, ignore_errors=True)
+        return True
+
+    def record(self) -> JobRecord | None:
+        """Return what was committed; None before the commit."""
+        found: JobRecord | None = self._read(_RECORD, JobRecord)
+        return found
+
+    # ------------------------------------------------------------ phase 2
+
+    def progress(self, shard: int) -> ShardProgress | None:
+        """Return how far a shard is; None when it has not begun."""
+        found: ShardProgress | None = self._read(f"shard-{shard:05}.json", ShardProgress)
+        return found
+
+    def note_progress(self, shard: int, progress: ShardProgress) -> None:
+        """Write down durably how far a shard is; the caller owns the shard."""
+        self._write(f"shard-{shard:05}.json", progress)
+
+    def missing_shards(self) -> list[int]:
+        """Return the shards that do not have everything yet; none before the commit."""
+        record = self.record()
+        if record is None or record.is_done:
+            return []
+        return [shard for shard in self.dataset.shards if record.rows_of(shard) and not self._has_all(shard)]
+
+    def _has_all(self, shard: int) -> bool:
+        progress = self.progress(shard)
+        return progress is not None and progress.is_done
+
+    def finish(self) -> None:
+        """Note that every shard has everything, and remove the staged files; the record stays, so that the job can be asked for again."""
+        record = self.record()
+        if record is None or self.missing_shards():
+            return
+        if not record.is_done:
+            self._write(_RECORD, msgspec.structs.replace(record, is_done=True))
+        shutil.rmtree(self.staged, ignore_errors=True)
+
+    # ------------------------------------------------------------ files
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let two runs of one job commit and discard one after the other."""
+        with open(self.path.with_name(f"{self.id}.lock"), "a", encoding="ascii") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+    def _sweep(self, kept: set[str]) -> None:
+        for entry in self.staged.glob("*") if self.staged.is_dir() else ():
+            if entry.name not in kept:
+                entry.unlink(missing_ok=True)
+
+    def _write(self, name: str, content: msgspec.Struct) -> None:
+        write_json(self.path / name, msgspec.to_builtins(content))
+
+    def _read(self, name: str, kind: Any) -> Any:
+        file = self.path / name
+        try:
+            return msgspec.convert(json.loads(file.read_bytes()), kind)
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise CorruptStoreError(f"the record {file} of job {self.id!r} cannot be read: {error}", file=str(file), offset=0) from error
+
+
+def checked_job_id(job_id: str) -> str:
+    """Return a job id that can be the name of a directory and part of a mark.
+
+    Raises:
+        IllegalArgumentError: it cannot.
+    """
+    if not isinstance(job_id, str):
+        raise IllegalArgumentTypeError(f"job_id must be a str, not {job_id!r}")
+    if not _ID.fullmatch(job_id):
+        raise IllegalArgumentError(f"job_id {job_id!r} is not 1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit")
+    return job_id
+
+
+def jobs_of(dataset: Dataset) -> list[Job]:
+    """Return the jobs of a data set, by id."""
+    folder = dataset.path / "jobs"
+    return [Job(dataset, entry.name) for entry in sorted(folder.iterdir()) if entry.is_dir()] if folder.is_dir() else []
+
+
+def unfinished_jobs(dataset: Dataset) -> list[Job]:
+    """Return the jobs that were committed and not finished."""
+    return [job for job in jobs_of(dataset) if (record := job.record()) is not None and not record.is_done]

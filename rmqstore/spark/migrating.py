@@ -1,0 +1,109 @@
+"""All shards of a data set on their way to another engine: each in its place, by ``rmqstore.transfer.migrate``, which compares digests.
+
+The manifest says that a migration is under way before the first shard moves, and names the new engine when the last one has. In between a
+crash leaves shards of both engines; the same call, or ``rmqstore doctor --finish``, goes on, and ``--undo`` moves back what had moved.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rmqstore import transfer
+from rmqstore.contract import Durability, Flush, Operation
+from rmqstore.errors import ConfigError, StorePathError, TransferError, UnsupportedOperationError
+from rmqstore.plugins import get_plugins
+from rmqstore.spark.dataset import Dataset
+from rmqstore.spark.handing import check_no_job_waits
+
+
+class ShardMigration(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """What moved with one shard: rows by table; ``previous`` is where the old store lies, empty when the shard had moved before."""
+
+    shard: int
+    tables: dict[str, int] = {}
+    previous: str = ""
+
+
+def begin(dataset: Dataset, engine: str) -> None:
+    """Note that the data set moves to ``engine``; the first step, and again the first of a call that goes on.
+
+    Raises:
+        TransferError: it is of that engine, a job is half done, or another migration is.
+        StoreLockedError, StorePathError, ConfigError: as :meth:`Dataset.check_ready`.
+        EngineLookupError: the engine cannot be used.
+    """
+    info, _ = get_plugins().load_engine(engine)
+    if info.capabilities.durability_of(Operation.PUT, Flush.SYNC) is Durability.NONE:
+        raise UnsupportedOperationError(f"engine {engine!r} keeps nothing when it is closed; choose a durable one")
+    manifest = dataset.manifest
+    if manifest.migrating_to == engine:
+        return
+    if manifest.migrating_to is not None:
+        raise TransferError(
+            f"data set {dataset.path} is on its way to engine {manifest.migrating_to!r}; finish that first, or undo it: "
+            f"`rmqstore doctor {dataset.path} --undo`"
+        )
+    if manifest.engine == engine:
+        raise TransferError(f"data set {dataset.path} is of engine {engine!r} already")
+    foreign = [name for name in manifest.settings if name.partition("__")[0] == manifest.engine]
+    if foreign:
+        raise ConfigError(
+            f"data set {dataset.path} has the setting {foreign[0]} of engine {manifest.engine!r}, which {engine!r} does not know"
+        )
+    dataset.check_ready()
+    check_no_job_waits(dataset)
+    dataset.rewrite(msgspec.structs.replace(manifest, migrating_to=engine))
+
+
+def migrate_shard(dataset: Dataset, shard: int, engine: str) -> ShardMigration:
+    """Move one shard to ``engine``; a shard that is there already stays.
+
+    Raises:
+        StoreLockedError: it is open.
+        StoreFullError: no room; the shard is as it was.
+        CorruptStoreError: the digests differ.
+    """
+    path = dataset.shard_path(shard)
+    if dataset.engines_of(shard) == {engine} and not _is_noted(path):
+        return ShardMigration(shard=shard)
+    report = transfer.migrate(path, engine=engine)
+    return ShardMigration(shard=shard, tables=report.tables, previous="" if report.previous is None else str(report.previous))
+
+
+def _is_noted(path: Path) -> bool:
+    return path.with_name(f"{path.name}.migrating.json").exists()
+
+
+def end(dataset: Dataset, engine: str) -> None:
+    """Note that every shard is of ``engine``.
+
+    Raises:
+        StorePathError, ConfigError: a shard is missing, or of another engine.
+    """
+    for shard in dataset.shards:
+        found = dataset.engines_of(shard)
+        if found is None:
+            raise StorePathError(f"shard {dataset.shard_path(shard)} is missing; restore it from a snapshot of that shard")
+        if found != {engine}:
+            raise ConfigError(f"shard {shard} of data set {dataset.path} is of engine {' and '.join(sorted(found))}, not {engine!r}")
+    changes: dict[str, Any] = {"engine": engine, "migrating_to": None}
+    dataset.rewrite(msgspec.structs.replace(dataset.manifest, **changes))
+
+
+def migrate_here(dataset: Dataset, engine: str) -> list[ShardMigration]:
+    """Move every shard, one after the other in this process; as :func:`rmqstore.spark.migrate`, without Spark."""
+    begin(dataset, engine)
+    moved = [migrate_shard(dataset, shard, engine) for shard in dataset.shards]
+    end(dataset, engine)
+    return moved
+
+
+def undo_here(dataset: Dataset) -> list[ShardMigration]:
+    """Move the shards that had moved back to the engine of the manifest; a migration that is under way ends."""
+    engine = dataset.manifest.engine
+    moved = [migrate_shard(dataset, shard, engine) for shard in dataset.shards]
+    end(dataset, engine)
+    return moved

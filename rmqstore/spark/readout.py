@@ -1,0 +1,283 @@
+"""What a data set holds, as Arrow batches: planned on the driver, read by tasks. Plain functions; needs no Spark.
+
+A part is read from one state of its shard: what was there when the task opened it, beside an owner too. Parts of one shard that are read
+by different tasks may be of different states while somebody writes; a snapshot, or a data set that nobody writes to, gives one state.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmqstore.batch import IN_SCHEMA, OUT_SCHEMA
+from rmqstore.contract import LeaseInfo
+from rmqstore.contract.state import timers_from
+from rmqstore.directory import read_manifest
+from rmqstore.errors import IllegalArgumentError, StorePathError
+from rmqstore.message import MAX_TIME_MS, RESERVED_PREFIXES
+from rmqstore.opening import checked_path
+from rmqstore.readstore import ReadStore
+from rmqstore.spark.dataset import Dataset, is_dataset
+from rmqstore.tables import State
+
+PAGE_ROWS: Final = 8192
+PAGE_BYTES: Final = 16 * 1024 * 1024
+PART_ROWS: Final = 1_000_000
+"""About so many messages or timers make one part."""
+
+_SHARD: Final = pa.field("shard", pa.int32())
+_LEASES: Final = {"topic": "s", "group": "s", "queue_id": "i", "queue_offset": "l", "message_id": "s", "attempt": "i"}
+_LEASE_TIMES: Final = ("pop_time_ms", "first_pop_ms", "expiry_ms")
+_KINDS: Final = {"s": pa.string(), "i": pa.int32(), "l": pa.int64()}
+
+
+class View(enum.Enum):
+    """What can be read: pending timers, messages in their topics, running leases, how far groups are behind."""
+
+    TIMERS = "timers"
+    MESSAGES = "messages"
+    LEASES = "leases"
+    LAG = "lag"
+
+
+SCHEMAS: Final[dict[View, pa.Schema]] = {
+    View.TIMERS: pa.schema([_SHARD, *IN_SCHEMA, pa.field("store_ms", pa.int64())]),
+    View.MESSAGES: pa.schema([_SHARD, *OUT_SCHEMA]),
+    View.LEASES: pa.schema(
+        [
+            _SHARD,
+            *(pa.field(name, _KINDS[kind]) for name, kind in _LEASES.items()),
+            *(pa.field(name, pa.int64()) for name in _LEASE_TIMES),
+            pa.field("receipt", pa.string()),
+        ]
+    ),
+    View.LAG: pa.schema(
+        [_SHARD, pa.field("topic", pa.string()), pa.field("group", pa.string())]
+        + [pa.field(name, pa.int64()) for name in ("ready", "in_flight", "retry", "dead")]
+    ),
+}
+"""The columns of each view; all may be null as far as Spark knows."""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reader asks for.
+
+    Attributes:
+        columns: names in their order; empty = all of the view.
+        topic: only this one.
+        from_ms, to_ms: only what is due in ``from_ms <= deliver_at_ms < to_ms``; None = also what has no deliver time.
+        system: messages of retry topics, dead letter queues and parked entries as well.
+    """
+
+    view: View
+    columns: tuple[str, ...] = ()
+    topic: str | None = None
+    from_ms: int | None = None
+    to_ms: int | None = None
+    system: bool = False
+
+    def schema(self) -> pa.Schema:
+        """Return the columns of the answer.
+
+        Raises:
+            IllegalArgumentError: the view has no such column.
+        """
+        whole = SCHEMAS[self.view]
+        unknown = set(self.columns) - set(whole.names)
+        if unknown:
+            raise IllegalArgumentError(f"the view {self.view.value} has no column {min(unknown)!r}; it has {', '.join(whole.names)}")
+        return pa.schema([whole.field(name) for name in self.columns]) if self.columns else whole
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether deliver times are restricted."""
+        return self.from_ms is not None or self.to_ms is not None
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task reads of one store.
+
+    Attributes:
+        first, behind: ticks of timers, or offsets of the queue, ``first <= … < behind``.
+    """
+
+    shard: int
+    path: str
+    topic: str | None = None
+    queue_id: int = 0
+    first: int = 0
+    behind: int = MAX_TIME_MS + 1
+
+
+def stores_at(path: str) -> list[tuple[int, Path]]:
+    """Return number and directory of every shard of a data set; a single store, or a snapshot of one, counts as shard 0.
+
+    Raises:
+        StorePathError: there is neither at ``path``, or a shard is missing.
+    """
+    place = checked_path(path).absolute()
+    if is_dataset(place):
+        dataset = Dataset.open(place)
+        missing = [shard for shard in dataset.shards if dataset.engines_of(shard) is None]
+        if missing:
+            raise StorePathError(f"shard {dataset.shard_path(missing[0])} is missing; restore it from a snapshot of that shard")
+        return [(shard, dataset.shard_path(shard)) for shard in dataset.shards]
+    if read_manifest(place) is None:
+        raise StorePathError(f"there is neither a data set nor a store at {place}")
+    return [(0, place)]
+
+
+def plan(path: str, wanted: Wanted, part_rows: int = PART_ROWS) -> list[Part]:
+    """Return the parts that make up a view, each of about ``part_rows`` rows; what cannot hold a wanted row is left out.
+
+    Raises:
+        StorePathError: there is nothing to read at ``path``.
+        UnsupportedOperationError: an engine cannot be opened for reading.
+        CorruptStoreError, FormatVersionError: a store cannot be read.
+    """
+    wanted.schema()
+    parts: list[Part] = []
+    for shard, store in stores_at(path):
+        whole = Part(shard=shard, path=str(store))
+        with ReadStore(store, {}) as view:
+            if wanted.view is View.TIMERS:
+                parts += _timer_parts(view, whole, wanted, part_rows)
+            elif wanted.view is View.MESSAGES:
+                parts += _message_parts(view, whole, wanted, part_rows)
+            else:
+                parts.append(whole)
+    return parts
+
+
+def _timer_parts(view: ReadStore, whole: Part, wanted: Wanted, part_rows: int) -> Iterator[Part]:
+    """Yield ranges of ticks with about equal numbers of timers, found by halving where the store counts them."""
+    counts = view.pending()
+    if not counts.total or counts.earliest_ms is None or counts.latest_ms is None:
+        # A timer without a deliver time has a tick all the same.
+        if counts.total:
+            yield whole
+        return
+    low = max(counts.earliest_ms, wanted.from_ms or 0)
+    high = min(counts.latest_ms + 1, MAX_TIME_MS if wanted.to_ms is None else wanted.to_ms)
+    if low >= high:
+        if not wanted.is_timed:
+            yield whole
+        return
+    number = -(-view.pending((low, high)).counts[0] // part_rows)
+    edges = _even_edges(view, low, high, max(number, 1))
+    precision_ms = view.timers.precision_ms
+    ticks = [-(-edge // precision_ms) * precision_ms for edge in edges]
+    # The ends are open: late timers have a tick of their own, behind that of their deliver time.
+    first = (-(-low // precision_ms) * precision_ms) if wanted.is_timed else 0
+    starts = [first, *(tick for tick in ticks if tick > first)]
+    for start, behind in zip(starts, [*starts[1:], whole.behind], strict=True):
+        yield msgspec.structs.replace(whole, first=start, behind=behind)
+
+
+def _even_edges(view: ReadStore, low: int, high: int, number: int) -> list[int]:
+    """Return ``number - 1`` times between which about equally many timers are due."""
+    if number == 1:
+        return []
+    steps = max(min((high - low), 64 * number), 1)
+    grid = sorted({low + (high - low) * step // steps for step in range(steps + 1)})
+    counts = view.pending(grid).counts
+    target = sum(counts) / number
+    edges: list[int] = []
+    seen = 0
+    for at, count in zip(grid[1:], counts, strict=True):
+        seen += count
+        if seen >= target * (len(edges) + 1) and len(edges) < number - 1:
+            edges.append(at)
+    return sorted(set(edges))
+
+
+def _message_parts(view: ReadStore, whole: Part, wanted: Wanted, part_rows: int) -> Iterator[Part]:
+    for topic in view.topics(system=True):
+        if wanted.topic not in (None, topic.name):
+            continue
+        if wanted.topic is None and not wanted.system and topic.name.startswith(RESERVED_PREFIXES):
+            continue
+        for queue_id, (low, high) in enumerate(zip(topic.min_offsets, topic.max_offsets, strict=True)):
+            number = max(-(-(high - low) // part_rows), 1) if high > low else 0
+            for step in range(number):
+                first, behind = (low + (high - low) * each // number for each in (step, step + 1))
+                yield msgspec.structs.replace(whole, topic=topic.name, queue_id=queue_id, first=first, behind=behind)
+
+
+def read(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a part, on the schema of ``wanted``, in the order of ticks or offsets."""
+    schema = wanted.schema()
+    with ReadStore(Path(part.path), {}) as view:
+        for rows in _READERS[wanted.view](view, part, wanted):
+            columns = [
+                pa.repeat(pa.scalar(part.shard, pa.int32()), len(rows)) if field.name == "shard" else rows.column(field.name)
+                for field in schema
+            ]
+            if len(rows):
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _timers(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    for _, page in State(view.timers, view.pops).pages("timers", timers_from(part.first)):
+        if not len(page):
+            continue
+        last = page.column("tick")[len(page) - 1].as_py()
+        if last >= part.behind:
+            page = page.filter(pc.less(page.column("tick"), part.behind))
+        yield _chosen(page, wanted)
+        if last >= part.behind:
+            return
+
+
+def _messages(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    offset, limit = part.first, 1024
+    while offset < part.behind:
+        page = view.pops.read(str(part.topic), part.queue_id, offset, min(limit, part.behind - offset)).columns
+        if not len(page):
+            return
+        offset = page.column("queue_offset")[len(page) - 1].as_py() + 1
+        if offset > part.behind:
+            page = page.filter(pc.less(page.column("queue_offset"), part.behind))
+        limit = min(max(PAGE_BYTES * len(page) // max(page.nbytes, 1), 16), PAGE_ROWS)
+        yield _chosen(page, wanted)
+
+
+def _chosen(rows: pa.RecordBatch, wanted: Wanted) -> pa.RecordBatch:
+    if wanted.topic is not None and wanted.view is View.TIMERS:
+        rows = rows.filter(pc.equal(rows.column("topic"), wanted.topic))
+    if wanted.from_ms is not None:
+        rows = rows.filter(pc.greater_equal(rows.column("deliver_at_ms"), wanted.from_ms))
+    if wanted.to_ms is not None:
+        rows = rows.filter(pc.less(rows.column("deliver_at_ms"), wanted.to_ms))
+    return rows
+
+
+def _leases(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    found: Sequence[LeaseInfo] = view.leases(wanted.topic)
+    for start in range(0, len(found), PAGE_ROWS):
+        yield _of_structs(View.LEASES, found[start : start + PAGE_ROWS])
+
+
+def _lag(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    rows = []
+    for each in view.subscriptions():
+        if wanted.topic in (None, each.topic):
+            rows.append({"topic": each.topic, "group": each.group, **msgspec.structs.asdict(view.lag(each.topic, each.group))})
+    yield pa.RecordBatch.from_pylist(rows, schema=_without_shard(View.LAG))
+
+
+def _of_structs(view: View, rows: Sequence[msgspec.Struct]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([msgspec.structs.asdict(row) for row in rows], schema=_without_shard(view))
+
+
+def _without_shard(view: View) -> pa.Schema:
+    return pa.schema(list(SCHEMAS[view])[1:])
+
+
+_READERS: Final[dict[View, Any]] = {View.TIMERS: _timers, View.MESSAGES: _messages, View.LEASES: _leases, View.LAG: _lag}

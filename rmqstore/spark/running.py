@@ -1,0 +1,219 @@
+"""What a driver calls: write, hand over, migrate. Each runs jobs of Spark whose tasks own one shard at a time.
+
+Nothing here touches ``sparkContext``, RDDs or accumulators, so that it works over Spark Connect as well.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from rmqstore.clock import SystemClock
+from rmqstore.settings import Value
+from rmqstore.spark import migrating
+from rmqstore.spark.columns import check_columns, written_columns
+from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
+from rmqstore.spark.failures import LASTING, Failure, encoded, reports, typed
+from rmqstore.spark.handing import ShardTick, check_no_job_waits, tick_shard
+from rmqstore.spark.ingest import ShardReport, check_delays, ingest_shard
+from rmqstore.spark.jobs import Job, StagedFile
+from rmqstore.spark.staging import stage
+from rmqstore.when import When, time_ms
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_ANSWER = "answer string"
+
+_Report = TypeVar("_Report", bound=msgspec.Struct)
+_Batches = Iterator[pa.RecordBatch]
+
+
+class ScheduleReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job wrote.
+
+    Attributes:
+        rows: messages of the job, in all shards.
+        repeated: how many of them an earlier run of the same job had written.
+        shards: the same by shard; those without a message are left out.
+    """
+
+    job_id: str
+    rows: int
+    repeated: int
+    shards: tuple[ShardReport, ...]
+
+
+class HandOverReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hand-over moved: messages that came to their topics, and the whole report by shard."""
+
+    handed_over: int
+    shards: tuple[ShardTick, ...]
+
+
+def schedule(
+    df: DataFrame,
+    path: str | os.PathLike[str],
+    *,
+    shards: int | None = None,
+    engine: str | None = None,
+    job_id: str | None = None,
+    now: When | None = None,
+    settings: Mapping[str, Value] | None = None,
+    lock_wait_ms: int = LOCK_WAIT_MS,
+) -> ScheduleReport:
+    """Write the rows of ``df`` as messages into the data set ``path``, made as needed, exactly once for one ``job_id``.
+
+    All rows are checked and set aside by shard first; only when all are there does a task for each shard send them
+    (``rmqstore.spark.jobs`` has the argument). So after an error before that nothing is stored, and after one behind it a call with the
+    same ``job_id`` completes the job without looking at ``df`` again.
+
+    Args:
+        df: columns of :data:`rmqstore.spark.SCHEMA`; all but topic and body may be missing or null.
+        shards: of a new data set, by default 2; of one that exists, what it must have.
+        engine: likewise.
+        job_id: name of the job; by default a new one.
+        now: the time at which the messages are sent; by default that of the machine.
+        settings: keywords of ``rmqstore.open`` for every shard of a new data set.
+        lock_wait_ms: how long a task waits for a shard that another task holds.
+
+    Raises:
+        IllegalMessageError: a column, or a row, breaks the data contract; nothing was stored.
+        ConfigError: the data set is another one than was asked for.
+        StoreLockedError: a shard is open in another process.
+        EngineNotInstalledError: the engine is missing here or on an executor.
+        StorePathError, StoreFullError: the directory cannot be used.
+    """
+    check_columns((field.name, field.dataType.simpleString()) for field in df.schema.fields)
+    now_ms = None if now is None else time_ms("now", now)
+    dataset = Dataset.open_or_create(path, shards=shards, engine=engine, settings=settings)
+    dataset.check_ready()
+    job = Job(dataset, secrets.token_hex(8) if job_id is None else job_id)
+    if job.record() is None:
+        _stage(df, job, now_ms)
+    found = {report.shard: report for report in _run(df.sparkSession, job.missing_shards(), _ingesting(job, lock_wait_ms), ShardReport)}
+    job.finish()
+    return report_of(job, found)
+
+
+def report_of(job: Job, found: Mapping[int, ShardReport]) -> ScheduleReport:
+    """Return the report of a committed job; shards that are not in ``found`` had everything."""
+    record = job.record()
+    assert record is not None
+    counts = {shard: record.rows_of(shard) for shard in job.dataset.shards}
+    shards = tuple(found.get(shard, ShardReport(shard=shard, rows=rows, repeated=rows)) for shard, rows in counts.items() if rows)
+    return ScheduleReport(job_id=job.id, rows=record.rows, repeated=sum(each.repeated for each in shards), shards=shards)
+
+
+def _stage(df: DataFrame, job: Job, now_ms: int | None) -> None:
+    try:
+        job.begin()
+        answers = _collected(df.select(*written_columns(df.columns)).mapInArrow(_staging(job), _ANSWER))
+        files = reports(answers, StagedFile)
+        check_delays(job, files, now_ms)
+    except BaseException:
+        job.discard()
+        raise
+    job.commit(files, now_ms)
+
+
+def hand_over(
+    spark: SparkSession, path: str | os.PathLike[str], until: When | None = None, *, lock_wait_ms: int = LOCK_WAIT_MS
+) -> HandOverReport:
+    """Let every shard do a tick: timers that are due at ``until``, by default now, become messages of their topics (H1).
+
+    A time in the future is taken for granted by the shards: what depends on time, such as retention, goes by it.
+
+    Raises:
+        TransferError: a job is half done.
+        StoreLockedError: a shard is open in another process, whose services hand over by themselves.
+    """
+    until_ms = SystemClock().now_ms() if until is None else time_ms("until", until)
+    dataset = Dataset.open(path)
+    dataset.check_ready()
+    check_no_job_waits(dataset)
+    place = str(dataset.path)
+    found = _run(spark, dataset.shards, lambda shard: tick_shard(Dataset.open(place), shard, until_ms, wait_ms=lock_wait_ms), ShardTick)
+    return HandOverReport(handed_over=sum(each.handed_over for each in found), shards=tuple(found))
+
+
+def migrate(spark: SparkSession, path: str | os.PathLike[str], engine: str) -> tuple[migrating.ShardMigration, ...]:
+    """Move every shard to another engine, in parallel; digests are compared, the old stores are kept beside the new ones.
+
+    Handles, receipts and marks stay good. An interrupted migration goes on with the same call, or with ``rmqstore doctor --finish``.
+
+    Raises:
+        TransferError: there is nothing to change, or a job is half done.
+        StoreLockedError: a shard is open in another process.
+        EngineNotInstalledError: the engine is missing here or on an executor.
+    """
+    dataset = Dataset.open(path)
+    migrating.begin(dataset, engine)
+    place = str(dataset.path)
+    found = _run(spark, dataset.shards, lambda shard: migrating.migrate_shard(Dataset.open(place), shard, engine), migrating.ShardMigration)
+    migrating.end(dataset, engine)
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- tasks
+
+
+def answered(call: Callable[[], msgspec.Struct]) -> str:
+    """Return the report of a task, or the failure that the next attempt would meet again, as JSON."""
+    try:
+        return encoded(call())
+    except LASTING as error:
+        return encoded(Failure.of(error))
+
+
+def _staging(job: Job) -> Callable[[_Batches], _Batches]:
+    path, job_id = str(job.dataset.path), job.id
+
+    def run(batches: _Batches) -> _Batches:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        partition = context.partitionId()
+        yield _row(answered(lambda: stage(Job(Dataset.open(path), job_id), batches, partition)))
+
+    return run
+
+
+def _ingesting(job: Job, lock_wait_ms: int) -> Callable[[int], ShardReport]:
+    path, job_id = str(job.dataset.path), job.id
+    return lambda shard: ingest_shard(Job(Dataset.open(path), job_id), shard, wait_ms=lock_wait_ms)
+
+
+def _run(spark: SparkSession, shards: Sequence[int], work: Callable[[int], _Report], kind: type[_Report]) -> list[_Report]:
+    """Do some work for each shard, each in a task of its own, and return the reports by shard."""
+    if not shards:
+        return []
+    numbers = list(shards)
+
+    def run(batches: _Batches) -> _Batches:
+        for batch in batches:
+            for place in batch.column(0).to_pylist():
+                yield _row(answered(lambda: work(numbers[place])))  # noqa: B023 - called at once
+
+    return reports(_collected(spark.range(0, len(numbers), 1, len(numbers)).mapInArrow(run, _ANSWER)), kind)
+
+
+def _row(answer: str) -> pa.RecordBatch:
+    return pa.record_batch({"answer": pa.array([answer])})
+
+
+def _collected(answers: Any) -> list[str]:
+    """Run the job and return what its tasks answered; the one action, so that every task runs once."""
+    try:
+        return [row.answer for row in answers.collect()]
+    except Exception as error:
+        found = typed(error)
+        if found is error:
+            raise
+        raise found from error

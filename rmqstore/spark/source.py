@@ -1,0 +1,250 @@
+"""The data source ``rmqstore``: thin adapters between Spark's Python data source API and the functions of this package.
+
+A plain write goes through the same two phases as :func:`rmqstore.spark.schedule`: tasks set rows aside, and the commit, which runs once on
+the driver's machine, sends them, a process a shard.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+    WriterCommitMessage,
+)
+
+from rmqstore.errors import ConfigError, IllegalArgumentError
+from rmqstore.plugins import get_plugins
+from rmqstore.settings import CORE_SETTINGS, Origin, Source, Value, parsed
+from rmqstore.spark.columns import check_columns, ddl, written_columns
+from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
+from rmqstore.spark.failures import reports
+from rmqstore.spark.ingest import check_delays, ingest_here
+from rmqstore.spark.jobs import Job, StagedFile
+from rmqstore.spark.readout import PART_ROWS, Part, View, Wanted, plan, read
+from rmqstore.spark.running import answered
+from rmqstore.spark.staging import stage
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+NAME: Final = "rmqstore"
+_READ_OPTIONS: Final = ("path", "view", "columns", "topic", "from_ms", "to_ms", "system", "part_rows")
+_WRITE_OPTIONS: Final = ("path", "shards", "engine", "job_id", "now_ms", "lock_wait_ms")
+_SETTING: Final = "set."
+
+
+class RmqstoreSource(DataSource):
+    """Data sets, and single stores for reading; docs/spark.md lists the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        return ddl(self._wanted().schema())
+
+    def reader(self, schema: StructType) -> ViewReader:
+        return ViewReader(*self._reading(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> JobWriter:
+        options = self.options
+        _refuse_unknown([name for name in options if not name.startswith(_SETTING)], _WRITE_OPTIONS, "writes")
+        if overwrite:
+            raise IllegalArgumentError('a data set is only added to: write with mode("append")')
+        check_columns((field.name, field.dataType.simpleString()) for field in schema.fields)
+        settings = _settings({name.removeprefix(_SETTING): text for name, text in options.items() if name.startswith(_SETTING)})
+        dataset = Dataset.open_or_create(_path(options), shards=_number(options, "shards"), engine=options.get("engine"), settings=settings)
+        dataset.check_ready()
+        job = Job(dataset, options.get("job_id") or secrets.token_hex(8))
+        return JobWriter(str(dataset.path), job.id, _number(options, "now_ms"), _number(options, "lock_wait_ms") or LOCK_WAIT_MS)
+
+    def _wanted(self) -> Wanted:
+        options = self.options
+        _refuse_unknown(options, _READ_OPTIONS, "reads")
+        views = [view.value for view in View]
+        if options.get("view", View.TIMERS.value) not in views:
+            raise IllegalArgumentError(f"view {options['view']!r} is unknown; there are {', '.join(views)}")
+        system = options.get("system", "false").lower()
+        if system not in ("true", "false"):
+            raise IllegalArgumentError(f"option system must be true or false, not {system!r}")
+        return Wanted(
+            view=View(options.get("view", View.TIMERS.value)),
+            columns=tuple(name.strip() for name in options.get("columns", "").split(",") if name.strip()),
+            topic=options.get("topic"),
+            from_ms=_number(options, "from_ms"),
+            to_ms=_number(options, "to_ms"),
+            system=system == "true",
+        )
+
+    def _reading(self, schema: StructType) -> tuple[str, Wanted, int]:
+        wanted = msgspec.structs.replace(self._wanted(), columns=tuple(schema.names))
+        wanted.schema()
+        return _path(self.options), wanted, _number(self.options, "part_rows") or PART_ROWS
+
+
+class PushdownSource(RmqstoreSource):
+    """The same, for sessions with ``spark.sql.python.filterPushdown.enabled``: Spark refuses such a reader without it."""
+
+    def reader(self, schema: StructType) -> PushdownReader:
+        return PushdownReader(*self._reading(schema))
+
+
+@dataclass
+class PartOfView(InputPartition):
+    """A part, as Spark carries it to a task."""
+
+    part: Part
+
+
+class ViewReader(DataSourceReader):
+    """Reads a view, a part a task."""
+
+    def __init__(self, path: str, wanted: Wanted, part_rows: int) -> None:
+        self._path = path
+        self._given = wanted
+        self._wanted = wanted
+        self._part_rows = part_rows
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [PartOfView(part) for part in plan(self._path, self._wanted, self._part_rows)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, PartOfView)
+        return read(partition.part, self._wanted)
+
+
+class PushdownReader(ViewReader):
+    """Takes conditions on ``topic`` and ``deliver_at_ms`` along."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        # Planning may ask more than once, so it begins with what was given each time.
+        self._wanted = self._given
+        for condition in filters:
+            taken = self._with(condition)
+            if taken is None:
+                yield condition
+            else:
+                self._wanted = taken
+
+    def _with(self, condition: Filter) -> Wanted | None:
+        wanted = self._wanted
+        name, value = getattr(condition, "attribute", ()), getattr(condition, "value", None)
+        has_topic = wanted.view is not View.LEASES
+        if name == ("topic",) and isinstance(condition, EqualTo) and wanted.topic in (None, value) and has_topic:
+            return msgspec.structs.replace(wanted, topic=value)
+        if name != ("deliver_at_ms",) or type(value) is not int or value < 0 or wanted.view not in (View.TIMERS, View.MESSAGES):
+            return None
+        from_ms, to_ms = 0, None
+        if isinstance(condition, EqualTo):
+            from_ms, to_ms = value, value + 1
+        elif isinstance(condition, GreaterThan):
+            from_ms = value + 1
+        elif isinstance(condition, GreaterThanOrEqual):
+            from_ms = value
+        elif isinstance(condition, LessThan):
+            to_ms = value
+        elif isinstance(condition, LessThanOrEqual):
+            to_ms = value + 1
+        else:
+            return None
+        least = max(from_ms, wanted.from_ms or 0)
+        most = to_ms if wanted.to_ms is None else wanted.to_ms if to_ms is None else min(to_ms, wanted.to_ms)
+        return msgspec.structs.replace(wanted, from_ms=least, to_ms=most)
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What a task answered, as JSON."""
+
+    answer: str
+
+
+class JobWriter(DataSourceArrowWriter):
+    """Writes a job: tasks stage, the commit sends."""
+
+    def __init__(self, path: str, job_id: str, now_ms: int | None, lock_wait_ms: int) -> None:
+        self._path = path
+        self._job_id = job_id
+        self._now_ms = now_ms
+        self._lock_wait_ms = lock_wait_ms
+
+    def _job(self) -> Job:
+        return Job(Dataset.open(self._path), self._job_id)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None
+        partition = context.partitionId()
+        job = self._job()
+        if job.record() is not None:
+            # Committed before: what this run brings is not looked at.
+            for _ in iterator:
+                pass
+            return Staged(answered(lambda: StagedFile(name="", shards=[], rows=[])))
+        return Staged(answered(lambda: stage(job, map(_taken, iterator), partition)))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        job = self._job()
+        if job.record() is None:
+            files = reports([message.answer for message in messages if isinstance(message, Staged)], StagedFile)
+            check_delays(job, files, self._now_ms)
+            job.commit(files, self._now_ms)
+        ingest_here(job, wait_ms=self._lock_wait_ms)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        # A task may still be writing: what it leaves is swept by the next commit of this job, or by the doctor.
+        self._job().discard()
+
+
+def _taken(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the columns of a message; other ones of a read are left out."""
+    return batch.select(written_columns(batch.schema.names))
+
+
+def _settings(given: Mapping[str, str]) -> dict[str, Value]:
+    """Return options as keywords of ``rmqstore.open``; what is unknown is refused by the data set."""
+    known = {setting.key: setting for setting in CORE_SETTINGS}
+    known.update((setting.key, setting) for settings in get_plugins().engine_settings().values() for setting in settings)
+    return {
+        key.replace(".", "__"): parsed(known[key], text, Origin(Source.KEYWORD, f"{_SETTING}{key}")) if key in known else text
+        for key, text in given.items()
+    }
+
+
+def _path(options: Any) -> str:
+    path = options.get("path")
+    if not path:
+        raise IllegalArgumentError("option path is missing: name the directory of the data set, as in .save(path) or .load(path)")
+    return str(path)
+
+
+def _number(options: Any, name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise IllegalArgumentError(f"option {name} must be a whole number, not {text!r}") from None
+
+
+def _refuse_unknown(names: Iterable[str], known: Sequence[str], what: str) -> None:
+    for name in names:
+        if name.lower() not in known:
+            raise ConfigError(f"option {name} is unknown to {what}; there are {', '.join(known)}")

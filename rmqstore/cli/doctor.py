@@ -27,8 +27,10 @@ from rmqstore.errors import RmqstoreError, StoreLockedError
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC
 from rmqstore.plugins import BrokenPluginWarning, EngineState, get_plugins
 from rmqstore.reading import Reading
+from rmqstore.spark import repair
+from rmqstore.spark.dataset import Dataset, is_dataset
 
-EXAMPLES: Final = examples("rmqstore doctor data", "rmqstore doctor data --deep", "rmqstore doctor data --json")
+EXAMPLES: Final = examples("rmqstore doctor data", "rmqstore doctor data --deep", "rmqstore doctor spark-data --finish")
 
 _LEAST_FREE_BYTES: Final = 64 * 1024 * 1024
 _SANE_FROM_MS: Final = int(datetime(2024, 1, 1, tzinfo=UTC).timestamp()) * 1000
@@ -64,13 +66,21 @@ class Finding(msgspec.Struct, frozen=True):
 def doctor(
     store: StoreArgument,
     deep: Annotated[bool, typer.Option("--deep", help="Also read every record and recount every counter; takes a while.")] = False,
+    finish: Annotated[bool, typer.Option("--finish", help="Of a data set: first bring what is half done to its end.")] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Of a data set: first take back what is half done, as far as nothing was sent.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check a store and what it needs.
 
     That is engines, lock, files, settings, disk room, clock, and what waits in the store. Each check is one line: ok, warning, or problem
     with what to do. A store that is in use is looked at beside its owner, where its engine can do that.
+
+    Of a data set that Spark wrote every shard is checked, and jobs and migrations that were interrupted are named, finished or undone.
     """
+    if finish or undo:
+        _repair(store, finish=finish, undo=undo)
     findings: list[Finding] = []
     for finding in examine(store, deep=deep):
         findings.append(finding)
@@ -87,6 +97,15 @@ def doctor(
         raise typer.Exit(EXIT_NOT_DONE)
 
 
+def _repair(path: Path, *, finish: bool, undo: bool) -> None:
+    """Finish or undo what is half done in a data set, and say on stderr what was done."""
+    if finish and undo:
+        raise typer.BadParameter("choose one of --finish and --undo", param_hint="--finish")
+    dataset = Dataset.open(path)
+    for sentence in repair.finish(dataset) if finish else repair.undo(dataset):
+        show.note(f"{sentence[0].upper()}{sentence[1:]}.")
+
+
 def _sum(counts: dict[Level, int]) -> str:
     parts = [show.count(counts[level], level.value) for level in (Level.PROBLEM, Level.WARNING) if counts[level]]
     return f"{' and '.join(parts)}." if parts else "All is well."
@@ -94,6 +113,9 @@ def _sum(counts: dict[Level, int]) -> str:
 
 def examine(path: Path, *, deep: bool) -> Iterator[Finding]:
     """Do every check that makes sense for what ``path`` is."""
+    if is_dataset(path):
+        yield from _dataset(path, deep=deep)
+        return
     in_use = _engines_of(path)
     yield from _plugins(in_use)
     yield from _directory(path)
@@ -105,6 +127,28 @@ def examine(path: Path, *, deep: bool) -> Iterator[Finding]:
     yield _disk(path)
     yield _clock(path)
     yield from _inside(path, deep=deep)
+
+
+def _dataset(path: Path, *, deep: bool) -> Iterator[Finding]:
+    """Check a data set as such, then each of its shards; of a shard that is well, only the sum is told."""
+    try:
+        dataset = Dataset.open(path)
+    except (RmqstoreError, OSError) as error:
+        yield Finding("data set", Level.PROBLEM, f"{error}; the shards below it are stores of their own")
+        return
+    manifest = dataset.manifest
+    yield Finding("data set", Level.OK, f"{show.count(manifest.shards, 'shard')} of engine {manifest.engine}, id {manifest.id}")
+    for trouble in repair.troubles(dataset):
+        yield Finding(trouble.check, Level.PROBLEM if trouble.is_problem else Level.WARNING, trouble.text)
+    well = 0
+    for shard in dataset.shards:
+        if dataset.engines_of(shard) is None:
+            continue
+        bad = [each for each in examine(dataset.shard_path(shard), deep=deep) if each.level is not Level.OK]
+        well += not bad
+        for each in bad:
+            yield Finding(each.check, each.level, f"shard {shard}: {each.text}")
+    yield Finding("shards", Level.OK, f"{well} of {manifest.shards} have nothing to tell")
 
 
 def _engines_of(path: Path) -> set[str]:

@@ -19,6 +19,7 @@ from rmqstore.contract import Cell, Damage, Inspection, Inspector, Moment, Secti
 from rmqstore.errors import EngineLookupError, StorePathError
 from rmqstore.opening import checked_path
 from rmqstore.plugins import EngineState, get_plugins
+from rmqstore.spark.dataset import is_dataset
 
 EXAMPLES: Final = examples("rmqstore inspect data", "rmqstore inspect ~/store --at 2026-12-01T08:00", "rmqstore inspect ~/store --json")
 
@@ -74,6 +75,8 @@ def _look(directory: Path, now_ms: int) -> tuple[list[_Look], list[str]]:
         what = "is a file" if path.exists() else "does not exist"
         raise StorePathError(f"{directory} {what}; name the directory of a store")
     manifest = stores.manifest(path)
+    if is_dataset(path):
+        stores.require(path)
     if manifest is None:
         inspectors = _inspectors()
         looks = [look for engine, inspector in inspectors.items() if (look := _looked(engine, inspector, path, now_ms)) is not None]

@@ -18,6 +18,7 @@ from rmqstore.plugins import get_plugins
 from rmqstore.reading import Reading
 from rmqstore.readstore import ReadStore
 from rmqstore.settings import CORE_SETTINGS, Origin, Source, parsed
+from rmqstore.spark.dataset import is_dataset
 from rmqstore.store import Store
 from rmqstore.store import open as open_store
 
@@ -53,6 +54,8 @@ def require(path: Path) -> None:
         StorePathError: there is none; the message says how to make one.
     """
     if not is_store(path):
+        if is_dataset(path):
+            raise StorePathError(f"{path} is a data set of stores; name one of its shards, such as {path / 'shard-00000'}")
         what = "is empty" if path.is_dir() and not any(path.iterdir()) else "is no store" if path.exists() else "does not exist"
         raise StorePathError(f"there is no store in {path}, the directory {what}; `rmqstore send {path} TOPIC BODY --create` makes one")
 

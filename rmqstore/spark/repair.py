@@ -40,7 +40,7 @@ def troubles(dataset: Dataset) -> Iterator[Trouble]:
             yield Trouble("job", False, f"{job.id} is being staged, or its driver is gone; nothing was sent; {doctor} --undo` removes it")
         elif not record.is_done:
             shards = job.missing_shards()
-            what = f"{len(shards)} shards miss some" if shards else "every shard has its part"
+            what = f"some are missing in shard {', '.join(map(str, shards))}" if shards else "every shard has its part"
             yield Trouble("job", True, f"{job.id} of {record.rows} messages has not come to its end: {what}; {doctor} --finish` sends them")
     for left in _left_of_creation(dataset.path):
         yield Trouble(

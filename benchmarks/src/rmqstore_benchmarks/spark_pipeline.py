@@ -1,0 +1,244 @@
+"""Spark as the data pipeline: ingest and read-out beside a plain loop, one shard and two, and a whole job within bounded memory.
+
+``python -m rmqstore_benchmarks.spark_pipeline --timers 1000000 --engine wheel``. Input is a Parquet file of random bodies, read by both
+sides. *Per core* is messages by second of CPU time of all processes together (JVM, Python workers), so that other work on the machine
+disturbs it little; wall times are shown as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import rmqstore
+from rmqstore import spark as rmqspark
+from rmqstore.spark.readout import View, Wanted, plan, read
+from rmqstore.spark.sessions import session
+from rmqstore_benchmarks.workloads import HOUR_MS, START_MS, Workload
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PARQUET_ROWS: Final = 50_000
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class Cost(NamedTuple):
+    """What one step took: messages, wall and CPU seconds."""
+
+    what: str
+    rows: int
+    wall_s: float
+    cpu_s: float
+
+    @property
+    def per_core(self) -> float:
+        """Messages by second of CPU time."""
+        return self.rows / self.cpu_s
+
+    def __str__(self) -> str:
+        return f"{self.what:34} {self.rows:>11,} {self.wall_s:8.1f} s {self.rows / self.wall_s:>11,.0f}/s {self.per_core:>11,.0f}/s a core"
+
+
+def processes() -> list[int]:
+    """Return this process and all below it."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            fields = _fields(int(entry.name))
+            if fields:
+                parents.setdefault(int(fields[1]), []).append(int(entry.name))
+    found = [os.getpid()]
+    for pid in found:
+        found += parents.get(pid, [])
+    return found
+
+
+def _fields(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of all our processes so far, those that ended and were waited for included."""
+    return sum(sum(map(int, fields[11:15])) for pid in processes() if (fields := _fields(pid))) / _TICKS_PER_S
+
+
+def measured(what: str, call: Callable[[], int]) -> Cost:
+    """Call, and print what it took; the call returns its number of messages."""
+    cpu_s, start_s = cpu_seconds(), time.perf_counter()
+    rows = call()
+    cost = Cost(what, rows, time.perf_counter() - start_s, cpu_seconds() - cpu_s)
+    print(cost, flush=True)
+    return cost
+
+
+@contextmanager
+def peak_memory() -> Iterator[dict[str, int]]:
+    """Watch the resident memory of our processes, without mapped files: peak of the JVM, of all Python processes, and of their sum."""
+    peak = {"JVM": 0, "Python": 0, "all": 0}
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(0.2):
+            now = {"JVM": 0, "Python": 0}
+            for pid in processes():
+                now["JVM" if _name(pid) == "java" else "Python"] += _anonymous_bytes(pid)
+            now["all"] = now["JVM"] + now["Python"]
+            for kind, size in now.items():
+                peak[kind] = max(peak[kind], size)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        stop.set()
+        watcher.join()
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _anonymous_bytes(pid: int) -> int:
+    try:
+        _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split())
+    except (OSError, ValueError):
+        return 0
+    return (resident - shared) * _PAGE_BYTES
+
+
+def write_input(path: Path, timers: int) -> None:
+    """Write timers with random bodies of 256 bytes, due within the hour, in files of Parquet that Spark can read side by side."""
+    path.mkdir()
+    workload = Workload("uniform", PARQUET_ROWS)
+    for number in range(-(-timers // PARQUET_ROWS)):
+        columns = workload.arrow(number).slice(0, min(PARQUET_ROWS, timers - number * PARQUET_ROWS))
+        ids = np.arange(number * PARQUET_ROWS, number * PARQUET_ROWS + len(columns)).astype(str)
+        keys = pa.ListArray.from_arrays(np.arange(len(columns) + 1, dtype=np.int32), pa.array(ids))
+        due = pa.array(np.minimum(columns.column("deliver_at_ms").to_numpy(), START_MS + HOUR_MS))
+        table = pa.table({"topic": columns.column("topic"), "body": columns.column("body"), "keys": keys, "deliver_at_ms": due})
+        pq.write_table(table, path / f"{number:05}.parquet", compression="none")
+
+
+def plain_ingest(source: Path, store: Path, engine: str, batch_rows: int) -> int:
+    """Send the same rows with a plain loop over Arrow batches."""
+    rows = 0
+    with rmqstore.open(store, engine=engine, services=False, clock=rmqstore.ManualClock(START_MS)) as opened:
+        for file in sorted(source.iterdir()):
+            for batch in pq.ParquetFile(file).iter_batches(batch_rows):
+                opened.send_batch(batch, marks=[f"plain/{rows}".encode()])
+                rows += len(batch)
+    return rows
+
+
+def plain_read(path: Path, view: View) -> int:
+    """Read a view with a plain loop over its parts."""
+    wanted = Wanted(view=view)
+    return sum(len(batch) for part in plan(str(path), wanted) for batch in read(part, wanted))
+
+
+def spark_ingest(spark: SparkSession, source: Path, path: Path, engine: str, shards: int) -> int:
+    """Schedule the same rows with Spark."""
+    return rmqspark.schedule(spark.read.parquet(str(source)), path, shards=shards, engine=engine, now=START_MS).rows
+
+
+def spark_read(spark: SparkSession, path: Path, view: View) -> int:
+    """Read a view with Spark and throw it away; the number comes from what was observed on the way."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as f
+
+    seen = Observation()
+    frame = spark.read.format("rmqstore").option("view", view.value).load(str(path))
+    frame.observe(seen, f.count(f.lit(1)).alias("rows")).write.format("noop").mode("append").save()
+    return int(seen.get["rows"])
+
+
+def compare(spark: SparkSession, root: Path, source: Path, engine: str) -> None:
+    """Measure Spark beside the plain loop, and two shards beside one."""
+    loops = [
+        measured(f"plain loop, batches of {rows}", lambda rows=rows: plain_ingest(source, root / f"plain-{rows}", engine, rows))
+        for rows in (10_000, PARQUET_ROWS)
+    ]  # type: ignore[misc]
+    one = measured("Spark, 1 shard", lambda: spark_ingest(spark, source, root / "one", engine, 1))
+    two = measured("Spark, 2 shards", lambda: spark_ingest(spark, source, root / "two", engine, 2))
+    loop = measured("plain loop, reading timers", lambda: plain_read(root / "two", View.TIMERS))
+    out = measured("Spark, reading timers", lambda: spark_read(spark, root / "two", View.TIMERS))
+    print(f"ingest a core, Spark to plain loop: {', '.join(f'{two.per_core / each.per_core:.0%} ({each.what})' for each in loops)}")
+    print(f"read-out a core, Spark to plain loop: {out.per_core / loop.per_core:.0%}")
+    print(f"1 to 2 shards: {one.wall_s / two.wall_s:.2f} times as fast")
+
+
+def whole_job(spark: SparkSession, root: Path, source: Path, engine: str, shards: int) -> None:
+    """Schedule, hand over and read back all timers; every id must come once."""
+    from pyspark.sql import functions as f
+
+    path = root / "whole"
+    with peak_memory() as peak:
+        start_s = time.perf_counter()
+        sent = measured("schedule", lambda: spark_ingest(spark, source, path, engine, shards))
+        measured("hand over", lambda: rmqspark.hand_over(spark, path, START_MS + 2 * HOUR_MS).handed_over)
+        found: Any = None
+
+        def read_back() -> int:
+            nonlocal found
+            frame = spark.read.format("rmqstore").option("view", "messages").option("columns", "keys").load(str(path))
+            number = f.col("keys")[0].cast("bigint")
+            # Sums of the numbers and of their squares find a loss or a double; an exact distinct count would measure Spark's shuffle.
+            found = frame.agg(f.count(f.lit(1)), f.sum(number), f.sum(number.cast("decimal(38,0)") * number)).first()
+            return int(found[0])
+
+        measured("read back", read_back)
+        took_s = time.perf_counter() - start_s
+    rows = sent.rows
+    expected = (rows, rows * (rows - 1) // 2, (rows - 1) * rows * (2 * rows - 1) // 6)
+    if tuple(map(int, found)) != expected:
+        raise SystemExit(f"lost or doubled: {tuple(found)}, not {expected}")
+    shown = ", ".join(f"{kind} {size / 2**30:.2f} GiB" for kind, size in peak.items())
+    print(f"whole job: {rows:,} timers in {took_s:.0f} s, each once; peak memory without mapped files: {shown}")
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--timers", type=int, default=1_000_000)
+    parser.add_argument("--engine", default="wheel")
+    parser.add_argument("--shards", type=int, default=2, help="of the whole job")
+    parser.add_argument("--heap", default="1500m", help="heap of the driver's JVM, in which the executors are threads")
+    parser.add_argument("--parts", default="compare,whole", help="what to run")
+    parser.add_argument("--directory", type=Path, help="where the stores are made and removed; the system's by default")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="rmqstore-pipeline-", dir=given.directory) as scratch:
+        root = Path(scratch)
+        write_input(root / "input", given.timers)
+        write_input(root / "warm", 20_000)
+        with session(settings={"spark.driver.memory": given.heap, "spark.local.dir": scratch}) as spark:
+            rmqspark.register(spark)
+            spark_ingest(spark, root / "warm", root / "warmed", given.engine, 2)
+            spark_read(spark, root / "warmed", View.TIMERS)
+            if "compare" in given.parts:
+                compare(spark, root, root / "input", given.engine)
+            if "whole" in given.parts:
+                whole_job(spark, root, root / "input", given.engine, given.shards)
+
+
+if __name__ == "__main__":
+    main()

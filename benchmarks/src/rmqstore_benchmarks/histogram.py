@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 _SUB_BITS: Final = 6
 _SUB_BUCKETS: Final = 1 << _SUB_BITS
 
@@ -16,6 +19,14 @@ def bucket_of(value: int) -> int:
     """Return the bucket of a value of at least 0; values below 128 have a bucket each."""
     shift = max(value.bit_length() - 1 - _SUB_BITS, 0)
     return shift * _SUB_BUCKETS + (value >> shift)
+
+
+def buckets_of(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return :func:`bucket_of` of each value; values are 0 to 2**53."""
+    _, lengths = np.frexp(values.astype(np.float64))
+    shifts = np.maximum(lengths.astype(np.int64) - 1 - _SUB_BITS, 0)
+    buckets: NDArray[np.int64] = shifts * _SUB_BUCKETS + (values >> shifts)
+    return buckets
 
 
 def bounds_of(bucket: int) -> tuple[int, int]:

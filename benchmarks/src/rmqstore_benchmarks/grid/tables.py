@@ -77,6 +77,7 @@ PHASES: Final = pa.schema(
         ("stalls", pa.int32()),  # calls that took over 100 ms
         ("longest_call_ms", pa.float64()),
         ("rolled", pa.int64()),
+        ("memory_limit_bytes", pa.int64()),  # of the process and of the pages that it reads; null: none
     ]
 )
 

@@ -1,0 +1,125 @@
+"""The phases that need a process of their own: the open after ``kill -9``, and the drain with little memory. The child is ``child``."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from rmqstore_benchmarks.grid.load import Ids
+from rmqstore_benchmarks.grid.memory_limit import FLOOR_BYTES, NoLimitError, limit_for, limited_group
+from rmqstore_benchmarks.grid.recording import Rows, merged
+from rmqstore_benchmarks.grid.task import ShardTask, open_store
+
+if TYPE_CHECKING:
+    from rmqstore_benchmarks.grid.shard import _Shard
+
+_TAIL_MESSAGES: Final = 20_000
+_TAIL_BYTES: Final = 64 * 1024 * 1024
+_CHILD_PATIENCE_S: Final = 900.0
+
+
+class ChildJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child is told.
+
+    Attributes:
+        what: "die" or "drain".
+        now_ms: where simulated time stands.
+        first_id: number of the first message that it makes.
+        count: messages to send before it dies, or to drain.
+        group: the control group to enter; "" for none.
+        answer: the file for its answer.
+    """
+
+    what: str
+    task: ShardTask
+    now_ms: int
+    first_id: int
+    count: int
+    group: str
+    limit_bytes: int
+    answer: str
+
+
+class Drained(msgspec.Struct, frozen=True):
+    """A child's answer to "drain": rows of the tables, and the numbers that were popped and acked, in order."""
+
+    rows: Rows
+    popped: list[int]
+    acked: list[int]
+
+
+def recover(shard: _Shard) -> None:
+    """Let a child add timers and be killed; then time the open, and compare what is there with what was acknowledged."""
+    calls, load = shard.calls, shard.load
+    count = max(min(_TAIL_MESSAGES, _TAIL_BYTES // load.message_bytes), 1)
+    ended = _child(shard, "die", count, None)
+    if ended.returncode != -signal.SIGKILL:
+        raise RuntimeError(f"the child that was to be killed ended with {ended.returncode}: {ended.stderr[-500:]}")
+    acknowledged = int(ended.stdout.split()[-1]) if ended.stdout.split() else 0
+    ids = np.arange(load.made, load.made + acknowledged)
+
+    def open_again(_: object) -> int:
+        calls.store = open_store(shard.task, shard.clock)
+        return calls.pending + acknowledged
+
+    shard.measured("recover", open_again)
+    try:
+        if acknowledged:
+            calls.ledger.make(ids, np.zeros(acknowledged, np.int64), 0)
+        held = calls.held()
+    finally:
+        calls.store.close()
+    # The call in which the child died may have been stored; it was never acknowledged, so both is right.
+    calls.ledger.settle(held[held < calls.ledger.made])
+    unacknowledged = int((held >= calls.ledger.made).sum())
+    if unacknowledged:
+        shard.notes.append(f"{unacknowledged} timers of the call that the kill cut short were stored")
+
+
+def cold_drain(shard: _Shard) -> None:
+    """Drop the store's files from the page cache, and let a child with little memory hand over, pop and ack everything."""
+    calls = shard.calls
+    expected = calls.ledger.open_ids()
+    backlog_bytes = len(expected) * shard.load.message_bytes
+    limit = limit_for(backlog_bytes)
+    shard.probes.forget_pages()
+    try:
+        with limited_group(limit) as group:
+            ended = _child(shard, "drain", len(expected), group, limit)
+    except NoLimitError as error:
+        shard.notes.append(f"cold_drain was not run: {error}")
+        return
+    answer = Path(shard.task.directory, "answer")
+    if ended.returncode or not answer.is_file():
+        shard.notes.append(f"cold_drain ended with {ended.returncode} in {limit:,} bytes of memory: {ended.stderr.strip()[-300:]}")
+        return
+    drained = msgspec.msgpack.decode(answer.read_bytes(), type=Drained)
+    popped: Ids = np.asarray(drained.popped, np.int64)
+    acked: Ids = np.asarray(drained.acked, np.int64)
+    calls.ledger.pop(popped, np.ones(len(popped), np.int64))
+    calls.ledger.ack(acked)
+    calls.ledger.settle(np.zeros(0, np.int64))
+    merged(shard.rows, drained.rows)
+    if limit == FLOOR_BYTES:
+        shard.notes.append(f"cold_drain: a quarter of {backlog_bytes:,} bytes is less than a process needs, so it had {limit:,} bytes")
+
+
+def _child(shard: _Shard, what: str, count: int, group: Path | None, limit_bytes: int = 0) -> subprocess.CompletedProcess[str]:
+    job = ChildJob(
+        what=what,
+        task=shard.task,
+        now_ms=shard.clock.now_ms(),
+        first_id=shard.load.made,
+        count=count,
+        group=str(group or ""),
+        limit_bytes=limit_bytes,
+        answer=str(Path(shard.task.directory, "answer")),
+    )
+    command = [sys.executable, "-m", "rmqstore_benchmarks.grid.child", msgspec.json.encode(job).decode()]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_CHILD_PATIENCE_S)

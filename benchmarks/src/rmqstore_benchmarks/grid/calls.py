@@ -1,0 +1,191 @@
+"""The calls of one shard: each is timed, noted in the phase, and entered in the ledger with what the store answered."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+
+import rmqstore
+from rmqstore.contract import TimerHandle
+from rmqstore.tables import State
+from rmqstore_benchmarks.grid.ledger import Ledger
+from rmqstore_benchmarks.grid.load import Calendar, Ids, Load, Made, ids_in
+from rmqstore_benchmarks.grid.recording import Phase
+from rmqstore_benchmarks.workloads import PRECISION_MS, TOPIC
+
+GROUP: Final = "workers"
+DRAIN_MESSAGES: Final = 1024
+_FLUSH_S: Final = 0.5
+_CALENDAR_DAYS: Final = 512
+
+
+class Calls:
+    """The store of a shard with its clock, its load and its account.
+
+    Attributes:
+        ready: messages that wait in the topic or its retry topic.
+        handed: messages that were handed over.
+        hand_over_ms, hand_over_ns: simulated time and real end of every tick that moved something.
+    """
+
+    def __init__(self, store: Any, clock: rmqstore.ManualClock, load: Load, seed: int) -> None:
+        self.store = store
+        self.clock = clock
+        self.load = load
+        self.ledger = Ledger()
+        self.calendar = Calendar(int(load.mean_wait_ms) // _CALENDAR_DAYS)
+        self.ready = 0
+        self.handed = 0
+        self.hand_over_ms: list[int] = []
+        self.hand_over_ns: list[int] = []
+        self._chance = np.random.default_rng((seed, 7))
+        self._name = (0, 0)  # store tag and epoch, the same for all handles of one open
+
+    @property
+    def pending(self) -> int:
+        """How many timers are neither cancelled nor handed over."""
+        return self.ledger.made - self.ledger.cancelled - self.handed
+
+    # ------------------------------------------------------------ one call each
+
+    def send(self, phase: Phase, made: Made, intended_ns: int | None = None) -> None:
+        """Store a batch."""
+        begin_ns = time.perf_counter_ns()
+        receipts = self.store.send_batch(made.columns)
+        phase.call("schedule", begin_ns, time.perf_counter_ns(), len(made.ids), intended_ns)
+        first = TimerHandle.parse(receipts[0].handle or "")
+        if first is None or len(receipts) != len(made.ids):
+            raise RuntimeError(f"a batch of {len(made.ids)} timers was answered with {len(receipts)} receipts, the first {receipts[0]}")
+        self._name = (first.store_tag, first.epoch)
+        self.ledger.make(made.ids, -(-made.due_ms // PRECISION_MS) * PRECISION_MS, first.seq)
+        self.calendar.add(made.ids, made.cancel_ms)
+
+    def cancel(self, phase: Phase, ids: Ids, intended_ns: int | None = None) -> None:
+        """Cancel those of the timers that are not due yet."""
+        ids = self.ledger.waiting(ids, self.clock.now_ms())
+        if not len(ids):
+            return
+        handles = [TimerHandle(*self._name, seq, tick) for seq, tick in zip(*self.ledger.places(ids), strict=True)]
+        begin_ns = time.perf_counter_ns()
+        outcomes = self.store.cancel(handles)
+        end_ns = time.perf_counter_ns()
+        are_cancelled = np.fromiter((outcome is rmqstore.CancelOutcome.CANCELLED for outcome in outcomes), bool, len(outcomes))
+        are_unknown = np.fromiter((outcome is rmqstore.CancelOutcome.UNKNOWN for outcome in outcomes), bool, len(outcomes))
+        self.ledger.refuse("unknown to the store", ids[are_unknown])
+        self.ledger.cancel(ids[are_cancelled])
+        phase.call("cancel", begin_ns, end_ns, int(are_cancelled.sum()), intended_ns)
+
+    def tick(self, phase: Phase, now_ms: int, intended_ns: int | None = None, *, counted: bool = True) -> int:
+        """Let the store hand over what is due at ``now_ms``; returns how many messages moved. A tick that moves nothing is not noted."""
+        self.clock.set(now_ms)
+        begin_ns = time.perf_counter_ns()
+        report = self.store.tick()
+        end_ns = time.perf_counter_ns()
+        if report.handed_over:
+            phase.call("hand_over", begin_ns, end_ns, report.handed_over if counted else 0, intended_ns)
+            self.hand_over_ms.append(now_ms)
+            self.hand_over_ns.append(end_ns)
+        self.handed += report.handed_over
+        self.ready += report.handed_over + report.retried
+        return int(report.handed_over)
+
+    def pop(self, phase: Phase, intended_ns: int | None = None) -> tuple[int, Ids]:
+        """Pop once and ack, unless the consumer dies; returns how many came, and the ticks of those that came for the first time."""
+        workload = self.load.workload
+        begin_ns = time.perf_counter_ns()
+        messages = self.store.pop(TOPIC, GROUP, max_messages=workload.pop_messages, invisible=workload.invisible_ms)
+        end_ns = time.perf_counter_ns()
+        if not messages:
+            return 0, np.zeros(0, np.int64)
+        phase.call("pop", begin_ns, end_ns, len(messages), intended_ns)
+        ids = np.fromiter((int.from_bytes(message.body[:8], "little") for message in messages), np.int64, len(messages))
+        ticks = self.ledger.pop(ids, np.fromiter((message.attempt for message in messages), np.int64, len(messages)))
+        self.ready -= len(messages)
+        if workload.acked == 1 or self._chance.random() < workload.acked:
+            begin_ns = time.perf_counter_ns()
+            outcomes = self.store.ack(messages)
+            end_ns = time.perf_counter_ns()
+            self._note_acks(ids, outcomes)
+            phase.call("ack", begin_ns, end_ns, len(messages))
+        return len(messages), ticks
+
+    def pop_many(self, phase: Phase) -> int:
+        """Pop a large batch as columns and ack all of it; returns how many came."""
+        begin_ns = time.perf_counter_ns()
+        batch = self.store.pop_batch(TOPIC, GROUP, max_messages=DRAIN_MESSAGES, invisible=self.load.workload.invisible_ms)
+        if not len(batch):
+            return 0
+        end_ns = time.perf_counter_ns()
+        phase.call("pop", begin_ns, end_ns, len(batch))
+        ids = ids_in(batch.columns.column("body"))
+        self.ledger.pop(ids, batch.columns.column("attempt").to_numpy().astype(np.int64))
+        begin_ns = time.perf_counter_ns()
+        outcomes = self.store.ack(batch)
+        phase.call("ack", begin_ns, time.perf_counter_ns(), len(batch))
+        self._note_acks(ids, outcomes)
+        self.ready -= len(batch)
+        return len(batch)
+
+    def _note_acks(self, ids: Ids, outcomes: list[rmqstore.AckOutcome]) -> None:
+        are_acked = np.fromiter((outcome is rmqstore.AckOutcome.ACKED for outcome in outcomes), bool, len(outcomes))
+        self.ledger.refuse("acked within their lease and refused", ids[~are_acked])
+        self.ledger.ack(ids[are_acked])
+
+    # ------------------------------------------------------------ several
+
+    def fill(self, phase: Phase, backlog: int, origin_ms: int, give_up_s: float) -> None:
+        """Store timers until so many are pending.
+
+        Raises:
+            TimeoutError: that takes longer than ``give_up_s``.
+        """
+        until_s = time.perf_counter() + give_up_s
+        while (missing := backlog - self.pending) > 0:
+            self.send(phase, self.load.found(origin_ms, min(missing, self.load.batch_rows)))
+            if time.perf_counter() > until_s:
+                raise TimeoutError(f"only {self.pending:,} of {backlog:,} timers were stored in {give_up_s:.0f} s")
+
+    def drain_ready(self, phase: Phase) -> None:
+        """Pop and ack all that is ready."""
+        while self.pop_many(phase):
+            pass
+
+    def settle(self, phase: Phase) -> None:
+        """Let the leases of dead consumers run out and ack their messages; then compare what the store holds with the account."""
+        self.drain_ready(phase)
+        while (lag := self.store.lag(TOPIC, GROUP)).in_flight or lag.retry or lag.ready:
+            self.tick(phase, self.clock.now_ms() + self.load.workload.invisible_ms + PRECISION_MS)
+            self.drain_ready(phase)
+        self.ready = 0
+        self.ledger.settle(self.held())
+
+    def held(self) -> Ids:
+        """Return the numbers of all pending timers, read from the store."""
+        pages = (ids_in(page.column("body")) for _, page in State(self.store.timers, self.store.pops).pages("timers"))
+        return np.concatenate([np.zeros(0, np.int64), *pages])
+
+
+@contextmanager
+def flushing(store: Any, flush: str) -> Iterator[None]:
+    """Under ``flush = async``, flush as a store's own thread does; every half a second."""
+    if flush != "async":
+        yield
+        return
+    done = threading.Event()
+
+    def run() -> None:
+        while not done.wait(_FLUSH_S):
+            store.flush()
+
+    thread = threading.Thread(target=run, name="bench-flushing", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

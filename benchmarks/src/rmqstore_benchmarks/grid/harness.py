@@ -1,0 +1,287 @@
+"""The driver of the grid: one Spark job a run, one run after the other, each kept as soon as it ends; so a grid that was ended goes on.
+
+``DIR`` holds ``spec.json`` (what was asked for), ``environment.json``, ``parts/<run>/`` (Parquet files of one run, which are there when it
+is finished) and, at the end, ``results/``: the tables of ``tables``, and ``rates`` and ``latencies``, which Spark SQL makes of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rmqstore.errors import ConfigError, IllegalArgumentError
+from rmqstore.spark.sessions import session, why_not
+from rmqstore_benchmarks.grid.executing import RESULT_DDL, progress_of, runner, table_of
+from rmqstore_benchmarks.grid.recording import as_batch
+from rmqstore_benchmarks.grid.results import write_results
+from rmqstore_benchmarks.grid.spec import Cell, Spec
+from rmqstore_benchmarks.grid.tables import TABLES
+from rmqstore_benchmarks.grid.task import ShardTask
+from rmqstore_benchmarks.machine import described
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_WATCH_S: Final = 0.25
+_STORED_FACTOR: Final = 8
+"""Bytes on disk for a byte of the backlog that a run may take at its worst: timers, messages, what is added on top, dead versions."""
+
+_OVERHEAD_BYTES: Final = 256
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One repeat of one cell."""
+
+    cell: Cell
+    repeat: int
+    seed: int
+
+    @property
+    def run_id(self) -> str:
+        """The run in one word."""
+        return f"{self.cell.cell_id}.{self.repeat}"
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What is told of progress: the run that goes on, how many are done of how many, and its phase (of every shard); "" at its begin."""
+
+    run_id: str
+    done: int
+    runs: int
+    phase: str = ""
+    outcome: str = ""
+    reason: str = ""
+
+
+def runs_of(spec: Spec) -> list[Run]:
+    """Return all runs: every cell once, then all again for their repeats, so that what drifts meets all cells alike."""
+    most = max(cell.repeats for cell in spec.cells)
+    return [Run(cell, repeat, spec.seed + repeat) for repeat in range(most) for cell in spec.cells if repeat < cell.repeats]
+
+
+def run_grid(
+    spec: Spec,
+    out: Path,
+    stores: Path,
+    *,
+    master: str | None = None,
+    command: str = "",
+    tell: Callable[[Told], None] = lambda told: None,
+) -> dict[str, int]:
+    """Run what is not finished yet and write the results.
+
+    Args:
+        out: the directory of parts and results; one that another specification began is refused.
+        stores: where the stores go, on every machine that runs tasks: the disk that is measured.
+        master: the Spark cluster; this machine by default.
+        tell: is told of progress.
+
+    Returns:
+        The number of runs by outcome.
+
+    Raises:
+        ConfigError: ``out`` belongs to another specification.
+        IllegalArgumentError: Spark cannot run, or the stores have no room.
+    """
+    if reason := why_not():
+        raise IllegalArgumentError(f"the grid cannot run: {reason}")
+    _claim(spec, out)
+    require_space(spec, stores)
+    runs = runs_of(spec)
+    waiting = [run for run in runs if not _is_finished(out, run)]
+    _write_environment(out, stores, command, master)
+    settings = {"spark.python.worker.reuse": "false", "spark.task.maxFailures": "1"}
+    if master is None:
+        slots = max(cell.shards for cell in spec.cells)
+        master = f"local[{slots}]"
+    place = _stores_of(out, stores)
+    try:
+        with session(master, name="rmqstore-bench", quick=True, settings=settings) as spark:
+            for number, run in enumerate(waiting, len(runs) - len(waiting)):
+                told = Told(run.run_id, number, len(runs))
+                outcome, reason = _one_run(spark, run, out, place, partial(_tell_phase, tell, told))
+                tell(Told(run.run_id, number + 1, len(runs), "", outcome, reason))
+            return write_results(spark, out)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _tell_phase(tell: Callable[[Told], None], told: Told, phase: str) -> None:
+    tell(msgspec.structs.replace(told, phase=phase))
+
+
+def _stores_of(out: Path, stores: Path) -> Path:
+    """Return the directory of this grid's stores, always the same one, and remove what an earlier attempt left in it."""
+    place = stores / f"rmqstore-bench-{hashlib.sha256(os.fsencode(out.resolve())).hexdigest()[:12]}"
+    shutil.rmtree(place, ignore_errors=True)
+    return place
+
+
+def require_space(spec: Spec, stores: Path) -> None:
+    """Refuse to fill the disk under ``stores``.
+
+    Raises:
+        IllegalArgumentError: the largest cell has no room; the message names it.
+    """
+    free = shutil.disk_usage(stores).free
+    largest = max(spec.cells, key=_room)
+    if free < _room(largest):
+        raise IllegalArgumentError(
+            f"cell {largest.cell_id} may take {_room(largest):,} bytes and {stores} has {free:,} left; give another --stores"
+        )
+
+
+def _room(cell: Cell) -> int:
+    return int(cell.backlog * (cell.body_bytes + _OVERHEAD_BYTES) * _STORED_FACTOR) + 2**30
+
+
+def _claim(spec: Spec, out: Path) -> None:
+    """Make ``out``, or take it up again when the same specification began it."""
+    file = out / "spec.json"
+    if file.exists():
+        begun = json.loads(file.read_text(encoding="utf-8"))["digest"]
+        if begun != spec.digest:
+            raise ConfigError(f"{out} was begun with another specification; give a new directory, or the old specification to go on")
+        return
+    if out.is_dir() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty and was not made by this command; give a new directory")
+    (out / "parts").mkdir(parents=True, exist_ok=True)
+    document = {"digest": spec.digest, "spec": msgspec.to_builtins(spec)}
+    _write_whole(file, json.dumps(document, indent=1) + "\n")
+
+
+def _write_environment(out: Path, stores: Path, command: str, master: str | None) -> None:
+    found = described(stores) | {"command": command, "master": master or "local"}
+    _write_whole(out / "environment.json", json.dumps(found, indent=1) + "\n")
+
+
+def _write_whole(file: Path, text: str) -> None:
+    beside = file.with_suffix(".new")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(file)
+
+
+def _is_finished(out: Path, run: Run) -> bool:
+    """Say whether a run is done; one that failed is tried again."""
+    file = out / "parts" / run.run_id / "runs.parquet"
+    return file.exists() and pq.read_table(file, schema=TABLES["runs"]).column("outcome")[0].as_py() != "failed"
+
+
+def tasks_of(run: Run, stores: Path, progress: Path | None = None) -> tuple[ShardTask, ...]:
+    """Return the tasks of a run, one a shard."""
+    cell = run.cell
+    return tuple(
+        ShardTask(
+            run_id=run.run_id,
+            engine=cell.variant.engine,
+            settings=cell.variant.settings,
+            workload=cell.workload,
+            body_bytes=cell.body_bytes,
+            backlog=cell.backlog // cell.shards,
+            flush=cell.flush,
+            shard=shard,
+            seed=run.seed,
+            seconds=cell.seconds,
+            phases=cell.phases,
+            directory=str(stores / f"shard-{shard:03d}"),
+            progress=str(progress / str(shard)) if progress else "",
+        )
+        for shard in range(cell.shards)
+    )
+
+
+def _one_run(spark: SparkSession, run: Run, out: Path, stores: Path, tell: Callable[[str], None]) -> tuple[str, str]:
+    started_ms, start_s = time.time_ns() // 1_000_000, time.perf_counter()
+    progress = out / "progress"
+    shutil.rmtree(progress, ignore_errors=True)
+    progress.mkdir()
+    tasks = tasks_of(run, stores, progress)
+    shards = spark.range(0, len(tasks), 1, len(tasks)).selectExpr("cast(id as int) shard")
+    found: list[Any] = []
+    failed: list[str] = []
+
+    def job() -> None:
+        try:
+            found.extend(shards.mapInArrow(runner(tasks), RESULT_DDL).toArrow().to_pylist())
+        except Exception as error:  # Spark's errors have many types; the grid goes on
+            failed.append(f"Spark: {str(error).strip().splitlines()[0]}")
+
+    thread = threading.Thread(target=job, name="bench-spark-job")
+    thread.start()
+    for phases in _phases(progress, thread):
+        tell(phases)
+    shutil.rmtree(progress, ignore_errors=True)
+    failed += [_text(row) for row in found if row["kind"] == "failed"]
+    wrong = [_text(row) for row in found if row["kind"] == "wrong"]
+    notes = [_text(row) for row in found if row["kind"] == "note"]
+    outcome = "failed" if failed else "refused" if wrong else "ok"
+    reason = "; ".join(failed + wrong + notes)
+    parts = {name: [table_of(row["payload"]) for row in found if row["kind"] == name] if outcome == "ok" else [] for name in TABLES}
+    wall_s = time.perf_counter() - start_s
+    parts["runs"] = [pa.Table.from_batches([_run_row(run, outcome, reason, started_ms, wall_s)])]
+    _keep(out, run, parts)
+    return outcome, reason
+
+
+def _run_row(run: Run, outcome: str, reason: str, started_ms: int, wall_s: float) -> pa.RecordBatch:
+    cell = run.cell
+    row = {
+        "run_id": run.run_id,
+        "cell_id": cell.cell_id,
+        "engine": cell.variant.engine,
+        "variant": cell.variant.name,
+        "settings": [(key, str(value)) for key, value in ({"flush": cell.flush} | cell.variant.settings).items()],
+        "workload": cell.workload,
+        "body_bytes": cell.body_bytes,
+        "backlog": cell.backlog,
+        "durability": cell.durability,
+        "shards": cell.shards,
+        "repeat": run.repeat,
+        "seed": run.seed,
+        "outcome": outcome,
+        "reason": reason,
+        "started_ms": started_ms,
+        "wall_s": wall_s,
+    }
+    return as_batch([row], TABLES["runs"])
+
+
+def _keep(out: Path, run: Run, parts: dict[str, list[pa.Table]]) -> None:
+    """Write a run's files and let them appear at once."""
+    place = out / "parts" / run.run_id
+    beside = out / f"new-{run.run_id}"
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    for name, tables in parts.items():
+        pq.write_table(pa.concat_tables(tables) if tables else TABLES[name].empty_table(), beside / f"{name}.parquet")
+    shutil.rmtree(place, ignore_errors=True)
+    beside.replace(place)
+
+
+def _phases(progress: Path, thread: threading.Thread) -> Iterator[str]:
+    """Yield the phases of the shards while the job runs."""
+    while thread.is_alive():
+        thread.join(_WATCH_S)
+        texts = []
+        for file in sorted(progress.glob("*")):
+            try:
+                texts.append(progress_of(file.read_text(encoding="utf-8")))
+            except OSError:
+                continue
+        yield ", ".join(sorted(set(filter(None, texts))))
+
+
+def _text(row: dict[str, Any]) -> str:
+    return str(row["payload"].decode())

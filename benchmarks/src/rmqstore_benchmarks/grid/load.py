@@ -1,0 +1,164 @@
+"""What one shard is given: batches of numbered messages, when each is due, and which are cancelled when.
+
+Every body begins with the message's number, eight bytes; numbers of a shard count up from 0. The rest of a body is random bytes, cut from a
+pool at a random place, so that no engine gains by compression. Batch ``k`` is the same for the same seed, whatever the engine does.
+
+A store in equilibrium does not hold fresh timers only. The backlog is drawn as it would be found there: long waits are met more often
+(proportionally to their length), each at a uniformly random age.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rmqstore_benchmarks.grid.named import Delays, NamedWorkload
+from rmqstore_benchmarks.workloads import TOPIC
+
+ID_BYTES: Final = 8
+KEY_BYTES: Final = 10
+_FIRST_KEY: Final = 10 ** (KEY_BYTES - 1)
+NEVER_MS: Final = 2**62
+MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
+_POOL_BYTES: Final = 3 * MAX_BATCH_BYTES
+_SAMPLED: Final = 100_000
+_CANDIDATES: Final = 8
+"""Of so many drawn waits one is found in a store in equilibrium."""
+
+Ids = NDArray[np.int64]
+
+
+class Made(NamedTuple):
+    """One batch: its columns, and for every row its number, its due time and the time at which it is to be cancelled."""
+
+    columns: pa.RecordBatch
+    ids: Ids
+    due_ms: Delays
+    cancel_ms: Delays
+
+
+class Load:
+    """Makes the batches of one shard.
+
+    Args:
+        body_bytes: size of each body, at least 8.
+        seed: of everything; each shard draws its own numbers from it.
+    """
+
+    def __init__(self, workload: NamedWorkload, body_bytes: int, seed: int, shard: int = 0) -> None:
+        self.workload = workload
+        self.body_bytes = body_bytes
+        self.message_bytes = len(TOPIC) + body_bytes + (KEY_BYTES if workload.has_keys else 0)
+        self.batch_rows = max(min(workload.batch, MAX_BATCH_BYTES // body_bytes), 1)
+        self._seed = (seed, shard)
+        self._pool = np.frombuffer(np.random.default_rng((*self._seed, 0)).bytes(_POOL_BYTES), np.uint8)
+        self._made = 0
+        self._batches = 0
+        self.mean_wait_ms = float(self._waits(np.random.default_rng((*self._seed, 1)), _SAMPLED)[2].mean())
+
+    @property
+    def made(self) -> int:
+        """How many messages were made; also the number of the next one."""
+        return self._made
+
+    def skip_to(self, number: int) -> None:
+        """Let the next message have this number."""
+        self._made = number
+
+    def fresh(self, now_ms: int, count: int | None = None) -> Made:
+        """Return a batch of timers that are set at ``now_ms``."""
+        rng, count = self._next(count)
+        delays, cancels, _ = self._waits(rng, count)
+        return self._batch(rng, now_ms + delays, np.where(cancels == NEVER_MS, NEVER_MS, now_ms + cancels))
+
+    def found(self, now_ms: int, count: int | None = None) -> Made:
+        """Return a batch of timers as a store in equilibrium holds them at ``now_ms``; all due, or cancelled, later."""
+        if self.workload.at_once:
+            return self.fresh(now_ms, count)
+        rng, count = self._next(count)
+        delays, cancels, waits = self._waits(rng, _CANDIDATES * count)
+        edges = np.cumsum(waits, dtype=np.float64)
+        # A uniform place on all waits laid end to end picks a wait by its length, and an age in it.
+        places = rng.uniform(0, edges[-1], count)
+        rows = np.searchsorted(edges, places, side="right").clip(max=len(waits) - 1)
+        ages = np.minimum((edges[rows] - places).astype(np.int64), waits[rows] - 1)
+        cancel_ms = np.where(cancels[rows] == NEVER_MS, NEVER_MS, now_ms + cancels[rows] - ages)
+        return self._batch(rng, now_ms + delays[rows] - ages, cancel_ms)
+
+    def _next(self, count: int | None) -> tuple[np.random.Generator, int]:
+        self._batches += 1
+        return np.random.default_rng((*self._seed, 1 + self._batches)), self.batch_rows if count is None else count
+
+    def _waits(self, rng: np.random.Generator, count: int) -> tuple[Delays, Delays, Delays]:
+        """Return delays, times from the send to the cancel, and the earlier of the two, ms."""
+        delays = self.workload.delays_ms(rng, count)
+        shares = rng.uniform(0, 1, count)
+        is_cancelled = rng.uniform(0, 1, count) < self.workload.cancelled
+        cancels = np.where(is_cancelled & (delays > 1), np.maximum((delays * shares).astype(np.int64), 1), NEVER_MS)
+        return delays, cancels, np.minimum(delays, cancels)
+
+    def _batch(self, rng: np.random.Generator, due_ms: Delays, cancel_ms: Delays) -> Made:
+        count = len(due_ms)
+        ids = np.arange(self._made, self._made + count)
+        self._made += count
+        columns = {"topic": pa.array([TOPIC] * count), "body": self._bodies(rng, ids), "deliver_at_ms": pa.array(due_ms)}
+        if self.workload.has_keys:
+            names = pa.array(ids + _FIRST_KEY).cast(pa.string())
+            columns["keys"] = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32), names)
+        return Made(pa.record_batch(columns), ids, due_ms, cancel_ms)
+
+    def _bodies(self, rng: np.random.Generator, ids: Ids) -> pa.Array:
+        size, count = self.body_bytes, len(ids)
+        start = int(rng.integers(0, _POOL_BYTES - count * size + 1))
+        rows = self._pool[start : start + count * size].reshape(count, size).copy()
+        rows[:, :ID_BYTES] = ids.astype("<i8").view(np.uint8).reshape(count, ID_BYTES)
+        offsets = (np.arange(count + 1) * size).astype(np.int32)
+        return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(rows)])
+
+
+def ids_in(bodies: pa.Array) -> Ids:
+    """Return the numbers that a column of bodies begins with."""
+    _, offsets, data = bodies.buffers()
+    starts = np.frombuffer(offsets, np.int32)[bodies.offset : bodies.offset + len(bodies)].astype(np.int64)
+    if not len(starts):
+        return starts
+    picked = np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(ID_BYTES)]
+    ids: Ids = picked.reshape(-1).view("<i8").astype(np.int64)
+    return ids
+
+
+class Calendar:
+    """What is to be cancelled, by the time at which it is."""
+
+    def __init__(self, width_ms: int) -> None:
+        self._width_ms = max(width_ms, 1)
+        self._days: dict[int, list[Ids]] = {}
+        self._next = 0
+
+    def add(self, ids: Ids, times_ms: Delays) -> None:
+        """Note ids with their times; those of :data:`NEVER_MS` are left out."""
+        rows = np.flatnonzero(times_ms != NEVER_MS)
+        if not len(rows):
+            return
+        days = times_ms[rows] // self._width_ms
+        order = np.argsort(days, kind="stable")
+        rows, days = rows[order], days[order]
+        cuts = np.flatnonzero(np.diff(days)) + 1
+        for part, first in zip(np.split(rows, cuts), days[np.concatenate(([0], cuts))].tolist(), strict=True):
+            self._days.setdefault(max(first, self._next), []).append(ids[part])
+
+    def take(self, now_ms: int) -> Ids:
+        """Return, and forget, the ids whose time has come."""
+        parts: list[Ids] = []
+        until = now_ms // self._width_ms
+        if until - self._next > len(self._days):
+            due = sorted(day for day in self._days if day < until)
+        else:
+            due = [day for day in range(self._next, until) if day in self._days]
+        for day in due:
+            parts += self._days.pop(day)
+        self._next = max(self._next, until)
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)

@@ -1,0 +1,204 @@
+"""The workloads of the comparison, by name: how long timers wait, how many are cancelled, how they are popped, what is measured.
+
+Plug-ins offer more by the hook ``rmqstore_workloads``: each offer is the import name ``"package.module:ATTRIBUTE"`` of a
+:class:`NamedWorkload`, which is imported when it is listed or run, so a plug-in need not depend on the benchmarks.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rmqstore.delays import RETRY_BACKOFF_MS
+from rmqstore.errors import IllegalArgumentError
+from rmqstore.plugins import get_plugins
+from rmqstore_benchmarks.grid.tables import PHASE_NAMES
+from rmqstore_benchmarks.workloads import HALF_HOUR_MS, HOUR_MS, LONGEST_DELAY_MS
+
+DAY_MS: Final = 24 * HOUR_MS
+ROLL_SPAN_MS: Final = 8 * DAY_MS
+"""Simulated time of the phase ``roll``: about four rolls of a wheel that is two days long."""
+
+Delays = NDArray[np.int64]
+
+STEADY_PHASES: Final = tuple(name for name in PHASE_NAMES if name != "roll")
+_NAME: Final = re.compile(r"[a-z][a-z0-9-]*")
+
+
+class NamedWorkload(msgspec.Struct, frozen=True, kw_only=True):
+    """What is stored, when it is due, and what becomes of it.
+
+    Attributes:
+        name: small letters, digits and ``-``.
+        about: one sentence.
+        delays_ms: draws so many delays from a generator, each at least 1 ms.
+        cancelled: share of the timers that are cancelled, at a uniformly random moment of their wait.
+        acked: share of the pops whose consumer lives to ack them; the leases of the others run out and their messages come again.
+        pop_messages: messages of one pop.
+        invisible_ms: length of a lease, simulated ms.
+        batch: messages of one send where a phase does nothing else; fewer when the bodies are large.
+        mixed_batch: messages of one send, and of one cancel, where everything goes on at once.
+        has_keys: give every message a key of ten digits.
+        at_once: the backlog is due in one tick, rather than spread as a store in equilibrium has it.
+        phases: what makes sense for it, names of ``tables.PHASE_NAMES``; always ``fill``.
+    """
+
+    name: str
+    about: str
+    delays_ms: Callable[[np.random.Generator, int], Delays]
+    cancelled: float = 0.0
+    acked: float = 1.0
+    pop_messages: int = 32
+    invisible_ms: int = 60_000
+    batch: int = 1000
+    mixed_batch: int = 100
+    has_keys: bool = False
+    at_once: bool = False
+    phases: tuple[str, ...] = STEADY_PHASES
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run.
+
+        Raises:
+            IllegalArgumentError: a field is out of range; the message names it.
+        """
+        rules = {
+            "name": _NAME.fullmatch(self.name) is not None,
+            "cancelled": 0 <= self.cancelled < 1,
+            "acked": 0 < self.acked <= 1,
+            "pop_messages": 1 <= self.pop_messages <= 128,
+            "invisible_ms": self.invisible_ms >= 1,
+            "batch": 1 <= self.batch <= 100_000,
+            "mixed_batch": 1 <= self.mixed_batch <= self.batch,
+            "phases": "fill" in self.phases and set(self.phases) <= set(PHASE_NAMES),
+        }
+        if wrong := [field for field, is_right in rules.items() if not is_right]:
+            raise IllegalArgumentError(f"workload {self.name!r}: {wrong[0]} = {getattr(self, wrong[0])!r} is out of range")
+
+
+def _order_timeouts(rng: np.random.Generator, count: int) -> Delays:
+    return _whole(np.minimum(HALF_HOUR_MS * rng.lognormal(0.0, 0.5, count), LONGEST_DELAY_MS))
+
+
+def _backoffs(rng: np.random.Generator, count: int) -> Delays:
+    attempts = np.minimum(rng.geometric(0.5, count), len(RETRY_BACKOFF_MS))
+    drawn: Delays = np.asarray(RETRY_BACKOFF_MS, np.int64)[attempts - 1]
+    return drawn
+
+
+def _reminders(rng: np.random.Generator, count: int) -> Delays:
+    return _whole(rng.uniform(1, 30 * DAY_MS, count))
+
+
+def _until_eight(rng: np.random.Generator, count: int) -> Delays:
+    return np.full(count, 8 * HOUR_MS, np.int64)
+
+
+def _soon(rng: np.random.Generator, count: int) -> Delays:
+    return _whole(rng.exponential(30_000, count))
+
+
+def _of_all_kinds(rng: np.random.Generator, count: int) -> Delays:
+    kinds = rng.choice(4, count, p=(0.5, 0.25, 0.15, 0.1))
+    drawn = np.stack([_order_timeouts(rng, count), _backoffs(rng, count), _soon(rng, count), _whole(rng.uniform(1, DAY_MS, count))])
+    chosen: Delays = drawn[kinds, np.arange(count)]
+    return chosen
+
+
+def _whole(drawn: NDArray[np.float64]) -> Delays:
+    return np.maximum(drawn, 1).astype(np.int64)
+
+
+_OWN: Final = (
+    NamedWorkload(
+        name="order-timeout",
+        about="Orders are closed unless paid: log-normal waits around 30 minutes, 85 % cancelled before.",
+        delays_ms=_order_timeouts,
+        cancelled=0.85,
+        has_keys=True,
+    ),
+    NamedWorkload(
+        name="retry-backoff",
+        about="Failed calls are tried again after 10 s, 30 s, 1 min … 2 h; every try fails again with probability one half.",
+        delays_ms=_backoffs,
+        phases=tuple(name for name in STEADY_PHASES if name != "cancel"),
+    ),
+    NamedWorkload(
+        name="reminder",
+        about="Reminders uniform over 30 days, so that a wheel rolls them; 10 % cancelled.",
+        delays_ms=_reminders,
+        cancelled=0.1,
+        phases=PHASE_NAMES,
+    ),
+    NamedWorkload(
+        name="eight-oclock",
+        about="Everything is due at eight o'clock, in one tick: how fast the engine gets rid of it.",
+        delays_ms=_until_eight,
+        at_once=True,
+        phases=("fill", "schedule", "hand_over", "pop_ack", "recover", "cold_drain"),
+    ),
+    NamedWorkload(
+        name="pop-heavy",
+        about="Short waits, 30 s on average; one pop in ten is never acked, because its consumer dies, and comes again.",
+        delays_ms=_soon,
+        acked=0.9,
+        phases=tuple(name for name in STEADY_PHASES if name != "cancel"),
+    ),
+    NamedWorkload(
+        name="mixed",
+        about="Half order timeouts, a quarter retries, 15 % within the minute, 10 % over a day; 30 % cancelled, 2 % of the pops die.",
+        delays_ms=_of_all_kinds,
+        cancelled=0.3,
+        acked=0.98,
+        has_keys=True,
+    ),
+)
+
+
+def named_workloads() -> dict[str, NamedWorkload]:
+    """Return all workloads by name: our own, then those of plug-ins.
+
+    Raises:
+        IllegalArgumentError: a plug-in offers something else, or a name that is taken; the message names its distribution.
+    """
+    found = {workload.name: workload for workload in _OWN}
+    for offer in get_plugins().workloads():
+        workload = _imported(offer.item, offer.distribution)
+        if workload.name in found:
+            raise IllegalArgumentError(f"{offer.distribution} {offer.version} offers a workload {workload.name!r}, a name that is taken")
+        found[workload.name] = workload
+    return found
+
+
+def workload_named(name: str) -> NamedWorkload:
+    """Return a workload by its name.
+
+    Raises:
+        IllegalArgumentError: there is none; the message names the nearest ones.
+    """
+    known = named_workloads()
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=2)
+        hint = f"did you mean {' or '.join(map(repr, nearest))}?" if nearest else f"known: {', '.join(known)}"
+        raise IllegalArgumentError(f"no workload is called {name!r}; {hint}")
+    return known[name]
+
+
+def _imported(offered: object, distribution: str) -> NamedWorkload:
+    module, separator, attribute = offered.partition(":") if isinstance(offered, str) else ("", "", "")
+    if not separator:
+        raise IllegalArgumentError(f"{distribution} offers {offered!r} as a workload; it must be a text 'package.module:ATTRIBUTE'")
+    try:
+        workload = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise IllegalArgumentError(f"workload {offered!r} of {distribution} cannot be imported: {error}") from error
+    if not isinstance(workload, NamedWorkload):
+        raise IllegalArgumentError(f"workload {offered!r} of {distribution} is no NamedWorkload but {type(workload).__name__}")
+    return workload

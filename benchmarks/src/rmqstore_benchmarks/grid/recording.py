@@ -1,0 +1,180 @@
+"""What one phase on one shard leaves: its row of ``phases``, its seconds, its histograms.
+
+A thread looks at the memory and the device a few times a second, and at how far a long hand-over has come, since one call may hand over
+millions.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rmqstore_benchmarks.grid.probes import Probes, anon_bytes, difference
+from rmqstore_benchmarks.grid.tables import PHASES, SECONDS
+from rmqstore_benchmarks.histogram import buckets_of
+
+STALL_NS: Final = 100_000_000
+_LOOK_S: Final = 0.1
+_COUNTS: Final = {"schedule": "scheduled", "cancel": "cancelled", "hand_over": "handed_over", "pop": "popped", "ack": "acked"}
+
+Rows = dict[str, list[dict[str, Any]]]
+
+
+def no_rows() -> Rows:
+    """Return the tables of a shard, empty."""
+    return {"phases": [], "seconds": [], "histograms": []}
+
+
+class Phase:
+    """One phase while it runs; every time is ``time.perf_counter_ns`` of this process.
+
+    Args:
+        backlog: returns how many timers are pending by the ledger.
+    """
+
+    def __init__(self, run_id: str, shard: int, name: str, probes: Probes, backlog: Callable[[], int]) -> None:
+        self._key = {"run_id": run_id, "shard": shard, "phase": name}
+        self.name = name
+        self._probes = probes
+        self._backlog = backlog
+        self._latencies: dict[str, list[int]] = defaultdict(list)
+        self._arrays: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
+        self._seconds: dict[int, dict[str, Any]] = {}
+        self._stalls = self._calls = self._longest_ns = 0
+        self._anon_peak = 0
+        self.begin_ns = time.perf_counter_ns()
+        self._written: int | None = None
+
+    # ------------------------------------------------------------ what happens
+
+    def call(self, operation: str, begin_ns: int, end_ns: int, messages: int, intended_ns: int | None = None) -> None:
+        """Note one call of the store; its latency counts from ``intended_ns``, or from its begin where nothing was intended."""
+        self._calls += 1
+        spent_ns = end_ns - begin_ns
+        self._stalls += spent_ns > STALL_NS
+        self._longest_ns = max(self._longest_ns, spent_ns)
+        self._latencies[operation].append(end_ns - (begin_ns if intended_ns is None else intended_ns))
+        second = self._second(end_ns)
+        second["longest_call_ms"] = max(second["longest_call_ms"] or 0.0, spent_ns / 1e6)
+        self.count(operation, messages, end_ns)
+
+    def count(self, operation: str, messages: int, at_ns: int) -> None:
+        """Count messages to a second without a call of their own."""
+        self._second(at_ns)[_COUNTS[operation]] += messages
+
+    def slip(self, ns: int) -> None:
+        """Note how late the load itself began a call."""
+        self._latencies["slip"].append(max(ns, 0))
+
+    def late(self, ns: NDArray[np.int64], at_ns: int) -> None:
+        """Note by how much messages were handed over after their due time, at ``at_ns``."""
+        if len(ns):
+            self._arrays["lateness"].append(np.maximum(ns, 0))
+            second = self._second(at_ns)
+            second["lateness_max_ms"] = max(second["lateness_max_ms"] or 0.0, float(ns.max()) / 1e6)
+
+    def look(self) -> None:
+        """Look at memory and device."""
+        anon = anon_bytes()
+        if anon is not None:
+            self._anon_peak = max(self._anon_peak, anon)
+        second = self._second(time.perf_counter_ns())
+        second["anon_bytes"] = anon
+        second["backlog"] = self._backlog()
+        written, _ = self._probes.device_bytes()
+        if written is not None and self._written is not None:
+            second["device_write_bytes"] = (second["device_write_bytes"] or 0) + written - self._written
+        self._written = written
+
+    def _second(self, at_ns: int) -> dict[str, Any]:
+        number = (at_ns - self.begin_ns) // 1_000_000_000
+        row = self._seconds.get(number)
+        if row is None:
+            row = {field.name: None for field in SECONDS} | dict.fromkeys(_COUNTS.values(), 0) | self._key
+            row |= {"second": number, "backlog": self._backlog()}
+            row = self._seconds.setdefault(number, row)  # the looking thread may have been first
+        return row
+
+    # ------------------------------------------------------------ what is left
+
+    def rows(self, spent: dict[str, Any]) -> Rows:
+        """Return the rows of the three tables; ``spent`` are the columns of ``phases`` that only the caller knows."""
+        row: dict[str, Any] = {field.name: None for field in PHASES} | self._key
+        row |= {"calls": self._calls, "stalls": self._stalls, "longest_call_ms": self._longest_ns / 1e6}
+        row |= {"anon_peak_bytes": self._anon_peak or None} | spent
+        folded = {operation: np.asarray(values, np.int64) for operation, values in self._latencies.items()}
+        folded |= {operation: np.concatenate(parts) for operation, parts in self._arrays.items()}
+        histograms = []
+        for operation, values in folded.items():
+            buckets, counts = np.unique(buckets_of(values), return_counts=True)
+            pairs = zip(buckets.tolist(), counts.tolist(), strict=True)
+            histograms += [{**self._key, "operation": operation, "bucket": bucket, "n": count} for bucket, count in pairs]
+        return {"phases": [row], "seconds": [self._seconds[number] for number in sorted(self._seconds)], "histograms": histograms}
+
+
+@contextmanager
+def looking(phase: Phase) -> Iterator[None]:
+    """Look at memory and device meanwhile, in a thread of its own."""
+    done = threading.Event()
+
+    def run() -> None:
+        while not done.wait(_LOOK_S):
+            phase.look()
+
+    phase.look()
+    thread = threading.Thread(target=run, name="bench-looking", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        phase.look()
+
+
+class Spent:
+    """What a phase costs: read before and after, with the files synced behind it, so that a phase pays for what it wrote."""
+
+    def __init__(self, probes: Probes) -> None:
+        self._probes = probes
+        probes.sync_files()
+        self._before = probes.read()
+        self.wall_s = self.cpu_s = 0.0
+
+    def stop(self) -> None:
+        """Take the times."""
+        self.wall_s = time.perf_counter() - self._before.at_s
+        self.cpu_s = time.process_time() - self._before.cpu_s
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of ``phases`` that were read from the machine."""
+        self._probes.sync_files()
+        before, after = self._before, self._probes.read()
+        return {
+            "wall_s": self.wall_s,
+            "cpu_s": self.cpu_s,
+            "wchar_bytes": difference(after.wchar_bytes, before.wchar_bytes),
+            "device_write_bytes": difference(after.device_write_bytes, before.device_write_bytes),
+            "device_read_bytes": difference(after.device_read_bytes, before.device_read_bytes),
+            "compaction_bytes": difference(after.compaction_bytes, before.compaction_bytes),
+            "disk_bytes": self._probes.disk_bytes(),
+        }
+
+
+def as_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows in the form of one of ``tables``."""
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def merged(into: Rows, more: Rows) -> None:
+    """Add rows to rows."""
+    for table, rows in more.items():
+        into[table] += rows

@@ -65,7 +65,8 @@ def rmqstore_workloads() -> Sequence[object]:
     Called by the benchmarks when they list what can be run.
 
     Returns:
-        Workloads in the form that the benchmarks document.
+        Import names ``"package.module:ATTRIBUTE"`` of ``rmqstore_benchmarks.grid.named.NamedWorkload`` objects, so that the plug-in
+        itself does not import the benchmarks.
     """
     return []
 

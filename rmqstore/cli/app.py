@@ -14,6 +14,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from rmqstore.cli import (
+    bench,
     completion,
     config,
     conformance,
@@ -128,6 +129,13 @@ dead_letters = typer.Typer(
     context_settings=_SETTINGS,
 )
 
+benchmarks = typer.Typer(
+    help="Compare the engines under load.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings=_SETTINGS,
+)
+
 
 _add(send.send, send.EXAMPLES)
 _add(pop.pop, pop.EXAMPLES)
@@ -146,6 +154,9 @@ _add(config.config, config.EXAMPLES)
 _add(doctor.doctor, doctor.EXAMPLES)
 _add(inspect.inspect, inspect.EXAMPLES)
 _add(conformance.conformance, conformance.EXAMPLES)
+app.add_typer(benchmarks, name="bench")
+_add(bench.run, bench.RUN_EXAMPLES, to=benchmarks)
+_add(bench.workloads, bench.WORKLOADS_EXAMPLES, to=benchmarks)
 _add(new_engine.new_engine, new_engine.EXAMPLES)
 _add(keep.verify, keep.VERIFY_EXAMPLES)
 _add(keep.snapshot, keep.SNAPSHOT_EXAMPLES)

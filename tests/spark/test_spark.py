@@ -1,0 +1,240 @@
+"""The data source in Spark: what is written, read, refused, tried again, handed over and migrated."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+import rmqstore
+from rmqstore import spark as rmqspark
+from rmqstore.spark import Dataset
+from rmqstore.spark.jobs import Job
+from tests.pairs import DURABLE_PAIRS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NOW_MS = 1_700_000_000_000
+ENGINES = sorted({pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops})
+ENGINE = ENGINES[-1] if ENGINES else ""
+ROWS = 2000
+pytestmark = [pytest.mark.spark, pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")]
+
+
+@pytest.fixture
+def timers(spark: SparkSession) -> DataFrame:
+    """Messages whose key and body are their number, due a second apart, in three partitions."""
+    return spark.range(0, ROWS, 1, 3).selectExpr(
+        "'orders' AS topic",
+        "CAST(CAST(id AS string) AS binary) AS body",
+        "array(CAST(id AS string)) AS keys",
+        "map('number', CAST(id AS string)) AS properties",
+        f"{NOW_MS}L + 1000 * (id + 1) AS deliver_at_ms",
+    )
+
+
+def view(spark: SparkSession, path: Path, name: str = "timers", **options: object) -> DataFrame:
+    return spark.read.format("rmqstore").options(view=name, **options).load(str(path))
+
+
+def numbers(frame: DataFrame) -> list[int]:
+    return sorted(int(row.body.decode()) for row in frame.select("body").collect())
+
+
+def in_the_store(path: Path) -> list[int]:
+    """What the shards hold, read without Spark."""
+    dataset = Dataset.open(path)
+    found: list[int] = []
+    for shard in dataset.shards:
+        with dataset.open_shard(shard, now_ms=NOW_MS) as store:
+            assert store.verify() == []
+            found += [int(timer.message.body) for timer in store.scan(limit=10 * ROWS).timers]
+    return sorted(found)
+
+
+def test_a_schedule_is_written_once_handed_over_and_read(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    report = rmqspark.schedule(timers, path, shards=2, engine=ENGINE, job_id="load", now=NOW_MS)
+    assert (report.rows, report.repeated, len(report.shards)) == (ROWS, 0, 2)
+    again = rmqspark.schedule(timers.limit(5), path, job_id="load", now=NOW_MS)
+    assert (again.rows, again.repeated) == (ROWS, ROWS)
+    assert in_the_store(path) == list(range(ROWS))
+
+    read = view(spark, path, part_rows=300)
+    assert read.count() == ROWS
+    assert read.rdd.getNumPartitions() >= 6
+    row = read.where("array_contains(keys, '7')").first()
+    assert row is not None
+    assert (row.topic, bytes(row.body), row.properties, row.deliver_at_ms) == ("orders", b"7", {"number": "7"}, NOW_MS + 8000)
+    assert row.shard == rmqspark.shard_of("7", 2)
+    assert read.where("shard != pmod(crc32(CAST(keys[0] AS binary)), 2)").count() == 0
+
+    moved = rmqspark.hand_over(spark, path, NOW_MS + 500_000)
+    assert moved.handed_over == 500
+    assert numbers(view(spark, path, "messages")) == list(range(500))
+    assert numbers(view(spark, path)) == list(range(500, ROWS))
+    with Dataset.open(path).open_shard(0, now_ms=NOW_MS + 500_000) as store:
+        store.pop("orders", "billing", max_messages=3)
+        assert view(spark, path, "leases").select("shard", "group").collect() == [(0, "billing")] * 3
+        assert view(spark, path, "lag").select("in_flight").collect() == [(3,)]
+
+
+def test_a_plain_write_takes_options_and_its_job_id(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    write = timers.write.format("rmqstore").mode("append").option("now_ms", NOW_MS).option("job_id", "load")
+    write.options(shards=3, engine=ENGINE, **{"set.precision_ms": "100"}).save(str(path))
+    write.save(str(path))
+    assert Dataset.open(path).manifest.settings == {"precision_ms": 100}
+    assert in_the_store(path) == list(range(ROWS))
+    record = Job(Dataset.open(path), "load").record()
+    assert record is not None
+    assert record.is_done
+
+
+def test_conditions_are_pushed_down(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
+    rmqspark.schedule(timers, tmp_path / "data", shards=2, engine=ENGINE, now=NOW_MS)
+    whole = view(spark, tmp_path / "data", part_rows=200)
+    some = whole.where(f"topic = 'orders' AND deliver_at_ms > {NOW_MS + 100_000} AND deliver_at_ms <= {NOW_MS + 200_000}")
+    assert numbers(some) == list(range(100, 200))
+    assert some.rdd.getNumPartitions() < whole.rdd.getNumPartitions()
+    plan = some._jdf.queryExecution().executedPlan().toString()
+    assert "deliver_at_ms" not in re.sub(r"#\d+L?|isnotnull\(deliver_at_ms\)", "", plan).partition("Filter")[2].partition("BatchScan")[0]
+    assert numbers(whole.where("topic = 'other'")) == []
+
+
+def test_bad_input_is_refused_before_any_write(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with pytest.raises(rmqstore.IllegalMessageError, match="'price' is unknown"):
+        rmqspark.schedule(timers.selectExpr("*", "1 AS price"), path)
+    with pytest.raises(rmqstore.IllegalMessageTypeError, match="'body' must be binary, not string"):
+        rmqspark.schedule(timers.selectExpr("topic", "topic AS body"), path)
+    assert not path.exists()
+    nulls = timers.selectExpr("topic", f"if(keys[0] = '{ROWS - 1}', null, body) AS body")
+    with pytest.raises(rmqstore.IllegalMessageError, match=r"'body' has a null .* nothing was written"):
+        rmqspark.schedule(nulls, path, shards=2, engine=ENGINE)
+    with pytest.raises(Exception, match=r"'body' has a null .* nothing was written"):
+        nulls.write.format("rmqstore").mode("append").save(str(path))
+    with pytest.raises(Exception, match="a data set is only added to"):
+        timers.write.format("rmqstore").mode("overwrite").save(str(path))
+    with pytest.raises(Exception, match="option shard is unknown to writes"):
+        timers.write.format("rmqstore").mode("append").option("shard", 2).save(str(path))
+    assert in_the_store(path) == []
+    assert [entry for entry in (path / "jobs").iterdir() if entry.is_dir()] == []
+    with pytest.raises(rmqstore.ConfigError, match="has 2 shards, not 3"):
+        rmqspark.schedule(timers, path, shards=3)
+    with Dataset.open(path).open_shard(1), pytest.raises(rmqstore.StoreLockedError, match="shard-00001"):
+        rmqspark.schedule(timers, path)
+
+
+def test_tasks_that_fail_are_tried_again_and_write_nothing_twice(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
+    # A batch that is half read fails in the first attempt of every task that stages.
+    def fragile(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        for batch in batches:
+            yield batch.slice(0, len(batch) // 2)
+            if context.attemptNumber() == 0:
+                raise RuntimeError("injected")
+            yield batch.slice(len(batch) // 2)
+
+    broken = timers.mapInArrow(fragile, timers.schema)
+    report = rmqspark.schedule(broken, tmp_path / "data", shards=2, engine=ENGINE, now=NOW_MS)
+    assert (report.rows, report.repeated) == (ROWS, 0)
+    broken.write.format("rmqstore").mode("append").option("now_ms", NOW_MS).save(str(tmp_path / "data"))
+    assert in_the_store(tmp_path / "data") == sorted([*range(ROWS)] * 2)
+    assert all(not job.is_dir() or not (job / "staged").exists() for job in (tmp_path / "data" / "jobs").iterdir())
+
+
+def test_a_shard_that_dies_half_way_is_completed_by_the_next_attempt(
+    spark: SparkSession, timers: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "data"
+
+    def dies_once(mark: str) -> object:
+        """Return work that ends its process behind the first chunk of each shard, once."""
+
+        def work(shard: int) -> object:
+            from rmqstore.spark.ingest import ingest_shard
+
+            send_batch = rmqstore.Store.send_batch
+            flag = Path(mark, f"died-{shard}")
+
+            def sending(store: rmqstore.Store, *given: object, **named: object) -> object:
+                answer = send_batch(store, *given, **named)  # type: ignore[arg-type]
+                if not flag.exists():
+                    flag.touch()
+                    os._exit(9)
+                return answer
+
+            rmqstore.Store.send_batch = sending  # type: ignore[assignment, method-assign]
+            try:
+                return ingest_shard(Job(Dataset.open(path), "load"), shard)
+            finally:
+                rmqstore.Store.send_batch = send_batch  # type: ignore[method-assign]
+
+        return work
+
+    monkeypatch.setattr("rmqstore.spark.running._ingesting", lambda job, wait_ms: dies_once(str(tmp_path)))
+    report = rmqspark.schedule(timers, path, shards=2, engine=ENGINE, job_id="load", now=NOW_MS)
+    assert sorted(entry.name for entry in tmp_path.glob("died-*")) == ["died-0", "died-1"]
+    assert 0 < report.repeated < ROWS
+    assert in_the_store(path) == list(range(ROWS))
+
+
+def test_an_engine_that_executors_lack_is_named_with_the_machine(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    dataset = Dataset.create(path, shards=1, engine=ENGINE)
+
+    def lacking(job: Job) -> object:
+        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            from rmqstore.spark import running, staging
+
+            def missing() -> object:
+                raise rmqstore.EngineNotInstalledError(f"engine {ENGINE!r} needs its module; pip install 'rmqstore[{ENGINE}]'")
+
+            yield running._row(running.answered(missing))  # type: ignore[arg-type]
+            assert staging
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rmqstore.spark.running._staging", lacking)
+        with pytest.raises(rmqstore.EngineNotInstalledError, match=r"pip install .* every machine that runs tasks"):
+            rmqspark.schedule(timers, path)
+    assert in_the_store(dataset.path) == []
+
+
+@pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
+def test_all_shards_move_to_another_engine(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    rmqspark.schedule(timers, path, shards=2, engine=ENGINE, job_id="load", now=NOW_MS)
+    moved = rmqspark.migrate(spark, path, ENGINES[0])
+    assert sum(shard.tables["timers"] for shard in moved) == ROWS
+    assert all(Path(shard.previous).is_dir() for shard in moved)
+    assert Dataset.open(path).manifest.engine == ENGINES[0]
+    assert in_the_store(path) == list(range(ROWS))
+    assert rmqspark.schedule(timers, path, job_id="load").repeated == ROWS
+
+
+def test_the_script_of_the_guide_runs_as_written(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+    script = re.search(r"<!-- script -->\n```python\n(.*?)```", page, re.DOTALL)
+    assert script is not None
+    (tmp_path / "pipeline.py").write_text(script[1], encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "pipeline.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    expected = re.search(r"<!-- output -->\n```text\n(.*?)```", page, re.DOTALL)
+    assert expected is not None
+    assert run.stdout == expected[1]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _TAIL_MESSAGES: Final = 20_000
 _TAIL_BYTES: Final = 64 * 1024 * 1024
-_CHILD_PATIENCE_S: Final = 900.0
+_CHILD_PATIENCE_S: Final = 300.0
 
 
 class ChildJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,14 +64,15 @@ def recover(shard: _Shard) -> None:
     acknowledged = int(ended.stdout.split()[-1]) if ended.stdout.split() else 0
     ids = np.arange(load.made, load.made + acknowledged)
 
+    if acknowledged:
+        calls.ledger.make(ids, np.zeros(acknowledged, np.int64), 0)
+
     def open_again(_: object) -> int:
         calls.store = open_store(shard.task, shard.clock)
-        return calls.pending + acknowledged
+        return calls.pending
 
     shard.measured("recover", open_again)
     try:
-        if acknowledged:
-            calls.ledger.make(ids, np.zeros(acknowledged, np.int64), 0)
         held = calls.held()
     finally:
         calls.store.close()
@@ -94,6 +95,9 @@ def cold_drain(shard: _Shard) -> None:
             ended = _child(shard, "drain", len(expected), group, limit)
     except NoLimitError as error:
         shard.notes.append(f"cold_drain was not run: {error}")
+        return
+    except subprocess.TimeoutExpired:
+        shard.notes.append(f"cold_drain was not done after {_CHILD_PATIENCE_S:.0f} s in {limit:,} bytes of memory")
         return
     answer = Path(shard.task.directory, "answer")
     if ended.returncode or not answer.is_file():

@@ -12,14 +12,15 @@ import numpy as np
 
 import rmqstore
 from rmqstore.contract import TimerHandle
+from rmqstore.message import MAX_POP
 from rmqstore.tables import State
 from rmqstore_benchmarks.grid.ledger import Ledger
 from rmqstore_benchmarks.grid.load import Calendar, Ids, Load, Made, ids_in
 from rmqstore_benchmarks.grid.recording import Phase
+from rmqstore_benchmarks.grid.task import page_messages
 from rmqstore_benchmarks.workloads import PRECISION_MS, TOPIC
 
 GROUP: Final = "workers"
-DRAIN_MESSAGES: Final = 1024
 _FLUSH_S: Final = 0.5
 _CALENDAR_DAYS: Final = 512
 
@@ -117,7 +118,8 @@ class Calls:
     def pop_many(self, phase: Phase) -> int:
         """Pop a large batch as columns and ack all of it; returns how many came."""
         begin_ns = time.perf_counter_ns()
-        batch = self.store.pop_batch(TOPIC, GROUP, max_messages=DRAIN_MESSAGES, invisible=self.load.workload.invisible_ms)
+        most = page_messages(self.load.body_bytes, MAX_POP)
+        batch = self.store.pop_batch(TOPIC, GROUP, max_messages=most, invisible=self.load.workload.invisible_ms)
         if not len(batch):
             return 0
         end_ns = time.perf_counter_ns()
@@ -149,6 +151,12 @@ class Calls:
             self.send(phase, self.load.found(origin_ms, min(missing, self.load.batch_rows)))
             if time.perf_counter() > until_s:
                 raise TimeoutError(f"only {self.pending:,} of {backlog:,} timers were stored in {give_up_s:.0f} s")
+
+    def cancel_overdue(self, phase: Phase) -> None:
+        """Cancel what was to be cancelled while time passed in phases that cancel nothing."""
+        overdue = self.calendar.take(self.clock.now_ms())
+        for first in range(0, len(overdue), self.load.workload.batch):
+            self.cancel(phase, overdue[first : first + self.load.workload.batch])
 
     def drain_ready(self, phase: Phase) -> None:
         """Pop and ack all that is ready."""

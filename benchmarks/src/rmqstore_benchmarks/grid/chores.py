@@ -12,17 +12,19 @@ import msgspec
 import numpy as np
 
 import rmqstore
+from rmqstore.message import MAX_POP
 from rmqstore_benchmarks.grid.aside import ChildJob, Drained
-from rmqstore_benchmarks.grid.calls import DRAIN_MESSAGES, GROUP
+from rmqstore_benchmarks.grid.calls import GROUP
 from rmqstore_benchmarks.grid.load import Ids, Load, ids_in
 from rmqstore_benchmarks.grid.named import workload_named
 from rmqstore_benchmarks.grid.probes import Probes
 from rmqstore_benchmarks.grid.recording import Phase, Spent, looking
-from rmqstore_benchmarks.grid.task import open_store
+from rmqstore_benchmarks.grid.task import open_store, page_messages
 from rmqstore_benchmarks.workloads import TOPIC
 
 _STEPS: Final = 256
 _TICK_MESSAGES: Final = 4096
+_LEASE_MS: Final = 3_600_000_000
 
 
 def die(job: ChildJob) -> None:
@@ -43,15 +45,36 @@ def drain(job: ChildJob) -> None:
     """Let simulated time pass until nothing is pending; hand over, pop and ack; leave the rows and the numbers in a file."""
     load = Load(workload_named(job.task.workload), job.task.body_bytes, job.task.seed, job.task.shard)
     clock = rmqstore.ManualClock(job.now_ms)
-    directory = Path(job.task.directory)
-    probes = Probes(directory)
-    left = [job.count]
-    phase = Phase(job.task.run_id, job.task.shard, "cold_drain", probes, lambda: left[0])
-    spent = Spent(probes)
-    popped: list[Ids] = []
-    acked: list[Ids] = []
-    step_ms = max(int(load.mean_wait_ms / _STEPS), 1)
-    with looking(phase), open_store(job.task, clock) as store:
+    probes = Probes(Path(job.task.directory))
+    drained = _Drained(job.count, page_messages(load.body_bytes, MAX_POP))
+    with open_store(job.task, clock) as store:
+        phase = Phase(job.task.run_id, job.task.shard, "cold_drain", probes, lambda: drained.left)
+        spent = Spent(probes)
+        with looking(phase):
+            drained.all_of(store, clock, phase, max(int(load.mean_wait_ms / _STEPS), 1))
+        spent.stop()
+    acked = _listed(drained.acked)
+    columns = spent.columns() | {
+        "messages": len(acked),
+        "user_bytes": len(acked) * load.message_bytes,
+        "live_bytes": (job.count - len(acked)) * load.message_bytes,
+        "memory_limit_bytes": job.limit_bytes,
+    }
+    answer = Drained(phase.rows(columns), _listed(drained.popped), acked)
+    Path(job.answer).write_bytes(msgspec.msgpack.encode(answer))
+
+
+class _Drained:
+    """How far a drain is: how many timers are left, and the numbers that were popped and acked."""
+
+    def __init__(self, count: int, page: int) -> None:
+        self.left = count
+        self._page = page
+        self.popped: list[Ids] = []
+        self.acked: list[Ids] = []
+
+    def all_of(self, store: rmqstore.Store, clock: rmqstore.ManualClock, phase: Phase, step_ms: int) -> None:
+        """Drain a store; simulated time moves by steps in which some thousand messages are due."""
         while (ahead_ms := store.next_wake_ms()) is not None:
             clock.advance(max(ahead_ms, step_ms))
             begin_ns = time.perf_counter_ns()
@@ -59,33 +82,27 @@ def drain(job: ChildJob) -> None:
             if not moved:
                 continue
             phase.call("hand_over", begin_ns, time.perf_counter_ns(), moved)
-            left[0] -= moved
-            step_ms = step_ms * 2 if moved < _TICK_MESSAGES // 2 else max(step_ms // 2, 1) if moved > 2 * _TICK_MESSAGES else step_ms
-            while len(batch := _popped(store, phase)):
-                ids = ids_in(batch.columns.column("body"))
-                begin_ns = time.perf_counter_ns()
-                outcomes = store.ack(batch)
-                phase.call("ack", begin_ns, time.perf_counter_ns(), len(batch))
-                popped.append(ids)
-                acked.append(ids[np.fromiter((each is rmqstore.AckOutcome.ACKED for each in outcomes), bool, len(outcomes))])
-        spent.stop()
-    done = int(sum(map(len, acked)))
-    columns = spent.columns() | {
-        "messages": done,
-        "user_bytes": done * load.message_bytes,
-        "live_bytes": (job.count - done) * load.message_bytes,
-        "memory_limit_bytes": job.limit_bytes,
-    }
-    answer = Drained(phase.rows(columns), _listed(popped), _listed(acked))
-    Path(job.answer).write_bytes(msgspec.msgpack.encode(answer))
+            self.left -= moved
+            if moved < _TICK_MESSAGES // 2:
+                step_ms *= 2
+            elif moved > 2 * _TICK_MESSAGES:
+                step_ms = max(step_ms // 2, 1)
+            while self._popped(store, phase):
+                pass
 
-
-def _popped(store: rmqstore.Store, phase: Phase) -> rmqstore.MessageBatch:
-    begin_ns = time.perf_counter_ns()
-    batch = store.pop_batch(TOPIC, GROUP, max_messages=DRAIN_MESSAGES, invisible=3_600_000_000)
-    if len(batch):
+    def _popped(self, store: rmqstore.Store, phase: Phase) -> int:
+        begin_ns = time.perf_counter_ns()
+        batch = store.pop_batch(TOPIC, GROUP, max_messages=self._page, invisible=_LEASE_MS)
+        if not len(batch):
+            return 0
         phase.call("pop", begin_ns, time.perf_counter_ns(), len(batch))
-    return batch
+        ids = ids_in(batch.columns.column("body"))
+        begin_ns = time.perf_counter_ns()
+        outcomes = store.ack(batch)
+        phase.call("ack", begin_ns, time.perf_counter_ns(), len(batch))
+        self.popped.append(ids)
+        self.acked.append(ids[np.fromiter((each is rmqstore.AckOutcome.ACKED for each in outcomes), bool, len(outcomes))])
+        return len(batch)
 
 
 def _listed(parts: list[Ids]) -> list[int]:

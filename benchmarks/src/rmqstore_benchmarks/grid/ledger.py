@@ -79,8 +79,8 @@ class Ledger:
     # ------------------------------------------------------------ what is known
 
     def waiting(self, ids: Ids, now_ms: int) -> Ids:
-        """Return those whose tick is behind ``now_ms``, so that they can still be cancelled."""
-        kept: Ids = ids[self._ticks[ids] > now_ms]
+        """Return those that are not cancelled and whose tick is behind ``now_ms``, so that they can still be cancelled."""
+        kept: Ids = ids[(self._ticks[ids] > now_ms) & (self._state[ids] == 0)]
         return kept
 
     def places(self, ids: Ids) -> tuple[list[int], list[int]]:

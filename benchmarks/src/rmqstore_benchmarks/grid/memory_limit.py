@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-FLOOR_BYTES: Final = 256 * 1024 * 1024
-"""What Python, Arrow and an engine need to run at all."""
+FLOOR_BYTES: Final = 384 * 1024 * 1024
+"""What Python, Arrow and an engine with its caches need to run at all; a little less, and they wait for their own code to be read."""
 
 _PATIENCE_S: Final = 5.0
 

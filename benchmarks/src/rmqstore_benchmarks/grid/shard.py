@@ -52,6 +52,7 @@ class _Shard:
         self.task = task
         self.workload = workload
         self.clock = rmqstore.ManualClock(START_MS)
+        Load(workload, task.body_bytes, task.seed, task.shard).found(START_MS)  # whatever is loaded at the first use, is
         self.load = Load(workload, task.body_bytes, task.seed, task.shard)
         self.directory = Path(task.directory)
         self.probes = Probes(self.directory)
@@ -83,7 +84,7 @@ class _Shard:
             "offered_rate": offered_rate,
             "messages": messages,
             "user_bytes": messages * self.load.message_bytes,
-            "live_bytes": self.calls.ledger.kept * self.load.message_bytes,
+            "live_bytes": None if self.task.engine == NULL_ENGINE else self.calls.ledger.kept * self.load.message_bytes,
         }
         merged(self.rows, phase.rows(columns))
         return messages / spent.wall_s if spent.wall_s else 0.0
@@ -157,6 +158,7 @@ def _run_steady(shard: _Shard, name: str) -> None:
     if shard.task.engine != NULL_ENGINE:
         calls.drain_ready(shard.aside())
         calls.ready = 0
+    calls.cancel_overdue(shard.aside())
     calls.fill(shard.aside(), backlog, calls.clock.now_ms(), _FILL_PATIENCE_S)
     if name == "mixed":
         shard.sustainable_rate = shard.measured("mixed", lambda phase: steady.mixed(calls, phase, seconds, backlog))

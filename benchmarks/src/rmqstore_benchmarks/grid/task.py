@@ -15,6 +15,9 @@ from rmqstore.ticking import TickReport
 NULL_ENGINE: Final = "null"
 """The engine that stores nothing: what is measured with it is what Spark and the load themselves cost."""
 
+_PAGE_BYTES: Final = 16 * 1024 * 1024
+_LEAST_PAGE: Final = 64
+
 NULL_PHASES: Final = frozenset({"fill", "schedule", "cancel", "mixed", "open_50", "open_80", "open_95"})
 """What can be done without anything ever coming back."""
 
@@ -51,9 +54,22 @@ def open_store(task: ShardTask, clock: rmqstore.ManualClock) -> Any:
     if task.engine == NULL_ENGINE:
         return NullStore()
     given = {key.replace(".", "__"): value for key, value in task.settings.items()}
+    # Messages are handed over in pages of bounded bytes, not only of bounded number, as who stores large ones would set it.
+    limit = page_messages(task.body_bytes, 4096)
     # Simulated months go by within a run, so nothing may go by its age; what was consumed goes.
-    settings: dict[str, Any] = {"retention_ms": 0, "reclaim": "consumed", "group_expiry_ms": 0, "flush": task.flush} | given
+    settings: dict[str, Any] = {
+        "retention_ms": 0,
+        "reclaim": "consumed",
+        "group_expiry_ms": 0,
+        "hand_over_limit": limit,
+        "flush": task.flush,
+    } | given
     return rmqstore.open(store_path(task), engine=task.engine, clock=clock, services=False, **settings)
+
+
+def page_messages(body_bytes: int, most: int) -> int:
+    """Return how many messages of this size are moved at once, at most ``most`` and about 16 MiB, but no fewer than 64."""
+    return max(min(most, _PAGE_BYTES // body_bytes), _LEAST_PAGE)
 
 
 def store_path(task: ShardTask) -> Path:

@@ -121,5 +121,5 @@ $(RUN): $(PROJECTS) | $(BASE)
 $(DEV): $(PROJECTS) | $(BASE)
 	@echo "== installing rmqstore, its engines, Spark and the tools"
 	@$(PIP) install --no-build-isolation --editable . $(DEV_PARTS:%=--editable %)
-	@$(PIP) install --group dev 'rmqstore[spark]' 'rmqstore-benchmarks[spark]'
+	@$(PIP) install --group dev 'rmqstore[spark]' 'rmqstore-benchmarks[report,spark]'
 	@touch $@ $(RUN)

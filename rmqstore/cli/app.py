@@ -15,6 +15,7 @@ import typer
 
 from rmqstore.cli import (
     bench,
+    bench_report,
     completion,
     config,
     conformance,
@@ -157,6 +158,7 @@ _add(conformance.conformance, conformance.EXAMPLES)
 app.add_typer(benchmarks, name="bench")
 _add(bench.run, bench.RUN_EXAMPLES, to=benchmarks)
 _add(bench.workloads, bench.WORKLOADS_EXAMPLES, to=benchmarks)
+_add(bench_report.report, bench_report.EXAMPLES, to=benchmarks)
 _add(new_engine.new_engine, new_engine.EXAMPLES)
 _add(keep.verify, keep.VERIFY_EXAMPLES)
 _add(keep.snapshot, keep.SNAPSHOT_EXAMPLES)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from rmqstore_benchmarks.report import bars, quantities
+from rmqstore_benchmarks.report.aggregates import CellPhase
 from rmqstore_benchmarks.report.drawing import first, note, panels, style
 from rmqstore_benchmarks.report.looks import Look
 from rmqstore_benchmarks.report.plot import Drawn, Measured, Plot, ordered, tidy, values
@@ -45,12 +46,20 @@ def _data(measured: Measured) -> pa.Table:
         return tidy([])
     rows = []
     for panel in _PANELS:
-        for phase, part in panel.parts.items():
+        for phase, part in _comparable(panel, found[0].rows).items():
             for each in found[0].rows:
                 if each.phase == phase and (metric := each.metrics.get(panel.metric)):
                     names = {"panel": panel.title, "variant": each.cell.variant, "part": part, "unit": "bytes per user byte"}
                     rows.append({**names, **values(metric), "setting": found[0].setting})
     return tidy(rows)
+
+
+def _comparable(panel: _Panel, rows: Sequence[CellPhase]) -> dict[str, str]:
+    """Return the parts of a panel; of those that add up only what every variant tells, since sums of other parts cannot be compared."""
+    if not panel.is_sum:
+        return panel.parts
+    told = {phase: {each.cell.variant for each in rows if each.phase == phase and panel.metric in each.metrics} for phase in panel.parts}
+    return {phase: part for phase, part in panel.parts.items() if told[phase] and told[phase] == set().union(*told.values())}
 
 
 def _draw(table: pa.Table, looks: Mapping[str, Look]) -> Drawn:
@@ -79,7 +88,8 @@ def _sentence(panel: _Panel, rows: list[dict[str, Any]]) -> str:
         totals: dict[str, float] = {}
         for row in here:
             totals[row["variant"]] = totals.get(row["variant"], 0.0) + row["median"]
-        what = ""
+        stages = [part for part in panel.parts.values() if any(row["part"] == part for row in here)]
+        what = "" if len(stages) == len(panel.parts) else f" ({quantities.joined(stages)} only)"
     else:
         part = [each for each in panel.parts.values() if any(row["part"] == each for row in here)][-1]
         totals = {row["variant"]: row["median"] for row in here if row["part"] == part}

@@ -25,7 +25,7 @@ th { border-bottom: 2px solid #9aa4ad; white-space: nowrap; }
 tr + tr td { border-top: 1px solid #dde2e6; } .numbers td + td, .numbers th + th { text-align: right; padding: .3rem .2rem .3rem .7rem; }
 .numbers td { font-variant-numeric: tabular-nums; } .numbers th { white-space: normal; vertical-align: bottom; }
 .numbers td span { display: block; color: #66707a; font-size: .92em; white-space: nowrap; }
-caption, .soft { color: #66707a; font-size: .85rem; text-align: left; } caption { padding: .6rem 0 .2rem; }
+.soft { color: #66707a; font-size: .85rem; } p.soft { margin: 1rem 0 .3rem; }
 img { width: 100%; max-width: 60rem; height: auto; display: block; margin: .6rem 0; } .finding { font-weight: 600; margin: .2rem 0; }
 details { font-size: .9rem; margin-bottom: 1rem; } details .wide { max-height: 24rem; overflow: auto; } summary { cursor: pointer; }
 .claim { border-top: 1px solid #dde2e6; padding: .7rem 0; display: grid; grid-template-columns: 11rem 1fr; column-gap: 1.2rem; }
@@ -65,11 +65,11 @@ def _e(text: str) -> str:
 
 
 def _table(table: TextTable, *, numbers: bool = False) -> str:
-    caption = f"<caption>{_e(table.caption)}</caption>" if table.caption else ""
+    caption = f'<p class="soft">{_e(table.caption)}</p>' if table.caption else ""
     head = "".join(f"<th>{_e(name)}</th>" for name in table.header) if any(table.header) else ""
     rows = "".join("<tr>" + "".join(f"<td>{_cell(cell) if numbers else _e(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
     kind = ' class="numbers"' if numbers else ""
-    return f'<div class="wide"><table{kind}>{caption}<tr>{head}</tr>{rows}</table></div>'
+    return f'{caption}<div class="wide"><table{kind}><tr>{head}</tr>{rows}</table></div>'
 
 
 def _cell(text: str) -> str:

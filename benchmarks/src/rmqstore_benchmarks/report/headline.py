@@ -52,7 +52,7 @@ def headlines(measured: Measured) -> list[TextTable]:
     found: dict[str, Slice[CellPhase]] = {}
     for each in slices([phase for phase in measured.phases if phase.phase in wanted]):
         found.setdefault(each.fixed["durability"], each)
-    return [_table(measured, each) for _, each in sorted(found.items(), reverse=True)]
+    return [_table(measured, each) for _, each in sorted(found.items(), key=lambda item: (item[0] != "power_loss", item[0]))]
 
 
 def _table(measured: Measured, chosen: Slice[CellPhase]) -> TextTable:
@@ -76,8 +76,11 @@ def _table(measured: Measured, chosen: Slice[CellPhase]) -> TextTable:
 
 
 def _text(value: Spread | None, text_of: Callable[[float], str]) -> str:
-    """Return a median with lowest and highest beside it, when there are several."""
+    """Return a median, with lowest and highest beside it where they differ."""
     if value is None:
         return NOT_TOLD
-    middle = text_of(value.median)
-    return middle if value.repeats == 1 else f"{middle} ({text_of(value.low)} to {text_of(value.high)})"
+    middle, low, high = text_of(value.median), text_of(value.low), text_of(value.high)
+    if low == high:
+        return middle
+    number, _, unit = low.rpartition(" ")
+    return f"{middle} ({number if high.endswith(f' {unit}') else low} to {high})"

@@ -79,9 +79,12 @@ def _of(phases: Sequence[CellPhase], phase: str, design: Design) -> list[CellPha
 
 
 def is_short_of_memory(each: CellPhase) -> bool:
-    """Return whether a cold drain had less memory than messages, so that what is read twice comes from the disk twice."""
+    """Return whether a cold drain had less memory than messages, so that what is read twice comes from the disk twice.
+
+    Of several shards none counts, since each sees what all read.
+    """
     limit = each.metrics.get("memory_limit_per_user_byte")
-    return limit is not None and limit.median < 1
+    return limit is not None and limit.median < 1 and each.cell.shards == 1
 
 
 def _less_pollution(phases: Sequence[CellPhase]) -> Judgement:

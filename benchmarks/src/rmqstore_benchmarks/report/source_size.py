@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import tokenize
 from pathlib import Path
 
 
+@functools.cache
 def package_lines(*packages: str) -> int | None:
     """Return the lines of code of packages together; None when one is not installed. Nothing is imported but their parents."""
     total = 0

@@ -164,11 +164,15 @@ def _draw_body(table: pa.Table, looks: Mapping[str, Look]) -> Drawn:
     return Drawn(figure, _body_finding(parts, looks))
 
 
+_MOST_TICKS: Final = 5
+_APART: Final = 5
+
+
 def _thinned(sizes: Sequence[float]) -> list[float]:
-    """Return sizes at least a factor of three apart, the last one always."""
+    """Return sizes, if there are many only some that are far apart; the last one always."""
     kept: list[float] = []
     for each in reversed(sizes):
-        if not kept or kept[-1] / each >= 3:
+        if not kept or len(sizes) <= _MOST_TICKS or kept[-1] / each >= _APART:
             kept.append(each)
     return kept[::-1]
 

@@ -21,6 +21,14 @@ STALL_MS: Final = 100.0
 _SHOWN: Final = {"fill": "scheduled", "schedule": "scheduled", "hand_over": "handed_over", "pop_ack": "acked", "mixed": "scheduled"}
 """By phase, what is counted."""
 
+_TITLES: Final = {
+    "fill": "Fill: timers scheduled",
+    "schedule": "Schedule: timers scheduled",
+    "hand_over": "Hand over: messages handed over",
+    "pop_ack": "Pop and ack: messages acked",
+    "mixed": "Mixed: timers scheduled",
+}
+
 _LEAST_SECONDS: Final = 3
 
 
@@ -102,7 +110,7 @@ def _draw(table: pa.Table, looks: Mapping[str, Look]) -> Drawn:
                 }
                 for row in stalled:
                     axes.plot(row["second"] + 0.5, row["rate"], look.marker, **spots)
-            axes.set_title(f"{phase.replace('_', ' ').capitalize()}, {here[0]['counted'].replace('_', ' ')}")
+            axes.set_title(_TITLES[phase])
             axes.set_ylim(0, max(row["rate"] for row in here) * 1.08 or 1)
             axes.set_xlim(0, max(row["second"] for row in here) + 1)
             axes.set_ylabel("messages/s")

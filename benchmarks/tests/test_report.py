@@ -1,0 +1,304 @@
+"""The report on a run of the grid: every figure, finding and claim, and what it does with results that lack something."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.tests.grid_results import DESIGNS, STEADY, Grid, Point
+from rmqstore.cli import main
+from rmqstore.errors import RmqstoreError, StorePathError, TransferError
+from rmqstore_benchmarks.grid.tables import TABLES
+
+pytest.importorskip("matplotlib", reason="the report needs rmqstore-benchmarks[report]")
+
+from rmqstore_benchmarks.report.making import ALL_CLAIMS, PLOTS, Made, make
+
+DPI = 40
+
+
+def everything() -> Grid:
+    """Return results that every figure has its data in, as few as will do."""
+    grid = Grid()
+    cold = tuple(phase for phase in STEADY if phase not in ("open_50", "open_95"))
+    sweep = ("schedule", "hand_over", "pop_ack", "recover")
+    for variant in ("wheel", "wheel-copy", "rocksdb", "rocksdb-separated", "lmdb"):
+        for repeat in range(2):
+            grid.run(variant, Point(), repeat, STEADY if repeat == 0 else cold, seconds=4)
+        grid.run(variant, Point(backlog=1_000_000), 0, sweep, seconds=1)
+        grid.run(variant, Point(body_bytes=4096), 0, sweep, seconds=1)
+        grid.run(variant, Point(body_bytes=4096, backlog=1_000_000), 0, sweep, seconds=1)
+        grid.run(variant, Point(shards=2), 0, ("schedule", "mixed"), seconds=1)
+        grid.run(variant, Point("reminder"), 0, ("fill", "roll"), seconds=1)
+    grid.run("null", Point(), 0, ("schedule", "hand_over"), seconds=1)
+    return grid
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    directory = everything().write(tmp_path_factory.mktemp("grid"))
+    return make(directory, directory / "report", dpi=DPI)
+
+
+class References(HTMLParser):
+    """Gathers what a page refers to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.found += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+
+
+def test_every_figure_has_picture_data_and_a_finding_with_a_figure_in_it(made: Made) -> None:
+    assert not made.left_out
+    assert list(made.findings) == [plot.title for plot in PLOTS]
+    for plot in PLOTS:
+        assert (made.page.parent / f"{plot.name}.png").read_bytes().startswith(b"\x89PNG")
+        assert len((made.page.parent / f"{plot.name}.csv").read_text().splitlines()) > 2
+        assert re.search(r"\d", made.findings[plot.title]), plot.title
+        assert "null" not in made.findings[plot.title]
+
+
+def test_the_page_needs_no_other_file(made: Made) -> None:
+    page = References()
+    page.feed(made.page.read_text())
+    assert len(page.found) == len(PLOTS)
+    assert all(each.startswith("data:image/png;base64,") for each in page.found)
+    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert page.tags.count("details") == len(PLOTS)
+    assert not re.search(r"url\(|@import|https?://", made.page.read_text())
+
+
+def test_links_of_the_markdown_page_lead_somewhere(made: Made) -> None:
+    text = (made.page.parent / "report.md").read_text()
+    links = re.findall(r"(?<!\\)\[[^\]]*\]\(([^)]+)\)", text)
+    assert len(links) == 2 * len(PLOTS)
+    assert all((made.page.parent / link).is_file() for link in links)
+
+
+def test_the_summary_has_a_row_for_each_phase_of_each_cell(made: Made) -> None:
+    rows = pq.read_table(made.page.parent / "summary.parquet").to_pylist()
+    keys = [(row["cell_id"], row["phase"]) for row in rows]
+    assert len(set(keys)) == len(keys)
+    (wheel,) = [row for row in rows if row["cell_id"] == "wheel/order-timeout/256/100000/power_loss/1" and row["phase"] == "schedule"]
+    assert wheel["rate_repeats"] == 2
+    assert wheel["rate_low"] < wheel["rate"] < wheel["rate_high"]
+    assert wheel["rate"] == pytest.approx((wheel["rate_low"] + wheel["rate_high"]) / 2)
+
+
+def test_claims_follow_from_the_figures(made: Made) -> None:
+    told = {name: verdict.value for name, verdict in made.verdicts.items()}
+    assert list(told) == [claim.name for claim in ALL_CLAIMS]
+    del told["simple flow"]  # counted in the source, no figure of the run
+    assert told == {
+        "no rolling": "depends",  # true beside a wheel that copies, not beside one that points
+        "less page-cache pollution": "confirmed",
+        "sorting on write": "confirmed",
+        "compaction costs CPU": "confirmed",
+        "retrieval costs compute": "confirmed",
+        "slower as it grows": "confirmed",
+        "separation hurts reading": "depends",
+        "random reads, page cache": "confirmed",
+        "reading given for writing": "refuted",
+    }
+
+
+# ---------------------------------------------------------------- results that lack something
+
+
+def verdicts(made: Made) -> set[str]:
+    return {verdict.value for name, verdict in made.verdicts.items() if name != "simple flow"}
+
+
+def test_one_phase_of_one_run_makes_a_report_that_says_what_is_missing(tmp_path: Path) -> None:
+    grid = Grid()
+    grid.run("wheel", Point(), 0, ("fill",), seconds=1)
+    grid.environment = None
+    made = make(grid.write(tmp_path, ("runs", "phases")), tmp_path / "report", dpi=DPI)
+    assert not made.findings
+    assert set(made.left_out) == {plot.title for plot in PLOTS}
+    assert verdicts(made) == {"not measured in this run"}
+    page = made.page.read_text()
+    assert all(needs in page for needs in made.left_out.values())
+
+
+def test_a_refused_run_has_no_figure_and_is_listed(tmp_path: Path) -> None:
+    grid = Grid()
+    fast = DESIGNS["lmdb"]._replace(write=9e9, read=9e9, mib_per_s=1e9)
+    for backlog in (10_000, 100_000):
+        grid.run("wheel", Point(backlog=backlog), 0, ("schedule", "hand_over", "pop_ack"), seconds=1)
+        grid.run("lmdb", Point(backlog=backlog), 0, STEADY, "refused", "message 81 came | twice", design=fast, seconds=1)
+    made = make(grid.write(tmp_path), tmp_path / "report", dpi=DPI)
+    assert made.outcomes == "4 cells, 4 runs: 2 good, 2 refused"
+    assert "lmdb" not in "".join(made.findings.values())
+    assert "lmdb" not in "".join(file.read_text() for file in made.page.parent.glob("*.csv"))
+    assert not [row for row in pq.read_table(made.page.parent / "summary.parquet").to_pylist() if row["variant"] == "lmdb"]
+    assert made.page.read_text().count("message 81 came | twice") == 2
+    assert (made.page.parent / "report.md").read_text().count("message 81 came \\| twice") == 2
+
+
+def test_what_is_not_told_is_left_out_and_never_zero(tmp_path: Path) -> None:
+    grid = Grid()
+    grid.run("rocksdb", Point(), 0, ("schedule", "hand_over", "pop_ack"), seconds=1)
+    for row in grid.rows["phases"]:
+        for name in ("device_write_bytes", "device_read_bytes", "disk_bytes", "cpu_s", "wall_s"):
+            row[name] = None
+    made = make(grid.write(tmp_path), tmp_path / "report", dpi=DPI)
+    assert "Not told: written to the device, read from the device and space." in made.findings["Write, read and space amplification"]
+    rows = pq.read_table(made.page.parent / "summary.parquet").to_pylist()
+    assert all(row["rate"] is row["device_write_per_user_byte"] is row["cpu_us_per_message"] is None for row in rows)
+    assert all(row["wchar_per_user_byte"] > 0 for row in rows)
+
+
+def test_a_run_that_lacks_a_shard_has_no_figure_for_that_phase(tmp_path: Path) -> None:
+    grid = Grid()
+    grid.run("wheel", Point(shards=2), 0, ("schedule", "mixed"), seconds=1)
+    grid.rows["phases"].pop()
+    made = make(grid.write(tmp_path), tmp_path / "report", dpi=DPI)
+    assert pq.read_table(made.page.parent / "summary.parquet")["phase"].to_pylist() == ["schedule"]
+
+
+def test_a_figure_without_data_now_is_removed(tmp_path: Path) -> None:
+    grid = Grid()
+    grid.run("wheel", Point("reminder"), 0, ("roll",), seconds=1)
+    first = make(grid.write(tmp_path / "first"), tmp_path / "report", dpi=DPI)
+    assert "Write amplification of rolling" in first.findings
+    assert (tmp_path / "report" / "rolling.png").exists()
+    grid = Grid()
+    grid.run("wheel", Point(), 0, ("schedule",), seconds=1)
+    make(grid.write(tmp_path / "second"), tmp_path / "report", dpi=DPI)
+    assert not list((tmp_path / "report").glob("rolling.*"))
+
+
+# ---------------------------------------------------------------- results that are none
+
+
+def _no_directory(directory: Path) -> None:
+    pass
+
+
+def _empty(directory: Path) -> None:
+    Grid().write(directory)
+
+
+def _no_phases(directory: Path) -> None:
+    small().write(directory, ("runs",))
+
+
+def _no_parquet(directory: Path) -> None:
+    small().write(directory)
+    (directory / "results" / "phases.parquet").write_bytes(b"no parquet")
+
+
+def _column_missing(directory: Path) -> None:
+    small().write(directory)
+    file = directory / "results" / "phases.parquet"
+    pq.write_table(pq.read_table(file).drop_columns(["messages"]), file)
+
+
+def _column_of_another_type(directory: Path) -> None:
+    small().write(directory)
+    file = directory / "results" / "seconds.parquet"
+    table = pq.read_table(file)
+    at = table.schema.get_field_index("second")
+    pq.write_table(table.set_column(at, "second", pa.array(["first"] * len(table))), file)
+
+
+def _stranger(directory: Path) -> None:
+    grid = small()
+    grid.rows["phases"][0]["run_id"] = "someone else's"
+    grid.write(directory)
+
+
+def _doubled(directory: Path) -> None:
+    grid = small()
+    grid.rows["runs"] *= 2
+    grid.write(directory)
+
+
+def _environment(directory: Path) -> None:
+    small().write(directory)
+    (directory / "environment.json").write_text("[]")
+
+
+def small() -> Grid:
+    grid = Grid()
+    grid.run("wheel", Point(), 0, ("schedule",), seconds=1)
+    return grid
+
+
+@pytest.mark.parametrize(
+    ("prepare", "error", "words"),
+    [
+        (_no_directory, StorePathError, r"holds no results of a benchmark.*rmqstore bench run"),
+        (_empty, StorePathError, r"names no run"),
+        (_no_phases, StorePathError, r"holds no table phases"),
+        (_no_parquet, TransferError, r"phases\.parquet cannot be read as Parquet"),
+        (_column_missing, TransferError, r"phases\.parquet has no column messages"),
+        (_column_of_another_type, TransferError, r"seconds\.parquet has a column of another type"),
+        (_stranger, TransferError, r"table phases has rows of \"someone else's\""),
+        (_doubled, TransferError, r"names a run twice"),
+        (_environment, TransferError, r"environment\.json must hold a JSON object"),
+    ],
+)
+def test_what_is_no_result_is_refused_before_anything_is_written(
+    tmp_path: Path, prepare: Callable[[Path], None], error: type[RmqstoreError], words: str
+) -> None:
+    prepare(tmp_path / "run")
+    with pytest.raises(error, match=words):
+        make(tmp_path / "run", tmp_path / "report")
+    assert not (tmp_path / "report").exists()
+
+
+def test_tables_may_be_directories_of_files(tmp_path: Path) -> None:
+    grid = small()
+    grid.write(tmp_path)
+    for name in TABLES:
+        (tmp_path / "results" / name).mkdir()
+        file = tmp_path / "results" / f"{name}.parquet"
+        file.rename(tmp_path / "results" / name / "part-0.parquet")
+        (tmp_path / "results" / name / "_SUCCESS").touch()
+    assert make(tmp_path, tmp_path / "report").outcomes == "1 cells, 1 runs: 1 good"
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(*arguments: Any) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(each) for each in arguments])
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def test_the_command_tells_findings_and_where_the_page_is(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+    grid = Grid()
+    grid.run("wheel", Point("reminder"), 0, ("roll",), seconds=1)
+    code, out, err = command("bench", "report", grid.write(tmp_path))
+    assert code == 0
+    assert "Write amplification of rolling: Bytes written by the process" in out
+    assert "claim, sorting on write: not measured in this run" in out
+    assert out.splitlines()[-1] == f"report: {tmp_path / 'report' / 'report.html'}"
+    assert "left out: Recovery time; it needs the phase recover at two backlogs" in err
+
+
+def test_the_command_says_what_to_run_where_there_is_nothing(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = command("bench", "report", tmp_path / "nothing", "--out", tmp_path / "report")
+    assert (code, out) == (1, "")
+    assert "`rmqstore bench run SPEC.toml` makes them" in err
+    assert not (tmp_path / "report").exists()

@@ -1,4 +1,4 @@
-"""What a ``forget`` takes away: whole runs, parts of runs, and what pointed at them."""
+"""What a ``forget`` takes away: whole runs, parts of runs, records of packs, and what pointed at them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,23 @@ from collections import Counter
 from rmqstore.contract import TimerCursor
 from rmqstore.ordered import traces
 from rmqstore.ordered.counts import MINUTE_MS
-from rmqstore.ordered.layout import PAIR
+from rmqstore.ordered.kv import WriteBatch
+from rmqstore.ordered.layout import FORGOTTEN_KEY, META, PAIR, TIMERS, TRACES
 from rmqstore.ordered.records import deliver_at_of, has_keys
 from rmqstore.ordered.runs import DamagedRunError, Run, decode_run, encode_run, is_single, single_facts, single_of
 
 
 class Removal:
-    """What one page of ``forget`` takes away, gathered run by run in key order."""
+    """What one page of ``forget`` takes away, gathered in the order of the timers.
+
+    Attributes:
+        delivered: (tick, seq, epoch) of the timers that go.
+        deltas: how the number of pending timers changes, by minute of the due time.
+        ticks: those of which timers may have gone.
+        kept_tick: tick of the first entry that stays, of those that were looked at; None when none does.
+        forgotten: how far the packs are forgotten afterwards; None: as far as before.
+        damaged: an entry of which nobody knows how many timers it held goes.
+    """
 
     def __init__(self, upto: TimerCursor, holes: set[tuple[int, int]], *, checked: bool) -> None:
         """``checked``: ``due`` has read these runs and found no damage, so they need not be checked again."""
@@ -24,15 +34,31 @@ class Removal:
         self._tick = -1
         self._bound = 0
         self._open_stretch: bytes | None = None
-        self.stretches: list[tuple[bytes, bytes]] = []
-        self.rest: list[tuple[bytes, bytes]] = []
+        self._stretches: list[tuple[bytes, bytes]] = []
+        self._rest: list[tuple[bytes, bytes]] = []
+        self._index: list[bytes] = []
+        self._holes_gone: set[tuple[int, int]] = set()
         self.delivered: list[tuple[int, int, int]] = []
-        self.index: list[bytes] = []
-        self.holes_gone: set[tuple[int, int]] = set()
         self.deltas: Counter[int] = Counter()
+        self.ticks: set[int] = set()
         self.kept_tick: int | None = None
-        self.removed = False
+        self.forgotten: TimerCursor | None = None
         self.damaged = False
+
+    def __bool__(self) -> bool:
+        """Say whether there is anything to write."""
+        return bool(self._stretches) or self.forgotten is not None
+
+    def stage(self, write: WriteBatch) -> None:
+        """Add it all to a write, but for the counters."""
+        for first, behind in self._stretches:
+            write.delete_range(TIMERS, first, behind)
+        write.put_many(TIMERS, self._rest)
+        traces.put_delivered(write, self.delivered)
+        write.delete_many(TRACES, self._index)
+        write.delete_many(TRACES, [traces.hole_key(*hole) for hole in sorted(self._holes_gone)])
+        if self.forgotten is not None:
+            write.put(META, FORGOTTEN_KEY, self.forgotten.to_bytes())
 
     def add(self, key: bytes, value: bytes) -> None:
         """Look at the next run in key order: it stays, goes, or is cut."""
@@ -43,7 +69,7 @@ class Removal:
         if first_seq > bound:
             self._keep(tick)
             return
-        self.removed = True
+        self.ticks.add(tick)
         if self._checked and is_single(value):
             epoch, deliver_ms, keyed = single_facts(value)
             self.delivered.append((tick, first_seq, epoch))
@@ -60,7 +86,7 @@ class Removal:
             return
         covered = bisect_right(run.deltas, bound - first_seq)
         for at in range(covered):
-            self._account(tick, first_seq + run.deltas[at], run.epoch, run.records[at])
+            self.account(tick, first_seq + run.deltas[at], run.epoch, run.records[at])
         self._remove(key)
         if covered < len(run.records):
             self._cut(tick, first_seq, run, covered)
@@ -68,17 +94,19 @@ class Removal:
     def _cut(self, tick: int, first_seq: int, run: Run, covered: int) -> None:
         """Keep what is left of a run without its holes, so that a run of one record is never a hole."""
         places = range(covered, len(run.records))
-        self.holes_gone.update((tick, first_seq + run.deltas[at]) for at in places if (tick, first_seq + run.deltas[at]) in self._holes)
+        self._holes_gone.update((tick, first_seq + run.deltas[at]) for at in places if (tick, first_seq + run.deltas[at]) in self._holes)
         live = [at for at in places if (tick, first_seq + run.deltas[at]) not in self._holes]
         if live:
             first_left = run.deltas[live[0]]
             left = encode_run(run.epoch, run.store_ms, [run.records[at] for at in live], [run.deltas[at] - first_left for at in live])
-            self.rest.append((PAIR.pack(tick, first_seq + first_left), left))
+            self._rest.append((PAIR.pack(tick, first_seq + first_left), left))
             self._keep(tick)
 
-    def _account(self, tick: int, seq: int, epoch: int, record: bytes) -> None:
+    def account(self, tick: int, seq: int, epoch: int, record: bytes) -> None:
+        """Take a timer off the counters and the index; what held it is another's business."""
+        self.ticks.add(tick)
         if (tick, seq) in self._holes:
-            self.holes_gone.add((tick, seq))
+            self._holes_gone.add((tick, seq))
             return
         self.delivered.append((tick, seq, epoch))
         due = deliver_at_of(record)
@@ -87,17 +115,26 @@ class Removal:
             self._unindex(tick, seq, record)
 
     def _unindex(self, tick: int, seq: int, record: bytes) -> None:
-        self.index += traces.index_keys(record, tick, seq)
+        self._index += traces.index_keys(record, tick, seq)
+
+    def clear(self, first: bytes, behind: bytes, *, damaged: bool = False) -> None:
+        """Take away every entry of a range, whose timers are accounted for, or cannot be."""
+        self._open_stretch = None
+        self._stretches.append((first, behind))
+        self.damaged |= damaged
 
     def _remove(self, key: bytes) -> None:
         behind = key + b"\x00"
         if self._open_stretch is None:
             self._open_stretch = key
-            self.stretches.append((key, behind))
+            self._stretches.append((key, behind))
         else:
-            self.stretches[-1] = (self._open_stretch, behind)
+            self._stretches[-1] = (self._open_stretch, behind)
 
     def _keep(self, tick: int) -> None:
         self._open_stretch = None
-        if self.kept_tick is None:
-            self.kept_tick = tick
+        self.keep(tick)
+
+    def keep(self, tick: int) -> None:
+        """Note that something of this tick stays."""
+        self.kept_tick = tick if self.kept_tick is None else min(self.kept_tick, tick)

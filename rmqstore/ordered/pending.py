@@ -3,64 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
-import msgspec
-
-from rmqstore.contract import EMPTY_CURSOR, PendingCounts, TimerCursor
+from rmqstore.contract import PendingCounts, TimerCursor
 from rmqstore.errors import IllegalArgumentError
-from rmqstore.message import Message
-from rmqstore.ordered import traces
 from rmqstore.ordered.counts import MINUTE_MS, MinuteCounts
 from rmqstore.ordered.kv import OrderedKV
-from rmqstore.ordered.layout import HOLE, TICK_SEQ, TIMERS, TRACES, U64, after_prefix
-from rmqstore.ordered.records import decode_message, deliver_at_of
-from rmqstore.ordered.runs import DamagedRunError, decode_run
-
-_PAGE = 512
-
-
-class LivePut(msgspec.Struct, frozen=True):
-    """A kept, uncancelled put."""
-
-    tick: int
-    seq: int
-    epoch: int
-    record: bytes
-
-    @property
-    def due_ms(self) -> int:
-        """Its deliver time, or its tick when it was sent without one."""
-        deliver = deliver_at_of(self.record)
-        return self.tick if deliver < 0 else deliver
-
-    def message(self) -> Message:
-        """Its message, decoded."""
-        return decode_message(self.record)
-
-
-def live_puts(
-    kv: OrderedKV, start: bytes, stop: bytes | None, handed: TimerCursor = EMPTY_CURSOR, damaged: list[str] | None = None
-) -> Iterator[LivePut]:
-    """Yield the live puts of a key range in (tick, seq) order, without those that ``handed`` covers.
-
-    Damaged runs are named in ``damaged`` and passed over.
-    """
-    while page := kv.scan(TIMERS, start, stop, _PAGE):
-        start = page[-1][0] + b"\x00"
-        holes = traces.holes_between(kv, page[0][0], U64.unpack_from(page[-1][0])[0])
-        for key, value in page:
-            tick, first_seq = TICK_SEQ.unpack(key)
-            try:
-                run = decode_run(value)
-            except DamagedRunError as error:
-                if damaged is not None:
-                    damaged.append(f"timer run {tick}/{first_seq}: {error}")
-                continue
-            for step, record in zip(run.deltas, run.records, strict=True):
-                if (tick, first_seq + step) not in holes and not handed.covers(tick, first_seq + step):
-                    yield LivePut(tick, first_seq + step, run.epoch, record)
+from rmqstore.ordered.layout import HOLE, TICK_SEQ, TRACES, after_prefix
+from rmqstore.ordered.timerlayout import LivePut, OnDamage, TimerLayout, pass_over
 
 
 class Pending:
@@ -70,13 +21,14 @@ class Pending:
     taken off, so a message is never counted in both places.
     """
 
-    def __init__(self, kv: OrderedKV, counts: MinuteCounts, total: int, handed: TimerCursor, precision_ms: int) -> None:
-        self._kv = kv
+    def __init__(self, layout: TimerLayout, counts: MinuteCounts, total: int, handed: TimerCursor, precision_ms: int) -> None:
+        self._layout = layout
         self._counts = counts
         self._total = total
         self._handed = handed
         self._precision_ms = precision_ms
-        self._gone = [put.due_ms for put in live_puts(kv, b"", U64.pack(handed.highest_tick + 1)) if handed.covers(put.tick, put.seq)]
+        under = layout.live_puts((0, 0), handed.highest_tick + 1, pass_over)
+        self._gone = [put.due_ms for put in under if handed.covers(put.tick, put.seq)]
 
     def count(self, edges_ms: Sequence[int]) -> PendingCounts:
         """Count by buckets between rising edges."""
@@ -96,25 +48,25 @@ class Pending:
         count = self._counts.between(0, minute) - sum(due_ms < first_ms for due_ms in self._gone)
         if edge_ms > first_ms:
             # A put of due time d has d <= tick < d + precision.
-            puts = live_puts(self._kv, U64.pack(first_ms), U64.pack(edge_ms + self._precision_ms), self._handed)
+            puts = self._layout.live_puts((first_ms, 0), edge_ms + self._precision_ms, pass_over, self._handed)
             count += sum(first_ms <= put.due_ms < edge_ms for put in puts)
         return count
 
     def _earliest(self) -> int | None:
         earliest: int | None = None
-        for put in live_puts(self._kv, b"", None, self._handed):
+        for put in self._layout.live_puts((0, 0), None, pass_over, self._handed):
             if earliest is not None and put.tick - self._precision_ms >= earliest:
                 break
             earliest = put.due_ms if earliest is None else min(earliest, put.due_ms)
         return earliest
 
     def _latest(self) -> int | None:
-        """Walk back from the last run: the last ticks may hold nothing but holes."""
-        stop: bytes | None = None
-        while entry := self._kv.scan(TIMERS, b"", stop, 1, reverse=True):
-            tick = U64.unpack_from(entry[0][0])[0]
-            start = U64.pack(max(tick - self._precision_ms, 0))
-            latest = max((put.due_ms for put in live_puts(self._kv, start, stop, self._handed)), default=None)
+        """Walk back from the last tick: the last ones may hold nothing but holes."""
+        stop: int | None = None
+        while (tick := self._layout.last_tick(stop)) is not None:
+            start = max(tick - self._precision_ms, 0)
+            puts = self._layout.live_puts((start, 0), stop, pass_over, self._handed)
+            latest = max((put.due_ms for put in puts), default=None)
             if latest is not None or tick <= self._precision_ms:
                 return latest
             stop = start
@@ -122,18 +74,20 @@ class Pending:
 
 
 def scan_live(
-    kv: OrderedKV, from_ms: int, to_ms: int, after: tuple[int, int] | None, limit: int, precision_ms: int, handed: TimerCursor
+    layout: TimerLayout,
+    from_ms: int,
+    to_ms: int,
+    after: tuple[int, int] | None,
+    limit: int,
+    precision_ms: int,
+    handed: TimerCursor,
 ) -> list[LivePut]:
     """Answer ``TimerStore.scan``: up to ``limit`` live puts due in ``from_ms <= due < to_ms``, behind ``after``."""
     if from_ms < 0 or limit < 1:
         raise IllegalArgumentError(f"from_ms must be at least 0 and limit at least 1, not {from_ms} and {limit - 1}")
-    start = U64.pack(from_ms)
-    if after is not None:
-        # The run that holds ``after`` starts at or before it.
-        entry = kv.floor(TIMERS, TICK_SEQ.pack(*after))
-        start = max(start, entry[0] if entry is not None else start)
+    start = (from_ms, 0) if after is None else max((from_ms, 0), after)
     found = []
-    for put in live_puts(kv, start, U64.pack(max(to_ms, 0) + precision_ms), handed):
+    for put in layout.live_puts(start, max(to_ms, 0) + precision_ms, pass_over, handed):
         if from_ms <= put.due_ms < to_ms and (after is None or (put.tick, put.seq) > after):
             found.append(put)
             if len(found) == limit:
@@ -141,20 +95,20 @@ def scan_live(
     return found
 
 
-def count_all(kv: OrderedKV, damaged: list[str] | None = None) -> tuple[Counter[int], int]:
+def count_all(layout: TimerLayout, on_damage: OnDamage = pass_over) -> tuple[Counter[int], int]:
     """Count every live put by reading it: (by minute, total)."""
     minutes: Counter[int] = Counter()
     total = 0
-    for put in live_puts(kv, b"", None, damaged=damaged):
+    for put in layout.live_puts((0, 0), None, on_damage):
         minutes[put.due_ms // MINUTE_MS] += 1
         total += 1
     return minutes, total
 
 
-def verify(kv: OrderedKV, counts: MinuteCounts, total: int) -> list[str]:
+def verify(kv: OrderedKV, layout: TimerLayout, counts: MinuteCounts, total: int) -> list[str]:
     """Compare the counters with what is there; one sentence a difference."""
     differences: list[str] = []
-    minutes, live = count_all(kv, differences)
+    minutes, live = count_all(layout, lambda where, reason: differences.append(f"{where}: {reason}"))
     if live != total:
         differences.append(f"{live} timers are pending, the counter says {total}")
     stored = counts.all_minutes()
@@ -165,7 +119,6 @@ def verify(kv: OrderedKV, counts: MinuteCounts, total: int) -> list[str]:
             )
     for key, _ in kv.scan_all(TRACES, HOLE, after_prefix(HOLE)):
         tick, seq = TICK_SEQ.unpack_from(key, 1)
-        entry = kv.floor(TIMERS, key[1:])
-        if entry is None or entry[0][:8] != key[1:9]:
-            differences.append(f"hole {tick}/{seq} lies in no run")
+        if not layout.has_place(tick, seq):
+            differences.append(f"hole {tick}/{seq} lies in no entry")
     return differences

@@ -84,6 +84,12 @@ def holes_between(kv: OrderedKV, first_key: bytes, last_tick: int) -> set[tuple[
     return {TICK_SEQ.unpack_from(key, 1) for key, _ in entries}
 
 
+def holes_from(kv: OrderedKV, first: tuple[int, int], last: tuple[int, int]) -> set[tuple[int, int]]:
+    """Return the holes between two places (tick, seq), both included."""
+    entries = kv.scan_all(TRACES, hole_key(*first), hole_key(*last) + b"\x00")
+    return {TICK_SEQ.unpack_from(key, 1) for key, _ in entries}
+
+
 def index_keys(record: bytes, tick: int, seq: int) -> list[bytes]:
     """Return the index keys of one put; none for a message without keys."""
     keys = key_bytes_of(record)

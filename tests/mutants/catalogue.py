@@ -24,6 +24,7 @@ from rmqstore.ordered.leases import MOVED, Lease
 from rmqstore.ordered.leasing import Leasing
 from rmqstore.ordered.popping import Popping
 from rmqstore.ordered.pops import OrderedPops
+from rmqstore.ordered.rowlayout import RowLayout
 from rmqstore.ordered.stage import Stage
 from rmqstore.ordered.standings import Seat, Standing
 from rmqstore.ordered.timers import OrderedTimers
@@ -221,8 +222,8 @@ def tombstone_dropped() -> Iterator[None]:
 @contextmanager
 def cancelled_rows_of_a_kept_call_go_out() -> Iterator[None]:
     """The hand-over does not look which rows of a call were cancelled."""
-    live = OrderedTimers._live
-    with patch.object(OrderedTimers, "_live", lambda self, page, after, holes: live(self, page, after, set())):
+    live_of = RowLayout._live_of
+    with patch.object(RowLayout, "_live_of", lambda self, page, seen, holes: live_of(self, page, seen, set())):
         yield
 
 

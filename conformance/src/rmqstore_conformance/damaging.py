@@ -13,7 +13,7 @@ from rmqstore import Store
 from rmqstore.ordered.kv import OrderedKV, WriteBatch
 from rmqstore.ordered.layout import QUEUES, TIMERS
 from rmqstore.ordered.runlog import RunQueueLog
-from rmqstore.ordered.timers import OrderedTimers
+from rmqstore.ordered.timers import OrderedTimers, layout_of
 
 Spoiling = Callable[[bytes], bytes]
 
@@ -33,7 +33,10 @@ def damage_timers(store: Store, *bodies: bytes, spoil: Spoiling = flipped) -> in
     """Damage the timers with these bodies; returns how many pieces were damaged: timers that are stored as one are damaged as one."""
     kv = store.timers._shared.kv  # type: ignore[attr-defined]
     if isinstance(store.timers, OrderedTimers):
-        return _damage_runs(kv, TIMERS, bodies, spoil)
+        damaged = _damage_runs(kv, TIMERS, bodies, spoil)
+        # It may have read them before.
+        store.timers._layout = layout_of(kv)
+        return damaged
     return _damage_files(store, store.stats().timer_engine, bodies, spoil)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 import rmqstore
 from rmqstore import Message, ReadStore, StoreClosedError, StoreForkedError, StorePathError, UnsupportedOperationError
 from rmqstore.contract import PopStore, TimerStore
-from rmqstore_conformance.stores import HOUR_MS, START_MS, Pair, Stores, ids, message, pop_all, read_ids, stores_of
+from rmqstore_conformance.stores import GIVEN, HOUR_MS, START_MS, Pair, Stores, ids, message, pop_all, read_ids, stores_of
 
 _READS = {
     *("due", "get", "pending", "scan", "next_tick_ms", "stats", "verify", "durable_position", "sync", "close"),
@@ -27,10 +28,10 @@ _READS = {
 """What does not change a store; everything else that the contract asks for must be refused."""
 
 _OWNER = """
-import sys, rmqstore
+import json, sys, rmqstore
 from rmqstore import Message
-path, timers, pops, now_ms = *sys.argv[1:4], int(sys.argv[4])
-store = rmqstore.open(path, timer_engine=timers, pop_engine=pops, services=False, clock=rmqstore.ManualClock(now_ms))
+path, timers, pops, now_ms, given = *sys.argv[1:4], int(sys.argv[4]), json.loads(sys.argv[5])
+store = rmqstore.open(path, timer_engine=timers, pop_engine=pops, services=False, clock=rmqstore.ManualClock(now_ms), **given)
 store.send_batch([Message("t", b"now %d" % n, message_id=f"n{n}") for n in range(10)])
 store.send_batch([Message("t", b"later %d" % n, message_id=f"l{n}", deliver_at_ms=now_ms + 60_000 + n) for n in range(20)])
 store.pop("t", "g", max_messages=4)
@@ -46,7 +47,7 @@ class _Owner:
 
     def __init__(self, path: Path, pair: Pair) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _OWNER, str(path), pair.timers, pair.pops, str(START_MS)],
+            [sys.executable, "-c", _OWNER, str(path), pair.timers, pair.pops, str(START_MS), json.dumps(GIVEN)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,0 +1,200 @@
+"""The row layout: one run a tick and call, keyed by (tick, first seq), so that the order of hand-over is the order of the keys.
+
+With deliver times that differ, that is one entry a timer; a burst into one tick is a few entries, whatever its size.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rmqstore.contract import EMPTY_CURSOR, TimerCursor
+from rmqstore.ordered import traces
+from rmqstore.ordered.forgetting import Removal
+from rmqstore.ordered.layout import PAIR, TIMERS, U64
+from rmqstore.ordered.placing import Entries, Times, runs_of
+from rmqstore.ordered.runpages import runs_behind
+from rmqstore.ordered.runs import DamagedRunError, count_of, decode_run, is_single, single_of
+from rmqstore.ordered.timerlayout import FORGET_PAGE, LivePut, Located, OnDamage, Seen, TimerLayout, parked_record
+
+BEHIND_RUNS: Final = U64.pack(2**63)
+"""Behind the key of every run."""
+
+_READ_PAGE: Final = 512
+_PEEK_PAGE: Final = 64
+
+
+def run_at(tick: int, seq: int) -> str:
+    """Return how messages name a run."""
+    return f"timer run {tick}/{seq}"
+
+
+class RowLayout(TimerLayout):
+    """Finds timers by the keys of their runs."""
+
+    def gather(self, records: list[bytes], ticks: Times, first_seq: int, now_ms: int, epoch: int) -> Entries:
+        return runs_of(records, ticks, first_seq, now_ms, epoch)
+
+    def note_put(self, entries: Entries) -> None:
+        pass
+
+    # ------------------------------------------------------------ finding
+
+    def locate(self, tick: int, seq: int) -> Located | None:
+        if tick >= 2**63 or seq >= 2**63:
+            return None
+        entry = self._kv.floor(TIMERS, PAIR.pack(tick, seq))
+        if entry is None:
+            return None
+        found_tick, first_seq = PAIR.unpack(entry[0])
+        if found_tick != tick:
+            return None
+        try:
+            run = decode_run(entry[1])
+        except DamagedRunError:
+            return None
+        at = bisect_right(run.deltas, seq - first_seq) - 1
+        if run.deltas[at] != seq - first_seq:
+            return None
+        put = LivePut(tick, seq, run.epoch, run.store_ms, run.records[at])
+        return Located(entry[0], put, is_alone=len(run.records) == 1)
+
+    def has_place(self, tick: int, seq: int) -> bool:
+        entry = self._kv.floor(TIMERS, PAIR.pack(tick, seq))
+        return entry is not None and entry[0][: U64.size] == U64.pack(tick)
+
+    def count_of_tick(self, tick: int) -> int:
+        prefix = U64.pack(tick)
+        kept = sum(count_of(value) for _, value in self._kv.scan_all(TIMERS, prefix, U64.pack(tick + 1)))
+        return kept - len(traces.holes_between(self._kv, prefix, tick))
+
+    def first_tick(self, from_tick: int) -> int | None:
+        first = self._kv.scan(TIMERS, U64.pack(from_tick), BEHIND_RUNS, 1)
+        return U64.unpack_from(first[0][0])[0] if first else None
+
+    def last_tick(self, before_tick: int | None) -> int | None:
+        last = self._kv.scan(TIMERS, b"", BEHIND_RUNS if before_tick is None else U64.pack(before_tick), 1, reverse=True)
+        return U64.unpack_from(last[0][0])[0] if last else None
+
+    # ------------------------------------------------------------ seal and due
+
+    def is_open(self, from_tick: int, until_ms: int, sealed: TimerCursor) -> bool:
+        for key, value in self._kv.scan_all(TIMERS, U64.pack(from_tick), U64.pack(until_ms + 1), page=_PEEK_PAGE):
+            tick, first_seq = PAIR.unpack(key)
+            # One call's runs are sealed together, so the first record speaks for all of them.
+            if first_seq <= sealed.bound(tick):
+                continue
+            if count_of(value) == 1:
+                return True
+            try:
+                run = decode_run(value)
+            except DamagedRunError:
+                return True
+            holes = traces.holes_between(self._kv, key, tick)
+            if any((tick, first_seq + step) not in holes for step in run.deltas):
+                return True
+        return False
+
+    def first_closed(self, from_tick: int, sealed: TimerCursor, after: TimerCursor) -> int | None:
+        stop = U64.pack(sealed.highest_tick + 1)
+        for key, _ in self._kv.scan_all(TIMERS, U64.pack(from_tick), stop, page=_PEEK_PAGE):
+            tick, first_seq = PAIR.unpack(key)
+            if after.bound(tick) < first_seq <= sealed.bound(tick):
+                return int(tick)
+        return None
+
+    def live(self, start: bytes | None, low_tick: int, seen: Seen, limit: int) -> Iterator[tuple[bytes, int, int, bytes]]:
+        at = U64.pack(low_tick) if start is None else start
+        stop = U64.pack(seen.until_ms + 1)
+        while at < stop and (page := self._kv.scan(TIMERS, at, stop, limit + 1)):
+            at = page[-1][0] + b"\x00"
+            holes = traces.holes_between(self._kv, page[0][0], U64.unpack_from(page[-1][0])[0])
+            yield from self._live_of(page, seen, holes)
+
+    def _live_of(
+        self, page: Sequence[tuple[bytes, bytes]], seen: Seen, holes: set[tuple[int, int]]
+    ) -> Iterator[tuple[bytes, int, int, bytes]]:
+        last_tick = -1
+        sealed_bound = done_bound = 0
+        for key, value in page:
+            tick, first_seq = PAIR.unpack(key)
+            if tick != last_tick:
+                last_tick, sealed_bound, done_bound = tick, seen.sealed.bound(tick), seen.after.bound(tick)
+            if first_seq > sealed_bound:
+                continue
+            try:
+                if is_single(value):
+                    if first_seq > done_bound:
+                        yield key, tick, first_seq, single_of(value)
+                    continue
+                run = decode_run(value)
+            except DamagedRunError as error:
+                self.met_damage = True
+                if done_bound < first_seq:
+                    yield key, tick, first_seq, parked_record(value, str(error), run_at(tick, first_seq))
+                continue
+            for step, record in zip(run.deltas, run.records):  # noqa: B905 - a checked run has both; this is the hottest loop
+                if done_bound < first_seq + step <= sealed_bound and (not holes or (tick, first_seq + step) not in holes):
+                    yield key, tick, first_seq + step, record
+
+    # ------------------------------------------------------------ forget
+
+    def is_anything_under(self, low_tick: int, tick: int, seq: int) -> bool:
+        kept = self._kv.scan_all(TIMERS, U64.pack(low_tick), U64.pack(tick + 1))
+        return any(PAIR.unpack(key)[1] <= seq for key, _ in kept)
+
+    def removals(self, low_tick: int, upto: TimerCursor) -> Iterator[Removal]:
+        start, stop = U64.pack(low_tick), U64.pack(upto.highest_tick + 1)
+        while start < stop and (page := self._kv.scan(TIMERS, start, stop, FORGET_PAGE)):
+            start = page[-1][0] + b"\x00"
+            holes = traces.holes_between(self._kv, page[0][0], U64.unpack_from(page[-1][0])[0])
+            removal = Removal(upto, holes, checked=not self.met_damage)
+            for key, value in page:
+                removal.add(key, value)
+            yield removal
+
+    def note_removal(self, removal: Removal) -> None:
+        pass
+
+    # ------------------------------------------------------------ reading all
+
+    def live_puts(
+        self, start: tuple[int, int], stop_tick: int | None, on_damage: OnDamage, handed: TimerCursor = EMPTY_CURSOR
+    ) -> Iterator[LivePut]:
+        at = self._start_of(start)
+        stop = BEHIND_RUNS if stop_tick is None else U64.pack(stop_tick)
+        while page := self._kv.scan(TIMERS, at, stop, _READ_PAGE):
+            at = page[-1][0] + b"\x00"
+            holes = traces.holes_between(self._kv, page[0][0], U64.unpack_from(page[-1][0])[0])
+            for key, value in page:
+                tick, first_seq = PAIR.unpack(key)
+                try:
+                    run = decode_run(value)
+                except DamagedRunError as error:
+                    on_damage(run_at(tick, first_seq), str(error))
+                    continue
+                for step, record in zip(run.deltas, run.records, strict=True):
+                    place = (tick, first_seq + step)
+                    if place >= start and place not in holes and not handed.covers(*place):
+                        yield LivePut(*place, run.epoch, run.store_ms, record)
+
+    def _start_of(self, place: tuple[int, int]) -> bytes:
+        """Return the key of the run that would hold a place, which starts at or before it."""
+        key = PAIR.pack(*place)
+        entry = self._kv.floor(TIMERS, key) if place[1] else None
+        return entry[0] if entry is not None and entry[0][: U64.size] == key[: U64.size] else key
+
+    def page_behind(self, after: bytes | None, limit: int) -> tuple[Sequence[LivePut], bytes | None]:
+        runs = list(runs_behind(self._kv, TIMERS, after, limit))
+        if not runs:
+            return [], None
+        (first_key, _), (last_key, _) = runs[0], runs[-1]
+        holes = traces.holes_between(self._kv, first_key, U64.unpack_from(last_key)[0])
+        found = []
+        for key, run in runs:
+            tick, first_seq = PAIR.unpack(key)
+            for step, record in zip(run.deltas, run.records, strict=True):
+                if (tick, first_seq + step) not in holes:
+                    found.append(LivePut(tick, first_seq + step, run.epoch, run.store_ms, record))
+        return found, last_key

@@ -1,0 +1,481 @@
+"""The packed layout: its format, its windows, and that it answers as the row layout does, whatever is called and wherever it crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmqstore import FormatVersionError, Message, MessageBatch
+from rmqstore.contract import EMPTY_CURSOR, CancelOutcome, EngineOptions, TimerCursor, TimerHandle, TimerStore
+from rmqstore.ordered import packwindow, session
+from rmqstore.ordered.kv import WriteBatch
+from rmqstore.ordered.layout import FORGOTTEN_KEY, META, SPACES, TIMERS
+from rmqstore.ordered.packs import BUCKET_MS, decode_pack, is_pack, pack_key, packs_of, parts_of
+from rmqstore.ordered.runs import RUN_BYTES, DamagedRunError, decode_run
+from rmqstore.ordered.timers import layout_of
+from rmqstore_memory.kv import MemoryKV
+
+MINUTE = 1_700_000_040_000
+"""A whole minute."""
+
+OPTIONS = EngineOptions(store_tag=7, broker="b", precision_ms=1000)
+LAYOUTS = ("row", "packed")
+
+
+class TapedKV(MemoryKV):
+    """Remembers every write, so that a store can be opened as of any of them."""
+
+    def __init__(self) -> None:
+        super().__init__("taped", len(SPACES))
+        self.tape: list[WriteBatch] = []
+
+    def write(self, batch: WriteBatch) -> int:
+        self.tape.append(batch)
+        return super().write(batch)
+
+    def as_of(self, writes: int) -> TapedKV:
+        """Return the database as a crash after so many writes leaves it."""
+        copy = TapedKV()
+        for batch in self.tape[:writes]:
+            copy.write(batch)
+        copy.sync()
+        return copy
+
+
+def opened(kv: TapedKV, layout: str, cursor: TimerCursor = EMPTY_CURSOR, **options: Any) -> TimerStore:
+    settled = EngineOptions(store_tag=7, broker="b", precision_ms=1000, engine={"layout": layout}, **options)
+    timers = session.open_session(kv, settled).timers()
+    timers.recover(cursor)
+    return timers
+
+
+def batch(ticks: list[int], first: int = 0, body_bytes: int = 8) -> MessageBatch:
+    return MessageBatch.of(
+        [
+            Message(
+                "t",
+                b"%d" % (first + n) + bytes(body_bytes),
+                keys=(f"k{n % 3}",) if n % 2 else (),
+                message_id=f"m{first + n}",
+                born_ms=1,
+                deliver_at_ms=tick,
+            )
+            for n, tick in enumerate(ticks)
+        ]
+    )
+
+
+def ids(found: Any) -> list[str]:
+    return [message.message_id for message in found]
+
+
+@contextmanager
+def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make windows so small that a bucket takes several."""
+    with monkeypatch.context() as patched:
+        patched.setattr(packwindow, "ROOM_BYTES", 400)
+        patched.setattr(packwindow, "_NOTED_BYTES", 300)
+        yield
+
+
+# ---------------------------------------------------------------- the format
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 3 * BUCKET_MS // 1000), min_size=1, max_size=40), st.integers(1, 1_000))
+def test_a_call_becomes_packs_and_runs_that_hold_each_record_once(seconds: list[int], first_seq: int) -> None:
+    ticks = np.asarray([MINUTE + 1000 * each for each in seconds], np.int64)
+    records = [b"record %d" % row for row in range(len(seconds))]
+    held = {}
+    for key, value in packs_of(records, ticks, first_seq, 99, 5):
+        if is_pack(key):
+            pack = decode_pack(key, value)
+            bucket, last_seq, first_tick = parts_of(key)
+            places = [(pack.bucket + step, pack.last_seq - back) for step, back in zip(pack.steps, pack.backs, strict=True)]
+            assert places == sorted(places)
+            assert (bucket, last_seq, first_tick) == (pack.bucket, max(seq for _, seq in places), places[0][0])
+            assert bucket % BUCKET_MS == 0
+            assert {tick - tick % BUCKET_MS for tick, _ in places} == {bucket}
+            assert len({tick for tick, _ in places}) > 1
+            assert (pack.epoch, pack.store_ms) == (5, 99)
+            held.update(zip(places, pack.records, strict=True))
+        else:
+            run = decode_run(value)
+            tick, first = int.from_bytes(key[:8], "big"), int.from_bytes(key[8:], "big")
+            held.update({(tick, first + step): record for step, record in zip(run.deltas, run.records, strict=True)})
+    assert held == {(int(tick), first_seq + row): records[row] for row, tick in enumerate(ticks)}
+
+
+def test_the_bytes_of_a_pack_are_those_of_the_page() -> None:
+    ((key, value),) = packs_of([b"late", b"early"], np.asarray([MINUTE + 3000, MINUTE + 1000]), 10, 2, 1)
+    assert key.hex() == f"{2**63 + MINUTE:016x}" + f"{11:016x}" + f"{1000:08x}"
+    assert value[4:] == (
+        (1).to_bytes(4, "little") + (2).to_bytes(4, "little") + (2).to_bytes(8, "little")
+        + b"".join(n.to_bytes(4, "little") for n in (5, 4, 1000, 3000, 0, 1)) + b"earlylate"
+    )  # fmt: skip
+
+
+def test_a_large_call_is_cut_by_seq_so_that_packs_do_not_overlap() -> None:
+    ticks = np.asarray([MINUTE + 1000 * (row % 7) for row in range(3000)], np.int64)
+    entries = packs_of([b"x" * 200] * 3000, ticks, 1, 0, 1)
+    ranges = []
+    for key, value in entries:
+        pack = decode_pack(key, value)
+        ranges.append((pack.last_seq - max(pack.backs), pack.last_seq))
+        assert len(value) < RUN_BYTES + 200 + 20 + 12 * len(pack.records)
+    assert len(ranges) > 3
+    assert all(low[1] < high[0] for low, high in zip(sorted(ranges), sorted(ranges)[1:], strict=False))
+
+
+@pytest.mark.parametrize("at", [0, 5, 9, 21, 30, -1])
+def test_a_changed_byte_of_a_pack_is_found(at: int) -> None:
+    ((key, value),) = packs_of([b"late", b"early"], np.asarray([MINUTE + 3000, MINUTE + 1000]), 10, 2, 1)
+    spoilt = bytearray(value)
+    spoilt[at] ^= 1
+    with pytest.raises(DamagedRunError):
+        decode_pack(key, bytes(spoilt))
+    with pytest.raises(DamagedRunError):
+        decode_pack(key, value[:at])
+
+
+# ---------------------------------------------------------------- the layouts give the same answers
+
+
+class Twins:
+    """A store of each layout, given the same calls; every answer of the one must be that of the other."""
+
+    def __init__(self) -> None:
+        self.kvs = {layout: TapedKV() for layout in LAYOUTS}
+        self.stores = {layout: opened(kv, layout) for layout, kv in self.kvs.items()}
+        self.cursor = EMPTY_CURSOR
+        self.durable = EMPTY_CURSOR
+        self.handles: list[TimerHandle] = []
+        self.count = 0
+
+    def both(self, call: Any) -> Any:
+        row, packed = (call(self.stores[layout]) for layout in LAYOUTS)
+        assert row == packed
+        return packed
+
+    def put(self, ticks: list[int], now_ms: int) -> None:
+        rows = batch(ticks, self.count)
+        self.count += len(ticks)
+        receipts = self.both(lambda store: self._receipts(store, rows, now_ms))
+        self.handles += receipts
+
+    @staticmethod
+    def _receipts(store: TimerStore, rows: MessageBatch, now_ms: int) -> list[TimerHandle]:
+        receipts = store.put(rows, now_ms)[0]
+        return [receipts.handle(row) for row in range(len(receipts))]
+
+    def cancel(self, which: list[int], now_ms: int) -> None:
+        handles = [self.handles[n % len(self.handles)] for n in which] if self.handles else []
+        self.both(lambda store: store.cancel(handles, now_ms)[0])
+
+    def tick(self, until_ms: int, limit: int) -> list[str]:
+        self.both(lambda store: store.seal(until_ms))
+        found = self.both(lambda store: self._due(store, self.cursor, limit))
+        assert found == self.both(lambda store: self._due(store, self.cursor, limit))
+        self.cursor = found[1]
+        return found[0]
+
+    @staticmethod
+    def _due(store: TimerStore, after: TimerCursor, limit: int) -> tuple[list[str], TimerCursor]:
+        due = store.due(after, limit)
+        return ids(due.messages.messages), due.cursor
+
+    def forget(self) -> None:
+        self.durable = self.cursor
+        self.both(lambda store: store.forget(self.durable))
+
+    def crash(self, lost: int) -> None:
+        """Open both anew as of ``lost`` writes ago of each, of those since the cursor became durable; here none may be a call's."""
+        for layout in LAYOUTS:
+            kv = self.kvs[layout].as_of(len(self.kvs[layout].tape) - lost)
+            self.kvs[layout], self.stores[layout] = kv, opened(kv, layout, self.durable)
+        self.cursor = self.durable
+
+    def look(self) -> None:
+        """Compare everything that can be read."""
+        for handed in (EMPTY_CURSOR, self.cursor):
+            edges = [0, MINUTE, MINUTE + 30_500, MINUTE + BUCKET_MS, MINUTE + 4 * BUCKET_MS]
+            self.both(lambda store: store.pending(edges, handed))  # noqa: B023
+            self.both(lambda store: store.scan(0, 2**50, handed=handed))  # noqa: B023
+            self.both(lambda store: self._pages(store, handed))  # noqa: B023
+        self.both(lambda store: store.stats().pending)
+        self.both(lambda store: [store.get(handle) for handle in self.handles])
+        self.both(lambda store: sorted(self._exported(store)))
+        assert self.both(lambda store: store.verify()) == []
+
+    @staticmethod
+    def _pages(store: TimerStore, handed: TimerCursor) -> list[Any]:
+        found, after = [], None
+        while True:
+            page = store.scan(MINUTE, MINUTE + 3 * BUCKET_MS, after, 2, handed)
+            found += page.timers
+            if (after := page.next_after) is None:
+                return found
+
+    @staticmethod
+    def _exported(store: TimerStore) -> list[Any]:
+        found, after = [], None
+        while True:
+            page = store.export_state("timers", after, 3)
+            found += [tuple(sorted((name, str(value)) for name, value in row.items())) for row in page.rows.to_pylist()]
+            if (after := page.next) is None:
+                return found
+
+
+SECONDS = st.integers(-20, 170)
+CALLS = st.one_of(
+    st.tuples(st.just("put"), st.lists(SECONDS, min_size=1, max_size=8)),
+    st.tuples(st.just("put"), st.lists(SECONDS, min_size=1, max_size=8)),
+    st.tuples(st.just("cancel"), st.lists(st.integers(0, 60), min_size=1, max_size=4)),
+    st.tuples(st.just("cancel_key"), st.integers(0, 2)),
+    st.tuples(st.just("tick"), st.integers(1, 6)),
+    st.tuples(st.just("tick"), st.just(100)),
+    st.tuples(st.just("clock"), st.integers(-60, 90)),
+    st.tuples(st.just("forget"), st.just(0)),
+    st.tuples(st.just("crash"), st.just(0)),
+    st.tuples(st.just("look"), st.just(0)),
+)
+
+
+@pytest.mark.parametrize("small_windows", [False, True], ids=["windows", "narrow windows"])
+def test_both_layouts_give_the_same_answers(small_windows: bool) -> None:
+    """Puts, cancels, seals with a clock that is set back, due in pieces, forget, crashes, and every read in between."""
+
+    @settings(max_examples=40)
+    @given(st.lists(CALLS, min_size=2, max_size=22))
+    def histories(calls: list[tuple[str, Any]]) -> None:
+        twins = Twins()
+        now_ms = MINUTE
+        for name, value in calls:
+            if name == "put":
+                twins.put([now_ms + 1000 * each + each for each in value], now_ms)
+            elif name == "cancel":
+                twins.cancel(value, now_ms)
+            elif name == "cancel_key":
+                twins.both(lambda store: store.cancel_key("t", f"k{value}", now_ms)[0])  # noqa: B023
+            elif name == "tick":
+                twins.tick(now_ms, value)
+            elif name == "clock":
+                now_ms += 1000 * value
+            elif name == "forget":
+                twins.forget()
+            elif name == "crash":
+                twins.crash(0)
+            else:
+                twins.look()
+        twins.look()
+        # Packs of which the rest was cancelled go with the next seal, which needs something live to close.
+        twins.put([now_ms + 9 * BUCKET_MS], now_ms)
+        while twins.tick(now_ms + 10 * BUCKET_MS, 5):
+            twins.forget()
+        twins.forget()
+        twins.look()
+        assert not twins.kvs["packed"].scan(TIMERS, b"", None, 1)
+        assert twins.stores["packed"].stats().pending == 0
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if small_windows:
+            with narrow(monkeypatch):
+                histories()
+        else:
+            histories()
+
+
+@settings(max_examples=25)
+@given(st.lists(st.lists(st.integers(0, 130), min_size=2, max_size=9), min_size=1, max_size=5), st.integers(1, 130), st.integers(1, 7))
+def test_a_crash_at_any_write_loses_and_doubles_nothing(puts: list[list[int]], until: int, limit: int) -> None:
+    """Hand over up to a time, with every forget in many writes; a store opened as of any of them hands over the rest, once."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("rmqstore.ordered.packedlayout.FORGET_PAGE", 2)
+        kv = TapedKV()
+        store = opened(kv, "packed")
+        for seconds in puts:
+            store.put(batch([MINUTE + 1000 * each for each in seconds], 100 * len(kv.tape)), MINUTE)
+        everything = {each.message.message_id for each in store.scan(0, 2**50).timers}
+        store.seal(MINUTE + 1000 * until)
+        given_out: list[str] = []
+        # What the receiver held durably, as of each write.
+        held = [(len(kv.tape), EMPTY_CURSOR, 0)]
+        while found := store.due(held[-1][1], limit):
+            if not len(found.messages):
+                break
+            given_out += ids(found.messages.messages)
+            held.append((len(kv.tape), found.cursor, len(given_out)))
+            store.forget(found.cursor)
+        for writes in range(held[0][0], len(kv.tape) + 1):
+            _, cursor, count = next(each for each in reversed(held) if each[0] <= writes)
+            again = opened(kv.as_of(writes), "packed", cursor)
+            assert again.verify() == []
+            assert again.pending(handed=cursor).total == again.stats().pending == len(everything) - count
+            again.seal(MINUTE + 10 * BUCKET_MS)
+            rest = ids(again.due(cursor, 1000).messages.messages)
+            assert sorted(given_out[:count] + rest) == sorted(everything)
+
+
+# ---------------------------------------------------------------- one thing each
+
+
+def put_spread(store: TimerStore, seconds: list[int], first: int = 0, now_ms: int = MINUTE) -> list[TimerHandle]:
+    receipts = store.put(batch([MINUTE + 1000 * each for each in seconds], first), now_ms)[0]
+    return [receipts.handle(row) for row in range(len(receipts))]
+
+
+def test_packs_stay_as_they_are_until_all_of_them_is_covered() -> None:
+    kv = TapedKV()
+    store = opened(kv, "packed")
+    handles = put_spread(store, [1, 20, 40])
+    ((key, value),) = kv.scan(TIMERS, b"", None, 9)
+    store.seal(MINUTE + 21_000)
+    cursor = store.due(EMPTY_CURSOR, 10).cursor
+    store.forget(cursor)
+    assert kv.scan(TIMERS, b"", None, 9) == [(key, value)]
+    assert kv.get(META, FORGOTTEN_KEY) == cursor.to_bytes()
+    assert store.stats().pending == 1
+    assert [store.get(handle) is not None for handle in handles] == [False, False, True]
+    assert store.cancel(handles, MINUTE)[0] == [CancelOutcome.ALREADY_DELIVERED] * 2 + [CancelOutcome.CANCELLED]
+    store.seal(MINUTE + BUCKET_MS)
+    store.forget(store.due(cursor, 10).cursor)
+    store.forget(cursor.join([(MINUTE + BUCKET_MS, 3)]))
+    assert not kv.scan(TIMERS, b"", None, 9)
+    assert store.verify() == []
+
+
+def test_the_open_bucket_is_read_once_and_not_again_at_each_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute's ticks decode each of its packs once; a pack that is put meanwhile is decoded alone."""
+    kv = TapedKV()
+    store = opened(kv, "packed")
+    for n in range(20):
+        put_spread(store, [1 + n, 20 + n, 39 + n], 10 * n)
+    decoded: list[bytes] = []
+    monkeypatch.setattr(packwindow, "decode_pack", lambda key, value: decoded.append(key) or decode_pack(key, value))
+    cursor, got = EMPTY_CURSOR, []
+    for second in range(1, 60):
+        if second == 30:
+            put_spread(store, [31, 50], 900)
+        store.seal(MINUTE + 1000 * second)
+        due = store.due(cursor, 1000)
+        got += ids(due.messages.messages)
+        cursor = due.cursor
+        store.forget(cursor)
+    assert len(got) == len(set(got)) == 62
+    assert len(decoded) == 21
+
+
+def test_a_bucket_of_any_size_is_read_in_bounded_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packwindow, "ROOM_BYTES", 20_000)
+    kv = TapedKV()
+    store = opened(kv, "packed")
+    for n in range(20):
+        store.put(batch([MINUTE + 1000 * (row % 50) for row in range(100)], 1000 * n, 100), MINUTE)
+    most = 0
+    settle = packwindow.Windows._read
+
+    def measured(self: Any, *args: Any) -> packwindow.Window:
+        nonlocal most
+        window = settle(self, *args)
+        most = max(most, sum(map(len, window.records)))
+        return window
+
+    monkeypatch.setattr(packwindow.Windows, "_read", measured)
+    store.seal(MINUTE + BUCKET_MS)
+    cursor, got = EMPTY_CURSOR, []
+    while len((due := store.due(cursor, 300)).messages):
+        got += [(message.deliver_at_ms, int(message.message_id[1:])) for message in due.messages.messages]
+        cursor = due.cursor
+        store.forget(cursor)
+    assert got == sorted(got)
+    assert len(got) == 2000
+    assert 10_000 < most < 60_000
+
+
+def test_damaged_packs_are_parked_and_the_rest_goes_on() -> None:
+    """T12: at the first tick of the pack; and at the end of its bucket when some of it was handed over and forgotten before."""
+    kv = TapedKV()
+    store = opened(kv, "packed")
+    for n in range(3):
+        put_spread(store, [10, 20, 50], 10 * n)
+    entries = kv.scan(TIMERS, b"", None, 9)
+
+    def damage(at: int) -> None:
+        write = WriteBatch()
+        write.put(TIMERS, entries[at][0], entries[at][1][:-1] + b"?")
+        kv.write(write)
+        store._layout = layout_of(kv)  # type: ignore[attr-defined]
+
+    damage(0)
+    assert any("pack" in each for each in store.verify())
+    store.seal(MINUTE + 9000)
+    assert not len(store.due(EMPTY_CURSOR, 10).messages)
+    store.seal(MINUTE + 10_000)
+    due = store.due(EMPTY_CURSOR, 10)
+    assert [message.topic for message in due.messages.messages] == ["t", "t", "%PARKED%"] or sorted(
+        message.topic for message in due.messages.messages
+    ) == ["%PARKED%", "t", "t"]
+    store.forget(due.cursor)
+    assert len(kv.scan(TIMERS, b"", None, 9)) == 2
+    assert store.verify() == []
+    damage(1)
+    store.seal(MINUTE + 50_000)
+    later = store.due(due.cursor, 10)
+    assert [message.topic for message in later.messages.messages] == ["t", "t"]
+    store.forget(later.cursor)
+    store.seal(MINUTE + BUCKET_MS)
+    last = store.due(later.cursor, 10)
+    assert [message.topic for message in last.messages.messages] == ["%PARKED%"]
+    store.forget(last.cursor)
+    assert not kv.scan(TIMERS, b"", None, 9)
+    assert store.verify() == []
+    assert store.stats().pending == 0
+
+
+def test_what_is_forgotten_of_packs_has_a_bound_of_corners() -> None:
+    """A clock that is set back again and again: F loses corners as soon as no pack has anything under them."""
+    kv = TapedKV()
+    store = opened(kv, "packed")
+    cursor = EMPTY_CURSOR
+    for n in range(40):
+        start = 200 * (40 - n)
+        put_spread(store, [start, start + 2], 10 * n)
+        store.seal(MINUTE + 1000 * (start + 100))
+        cursor = store.due(cursor, 10).cursor
+        store.sync()
+        store.forget(cursor)
+        store.sync()
+        assert len(cursor.corners) <= 16
+        assert len(TimerCursor.from_bytes(kv.get(META, FORGOTTEN_KEY) or b"").corners) <= 16
+    assert store.stats().pending == 0
+
+
+def test_congestion_counts_the_timers_of_packs() -> None:
+    store = opened(TapedKV(), "packed", congestion_limit=10)
+    layout: Any = store._layout  # type: ignore[attr-defined]
+    handles = put_spread(store, [1, 2, 2, 3])
+    put_spread(store, [2, 2], 10)
+    assert [layout.count_of_tick(MINUTE + 1000 * second) for second in range(5)] == [0, 1, 4, 1, 0]
+    store.cancel(handles[1:2], MINUTE)
+    assert layout.count_of_tick(MINUTE + 2000) == 3
+
+
+def test_a_store_keeps_the_layout_it_was_made_with() -> None:
+    kv = TapedKV()
+    put_spread(opened(kv, "packed"), [1, 2])
+    with pytest.raises(FormatVersionError, match="layout = 'packed'"):
+        opened(kv.as_of(len(kv.tape)), "row")
+    kv = TapedKV()
+    put_spread(opened(kv, "row"), [1, 2])
+    with pytest.raises(FormatVersionError, match="layout = 'row'"):
+        opened(kv.as_of(len(kv.tape)), "packed")
+
+
+def test_the_keys_of_packs_lie_behind_all_runs() -> None:
+    assert pack_key(0, 0) > b"\x7f" + b"\xff" * 15

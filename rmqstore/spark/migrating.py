@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from rmqstore import transfer
 from rmqstore.contract import Durability, Flush, Operation
 from rmqstore.errors import ConfigError, StorePathError, TransferError, UnsupportedOperationError
 from rmqstore.plugins import get_plugins
@@ -66,10 +65,12 @@ def migrate_shard(dataset: Dataset, shard: int, engine: str) -> ShardMigration:
         StoreFullError: no room; the shard is as it was.
         CorruptStoreError: the digests differ.
     """
+    from rmqstore.transfer import migrate  # it brings Parquet along, which a task that writes does not need
+
     path = dataset.shard_path(shard)
     if dataset.engines_of(shard) == {engine} and not _is_noted(path):
         return ShardMigration(shard=shard)
-    report = transfer.migrate(path, engine=engine)
+    report = migrate(path, engine=engine)
     return ShardMigration(shard=shard, tables=report.tables, previous="" if report.previous is None else str(report.previous))
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -175,9 +176,9 @@ def spark_read(spark: SparkSession, path: Path, view: View) -> int:
 def compare(spark: SparkSession, root: Path, source: Path, engine: str) -> None:
     """Measure Spark beside the plain loop, and two shards beside one."""
     loops = [
-        measured(f"plain loop, batches of {rows}", lambda rows=rows: plain_ingest(source, root / f"plain-{rows}", engine, rows))
+        measured(f"plain loop, batches of {rows}", partial(plain_ingest, source, root / f"plain-{rows}", engine, rows))
         for rows in (10_000, PARQUET_ROWS)
-    ]  # type: ignore[misc]
+    ]
     one = measured("Spark, 1 shard", lambda: spark_ingest(spark, source, root / "one", engine, 1))
     two = measured("Spark, 2 shards", lambda: spark_ingest(spark, source, root / "two", engine, 2))
     loop = measured("plain loop, reading timers", lambda: plain_read(root / "two", View.TIMERS))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Two tasks at a time, four attempts each, and push-down."""
+    """Two tasks at a time, four attempts each; push-down is possible, and off until a test asks for it."""
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)

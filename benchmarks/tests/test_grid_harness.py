@@ -1,0 +1,68 @@
+"""The grid by Spark: finished runs are kept, those that failed or are missing are run, and the results are Parquet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from rmqstore.spark.sessions import why_not
+from rmqstore_benchmarks.grid import harness
+from rmqstore_benchmarks.grid.harness import Run, Told
+from rmqstore_benchmarks.grid.spec import parse_spec
+from rmqstore_benchmarks.grid.tables import TABLES
+
+SPEC = {
+    "seconds": 0.2,
+    "variants": [{"name": "null", "engine": "null"}, {"name": "lmdb", "engine": "lmdb"}],
+    "grid": [
+        {"variants": ["null", "lmdb"], "workloads": ["order-timeout"], "bodies": [64], "backlogs": [500], "phases": ["schedule"]},
+        {
+            "variants": ["lmdb"],
+            "workloads": ["mixed"],
+            "bodies": [64],
+            "backlogs": [500],
+            "shards": [2],
+            "phases": ["hand_over", "pop_ack"],
+        },
+    ],
+}
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(why_not() is not None, reason=f"Spark cannot run: {why_not()}")
+def test_a_grid_goes_on_where_it_was_ended(tmp_path: Path) -> None:
+    spec = parse_spec(SPEC)
+    out = tmp_path / "out"
+    harness._claim(spec, out)
+    null, lmdb, pair = harness.runs_of(spec)
+    keep(out, null, "ok")
+    keep(out, lmdb, "failed")
+    told: list[Told] = []
+    outcomes = harness.run_grid(spec, out, tmp_path, command="rmqstore bench run …", tell=told.append)
+    assert outcomes == {"ok": 3}
+    assert [each.run_id for each in told if each.outcome] == [lmdb.run_id, pair.run_id]
+    found = {name: pq.read_table(out / "results" / f"{name}.parquet") for name in (*TABLES, "rates", "latencies")}
+    for name, schema in TABLES.items():
+        assert found[name].schema.names == schema.names
+        assert [field.type for field in found[name].schema] == [field.type for field in schema]
+    reasons = dict(zip(*(found["runs"].column(name).to_pylist() for name in ("run_id", "reason")), strict=True))
+    assert reasons[null.run_id] == "kept"
+    shards = {row["shard"] for row in found["phases"].to_pylist() if row["run_id"] == pair.run_id}
+    assert shards == {0, 1}
+    fills = [row for row in found["phases"].to_pylist() if row["run_id"] == pair.run_id and row["phase"] == "fill"]
+    assert [row["messages"] for row in fills] == [250, 250]
+    (rate,) = [row for row in found["rates"].to_pylist() if row["cell_id"] == pair.cell.cell_id and row["phase"] == "fill"]
+    assert rate["rate"] == pytest.approx(sum(row["messages"] / row["wall_s"] for row in fills))
+    (latency,) = [row for row in found["latencies"].to_pylist() if row["cell_id"] == lmdb.cell.cell_id and row["phase"] == "fill"]
+    assert latency["calls"] == 1
+    assert 0 < latency["p50_ms"] == latency["max_ms"]
+    assert (out / "environment.json").exists()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["out"], "the stores are gone"
+
+
+def keep(out: Path, run: Run, outcome: str) -> None:
+    """Leave a run as an earlier attempt did."""
+    row = harness._run_row(run, outcome, "kept", 0, 0.0)
+    harness._keep(out, run, {name: [] for name in TABLES} | {"runs": [harness.pa.Table.from_batches([row])]})

@@ -1,0 +1,141 @@
+"""The workloads are what they say, the same for the same seed, and a backlog is as a store in equilibrium has it."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from rmqstore.errors import IllegalArgumentError
+from rmqstore.plugins import Offer
+from rmqstore_benchmarks.grid import named
+from rmqstore_benchmarks.grid.load import KEY_BYTES, NEVER_MS, Calendar, Load, ids_in
+from rmqstore_benchmarks.grid.named import DAY_MS, NamedWorkload, named_workloads, workload_named
+from rmqstore_benchmarks.workloads import START_MS
+
+MINUTE_MS = 60_000
+
+
+def made(name: str, count: int = 20_000, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    """Return delays, and whether each is cancelled."""
+    batch = Load(workload_named(name), 64, seed).fresh(START_MS, count)
+    assert ((batch.cancel_ms == NEVER_MS) | ((batch.cancel_ms > START_MS) & (batch.cancel_ms <= batch.due_ms))).all()
+    return batch.due_ms - START_MS, batch.cancel_ms != NEVER_MS
+
+
+def test_order_timeouts_are_log_normal_around_half_an_hour_and_mostly_cancelled() -> None:
+    delays, are_cancelled = made("order-timeout")
+    assert np.median(delays) == pytest.approx(30 * MINUTE_MS, rel=0.03)
+    assert np.log(delays).std() == pytest.approx(0.5, rel=0.03)
+    assert are_cancelled.mean() == pytest.approx(0.85, abs=0.01)
+
+
+def test_retries_follow_the_back_off_table() -> None:
+    delays, are_cancelled = made("retry-backoff")
+    assert (delays == 10_000).mean() == pytest.approx(0.5, abs=0.02)
+    assert (delays == 30_000).mean() == pytest.approx(0.25, abs=0.02)
+    assert not are_cancelled.any()
+
+
+def test_reminders_are_uniform_over_thirty_days() -> None:
+    delays, are_cancelled = made("reminder")
+    counts, _ = np.histogram(delays, bins=10, range=(0, 30 * DAY_MS))
+    assert counts.sum() == len(delays)
+    assert counts == pytest.approx(2000, rel=0.1)
+    assert are_cancelled.mean() == pytest.approx(0.1, abs=0.01)
+
+
+def test_the_burst_is_due_in_one_tick() -> None:
+    load = Load(workload_named("eight-oclock"), 64, 1)
+    assert set(np.concatenate([load.found(START_MS, 500).due_ms, load.found(START_MS, 500).due_ms]).tolist()) == {START_MS + 8 * 3_600_000}
+
+
+def test_the_same_seed_makes_the_same_batches_and_another_one_others() -> None:
+    one, same, other = (Load(workload_named("mixed"), 256, seed) for seed in (3, 3, 4))
+    for _ in range(3):
+        left, right, wrong = (load.fresh(START_MS) for load in (one, same, other))
+        assert left.columns.equals(right.columns)
+        assert (left.cancel_ms == right.cancel_ms).all()
+        assert not left.columns.equals(wrong.columns)
+
+
+def test_bodies_carry_their_numbers_and_keys_their_length() -> None:
+    load = Load(workload_named("order-timeout"), 100, 1)
+    first, second = load.fresh(START_MS, 10), load.found(START_MS, 7)
+    assert ids_in(first.columns.column("body")).tolist() == list(range(10))
+    assert ids_in(second.columns.column("body")).tolist() == list(range(10, 17))
+    assert ids_in(first.columns.column("body").slice(3, 2)).tolist() == [3, 4]
+    assert {len(keys[0]) for keys in first.columns.column("keys").to_pylist()} == {KEY_BYTES}
+    assert {len(body) for body in first.columns.column("body").to_pylist()} == {100}
+
+
+def test_a_large_body_makes_a_small_batch() -> None:
+    assert Load(workload_named("order-timeout"), 65_536, 1).batch_rows == 64
+
+
+@pytest.mark.parametrize("name", ["order-timeout", "reminder", "mixed"])
+def test_a_backlog_in_equilibrium_loses_what_littles_law_says(name: str) -> None:
+    """Of N timers N/D leave within a short time, D being the mean wait, less those that came within it as well and so are not of the N."""
+    load = Load(workload_named(name), 64, 1)
+    found = load.found(START_MS, 50_000)
+    leaves_ms = np.minimum(found.due_ms, found.cancel_ms) - START_MS
+    assert leaves_ms.min() > 0
+    span_ms = load.mean_wait_ms / 20
+    fresh = load.fresh(START_MS, 50_000)
+    waits_ms = np.minimum(fresh.due_ms, fresh.cancel_ms) - START_MS
+    expected = 50_000 * np.minimum(waits_ms, span_ms).mean() / load.mean_wait_ms
+    assert 1000 < expected <= 50_000 / 20
+    assert (leaves_ms <= span_ms).sum() == pytest.approx(expected, rel=0.1)
+
+
+def test_the_calendar_gives_each_id_once_when_its_time_has_come() -> None:
+    calendar = Calendar(10)
+    calendar.add(np.arange(5), np.array([5, 25, NEVER_MS, 14, 999]))
+    assert calendar.take(9).tolist() == []
+    assert calendar.take(20).tolist() == [0, 3]
+    calendar.add(np.array([9]), np.array([3]))
+    assert sorted(calendar.take(30).tolist()) == [1, 9]
+    assert calendar.take(10**9).tolist() == [4]
+    assert calendar.take(10**9).tolist() == []
+
+
+# ---------------------------------------------------------------- by name, and from plug-ins
+
+
+def test_an_unknown_name_is_told_the_nearest() -> None:
+    with pytest.raises(IllegalArgumentError, match=r"'order-timeouts'; did you mean 'order-timeout'"):
+        workload_named("order-timeouts")
+
+
+@pytest.mark.parametrize("field", [{"cancelled": 1.0}, {"acked": 0.0}, {"phases": ("mixed",)}, {"name": "Nö"}, {"pop_messages": 0}])
+def test_a_workload_out_of_range_is_refused(field: dict[str, object]) -> None:
+    good: dict[str, object] = {"name": "x", "about": "", "delays_ms": lambda rng, count: np.ones(count, np.int64)}
+    with pytest.raises(IllegalArgumentError, match=next(iter(field))):
+        NamedWorkload(**(good | field))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def offer(monkeypatch: pytest.MonkeyPatch) -> object:
+    """Give a function that makes plug-ins offer something."""
+
+    def offering(item: object) -> None:
+        plugins = SimpleNamespace(workloads=lambda: [Offer(item, "acme-bench", "1.0")])
+        monkeypatch.setattr(named, "get_plugins", lambda: plugins)
+
+    return offering
+
+
+def test_plug_ins_offer_workloads_by_import_name(offer, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    own = NamedWorkload(name="acme", about="theirs", delays_ms=lambda rng, count: np.ones(count, np.int64))
+    monkeypatch.setitem(sys.modules, "acme_bench", SimpleNamespace(OWN=own, taken=workload_named("mixed")))
+    offer("acme_bench:OWN")
+    assert workload_named("acme") is own
+    offer("acme_bench:taken")
+    with pytest.raises(IllegalArgumentError, match=r"acme-bench 1\.0 offers a workload 'mixed', a name that is taken"):
+        named_workloads()
+    for wrong in (own, "acme_bench", "acme_bench:missing", "no_such_module:OWN", "sys:path"):
+        offer(wrong)
+        with pytest.raises(IllegalArgumentError, match="acme-bench"):
+            named_workloads()

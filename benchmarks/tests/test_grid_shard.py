@@ -1,0 +1,167 @@
+"""One shard of a run, without Spark: right stores get figures, one that loses or doubles a message gets none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmqstore
+from rmqstore_benchmarks.grid.executing import shard_result, table_of
+from rmqstore_benchmarks.grid.named import workload_named
+from rmqstore_benchmarks.grid.shard import run_shard
+from rmqstore_benchmarks.grid.tables import HISTOGRAMS, PHASES, SECONDS, TABLES
+from rmqstore_benchmarks.grid.task import NULL_ENGINE, ShardTask, open_store
+
+SHORT_S = 0.1
+
+
+def task(place: Path, **given: Any) -> ShardTask:
+    fields: dict[str, Any] = {
+        "run_id": "r",
+        "engine": "memory",
+        "settings": {},
+        "workload": "order-timeout",
+        "body_bytes": 64,
+        "backlog": 1500,
+        "flush": "sync",
+        "shard": 0,
+        "seed": 1,
+        "seconds": SHORT_S,
+        "phases": ("fill", "schedule", "cancel", "hand_over", "pop_ack", "mixed", "open_80"),
+        "directory": str(place / "shard"),
+    }
+    return ShardTask(**(fields | given))
+
+
+def phase(outcome: Any, name: str) -> dict[str, Any]:
+    (row,) = [row for row in outcome.rows["phases"] if row["phase"] == name]
+    return row  # type: ignore[no-any-return]
+
+
+def test_every_phase_leaves_its_rows(tmp_path: Path) -> None:
+    given = task(tmp_path, progress=str(tmp_path / "progress"), seconds=0.3)
+    outcome = run_shard(given)
+    assert outcome.wrong == ""
+    assert [row["phase"] for row in outcome.rows["phases"]] == list(given.phases)
+    assert phase(outcome, "fill")["messages"] == 1500
+    assert phase(outcome, "fill")["user_bytes"] == 1500 * (len("orders") + 64 + 10)
+    assert phase(outcome, "open_80")["offered_rate"] == pytest.approx(
+        0.8 * phase(outcome, "mixed")["messages"] / phase(outcome, "mixed")["wall_s"]
+    )
+    operations = {(row["phase"], row["operation"]) for row in outcome.rows["histograms"]}
+    assert {("schedule", "schedule"), ("cancel", "cancel"), ("pop_ack", "ack"), ("open_80", "slip"), ("open_80", "lateness")} <= operations
+    scheduled = Counter[str]()
+    for row in outcome.rows["seconds"]:
+        scheduled[row["phase"]] += row["scheduled"]
+    assert scheduled["fill"] == 1500
+    assert scheduled["mixed"] == phase(outcome, "mixed")["messages"]
+    assert not Path(given.directory).exists(), "the store is gone"
+    assert (tmp_path / "progress").exists()
+    for name, schema in (("phases", PHASES), ("seconds", SECONDS), ("histograms", HISTOGRAMS)):
+        assert all(set(row) == set(schema.names) for row in outcome.rows[name])
+
+
+@pytest.mark.parametrize("workload", ["pop-heavy", "mixed", "retry-backoff"])
+def test_workloads_with_dead_consumers_and_without_cancels_come_out_right(tmp_path: Path, workload: str) -> None:
+    phases = tuple(name for name in workload_named(workload).phases if name in ("fill", "hand_over", "pop_ack", "mixed", "open_95"))
+    assert run_shard(task(tmp_path, workload=workload, phases=phases)).wrong == ""
+
+
+def test_a_burst_is_late_by_as_long_as_it_takes(tmp_path: Path) -> None:
+    outcome = run_shard(task(tmp_path, workload="eight-oclock", backlog=20_000, phases=("fill", "hand_over")))
+    assert outcome.wrong == ""
+    assert sum(row["n"] for row in outcome.rows["histograms"] if row["operation"] == "lateness") == 20_000
+    assert phase(outcome, "hand_over")["messages"] == 20_000
+    assert sum(row["handed_over"] for row in outcome.rows["seconds"] if row["phase"] == "hand_over") == 20_000
+
+
+def test_nothing_is_due_while_reminders_roll(tmp_path: Path) -> None:
+    outcome = run_shard(task(tmp_path, workload="reminder", phases=("fill", "roll", "hand_over")))
+    assert outcome.wrong == ""
+    assert phase(outcome, "roll")["calls"] == 8 * 24
+    assert phase(outcome, "hand_over")["messages"] > 0
+
+
+def test_the_null_engine_does_what_needs_no_store(tmp_path: Path) -> None:
+    outcome = run_shard(task(tmp_path, engine=NULL_ENGINE))
+    assert outcome.wrong == ""
+    assert [row["phase"] for row in outcome.rows["phases"]] == ["fill", "schedule", "cancel", "mixed", "open_80"]
+    assert phase(outcome, "mixed")["messages"] > 0
+
+
+class Losing:
+    """A store of which one message goes, without a word."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._done = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def send_batch(self, columns: Any) -> Any:
+        receipts = self._store.send_batch(columns)
+        if not self._done:
+            self._store.cancel(receipts[5].handle)
+            self._done = True
+        return receipts
+
+
+class Doubling(Losing):
+    """A store that gives one message twice."""
+
+    def pop(self, *given: Any, **named: Any) -> Any:
+        messages = self._store.pop(*given, **named)
+        if messages and not self._done:
+            self._done = True
+            return [*messages, messages[0]]
+        return messages
+
+    send_batch = property(lambda self: self._store.send_batch)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("wrong_store", "told"), [(Losing, "1 lost (ids 5)"), (Doubling, "1 doubled")])
+def test_a_store_that_loses_or_doubles_a_message_is_refused(tmp_path: Path, wrong_store: Any, told: str) -> None:
+    outcome = run_shard(task(tmp_path, workload="retry-backoff"), lambda each, clock: wrong_store(open_store(each, clock)))
+    assert told in outcome.wrong
+
+
+def test_a_task_that_fails_says_why_and_yields_no_tables(tmp_path: Path) -> None:
+    (row,) = shard_result(task(tmp_path, settings={"no.such": 1})).to_pylist()
+    assert row["kind"] == "failed"
+    assert b"ConfigError" in row["payload"]
+    assert not Path(tmp_path, "shard").exists()
+
+
+def test_tables_travel_as_arrow(tmp_path: Path) -> None:
+    found = {row["kind"]: row["payload"] for row in shard_result(task(tmp_path, phases=("fill",))).to_pylist()}
+    assert set(found) == set(TABLES) - {"runs"}
+    assert table_of(found["phases"]).schema == PHASES
+
+
+@pytest.mark.crash
+def test_what_a_killed_owner_was_told_is_there_again_and_comes_out_cold(tmp_path: Path) -> None:
+    given = task(tmp_path, engine="rocksdb", phases=("fill", "recover", "cold_drain"), backlog=500)
+    outcome = run_shard(given)
+    assert outcome.wrong == ""
+    assert phase(outcome, "recover")["messages"] == 20_500
+    if "cold_drain was not run" in " ".join(outcome.notes):
+        pytest.skip(outcome.notes[-1])
+    drained = phase(outcome, "cold_drain")
+    assert drained["messages"] == 20_500
+    assert drained["memory_limit_bytes"] > 0
+    assert drained["live_bytes"] == 0
+
+
+def test_a_store_is_opened_with_the_settings_of_the_task(tmp_path: Path) -> None:
+    (tmp_path / "shard").mkdir()
+    given = task(tmp_path, engine="rocksdb", settings={"rocksdb.values": "separated"}, flush="async", body_bytes=65_536)
+    store = open_store(given, rmqstore.ManualClock(1))
+    try:
+        values = store.config.values
+        assert (values["rocksdb.values"], values["flush"], values["hand_over_limit"]) == ("separated", "async", 256)
+    finally:
+        store.close()

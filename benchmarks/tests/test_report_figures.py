@@ -205,18 +205,19 @@ def test_only_equal_cells_are_compared() -> None:
     ("rocksdb", "copying", "pointing", "verdict"),
     [
         (0.01, 2.0, 0.1, Verdict.DEPENDS),
-        (0.01, 2.0, 0.5, Verdict.CONFIRMED),
+        (0.01, 2.0, 1.5, Verdict.CONFIRMED),
         (0.01, 0.1, 0.1, Verdict.REFUTED),
         (0.50, 2.0, 0.1, Verdict.REFUTED),
     ],
 )
 def test_rolling(rocksdb: float, copying: float, pointing: float, verdict: Verdict) -> None:
     phases = [
-        phase("roll", cell("rocksdb"), wchar_per_live_byte=rocksdb),
-        phase("roll", cell("wheel", {"roll": "copy"}), wchar_per_live_byte=copying),
-        phase("roll", cell("wheel"), wchar_per_live_byte=pointing),
+        phase("roll", cell("rocksdb"), wchar_per_live_byte=rocksdb, live_bytes=9.0),
+        phase("roll", cell("wheel", {"roll": "copy"}), wchar_per_live_byte=copying, live_bytes=9.0),
+        phase("roll", cell("wheel"), wchar_per_live_byte=pointing, live_bytes=9.0),
     ]
-    assert CLAIMS["no rolling"].judge(phases).verdict is verdict
+    few = [phase("roll", cell(engine, backlog=1), wchar_per_live_byte=9.0, live_bytes=1.0) for engine in ("rocksdb", "wheel")]
+    assert CLAIMS["no rolling"].judge(few + phases).verdict is verdict
     assert CLAIMS["no rolling"].judge(phases[1:]).verdict is Verdict.NOT_MEASURED
 
 

@@ -51,6 +51,8 @@ def to_html(report: Contents) -> str:
         parts.append(f"<p>{_e(contents.PENDING_NOTE)}:</p><ul>{items}</ul>")
     if bad := contents.bad_runs(results):
         parts.append("<h2>Runs without figures</h2>" + _table(bad))
+    if said := contents.remarks(results):
+        parts.append(f"<h2>Remarks</h2><details><summary>of {len(said.rows)} good runs</summary>{_table(said)}</details>")
     parts.append("<h2>Conditions</h2>" + _table(contents.conditions(results)))
     head = (
         f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{_e(contents.TITLE)}</title>'

@@ -19,6 +19,8 @@ def to_markdown(report: Contents) -> str:
         parts.append(f"{contents.PENDING_NOTE}:\n\n" + "\n".join(f"- {plot.title}: needs {plot.needs}" for plot in report.left_out))
     if bad := contents.bad_runs(results):
         parts += ["## Runs without figures", _table(bad)]
+    if said := contents.remarks(results):
+        parts += ["## Remarks", _table(said)]
     parts += ["## Conditions", _table(contents.conditions(results))]
     return "\n\n".join(parts) + "\n"
 

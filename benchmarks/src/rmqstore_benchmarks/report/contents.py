@@ -70,6 +70,12 @@ def bad_runs(results: Results) -> TextTable | None:
     return TextTable("", ("run", "outcome", "reason"), rows) if rows else None
 
 
+def remarks(results: Results) -> TextTable | None:
+    """Return what good runs have to say."""
+    rows = [(run.run_id, run.reason) for run in results.runs if run.outcome == "ok" and run.reason]
+    return TextTable("", ("run", "remark"), rows) if rows else None
+
+
 def claim_table(claims: list[tuple[Claim, Judgement]]) -> TextTable:
     """Return claims with their verdicts."""
     rows = [(claim.side, claim.text, judgement.verdict.value, judgement.evidence, claim.rule) for claim, judgement in claims]

@@ -72,7 +72,8 @@ def _draw(table: pa.Table, looks: Mapping[str, Look]) -> Drawn:
 def _finding(rows: list[dict[str, Any]], looks: Mapping[str, Look]) -> str:
     load = max((row["load_percent"] for row in rows), key=lambda percent: (percent == 80, percent))
     at = [row for row in rows if row["load_percent"] == load and row["share"] <= 0.99 + 1e-9]
-    share = max(row["share"] for row in at)
+    known = [{row["share"] for row in at if row["variant"] == variant} for variant in {row["variant"] for row in at}]
+    share = max(set.intersection(*known))  # every curve begins at 0
     here = sorted((row for row in at if row["share"] == share), key=lambda row: row["median"])
     told = quantities.joined([f"{row['variant']} {quantities.time_ms(row['median'])}" for row in here])
     heavy = max(row["load_percent"] for row in rows)

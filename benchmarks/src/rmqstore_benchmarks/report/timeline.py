@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+from matplotlib.ticker import MaxNLocator
 
 from rmqstore_benchmarks.report import quantities
 from rmqstore_benchmarks.report.drawing import count_axis, first, legend, note, panels, style
@@ -29,7 +30,7 @@ _TITLES: Final = {
     "mixed": "Mixed: timers scheduled",
 }
 
-_LEAST_SECONDS: Final = 3
+_LEAST_SECONDS: Final = 2
 
 
 class _OfRun(NamedTuple):
@@ -83,7 +84,9 @@ def _full_seconds(measured: Measured) -> dict[tuple[str, str], dict[int, tuple[f
         before, longest_ms = found[key].get(row["second"], (0.0, None))
         calls = [each for each in (longest_ms, row["longest_call_ms"]) if each is not None]
         found[key][row["second"]] = (before + count, max(calls, default=None))
-    return {key: seconds for key, seconds in found.items() if len(seconds) >= _LEAST_SECONDS}
+    return {
+        key: seconds for key, seconds in found.items() if len(seconds) >= _LEAST_SECONDS and any(count for count, _ in seconds.values())
+    }
 
 
 def _draw(table: pa.Table, looks: Mapping[str, Look]) -> Drawn:
@@ -115,6 +118,7 @@ def _draw(table: pa.Table, looks: Mapping[str, Look]) -> Drawn:
             axes.set_xlim(0, max(row["second"] for row in here) + 1)
             axes.set_ylabel("messages/s")
             axes.set_xlabel("s since the phase began")
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
             count_axis(axes.yaxis)
         legend(figure, variants, looks)
         note(figure, f"markers: a call took over {STALL_MS:.0f} ms in that second; repeat {rows[0]['repeat']}; {rows[0]['setting']}")
@@ -148,7 +152,7 @@ TIMELINE: Final = Plot(
     "timeline",
     "Throughput over time",
     "Messages in each full second of a phase; a short run that looks even says nothing of the hours after it.",
-    f"seconds of a phase that lasts {_LEAST_SECONDS} s or longer",
+    f"seconds of a phase that lasts {_LEAST_SECONDS} s or more",
     _data,
     _draw,
 )

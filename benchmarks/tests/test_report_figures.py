@@ -16,7 +16,7 @@ from rmqstore_benchmarks.histogram import bucket_of, percentile
 from rmqstore_benchmarks.report import quantities
 from rmqstore_benchmarks.report.aggregates import DRAIN, CellPhase, cell_phases, run_metrics, spread
 from rmqstore_benchmarks.report.claims import Verdict, verdict_of
-from rmqstore_benchmarks.report.comparing import ROCKSDB, WHEEL, Comparison, comparisons
+from rmqstore_benchmarks.report.comparing import ROCKSDB, WHEEL, Comparison, comparisons, told
 from rmqstore_benchmarks.report.looks import kind_of, looks_of
 from rmqstore_benchmarks.report.pareto import front
 from rmqstore_benchmarks.report.percentiles import LARGEST, at_shares, latencies
@@ -164,6 +164,13 @@ def test_a_design_is_known_by_its_settings_and_keeps_its_look() -> None:
 # ---------------------------------------------------------------- verdicts
 
 
+def test_ratios_are_told_with_their_number_and_a_warning_without_repeats() -> None:
+    twice = compared([2.0, 2.2], [1.0, 1.1])
+    assert told([twice]) == "2 × (one cell)"
+    assert told([twice, compared([4.0, 4.0], [1.0, 1.0])]) == "2 × to 4 × (median 3 ×, 2 cells)"
+    assert told([twice, compared([4.0], [1.0])]).endswith("2 cells, one repeat, so chance is not excluded)")
+
+
 def compared(first: list[float], second: list[float]) -> Comparison:
     one, other = spread(first), spread(second)
     assert one is not None
@@ -262,7 +269,9 @@ def test_growth_needs_large_bodies(tmp_path: Path) -> None:
         ]
         judgement = CLAIMS["slower as it grows"].judge(phases)
         assert judgement.verdict is verdict
-    assert judgement.evidence.startswith("with large values its rate at the smallest backlog is 3 × that at the largest")
+    assert judgement.evidence.startswith(
+        "with large values its rate at the smallest backlog is 3 × (one cell, one repeat, so chance is not excluded)"
+    )
 
 
 def test_every_claim_stands_without_data() -> None:

@@ -23,15 +23,17 @@ h3 { font-size: 1.05rem; margin: 2.2rem 0 .3rem; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .7rem .3rem 0; }
 th { border-bottom: 2px solid #9aa4ad; white-space: nowrap; }
 tr + tr td { border-top: 1px solid #dde2e6; } .numbers td + td, .numbers th + th { text-align: right; padding: .3rem .2rem .3rem .7rem; }
-.numbers td { font-variant-numeric: tabular-nums; } .numbers th { white-space: normal; vertical-align: bottom; }
+.numbers td { font-variant-numeric: tabular-nums; white-space: nowrap; } .numbers th { white-space: normal; vertical-align: bottom; }
 .numbers td span { display: block; color: #66707a; font-size: .92em; white-space: nowrap; }
 .soft { color: #66707a; font-size: .85rem; } p.soft { margin: 1rem 0 .3rem; }
-img { width: 100%; max-width: 60rem; height: auto; display: block; margin: .6rem 0; } .finding { font-weight: 600; margin: .2rem 0; }
+img { width: 100%; max-width: 60rem; height: auto; display: block; margin: .6rem 0; } .picture { overflow-x: auto; }
+ .finding { font-weight: 600; margin: .2rem 0; }
 details { font-size: .9rem; margin-bottom: 1rem; } details .wide { max-height: 24rem; overflow: auto; } summary { cursor: pointer; }
 .claim { border-top: 1px solid #dde2e6; padding: .7rem 0; display: grid; grid-template-columns: 11rem 1fr; column-gap: 1.2rem; }
 .claim p { margin: 0 0 .25rem; } .verdict { font-weight: 600; }
 .confirmed { color: #14713a; } .refuted { color: #b3261e; } .depends { color: #8a5a00; } .absent { color: #66707a; }
-@media (max-width: 40rem) { body { margin-top: 1rem; } .claim { grid-template-columns: 1fr; } }
+@media (max-width: 40rem) { body { margin-top: 1rem; } .claim { grid-template-columns: 1fr; }
+  .picture img { min-width: 38rem; } }
 @media print { details { display: none; } h3 { break-after: avoid; } img { break-inside: avoid; } }
 """
 _CLASSES: Final = {Verdict.NOT_MEASURED: "absent"}
@@ -99,6 +101,7 @@ def _figure(shown: Shown) -> str:
     data = _table(contents.data_table(shown.table, MOST_ROWS), numbers=True)
     return (
         f'<h3 id="{plot.name}">{_e(plot.title)}</h3><p class="finding">{_e(shown.finding)}</p>'
-        f'<img alt="{_e(plot.title)}" src="data:image/png;base64,{picture}"><p class="soft">{_e(plot.reading)}</p>'
+        f'<div class="picture"><img alt="{_e(plot.title)}" src="data:image/png;base64,{picture}"></div>'
+        f'<p class="soft">{_e(plot.reading)}</p>'
         f"<details><summary>the data</summary>{data}</details>"
     )

@@ -164,8 +164,8 @@ def _finding(along: str, rows: Rows, looks: Mapping[str, Look]) -> str:
         f"{quantities.rate(writer['drain_rate'])} drained)"
     )
     where = f"With {text_of(most)} {word}" if along == "backlog" else f"With {word} of {text_of(most)}"
-    kept = f"on the front at every step: {quantities.joined(always) if always else 'none'}"
-    return f"{where}, {told}; on the Pareto front: {quantities.joined(on_front)}; {kept}."
+    kept = "" if always == on_front else f"; at every step: {quantities.joined(always) if always else 'none'}"
+    return f"{where}, {told}; on the Pareto front: {quantities.joined(on_front)}{kept}."
 
 
 BALANCE: Final = Plot(

@@ -81,13 +81,17 @@ def place(cell: Cell) -> tuple[object, ...]:
 
 
 def told(found: Sequence[Comparison]) -> str:
-    """Return the ratios as text: ``1.4 ×``, or ``1.1 × to 2.3 × (median 1.4 ×, 6 cells)``."""
+    """Return the ratios as text: ``1.4 × (one cell)``, ``1.1 × to 2.3 × (median 1.4 ×, 6 cells)``; said when a cell was not repeated."""
     ratios = sorted(each.ratio for each in found)
+    is_single = any(1 in (each.first.repeats, each.second.repeats) for each in found)
+    end = ", one repeat, so chance is not excluded" if is_single else ""
     if len(ratios) == 1:
-        return quantities.factor(ratios[0])
+        return f"{quantities.factor(ratios[0])} (one cell{end})"
     middle = ratios[len(ratios) // 2] if len(ratios) % 2 else (ratios[len(ratios) // 2 - 1] + ratios[len(ratios) // 2]) / 2
     low, high = quantities.factor(ratios[0]), quantities.factor(ratios[-1])
-    return f"{low} to {high} (median {quantities.factor(middle)}, {len(ratios)} cells)"
+    if low == high:
+        return f"{low} (on each of {len(ratios)} cells{end})"
+    return f"{low} to {high} (median {quantities.factor(middle)}, {len(ratios)} cells{end})"
 
 
 def where(found: Sequence[Comparison], side: Side) -> str:

@@ -29,7 +29,7 @@ def _random_reads(phases: Sequence[CellPhase]) -> Judgement:
         return not_measured("the phase cold_drain of the wheel with a memory limit below the size of the messages")
     low, high = min(each.median for each in reads), max(each.median for each in reads)
     verdict = Verdict.CONFIRMED if low >= READ_MUCH else Verdict.REFUTED if high <= READ_LITTLE else Verdict.DEPENDS
-    span = quantities.digits(low) if low == high else f"{quantities.digits(low)} to {quantities.digits(high)}"
+    span = " to ".join(dict.fromkeys((quantities.digits(low), quantities.digits(high))))
     return Judgement(verdict, f"with too little memory the wheel reads {span} bytes from the device a user byte{_slowed(phases, cold)}")
 
 
@@ -69,8 +69,7 @@ def _against_best(phases: Sequence[CellPhase], phase: str) -> dict[tuple[object,
 
 
 def _span(ratios: Sequence[float]) -> str:
-    low, high = min(ratios), max(ratios)
-    return quantities.factor(low) if low == high else f"{quantities.factor(low)} to {quantities.factor(high)}"
+    return " to ".join(dict.fromkeys((quantities.factor(min(ratios)), quantities.factor(max(ratios)))))
 
 
 WHEEL_CLAIMS: Final = (

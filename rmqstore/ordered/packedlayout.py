@@ -41,7 +41,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from heapq import merge
 from itertools import islice
-from typing import Final, Never
+from typing import Final, Never, TypeAlias
 
 import numpy as np
 
@@ -76,6 +76,9 @@ _NEVER: Final = 2**63 - 2
 _CHUNK: Final = 4096
 _DECODED: Final = 64
 _ANY_SEQ: Final = 2**63 - 1
+
+_Fresh: TypeAlias = tuple[int, int, int, bytes, bytes | None]
+"""Tick, seq, epoch and record of a timer that is to be forgotten; and the key of its pack when that is damaged."""
 
 
 class PackedLayout(RowLayout):
@@ -116,7 +119,7 @@ class PackedLayout(RowLayout):
         except DamagedRunError:
             return None
         back, step = pack.last_seq - seq, tick - pack.bucket
-        if back not in pack.backs or pack.steps[at := pack.backs.index(back)] != step:
+        if back < 0 or back not in pack.backs or pack.steps[at := pack.backs.index(back)] != step:
             return None
         return Located(key, LivePut(tick, seq, pack.epoch, pack.store_ms, pack.records[at]), is_alone=False)
 
@@ -230,12 +233,8 @@ class PackedLayout(RowLayout):
         """Return the holes between two rows of a window, both included."""
         return traces.holes_from(self._kv, window.place(first), window.place(last))
 
-    def live(self, start: bytes | None, low_tick: int, seen: Seen, limit: int) -> Iterator[tuple[bytes, int, int, bytes]]:
-        place: Place = (low_tick, 0) if start is None else PAIR.unpack(start)
-        runs = super().live(self._start_of(place), low_tick, seen, limit)
-        in_runs = ((tick, seq, record) for _, tick, seq, record in runs)
-        for tick, seq, record in merge(in_runs, self._live_in_packs(place, seen, limit)):
-            yield PAIR.pack(tick, seq), tick, seq, record
+    def live(self, start: Place, seen: Seen, limit: int) -> Iterator[tuple[int, int, bytes]]:
+        return merge(super().live(start, seen, limit), self._live_in_packs(start, seen, limit))
 
     def _live_in_packs(self, start: Place, seen: Seen, limit: int) -> Iterator[tuple[int, int, bytes]]:
         done = self._forgotten.join(seen.after.corners)
@@ -286,22 +285,20 @@ class PackedLayout(RowLayout):
         rows, kept_tick, is_more = self._covered(place, upto, FORGET_PAGE)
         # A page ends at one place for runs and packs. A run of another call lies on one side of it as a whole.
         ends: list[Place] = [PAIR.unpack(runs[-1][0])] if are_more_runs else []
-        ends += [rows[-1][0].place(rows[-1][1])] if is_more else []
+        ends += [rows[-1][:2]] if is_more else []
         end = min(ends, default=LAST)
         holes = traces.holes_between(self._kv, PAIR.pack(*place), min(end[0], stop_tick))
         removal = Removal(upto, holes, checked=not self.met_damage)
         for key, value in runs:
             if PAIR.unpack(key) <= end:
                 removal.add(key, value)
-        for window, row in rows:
-            at = window.place(row)
-            if at > end:
+        for tick, seq, epoch, record, damaged_key in rows:
+            if (tick, seq) > end:
                 break
-            if at in window.damaged:
-                key = window.damaged[at][0]
-                removal.clear(key, key + b"\x00", damaged=True)
+            if damaged_key is None:
+                removal.account(tick, seq, epoch, record)
             else:
-                removal.account(*at, int(window.epochs[row]), window.records[row])
+                removal.clear(damaged_key, damaged_key + b"\x00", damaged=True)
         removal.delivered.sort()
         if kept_tick is not None:
             removal.keep(kept_tick)
@@ -320,9 +317,9 @@ class PackedLayout(RowLayout):
         page = self._kv.scan(TIMERS, start, stop, FORGET_PAGE) if start < stop else []
         return page, bool(page) and bool(self._kv.scan(TIMERS, page[-1][0] + b"\x00", stop, 1))
 
-    def _covered(self, start: Place, upto: TimerCursor, limit: int) -> tuple[list[tuple[Window, int]], int | None, bool]:
+    def _covered(self, start: Place, upto: TimerCursor, limit: int) -> tuple[list[_Fresh], int | None, bool]:
         """Return the first rows that ``upto`` covers and F does not, the first kept tick among the others, and whether there are more."""
-        found: list[tuple[Window, int]] = []
+        found: list[_Fresh] = []
         kept_tick: int | None = None
         for window, first, stop in self._spans(start, upto.highest_tick):
             ticks, seqs = window.ticks[first:stop], window.seqs[first:stop]
@@ -331,7 +328,11 @@ class PackedLayout(RowLayout):
             left = kept & ~fresh
             if kept_tick is None and left.any():
                 kept_tick = int(ticks[left.argmax()])
-            found += [(window, row) for row in (first + np.flatnonzero(fresh)).tolist()]
+            rows = first + np.flatnonzero(fresh)
+            numbers = (column[rows].tolist() for column in (window.ticks, window.seqs, window.epochs))
+            records = [window.records[row] for row in rows.tolist()]
+            keys = [window.damaged.get(window.place(row), (None,))[0] for row in rows.tolist()] if window.damaged else [None] * len(rows)
+            found += zip(*numbers, records, keys, strict=True)
             if len(found) > limit:
                 return found[:limit], kept_tick, True
         return found, kept_tick, False

@@ -104,17 +104,15 @@ class RowLayout(TimerLayout):
                 return int(tick)
         return None
 
-    def live(self, start: bytes | None, low_tick: int, seen: Seen, limit: int) -> Iterator[tuple[bytes, int, int, bytes]]:
-        at = U64.pack(low_tick) if start is None else start
+    def live(self, start: tuple[int, int], seen: Seen, limit: int) -> Iterator[tuple[int, int, bytes]]:
+        at = self._start_of(start)
         stop = U64.pack(seen.until_ms + 1)
         while at < stop and (page := self._kv.scan(TIMERS, at, stop, limit + 1)):
             at = page[-1][0] + b"\x00"
             holes = traces.holes_between(self._kv, page[0][0], U64.unpack_from(page[-1][0])[0])
             yield from self._live_of(page, seen, holes)
 
-    def _live_of(
-        self, page: Sequence[tuple[bytes, bytes]], seen: Seen, holes: set[tuple[int, int]]
-    ) -> Iterator[tuple[bytes, int, int, bytes]]:
+    def _live_of(self, page: Sequence[tuple[bytes, bytes]], seen: Seen, holes: set[tuple[int, int]]) -> Iterator[tuple[int, int, bytes]]:
         last_tick = -1
         sealed_bound = done_bound = 0
         for key, value in page:
@@ -126,17 +124,17 @@ class RowLayout(TimerLayout):
             try:
                 if is_single(value):
                     if first_seq > done_bound:
-                        yield key, tick, first_seq, single_of(value)
+                        yield tick, first_seq, single_of(value)
                     continue
                 run = decode_run(value)
             except DamagedRunError as error:
                 self.met_damage = True
                 if done_bound < first_seq:
-                    yield key, tick, first_seq, parked_record(value, str(error), run_at(tick, first_seq))
+                    yield tick, first_seq, parked_record(value, str(error), run_at(tick, first_seq))
                 continue
             for step, record in zip(run.deltas, run.records):  # noqa: B905 - a checked run has both; this is the hottest loop
                 if done_bound < first_seq + step <= sealed_bound and (not holes or (tick, first_seq + step) not in holes):
-                    yield key, tick, first_seq + step, record
+                    yield tick, first_seq + step, record
 
     # ------------------------------------------------------------ forget
 

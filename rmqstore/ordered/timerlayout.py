@@ -120,10 +120,10 @@ class TimerLayout(ABC):
         """Return the tick of the first kept put at or after ``from_tick`` that is sealed and not covered by ``after``."""
 
     @abstractmethod
-    def live(self, start: bytes | None, low_tick: int, seen: Seen, limit: int) -> Iterator[tuple[bytes, int, int, bytes]]:
-        """Yield (token, tick, seq, record) of what ``seen`` lets out and is not cancelled, by tick and seq; about ``limit`` are wanted.
+    def live(self, start: tuple[int, int], seen: Seen, limit: int) -> Iterator[tuple[int, int, bytes]]:
+        """Yield (tick, seq, record) of what ``seen`` lets out and is not cancelled, from the place ``start`` on, by tick and seq.
 
-        A damaged entry yields one parked message. ``start`` is a token that was given before, None to begin at ``low_tick``.
+        A damaged entry yields one parked message. About ``limit`` are wanted.
         """
 
     # ------------------------------------------------------------ forget

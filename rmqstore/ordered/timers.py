@@ -81,7 +81,7 @@ class OrderedTimers(TimerSide):
         self._low_tick = _NO_TICK if first is None else first
         self._unsealed_tick = first
         self._adopted = stored_adopted(kv, TIMER_SIDE)
-        self._resume: tuple[TimerCursor, bytes] | None = None
+        self._resume: tuple[TimerCursor, tuple[int, int]] | None = None
 
     def recover(self, cursor: TimerCursor) -> None:
         with self._lock:
@@ -217,24 +217,22 @@ class OrderedTimers(TimerSide):
             raise IllegalArgumentError(f"limit must be at least 1, not {limit}")
         with self._lock:
             kv = self._shared.fresh()
-            start = self._resume[1] if self._resume is not None and self._resume[0] == after else None
+            start = self._resume[1] if self._resume is not None and self._resume[0] == after else (self._low_tick, 0)
             records: list[bytes] = []
             last: tuple[int, int] | None = None
             more = False
             size = 0
-            token = b""
-            for at, tick, seq, record in self._layout.live(start, self._low_tick, Seen(self._sealed, after, self._until_ms), limit):
+            for tick, seq, record in self._layout.live(start, Seen(self._sealed, after, self._until_ms), limit):
                 if len(records) == limit or size >= _DUE_BYTES:
                     more = True
                     break
                 records.append(record)
                 size += len(record)
                 last = (tick, seq)
-                token = at
             reached_to = after.join(reached(self._sealed, self._until_ms, last if more else None))
             cursor = self._trimmed(reached_to, is_receivers=True)
-            if records:
-                self._resume = (cursor, token)
+            if last is not None:
+                self._resume = (cursor, last)
             elif self._sealed.highest_tick > self._until_ms:
                 # An earlier seal closed more, before the clock was set back.
                 self._closed_tick = self._layout.first_closed(self._until_ms + 1, self._sealed, after)

@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 WORKERS ?= 2
+TIMER_CASES := test_timers or test_cancel or test_handover or test_pending or test_congestion or test_clock or test_rolling
 CRASH_CASES := test_kill or test_power_loss or test_failing_calls or test_bit_rot
 # RocksDB itself loses some states in which a directory was not synced (docs/crash-tools.md), other ones each time.
 KNOWN := not (rocksdb and the_recovery_loses_power_too)
@@ -67,6 +68,9 @@ conformance-small: $(DEV)  ## the cases of the suite on every engine
 	@echo "== conformance"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
 		-k "$(KNOWN)"
+	@echo "== conformance, with packed timers"
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine lmdb --rmq-config lmdb.layout=packed \
+		--rmq-level extended -k "$(TIMER_CASES)"
 	@echo "== conformance, with a fresh seed"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
 		--rmq-seed fresh --rmq-effort 0.25 -k "($(CRASH_CASES)) and not (rocksdb and test_power_loss)"

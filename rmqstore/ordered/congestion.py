@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rmqstore.errors import FlowControlError
 
-_KNOWN_SLOTS = 4096
+_KNOWN_SLOTS = 131_072
 
 
 class Congestion:

@@ -74,7 +74,8 @@ _NEVER: Final = 2**63 - 2
 """A tick behind all others."""
 
 _CHUNK: Final = 4096
-_DECODED: Final = 64
+_DECODED_BYTES: Final = 4 * 1024 * 1024
+_PAGE: Final = 64
 _ANY_SEQ: Final = 2**63 - 1
 
 _Fresh: TypeAlias = tuple[int, int, int, bytes, bytes | None]
@@ -90,6 +91,7 @@ class PackedLayout(RowLayout):
         self._windows = Windows(kv, lambda: self._forgotten)
         self._low_bucket = 0
         self._decoded: dict[bytes, Pack] = {}
+        self._decoded_bytes = 0
         self._counted: dict[int, Counter[int]] = {}
         self._counted_at = -1
 
@@ -131,8 +133,10 @@ class PackedLayout(RowLayout):
     def _decode(self, key: bytes, value: bytes) -> Pack:
         pack = self._decoded.get(key)
         if pack is None:
-            if len(self._decoded) >= _DECODED:
+            self._decoded_bytes += len(value)
+            if self._decoded_bytes > _DECODED_BYTES:
                 self._decoded.clear()
+                self._decoded_bytes = len(value)
             pack = self._decoded[key] = decode_pack(key, value)
         return pack
 
@@ -363,7 +367,7 @@ class PackedLayout(RowLayout):
         return TimerCursor(tuple(corners))
 
     def _is_packed_under(self, tick: int, seq: int) -> bool:
-        for key, value in self._kv.scan_all(TIMERS, from_bucket(self._low_bucket), behind_bucket(tick), page=_DECODED):
+        for key, value in self._kv.scan_all(TIMERS, from_bucket(self._low_bucket), behind_bucket(tick), page=_PAGE):
             try:
                 pack = decode_pack(key, value)
             except DamagedRunError:

@@ -28,7 +28,7 @@ BASE := $(VENV)/.installed-base
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help demo test lint types memory-only wheels conformance-small conformance bench bench-backlog bench-consumers bench-spark bench-smoke crash clean
+.PHONY: help demo test lint types memory-only wheels conformance-small conformance bench bench-backlog bench-consumers load-test crash clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -41,7 +41,7 @@ test: $(DEV)  ## everything that CI checks; the tests come last
 	@$(MAKE) types
 	@$(MAKE) memory-only
 	@$(MAKE) wheels
-	@$(MAKE) bench-smoke
+	@$(MAKE) load-test
 	@$(MAKE) conformance-small
 	@echo "== tests"
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile
@@ -92,12 +92,9 @@ bench-consumers: $(DEV)  ## 1 to 64 consumer threads over 1 to 8 queues; options
 bench-backlog: $(DEV)  ## what a large backlog costs, which takes long; options by ARGS="..."
 	@$(BIN)/python -m rmqstore_benchmarks.backlog $(ARGS)
 
-bench-spark: $(DEV)  ## load from Spark, with failing tasks; options by ARGS="..."
-	@$(BIN)/python -m rmqstore_benchmarks.spark_run $(ARGS)
-
-bench-smoke: $(DEV)  ## the Spark job in small
-	@echo "== Spark job"
-	@$(call quietly,$(BIN)/python -m rmqstore_benchmarks.spark_run --small)
+load-test: $(DEV)  ## producers and consumers in failing Spark tasks, every message accounted for; options by ARGS="..."
+	@echo "== load test"
+	@$(BIN)/rmqstore load-test $(if $(ARGS),$(ARGS),--messages 5000 --shards 2)
 
 crash: $(DEV)  ## the slow tier: kills, disk states, long runs
 	@$(BIN)/pytest -n $(WORKERS) --dist load --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \

@@ -26,6 +26,7 @@ from rmqstore.cli import (
     inspect,
     keep,
     leases,
+    load_test,
     new_engine,
     peek,
     pop,
@@ -159,6 +160,7 @@ app.add_typer(benchmarks, name="bench")
 _add(bench.run, bench.RUN_EXAMPLES, to=benchmarks)
 _add(bench.workloads, bench.WORKLOADS_EXAMPLES, to=benchmarks)
 _add(bench_report.report, bench_report.EXAMPLES, to=benchmarks)
+_add(load_test.load_test, load_test.EXAMPLES)
 _add(new_engine.new_engine, new_engine.EXAMPLES)
 _add(keep.verify, keep.VERIFY_EXAMPLES)
 _add(keep.snapshot, keep.SNAPSHOT_EXAMPLES)

@@ -1,1 +1,1 @@
-"""Measurements of rmqstore's engines: beside the raw databases (``speed``), and as a Spark job (``spark_run``)."""
+"""Measurements of rmqstore's engines beside the raw databases (``speed``), and their load test from Spark (``load``)."""

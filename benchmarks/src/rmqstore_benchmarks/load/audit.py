@@ -1,0 +1,86 @@
+"""What the stores hold at the end, read without a lease: where every id is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+import rmqstore
+from rmqstore.message import retry_topic
+from rmqstore_benchmarks.load.ledger import NO_ID, last_ms
+from rmqstore_benchmarks.load.plan import GROUP, KEPT_TOPIC, NO_TIME, SETTINGS, TOPIC, Plan, ids_in
+from rmqstore_benchmarks.workloads import START_MS
+
+FOUND: Final = "shard int, id long, place string, attempts int, note string"
+"""Places: ``timer``; ``passed`` and ``ready`` (in the topic, before and behind the group's position); ``retry``; ``leased``; ``dead``;
+``parked``; and, beside one of these, ``early``: it came to its topic before it was due. ``broken`` is what ``verify`` found."""
+
+_SCHEMA: Final = pa.schema(
+    [("shard", pa.int32()), ("id", pa.int64()), ("place", pa.string()), ("attempts", pa.int32()), ("note", pa.string())]
+)
+_PAGE: Final = 10_000
+
+
+def audit(plan: Plan, number: int) -> Iterator[pa.RecordBatch]:
+    """Yield rows of :data:`FOUND` for all that the store of a shard holds."""
+    clock = rmqstore.ManualClock(max(START_MS, last_ms(plan.ledger_path(number))))
+    with rmqstore.open(plan.store_path(number), engine=plan.engine, clock=clock, services=False, **SETTINGS) as store:
+        notes = store.verify()
+        yield _rows(number, [NO_ID] * len(notes), "broken", notes=notes)
+        yield from _timers(store, number)
+        for topic in (TOPIC, KEPT_TOPIC):
+            yield from _topic(store, number, topic, ("passed", "ready"), plan)
+        yield from _topic(store, number, retry_topic(GROUP, TOPIC), (None, "retry"), plan)
+        leases = store.leases()
+        yield _rows(
+            number, ids_in(pa.array([each.message_id for each in leases], pa.string())), "leased", [each.attempt for each in leases]
+        )
+        for place, letters in (("dead", store.dead_letters(GROUP)), ("parked", store.parked())):
+            texts = [each.origin_message_id or each.message.message_id for each in letters]
+            ids = ids_in(pa.array(texts, pa.string()))
+            yield _rows(number, ids, place, [each.attempts for each in letters], [each.reason for each in letters])
+
+
+def _timers(store: rmqstore.Store, number: int) -> Iterator[pa.RecordBatch]:
+    after: tuple[int, int] | None = None
+    while True:
+        page = store.scan(after=after, limit=_PAGE)
+        yield _rows(number, ids_in(pa.array([each.message.message_id for each in page.timers], pa.string())), "timer")
+        after = page.next_after
+        if after is None:
+            return
+
+
+def _topic(store: rmqstore.Store, number: int, topic: str, places: tuple[str | None, str], plan: Plan) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a topic; ``places`` are those that the group has passed, left out if None, and of the others."""
+    info = next((each for each in store.topics(system=True) if each.name == topic), None)
+    next_offsets = {each.queue_id: each.next_offset for each in store.offsets(GROUP) if each.topic == topic}
+    for queue in range(0 if info is None else info.queues):
+        next_offset = next_offsets.get(queue, 0)
+        offset = 0 if places[0] is not None else next_offset
+        while len(page := store.pops.read(topic, queue, offset, _PAGE)):
+            columns = page.columns
+            ids, offsets = ids_in(columns.column("message_id")), columns.column("queue_offset").to_numpy()
+            offset = int(offsets[-1]) + 1
+            is_passed = offsets < next_offset
+            if places[0] is not None:
+                yield _rows(number, ids[is_passed], places[0])
+                is_early = columns.column("store_ms").to_numpy() < columns.column("deliver_at_ms").fill_null(NO_TIME).to_numpy()
+                is_early |= columns.column("store_ms").to_numpy() < plan.due_ms(ids)
+                yield _rows(number, ids[is_early], "early")
+            yield _rows(number, ids[~is_passed], places[1])
+
+
+def _rows(number: int, ids: Any, place: str, attempts: Any = None, notes: Any = None) -> pa.RecordBatch:
+    count = len(ids)
+    columns = {
+        "shard": np.full(count, number, np.int32),
+        "id": ids,
+        "place": [place] * count,
+        "attempts": np.zeros(count, np.int32) if attempts is None else attempts,
+        "note": [None] * count if notes is None else notes,
+    }
+    return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in _SCHEMA], schema=_SCHEMA)

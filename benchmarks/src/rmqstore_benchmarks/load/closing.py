@@ -1,0 +1,256 @@
+"""Closing the ledger, in Spark SQL: what clients were told, joined by id with what the stores hold.
+
+Every id must be exactly once cancelled, acked, dead-lettered or pending. A call in doubt (an intent without an answer, since its process
+died) may have happened or not, so it explains an end that nobody was told of, but never two.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from rmqstore_benchmarks.load.plan import LEASE_MS, MAX_RETRIES, Plan
+from rmqstore_benchmarks.workloads import START_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STATES: Final = ("cancelled", "acked", "dead", "pending")
+
+FAULTS: Final[dict[str, tuple[str, str]]] = {
+    "foreign id": ("an id that was never sent, or on a shard that is not its own", "is_foreign"),
+    "never sent": ("its send was never answered, though its task ended well", "not is_foreign and sent = 0"),
+    "lost": (
+        "sent, not cancelled, and nowhere",
+        "sent > 0 and places = 0 and cancelled = 0 and cancels_in_doubt <= 0",
+    ),
+    "consumed by nobody": (
+        "gone for its group, though no ack was answered or in doubt",
+        "passed > 0 and ready + waiting + dead = 0 and acked = 0 and acks_in_doubt <= 0",
+    ),
+    "stored twice": (
+        "in two places at once, or twice in one",
+        "timers + passed + ready > 1 or waiting + dead > 1 or (ready > 0 and waiting + dead > 0)",
+    ),
+    "back after its ack": ("ACKED, but still pending or dead", "acked > 0 and timers + ready + waiting + dead > 0"),
+    "kept though cancelled": ("CANCELLED, but still in the store", "cancelled > 0 and places > 0"),
+    "delivered though cancelled": ("CANCELLED, but delivered", "cancelled > 0 and delivered > 0"),
+    "cancelled and too late": ("CANCELLED once, ALREADY_DELIVERED another time (C4)", "cancelled > 0 and cancel_late > 0"),
+    "acked twice": ("ACKED more than once", "acked > 1"),
+    "acked already": ("ALREADY_ACKED, though no ack was answered or in doubt", "acked_before > 0"),
+    "delivered after its ack": (
+        "popped by a call that began behind the ACKED one, or with a higher attempt (P4)",
+        "acked > 0 and (last_delivered > acked_at or last_attempt > acked_attempt)",
+    ),
+    "delivered twice": ("the same attempt given twice without a release", "twice > 0"),
+    "delivered while leased": ("given again before the lease ended (P1)", "leased_twice > 0"),
+    "ack refused": ("STALE within its lease (P5)", "refused > 0"),
+    "early": ("delivered, or in its topic, before its deliver time (T1)", "early > 0"),
+    "damaged": ("body or deliver time are not what was sent", "damaged > 0"),
+    "old receipt honoured": ("ACKED by a receipt that a change had replaced (P6)", "old_honoured > 0"),
+    "unknown": ("UNKNOWN for a handle or a receipt that the store gave", "unknown > 0"),
+    "dead after other attempts": (
+        f"dead-lettered, but not after {MAX_RETRIES + 1} deliveries (P7)",
+        f"dead > 0 and dead_attempts <> {MAX_RETRIES + 1}",
+    ),
+    "parked": ("parked as unreadable", "parked > 0"),
+}
+"""Name of each fault, what it means, and the condition by which SQL finds it."""
+
+# By id and attempt: the leases of one delivery. An attempt is given again only after a release, and the next one only after its lease.
+_ATTEMPTS: Final = """
+select id, attempt,
+  count_if(event = 'delivered') delivered,
+  count_if(event = 'releasing') releasing,
+  count_if(event in ('releasing', 'changing')) moved,
+  max(if(event = 'delivered', from_ms, null)) from_ms,
+  min(if(event = 'delivered', to_ms, null)) to_ms,
+  min(if(event = 'ack_stale', to_ms, null)) stale_ms,
+  sum(case event when 'acking' then 1 when 'acked' then -1 when 'ack_repeated' then -1 when 'ack_stale' then -1 when 'ack_unknown' then -1
+      else 0 end) acks_in_doubt,
+  count_if(event = 'acked') acked,
+  count_if(event = 'ack_repeated') ack_repeated,
+  min(if(event = 'acked', ended, null)) acked_at,
+  max(if(event = 'delivered', began, null)) last_delivered,
+  count_if(event = 'early') early,
+  count_if(event = 'damaged') damaged,
+  count_if(event = 'old_honoured') old_honoured,
+  count_if(event in ('cancel_unknown', 'ack_unknown')) unknown,
+  count_if(event = 'sent') sent,
+  count_if(event = 'cancelled') cancelled,
+  count_if(event = 'cancel_late') cancel_late,
+  sum(case event when 'cancelling' then 1 when 'cancelled' then -1 when 'cancel_late' then -1 when 'cancel_missed' then -1
+      when 'cancel_unknown' then -1 else 0 end) cancels_in_doubt,
+  max(shard) shard, min(shard) other_shard
+from told where id >= 0 or event = 'delivered' group by id, attempt
+"""
+
+_WITH_NEXT: Final = f"""
+select *, lead(to_ms) over (partition by id order by attempt) next_ms from ({_ATTEMPTS})
+"""
+
+_TOLD: Final = f"""
+select id,
+  sum(delivered) delivered,
+  greatest(sum(delivered) - 1, 0) redelivered,
+  count_if(delivered > 1 + releasing) twice,
+  count_if(delivered > 0 and moved = 0 and next_ms < from_ms + {LEASE_MS}) leased_twice,
+  count_if(delivered > 0 and moved = 0 and stale_ms < from_ms + {LEASE_MS}) refused,
+  sum(acked) acked, count_if(ack_repeated > 0 and acked = 0 and acks_in_doubt <= 0) acked_before, sum(acks_in_doubt) acks_in_doubt,
+  min(acked_at) acked_at, min(if(acked > 0, attempt, null)) acked_attempt,
+  max(last_delivered) last_delivered, max(if(delivered > 0, attempt, null)) last_attempt,
+  sum(early) early, sum(damaged) damaged, sum(old_honoured) old_honoured, sum(unknown) unknown,
+  sum(sent) sent, sum(cancelled) cancelled, sum(cancel_late) cancel_late, sum(cancels_in_doubt) cancels_in_doubt,
+  max(shard) shard, min(other_shard) other_shard
+from ({_WITH_NEXT}) group by id
+"""
+
+_FOUND: Final = """
+select id,
+  count_if(place = 'timer') timers, count_if(place = 'passed') passed, count_if(place = 'ready') ready,
+  count_if(place in ('retry', 'leased')) waiting, count_if(place = 'dead') dead, count_if(place = 'parked') parked,
+  count_if(place = 'early') early, max(if(place = 'dead', attempts, null)) dead_attempts,
+  max(shard) shard, min(shard) other_shard
+from found where place <> 'broken' group by id
+"""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One id whose account does not close."""
+
+    id: int
+    shard: int
+    faults: list[str]
+    history: list[str]
+
+
+class Closed(msgspec.Struct, frozen=True):
+    """What came out of joining the ledger with the stores.
+
+    Attributes:
+        states: ids in each of :data:`STATES`, and under ``none`` those that are nowhere.
+        in_doubt: how many of the cancelled and of the acked ones rest on a call in doubt.
+        deliveries, redeliveries: rows of messages that consumers were given, and those beyond the first of each id.
+        attempts, died, waited: attempts of tasks that opened a store, those that died, and those that waited for another one.
+        deaths, abandoned: consumers that died, and messages that they held.
+        repeated: messages that were sent again under a mark, and not stored again.
+        faults: ids of each fault.
+        listed: the first of them, with their history.
+        broken: what ``verify`` said.
+    """
+
+    ids: int
+    states: dict[str, int]
+    in_doubt: dict[str, int]
+    deliveries: int
+    redeliveries: int
+    attempts: int
+    died: int
+    waited: int
+    deaths: int
+    abandoned: int
+    repeated: int
+    faults: dict[str, int]
+    listed: list[Fault]
+    broken: list[str]
+
+    @property
+    def is_closed(self) -> bool:
+        """Every id has exactly one end, and nothing is wrong."""
+        return not self.faults and not self.broken and sum(self.states[state] for state in STATES) == self.ids
+
+
+def close_ledger(spark: SparkSession, plan: Plan, most: int = 20) -> Closed:
+    """Join the tables ``told`` and ``found`` of a plan by id; lists at most ``most`` faulty ids with their history."""
+    spark.read.parquet(plan.table_path("told")).createOrReplaceTempView("told_rows")
+    spark.read.parquet(plan.table_path("found")).createOrReplaceTempView("found")
+    # One shuffle serves both levels of grouping.
+    spark.table("told_rows").repartition("id").createOrReplaceTempView("told")
+    accounts = spark.sql(_accounts(plan))
+    accounts.write.parquet(plan.table_path("accounts"))
+    spark.read.parquet(plan.table_path("accounts")).createOrReplaceTempView("accounts")
+    totals = _row(
+        spark,
+        f"""select {", ".join(f"count_if(state = '{state}' and not is_foreign) {state}" for state in (*STATES, "none"))},
+        count_if(state = 'cancelled' and cancelled = 0) cancelled_in_doubt, count_if(state = 'acked' and acked = 0) acked_in_doubt,
+        sum(delivered) deliveries, sum(redelivered) redeliveries from accounts""",
+    )
+    tasks = _row(
+        spark,
+        """select count_if(event = 'opened') attempts, count_if(event = 'opened') - count_if(event = 'closed') died,
+        count_if(event = 'waited') waited, count(distinct if(event = 'abandoned', struct(shard, began), null)) deaths,
+        count_if(event = 'abandoned') abandoned, count_if(event = 'repeated') repeated from told_rows""",
+    )
+    counted = spark.sql("select fault, count(*) ids from (select explode(faults) fault from accounts) group by fault order by fault")
+    broken = spark.sql("select shard, note from found where place = 'broken' order by shard, note").limit(most).collect()
+    return Closed(
+        ids=plan.messages,
+        states={state: totals[state] for state in (*STATES, "none")},
+        in_doubt={"cancelled": totals["cancelled_in_doubt"], "acked": totals["acked_in_doubt"]},
+        deliveries=totals["deliveries"],
+        redeliveries=totals["redeliveries"],
+        attempts=tasks["attempts"],
+        died=tasks["died"],
+        waited=tasks["waited"],
+        deaths=tasks["deaths"],
+        abandoned=tasks["abandoned"],
+        repeated=tasks["repeated"],
+        faults={row["fault"]: row["ids"] for row in counted.collect()},
+        listed=_listed(spark, most),
+        broken=[f"shard {row['shard']}: {row['note']}" for row in broken],
+    )
+
+
+def _accounts(plan: Plan) -> str:
+    """Return the query that gives every id its state and its faults."""
+    numbers = "delivered redelivered twice leased_twice refused acked acked_before acks_in_doubt damaged old_honoured unknown sent".split()
+    numbers += "cancelled cancel_late cancels_in_doubt".split()
+    counts = "timers passed ready waiting dead parked".split()
+    faults = ", ".join(f"if({condition}, '{name}', null)" for name, (_, condition) in FAULTS.items())
+    return f"""
+    with told_ids as ({_TOLD}), found_ids as ({_FOUND}), joined as (
+      select coalesce(i.id, t.id, f.id) id, coalesce(t.shard, f.shard, cast(pmod(i.id, {plan.shards}) as int)) shard,
+        {", ".join(f"coalesce(t.{name}, 0) {name}" for name in numbers)},
+        {", ".join(f"coalesce(f.{name}, 0) {name}" for name in counts)},
+        coalesce(f.timers + f.passed + f.ready + f.waiting + f.dead + f.parked, 0) places,
+        coalesce(t.early, 0) + coalesce(f.early, 0) early,
+        t.acked_at, t.acked_attempt, t.last_delivered, t.last_attempt, f.dead_attempts,
+        i.id is null or t.shard <> pmod(i.id, {plan.shards}) or t.other_shard <> t.shard
+          or coalesce(f.shard <> pmod(i.id, {plan.shards}) or f.other_shard <> f.shard, false) is_foreign
+      from range(0, {plan.messages}) i full outer join told_ids t on i.id = t.id
+      full outer join found_ids f on coalesce(i.id, t.id) = f.id)
+    select id, shard, coalesce(is_foreign, false) is_foreign, delivered, redelivered, cancelled, acked,
+      case when dead > 0 then 'dead' when timers + ready + waiting > 0 then 'pending' when passed > 0 then 'acked'
+        when cancelled > 0 or cancels_in_doubt > 0 then 'cancelled' else 'none' end state,
+      array_compact(array({faults})) faults
+    from joined"""
+
+
+def _row(spark: SparkSession, query: str) -> dict[str, int]:
+    (row,) = spark.sql(query).collect()
+    return {name: int(value or 0) for name, value in row.asDict().items()}
+
+
+def _listed(spark: SparkSession, most: int) -> list[Fault]:
+    faulty: list[Any] = spark.sql("select id, shard, faults from accounts where size(faults) > 0 order by id").limit(most).collect()
+    if not faulty:
+        return []
+    numbers = ", ".join(str(row["id"]) for row in faulty)
+    told = spark.sql(f"select * from told_rows where id in ({numbers}) order by ended").limit(most * 200).collect()
+    found = spark.sql(f"select * from found where id in ({numbers}) order by place").limit(most * 20).collect()
+    histories: dict[int, list[str]] = {row["id"]: [] for row in faulty}
+    for row in told:
+        histories[row["id"]].append(_said(row))
+    for row in found:
+        attempts = f", {row['attempts']} deliveries" if row["place"] == "dead" else ""
+        histories[row["id"]].append(f"found: {row['place']} on shard {row['shard']}{attempts}")
+    return [Fault(row["id"], row["shard"], list(row["faults"]), histories[row["id"]]) for row in faulty]
+
+
+def _said(row: Any) -> str:
+    """Return one row of the ledger as words."""
+    attempt = f" #{row['attempt']}" if row["attempt"] else ""
+    return (
+        f"{(row['to_ms'] - START_MS) / 1000:.1f} s, file {row['file']} of shard {row['shard']}: {row['event'].replace('_', ' ')}{attempt}"
+    )

@@ -1,0 +1,175 @@
+"""What ``rmqstore load-test`` asks for, checked before anything runs, and played engine by engine."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from rmqstore.contract import Durability, Flush, Operation
+from rmqstore.errors import IllegalArgumentError, UnsupportedOperationError
+from rmqstore.plugins import EngineState, get_plugins
+from rmqstore.spark.sessions import session, why_not
+from rmqstore_benchmarks.load.failures import Failure
+from rmqstore_benchmarks.load.plan import Plan, chunk_for
+from rmqstore_benchmarks.load.run import Outcome, check_new, job_names, run_load
+from rmqstore_benchmarks.machine import default_directory
+
+if TYPE_CHECKING:
+    from rmqstore.spark.standalone import StandaloneCluster
+
+_QUICK_MESSAGES: Final = 50_000
+_WORKERS: Final = 2
+_LOCAL_WITHOUT_RETRIES: Final = re.compile(r"local(\[[^,\]]*\]|\[[^,\]]*,\s*1\])?")
+
+Told = Callable[[str, str], None]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of the command.
+
+    Attributes:
+        engines: names; all durable ones that are installed when empty.
+        failures: names of failures, or ``none`` alone; all that the place can show when empty.
+        master: a Spark cluster, or None for this machine.
+        cluster: start a standalone cluster on this machine.
+        directory: where the stores go; every executor must reach it.
+        keep: a new directory in which everything stays; overrides ``directory``.
+    """
+
+    engines: Sequence[str] = ()
+    messages: int = 20_000
+    shards: int = 4
+    seed: int = 0
+    failures: Sequence[str] = ()
+    master: str | None = None
+    cluster: bool = False
+    directory: Path | None = None
+    keep: Path | None = None
+
+
+def durable_engines() -> list[str]:
+    """Return the installed engines whose stores outlive a process."""
+    entries = [entry for entry in get_plugins().engines() if entry.state is EngineState.OK]
+    return [entry.name for entry in entries if _is_durable(entry.name)]
+
+
+def plans(request: Request, root: Path) -> list[Plan]:
+    """Check a request and return a plan for each engine, with its directory below ``root``; nothing is made.
+
+    Raises:
+        IllegalArgumentError: naming what is wrong.
+        UnknownEngineError, EngineNotInstalledError, BrokenEngineError: an engine cannot be used.
+        UnsupportedOperationError: an engine keeps nothing, so it has nothing to show.
+    """
+    for name, number in (("--messages", request.messages), ("--shards", request.shards)):
+        if number < 1:
+            raise IllegalArgumentError(f"{name} must be at least 1, not {number}")
+    if request.messages < request.shards:
+        raise IllegalArgumentError(f"--messages {request.messages} is less than --shards {request.shards}: a shard would be empty")
+    if not 0 <= request.seed < 2**63:
+        raise IllegalArgumentError(f"--seed must be 0 to 2**63 - 1, not {request.seed}")
+    failures = _failures(request)
+    engines = list(dict.fromkeys(request.engines)) or durable_engines()
+    if not engines:
+        raise IllegalArgumentError("no durable engine is installed; for example: pip install 'rmqstore[all]'")
+    for engine in engines:
+        get_plugins().load_engine(engine)
+        if not _is_durable(engine):
+            raise UnsupportedOperationError(
+                f"engine {engine!r} keeps nothing beyond its process, and a load test moves stores from task to task"
+            )
+    rounds = 3
+    chunk = chunk_for(request.messages, request.shards, rounds)
+    return [
+        Plan(
+            engine=engine,
+            directory=str(root / engine),
+            messages=request.messages,
+            shards=request.shards,
+            seed=request.seed,
+            failures=failures,
+            rounds=rounds,
+            chunk=chunk,
+        )
+        for engine in engines
+    ]
+
+
+def run(request: Request, told: Told = lambda engine, job: None) -> Iterator[Outcome]:
+    """Play a request, engine by engine; calls ``told`` with the engine and the name of each job before it starts.
+
+    Raises:
+        IllegalArgumentError: the request, or this machine, does not allow it; nothing was run.
+        FileExistsError: ``keep`` exists.
+    """
+    plans(request, Path())
+    if request.keep is not None:
+        check_new(request.keep)
+    directory = request.directory or default_directory()
+    if not directory.is_dir():
+        raise IllegalArgumentError(f"--directory {directory} is no directory")
+    if reason := why_not():
+        raise IllegalArgumentError(f"the load test cannot run: {reason}")
+    with _root(request.keep, directory) as root, ExitStack() as stack:
+        cluster: StandaloneCluster | None = None
+        if request.cluster:
+            from rmqstore.spark.standalone import StandaloneCluster
+
+            cluster = stack.enter_context(StandaloneCluster(_WORKERS))
+        master = cluster.master if cluster is not None else request.master
+        is_quick = request.messages <= _QUICK_MESSAGES
+        spark = stack.enter_context(session(master, name="rmqstore load-test", quick=is_quick))
+        for number, plan in enumerate(plans(request, root)):
+            yield run_load(spark, plan, partial(told, plan.engine), cluster=cluster, victim=number)
+
+
+def jobs(request: Request) -> list[tuple[str, list[str]]]:
+    """Return the engines of a request with the names of their jobs, in order."""
+    return [(plan.engine, job_names(plan)) for plan in plans(request, Path())]
+
+
+def _failures(request: Request) -> tuple[Failure, ...]:
+    if request.cluster and request.master is not None:
+        raise IllegalArgumentError("--cluster and --master exclude each other; give one")
+    names = [name for given in request.failures for name in given.split(",")]
+    known = [failure.value for failure in Failure]
+    if names == ["none"]:
+        return ()
+    for name in names:
+        if name not in known:
+            raise IllegalArgumentError(f"--failures {name!r} is none of {', '.join(known)}; or give none alone")
+    wanted = names or [name for name in known if request.cluster or name != Failure.EXECUTOR.value]
+    failures = tuple(failure for failure in Failure if failure.value in wanted)
+    if Failure.EXECUTOR in failures and not request.cluster:
+        raise IllegalArgumentError("--failures executor needs --cluster, whose workers can be killed")
+    if (
+        {Failure.TASK, Failure.WORKER}.intersection(failures)
+        and request.master is not None
+        and _LOCAL_WITHOUT_RETRIES.fullmatch(request.master)
+    ):
+        raise IllegalArgumentError(f"--master {request.master} never tries a task again; local[2,4] has two slots and four attempts")
+    return failures
+
+
+def _is_durable(engine: str) -> bool:
+    entry = next((entry for entry in get_plugins().engines() if entry.name == engine and entry.info is not None), None)
+    if entry is None or entry.info is None:
+        return False
+    return entry.info.capabilities.durability_of(Operation.PUT, Flush.SYNC) > Durability.NONE
+
+
+@contextmanager
+def _root(keep: Path | None, directory: Path) -> Iterator[Path]:
+    if keep is not None:
+        keep.mkdir(parents=True)
+        yield keep.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="rmqstore-load-", dir=directory, ignore_cleanup_errors=True) as made:
+        yield Path(made)

@@ -1,0 +1,247 @@
+"""What a load test sends and what becomes of each message, decided from the id alone, so that every attempt decides alike.
+
+Ids go from 0 to ``messages - 1``; id ``i`` belongs to shard ``i % shards``. A shard's ids, in order, are cut into chunks; a chunk is one
+``send_batch`` with one mark.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmqstore_benchmarks.load.failures import Failure
+from rmqstore_benchmarks.workloads import HOUR_MS, START_MS
+
+Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
+
+TOPIC: Final = "orders"
+KEPT_TOPIC: Final = "archive"
+"""A topic that nobody pops, so its messages stay ready."""
+
+GROUP: Final = "billing"
+LEASE_MS: Final = 60_000
+HELD_MS: Final = 30 * 24 * HOUR_MS
+"""The lease of a consumer that holds a message beyond the end of the test."""
+
+GAP_MS: Final = 2000
+"""Simulated time between two chunks of a shard: much less than a lease, so that leases seldom end while their consumer works."""
+
+FAR_MS: Final = 20 * 24 * HOUR_MS
+HORIZON_MS: Final = 24 * HOUR_MS
+"""What is due later than this from now stays pending at the end."""
+
+MAX_RETRIES: Final = 16
+NO_TIME: Final = -1
+"""In arrays of deliver times: none was asked for."""
+
+_WORDS: Final = 32
+BODY_BYTES: Final = 8 * _WORDS
+_MARK_MEMORY_MS: Final = 30 * 24 * HOUR_MS
+"""Longer than the test's simulated time, so that no mark is forgotten."""
+
+SETTINGS: Final[dict[str, Any]] = {
+    "default_queues": 4,
+    "max_retries": MAX_RETRIES,
+    "retention_ms": 0,
+    "mark_memory_ms": _MARK_MEMORY_MS,
+    "cancel_memory_ms": _MARK_MEMORY_MS,
+}
+"""How every store is opened. Nothing that was delivered is removed, so that the audit can find it."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One engine's load test.
+
+    Attributes:
+        directory: where its stores, its ledger and its tables are; every executor must reach it under this path.
+        run: part of every mark.
+        seed: decides, with the id, what becomes of a message, and where failures are injected.
+        rounds: jobs that send; in each of them every shard is opened by another task. One more job drains.
+        chunk: messages of one ``send_batch``.
+        consumers: threads that consume a shard.
+        patience_s: how long a task waits for a store that another attempt still holds.
+    """
+
+    engine: str
+    directory: str
+    messages: int
+    shards: int
+    seed: int = 0
+    failures: tuple[Failure, ...] = ()
+    run: str = "load"
+    rounds: int = 3
+    chunk: int = 1000
+    consumers: int = 2
+    patience_s: float = 900.0
+
+    def store_path(self, shard: int) -> Path:
+        """Return the directory of the store of a shard."""
+        return Path(self.directory, "stores", f"shard-{shard:04d}")
+
+    def ledger_path(self, shard: int) -> Path:
+        """Return the directory of what the clients of a shard were told."""
+        return Path(self.directory, "ledger", f"shard-{shard:04d}")
+
+    def injected_path(self) -> Path:
+        """Return the directory in which every failure is noted before it happens."""
+        return Path(self.directory, "injected")
+
+    def table_path(self, name: str) -> str:
+        """Return where a table for Spark lies."""
+        return str(Path(self.directory, "tables", name))
+
+    def make_directories(self) -> None:
+        """Make what the tasks write into."""
+        self.injected_path().mkdir(parents=True)
+        for shard in range(self.shards):
+            self.ledger_path(shard).mkdir(parents=True)
+        self.store_path(0).parent.mkdir()
+
+    # ------------------------------------------------------------ which messages
+
+    def ids_of_shard(self, shard: int) -> int:
+        """Return how many ids a shard has."""
+        return (self.messages - shard + self.shards - 1) // self.shards
+
+    def chunks_of_shard(self, shard: int) -> int:
+        """Return how many chunks a shard has."""
+        return -(-self.ids_of_shard(shard) // self.chunk)
+
+    def chunks_of_round(self, shard: int, round_: int) -> range:
+        """Return the numbers of the chunks that a round sends; none in the drain."""
+        chunks = self.chunks_of_shard(shard)
+        if round_ >= self.rounds:
+            return range(0)
+        return range(chunks * round_ // self.rounds, chunks * (round_ + 1) // self.rounds)
+
+    def ids(self, shard: int, chunk: int) -> Ids:
+        """Return the ids of a chunk, in order."""
+        first, behind = chunk * self.chunk, min((chunk + 1) * self.chunk, self.ids_of_shard(shard))
+        return shard + self.shards * np.arange(first, behind, dtype=np.int64)
+
+    def chunk_of(self, ids: Ids) -> Ids:
+        """Return the number of each id's chunk in its shard."""
+        return np.asarray(ids // self.shards // self.chunk, np.int64)
+
+    def mark(self, shard: int, chunk: int) -> bytes:
+        """Return the mark of a chunk: the same on every attempt."""
+        return f"{self.run}/{shard}/{chunk}".encode()
+
+    def sent_ms(self, chunks: Ids) -> Ids:
+        """Return the simulated time at which each chunk is sent, at the earliest."""
+        return np.asarray(START_MS + chunks * GAP_MS, np.int64)
+
+    def longest_delay_ms(self) -> int:
+        """Return the longest delay but for the far ones: half as much again as all sending takes."""
+        return max(self.chunks_of_shard(0) * GAP_MS * 3 // 2, 90_000)
+
+    def drain_ms(self) -> int:
+        """Return how much simulated time the drain takes at most: all delays, and all attempts of what nobody acks."""
+        return self.longest_delay_ms() + 2 * (MAX_RETRIES + 2) * LEASE_MS
+
+    # ------------------------------------------------------------ what becomes of them
+
+    def draw(self, ids: Ids, what: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Return a number from 0 to 1 for each id: always the same for the same seed, id and ``what``."""
+        salt = np.uint64(int.from_bytes(what.encode()[:8].ljust(8), "big") ^ (self.seed * 0x9E3779B97F4A7C15 & 2**64 - 1))
+        return np.asarray((_mixed(_mixed(ids.astype(np.uint64)) ^ salt) >> np.uint64(11)) / 2**53, np.float64)
+
+    def due_ms(self, ids: Ids) -> Ids:
+        """Return each id's deliver time, ms; NO_TIME for those that go at once."""
+        chunks = self.chunk_of(ids)
+        kind, length = self.draw(ids, "kind"), self.draw(ids, "delay")
+        delays = 1 + (length * length * self.longest_delay_ms()).astype(np.int64)
+        delays = np.where(kind < 0.02, FAR_MS + delays, delays)
+        is_now = (chunks % 5 == 4) | (kind > 0.9)
+        return np.where(is_now, NO_TIME, self.sent_ms(chunks) + delays)
+
+    def cancelled_by_handle(self, ids: Ids) -> Mask:
+        """Say which ids their producer tries to cancel by handle."""
+        return np.asarray((self.draw(ids, "cancel") < 0.12) & (self.due_ms(ids) != NO_TIME))
+
+    def cancelled_by_key(self, ids: Ids) -> Mask:
+        """Say which ids their producer tries to cancel by key; they alone have a key."""
+        drawn = self.draw(ids, "cancel")
+        return np.asarray((drawn >= 0.12) & (drawn < 0.13) & (self.due_ms(ids) != NO_TIME))
+
+    def is_kept(self, ids: Ids) -> Mask:
+        """Say which ids go to the topic that nobody pops."""
+        return np.asarray(self.draw(ids, "topic") < 0.01)
+
+    def is_poison(self, ids: Ids) -> Mask:
+        """Say which ids no consumer ever acks."""
+        return np.asarray(self.draw(ids, "fate") < 0.005)
+
+    def is_held(self, ids: Ids) -> Mask:
+        """Say which ids their consumer holds beyond the end of the test."""
+        drawn = self.draw(ids, "fate")
+        return np.asarray((drawn >= 0.005) & (drawn < 0.007))
+
+    # ------------------------------------------------------------ as messages
+
+    def bodies(self, ids: Ids) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        """Return the body of each id as a row of words."""
+        words = np.asarray(ids[:, None] * _WORDS + np.arange(_WORDS), np.uint64)
+        return _mixed(words ^ np.uint64(self.seed))
+
+    def batch(self, ids: Ids) -> pa.RecordBatch:
+        """Return the messages of ``ids`` as columns."""
+        due = self.due_ms(ids)
+        offsets = (np.arange(len(ids) + 1) * BODY_BYTES).astype(np.int32)
+        bodies = pa.py_buffer(self.bodies(ids).tobytes())
+        keyed = self.cancelled_by_key(ids)
+        keys = [[key_of(number)] if has_key else [] for number, has_key in zip(ids.tolist(), keyed.tolist(), strict=True)]
+        return pa.record_batch(
+            {
+                "topic": pa.array(np.where(self.is_kept(ids), KEPT_TOPIC, TOPIC)),
+                "body": pa.Array.from_buffers(pa.binary(), len(ids), [None, pa.py_buffer(offsets), bodies]),
+                "keys": pa.array(keys, pa.list_(pa.string())),
+                "deliver_at_ms": pa.array(due, mask=due == NO_TIME),
+                "message_id": pa.array([id_text(number) for number in ids.tolist()]),
+            }
+        )
+
+
+def id_text(number: int) -> str:
+    """Return an id as a message id."""
+    return f"{number:020d}"
+
+
+def key_of(number: int) -> str:
+    """Return the key of an id."""
+    return f"order-{number}"
+
+
+def ids_in(texts: pa.Array) -> Ids:
+    """Return message ids as ids; -1 for those that are none of a load test."""
+    sound = pc.match_substring_regex(texts, r"^0[0-9]{19}$")
+    return np.asarray(pc.cast(pc.if_else(sound, texts, "-1"), pa.int64()).to_numpy(zero_copy_only=False), np.int64)
+
+
+def bodies_in(bodies: pa.Array) -> np.ndarray[Any, np.dtype[np.uint64]] | None:
+    """Return bodies as rows of words; None when one of them has not the length of a load test's body."""
+    offsets = np.frombuffer(bodies.buffers()[1], np.int32)[bodies.offset : bodies.offset + len(bodies) + 1]
+    if bodies.null_count or np.any(np.diff(offsets) != BODY_BYTES):
+        return None
+    data = bodies.buffers()[2][int(offsets[0]) : int(offsets[-1])]
+    return np.frombuffer(data, np.uint64).reshape(len(bodies), _WORDS)
+
+
+def chunk_for(messages: int, shards: int, rounds: int) -> int:
+    """Return a size of chunks with which every round of a shard has some of them."""
+    return int(np.clip(messages // (shards * rounds * 8), 1, 1000))
+
+
+def _mixed(words: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Return SplitMix64's step of each word (Steele, Lea, Flood 2014)."""
+    with np.errstate(over="ignore"):
+        mixed = words + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return mixed ^ (mixed >> np.uint64(31))

@@ -1,0 +1,178 @@
+"""One attempt on one shard: the open store, its simulated clock, its file of the ledger, and what its threads share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import rmqstore
+from rmqstore_benchmarks.load.calls import Calls
+from rmqstore_benchmarks.load.failures import Failure, Injector, of_round
+from rmqstore_benchmarks.load.ledger import Event, LedgerFile, last_ms
+from rmqstore_benchmarks.load.plan import SETTINGS, Plan
+from rmqstore_benchmarks.workloads import START_MS
+
+_Answer = TypeVar("_Answer")
+_LOOK_AGAIN_S: Final = 0.05
+_DRAIN_CALLS: Final = 40
+
+
+class StoppedError(Exception):
+    """Another thread of this attempt failed, so this one ends as well."""
+
+
+class Shard:
+    """What producer, consumers and the thread that lets time pass have in common."""
+
+    def __init__(
+        self, plan: Plan, number: int, round_: int, store: rmqstore.Store, clock: rmqstore.ManualClock, ledger: LedgerFile, calls: Calls
+    ) -> None:
+        self.plan = plan
+        self.number = number
+        self.round = round_
+        self.store = store
+        self.clock = clock
+        self.ledger = ledger
+        self.calls = calls
+        self.failures = of_round(plan.failures, round_, plan.rounds)
+        chunks = len(plan.chunks_of_round(number, round_))
+        self._injector = Injector(plan.injected_path(), self.failures, round_, number, 2 * chunks or _DRAIN_CALLS, plan.seed)
+        self._changed = threading.Condition()
+        self._generation = 0
+        self._resting: set[int] = set()
+        self._stopped = False
+        self._has_died = False
+        self._error: BaseException | None = None
+
+    @property
+    def now_ms(self) -> int:
+        """The simulated time."""
+        return self.clock.now_ms()
+
+    def move_to(self, now_ms: int) -> None:
+        """Let simulated time be ``now_ms``, unless it is later already.
+
+        It is written first: an attempt behind a process that died goes on from there, so that time is never set back.
+        """
+        if now_ms > self.now_ms:
+            self.ledger.say(Event.TIME, now_ms)
+            self.clock.set(now_ms)
+
+    def consumers_die(self) -> bool:
+        """Say whether consumers end while they hold leases."""
+        return Failure.CONSUMER in self.failures
+
+    def take_first_death(self) -> bool:
+        """Say, once, that no consumer has died yet."""
+        with self._changed:
+            is_first, self._has_died = not self._has_died, True
+        return is_first
+
+    def call(self, op: str, act: Callable[[], _Answer], messages: Callable[[Any], int]) -> _Answer:
+        """Make a call of the store, measured, and as one at which failures are injected.
+
+        Raises:
+            StoppedError: another thread has failed.
+        """
+        if self._error is not None:
+            raise StoppedError
+        with self._injector.around(op):
+            start_ns = time.perf_counter_ns()
+            answer = act()
+            took_ns = time.perf_counter_ns() - start_ns
+        self.calls.add(op, took_ns, messages(answer))
+        return answer
+
+    # ------------------------------------------------------------ threads
+
+    def strike(self) -> None:
+        """Wake the consumers: something may have come."""
+        with self._changed:
+            self._generation += 1
+            self._resting.clear()
+            self._changed.notify_all()
+
+    def generation(self) -> int:
+        """Return how often the consumers were woken."""
+        return self._generation
+
+    def rest(self, consumer: int, generation: int) -> bool:
+        """Wait, after an empty pop, until the consumers are woken; returns False when there is nothing more to do."""
+        with self._changed:
+            if generation == self._generation:
+                self._resting.add(consumer)
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._stopped or generation != self._generation)
+            return not self._stopped
+
+    def wait_until_idle(self) -> None:
+        """Return when every consumer has found nothing since the last strike.
+
+        Raises:
+            StoppedError: a thread failed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or len(self._resting) == self.plan.consumers)
+            if self._error is not None:
+                raise StoppedError
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Let the threads end; the first ``error`` is the one that the attempt fails with."""
+        with self._changed:
+            self._stopped = True
+            if self._error is None and not isinstance(error, StoppedError):
+                self._error = error
+            self._changed.notify_all()
+
+    def raise_error(self) -> None:
+        """Raise what a thread failed with."""
+        if self._error is not None:
+            raise self._error
+
+
+@contextmanager
+def opened(plan: Plan, number: int, round_: int) -> Iterator[Shard]:
+    """Give the shard, its store opened; waits while another attempt, which may be dying, has it.
+
+    Raises:
+        StoreLockedError: it is still held after ``plan.patience_s``.
+    """
+    calls = Calls(number)
+    clock = rmqstore.ManualClock(START_MS)
+    start_ns = time.perf_counter_ns()
+    store, waited = _open_store(plan, number, clock)
+    if waited:
+        calls.add("wait for the store", time.perf_counter_ns() - start_ns, 0)
+    try:
+        # Time goes on from where the last attempt left it. The ledger is looked at under the store's lock, so nobody writes into it.
+        clock.set(max(clock.now_ms(), last_ms(plan.ledger_path(number))))
+        ledger = LedgerFile(plan.ledger_path(number))
+        try:
+            ledger.say(Event.OPENED, clock.now_ms())
+            if waited:
+                ledger.say(Event.WAITED, clock.now_ms())
+            yield Shard(plan, number, round_, store, clock, ledger, calls)
+            store.close()
+            ledger.say(Event.CLOSED, clock.now_ms())
+        finally:
+            ledger.close()
+    finally:
+        store.close()
+
+
+def _open_store(plan: Plan, number: int, clock: rmqstore.ManualClock) -> tuple[rmqstore.Store, bool]:
+    until_s = time.monotonic() + plan.patience_s
+    waited = False
+    while True:
+        try:
+            store = rmqstore.open(plan.store_path(number), engine=plan.engine, clock=clock, services=False, **SETTINGS)
+        except rmqstore.StoreLockedError:
+            if time.monotonic() > until_s:
+                raise
+            waited = True
+            time.sleep(_LOOK_AGAIN_S)
+        else:
+            return store, waited

@@ -1,0 +1,211 @@
+"""The ledger sees what is wrong: faults planted in real stores between the rounds, one kind a shard, and all joined in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import rmqstore
+from rmqstore.spark import sessions
+from rmqstore_benchmarks.load.audit import audit
+from rmqstore_benchmarks.load.closing import FAULTS, Closed, close_ledger
+from rmqstore_benchmarks.load.command import durable_engines
+from rmqstore_benchmarks.load.failures import Failure
+from rmqstore_benchmarks.load.ledger import Event, LedgerFile, last_ms, table_of
+from rmqstore_benchmarks.load.plan import GROUP, LEASE_MS, SETTINGS, TOPIC, Plan
+from rmqstore_benchmarks.load.rounds import run_round
+from rmqstore_benchmarks.workloads import START_MS
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+
+SOUND, LOST, TWICE, UNCANCELLED, EARLY, UNTOLD, BACK, DAMAGED, AGAIN, SOON_DEAD, HAND = range(11)
+SHARDS, EACH = 11, 60
+
+
+class Ledger(NamedTuple):
+    plan: Plan
+    closed: Closed
+    faults: dict[int, set[str]]
+    states: dict[int, str]
+
+    def of_shard(self, shard: int) -> dict[int, set[str]]:
+        """The faulty ids of a shard."""
+        return {number: names for number, names in self.faults.items() if number % SHARDS == shard and number >= 0}
+
+
+@contextmanager
+def between_rounds(plan: Plan, shard: int, later_ms: int = 0, **settings: int) -> Iterator[rmqstore.Store]:
+    """The store of a shard, in hands that know nothing of the ledger."""
+    clock = rmqstore.ManualClock(max(START_MS, last_ms(plan.ledger_path(shard))) + later_ms)
+    with rmqstore.open(plan.store_path(shard), engine=plan.engine, clock=clock, services=False, **{**SETTINGS, **settings}) as store:
+        yield store
+
+
+def instead_of(plan: Plan, shard: int, batch: pa.RecordBatch) -> None:
+    """Store something else under the mark of the first chunk, so that the chunk itself is taken for a repeat."""
+    with between_rounds(plan, shard) as store:
+        store.send_batch(batch, marks=(plan.mark(shard, 0),))
+
+
+def with_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
+    return batch.set_column(batch.schema.get_field_index(name), name, column)
+
+
+def play(plan: Plan) -> None:
+    later = pa.array([START_MS + 1] * plan.chunk)
+    for shard in range(SHARDS - 1):
+        first = plan.batch(plan.ids(shard, 0))
+        if shard == LOST:
+            instead_of(plan, shard, with_column(with_column(first, "message_id", pa.array(["no-id"] * plan.chunk)), "deliver_at_ms", later))
+        if shard == EARLY:
+            instead_of(plan, shard, with_column(first, "deliver_at_ms", later))
+        if shard == DAMAGED:
+            instead_of(plan, shard, with_column(first, "body", plan.batch(plan.ids(shard, 1)).column("body")))
+        run_round(plan, shard, 0)
+        if shard == TWICE:
+            with between_rounds(plan, shard) as store:
+                store.send_batch(first)
+        run_round(plan, shard, 1)
+        run_round(plan, shard, 2)
+        if shard == UNCANCELLED:
+            with between_rounds(plan, shard) as store:
+                store.send_batch(plan.batch(np.array(cancelled(plan, shard))))
+        if shard == UNTOLD:
+            with between_rounds(plan, shard, LEASE_MS) as store:
+                store.tick()
+                assert set(store.ack(store.pop_batch(TOPIC, GROUP))) == {rmqstore.AckOutcome.ACKED}
+        if shard == AGAIN:
+            with between_rounds(plan, shard) as store:
+                store.reset_offset(TOPIC, GROUP, 0)
+        if shard == SOON_DEAD:
+            with between_rounds(plan, shard, LEASE_MS, max_retries=0) as store:
+                assert store.tick().dead > 0
+        run_round(plan, shard, 3)
+        if shard == BACK:
+            with between_rounds(plan, shard) as store:
+                store.reset_offset(TOPIC, GROUP, 0)
+
+
+def cancelled(plan: Plan, shard: int) -> list[int]:
+    rows = [row for batch in table_of(plan.ledger_path(shard), shard) for row in batch.to_pylist()]
+    return [row["id"] for row in rows if row["event"] == "cancelled"]
+
+
+def write_by_hand(plan: Plan) -> None:
+    """Histories of single ids that no store of ours gives: the id is the number of the fault below, counted within the shard."""
+    file = LedgerFile(plan.ledger_path(HAND))
+    ids = plan.ids(HAND, 0)
+
+    def tell(row: int, event: Event, at_ms: int, attempt: int = 1) -> None:
+        file.tell(event, ids[row : row + 1], file.moment(at_ms), at_ms, np.array([attempt]))
+
+    tell(0, Event.DELIVERED, 1000)
+    tell(0, Event.DELIVERED, 1000 + LEASE_MS - 1, attempt=2)
+    tell(1, Event.DELIVERED, 1000)
+    tell(1, Event.ACK_STALE, 1000 + LEASE_MS - 1)
+    tell(2, Event.DELIVERED, 1000)
+    tell(2, Event.ACK_REPEATED, 1000)
+    tell(3, Event.OLD_HONOURED, 1000)
+    tell(4, Event.CANCEL_UNKNOWN, 1000, attempt=0)
+    tell(5, Event.CANCELLED, 1000, attempt=0)
+    tell(5, Event.CANCEL_LATE, 1000, attempt=0)
+    # What is legal: the next attempt when the lease is over; the same attempt behind a release; a refusal behind the lease.
+    tell(6, Event.DELIVERED, 1000)
+    tell(6, Event.ACK_STALE, 1000 + LEASE_MS)
+    tell(6, Event.DELIVERED, 1000 + LEASE_MS, attempt=2)
+    tell(7, Event.DELIVERED, 1000)
+    tell(7, Event.RELEASING, 1000)
+    tell(7, Event.DELIVERED, 1001)
+    # In doubt: an intent, and then its process died. Somebody else's call on the same lease is told that the first one was made.
+    tell(8, Event.DELIVERED, 1000)
+    tell(8, Event.ACKING, 1000)
+    tell(8, Event.ACKING, 1001)
+    tell(8, Event.ACK_REPEATED, 1001)
+    tell(9, Event.SENT, 1000, attempt=0)
+    tell(9, Event.CANCELLING, 1000, attempt=0)
+    file.close()
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    if reason := sessions.why_not():
+        pytest.skip(reason)
+    engine = next(iter(durable_engines()), None) or pytest.skip("no durable engine")
+    place = tmp_path_factory.mktemp("closing") / "run"
+    plan = Plan(engine, str(place), SHARDS * EACH, SHARDS, failures=(Failure.CONSUMER,), chunk=EACH // 6)
+    plan.make_directories()
+    play(plan)
+    write_by_hand(plan)
+    found = [batch for shard in range(SHARDS - 1) for batch in audit(plan, shard)]
+    told = [batch for shard in range(SHARDS) for batch in table_of(plan.ledger_path(shard), shard)]
+    Path(plan.table_path("found")).parent.mkdir()
+    for name, batches in (("found", found), ("told", told)):
+        pq.write_table(pa.Table.from_batches(batches), plan.table_path(name))
+    with sessions.session(quick=True) as spark:
+        result = close_ledger(spark, plan, most=1000)
+        rows = spark.table("accounts").select("id", "state", "faults").toArrow().to_pylist()
+    return Ledger(plan, result, {row["id"]: set(row["faults"]) for row in rows if row["faults"]}, {row["id"]: row["state"] for row in rows})
+
+
+def test_a_sound_shard_has_no_fault_and_all_four_ends(closed: Ledger) -> None:
+    assert closed.of_shard(SOUND) == {}
+    mine = [closed.states[number] for number in range(SOUND, SHARDS * EACH, SHARDS)]
+    assert set(mine) >= {"cancelled", "acked", "pending"}
+
+
+@pytest.mark.parametrize(
+    ("shard", "fault"),
+    [
+        (LOST, "lost"),
+        (TWICE, "stored twice"),
+        (TWICE, "delivered twice"),
+        (TWICE, "acked twice"),
+        (UNCANCELLED, "delivered though cancelled"),
+        (UNCANCELLED, "kept though cancelled"),
+        (EARLY, "early"),
+        (EARLY, "damaged"),
+        (UNTOLD, "consumed by nobody"),
+        (BACK, "back after its ack"),
+        (DAMAGED, "damaged"),
+        (AGAIN, "delivered after its ack"),
+        (AGAIN, "acked twice"),
+        (SOON_DEAD, "dead after other attempts"),
+    ],
+)
+def test_what_was_planted_is_listed(closed: Ledger, shard: int, fault: str) -> None:
+    found = {number for number, names in closed.of_shard(shard).items() if fault in names}
+    assert found
+    if shard in (LOST, EARLY, DAMAGED, TWICE):
+        assert found <= set(closed.plan.ids(shard, 0).tolist())
+    if shard == UNCANCELLED:
+        assert set(closed.of_shard(shard)) <= set(cancelled(closed.plan, shard))
+
+
+def test_what_nobody_sent_is_foreign(closed: Ledger) -> None:
+    assert "foreign id" in closed.faults[-1]
+
+
+def test_histories_that_no_store_gives_are_told_from_legal_ones(closed: Ledger) -> None:
+    ids = closed.plan.ids(HAND, 0).tolist()
+    expected = ["delivered while leased", "ack refused", "acked already", "old receipt honoured", "unknown", "cancelled and too late"]
+    of_hand = [closed.faults.get(number, set()) - {"never sent"} for number in ids]
+    assert of_hand == [*({name} for name in expected), set(), set(), set(), set()]
+    assert closed.states[ids[9]] == "cancelled"
+
+
+def test_the_ledger_does_not_close_and_lists_shard_and_history(closed: Ledger) -> None:
+    assert not closed.closed.is_closed
+    assert set(closed.closed.faults) == {name for names in closed.faults.values() for name in names} <= set(FAULTS)
+    lost = next(fault for fault in closed.closed.listed if "lost" in fault.faults)
+    assert lost.shard == LOST
+    assert any("sending" in line for line in lost.history)
+    back = next(fault for fault in closed.closed.listed if "back after its ack" in fault.faults)
+    assert [line for line in back.history if "acked" in line]
+    assert f"found: ready on shard {BACK}" in back.history

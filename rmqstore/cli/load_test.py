@@ -1,0 +1,136 @@
+"""``rmqstore load-test``: producers and consumers in Spark tasks that fail on purpose; needs the benchmarks, ``rmqstore-benchmarks``."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Final
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from rmqstore.cli import show
+from rmqstore.cli.exits import EXIT_NOT_DONE
+from rmqstore.cli.options import examples
+from rmqstore.cli.show import Column
+from rmqstore.errors import IllegalArgumentError
+
+EXAMPLES: Final = examples(
+    "rmqstore load-test",
+    "rmqstore load-test --engine wheel --messages 1000000 --report load.md",
+    "rmqstore load-test --cluster --failures executor,worker",
+    "rmqstore load-test --master spark://host:7077 --directory /shared --messages 10000000 --shards 64",
+)
+
+
+def load_test(
+    engine: Annotated[
+        list[str] | None,
+        typer.Option("--engine", "-e", metavar="NAME", help="Only this engine; may be given again."),
+    ] = None,
+    messages: Annotated[int, typer.Option("--messages", metavar="N", help="Messages of each engine.")] = 20_000,
+    shards: Annotated[int, typer.Option("--shards", metavar="N", help="Stores of each engine, one task each.")] = 4,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Decides what becomes of each message, and what fails where.")] = 0,
+    failures: Annotated[
+        list[str] | None,
+        typer.Option("--failures", metavar="LIST", help="Of task, worker, twin, consumer, executor, with commas; or none. All by default."),
+    ] = None,
+    master: Annotated[str | None, typer.Option("--master", metavar="URL", help="Spark cluster; this machine by default.")] = None,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Start a cluster of two workers on this machine, and kill one.")] = False,
+    directory: Annotated[
+        Path | None, typer.Option("--directory", metavar="DIR", help="Where the stores go; every executor must reach it.")
+    ] = None,
+    report: Annotated[list[Path] | None, typer.Option("--report", metavar="FILE", help="Write a .md or .json report.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="DIR", help="Leave stores, ledger and tables in this new directory.")
+    ] = None,
+) -> None:
+    """Load stores from Spark while tasks, workers and consumers die, and account for every message.
+
+    Runs on all durable engines by default. Every id must end exactly once: cancelled, acked, dead-lettered or pending; ends with 3 when one
+    does not, and lists it with its history. Needs Java 17, and: pip install 'rmqstore-benchmarks[spark]'
+    """
+    command, reporting = _part("command"), _part("report")
+    for file in report or []:
+        reporting.check_report(file)
+    request = command.Request(
+        engines=engine or [],
+        messages=messages,
+        shards=shards,
+        seed=seed,
+        failures=failures or [],
+        master=master,
+        cluster=cluster,
+        directory=directory,
+        keep=keep,
+    )
+    outcomes = _played(command, request)
+    show.table(
+        [Column(heading, right=bool(at)) for at, heading in enumerate(reporting.HEADINGS)], [reporting.summary(each) for each in outcomes]
+    )
+    show.line()
+    rows = [row for outcome in outcomes for row in reporting.call_rows(outcome)]
+    show.table([Column(heading, right=at > 1) for at, heading in enumerate(reporting.CALL_HEADINGS)], rows)
+    show.line()
+    for outcome in outcomes:
+        _tell(outcome, reporting)
+    if report:
+        machine = _part("machine", "rmqstore_benchmarks").described(keep or directory or command.default_directory())
+        for file in report:
+            reporting.write_report(file, outcomes, shlex.join(["rmqstore", *_arguments()]), machine)
+            show.note(f"report: {file}")
+    if keep is not None:
+        show.note(f"stores, ledger and tables are in {keep}")
+    if any(outcome.problems() for outcome in outcomes):
+        raise typer.Exit(EXIT_NOT_DONE)
+
+
+def _part(name: str, package: str = "rmqstore_benchmarks.load") -> ModuleType:
+    try:
+        return importlib.import_module(f"{package}.{name}")
+    except ImportError as error:
+        raise IllegalArgumentError(f"the load test is not installed ({error}): pip install 'rmqstore-benchmarks[spark]'") from error
+
+
+def _arguments() -> list[str]:
+    """Return the arguments of this process from the name of the command on."""
+    given = sys.argv[1:]
+    return given[given.index("load-test") :] if "load-test" in given else ["load-test"]
+
+
+def _played(command: ModuleType, request: Any) -> list[Any]:
+    """Run a request and show how far it is."""
+    jobs = command.jobs(request)
+    columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=show.error_console(), transient=True) as progress:
+        task = progress.add_task("starting Spark", total=sum(len(names) for _, names in jobs))
+        done = -1
+
+        def told(engine: str, job: str) -> None:
+            nonlocal done
+            done += 1
+            progress.update(task, description=f"{engine}: {job}", completed=done)
+
+        return list(command.run(request, told))
+
+
+def _tell(outcome: Any, reporting: ModuleType) -> None:
+    """Print what was made to fail, and how the ledger of one engine closes."""
+    engine = outcome.plan.engine
+    show.line(f"{engine}: {reporting.injected(outcome)}.")
+    problems = outcome.problems()
+    if not problems:
+        show.line(
+            Text.assemble(f"{engine}: ", ("the ledger closes", "green"), f", each of {show.count(outcome.closed.ids, 'id')} has one end.")
+        )
+        return
+    show.line(Text.assemble(f"{engine}: ", ("the ledger does not close", "bold red")))
+    for problem in problems:
+        show.line(f"  {problem}")
+    for fault in outcome.closed.listed:
+        for line in reporting.fault_lines(fault):
+            show.line(f"  {line}")

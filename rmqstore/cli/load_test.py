@@ -21,7 +21,7 @@ from rmqstore.errors import IllegalArgumentError
 
 EXAMPLES: Final = examples(
     "rmqstore load-test",
-    "rmqstore load-test --engine wheel --messages 1000000 --report load.md",
+    "rmqstore load-test --engine NAME --messages 1000000 --report load.md",
     "rmqstore load-test --cluster --failures executor,worker",
     "rmqstore load-test --master spark://host:7077 --directory /shared --messages 10000000 --shards 64",
 )
@@ -49,10 +49,11 @@ def load_test(
         Path | None, typer.Option("--keep", metavar="DIR", help="Leave stores, ledger and tables in this new directory.")
     ] = None,
 ) -> None:
-    """Load stores from Spark while tasks, workers and consumers die, and account for every message.
+    """Account for every message while tasks and consumers die.
 
-    Runs on all durable engines by default. Every id must end exactly once: cancelled, acked, dead-lettered or pending; ends with 3 when one
-    does not, and lists it with its history. Needs Java 17, and: pip install 'rmqstore-benchmarks[spark]'
+    Producers and consumers run in Spark tasks, on all durable engines by default; tasks, their processes and consumers die meanwhile. Each
+    id must end exactly once: cancelled, acked, dead-lettered or pending; ends with 3 when one does not, and lists it with its history. Needs
+    Java 17, and: pip install 'rmqstore-benchmarks[spark]'
     """
     command, reporting = _part("command"), _part("report")
     for file in report or []:

@@ -52,8 +52,8 @@ def load_test(
     """Account for every message while tasks and consumers die.
 
     Producers and consumers run in Spark tasks, on all durable engines by default; tasks, their processes and consumers die meanwhile. Each
-    id must end exactly once: cancelled, acked, dead-lettered or pending; ends with 3 when one does not, and lists it with its history. Needs
-    Java 17, and: pip install 'rmqstore-benchmarks[spark]'
+    id must end exactly once: cancelled, acked, dead-lettered or pending; ends with 3 when one does not, and lists it with its history.
+    Needs Java 17, and: pip install 'rmqstore-benchmarks[spark]'
     """
     command, reporting = _part("command"), _part("report")
     for file in report or []:

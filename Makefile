@@ -28,7 +28,7 @@ BASE := $(VENV)/.installed-base
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help demo test lint types memory-only wheels conformance-small conformance bench bench-backlog bench-consumers load-test crash clean
+.PHONY: help demo test lint types memory-only wheels conformance-small conformance bench bench-backlog bench-consumers bench-peers load-test crash clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -91,6 +91,10 @@ bench-consumers: $(DEV)  ## 1 to 64 consumer threads over 1 to 8 queues; options
 
 bench-backlog: $(DEV)  ## what a large backlog costs, which takes long; options by ARGS="..."
 	@$(BIN)/python -m rmqstore_benchmarks.backlog $(ARGS)
+
+bench-peers: $(DEV)  ## beside Redis, beanstalkd, PostgreSQL, SQLite, litequeue, RocketMQ, those that are there; options by ARGS="..."
+	@$(PIP) install 'rmqstore-benchmarks[peers]'
+	@$(BIN)/python -m rmqstore_benchmarks.peers $(ARGS)
 
 load-test: $(DEV)  ## producers and consumers in failing Spark tasks, every message accounted for; options by ARGS="..."
 	@echo "== load test"

@@ -1,0 +1,163 @@
+"""``python -m rmqstore_benchmarks.peers``: the same timers through rmqstore's engines and through other systems, in turns."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence
+from rmqstore_benchmarks.peers.measuring import LIMIT_S
+from rmqstore_benchmarks.peers.ours import LIST
+from rmqstore_benchmarks.peers.peer import Durability, Task
+from rmqstore_benchmarks.peers.report import Results, tables
+from rmqstore_benchmarks.peers.systems import PEERS, system
+from rmqstore_benchmarks.runs import command_line, installed, keep_results, require_room
+from rmqstore_benchmarks.workloads import BODY_BYTES, DISTRIBUTIONS
+
+ENGINES: Final = ("wheel", "rocksdb", "lmdb")
+_TIMER_BYTES: Final = 16 * 1024
+"""Room for a timer in logs, tables and indexes of whatever system runs."""
+
+Round = dict[Durability, dict[str, dict[str, dict[str, Any]]]]
+"""By durability, distribution and system: its figures."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured."""
+
+    engines: tuple[str, ...]
+    peers: tuple[str, ...]
+    durabilities: tuple[Durability, ...]
+    directory: Path
+    rounds: int
+    timers: int
+    batch: int = 1000
+
+    def names(self, durability: Durability, distribution: str) -> list[str]:
+        """Return the systems to run in turns."""
+        names = [name for engine in self.engines for name in (engine, engine + LIST)] + list(self.peers)
+        return [name for name in names if durability in system(name).settings and distribution in system(name).distributions]
+
+
+def measure(plan: Plan) -> Results:
+    """Run every system with each distribution and durability, in an order that rotates from round to round.
+
+    Ctrl-C ends it with the rounds that are whole; in the first round it ends the command.
+    """
+    rounds: list[Round] = []
+    for number in range(plan.rounds):
+        try:
+            rounds.append(_round(plan, number))
+        except KeyboardInterrupt:
+            if not rounds:
+                raise
+            break
+    return {
+        durability: {
+            distribution: {name: [each[durability][distribution][name] for each in rounds] for name in names}
+            for distribution, names in by_distribution.items()
+        }
+        for durability, by_distribution in rounds[0].items()
+    }
+
+
+def _round(plan: Plan, number: int) -> Round:
+    results: Round = {}
+    for durability in plan.durabilities:
+        for distribution in DISTRIBUTIONS:
+            names = plan.names(durability, distribution)
+            kept: dict[str, dict[str, Any]] = {name: {} for name in names}
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                print(f"round {number + 1}, {durability}, {distribution}: {name}", file=sys.stderr, flush=True)
+                kept[name] = run(plan, name, durability, distribution)
+            results.setdefault(durability, {})[distribution] = kept
+    return results
+
+
+def run(plan: Plan, name: str, durability: Durability, distribution: str) -> dict[str, Any]:
+    """Run one measurement in a fresh process and a fresh directory; returns its figures, or why there are none under ``error``."""
+    with tempfile.TemporaryDirectory(prefix="rmqstore-peers-", dir=plan.directory) as fresh:
+        task = Task(system=name, durability=durability, directory=fresh, distribution=distribution, timers=plan.timers, batch=plan.batch)
+        command = [sys.executable, "-m", "rmqstore_benchmarks.peers.measuring", msgspec.json.encode(task).decode()]
+        # The process gives up by itself and ends its servers; the limit here is for one that cannot.
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S + 120)
+    if done.returncode:
+        error = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+        print(f"{name} gives no figure: {error}", file=sys.stderr, flush=True)
+        return {"error": error}
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
+
+
+def present(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the peers that are installed; how to get each other one goes to stderr."""
+    there = []
+    for name in names:
+        if PEERS[name].version() is None:
+            print(f"{name} is not here: {PEERS[name].how_to_get}", file=sys.stderr)
+        else:
+            there.append(name)
+    return tuple(there)
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m rmqstore_benchmarks.peers", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--timers", type=int, default=100_000, help="timers in one measurement (default %(default)s)")
+    parser.add_argument("--batch", type=int, default=1000, help="timers in one call (default %(default)s)")
+    parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), metavar="P", help="those of: %(choices)s")
+    parser.add_argument("--engines", nargs="*", default=list(ENGINES), metavar="E", help="our engines (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds (default %(default)s)")
+    parser.add_argument(
+        "--durability",
+        choices=[*map(str, Durability), "both"],
+        default="both",
+        help="what acknowledged calls survive (default %(default)s)",
+    )
+    parser.add_argument(
+        "--directory", type=Path, default=default_directory(), help="a directory on the disk to measure (default %(default)s)"
+    )
+    parser.add_argument("--json", type=Path, help="write every figure of every round to this file")
+    parser.add_argument("--markdown", type=Path, help="put the table into this page, between its markers")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print; see ``--help``."""
+    given = _parsed(arguments)
+    if given.timers < given.batch or given.timers % given.batch:
+        raise SystemExit(f"--timers {given.timers} is not a multiple of --batch {given.batch}")
+    plan = Plan(
+        engines=installed(given.engines) if given.engines else (),
+        peers=present(given.peers),
+        durabilities=tuple(Durability) if given.durability == "both" else (Durability(given.durability),),
+        directory=given.directory,
+        rounds=given.rounds,
+        timers=given.timers,
+        batch=given.batch,
+    )
+    require_room(plan.directory, plan.timers, _TIMER_BYTES)
+    machine = described(plan.directory)
+    results = measure(plan)
+    rounds = max(len(each) for by_distribution in results.values() for systems in by_distribution.values() for each in systems.values())
+    versions = ", ".join(f"{name} {PEERS[name].version()}" for name in plan.peers)
+    absent = [f"{name} was not there: {PEERS[name].how_to_get}." for name in given.peers if name not in plan.peers]
+    command = command_line("rmqstore_benchmarks.peers", arguments)
+    about = f"{plan.timers:,} timers of {BODY_BYTES} B, batches of {plan.batch:,}, rounds in turns: {rounds}. Peers: {versions or 'none'}."
+    text = "\n\n".join([" ".join([about, *absent]), tables(results), f"`{command}`: {sentence(machine)}"])
+    print(text)
+    if given.json:
+        keep_results(given.json, command, machine, plan, results)
+    if given.markdown:
+        replace_part(given.markdown, "peers", text)
+
+
+if __name__ == "__main__":
+    main()

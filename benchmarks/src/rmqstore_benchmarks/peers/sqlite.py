@@ -1,0 +1,96 @@
+"""SQLite, from the standard library: bodies in one table, due times and ready messages in two narrow ones, so that a move moves no body."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from typing import Any, ClassVar, Final
+
+from rmqstore_benchmarks.peers.peer import HAND_OVER_BATCH, LEASE_MS, Durability, Timer
+from rmqstore_benchmarks.peers.phases import TimerPeer
+
+_TABLES: Final = """
+CREATE TABLE bodies (id INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE timers (due_ms INTEGER, id INTEGER, PRIMARY KEY (due_ms, id)) WITHOUT ROWID;
+CREATE TABLE ready (visible_ms INTEGER, id INTEGER, PRIMARY KEY (visible_ms, id)) WITHOUT ROWID;
+"""
+
+_NEXT: Final = """
+SELECT visible_ms, ready.id, body FROM ready JOIN bodies USING (id)
+WHERE visible_ms <= ? ORDER BY visible_ms, ready.id LIMIT ?
+"""
+
+
+class SQLite(TimerPeer):
+    """One connection to a database in WAL mode; each call is one transaction. A lease is a ready message that is visible later."""
+
+    name = "sqlite"
+    settings: ClassVar[dict[Durability, str]] = {
+        Durability.POWER_LOSS: "WAL, synchronous = FULL",
+        Durability.PROCESS_CRASH: "WAL, synchronous = NORMAL",
+    }
+    how_to_get = "it comes with Python"
+
+    @classmethod
+    def version(cls) -> str | None:
+        return sqlite3.sqlite_version
+
+    def start(self, stack: contextlib.ExitStack) -> None:
+        self._db = sqlite3.connect(self.directory / "timers.db", isolation_level=None)
+        stack.callback(self._db.close)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute(f"PRAGMA synchronous = {'FULL' if self.durability is Durability.POWER_LOSS else 'NORMAL'}")
+        self._db.executescript(_TABLES)
+        self._now_ms = 0
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Any:
+        self._db.execute("BEGIN IMMEDIATE")
+        yield
+        self._db.execute("COMMIT")
+
+    def schedule(self, batch: list[Timer]) -> None:
+        with self._transaction():
+            self._db.executemany("INSERT INTO bodies VALUES (?, ?)", [(timer.number, timer.body) for timer in batch])
+            self._db.executemany("INSERT INTO timers VALUES (?, ?)", sorted((timer.due_ms, timer.number) for timer in batch))
+
+    def handles(self, batch: list[Timer]) -> list[Any]:
+        return [(timer.due_ms, timer.number) for timer in batch]
+
+    def cancel(self, handles: list[Any]) -> int:
+        with self._transaction():
+            delete = "DELETE FROM timers WHERE due_ms = ? AND id = ?"
+            cancelled = [(handle[1],) for handle in sorted(handles) if self._db.execute(delete, handle).rowcount]
+            self._db.executemany("DELETE FROM bodies WHERE id = ?", sorted(cancelled))
+        return len(cancelled)
+
+    def drain(self, now_ms: int) -> int:
+        self._now_ms = now_ms
+        moved = 0
+        while True:
+            with self._transaction():
+                due = self._db.execute("SELECT due_ms, id FROM timers WHERE due_ms <= ? LIMIT ?", (now_ms, HAND_OVER_BATCH)).fetchall()
+                if due:
+                    self._db.executemany("INSERT INTO ready VALUES (?, ?)", due)
+                    self._db.execute("DELETE FROM timers WHERE (due_ms, id) <= (?, ?)", due[-1])
+            if not due:
+                return moved
+            moved += len(due)
+
+    def pop_ack(self, count: int) -> list[bytes]:
+        until_ms = self._now_ms + LEASE_MS
+        with self._transaction():
+            found = self._db.execute(
+                _NEXT,
+                (self._now_ms, count),
+            ).fetchall()
+            if found:
+                self._db.execute("DELETE FROM ready WHERE (visible_ms, id) <= (?, ?)", found[-1][:2])
+                self._db.executemany("INSERT INTO ready VALUES (?, ?)", sorted((until_ms, number) for _, number, _ in found))
+        if found:
+            with self._transaction():
+                self._db.executemany(
+                    "DELETE FROM ready WHERE visible_ms = ? AND id = ?", sorted((until_ms, number) for _, number, _ in found)
+                )
+                self._db.executemany("DELETE FROM bodies WHERE id = ?", sorted((number,) for _, number, _ in found))
+        return [body for _, _, body in found]

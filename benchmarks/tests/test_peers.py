@@ -1,0 +1,155 @@
+"""The comparison in small: what can run anywhere end to end, what is absent, and what loses or invents a message."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rmqstore_benchmarks.machine import default_directory
+from rmqstore_benchmarks.peers import __main__ as command
+from rmqstore_benchmarks.peers import report
+from rmqstore_benchmarks.peers.measuring import measure
+from rmqstore_benchmarks.peers.peer import Durability, PeerError, Task
+from rmqstore_benchmarks.peers.phases import compare, popped
+from rmqstore_benchmarks.peers.servers import running
+from rmqstore_benchmarks.peers.sqlite import SQLite
+from rmqstore_benchmarks.peers.systems import PEERS
+
+PHASES = {"schedule", "cancel", "drain", "pop_32", "pop_1024"}
+
+
+def task(system: str, directory: Path, durability: Durability = Durability.PROCESS_CRASH) -> Task:
+    return Task(system=system, durability=durability, directory=str(directory), distribution="uniform", timers=200, batch=100)
+
+
+@pytest.mark.parametrize("durability", Durability)
+@pytest.mark.parametrize("system", ["sqlite", "memory"])
+def test_every_phase_has_a_rate(system: str, durability: Durability, tmp_path: Path) -> None:
+    figures = measure(task(system, tmp_path, durability))
+    assert set(figures) == PHASES
+    assert all(rate > 0 for rate in figures.values())
+
+
+@pytest.mark.parametrize("name", [name for name in PEERS if name not in ("sqlite", "rocketmq")])
+def test_a_peer_that_is_here_runs(name: str) -> None:
+    if PEERS[name].version() is None:
+        pytest.skip(f"{name} is not here: {PEERS[name].how_to_get}")
+    # PostgreSQL runs as nobody when the tests run as root, who alone may look into pytest's directories.
+    with tempfile.TemporaryDirectory(dir=default_directory()) as directory:
+        figures = measure(task(name, Path(directory)))
+    assert figures.keys() <= PHASES
+    assert "pop_32" in figures or "schedule" in figures
+
+
+def test_lists_are_scheduled_only(tmp_path: Path) -> None:
+    assert set(measure(task("memory, list", tmp_path))) == {"schedule"}
+
+
+def test_sqlite_sets_its_durability(tmp_path: Path) -> None:
+    for durability, synchronous in ((Durability.POWER_LOSS, 2), (Durability.PROCESS_CRASH, 1)):
+        directory = tmp_path / durability
+        directory.mkdir()
+        with SQLite(directory, durability) as peer:
+            assert peer._db.execute("PRAGMA synchronous").fetchone() == (synchronous,)
+            assert peer._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+class Losing(SQLite):
+    def pop_ack(self, count: int) -> list[bytes]:
+        return super().pop_ack(count)[:-1]
+
+
+class Repeating(SQLite):
+    def pop_ack(self, count: int) -> list[bytes]:
+        found = super().pop_ack(count)
+        return found + found[:1]
+
+
+class Forgetful(SQLite):
+    def cancel(self, handles: list[object]) -> int:
+        super().cancel(handles[1:])
+        return len(handles)
+
+
+class Early(SQLite):
+    def drain(self, now_ms: int) -> int:
+        return super().drain(now_ms) - 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [(Losing, "did not come"), (Repeating, "came twice"), (Forgetful, "handed over"), (Early, "handed over")]
+)
+def test_a_peer_that_loses_or_invents_a_message_gets_no_figure(kind: type[SQLite], why: str, tmp_path: Path) -> None:
+    with kind(tmp_path, Durability.PROCESS_CRASH) as peer, pytest.raises(PeerError, match=why):
+        peer.measure(task("sqlite", tmp_path))
+
+
+def test_bodies_are_compared() -> None:
+    compare([b"b", b"a"], Counter([b"a", b"b"]))
+    for found in ([b"a"], [b"a", b"a", b"b"], [b"a", b"x"]):
+        with pytest.raises(PeerError):
+            compare(found, Counter([b"a", b"b"]))
+    with pytest.raises(PeerError, match="did not come"):
+        popped(lambda count: [], Counter([b"a", b"b"]))
+
+
+def test_the_command_writes_the_table_and_names_what_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- peers: begin -->\nold\n<!-- peers: end -->\nafter\n")
+    monkeypatch.setattr(PEERS["redis"], "version", classmethod(lambda cls: None))
+    monkeypatch.setattr(command, "DISTRIBUTIONS", {"constant": None})
+    monkeypatch.setattr(command, "run", lambda plan, name, durability, distribution: figures[name])
+    figures = {"memory": dict.fromkeys(PHASES, 400.0), "memory, list": {"schedule": 100.0}, "sqlite": dict.fromkeys(PHASES, 100.0)}
+    options = ["--engines", "memory", "--peers", "sqlite", "redis", "--timers", "1000", "--rounds", "2", "--durability", "process-crash"]
+    command.main([*options, "--directory", str(tmp_path), "--markdown", str(page)])
+    shown = capsys.readouterr()
+    assert "redis is not here: apt-get install redis-server" in shown.err
+    text = page.read_text()
+    assert "old" not in text
+    assert "redis was not there: apt-get install redis-server" in text
+    assert "4.00 × sqlite" in text
+    assert shown.out.strip() in text
+
+
+def test_a_peer_without_a_figure_is_named_and_not_compared() -> None:
+    good, bad = dict.fromkeys(PHASES, 100.0), {"error": "3 of 9 messages did not come"}
+    results = {
+        Durability.POWER_LOSS: {"constant": {"wheel": [good, good], "redis": [good, bad], "sqlite": [dict.fromkeys(PHASES, 50.0)] * 2}}
+    }
+    text = report.tables(results)
+    assert "No figure for redis: 3 of 9" in text
+    assert "2.00 × sqlite: **no**" in text, "schedule, 3 times"
+    assert "2.00 × sqlite: yes" in text, "drain, 2 times"
+    assert "× redis" not in text
+
+
+def test_what_a_peer_does_not_write_is_not_compared() -> None:
+    fast = dict.fromkeys(PHASES, 100.0) | {"drain": 9000.0}
+    results = {Durability.POWER_LOSS: {"constant": {"wheel": [dict.fromkeys(PHASES, 100.0)], "beanstalkd": [fast]}}}
+    text = report.tables(results)
+    assert "(9.0 k)" in text
+    assert "0.01 ×" not in text
+
+
+def test_a_server_is_ended_and_one_that_fails_says_why(tmp_path: Path) -> None:
+    with running([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, lambda: None, signal.SIGINT) as pid:
+        os.kill(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+    def refused() -> None:
+        raise ConnectionRefusedError
+
+    with (
+        pytest.raises(PeerError, match=r"exit status 3.*no such option"),
+        running([sys.executable, "-c", "import sys; print('no such option'); sys.exit(3)"], tmp_path, refused),
+    ):
+        pass

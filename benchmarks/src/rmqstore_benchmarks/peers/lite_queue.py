@@ -30,7 +30,7 @@ class LiteQueue(Peer):
     def start(self, stack: contextlib.ExitStack) -> None:
         litequeue: Any = importlib.import_module("litequeue")
         self._queue = litequeue.LiteQueue(str(self.directory / "queue.db"))
-        stack.callback(self._queue.conn.close)
+        stack.callback(getattr(self._queue, "close", self._queue.conn.close))
 
     def put(self, bodies: list[bytes]) -> None:
         """Put messages in one transaction."""
@@ -45,9 +45,9 @@ class LiteQueue(Peer):
             found.append(message)
         with self._queue.transaction():
             for message in found:
-                # Releases behind 0.9 want to know which claim is done.
-                claim = (message.claim_id,) if hasattr(message, "claim_id") else ()
-                self._queue.done(message.message_id, *claim)
+                # Releases behind 0.9, which want Python 3.12, ask which claim is done.
+                claim = {"claim_id": message.claim_id} if hasattr(message, "claim_id") else {}
+                self._queue.done(message.message_id, **claim)
         return [message.data.encode("latin-1") for message in found]
 
     def measure(self, task: Task) -> Figures:

@@ -142,6 +142,7 @@ def test_what_a_peer_does_not_write_is_not_compared() -> None:
 def test_a_server_is_ended_and_one_that_fails_says_why(tmp_path: Path) -> None:
     with running([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, lambda: None, signal.SIGINT) as pid:
         os.kill(pid, 0)
+        os.kill(pid, signal.SIGSTOP)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from rmqstore_benchmarks.runs import command_line, installed, keep_results, requ
 from rmqstore_benchmarks.workloads import BODY_BYTES, DISTRIBUTIONS
 
 ENGINES: Final = ("wheel", "rocksdb", "lmdb")
+_END_S: Final = 60
 _TIMER_BYTES: Final = 16 * 1024
 """Room for a timer in logs, tables and indexes of whatever system runs."""
 
@@ -87,14 +89,29 @@ def run(plan: Plan, name: str, durability: Durability, distribution: str) -> dic
     with tempfile.TemporaryDirectory(prefix="rmqstore-peers-", dir=plan.directory) as fresh:
         task = Task(system=name, durability=durability, directory=fresh, distribution=distribution, timers=plan.timers, batch=plan.batch)
         command = [sys.executable, "-m", "rmqstore_benchmarks.peers.measuring", msgspec.json.encode(task).decode()]
-        # The process gives up by itself and ends its servers; the limit here is for one that cannot.
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S + 120)
-    if done.returncode:
-        error = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+        status, output, errors = _finished(command)
+    if status:
+        error = (errors.strip().splitlines() or [f"it ended with {status}"])[-1]
         print(f"{name} gives no figure: {error}", file=sys.stderr, flush=True)
         return {"error": error}
-    figures: dict[str, Any] = json.loads(done.stdout)
+    figures: dict[str, Any] = json.loads(output)
     return figures
+
+
+def _finished(command: Sequence[str]) -> tuple[int, str, str]:
+    """Run a measurement; returns its exit status, stdout and stderr. However it is left, it has ended its servers before."""
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        # It gives up by itself; the limit here is for one that cannot.
+        output, errors = child.communicate(timeout=LIMIT_S + _END_S)
+    except subprocess.TimeoutExpired:
+        child.send_signal(signal.SIGINT)
+        output, errors = child.communicate(timeout=_END_S)
+    except KeyboardInterrupt:
+        # Ctrl-C went to the child as well.
+        child.wait(_END_S)
+        raise
+    return child.returncode, output, errors
 
 
 def present(names: Sequence[str]) -> tuple[str, ...]:

@@ -64,6 +64,8 @@ def running(
         yield server.pid
     finally:
         server.send_signal(stop)
+        # One that was stopped must go on to end.
+        server.send_signal(signal.SIGCONT)
         try:
             server.wait(_STOP_S)
         except subprocess.TimeoutExpired:

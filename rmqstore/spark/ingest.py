@@ -85,11 +85,34 @@ def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardR
 
 
 def chunks(job: Job, record: JobRecord, shard: int) -> Iterator[tuple[bytes, pa.RecordBatch]]:
-    """Yield mark and rows of every chunk of a shard, in the same order each time.
+    """Yield mark and rows of every chunk of a shard, the same ones in the same order each time.
 
     Raises:
         CorruptStoreError: a staged file is damaged or missing.
     """
+    mark = b""
+    held: list[pa.RecordBatch] = []
+    rows = size_bytes = 0
+    for file, number, batch in _batches(job, record, shard):
+        batch_bytes = file.sizes_bytes[number]
+        if held and (rows + len(batch) > record.chunk_rows or size_bytes + batch_bytes > record.chunk_bytes):
+            yield mark, _joined(held)
+            held, rows, size_bytes = [], 0, 0
+        if not held:
+            mark = f"spark/{job.dataset.manifest.id}/{job.id}/{file.name}/{number}".encode()
+        held.append(batch)
+        rows += len(batch)
+        size_bytes += batch_bytes
+    if held:
+        yield mark, _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _batches(job: Job, record: JobRecord, shard: int) -> Iterator[tuple[StagedFile, int, pa.RecordBatch]]:
+    """Yield file, number and rows of every batch of a shard, without a copy."""
     for file in record.files:
         if shard not in file.shards:
             continue
@@ -103,11 +126,10 @@ def chunks(job: Job, record: JobRecord, shard: int) -> Iterator[tuple[bytes, pa.
                     batch = reader.get_batch(number)
                     if batch.schema != IN_SCHEMA or batch.num_rows != rows:
                         raise CorruptStoreError(f"batch {number} of {path} is not what was written", file=str(path), offset=number)
-                    yield f"spark/{job.dataset.manifest.id}/{job.id}/{file.name}/{number}".encode(), batch
+                    yield file, number, batch
         except (pa.ArrowInvalid, FileNotFoundError, IndexError) as error:
-            raise CorruptStoreError(
-                f"the staged file {path} of job {job.id!r} cannot be read: {error}", file=str(path), offset=0
-            ) from error
+            what = f"the staged file {path} of job {job.id!r} cannot be read: {error}"
+            raise CorruptStoreError(what, file=str(path), offset=0) from error
 
 
 def _record(job: Job) -> JobRecord:

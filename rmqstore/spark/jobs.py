@@ -9,11 +9,11 @@
 Why no crash and no retry loses or doubles a row: In phase 1 every attempt of a task writes a file of its own, so attempts, also ones that
 run at a time or meet the rows in another order, do not touch each other. Spark takes the answer of one attempt per task, and the commit
 names the files of these answers. It is one rename, under a lock of the job: before it nothing was sent, after it the files never change.
-So the chunks of phase 2, the batches of these files, are the same for whoever sends them, and however often. Each carries the mark
-(data set, job, file, batch), which the store keeps in the same atomic step as the messages (I1); a chunk whose mark is there is skipped. A
-task owns its shard while it sends, and looks under that lock whether the shard is done, so a late twin finds nothing to do. *Done* is
-written when everything is durable; from then on the marks may be forgotten. Before that they must not be: a shard that was begun longer
-ago than ``mark_memory_ms`` is refused.
+So the chunks of phase 2, made of the batches of these files in their order, are the same for whoever sends them, and however often. Each
+carries a mark of data set, job, and the file and number of its first batch, which the store keeps in the same atomic step as the messages
+(I1); a chunk whose mark is there is skipped. A task owns its shard while it sends, and looks under that lock whether the shard is done, so
+a late twin finds nothing to do. *Done* is written when everything is durable; from then on the marks may be forgotten. Before that they
+must not be: a shard that was begun longer ago than ``mark_memory_ms`` is refused.
 
 A job with the same id after the commit skips phase 1 and completes what is missing, whatever it is given; before the commit it starts anew.
 """
@@ -34,12 +34,16 @@ from rmqstore.errors import CorruptStoreError, IllegalArgumentError, IllegalArgu
 from rmqstore.ordered.home import sync_path
 from rmqstore.spark.dataset import Dataset, write_json
 
+CHUNK_ROWS: Final = 50_000
+CHUNK_BYTES: Final = 32 * 1024 * 1024
+"""A chunk, which a store takes in one atomic call, has about so many rows or bytes."""
+
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RECORD: Final = "job.json"
 
 
 class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """One file of phase 1: the shard and the rows of each of its batches, and the latest deliver time, ms.
+    """One file of phase 1: the shard, the rows and the bytes of each of its batches, and the latest deliver time, ms.
 
     A task without rows has no file; its name is empty.
     """
@@ -47,6 +51,7 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     name: str
     shards: list[int]
     rows: list[int]
+    sizes_bytes: list[int]
     latest_ms: int | None = None
 
 
@@ -54,11 +59,14 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the commit wrote.
 
     Attributes:
+        chunk_rows, chunk_bytes: small batches of a shard go together up to so many; kept here, since the chunks must stay the same.
         now_ms: the time at which the shards take the messages in; None = that of the machine.
         is_done: every shard has everything, and the staged files may be gone.
     """
 
     files: list[StagedFile]
+    chunk_rows: int
+    chunk_bytes: int
     now_ms: int | None = None
     is_done: bool = False
 
@@ -103,7 +111,8 @@ class Job:
         with self._locked():
             record = self.record()
             if record is None:
-                record = JobRecord(files=sorted((file for file in files if file.rows), key=lambda file: file.name), now_ms=now_ms)
+                named = sorted((file for file in files if file.rows), key=lambda file: file.name)
+                record = JobRecord(files=named, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES, now_ms=now_ms)
                 if not all((self.staged / file.name).is_file() for file in record.files):
                     raise TransferError(f"staged files of job {self.id!r} are gone: another run of it failed meanwhile; run it again")
                 for folder in (self.staged, self.path, self.path.parent):

@@ -196,7 +196,7 @@ class JobWriter(DataSourceArrowWriter):
             # Committed before: what this run brings is not looked at.
             for _ in iterator:
                 pass
-            return Staged(answered(lambda: StagedFile(name="", shards=[], rows=[])))
+            return Staged(answered(lambda: StagedFile(name="", shards=[], rows=[], sizes_bytes=[])))
         return Staged(answered(lambda: stage(job, map(_taken, iterator), partition)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -15,12 +15,8 @@ from rmqstore.batch import IN_SCHEMA, MessageBatch
 from rmqstore.directory import translated
 from rmqstore.errors import IllegalMessageError
 from rmqstore.plugins import get_plugins
-from rmqstore.spark.jobs import Job, StagedFile
+from rmqstore.spark.jobs import CHUNK_BYTES, CHUNK_ROWS, Job, StagedFile
 from rmqstore.spark.routing import shard_column
-
-CHUNK_ROWS: Final = 50_000
-CHUNK_BYTES: Final = 32 * 1024 * 1024
-"""A shard's chunk is written when it has so many rows or bytes; it is what a store takes in one atomic call."""
 
 HELD_BYTES: Final = 128 * 1024 * 1024
 """What a task holds for all shards together; then the largest chunk goes, full or not."""
@@ -53,7 +49,7 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int) -> Staged
             writer.close()
         if not rows:
             path.unlink()
-            return StagedFile(name="", shards=[], rows=[])
+            return StagedFile(name="", shards=[], rows=[], sizes_bytes=[])
         with open(path, "rb") as file:
             os.fsync(file.fileno())
     except OSError as error:
@@ -62,7 +58,7 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int) -> Staged
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    return StagedFile(name=name, shards=writer.shards, rows=writer.rows, latest_ms=writer.latest_ms)
+    return StagedFile(name=name, shards=writer.shards, rows=writer.rows, sizes_bytes=writer.sizes_bytes, latest_ms=writer.latest_ms)
 
 
 def _checked(batch: pa.RecordBatch, partition: int, first_row: int) -> pa.RecordBatch:
@@ -84,6 +80,7 @@ class _Writer:
         self._held_bytes: dict[int, int] = {}
         self.shards: list[int] = []
         self.rows: list[int] = []
+        self.sizes_bytes: list[int] = []
         self.latest_ms: int | None = None
 
     def add(self, columns: pa.RecordBatch, first_row: int) -> None:
@@ -114,7 +111,7 @@ class _Writer:
 
     def _write(self, shard: int) -> None:
         pieces = self._pieces.pop(shard)
-        del self._held_bytes[shard]
+        self.sizes_bytes.append(self._held_bytes.pop(shard))
         rows = self._held_rows.pop(shard)
         whole = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
         self._file.write_batch(whole)

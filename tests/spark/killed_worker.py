@@ -11,7 +11,7 @@ import msgspec
 
 import rmqstore
 from rmqstore import spark as rmqspark
-from rmqstore.spark import Dataset, running
+from rmqstore.spark import Dataset, jobs, running
 from rmqstore.spark.jobs import Job
 from rmqstore.spark.sessions import session
 from rmqstore.spark.standalone import StandaloneCluster
@@ -57,6 +57,7 @@ def main(root: Path, engine: str, rows: int) -> None:
 
     news = root / "news"
     os.mkfifo(news)
+    jobs.CHUNK_ROWS = 500
     running._ingesting = lambda job, wait_ms: hanging_once(str(job.dataset.path), job.id, str(news))
     with StandaloneCluster(2, memory_mib=640) as cluster:
         settings = {"spark.executor.memory": "512m", "spark.cores.max": "2"}

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -190,7 +191,8 @@ def test_every_row_is_written_once_however_often_it_is_sent(dataset: Dataset) ->
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_task_that_dies_after_any_chunk_is_completed(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmqstore.spark.staging.CHUNK_ROWS", 10)
+    for module in ("staging", "jobs"):
+        monkeypatch.setattr(f"rmqstore.spark.{module}.CHUNK_ROWS", 10)
     dataset = Dataset.create(tmp_path / "data", shards=1, engine=engine)
     job = Job(dataset, "load")
     job.commit([stage(job, [rows(0, 12), rows(12, 9), rows(21, 10)], 0)], NOW_MS)
@@ -246,7 +248,7 @@ def test_a_second_run_of_a_committed_job_brings_nothing_new(dataset: Dataset) ->
     again = job.commit(staged(job, rows(100, 20)), NOW_MS)
     assert again == job.record()
     assert len(list(job.staged.iterdir())) == 1
-    ingest_here(job)
+    ingested(job)
     assert sorted(timers_of(dataset.path)) == list(range(20))
 
 
@@ -326,6 +328,7 @@ def test_a_delay_beyond_the_limit_is_refused_before_the_commit(tmp_path: Path) -
 
 def test_memory_is_bounded_by_writing_the_largest_chunk(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmqstore.spark.staging.HELD_BYTES", 4000)
+    monkeypatch.setattr("rmqstore.spark.jobs.CHUNK_ROWS", 1)
     job = Job(dataset, "load")
     file = stage(job, (rows(first, 20) for first in range(0, 200, 20)), 0)
     assert len(file.rows) > 4
@@ -333,6 +336,22 @@ def test_memory_is_bounded_by_writing_the_largest_chunk(dataset: Dataset, monkey
     record = job.commit([file], NOW_MS)
     marks = [mark for shard in dataset.shards for mark, _ in chunks(job, record, shard)]
     assert len(set(marks)) == len(file.rows)
+
+
+def test_small_batches_go_together_the_same_way_each_time(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqstore.spark.jobs.CHUNK_ROWS", 60)
+    job = Job(dataset, "load")
+    record = job.commit(staged(job, *(rows(first, 20) for first in range(0, 200, 20))), NOW_MS)
+    monkeypatch.setattr("rmqstore.spark.jobs.CHUNK_ROWS", 10)
+    for shard in dataset.shards:
+        given = list(chunks(job, record, shard))
+        assert 2 <= len(given) <= 3
+        assert all(len(batch) <= 60 for _, batch in given)
+        again = Job(dataset, "load").record()
+        assert again is not None
+        assert list(chunks(job, again, shard)) == given
+        whole = msgspec.structs.replace(record, chunk_bytes=1)
+        assert len(list(chunks(job, whole, shard))) == sum(shard in file.shards for file in record.files)
 
 
 @pytest.mark.parametrize("job_id", ["", "a/b", "..", "a" * 65, " a"])
@@ -458,5 +477,9 @@ def test_a_foreign_or_missing_shard_is_a_problem(dataset: Dataset) -> None:
 
 
 def test_a_record_of_a_job_counts_by_shard() -> None:
-    record = JobRecord(files=[StagedFile(name="a", shards=[0, 1, 0], rows=[5, 7, 1]), StagedFile(name="b", shards=[1], rows=[2])])
+    files = [
+        StagedFile(name="a", shards=[0, 1, 0], rows=[5, 7, 1], sizes_bytes=[1, 1, 1]),
+        StagedFile(name="b", shards=[1], rows=[2], sizes_bytes=[1]),
+    ]
+    record = JobRecord(files=files, chunk_rows=10, chunk_bytes=10)
     assert (record.rows, record.rows_of(0), record.rows_of(1), record.rows_of(2)) == (15, 6, 9, 0)

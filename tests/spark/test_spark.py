@@ -167,6 +167,7 @@ def test_a_shard_that_dies_half_way_is_completed_by_the_next_attempt(
     spark: SparkSession, timers: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "data"
+    monkeypatch.setattr("rmqstore.spark.jobs.CHUNK_ROWS", 100)
 
     def dies_once(mark: str) -> object:
         """Return work that ends its process behind the first chunk of each shard, once."""

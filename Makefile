@@ -28,7 +28,7 @@ BASE := $(VENV)/.installed-base
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help demo test lint types memory-only wheels conformance-small conformance bench bench-backlog bench-consumers bench-peers load-test crash clean
+.PHONY: help demo test lint types memory-only wheels conformance-small conformance bench bench-backlog bench-consumers bench-peers grid grid-small load-test crash clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -99,6 +99,12 @@ bench-peers: $(DEV)  ## beside Redis, beanstalkd, PostgreSQL, SQLite, litequeue,
 load-test: $(DEV)  ## producers and consumers in failing Spark tasks, every message accounted for; options by ARGS="..."
 	@echo "== load test"
 	@$(BIN)/rmqstore load-test $(if $(ARGS),$(ARGS),--messages 5000 --shards 2)
+
+grid-small: $(DEV)  ## the grid of engines in small, with its report; under two minutes
+	@echo "== grid"
+	@rm -rf build/grid-small && mkdir -p build
+	@$(BIN)/rmqstore bench run benchmarks/specs/small.toml --out build/grid-small
+	@$(BIN)/rmqstore bench report build/grid-small
 
 crash: $(DEV)  ## the slow tier: kills, disk states, long runs
 	@$(BIN)/pytest -n $(WORKERS) --dist load --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \

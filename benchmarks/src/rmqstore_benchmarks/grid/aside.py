@@ -91,7 +91,7 @@ def cold_drain(shard: _Shard) -> None:
     limit = limit_for(backlog_bytes)
     shard.probes.forget_pages()
     try:
-        with limited_group(limit) as group:
+        with limited_group(shard.task.directory, limit) as group:
             ended = _child(shard, "drain", len(expected), group, limit)
     except NoLimitError as error:
         shard.notes.append(f"cold_drain was not run: {error}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-import uuid
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,16 +29,19 @@ def limit_for(backlog_bytes: int) -> int:
 
 
 @contextmanager
-def limited_group(limit_bytes: int) -> Iterator[Path]:
+def limited_group(name: str, limit_bytes: int) -> Iterator[Path]:
     """Give a control group; a process that writes its id into ``cgroup.procs`` there has no more memory than this.
+
+    Args:
+        name: tells the groups of this machine apart; one of this name that an owner left when it was killed is used again.
 
     Raises:
         NoLimitError: none can be made.
     """
     parent, limit_name = _parent()
-    group = parent / f"rmqstore-bench-{uuid.uuid4().hex[:12]}"
+    group = parent / f"rmqstore-bench-{zlib.crc32(name.encode()):08x}"
     try:
-        group.mkdir()
+        group.mkdir(exist_ok=True)
     except OSError as error:
         raise NoLimitError(f"no control group can be made in {parent}: {error.strerror}") from error
     try:

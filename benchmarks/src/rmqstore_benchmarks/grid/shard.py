@@ -91,13 +91,14 @@ class _Shard:
 
 
 def run_shard(task: ShardTask, opener: StoreOpener = open_store) -> Outcome:
-    """Run the phases of ``task``; the store's directory is made, and removed whatever happens.
+    """Run the phases of ``task``; the directory of its store is made, and removed whatever happens.
 
     Args:
         opener: opens the store; tests give one that loses messages.
     """
     workload = workload_named(task.workload)
     directory = Path(task.directory)
+    shutil.rmtree(directory, ignore_errors=True)  # what an attempt left that was killed
     directory.mkdir(parents=True)
     try:
         return _run(_Shard(task, workload, opener))

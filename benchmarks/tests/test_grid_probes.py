@@ -1,0 +1,102 @@
+"""What is read from the machine: bytes, blocks, RocksDB's log, and a limit on memory that holds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rmqstore_benchmarks.grid.memory_limit import FLOOR_BYTES, NoLimitError, limit_for, limited_group
+from rmqstore_benchmarks.grid.probes import Probes, anon_bytes, compaction_bytes, difference
+from rmqstore_benchmarks.grid.recording import Phase
+from rmqstore_benchmarks.histogram import bucket_of, buckets_of
+
+MIB = 1024 * 1024
+_TAKE = """
+import sys
+with open(sys.argv[1] + "/cgroup.procs", "w") as file:
+    file.write("0")
+taken = bytearray(b"x" * (int(sys.argv[2]) * 1024 * 1024))
+print(len(taken))
+"""
+
+
+def test_what_is_written_is_counted(tmp_path: Path) -> None:
+    probes = Probes(tmp_path)
+    before = probes.read()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "file").write_bytes(os.urandom(MIB))
+    probes.sync_files()
+    after = probes.read()
+    assert (difference(after.wchar_bytes, before.wchar_bytes) or MIB) >= MIB
+    assert probes.disk_bytes() >= MIB
+    probes.forget_pages()
+    assert (tmp_path / "sub" / "file").stat().st_size == MIB
+    assert (anon_bytes() or MIB) >= MIB
+
+
+def test_what_a_machine_cannot_tell_is_none() -> None:
+    assert difference(None, 1) is None
+    assert difference(1, None) is None
+    assert difference(3, 1) == 2
+
+
+def test_compaction_is_what_rocksdb_logs(tmp_path: Path) -> None:
+    assert compaction_bytes(tmp_path) is None
+    (tmp_path / "db").mkdir()
+    line = '2026/01/01-00:00:00 7f EVENT_LOG_v1 {"time_micros": 1, "event": "%s", "total_output_size": %d, "total_blob_output_size": 5}\n'
+    (tmp_path / "db" / "LOG").write_text(line % ("compaction_finished", 100) + line % ("flush_finished", 7) + "words\n")
+    (tmp_path / "db" / "LOG.old.1").write_text(line % ("compaction_finished", 1000))
+    assert compaction_bytes(tmp_path) == 1110
+
+
+def test_buckets_of_many_are_the_buckets_of_each() -> None:
+    values = np.unique(np.concatenate([np.arange(3000), 2 ** np.arange(50), 2 ** np.arange(1, 50) - 1, 3 * 5 ** np.arange(20)]))
+    assert buckets_of(values).tolist() == [bucket_of(value) for value in values.tolist()]
+
+
+def test_a_phase_counts_by_the_second(tmp_path: Path) -> None:
+    phase = Phase("r", 0, "mixed", Probes(tmp_path), lambda: 42)
+    begin = phase.begin_ns
+    phase.call("schedule", begin, begin + 2_000_000, 10)
+    phase.call("schedule", begin + 1_000_000_000, begin + 1_250_000_000, 10, intended_ns=begin + 900_000_000)
+    phase.late(np.array([5_000_000, -3]), begin + 1_300_000_000)
+    rows = phase.rows({"messages": 20})
+    (row,) = rows["phases"]
+    assert (row["calls"], row["stalls"], row["longest_call_ms"], row["messages"]) == (2, 1, 250.0, 20)
+    assert [(each["second"], each["scheduled"], each["longest_call_ms"], each["backlog"]) for each in rows["seconds"]] == [
+        (0, 10, 2.0, 42),
+        (1, 10, 250.0, 42),
+    ]
+    assert rows["seconds"][1]["lateness_max_ms"] == 5.0
+    assert {(each["operation"], each["bucket"]): each["n"] for each in rows["histograms"]} == {
+        ("schedule", bucket_of(2_000_000)): 1,
+        ("schedule", bucket_of(350_000_000)): 1,
+        ("lateness", bucket_of(5_000_000)): 1,
+        ("lateness", 0): 1,
+    }
+
+
+def test_a_quarter_of_the_backlog_but_enough_to_run() -> None:
+    assert limit_for(4 * 2**30) == 2**30
+    assert limit_for(1000) == FLOOR_BYTES
+
+
+def test_a_child_in_the_group_has_no_more_than_the_limit() -> None:
+    try:
+        with limited_group("test of the limit", 64 * MIB) as group:
+            small, large = (
+                subprocess.run([sys.executable, "-c", _TAKE, str(group), str(mib)], capture_output=True, check=False, timeout=60)
+                for mib in (16, 256)
+            )
+            assert group.is_dir()
+    except NoLimitError as error:
+        pytest.skip(str(error))
+    assert small.returncode == 0
+    assert large.returncode == -signal.SIGKILL
+    assert not group.exists()

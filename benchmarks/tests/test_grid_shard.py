@@ -70,6 +70,13 @@ def test_workloads_with_dead_consumers_and_without_cancels_come_out_right(tmp_pa
     assert run_shard(task(tmp_path, workload=workload, phases=phases)).wrong == ""
 
 
+def test_the_backlog_has_its_size_when_a_rate_is_looked_for(tmp_path: Path) -> None:
+    outcome = run_shard(task(tmp_path, workload="retry-backoff", phases=("fill", "schedule", "mixed"), seconds=0.2))
+    assert phase(outcome, "schedule")["messages"] > 1500
+    backlogs = [row["backlog"] for row in outcome.rows["seconds"] if row["phase"] == "mixed"]
+    assert backlogs == pytest.approx([1500] * len(backlogs), rel=0.25)
+
+
 def test_a_burst_is_late_by_as_long_as_it_takes(tmp_path: Path) -> None:
     outcome = run_shard(task(tmp_path, workload="eight-oclock", backlog=20_000, phases=("fill", "hand_over")))
     assert outcome.wrong == ""

@@ -6,6 +6,7 @@ user wrote.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -41,16 +42,26 @@ def schedule(calls: Calls, phase: Phase, seconds: float, backlog: int) -> int:
 def cancel(calls: Calls, phase: Phase, seconds: float, backlog: int) -> int:
     """Cancel timers picked at random, as many as there are beyond the backlog, at least a tenth of it."""
     before = calls.ledger.cancelled
+    _cancel_random(calls, phase, max(calls.pending - backlog, backlog // 10, 1), seconds)
+    return calls.ledger.cancelled - before
+
+
+def trim(calls: Calls, phase: Phase, backlog: int) -> None:
+    """Cancel what is beyond the backlog, picked at random."""
+    _cancel_random(calls, phase, calls.pending - backlog, math.inf)
+
+
+def _cancel_random(calls: Calls, phase: Phase, wanted: int, seconds: float) -> None:
+    if wanted <= 0:
+        return
     pending = calls.ledger.waiting(calls.ledger.open_ids(), calls.clock.now_ms())
-    wanted = min(max(calls.pending - backlog, backlog // 10, 1), len(pending))
-    picked: Ids = np.random.default_rng(calls.ledger.made).choice(pending, wanted, replace=False)
+    picked: Ids = np.random.default_rng(calls.ledger.made).choice(pending, min(wanted, len(pending)), replace=False)
     size = calls.load.workload.batch
     until_s = time.perf_counter() + seconds
-    for first in range(0, wanted, size):
+    for first in range(0, len(picked), size):
         calls.cancel(phase, picked[first : first + size])
         if time.perf_counter() > until_s:
             break
-    return calls.ledger.cancelled - before
 
 
 def hand_over(calls: Calls, phase: Phase, seconds: float) -> int:

@@ -154,12 +154,13 @@ def _run_phase(shard: _Shard, name: str) -> None:
 
 
 def _run_steady(shard: _Shard, name: str) -> None:
-    """Run the closed loop of everything, or the open loop at a share of its rate, on a backlog that is full again."""
+    """Run the closed loop of everything, or the open loop at a share of its rate, on a backlog that has its size again."""
     calls, seconds, backlog = shard.calls, shard.task.seconds, shard.task.backlog
     if shard.task.engine != NULL_ENGINE:
         calls.drain_ready(shard.aside())
         calls.ready = 0
     calls.cancel_overdue(shard.aside())
+    phases.trim(calls, shard.aside(), backlog)
     calls.fill(shard.aside(), backlog, calls.clock.now_ms(), _FILL_PATIENCE_S)
     if name == "mixed":
         shard.sustainable_rate = shard.measured("mixed", lambda phase: steady.mixed(calls, phase, seconds, backlog))

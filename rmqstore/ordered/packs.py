@@ -33,7 +33,7 @@ from rmqstore.ordered.placing import Times, runs_of
 from rmqstore.ordered.runs import HEAD, HEAD_BYTES, RUN_BYTES, DamagedRunError, damage_of, run_lengths
 
 BUCKET_MS: Final = 60_000
-"""Width of a bucket; a power of ten more would spare LMDB few pages and make each hand-over read much more."""
+"""Width of a bucket. A wider one means fewer, larger packs: quicker puts, and more to read for each cancel and each open bucket."""
 
 PACKS: Final = 2**63
 """What the first number of a pack's key is more than the start of its bucket."""

@@ -198,6 +198,7 @@ def test_the_ledger_closes_although_tasks_and_workers_die_and_twins_run(tmp_path
     assert all(found.closed.states[state] for state in ("cancelled", "acked", "pending"))
     assert found.injected["task"] == 1
     assert found.injected["worker"] == 2
+    assert found.injected["twin"] == 1
     assert found.closed.died >= 2
     assert found.closed.repeated >= 1000
     assert found.closed.redeliveries > 0

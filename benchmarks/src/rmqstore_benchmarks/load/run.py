@@ -186,7 +186,9 @@ def _opened(plan: Plan) -> int:
 
 def _injected(plan: Plan, closed: Closed) -> dict[str, int]:
     noted = Counter(note.failure for note in notes(plan.injected_path()))
-    counted = {Failure.TWIN: plan.shards, Failure.CONSUMER: closed.deaths}
+    # Attempts that ended well beyond one for each shard and job; a lost executor may let Spark play a task again, which is no twin.
+    twins = closed.attempts - closed.died - plan.shards * (plan.rounds + 1)
+    counted = {Failure.TWIN: max(min(plan.shards, twins), 0), Failure.CONSUMER: closed.deaths}
     return {failure.value: counted.get(failure, noted[failure.value]) for failure in plan.failures}
 
 

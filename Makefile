@@ -98,7 +98,7 @@ bench-peers: $(DEV)  ## beside Redis, beanstalkd, PostgreSQL, SQLite, litequeue,
 
 load-test: $(DEV)  ## producers and consumers in failing Spark tasks, every message accounted for; options by ARGS="..."
 	@echo "== load test"
-	@$(BIN)/rmqstore load-test $(if $(ARGS),$(ARGS),--messages 5000 --shards 2)
+	@$(BIN)/rmqstore load-test $(if $(ARGS),$(ARGS),--engine wheel --engine rocksdb --messages 4000 --shards 2)
 
 grid-small: $(DEV)  ## the grid of engines in small, with its report; under two minutes
 	@echo "== grid"

@@ -42,6 +42,7 @@ test: $(DEV)  ## everything that CI checks; the tests come last
 	@$(MAKE) memory-only
 	@$(MAKE) wheels
 	@$(MAKE) load-test
+	@$(MAKE) grid-small
 	@$(MAKE) conformance-small
 	@echo "== tests"
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile
@@ -67,7 +68,7 @@ wheels: $(DEV)  ## build all wheels and use them from an empty directory
 conformance-small: $(DEV)  ## the cases of the suite on every engine
 	@echo "== conformance"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
-		-k "$(KNOWN)"
+		--rmq-effort 0.5 -k "$(KNOWN)"
 	@echo "== conformance, with packed timers"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine lmdb --rmq-config lmdb.layout=packed \
 		--rmq-level extended -k "$(TIMER_CASES)"

@@ -63,6 +63,7 @@ def test_the_cases_notice_the_mutant(mutant: DiskMutant) -> None:
     assert mutant.clause in broken
 
 
+@pytest.mark.slow  # conformance-small runs these cases on it, too
 @pytest.mark.skipif(tracing.unusable() is not None, reason=str(tracing.unusable()))
 def test_the_sound_engine_passes_them() -> None:
     cases = tuple(sorted({case for each in MUTANTS for case in each.caught_by}))

@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 WORKERS ?= 2
-TIMER_CASES := test_timers or test_cancel or test_handover or test_pending or test_congestion or test_clock or test_rolling
+TIMER_CASES := test_timers or test_cancel or test_handover or test_pending or test_congestion or test_clock
 CRASH_CASES := test_kill or test_power_loss or test_failing_calls or test_bit_rot
 # RocksDB itself loses some states in which a directory was not synced (docs/crash-tools.md), other ones each time.
 KNOWN := not (rocksdb and the_recovery_loses_power_too)

@@ -27,7 +27,7 @@ NOW_MS = 1_700_000_000_000
 ENGINES = sorted({pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops})
 ENGINE = ENGINES[-1] if ENGINES else ""
 ROWS = 2000
-pytestmark = [pytest.mark.spark, pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")]
 
 
 @pytest.fixture
@@ -234,7 +234,6 @@ def test_all_shards_move_to_another_engine(spark: SparkSession, timers: DataFram
     assert rmqspark.schedule(timers, path, job_id="load").repeated == ROWS
 
 
-@pytest.mark.timeout(300)
 def test_the_script_of_the_page_runs_as_written(tmp_path: Path) -> None:
     if (reason := why_not()) is not None:
         pytest.skip(reason)

@@ -13,8 +13,8 @@ from rmqstore_wheel.formats import commit_log, consume_queue, index_file, timer_
 
 PAGE = (Path(__file__).parents[4] / "docs" / "formats.md").read_text()
 _PICTURE = re.compile(r"^```\noffset  type   field\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_FIELD = re.compile(r"^(\d+|\+) +(i8|i16|i32|i64|b8|s) +\S", re.MULTILINE)
-_BYTES = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "b8": 8}
+_FIELD = re.compile(r"^(\d+|\+) +(i8|i16|i32|i64|u32|u64|b8|s) +\S", re.MULTILINE)
+_BYTES = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "u32": 4, "u64": 8, "b8": 8}
 
 
 def section(heading: str) -> str:

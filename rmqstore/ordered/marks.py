@@ -41,7 +41,10 @@ def decode_ticks(answer: bytes) -> list[int]:
 
 
 def drop_old_marks(kv: OrderedKV, batch: WriteBatch, side: bytes, before_ms: int, budget: int) -> int:
-    """Add the removal of up to ``budget`` marks of one side that are older than ``before_ms``; returns how many."""
+    """Add the removal of up to ``budget`` marks of one side that are older than ``before_ms``, the oldest first; returns how many.
+
+    The order is relied on: a mark that is there says that no younger one of its side is gone (``rmqstore.spark.witness``).
+    """
     if before_ms <= 0:
         return 0
     ages = [key for key, _ in kv.scan(META, MARK_AGE + side, MARK_AGE + side + U64.pack(before_ms), budget)]

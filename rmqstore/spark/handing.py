@@ -6,7 +6,7 @@ import msgspec
 
 from rmqstore.errors import TransferError
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
-from rmqstore.spark.jobs import unfinished_jobs
+from rmqstore.spark.jobs import Job, unfinished_jobs
 
 
 class ShardTick(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -25,12 +25,16 @@ def check_no_job_waits(dataset: Dataset) -> None:
     Raises:
         TransferError: naming the job.
     """
-    waiting = unfinished_jobs(dataset)
-    if waiting:
-        raise TransferError(
-            f"job {waiting[0].id!r} of data set {dataset.path} has not come to its end; run it again with the same job id, or "
-            f"`rmqstore doctor {dataset.path} --finish`"
-        )
+    for job in unfinished_jobs(dataset):
+        raise _waits(job)
+
+
+def _waits(job: Job) -> TransferError:
+    path = job.dataset.path
+    return TransferError(
+        f"job {job.id!r} of data set {path} has not come to its end; run it again with the same job id, or "
+        f"`rmqstore doctor {path} --finish`"
+    )
 
 
 def tick_shard(dataset: Dataset, shard: int, until_ms: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardTick:
@@ -38,6 +42,11 @@ def tick_shard(dataset: Dataset, shard: int, until_ms: int, *, wait_ms: int = LO
 
     Raises:
         StoreLockedError: the shard is held for longer than ``wait_ms``.
+        TransferError: a job has begun in it meanwhile and did not come to its end.
     """
     with dataset.open_shard(shard, now_ms=until_ms, wait_ms=wait_ms) as store:
+        for job in unfinished_jobs(dataset):
+            progress = job.progress(shard)
+            if progress is not None and not progress.is_done:
+                raise _waits(job)
         return ShardTick(shard=shard, **msgspec.structs.asdict(store.tick()))

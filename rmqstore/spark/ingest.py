@@ -18,9 +18,11 @@ from rmqstore.batch import IN_SCHEMA, MessageBatch
 from rmqstore.clock import SystemClock
 from rmqstore.errors import CorruptStoreError, DelayTooLongError, RmqstoreError, StorePathError, TransferError
 from rmqstore.plugins import get_plugins
+from rmqstore.spark import witness
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import Failure, encoded, reports
 from rmqstore.spark.jobs import Job, JobRecord, ShardProgress, StagedFile
+from rmqstore.store import Store
 
 
 class ShardReport(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -52,7 +54,7 @@ def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardR
 
     Raises:
         StoreLockedError: it is still held after ``wait_ms``.
-        TransferError: it was begun so long ago that its marks are forgotten.
+        TransferError: the shard does not know any more which chunks it has.
         CorruptStoreError: a staged file is damaged or missing.
     """
     record = _record(job)
@@ -64,17 +66,7 @@ def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardR
         record = _record(job)
         if _is_done(job, record, shard):
             return ShardReport(shard=shard, rows=rows, repeated=rows)
-        now_ms = SystemClock().now_ms() if record.now_ms is None else record.now_ms
-        progress = job.progress(shard)
-        if progress is None:
-            progress = ShardProgress(begun_ms=now_ms)
-            job.note_progress(shard, progress)
-        elif now_ms - progress.begun_ms >= store.config.mark_memory_ms:
-            raise TransferError(
-                f"shard {shard} of {job.dataset.path} began with job {job.id!r} {now_ms - progress.begun_ms} ms ago and did not finish; "
-                f"its marks are kept for {store.config.mark_memory_ms} ms, so what is missing cannot be told any more: compare the shard "
-                "with the source"
-            )
+        progress = _begun(job, record, shard, store)
         repeated = 0
         for mark, batch in chunks(job, record, shard):
             sent = store.send_batch(MessageBatch(columns=batch), marks=[mark])
@@ -82,6 +74,29 @@ def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardR
         store.flush()
         job.note_progress(shard, msgspec.structs.replace(progress, is_done=True))
     return ShardReport(shard=shard, rows=rows, repeated=repeated)
+
+
+def _begun(job: Job, record: JobRecord, shard: int, store: Store) -> ShardProgress:
+    """Note that a shard begins, or see that it still knows which chunks it has; the caller owns it."""
+    now_ms = SystemClock().now_ms() if record.now_ms is None else record.now_ms
+    progress, prefix = job.progress(shard), _mark_prefix(job)
+    if progress is not None and not witness.stands(store, prefix, progress.begun_ms):
+        raise TransferError(
+            f"shard {shard} of {job.dataset.path} began with job {job.id!r} and did not finish, and by now it has forgotten its "
+            f"marks (they are kept for mark_memory_ms, here {store.config.mark_memory_ms}) or was set back to an earlier state, so what is "
+            "missing cannot be told any more: compare the shard with the source"
+        )
+    if progress is None or now_ms < progress.begun_ms:
+        # A clock that was set back gives marks that are older than the witness, so they need another one.
+        witness.plant(store, prefix, now_ms)
+        progress = ShardProgress(begun_ms=now_ms)
+        job.note_progress(shard, progress)
+    return progress
+
+
+def _mark_prefix(job: Job) -> bytes:
+    """Return what the marks of a job's chunks, and of its witness, begin with."""
+    return f"spark/{job.dataset.manifest.id}/{job.id}/".encode()
 
 
 def chunks(job: Job, record: JobRecord, shard: int) -> Iterator[tuple[bytes, pa.RecordBatch]]:
@@ -99,7 +114,7 @@ def chunks(job: Job, record: JobRecord, shard: int) -> Iterator[tuple[bytes, pa.
             yield mark, _joined(held)
             held, rows, size_bytes = [], 0, 0
         if not held:
-            mark = f"spark/{job.dataset.manifest.id}/{job.id}/{file.name}/{number}".encode()
+            mark = _mark_prefix(job) + f"{file.name}/{number}".encode()
         held.append(batch)
         rows += len(batch)
         size_bytes += batch_bytes

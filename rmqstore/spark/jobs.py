@@ -12,8 +12,13 @@ names the files of these answers. It is one rename, under a lock of the job: bef
 So the chunks of phase 2, made of the batches of these files in their order, are the same for whoever sends them, and however often. Each
 carries a mark of data set, job, and the file and number of its first batch, which the store keeps in the same atomic step as the messages
 (I1); a chunk whose mark is there is skipped. A task owns its shard while it sends, and looks under that lock whether the shard is done, so
-a late twin finds nothing to do. *Done* is written when everything is durable; from then on the marks may be forgotten. Before that they
-must not be: a shard that was begun longer ago than ``mark_memory_ms`` is refused.
+a late twin finds nothing to do. *Done* is written when everything is durable; from then on the marks may be forgotten.
+
+Before that they must not be, and no clock tells: a store drops marks by the clock and the ``mark_memory_ms`` of whoever has it open, which
+need not be those of the job. So a shard gets a *witness* before its first chunk (``rmqstore.spark.witness``): a mark on each side of the
+store that is older than those of the chunks. Marks go oldest first, so while the witness is there none of them is gone, and a chunk whose
+mark is not there was not sent. *Begun* is written when the witness is durable, and before anything is sent; a shard that was begun and
+has no witness is refused. The argument needs that the job's own marks are younger, so a clock that was set back gets another witness.
 
 A job with the same id after the commit skips phase 1 and completes what is missing, whatever it is given; before the commit it starts anew.
 """
@@ -81,7 +86,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a shard is: since when it takes chunks in, by the clock of its store, and whether it has them all."""
+    """How far a shard is: since when it takes chunks in, by the clock of the job, and whether it has them all."""
 
     begun_ms: int
     is_done: bool = False

@@ -19,54 +19,13 @@ from rmqstore.spark import Dataset, migrating, repair, shard_of
 from rmqstore.spark.columns import check_columns
 from rmqstore.spark.handing import check_no_job_waits, tick_shard
 from rmqstore.spark.ingest import check_delays, chunks, ingest_here, ingest_shard
-from rmqstore.spark.jobs import Job, JobRecord, ShardProgress, StagedFile
+from rmqstore.spark.jobs import Job, JobRecord, StagedFile
 from rmqstore.spark.readout import Part, View, Wanted, plan, read
 from rmqstore.spark.routing import crc32_column, shard_column
 from rmqstore.spark.staging import stage
-from tests.pairs import DURABLE_PAIRS
+from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, SECOND_MS, committed, ingested, rows, staged, timers_of
 
-NOW_MS = 1_700_000_000_000
-SECOND_MS = 1000
-ENGINES = sorted({pair.timers for pair in DURABLE_PAIRS if pair.timers == pair.pops})
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
-ENGINE = ENGINES[-1] if ENGINES else ""
-
-
-def rows(first: int, count: int, **others: pa.Array) -> pa.RecordBatch:
-    """Messages whose body and key are their number, due a second apart."""
-    numbers = range(first, first + count)
-    return pa.record_batch(
-        {
-            "topic": pa.array(["orders"] * count),
-            "body": pa.array([b"%d" % number for number in numbers]),
-            "keys": pa.array([[str(number)] for number in numbers]),
-            "deliver_at_ms": pa.array([NOW_MS + (number + 1) * SECOND_MS for number in numbers]),
-            **others,
-        }
-    )
-
-
-def staged(job: Job, *tasks: pa.RecordBatch) -> list[StagedFile]:
-    return [stage(job, [task], number) for number, task in enumerate(tasks)]
-
-
-def committed(dataset: Dataset, job_id: str, *tasks: pa.RecordBatch) -> Job:
-    job = Job(dataset, job_id)
-    job.commit(staged(job, *tasks), NOW_MS)
-    return job
-
-
-def ingested(job: Job) -> None:
-    """Take in all shards in this process."""
-    for shard in job.missing_shards():
-        ingest_shard(job, shard)
-    job.finish()
-
-
-def timers_of(path: Path, **wanted: object) -> list[int]:
-    """Read the numbers of the pending timers, part by part."""
-    view = Wanted(view=View.TIMERS, **wanted)  # type: ignore[arg-type]
-    return [int(body) for part in plan(str(path), view, 50) for batch in read(part, view) for body in batch.column("body").to_pylist()]
 
 
 @pytest.fixture
@@ -259,16 +218,6 @@ def test_a_run_whose_files_were_taken_away_does_not_commit(dataset: Dataset) -> 
     with pytest.raises(rmqstore.TransferError, match="run it again"):
         job.commit(files, NOW_MS)
     assert job.record() is None
-
-
-def test_a_shard_whose_marks_are_forgotten_is_refused(dataset: Dataset) -> None:
-    job = committed(dataset, "load", rows(0, 20))
-    week_ms = 7 * 86_400_000
-    job.note_progress(0, ShardProgress(begun_ms=NOW_MS - week_ms))
-    with pytest.raises(rmqstore.TransferError, match="compare the shard with the source"):
-        ingest_shard(job, 0)
-    job.note_progress(0, ShardProgress(begun_ms=NOW_MS - week_ms + 1))
-    assert ingest_shard(job, 0).repeated == 0
 
 
 def test_a_lost_staged_file_is_named(dataset: Dataset) -> None:

@@ -3,7 +3,7 @@
 ::
 
     rmqstore-dataset.json    the manifest: format, id, number of shards, engine, routing, settings; a migration that is under way
-    shard-00000/ …           the shards, each a store like any other
+    shard-00000/ …           the shards, each a store like any other; its rmqstore.toml has the settings, too
     jobs/                    what was written by jobs, and is being written (rmqstore.spark.jobs)
 
 It is made beside its place, shards and all, and renamed: so there is a whole data set or none, and of two who make it one wins.
@@ -40,7 +40,7 @@ from rmqstore.errors import (
 from rmqstore.opening import checked_path
 from rmqstore.ordered.home import sync_path, sync_tree
 from rmqstore.plugins import get_plugins
-from rmqstore.settings import Value
+from rmqstore.settings import CORE_SETTINGS, Value
 from rmqstore.spark.routing import ROUTING
 from rmqstore.store import Store
 from rmqstore.store import open as open_store
@@ -312,6 +312,7 @@ def _made(place: Path, manifest: Manifest) -> Manifest:
         made = Dataset(aside, manifest)
         for shard in made.shards:
             open_store(made.shard_path(shard), engine=manifest.engine, services=False, **manifest.settings).close()
+            _give_settings(made.shard_path(shard), manifest)
         (aside / "jobs").mkdir()
         write_json(aside / MANIFEST, msgspec.to_builtins(manifest))
         sync_tree(aside)
@@ -328,3 +329,14 @@ def _made(place: Path, manifest: Manifest) -> Manifest:
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return manifest
+
+
+def _give_settings(store: Path, manifest: Manifest) -> None:
+    """Write the settings into the shard as well, where a program finds them that opens it as a store of its own."""
+    from rmqstore.transfer.given import give_settings  # it brings Parquet along, which a task that writes does not need
+
+    found = get_plugins()
+    known = [*CORE_SETTINGS, *(setting for settings in found.engine_settings().values() for setting in settings)]
+    keys = {setting.key.replace(".", "__"): setting.key for setting in known if not setting.baked}
+    settings = {keys[name]: value for name, value in manifest.settings.items() if name in keys}
+    give_settings(store, settings, [manifest.engine])

@@ -78,6 +78,17 @@ def test_a_data_set_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
     assert [made.engines_of(shard) for shard in made.shards] == [{ENGINE}, {ENGINE}]
 
 
+def test_a_program_that_opens_a_shard_has_the_settings_of_the_data_set(tmp_path: Path) -> None:
+    settings = {"precision_ms": 100, "retention_ms": 0, "max_retries": 3}
+    dataset = Dataset.create(tmp_path / "data", shards=2, engine=ENGINE, settings={**settings, "clock__max_step_ms": 5000})
+    for shard in dataset.shards:
+        with rmqstore.open(dataset.shard_path(shard), services=False) as store:
+            assert (store.config.precision_ms, store.config.retention_ms, store.config.max_retries) == (100, 0, 3)
+            assert store.config.values["clock.max_step_ms"] == 5000
+        with dataset.open_shard(shard) as store:
+            assert store.config.retention_ms == 0
+
+
 def test_of_two_who_create_one_wins(tmp_path: Path) -> None:
     found: list[str] = []
     threads = [

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from rmqstore.contract import Durability, Flush, Operation
+from rmqstore.directory import StoreDirectory
 from rmqstore.errors import ConfigError, StorePathError, TransferError, UnsupportedOperationError
 from rmqstore.plugins import get_plugins
 from rmqstore.spark.dataset import Dataset
@@ -105,6 +106,20 @@ def migrate_here(dataset: Dataset, engine: str) -> list[ShardMigration]:
 def undo_here(dataset: Dataset) -> list[ShardMigration]:
     """Move the shards that had moved back to the engine of the manifest; a migration that is under way ends."""
     engine = dataset.manifest.engine
-    moved = [migrate_shard(dataset, shard, engine) for shard in dataset.shards]
+    moved: list[ShardMigration] = []
+    for shard in dataset.shards:
+        _settle(dataset.shard_path(shard))
+        moved.append(migrate_shard(dataset, shard, engine))
     end(dataset, engine)
     return moved
+
+
+def _settle(path: Path) -> None:
+    """Let a shard that was interrupted on its way be of one engine: the new one when it was complete, else the old one."""
+    from rmqstore.transfer.replacing import Replacement  # as in migrate_shard
+
+    if _is_noted(path):
+        replacement = Replacement(path, "migrating")
+        if replacement.take_up() is None:
+            with StoreDirectory(path):
+                replacement.abandon()

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import time
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -304,9 +306,20 @@ def _what_is(place: Path) -> str:
     return "the directory is empty" if place.is_dir() and not any(place.iterdir()) else "something else is there"
 
 
+def left_asides(place: Path) -> list[Path]:
+    """Return the directories in which data sets for ``place`` are being made, or were left unfinished."""
+    name = re.compile(re.escape(_aside_prefix(place)) + "[0-9a-f]{8}")
+    return sorted(entry for entry in place.parent.iterdir() if name.fullmatch(entry.name) and entry.is_dir())
+
+
+def _aside_prefix(place: Path) -> str:
+    # Names may be as long as the file system takes, so the number tells apart those that begin alike.
+    return f"{place.name[:40]}.{zlib.crc32(os.fsencode(place.name)):08x}.creating-"
+
+
 def _made(place: Path, manifest: Manifest) -> Manifest:
     """Make the data set aside and rename it; return the manifest that is then there, which may be that of a faster one."""
-    aside = place.with_name(f"{place.name[:40]}.creating-{secrets.token_hex(4)}")
+    aside = place.with_name(_aside_prefix(place) + secrets.token_hex(4))
     try:
         aside.mkdir()
         made = Dataset(aside, manifest)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
 from rmqstore.spark import migrating
-from rmqstore.spark.dataset import Dataset
+from rmqstore.spark.dataset import Dataset, left_asides
 from rmqstore.spark.ingest import ingest_here
 from rmqstore.spark.jobs import jobs_of, unfinished_jobs
 
@@ -42,7 +41,7 @@ def troubles(dataset: Dataset) -> Iterator[Trouble]:
             shards = job.missing_shards()
             what = f"some are missing in shard {', '.join(map(str, shards))}" if shards else "every shard has its part"
             yield Trouble("job", True, f"{job.id} of {record.rows} messages has not come to its end: {what}; {doctor} --finish` sends them")
-    for left in _left_of_creation(dataset.path):
+    for left in left_asides(dataset.path):
         yield Trouble(
             "creation", False, f"{left} was left by a creation that did not come to its end, or runs; {doctor} --undo` removes it"
         )
@@ -100,11 +99,7 @@ def undo(dataset: Dataset) -> list[str]:
             done.append(f"job {job.id}: withdrawn; nothing had been sent")
         else:
             done.append(f"job {job.id}: some of its messages are sent and stay, so it can only be finished")
-    for left in _left_of_creation(dataset.path):
+    for left in left_asides(dataset.path):
         shutil.rmtree(left, ignore_errors=True)
         done.append(f"{left} is removed")
     return done
-
-
-def _left_of_creation(path: Path) -> list[Path]:
-    return sorted(path.parent.glob(f"{path.name[:40]}.creating-*"))

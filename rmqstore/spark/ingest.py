@@ -54,7 +54,7 @@ def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardR
 
     Raises:
         StoreLockedError: it is still held after ``wait_ms``.
-        TransferError: the shard does not know any more which chunks it has.
+        TransferError: the shard does not know any more which chunks it has, or the job was taken back meanwhile.
         CorruptStoreError: a staged file is damaged or missing.
     """
     record = _record(job)
@@ -90,7 +90,7 @@ def _begun(job: Job, record: JobRecord, shard: int, store: Store) -> ShardProgre
         # A clock that was set back gives marks that are older than the witness, so they need another one.
         witness.plant(store, prefix, now_ms)
         progress = ShardProgress(begun_ms=now_ms)
-        job.note_progress(shard, progress)
+        job.note_begun(shard, progress)
     return progress
 
 

@@ -50,7 +50,7 @@ _RECORD: Final = "job.json"
 class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One file of phase 1: the shard, the rows and the bytes of each of its batches, and the latest deliver time, ms.
 
-    A task without rows has no file; its name is empty.
+    A task without rows has no file; its name is empty. One that found the job committed did not look at its rows: ``is_drained``.
     """
 
     name: str
@@ -58,6 +58,7 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     rows: list[int]
     sizes_bytes: list[int]
     latest_ms: int | None = None
+    is_drained: bool = False
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +156,17 @@ class Job:
         found: ShardProgress | None = self._read(f"shard-{shard:05}.json", ShardProgress)
         return found
 
+    def note_begun(self, shard: int, progress: ShardProgress) -> None:
+        """Write down durably that a shard begins, unless the job was taken back meanwhile; the caller owns the shard.
+
+        Raises:
+            TransferError: it was.
+        """
+        with self._locked():
+            if self.record() is None:
+                raise TransferError(f"job {self.id!r} was taken back before shard {shard} began; nothing of it was sent, so run it again")
+            self.note_progress(shard, progress)
+
     def note_progress(self, shard: int, progress: ShardProgress) -> None:
         """Write down durably how far a shard is; the caller owns the shard."""
         self._write(f"shard-{shard:05}.json", progress)
@@ -183,8 +195,9 @@ class Job:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let two runs of one job commit and discard one after the other."""
-        with open(self.path.with_name(f"{self.id}.lock"), "a", encoding="ascii") as handle:
+        """Let what decides about a job happen one after the other: commit, discard, withdraw, and the beginning of a shard."""
+        # No id begins with a dot.
+        with open(self.path.with_name(f".{self.id}.lock"), "a", encoding="ascii") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
@@ -222,7 +235,8 @@ def checked_job_id(job_id: str) -> str:
 def jobs_of(dataset: Dataset) -> list[Job]:
     """Return the jobs of a data set, by id."""
     folder = dataset.path / "jobs"
-    return [Job(dataset, entry.name) for entry in sorted(folder.iterdir()) if entry.is_dir()] if folder.is_dir() else []
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [Job(dataset, entry.name) for entry in entries if entry.is_dir() and _ID.fullmatch(entry.name)]
 
 
 def unfinished_jobs(dataset: Dataset) -> list[Job]:

@@ -28,7 +28,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from rmqstore.errors import ConfigError, IllegalArgumentError
+from rmqstore.errors import ConfigError, IllegalArgumentError, TransferError
 from rmqstore.plugins import get_plugins
 from rmqstore.settings import CORE_SETTINGS, Origin, Source, Value, parsed
 from rmqstore.spark.columns import check_columns, ddl, written_columns
@@ -196,13 +196,17 @@ class JobWriter(DataSourceArrowWriter):
             # Committed before: what this run brings is not looked at.
             for _ in iterator:
                 pass
-            return Staged(answered(lambda: StagedFile(name="", shards=[], rows=[], sizes_bytes=[])))
+            return Staged(answered(lambda: StagedFile(name="", shards=[], rows=[], sizes_bytes=[], is_drained=True)))
         return Staged(answered(lambda: stage(job, map(_taken, iterator), partition)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         job = self._job()
         if job.record() is None:
             files = reports([message.answer for message in messages if isinstance(message, Staged)], StagedFile)
+            if any(file.is_drained for file in files):
+                raise TransferError(
+                    f"job {job.id!r} was taken back while this write was under way; nothing of it was stored, so run it again"
+                )
             check_delays(job, files, self._now_ms)
             job.commit(files, self._now_ms)
         ingest_here(job, wait_ms=self._lock_wait_ms)

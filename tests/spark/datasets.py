@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Final
 
@@ -60,3 +61,10 @@ def numbers_of(path: Path, view: View, **wanted: object) -> list[int]:
 def timers_of(path: Path, **wanted: object) -> list[int]:
     """Read the numbers of the pending timers."""
     return numbers_of(path, View.TIMERS, **wanted)
+
+
+def creation_left_behind(dataset: Dataset) -> Path:
+    """Make what a creation of the same data set leaves when it is killed."""
+    aside = dataset.path.with_name(f"{dataset.path.name[:40]}.{zlib.crc32(dataset.path.name.encode()):08x}.creating-0123abcd")
+    aside.mkdir()
+    return aside

@@ -23,7 +23,7 @@ from rmqstore.spark.jobs import Job, JobRecord, StagedFile
 from rmqstore.spark.readout import Part, View, Wanted, plan, read
 from rmqstore.spark.routing import crc32_column, shard_column
 from rmqstore.spark.staging import stage
-from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, SECOND_MS, committed, ingested, rows, staged, timers_of
+from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, SECOND_MS, committed, creation_left_behind, ingested, rows, staged, timers_of
 
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
 
@@ -414,7 +414,7 @@ def test_half_done_jobs_are_told_finished_and_undone(dataset: Dataset) -> None:
     withdrawn = committed(dataset, "withdrawn", rows(100, 10))
     half = committed(dataset, "half", rows(200, 50))
     ingest_shard(half, 0)
-    (dataset.path.parent / "data.creating-0000").mkdir()
+    creation_left_behind(dataset)
     assert Counter(trouble.check for trouble in repair.troubles(dataset)) == {"job": 3, "creation": 1}
     with pytest.raises(rmqstore.TransferError, match="has not come to its end"):
         check_no_job_waits(dataset)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from rmqstore.spark import Dataset, migrating, repair
+import rmqstore
+from rmqstore.spark import Dataset, migrating, repair, witness
+from rmqstore.spark.ingest import ingest_shard
+from rmqstore.spark.jobs import Job, ShardProgress, jobs_of
 from rmqstore.transfer import replacing
 from rmqstore.transfer.taking import Taking
-from tests.spark.datasets import ENGINE, ENGINES, committed, ingested, rows, timers_of
+from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, committed, creation_left_behind, ingested, rows, timers_of
 
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
 
@@ -53,3 +58,88 @@ def test_a_migration_that_was_killed_in_a_shard_is_undone_at_once(
     assert list(repair.troubles(Dataset.open(dataset.path))) == []
     assert sorted(timers_of(dataset.path)) == list(range(30))
     assert [entry.name for entry in dataset.path.glob("*.migrating*")] == []
+
+
+def test_an_undo_beside_a_shard_that_begins_sends_nothing_or_leaves_the_job(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = committed(dataset, "load", rows(0, 40))
+    plant = witness.plant
+
+    def undone(*given: object) -> None:
+        plant(*given)  # type: ignore[arg-type]
+        assert repair.undo(Dataset.open(dataset.path)) == ["job load: withdrawn; nothing had been sent"]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(witness, "plant", undone)
+        with pytest.raises(rmqstore.TransferError, match="taken back"):
+            ingest_shard(job, 0)
+    assert timers_of(dataset.path) == []
+    again = committed(dataset, "load", rows(0, 40))
+    ingest_shard(again, 0)
+    assert not again.withdraw()
+    ingested(again)
+    assert sorted(timers_of(dataset.path)) == list(range(40))
+
+
+def test_withdrawing_keeps_a_shard_from_beginning(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = committed(dataset, "load", rows(0, 40))
+    progress, found = Job.progress, list[BaseException]()
+
+    def ingest() -> None:
+        try:
+            ingest_shard(Job(dataset, "load"), 0)
+        except rmqstore.TransferError as error:
+            found.append(error)
+
+    other = threading.Thread(target=ingest)
+
+    def looked(own: Job, shard: int) -> ShardProgress | None:
+        answer = progress(own, shard)
+        if threading.current_thread() is not other and not other.ident:
+            other.start()
+            other.join(0.3)
+        return answer
+
+    monkeypatch.setattr(Job, "progress", looked)
+    assert job.withdraw()
+    other.join()
+    assert "taken back" in str(found[0])
+    assert timers_of(dataset.path) == []
+
+
+def test_only_what_a_creation_of_this_data_set_left_is_removed(tmp_path: Path) -> None:
+    name = "n" * 40
+    dataset = Dataset.create(tmp_path / f"{name}-a[1]", shards=1, engine=ENGINE)
+    own = creation_left_behind(dataset)
+    others = [
+        creation_left_behind(Dataset.create(tmp_path / f"{name}-a1", shards=1, engine=ENGINE)),
+        Dataset.create(tmp_path / f"{name}.creating-2026", shards=1, engine=ENGINE).path,
+    ]
+    (trouble,) = repair.troubles(dataset)
+    assert str(own) in trouble.text
+    assert repair.undo(dataset) == [f"{own} is removed"]
+    assert not own.exists()
+    assert all(other.is_dir() for other in others)
+
+
+def test_ids_and_files_in_the_way_do_not_meet_the_locks(dataset: Dataset) -> None:
+    (dataset.path / "jobs" / ".trash").mkdir()
+    (dataset.path / "jobs" / "not a job").mkdir()
+    for number, job_id in enumerate(("x", "x.lock")):
+        ingested(committed(dataset, job_id, rows(10 * number, 10)))
+    assert [job.id for job in jobs_of(dataset)] == ["x", "x.lock"]
+    assert list(repair.troubles(dataset)) == []
+    assert sorted(timers_of(dataset.path)) == list(range(20))
+
+
+def test_a_write_whose_job_is_undone_between_its_tasks_is_refused(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = pytest.importorskip("rmqstore.spark.source", reason="needs PySpark", exc_type=ImportError)
+    monkeypatch.setattr(source.TaskContext, "get", classmethod(lambda _: SimpleNamespace(partitionId=lambda: 0)))
+    committed(dataset, "load", rows(0, 20), rows(20, 20))
+    writer = source.JobWriter(str(dataset.path), "load", NOW_MS, 1000)
+    first = writer.write(iter([rows(0, 20)]))
+    repair.undo(dataset)
+    second = writer.write(iter([rows(20, 20)]))
+    with pytest.raises(rmqstore.TransferError, match="taken back"):
+        writer.commit([first, second])
+    assert Job(dataset, "load").record() is None
+    assert timers_of(dataset.path) == []

@@ -70,6 +70,9 @@ def doctor(
     undo: Annotated[
         bool, typer.Option("--undo", help="Of a data set: first take back what is half done, as far as nothing was sent.")
     ] = False,
+    drop_job: Annotated[
+        str | None, typer.Option("--drop-job", metavar="ID", help="Of a data set: first give a job up that cannot be finished.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check a store and what it needs.
@@ -77,10 +80,11 @@ def doctor(
     That is engines, lock, files, settings, disk room, clock, and what waits in the store. Each check is one line: ok, warning, or problem
     with what to do. A store that is in use is looked at beside its owner, where its engine can do that.
 
-    Of a data set that Spark wrote every shard is checked, and jobs and migrations that were interrupted are named, finished or undone.
+    Of a data set that Spark wrote every shard is checked. Jobs and migrations that were interrupted are named, finished or undone, and jobs
+    that cannot be finished given up.
     """
-    if finish or undo:
-        _repair(store, finish=finish, undo=undo)
+    if finish or undo or drop_job is not None:
+        _repair(store, finish=finish, undo=undo, drop_job=drop_job)
     findings: list[Finding] = []
     for finding in examine(store, deep=deep):
         findings.append(finding)
@@ -97,12 +101,16 @@ def doctor(
         raise typer.Exit(EXIT_NOT_DONE)
 
 
-def _repair(path: Path, *, finish: bool, undo: bool) -> None:
-    """Finish or undo what is half done in a data set, and say on stderr what was done."""
-    if finish and undo:
-        raise typer.BadParameter("choose one of --finish and --undo", param_hint="--finish")
+def _repair(path: Path, *, finish: bool, undo: bool, drop_job: str | None) -> None:
+    """Finish, undo or give up what is half done in a data set, and say on stderr what was done."""
+    if finish + undo + (drop_job is not None) > 1:
+        raise typer.BadParameter("choose one of --finish, --undo and --drop-job", param_hint="--finish")
     dataset = Dataset.open(path)
-    for sentence in repair.finish(dataset) if finish else repair.undo(dataset):
+    if drop_job is not None:
+        sentences = repair.drop_job(dataset, drop_job)
+    else:
+        sentences = repair.finish(dataset) if finish else repair.undo(dataset)
+    for sentence in sentences:
         show.note(f"{sentence[0].upper()}{sentence[1:]}.")
 
 

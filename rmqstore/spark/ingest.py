@@ -14,9 +14,18 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import pyarrow as pa
 
+from rmqstore import config
 from rmqstore.batch import IN_SCHEMA, MessageBatch
 from rmqstore.clock import SystemClock
-from rmqstore.errors import CorruptStoreError, DelayTooLongError, RmqstoreError, StorePathError, TransferError
+from rmqstore.errors import (
+    CorruptStoreError,
+    DelayTooLongError,
+    FlowControlError,
+    IllegalArgumentError,
+    RmqstoreError,
+    StorePathError,
+    TransferError,
+)
 from rmqstore.plugins import get_plugins
 from rmqstore.spark import witness
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
@@ -39,8 +48,12 @@ def check_delays(job: Job, files: Iterable[StagedFile], now_ms: int | None) -> N
     Raises:
         DelayTooLongError: one is beyond the horizon of the engine or ``max_delay_ms``.
     """
-    info, _ = get_plugins().load_engine(job.dataset.manifest.engine)
-    horizon_ms = int(job.dataset.manifest.settings.get("max_delay_ms") or info.capabilities.horizon_ms)
+    dataset, found = job.dataset, get_plugins()
+    info, _ = found.load_engine(dataset.manifest.engine)
+    known = found.engine_settings()
+    # A shard may have settings of its own, and a file does not say to which shard its latest message goes.
+    given = [config.load(dataset.shard_path(shard), dataset.manifest.settings, known).max_delay_ms for shard in dataset.shards]
+    horizon_ms = min(each or info.capabilities.horizon_ms for each in given)
     now_ms = SystemClock().now_ms() if now_ms is None else now_ms
     for file in files:
         if file.latest_ms is not None and file.latest_ms - now_ms > horizon_ms:
@@ -66,11 +79,20 @@ def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardR
         record = _record(job)
         if _is_done(job, record, shard):
             return ShardReport(shard=shard, rows=rows, repeated=rows)
+        had_begun = job.progress(shard) is not None
         progress = _begun(job, record, shard, store)
         repeated = 0
-        for mark, batch in chunks(job, record, shard):
-            sent = store.send_batch(MessageBatch(columns=batch), marks=[mark])
-            repeated += len(batch) if sent.repeated else 0
+        has_sent = had_begun
+        try:
+            for mark, batch in chunks(job, record, shard):
+                sent = store.send_batch(MessageBatch(columns=batch), marks=[mark])
+                has_sent = True
+                repeated += len(batch) if sent.repeated else 0
+        except (IllegalArgumentError, FlowControlError, CorruptStoreError):
+            # The store takes all of a chunk or nothing, so nothing of the shard is sent, and the job can still be taken back.
+            if not has_sent:
+                job.note_not_begun(shard)
+            raise
         store.flush()
         job.note_progress(shard, msgspec.structs.replace(progress, is_done=True))
     return ShardReport(shard=shard, rows=rows, repeated=repeated)
@@ -151,6 +173,7 @@ def _record(job: Job) -> JobRecord:
     record = job.record()
     if record is None:
         raise StorePathError(f"there is no job {job.id!r} in {job.dataset.path} that was committed")
+    job.check_not_dropped(record)
     return record
 
 

@@ -30,11 +30,12 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import msgspec
 
+from rmqstore.directory import StoreDirectory
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError, IllegalArgumentTypeError, TransferError
 from rmqstore.ordered.home import sync_path
 from rmqstore.spark.dataset import Dataset, write_json
@@ -67,7 +68,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         chunk_rows, chunk_bytes: small batches of a shard go together up to so many; kept here, since the chunks must stay the same.
         now_ms: the time at which the shards take the messages in; None = that of the machine.
-        is_done: every shard has everything, and the staged files may be gone.
+        is_done: every shard has everything, and the staged files may be gone; also when the job was given up.
+        is_dropped: it was given up, so nobody sends what is missing.
     """
 
     files: list[StagedFile]
@@ -75,6 +77,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     chunk_bytes: int
     now_ms: int | None = None
     is_done: bool = False
+    is_dropped: bool = False
 
     @property
     def rows(self) -> int:
@@ -144,6 +147,34 @@ class Job:
             shutil.rmtree(self.path, ignore_errors=True)
         return True
 
+    def drop(self) -> dict[int, ShardProgress | None]:
+        """Give a committed job up: what is sent stays, what is missing is never sent. Returns how far each shard was that has a part of it.
+
+        Raises:
+            TransferError: it was never committed, or has come to its end.
+            StoreLockedError: a shard is open, so its part may be on the way.
+        """
+        with ExitStack() as stack:
+            record = self.record()
+            for shard in self.missing_shards():
+                stack.enter_context(StoreDirectory(self.dataset.shard_path(shard)))
+            stack.enter_context(self._locked())
+            if record is None or self.record() != record or record.is_done:
+                raise TransferError(f"there is no half done job {self.id!r} in {self.dataset.path} to give up")
+            found = {shard: self.progress(shard) for shard in self.dataset.shards if record.rows_of(shard)}
+            self._write(_RECORD, msgspec.structs.replace(record, is_done=True, is_dropped=True))
+        shutil.rmtree(self.staged, ignore_errors=True)
+        return found
+
+    def check_not_dropped(self, record: JobRecord) -> None:
+        """Refuse to go on with a job that was given up.
+
+        Raises:
+            TransferError: it was.
+        """
+        if record.is_dropped:
+            raise TransferError(f"job {self.id!r} of {self.dataset.path} was given up; write what is missing with another job id")
+
     def record(self) -> JobRecord | None:
         """Return what was committed; None before the commit."""
         found: JobRecord | None = self._read(_RECORD, JobRecord)
@@ -163,18 +194,33 @@ class Job:
             TransferError: it was.
         """
         with self._locked():
-            if self.record() is None:
+            record = self.record()
+            if record is not None:
+                self.check_not_dropped(record)
+            else:
                 raise TransferError(f"job {self.id!r} was taken back before shard {shard} began; nothing of it was sent, so run it again")
             self.note_progress(shard, progress)
+
+    def note_not_begun(self, shard: int) -> None:
+        """Take :meth:`note_begun` back, since nothing was sent; the caller owns the shard."""
+        (self.path / f"shard-{shard:05}.json").unlink(missing_ok=True)
+        sync_path(self.path)
 
     def note_progress(self, shard: int, progress: ShardProgress) -> None:
         """Write down durably how far a shard is; the caller owns the shard."""
         self._write(f"shard-{shard:05}.json", progress)
 
     def missing_shards(self) -> list[int]:
-        """Return the shards that do not have everything yet; none before the commit."""
+        """Return the shards that do not have everything yet; none before the commit.
+
+        Raises:
+            TransferError: the job was given up.
+        """
         record = self.record()
-        if record is None or record.is_done:
+        if record is None:
+            return []
+        self.check_not_dropped(record)
+        if record.is_done:
             return []
         return [shard for shard in self.dataset.shards if record.rows_of(shard) and not self._has_all(shard)]
 

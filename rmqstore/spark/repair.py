@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from rmqstore.errors import RmqstoreError, TransferError
 from rmqstore.spark import migrating
 from rmqstore.spark.dataset import Dataset, left_asides
 from rmqstore.spark.ingest import ingest_here
-from rmqstore.spark.jobs import jobs_of, unfinished_jobs
+from rmqstore.spark.jobs import Job, jobs_of, unfinished_jobs
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -67,16 +68,47 @@ def finish(dataset: Dataset) -> list[str]:
     """Bring what is half done to its end; returns one sentence a thing.
 
     Raises:
-        RmqstoreError: it cannot be done; a shard is open, or damaged.
+        TransferError: jobs cannot be finished; the others are.
+        RmqstoreError: a migration cannot; a shard is open, or damaged.
     """
     done: list[str] = []
     target = dataset.manifest.migrating_to
     if target is not None:
         moved = migrating.migrate_here(dataset, target)
         done.append(f"every shard is of engine {target!r} now; {sum(bool(each.previous) for each in moved)} moved")
+    failed: list[str] = []
     for job in unfinished_jobs(dataset):
-        reports = ingest_here(job)
-        done.append(f"job {job.id}: {sum(each.rows - each.repeated for each in reports)} messages were sent that were missing")
+        try:
+            reports = ingest_here(job)
+        except (RmqstoreError, OSError) as error:
+            failed.append(f"job {job.id}: {error}")
+        else:
+            done.append(f"job {job.id}: {sum(each.rows - each.repeated for each in reports)} messages were sent that were missing")
+    if failed:
+        raise TransferError("; ".join([*done, *failed, f"`rmqstore doctor {dataset.path} --drop-job ID` gives a job up"]))
+    return done
+
+
+def drop_job(dataset: Dataset, job_id: str) -> list[str]:
+    """Give a job up that cannot be finished; returns one sentence for the job and for each shard that has a part of it.
+
+    Raises:
+        TransferError: there is no such job, or it is not half done.
+        StoreLockedError: a shard is open.
+    """
+    job = Job(dataset, job_id)
+    record = job.record()
+    found = job.drop()
+    assert record is not None
+    done = [f"job {job_id}: given up; what is sent stays, and the id cannot be used again"]
+    for shard, progress in found.items():
+        if progress is None:
+            what = "nothing was sent"
+        elif progress.is_done:
+            what = "all were sent"
+        else:
+            what = "it had begun, so some may be sent; compare the shard with the source"
+        done.append(f"shard {shard}: of {record.rows_of(shard)} messages of job {job_id} {what}")
     return done
 
 
@@ -98,7 +130,7 @@ def undo(dataset: Dataset) -> list[str]:
         if job.withdraw():
             done.append(f"job {job.id}: withdrawn; nothing had been sent")
         else:
-            done.append(f"job {job.id}: some of its messages are sent and stay, so it can only be finished")
+            done.append(f"job {job.id}: some of its messages are sent and stay, so it can only be finished, or given up (--drop-job)")
     for left in left_asides(dataset.path):
         shutil.rmtree(left, ignore_errors=True)
         done.append(f"{left} is removed")

@@ -84,6 +84,7 @@ def schedule(
 
     Raises:
         IllegalMessageError: a column, or a row, breaks the data contract; nothing was stored.
+        TransferError: a job of this id was given up, or shards do not know any more which part of it they have.
         ConfigError: the data set is another one than was asked for.
         StoreLockedError: a shard is open in another process.
         EngineNotInstalledError: the engine is missing here or on an executor.
@@ -113,7 +114,7 @@ def report_of(job: Job, found: Mapping[int, ShardReport]) -> ScheduleReport:
 def _stage(df: DataFrame, job: Job, now_ms: int | None) -> None:
     try:
         job.begin()
-        answers = _collected(df.select(*written_columns(df.columns)).mapInArrow(_staging(job), _ANSWER))
+        answers = _collected(df.select(*written_columns(df.columns)).mapInArrow(_staging(job, now_ms), _ANSWER))
         files = reports(answers, StagedFile)
         check_delays(job, files, now_ms)
     except BaseException:
@@ -171,7 +172,7 @@ def answered(call: Callable[[], msgspec.Struct]) -> str:
         return encoded(Failure.of(error))
 
 
-def _staging(job: Job) -> Callable[[_Batches], _Batches]:
+def _staging(job: Job, now_ms: int | None) -> Callable[[_Batches], _Batches]:
     path, job_id = str(job.dataset.path), job.id
 
     def run(batches: _Batches) -> _Batches:
@@ -180,7 +181,7 @@ def _staging(job: Job) -> Callable[[_Batches], _Batches]:
         context = TaskContext.get()
         assert context is not None
         partition = context.partitionId()
-        yield _row(answered(lambda: stage(Job(Dataset.open(path), job_id), batches, partition)))
+        yield _row(answered(lambda: stage(Job(Dataset.open(path), job_id), batches, partition, now_ms)))
 
     return run
 

@@ -29,6 +29,7 @@ from pyspark.sql.datasource import (
 )
 
 from rmqstore.errors import ConfigError, IllegalArgumentError, TransferError
+from rmqstore.message import RESERVED_PREFIXES, check_time_ms
 from rmqstore.plugins import get_plugins
 from rmqstore.settings import CORE_SETTINGS, Origin, Source, Value, parsed
 from rmqstore.spark.columns import check_columns, ddl, written_columns
@@ -47,6 +48,7 @@ NAME: Final = "rmqstore"
 _READ_OPTIONS: Final = ("path", "view", "columns", "topic", "from_ms", "to_ms", "system", "part_rows")
 _WRITE_OPTIONS: Final = ("path", "shards", "engine", "job_id", "now_ms", "lock_wait_ms")
 _SETTING: Final = "set."
+_LAST_MS: Final = 2**63 - 1
 
 
 class RmqstoreSource(DataSource):
@@ -68,11 +70,14 @@ class RmqstoreSource(DataSource):
         if overwrite:
             raise IllegalArgumentError('a data set is only added to: write with mode("append")')
         check_columns((field.name, field.dataType.simpleString()) for field in schema.fields)
+        now_ms, lock_wait_ms = _number(options, "now_ms"), _number(options, "lock_wait_ms")
+        if now_ms is not None:
+            check_time_ms("option now_ms", now_ms)
         settings = _settings({name.removeprefix(_SETTING): text for name, text in options.items() if name.startswith(_SETTING)})
         dataset = Dataset.open_or_create(_path(options), shards=_number(options, "shards"), engine=options.get("engine"), settings=settings)
         dataset.check_ready()
         job = Job(dataset, options.get("job_id") or secrets.token_hex(8))
-        return JobWriter(str(dataset.path), job.id, _number(options, "now_ms"), _number(options, "lock_wait_ms") or LOCK_WAIT_MS)
+        return JobWriter(str(dataset.path), job.id, now_ms, LOCK_WAIT_MS if lock_wait_ms is None else lock_wait_ms)
 
     def _wanted(self) -> Wanted:
         options = self.options
@@ -145,7 +150,9 @@ class PushdownReader(ViewReader):
     def _with(self, condition: Filter) -> Wanted | None:
         wanted = self._wanted
         name, value = getattr(condition, "attribute", ()), getattr(condition, "value", None)
-        has_topic = wanted.view is not View.LEASES
+        # Naming a system topic shows it, which a condition must not.
+        is_hidden = not wanted.system and isinstance(value, str) and value.startswith(RESERVED_PREFIXES)
+        has_topic = wanted.view is not View.LEASES and not is_hidden
         if name == ("topic",) and isinstance(condition, EqualTo) and wanted.topic in (None, value) and has_topic:
             return msgspec.structs.replace(wanted, topic=value)
         if name != ("deliver_at_ms",) or type(value) is not int or value < 0 or wanted.view not in (View.TIMERS, View.MESSAGES):
@@ -163,6 +170,7 @@ class PushdownReader(ViewReader):
             to_ms = value + 1
         else:
             return None
+        from_ms, to_ms = min(from_ms, _LAST_MS), None if to_ms is None else min(to_ms, _LAST_MS)
         least = max(from_ms, wanted.from_ms or 0)
         most = to_ms if wanted.to_ms is None else wanted.to_ms if to_ms is None else min(to_ms, wanted.to_ms)
         return msgspec.structs.replace(wanted, from_ms=least, to_ms=most)
@@ -197,7 +205,7 @@ class JobWriter(DataSourceArrowWriter):
             for _ in iterator:
                 pass
             return Staged(answered(lambda: StagedFile(name="", shards=[], rows=[], sizes_bytes=[], is_drained=True)))
-        return Staged(answered(lambda: stage(job, map(_taken, iterator), partition)))
+        return Staged(answered(lambda: stage(job, map(_taken, iterator), partition, self._now_ms)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         job = self._job()

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.batch import IN_SCHEMA, MessageBatch
+from rmqstore.clock import SystemClock
+from rmqstore.delays import batch_without_requests
 from rmqstore.directory import translated
 from rmqstore.errors import IllegalMessageError
 from rmqstore.plugins import get_plugins
@@ -22,12 +24,13 @@ HELD_BYTES: Final = 128 * 1024 * 1024
 """What a task holds for all shards together; then the largest chunk goes, full or not."""
 
 
-def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int) -> StagedFile:
+def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, now_ms: int | None = None) -> StagedFile:
     """Check the rows of one task and write them durably into a file of its own.
 
     Args:
         batches: columns of ``IN_SCHEMA``, optional ones may be missing.
         partition: number of the task; it begins the file's name and the turn of rows without a name.
+        now_ms: from when on properties that ask for a delay count; by default the time of the machine.
 
     Raises:
         IllegalMessageError: naming the column at fault, and the row in its task.
@@ -37,6 +40,7 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int) -> Staged
     get_plugins().load_engine(job.dataset.manifest.engine)
     name = f"{partition:05}-{secrets.token_hex(8)}.arrow"
     path = job.staged / name
+    now_ms = SystemClock().now_ms() if now_ms is None else now_ms
     try:
         job.begin()
         with pa.OSFile(str(path), "wb") as sink:
@@ -44,7 +48,7 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int) -> Staged
             rows = 0
             for batch in batches:
                 if batch.num_rows:
-                    writer.add(_checked(batch, partition, rows), partition + rows)
+                    writer.add(_checked(batch, partition, rows, now_ms), partition + rows)
                     rows += batch.num_rows
             writer.close()
         if not rows:
@@ -61,9 +65,10 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int) -> Staged
     return StagedFile(name=name, shards=writer.shards, rows=writer.rows, sizes_bytes=writer.sizes_bytes, latest_ms=writer.latest_ms)
 
 
-def _checked(batch: pa.RecordBatch, partition: int, first_row: int) -> pa.RecordBatch:
+def _checked(batch: pa.RecordBatch, partition: int, first_row: int, now_ms: int) -> pa.RecordBatch:
     try:
-        return MessageBatch.from_arrow(batch).columns
+        # The store would do this when it is too late to refuse a row.
+        return batch_without_requests(MessageBatch.from_arrow(batch), now_ms).columns
     except IllegalMessageError as error:
         error.args = (f"{error} (counted from row {first_row} of partition {partition}; nothing was written)",)
         raise

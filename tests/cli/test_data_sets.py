@@ -53,3 +53,11 @@ def test_other_commands_name_the_shards(cli: Command, half: Job) -> None:
     for command in ("topics", "inspect"):
         assert "name one of its shards" in cli.bad(1, command, "data")
     assert cli.good("timers", str(half.dataset.shard_path(0))).out
+
+
+def test_the_doctor_gives_a_job_up(cli: Command, half: Job) -> None:
+    given_up = cli.good("doctor", "data", "--drop-job", half.id)
+    assert f"Job {half.id}: given up" in given_up.err
+    assert "all were sent" in given_up.err
+    assert "nothing was sent" in given_up.err
+    assert cli("doctor", "data", "--finish", "--drop-job", half.id).code == 2

@@ -6,12 +6,14 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
 import rmqstore
 from rmqstore.spark import Dataset, migrating, repair, witness
-from rmqstore.spark.ingest import ingest_shard
+from rmqstore.spark.ingest import check_delays, ingest_here, ingest_shard
 from rmqstore.spark.jobs import Job, ShardProgress, jobs_of
+from rmqstore.spark.staging import stage
 from rmqstore.transfer import replacing
 from rmqstore.transfer.taking import Taking
 from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, committed, creation_left_behind, ingested, rows, timers_of
@@ -143,3 +145,59 @@ def test_a_write_whose_job_is_undone_between_its_tasks_is_refused(dataset: Datas
         writer.commit([first, second])
     assert Job(dataset, "load").record() is None
     assert timers_of(dataset.path) == []
+
+
+def asking(count: int, **others: pa.Array) -> pa.RecordBatch:
+    """Rows whose properties ask for an hour."""
+    wish = pa.array([[("TIMER_DELAY_SEC", "3600")]] * count, pa.map_(pa.string(), pa.string()))
+    return rows(0, count, deliver_at_ms=pa.nulls(count, pa.int64()), properties=wish, **others)
+
+
+def test_properties_that_ask_for_a_time_are_resolved_before_the_commit(dataset: Dataset) -> None:
+    job = Job(dataset, "load")
+    file = stage(job, [asking(10)], 0, NOW_MS)
+    assert file.latest_ms == NOW_MS + 3_600_000
+    job.commit([file], NOW_MS)
+    ingested(job)
+    assert len(timers_of(dataset.path, from_ms=NOW_MS + 3_600_000, to_ms=NOW_MS + 3_600_001)) == 10
+    for bad in (asking(2, message_group=pa.array(["g", "g"])), asking(2).set_column(3, "deliver_at_ms", pa.array([NOW_MS] * 2))):
+        with pytest.raises(rmqstore.IllegalMessageError, match="exclude each other"):
+            stage(Job(dataset, "bad"), [bad], 0, NOW_MS)
+
+
+def test_a_limit_in_the_settings_of_a_shard_holds_before_the_commit(dataset: Dataset) -> None:
+    (dataset.shard_path(1) / "rmqstore.toml").write_text("max_delay_ms = 1000")
+    job = Job(dataset, "load")
+    with pytest.raises(rmqstore.DelayTooLongError, match="takes 1000"):
+        check_delays(job, [stage(job, [asking(10)], 0, NOW_MS)], NOW_MS)
+
+
+def test_a_job_that_the_first_chunk_is_refused_of_can_be_taken_back_and_others_are_finished(dataset: Dataset) -> None:
+    torn, well = committed(dataset, "a-torn", rows(0, 40)), committed(dataset, "b-well", rows(40, 40))
+    (file,) = torn.staged.iterdir()
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(rmqstore.TransferError, match="job b-well: 40 messages were sent") as caught:
+        repair.finish(dataset)
+    assert "job a-torn: the staged file" in str(caught.value)
+    assert well.record().is_done  # type: ignore[union-attr]
+    assert repair.undo(dataset) == ["job a-torn: withdrawn; nothing had been sent"]
+    assert sorted(timers_of(dataset.path)) == list(range(40, 80))
+
+
+def test_a_job_that_cannot_be_finished_is_given_up(dataset: Dataset) -> None:
+    job = committed(dataset, "load", rows(0, 40))
+    ingest_shard(job, 0)
+    there = timers_of(dataset.path)
+    (file,) = job.staged.iterdir()
+    file.unlink()
+    with rmqstore.open(dataset.shard_path(1), services=False), pytest.raises(rmqstore.StoreLockedError):
+        repair.drop_job(dataset, "load")
+    told = repair.drop_job(dataset, "load")
+    assert [f"of {len(there)} messages of job load all were sent" in told[1], "nothing was sent" in told[2]] == [True, True]
+    assert list(repair.troubles(dataset)) == []
+    assert timers_of(dataset.path) == there
+    for refused in (lambda: ingest_shard(job, 1), job.missing_shards, lambda: ingest_here(job)):
+        with pytest.raises(rmqstore.TransferError, match="given up"):
+            refused()
+    with pytest.raises(rmqstore.TransferError, match="given up"):
+        repair.drop_job(dataset, "load")

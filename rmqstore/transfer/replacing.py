@@ -76,7 +76,12 @@ class Replacement:
         config = self.path / CONFIG_NAME
         if config.is_file():
             self.staging.mkdir(exist_ok=True)
-            shutil.copyfile(config, self.staging / CONFIG_NAME)
+            copy = self.staging / CONFIG_NAME
+            shutil.copyfile(config, copy)
+            # Else a power loss behind the exchange leaves a store without its settings.
+            with open(copy, "rb") as file:
+                os.fsync(file.fileno())
+            sync_names(self.staging)
         self._write(note)
 
     def ready(self, tables: dict[str, int], epoch: int, previous: str) -> None:

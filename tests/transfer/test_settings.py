@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import rmqstore
 from rmqstore.settings import Source
 from rmqstore.transfer import dump, load, migrate
 from rmqstore.transfer.given import as_toml
+from rmqstore.transfer.replacing import Replacement
 from rmqstore_conformance.stores import DAY_MS, Pair, Stores, message, stores_of
 
 FILE = """
@@ -93,3 +95,18 @@ def test_any_value_can_be_written_as_toml() -> None:
     settings = {"a": 1, "b.c": True, "b.d": 'quote " and \\ and ü', "e": 0.5, "b.c2": 2**40}
     assert tomllib.loads(as_toml(settings)) == {"a": 1, "e": 0.5, "b": {"c": True, "d": 'quote " and \\ and ü', "c2": 2**40}}
     assert as_toml({}) == ""
+
+
+def test_the_settings_are_durable_before_the_new_store_can_take_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "rmqstore.toml").write_text(FILE)
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    Replacement(tmp_path / "store", "migrating").begin({})
+    assert synced[:2] == ["store.migrating/rmqstore.toml", "store.migrating"]

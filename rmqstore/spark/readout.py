@@ -112,7 +112,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     topic: str | None = None
     queue_id: int = 0
     first: int = 0
-    behind: int = MAX_TIME_MS + 1
+    behind: int = 2**63 - 1
 
 
 def stores_at(path: str) -> list[tuple[int, Path]]:
@@ -164,12 +164,14 @@ def _timer_parts(view: ReadStore, whole: Part, wanted: Wanted, part_rows: int) -
             yield whole
         return
     low = max(counts.earliest_ms, wanted.from_ms or 0)
-    high = min(counts.latest_ms + 1, MAX_TIME_MS if wanted.to_ms is None else wanted.to_ms)
+    high = counts.latest_ms + 1 if wanted.to_ms is None else min(counts.latest_ms + 1, wanted.to_ms)
     if low >= high:
         if not wanted.is_timed:
             yield whole
         return
-    number = -(-view.pending((low, high)).counts[0] // part_rows)
+    # A store counts up to the last time that there is; what is due in that very ms belongs to the last part in any case.
+    high = min(high, MAX_TIME_MS)
+    number = -(-view.pending((low, high)).counts[0] // part_rows) if low < high else 1
     edges = _even_edges(view, low, high, max(number, 1))
     precision_ms = view.timers.precision_ms
     ticks = [-(-edge // precision_ms) * precision_ms for edge in edges]

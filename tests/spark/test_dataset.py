@@ -342,6 +342,22 @@ def test_parts_give_every_timer_once_beside_an_owner(tmp_path: Path, engine: str
         assert timers_of(dataset.path, topic="nobody") == []
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("precision_ms", [100, 1000])
+def test_timers_of_the_last_tick_are_read(tmp_path: Path, engine: str, precision_ms: int) -> None:
+    dataset = Dataset.create(tmp_path / "data", shards=1, engine=engine, settings={"precision_ms": precision_ms})
+    last_ms = 2**62
+    job = Job(dataset, "load")
+    times = pa.array([last_ms - 5000, last_ms - 1, last_ms])
+    job.commit([stage(job, [rows(0, 3, deliver_at_ms=times)], 0)], last_ms - 100_000)
+    ingested(job)
+    assert sorted(timers_of(dataset.path)) == [0, 1, 2]
+    assert sorted(timers_of(dataset.path, to_ms=last_ms)) == [0, 1]
+    assert timers_of(dataset.path, from_ms=last_ms) == [2]
+    assert timers_of(dataset.path, from_ms=last_ms, to_ms=last_ms + 1) == [2]
+    assert timers_of(dataset.path, from_ms=last_ms + 1) == []
+
+
 def test_messages_leases_and_lag_are_read_by_shard(dataset: Dataset) -> None:
     ingested(committed(dataset, "load", rows(0, 100)))
     moved = [tick_shard(dataset, shard, NOW_MS + 60 * SECOND_MS).handed_over for shard in dataset.shards]

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from typing import IO, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -196,40 +198,56 @@ def ingest_here(job: Job, *, processes: int | None = None, wait_ms: int = LOCK_W
     """
     processes = processes or len(os.sched_getaffinity(0))
     waiting = job.missing_shards()
-    running: list[subprocess.Popen[bytes]] = []
+    running: list[_Child] = []
     answers: list[str] = []
     try:
         while waiting or running:
             while waiting and len(running) < processes:
                 running.append(_started(job, waiting.pop(0), wait_ms))
-            ended = next((process for process in running if process.poll() is not None), None)
+            ended = next((child for child in running if child.process.poll() is not None), None)
             if ended is None:
                 time.sleep(0.01)
                 continue
             running.remove(ended)
             answers.append(_answer(ended))
     finally:
-        for process in running:
-            process.terminate()
-            process.communicate()
+        for child in running:
+            child.process.terminate()
+            child.process.wait()
+            child.close()
     found = reports(answers, ShardReport)
     job.finish()
     return sorted(found, key=lambda report: report.shard)
 
 
-def _started(job: Job, shard: int, wait_ms: int) -> subprocess.Popen[bytes]:
+class _Child(NamedTuple):
+    """A process and what it says; into files, since a pipe that nobody reads yet holds it up."""
+
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    errors: IO[bytes]
+
+    def close(self) -> None:
+        self.output.close()
+        self.errors.close()
+
+
+def _started(job: Job, shard: int, wait_ms: int) -> _Child:
     command = [sys.executable, "-m", "rmqstore.spark.ingest", str(job.dataset.path), job.id, str(shard), str(wait_ms)]
     # What this process can import, the child can.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    output, errors = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 - closed with the child
+    return _Child(subprocess.Popen(command, stdout=output, stderr=errors, env=environment), output, errors)
 
 
-def _answer(process: subprocess.Popen[bytes]) -> str:
-    output, errors = process.communicate()
-    if process.returncode:
-        said = errors.decode(errors="replace")[-2000:]
-        return encoded(Failure.of_text(f"a process that takes a shard in ended with {process.returncode}: {said}"))
-    return output.decode()
+def _answer(child: _Child) -> str:
+    with child.output as output, child.errors as errors:
+        output.seek(0)
+        errors.seek(0)
+        if child.process.returncode:
+            said = errors.read().decode(errors="replace")[-2000:]
+            return encoded(Failure.of_text(f"a process that takes a shard in ended with {child.process.returncode}: {said}"))
+        return output.read().decode()
 
 
 def main(arguments: list[str]) -> None:

@@ -237,6 +237,16 @@ class Job:
             self._write(_RECORD, msgspec.structs.replace(record, is_done=True))
         shutil.rmtree(self.staged, ignore_errors=True)
 
+    def has_leftovers(self) -> bool:
+        """Say whether there are staged files though the job came to its end, as a task leaves them that ended later."""
+        record = self.record()
+        return record is not None and record.is_done and self.staged.is_dir()
+
+    def remove_leftovers(self) -> None:
+        """Remove them."""
+        if self.has_leftovers():
+            shutil.rmtree(self.staged, ignore_errors=True)
+
     # ------------------------------------------------------------ files
 
     @contextmanager

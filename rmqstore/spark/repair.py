@@ -42,6 +42,8 @@ def troubles(dataset: Dataset) -> Iterator[Trouble]:
             shards = job.missing_shards()
             what = f"some are missing in shard {', '.join(map(str, shards))}" if shards else "every shard has its part"
             yield Trouble("job", True, f"{job.id} of {record.rows} messages has not come to its end: {what}; {doctor} --finish` sends them")
+        elif job.has_leftovers():
+            yield Trouble("job", False, f"{job.id} came to its end, and staged files are left of it; {doctor} --undo` removes them")
     for left in left_asides(dataset.path):
         yield Trouble(
             "creation", False, f"{left} was left by a creation that did not come to its end, or runs; {doctor} --undo` removes it"
@@ -126,6 +128,9 @@ def undo(dataset: Dataset) -> list[str]:
         if job.record() is None:
             job.discard()
             done.append(f"job {job.id}: what was staged is removed; nothing had been sent")
+        elif job.has_leftovers():
+            job.remove_leftovers()
+            done.append(f"job {job.id}: staged files that were left are removed; it had come to its end")
     for job in unfinished_jobs(dataset):
         if job.withdraw():
             done.append(f"job {job.id}: withdrawn; nothing had been sent")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -201,3 +202,22 @@ def test_a_job_that_cannot_be_finished_is_given_up(dataset: Dataset) -> None:
             refused()
     with pytest.raises(rmqstore.TransferError, match="given up"):
         repair.drop_job(dataset, "load")
+
+
+def test_what_a_late_task_leaves_of_a_finished_job_is_named_and_removed(dataset: Dataset) -> None:
+    job = committed(dataset, "load", rows(0, 10))
+    ingested(job)
+    stage(job, [rows(0, 10)], 0)
+    (trouble,) = repair.troubles(dataset)
+    assert "staged files are left" in trouble.text
+    assert repair.undo(dataset) == ["job load: staged files that were left are removed; it had come to its end"]
+    assert not job.staged.exists()
+    assert job.record().is_done  # type: ignore[union-attr]
+
+
+def test_a_process_that_says_much_is_not_held_up(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    loud = "import sys; sys.stderr.write('x' * 1_000_000); sys.stderr.write('the end'); sys.exit(3)"
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **named: popen([command[0], "-c", loud], **named))
+    with pytest.raises(rmqstore.StoreError, match=r"ended with 3: x+the end"):
+        ingest_here(committed(dataset, "load", rows(0, 10)))

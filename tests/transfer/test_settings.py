@@ -104,7 +104,7 @@ def test_the_settings_are_durable_before_the_new_store_can_take_its_place(tmp_pa
     fsync = os.fsync
 
     def noting(descriptor: int) -> None:
-        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink().relative_to(tmp_path)))
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noting)

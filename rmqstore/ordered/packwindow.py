@@ -188,7 +188,9 @@ class Windows:
         for window in self._kept:
             if window.start <= place < window.end:
                 window.settle(self._forgotten())
-                return window
+                # What was noted may have made it end at or before ``place``.
+                if place < window.end:
+                    return window
         window = self._read(place, stop_tick)
         if keep:
             self._kept = [*self._kept[1 - _KEPT_WINDOWS :], window]

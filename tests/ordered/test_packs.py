@@ -15,7 +15,7 @@ from rmqstore import FormatVersionError, Message, MessageBatch
 from rmqstore.contract import EMPTY_CURSOR, CancelOutcome, EngineOptions, TimerCursor, TimerHandle, TimerStore
 from rmqstore.ordered import packwindow, session
 from rmqstore.ordered.kv import WriteBatch
-from rmqstore.ordered.layout import FORGOTTEN_KEY, META, SPACES, TIMERS
+from rmqstore.ordered.layout import FORGOTTEN_KEY, META, PAIR, SPACES, TIMERS
 from rmqstore.ordered.packs import BUCKET_MS, decode_pack, is_pack, pack_key, packs_of, parts_of
 from rmqstore.ordered.runs import RUN_BYTES, DamagedRunError, decode_run
 from rmqstore.ordered.timers import layout_of
@@ -395,6 +395,26 @@ def test_a_bucket_of_any_size_is_read_in_bounded_windows(monkeypatch: pytest.Mon
     assert got == sorted(got)
     assert len(got) == 2000
     assert 10_000 < most < 60_000
+
+
+def test_a_window_that_got_shorter_is_not_read_behind_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was put meanwhile makes a window end earlier; nothing behind its new end comes twice."""
+    monkeypatch.setattr(packwindow, "ROOM_BYTES", 20_000)
+    monkeypatch.setattr(packwindow, "_NOTED_BYTES", 15_000)
+    kv = TapedKV()
+    store = opened(kv, "packed")
+    count = 0
+    while sum(len(value) for _, value in kv.scan_all(TIMERS)) < 2 * 20_000 - 600:
+        store.put(batch([MINUTE + 20_000, MINUTE + 50_000], count, 200), MINUTE)
+        count += 2
+    # This keeps a window up to the end of the minute.
+    store.seal(MINUTE + 20_000)
+    *_, tail, last, _ = store.scan(0, 2**50, limit=count).timers
+    token = PAIR.pack(tail.handle.tick, tail.handle.seq + 1)
+    behind = store.export_state("timers", token, 9).rows.to_pylist()
+    assert behind[0]["message_id"] == last.message.message_id
+    store.put(batch([MINUTE + 20_000 + 1000 * (n % 9) for n in range(40)], count, 200), MINUTE)
+    assert store.export_state("timers", token, 9).rows.to_pylist() == behind
 
 
 def test_damaged_packs_are_parked_and_the_rest_goes_on() -> None:

@@ -25,6 +25,7 @@ Why no crash point loses or doubles anything:
    F keeps the corner. F itself loses corners only when no pack is left that has anything under them.
 5. A cancel is refused by what is sealed, else it writes hole and tombstone in one write, and its timer is not covered by F, since F covers
    only what is sealed. ``due`` passes over the hole; ``forget`` takes the hole away with the timer, and counts it no second time.
+   A damaged pack is no timer: no hole hides it.
 6. ``due`` reads packs, holes and F alone. A window (``packwindow``) is a cache of packs, which do not change. It is dropped with all else
    that is known whenever the database is opened again, and when F loses a corner. So the same call gives the same answer, before and
    after a crash.
@@ -53,6 +54,7 @@ from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV
 from rmqstore.ordered.layout import FORGOTTEN_KEY, META, PAIR, TIMERS, U64
 from rmqstore.ordered.packs import (
     BUCKET_MS,
+    Numbers,
     Pack,
     behind_bucket,
     bucket_of,
@@ -218,10 +220,8 @@ class PackedLayout(RowLayout):
         for window, first, stop in self._spans((from_tick, 0), until_ms):
             ticks, seqs = window.ticks[first:stop], window.seqs[first:stop]
             rows = first + np.flatnonzero(~(self._forgotten.covers_each(ticks, seqs) | sealed.covers_each(ticks, seqs)))
-            if len(rows):
-                holes = self._holes(window, int(rows[0]), int(rows[-1]))
-                if not holes or any(window.place(row) not in holes for row in rows.tolist()):
-                    return True
+            if any(True for _ in self._uncancelled(window, rows)):
+                return True
         return False
 
     def first_closed(self, from_tick: int, sealed: TimerCursor, after: TimerCursor) -> int | None:
@@ -233,9 +233,21 @@ class PackedLayout(RowLayout):
                 return tick if in_runs is None else min(tick, in_runs)
         return in_runs
 
-    def _holes(self, window: Window, first: int, last: int) -> set[tuple[int, int]]:
-        """Return the holes between two rows of a window, both included."""
-        return traces.holes_from(self._kv, window.place(first), window.place(last))
+    def _holes(self, window: Window, first: int, last: int) -> set[Place]:
+        """Return the holes between two rows of a window, both included.
+
+        A damaged pack may stand where a timer of it was that had been cancelled; it is there all the same.
+        """
+        return traces.holes_from(self._kv, window.place(first), window.place(last)) - window.damaged.keys()
+
+    def _uncancelled(self, window: Window, rows: Numbers) -> Iterator[tuple[Place, int]]:
+        """Yield (place, row) of the rows that are no hole."""
+        if len(rows):
+            holes = self._holes(window, int(rows[0]), int(rows[-1]))
+            places = zip(window.ticks[rows].tolist(), window.seqs[rows].tolist(), strict=True)
+            for place, row in zip(places, rows.tolist(), strict=True):
+                if not holes or place not in holes:
+                    yield place, row
 
     def live(self, start: Place, seen: Seen, limit: int) -> Iterator[tuple[int, int, bytes]]:
         return merge(super().live(start, seen, limit), self._live_in_packs(start, seen, limit))
@@ -245,12 +257,8 @@ class PackedLayout(RowLayout):
         for window, first, stop in self._spans(start, seen.until_ms, step=max(_CHUNK // 4, limit + 1)):
             ticks, seqs = window.ticks[first:stop], window.seqs[first:stop]
             rows = first + np.flatnonzero(seen.sealed.covers_each(ticks, seqs) & ~done.covers_each(ticks, seqs))
-            if len(rows):
-                holes = self._holes(window, int(rows[0]), int(rows[-1]))
-                places = zip(window.ticks[rows].tolist(), window.seqs[rows].tolist(), rows.tolist(), strict=True)
-                for tick, seq, row in places:
-                    if not holes or (tick, seq) not in holes:
-                        yield tick, seq, window.records[row]
+            for (tick, seq), row in self._uncancelled(window, rows):
+                yield tick, seq, window.records[row]
 
     # ------------------------------------------------------------ forget
 
@@ -398,13 +406,11 @@ class PackedLayout(RowLayout):
         for window, first, stop in self._spans(start, stop_tick, keep=False):
             ticks, seqs = window.ticks[first:stop], window.seqs[first:stop]
             rows = first + np.flatnonzero(~done.covers_each(ticks, seqs))
-            holes = self._holes(window, int(rows[0]), int(rows[-1])) if len(rows) else set()
-            for row in rows.tolist():
-                place = window.place(row)
+            for place, row in self._uncancelled(window, rows):
                 if place in window.damaged:
                     key, reason = window.damaged[place]
                     on_damage(pack_at(key), reason)
-                elif place not in holes:
+                else:
                     yield LivePut(*place, int(window.epochs[row]), int(window.stores[row]), window.records[row])
 
     def page_behind(self, after: bytes | None, limit: int) -> tuple[Sequence[LivePut], bytes | None]:

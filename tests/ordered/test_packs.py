@@ -455,6 +455,37 @@ def test_damaged_packs_are_parked_and_the_rest_goes_on() -> None:
     assert store.stats().pending == 0
 
 
+def spoil(kv: TapedKV, which: int = 0) -> None:
+    """Change the last byte of an entry of timers."""
+    key, value = kv.scan(TIMERS, b"", None, 99)[which]
+    write = WriteBatch()
+    write.put(TIMERS, key, value[:-1] + bytes((value[-1] ^ 1,)))
+    kv.write(write)
+    kv.sync()
+
+
+def crashed(kv: TapedKV, layout: str, cursor: TimerCursor = EMPTY_CURSOR) -> tuple[TapedKV, TimerStore]:
+    """Open a database anew, with what the receiver has durably."""
+    kv = kv.as_of(len(kv.tape))
+    return kv, opened(kv, layout, cursor)
+
+
+def topics(store: TimerStore, after: TimerCursor = EMPTY_CURSOR, limit: int = 10) -> tuple[list[str], TimerCursor]:
+    due = store.due(after, limit)
+    return [message.topic for message in due.messages.messages], due.cursor
+
+
+def test_a_damaged_pack_is_parked_where_a_cancelled_timer_was() -> None:
+    kv = TapedKV()
+    # Its first timer has its largest seq, so the pack stands at the place of that one.
+    handles = put_spread(opened(kv, "packed"), [9, 7, 5])
+    assert opened(kv, "packed").cancel(handles[2:], MINUTE)[0] == [CancelOutcome.CANCELLED]
+    spoil(kv)
+    kv, store = crashed(kv, "packed")
+    store.seal(MINUTE + BUCKET_MS)
+    assert topics(store)[0] == ["%PARKED%"]
+
+
 def test_what_is_forgotten_of_packs_has_a_bound_of_corners() -> None:
     """A clock that is set back again and again: F loses corners as soon as no pack has anything under them."""
     kv = TapedKV()

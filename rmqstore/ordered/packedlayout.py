@@ -33,7 +33,7 @@ Why no crash point loses or doubles anything:
    that of their seqs: a page ends at one place for both, and the seqs of two calls do not interleave.
 8. A pack that cannot be read stands for one parked message, at its first tick, which its key tells. When F covers that place the rest of
    its timers was still to come, and it stands at the end of its bucket; so damage that comes late is not passed over either. ``forget``
-   removes it when its place is covered, and counts anew.
+   removes it when its place is covered. The write that does so sets the counters to what is left, since nobody knows what the pack held.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import pairwise
 
 from rmqstore.contract import PendingCounts, TimerCursor
@@ -95,13 +95,16 @@ def scan_live(
     return found
 
 
-def count_all(layout: TimerLayout, on_damage: OnDamage = pass_over) -> tuple[Counter[int], int]:
-    """Count every live put by reading it: (by minute, total)."""
+def count_all(
+    layout: TimerLayout, on_damage: OnDamage = pass_over, without: Set[tuple[int, int]] = frozenset()
+) -> tuple[Counter[int], int]:
+    """Count every live put by reading it, but for those at the places ``without``: (by minute, total)."""
     minutes: Counter[int] = Counter()
     total = 0
     for put in layout.live_puts((0, 0), None, on_damage):
-        minutes[put.due_ms // MINUTE_MS] += 1
-        total += 1
+        if (put.tick, put.seq) not in without:
+            minutes[put.due_ms // MINUTE_MS] += 1
+            total += 1
     return minutes, total
 
 

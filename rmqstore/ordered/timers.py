@@ -273,28 +273,23 @@ class OrderedTimers(TimerSide):
         """Remove one page of what is forgotten, in one write."""
         write = WriteBatch()
         removal.stage(write)
-        staged = self._counts.stage(write, removal.deltas)
-        pending_left = self._pending - len(removal.delivered)
+        deltas, pending_left = removal.deltas, self._pending - len(removal.delivered)
+        if removal.damaged:
+            deltas, pending_left = self._recount(removal)
+        staged = self._counts.stage(write, deltas)
         write.put(META, SEQ_KEY, PAIR.pack(self._last_seq, pending_left))
         self._forget_position = self._shared.write(write).position
         self._counts.commit(staged)
         self._pending = pending_left
         self._congestion.lose(removal.ticks)
         self._layout.note_removal(removal)
-        if removal.damaged:
-            self._recount()
-            self._layout.met_damage = False
 
-    def _recount(self) -> None:
-        """Set the counters to what is there, after a damaged run took an unknown number of timers with it."""
-        actual, total = counting.count_all(self._layout)
-        write = WriteBatch()
-        stored = self._counts.all_minutes()
-        staged = self._counts.stage(write, {m: actual.get(m, 0) - stored.get(m, 0) for m in actual.keys() | stored.keys()})
-        write.put(META, SEQ_KEY, PAIR.pack(self._last_seq, total))
-        self._shared.write(write)
-        self._counts.commit(staged)
-        self._pending = total
+    def _recount(self, removal: Removal) -> tuple[Counter[int], int]:
+        """Return what sets the counters to what a removal leaves, and how much that is: a damaged entry held nobody knows how many."""
+        gone = {(tick, seq) for tick, seq, _ in removal.delivered}
+        left, total = counting.count_all(self._layout, without=gone)
+        left.subtract(self._counts.all_minutes())
+        return left, total
 
     # ------------------------------------------------------------ reads
 

@@ -486,6 +486,49 @@ def test_a_damaged_pack_is_parked_where_a_cancelled_timer_was() -> None:
     assert topics(store)[0] == ["%PARKED%"]
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_counters_are_right_after_every_write_of_a_forget_that_meets_damage(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqstore.ordered.packedlayout.FORGET_PAGE", 2)
+    monkeypatch.setattr("rmqstore.ordered.rowlayout.FORGET_PAGE", 2)
+    kv = TapedKV()
+    store = opened(kv, layout)
+    put_spread(store, [5, 5, 5] if layout == "row" else [5, 20, 40])
+    put_spread(store, [6, 7, 8, 8, 30, 99], 10)
+    # The timer of the next minute lies in a run, before the packs.
+    spoil(kv, LAYOUTS.index(layout))
+    kv, store = crashed(kv, layout)
+    store.seal(MINUTE + BUCKET_MS)
+    found, cursor = topics(store)
+    assert sorted(found) == ["%PARKED%"] + 5 * ["t"]
+    before = len(kv.tape)
+    store.forget(cursor)
+    assert len(kv.tape) > before + 1
+    assert store.verify() == []
+    for writes in range(before, len(kv.tape) + 1):
+        again = opened(kv.as_of(writes), layout, cursor)
+        assert again.verify() == []
+        assert again.stats().pending == 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_second_damaged_run_is_known_as_such_after_the_first_was_forgotten(layout: str) -> None:
+    kv = TapedKV()
+    store = opened(kv, layout)
+    put_spread(store, [1])
+    put_spread(store, [2])
+    put_spread(store, [3])
+    spoil(kv, 0)
+    spoil(kv, 1)
+    kv, store = crashed(kv, layout)
+    store.seal(MINUTE + 9000)
+    _, first = topics(store, limit=1)
+    _, second = topics(store, first, limit=1)
+    store.forget(first)
+    store.forget(second)
+    assert store.verify() == []
+    assert store.stats().pending == 1
+
+
 def test_what_is_forgotten_of_packs_has_a_bound_of_corners() -> None:
     """A clock that is set back again and again: F loses corners as soon as no pack has anything under them."""
     kv = TapedKV()

@@ -23,6 +23,7 @@ class Removal:
         ticks: those of which timers may have gone.
         kept_tick: tick of the first entry that stays, of those that were looked at; None when none does.
         forgotten: how far the packs are forgotten afterwards; None: as far as before.
+        put_off_tick: earliest tick at which a damaged entry stands from now on, which is covered but not removed; None for none.
         damaged: an entry of which nobody knows how many timers it held goes.
     """
 
@@ -43,6 +44,7 @@ class Removal:
         self.ticks: set[int] = set()
         self.kept_tick: int | None = None
         self.forgotten: TimerCursor | None = None
+        self.put_off_tick: int | None = None
         self.damaged = False
 
     def __bool__(self) -> bool:
@@ -138,3 +140,8 @@ class Removal:
     def keep(self, tick: int) -> None:
         """Note that something of this tick stays."""
         self.kept_tick = tick if self.kept_tick is None else min(self.kept_tick, tick)
+
+    def put_off(self, tick: int) -> None:
+        """Leave a damaged entry, which is to be parked at a tick."""
+        self.keep(tick)
+        self.put_off_tick = tick if self.put_off_tick is None else min(self.put_off_tick, tick)

@@ -33,7 +33,9 @@ Why no crash point loses or doubles anything:
    that of their seqs: a page ends at one place for both, and the seqs of two calls do not interleave.
 8. A pack that cannot be read stands for one parked message, at its first tick, which its key tells. When F covers that place the rest of
    its timers was still to come, and it stands at the end of its bucket; so damage that comes late is not passed over either. ``forget``
-   removes it when its place is covered. The write that does so sets the counters to what is left, since nobody knows what the pack held.
+   removes it when its place is covered and either ``due`` gave the message since the database was opened, or the cursor covers the end of
+   the bucket too, so that everything in it went out. Else the cursor may be from before the damage: the pack is left, and F, which covers
+   its place now, puts it at the end of its bucket. So a crash between hand-over and ``forget`` may park it twice, but never drops it. The write that does so sets the counters to what is left, since nobody knows what the pack held.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ from rmqstore.ordered.packs import (
     behind_bucket,
     bucket_of,
     decode_pack,
+    end_of_bucket,
     from_bucket,
     is_pack,
     pack_key,
@@ -96,6 +99,8 @@ class PackedLayout(RowLayout):
         self._decoded_bytes = 0
         self._counted: dict[int, Counter[int]] = {}
         self._counted_at = -1
+        # Damaged packs that were given by ``due`` since the database was opened.
+        self._parked: set[bytes] = set()
 
     # ------------------------------------------------------------ puts
 
@@ -152,7 +157,7 @@ class PackedLayout(RowLayout):
         bucket = bucket_of(tick)
         if bucket not in self._counted:
             counts: Counter[int] = Counter()
-            for window, first, stop in self._spans((bucket, 0), bucket + BUCKET_MS - 1, keep=False):
+            for window, first, stop in self._spans((bucket, 0), end_of_bucket(bucket), keep=False):
                 ticks, seqs = window.ticks[first:stop], window.seqs[first:stop]
                 kept = ticks[~self._forgotten.covers_each(ticks, seqs)]
                 counts.update(dict(zip(*(column.tolist() for column in np.unique(kept, return_counts=True)), strict=True)))
@@ -164,7 +169,7 @@ class PackedLayout(RowLayout):
         place = (from_tick, 0)
         while (bucket := self._next_bucket(place[0])) is not None and (in_runs is None or bucket <= in_runs):
             start = max(place, (bucket, 0))
-            for window, first, stop in self._spans(start, bucket + BUCKET_MS - 1):
+            for window, first, stop in self._spans(start, end_of_bucket(bucket)):
                 row = self._first_row(window, first, stop, EMPTY_CURSOR)
                 if row is not None:
                     tick = int(window.ticks[row])
@@ -259,6 +264,9 @@ class PackedLayout(RowLayout):
             rows = first + np.flatnonzero(seen.sealed.covers_each(ticks, seqs) & ~done.covers_each(ticks, seqs))
             for (tick, seq), row in self._uncancelled(window, rows):
                 yield tick, seq, window.records[row]
+                # Only now, since what was asked for last is not always given.
+                if window.damaged and (tick, seq) in window.damaged:
+                    self._parked.add(window.damaged[tick, seq][0])
 
     # ------------------------------------------------------------ forget
 
@@ -309,8 +317,11 @@ class PackedLayout(RowLayout):
                 break
             if damaged_key is None:
                 removal.account(tick, seq, epoch, record)
-            else:
+            elif self._is_over(damaged_key, upto):
                 removal.clear(damaged_key, damaged_key + b"\x00", damaged=True)
+                self._parked.discard(damaged_key)
+            else:
+                removal.put_off(end_of_bucket(tick))
         removal.delivered.sort()
         if kept_tick is not None:
             removal.keep(kept_tick)
@@ -323,6 +334,11 @@ class PackedLayout(RowLayout):
         if forgotten != self._forgotten:
             removal.forgotten = forgotten
         return removal, LAST if end == LAST else (end[0], end[1] + 1)
+
+    def _is_over(self, damaged_key: bytes, upto: TimerCursor) -> bool:
+        """Say whether nothing of a damaged pack whose place is covered is still to come: it was parked, or all that it held went out."""
+        bucket, last_seq, _ = parts_of(damaged_key)
+        return damaged_key in self._parked or upto.covers(end_of_bucket(bucket), last_seq)
 
     def _runs_page(self, start: bytes, stop: bytes) -> tuple[Sequence[tuple[bytes, bytes]], bool]:
         """Return some runs of a range, and whether there are more."""
@@ -356,7 +372,7 @@ class PackedLayout(RowLayout):
         while found := self._kv.scan(TIMERS, at, None, 1):
             key = found[0][0]
             bucket, last_seq, _ = parts_of(key)
-            bound = forgotten.bound(bucket + BUCKET_MS - 1)
+            bound = forgotten.bound(end_of_bucket(bucket))
             if last_seq <= bound:
                 at = pack_key(bucket, bound + 1)
                 yield key, at
@@ -387,7 +403,8 @@ class PackedLayout(RowLayout):
     def note_removal(self, removal: Removal) -> None:
         # A window may still have what was removed, which only F hides.
         is_hidden = removal.forgotten is None or all(removal.forgotten.covers(*corner) for corner in self._forgotten.corners)
-        if removal.damaged or not is_hidden:
+        # And a damaged pack may have another place by what is forgotten now.
+        if removal.damaged or removal.put_off_tick is not None or not is_hidden:
             self._windows.clear()
         if removal.forgotten is not None:
             self._forgotten = removal.forgotten

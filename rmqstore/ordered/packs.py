@@ -63,6 +63,11 @@ def bucket_of(tick: int) -> int:
     return tick - tick % BUCKET_MS
 
 
+def end_of_bucket(tick: int) -> int:
+    """Return the last tick of the bucket of a tick, ms."""
+    return bucket_of(tick) + BUCKET_MS - 1
+
+
 def pack_key(bucket: int, last_seq: int, first_step: int = 0) -> bytes:
     """Return the key of a pack; without ``first_step`` it sorts before those of the same seq."""
     return _KEY.pack(PACKS + bucket, last_seq, first_step)

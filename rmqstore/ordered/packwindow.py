@@ -18,7 +18,7 @@ import numpy as np
 from rmqstore.contract import TimerCursor
 from rmqstore.ordered.kv import OrderedKV
 from rmqstore.ordered.layout import TIMERS
-from rmqstore.ordered.packs import BUCKET_MS, Numbers, behind_bucket, bucket_of, decode_pack, from_bucket, parts_of
+from rmqstore.ordered.packs import BUCKET_MS, Numbers, behind_bucket, bucket_of, decode_pack, end_of_bucket, from_bucket, parts_of
 from rmqstore.ordered.runs import DamagedRunError
 from rmqstore.ordered.timerlayout import parked_record
 
@@ -45,7 +45,7 @@ def pack_at(key: bytes) -> str:
 def place_of_damaged(key: bytes, forgotten: TimerCursor) -> Place:
     """Return where a damaged pack stands among the timers: where its first one did, or at the end of its bucket once that one is gone."""
     bucket, last_seq, first_tick = parts_of(key)
-    return (bucket + BUCKET_MS - 1 if forgotten.covers(first_tick, last_seq) else first_tick), last_seq
+    return (end_of_bucket(bucket) if forgotten.covers(first_tick, last_seq) else first_tick), last_seq
 
 
 class Window:

@@ -283,6 +283,9 @@ class OrderedTimers(TimerSide):
         self._pending = pending_left
         self._congestion.lose(removal.ticks)
         self._layout.note_removal(removal)
+        if (tick := removal.put_off_tick) is not None:
+            self._unsealed_tick = tick if self._unsealed_tick is None else min(self._unsealed_tick, tick)
+            self._resume = None
 
     def _recount(self, removal: Removal) -> tuple[Counter[int], int]:
         """Return what sets the counters to what a removal leaves, and how much that is: a damaged entry held nobody knows how many."""

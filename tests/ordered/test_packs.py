@@ -529,6 +529,90 @@ def test_a_second_damaged_run_is_known_as_such_after_the_first_was_forgotten(lay
     assert store.stats().pending == 1
 
 
+def test_a_pack_that_is_damaged_between_hand_over_and_forget_is_parked_at_the_end_of_its_minute() -> None:
+    kv = TapedKV()
+    store = opened(kv, "packed")
+    put_spread(store, [5, 20, 40])
+    store.seal(MINUTE + 5000)
+    found, cursor = topics(store)
+    assert found == ["t"]
+    spoil(kv)
+    kv, store = crashed(kv, "packed", cursor)
+    store.seal(MINUTE + 50_000)
+    assert topics(store, cursor)[0] == []
+    assert store.next_tick_ms() == MINUTE + BUCKET_MS - 1
+    # A crash before this is forgotten may park it again.
+    for _ in range(2):
+        store.seal(MINUTE + BUCKET_MS)
+        found, parked = topics(store, cursor)
+        assert found == ["%PARKED%"]
+        kv, store = crashed(kv, "packed", cursor)
+    # But where everything up to the end of the minute went out, nothing is left of it.
+    kv, store = crashed(kv, "packed", parked)
+    assert not kv.scan(TIMERS, b"", None, 1)
+    assert store.verify() == []
+    assert store.stats().pending == 0
+
+
+def test_a_pack_that_is_damaged_before_the_forget_of_one_session_is_parked_too() -> None:
+    kv = TapedKV()
+    store = opened(kv, "packed")
+    put_spread(store, [5, 20, 40])
+    store.seal(MINUTE + 5000)
+    _, cursor = topics(store)
+    spoil(kv)
+    # Its window is read again, and has nothing more to seal.
+    store._layout._windows.clear()  # type: ignore[attr-defined]
+    store.seal(MINUTE + 41_000)
+    store.seal(MINUTE + 42_000)
+    cursor = store.due(cursor, 9).cursor
+    assert store.next_tick_ms() is None
+    store.forget(cursor)
+    assert store.next_tick_ms() == MINUTE + BUCKET_MS - 1
+    store.seal(MINUTE + BUCKET_MS)
+    found, cursor = topics(store, cursor)
+    assert found == ["%PARKED%"]
+    store.forget(cursor)
+    assert not kv.scan(TIMERS, b"", None, 1)
+    assert store.verify() == []
+
+
+def test_a_damaged_pack_is_not_passed_over_for_a_clock_that_was_set_back() -> None:
+    """The cursor has a corner beyond its minute, which it got before the pack was there."""
+    kv = TapedKV()
+    store = opened(kv, "packed")
+    put_spread(store, [100, 110])
+    store.seal(MINUTE + 3 * BUCKET_MS)
+    _, cursor = topics(store)
+    put_spread(store, [5, 20, 40], 10)
+    store.seal(MINUTE + 5000)
+    found, cursor = topics(store, cursor)
+    assert found == ["t"]
+    assert len(cursor.corners) == 2
+    spoil(kv)
+    kv, store = crashed(kv, "packed", cursor)
+    store.seal(MINUTE + 2 * BUCKET_MS)
+    assert topics(store, cursor)[0] == ["%PARKED%"]
+
+
+def test_a_damaged_pack_that_was_asked_for_but_not_given_is_left() -> None:
+    kv = TapedKV()
+    store = opened(kv, "packed")
+    put_spread(store, [4, 5, 20])
+    store.seal(MINUTE + 5000)
+    _, cursor = topics(store)
+    put_spread(store, [3], 10)
+    spoil(kv, 1)
+    kv = kv.as_of(len(kv.tape))
+    # This one does not forget; it asks for more than it gives.
+    store = opened(kv, "packed")
+    store.seal(MINUTE + 5000)
+    assert topics(store, limit=1)[0] == ["t"]
+    store.forget(cursor)
+    store.seal(MINUTE + BUCKET_MS)
+    assert "%PARKED%" in topics(store, cursor)[0]
+
+
 def test_what_is_forgotten_of_packs_has_a_bound_of_corners() -> None:
     """A clock that is set back again and again: F loses corners as soon as no pack has anything under them."""
     kv = TapedKV()

@@ -98,9 +98,11 @@ class RowLayout(TimerLayout):
 
     def first_closed(self, from_tick: int, sealed: TimerCursor, after: TimerCursor) -> int | None:
         stop = U64.pack(sealed.highest_tick + 1)
-        for key, _ in self._kv.scan_all(TIMERS, U64.pack(from_tick), stop, page=_PEEK_PAGE):
+        for key, value in self._kv.scan_all(TIMERS, U64.pack(from_tick), stop, page=_PEEK_PAGE):
             tick, first_seq = PAIR.unpack(key)
-            if after.bound(tick) < first_seq <= sealed.bound(tick):
+            done = after.bound(tick)
+            # A batch may have ended within a run.
+            if first_seq <= sealed.bound(tick) and (done < first_seq or done < first_seq + _last_delta(value)):
                 return int(tick)
         return None
 
@@ -196,3 +198,11 @@ class RowLayout(TimerLayout):
                 if (tick, first_seq + step) not in holes:
                     found.append(LivePut(tick, first_seq + step, run.epoch, run.store_ms, record))
         return found, last_key
+
+
+def _last_delta(value: bytes) -> int:
+    """Return how far the last seq of a run is behind its first one; 0 when the run cannot be read."""
+    try:
+        return 0 if is_single(value) else decode_run(value).deltas[-1]
+    except DamagedRunError:
+        return 0

@@ -613,6 +613,24 @@ def test_a_damaged_pack_that_was_asked_for_but_not_given_is_left() -> None:
     assert "%PARKED%" in topics(store, cursor)[0]
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("seconds", [[5] * 8, [1, 2, 3, 5, 5, 6]], ids=["one tick", "several"])
+def test_the_rest_of_a_batch_that_ended_within_an_entry_is_announced_after_the_clock_was_set_back(layout: str, seconds: list[int]) -> None:
+    store = opened(TapedKV(), layout)
+    put_spread(store, seconds)
+    store.seal(MINUTE + 9000)
+    first, cursor = topics(store, limit=3)
+    store.seal(MINUTE)
+    none, cursor = topics(store, cursor)
+    assert (len(first), none, store.next_tick_ms()) == (3, [], MINUTE + 5000)
+    store.seal(MINUTE + 9000)
+    rest, cursor = topics(store, cursor)
+    assert len(first) + len(rest) == len(seconds)
+    store.seal(MINUTE)
+    topics(store, cursor)
+    assert store.next_tick_ms() is None
+
+
 def test_what_is_forgotten_of_packs_has_a_bound_of_corners() -> None:
     """A clock that is set back again and again: F loses corners as soon as no pack has anything under them."""
     kv = TapedKV()

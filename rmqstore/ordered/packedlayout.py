@@ -415,7 +415,7 @@ class PackedLayout(RowLayout):
         self, start: tuple[int, int], stop_tick: int | None, on_damage: OnDamage, handed: TimerCursor = EMPTY_CURSOR
     ) -> Iterator[LivePut]:
         in_runs = super().live_puts(start, stop_tick, on_damage, handed)
-        in_packs = self._puts_in_packs(start, _NEVER if stop_tick is None else stop_tick - 1, on_damage, handed)
+        in_packs = self._puts_in_packs(start, _NEVER if stop_tick is None else min(stop_tick - 1, _NEVER), on_damage, handed)
         return merge(in_runs, in_packs, key=lambda put: (put.tick, put.seq))
 
     def _puts_in_packs(self, start: Place, stop_tick: int, on_damage: OnDamage, handed: TimerCursor) -> Iterator[LivePut]:

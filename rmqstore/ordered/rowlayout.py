@@ -163,7 +163,7 @@ class RowLayout(TimerLayout):
         self, start: tuple[int, int], stop_tick: int | None, on_damage: OnDamage, handed: TimerCursor = EMPTY_CURSOR
     ) -> Iterator[LivePut]:
         at = self._start_of(start)
-        stop = BEHIND_RUNS if stop_tick is None else U64.pack(stop_tick)
+        stop = BEHIND_RUNS if stop_tick is None else U64.pack(min(stop_tick, 2**63))
         while page := self._kv.scan(TIMERS, at, stop, _READ_PAGE):
             at = page[-1][0] + b"\x00"
             holes = traces.holes_between(self._kv, page[0][0], U64.unpack_from(page[-1][0])[0])

@@ -254,7 +254,7 @@ class OrderedTimers(TimerSide):
         return TimerCursor(tuple(corners))
 
     def forget(self, upto: TimerCursor) -> None:
-        if upto == self._forgotten:
+        if upto == self._forgotten or not upto.corners:
             return
         with self._lock:
             self._shared.fresh()

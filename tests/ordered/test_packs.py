@@ -631,6 +631,28 @@ def test_the_rest_of_a_batch_that_ended_within_an_entry_is_announced_after_the_c
     assert store.next_tick_ms() is None
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_times_may_be_as_late_as_numbers_go(layout: str) -> None:
+    store = opened(TapedKV(), layout)
+    put_spread(store, [5, 20, 40, 99])
+    for last in (2**63 - 2000, 2**63 - 1, 2**64):
+        assert len(store.scan(0, last).timers) == 4
+        assert store.pending([0, MINUTE + 20_000, last]).counts == (1, 3)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_to_forget_nothing_after_something_changes_nothing(layout: str) -> None:
+    kv = TapedKV()
+    store = opened(kv, layout)
+    put_spread(store, [5, 20, 40, 99])
+    store.seal(MINUTE + 6000)
+    store.forget(topics(store)[1])
+    before = len(kv.tape)
+    store.forget(EMPTY_CURSOR)
+    assert len(kv.tape) == before
+    assert store.stats().pending == 3
+
+
 def test_what_is_forgotten_of_packs_has_a_bound_of_corners() -> None:
     """A clock that is set back again and again: F loses corners as soon as no pack has anything under them."""
     kv = TapedKV()

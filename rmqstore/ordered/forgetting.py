@@ -11,7 +11,7 @@ from rmqstore.ordered.counts import MINUTE_MS
 from rmqstore.ordered.kv import WriteBatch
 from rmqstore.ordered.layout import FORGOTTEN_KEY, META, PAIR, TIMERS, TRACES
 from rmqstore.ordered.records import deliver_at_of, has_keys
-from rmqstore.ordered.runs import DamagedRunError, Run, decode_run, encode_run, is_single, single_facts, single_of
+from rmqstore.ordered.runs import Run, decode_run, encode_run, is_single, single_facts, single_of
 
 
 class Removal:
@@ -63,7 +63,11 @@ class Removal:
             write.put(META, FORGOTTEN_KEY, self.forgotten.to_bytes())
 
     def add(self, key: bytes, value: bytes) -> None:
-        """Look at the next run in key order: it stays, goes, or is cut."""
+        """Look at the next run in key order: it stays, goes, or is cut.
+
+        Raises:
+            DamagedRunError: it goes, but cannot be read: :meth:`remove_damaged`.
+        """
         tick, first_seq = PAIR.unpack(key)
         if tick != self._tick:
             self._tick, self._bound = tick, self._upto.bound(tick)
@@ -80,12 +84,7 @@ class Removal:
                 self._unindex(tick, first_seq, single_of(value))
             self._remove(key)
             return
-        try:
-            run = decode_run(value)
-        except DamagedRunError:
-            self.damaged = True
-            self._remove(key)
-            return
+        run = decode_run(value)
         covered = bisect_right(run.deltas, bound - first_seq)
         for at in range(covered):
             self.account(tick, first_seq + run.deltas[at], run.epoch, run.records[at])
@@ -119,11 +118,16 @@ class Removal:
     def _unindex(self, tick: int, seq: int, record: bytes) -> None:
         self._index += traces.index_keys(record, tick, seq)
 
-    def clear(self, first: bytes, behind: bytes, *, damaged: bool = False) -> None:
-        """Take away every entry of a range, whose timers are accounted for, or cannot be."""
+    def clear(self, first: bytes, behind: bytes) -> None:
+        """Take away every entry of a range, whose timers are accounted for."""
         self._open_stretch = None
         self._stretches.append((first, behind))
-        self.damaged |= damaged
+
+    def remove_damaged(self, key: bytes, holes: set[tuple[int, int]]) -> None:
+        """Take away an entry that cannot be read, with the holes that lie in it."""
+        self.clear(key, key + b"\x00")
+        self._holes_gone |= holes
+        self.damaged = True
 
     def _remove(self, key: bytes) -> None:
         behind = key + b"\x00"

@@ -25,7 +25,7 @@ Why no crash point loses or doubles anything:
    F keeps the corner. F itself loses corners only when no pack is left that has anything under them.
 5. A cancel is refused by what is sealed, else it writes hole and tombstone in one write, and its timer is not covered by F, since F covers
    only what is sealed. ``due`` passes over the hole; ``forget`` takes the hole away with the timer, and counts it no second time.
-   A damaged pack is no timer: no hole hides it.
+   A damaged pack is no timer: no hole hides it, and those in it go with it.
 6. ``due`` reads packs, holes and F alone. A window (``packwindow``) is a cache of packs, which do not change. It is dropped with all else
    that is known whenever the database is opened again, and when F loses a corner. So the same call gives the same answer, before and
    after a crash.
@@ -311,14 +311,14 @@ class PackedLayout(RowLayout):
         removal = Removal(upto, holes, checked=not self.met_damage)
         for key, value in runs:
             if PAIR.unpack(key) <= end:
-                removal.add(key, value)
+                self._add(removal, key, value)
         for tick, seq, epoch, record, damaged_key in rows:
             if (tick, seq) > end:
                 break
             if damaged_key is None:
                 removal.account(tick, seq, epoch, record)
             elif self._is_over(damaged_key, upto):
-                removal.clear(damaged_key, damaged_key + b"\x00", damaged=True)
+                removal.remove_damaged(damaged_key, self._holes_of_pack(damaged_key))
                 self._parked.discard(damaged_key)
             else:
                 removal.put_off(end_of_bucket(tick))
@@ -339,6 +339,13 @@ class PackedLayout(RowLayout):
         """Say whether nothing of a damaged pack whose place is covered is still to come: it was parked, or all that it held went out."""
         bucket, last_seq, _ = parts_of(damaged_key)
         return damaged_key in self._parked or upto.covers(end_of_bucket(bucket), last_seq)
+
+    def _holes_of_pack(self, damaged_key: bytes) -> set[Place]:
+        """Return the holes that lie in no run, and in no pack if not in this one."""
+        bucket, last_seq, _ = parts_of(damaged_key)
+        holes = traces.holes_between(self._kv, PAIR.pack(bucket, 0), end_of_bucket(bucket))
+        inside = ((tick, seq) for tick, seq in holes if seq <= last_seq and super(PackedLayout, self).locate(tick, seq) is None)
+        return {hole for hole in inside if (entry := self._entry_of(*hole)) is not None and entry[0] == damaged_key}
 
     def _runs_page(self, start: bytes, stop: bytes) -> tuple[Sequence[tuple[bytes, bytes]], bool]:
         """Return some runs of a range, and whether there are more."""

@@ -151,8 +151,23 @@ class RowLayout(TimerLayout):
             holes = traces.holes_between(self._kv, page[0][0], U64.unpack_from(page[-1][0])[0])
             removal = Removal(upto, holes, checked=not self.met_damage)
             for key, value in page:
-                removal.add(key, value)
+                self._add(removal, key, value)
             yield removal
+
+    def _add(self, removal: Removal, key: bytes, value: bytes) -> None:
+        """Show a removal the next run."""
+        try:
+            removal.add(key, value)
+        except DamagedRunError:
+            removal.remove_damaged(key, self._holes_of_run(key))
+
+    def _holes_of_run(self, key: bytes) -> set[tuple[int, int]]:
+        """Return the holes from a damaged run to the next one of its tick that no other entry accounts for."""
+        tick, first_seq = PAIR.unpack(key)
+        following = self._kv.scan(TIMERS, key + b"\x00", U64.pack(tick + 1), 1)
+        last_seq = PAIR.unpack(following[0][0])[1] - 1 if following else 2**63
+        holes = traces.holes_from(self._kv, (tick, first_seq), (tick, last_seq))
+        return {hole for hole in holes if self.locate(*hole) is None}
 
     def note_removal(self, removal: Removal) -> None:
         pass

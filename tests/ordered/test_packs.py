@@ -15,7 +15,7 @@ from rmqstore import FormatVersionError, Message, MessageBatch
 from rmqstore.contract import EMPTY_CURSOR, CancelOutcome, EngineOptions, TimerCursor, TimerHandle, TimerStore
 from rmqstore.ordered import packwindow, session
 from rmqstore.ordered.kv import WriteBatch
-from rmqstore.ordered.layout import FORGOTTEN_KEY, META, PAIR, SPACES, TIMERS
+from rmqstore.ordered.layout import FORGOTTEN_KEY, HOLE, META, PAIR, SPACES, TIMERS, TRACES
 from rmqstore.ordered.packs import BUCKET_MS, decode_pack, is_pack, pack_key, packs_of, parts_of
 from rmqstore.ordered.runs import RUN_BYTES, DamagedRunError, decode_run
 from rmqstore.ordered.timers import layout_of
@@ -651,6 +651,35 @@ def test_to_forget_nothing_after_something_changes_nothing(layout: str) -> None:
     store.forget(EMPTY_CURSOR)
     assert len(kv.tape) == before
     assert store.stats().pending == 3
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_holes_of_a_damaged_entry_go_with_it_and_no_other_ones(layout: str) -> None:
+    kv = TapedKV()
+    store = opened(kv, layout)
+    one = [5, 5, 5] if layout == "row" else [5, 20, 40]
+    calls = [put_spread(store, one, 10 * n) for n in range(3)]
+    # In the packed layout, a run at a tick of the packs, from before and after the one that gets damaged.
+    runs = [put_spread(store, [5, 5, 5], 10 * n) for n in range(4, 6)]
+    store.cancel([handles[1] for handles in (*calls, *runs)], MINUTE)
+    # The second of the calls, and the first run.
+    spoil(kv, 1 if layout == "row" else 3)
+    if layout == "packed":
+        spoil(kv, 0)
+    kv, store = crashed(kv, layout)
+    store.seal(MINUTE + 5000)
+    found, cursor = topics(store, limit=20)
+    assert "%PARKED%" in found
+    store.forget(cursor)
+    assert store.verify() == []
+    left = [handles for handles in calls if store.get(handles[2]) is not None]
+    assert store.cancel([handles[1] for handles in left], MINUTE)[0] == [CancelOutcome.CANCELLED] * len(left)
+    store.seal(MINUTE + BUCKET_MS)
+    found, cursor = topics(store, cursor, limit=20)
+    assert len(found) == (0 if layout == "row" else 2)
+    store.forget(cursor)
+    assert store.verify() == []
+    assert not kv.scan(TRACES, HOLE, HOLE + b"\xff", 1)
 
 
 def test_what_is_forgotten_of_packs_has_a_bound_of_corners() -> None:

@@ -24,8 +24,8 @@ Why no crash point loses or doubles anything:
 4. The cursor may lose a corner under which nothing is kept (docs/handover.md, at most 15 corners), while packs still have what it covered.
    F keeps the corner. F itself loses corners only when no pack is left that has anything under them.
 5. A cancel is refused by what is sealed, else it writes hole and tombstone in one write, and its timer is not covered by F, since F covers
-   only what is sealed. ``due`` passes over the hole; ``forget`` takes the hole away with the timer, and counts it no second time.
-   A damaged pack is no timer: no hole hides it, and those in it go with it.
+   only what is sealed. ``due`` passes over the hole; ``forget`` takes the hole away with the timer, and counts it no second time. A damaged
+   pack is no timer: no hole hides it, and those in it go with it.
 6. ``due`` reads packs, holes and F alone. A window (``packwindow``) is a cache of packs, which do not change. It is dropped with all else
    that is known whenever the database is opened again, and when F loses a corner. So the same call gives the same answer, before and
    after a crash.
@@ -35,7 +35,8 @@ Why no crash point loses or doubles anything:
    its timers was still to come, and it stands at the end of its bucket; so damage that comes late is not passed over either. ``forget``
    removes it when its place is covered and either ``due`` gave the message since the database was opened, or the cursor covers the end of
    the bucket too, so that everything in it went out. Else the cursor may be from before the damage: the pack is left, and F, which covers
-   its place now, puts it at the end of its bucket. So a crash between hand-over and ``forget`` may park it twice, but never drops it. The write that does so sets the counters to what is left, since nobody knows what the pack held.
+   its place now, puts it at the end of its bucket. So a crash between hand-over and ``forget`` may park it twice, but never drops it. The
+   write that does so sets the counters to what is left, since nobody knows what the pack held.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Removal:
         ticks: those of which timers may have gone.
         kept_tick: tick of the first entry that stays, of those that were looked at; None when none does.
         forgotten: how far the packs are forgotten afterwards; None: as far as before.
-        put_off_tick: earliest tick at which a damaged entry stands from now on, which is covered but not removed; None for none.
+        put_off_tick: earliest tick at which a damaged entry that was covered stands from now on; None for none.
         damaged: an entry of which nobody knows how many timers it held goes.
     """
 
@@ -128,6 +128,11 @@ class Removal:
         self.clear(key, key + b"\x00")
         self._holes_gone |= holes
         self.damaged = True
+
+    def move_damaged(self, key: bytes, value: bytes) -> None:
+        """Keep a damaged run that was removed, at a key that is not covered."""
+        self._rest.append((key, value))
+        self.put_off(PAIR.unpack(key)[0])
 
     def _remove(self, key: bytes) -> None:
         behind = key + b"\x00"

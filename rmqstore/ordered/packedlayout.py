@@ -36,7 +36,7 @@ Why no crash point loses or doubles anything:
    removes it when its place is covered and either ``due`` gave the message since the database was opened, or the cursor covers the end of
    the bucket too, so that everything in it went out. Else the cursor may be from before the damage: the pack is left, and F, which covers
    its place now, puts it at the end of its bucket. So a crash between hand-over and ``forget`` may park it twice, but never drops it. The
-   write that does so sets the counters to what is left, since nobody knows what the pack held.
+   write that removes it sets the counters to what is left, since nobody knows what the pack held.
 """
 
 from __future__ import annotations
@@ -100,8 +100,6 @@ class PackedLayout(RowLayout):
         self._decoded_bytes = 0
         self._counted: dict[int, Counter[int]] = {}
         self._counted_at = -1
-        # Damaged packs that were given by ``due`` since the database was opened.
-        self._parked: set[bytes] = set()
 
     # ------------------------------------------------------------ puts
 
@@ -312,7 +310,7 @@ class PackedLayout(RowLayout):
         removal = Removal(upto, holes, checked=not self.met_damage)
         for key, value in runs:
             if PAIR.unpack(key) <= end:
-                self._add(removal, key, value)
+                self._add(removal, key, value, upto)
         for tick, seq, epoch, record, damaged_key in rows:
             if (tick, seq) > end:
                 break

@@ -12,6 +12,7 @@ from typing import Final
 from rmqstore.contract import EMPTY_CURSOR, TimerCursor
 from rmqstore.ordered import traces
 from rmqstore.ordered.forgetting import Removal
+from rmqstore.ordered.kv import OrderedKV
 from rmqstore.ordered.layout import PAIR, TIMERS, U64
 from rmqstore.ordered.placing import Entries, Times, runs_of
 from rmqstore.ordered.runpages import runs_behind
@@ -32,6 +33,11 @@ def run_at(tick: int, seq: int) -> str:
 
 class RowLayout(TimerLayout):
     """Finds timers by the keys of their runs."""
+
+    def __init__(self, kv: OrderedKV) -> None:
+        super().__init__(kv)
+        # Keys of the damaged entries that ``due`` gave since the database was opened.
+        self._parked: set[bytes] = set()
 
     def gather(self, records: list[bytes], ticks: Times, first_seq: int, now_ms: int, epoch: int) -> Entries:
         return runs_of(records, ticks, first_seq, now_ms, epoch)
@@ -133,6 +139,8 @@ class RowLayout(TimerLayout):
                 self.met_damage = True
                 if done_bound < first_seq:
                     yield tick, first_seq, parked_record(value, str(error), run_at(tick, first_seq))
+                    # Only now, since what was asked for last is not always given.
+                    self._parked.add(key)
                 continue
             for step, record in zip(run.deltas, run.records):  # noqa: B905 - a checked run has both; this is the hottest loop
                 if done_bound < first_seq + step <= sealed_bound and (not holes or (tick, first_seq + step) not in holes):
@@ -151,23 +159,24 @@ class RowLayout(TimerLayout):
             holes = traces.holes_between(self._kv, page[0][0], U64.unpack_from(page[-1][0])[0])
             removal = Removal(upto, holes, checked=not self.met_damage)
             for key, value in page:
-                self._add(removal, key, value)
+                self._add(removal, key, value, upto)
             yield removal
 
-    def _add(self, removal: Removal, key: bytes, value: bytes) -> None:
+    def _add(self, removal: Removal, key: bytes, value: bytes, upto: TimerCursor) -> None:
         """Show a removal the next run."""
         try:
             removal.add(key, value)
         except DamagedRunError:
-            removal.remove_damaged(key, self._holes_of_run(key))
-
-    def _holes_of_run(self, key: bytes) -> set[tuple[int, int]]:
-        """Return the holes from a damaged run to the next one of its tick that no other entry accounts for."""
-        tick, first_seq = PAIR.unpack(key)
-        following = self._kv.scan(TIMERS, key + b"\x00", U64.pack(tick + 1), 1)
-        last_seq = PAIR.unpack(following[0][0])[1] - 1 if following else 2**63
-        holes = traces.holes_from(self._kv, (tick, first_seq), (tick, last_seq))
-        return {hole for hole in holes if self.locate(*hole) is None}
+            tick, first_seq = PAIR.unpack(key)
+            following = self._kv.scan(TIMERS, key + b"\x00", U64.pack(tick + 1), 1)
+            last_seq = PAIR.unpack(following[0][0])[1] - 1 if following else 2**63
+            holes = traces.holes_from(self._kv, (tick, first_seq), (tick, last_seq))
+            removal.remove_damaged(key, {hole for hole in holes if self.locate(*hole) is None})
+            bound = upto.bound(tick)
+            # A batch that ended within a tick covers more of the ticks before. What lies behind it is still to come, so the run moves there
+            # to be parked. That seq was given out, so no put will take the place.
+            if key not in self._parked and bound < min(upto.bound(tick - 1), last_seq):
+                removal.move_damaged(PAIR.pack(tick, bound + 1), value)
 
     def note_removal(self, removal: Removal) -> None:
         pass

@@ -682,6 +682,31 @@ def test_the_holes_of_a_damaged_entry_go_with_it_and_no_other_ones(layout: str) 
     assert not kv.scan(TRACES, HOLE, HOLE + b"\xff", 1)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_run_that_is_damaged_after_a_part_of_it_went_out_is_parked(layout: str) -> None:
+    kv = TapedKV()
+    store = opened(kv, layout)
+    put_spread(store, [5, 5, 5])
+    put_spread(store, [5, 5], 10)
+    store.seal(MINUTE + 9000)
+    _, part = topics(store, limit=2)
+    _, whole = topics(store, part, limit=1)
+    spoil(kv)
+    # All of the run went out.
+    again, store = crashed(kv, layout, whole)
+    assert len(again.scan(TIMERS, b"", None, 9)) == 1
+    assert store.verify() == []
+    # Two of its three timers did; the receiver has them, and a crash comes again before the parked one is forgotten.
+    kv, store = crashed(kv, layout, part)
+    kv, store = crashed(kv, layout, part)
+    store.seal(MINUTE + 9000)
+    found, cursor = topics(store, part)
+    assert found == ["%PARKED%", "t", "t"]
+    store.forget(cursor)
+    assert not kv.scan(TIMERS, b"", None, 1)
+    assert store.verify() == []
+
+
 def test_what_is_forgotten_of_packs_has_a_bound_of_corners() -> None:
     """A clock that is set back again and again: F loses corners as soon as no pack has anything under them."""
     kv = TapedKV()

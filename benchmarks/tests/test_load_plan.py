@@ -6,13 +6,14 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import rmqstore
 from rmqstore_benchmarks.load import ledger
 from rmqstore_benchmarks.load.failures import Failure, InjectedFailureError, Injector, Note, note_once, notes, of_round
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile
-from rmqstore_benchmarks.load.plan import NO_TIME, Plan, bodies_in, chunk_for, ids_in
+from rmqstore_benchmarks.load.plan import NO_TIME, Plan, chunk_for, ids_in
 
 PLAN = Plan("memory", "nowhere", 10_007, 3, seed=5, chunk=100)
 
@@ -41,9 +42,17 @@ def test_a_message_does_not_depend_on_the_chunk_it_is_made_in() -> None:
     assert whole.slice(250, 50).equals(PLAN.batch(ids[250:300]))
     assert not PLAN.batch(ids).equals(msgspec.structs.replace(PLAN, seed=6).batch(ids))
     assert (ids_in(whole.column("message_id")) == ids).all()
-    found = bodies_in(whole.column("body").slice(10, 20))
-    assert found is not None
-    assert (found == PLAN.bodies(ids[10:30])).all()
+
+
+def test_a_message_is_damaged_by_another_body_a_cut_one_none_and_another_time() -> None:
+    ids = all_ids(PLAN)[:100]
+    sent = PLAN.batch(ids)
+    bodies, times = sent.column("body").to_pylist(), sent.column("deliver_at_ms").to_pylist()
+    assert not PLAN.is_damaged(ids[10:30], sent.column("body").slice(10, 20), sent.column("deliver_at_ms").slice(10, 20)).any()
+    bodies[3], bodies[4], bodies[5], times[6] = bodies[4], bodies[4][:-8], None, 1
+    found = PLAN.is_damaged(ids, pa.array(bodies, pa.binary()), pa.array(times, pa.int64()))
+    assert np.flatnonzero(found).tolist() == [3, 4, 5, 6]
+    assert PLAN.is_damaged(ids[:1], pa.array([b""]), sent.column("deliver_at_ms").slice(0, 1)).all()
 
 
 def test_every_fate_has_messages_and_no_message_has_two() -> None:

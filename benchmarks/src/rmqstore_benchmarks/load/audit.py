@@ -2,53 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 import rmqstore
-from rmqstore.message import retry_topic
+from rmqstore.message import PoppedMessage, retry_topic
 from rmqstore_benchmarks.load.ledger import NO_ID, last_ms
-from rmqstore_benchmarks.load.plan import GROUP, KEPT_TOPIC, NO_TIME, SETTINGS, TOPIC, Plan, ids_in
+from rmqstore_benchmarks.load.plan import GROUP, KEPT_TOPIC, NO_TIME, SETTINGS, TOPIC, Ids, Plan, ids_in
 from rmqstore_benchmarks.workloads import START_MS
 
 FOUND: Final = "shard int, id long, place string, attempts int, note string"
 """Places: ``timer``; ``passed`` and ``ready`` (in the topic, before and behind the group's position); ``retry``; ``leased``; ``dead``;
-``parked``; and, beside one of these, ``early``: it came to its topic before it was due. ``broken`` is what ``verify`` found."""
+``parked``; and, beside one of these, ``early``: it came to its topic before it was due; ``left``: a due timer, a message that a consumer
+should have got, or a lease that is over; ``damaged``: body or deliver time are not what was sent. ``broken`` is what ``verify`` found."""
 
-_SCHEMA: Final = pa.schema(
+FOUND_SCHEMA: Final = pa.schema(
     [("shard", pa.int32()), ("id", pa.int64()), ("place", pa.string()), ("attempts", pa.int32()), ("note", pa.string())]
 )
 _PAGE: Final = 10_000
 
 
 def audit(plan: Plan, number: int) -> Iterator[pa.RecordBatch]:
-    """Yield rows of :data:`FOUND` for all that the store of a shard holds."""
-    clock = rmqstore.ManualClock(max(START_MS, last_ms(plan.ledger_path(number))))
+    """Yield rows of :data:`FOUND` for all that the store of a shard holds behind the drain."""
+    now_ms = max(START_MS, last_ms(plan.ledger_path(number)))
+    clock = rmqstore.ManualClock(now_ms)
     with rmqstore.open(plan.store_path(number), engine=plan.engine, clock=clock, services=False, **SETTINGS) as store:
         notes = store.verify()
         yield _rows(number, [NO_ID] * len(notes), "broken", notes=notes)
-        yield from _timers(store, number)
+        yield from _timers(store, number, plan, now_ms)
         for topic in (TOPIC, KEPT_TOPIC):
             yield from _topic(store, number, topic, ("passed", "ready"), plan)
         yield from _topic(store, number, retry_topic(GROUP, TOPIC), (None, "retry"), plan)
         leases = store.leases()
-        yield _rows(
-            number, ids_in(pa.array([each.message_id for each in leases], pa.string())), "leased", [each.attempt for each in leases]
-        )
+        ids = ids_in(pa.array([each.message_id for each in leases], pa.string()))
+        yield _rows(number, ids, "leased", [each.attempt for each in leases])
+        yield _rows(number, ids[np.array([each.expiry_ms <= now_ms for each in leases], bool)], "left")
         for place, letters in (("dead", store.dead_letters(GROUP)), ("parked", store.parked())):
             texts = [each.origin_message_id or each.message.message_id for each in letters]
             ids = ids_in(pa.array(texts, pa.string()))
             yield _rows(number, ids, place, [each.attempts for each in letters], [each.reason for each in letters])
+            yield _damaged(number, plan, ids, [each.message for each in letters])
 
 
-def _timers(store: rmqstore.Store, number: int) -> Iterator[pa.RecordBatch]:
+def _timers(store: rmqstore.Store, number: int, plan: Plan, now_ms: int) -> Iterator[pa.RecordBatch]:
     after: tuple[int, int] | None = None
     while True:
         page = store.scan(after=after, limit=_PAGE)
-        yield _rows(number, ids_in(pa.array([each.message.message_id for each in page.timers], pa.string())), "timer")
+        ids = ids_in(pa.array([each.message.message_id for each in page.timers], pa.string()))
+        yield _rows(number, ids, "timer")
+        yield _rows(number, ids[np.array([each.handle.tick <= now_ms for each in page.timers], bool)], "left")
+        yield _damaged(number, plan, ids, [each.message for each in page.timers])
         after = page.next_after
         if after is None:
             return
@@ -59,8 +65,7 @@ def _topic(store: rmqstore.Store, number: int, topic: str, places: tuple[str | N
     info = next((each for each in store.topics(system=True) if each.name == topic), None)
     next_offsets = {each.queue_id: each.next_offset for each in store.offsets(GROUP) if each.topic == topic}
     for queue in range(0 if info is None else info.queues):
-        next_offset = next_offsets.get(queue, 0)
-        offset = 0 if places[0] is not None else next_offset
+        next_offset, offset = next_offsets.get(queue, 0), 0
         while len(page := store.pops.read(topic, queue, offset, _PAGE)):
             columns = page.columns
             ids, offsets = ids_in(columns.column("message_id")), columns.column("queue_offset").to_numpy()
@@ -72,6 +77,15 @@ def _topic(store: rmqstore.Store, number: int, topic: str, places: tuple[str | N
                 is_early |= columns.column("store_ms").to_numpy() < plan.due_ms(ids)
                 yield _rows(number, ids[is_early], "early")
             yield _rows(number, ids[~is_passed], places[1])
+            if topic != KEPT_TOPIC:
+                yield _rows(number, ids[~is_passed], "left")
+            yield _rows(number, ids[plan.is_damaged(ids, columns.column("body"), columns.column("deliver_at_ms"))], "damaged")
+
+
+def _damaged(number: int, plan: Plan, ids: Ids, messages: Sequence[rmqstore.Message | PoppedMessage]) -> pa.RecordBatch:
+    bodies = pa.array([each.body for each in messages], pa.binary())
+    deliver_at_ms = pa.array([each.deliver_at_ms for each in messages], pa.int64())
+    return _rows(number, ids[plan.is_damaged(ids, bodies, deliver_at_ms)], "damaged")
 
 
 def _rows(number: int, ids: Any, place: str, attempts: Any = None, notes: Any = None) -> pa.RecordBatch:
@@ -83,4 +97,4 @@ def _rows(number: int, ids: Any, place: str, attempts: Any = None, notes: Any = 
         "attempts": np.zeros(count, np.int32) if attempts is None else attempts,
         "note": [None] * count if notes is None else notes,
     }
-    return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in _SCHEMA], schema=_SCHEMA)
+    return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in FOUND_SCHEMA], schema=FOUND_SCHEMA)

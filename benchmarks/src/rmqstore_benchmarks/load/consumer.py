@@ -14,14 +14,13 @@ from rmqstore import AckOutcome, ChangeOutcome, MessageBatch
 from rmqstore.contract import ReleaseOutcome
 from rmqstore.leased import LeasedMany, receipts_of
 from rmqstore_benchmarks.load.ledger import Event
-from rmqstore_benchmarks.load.plan import GROUP, HELD_MS, LEASE_MS, NO_TIME, TOPIC, Ids, Mask, bodies_in, ids_in
+from rmqstore_benchmarks.load.plan import GROUP, HELD_MS, LEASE_MS, LONGER_MS, TOPIC, Ids, Mask, ids_in
 from rmqstore_benchmarks.load.shard import Shard
 
 _MOST: Final = 512
 _DEATH_SHARE: Final = 0.03
 _RELEASE_SHARE: Final = 0.02
 _CHANGE_SHARE: Final = 0.02
-_LONGER_MS: Final = 2 * LEASE_MS
 
 _Answers = TypeVar("_Answers", bound=Sequence[Any])
 _ACKS: Final = {
@@ -75,15 +74,8 @@ class _Consumer:
 
     def _wrong(self, columns: pa.RecordBatch, ids: Ids, now_ms: int) -> list[tuple[Event, Mask]]:
         """Return which messages came early, and which are not what was sent."""
-        due_ms = self._plan.due_ms(ids)
-        told_ms = columns.column("deliver_at_ms").fill_null(NO_TIME).to_numpy()
-        bodies = bodies_in(columns.column("body"))
-        is_damaged = told_ms != due_ms
-        if bodies is None:
-            is_damaged[:] = True
-        else:
-            is_damaged |= (bodies != self._plan.bodies(ids)).any(axis=1)
-        return [(Event.EARLY, now_ms < due_ms), (Event.DAMAGED, is_damaged)]
+        is_damaged = self._plan.is_damaged(ids, columns.column("body"), columns.column("deliver_at_ms"))
+        return [(Event.EARLY, now_ms < self._plan.due_ms(ids)), (Event.DAMAGED, is_damaged)]
 
     def _settle(self, popped: MessageBatch, ids: Ids, attempts: Ids) -> None:
         """Say what became of the messages: some nobody acks, some are held, released or given more time, all others are acked."""
@@ -105,10 +97,10 @@ class _Consumer:
         if released.any():
             self._release(*part(released))
         if held.any():
-            self._change(*part(held), HELD_MS)
+            self._change(*part(held), HELD_MS, Event.HELD)
         if changed.any():
             old, its_ids, its_attempts = part(changed)
-            new = self._change(old, its_ids, its_attempts, _LONGER_MS)
+            new = self._change(old, its_ids, its_attempts, LONGER_MS, Event.CHANGED)
             self._try_old(old, its_ids, its_attempts)
             rows = [row for row, receipt in enumerate(new) if receipt is not None]
             if rows:
@@ -126,9 +118,9 @@ class _Consumer:
 
         self._call("release", Event.RELEASING, ids, attempts, partial(self._shard.store.release, receipts), events)
 
-    def _change(self, receipts: Sequence[Any], ids: Ids, attempts: Ids, invisible_ms: int) -> list[Any]:
+    def _change(self, receipts: Sequence[Any], ids: Ids, attempts: Ids, invisible_ms: int, changed: Event) -> list[Any]:
         def events(results: Sequence[Any]) -> list[Event]:
-            return [Event.CHANGED if each.outcome is ChangeOutcome.CHANGED else Event.CHANGE_REFUSED for each in results]
+            return [changed if each.outcome is ChangeOutcome.CHANGED else Event.CHANGE_REFUSED for each in results]
 
         act = partial(self._shard.store.change_invisible, receipts, invisible_ms)
         return [each.receipt for each in self._call("change_invisible", Event.CHANGING, ids, attempts, act, events)]

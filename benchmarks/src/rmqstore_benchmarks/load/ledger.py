@@ -54,6 +54,10 @@ class Event(enum.IntEnum):
     """A receipt was taken although a change had replaced it."""
     TIME = 27
     """The simulated time is about to move to ``to_ms``."""
+    HELD = 28
+    """A change gave ``HELD_MS``; CHANGED is one that gave ``LONGER_MS``."""
+    COPIES = 29
+    """A cancel by key found more than one timer with the key of one message."""
 
 
 NO_ID: Final = -1

@@ -26,6 +26,9 @@ KEPT_TOPIC: Final = "archive"
 
 GROUP: Final = "billing"
 LEASE_MS: Final = 60_000
+LONGER_MS: Final = 2 * LEASE_MS
+"""The lease that a consumer asks for when it needs more time."""
+
 HELD_MS: Final = 30 * 24 * HOUR_MS
 """The lease of a consumer that holds a message beyond the end of the test."""
 
@@ -190,6 +193,14 @@ class Plan(msgspec.Struct, frozen=True):
         words = np.asarray(ids[:, None] * _WORDS + np.arange(_WORDS), np.uint64)
         return _mixed(words ^ np.uint64(self.seed))
 
+    def is_damaged(self, ids: Ids, bodies: pa.Array, deliver_at_ms: pa.Array) -> Mask:
+        """Say which of these messages have another body or another deliver time than they were sent with."""
+        is_whole = pc.equal(pc.binary_length(bodies), BODY_BYTES).fill_null(False)
+        rows = np.flatnonzero(is_whole.to_numpy(zero_copy_only=False))
+        is_damaged = np.ones(len(ids), bool)
+        is_damaged[rows] = (_words_of(bodies.take(pa.array(rows))) != self.bodies(ids[rows])).any(axis=1)
+        return np.asarray(is_damaged | (deliver_at_ms.fill_null(NO_TIME).to_numpy() != self.due_ms(ids)))
+
     def batch(self, ids: Ids) -> pa.RecordBatch:
         """Return the messages of ``ids`` as columns."""
         due = self.due_ms(ids)
@@ -224,11 +235,11 @@ def ids_in(texts: pa.Array) -> Ids:
     return np.asarray(pc.cast(pc.if_else(sound, texts, "-1"), pa.int64()).to_numpy(zero_copy_only=False), np.int64)
 
 
-def bodies_in(bodies: pa.Array) -> np.ndarray[Any, np.dtype[np.uint64]] | None:
-    """Return bodies as rows of words; None when one of them has not the length of a load test's body."""
+def _words_of(bodies: pa.Array) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Return bodies as rows of words; each has the length of a load test's body."""
+    if not len(bodies):
+        return np.zeros((0, _WORDS), np.uint64)
     offsets = np.frombuffer(bodies.buffers()[1], np.int32)[bodies.offset : bodies.offset + len(bodies) + 1]
-    if bodies.null_count or np.any(np.diff(offsets) != BODY_BYTES):
-        return None
     data = bodies.buffers()[2][int(offsets[0]) : int(offsets[-1])]
     return np.frombuffer(data, np.uint64).reshape(len(bodies), _WORDS)
 

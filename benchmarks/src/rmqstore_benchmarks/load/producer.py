@@ -67,3 +67,5 @@ def _cancel(shard: Shard, ids: Ids, receipts: SendReceipts) -> None:
         # None is found when the timer was delivered, or cancelled by an attempt that died before it was told.
         events = [_EVENTS[outcome] for outcome in found] or [Event.CANCEL_MISSED]
         shard.ledger.tell(np.array(events), np.repeat(mine, len(events)), began, shard.now_ms)
+        if len(found) > 1:
+            shard.ledger.tell(Event.COPIES, mine, began, shard.now_ms)

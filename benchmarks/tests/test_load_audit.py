@@ -1,0 +1,127 @@
+"""The audit finds what a store kept to itself: due timers, messages that nobody got, leases that are over, and damaged bodies."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import rmqstore
+from rmqstore_benchmarks.load.audit import audit
+from rmqstore_benchmarks.load.command import durable_engines
+from rmqstore_benchmarks.load.ledger import Event, LedgerFile, table_of
+from rmqstore_benchmarks.load.plan import BODY_BYTES, GROUP, KEPT_TOPIC, LEASE_MS, NO_TIME, SETTINGS, TOPIC, Ids, Plan
+from rmqstore_benchmarks.load.rounds import run_round
+from rmqstore_benchmarks.workloads import START_MS
+
+LATER_MS = START_MS + 1_000_000
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    engine = next(iter(durable_engines()), None) or pytest.skip("no durable engine")
+    plan = Plan(engine, str(tmp_path / "run"), 1000, 1, chunk=200)
+    plan.make_directories()
+    return plan
+
+
+@contextmanager
+def store_of(plan: Plan, now_ms: int, **settings: int) -> Iterator[rmqstore.Store]:
+    clock = rmqstore.ManualClock(now_ms)
+    with rmqstore.open(plan.store_path(0), engine=plan.engine, clock=clock, services=False, **{**SETTINGS, **settings}) as store:
+        yield store
+
+
+def found(plan: Plan, now_ms: int) -> dict[str, set[int]]:
+    """Return the ids in each place, as the audit finds them when the ledger ends at ``now_ms``."""
+    ledger = LedgerFile(plan.ledger_path(0))
+    ledger.say(Event.TIME, now_ms)
+    ledger.close()
+    places: defaultdict[str, set[int]] = defaultdict(set)
+    for batch in audit(plan, 0):
+        for row in batch.to_pylist():
+            places[row["place"]].add(row["id"])
+    return places
+
+
+def ids_of(plan: Plan, *, topic: str) -> Ids:
+    """Return the ids that are due at once, of a topic."""
+    ids = np.arange(plan.messages)
+    return ids[(plan.due_ms(ids) == NO_TIME) & (plan.is_kept(ids) == (topic == KEPT_TOPIC))]
+
+
+def test_timers_that_are_due_are_left_and_others_are_not(plan: Plan) -> None:
+    ids = np.arange(200)
+    with store_of(plan, START_MS) as store:
+        store.send_batch(plan.batch(ids[plan.due_ms(ids) != NO_TIME]))
+    places = found(plan, LATER_MS)
+    due_ms = plan.due_ms(ids)
+    assert places["left"] == set(ids[(due_ms != NO_TIME) & (due_ms < LATER_MS)].tolist())
+    assert places["timer"] - places["left"] == set(ids[due_ms > LATER_MS].tolist()) != set()
+    assert not places["damaged"]
+
+
+def test_ready_messages_are_left_but_in_the_topic_that_nobody_pops(plan: Plan) -> None:
+    popped, kept = ids_of(plan, topic=TOPIC), ids_of(plan, topic=KEPT_TOPIC)
+    with store_of(plan, START_MS) as store:
+        store.send_batch(plan.batch(np.concatenate([popped, kept])))
+    places = found(plan, START_MS)
+    assert places["left"] == set(popped.tolist())
+    assert places["ready"] == {*popped.tolist(), *kept.tolist()}
+    assert len(kept)
+
+
+def test_a_lease_that_is_over_is_left_and_so_is_what_waits_for_its_retry(plan: Plan) -> None:
+    ids = ids_of(plan, topic=TOPIC)[:5]
+    with store_of(plan, START_MS) as store:
+        store.send_batch(plan.batch(ids))
+        assert len(store.pop_batch(TOPIC, GROUP, invisible=LEASE_MS)) == 5
+    assert not found(plan, START_MS + LEASE_MS - 1)["left"]
+    assert found(plan, START_MS + LEASE_MS)["left"] == set(ids.tolist())
+    with store_of(plan, START_MS + LEASE_MS) as store:
+        store.tick()
+    places = found(plan, START_MS + LEASE_MS)
+    assert places["retry"] == places["left"] == set(ids.tolist())
+    assert not places["damaged"]
+
+
+def test_every_kept_body_and_time_is_compared(plan: Plan) -> None:
+    """Far timers, the topic that nobody pops, and dead letters: one of each is cut, one has a bit of another value."""
+    ids = np.arange(plan.messages)
+    far, kept, dead = ids[plan.due_ms(ids) > LATER_MS][:3], ids_of(plan, topic=KEPT_TOPIC)[:3], ids_of(plan, topic=TOPIC)[:3]
+    mine = np.concatenate([far, kept, dead])
+    batch = plan.batch(mine)
+    bodies = batch.column("body").to_pylist()
+    for first in (0, 3, 6):
+        bodies[first] = bodies[first][:-1]
+        bodies[first + 1] = bodies[first + 1][:-1] + bytes([bodies[first + 1][-1] ^ 1])
+    times = batch.column("deliver_at_ms").to_pylist()
+    times[2] += 1
+    assert {len(body) for body in bodies} == {BODY_BYTES, BODY_BYTES - 1}
+    batch = batch.set_column(batch.schema.get_field_index("body"), "body", pa.array(bodies, pa.binary()))
+    batch = batch.set_column(batch.schema.get_field_index("deliver_at_ms"), "deliver_at_ms", pa.array(times, pa.int64()))
+    with store_of(plan, START_MS) as store:
+        store.send_batch(batch)
+        store.tick()
+        assert len(store.pop_batch(TOPIC, GROUP, invisible=LEASE_MS)) == 3
+    with store_of(plan, START_MS + LEASE_MS, max_retries=0) as store:
+        assert store.tick().dead == 3
+    places = found(plan, START_MS + LEASE_MS)
+    assert places["damaged"] == set(mine[[0, 1, 2, 3, 4, 6, 7]].tolist())
+    assert places["dead"] == set(dead.tolist())
+
+
+def test_a_cancel_by_key_that_finds_two_copies_is_told(plan: Plan) -> None:
+    first = plan.ids(0, 0)
+    keyed = first[plan.cancelled_by_key(first) & (plan.due_ms(first) > LATER_MS - 1_000_000 + 10_000)]
+    assert len(keyed)
+    with store_of(plan, START_MS) as store:
+        store.send_batch(plan.batch(keyed))
+    run_round(plan, 0, 0)
+    told = [row for batch in table_of(plan.ledger_path(0), 0) for row in batch.to_pylist()]
+    assert {row["id"] for row in told if row["event"] == "copies"} == set(keyed.tolist())

@@ -14,12 +14,12 @@ import pytest
 
 import rmqstore
 from rmqstore.spark import sessions
-from rmqstore_benchmarks.load.audit import audit
+from rmqstore_benchmarks.load.audit import FOUND_SCHEMA, audit
 from rmqstore_benchmarks.load.closing import FAULTS, Closed, close_ledger
 from rmqstore_benchmarks.load.command import durable_engines
 from rmqstore_benchmarks.load.failures import Failure
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile, last_ms, table_of
-from rmqstore_benchmarks.load.plan import GROUP, LEASE_MS, SETTINGS, TOPIC, Plan
+from rmqstore_benchmarks.load.plan import GROUP, LEASE_MS, LONGER_MS, MAX_RETRIES, SETTINGS, TOPIC, Plan
 from rmqstore_benchmarks.load.rounds import run_round
 from rmqstore_benchmarks.workloads import START_MS
 
@@ -133,6 +133,95 @@ def write_by_hand(plan: Plan) -> None:
     file.close()
 
 
+class Row(NamedTuple):
+    """What was told of one id: an event, when, and of which attempt."""
+
+    event: Event
+    at_ms: int = 1000
+    attempt: int = 1
+
+
+class History(NamedTuple):
+    told: tuple[Row, ...]
+    faults: set[str]
+    found: tuple[str, ...] = ()
+    dead_attempts: int = 0
+
+
+SENT, DELIVERED, AFTER_LEASE_MS = Row(Event.SENT, attempt=0), Row(Event.DELIVERED), 1000 + LEASE_MS
+CANCELLING, LATE = Row(Event.CANCELLING, attempt=0), Row(Event.CANCEL_LATE, attempt=0)
+CANCELLED = Row(Event.CANCELLED, attempt=0)
+CHANGED, HELD = (Row(Event.CHANGING), Row(Event.CHANGED)), (Row(Event.CHANGING), Row(Event.HELD))
+
+HISTORIES = {
+    "a cancel in doubt, then one too late": History((SENT, CANCELLING, CANCELLING, LATE), {"lost"}),
+    "a cancel in doubt, then a delivery": History((SENT, CANCELLING, DELIVERED), {"lost"}),
+    "an ack in doubt, then the next attempt": History(
+        (SENT, DELIVERED, Row(Event.ACKING), Row(Event.DELIVERED, AFTER_LEASE_MS, 2)), {"consumed by nobody"}, ("passed",)
+    ),
+    "an ack in doubt of the last attempt": History(
+        (SENT, DELIVERED, Row(Event.DELIVERED, AFTER_LEASE_MS, 2), Row(Event.ACKING, AFTER_LEASE_MS, 2)), set(), ("passed",)
+    ),
+    "again within a longer lease": History(
+        (SENT, DELIVERED, *CHANGED, Row(Event.DELIVERED, 999 + LONGER_MS, 2)), {"delivered while leased"}, ("passed", "leased")
+    ),
+    "again behind a longer lease": History((SENT, DELIVERED, *CHANGED, Row(Event.DELIVERED, 1000 + LONGER_MS, 2)), set(), ("leased",)),
+    "again while held": History(
+        (SENT, DELIVERED, *HELD, Row(Event.DELIVERED, 1000 + LONGER_MS, 2)), {"delivered while leased"}, ("leased",)
+    ),
+    "stale within a longer lease": History((SENT, DELIVERED, *CHANGED, Row(Event.ACK_STALE, AFTER_LEASE_MS)), {"ack refused"}, ("leased",)),
+    "a change in doubt": History(
+        (SENT, DELIVERED, Row(Event.CHANGING), Row(Event.DELIVERED, AFTER_LEASE_MS, 2)), set(), ("passed", "leased")
+    ),
+    "too late, and still there": History((SENT, CANCELLING, LATE), {"too late, but pending"}, ("timer",)),
+    "again behind a refused release": History(
+        (SENT, DELIVERED, Row(Event.RELEASING, AFTER_LEASE_MS), Row(Event.RELEASE_REFUSED, AFTER_LEASE_MS), DELIVERED),
+        {"delivered twice"},
+        ("leased",),
+    ),
+    "release refused": History((SENT, DELIVERED, Row(Event.RELEASING), Row(Event.RELEASE_REFUSED)), {"release refused"}, ("leased",)),
+    "change refused": History((SENT, DELIVERED, Row(Event.CHANGING), Row(Event.CHANGE_REFUSED)), {"change refused"}, ("leased",)),
+    "release refused behind the lease": History(
+        (SENT, DELIVERED, Row(Event.RELEASING, AFTER_LEASE_MS), Row(Event.RELEASE_REFUSED, AFTER_LEASE_MS)), set(), ("leased",)
+    ),
+    "change refused behind the lease": History(
+        (SENT, DELIVERED, Row(Event.CHANGING, AFTER_LEASE_MS), Row(Event.CHANGE_REFUSED, AFTER_LEASE_MS)), set(), ("leased",)
+    ),
+    "two copies under one key": History((SENT, CANCELLING, CANCELLED, CANCELLED, Row(Event.COPIES, attempt=0)), {"stored twice"}),
+    "nobody sent it": History((), {"never sent"}, ("timer",)),
+    "dead too soon, with a false number": History(
+        (SENT, *(Row(Event.DELIVERED, 1000 + n * LEASE_MS, 1 + n) for n in range(3))),
+        {"dead after other attempts"},
+        ("passed", "dead"),
+        MAX_RETRIES + 1,
+    ),
+    "dead in time": History(
+        (SENT, *(Row(Event.DELIVERED, 1000 + n * LEASE_MS, 1 + n) for n in range(MAX_RETRIES + 1))),
+        set(),
+        ("passed", "dead"),
+        MAX_RETRIES + 1,
+    ),
+    "due, and a timer": History((SENT,), {"left behind"}, ("timer", "left")),
+    "another body, and a timer": History((SENT,), {"damaged"}, ("timer", "damaged")),
+}
+"""Told and found by hand, one id each, from the second chunk of the shard on."""
+
+
+def ids_by_hand(plan: Plan) -> list[int]:
+    return np.concatenate([plan.ids(HAND, chunk) for chunk in range(1, 6)]).tolist()[: len(HISTORIES)]
+
+
+def write_histories(plan: Plan) -> pa.RecordBatch:
+    """Write :data:`HISTORIES` into the ledger, and return what is found of them."""
+    file, found = LedgerFile(plan.ledger_path(HAND)), []
+    for number, history in zip(ids_by_hand(plan), HISTORIES.values(), strict=True):
+        for row in history.told:
+            file.tell(row.event, np.array([number]), file.moment(row.at_ms), row.at_ms, np.array([row.attempt]))
+        found += [{"shard": HAND, "id": number, "place": place, "attempts": history.dead_attempts, "note": None} for place in history.found]
+    file.close()
+    return pa.RecordBatch.from_pylist(found, FOUND_SCHEMA)
+
+
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
     if reason := sessions.why_not():
@@ -143,7 +232,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
     plan.make_directories()
     play(plan)
     write_by_hand(plan)
-    found = [batch for shard in range(SHARDS - 1) for batch in audit(plan, shard)]
+    found = [write_histories(plan), *(batch for shard in range(SHARDS - 1) for batch in audit(plan, shard))]
     told = [batch for shard in range(SHARDS) for batch in table_of(plan.ledger_path(shard), shard)]
     Path(plan.table_path("found")).parent.mkdir()
     for name, batches in (("found", found), ("told", told)):
@@ -198,6 +287,12 @@ def test_histories_that_no_store_gives_are_told_from_legal_ones(closed: Ledger) 
     of_hand = [closed.faults.get(number, set()) - {"never sent"} for number in ids]
     assert of_hand == [*({name} for name in expected), set(), set(), set(), set()]
     assert closed.states[ids[9]] == "cancelled"
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_each_history_has_its_faults_and_no_other(closed: Ledger, name: str) -> None:
+    number = dict(zip(HISTORIES, ids_by_hand(closed.plan), strict=True))[name]
+    assert closed.faults.get(number, set()) == HISTORIES[name].faults
 
 
 def test_the_ledger_does_not_close_and_lists_shard_and_history(closed: Ledger) -> None:

@@ -18,22 +18,22 @@ def ledger() -> Ledger:
     ledger = Ledger()
     ledger.make(np.arange(10), np.arange(10) * 1000, 1)
     ledger.cancel(ids(0, 1, 2))
-    assert ledger.pop(ids(3, 4, 5), ids(1, 1, 1)).tolist() == [3000, 4000, 5000]
+    assert ledger.pop(ids(3, 4, 5), ids(1, 1, 1), ids(5000, 5000, 5000)).tolist() == [3000, 4000, 5000]
     ledger.ack(ids(3, 4, 5))
     return ledger
 
 
 def test_what_is_right_has_no_verdict(ledger: Ledger) -> None:
-    ledger.settle(ids(9, 8, 7, 6))
+    ledger.settle(ids(9, 8, 7, 6), 5000)
     assert ledger.verdict() == ""
     assert (ledger.made, ledger.cancelled, ledger.acked, ledger.kept) == (10, 3, 3, 4)
 
 
 def test_a_message_that_comes_again_after_its_lease_is_right(ledger: Ledger) -> None:
-    assert ledger.pop(ids(6), ids(1)).tolist() == [6000]
-    assert ledger.pop(ids(6), ids(2)).tolist() == []
+    assert ledger.pop(ids(6), ids(1), ids(6000)).tolist() == [6000]
+    assert ledger.pop(ids(6), ids(2), ids(9000)).tolist() == []
     ledger.ack(ids(6))
-    ledger.settle(ids(7, 8, 9))
+    ledger.settle(ids(7, 8, 9), 6000)
     assert ledger.verdict() == ""
 
 
@@ -47,7 +47,7 @@ def test_a_message_that_comes_again_after_its_lease_is_right(ledger: Ledger) -> 
     ],
 )
 def test_what_the_store_holds_is_compared(ledger: Ledger, held: tuple[int, ...], verdict: str) -> None:
-    ledger.settle(ids(*held))
+    ledger.settle(ids(*held), 5000)
     assert ledger.verdict() == verdict
 
 
@@ -63,8 +63,28 @@ def test_what_the_store_holds_is_compared(ledger: Ledger, held: tuple[int, ...],
     ],
 )
 def test_what_comes_is_compared(ledger: Ledger, popped: tuple[int, ...], attempts: tuple[int, ...], verdict: str) -> None:
-    ledger.pop(ids(*popped), ids(*attempts))
+    ledger.pop(ids(*popped), ids(*attempts), np.full(len(popped), 10_000))
     assert verdict in ledger.verdict()
+
+
+def test_what_comes_before_its_tick_is_early(ledger: Ledger) -> None:
+    ledger.pop(ids(6, 7, 8, 77), ids(1, 1, 1, 1), ids(6000, 6999, 9000, 9000))
+    assert ledger.verdict() == "1 foreign (ids 77); 1 early (ids 7)"
+
+
+def test_what_is_due_and_still_held_was_not_handed_over(ledger: Ledger) -> None:
+    ledger.settle(ids(6, 7, 8, 9), 7000)
+    assert ledger.verdict() == "2 not handed over (ids 6, 7)"
+
+
+def test_what_is_due_by_a_time_leaves_out_what_was_cancelled(ledger: Ledger) -> None:
+    assert ledger.due_by(ids(0, 2999, 3000, 5500, 9000)).tolist() == [0, 0, 1, 3, 7]
+
+
+def test_a_failure_is_told_in_words_beside_the_ids(ledger: Ledger) -> None:
+    ledger.fail("it cannot be opened")
+    ledger.settle(ids(7, 8, 9), 5000)
+    assert ledger.verdict() == "1 lost (ids 6); it cannot be opened"
 
 
 def test_only_what_is_neither_due_nor_cancelled_can_be_cancelled(ledger: Ledger) -> None:

@@ -6,12 +6,13 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.plugins import Offer
 from rmqstore_benchmarks.grid import named
-from rmqstore_benchmarks.grid.load import KEY_BYTES, NEVER_MS, Calendar, Load, ids_in
+from rmqstore_benchmarks.grid.load import KEY_BYTES, NEVER_MS, Calendar, Load, ends_of, ids_in
 from rmqstore_benchmarks.grid.named import DAY_MS, NamedWorkload, named_workloads, workload_named
 from rmqstore_benchmarks.workloads import START_MS
 
@@ -69,6 +70,32 @@ def test_bodies_carry_their_numbers_and_keys_their_length() -> None:
     assert ids_in(first.columns.column("body").slice(3, 2)).tolist() == [3, 4]
     assert {len(keys[0]) for keys in first.columns.column("keys").to_pylist()} == {KEY_BYTES}
     assert {len(body) for body in first.columns.column("body").to_pylist()} == {100}
+
+
+@pytest.mark.parametrize("body_bytes", [8, 12, 16, 100])
+def test_a_body_that_is_not_what_was_sent_is_found_by_its_ends_and_whole(body_bytes: int) -> None:
+    load = Load(workload_named("order-timeout"), body_bytes, 1)
+    load.skip_to(7)
+    column = pa.concat_arrays([load.fresh(START_MS, 10).columns.column("body"), load.found(START_MS, 20).columns.column("body")])
+    ids = ids_in(column)
+    order = np.random.default_rng(1).permutation(30)
+    ids, column = ids[order], column.take(pa.array(order))
+    assert not load.frayed(ids, *ends_of(column)).any()
+    assert not load.damaged(ids, column).any()
+    assert not load.damaged(ids[5:9], column.slice(5, 4)).any()
+    bodies = column.to_pylist()
+    bodies[3] += b"x"
+    tail = bytes([bodies[4][-1] ^ 1])
+    if body_bytes > 8:
+        bodies[4] = bodies[4][:-1] + tail
+        bodies[5] = bodies[5][:8]
+        bodies[6] = bodies[6][:8] + bytes([bodies[6][8] ^ 1]) + bodies[6][9:]
+    wrong = pa.array(bodies, pa.binary())
+    whole = [3, 4, 5, 6] if body_bytes > 8 else [3]
+    assert np.flatnonzero(load.damaged(ids, wrong)).tolist() == whole
+    ends = {8: [3], 12: [3, 5], 16: [3, 4, 5, 6], 100: [3, 4, 5]}[body_bytes]
+    assert np.flatnonzero(load.frayed(ids, *ends_of(wrong))).tolist() == ends
+    assert not load.damaged(ids + 100, wrong).any(), "others made those"
 
 
 def test_a_large_body_makes_a_small_batch() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import rmqstore
+from rmqstore_benchmarks.grid import aside
 from rmqstore_benchmarks.grid.executing import shard_result, table_of
 from rmqstore_benchmarks.grid.named import workload_named
 from rmqstore_benchmarks.grid.shard import run_shard
@@ -134,6 +139,103 @@ class Doubling(Losing):
 def test_a_store_that_loses_or_doubles_a_message_is_refused(tmp_path: Path, wrong_store: Any, told: str) -> None:
     outcome = run_shard(task(tmp_path, workload="retry-backoff"), lambda each, clock: wrong_store(open_store(each, clock)))
     assert told in outcome.wrong
+
+
+class Wrapped:
+    """A store that does one thing wrong; it may look at the clock."""
+
+    def __init__(self, store: Any, clock: rmqstore.ManualClock) -> None:
+        self._store = store
+        self._clock = clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def tick_at(self, now_ms: int) -> Any:
+        true_ms = self._clock.now_ms()
+        self._clock.set(now_ms)
+        try:
+            return self._store.tick()
+        finally:
+            self._clock.set(true_ms)
+
+
+class Early(Wrapped):
+    """Hands over an hour before it is time."""
+
+    def tick(self) -> Any:
+        return self.tick_at(self._clock.now_ms() + 3_600_000)
+
+
+class Lagging(Wrapped):
+    """Hands over an hour late."""
+
+    def tick(self) -> Any:
+        return self.tick_at(self._clock.now_ms() - 3_600_000)
+
+
+class Stuck(Wrapped):
+    """Hands nothing over any more."""
+
+    def tick(self) -> Any:
+        return rmqstore.TickReport()
+
+
+class Cutting(Wrapped):
+    """Keeps the first bytes of each body."""
+
+    def send_batch(self, columns: pa.RecordBatch) -> Any:
+        return self._store.send_batch(columns.set_column(1, "body", pc.binary_slice(columns.column("body"), 0, 16)))
+
+
+class Scribbling(Wrapped):
+    """Writes over the middle of each body, and leaves its ends."""
+
+    def send_batch(self, columns: pa.RecordBatch) -> Any:
+        bodies = pc.binary_replace_slice(columns.column("body"), 20, 24, b"oops")
+        return self._store.send_batch(columns.set_column(1, "body", bodies))
+
+
+@pytest.mark.parametrize(
+    ("wrong_store", "phases", "told"),
+    [
+        (Early, ("fill", "hand_over"), " did not hand over what was due"),
+        (Lagging, ("fill", "hand_over"), " did not hand over what was due"),
+        (Early, ("fill", "mixed"), " early (ids "),
+        (Lagging, ("fill", "mixed"), " not handed over (ids "),
+        (Stuck, ("fill", "mixed"), " not handed over (ids "),
+        (Cutting, ("fill",), "1500 damaged (ids "),
+        (Cutting, ("fill", "hand_over", "pop_ack"), " damaged (ids "),
+        (Scribbling, ("fill",), "1500 damaged (ids "),
+    ],
+)
+def test_a_store_that_is_early_or_late_or_changes_bodies_is_refused(
+    tmp_path: Path, wrong_store: Any, phases: tuple[str, ...], told: str
+) -> None:
+    outcome = run_shard(task(tmp_path, phases=phases), lambda each, clock: wrong_store(open_store(each, clock), clock))
+    assert told in outcome.wrong
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "is_refused"),
+    [
+        (1, "rmqstore.errors.CorruptStoreError: store/wheel/000001.log is damaged at 4096", True),
+        (-6, "terminate called: a bug", True),
+        (0, "no answer was left", True),
+        (-9, "", False),
+        (1, "pyarrow.lib.ArrowMemoryError: malloc of size 67108864 failed", False),
+        (1, "OSError: [Errno 12] Cannot allocate memory", False),
+    ],
+)
+def test_a_cold_drain_that_fails_is_refused_but_for_want_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, said: str, is_refused: bool
+) -> None:
+    monkeypatch.setattr(aside, "limited_group", lambda name, limit: nullcontext())
+    monkeypatch.setattr(aside, "_child", lambda *_: subprocess.CompletedProcess([], code, "", said))
+    outcome = run_shard(task(tmp_path, phases=("fill", "cold_drain")))
+    told = f"cold_drain ended with {code} in"
+    assert (told in outcome.wrong, any(told in note for note in outcome.notes)) == (is_refused, not is_refused)
+    assert said in outcome.wrong + outcome.notes[0] if not is_refused else said in outcome.wrong
 
 
 def test_a_task_that_fails_says_why_and_yields_no_tables(tmp_path: Path) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 
-from rmqstore_benchmarks.grid.load import Ids
+from rmqstore_benchmarks.grid.load import Load, Made, ticks_of
 from rmqstore_benchmarks.grid.memory_limit import FLOOR_BYTES, NoLimitError, limit_for, limited_group
+from rmqstore_benchmarks.grid.named import workload_named
 from rmqstore_benchmarks.grid.recording import Rows, merged
 from rmqstore_benchmarks.grid.task import ShardTask, open_store
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 _TAIL_MESSAGES: Final = 20_000
 _TAIL_BYTES: Final = 64 * 1024 * 1024
 _CHILD_PATIENCE_S: Final = 300.0
+_NO_MEMORY: Final = ("MemoryError", "Cannot allocate memory", "std::bad_alloc")
 
 
 class ChildJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,11 +50,18 @@ class ChildJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drained(msgspec.Struct, frozen=True):
-    """A child's answer to "drain": rows of the tables, and the numbers that were popped and acked, in order."""
+    """A child's answer to "drain".
+
+    Attributes:
+        rows: rows of the tables.
+        popped: 8-byte numbers, five for each message that was popped, in order: its number, its attempt, length and last word of its body,
+            and the simulated time, ms.
+        acked: the numbers of those that were acked, 8 bytes each.
+    """
 
     rows: Rows
-    popped: list[int]
-    acked: list[int]
+    popped: bytes
+    acked: bytes
 
 
 def recover(shard: _Shard) -> None:
@@ -62,10 +72,10 @@ def recover(shard: _Shard) -> None:
     if ended.returncode != -signal.SIGKILL:
         raise RuntimeError(f"the child that was to be killed ended with {ended.returncode}: {ended.stderr[-500:]}")
     acknowledged = int(ended.stdout.split()[-1]) if ended.stdout.split() else 0
-    ids = np.arange(load.made, load.made + acknowledged)
-
-    if acknowledged:
-        calls.ledger.make(ids, np.zeros(acknowledged, np.int64), 0)
+    tail = tail_load(shard.task, load.made)
+    for made in tail_batches(tail, shard.clock.now_ms(), acknowledged):
+        calls.ledger.make(made.ids, ticks_of(made.due_ms), 0)
+    calls.loads.append(tail)
 
     def open_again(_: object) -> int:
         calls.store = open_store(shard.task, shard.clock)
@@ -77,7 +87,7 @@ def recover(shard: _Shard) -> None:
     finally:
         calls.store.close()
     # The call in which the child died may have been stored; it was never acknowledged, so both is right.
-    calls.ledger.settle(held[held < calls.ledger.made])
+    calls.ledger.settle(held[held < calls.ledger.made], shard.clock.now_ms())
     unacknowledged = int((held >= calls.ledger.made).sum())
     if unacknowledged:
         shard.notes.append(f"{unacknowledged} timers of the call that the kill cut short were stored")
@@ -101,17 +111,39 @@ def cold_drain(shard: _Shard) -> None:
         return
     answer = Path(shard.task.directory, "answer")
     if ended.returncode or not answer.is_file():
-        shard.notes.append(f"cold_drain ended with {ended.returncode} in {limit:,} bytes of memory: {ended.stderr.strip()[-300:]}")
+        failure = f"cold_drain ended with {ended.returncode} in {limit:,} bytes of memory: {ended.stderr.strip()[-300:]}"
+        if _lacked_memory(ended):
+            shard.notes.append(failure)
+        else:
+            calls.ledger.fail(failure)
         return
     drained = msgspec.msgpack.decode(answer.read_bytes(), type=Drained)
-    popped: Ids = np.asarray(drained.popped, np.int64)
-    acked: Ids = np.asarray(drained.acked, np.int64)
-    calls.ledger.pop(popped, np.ones(len(popped), np.int64))
-    calls.ledger.ack(acked)
-    calls.ledger.settle(np.zeros(0, np.int64))
+    calls.note_pops(*np.frombuffer(drained.popped, np.int64).reshape(-1, 5).T)
+    calls.ledger.ack(np.frombuffer(drained.acked, np.int64))
+    calls.ledger.settle(np.zeros(0, np.int64), shard.clock.now_ms())
     merged(shard.rows, drained.rows)
     if limit == FLOOR_BYTES:
         shard.notes.append(f"cold_drain: a quarter of {backlog_bytes:,} bytes is less than a process needs, so it had {limit:,} bytes")
+
+
+def tail_load(task: ShardTask, first_id: int) -> Load:
+    """Return the load of the child that dies: of another seed than the shard's, and numbered on behind it."""
+    load = Load(workload_named(task.workload), task.body_bytes, task.seed + 1_000_003, task.shard)
+    load.skip_to(first_id)
+    return load
+
+
+def tail_batches(load: Load, now_ms: int, count: int) -> Iterator[Made]:
+    """Yield ``count`` timers in the batches that the child sends: the same in the child and in who looks for them afterwards."""
+    while count > 0:
+        made = load.fresh(now_ms, min(load.batch_rows, count))
+        yield made
+        count -= len(made.ids)
+
+
+def _lacked_memory(ended: subprocess.CompletedProcess[str]) -> bool:
+    """Say whether a child ended for want of memory, which says nothing of its engine: killed by the kernel, or refused an allocation."""
+    return ended.returncode == -signal.SIGKILL or any(words in ended.stderr for words in _NO_MEMORY)
 
 
 def _child(shard: _Shard, what: str, count: int, group: Path | None, limit_bytes: int = 0) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ from rmqstore.contract import TimerHandle
 from rmqstore.message import MAX_POP
 from rmqstore.tables import State
 from rmqstore_benchmarks.grid.ledger import Ledger
-from rmqstore_benchmarks.grid.load import Calendar, Ids, Load, Made, ids_in
+from rmqstore_benchmarks.grid.load import Calendar, Ids, Load, Made, ends_of, ids_in, ticks_of
 from rmqstore_benchmarks.grid.recording import Phase
 from rmqstore_benchmarks.grid.task import page_messages
 from rmqstore_benchmarks.workloads import PRECISION_MS, TOPIC
@@ -29,6 +29,7 @@ class Calls:
     """The store of a shard with its clock, its load and its account.
 
     Attributes:
+        loads: the load, and those of children whose timers lie in the store.
         ready: messages that wait in the topic or its retry topic.
         handed: messages that were handed over.
         hand_over_ms, hand_over_ns: simulated time and real end of every tick that moved something.
@@ -38,12 +39,14 @@ class Calls:
         self.store = store
         self.clock = clock
         self.load = load
+        self.loads = [load]
         self.ledger = Ledger()
         self.calendar = Calendar(int(load.mean_wait_ms) // _CALENDAR_DAYS)
         self.ready = 0
         self.handed = 0
         self.hand_over_ms: list[int] = []
         self.hand_over_ns: list[int] = []
+        self._handed_by: list[int] = []
         self._chance = np.random.default_rng((seed, 7))
         self._name = (0, 0)  # store tag and epoch, the same for all handles of one open
 
@@ -63,7 +66,7 @@ class Calls:
         if first is None or len(receipts) != len(made.ids):
             raise RuntimeError(f"a batch of {len(made.ids)} timers was answered with {len(receipts)} receipts, the first {receipts[0]}")
         self._name = (first.store_tag, first.epoch)
-        self.ledger.make(made.ids, -(-made.due_ms // PRECISION_MS) * PRECISION_MS, first.seq)
+        self.ledger.make(made.ids, ticks_of(made.due_ms), first.seq)
         self.calendar.add(made.ids, made.cancel_ms)
 
     def cancel(self, phase: Phase, ids: Ids, intended_ns: int | None = None) -> None:
@@ -91,6 +94,7 @@ class Calls:
             phase.call("hand_over", begin_ns, end_ns, report.handed_over if counted else 0, intended_ns)
             self.hand_over_ms.append(now_ms)
             self.hand_over_ns.append(end_ns)
+            self._handed_by.append(self.handed + report.handed_over)
         self.handed += report.handed_over
         self.ready += report.handed_over + report.retried
         return int(report.handed_over)
@@ -105,7 +109,10 @@ class Calls:
             return 0, np.zeros(0, np.int64)
         phase.call("pop", begin_ns, end_ns, len(messages), intended_ns)
         ids = np.fromiter((int.from_bytes(message.body[:8], "little") for message in messages), np.int64, len(messages))
-        ticks = self.ledger.pop(ids, np.fromiter((message.attempt for message in messages), np.int64, len(messages)))
+        attempts = np.fromiter((message.attempt for message in messages), np.int64, len(messages))
+        lengths = np.fromiter((len(message.body) for message in messages), np.int64, len(messages))
+        tails = np.fromiter((int.from_bytes(message.body[-8:], "little", signed=True) for message in messages), np.int64, len(messages))
+        ticks = self.note_pops(ids, attempts, lengths, tails, np.full(len(messages), self.clock.now_ms()))
         self.ready -= len(messages)
         if workload.acked == 1 or self._chance.random() < workload.acked:
             begin_ns = time.perf_counter_ns()
@@ -125,13 +132,20 @@ class Calls:
         end_ns = time.perf_counter_ns()
         phase.call("pop", begin_ns, end_ns, len(batch))
         ids = ids_in(batch.columns.column("body"))
-        self.ledger.pop(ids, batch.columns.column("attempt").to_numpy().astype(np.int64))
+        attempts = batch.columns.column("attempt").to_numpy().astype(np.int64)
+        self.note_pops(ids, attempts, *ends_of(batch.columns.column("body")), np.full(len(batch), self.clock.now_ms()))
         begin_ns = time.perf_counter_ns()
         outcomes = self.store.ack(batch)
         phase.call("ack", begin_ns, time.perf_counter_ns(), len(batch))
         self._note_acks(ids, outcomes)
         self.ready -= len(batch)
         return len(batch)
+
+    def note_pops(self, ids: Ids, attempts: Ids, lengths: Ids, tails: Ids, now_ms: Ids) -> Ids:
+        """Enter deliveries in the ledger, bodies checked by their ends; returns the ticks of those that came for the first time."""
+        for load in self.loads:
+            self.ledger.refuse("damaged", ids[load.frayed(ids, lengths, tails)])
+        return self.ledger.pop(ids, attempts, now_ms)
 
     def _note_acks(self, ids: Ids, outcomes: list[rmqstore.AckOutcome]) -> None:
         are_acked = np.fromiter((outcome is rmqstore.AckOutcome.ACKED for outcome in outcomes), bool, len(outcomes))
@@ -164,18 +178,37 @@ class Calls:
             pass
 
     def settle(self, phase: Phase) -> None:
-        """Let the leases of dead consumers run out and ack their messages; then compare what the store holds with the account."""
+        """Hand over what is due, let the leases of dead consumers run out, ack all, and compare what is held with the account."""
+        self.tick(phase, self.clock.now_ms())
         self.drain_ready(phase)
         while (lag := self.store.lag(TOPIC, GROUP)).in_flight or lag.retry or lag.ready:
             self.tick(phase, self.clock.now_ms() + self.load.workload.invisible_ms + PRECISION_MS)
             self.drain_ready(phase)
         self.ready = 0
-        self.ledger.settle(self.held())
+        self._compare_ticks()
+        self.ledger.settle(self.held(), self.clock.now_ms())
+
+    def _compare_ticks(self) -> None:
+        """Compare how much each tick had handed over with what was due by then (T2): what is cancelled is so before it is due."""
+        due_by = self.ledger.due_by(np.asarray(self.hand_over_ms, np.int64))
+        wrong = np.flatnonzero(due_by != np.asarray(self._handed_by, np.int64))
+        if len(wrong):
+            row = int(wrong[0])
+            self.ledger.fail(
+                f"{len(wrong)} ticks did not hand over what was due: behind the first, at {self.hand_over_ms[row]}, "
+                f"{self._handed_by[row]:,} messages were handed over and {due_by[row]:,} were due"
+            )
 
     def held(self) -> Ids:
-        """Return the numbers of all pending timers, read from the store."""
-        pages = (ids_in(page.column("body")) for _, page in State(self.store.timers, self.store.pops).pages("timers"))
-        return np.concatenate([np.zeros(0, np.int64), *pages])
+        """Return the numbers of all pending timers, read from the store; their bodies are compared with what was sent."""
+        found = [np.zeros(0, np.int64)]
+        for _, page in State(self.store.timers, self.store.pops).pages("timers"):
+            bodies = page.column("body")
+            ids = ids_in(bodies)
+            for load in self.loads:
+                self.ledger.refuse("damaged", ids[load.damaged(ids, bodies)])
+            found.append(ids)
+        return np.concatenate(found)
 
 
 @contextmanager

@@ -13,9 +13,9 @@ import numpy as np
 
 import rmqstore
 from rmqstore.message import MAX_POP
-from rmqstore_benchmarks.grid.aside import ChildJob, Drained
+from rmqstore_benchmarks.grid.aside import ChildJob, Drained, tail_batches, tail_load
 from rmqstore_benchmarks.grid.calls import GROUP
-from rmqstore_benchmarks.grid.load import Ids, Load, ids_in
+from rmqstore_benchmarks.grid.load import Ids, Load, ends_of, ids_in
 from rmqstore_benchmarks.grid.named import workload_named
 from rmqstore_benchmarks.grid.probes import Probes
 from rmqstore_benchmarks.grid.recording import Phase, Spent, looking
@@ -29,12 +29,10 @@ _LEASE_MS: Final = 3_600_000_000
 
 def die(job: ChildJob) -> None:
     """Send timers, say after each call how many were acknowledged, and be killed."""
-    load = Load(workload_named(job.task.workload), job.task.body_bytes, job.task.seed + 1_000_003, job.task.shard)
-    load.skip_to(job.first_id)
+    load = tail_load(job.task, job.first_id)
     store = open_store(job.task, rmqstore.ManualClock(job.now_ms))
     sent = 0
-    while sent < job.count:
-        made = load.fresh(job.now_ms, min(load.batch_rows, job.count - sent))
+    for made in tail_batches(load, job.now_ms, job.count):
         store.send_batch(made.columns)
         sent += len(made.ids)
         print(sent, flush=True)
@@ -53,19 +51,21 @@ def drain(job: ChildJob) -> None:
         with looking(phase):
             drained.all_of(store, clock, phase, max(int(load.mean_wait_ms / _STEPS), 1))
         spent.stop()
-    acked = _listed(drained.acked)
+    acked = sum(map(len, drained.acked))
     columns = spent.columns() | {
-        "messages": len(acked),
-        "user_bytes": len(acked) * load.message_bytes,
-        "live_bytes": (job.count - len(acked)) * load.message_bytes,
+        "messages": acked,
+        "user_bytes": acked * load.message_bytes,
+        "live_bytes": (job.count - acked) * load.message_bytes,
         "memory_limit_bytes": job.limit_bytes,
     }
-    answer = Drained(phase.rows(columns), _listed(drained.popped), acked)
+    answer = Drained(
+        phase.rows(columns), b"".join(part.tobytes() for part in drained.popped), b"".join(part.tobytes() for part in drained.acked)
+    )
     Path(job.answer).write_bytes(msgspec.msgpack.encode(answer))
 
 
 class _Drained:
-    """How far a drain is: how many timers are left, and the numbers that were popped and acked."""
+    """How far a drain is: how many timers are left, and what was popped (as ``Drained`` has it) and the numbers that were acked."""
 
     def __init__(self, count: int, page: int) -> None:
         self.left = count
@@ -87,24 +87,20 @@ class _Drained:
                 step_ms *= 2
             elif moved > 2 * _TICK_MESSAGES:
                 step_ms = max(step_ms // 2, 1)
-            while self._popped(store, phase):
+            while self._popped(store, phase, clock.now_ms()):
                 pass
 
-    def _popped(self, store: rmqstore.Store, phase: Phase) -> int:
+    def _popped(self, store: rmqstore.Store, phase: Phase, now_ms: int) -> int:
         begin_ns = time.perf_counter_ns()
         batch = store.pop_batch(TOPIC, GROUP, max_messages=self._page, invisible=_LEASE_MS)
         if not len(batch):
             return 0
         phase.call("pop", begin_ns, time.perf_counter_ns(), len(batch))
-        ids = ids_in(batch.columns.column("body"))
+        bodies, attempts = batch.columns.column("body"), batch.columns.column("attempt").to_numpy()
+        ids = ids_in(bodies)
         begin_ns = time.perf_counter_ns()
         outcomes = store.ack(batch)
         phase.call("ack", begin_ns, time.perf_counter_ns(), len(batch))
-        self.popped.append(ids)
+        self.popped.append(np.column_stack([ids, attempts.astype(np.int64), *ends_of(bodies), np.full(len(ids), now_ms)]))
         self.acked.append(ids[np.fromiter((each is rmqstore.AckOutcome.ACKED for each in outcomes), bool, len(outcomes))])
         return len(batch)
-
-
-def _listed(parts: list[Ids]) -> list[int]:
-    ids: list[int] = np.concatenate([np.zeros(0, np.int64), *parts]).tolist()
-    return ids

@@ -34,6 +34,7 @@ class Ledger:
         self._ticks: Ids = _column(_FIRST_ROWS, np.int64)
         self._seqs: Ids = _column(_FIRST_ROWS, np.int64)
         self._wrong: dict[str, list[int]] = {}
+        self._failures: list[str] = []
 
     # ------------------------------------------------------------ what happens
 
@@ -50,13 +51,14 @@ class Ledger:
         self._state[ids] |= _CANCELLED
         self.cancelled += len(ids)
 
-    def pop(self, ids: Ids, attempts: Ids) -> Ids:
-        """Note deliveries, ``attempts`` as the messages tell them; returns the ticks of those that came for the first time."""
+    def pop(self, ids: Ids, attempts: Ids, now_ms: Ids) -> Ids:
+        """Note deliveries at ``now_ms``, on the ``attempts`` that they tell; returns the ticks of those that came for the first time."""
         known = (ids >= 0) & (ids < self.made)
         if not known.all():
             self._note("foreign", ids[~known])
-            ids, attempts = ids[known], attempts[known]
+            ids, attempts, now_ms = ids[known], attempts[known], now_ms[known]
         self.popped += len(ids)
+        self._note("early", ids[self._ticks[ids] > now_ms])
         self._note("delivered though cancelled", ids[self._state[ids] & _CANCELLED != 0])
         self._note("delivered again after its ack", ids[self._state[ids] & _ACKED != 0])
         self._note("doubled", ids[self._pops[ids] + 1 != attempts])
@@ -76,6 +78,10 @@ class Ledger:
         """Note that something is wrong with these."""
         self._note(what, ids)
 
+    def fail(self, how: str) -> None:
+        """Note that the store failed at what it must be able to do, in words."""
+        self._failures.append(how)
+
     # ------------------------------------------------------------ what is known
 
     def waiting(self, ids: Ids, now_ms: int) -> Ids:
@@ -87,6 +93,12 @@ class Ledger:
         """Return seqs and ticks, the store's names of the timers."""
         return self._seqs[ids].tolist(), self._ticks[ids].tolist()
 
+    def due_by(self, times_ms: Ids) -> Ids:
+        """Return how many were due by each of these times and not cancelled, so that they must have been handed over by then."""
+        ticks = np.sort(self._ticks[: self.made][self._state[: self.made] & _CANCELLED == 0])
+        counts: Ids = np.searchsorted(ticks, times_ms, side="right")
+        return counts
+
     def open_ids(self) -> Ids:
         """Return the numbers that are neither cancelled nor acked: what the store must still hold."""
         return np.flatnonzero(self._state[: self.made] == 0)
@@ -96,17 +108,19 @@ class Ledger:
         """How many the store must still hold."""
         return self.made - self.cancelled - self.acked
 
-    def settle(self, held: Ids) -> None:
-        """Compare with the numbers that the store holds, each once."""
+    def settle(self, held: Ids, now_ms: int) -> None:
+        """Compare with the numbers that the store holds, each once, behind a hand-over at ``now_ms``."""
         ordered = np.sort(held)
         self._note("held twice", ordered[1:][ordered[1:] == ordered[:-1]])
         expected = self.open_ids()
+        due = expected[self._ticks[expected] <= now_ms]
+        self._note("not handed over", np.intersect1d(due, ordered))
         self._note("lost", np.setdiff1d(expected, ordered))
         self._note("held though it should be gone", np.setdiff1d(ordered, expected))
 
     def verdict(self) -> str:
         """Return what is wrong in words; empty when nothing is."""
-        parts = [f"{len(ids)} {what} (ids {_listed(ids)})" for what, ids in self._wrong.items()]
+        parts = [f"{len(ids)} {what} (ids {_listed(ids)})" for what, ids in self._wrong.items()] + self._failures
         return "; ".join(parts)
 
     def _note(self, what: str, ids: Ids) -> None:

@@ -9,6 +9,7 @@ A store in equilibrium does not hold fresh timers only. The backlog is drawn as 
 
 from __future__ import annotations
 
+from array import array
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rmqstore_benchmarks.grid.named import Delays, NamedWorkload
-from rmqstore_benchmarks.workloads import TOPIC
+from rmqstore_benchmarks.workloads import PRECISION_MS, TOPIC
 
 ID_BYTES: Final = 8
 KEY_BYTES: Final = 10
@@ -29,6 +30,7 @@ _CANDIDATES: Final = 8
 """Of so many drawn waits one is found in a store in equilibrium."""
 
 Ids = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 
 class Made(NamedTuple):
@@ -57,6 +59,9 @@ class Load:
         self._pool = np.frombuffer(np.random.default_rng((*self._seed, 0)).bytes(_POOL_BYTES), np.uint8)
         self._made = 0
         self._batches = 0
+        # Of every batch: its first number, and where in the pool its bodies were cut.
+        self._firsts = array("q")
+        self._starts = array("q")
         self.mean_wait_ms = float(self._waits(np.random.default_rng((*self._seed, 1)), _SAMPLED)[2].mean())
 
     @property
@@ -67,6 +72,44 @@ class Load:
     def skip_to(self, number: int) -> None:
         """Let the next message have this number."""
         self._made = number
+
+    def damaged(self, ids: Ids, bodies: pa.Array) -> Mask:
+        """Say which of these bodies, of messages that this load made, are not what was sent, byte by byte.
+
+        Numbers that this load did not make are left out.
+        """
+        is_damaged, rows, at = self._places(ids)
+        _, offsets, data = bodies.buffers()
+        edges = np.frombuffer(offsets, np.int32)[bodies.offset : bodies.offset + len(bodies) + 1].astype(np.int64)
+        is_whole = np.diff(edges)[rows] == self.body_bytes
+        is_damaged[rows] = ~is_whole
+        rows, at = rows[is_whole], at[is_whole]
+        if not len(rows):
+            return is_damaged
+        cuts = np.lib.stride_tricks.sliding_window_view(self._pool, self.body_bytes)
+        found = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), self.body_bytes)
+        step = max(MAX_BATCH_BYTES // self.body_bytes, 1)
+        for first in range(0, len(rows), step):
+            part = slice(first, first + step)
+            differs = cuts[at[part]][:, ID_BYTES:] != found[edges[rows[part]]][:, ID_BYTES:]
+            is_damaged[rows[part]] = differs.any(axis=1)
+        return is_damaged
+
+    def frayed(self, ids: Ids, lengths: Ids, tails: Ids) -> Mask:
+        """Say the same of lengths and last words of bodies (:func:`ends_of`) alone, which costs next to nothing."""
+        is_frayed, rows, at = self._places(ids)
+        is_frayed[rows] = lengths[rows] != self.body_bytes
+        if self.body_bytes >= 2 * ID_BYTES:
+            ends = self._pool[(at + self.body_bytes - ID_BYTES)[:, None] + np.arange(ID_BYTES)]
+            is_frayed[rows] |= tails[rows] != ends.view("<i8").reshape(-1)
+        return is_frayed
+
+    def _places(self, ids: Ids) -> tuple[Mask, Ids, Ids]:
+        """Return a mask without a mark, which rows have a number that was made here, and where in the pool their bodies were cut."""
+        firsts, starts = np.asarray(self._firsts, np.int64), np.asarray(self._starts, np.int64)
+        rows = np.flatnonzero((ids >= (firsts[0] if len(firsts) else self._made)) & (ids < self._made))
+        batches = np.searchsorted(firsts, ids[rows], side="right") - 1
+        return np.zeros(len(ids), bool), rows, starts[batches] + (ids[rows] - firsts[batches]) * self.body_bytes
 
     def fresh(self, now_ms: int, count: int | None = None) -> Made:
         """Return a batch of timers that are set at ``now_ms``."""
@@ -113,6 +156,8 @@ class Load:
     def _bodies(self, rng: np.random.Generator, ids: Ids) -> pa.Array:
         size, count = self.body_bytes, len(ids)
         start = int(rng.integers(0, _POOL_BYTES - count * size + 1))
+        self._firsts.append(self._made - count)
+        self._starts.append(start)
         rows = self._pool[start : start + count * size].reshape(count, size).copy()
         rows[:, :ID_BYTES] = ids.astype("<i8").view(np.uint8).reshape(count, ID_BYTES)
         offsets = (np.arange(count + 1) * size).astype(np.int32)
@@ -128,6 +173,24 @@ def ids_in(bodies: pa.Array) -> Ids:
     picked = np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(ID_BYTES)]
     ids: Ids = picked.reshape(-1).view("<i8").astype(np.int64)
     return ids
+
+
+def ends_of(bodies: pa.Array) -> tuple[Ids, Ids]:
+    """Return the length and the last word, as a number, of each body of a column; of a body shorter than a word, 0."""
+    _, offsets, data = bodies.buffers()
+    edges = np.frombuffer(offsets, np.int32)[bodies.offset : bodies.offset + len(bodies) + 1].astype(np.int64)
+    lengths, tails = np.diff(edges), np.zeros(len(bodies), np.int64)
+    rows = np.flatnonzero(lengths >= ID_BYTES)
+    if len(rows):
+        picked = np.frombuffer(data, np.uint8)[edges[rows + 1][:, None] - ID_BYTES + np.arange(ID_BYTES)]
+        tails[rows] = picked.view("<i8").reshape(-1)
+    return lengths, tails
+
+
+def ticks_of(due_ms: Delays) -> Ids:
+    """Return the tick at which each due time is handed over (T2)."""
+    ticks: Ids = -(-due_ms // PRECISION_MS) * PRECISION_MS
+    return ticks
 
 
 class Calendar:

@@ -73,7 +73,8 @@ def hand_over(calls: Calls, phase: Phase, seconds: float) -> int:
         count = calls.tick(phase, calls.clock.now_ms() + step_ms)
         moved += count
         if count < _TICK_MESSAGES // 2:
-            step_ms *= 2
+            # No longer than a wait: where a message is lost, nothing ends this but the phase's time.
+            step_ms = min(2 * step_ms, max(int(calls.load.mean_wait_ms), 1))
         elif count > 2 * _TICK_MESSAGES:
             step_ms = max(step_ms // 2, 1)
     return moved

@@ -204,7 +204,7 @@ def test_an_engine_that_executors_lack_is_named_with_the_machine(spark: SparkSes
     path = tmp_path / "data"
     dataset = Dataset.create(path, shards=1, engine=ENGINE)
 
-    def lacking(job: Job) -> object:
+    def lacking(job: Job, now_ms: int | None) -> object:
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             from rmqstore.spark import running
 

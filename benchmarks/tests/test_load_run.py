@@ -183,6 +183,7 @@ def test_the_page_tells_every_fault() -> None:
 # ---------------------------------------------------------------- in Spark
 
 
+@pytest.mark.slow  # `make load-test` does the same in CI
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_the_ledger_closes_although_tasks_and_workers_die_and_twins_run(tmp_path: Path) -> None:

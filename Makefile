@@ -11,6 +11,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 WORKERS ?= 2
+# Many tests wait for the disk, a JVM or a child, so one more than there are cores.
+TEST_WORKERS ?= 3
 TIMER_CASES := test_timers or test_cancel or test_handover or test_pending or test_congestion or test_clock
 CRASH_CASES := test_kill or test_power_loss or test_failing_calls or test_bit_rot
 # RocksDB itself loses some states in which a directory was not synced (docs/crash-tools.md), other ones each time.
@@ -45,7 +47,7 @@ test: $(DEV)  ## everything that CI checks; the tests come last
 	@$(MAKE) grid-small
 	@$(MAKE) conformance-small
 	@echo "== tests"
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile
+	@$(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile
 
 lint: $(DEV)  ## style, format, import layers
 	@echo "== lint"
@@ -73,8 +75,9 @@ conformance-small: $(DEV)  ## the cases of the suite on every engine
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine lmdb --rmq-config lmdb.layout=packed \
 		--rmq-level extended -k "$(TIMER_CASES)"
 	@echo "== conformance, with a fresh seed"
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
-		--rmq-seed fresh --rmq-effort 0.25 -k "($(CRASH_CASES)) and not (rocksdb and test_power_loss)"
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance \
+		--rmq-engine lmdb --rmq-engine rocksdb --rmq-engine wheel --rmq-level full --rmq-seed fresh \
+		--rmq-effort 0.25 -k "($(CRASH_CASES)) and not (rocksdb and test_power_loss)"
 
 conformance: $(DEV)  ## the reports of docs/conformance, one for each engine and two mixed pairs; takes long
 	@mkdir -p docs/conformance build/conformance

@@ -20,8 +20,8 @@ from rmqstore_conformance.stores import Pair, directory
 from rmqstore_conformance.targets import Target
 
 PLAYS = 16
-ENOUGH = PLAYS // 2
-"""So many plays meet a call whose failure is answered; fewer, with little effort, may all fall on calls of background threads."""
+LEAST_PLAYS = PLAYS // 2
+"""However little effort is asked for: fewer may all fall on calls of background threads, whose failure nobody is told of."""
 
 SHOWN_FAULTS = 5
 
@@ -33,7 +33,7 @@ def play_with(failure: Failure, pair: Pair, target: Target, seed: int, kept: Pat
     """Play with each chosen call failing; returns how often which error came first."""
     play = played(pair, target.settings).without_upkeep()
     seen = recorded(pair, target.settings).recording.seen
-    numbers = numbers_of(seen, failure, target.times(PLAYS), seed)
+    numbers = numbers_of(seen, failure, max(target.times(PLAYS), LEAST_PLAYS), seed)
     if not numbers:
         pytest.skip(f"not run: the script makes no system call of {', '.join(failure.kinds)}")
     wrong: list[str] = []
@@ -57,30 +57,25 @@ def _first_error(run: Run) -> str:
     return next((outcome for _, outcome, *_ in run.reports if outcome not in ("ok", "unchanged")), "all went well")
 
 
-def was_met(came: Counter[str], answer: str) -> bool:
-    """Say whether a play ended in this answer, as one of enough plays must, so that the tool is known to do something."""
-    return bool(came[answer]) or came.total() < ENOUGH
-
-
 @pytest.mark.clause("R1", "R2", "X4")
 def test_killed_at_a_call(durable_pair: Pair, target: Target, seed: int, tmp_path: Path, tell: Tell) -> None:
     """R1: killed at the n-th system call that writes, syncs or renames: what was acknowledged is there, the rest wholly or not at all."""
     came = play_with(FAILURES["killed"], durable_pair, target, seed, tmp_path, tell)
-    assert was_met(came, "killed"), "no play was killed within a step"
+    assert came["killed"], "no play was killed within a step"
 
 
 @pytest.mark.clause("F1", "F3")
 def test_no_room_at_a_call(durable_pair: Pair, target: Target, seed: int, tmp_path: Path, tell: Tell) -> None:
     """F1: the n-th write finds the disk full: the call raises StoreFullError, has changed nothing, and succeeds when it is made again."""
     came = play_with(FAILURES["no room"], durable_pair, target, seed, tmp_path, tell)
-    assert was_met(came, "StoreFullError"), "no call answered that the disk is full"
+    assert came["StoreFullError"], "no call answered that the disk is full"
 
 
 @pytest.mark.clause("F2")
 def test_a_sync_that_fails(durable_pair: Pair, target: Target, seed: int, tmp_path: Path, tell: Tell) -> None:
     """F2: the n-th sync fails: the store is poisoned, never asks again, and what was acknowledged is there at the next open."""
     came = play_with(FAILURES["sync fails"], durable_pair, target, seed, tmp_path, tell)
-    assert was_met(came, "StorePoisonedError"), "no call answered that the store is poisoned"
+    assert came["StorePoisonedError"], "no call answered that the store is poisoned"
 
 
 @pytest.mark.clause("F3")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from rmqstore.tables import State
 from rmqstore_benchmarks.grid.ledger import Ledger
 from rmqstore_benchmarks.grid.load import Calendar, Ids, Load, Made, ends_of, ids_in, ticks_of
 from rmqstore_benchmarks.grid.recording import Phase
+from rmqstore_benchmarks.grid.repeating import every
 from rmqstore_benchmarks.grid.task import page_messages
 from rmqstore_benchmarks.workloads import PRECISION_MS, TOPIC
 
@@ -217,16 +217,5 @@ def flushing(store: Any, flush: str) -> Iterator[None]:
     if flush != "async":
         yield
         return
-    done = threading.Event()
-
-    def run() -> None:
-        while not done.wait(_FLUSH_S):
-            store.flush()
-
-    thread = threading.Thread(target=run, name="bench-flushing", daemon=True)
-    thread.start()
-    try:
+    with every(_FLUSH_S, store.flush, "bench-flushing"):
         yield
-    finally:
-        done.set()
-        thread.join()

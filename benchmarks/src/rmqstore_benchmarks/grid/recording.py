@@ -6,7 +6,6 @@ millions.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rmqstore_benchmarks.grid.probes import Probes, anon_bytes, difference
+from rmqstore_benchmarks.grid.repeating import every
 from rmqstore_benchmarks.grid.tables import PHASES, SECONDS
 from rmqstore_benchmarks.histogram import buckets_of
 
@@ -123,20 +123,11 @@ class Phase:
 @contextmanager
 def looking(phase: Phase) -> Iterator[None]:
     """Look at memory and device meanwhile, in a thread of its own."""
-    done = threading.Event()
-
-    def run() -> None:
-        while not done.wait(_LOOK_S):
-            phase.look()
-
     phase.look()
-    thread = threading.Thread(target=run, name="bench-looking", daemon=True)
-    thread.start()
     try:
-        yield
+        with every(_LOOK_S, phase.look, "bench-looking"):
+            yield
     finally:
-        done.set()
-        thread.join()
         phase.look()
 
 

@@ -30,7 +30,7 @@ def export_pops(kv: OrderedKV, state: PopState, log: QueueLog, table: str, after
     if table == "attempts":
         return scanned(kv, LEASES, lambda key, value: _attempt(topics, groups, key, value), schema, after, limit, (ATTEMPT,))
     if table == "pop_marks":
-        return scanned(kv, META, lambda key, _: [_pop_mark(kv, key)], schema, after, limit, (MARK_AGE + POP_SIDE,))
+        return scanned(kv, META, lambda key, _: _pop_mark(kv, key), schema, after, limit, (MARK_AGE + POP_SIDE,))
     if table == "pop_adopted":
         return listed(adopted_rows(kv, POP_SIDE), schema, after, limit)
     if table == "pop_head":
@@ -173,7 +173,8 @@ def _attempt(topics: Mapping[int, str], groups: Mapping[int, str], key: bytes, v
     ]
 
 
-def _pop_mark(kv: OrderedKV, key: bytes) -> Mapping[str, Any]:
+def _pop_mark(kv: OrderedKV, key: bytes) -> Rows:
     mark, time_ms = key[MARK_AT:], U64.unpack_from(key, 2)[0]
-    answer = kv.get(META, MARK + POP_SIDE + mark) or bytes(U64.size)
-    return {"mark": mark, "time_ms": time_ms, "position": U64.unpack(answer)[0]}
+    answer = kv.get(META, MARK + POP_SIDE + mark)
+    # One that was taken in twice, with different times, is dropped with the older one.
+    return [] if answer is None else [{"mark": mark, "time_ms": time_ms, "position": U64.unpack(answer)[0]}]

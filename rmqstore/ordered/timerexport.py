@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
@@ -25,7 +22,7 @@ def export_timers(kv: OrderedKV, table: str, after: bytes | None, limit: int, pr
     if table == "timer_traces":
         return scanned(kv, TRACES, _traces, schema, after, limit, (tables.CANCELLED, tables.DELIVERED))
     if table == "timer_marks":
-        return scanned(kv, META, lambda key, _: [_timer_mark(kv, key)], schema, after, limit, (MARK_AGE + TIMER_SIDE,))
+        return scanned(kv, META, lambda key, _: _timer_mark(kv, key), schema, after, limit, (MARK_AGE + TIMER_SIDE,))
     if table == "timer_adopted":
         return listed(adopted_rows(kv, TIMER_SIDE), schema, after, limit)
     last_seq = PAIR.unpack(kv.get(META, SEQ_KEY) or bytes(PAIR.size))[0]
@@ -50,8 +47,11 @@ def _traces(key: bytes, value: bytes) -> Rows:
     return [{"kind": DELIVERED, "tick": tick, "seq": seq + step, "epoch": epoch} for step in steps]
 
 
-def _timer_mark(kv: OrderedKV, key: bytes) -> Mapping[str, Any]:
+def _timer_mark(kv: OrderedKV, key: bytes) -> Rows:
     mark, time_ms = key[MARK_AT:], U64.unpack_from(key, 2)[0]
-    answer = kv.get(META, MARK + TIMER_SIDE + mark) or bytes(PAIR.size)
+    answer = kv.get(META, MARK + TIMER_SIDE + mark)
+    if answer is None:
+        # Taken in twice, from stores that had it since different times, and dropped with the older time.
+        return []
     epoch, first_seq = PAIR.unpack_from(answer)
-    return {"mark": mark, "time_ms": time_ms, "epoch": epoch, "first_seq": first_seq, "ticks": decode_ticks(answer)}
+    return [{"mark": mark, "time_ms": time_ms, "epoch": epoch, "first_seq": first_seq, "ticks": decode_ticks(answer)}]

@@ -163,6 +163,15 @@ def test_what_is_not_told_is_left_out_and_never_zero(tmp_path: Path) -> None:
     assert all(row["wchar_per_user_byte"] > 0 for row in rows)
 
 
+def test_the_null_engine_is_compared_in_the_phases_that_others_went_through(tmp_path: Path) -> None:
+    grid = Grid()
+    grid.run("wheel", Point(), 0, ("schedule",), seconds=1)
+    grid.run("null", Point(), 0, ("schedule", "mixed"), seconds=1)
+    made = make(grid.write(tmp_path), tmp_path / "report", dpi=DPI)
+    assert made.findings["What Spark and the generator cost"].startswith("Schedule: ")
+    assert "Mixed" not in (made.page.parent / "overhead.csv").read_text()
+
+
 def test_a_run_that_lacks_a_shard_has_no_figure_for_that_phase(tmp_path: Path) -> None:
     grid = Grid()
     grid.run("wheel", Point(shards=2), 0, ("schedule", "mixed"), seconds=1)

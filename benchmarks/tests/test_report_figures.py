@@ -136,6 +136,7 @@ def test_a_slice_differs_in_what_it_goes_along_alone(tmp_path: Path) -> None:
         for variant in ("wheel", "rocksdb"):
             grid.run(variant, Point(backlog=backlog), 0, ("schedule",), seconds=1)
     grid.run("lmdb", Point(body_bytes=64), 0, ("schedule",), seconds=1)
+    grid.run("lmdb", Point(), 0, ("schedule",), seconds=1)
     grid.run("null", Point(), 0, ("schedule",), seconds=1)
     (found,) = slices(cell_phases(results(grid, tmp_path)), ("backlog",))
     assert {(each.cell.variant, each.cell.backlog) for each in found.rows} == {

@@ -23,7 +23,8 @@ _ALONG: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
     "backlog": ("over backlog", quantities.short),
     "body_bytes": ("over body size", quantities.size),
 }
-_SIDES: Final = ((6, 0, "left"), (-6, 0, "right"), (0, 7, "center"), (0, -7, "center"), (6, 8, "left"), (-6, -8, "right"), (6, -8, "left"))
+_NEAR: Final = ((6, 0, "left"), (-6, 0, "right"), (0, 7, "center"), (0, -7, "center"), (6, 8, "left"), (-6, -8, "right"), (6, -8, "left"))
+_SIDES: Final = (*_NEAR, (-6, 8, "right"), (0, 15, "center"), (0, -15, "center"), (10, 16, "left"), (10, -16, "left"), (-10, 16, "right"))
 
 Rows = list[dict[str, Any]]
 

@@ -38,7 +38,9 @@ def _data(measured: Measured) -> pa.Table:
 def _draw(table: pa.Table, looks: Mapping[str, Look]) -> Drawn:
     rows = table.to_pylist()
     operations = [each for each in _OPERATIONS if any(row["operation"] == each for row in rows)]
-    percentiles = [each for each in _SHOWN.values() if any(row["percentile"] == each for row in rows)]
+    known = {each: {row["operation"] for row in rows if row["percentile"] == each} for each in _SHOWN.values()}
+    # A column for the slip alone, or one operation, would be empty paper: the table has its figures.
+    percentiles = [each for each, having in known.items() if 2 * len(having) > len(operations)]
     loads = sorted({row["load_percent"] for row in rows})
     variants = ordered({row["variant"] for row in rows}, looks)
     with style():

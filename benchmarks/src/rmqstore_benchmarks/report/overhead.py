@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,27 +23,28 @@ def _data(measured: Measured) -> pa.Table:
     places: dict[tuple[Any, ...], list[CellPhase]] = {}
     for each in rates:
         places.setdefault(_place(each.cell), []).append(each)
-    both = {
-        place: members
-        for place, members in places.items()
-        if {each.phase for each in members if each.cell.engine == NULL_ENGINE}
-        & {each.phase for each in members if each.cell.engine != NULL_ENGINE}
-    }
+    both = {place: members for place, members in places.items() if _comparable(members)}
     if not both:
         return tidy([])
     place, members = max(both.items(), key=lambda item: (len(item[1]), str(item[0])))
     setting = described(dict(zip(COORDINATES, place, strict=True)))
-    with_null = {each.phase for each in members if each.cell.engine == NULL_ENGINE}
+    comparable = _comparable(members)
     rows = []
     for phase, title in _PHASES.items():
         for each in members:
-            if each.phase == phase and phase in with_null:
+            if each.phase == phase and phase in comparable:
                 rate = each.metrics["rate"]
                 time_us = Spread(1e6 / rate.median, 1e6 / rate.high, 1e6 / rate.low, rate.repeats)
                 is_null = each.cell.engine == NULL_ENGINE
                 names = {"panel": title, "variant": each.cell.variant, "is_null": is_null, "part": "", "unit": "µs a message"}
                 rows.append({**names, **values(time_us), "setting": setting})
     return tidy(rows)
+
+
+def _comparable(members: Sequence[CellPhase]) -> set[str]:
+    """Return the phases that both the null engine and another one went through."""
+    null, others = ({each.phase for each in members if (each.cell.engine == NULL_ENGINE) is is_null} for is_null in (True, False))
+    return null & others
 
 
 def _place(cell: Cell) -> tuple[Any, ...]:

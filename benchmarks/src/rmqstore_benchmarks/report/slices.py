@@ -60,9 +60,8 @@ def described(fixed: dict[str, Any]) -> str:
 def slices(rows: Iterable[T], along: Sequence[str] = ()) -> list[Slice[T]]:
     """Return every slice, the one that compares most first; the null engine is in none.
 
-    ``along`` names the coordinates that may differ: then a variant counts only with two values of them or more. The first slice is that of
-    most variants, then of most rows, of the stricter durability, of the larger backlog, and of the
-    usual body.
+    ``along`` names the coordinates that may differ: then a variant is in it only with two values of them or more. The first slice is that
+    of most variants, then of most rows, of the stricter durability, of the larger backlog, and of the usual body.
     """
     fixed_names = [name for name in COORDINATES if name not in along]
     groups: dict[tuple[Any, ...], list[T]] = defaultdict(list)
@@ -74,10 +73,11 @@ def slices(rows: Iterable[T], along: Sequence[str] = ()) -> list[Slice[T]]:
         points: dict[str, set[tuple[Any, ...]]] = defaultdict(set)
         for row in members:
             points[row.cell.variant].add(tuple(getattr(row.cell, name) for name in along))
-        full = [variant for variant, seen in points.items() if len(seen) > 1 or not along]
+        full = {variant for variant, seen in points.items() if len(seen) > 1 or not along}
         if full:
-            score = (len(full), sum(map(len, points.values())), len(members))
-            found.append((score, Slice(dict(zip(fixed_names, values, strict=True)), members)))
+            kept = [row for row in members if row.cell.variant in full]
+            score = (len(full), sum(len(points[variant]) for variant in full), len(kept))
+            found.append((score, Slice(dict(zip(fixed_names, values, strict=True)), kept)))
     found.sort(key=lambda each: (each[0], _preference(each[1].fixed)), reverse=True)
     return [each for _, each in found]
 

@@ -22,6 +22,7 @@ from rmqstore_wheel.formats import log_reading
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.formats.log_reading import Stop
+from rmqstore_wheel.scattered import ScatteredReads
 
 FILL_BYTES: Final = 4 * 1024 * 1024
 _JOINED_BYTES: Final = 64 * 1024
@@ -50,6 +51,7 @@ class CommitLog:
     Attributes:
         tail: where the next frame goes, at the earliest.
         durable: up to where everything is on disk.
+        scattered: reads of records that lie all over it.
     """
 
     def __init__(self, disk: Disk, directory: Path, file_bytes: int = log.FILE_BYTES, fill_bytes: int = FILL_BYTES) -> None:
@@ -58,6 +60,7 @@ class CommitLog:
         self.file_bytes = file_bytes
         self.tail = self.chain.first
         self.durable = self.tail
+        self.scattered = ScatteredReads()
 
     # ------------------------------------------------------------ appending
 

@@ -15,6 +15,8 @@ import fcntl
 import mmap
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rmqstore_wheel.formats.binary_columns import Bytes
@@ -125,12 +127,35 @@ class DiskFile:
         """Return a part of :meth:`view`, shorter where the file ends."""
         return self.view(offset + size)[offset : offset + size]
 
+    @contextmanager
+    def unordered(self) -> Iterator[None]:
+        """Within this block, let the system read nothing around the pages of the view that somebody comes to."""
+        mapped = self._map
+        _advise(mapped, mmap.MADV_RANDOM)
+        try:
+            yield
+        finally:
+            _advise(mapped, mmap.MADV_NORMAL)
+
+    def announce(self, offset: int, size: int) -> None:
+        """Have a part of the view read in the background, as far as it is not in memory; it begins with a page."""
+        mapped = self._map
+        if mapped is not None and offset < len(mapped):
+            _advise(mapped, mmap.MADV_WILLNEED, offset, min(size, len(mapped) - offset))
+
     def close(self) -> None:
         """Let go of the file; idempotent."""
         self._map = None
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _advise(mapped: mmap.mmap | None, *advice: int) -> None:
+    """Tell the system how a map is going to be read; it may be out of memory for that, and then reads only take longer."""
+    if mapped is not None:
+        with suppress(OSError):
+            mapped.madvise(*advice)
 
 
 class Disk:

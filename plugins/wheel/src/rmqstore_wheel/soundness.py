@@ -25,6 +25,9 @@ _MOST_ROOM: Final = 2
 
 _MOST_COPIED_BYTES: Final = 128 * 1024 * 1024
 
+_MOST_SPREAD: Final = 4
+"""Times as many bytes as the records have, over which they may lie in order to be read as what lies side by side."""
+
 _FIRST: Final = struct.Struct(">iiii")
 _I32: Final = struct.Struct(">i")
 _I64X2: Final = struct.Struct(">qq")
@@ -57,15 +60,18 @@ def gather(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic: by
     """
     data, inside = _inside(log, file_start, starts, sizes)
     places, at = starts + file_start, starts
-    width = int(sizes.max())
-    copy_bytes = width * len(sizes)
-    is_scattered = not (starts[1:] >= (starts + sizes)[:-1]).all()
-    if is_scattered and inside.all() and copy_bytes <= min(_MOST_ROOM * int(sizes.sum()), _MOST_COPIED_BYTES):
-        # Behind a record, up to the next one, lies what lies behind it in the file.
-        first = np.minimum(starts, len(data) - width)
-        data = cells(data, f"V{width}")[first].view(np.uint8)
-        at = np.arange(len(starts)) * width + (starts - first)
-    return Gathered(data, at, _sound_of(data, inside, at, sizes, places, topic, queue_id, queue_offsets))
+    stops = starts + sizes
+    width, total = int(sizes.max()), int(sizes.sum())
+    in_order = bool((starts[1:] >= stops[:-1]).all())
+    if not inside.all() or (in_order and int(stops[-1] - starts[0]) <= _MOST_SPREAD * total):
+        return Gathered(data, at, _sound_of(data, inside, at, sizes, places, topic, queue_id, queue_offsets))
+    with log.scattered.of(log.chain.file(file_start), starts, stops):
+        if not in_order and width * len(sizes) <= min(_MOST_ROOM * total, _MOST_COPIED_BYTES):
+            # Behind a record, up to the next one, lies what lies behind it in the file.
+            first = np.minimum(starts, len(data) - width)
+            data = cells(data, f"V{width}")[first].view(np.uint8)
+            at = np.arange(len(starts)) * width + (starts - first)
+        return Gathered(data, at, _sound_of(data, inside, at, sizes, places, topic, queue_id, queue_offsets))
 
 
 def _inside(log: CommitLog, file_start: int, starts: Ints, sizes: Ints) -> tuple[Any, Flags]:

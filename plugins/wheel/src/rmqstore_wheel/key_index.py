@@ -16,6 +16,7 @@ import numpy as np
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.key_file import KeyFile, KeyFileSums
+from rmqstore_wheel.recent_keys import RecentKeys
 from rmqstore_wheel.unit_log import Doubt
 
 _LAST_MADE_MS: Final = 250_000_000_000_000
@@ -37,7 +38,7 @@ class KeyIndex:
         self._doubt = doubt
         self._files: list[KeyFile] = []
         self._gone: list[KeyFile] = []
-        self._recent: dict[int, list[int]] = {}
+        self._recent = RecentKeys()
         self._added: list[tuple[Ints, Ints, Ints]] = []
 
     def start(self, sums: Sequence[KeyFileSums]) -> None:
@@ -47,7 +48,7 @@ class KeyIndex:
             CorruptStoreError: that cannot be had.
         """
         self.close()
-        self._files, self._gone, self._recent, self._added = [], [], {}, []
+        self._files, self._gone, self._recent, self._added = [], [], RecentKeys(), []
         for each in sums:
             file = self._file(each.made_ms)
             self._files.append(file)
@@ -68,8 +69,7 @@ class KeyIndex:
             return
         times = np.full(len(hashes), store_ms) if isinstance(store_ms, int) else store_ms
         self._added.append((hashes, offsets, times))
-        for hashed, offset in zip(hashes.tolist(), offsets.tolist(), strict=True):
-            self._recent.setdefault(hashed, []).append(offset)
+        self._recent.add_many(hashes, offsets)
 
     def lookup(self, hashed: int) -> list[int]:
         """Return the offsets of a hash, oldest first.
@@ -78,7 +78,7 @@ class KeyIndex:
             CorruptStoreError: a file is damaged.
         """
         found = [offset for file in self._files for offset in file.lookup(hashed)]
-        return found + self._recent.get(hashed, [])
+        return found + self._recent.lookup(hashed)
 
     def drop_before(self, offset: int) -> None:
         """Let files go in which nothing is that lies at or behind an offset of the log, after the next check point."""
@@ -106,7 +106,7 @@ class KeyIndex:
                 file.put(hashes[:count], offsets[:count], times[:count])
                 hashes, offsets, times = hashes[count:], offsets[count:], times[count:]
                 self._added = [(hashes, offsets, times)] if len(hashes) else []
-            self._recent = {}
+            self._recent = RecentKeys()
         return [file.sums() for file in self._files]
 
     def _with_room(self, store_ms: int) -> KeyFile:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -594,3 +596,22 @@ def test_units_of_a_reader_go_the_way_of_the_owners(tmp_path: Path) -> None:
         assert not count or _contents(tmp_path / str(count)) == before
         for log in (written, own, read):
             log.close()
+
+
+@pytest.mark.parametrize("mode", ["own", "read"])
+def test_a_closed_store_keeps_no_slots_until_the_collector_comes(tmp_path: Path, mode: Any) -> None:
+    """A task that opens one store after the other would hold some GiB of them, as references go round in circles."""
+    store = rmqstore.open(tmp_path / "s", engine="wheel", services=False)
+    slots_bytes = store.timers._index.wheel.slots.nbytes  # type: ignore[attr-defined]
+    store.send(Message("t", b"x"), delay=60_000)
+    store.close()
+    assert slots_bytes > 2**24
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            rmqstore.open(tmp_path / "s", mode=mode, services=False).close()
+        assert tracemalloc.get_traced_memory()[0] < slots_bytes / 4
+    finally:
+        tracemalloc.stop()
+        gc.enable()

@@ -52,6 +52,10 @@ class ReadUnits(UnitLog):
         first, behind = begin * self.chain.file_bytes, stop * self.chain.file_bytes
         self.chain.starts = [start for start in self.chain.starts if not first <= start < behind]
 
+    def close(self) -> None:
+        super().close()
+        self._replaced, self._recent, self._own_blocks = {}, {}, {}
+
     # ------------------------------------------------------------ writing
 
     def reserve(self, count: int) -> None:

@@ -100,7 +100,7 @@ class PoppedRecords(PoppedBatch):
 
     def messages(self) -> list[PoppedMessage]:
         messages = []
-        decode_fields, first_pop_of = self.format.decode_fields, self.format.first_pop_of
+        decode_fields = self.format.decode_fields
         for part in self.slices:
             proofs: Sequence[Receipt | None] = part.receipts() or [None] * len(part.records)
             for offset, record, store_ms, proof in zip(part.offsets, part.records, part.store_ms, proofs, strict=True):
@@ -108,7 +108,8 @@ class PoppedRecords(PoppedBatch):
                 fields["topic"] = part.topic
                 fields["queue_id"] = part.queue_id
                 fields["attempt"] += part.group is not None
-                fields["first_pop_ms"] = part.first_pop_ms_of(first_pop_of(record))
+                recorded_ms = fields["first_pop_ms"]
+                fields["first_pop_ms"] = part.first_pop_ms_of(-1 if recorded_ms is None else recorded_ms)
                 messages.append(PoppedMessage(queue_offset=offset, store_ms=store_ms, proof=proof, **fields))
         return messages
 

@@ -209,19 +209,12 @@ def decode_message(record: Bytes) -> Message:
 def decode_fields(record: Bytes) -> dict[str, Any]:
     """Return every field of a record by its column name."""
     body, at, start, end = parts_of(record)
-    fields = messages.decode_fields(
-        log.Record(
-            topic=bytes(record[start:end]),
-            body=bytes(record[body:at]),
-            properties=bytes(record[end + 2 :]),
-            queue_id=_I32.unpack_from(record, 12)[0],
-            born_ms=_I64.unpack_from(record, 40)[0],
-            reconsume_times=_I32.unpack_from(record, body - 16)[0],
-        )
-    )
-    del fields["queue_offset"], fields["store_ms"]
-    fields["attempt"] = fields.pop("reconsume_times")
-    fields["message_id"] = fields["message_id"] or ""
+    fields = messages.fields_of(bytes(record[start:end]), _I32.unpack_from(record, 12)[0], bytes(record[end + 2 :]))
+    fields["body"] = bytes(record[body:at])
+    fields["born_ms"] = _I64.unpack_from(record, 40)[0]
+    fields["attempt"] = _I32.unpack_from(record, body - 16)[0]
+    if fields["message_id"] is None:
+        fields["message_id"] = ""
     for name in _TIMES:
         if fields[name] is not None and fields[name] < 0:
             fields[name] = None

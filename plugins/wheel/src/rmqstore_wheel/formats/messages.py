@@ -112,30 +112,37 @@ def timer_parts(columns: pa.RecordBatch, queue_id: Ints | int | None = None) -> 
 
 def decode_fields(record: Record) -> dict[str, Any]:
     """Return the fields of a record by name: those of ``Message``, and queue_offset, store_ms, first_pop_ms, reconsume_times."""
-    found = texts.decode(record.properties)
-    topic, queue_id = record.topic.decode(), record.queue_id
-    if topic in WAITING_TOPICS and texts.REAL_TOPIC in found:
-        topic = found[texts.REAL_TOPIC]
-        real = texts.integer(found.get(texts.REAL_QUEUE_ID))
-        queue_id = NO_QUEUE if real is None else real
-    deliver = texts.integer(found.get(texts.DELIVER_MS))
-    out = texts.integer(found.get(texts.OUT_MS))
-    return {
-        "topic": topic,
+    return fields_of(record.topic, record.queue_id, record.properties) | {
         "body": record.body,
-        "tag": found.get(texts.TAG),
-        "keys": texts.split_keys(found.get(texts.KEYS)),
-        "properties": {name: value for name, value in found.items() if not texts.is_hidden(name)},
-        "message_group": found.get(texts.MESSAGE_GROUP),
-        # RocketMQ rounds to one precision before the time that it delivers at; a ms later is the same slot again, and never early.
-        "deliver_at_ms": deliver if deliver is not None or out is None else out + 1,
-        "message_id": found.get(texts.MESSAGE_ID),
         "born_ms": record.born_ms,
-        "queue_id": None if queue_id < 0 else queue_id,
         "queue_offset": record.queue_offset,
         "store_ms": record.store_ms,
-        "first_pop_ms": texts.integer(found.get(texts.FIRST_POP_MS)),
         "reconsume_times": record.reconsume_times,
+    }
+
+
+def fields_of(topic: bytes, queue_id: int, text: bytes) -> dict[str, Any]:
+    """Return by name those of :func:`decode_fields` that topic, queue id and properties of a record tell."""
+    found = texts.decode(text)
+    value_of = found.get
+    name = topic.decode()
+    if name in WAITING_TOPICS and texts.REAL_TOPIC in found:
+        name = found[texts.REAL_TOPIC]
+        real = texts.integer(value_of(texts.REAL_QUEUE_ID))
+        queue_id = NO_QUEUE if real is None else real
+    deliver = texts.integer(value_of(texts.DELIVER_MS))
+    out = texts.integer(value_of(texts.OUT_MS)) if deliver is None else None
+    return {
+        "topic": name,
+        "tag": value_of(texts.TAG),
+        "keys": texts.split_keys(value_of(texts.KEYS)),
+        "properties": {key: value for key, value in found.items() if key not in texts.HIDDEN and not key.startswith(texts.OWN_PREFIX)},
+        "message_group": value_of(texts.MESSAGE_GROUP),
+        # RocketMQ rounds to one precision before the time that it delivers at; a ms later is the same slot again, and never early.
+        "deliver_at_ms": deliver if out is None else out + 1,
+        "message_id": value_of(texts.MESSAGE_ID),
+        "queue_id": None if queue_id < 0 else queue_id,
+        "first_pop_ms": texts.integer(value_of(texts.FIRST_POP_MS)),
     }
 
 

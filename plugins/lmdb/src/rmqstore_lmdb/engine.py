@@ -7,7 +7,7 @@ from pathlib import Path
 from rmqstore.contract.engine import Engine, EngineOptions, EngineSession
 from rmqstore.ordered.layout import SPACES
 from rmqstore.ordered.session import open_session
-from rmqstore_lmdb.kv import FORMAT_VERSION, MAP_BYTES, open_lmdb
+from rmqstore_lmdb.kv import AUTO, FORMAT_VERSION, MAP_BYTES, open_lmdb
 from rmqstore_lmdb.reading import view_lmdb
 
 
@@ -16,7 +16,8 @@ class LmdbEngine(Engine):
 
     def open(self, directory: Path, options: EngineOptions) -> EngineSession:
         """Open ``directory``; see ``Engine.open``."""
-        kv = open_lmdb(directory, SPACES, map_bytes=int(options.engine.get("map_bytes", MAP_BYTES)))
+        given = options.engine
+        kv = open_lmdb(directory, SPACES, map_bytes=int(given.get("map_bytes", MAP_BYTES)), readahead=str(given.get("readahead", AUTO)))
         try:
             return open_session(kv, options)
         except BaseException:

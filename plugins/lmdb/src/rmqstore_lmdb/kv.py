@@ -33,6 +33,7 @@ from rmqstore.ordered.buffered import Base, BufferedKV, Entry, View, ViewLostErr
 from rmqstore.ordered.home import NO_ROOM, EngineHome
 from rmqstore.ordered.overlay import SpaceChange
 from rmqstore_lmdb import reading
+from rmqstore_lmdb.memory import stays_in_memory
 from rmqstore_lmdb.pages import page_of, translated
 
 if TYPE_CHECKING:
@@ -46,10 +47,11 @@ MAX_READERS: Final = 510
 _READER_BYTES: Final = 64
 _PAGE_BYTES: Final = 4096
 _LMDB_WRITE_BYTES: Final = 64 * _PAGE_BYTES
+AUTO: Final = "auto"
 
 
-def open_lmdb(directory: Path, spaces: Sequence[str], *, map_bytes: int = MAP_BYTES) -> BufferedKV:
-    """Open the engine directory ``directory``, or make it; see ``Engine.open`` for the errors."""
+def open_lmdb(directory: Path, spaces: Sequence[str], *, map_bytes: int = MAP_BYTES, readahead: str = AUTO) -> BufferedKV:
+    """Open the engine directory ``directory``, or make it; see ``Engine.open`` for the errors, :class:`LmdbBase` for the options."""
     home = EngineHome(directory, "lmdb", FORMAT_VERSION)
 
     def create(path: Path) -> None:
@@ -57,7 +59,7 @@ def open_lmdb(directory: Path, spaces: Sequence[str], *, map_bytes: int = MAP_BY
 
     path = home.open(create)
     try:
-        return BufferedKV(LmdbBase(path, spaces, map_bytes, home), len(spaces))
+        return BufferedKV(LmdbBase(path, spaces, map_bytes, home, readahead), len(spaces))
     except BaseException:
         home.close()
         raise
@@ -71,15 +73,17 @@ class LmdbBase(Base):
         spaces: names of the sub-databases, in index order.
         map_bytes: smallest size of the map.
         home: the engine directory, let go when the base is closed; None to make the environment.
+        readahead: ``on``, ``off``, or ``auto``: whether the system reads around the pages that are wanted (``lmdb.readahead``).
     """
 
-    def __init__(self, path: Path, spaces: Sequence[str], map_bytes: int, home: EngineHome | None = None) -> None:
+    def __init__(self, path: Path, spaces: Sequence[str], map_bytes: int, home: EngineHome | None = None, readahead: str = AUTO) -> None:
         self.name = str(path if home is None else home.directory)
         self._path = path
         self._file = path / "data.mdb"
         self._spaces = tuple(spaces)
         self._map_bytes = map_bytes
         self._home = home
+        self._readahead = readahead
         self._moving = Lock()
         self._moves = 0
         self._closed = False
@@ -103,6 +107,7 @@ class LmdbBase(Base):
                 max_dbs=len(self._spaces),
                 max_readers=MAX_READERS,
                 max_spare_txns=1,
+                readahead=stays_in_memory(used_bytes) if self._readahead == AUTO else self._readahead == "on",
                 create=making,
             )
             try:

@@ -30,6 +30,13 @@ INFO = EngineInfo(
             minimum=1 << 20,
             maximum=1 << 46,
         ),
+        Setting(
+            key="lmdb.readahead",
+            type=str,
+            default="auto",
+            doc="whether the system reads around the pages that are wanted; auto: as long as the file is small beside the memory",
+            choices=("auto", "on", "off"),
+        ),
     ),
 )
 

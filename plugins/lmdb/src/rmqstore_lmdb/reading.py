@@ -25,6 +25,7 @@ import lmdb
 from rmqstore.errors import CorruptStoreError, StoreError, StorePathError
 from rmqstore.ordered.home import EngineHome
 from rmqstore.ordered.viewing import Entry, FixedView, ViewKV
+from rmqstore_lmdb.memory import stays_in_memory
 from rmqstore_lmdb.pages import page_of, translated
 
 if TYPE_CHECKING:
@@ -134,7 +135,13 @@ class LmdbFixedView(FixedView):
         if size < 2 * _PAGE_BYTES:
             raise CorruptStoreError(f"{file} is missing or cut short", file=str(file), offset=size)
         env = lmdb.Environment(
-            str(self._path), map_size=max(_MAP_BYTES, 2 * size), max_dbs=len(self._spaces), readonly=True, create=False, max_spare_txns=1
+            str(self._path),
+            map_size=max(_MAP_BYTES, 2 * size),
+            max_dbs=len(self._spaces),
+            readonly=True,
+            create=False,
+            max_spare_txns=1,
+            readahead=stays_in_memory(size),
         )
         try:
             dbs = [env.open_db(name.encode(), create=False) for name in self._spaces]

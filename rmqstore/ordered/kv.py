@@ -185,6 +185,10 @@ class OrderedKV(ABC):
 
     # ------------------------------------------------------------ derived
 
+    def get_many(self, space: int, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the value of each key, or None; each is a view of its own."""
+        return [self.get(space, key) for key in keys]
+
     def floor(self, space: int, key: bytes) -> tuple[bytes, bytes] | None:
         """Return the entry with the greatest key <= ``key``, or None."""
         found = self.scan(space, b"", key + b"\x00", 1, reverse=True)

@@ -42,7 +42,7 @@ Why no crash point loses or doubles anything:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from typing import Final, Never, TypeAlias
@@ -55,10 +55,10 @@ from rmqstore.ordered import traces
 from rmqstore.ordered.forgetting import Removal
 from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV
 from rmqstore.ordered.layout import FORGOTTEN_KEY, META, PAIR, TIMERS, U64
+from rmqstore.ordered.packfinder import PackFinder
 from rmqstore.ordered.packs import (
     BUCKET_MS,
     Numbers,
-    Pack,
     behind_bucket,
     bucket_of,
     decode_pack,
@@ -71,7 +71,7 @@ from rmqstore.ordered.packs import (
 )
 from rmqstore.ordered.packwindow import LAST, Place, Window, Windows, pack_at
 from rmqstore.ordered.placing import Entries, Times
-from rmqstore.ordered.rowlayout import RowLayout
+from rmqstore.ordered.rowlayout import RowLayout, Runs
 from rmqstore.ordered.runs import DamagedRunError
 from rmqstore.ordered.staircase import reached
 from rmqstore.ordered.timerlayout import FORGET_PAGE, LivePut, Located, OnDamage, Seen
@@ -80,9 +80,7 @@ _NEVER: Final = 2**63 - 2
 """A tick behind all others."""
 
 _CHUNK: Final = 4096
-_DECODED_BYTES: Final = 4 * 1024 * 1024
 _PAGE: Final = 64
-_ANY_SEQ: Final = 2**63 - 1
 
 _Fresh: TypeAlias = tuple[int, int, int, bytes, bytes | None]
 """Tick, seq, epoch and record of a timer that is to be forgotten; and the key of its pack when that is damaged."""
@@ -96,8 +94,7 @@ class PackedLayout(RowLayout):
         self._forgotten = TimerCursor.from_bytes(kv.get(META, FORGOTTEN_KEY) or b"")
         self._windows = Windows(kv, lambda: self._forgotten)
         self._low_bucket = 0
-        self._decoded: dict[bytes, Pack] = {}
-        self._decoded_bytes = 0
+        self._finder = PackFinder(kv, lambda: self._forgotten)
         self._counted: dict[int, Counter[int]] = {}
         self._counted_at = -1
 
@@ -115,39 +112,20 @@ class PackedLayout(RowLayout):
     # ------------------------------------------------------------ finding
 
     def locate(self, tick: int, seq: int) -> Located | None:
-        found = super().locate(tick, seq)
-        if found is not None or tick >= _NEVER or seq > _ANY_SEQ or self._forgotten.covers(tick, seq):
-            return found
-        entry = self._entry_of(tick, seq)
-        if entry is None:
-            return None
-        key, value = entry
-        try:
-            pack = self._decode(key, value)
-        except DamagedRunError:
-            return None
-        back, step = pack.last_seq - seq, tick - pack.bucket
-        if back < 0 or back not in pack.backs or pack.steps[at := pack.backs.index(back)] != step:
-            return None
-        return Located(key, LivePut(tick, seq, pack.epoch, pack.store_ms, pack.records[at]), is_alone=False)
+        found = self._finder.locate(tick, seq)
+        return super().locate(tick, seq) if found is None else found
 
-    def _entry_of(self, tick: int, seq: int) -> tuple[bytes, bytes] | None:
-        """Return the pack that would hold a place: the first of its bucket whose largest seq is not below."""
-        found = self._kv.scan(TIMERS, pack_key(bucket_of(tick), seq), behind_bucket(tick), 1)
-        return found[0] if found else None
+    def in_search_order(self, places: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        # The packs of a bucket do not overlap in their seqs.
+        return sorted(places, key=lambda place: (bucket_of(place[0]), place[1]))
 
-    def _decode(self, key: bytes, value: bytes) -> Pack:
-        pack = self._decoded.get(key)
-        if pack is None:
-            self._decoded_bytes += len(value)
-            if self._decoded_bytes > _DECODED_BYTES:
-                self._decoded.clear()
-                self._decoded_bytes = len(value)
-            pack = self._decoded[key] = decode_pack(key, value)
-        return pack
+    def locate_each(self, places: Sequence[tuple[int, int, int]]) -> Iterator[Located | None]:
+        runs = Runs(self._run_at)
+        for (tick, seq, _), found in zip(places, self._finder.locate_each(places), strict=True):
+            yield runs.locate(tick, seq) if found is None else found
 
     def has_place(self, tick: int, seq: int) -> bool:
-        return super().has_place(tick, seq) or (not self._forgotten.covers(tick, seq) and self._entry_of(tick, seq) is not None)
+        return super().has_place(tick, seq) or (not self._forgotten.covers(tick, seq) and self._finder.entry_of(tick, seq) is not None)
 
     def count_of_tick(self, tick: int) -> int:
         if self._counted_at != self._kv.position:
@@ -344,7 +322,7 @@ class PackedLayout(RowLayout):
         bucket, last_seq, _ = parts_of(damaged_key)
         holes = traces.holes_between(self._kv, PAIR.pack(bucket, 0), end_of_bucket(bucket))
         inside = ((tick, seq) for tick, seq in holes if seq <= last_seq and super(PackedLayout, self).locate(tick, seq) is None)
-        return {hole for hole in inside if (entry := self._entry_of(*hole)) is not None and entry[0] == damaged_key}
+        return {hole for hole in inside if (entry := self._finder.entry_of(*hole)) is not None and entry[0] == damaged_key}
 
     def _runs_page(self, start: bytes, stop: bytes) -> tuple[Sequence[tuple[bytes, bytes]], bool]:
         """Return some runs of a range, and whether there are more."""

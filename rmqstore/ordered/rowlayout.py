@@ -6,8 +6,8 @@ With deliver times that differ, that is one entry a timer; a burst into one tick
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from rmqstore.contract import EMPTY_CURSOR, TimerCursor
 from rmqstore.ordered import traces
@@ -16,13 +16,16 @@ from rmqstore.ordered.kv import OrderedKV
 from rmqstore.ordered.layout import PAIR, TIMERS, U64
 from rmqstore.ordered.placing import Entries, Times, runs_of
 from rmqstore.ordered.runpages import runs_behind
-from rmqstore.ordered.runs import DamagedRunError, count_of, decode_run, is_single, single_of
-from rmqstore.ordered.timerlayout import FORGET_PAGE, LivePut, Located, OnDamage, Seen, TimerLayout, parked_record
+from rmqstore.ordered.runs import DamagedRunError, Run, count_of, decode_run, is_single, single_of
+from rmqstore.ordered.timerlayout import FORGET_PAGE, LivePut, Located, OnDamage, Place, Seen, TimerLayout, parked_record
 
 BEHIND_RUNS: Final = U64.pack(2**63)
 """Behind the key of every run."""
 
 _READ_PAGE: Final = 512
+_FIND_PAGE: Final = 32
+_FIND_BYTES: Final = 1024 * 1024
+"""Runs of more bytes together are looked up one by one, since a body may be of some MiB."""
 _PEEK_PAGE: Final = 64
 
 
@@ -48,23 +51,35 @@ class RowLayout(TimerLayout):
     # ------------------------------------------------------------ finding
 
     def locate(self, tick: int, seq: int) -> Located | None:
+        run = self._run_at(tick, seq)
+        return None if run is None else run.locate(tick, seq)
+
+    def _run_at(self, tick: int, seq: int) -> _FoundRun | None:
+        """Return the run that would hold a place: the last of its tick that begins at or before it."""
         if tick >= 2**63 or seq >= 2**63:
             return None
         entry = self._kv.floor(TIMERS, PAIR.pack(tick, seq))
-        if entry is None:
-            return None
-        found_tick, first_seq = PAIR.unpack(entry[0])
-        if found_tick != tick:
-            return None
-        try:
-            run = decode_run(entry[1])
-        except DamagedRunError:
-            return None
-        at = bisect_right(run.deltas, seq - first_seq) - 1
-        if run.deltas[at] != seq - first_seq:
-            return None
-        put = LivePut(tick, seq, run.epoch, run.store_ms, run.records[at])
-        return Located(entry[0], put, is_alone=len(run.records) == 1)
+        return None if entry is None or entry[0][: U64.size] != U64.pack(tick) else _FoundRun.of(*entry)
+
+    def in_search_order(self, places: Iterable[Place]) -> list[Place]:
+        return sorted(places)
+
+    def locate_each(self, places: Sequence[Place]) -> Iterator[Located | None]:
+        # Most runs have one timer, whose place is the key; of one that has more, several may be wanted.
+        runs = Runs(self._run_at)
+        at, step = 0, 1
+        while at < len(places):
+            some = places[at : at + step]
+            keys = [PAIR.pack(tick, seq) for tick, seq, _ in some]
+            values = self._kv.get_many(TIMERS, keys)
+            for (tick, seq, _), key, value in zip(some, keys, values, strict=True):
+                if value is not None:
+                    runs.last = _FoundRun.of(key, value)
+                    yield None if runs.last is None else runs.last.locate(tick, seq)
+                else:
+                    yield runs.locate(tick, seq)
+            at += step
+            step = min(2 * step, _FIND_PAGE) if sum(len(value or b"") for value in values) < _FIND_BYTES else 1
 
     def has_place(self, tick: int, seq: int) -> bool:
         entry = self._kv.floor(TIMERS, PAIR.pack(tick, seq))
@@ -222,6 +237,50 @@ class RowLayout(TimerLayout):
                 if (tick, first_seq + step) not in holes:
                     found.append(LivePut(tick, first_seq + step, run.epoch, run.store_ms, record))
         return found, last_key
+
+
+class Runs:
+    """The run that was found last, and how the next one is found."""
+
+    def __init__(self, run_at: Callable[[int, int], _FoundRun | None]) -> None:
+        self._run_at = run_at
+        self.last: _FoundRun | None = None
+
+    def locate(self, tick: int, seq: int) -> Located | None:
+        """Return the timer of a place; None when there is none."""
+        if self.last is None or not self.last.spans(tick, seq):
+            self.last = self._run_at(tick, seq)
+        return None if self.last is None else self.last.locate(tick, seq)
+
+
+class _FoundRun(NamedTuple):
+    """A run in which a timer is looked for."""
+
+    key: bytes
+    tick: int
+    first_seq: int
+    run: Run
+
+    @classmethod
+    def of(cls, key: bytes, value: bytes) -> _FoundRun | None:
+        """Decode a run; a damaged one holds no timer."""
+        tick, first_seq = PAIR.unpack(key)
+        try:
+            return cls(key, tick, first_seq, decode_run(value))
+        except DamagedRunError:
+            return None
+
+    def spans(self, tick: int, seq: int) -> bool:
+        """Say whether a place lies between those of the first and the last timer, so that it is in this run or in none."""
+        return tick == self.tick and 0 <= seq - self.first_seq <= self.run.deltas[-1]
+
+    def locate(self, tick: int, seq: int) -> Located | None:
+        """Return the timer of a place; None when there is none."""
+        run, delta = self.run, seq - self.first_seq
+        if not self.spans(tick, seq) or run.deltas[at := bisect_right(run.deltas, delta) - 1] != delta:
+            return None
+        put = LivePut(tick, seq, run.epoch, run.store_ms, run.records[at])
+        return Located(self.key, put, is_alone=len(run.records) == 1)
 
 
 def _last_delta(value: bytes) -> int:

@@ -98,7 +98,7 @@ class TimerImport:
             place = (row["tick"], row["seq"], row["epoch"])
             self.last_seq = max(self.last_seq, row["seq"])
             if row["kind"] == CANCELLED:
-                traces.put_cancelled(self.write, *place)
+                traces.put_cancelled(self.write, [place])
             else:
                 delivered.append(place)
         traces.put_delivered(self.write, sorted(delivered))

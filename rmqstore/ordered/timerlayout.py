@@ -8,7 +8,7 @@ minute and call.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -23,6 +23,10 @@ from rmqstore.ordered.records import decode_message, deliver_at_of, encode_messa
 
 FORGET_PAGE: Final = 4096
 """So many entries a ``forget`` takes away in one write."""
+
+
+Place = tuple[int, int, int]
+"""Tick, seq and epoch of a timer."""
 
 
 class LivePut(msgspec.Struct, frozen=True):
@@ -92,6 +96,14 @@ class TimerLayout(ABC):
     @abstractmethod
     def locate(self, tick: int, seq: int) -> Located | None:
         """Find the kept put (tick, seq), cancelled or not; a damaged entry holds none."""
+
+    @abstractmethod
+    def in_search_order(self, places: Iterable[Place]) -> list[Place]:
+        """Return places in the order in which :meth:`locate_each` wants them: what lies in one entry side by side."""
+
+    @abstractmethod
+    def locate_each(self, places: Sequence[Place]) -> Iterator[Located | None]:
+        """Yield what :meth:`locate` gives for each place, one after the other: records may be large."""
 
     @abstractmethod
     def has_place(self, tick: int, seq: int) -> bool:

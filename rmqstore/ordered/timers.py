@@ -36,7 +36,8 @@ from rmqstore.message import check_marks
 from rmqstore.ordered import pending as counting
 from rmqstore.ordered import traces
 from rmqstore.ordered.adopting import stored_adopted
-from rmqstore.ordered.counts import MINUTE_MS, MinuteCounts
+from rmqstore.ordered.cancelling import cancel_all
+from rmqstore.ordered.counts import MinuteCounts
 from rmqstore.ordered.forgetting import Removal
 from rmqstore.ordered.importing import is_taken_in, note_taken_in
 from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
@@ -50,8 +51,8 @@ from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.staircase import reached
 from rmqstore.ordered.timerexport import export_puts, export_timers
 from rmqstore.ordered.timerimport import TimerImport
-from rmqstore.ordered.timerlayout import LivePut, Seen, TimerLayout
-from rmqstore.ordered.timerside import Place, TimerSide
+from rmqstore.ordered.timerlayout import LivePut, Place, Seen, TimerLayout
+from rmqstore.ordered.timerside import TimerSide
 
 _DUE_BYTES = 8 * PAGE_BYTES
 _NO_TICK = 2**63 - 1
@@ -147,51 +148,19 @@ class OrderedTimers(TimerSide):
             return self._cancel(places, now_ms)
 
     def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        kv = self._shared.kv
-        write = WriteBatch()
-        deltas: Counter[int] = Counter()
-        cancelled: dict[Place, int] = {}
-        outcomes = [CancelOutcome.UNKNOWN if place is None else self._cancel_one(kv, write, place, deltas, cancelled) for place in places]
+        done = cancel_all(self._shared.kv, self._layout, self._sealed, places)
         position = max(self._change_position, self._seal_position)
-        if cancelled:
-            staged = self._counts.stage(write, deltas)
-            pending_left = self._pending - len(cancelled)
+        if done.ticks:
+            write = done.write
+            staged = self._counts.stage(write, done.minutes)
+            pending_left = self._pending - len(done.ticks)
             write.put(META, SEQ_KEY, PAIR.pack(self._last_seq, pending_left))
             position = self._shared.write(write).position
             self._counts.commit(staged)
             self._pending = pending_left
             self._change_position = position
-            self._congestion.note((tick for tick, _, _ in cancelled), -1)
-        return outcomes, Ticket(position)
-
-    def _cancel_one(
-        self,
-        kv: OrderedKV,
-        write: WriteBatch,
-        place: Place,
-        deltas: Counter[int],
-        cancelled: dict[Place, int],
-    ) -> CancelOutcome:
-        tick, seq, epoch = place
-        if place in cancelled or traces.was_cancelled(kv, tick, seq, epoch):
-            return CancelOutcome.CANCELLED
-        found = self._layout.locate(tick, seq)
-        if found is None or found.put.epoch != epoch:
-            return CancelOutcome.ALREADY_DELIVERED if traces.was_delivered(kv, tick, seq, epoch) else CancelOutcome.UNKNOWN
-        if kv.get(TRACES, traces.hole_key(tick, seq)) is not None:
-            return CancelOutcome.CANCELLED
-        if self._sealed.covers(tick, seq):
-            return CancelOutcome.ALREADY_DELIVERED
-        if found.is_alone:
-            write.delete(TIMERS, found.key)
-        else:
-            write.put(TRACES, traces.hole_key(tick, seq), b"")
-        traces.put_cancelled(write, tick, seq, epoch)
-        write.delete_many(TRACES, traces.index_keys(found.put.record, tick, seq))
-        due = deliver_at_of(found.put.record)
-        cancelled[place] = seq
-        deltas[(tick if due < 0 else due) // MINUTE_MS] -= 1
-        return CancelOutcome.CANCELLED
+            self._congestion.note(done.ticks, -1)
+        return done.outcomes, Ticket(position)
 
     # ------------------------------------------------------------ seal, due, forget
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Final, TypeGuard
 
 from rmqstore.contract import EMPTY_CURSOR, CancelOutcome, Ticket, TimerCursor, TimerHandle, TimerReceipts, TimerStore, WriteStatus
 from rmqstore.contract.state import Adopted
@@ -20,9 +21,14 @@ from rmqstore.ordered.layout import PAIR
 from rmqstore.ordered.marks import TIMER_SIDE, decode_ticks, drop_old_marks
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.side import OrderedSide
+from rmqstore.ordered.timerlayout import Place
 
-Place = tuple[int, int, int]
-"""Tick, seq and epoch of a timer."""
+_LIMIT: Final = 2**63
+
+
+def is_possible(place: Place | None) -> TypeGuard[Place]:
+    """Say whether a timer can have a place; that of a store with other numbers may have got too large on the way here."""
+    return place is not None and 0 <= place[0] < _LIMIT and 0 <= place[1] < _LIMIT
 
 
 class TimerSide(OrderedSide, TimerStore):

@@ -11,7 +11,7 @@ could hold a put is the last that starts at or below its seq.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -23,14 +23,22 @@ from rmqstore.ordered.records import key_bytes_of, route_of
 _EPOCH_BYTES = 4
 
 
-def put_cancelled(batch: WriteBatch, tick: int, seq: int, epoch: int) -> None:
-    """Remember that a put was cancelled."""
-    batch.put(TRACES, CANCELLED + TICK_SEQ.pack(tick, seq), epoch.to_bytes(_EPOCH_BYTES, "big"))
+def put_cancelled(batch: WriteBatch, puts: Iterable[tuple[int, int, int]]) -> None:
+    """Remember that puts were cancelled, given as (tick, seq, epoch)."""
+    pack = TICK_SEQ.pack
+    batch.put_many(TRACES, [(CANCELLED + pack(tick, seq), epoch.to_bytes(_EPOCH_BYTES, "big")) for tick, seq, epoch in puts])
 
 
 def was_cancelled(kv: OrderedKV, tick: int, seq: int, epoch: int) -> bool:
     """Say whether the put was cancelled, as far as it is remembered."""
     return kv.get(TRACES, CANCELLED + TICK_SEQ.pack(tick, seq)) == epoch.to_bytes(_EPOCH_BYTES, "big")
+
+
+def which_cancelled(kv: OrderedKV, puts: Sequence[tuple[int, int, int]]) -> list[bool]:
+    """Say of each put, given as (tick, seq, epoch), whether it was cancelled, as far as that is remembered."""
+    pack = TICK_SEQ.pack
+    found = kv.get_many(TRACES, [CANCELLED + pack(tick, seq) for tick, seq, _ in puts])
+    return [value is not None and value == put[2].to_bytes(_EPOCH_BYTES, "big") for put, value in zip(puts, found, strict=True)]
 
 
 def put_delivered(batch: WriteBatch, delivered: Iterable[tuple[int, int, int]]) -> None:
@@ -76,6 +84,11 @@ def drop_tombstones(batch: WriteBatch, before_tick: int) -> None:
 def hole_key(tick: int, seq: int) -> bytes:
     """Return the key that marks a cancelled record inside a kept run."""
     return HOLE + TICK_SEQ.pack(tick, seq)
+
+
+def which_holes(kv: OrderedKV, puts: Iterable[tuple[int, int, int]]) -> list[bool]:
+    """Say of each put, given as (tick, seq, epoch), whether its place is a hole."""
+    return [value is not None for value in kv.get_many(TRACES, [hole_key(tick, seq) for tick, seq, _ in puts])]
 
 
 def holes_between(kv: OrderedKV, first_key: bytes, last_tick: int) -> set[tuple[int, int]]:

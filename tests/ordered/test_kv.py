@@ -75,6 +75,11 @@ class Get(NamedTuple):
     key: bytes
 
 
+class GetMany(NamedTuple):
+    space: int
+    keys: list[bytes]
+
+
 class Scan(NamedTuple):
     space: int
     start: bytes
@@ -91,6 +96,7 @@ class Floor(NamedTuple):
 steps = st.one_of(
     st.lists(changes, min_size=1, max_size=4),
     st.builds(Get, spaces, keys),
+    st.builds(GetMany, spaces, st.lists(keys, max_size=6)),
     st.builds(Scan, spaces, st.just(b"") | keys, st.none() | keys, st.sampled_from([1, 2, 5, 100]), st.booleans()),
     st.builds(Floor, spaces, keys),
     st.sampled_from(["sync", "sync", "sync", "reopen", "close"]),
@@ -134,6 +140,8 @@ def follow(adapter: Adapter, path: Path, script: list[object]) -> None:
                 written += 1
             elif isinstance(step, Get):
                 assert kv.get(*step) == model[step.space].get(step.key)
+            elif isinstance(step, GetMany):
+                assert kv.get_many(*step) == [model[step.space].get(key) for key in step.keys]
             elif isinstance(step, Floor):
                 below = [entry for entry in model[step.space].items() if entry[0] <= step.key]
                 assert kv.floor(*step) == max(below, default=None)
@@ -243,7 +251,14 @@ def test_a_closed_one_refuses(adapter: Adapter, tmp_path: Path) -> None:
     with opened(adapter, tmp_path / "s") as kv:
         put(kv, b"k", b"v")
     kv.close()
-    for call in (lambda: kv.get(0, b"k"), lambda: kv.scan(0, b"", None, 1), lambda: put(kv, b"k", b""), kv.sync, kv.reopen):
+    for call in (
+        lambda: kv.get(0, b"k"),
+        lambda: kv.get_many(0, [b"k"]),
+        lambda: kv.scan(0, b"", None, 1),
+        lambda: put(kv, b"k", b""),
+        kv.sync,
+        kv.reopen,
+    ):
         with pytest.raises(StoreClosedError):
             call()
 

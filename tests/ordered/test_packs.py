@@ -455,6 +455,22 @@ def test_damaged_packs_are_parked_and_the_rest_goes_on() -> None:
     assert store.stats().pending == 0
 
 
+def test_a_list_of_handles_goes_past_a_damaged_pack() -> None:
+    """C3: those in it are unknown, those of packs before and behind it in the same minute, and of runs, are cancelled."""
+    kv = TapedKV()
+    store = opened(kv, "packed")
+    handles = [handle for n in range(3) for handle in put_spread(store, [10, 20, 50], 10 * n)]
+    handles += put_spread(store, [20, 20], 40)
+    key, value = kv.scan(TIMERS, b"", None, 9)[2]
+    assert is_pack(key)
+    write = WriteBatch()
+    write.put(TIMERS, key, value[:-1] + b"?")
+    kv.write(write)
+    expected = [CancelOutcome.CANCELLED] * 11
+    expected[3:6] = [CancelOutcome.UNKNOWN] * 3
+    assert store.cancel(handles, MINUTE)[0] == expected
+
+
 def spoil(kv: TapedKV, which: int = 0) -> None:
     """Change the last byte of an entry of timers."""
     key, value = kv.scan(TIMERS, b"", None, 99)[which]

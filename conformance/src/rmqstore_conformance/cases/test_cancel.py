@@ -179,6 +179,45 @@ def test_c4_a_repeat_stays_cancelled_within_the_memory(stores: Stores) -> None:
     assert len(read_ids(store)) == 2
 
 
+@pytest.mark.clause("C1", "C2", "C3", "C4")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_c4_a_list_is_answered_handle_by_handle(stores: Stores, seed: int) -> None:
+    """C1–C4: one list, in any order, of pending, cancelled, delivered and forged handles of bursts, spread calls and lone timers, twice."""
+    rng = random.Random(seed)
+    store = stores.open()
+    expected: dict[str, CancelOutcome] = {}
+    ends: dict[str, str] = {}
+    for call in range(6):
+        # A burst into one tick, one into two, a spread one, lone ones; some are due before the list is asked for.
+        width = (1, 2000, 90_000)[call % 3]
+        due = [START_MS + (1000 if rng.random() < 0.3 else 5000) + rng.randrange(width) for _ in range(40)]
+        rows = [message(f"{call}.{n}", deliver_at_ms=each) for n, each in enumerate(due)]
+        sent = store.send_batch(rows) if call < 5 else [store.send(row) for row in rows[:8]]
+        for row, each in zip(rows, sent, strict=False):
+            handle = each.handle or ""
+            parsed = TimerHandle.parse(handle)
+            assert parsed is not None
+            ends[handle] = row.message_id or ""
+            expected[handle] = LATE if parsed.tick <= START_MS + 3000 else CANCELLED
+            expected[TimerHandle(parsed.store_tag, parsed.epoch, parsed.seq, parsed.tick + 1000).text()] = UNKNOWN
+    stores.clock.set(START_MS + 3000)
+    store.tick()
+    pending = [handle for handle, outcome in expected.items() if outcome is CANCELLED]
+    rng.shuffle(pending)
+    assert store.cancel(pending[:30]) == [CANCELLED] * 30
+    kept = set(pending[30:50])
+    asked = [handle for handle in expected if handle not in kept] * 2
+    rng.shuffle(asked)
+    assert store.cancel(asked) == [expected[handle] for handle in asked]
+    assert store.pending().total == len(kept)
+    assert store.verify() == []
+    before = set(read_ids(store))
+    stores.clock.advance(DAY_MS)
+    store.tick()
+    assert sorted(set(read_ids(store)) - before) == sorted(ends[handle] for handle in kept)
+    assert sorted(before) == sorted(ends[handle] for handle, outcome in expected.items() if outcome is LATE)
+
+
 @pytest.mark.clause("C4")
 def test_c4_beyond_the_memory_the_answer_is_never_a_lie(stores: Stores) -> None:
     """C4: later on a delivered one is never called CANCELLED, nor a cancelled one ALREADY_DELIVERED, and the space is given back."""

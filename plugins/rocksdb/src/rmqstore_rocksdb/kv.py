@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Condition
 from traceback import clear_frames
-from typing import Final
+from typing import Any, Final
 
 from rmqstore.errors import CorruptStoreError, StoreFullError
 from rmqstore.ordered.gate import Gate
@@ -110,15 +110,24 @@ class RocksDBKV(GatedKV):
 
     def get(self, space: int, key: bytes) -> bytes | None:
         """Return the value of ``key``, or None."""
+        value: bytes | None = self._values(space, key)
+        return value
+
+    def get_many(self, space: int, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the values of some keys; see ``OrderedKV.get_many``."""
+        values: list[bytes | None] = self._values(space, list(keys))
+        return values
+
+    def _values(self, space: int, keys: Any) -> Any:
+        """Return what the database gives for one key or a list of them."""
         gate = self._gate
         if gate.refusal is not None:
             gate.check()
         try:
-            value: bytes | None = self._db.families[space].get(key)
+            return self._db.families[space].get(keys)
         except Exception as error:
             gate.check()
             raise translated(error, self._home.database) from error
-        return value
 
     def scan(
         self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool = False, page_bytes: int = PAGE_BYTES

@@ -35,7 +35,6 @@ from rmqstore.contract import (
 from rmqstore.contract.state import StatePage
 from rmqstore.errors import IllegalArgumentError, StoreFullError
 from rmqstore.message import check_marks
-from rmqstore.ordered import traces
 from rmqstore.ordered.adopting import stored_adopted
 from rmqstore.ordered.importing import is_taken_in, note_taken_in
 from rmqstore.ordered.kv import WriteBatch
@@ -44,7 +43,8 @@ from rmqstore.ordered.marks import TIMER_SIDE, encode_ticks, find_mark, put_mark
 from rmqstore.ordered.placing import check_horizon
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.staircase import reached
-from rmqstore.ordered.timerside import Place, TimerSide
+from rmqstore.ordered.timerlayout import Place
+from rmqstore.ordered.timerside import TimerSide
 from rmqstore_wheel import facts as fact_log
 from rmqstore_wheel.appending import Messages, One
 from rmqstore_wheel.copying import copy_timers
@@ -55,6 +55,7 @@ from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.pending_timers import PendingTimers
 from rmqstore_wheel.recount import differences_in
+from rmqstore_wheel.timer_answers import TimerAnswers
 from rmqstore_wheel.timer_export import TimerExport
 from rmqstore_wheel.timer_import import WheelTimerImport
 from rmqstore_wheel.timer_index import FORGOTTEN_KEY, TimerIndex, noted_last_seq
@@ -75,6 +76,7 @@ class WheelTimers(TimerSide):
         self._upkeep = upkeep
         super().__init__(shared)
         self._fetcher = Fetcher(ledger)
+        self._answers = TimerAnswers(ledger, index)
         self._parts = TimerParts(index, self._fetcher)
         self._pending = PendingTimers(index, self._fetcher, shared.options.store_tag)
         self._sealed = TimerCursor.from_bytes(ledger.get(META, SEAL_KEY) or b"")
@@ -145,27 +147,7 @@ class WheelTimers(TimerSide):
     # ------------------------------------------------------------ cancel
 
     def _is_known(self, tick: int, seq: int, epoch: int) -> bool:
-        return self._fact_of((tick, seq, epoch)) is not None or self._trace_of((tick, seq, epoch)) is not CancelOutcome.UNKNOWN
-
-    def _fact_of(self, place: Place) -> Any | None:
-        """Return what is known of the timer at a place; None when it was never put here."""
-        tick, seq, epoch = place
-        facts = self._index.facts
-        if not facts.first < seq <= facts.count:
-            return None
-        fact = facts.read(seq - 1, 1)[0]
-        if (fact["kind"], fact["tick"], fact["epoch"]) != (TIMER, tick, epoch):
-            return None
-        is_remembered = tick >= self._index.answered_from or not (self._index.cancelled.get(seq) or self._index.forgotten.covers(tick, seq))
-        return fact if is_remembered else None
-
-    def _trace_of(self, place: Place) -> CancelOutcome:
-        """Return what is remembered of a timer that another store had, and that was gone when its state was taken in."""
-        if not all(0 <= number < 2**63 for number in place[:2]):
-            return CancelOutcome.UNKNOWN
-        if traces.was_cancelled(self._ledger, *place):
-            return CancelOutcome.CANCELLED
-        return CancelOutcome.ALREADY_DELIVERED if traces.was_delivered(self._ledger, *place) else CancelOutcome.UNKNOWN
+        return self._answers.is_known((tick, seq, epoch))
 
     def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
         with self._lock:
@@ -187,28 +169,14 @@ class WheelTimers(TimerSide):
             return self._cancel(places, now_ms)
 
     def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        ending: dict[int, int] = {}
-        outcomes = [CancelOutcome.UNKNOWN if place is None else self._outcome_of(place, ending) for place in places]
+        outcomes, ending = self._answers.cancel(places, self._sealed)
         position = max(self._change_position, self._seal_position)
-        if ending:
-            seqs, ticks = np.array(list(ending)), np.array(list(ending.values()))
-            part = self._parts.cancel(seqs, ticks, self._first_free_seq(), self._shared.epoch, now_ms)
+        if len(ending.seqs):
+            part = self._parts.cancel(ending.seqs, ending.ticks, self._first_free_seq(), self._shared.epoch, now_ms)
             position = self._append(part, WriteBatch())
             self._change_position = position
-            self._congestion.note(ending.values(), -1)
+            self._congestion.note(ending.ticks.tolist(), -1)
         return outcomes, Ticket(position)
-
-    def _outcome_of(self, place: Place, ending: dict[int, int]) -> CancelOutcome:
-        tick, seq, _ = place
-        fact = self._fact_of(place)
-        if fact is None:
-            return self._trace_of(place)
-        if self._index.cancelled.get(seq):
-            return CancelOutcome.CANCELLED
-        if self._sealed.covers(tick, seq) or self._index.forgotten.covers(tick, seq):
-            return CancelOutcome.ALREADY_DELIVERED
-        ending[seq] = tick
-        return CancelOutcome.CANCELLED
 
     # ------------------------------------------------------------ seal, due, forget
 
@@ -398,7 +366,7 @@ class WheelTimers(TimerSide):
         with self._lock:
             self._shared.fresh()
             place = self._place_of(handle)
-            fact = None if place is None else self._fact_of(place)
+            fact = None if place is None else self._answers.fact_of(place)
             if place is None or fact is None:
                 return None
             tick, seq, _ = place

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -175,11 +176,13 @@ def spark_read(spark: SparkSession, path: Path, view: View) -> int:
 
 def compare(spark: SparkSession, root: Path, source: Path, engine: str) -> None:
     """Measure Spark beside the plain loop, and two shards beside one."""
-    loops = [
-        measured(f"plain loop, batches of {rows}", partial(plain_ingest, source, root / f"plain-{rows}", engine, rows))
-        for rows in (10_000, PARQUET_ROWS)
-    ]
+    loops = []
+    for rows in (10_000, PARQUET_ROWS):
+        loops.append(measured(f"plain loop, batches of {rows}", partial(plain_ingest, source, root / "plain", engine, rows)))
+        # What nobody reads any more leaves the memory to what is read next.
+        shutil.rmtree(root / "plain")
     one = measured("Spark, 1 shard", lambda: spark_ingest(spark, source, root / "one", engine, 1))
+    shutil.rmtree(root / "one")
     two = measured("Spark, 2 shards", lambda: spark_ingest(spark, source, root / "two", engine, 2))
     loop = measured("plain loop, reading timers", lambda: plain_read(root / "two", View.TIMERS))
     out = measured("Spark, reading timers", lambda: spark_read(spark, root / "two", View.TIMERS))
@@ -193,28 +196,39 @@ def whole_job(spark: SparkSession, root: Path, source: Path, engine: str, shards
     from pyspark.sql import functions as f
 
     path = root / "whole"
-    with peak_memory() as peak:
-        start_s = time.perf_counter()
-        sent = measured("schedule", lambda: spark_ingest(spark, source, path, engine, shards))
-        measured("hand over", lambda: rmqspark.hand_over(spark, path, START_MS + 2 * HOUR_MS).handed_over)
-        found: Any = None
+    found: Any = None
 
-        def read_back() -> int:
-            nonlocal found
-            frame = spark.read.format("rmqstore").option("view", "messages").option("columns", "keys").load(str(path))
-            number = f.col("keys")[0].cast("bigint")
-            # Sums of the numbers and of their squares find a loss or a double; an exact distinct count would measure Spark's shuffle.
-            found = frame.agg(f.count(f.lit(1)), f.sum(number), f.sum(number.cast("decimal(38,0)") * number)).first()
-            return int(found[0])
+    def read_back() -> int:
+        nonlocal found
+        frame = spark.read.format("rmqstore").option("view", "messages").option("columns", "keys").load(str(path))
+        number = f.col("keys")[0].cast("bigint")
+        # Sums of the numbers and of their squares find a loss or a double; an exact distinct count would measure Spark's shuffle.
+        found = frame.agg(f.count(f.lit(1)), f.sum(number), f.sum(number.cast("decimal(38,0)") * number)).first()
+        return int(found[0])
 
-        measured("read back", read_back)
-        took_s = time.perf_counter() - start_s
-    rows = sent.rows
+    steps: dict[str, Callable[[], int]] = {
+        "schedule": lambda: spark_ingest(spark, source, path, engine, shards),
+        "hand over": lambda: rmqspark.hand_over(spark, path, START_MS + 2 * HOUR_MS).handed_over,
+        "read back": read_back,
+    }
+    start_s = time.perf_counter()
+    peaks: list[dict[str, int]] = []
+    rows = 0
+    for what, step in steps.items():
+        with peak_memory() as peak:
+            rows = max(rows, measured(what, step).rows)
+        peaks.append(peak)
+        print(f"{'':34} peak memory: {_shown(peak)}", flush=True)
+    took_s = time.perf_counter() - start_s
     expected = (rows, rows * (rows - 1) // 2, (rows - 1) * rows * (2 * rows - 1) // 6)
     if tuple(map(int, found)) != expected:
         raise SystemExit(f"lost or doubled: {tuple(found)}, not {expected}")
-    shown = ", ".join(f"{kind} {size / 2**30:.2f} GiB" for kind, size in peak.items())
-    print(f"whole job: {rows:,} timers in {took_s:.0f} s, each once; peak memory without mapped files: {shown}")
+    peak = {kind: max(each[kind] for each in peaks) for kind in peaks[0]}
+    print(f"whole job: {rows:,} timers in {took_s:.0f} s, each once; peak memory without mapped files: {_shown(peak)}")
+
+
+def _shown(peak: dict[str, int]) -> str:
+    return ", ".join(f"{kind} {size / 2**30:.2f} GiB" for kind, size in peak.items())
 
 
 def main() -> None:

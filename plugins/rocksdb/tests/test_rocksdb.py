@@ -42,19 +42,9 @@ def numbers(kv: RocksDBKV) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def crashed(killed: Callable[[int, int, int], Path]) -> Path:
     """The directory of a store that was never closed: ``RECORDS`` records of one size in its log, ``SYNCED`` of them synced."""
-    folder = tmp_path_factory.mktemp("crashed")
-    live = folder / "live"
-    live.mkdir()
-    kv = open_kv(live)
-    for number in range(RECORDS):
-        position = put(kv, number, os.urandom(1000))
-        if number == SYNCED - 1:
-            kv.sync(position)
-    shutil.copytree(live, folder / "image")
-    kv.close()
-    return folder / "image"
+    return killed(RECORDS, SYNCED, 1000)
 
 
 @pytest.fixture

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rmqstore.errors import CorruptStoreError
-from rmqstore.ordered.kv import WriteBatch
 from rmqstore_rocksdb import wal
 from rmqstore_rocksdb.kv import RocksDBKV, open_rocksdb
 from rmqstore_rocksdb.reading import view_rocksdb
@@ -30,21 +29,9 @@ def open_kv(path: Path) -> RocksDBKV:
 
 
 @pytest.fixture(scope="module")
-def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def crashed(killed: Callable[[int, int, int], Path]) -> Path:
     """A store that was never closed; its log has several blocks, the records of the first of them are synced."""
-    folder = tmp_path_factory.mktemp("crashed")
-    live = folder / "live"
-    live.mkdir()
-    kv = open_kv(live)
-    for number in range(RECORDS):
-        batch = WriteBatch()
-        batch.put(1, number.to_bytes(4, "big"), os.urandom(700))
-        position = kv.write(batch)
-        if number == SYNCED - 1:
-            kv.sync(position)
-    shutil.copytree(live, folder / "image")
-    kv.close()
-    return folder / "image"
+    return killed(RECORDS, SYNCED, 700)
 
 
 @pytest.fixture

@@ -55,11 +55,6 @@ class Receipt(msgspec.Struct, frozen=True):
     log_offset: int = 0
 
     @property
-    def origin(self) -> tuple[int, int, str]:
-        """What tells where the lease was given, beside its place: retry flag, epoch, broker."""
-        return self.retry_flag, self.epoch, self.broker
-
-    @property
     def is_sound(self) -> bool:
         """Whether every field has its type and lies in its range; one that a caller put together may not."""
         texts = (self.topic, self.group, self.broker)

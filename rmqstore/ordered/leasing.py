@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 
 from rmqstore.contract import (
     NO_RETRY,
@@ -25,7 +27,7 @@ from rmqstore.ordered.adopting import Adoptions
 from rmqstore.ordered.fifo import Unacked, as_delivered
 from rmqstore.ordered.layout import EXPIRY, LEASE_KEY, LEASES, U64
 from rmqstore.ordered.leases import ACKED, LEASED, MOVED, Lease
-from rmqstore.ordered.popped import Slice, SliceReceipts
+from rmqstore.ordered.popped import SliceReceipts
 from rmqstore.ordered.popstate import PopState
 from rmqstore.ordered.queuelog import DamagedRun, QueueLog
 from rmqstore.ordered.shared import Shared
@@ -33,6 +35,7 @@ from rmqstore.ordered.stage import Stage, origin_topic
 from rmqstore.ordered.standings import Seat
 
 _REVIVE_BYTES = 8 * 1024 * 1024
+_CHECK_POINT_OF = attrgetter("ck_start_offset", "pop_time_ms", "queue_id", "group", "topic", "retry_flag", "epoch", "broker")
 _ACK = {LEASED: AckOutcome.ACKED, ACKED: AckOutcome.ALREADY_ACKED, MOVED: AckOutcome.STALE}
 _RELEASE = {LEASED: ReleaseOutcome.RELEASED, ACKED: ReleaseOutcome.ALREADY_ACKED, MOVED: ReleaseOutcome.STALE}
 _CHANGE = {LEASED: ChangeOutcome.CHANGED, ACKED: ChangeOutcome.ALREADY_ACKED, MOVED: ChangeOutcome.STALE}
@@ -86,42 +89,35 @@ class Leasing:
     def ack(self, stage: Stage, receipts: Sequence[Receipt]) -> tuple[AckOutcome, ...]:
         """End leases for good, one outcome a receipt (P4, P5, P8)."""
         if isinstance(receipts, SliceReceipts):
-            return tuple(outcome for part in receipts.slices for outcome in self._ack_slice(stage, part))
-        outcomes = []
-        ending: dict[bytes, tuple[Lease, dict[int, None]]] = {}
-        last: tuple[object, ...] = ()
-        found: Lease | bool = False
-        for receipt in receipts:
-            # Neighbours mostly share their check point.
-            place = (receipt.ck_start_offset, receipt.pop_time_ms, receipt.queue_id, receipt.group, receipt.topic, *receipt.origin)
-            if place != last:
-                last, found = place, self._check_point(stage, receipt)
-            if isinstance(found, bool):
-                outcomes.append(AckOutcome.STALE if found else AckOutcome.UNKNOWN)
-                continue
-            index = found.index_of(receipt.queue_offset)
-            if index is None:
-                outcomes.append(AckOutcome.UNKNOWN)
-                continue
-            _, ended = ending.setdefault(found.key, (found, {}))
-            outcomes.append(AckOutcome.ALREADY_ACKED if index in ended else _ACK[found.states[index]])
-            if found.states[index] == LEASED:
-                ended[index] = None
-        for lease, ended in ending.values():
-            if ended:
-                stage.end_many(lease, list(ended), ACKED)
+            return tuple(each for part in receipts.slices for each in self._ack_run(stage, part.receipt(part.offsets[0]), part.offsets))
+        outcomes: list[AckOutcome] = []
+        # Neighbours mostly share their check point.
+        for _, sharing in groupby(receipts, _CHECK_POINT_OF):
+            run = list(sharing)
+            outcomes += self._ack_run(stage, run[0], [receipt.queue_offset for receipt in run])
         return tuple(outcomes)
 
-    def _ack_slice(self, stage: Stage, part: Slice) -> list[AckOutcome]:
-        """Ack a whole slice of one check point."""
-        lease = self._check_point(stage, part.receipt(part.offsets[0]))
+    def _ack_run(self, stage: Stage, receipt: Receipt, offsets: Sequence[int]) -> list[AckOutcome]:
+        """Ack messages of one check point, that of a receipt."""
+        lease = self._check_point(stage, receipt)
         if isinstance(lease, bool):
-            return [AckOutcome.STALE if lease else AckOutcome.UNKNOWN] * len(part.offsets)
-        indexes = range(len(lease.offsets)) if lease.offsets == part.offsets else [lease.index_of(offset) for offset in part.offsets]
-        outcomes = [AckOutcome.UNKNOWN if index is None else _ACK[lease.states[index]] for index in indexes]
-        stage.end_many(
-            lease, [i for i, outcome in zip(indexes, outcomes, strict=True) if i is not None and outcome is AckOutcome.ACKED], ACKED
-        )
+            return [AckOutcome.STALE if lease else AckOutcome.UNKNOWN] * len(offsets)
+        if lease.offsets == offsets and lease.live == len(offsets):
+            stage.end_many(lease, range(len(offsets)), ACKED)
+            return [AckOutcome.ACKED] * len(offsets)
+        outcomes = []
+        ending: dict[int, None] = {}
+        for index in map(lease.index_of, offsets):
+            if index is None:
+                outcomes.append(AckOutcome.UNKNOWN)
+            elif index in ending:
+                outcomes.append(AckOutcome.ALREADY_ACKED)
+            else:
+                outcomes.append(_ACK[lease.states[index]])
+                if lease.states[index] == LEASED:
+                    ending[index] = None
+        if ending:
+            stage.end_many(lease, list(ending), ACKED)
         return outcomes
 
     def change(self, stage: Stage, change: Change) -> ChangeResult:

@@ -56,9 +56,10 @@ class Slice(msgspec.Struct, frozen=True):
             self.revive_qid,
         )
 
-    def first_pop_ms_of(self, recorded_ms: int) -> int | None:
-        """Return when a message was first popped, this pop included; None when it never was. Its record says ``recorded_ms``, or -1."""
-        for candidate in (recorded_ms, self.first_pop_ms, self.pop_time_ms if self.group is not None else -1):
+    @property
+    def known_first_pop_ms(self) -> int | None:
+        """When the messages were first popped, this pop included, unless their records say so; None when they never were."""
+        for candidate in (self.first_pop_ms, self.pop_time_ms if self.group is not None else -1):
             if candidate >= 0:
                 return candidate
         return None
@@ -99,18 +100,16 @@ class PoppedRecords(PoppedBatch):
         return SliceReceipts(self.slices)
 
     def messages(self) -> list[PoppedMessage]:
+        make = self.format.popped_message
         messages = []
-        decode_fields = self.format.decode_fields
         for part in self.slices:
             proofs: Sequence[Receipt | None] = part.receipts() or [None] * len(part.records)
-            for offset, record, store_ms, proof in zip(part.offsets, part.records, part.store_ms, proofs, strict=True):
-                fields = decode_fields(record)
-                fields["topic"] = part.topic
-                fields["queue_id"] = part.queue_id
-                fields["attempt"] += part.group is not None
-                recorded_ms = fields["first_pop_ms"]
-                fields["first_pop_ms"] = part.first_pop_ms_of(-1 if recorded_ms is None else recorded_ms)
-                messages.append(PoppedMessage(queue_offset=offset, store_ms=store_ms, proof=proof, **fields))
+            shared = part.topic, part.queue_id
+            how = int(part.group is not None), part.known_first_pop_ms
+            messages += [
+                make(record, *shared, offset, store_ms, *how, proof)
+                for offset, record, store_ms, proof in zip(part.offsets, part.records, part.store_ms, proofs, strict=True)
+            ]
         return messages
 
     def columns(self) -> MessageBatch:
@@ -145,7 +144,10 @@ class _Columns:
         columns["attempt"] = pa.array(
             [attempt_of(record) + (part.group is not None) for part in parts for record in part.records], pa.int32()
         )
-        first_pops = [part.first_pop_ms_of(first_pop_of(record)) for part in parts for record in part.records]
+        first_pops = []
+        for part in parts:
+            known_ms = part.known_first_pop_ms
+            first_pops += [known_ms if recorded < 0 else recorded for recorded in map(first_pop_of, part.records)]
         columns["first_pop_ms"] = pa.array(first_pops, pa.int64())
         receipts = [receipt.text() for receipt in self.popped.receipts()]
         columns["receipt"] = pa.array(receipts, pa.string()) if len(receipts) == count else pa.nulls(count, pa.string())

@@ -6,12 +6,12 @@ A record is ``bytes`` that only its format reads. It holds a message with where 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 
 from rmqstore.batch import MessageBatch
-from rmqstore.message import Message, PoppedMessage
+from rmqstore.message import Message, PoppedMessage, Proof
 
 NONE: Final = -1
 
@@ -49,8 +49,24 @@ class RecordFormat(Protocol):
     def decode_message(self, record: bytes) -> Message:
         """Return the record as a message on its way in."""
 
-    def decode_fields(self, record: bytes) -> dict[str, Any]:
-        """Return every field of a record by its column name."""
+    def popped_message(
+        self,
+        record: bytes,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        store_ms: int,
+        deliveries: int,
+        first_pop_ms: int | None,
+        proof: Proof | None,
+    ) -> PoppedMessage:
+        """Return the record as a message on its way out.
+
+        Args:
+            topic, queue_id, queue_offset, store_ms, proof: of the message; the record may say where it was before.
+            deliveries: to be added to those that the record counts.
+            first_pop_ms: when it was popped first, unless the record says so.
+        """
 
     def decode_columns(self, records: Sequence[bytes]) -> dict[str, pa.Array]:
         """Return every column of the records, ``attempt`` and ``first_pop_ms`` included."""

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.batch import IN_SCHEMA, MessageBatch, map_parts
-from rmqstore.message import Message, PoppedMessage
+from rmqstore.message import Message, PoppedMessage, Proof
 from rmqstore.ordered.recordformat import NONE
 
 HEADER: Final = struct.Struct("<IiHHHHHHiqqq")
@@ -244,6 +244,38 @@ def decode_fields(record: bytes) -> dict[str, Any]:
         "attempt": attempt,
         "first_pop_ms": None if first_pop < 0 else first_pop,
     }
+
+
+def popped_message(
+    record: bytes,
+    topic: str,
+    queue_id: int,
+    queue_offset: int,
+    store_ms: int,
+    deliveries: int,
+    first_pop_ms: int | None,
+    proof: Proof | None,
+) -> PoppedMessage:
+    """Return a record as a message on its way out; see ``RecordFormat``."""
+    fields = decode_fields(record)
+    recorded_ms = fields["first_pop_ms"]
+    return PoppedMessage(
+        topic,
+        fields["body"],
+        fields["tag"],
+        fields["keys"],
+        fields["properties"],
+        fields["message_group"],
+        fields["deliver_at_ms"],
+        fields["message_id"],
+        fields["born_ms"],
+        queue_id,
+        queue_offset,
+        store_ms,
+        fields["attempt"] + deliveries,
+        first_pop_ms if recorded_ms is None else recorded_ms,
+        proof,
+    )
 
 
 def _decode_properties(text: bytes) -> dict[str, str]:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from plugins.wheel.tests.summed import ROOM, summed, with_room
 from rmqstore.batch import IN_SCHEMA, MessageBatch, columns_of
 from rmqstore.errors import IllegalArgumentError
-from rmqstore.message import PARKED_TOPIC, Message, check_message, dlq_topic, retry_topic
+from rmqstore.message import PARKED_TOPIC, Message, PoppedMessage, check_message, dlq_topic, retry_topic
 from rmqstore.ordered import records as ordered
+from rmqstore.ordered.recordformat import RecordFormat
 from rmqstore_wheel import addressing, record_parts, records
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import log_columns, messages, properties
@@ -62,6 +63,16 @@ def by_rows(columns: dict[str, pa.Array]) -> list[dict[str, Any]]:
     return rows
 
 
+def popped(record: bytes, record_format: RecordFormat) -> PoppedMessage:
+    return record_format.popped_message(record, "popped", 5, 17, 99, 1, 88, None)
+
+
+def popped_of(fields: dict[str, Any]) -> PoppedMessage:
+    """Return the same, from what a format says of the record field by field."""
+    given = {"topic": "popped", "queue_id": 5, "queue_offset": 17, "store_ms": 99, "attempt": fields["attempt"] + 1}
+    return PoppedMessage(**fields | given | {"first_pop_ms": 88 if fields["first_pop_ms"] is None else fields["first_pop_ms"]})
+
+
 # ---------------------------------------------------------------- messages
 
 
@@ -89,6 +100,7 @@ def test_records_tell_the_same_as_those_of_other_engines(batch: list[Message], d
     theirs = [ordered.encode_message(message, *count) for message, count in zip(batch, counts, strict=True)]
     for record, other in zip(mine, theirs, strict=True):
         assert records.decode_fields(record) == ordered.decode_fields(other)
+        assert popped(record, records) == popped(other, ordered) == popped_of(records.decode_fields(record))
         for name in ("route_of", "attempt_of", "first_pop_of", "tag_of", "message_id_of", "decode_message"):
             assert getattr(records, name)(record) == getattr(ordered, name)(other), name
     found, expected = records.decode_columns(mine), ordered.decode_columns(theirs)
@@ -189,6 +201,7 @@ def test_records_of_other_brokers_read_alike_by_both_ways(made: list[log.Record]
         again = records.with_delivery(record, 9, 77)
         assert log.decode_record(again).store_ms == log.decode_record(again).queue_offset == 0
         assert records.decode_fields(again) == found | {"attempt": 9, "first_pop_ms": 77}
+        assert popped(record, records) == popped_of(found)
     names = [*properties.FIELDS, "user", "RMQS_FRAME"]
     columns = records.property_columns(encoded, names)
     for row, record in enumerate(encoded):

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from rmqstore.batch import IN_SCHEMA, MessageBatch
 from rmqstore.errors import IllegalArgumentError
-from rmqstore.message import Message, PoppedMessage
+from rmqstore.message import Message, PoppedMessage, Proof
 from rmqstore_wheel import sums
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import log_columns, log_reading, messages
@@ -31,9 +31,12 @@ from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.formats.property_columns import decode_column
 from rmqstore_wheel.record_parts import (
     FIRST_POP,
+    HOST_BITS,
     OF_DELIVERIES,
     OF_WAITING,
     OWN,
+    V2_BYTE,
+    V6_MORE,
     body_at,
     fitted,
     new_head,
@@ -51,6 +54,12 @@ TAGS: Final = f"{texts.TAG}\x01".encode()
 _HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
 _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
+_NUMBERS: Final = {
+    bits: (log.FIXED_BYTES + more, struct.Struct(f">40xq{24 + more}xi8xi"))
+    for bits, more in ((bits, V6_MORE * bits.bit_count()) for bits in (0, log.BORN_HOST_V6, log.STORE_HOST_V6, HOST_BITS))
+}
+"""By the hosts that are IPv6: where the body lies, and what reads born time, reconsume times and bytes of the body."""
+
 _BY_COLUMN: Final = 8
 """Records of a queue, on average, from which on they are taken together."""
 
@@ -219,6 +228,42 @@ def decode_fields(record: Bytes) -> dict[str, Any]:
         if fields[name] is not None and fields[name] < 0:
             fields[name] = None
     return fields
+
+
+def popped_message(
+    record: Bytes,
+    topic: str,
+    queue_id: int,
+    queue_offset: int,
+    store_ms: int,
+    deliveries: int,
+    first_pop_ms: int | None,
+    proof: Proof | None,
+) -> PoppedMessage:
+    """Return a record as a message on its way out; see ``RecordFormat``."""
+    body, numbers = _NUMBERS[record[39] & HOST_BITS]
+    born_ms, attempt, body_bytes = numbers.unpack_from(record)
+    at = body + body_bytes
+    behind = at + 2 + int.from_bytes(record[at : at + 2]) if record[7] == V2_BYTE else at + 1 + record[at]
+    told = messages.told_by(texts.decode(bytes(record[behind + 2 :])))
+    recorded_ms, deliver_ms = told.first_pop_ms, told.deliver_at_ms
+    return PoppedMessage(
+        topic,
+        bytes(record[body:at]),
+        told.tag,
+        told.keys,
+        told.properties,
+        told.message_group,
+        None if deliver_ms is None or deliver_ms < 0 else deliver_ms,
+        told.message_id or "",
+        born_ms,
+        queue_id,
+        queue_offset,
+        store_ms,
+        attempt + deliveries,
+        first_pop_ms if recorded_ms is None or recorded_ms < 0 else recorded_ms,
+        proof,
+    )
 
 
 def property_texts(record: Bytes, names: Iterable[str]) -> dict[str, str]:

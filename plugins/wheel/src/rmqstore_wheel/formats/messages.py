@@ -19,7 +19,7 @@ A queue id of -1 stands for one that was not chosen. ``reconsume_times`` counts 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,16 @@ SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 WAITING_TOPICS: Final = (WHEEL_TOPIC, SCHEDULE_TOPIC)
 NO_QUEUE: Final = -1
 _IN_NAMES: Final = tuple(IN_SCHEMA.names)
+
+# Names that a pop asks for with every message.
+_TAG, _KEYS, _MESSAGE_GROUP, _MESSAGE_ID = texts.TAG, texts.KEYS, texts.MESSAGE_GROUP, texts.MESSAGE_ID
+_DELIVER_MS, _OUT_MS, _FIRST_POP_MS, _HIDDEN, _OWN_PREFIX = (
+    texts.DELIVER_MS,
+    texts.OUT_MS,
+    texts.FIRST_POP_MS,
+    texts.HIDDEN,
+    texts.OWN_PREFIX,
+)
 
 
 def encode_message(
@@ -124,26 +134,38 @@ def decode_fields(record: Record) -> dict[str, Any]:
 def fields_of(topic: bytes, queue_id: int, text: bytes) -> dict[str, Any]:
     """Return by name those of :func:`decode_fields` that topic, queue id and properties of a record tell."""
     found = texts.decode(text)
-    value_of = found.get
     name = topic.decode()
     if name in WAITING_TOPICS and texts.REAL_TOPIC in found:
         name = found[texts.REAL_TOPIC]
-        real = texts.integer(value_of(texts.REAL_QUEUE_ID))
+        real = texts.integer(found.get(texts.REAL_QUEUE_ID))
         queue_id = NO_QUEUE if real is None else real
-    deliver = texts.integer(value_of(texts.DELIVER_MS))
-    out = texts.integer(value_of(texts.OUT_MS)) if deliver is None else None
-    return {
-        "topic": name,
-        "tag": value_of(texts.TAG),
-        "keys": texts.split_keys(value_of(texts.KEYS)),
-        "properties": {key: value for key, value in found.items() if key not in texts.HIDDEN and not key.startswith(texts.OWN_PREFIX)},
-        "message_group": value_of(texts.MESSAGE_GROUP),
+    return {"topic": name, "queue_id": None if queue_id < 0 else queue_id} | told_by(found)._asdict()
+
+
+class Told(NamedTuple):
+    """The fields of a message that lie among its properties."""
+
+    tag: str | None
+    keys: tuple[str, ...]
+    properties: dict[str, str]
+    message_group: str | None
+    deliver_at_ms: int | None
+    message_id: str | None
+    first_pop_ms: int | None
+
+
+def told_by(found: dict[str, str]) -> Told:
+    """Return what the properties of a record tell; they are used up."""
+    take = found.pop
+    deliver, out = texts.integer(take(_DELIVER_MS, None)), take(_OUT_MS, None)
+    if deliver is None and out is not None:
         # RocketMQ rounds to one precision before the time that it delivers at; a ms later is the same slot again, and never early.
-        "deliver_at_ms": deliver if out is None else out + 1,
-        "message_id": value_of(texts.MESSAGE_ID),
-        "queue_id": None if queue_id < 0 else queue_id,
-        "first_pop_ms": texts.integer(value_of(texts.FIRST_POP_MS)),
-    }
+        out_ms = texts.integer(out)
+        deliver = None if out_ms is None else out_ms + 1
+    tag, keys, group = take(_TAG, None), texts.split_keys(take(_KEYS, None)), take(_MESSAGE_GROUP, None)
+    message_id, first_pop_ms = take(_MESSAGE_ID, None), texts.integer(take(_FIRST_POP_MS, None))
+    shown = {name: value for name, value in found.items() if name not in _HIDDEN and not name.startswith(_OWN_PREFIX)}
+    return Told(tag, keys, shown, group, deliver, message_id, first_pop_ms)
 
 
 def decode_message(record: Record) -> Message:

@@ -175,8 +175,10 @@ def integers(column: pa.Array) -> pa.Array:
 
 def integer(text: str | None) -> int | None:
     """Return a decimal text as an int of 64 bits, or None."""
-    digits = text.removeprefix("-") if text is not None else ""
-    if text is None or not (digits.isascii() and digits.isdigit()):
+    if text is None:
+        return None
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
         return None
     number = int(text)
     return number if -(2**63) <= number < 2**63 else None
@@ -184,7 +186,10 @@ def integer(text: str | None) -> int | None:
 
 def split_keys(text: str | None) -> tuple[str, ...]:
     """Return the keys of a ``KEYS`` property."""
-    return tuple(key for key in text.split(KEY_SEPARATOR) if key) if text else ()
+    if not text:
+        return ()
+    keys = text.split(KEY_SEPARATOR)
+    return tuple(filter(None, keys)) if len(keys) > 1 else (text,)
 
 
 def without(text: bytes, names: Iterable[str]) -> bytes:

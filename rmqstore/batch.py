@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore import message as limits
-from rmqstore.columns import constant_of, lengths_of
+from rmqstore.columns import bytes_of, constant_of, lengths_of
 from rmqstore.errors import IllegalArgumentError, IllegalMessageError, IllegalMessageTypeError
 from rmqstore.message import Message, PoppedMessage, check_message, check_topic
 
@@ -338,22 +338,20 @@ def _check_sizes(columns: pa.RecordBatch) -> None:
     """Check keys, properties, and the sum that RocketMQ's 16-bit length bounds."""
     if all(columns.column(name).null_count == len(columns) for name in ("tag", "message_group", "message_id", "keys", "properties")):
         return
-    total = _lengths(columns, "topic") + limits.property_overhead_bytes(0) + len("UNIQ_KEY") + 2
-    ids = columns.column("message_id")
-    total += np.where(ids.is_null().to_numpy(zero_copy_only=False), limits.MADE_ID_BYTES, _lengths(columns, "message_id"))
+    total = lengths_of(columns.column("topic")) + np.int64(limits.property_overhead_bytes(0) + len("UNIQ_KEY") + 2)
+    total += _lengths(columns.column("message_id"), absent=limits.MADE_ID_BYTES)
     for name, property_name in (("tag", "TAGS"), ("message_group", "__SHARDINGKEY")):
-        valid = columns.column(name).is_valid().to_numpy(zero_copy_only=False)
-        total += np.where(valid, _lengths(columns, name) + len(property_name) + 2, 0)
+        total += _lengths(columns.column(name), extra=len(property_name) + 2)
     keys, properties = columns.column("keys"), columns.column("properties")
     if keys.null_count < len(keys):
         flat = keys.flatten()
-        _refuse_text("keys", flat, r"[\s\x00-\x1f]")
+        _refuse_text("keys", flat, range(0x21))
         sums = _sum_by_row(pc.list_parent_indices(keys), [flat], len(keys), 1)
         total += np.where(sums > 0, sums - 1 + len("KEYS") + 2, 0)
     if properties.null_count < len(properties):
         names, values, offsets = map_parts(properties)
-        _refuse_text("properties", names, "[\x01\x02]")
-        _refuse_text("properties", values, "[\x01\x02]")
+        _refuse_text("properties", names, range(1, 3))
+        _refuse_text("properties", values, range(1, 3))
         system = pc.or_(
             pc.is_in(names, value_set=pa.array(sorted(limits.SYSTEM_PROPERTIES))), pc.starts_with(names, limits.OWN_PROPERTY_PREFIX)
         )
@@ -370,17 +368,26 @@ def _check_sizes(columns: pa.RecordBatch) -> None:
         )
 
 
-def _lengths(columns: pa.RecordBatch, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    lengths = pc.fill_null(pc.binary_length(columns.column(name)), 0)
-    return lengths.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+def _lengths(column: pa.Array, *, extra: int = 0, absent: int = 0) -> np.ndarray[tuple[int], np.dtype[np.int64]] | int:
+    """Return the bytes of every row and ``extra``, or ``absent`` where it is null."""
+    if column.null_count == len(column):
+        return absent
+    lengths = lengths_of(column).astype(np.int64) + extra
+    if column.null_count:
+        lengths[column.is_null().to_numpy(zero_copy_only=False)] = absent
+    return lengths
 
 
 def _refuse_twice(parents: pa.Array, names: pa.Array) -> None:
-    numbers = names.dictionary_encode().indices.to_numpy()
-    pairs, counts = np.unique(np.stack((parents.to_numpy(), numbers)), axis=1, return_counts=True)
-    if (counts > 1).any():
-        row, number = pairs[:, int(counts.argmax())].tolist()
-        raise IllegalMessageError(f"column 'properties', row {row}: {names.unique()[number].as_py()!r} stands there twice")
+    if not len(names):
+        return
+    numbered = names.dictionary_encode()
+    count = len(numbered.dictionary)
+    entries = np.sort(parents.to_numpy().astype(np.int64) * count + numbered.indices.to_numpy())
+    again = entries[1:] == entries[:-1]
+    if again.any():
+        row, number = divmod(int(entries[int(again.argmax())]), count)
+        raise IllegalMessageError(f"column 'properties', row {row}: {numbered.dictionary[number].as_py()!r} stands there twice")
 
 
 def map_parts(properties: pa.MapArray) -> tuple[pa.Array, pa.Array, pa.Array]:
@@ -394,21 +401,28 @@ def map_parts(properties: pa.MapArray) -> tuple[pa.Array, pa.Array, pa.Array]:
     return properties.keys.slice(first, last - first), properties.items.slice(first, last - first), offsets
 
 
-def _refuse_text(name: str, flat: pa.Array, illegal: str) -> None:
+def _refuse_text(name: str, flat: pa.Array, illegal: range) -> None:
+    """Refuse nulls, empty texts and characters below U+0080 that are not allowed; in UTF-8 these are bytes that stand for nothing else."""
     if not len(flat):
         return
     if flat.null_count:
         raise IllegalMessageError(f"column {name!r} holds a null inside; leave the entry out instead")
     _refuse_invalid_utf8(name, flat)
-    bad = pc.or_(pc.equal(pc.binary_length(flat), 0), pc.match_substring_regex(flat, illegal))
-    if pc.any(bad).as_py():
-        shown = repr(flat[pc.index(bad, True).as_py()].as_py())
-        raise IllegalMessageError(f"column {name!r}: {shown[:60]} is empty or holds a character that is not allowed there")
+    lengths = lengths_of(flat)
+    wrong = np.frombuffer(bytes_of(flat), np.uint8) - np.uint8(illegal.start) < len(illegal)
+    if lengths.min() > 0 and not wrong.any():
+        return
+    ends = np.cumsum(lengths)
+    row = int((lengths == 0).argmax()) if lengths.min() == 0 else len(flat)
+    if wrong.any():
+        row = min(row, int(np.searchsorted(ends, int(wrong.argmax()), side="right")))
+    shown = repr(flat[row].as_py())
+    raise IllegalMessageError(f"column {name!r}: {shown[:60]} is empty or holds a character that is not allowed there")
 
 
 def _sum_by_row(parents: pa.Array, flats: list[pa.Array], rows: int, extra: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Return per row the bytes of its texts, plus ``extra`` a text."""
     sums = np.zeros(rows, dtype=np.int64)
     for flat in flats:
-        np.add.at(sums, parents.to_numpy(), pc.binary_length(flat).to_numpy() + extra)
+        sums += np.bincount(parents.to_numpy(), weights=lengths_of(flat) + extra, minlength=rows).astype(np.int64)
     return sums

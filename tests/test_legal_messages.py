@@ -190,6 +190,25 @@ def test_a_wrong_column_is_named(case: str) -> None:
             MessageBatch.from_arrow(data)
 
 
+PROPERTY_ROWS = [("a", "1"), ("b", "2")]
+AT_FAULT: dict[str, tuple[dict[str, Any], str]] = {
+    "a blank": ({"keys": [["é", "good"], ["b", "al so", "bad\t"]]}, "'al so'"),
+    "an empty text before a tab": ({"keys": [["a"], ["", "bad\t"]]}, "''"),
+    "an empty text at the end": ({"keys": [["a"], ["b", ""]]}, "''"),
+    "a separator": ({"properties": [PROPERTY_ROWS, [("a", "1"), ("b", "x\x02y")]]}, r"'x\\x02y'"),
+    "a name twice": ({"properties": [PROPERTY_ROWS, [*PROPERTY_ROWS, ("b", "3")]]}, "row 1: 'b'"),
+}
+
+
+@pytest.mark.parametrize("case", AT_FAULT)
+def test_the_first_text_at_fault_is_shown(case: str) -> None:
+    columns, shown = AT_FAULT[case]
+    arrays = {name: pa.array(values, IN_SCHEMA.field(name).type) for name, values in columns.items()}
+    table = pa.table({"topic": ["t", "t"], "body": [b"x", b"y"], **arrays})
+    with pytest.raises(IllegalArgumentError, match=shown):
+        MessageBatch.from_arrow(table)
+
+
 @pytest.mark.parametrize("missing", ["topic", "body"])
 def test_a_missing_column_is_named(missing: str) -> None:
     table = pa.table({"topic": pa.array(["t"]), "body": pa.array([b"x"]), "tag": pa.array(["a"])}).drop_columns([missing])

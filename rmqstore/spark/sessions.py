@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 BATCH_ROWS: Final = 10_000
 """Rows of an Arrow batch between Spark and Python."""
 
+SMALL_MESSAGES: Final = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
+"""Settings for messages of a few KiB at most, of which a whole Arrow batch fits into memory several times.
+
+Spark ends a batch at so many bytes as well, 64 MiB by default, and adds up its columns after every row to see whether it is there. This
+value says that there is no such limit, so it does not look.
+"""
+
+# The heap begins small and grows by its old part, so without a size the young one is collected every few batches.
+_FAST_JVM: Final = "-XX:+UseSerialGC -Xmn512m"
+_QUICK_JVM: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
 # What is off here reports failed tasks; the error of a job that fails for good reaches Python as an exception.
 _LOG4J: Final = """\
 rootLogger.level = error
@@ -71,7 +82,7 @@ def session(
         master: the cluster; by default this machine with all its cores, and up to four attempts for a task.
         name: what the cluster calls the application.
         quick: start fast rather than run fast, for small jobs: a small heap, and a compiler that does not optimise much.
-        settings: further settings of Spark, which win.
+        settings: further settings of Spark, which win; :data:`SMALL_MESSAGES` are some.
 
     Times are UTC, and speculation is off: two attempts that write one shard wait for each other.
     """
@@ -87,7 +98,7 @@ def session(
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": "1g" if quick else "3g",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" if quick else "-XX:+UseSerialGC",
+            "spark.driver.extraJavaOptions": _QUICK_JVM if quick else _FAST_JVM,
             "spark.local.dir": scratch,
             "spark.sql.warehouse.dir": f"{scratch}/warehouse",
             "spark.sql.session.timeZone": "UTC",

@@ -17,7 +17,7 @@ import rmqstore
 from rmqstore import spark as rmqspark
 from rmqstore.spark import Dataset
 from rmqstore.spark.jobs import Job
-from rmqstore.spark.sessions import why_not
+from rmqstore.spark.sessions import SMALL_MESSAGES, why_not
 from tests.pairs import DURABLE_PAIRS
 
 if TYPE_CHECKING:
@@ -140,6 +140,25 @@ def test_bad_input_is_refused_before_any_write(spark: SparkSession, timers: Data
         rmqspark.schedule(timers, path, shards=3)
     with Dataset.open(path).open_shard(1), pytest.raises(rmqstore.StoreLockedError, match="shard-00001"):
         rmqspark.schedule(timers, path)
+
+
+def test_settings_for_small_messages_end_a_batch_by_its_rows_alone(spark: SparkSession) -> None:
+    def row_counts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.record_batch({"rows": [batch.num_rows]})
+
+    frame = spark.range(0, 40, 1, 1).selectExpr("repeat('x', 1048576 + CAST(id AS int)) AS body").mapInArrow(row_counts, "rows long")
+    before = {name: spark.conf.get(name) for name in SMALL_MESSAGES}
+    try:
+        spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(2**24))
+        assert len(frame.collect()) > 1
+        for name, value in SMALL_MESSAGES.items():
+            spark.conf.set(name, value)
+        assert [row.rows for row in frame.collect()] == [40]
+    finally:
+        for name, value in before.items():
+            assert value is not None
+            spark.conf.set(name, value)
 
 
 def test_tasks_that_fail_are_tried_again_and_write_nothing_twice(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:

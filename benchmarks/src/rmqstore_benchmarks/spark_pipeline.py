@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import statistics
 import tempfile
 import threading
 import time
@@ -26,13 +27,16 @@ import pyarrow.parquet as pq
 import rmqstore
 from rmqstore import spark as rmqspark
 from rmqstore.spark.readout import View, Wanted, plan, read
-from rmqstore.spark.sessions import session
+from rmqstore.spark.sessions import SMALL_MESSAGES, session
 from rmqstore_benchmarks.workloads import HOUR_MS, START_MS, Workload
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARQUET_ROWS: Final = 50_000
+WARM_TIMERS: Final = 500_000
+"""Timers that go in and out before anything is measured: the processes start, and the JVM compiles most of what it is going to run."""
+
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -75,9 +79,18 @@ def _fields(pid: int) -> list[str]:
         return []
 
 
+_seen_ticks: dict[tuple[int, str], int] = {}
+
+
 def cpu_seconds() -> float:
-    """Return the CPU time of all our processes so far, those that ended and were waited for included."""
-    return sum(sum(map(int, fields[11:15])) for pid in processes() if (fields := _fields(pid))) / _TICKS_PER_S
+    """Return the CPU time of all our processes so far; one that ended counts as it was seen last.
+
+    Spark ends Python processes that had nothing to do for a minute, and what they used then is told by nobody else.
+    """
+    for pid in processes():
+        if fields := _fields(pid):
+            _seen_ticks[pid, fields[19]] = int(fields[11]) + int(fields[12])
+    return sum(_seen_ticks.values()) / _TICKS_PER_S
 
 
 def measured(what: str, call: Callable[[], int]) -> Cost:
@@ -174,21 +187,38 @@ def spark_read(spark: SparkSession, path: Path, view: View) -> int:
     return int(seen.get["rows"])
 
 
-def compare(spark: SparkSession, root: Path, source: Path, engine: str) -> None:
-    """Measure Spark beside the plain loop, and two shards beside one."""
-    loops = []
-    for rows in (10_000, PARQUET_ROWS):
-        loops.append(measured(f"plain loop, batches of {rows}", partial(plain_ingest, source, root / "plain", engine, rows)))
-        # What nobody reads any more leaves the memory to what is read next.
-        shutil.rmtree(root / "plain")
-    one = measured("Spark, 1 shard", lambda: spark_ingest(spark, source, root / "one", engine, 1))
-    shutil.rmtree(root / "one")
-    two = measured("Spark, 2 shards", lambda: spark_ingest(spark, source, root / "two", engine, 2))
-    loop = measured("plain loop, reading timers", lambda: plain_read(root / "two", View.TIMERS))
-    out = measured("Spark, reading timers", lambda: spark_read(spark, root / "two", View.TIMERS))
-    print(f"ingest a core, Spark to plain loop: {', '.join(f'{two.per_core / each.per_core:.0%} ({each.what})' for each in loops)}")
-    print(f"read-out a core, Spark to plain loop: {out.per_core / loop.per_core:.0%}")
-    print(f"1 to 2 shards: {one.wall_s / two.wall_s:.2f} times as fast")
+def compare(spark: SparkSession, root: Path, source: Path, engine: str, rounds: int) -> None:
+    """Measure Spark beside the plain loop, and two shards beside one, in turns; shares are those of one round."""
+    ingest: dict[str, list[float]] = {}
+    read_out: list[float] = []
+    shards: list[float] = []
+    for _ in range(rounds):
+        loops = []
+        for rows in (10_000, PARQUET_ROWS):
+            loops.append(measured(f"plain loop, batches of {rows}", partial(plain_ingest, source, root / "plain", engine, rows)))
+            # What nobody reads any more leaves the memory to what is read next.
+            shutil.rmtree(root / "plain")
+        one = measured("Spark, 1 shard", lambda: spark_ingest(spark, source, root / "one", engine, 1))
+        shutil.rmtree(root / "one")
+        two = measured("Spark, 2 shards", lambda: spark_ingest(spark, source, root / "two", engine, 2))
+        loop = measured("plain loop, reading timers", lambda: plain_read(root / "two", View.TIMERS))
+        out = measured("Spark, reading timers", lambda: spark_read(spark, root / "two", View.TIMERS))
+        shutil.rmtree(root / "two")
+        for spark_side in (one, two):
+            for each in loops:
+                ingest.setdefault(f"{spark_side.what}, to {each.what}", []).append(spark_side.per_core / each.per_core)
+        read_out.append(out.per_core / loop.per_core)
+        shards.append(one.wall_s / two.wall_s)
+    for what, found in ingest.items():
+        print(f"ingest a core, {what}: {_spread(found, '.0%')}")
+    print(f"read-out a core, Spark to plain loop: {_spread(read_out, '.0%')}")
+    print(f"1 to 2 shards: {_spread(shards, '.2f')} times as fast")
+
+
+def _spread(found: list[float], form: str) -> str:
+    """Return the median, with the lowest and the highest when there are more."""
+    middle = format(statistics.median(found), form)
+    return middle if len(found) == 1 else f"{middle} ({min(found):{form}} to {max(found):{form}})"
 
 
 def whole_job(spark: SparkSession, root: Path, source: Path, engine: str, shards: int) -> None:
@@ -236,6 +266,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--timers", type=int, default=1_000_000)
     parser.add_argument("--engine", default="wheel")
+    parser.add_argument("--rounds", type=int, default=1, help="of the comparison")
     parser.add_argument("--shards", type=int, default=2, help="of the whole job")
     parser.add_argument("--heap", default="1500m", help="heap of the driver's JVM, in which the executors are threads")
     parser.add_argument("--parts", default="compare,whole", help="what to run")
@@ -244,13 +275,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="rmqstore-pipeline-", dir=given.directory) as scratch:
         root = Path(scratch)
         write_input(root / "input", given.timers)
-        write_input(root / "warm", 20_000)
-        with session(settings={"spark.driver.memory": given.heap, "spark.local.dir": scratch}) as spark:
+        write_input(root / "warm", WARM_TIMERS)
+        with session(settings={"spark.driver.memory": given.heap, "spark.local.dir": scratch} | SMALL_MESSAGES) as spark:
             rmqspark.register(spark)
             spark_ingest(spark, root / "warm", root / "warmed", given.engine, 2)
             spark_read(spark, root / "warmed", View.TIMERS)
             if "compare" in given.parts:
-                compare(spark, root, root / "input", given.engine)
+                compare(spark, root, root / "input", given.engine, given.rounds)
             if "whole" in given.parts:
                 whole_job(spark, root, root / "input", given.engine, given.shards)
 

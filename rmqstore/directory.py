@@ -62,7 +62,12 @@ class StoreDirectory:
         try:
             self._prepare()
             if read_manifest(self.path) is None:
-                self._refuse_strangers()
+                try:
+                    self._refuse_strangers()
+                except StorePathError:
+                    # Another open may have made the store meanwhile; its manifest is there before its marker goes.
+                    if read_manifest(self.path) is None:
+                        raise
             self._lock = self._locked()
         except OSError as error:
             raise translated(error, self.path) from error

@@ -26,6 +26,7 @@ from rmqstore import (
     StorePathError,
     UnknownEngineError,
 )
+from rmqstore.directory import read_manifest
 
 NOW_MS = 1_700_000_000_000
 DURABLE = [
@@ -157,6 +158,18 @@ def test_a_directory_of_other_things_is_left_alone(tmp_path: Path, strangers: li
     with pytest.raises(StorePathError, match=sorted(strangers)[0]):
         _open(tmp_path).close()
     assert _listing(tmp_path) == before, "a directory that is no store got files of one"
+
+
+def test_a_store_that_another_open_makes_meanwhile_is_no_stranger(made: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Path] = []
+
+    def late(path: Path) -> dict[str, Any] | None:
+        looked.append(path)
+        return None if len(looked) == 1 else read_manifest(path)
+
+    monkeypatch.setattr("rmqstore.directory.read_manifest", late)
+    rmqstore.open(made, engine=engine, services=False).close()
+    assert len(looked) > 1
 
 
 def test_strangers_in_a_store_do_not_matter(made: Path, engine: str) -> None:

@@ -93,16 +93,22 @@ def test_withdrawing_keeps_a_shard_from_beginning(dataset: Dataset, monkeypatch:
         except rmqstore.TransferError as error:
             found.append(error)
 
-    other = threading.Thread(target=ingest)
+    other, begins = threading.Thread(target=ingest), threading.Event()
+    note_begun = Job.note_begun
 
     def looked(own: Job, shard: int) -> ShardProgress | None:
         answer = progress(own, shard)
         if threading.current_thread() is not other and not other.ident:
             other.start()
-            other.join(0.3)
+            assert begins.wait(60)
         return answer
 
+    def noted(own: Job, shard: int, new: ShardProgress) -> None:
+        begins.set()
+        note_begun(own, shard, new)
+
     monkeypatch.setattr(Job, "progress", looked)
+    monkeypatch.setattr(Job, "note_begun", noted)
     assert job.withdraw()
     other.join()
     assert "taken back" in str(found[0])

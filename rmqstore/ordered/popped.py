@@ -11,7 +11,7 @@ import pyarrow as pa
 from rmqstore.batch import OUT_SCHEMA, MessageBatch
 from rmqstore.contract import PoppedBatch, Receipt
 from rmqstore.message import PoppedMessage
-from rmqstore.ordered.recordformat import RecordFormat
+from rmqstore.ordered.recordformat import Delivery, RecordFormat
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -104,10 +104,9 @@ class PoppedRecords(PoppedBatch):
         messages = []
         for part in self.slices:
             proofs: Sequence[Receipt | None] = part.receipts() or [None] * len(part.records)
-            shared = part.topic, part.queue_id
-            how = int(part.group is not None), part.known_first_pop_ms
+            delivery = Delivery(part.topic, part.queue_id, int(part.group is not None), part.known_first_pop_ms)
             messages += [
-                make(record, *shared, offset, store_ms, *how, proof)
+                make(record, delivery, offset, store_ms, proof)
                 for offset, record, store_ms, proof in zip(part.offsets, part.records, part.store_ms, proofs, strict=True)
             ]
         return messages

@@ -6,7 +6,7 @@ A record is ``bytes`` that only its format reads. It holds a message with where 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -14,6 +14,20 @@ from rmqstore.batch import MessageBatch
 from rmqstore.message import Message, PoppedMessage, Proof
 
 NONE: Final = -1
+
+
+class Delivery(NamedTuple):
+    """What messages that are handed out together share, whatever their records say of where they were before.
+
+    Attributes:
+        counted: deliveries, to be added to those that a record counts.
+        first_pop_ms: when they were popped first, unless their records say so.
+    """
+
+    topic: str
+    queue_id: int
+    counted: int
+    first_pop_ms: int | None
 
 
 class RecordFormat(Protocol):
@@ -49,24 +63,8 @@ class RecordFormat(Protocol):
     def decode_message(self, record: bytes) -> Message:
         """Return the record as a message on its way in."""
 
-    def popped_message(
-        self,
-        record: bytes,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        store_ms: int,
-        deliveries: int,
-        first_pop_ms: int | None,
-        proof: Proof | None,
-    ) -> PoppedMessage:
-        """Return the record as a message on its way out.
-
-        Args:
-            topic, queue_id, queue_offset, store_ms, proof: of the message; the record may say where it was before.
-            deliveries: to be added to those that the record counts.
-            first_pop_ms: when it was popped first, unless the record says so.
-        """
+    def popped_message(self, record: bytes, delivery: Delivery, queue_offset: int, store_ms: int, proof: Proof | None) -> PoppedMessage:
+        """Return the record as a message on its way out."""
 
     def decode_columns(self, records: Sequence[bytes]) -> dict[str, pa.Array]:
         """Return every column of the records, ``attempt`` and ``first_pop_ms`` included."""

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from rmqstore.batch import IN_SCHEMA, MessageBatch, map_parts
 from rmqstore.message import Message, PoppedMessage, Proof
-from rmqstore.ordered.recordformat import NONE
+from rmqstore.ordered.recordformat import NONE, Delivery
 
 HEADER: Final = struct.Struct("<IiHHHHHHiqqq")
 HEADER_BYTES: Final = HEADER.size
@@ -246,17 +246,9 @@ def decode_fields(record: bytes) -> dict[str, Any]:
     }
 
 
-def popped_message(
-    record: bytes,
-    topic: str,
-    queue_id: int,
-    queue_offset: int,
-    store_ms: int,
-    deliveries: int,
-    first_pop_ms: int | None,
-    proof: Proof | None,
-) -> PoppedMessage:
-    """Return a record as a message on its way out; see ``RecordFormat``."""
+def popped_message(record: bytes, delivery: Delivery, queue_offset: int, store_ms: int, proof: Proof | None) -> PoppedMessage:
+    """Return a record as a message on its way out."""
+    topic, queue_id, counted, first_pop_ms = delivery
     fields = decode_fields(record)
     recorded_ms = fields["first_pop_ms"]
     return PoppedMessage(
@@ -272,7 +264,7 @@ def popped_message(
         queue_id,
         queue_offset,
         store_ms,
-        fields["attempt"] + deliveries,
+        fields["attempt"] + counted,
         first_pop_ms if recorded_ms is None else recorded_ms,
         proof,
     )

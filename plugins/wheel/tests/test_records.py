@@ -17,7 +17,7 @@ from rmqstore.batch import IN_SCHEMA, MessageBatch, columns_of
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import PARKED_TOPIC, Message, PoppedMessage, check_message, dlq_topic, retry_topic
 from rmqstore.ordered import records as ordered
-from rmqstore.ordered.recordformat import RecordFormat
+from rmqstore.ordered.recordformat import Delivery, RecordFormat
 from rmqstore_wheel import addressing, record_parts, records
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import log_columns, messages, properties
@@ -64,7 +64,7 @@ def by_rows(columns: dict[str, pa.Array]) -> list[dict[str, Any]]:
 
 
 def popped(record: bytes, record_format: RecordFormat) -> PoppedMessage:
-    return record_format.popped_message(record, "popped", 5, 17, 99, 1, 88, None)
+    return record_format.popped_message(record, Delivery("popped", 5, counted=1, first_pop_ms=88), 17, 99, None)
 
 
 def popped_of(fields: dict[str, Any]) -> PoppedMessage:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from rmqstore.batch import IN_SCHEMA, MessageBatch
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import Message, PoppedMessage, Proof
+from rmqstore.ordered.recordformat import Delivery
 from rmqstore_wheel import sums
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import log_columns, log_reading, messages
@@ -230,17 +231,9 @@ def decode_fields(record: Bytes) -> dict[str, Any]:
     return fields
 
 
-def popped_message(
-    record: Bytes,
-    topic: str,
-    queue_id: int,
-    queue_offset: int,
-    store_ms: int,
-    deliveries: int,
-    first_pop_ms: int | None,
-    proof: Proof | None,
-) -> PoppedMessage:
-    """Return a record as a message on its way out; see ``RecordFormat``."""
+def popped_message(record: Bytes, delivery: Delivery, queue_offset: int, store_ms: int, proof: Proof | None) -> PoppedMessage:
+    """Return a record as a message on its way out."""
+    topic, queue_id, counted, first_pop_ms = delivery
     body, numbers = _NUMBERS[record[39] & HOST_BITS]
     born_ms, attempt, body_bytes = numbers.unpack_from(record)
     at = body + body_bytes
@@ -260,7 +253,7 @@ def popped_message(
         queue_id,
         queue_offset,
         store_ms,
-        attempt + deliveries,
+        attempt + counted,
         first_pop_ms if recorded_ms is None or recorded_ms < 0 else recorded_ms,
         proof,
     )

@@ -16,6 +16,7 @@ from rmqstore.errors import IllegalArgumentTypeError
 _VERSION = 1
 _START_OF_2021_S = 1_609_459_200
 _COUNTER_DIGITS = 8
+_MARK_BYTES = 12
 
 
 class MessageIds:
@@ -35,14 +36,7 @@ class MessageIds:
 
     def column(self, now_ms: int, count: int) -> pa.Array:
         """Return ``count`` new ids as an Arrow column."""
-        prefix = np.frombuffer(self._prefix(now_ms).encode(), np.uint8)
-        numbers = (self._take(count) + np.arange(count, dtype=np.int64)) & 0xFFFFFFFF
-        ids = np.empty((count, len(prefix) + _COUNTER_DIGITS), np.uint8)
-        ids[:, : len(prefix)] = prefix
-        digits = numbers.astype(">u4").tobytes().hex().upper().encode()
-        ids[:, len(prefix) :] = np.frombuffer(digits, np.uint8).reshape(count, _COUNTER_DIGITS)
-        ends = np.arange(0, ids.size + 1, ids.shape[1], dtype=np.int32)
-        return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(ends), pa.py_buffer(ids)])
+        return _counted(self._prefix(now_ms), self._take(count), count)
 
     def _prefix(self, now_ms: int) -> str:
         return f"{self._node}{os.getpid() & 0xFFFF:04X}{(now_ms // 1000 - _START_OF_2021_S) & 0xFFFFFFFF:08X}"
@@ -59,7 +53,31 @@ message_ids = MessageIds()
 
 
 def id_of_mark(mark: bytes, row: int) -> str:
-    """Return the id of row ``row`` of a call that carries ``mark``: the same whenever the call is repeated (I1)."""
+    """Return the id of row ``row`` of a call that carries ``mark``: the same whenever the call is repeated (I1).
+
+    A digest of the mark, BLAKE2b of 12 bytes, stands where other ids have machine, process and second; the row is the counter.
+    """
+    return f"{_prefix_of_mark(mark)}{row:08X}"
+
+
+def ids_of_mark(mark: bytes, count: int) -> pa.Array:
+    """Return the ids of the first ``count`` rows as an Arrow column."""
+    return _counted(_prefix_of_mark(mark), 0, count)
+
+
+def _prefix_of_mark(mark: bytes) -> str:
     if not isinstance(mark, bytes):
         raise IllegalArgumentTypeError(f"a mark must be bytes, not {type(mark).__name__}")
-    return f"{_VERSION:02X}{hashlib.blake2b(row.to_bytes(8) + mark, digest_size=16).hexdigest().upper()}"
+    return f"{_VERSION:02X}{hashlib.blake2b(mark, digest_size=_MARK_BYTES).hexdigest().upper()}"
+
+
+def _counted(prefix: str, first: int, count: int) -> pa.Array:
+    """Return ids that differ by their counter, which wraps around."""
+    start = np.frombuffer(prefix.encode(), np.uint8)
+    numbers = (first + np.arange(count, dtype=np.int64)) & 0xFFFFFFFF
+    ids = np.empty((count, len(start) + _COUNTER_DIGITS), np.uint8)
+    ids[:, : len(start)] = start
+    digits = numbers.astype(">u4").tobytes().hex().upper().encode()
+    ids[:, len(start) :] = np.frombuffer(digits, np.uint8).reshape(count, _COUNTER_DIGITS)
+    ends = np.arange(0, ids.size + 1, ids.shape[1], dtype=np.int32)
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(ends), pa.py_buffer(ids)])

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from rmqstore.batch import IN_SCHEMA, MessageBatch, distinct_topics
 from rmqstore.contract import TimerReceipts
-from rmqstore.ids import id_of_mark, message_ids
+from rmqstore.ids import id_of_mark, ids_of_mark, message_ids
 from rmqstore.message import Message
 
 
@@ -107,7 +107,7 @@ class Completer:
             arrays["deliver_at_ms"] = pa.array(np.full(count, deliver_at_ms), pa.int64())
         missing = arrays["message_id"].null_count
         if missing:
-            ids = pa.array([id_of_mark(marks[0], row) for row in range(count)]) if marks else message_ids.column(now_ms, missing)
+            ids = ids_of_mark(marks[0], count) if marks else message_ids.column(now_ms, missing)
             if marks and missing < count:
                 ids = ids.filter(arrays["message_id"].is_null())
             arrays["message_id"] = (

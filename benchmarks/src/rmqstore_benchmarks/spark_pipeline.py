@@ -3,18 +3,22 @@
 ``python -m rmqstore_benchmarks.spark_pipeline --timers 1000000 --engine wheel``. Input is a Parquet file of random bodies, read by both
 sides. *Per core* is messages by second of CPU time of all processes together (JVM, Python workers), so that other work on the machine
 disturbs it little; wall times are shown as well.
+
+Two more steps say what can be reached at all: rows that go through Spark to Python and are thrown away there, and two plain loops side by
+side, each with half of the rows and a store of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import shutil
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -154,15 +158,26 @@ def write_input(path: Path, timers: int) -> None:
         pq.write_table(table, path / f"{number:05}.parquet", compression="none")
 
 
-def plain_ingest(source: Path, store: Path, engine: str, batch_rows: int) -> int:
+def plain_ingest(files: Sequence[Path], store: Path, engine: str, batch_rows: int) -> int:
     """Send the same rows with a plain loop over Arrow batches."""
     rows = 0
     with rmqstore.open(store, engine=engine, services=False, clock=rmqstore.ManualClock(START_MS)) as opened:
-        for file in sorted(source.iterdir()):
+        for file in files:
             for batch in pq.ParquetFile(file).iter_batches(batch_rows):
                 opened.send_batch(batch, marks=[f"plain/{rows}".encode()])
                 rows += len(batch)
     return rows
+
+
+def side_by_side(files: Sequence[Path], root: Path, engine: str) -> Cost:
+    """Measure two plain loops at a time, in processes of their own that have started before."""
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        pool.map(os.path.basename, ("left", "right"), chunksize=1)
+        halves = [(files[at::2], root / side, engine, PARQUET_ROWS) for at, side in enumerate(("left", "right"))]
+        cost = measured(f"two plain loops, batches of {PARQUET_ROWS}", lambda: sum(pool.starmap(plain_ingest, halves, chunksize=1)))
+    for _, store, _, _ in halves:
+        shutil.rmtree(store)
+    return cost
 
 
 def plain_read(path: Path, view: View) -> int:
@@ -174,6 +189,17 @@ def plain_read(path: Path, view: View) -> int:
 def spark_ingest(spark: SparkSession, source: Path, path: Path, engine: str, shards: int) -> int:
     """Schedule the same rows with Spark."""
     return rmqspark.schedule(spark.read.parquet(str(source)), path, shards=shards, engine=engine, now=START_MS).rows
+
+
+def spark_passes(spark: SparkSession, source: Path) -> int:
+    """Bring the same rows to Python and throw them away there."""
+    counts = spark.read.parquet(str(source)).mapInArrow(_counted, "rows long").collect()
+    return sum(int(row.rows) for row in counts)
+
+
+def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.record_batch({"rows": [len(batch)]})
 
 
 def spark_read(spark: SparkSession, path: Path, view: View) -> int:
@@ -190,14 +216,21 @@ def spark_read(spark: SparkSession, path: Path, view: View) -> int:
 def compare(spark: SparkSession, root: Path, source: Path, engine: str, rounds: int) -> None:
     """Measure Spark beside the plain loop, and two shards beside one, in turns; shares are those of one round."""
     ingest: dict[str, list[float]] = {}
+    reachable: dict[str, list[float]] = {}
+    side: list[float] = []
+    files = sorted(source.iterdir())
     read_out: list[float] = []
     shards: list[float] = []
     for _ in range(rounds):
         loops = []
         for rows in (10_000, PARQUET_ROWS):
-            loops.append(measured(f"plain loop, batches of {rows}", partial(plain_ingest, source, root / "plain", engine, rows)))
+            loops.append(measured(f"plain loop, batches of {rows}", partial(plain_ingest, files, root / "plain", engine, rows)))
             # What nobody reads any more leaves the memory to what is read next.
             shutil.rmtree(root / "plain")
+        side.append(loops[-1].wall_s / side_by_side(files, root, engine).wall_s)
+        thrown_away = measured("Spark, rows to Python only", lambda: spark_passes(spark, source))
+        for each in loops:
+            reachable.setdefault(each.what, []).append(each.cpu_s / (each.cpu_s + thrown_away.cpu_s))
         one = measured("Spark, 1 shard", lambda: spark_ingest(spark, source, root / "one", engine, 1))
         shutil.rmtree(root / "one")
         two = measured("Spark, 2 shards", lambda: spark_ingest(spark, source, root / "two", engine, 2))
@@ -211,8 +244,11 @@ def compare(spark: SparkSession, root: Path, source: Path, engine: str, rounds: 
         shards.append(one.wall_s / two.wall_s)
     for what, found in ingest.items():
         print(f"ingest a core, {what}: {_spread(found, '.0%')}")
+    for what, found in reachable.items():
+        print(f"ingest a core, {what}, were it sent as it comes from Spark: {_spread(found, '.0%')}")
     print(f"read-out a core, Spark to plain loop: {_spread(read_out, '.0%')}")
     print(f"1 to 2 shards: {_spread(shards, '.2f')} times as fast")
+    print(f"1 to 2 plain loops: {_spread(side, '.2f')} times as fast")
 
 
 def _spread(found: list[float], form: str) -> str:
@@ -269,14 +305,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="of the comparison")
     parser.add_argument("--shards", type=int, default=2, help="of the whole job")
     parser.add_argument("--heap", default="1500m", help="heap of the driver's JVM, in which the executors are threads")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark to try; may be repeated")
     parser.add_argument("--parts", default="compare,whole", help="what to run")
     parser.add_argument("--directory", type=Path, help="where the stores are made and removed; the system's by default")
     given = parser.parse_args()
+    tried = {key: value for key, _, value in (each.partition("=") for each in given.set)}
     with tempfile.TemporaryDirectory(prefix="rmqstore-pipeline-", dir=given.directory) as scratch:
         root = Path(scratch)
         write_input(root / "input", given.timers)
         write_input(root / "warm", WARM_TIMERS)
-        with session(settings={"spark.driver.memory": given.heap, "spark.local.dir": scratch} | SMALL_MESSAGES) as spark:
+        with session(settings={"spark.driver.memory": given.heap, "spark.local.dir": scratch} | SMALL_MESSAGES | tried) as spark:
             rmqspark.register(spark)
             spark_ingest(spark, root / "warm", root / "warmed", given.engine, 2)
             spark_read(spark, root / "warmed", View.TIMERS)

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from rmqstore import config
-from rmqstore.batch import IN_SCHEMA, MessageBatch
+from rmqstore.batch import MessageBatch
 from rmqstore.clock import SystemClock
 from rmqstore.errors import (
     CorruptStoreError,
@@ -32,7 +32,8 @@ from rmqstore.plugins import get_plugins
 from rmqstore.spark import witness
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import Failure, encoded, reports
-from rmqstore.spark.jobs import Job, JobRecord, ShardProgress, StagedFile
+from rmqstore.spark.jobs import Job, JobRecord, ShardProgress
+from rmqstore.spark.stagedfiles import StagedFile, joined, read_batches
 from rmqstore.store import Store
 
 
@@ -90,7 +91,7 @@ def ingest_shard(job: Job, shard: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardR
                 sent = store.send_batch(MessageBatch(columns=batch), marks=[mark])
                 has_sent = True
                 repeated += len(batch) if sent.repeated else 0
-        except (IllegalArgumentError, FlowControlError, CorruptStoreError):
+        except (IllegalArgumentError, FlowControlError, CorruptStoreError, TransferError):
             # The store takes all of a chunk or nothing, so nothing of the shard is sent, and the job can still be taken back.
             if not has_sent:
                 job.note_not_begun(shard)
@@ -132,43 +133,19 @@ def chunks(job: Job, record: JobRecord, shard: int) -> Iterator[tuple[bytes, pa.
     mark = b""
     held: list[pa.RecordBatch] = []
     rows = size_bytes = 0
-    for file, number, batch in _batches(job, record, shard):
-        batch_bytes = file.sizes_bytes[number]
-        if held and (rows + len(batch) > record.chunk_rows or size_bytes + batch_bytes > record.chunk_bytes):
-            yield mark, _joined(held)
-            held, rows, size_bytes = [], 0, 0
-        if not held:
-            mark = _mark_prefix(job) + f"{file.name}/{number}".encode()
-        held.append(batch)
-        rows += len(batch)
-        size_bytes += batch_bytes
-    if held:
-        yield mark, _joined(held)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def _batches(job: Job, record: JobRecord, shard: int) -> Iterator[tuple[StagedFile, int, pa.RecordBatch]]:
-    """Yield file, number and rows of every batch of a shard, without a copy."""
     for file in record.files:
-        if shard not in file.shards:
-            continue
-        path = job.staged / file.name
-        try:
-            with pa.memory_map(str(path)) as source:
-                reader = pa.ipc.open_file(source)
-                for number, (own, rows) in enumerate(zip(file.shards, file.rows, strict=True)):
-                    if own != shard:
-                        continue
-                    batch = reader.get_batch(number)
-                    if batch.schema != IN_SCHEMA or batch.num_rows != rows:
-                        raise CorruptStoreError(f"batch {number} of {path} is not what was written", file=str(path), offset=number)
-                    yield file, number, batch
-        except (pa.ArrowInvalid, FileNotFoundError, IndexError) as error:
-            what = f"the staged file {path} of job {job.id!r} cannot be read: {error}"
-            raise CorruptStoreError(what, file=str(path), offset=0) from error
+        for number, batch in read_batches(job.staged / file.name, file, shard):
+            batch_bytes = file.sizes_bytes[number]
+            if held and (rows + len(batch) > record.chunk_rows or size_bytes + batch_bytes > record.chunk_bytes):
+                yield mark, joined(held)
+                held, rows, size_bytes = [], 0, 0
+            if not held:
+                mark = _mark_prefix(job) + f"{file.name}/{number}".encode()
+            held.append(batch)
+            rows += len(batch)
+            size_bytes += batch_bytes
+    if held:
+        yield mark, joined(held)
 
 
 def _record(job: Job) -> JobRecord:

@@ -31,6 +31,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -39,6 +40,7 @@ from rmqstore.directory import StoreDirectory
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError, IllegalArgumentTypeError, TransferError
 from rmqstore.ordered.home import sync_path
 from rmqstore.spark.dataset import Dataset, write_json
+from rmqstore.spark.stagedfiles import StagedFile
 
 CHUNK_ROWS: Final = 50_000
 CHUNK_BYTES: Final = 32 * 1024 * 1024
@@ -46,20 +48,6 @@ CHUNK_BYTES: Final = 32 * 1024 * 1024
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RECORD: Final = "job.json"
-
-
-class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """One file of phase 1: the shard, the rows and the bytes of each of its batches, and the latest deliver time, ms.
-
-    A task without rows has no file; its name is empty. One that found the job committed did not look at its rows: ``is_drained``.
-    """
-
-    name: str
-    shards: list[int]
-    rows: list[int]
-    sizes_bytes: list[int]
-    latest_ms: int | None = None
-    is_drained: bool = False
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,8 +110,10 @@ class Job:
             if record is None:
                 named = sorted((file for file in files if file.rows), key=lambda file: file.name)
                 record = JobRecord(files=named, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES, now_ms=now_ms)
-                if not all((self.staged / file.name).is_file() for file in record.files):
-                    raise TransferError(f"staged files of job {self.id!r} are gone: another run of it failed meanwhile; run it again")
+                if not all(_is_whole(self.staged / file.name, file) for file in record.files):
+                    raise TransferError(
+                        f"staged files of job {self.id!r} are gone or cut off: another run of it failed meanwhile; run it again"
+                    )
                 for folder in (self.staged, self.path, self.path.parent):
                     sync_path(folder)
                 self._write(_RECORD, record)
@@ -273,6 +263,10 @@ class Job:
             return None
         except ValueError as error:
             raise CorruptStoreError(f"the record {file} of job {self.id!r} cannot be read: {error}", file=str(file), offset=0) from error
+
+
+def _is_whole(path: Path, file: StagedFile) -> bool:
+    return path.is_file() and path.stat().st_size == file.size_bytes
 
 
 def checked_job_id(job_id: str) -> str:

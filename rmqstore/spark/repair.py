@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from rmqstore.errors import RmqstoreError, TransferError
+from rmqstore.errors import CorruptStoreError, RmqstoreError, TransferError
 from rmqstore.spark import migrating
 from rmqstore.spark.dataset import Dataset, left_asides
 from rmqstore.spark.ingest import ingest_here
@@ -35,7 +35,11 @@ def troubles(dataset: Dataset) -> Iterator[Trouble]:
             f"others, --undo moves these back to {dataset.manifest.engine!r}",
         )
     for job in jobs_of(dataset):
-        record = job.record()
+        try:
+            record = job.record()
+        except CorruptStoreError as error:
+            yield Trouble("job", True, f"{error}; restore that file from a copy, since nothing else tells what the job has done")
+            continue
         if record is None:
             yield Trouble("job", False, f"{job.id} is being staged, or its driver is gone; nothing was sent; {doctor} --undo` removes it")
         elif not record.is_done:

@@ -21,7 +21,8 @@ from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import LASTING, Failure, encoded, reports, typed
 from rmqstore.spark.handing import ShardTick, check_no_job_waits, tick_shard
 from rmqstore.spark.ingest import ShardReport, check_delays, ingest_shard
-from rmqstore.spark.jobs import Job, StagedFile
+from rmqstore.spark.jobs import Job
+from rmqstore.spark.stagedfiles import StagedFile
 from rmqstore.spark.staging import stage
 from rmqstore.when import When, time_ms
 

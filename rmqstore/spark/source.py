@@ -36,9 +36,10 @@ from rmqstore.spark.columns import check_columns, ddl, written_columns
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import reports
 from rmqstore.spark.ingest import check_delays, ingest_here
-from rmqstore.spark.jobs import Job, StagedFile
+from rmqstore.spark.jobs import Job
 from rmqstore.spark.readout import PART_ROWS, Part, View, Wanted, plan, read
 from rmqstore.spark.running import answered
+from rmqstore.spark.stagedfiles import StagedFile
 from rmqstore.spark.staging import stage
 
 if TYPE_CHECKING:

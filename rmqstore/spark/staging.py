@@ -11,14 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmqstore.batch import IN_SCHEMA, MessageBatch
+from rmqstore.batch import MessageBatch
 from rmqstore.clock import SystemClock
 from rmqstore.delays import batch_without_requests
 from rmqstore.directory import translated
 from rmqstore.errors import IllegalMessageError
 from rmqstore.plugins import get_plugins
-from rmqstore.spark.jobs import CHUNK_BYTES, CHUNK_ROWS, Job, StagedFile
+from rmqstore.spark.jobs import CHUNK_BYTES, CHUNK_ROWS, Job
 from rmqstore.spark.routing import shard_column
+from rmqstore.spark.stagedfiles import BatchWriter, StagedFile, joined
 
 HELD_BYTES: Final = 128 * 1024 * 1024
 """What a task holds for all shards together; then the largest chunk goes, full or not."""
@@ -50,7 +51,7 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, now_ms: i
                 if batch.num_rows:
                     writer.add(_checked(batch, partition, rows, now_ms), partition + rows)
                     rows += batch.num_rows
-            writer.close()
+            staged = writer.finish(name)
         if not rows:
             path.unlink()
             return StagedFile(name="", shards=[], rows=[], sizes_bytes=[])
@@ -62,7 +63,7 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, now_ms: i
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    return StagedFile(name=name, shards=writer.shards, rows=writer.rows, sizes_bytes=writer.sizes_bytes, latest_ms=writer.latest_ms)
+    return staged
 
 
 def _checked(batch: pa.RecordBatch, partition: int, first_row: int, now_ms: int) -> pa.RecordBatch:
@@ -78,14 +79,11 @@ class _Writer:
     """Collects rows by shard and writes them chunk by chunk, each a record batch of its own."""
 
     def __init__(self, sink: pa.NativeFile, shards: int) -> None:
-        self._file = pa.ipc.new_file(sink, IN_SCHEMA)
+        self._file = BatchWriter(sink)
         self._count = shards
         self._pieces: dict[int, list[pa.RecordBatch]] = {}
         self._held_rows: dict[int, int] = {}
         self._held_bytes: dict[int, int] = {}
-        self.shards: list[int] = []
-        self.rows: list[int] = []
-        self.sizes_bytes: list[int] = []
         self.latest_ms: int | None = None
 
     def add(self, columns: pa.RecordBatch, first_row: int) -> None:
@@ -116,15 +114,11 @@ class _Writer:
 
     def _write(self, shard: int) -> None:
         pieces = self._pieces.pop(shard)
-        self.sizes_bytes.append(self._held_bytes.pop(shard))
-        rows = self._held_rows.pop(shard)
-        whole = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-        self._file.write_batch(whole)
-        self.shards.append(shard)
-        self.rows.append(rows)
+        del self._held_bytes[shard], self._held_rows[shard]
+        self._file.write(shard, joined(pieces))
 
-    def close(self) -> None:
-        """Write what is held, and the end of the file."""
+    def finish(self, name: str) -> StagedFile:
+        """Write what is held, and the end of the file of this name."""
         for shard in sorted(self._pieces):
             self._write(shard)
-        self._file.close()
+        return self._file.finish(name, self.latest_ms)

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from rmqstore.spark import Dataset
 from rmqstore.spark.ingest import ingest_shard
-from rmqstore.spark.jobs import Job, StagedFile
+from rmqstore.spark.jobs import Job
 from rmqstore.spark.readout import View, Wanted, plan, read
+from rmqstore.spark.stagedfiles import StagedFile
 from rmqstore.spark.staging import stage
 from tests.pairs import DURABLE_PAIRS
 

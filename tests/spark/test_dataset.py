@@ -19,9 +19,10 @@ from rmqstore.spark import Dataset, migrating, repair, shard_of
 from rmqstore.spark.columns import check_columns
 from rmqstore.spark.handing import check_no_job_waits, tick_shard
 from rmqstore.spark.ingest import check_delays, chunks, ingest_here, ingest_shard
-from rmqstore.spark.jobs import Job, JobRecord, StagedFile
+from rmqstore.spark.jobs import Job, JobRecord
 from rmqstore.spark.readout import Part, View, Wanted, plan, read
 from rmqstore.spark.routing import crc32_column, shard_column
+from rmqstore.spark.stagedfiles import StagedFile
 from rmqstore.spark.staging import stage
 from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, SECOND_MS, committed, creation_left_behind, ingested, rows, staged, timers_of
 
@@ -231,6 +232,16 @@ def test_a_run_whose_files_were_taken_away_does_not_commit(dataset: Dataset) -> 
     assert job.record() is None
 
 
+def test_a_file_that_was_cut_off_before_the_commit_is_not_committed(dataset: Dataset) -> None:
+    job = Job(dataset, "load")
+    files = staged(job, rows(0, 20), rows(20, 20))
+    path = job.staged / files[1].name
+    path.write_bytes(path.read_bytes()[:-500])
+    with pytest.raises(rmqstore.TransferError, match="cut off"):
+        job.commit(files, NOW_MS)
+    assert job.record() is None
+
+
 def test_a_lost_staged_file_is_named(dataset: Dataset) -> None:
     job = committed(dataset, "load", rows(0, 20))
     (file,) = job.staged.iterdir()
@@ -311,7 +322,7 @@ def test_small_batches_go_together_the_same_way_each_time(dataset: Dataset, monk
         assert again is not None
         assert list(chunks(job, again, shard)) == given
         whole = msgspec.structs.replace(record, chunk_bytes=1)
-        assert len(list(chunks(job, whole, shard))) == sum(shard in file.shards for file in record.files)
+        assert len(list(chunks(job, whole, shard))) == sum(file.shards.count(shard) for file in record.files)
 
 
 @pytest.mark.parametrize("job_id", ["", "a/b", "..", "a" * 65, " a"])

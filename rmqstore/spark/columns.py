@@ -11,6 +11,7 @@ from rmqstore.batch import IN_SCHEMA, OUT_SCHEMA
 from rmqstore.errors import IllegalMessageError, IllegalMessageTypeError
 
 _NULL: Final = "void"
+_AS_MS: Final = "write unix_millis({}) AS {}"
 
 
 def ddl_type(kind: pa.DataType) -> str:
@@ -42,12 +43,14 @@ def check_columns(columns: Iterable[tuple[str, str]]) -> None:
         if names.count(name) > 1:
             raise IllegalMessageError(f"column {name!r} is there more than once")
         if name not in OUT_SCHEMA.names:
-            hint = "; write unix_millis(deliver_at) AS deliver_at_ms" if name == "deliver_at" else ""
+            hint = f"; {_AS_MS.format('deliver_at', 'deliver_at_ms')}" if name == "deliver_at" else ""
             raise IllegalMessageError(f"column {name!r} is unknown; a message has {', '.join(IN_SCHEMA.names)}{hint}")
         if name in IN_SCHEMA.names:
             wanted = ddl_type(IN_SCHEMA.field(name).type)
             if kind not in (wanted, _NULL):
-                raise IllegalMessageTypeError(f"column {name!r} must be {wanted}, not {kind}; cast it")
+                # A timestamp that is cast to a number gives seconds.
+                hint = _AS_MS.format(name, name) if kind.startswith("timestamp") and name.endswith("_ms") else "cast it"
+                raise IllegalMessageTypeError(f"column {name!r} must be {wanted}, not {kind}; {hint}")
     for name in ("topic", "body"):
         if name not in names:
             raise IllegalMessageError(f"column {name!r} is missing; a message needs at least topic and body")

@@ -54,6 +54,7 @@ LOCK_WAIT_MS: Final = 600_000
 """How long a task waits for a shard that another task holds."""
 
 _POLL_S: Final = 0.05
+_URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,10 +93,10 @@ class Dataset:
             ConfigError: it has another number of shards, or another engine.
             FormatVersionError, CorruptStoreError: its manifest cannot be read.
         """
-        place = checked_path(path).absolute()
+        place = place_of(path)
         manifest = read_dataset_manifest(place)
         if manifest is None:
-            raise StorePathError(f"there is no data set at {place}: {_what_is(place)}")
+            raise StorePathError(f"there is no data set at {place}: {what_is(place)}")
         if shards is not None and shards != manifest.shards:
             raise ConfigError(
                 f"data set {place} has {manifest.shards} shards, not {shards}, and their number cannot change; leave it out, or write into "
@@ -129,7 +130,7 @@ class Dataset:
             UnsupportedOperationError: the engine keeps nothing when it is closed.
             UnknownEngineError, EngineNotInstalledError, BrokenEngineError: the engine cannot be used.
         """
-        place = checked_path(path).absolute()
+        place = place_of(path)
         if type(shards) is not int:
             raise IllegalArgumentTypeError(f"shards must be an int, not {shards!r}")
         if not 1 <= shards <= MAX_SHARDS:
@@ -137,7 +138,7 @@ class Dataset:
         if not place.parent.is_dir():
             raise StorePathError(f"{place.parent} does not exist; make it first, then write to {place}")
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
-            raise StorePathError(f"no data set can be made at {place}: {_what_is(place)}; choose an empty or a new directory")
+            raise StorePathError(f"no data set can be made at {place}: {what_is(place)}; choose an empty or a new directory")
         given = {"engine": engine, **(settings or {})}
         wanted = config.load(place, given, get_plugins().engine_settings()).with_default_engine(get_plugins().default_engine)
         if wanted.timer_engine != wanted.pop_engine:
@@ -165,7 +166,7 @@ class Dataset:
         Raises:
             ConfigError: also when ``settings`` differ from those that it was made with.
         """
-        place = checked_path(path).absolute()
+        place = place_of(path)
         if read_dataset_manifest(place) is None:
             cls.create(place, shards=2 if shards is None else shards, engine=engine, settings=settings)
         found = cls.open(place, shards=shards, engine=engine)
@@ -298,7 +299,22 @@ def write_json(file: Path, content: object) -> None:
         raise translated(error, file) from error
 
 
-def _what_is(place: Path) -> str:
+def place_of(path: str | os.PathLike[str]) -> Path:
+    """Return the directory that a path names, absolute.
+
+    Raises:
+        IllegalArgumentError: it is no path, or a URI.
+    """
+    place = checked_path(path)
+    if _URI.match(str(path)):
+        raise IllegalArgumentError(
+            f"path {str(path)!r} is a URI; data sets lie in directories that every task can reach: give a plain path"
+        )
+    return place.absolute()
+
+
+def what_is(place: Path) -> str:
+    """Say what lies at a path that is no data set."""
     if (place / STORE_MANIFEST).is_file():
         return "that is a single store; rmqstore.open writes to it, and as a source Spark only reads it"
     if not place.exists():

@@ -21,9 +21,8 @@ from rmqstore.contract.state import timers_from
 from rmqstore.directory import read_manifest
 from rmqstore.errors import IllegalArgumentError, StorePathError
 from rmqstore.message import MAX_TIME_MS, RESERVED_PREFIXES
-from rmqstore.opening import checked_path
 from rmqstore.readstore import ReadStore
-from rmqstore.spark.dataset import Dataset, is_dataset
+from rmqstore.spark.dataset import Dataset, is_dataset, place_of, what_is
 from rmqstore.tables import State
 
 PAGE_ROWS: Final = 8192
@@ -121,7 +120,7 @@ def stores_at(path: str) -> list[tuple[int, Path]]:
     Raises:
         StorePathError: there is neither at ``path``, or a shard is missing.
     """
-    place = checked_path(path).absolute()
+    place = place_of(path)
     if is_dataset(place):
         dataset = Dataset.open(place)
         missing = [shard for shard in dataset.shards if dataset.engines_of(shard) is None]
@@ -129,7 +128,7 @@ def stores_at(path: str) -> list[tuple[int, Path]]:
             raise StorePathError(f"shard {dataset.shard_path(missing[0])} is missing; restore it from a snapshot of that shard")
         return [(shard, dataset.shard_path(shard)) for shard in dataset.shards]
     if read_manifest(place) is None:
-        raise StorePathError(f"there is neither a data set nor a store at {place}")
+        raise StorePathError(f"there is neither a data set nor a store at {place}: {what_is(place)}")
     return [(0, place)]
 
 

@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from rmqstore.errors import IllegalArgumentError
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -85,7 +87,12 @@ def session(
         settings: further settings of Spark, which win; :data:`SMALL_MESSAGES` are some.
 
     Times are UTC, and speculation is off: two attempts that write one shard wait for each other.
+
+    Raises:
+        IllegalArgumentError: Spark cannot run here.
     """
+    if reason := why_not():
+        raise IllegalArgumentError(f"there can be no Spark session: {reason}")
     with tempfile.TemporaryDirectory(prefix="rmqstore-spark-", ignore_cleanup_errors=True) as scratch:
         Path(scratch, "log4j2.properties").write_text(_LOG4J, encoding="utf-8")
         os.environ |= {"SPARK_CONF_DIR": scratch, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "TZ": "UTC"}

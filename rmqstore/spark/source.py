@@ -131,8 +131,8 @@ class ViewReader(DataSourceReader):
         return [PartOfView(part) for part in plan(self._path, self._wanted, self._part_rows)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, PartOfView)
-        return read(partition.part, self._wanted)
+        # Where there is no part at all, Spark asks for one of its own.
+        return read(partition.part, self._wanted) if isinstance(partition, PartOfView) else iter(())
 
 
 class PushdownReader(ViewReader):

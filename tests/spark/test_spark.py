@@ -100,6 +100,28 @@ def test_a_plain_write_takes_options_and_its_job_id(spark: SparkSession, timers:
     assert record.is_done
 
 
+def test_a_view_of_nothing_has_no_rows(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    rmqspark.schedule(timers.limit(0), path, shards=2, engine=ENGINE, now=NOW_MS)
+    for name in ("timers", "messages", "leases"):
+        assert view(spark, path, name).collect() == []
+    rmqspark.schedule(timers.limit(3), path, now=NOW_MS)
+    assert view(spark, path, "messages").count() == 0
+    assert view(spark, path, from_ms=NOW_MS + 10**9).count() == 0
+    assert rmqspark.hand_over(spark, path, NOW_MS + 10**9).handed_over == 3
+    assert view(spark, path).count() == 0
+    assert view(spark, path, "messages").count() == 3
+
+
+def test_a_path_that_cannot_be_read_is_told_with_what_is_there(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    for name, what in (("nope", "nothing is there"), (".", "something else is there")):
+        with pytest.raises(Exception, match=f"neither a data set nor a store at .*: {what}"):
+            view(spark, tmp_path / name).count()
+    with pytest.raises(Exception, match="is a URI"):
+        spark.read.format("rmqstore").load(f"file://{tmp_path}").count()
+
+
 def test_conditions_and_options_give_the_same_rows(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
     path = tmp_path / "data"
     rmqspark.schedule(timers, path, shards=2, engine=ENGINE, now=NOW_MS)
@@ -124,6 +146,12 @@ def test_bad_input_is_refused_before_any_write(spark: SparkSession, timers: Data
         rmqspark.schedule(timers.selectExpr("*", "1 AS price"), path)
     with pytest.raises(rmqstore.IllegalMessageTypeError, match="'body' must be binary, not string"):
         rmqspark.schedule(timers.selectExpr("topic", "topic AS body"), path)
+    with pytest.raises(
+        rmqstore.IllegalMessageTypeError, match=r"bigint, not timestamp; write unix_millis\(deliver_at_ms\) AS deliver_at_ms"
+    ):
+        rmqspark.schedule(timers.selectExpr("topic", "body", "now() AS deliver_at_ms"), path)
+    with pytest.raises(rmqstore.IllegalArgumentError, match="is a URI"):
+        rmqspark.schedule(timers, f"file://{path}")
     assert not path.exists()
     nulls = timers.selectExpr("topic", f"if(keys[0] = '{ROWS - 1}', null, body) AS body")
     with pytest.raises(rmqstore.IllegalMessageError, match=r"'body' has a null .* nothing was written"):

@@ -190,4 +190,6 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
         legal = False
     if not legal:
         raise IllegalArgumentError(f"path {text!r} holds a character that no file name can have")
+    if text == ":memory:":
+        raise IllegalArgumentError('":memory:" is no directory; with engine="memory" a store keeps nothing when it is closed')
     return Path(text)

@@ -96,6 +96,14 @@ def test_an_impossible_path(tmp_path: Path, name: str) -> None:
     assert _listing(tmp_path) == set()
 
 
+def test_a_store_in_memory_is_an_engine_and_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for opening in (rmqstore.open, _open):
+        with pytest.raises(rmqstore.IllegalArgumentError, match=r'":memory:" is no directory; .*engine="memory"'):
+            opening(":memory:")
+    assert list(tmp_path.iterdir()) == []
+
+
 SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"colour": "red"}, "colour"),
     ({"flush": "sometimes"}, "flush"),

@@ -156,7 +156,7 @@ def _dataset(path: Path, *, deep: bool) -> Iterator[Finding]:
         well += not bad
         for each in bad:
             yield Finding(each.check, each.level, f"shard {shard}: {each.text}")
-    yield Finding("shards", Level.OK, f"{well} of {manifest.shards} have nothing to tell")
+    yield Finding("shards", Level.OK, f"all is well in {well} of {manifest.shards}")
 
 
 def _engines_of(path: Path) -> set[str]:

@@ -8,7 +8,8 @@
 
 Why no crash and no retry loses or doubles a row: In phase 1 every attempt of a task writes a file of its own, so attempts, also ones that
 run at a time or meet the rows in another order, do not touch each other. Spark takes the answer of one attempt per task, and the commit
-names the files of these answers. It is one rename, under a lock of the job: before it nothing was sent, after it the files never change.
+names the files of these answers. It is one rename, under a lock of the job: before it nothing was sent, after it the files never change,
+and what the disk changes is refused by the sums that the commit holds (``stagedfiles``).
 So the chunks of phase 2, made of the batches of these files in their order, are the same for whoever sends them, and however often. Each
 carries a mark of data set, job, and the file and number of its first batch, which the store keeps in the same atomic step as the messages
 (I1); a chunk whose mark is there is skipped. A task owns its shard while it sends, and looks under that lock whether the shard is done, so

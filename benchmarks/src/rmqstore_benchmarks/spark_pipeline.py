@@ -18,6 +18,7 @@ import statistics
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -214,41 +215,34 @@ def spark_read(spark: SparkSession, path: Path, view: View) -> int:
 
 
 def compare(spark: SparkSession, root: Path, source: Path, engine: str, rounds: int) -> None:
-    """Measure Spark beside the plain loop, and two shards beside one, in turns; shares are those of one round."""
-    ingest: dict[str, list[float]] = {}
-    reachable: dict[str, list[float]] = {}
-    side: list[float] = []
+    """Measure Spark beside the plain loop, and two shards beside one, in turns; shares and speedups are those of one round."""
     files = sorted(source.iterdir())
-    read_out: list[float] = []
-    shards: list[float] = []
+    shares: dict[str, list[float]] = defaultdict(list)
+    speedups: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
         loops = []
         for rows in (10_000, PARQUET_ROWS):
             loops.append(measured(f"plain loop, batches of {rows}", partial(plain_ingest, files, root / "plain", engine, rows)))
             # What nobody reads any more leaves the memory to what is read next.
             shutil.rmtree(root / "plain")
-        side.append(loops[-1].wall_s / side_by_side(files, root, engine).wall_s)
-        thrown_away = measured("Spark, rows to Python only", lambda: spark_passes(spark, source))
-        for each in loops:
-            reachable.setdefault(each.what, []).append(each.cpu_s / (each.cpu_s + thrown_away.cpu_s))
+        speedups["1 to 2 plain loops"].append(loops[-1].wall_s / side_by_side(files, root, engine).wall_s)
+        passes = measured("Spark, rows to Python only", lambda: spark_passes(spark, source))
         one = measured("Spark, 1 shard", lambda: spark_ingest(spark, source, root / "one", engine, 1))
         shutil.rmtree(root / "one")
         two = measured("Spark, 2 shards", lambda: spark_ingest(spark, source, root / "two", engine, 2))
+        speedups["1 to 2 shards"].append(one.wall_s / two.wall_s)
+        for each in loops:
+            for spark_side in (one, two):
+                shares[f"ingest a core, {spark_side.what}, to {each.what}"].append(spark_side.per_core / each.per_core)
+            shares[f"ingest a core, {each.what}, were it sent as it comes from Spark"].append(each.cpu_s / (each.cpu_s + passes.cpu_s))
         loop = measured("plain loop, reading timers", lambda: plain_read(root / "two", View.TIMERS))
         out = measured("Spark, reading timers", lambda: spark_read(spark, root / "two", View.TIMERS))
         shutil.rmtree(root / "two")
-        for spark_side in (one, two):
-            for each in loops:
-                ingest.setdefault(f"{spark_side.what}, to {each.what}", []).append(spark_side.per_core / each.per_core)
-        read_out.append(out.per_core / loop.per_core)
-        shards.append(one.wall_s / two.wall_s)
-    for what, found in ingest.items():
-        print(f"ingest a core, {what}: {_spread(found, '.0%')}")
-    for what, found in reachable.items():
-        print(f"ingest a core, {what}, were it sent as it comes from Spark: {_spread(found, '.0%')}")
-    print(f"read-out a core, Spark to plain loop: {_spread(read_out, '.0%')}")
-    print(f"1 to 2 shards: {_spread(shards, '.2f')} times as fast")
-    print(f"1 to 2 plain loops: {_spread(side, '.2f')} times as fast")
+        shares["read-out a core, Spark to plain loop"].append(out.per_core / loop.per_core)
+    for what, found in shares.items():
+        print(f"{what}: {_spread(found, '.0%')}")
+    for what, found in speedups.items():
+        print(f"{what}: {_spread(found, '.2f')} times as fast")
 
 
 def _spread(found: list[float], form: str) -> str:

@@ -38,7 +38,8 @@ def troubles(dataset: Dataset) -> Iterator[Trouble]:
         try:
             record = job.record()
         except CorruptStoreError as error:
-            yield Trouble("job", True, f"{error}; restore that file from a copy, since nothing else tells what the job has done")
+            way_out = f"restore that file from a copy, or remove {job.path} when every shard is known to have what the job brought"
+            yield Trouble("job", True, f"{error}; {way_out}")
             continue
         if record is None:
             yield Trouble("job", False, f"{job.id} is being staged, or its driver is gone; nothing was sent; {doctor} --undo` removes it")

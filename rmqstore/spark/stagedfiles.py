@@ -51,7 +51,7 @@ class BatchWriter:
     """Writes batches into a new file.
 
     Attributes:
-        shards, rows, sizes_bytes, sums: of what was written so far, as in :class:`StagedFile`.
+        offset, shards, rows, sizes_bytes, sums: of what was written so far, as in :class:`StagedFile`.
     """
 
     def __init__(self, sink: pa.NativeFile) -> None:

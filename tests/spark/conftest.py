@@ -1,14 +1,16 @@
-"""One quiet Spark session for all tests of this directory that need one; they are left out where Spark cannot run."""
+"""What tests of data sets share: an empty one; and one quiet Spark session, without which those that need it are left out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from rmqstore.spark import register
+from rmqstore.spark import Dataset, register
 from rmqstore.spark.sessions import session, why_not
+from tests.spark.datasets import ENGINE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,3 +25,9 @@ def spark() -> Iterator[SparkSession]:
     with session("local[2,4]", quick=True, settings={"spark.sql.python.filterPushdown.enabled": "true"}) as running:
         register(running)
         yield running
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    """Two empty shards."""
+    return Dataset.create(tmp_path / "data", shards=2, engine=ENGINE)

@@ -34,11 +34,6 @@ class Killed(BaseException):
     """The end of a process."""
 
 
-@pytest.fixture
-def dataset(tmp_path: Path) -> Dataset:
-    return Dataset.create(tmp_path / "data", shards=2, engine=ENGINE)
-
-
 @pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
 @pytest.mark.parametrize(("owner", "name", "is_behind"), MOMENTS, ids=[name for _, name, _ in MOMENTS])
 def test_a_migration_that_was_killed_in_a_shard_is_undone_at_once(

@@ -1,0 +1,220 @@
+"""Jobs without Spark: rows in two phases, under crashes, twins and second runs; what is refused before the commit."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import rmqstore
+from rmqstore.batch import IN_SCHEMA
+from rmqstore.spark import Dataset, shard_of
+from rmqstore.spark.columns import check_columns
+from rmqstore.spark.ingest import check_delays, chunks, ingest_here, ingest_shard
+from rmqstore.spark.jobs import Job, JobRecord
+from rmqstore.spark.stagedfiles import StagedFile
+from rmqstore.spark.staging import stage
+from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, committed, ingested, rows, staged, timers_of
+
+pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
+
+
+def test_every_row_is_written_once_however_often_it_is_sent(dataset: Dataset) -> None:
+    job = committed(dataset, "load", rows(0, 100), rows(100, 100))
+    first = ingest_shard(job, 0)
+    assert (first.rows, first.repeated) == (job.record().rows_of(0), 0)  # type: ignore[union-attr]
+    assert ingest_shard(job, 0).repeated == first.rows
+    assert job.missing_shards() == [1]
+    ingest_shard(job, 1)
+    job.finish()
+    assert not job.staged.exists()
+    assert ingest_shard(job, 1).repeated == ingest_shard(job, 1).rows
+    assert sorted(timers_of(dataset.path)) == list(range(200))
+    for shard in dataset.shards:
+        with dataset.open_shard(shard) as store:
+            found = [int(timer.message.body) for timer in store.scan().timers]
+        assert {shard_of(str(number), 2) for number in found} == {shard}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_task_that_dies_after_any_chunk_is_completed(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("staging", "jobs"):
+        monkeypatch.setattr(f"rmqstore.spark.{module}.CHUNK_ROWS", 10)
+    dataset = Dataset.create(tmp_path / "data", shards=1, engine=engine)
+    job = Job(dataset, "load")
+    job.commit([stage(job, [rows(0, 12), rows(12, 9), rows(21, 10)], 0)], NOW_MS)
+    record = job.record()
+    assert record is not None
+    assert record.files[0].rows == [12, 19]
+    send_batch = rmqstore.Store.send_batch
+    for dies_after in (0, 1, 2):
+        sent: list[int] = []
+
+        def dying(store: rmqstore.Store, *given: object, limit: int = dies_after, done: list[int] = sent, **named: object) -> object:
+            if len(done) == limit:
+                raise RuntimeError("killed")
+            done.append(1)
+            return send_batch(store, *given, **named)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(rmqstore.Store, "send_batch", dying)
+            if dies_after < 2:
+                with pytest.raises(RuntimeError, match="killed"):
+                    ingest_shard(job, 0)
+            else:
+                assert ingest_shard(job, 0).repeated == 12
+    assert sorted(timers_of(dataset.path)) == list(range(31))
+
+
+def test_attempts_of_one_task_do_not_meet(dataset: Dataset) -> None:
+    job = Job(dataset, "load")
+    lost = stage(job, [rows(0, 50)], 0)
+    kept = stage(job, [rows(0, 50).take(pa.array(np.arange(50)[::-1]))], 0)
+    assert lost.name != kept.name
+    job.commit([kept], NOW_MS)
+    assert [entry.name for entry in job.staged.iterdir()] == [kept.name]
+    ingested(job)
+    assert sorted(timers_of(dataset.path)) == list(range(50))
+
+
+def test_twins_that_run_at_a_time_wait_for_each_other(dataset: Dataset) -> None:
+    job = committed(dataset, "load", rows(0, 2000))
+    found: list[int] = []
+    twins = [threading.Thread(target=lambda: found.append(ingest_shard(job, 0).repeated)) for _ in range(2)]
+    for twin in twins:
+        twin.start()
+    for twin in twins:
+        twin.join()
+    assert sorted(found) == [0, job.record().rows_of(0)]  # type: ignore[union-attr]
+    ingest_shard(job, 1)
+    assert sorted(timers_of(dataset.path)) == list(range(2000))
+
+
+def test_a_second_run_of_a_committed_job_brings_nothing_new(dataset: Dataset) -> None:
+    job = committed(dataset, "load", rows(0, 20))
+    again = job.commit(staged(job, rows(100, 20)), NOW_MS)
+    assert again == job.record()
+    assert len(list(job.staged.iterdir())) == 1
+    ingested(job)
+    assert sorted(timers_of(dataset.path)) == list(range(20))
+
+
+def test_a_run_whose_files_were_taken_away_does_not_commit(dataset: Dataset) -> None:
+    job = Job(dataset, "load")
+    files = staged(job, rows(0, 20))
+    Job(dataset, "load").discard()
+    with pytest.raises(rmqstore.TransferError, match="run it again"):
+        job.commit(files, NOW_MS)
+    assert job.record() is None
+
+
+def test_a_file_that_was_cut_off_before_the_commit_is_not_committed(dataset: Dataset) -> None:
+    job = Job(dataset, "load")
+    files = staged(job, rows(0, 20), rows(20, 20))
+    path = job.staged / files[1].name
+    path.write_bytes(path.read_bytes()[:-500])
+    with pytest.raises(rmqstore.TransferError, match="cut off"):
+        job.commit(files, NOW_MS)
+    assert job.record() is None
+
+
+def test_a_lost_staged_file_is_named(dataset: Dataset) -> None:
+    job = committed(dataset, "load", rows(0, 20))
+    (file,) = job.staged.iterdir()
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(rmqstore.CorruptStoreError, match=file.name):
+        ingest_shard(job, 0)
+    file.unlink()
+    with pytest.raises(rmqstore.CorruptStoreError, match=file.name):
+        ingest_here(job)
+    assert timers_of(dataset.path) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("topic", ["orders", None]),
+        ("body", [b"x", None]),
+        ("body", [b"x", b""]),
+        ("topic", ["orders", "%RETRY%x"]),
+        ("deliver_at_ms", [1, -1]),
+    ],
+)
+def test_bad_rows_are_refused_before_anything_is_kept(dataset: Dataset, column: str, values: list[object]) -> None:
+    job = Job(dataset, "load")
+    good = rows(0, 2)
+    bad = good.set_column(good.schema.get_field_index(column), column, pa.array(values, IN_SCHEMA.field(column).type))
+    with pytest.raises(rmqstore.IllegalArgumentError) as caught:
+        stage(job, [good, bad], 3)
+    assert column in str(caught.value)
+    assert list(job.staged.iterdir()) == []
+
+
+def test_columns_are_refused_by_name_and_type() -> None:
+    good = [("topic", "string"), ("body", "binary"), ("properties", "map<string,string>"), ("deliver_at_ms", "bigint"), ("tag", "void")]
+    check_columns(good)
+    for bad, expected in (
+        ([*good, ("price", "int")], "'price' is unknown"),
+        ([*good, ("deliver_at", "timestamp")], "unix_millis"),
+        ([*good, ("queue_id", "bigint")], "'queue_id' must be int, not bigint"),
+        ([("topic", "string"), ("body", "string")], "'body' must be binary, not string"),
+        ([("body", "binary")], "'topic' is missing"),
+        ([*good, ("topic", "string")], "'topic' is there more than once"),
+    ):
+        with pytest.raises(rmqstore.IllegalMessageError, match=expected):
+            check_columns(bad)
+
+
+def test_a_delay_beyond_the_limit_is_refused_before_the_commit(tmp_path: Path) -> None:
+    dataset = Dataset.create(tmp_path / "data", shards=1, engine=ENGINE, settings={"max_delay_ms": 5000})
+    job = Job(dataset, "load")
+    check_delays(job, staged(job, rows(0, 5)), NOW_MS)
+    with pytest.raises(rmqstore.DelayTooLongError, match="deliver_at_ms"):
+        check_delays(job, staged(job, rows(0, 6)), NOW_MS)
+
+
+def test_memory_is_bounded_by_writing_the_largest_chunk(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqstore.spark.staging.HELD_BYTES", 4000)
+    monkeypatch.setattr("rmqstore.spark.jobs.CHUNK_ROWS", 1)
+    job = Job(dataset, "load")
+    file = stage(job, (rows(first, 20) for first in range(0, 200, 20)), 0)
+    assert len(file.rows) > 4
+    assert sum(file.rows) == 200
+    record = job.commit([file], NOW_MS)
+    marks = [mark for shard in dataset.shards for mark, _ in chunks(job, record, shard)]
+    assert len(set(marks)) == len(file.rows)
+
+
+def test_small_batches_go_together_the_same_way_each_time(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqstore.spark.jobs.CHUNK_ROWS", 60)
+    job = Job(dataset, "load")
+    record = job.commit(staged(job, *(rows(first, 20) for first in range(0, 200, 20))), NOW_MS)
+    monkeypatch.setattr("rmqstore.spark.jobs.CHUNK_ROWS", 10)
+    for shard in dataset.shards:
+        given = list(chunks(job, record, shard))
+        assert 2 <= len(given) <= 3
+        assert all(len(batch) <= 60 for _, batch in given)
+        again = Job(dataset, "load").record()
+        assert again is not None
+        assert list(chunks(job, again, shard)) == given
+        whole = msgspec.structs.replace(record, chunk_bytes=1)
+        assert len(list(chunks(job, whole, shard))) == sum(file.shards.count(shard) for file in record.files)
+
+
+@pytest.mark.parametrize("job_id", ["", "a/b", "..", "a" * 65, " a"])
+def test_a_job_id_that_is_no_name_is_refused(dataset: Dataset, job_id: str) -> None:
+    with pytest.raises(rmqstore.IllegalArgumentError, match="job_id"):
+        Job(dataset, job_id)
+
+
+def test_a_record_of_a_job_counts_by_shard() -> None:
+    files = [
+        StagedFile(name="a", shards=[0, 1, 0], rows=[5, 7, 1], sizes_bytes=[1, 1, 1]),
+        StagedFile(name="b", shards=[1], rows=[2], sizes_bytes=[1]),
+    ]
+    record = JobRecord(files=files, chunk_rows=10, chunk_bytes=10)
+    assert (record.rows, record.rows_of(0), record.rows_of(1), record.rows_of(2)) == (15, 6, 9, 0)

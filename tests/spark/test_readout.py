@@ -1,0 +1,97 @@
+"""Views without Spark: parts that give every row once, beside an owner, of a shard, a store or a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import rmqstore
+from rmqstore.spark import Dataset
+from rmqstore.spark.handing import tick_shard
+from rmqstore.spark.jobs import Job
+from rmqstore.spark.readout import Part, View, Wanted, plan, read
+from rmqstore.spark.staging import stage
+from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, SECOND_MS, committed, ingested, rows, timers_of
+
+pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_parts_give_every_timer_once_beside_an_owner(tmp_path: Path, engine: str) -> None:
+    dataset = Dataset.create(tmp_path / "data", shards=2, engine=engine)
+    ingested(committed(dataset, "load", rows(0, 400)))
+    with dataset.open_shard(0, now_ms=NOW_MS) as owner:
+        late = rows(1000, 1, deliver_at_ms=pa.array([NOW_MS - SECOND_MS]))
+        owner.send_batch(late, marks=[b"late"])
+        owner.send_batch(rows(2000, 2, deliver_at_ms=pa.array([None, NOW_MS + SECOND_MS])))
+        view = Wanted(view=View.TIMERS)
+        parts = plan(str(dataset.path), view, 50)
+        assert len(parts) >= 8
+        assert all(sum(map(len, read(part, view))) <= 100 for part in parts)
+        assert sorted(timers_of(dataset.path)) == [*range(400), 1000, 2000, 2001]
+        chosen = {"from_ms": NOW_MS + 101 * SECOND_MS, "to_ms": NOW_MS + 201 * SECOND_MS}
+        assert sorted(timers_of(dataset.path, **chosen)) == list(range(100, 200))
+        assert sorted(timers_of(dataset.path, to_ms=NOW_MS)) == [1000]
+        assert timers_of(dataset.path, topic="nobody") == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("precision_ms", [100, 1000])
+def test_timers_of_the_last_tick_are_read(tmp_path: Path, engine: str, precision_ms: int) -> None:
+    dataset = Dataset.create(tmp_path / "data", shards=1, engine=engine, settings={"precision_ms": precision_ms})
+    last_ms = 2**62
+    job = Job(dataset, "load")
+    times = pa.array([last_ms - 5000, last_ms - 1, last_ms])
+    job.commit([stage(job, [rows(0, 3, deliver_at_ms=times)], 0)], last_ms - 100_000)
+    ingested(job)
+    assert sorted(timers_of(dataset.path)) == [0, 1, 2]
+    assert sorted(timers_of(dataset.path, to_ms=last_ms)) == [0, 1]
+    assert timers_of(dataset.path, from_ms=last_ms) == [2]
+    assert timers_of(dataset.path, from_ms=last_ms, to_ms=last_ms + 1) == [2]
+    assert timers_of(dataset.path, from_ms=last_ms + 1) == []
+
+
+def test_messages_leases_and_lag_are_read_by_shard(dataset: Dataset) -> None:
+    ingested(committed(dataset, "load", rows(0, 100)))
+    moved = [tick_shard(dataset, shard, NOW_MS + 60 * SECOND_MS).handed_over for shard in dataset.shards]
+    assert sum(moved) == 60
+    with dataset.open_shard(0, now_ms=NOW_MS + 61 * SECOND_MS) as store:
+        store.pop("orders", "billing", max_messages=5)
+    assert sorted(messages(dataset)) == list(range(60))
+    leases = Wanted(view=View.LEASES)
+    (found,) = [batch for part in plan(str(dataset.path), leases) for batch in read(part, leases)]
+    assert found.num_rows == 5
+    assert set(found.column("group").to_pylist()) == {"billing"}
+    lag = Wanted(view=View.LAG)
+    rows_of_lag = [row for part in plan(str(dataset.path), lag) for batch in read(part, lag) for row in batch.to_pylist()]
+    assert rows_of_lag == [
+        {"shard": 0, "topic": "orders", "group": "billing", "ready": moved[0] - 5, "in_flight": 5, "retry": 0, "dead": 0}
+    ]
+
+
+def messages(dataset: Dataset) -> Iterator[int]:
+    view = Wanted(view=View.MESSAGES, columns=("queue_offset", "body", "shard"))
+    for part in plan(str(dataset.path), view, 7):
+        for batch in read(part, view):
+            assert batch.schema.names == list(view.columns)
+            assert batch.num_rows <= 7
+            yield from map(int, batch.column("body").to_pylist())
+
+
+def test_a_single_store_and_a_snapshot_are_read_as_shard_0(tmp_path: Path) -> None:
+    with rmqstore.open(tmp_path / "one", engine=ENGINE, services=False, clock=rmqstore.ManualClock(NOW_MS)) as store:
+        store.send_batch(rows(0, 10))
+        store.snapshot(tmp_path / "copy")
+        store.send_batch(rows(10, 10))
+    assert sorted(timers_of(tmp_path / "copy")) == list(range(10))
+    view = Wanted(view=View.TIMERS)
+    (part,) = plan(str(tmp_path / "one"), view)
+    assert part == Part(shard=0, path=str(tmp_path / "one"))
+    assert sum(map(len, read(part, view))) == 20
+    with pytest.raises(rmqstore.IllegalArgumentError, match="no column 'price'"):
+        plan(str(tmp_path / "one"), Wanted(view=View.TIMERS, columns=("price",)))
+    with pytest.raises(rmqstore.StorePathError, match="neither a data set nor a store"):
+        plan(str(tmp_path), view)

@@ -24,3 +24,9 @@ def summed(record: Record, behind: bytes = b"") -> Record:
     hosts = sum(len(host) - 8 for host in (record.born_host, record.store_host))
     crc = zlib.crc32(head[36 : 84 + hosts] + record.properties)
     return msgspec.structs.replace(record, properties=record.properties + b"RMQS_CRC\x01%08x\x02" % crc + behind)
+
+
+def bare(record: Record) -> Record:
+    """Return a record that is not placed yet without the room for its sum."""
+    assert record.properties.endswith(ROOM)
+    return msgspec.structs.replace(record, properties=record.properties.removesuffix(ROOM))

@@ -1,0 +1,188 @@
+"""Due timers come home: records that waited become records of their topics, those of other brokers alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from plugins.wheel.tests.made_records import FRAME, MESSAGE, V6, WHEEL
+from plugins.wheel.tests.summed import ROOM, bare, summed, with_room
+from rmqstore.message import Message
+from rmqstore_wheel import addressing, records
+from rmqstore_wheel.formats import commit_log as log
+from rmqstore_wheel.formats import messages
+
+
+def waiting(message: Message, out_ms: int, noted: bytes = b"", behind: bytes = b"", **fields: Any) -> bytes:
+    """Return a timer as the engine writes it into the wheel topic; ``noted`` stands before its sum, and ``behind`` after it."""
+    queue_id = -1 if message.queue_id is None else message.queue_id
+    system = f"REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{queue_id}\x02TIMER_OUT_MS\x01{out_ms}\x02".encode()
+    record = messages.encode_message(
+        message, topic=WHEEL.decode(), queue_id=0, system=system + noted, store_ms=8, queue_offset=6, physical_offset=77, **fields
+    )
+    return log.encode_record(summed(record, behind))
+
+
+def expected_of(message: Message, out_ms: int) -> bytes:
+    """Return the record of a timer that came home, made from the message."""
+    record = messages.encode_message(message, system=f"TIMER_OUT_MS\x01{out_ms}\x02".encode())
+    return log.encode_record(with_room(record))
+
+
+def deliver(made: Sequence[bytes], rows: Sequence[int] | None = None, gap: bytes = b"") -> records.LogRecords:
+    """Return the timers of some rows of a buffer."""
+    sizes = np.array([len(record) for record in made], np.int64)
+    starts = np.cumsum(sizes + len(gap)) - sizes
+    picked = np.arange(len(made)) if rows is None else np.array(rows, np.int64)
+    return addressing.for_delivery(b"".join(gap + record for record in made), starts[picked], sizes[picked])
+
+
+TIMER = st.builds(lambda message, due: msgspec.structs.replace(message, deliver_at_ms=due), MESSAGE, st.integers(0, 2**62))
+NOTED = st.sampled_from([b"", b"RMQS_TICK\x011000\x02RMQS_EPOCH\x013\x02"])
+OUT = st.sampled_from([0, 7, 1_790_000_000_000, 2**62]) | st.integers(1_000_000_000_000, 9_999_999_999_999)
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.tuples(TIMER, OUT, NOTED, st.booleans()), min_size=1, max_size=6),
+    st.sampled_from([1, 10, 30]),
+    st.sampled_from([b"", b"gap"]),
+    st.randoms(use_true_random=False),
+    st.booleans(),
+)
+def test_due_timers_come_home(timers: list[tuple[Message, int, bytes, bool]], times: int, gap: bytes, random: Any, twice: bool) -> None:
+    timers = timers * times
+    made = [waiting(message, out_ms, noted, FRAME * framed) for message, out_ms, noted, framed in timers]
+    expected = [expected_of(message, out_ms) for message, out_ms, _, _ in timers]
+    assert deliver(made, gap=gap).records == expected
+    rows = list(range(len(timers))) + [0] * twice
+    random.shuffle(rows)
+    found = deliver(made, rows, gap)
+    assert found.records == [expected[row] for row in rows]
+    assert list(found.messages()) == [timers[row][0] for row in rows]
+    topics, numbers, queue_ids = found.routes
+    assert [(topics[number], queue_id) for number, queue_id in zip(numbers, queue_ids.tolist(), strict=True)] == [
+        records.route_of(expected[row]) for row in rows
+    ]
+
+
+def test_regular_timers_are_not_cut_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone: list[int] = []
+    one_by_one = addressing._one_by_one
+
+    def count(buffer: Any, starts: Any, sizes: Any) -> Any:
+        alone.append(len(starts))
+        return one_by_one(buffer, starts, sizes)
+
+    monkeypatch.setattr(addressing, "_one_by_one", count)
+    timers = [(Message(f"topic-{'x' * (row % 20)}{row % 100}", b"b" * row, message_id="m"), 10 ** (row % 15)) for row in range(1, 3000)]
+    made = [waiting(message, out_ms, behind=FRAME * (row % 7 == 0)) for row, (message, out_ms) in enumerate(timers)]
+    assert deliver(made).records == [expected_of(*timer) for timer in timers]
+    assert alone == []
+    made[5] = waiting(*timers[5], b"TIMER_ROLL_TIMES\x011\x02")
+    assert deliver(made).records == [expected_of(*timer) for timer in timers]
+    assert alone == [1]
+
+
+ENTRY = st.tuples(
+    st.sampled_from(["REAL_TOPIC", "REAL_QID", "TIMER_OUT_MS", "TIMER_ROLL_TIMES", "TIMER_ENQUEUE_MS", "RMQS_FRAME", "RMQS_X", "user", ""]),
+    st.sampled_from(["1", "-1", "-2", "99999999999", "orders", "", "a\x01b", "f" * 50, "t" * 128, "RMQS_", "\x02"]),
+).map(lambda pair: f"{pair[0]}\x01{pair[1]}\x02")
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.builds(
+            log.Record,
+            topic=st.sampled_from([WHEEL, WHEEL, WHEEL, b"t", b"SCHEDULE_TOPIC_XXXX", b"t" * 200]),
+            body=st.sampled_from([b"", b"body", b"\x02REAL_TOPIC\x01t\x02"]),
+            properties=st.tuples(
+                st.lists(ENTRY, max_size=4).map("".join),
+                st.sampled_from(["", "UNIQ_KEY\x01m\x02"]),
+                st.sampled_from(["", "REAL_TOPIC\x01orders\x02REAL_QID\x013\x02TIMER_OUT_MS\x01123\x02"]),
+                st.lists(ENTRY, max_size=2).map("".join),
+                st.sampled_from(["", "", "user\x01open", "RMQS_FRAME\x01x", "\x02"]),
+            ).map(lambda parts: "".join(parts).encode()),
+            queue_id=st.integers(-1, 3),
+            queue_offset=st.just(5),
+            physical_offset=st.just(6),
+            store_ms=st.just(7),
+            prepared_offset=st.just(8),
+            flag=st.just(9),
+            born_host=st.sampled_from([log.LOCAL_HOST, V6]),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+@example([log.Record(topic=WHEEL, body=b"b", properties=b"REAL_TOPIC\x01orders\x02REAL_QID\x013\x02TIMER_OUT_MS\x01123\x02")])
+@example([log.Record(topic=WHEEL, body=b"b", properties=b"u\x01v\x02REAL_TOPIC\x01\x02REAL_QID\x013\x02TIMER_OUT_MS\x01123\x02")])
+@example(
+    [log.Record(topic=WHEEL, body=b"b", properties=b"u\x01v\x02REAL_TOPIC\x01t\x02REAL_QID\x013\x02TIMER_OUT_MS\x01" + b"1\x02A\x01b\x02")]
+)
+@example(
+    [
+        log.Record(
+            topic=WHEEL, body=b"b", properties=b"u\x01v\x02REAL_TOPIC\x01" + b"t" * 200 + b"\x02REAL_QID\x013\x02TIMER_OUT_MS\x011\x02"
+        )
+    ]
+)
+@example(
+    [  # as long as one another, but the second one ends with two properties
+        log.Record(topic=WHEEL, body=b"b", properties=b"u\x01v\x02REAL_TOPIC\x01abcde\x02REAL_QID\x013\x02TIMER_OUT_MS\x011\x02"),
+        log.Record(topic=WHEEL, body=b"b", properties=b"u\x01v\x02REAL_TOPIC\x01a\x02b\x01c\x02REAL_QID\x013\x02TIMER_OUT_MS\x011\x02"),
+    ]
+)
+def test_timers_of_other_brokers_come_home_alike_by_both_ways(made: list[log.Record]) -> None:
+    # None of ours is without the end of its last property, which a sum stands behind.
+    ours = [msgspec.structs.replace(record, properties=record.properties.removesuffix(b"user\x01open")) for record in made]
+    ours = [record for record in ours if record.properties[-1:] in (b"", b"\x02")]
+    encoded = [log.encode_record(record) for record in (*made, *map(summed, ours))]
+    alone = [records.as_delivered(record) for record in encoded]
+    assert deliver(encoded * 30).records == alone * 30
+    for record, before, after in zip(made + ours, encoded, alone, strict=True):
+        found = log.decode_record(after)
+        topic, queue_id = records.route_of(before)
+        entries = [
+            entry
+            for entry in record.properties.decode().split("\x02")
+            if not entry.startswith(("REAL_TOPIC\x01", "REAL_QID\x01", "TIMER_ROLL_TIMES\x01", "RMQS_"))
+        ]
+        assert [entry for entry in bare(found).properties.decode().split("\x02") if entry] == [entry for entry in entries if entry]
+        assert found == msgspec.structs.replace(
+            record,
+            topic=topic,
+            queue_id=queue_id,
+            properties=found.properties,
+            queue_offset=0,
+            physical_offset=0,
+            store_ms=0,
+            sys_flag=found.sys_flag,
+        )
+
+
+def test_a_timer_by_hand() -> None:
+    text = b"user\x01RMQS_\x02UNIQ_KEY\x01m\x02TIMER_ROLL_TIMES\x012\x02TIMER_ENQUEUE_MS\x015\x02REAL_TOPIC\x01orders\x02REAL_QID\x01-1\x02"
+    record = log.Record(topic=WHEEL, body=b"b", properties=text + b"TIMER_OUT_MS\x01999\x02", queue_id=0, store_ms=3)
+    (found,) = deliver([log.encode_record(summed(record, FRAME))]).records
+    assert log.decode_record(found) == log.Record(
+        topic=b"orders",
+        body=b"b",
+        properties=b"user\x01RMQS_\x02UNIQ_KEY\x01m\x02TIMER_ENQUEUE_MS\x015\x02TIMER_OUT_MS\x01999\x02" + ROOM,
+        queue_id=-1,
+    )
+
+
+def test_the_crc_is_carried_over_and_not_made_anew() -> None:
+    message = Message("orders", b"body" * 9, message_id="m", deliver_at_ms=5)
+    record = bytearray(waiting(message, 4))
+    record[8:12] = b"\x12\x34\x56\x78"
+    for found in (*deliver([bytes(record)]).records, *deliver([bytes(record)] * 30).records):
+        assert found[8:12] == b"\x12\x34\x56\x78"

@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from plugins.wheel.tests.made_records import FRAME, V6, WHEEL
 from plugins.wheel.tests.summed import summed
-from plugins.wheel.tests.test_records import FRAME, V6, WHEEL, deliver, waiting
+from plugins.wheel.tests.test_due_records import deliver, waiting
 from rmqstore.message import Message
 from rmqstore_wheel import addressing
 from rmqstore_wheel.formats import commit_log as log

@@ -31,8 +31,8 @@ class Tickable(Protocol):
 class Ticker:
     """Runs a tick whenever something is due, at the latest 0.1 × precision later; wakes at once when the clock is set by hand.
 
-    A failing tick is logged and tried again, since a full disk may have room later; a poisoned or closed store ends the thread, and every
-    call of the store then says why.
+    A failing tick is logged and tried again, whatever error it raised, since a full disk may have room later; only a poisoned or closed
+    store ends the thread, and every call of the store then says why.
     """
 
     def __init__(self, store: Tickable, wake: Signal, precision_ms: int, flush_interval_ms: int | None) -> None:
@@ -73,6 +73,10 @@ class Ticker:
                 pause_s = _AFTER_ERROR_S
             except RmqstoreError as error:
                 _log.warning("a tick failed and is tried again: %s", error)
+                pause_s = _AFTER_ERROR_S
+            except Exception:
+                # A fault of an engine or a plug-in; without hand-over and revive a store would stand still, and nothing would tell.
+                _log.exception("a tick failed with an error that nobody expected, and is tried again")
                 pause_s = _AFTER_ERROR_S
             if not self._stopping:
                 self._wake.wait_beyond(seen, pause_s)

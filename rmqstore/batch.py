@@ -7,7 +7,7 @@ something of an engine's own (a :class:`BatchSource`) — and makes the others w
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -290,6 +290,14 @@ def distinct_topics(column: pa.Array) -> list[str]:
     except UnicodeDecodeError as error:
         raise IllegalMessageError(f"column 'topic' is not valid UTF-8: {error}") from None
     return topics
+
+
+def topics_in(batch: MessageBatch) -> Iterator[str]:
+    """Yield the topics of a batch of one row at least, some perhaps more than once."""
+    if batch.has_columns:
+        yield from distinct_topics(batch.columns.column("topic"))
+    else:
+        yield from (message.topic for message in batch.messages)
 
 
 def _check_bodies(column: pa.Array) -> None:

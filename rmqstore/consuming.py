@@ -128,20 +128,22 @@ class Consuming(Owning):
         wait_ms = duration_ms("wait", wait)
         now_ms = self._clock.now_ms()
         until_ms, until_s = now_ms + wait_ms, time.monotonic() + wait_ms / 1000
+        if not wait_ms:
+            result, ticket = self._pops.pop(request, now_ms)
+            self._settle(self._pops, ticket)
+            return result
         is_manual = not isinstance(self._clock, SystemClock)
-        while True:
-            # Count first, then look: what arrives in between moves the count, so the wait ends at once.
-            seen = self._arrivals.count
-            result, ticket = self._pops.pop(request, self._clock.now_ms())
-            if len(result.messages):
-                self._settle(self._pops, ticket)
-                return result
-            left_s = until_s - time.monotonic()
-            if left_s <= 0 or (is_manual and self._clock.now_ms() >= until_ms):
-                self._settle(self._pops, ticket)
-                return result
-            self._arrivals.wait_beyond(seen, min(left_s, threading.TIMEOUT_MAX))
-            self._check_open()
+        with self._waits.on(topic, for_acks=order or bool(self._opened.config.max_in_flight)) as waiting:
+            while True:
+                # Count first, then look: what arrives in between moves the count, so the wait ends at once.
+                seen, waiting.ends = waiting.count, self._ends_of(topic)
+                result, ticket = self._pops.pop(request, self._clock.now_ms())
+                left_s = until_s - time.monotonic()
+                if len(result.messages) or left_s <= 0 or (is_manual and self._clock.now_ms() >= until_ms):
+                    self._settle(self._pops, ticket)
+                    return result
+                waiting.wait_beyond(seen, min(left_s, threading.TIMEOUT_MAX))
+                self._check_open()
 
     @overload
     def ack(self, leased: Leased) -> AckOutcome: ...  # type: ignore[overload-overlap] # a str is a sequence of str
@@ -157,6 +159,7 @@ class Consuming(Owning):
         given = receipts_of(leased)
         outcomes, ticket = self._pops.ack(given.receipts, self._clock.now_ms())
         self._settle(self._pops, ticket)
+        self._waits.acked(receipt.topic for receipt in given.receipts)
         answers = given.spread(outcomes, AckOutcome.UNKNOWN)
         return answers[0] if given.is_single else answers
 
@@ -185,7 +188,7 @@ class Consuming(Owning):
         given = receipts_of(leased)
         outcomes, ticket = self._pops.release(given.receipts, self._clock.now_ms())
         self._settle(self._pops, ticket)
-        self._arrivals.notify()
+        self._waits.arrived(receipt.topic for receipt in given.receipts)
         answers = given.spread(outcomes, ReleaseOutcome.UNKNOWN)
         return answers[0] if given.is_single else answers
 
@@ -233,7 +236,7 @@ class Consuming(Owning):
         self._check_open()
         result, ticket = self._pops.apply(PopTxn(removals=removals), self._clock.now_ms())
         self._settle(self._pops, ticket)
-        self._arrivals.notify()
+        self._waits.anything()
         return sum(result.removals)
 
     # ------------------------------------------------------------ arranging
@@ -251,12 +254,14 @@ class Consuming(Owning):
         self._check_open()
         check_readable_topic(name)
         self._settle(self._pops, self._pops.delete_topic(name))
+        self._waits.anything()
 
     def delete_group(self, name: str) -> None:
         """Remove a group with its leases, positions and retry topics; its dead letter queue stays."""
         self._check_open()
         check_group(name)
         self._settle(self._pops, self._pops.delete_group(name))
+        self._waits.anything()
 
     def reset_offset(self, topic: str, group: str, to: int | InitMode, *, queue: int | None = None) -> None:
         """Move a group to an offset, to the first kept message or to the next one; its leases there turn STALE (P11)."""
@@ -267,7 +272,7 @@ class Consuming(Owning):
         if queue is not None:
             check_count("queue", queue)
         self._settle(self._pops, self._pops.reset_offset(topic, group, queue, to, self._clock.now_ms()))
-        self._arrivals.notify()
+        self._waits.arrived((topic,))
 
 
 def _checked_letters(letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:

@@ -16,7 +16,7 @@ from rmqstore.errors import StorePoisonedError, UnsupportedOperationError
 from rmqstore.opening import Opened
 from rmqstore.reading import Reading
 from rmqstore.sending import Completer
-from rmqstore.services.signals import Signal
+from rmqstore.services.signals import Waits
 
 
 class Owning(Reading):
@@ -27,13 +27,18 @@ class Owning(Reading):
         self._opened = opened
         self._clock = clock
         self._sync_calls = opened.config.flush is Flush.SYNC
-        self._arrivals = Signal()
+        self._waits = Waits()
         self._completer = Completer(self._queues_of)
 
     def _queues_of(self, topic: str) -> int:
         known = self._pops.topic(topic)
         # An unknown one is made when its first message arrives, so that a refused send leaves nothing behind.
         return self._opened.config.default_queues if known is None else known.queues
+
+    def _ends_of(self, topic: str) -> tuple[int, ...]:
+        """Return the next offset of each queue of a topic; none when there is no such topic."""
+        known = self._pops.topic(topic)
+        return () if known is None else known.max_offsets
 
     def _require(self, capability: str, what: str) -> None:
         """Refuse a call that needs what the pop engine does not declare (S1)."""

@@ -7,7 +7,7 @@ from typing import Any, overload
 
 import pyarrow as pa
 
-from rmqstore.batch import MessageBatch
+from rmqstore.batch import MessageBatch, topics_in
 from rmqstore.contract import (
     CancelOutcome,
     TimerHandle,
@@ -135,7 +135,7 @@ class Producing(Owning):
             return receipts, receipts.status is WriteStatus.REPEATED
         result, ticket = self._pops.append(batch, now_ms, marks)
         self._settle(self._pops, ticket)
-        self._arrivals.notify()
+        self._waits.arrived(topics_in(batch))
         return None, result.status is WriteStatus.REPEATED
 
     # ------------------------------------------------------------ cancelling

@@ -138,8 +138,10 @@ class Store(Producing, Consuming):
         self._check_open()
         with self._tick_lock, self._poisoning():
             report = self._ticking.run(self._clock.now_ms(), always=always)
-        if report.moved:
-            self._arrivals.notify()
+        if report.retried or report.dead or report.parked:
+            self._waits.anything()  # a retry topic, or the place in a queue that comes free
+        elif report.moved:
+            self._waits.moved(self._ends_of)
         return report
 
     def confirm_clock_step(self) -> None:
@@ -180,10 +182,12 @@ class Store(Producing, Consuming):
             self._ticker.stop()
         if self._unsubscribe is not None:
             self._unsubscribe()
-        with self._tick_lock:
-            self._closed = True
-            self._opened.close()
-        self._arrivals.notify()
+        try:
+            with self._tick_lock:
+                self._closed = True
+                self._opened.close()
+        finally:
+            self._waits.anything()
 
     def __enter__(self) -> Self:
         return self
@@ -196,6 +200,10 @@ class Store(Producing, Consuming):
 
     # ------------------------------------------------------------ underneath
 
+    def wake(self) -> None:
+        """Let everything that waits look again, after messages came in by another way than a call of the store."""
+        self._clock_moved()
+
     def _clock_moved(self) -> None:
         self._ticker_wake.notify()
-        self._arrivals.notify()
+        self._waits.anything()

@@ -1,8 +1,10 @@
-"""Waking those who wait for messages."""
+"""Waking those who wait: for the ticker, and for messages of a topic."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 
 class Signal:
@@ -27,3 +29,74 @@ class Signal:
         """Return when the count has moved beyond ``seen``, or after ``timeout_s`` seconds."""
         with self._condition:
             self._condition.wait_for(lambda: self._count > seen, timeout_s)
+
+
+class TopicWait(Signal):
+    """One thread that waits for messages of a topic.
+
+    Attributes:
+        ends: the next offset of each queue of the topic, as it was before the thread looked last.
+        for_acks: an ack may be what it waits for: it pops in order, or under ``max_in_flight``.
+    """
+
+    def __init__(self, *, for_acks: bool) -> None:
+        super().__init__()
+        self.ends: tuple[int, ...] = ()
+        self.for_acks = for_acks
+
+
+class Waits:
+    """Who waits for which topic, so that a message costs nothing to those who wait for others.
+
+    No wake-up is lost: a thread is entered here before it looks for messages, and whatever could end its wait is looked up here after it
+    happened. So either the look finds it, or the thread is found and its signal moves on before it waits.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waits: dict[str, set[TopicWait]] = {}
+
+    @contextmanager
+    def on(self, topic: str, *, for_acks: bool) -> Iterator[TopicWait]:
+        """Wait for messages of ``topic`` until the end of the block."""
+        wait = TopicWait(for_acks=for_acks)
+        with self._lock:
+            self._waits.setdefault(topic, set()).add(wait)
+        try:
+            yield wait
+        finally:
+            with self._lock:
+                others = self._waits[topic]
+                others.discard(wait)
+                if not others:
+                    del self._waits[topic]
+
+    def arrived(self, topics: Iterable[str]) -> None:
+        """Wake those who wait for these topics, which are looked at only when anybody waits at all."""
+        if self._waits:
+            for topic in set(topics):
+                self._notify(topic)
+
+    def acked(self, topics: Iterable[str]) -> None:
+        """Wake those who may have waited for an ack in these topics."""
+        if self._waits:
+            for topic in set(topics):
+                self._notify(topic, lambda wait: wait.for_acks)
+
+    def moved(self, ends_of: Callable[[str], tuple[int, ...]]) -> None:
+        """Wake those whose topics have other ends than when they looked; ``ends_of`` returns the next offset of each queue of a topic."""
+        for topic in list(self._waits):
+            ends = ends_of(topic)
+            self._notify(topic, lambda wait, ends=ends: wait.ends != ends)  # type: ignore[misc]
+
+    def anything(self) -> None:
+        """Wake everybody."""
+        for topic in list(self._waits):
+            self._notify(topic)
+
+    def _notify(self, topic: str, concerned: Callable[[TopicWait], bool] = lambda _: True) -> None:
+        with self._lock:
+            waits = list(self._waits.get(topic, ()))
+        for wait in waits:
+            if concerned(wait):
+                wait.notify()

@@ -94,6 +94,7 @@ def load_into(dumps: Paths, store: Store, *, progress: Progress | None = None) -
         for taking in takings:
             taking.check(resuming=resuming)
         counts = _summed([taking.run(resuming=resuming) for taking in takings])
+    store.wake()
     return LoadReport(store.path, counts, [each.store_id for each in found], None)
 
 

@@ -1,0 +1,151 @@
+"""Who waits for messages is woken by whatever may end the wait, and by nothing that concerns another topic."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import rmqstore
+from rmqstore import IllegalArgumentError, ManualClock, Message, Store, StoreClosedError, transfer
+from rmqstore.opening import Opened
+from rmqstore.services.signals import Waits
+
+pytestmark = pytest.mark.timeout(90)
+LONG = timedelta(minutes=10)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock) -> Store:
+    return rmqstore.open(tmp_path / "store", engine="memory", clock=clock, services=False, default_queues=1, max_in_flight=2)
+
+
+class Waiting:
+    """A thread in a pop that found nothing, at rest when the constructor returns."""
+
+    def __init__(self, pop: Callable[[], list[rmqstore.PoppedMessage]]) -> None:
+        self.got: list[str] = []
+        self._thread = threading.Thread(target=self._run, args=(pop,), daemon=True)
+        self._thread.start()
+        until_s = time.monotonic() + 30
+        while not self._is_at_rest():
+            assert time.monotonic() < until_s, "the pop never came to wait"
+            time.sleep(0.001)
+
+    def _run(self, pop: Callable[[], list[rmqstore.PoppedMessage]]) -> None:
+        try:
+            self.got = [message.body.decode() for message in pop()]
+        except StoreClosedError:
+            self.got = ["closed"]
+
+    def _is_at_rest(self) -> bool:
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return frame is not None and frame.f_code is threading.Condition.wait.__code__
+
+    def result(self) -> list[str]:
+        """Return what the pop gave; it must have been woken."""
+        self._thread.join(30)
+        assert not self._thread.is_alive(), "nothing woke the pop"
+        return self.got
+
+
+def test_an_ack_that_frees_a_queue_in_order_wakes_who_waits_for_it(store: Store) -> None:
+    store.send(Message("t", b"first"))
+    (held,) = store.pop("t", "g", order=True, max_messages=1)
+    store.send(Message("t", b"second"))
+    waiting = Waiting(lambda: store.pop("t", "g", order=True, wait=LONG))
+    store.ack(held)
+    assert waiting.result() == ["second"]
+
+
+def test_an_ack_under_a_limit_of_leases_wakes_who_waits_for_it(store: Store) -> None:
+    store.send_batch([Message("t", b"%d" % number) for number in range(3)])
+    held = store.pop("t", "g", max_messages=2)
+    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
+    store.ack(held)
+    assert waiting.result() == ["2"]
+
+
+def test_a_released_lease_wakes_who_waits_for_the_message(store: Store) -> None:
+    store.send_batch([Message("t", b"%d" % number) for number in range(3)])
+    held = store.pop("t", "g", max_messages=2)
+    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
+    store.release(held[1])
+    assert sorted(waiting.result()) == ["1", "2"]
+
+
+def test_a_deleted_group_wakes_who_waits_for_what_it_held(store: Store) -> None:
+    store.send(Message("t", b"first"))
+    store.pop("t", "g", max_messages=1)
+    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
+    store.delete_group("g")
+    assert waiting.result() == ["first"]
+
+
+def test_a_lease_that_expired_wakes_who_waits_for_the_message(store: Store, clock: ManualClock) -> None:
+    store.send(Message("t", b"first"))
+    store.pop("t", "g", invisible=timedelta(seconds=1))
+    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
+    clock.advance(2_000)
+    store.tick()
+    assert waiting.result() == ["first"]
+
+
+def test_a_timer_of_the_topic_that_fell_due_wakes_who_waits(store: Store, clock: ManualClock) -> None:
+    store.send(Message("t", b"timer"), delay=timedelta(seconds=1))
+    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
+    clock.advance(2_000)
+    store.tick()
+    assert waiting.result() == ["timer"]
+
+
+def test_messages_loaded_from_a_dump_wake_who_waits(store: Store, tmp_path: Path) -> None:
+    with rmqstore.open(tmp_path / "source", engine="memory", clock=ManualClock(), services=False) as source:
+        source.send(Message("t", b"loaded"))
+        transfer.dump(source, tmp_path / "dump")
+    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
+    transfer.load_into(tmp_path / "dump", store)
+    assert waiting.result() == ["loaded"]
+
+
+def test_a_close_that_fails_ends_every_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Opened) -> None:
+        raise OSError("the disk is gone")
+
+    waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
+    monkeypatch.setattr(Opened, "close", fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        store.close()
+    assert waiting.result() == ["closed"]
+
+
+def test_a_message_costs_nothing_to_those_who_wait_for_other_topics() -> None:
+    waits = Waits()
+    with waits.on("mine", for_acks=False) as mine, waits.on("other", for_acks=True) as other:
+        mine.ends = other.ends = (0,)
+        waits.arrived(["other", "nobody's"])
+        waits.acked(["mine", "other"])
+        waits.moved(lambda topic: (1,) if topic == "other" else (0,))
+        assert (mine.count, other.count) == (0, 3)
+        waits.anything()
+        assert (mine.count, other.count) == (1, 4)
+    waits.arrived(["mine"])
+    assert mine.count == 1, "who stopped waiting is forgotten"
+
+
+def test_a_wait_that_ends_with_an_error_is_forgotten() -> None:
+    waits = Waits()
+    with pytest.raises(IllegalArgumentError), waits.on("mine", for_acks=False) as mine:
+        raise IllegalArgumentError("the filter is wrong")
+    waits.anything()
+    assert mine.count == 0

@@ -46,8 +46,33 @@ def _forget_locks_in_forked_child() -> None:
 os.register_at_fork(after_in_child=_forget_locks_in_forked_child)
 
 
+class HeldDirectory:
+    """A directory held by a descriptor: it stays the same one when it is moved, when the working directory changes, and when a symlink on
+    the way to it is switched.
+
+    Where the system cannot name a directory by its descriptor, it is held by its real path, which a change of its name breaks.
+
+    Attributes:
+        path: leads to the directory as long as it is held; for whoever opens files in it, not for people.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        held = Path(f"/proc/self/fd/{self._fd}")
+        self.path = held if held.exists() else path.resolve()
+
+    def close(self) -> None:
+        """Let go of the directory; idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
 class StoreDirectory:
-    """A locked store directory.
+    """A locked store directory, held by a descriptor (X5).
+
+    Attributes:
+        path: as it was given, for people. held: the same directory for whoever opens files in it, see :class:`HeldDirectory`.
 
     Raises:
         StorePathError: the path is a file, not writable, its parent is missing, or it holds something else.
@@ -61,18 +86,26 @@ class StoreDirectory:
         self._pid = os.getpid()
         try:
             self._prepare()
-            if read_manifest(self.path) is None:
+            self._directory = HeldDirectory(self.path)
+        except OSError as error:
+            raise translated(error, self.path) from error
+        self.held = self._directory.path
+        try:
+            if read_manifest(self.held) is None:
                 try:
                     self._refuse_strangers()
                 except StorePathError:
                     # Another open may have made the store meanwhile; its manifest is there before its marker goes.
-                    if read_manifest(self.path) is None:
+                    if read_manifest(self.held) is None:
                         raise
             self._lock = self._locked()
-        except OSError as error:
-            raise translated(error, self.path) from error
+        except BaseException as error:
+            self._directory.close()
+            if isinstance(error, OSError):
+                raise translated(error, self.path) from error
+            raise
         try:
-            self.manifest: dict[str, Any] | None = read_manifest(self.path)
+            self.manifest: dict[str, Any] | None = read_manifest(self.held)
             if self.manifest is None:
                 self._clear()
         except BaseException:
@@ -87,7 +120,7 @@ class StoreDirectory:
         self.path.mkdir(exist_ok=True)
 
     def _locked(self) -> IO[str]:
-        handle = open(self.path / LOCK_NAME, "a+", encoding="utf-8")  # noqa: SIM115 - held until release
+        handle = open(self.held / LOCK_NAME, "a+", encoding="utf-8")  # noqa: SIM115 - held until release
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -110,7 +143,7 @@ class StoreDirectory:
 
     def _refuse_strangers(self) -> set[str]:
         """Return what a creation left that did not come to its end; anything else is refused."""
-        strangers = {entry.name for entry in self.path.iterdir()} - {LOCK_NAME, CONFIG_NAME}
+        strangers = {entry.name for entry in self.held.iterdir()} - {LOCK_NAME, CONFIG_NAME}
         if strangers and CREATING_NAME not in strangers:
             shown = ", ".join(sorted(strangers)[:3])
             raise StorePathError(f"{self.path} is no store and not empty (it holds {shown}); choose an empty or a new directory")
@@ -121,16 +154,16 @@ class StoreDirectory:
         strangers = self._refuse_strangers()
         try:
             for name in sorted(strangers - {CREATING_NAME}):
-                entry = self.path / name
+                entry = self.held / name
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-            (self.path / CREATING_NAME).touch()
-            _sync_directory(self.path)
+            (self.held / CREATING_NAME).touch()
+            _sync_directory(self.held)
         except OSError as error:
             raise translated(error, self.path) from error
 
     def engine_path(self, engine: str) -> Path:
         """Return the directory of one engine, made as needed."""
-        path = self.path / engine
+        path = self.held / engine
         try:
             path.mkdir(exist_ok=True)
         except OSError as error:
@@ -145,9 +178,9 @@ class StoreDirectory:
         """Write the manifest in one step, after the engines are there: from now on the store exists."""
         try:
             # The names of the engines must not be lost behind a manifest that speaks of them.
-            _sync_directory(self.path)
-            write_manifest(self.path, manifest)
-            (self.path / CREATING_NAME).unlink(missing_ok=True)
+            _sync_directory(self.held)
+            write_manifest(self.held, manifest)
+            (self.held / CREATING_NAME).unlink(missing_ok=True)
         except OSError as error:
             raise translated(error, self.path) from error
         self.manifest = dict(manifest)
@@ -155,8 +188,8 @@ class StoreDirectory:
     def abandon(self) -> None:
         """Leave nothing of a creation that was not begun: an empty directory, or one with settings, is as it was."""
         if self.manifest is None:
-            (self.path / CREATING_NAME).unlink(missing_ok=True)
-            (self.path / LOCK_NAME).unlink(missing_ok=True)
+            (self.held / CREATING_NAME).unlink(missing_ok=True)
+            (self.held / LOCK_NAME).unlink(missing_ok=True)
 
     def release(self) -> None:
         """Let go of the lock; idempotent."""
@@ -165,6 +198,15 @@ class StoreDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
         _held.discard(self._lock)
         self._lock.close()
+        self._directory.close()
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the lock file was removed: with the store, or alone, so that another process could take the store as well."""
+        try:
+            return not os.fstat(self._lock.fileno()).st_nlink
+        except ValueError:  # closed by another thread in this moment
+            return False
 
     def __enter__(self) -> Self:
         return self

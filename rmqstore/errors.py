@@ -7,6 +7,9 @@ A message names the culprit and says what to do.
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 __all__ = [
     "BrokenEngineError",
     "ClockStepError",
@@ -38,8 +41,27 @@ __all__ = [
 ]
 
 
+_HELD = re.compile(r"/proc/self/fd/\d+")
+
+
+def named(text: str) -> str:
+    """Return ``text`` with each directory that it names by a descriptor under the name that the directory has now."""
+
+    def name(held: re.Match[str]) -> str:
+        try:
+            return str(Path(held[0]).readlink())
+        except OSError:
+            return held[0]
+
+    return _HELD.sub(name, text)
+
+
 class RmqstoreError(Exception):
     """Base of every error raised by rmqstore or by an engine that keeps its contract."""
+
+    def __init__(self, *args: object) -> None:
+        # An open store knows its directory by a descriptor, which tells its reader nothing.
+        super().__init__(*(named(each) if isinstance(each, str) else each for each in args))
 
 
 # ---------------------------------------------------------------- what the caller gave
@@ -136,7 +158,7 @@ class StoreFullError(StoreError):
 
 
 class StorePoisonedError(StoreError):
-    """A disk sync failed (F2), so what is durable is unknown; close the store and open it again."""
+    """A disk sync failed (F2), or the store's files were removed (X5), so what is durable is unknown; close the store and open it again."""
 
 
 class TransferError(StoreError, ValueError):
@@ -156,7 +178,7 @@ class CorruptStoreError(StoreError, ValueError):
 
     def __init__(self, message: str, *, file: str = "", offset: int | str = "") -> None:
         super().__init__(message)
-        self.file = file
+        self.file = named(file)
         self.offset = offset
 
 

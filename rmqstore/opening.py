@@ -61,7 +61,7 @@ class Opened:
                 if name == self.config.pop_engine:
                     refuse_undeclared(self.config, self.infos[name])
                 if not is_new:
-                    refuse_missing_files(self.directory.path / name, self.infos[name])
+                    refuse_missing_files(self.directory.held / name, self.infos[name])
                 session = engine.open(self.directory.engine_path(name), self.options(self.config, manifest, name))
                 stack.callback(session.close)
                 self.sessions[name] = session

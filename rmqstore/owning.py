@@ -30,6 +30,15 @@ class Owning(Reading):
         self._waits = Waits()
         self._completer = Completer(self._queues_of)
 
+    def _check_open(self) -> None:
+        super()._check_open()
+        if self._opened.directory.is_removed:
+            self._poison = StorePoisonedError(
+                f"the files of store {self._path}, or its lock file, were removed while it was open; close it, and if nothing is left, "
+                "restore it from a snapshot"
+            )
+            raise self._poison
+
     def _queues_of(self, topic: str) -> int:
         known = self._pops.topic(topic)
         # An unknown one is made when its first message arrives, so that a refused send leaves nothing behind.

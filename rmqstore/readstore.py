@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from rmqstore import config
 from rmqstore.contract import EngineSession, Support
-from rmqstore.directory import read_manifest
+from rmqstore.directory import HeldDirectory, read_manifest
 from rmqstore.errors import StorePathError, UnsupportedOperationError
 from rmqstore.opening import Opened, refuse_missing_files
 from rmqstore.plugins import get_plugins
@@ -38,10 +38,12 @@ class ReadStore(Reading):
                 raise UnsupportedOperationError(f"engine {name!r} cannot be opened for reading ({info.capabilities.read_only_open.value})")
         self._sessions: dict[str, EngineSession] = {}
         with ExitStack() as stack:
+            directory = HeldDirectory(path)
+            stack.callback(directory.close)
             # The timers go first: what is handed over in between is then seen on both sides, and the pops' cursor says that it is done.
             for name, info, engine in engines:
-                refuse_missing_files(path / name, info)
-                session = engine.open_for_reading(path / name, Opened.options(wanted, manifest, name))
+                refuse_missing_files(directory.path / name, info)
+                session = engine.open_for_reading(directory.path / name, Opened.options(wanted, manifest, name))
                 stack.callback(session.close)
                 self._sessions[name] = session
             timers, pops = self._sessions[wanted.timer_engine].timers(), self._sessions[wanted.pop_engine].pops()

@@ -40,7 +40,7 @@ def write_snapshot(opened: Opened, path: Path) -> Path:
         # Timers first: what is handed over meanwhile by nobody cannot be missing from both.
         for engine, session in opened.sessions.items():
             session.snapshot(copy / engine)
-        given = opened.directory.path / CONFIG_NAME
+        given = opened.directory.held / CONFIG_NAME
         if given.is_file():
             # A retention that only the file gives decides what the copy keeps.
             shutil.copy2(given, copy / CONFIG_NAME)

@@ -202,6 +202,7 @@ class Store(Producing, Consuming):
 
     def wake(self) -> None:
         """Let everything that waits look again, after messages came in by another way than a call of the store."""
+        self._check_open()
         self._clock_moved()
 
     def _clock_moved(self) -> None:

@@ -120,6 +120,7 @@ CALLS: dict[str, Callable[[Store, Path], object]] = {
     "verify": lambda s, p: s.verify(),
     "snapshot": lambda s, p: s.snapshot(p),
     "flush": lambda s, p: s.flush(),
+    "wake": lambda s, p: s.wake(),
     "close": lambda s, p: s.close(),
 }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import rmqstore
-from rmqstore import ManualClock, Message, PoppedMessage, Store
+from rmqstore import ManualClock, Message, PoppedMessage, ReadStore, Store
 from rmqstore.contract import Durability, Flush
 from rmqstore.plugins import get_plugins
 
@@ -150,7 +150,7 @@ def pop_all(store: Store, topic: str = "t", group: str = "g", *, ack: bool = Tru
     return found
 
 
-def read_ids(store: Store, topic: str = "t", queue: int = 0) -> list[str]:
+def read_ids(store: Store | ReadStore, topic: str = "t", queue: int = 0) -> list[str]:
     """Return the ids that lie in one queue of any topic, system topics included."""
     if store.pops.topic(topic) is None:
         return []

@@ -156,7 +156,7 @@ def touches(root: Path, act: Callable[[int], None]) -> Iterator[list[str]]:
 
     def touch(path: str, flags: int) -> None:
         nonlocal busy
-        if busy or not path.startswith(str(root)):
+        if busy or not os.path.realpath(path).startswith(str(root)):
             return
         assert flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC) == 0, path
         found.append(path)

@@ -87,7 +87,8 @@ class LmdbBase(Base):
         self._moving = Lock()
         self._moves = 0
         self._closed = False
-        with reading.owned(path):
+        self._key = reading.key_of(path)
+        with reading.owned(self._key):
             self._open()
         _open_bases.add(self)
 
@@ -117,7 +118,7 @@ class LmdbBase(Base):
                 self._env.close()
                 raise
             self._env.reader_check()
-            reading.announce(self._path, self._env, self._dbs)
+            reading.announce(self._key, self._env, self._dbs)
         except lmdb.NotFoundError as error:
             raise CorruptStoreError(f"{self._file} lacks a sub-database: {error}", file=str(self._file), offset=0) from error
         except lmdb.Error as error:
@@ -228,7 +229,7 @@ class LmdbBase(Base):
 
     def _grow(self) -> None:
         """Double the map. Readers under way lose their transaction and wait here for the new map."""
-        with reading.owned(self._path), self._moved():
+        with reading.owned(self._key), self._moved():
             # What a killed reader held can be used again from now on.
             self._env.reader_check()
             try:
@@ -236,7 +237,7 @@ class LmdbBase(Base):
             except lmdb.Error as error:
                 raise StoreFullError(f"{self._file}: no address space for a map of {2 * self._map_bytes} bytes: {error}") from error
             finally:
-                reading.announce(self._path, self._env, self._dbs)
+                reading.announce(self._key, self._env, self._dbs)
             self._map_bytes *= 2
 
     @contextmanager
@@ -253,7 +254,7 @@ class LmdbBase(Base):
 
     def reopen(self) -> None:
         # A commit that failed in the meta page leaves an environment that refuses every later one, so a new one it must be.
-        with reading.owned(self._path), self._moved():
+        with reading.owned(self._key), self._moved():
             self._env.close()
             self._open()
 
@@ -270,7 +271,7 @@ class LmdbBase(Base):
         self._home.snapshot(path, copy)
 
     def close(self) -> None:
-        with reading.owned(self._path), self._moving:
+        with reading.owned(self._key), self._moving:
             self._closed = True
             self._env.close()
         if self._home is not None:

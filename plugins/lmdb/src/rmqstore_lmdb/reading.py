@@ -46,14 +46,23 @@ class Environment:
 
 
 _lock = RLock()
-_environments: dict[str, Environment] = {}
+Key = tuple[int, int]
+"""What tells a directory from all others, also after it was moved: its device and inode."""
+
+_environments: dict[Key, Environment] = {}
+
+
+def key_of(path: Path) -> Key:
+    """Return the key of an environment's directory."""
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 @contextmanager
-def owned(path: Path) -> Iterator[None]:
-    """Within this block the owner of ``path`` may open, close or move its environment; views on it get copies of their own before."""
+def owned(key: Key) -> Iterator[None]:
+    """Within this block the owner may open, close or move the environment; views on it get copies of their own before."""
     with _lock:
-        shared = _environments.pop(os.path.realpath(path), None)
+        shared = _environments.pop(key, None)
         if shared is not None:
             for view in list(shared.views):
                 view.settle_on_a_copy()
@@ -62,10 +71,10 @@ def owned(path: Path) -> Iterator[None]:
         yield
 
 
-def announce(path: Path, env: lmdb.Environment, dbs: Sequence[_Database]) -> None:
-    """Let views of ``path`` use the owner's environment."""
+def announce(key: Key, env: lmdb.Environment, dbs: Sequence[_Database]) -> None:
+    """Let views of the same directory use the owner's environment."""
     with _lock:
-        _environments[os.path.realpath(path)] = Environment(env, dbs, is_ours=False)
+        _environments[key] = Environment(env, dbs, is_ours=False)
 
 
 def view_lmdb(directory: Path, version: int, spaces: Sequence[str]) -> ViewKV:
@@ -81,6 +90,7 @@ class LmdbFixedView(FixedView):
         self._home = home
         self._spaces = tuple(spaces)
         self._path = home.existing()
+        self._key = key_of(self._path)
         self._lock = RLock()
         self._env: lmdb.Environment
         self._dbs: Sequence[_Database]
@@ -117,12 +127,11 @@ class LmdbFixedView(FixedView):
     def _attach(self) -> None:
         """Take the newest state of the environment that this process has of the path, opened as needed."""
         with _lock:
-            key = os.path.realpath(self._path)
             try:
-                shared = _environments.get(key) or _environments.setdefault(key, self._opened())
+                shared = _environments.get(self._key) or _environments.setdefault(self._key, self._opened())
                 txn = self._begun(shared)
             except lmdb.Error as error:
-                _close_unused(key)
+                _close_unused(self._key)
                 raise self._translated(error) from error
             with self._lock:
                 self._let_go()
@@ -191,7 +200,7 @@ class LmdbFixedView(FixedView):
     def close(self) -> None:
         with _lock, self._lock:
             self._let_go()
-            _close_unused(os.path.realpath(self._path))
+            _close_unused(self._key)
 
     def _let_go(self) -> None:
         """End the transaction, and the copy if there is one."""
@@ -213,7 +222,7 @@ class LmdbFixedView(FixedView):
         return translated(error, self._path)
 
 
-def _close_unused(key: str) -> None:
+def _close_unused(key: Key) -> None:
     """Close an environment that was opened for reading once nobody reads it; call it with the lock held."""
     shared = _environments.get(key)
     if shared is not None and shared.is_ours and not shared.views:

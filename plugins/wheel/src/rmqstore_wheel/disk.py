@@ -187,8 +187,8 @@ class Disk:
             shutil.rmtree(path)
 
     def make_directory(self, path: Path) -> None:
-        """Make a directory with those above it, as far as they are missing."""
-        path.mkdir(parents=True, exist_ok=True)
+        """Make a directory, unless it is there. The one above is there: a store that was removed is not made again by who had it open."""
+        path.mkdir(exist_ok=True)
 
     def sync_directory(self, path: Path) -> None:
         """Return when the names in a directory are durable."""

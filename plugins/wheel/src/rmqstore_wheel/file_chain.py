@@ -24,7 +24,7 @@ class FileChain:
         directory: where the files lie; made as needed.
         file_bytes: length of every file.
         fill_bytes: how much space is set aside at a time, at most; a small log begins with less.
-        made_above: how many of the directories above may have been made together with this one.
+        made_above: in how many of the directories above a name is new when this one is made: they are made with it, but for the last.
     """
 
     def __init__(self, disk: Disk, directory: Path, file_bytes: int, fill_bytes: int, made_above: int = 0) -> None:
@@ -155,7 +155,8 @@ class FileChain:
     def _make(self, start: int) -> None:
         self._sync_names()
         if not self.starts:
-            self._disk.make_directory(self.directory)
+            for directory in reversed([self.directory, *self.directory.parents[: max(self._made_above - 1, 0)]]):
+                self._disk.make_directory(directory)
         if self.starts and start > self.starts[-1]:
             # RocketMQ wants every file but the last in its full length.
             self._complete(self.starts[-1])

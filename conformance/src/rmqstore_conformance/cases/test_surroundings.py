@@ -1,0 +1,180 @@
+"""X5: what happens around an open store, to its name, to the directory it is in and to its process, is nothing to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import rmqstore
+from rmqstore import Store, StoreError, StorePoisonedError
+from rmqstore_conformance.stores import Stores, message, read_ids
+
+BODY_BYTES = 1 << 20
+"""So much a message makes engines begin new files."""
+
+
+def _use(store: Store, first: int, stores: Stores) -> None:
+    """Send what makes an engine write, begin files, and move timers; every id begins with ``first``."""
+    for number in range(12):
+        store.send(message(f"{first}-{number}", body=bytes([number]) * BODY_BYTES))
+        store.send(message(f"{first}-q{number}", f"t{first}-{number}"))
+    store.send(message(f"{first}-timer"), delay=timedelta(seconds=1))
+    stores.clock.advance(2_000)
+    assert store.tick().handed_over == 1
+    store.ack(store.pop("t", f"g{first}", max_messages=1))
+    assert store.verify() == []
+
+
+def _holds(store: Store, *firsts: int) -> None:
+    """The store holds what :func:`_use` sent with these numbers, and nothing else."""
+    assert store.verify() == []
+    wanted = [f"m{first}-{number}" for first in firsts for number in [*range(12), "timer"]]
+    assert read_ids(store) == wanted
+    topics = {each.name for each in store.topics()} - {"t"}
+    assert topics == {f"t{first}-{number}" for first in firsts for number in range(12)}
+    for topic in topics:
+        assert read_ids(store, topic) == [f"m{topic[1:].replace('-', '-q')}"]
+
+
+@pytest.mark.clause("X5")
+def test_x5_the_working_directory_may_change(durable_stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X5: a store opened by a relative path stays where it is; one of the same name elsewhere is not touched."""
+    here, there = durable_stores.root / "here", durable_stores.root / "there"
+    here.mkdir()
+    there.mkdir()
+    relative = Stores(durable_stores.pair, Path())
+    relative.clock = durable_stores.clock
+    monkeypatch.chdir(there)
+    other = relative.open()
+    _use(other, 1, relative)
+    other.close()
+    monkeypatch.chdir(here)
+    store = relative.open()
+    _use(store, 2, relative)
+    monkeypatch.chdir(there)
+    _use(store, 3, relative)
+    store.snapshot("copy")
+    store.close()
+    other = relative.open()
+    _holds(other, 1)
+    other.close()
+    _holds(copy := relative.open("copy"), 2, 3)
+    copy.close()
+    monkeypatch.chdir(here)
+    _holds(relative.open(), 2, 3)
+    relative.close()
+
+
+@pytest.mark.clause("X5")
+def test_x5_a_symlink_may_be_switched(durable_stores: Stores) -> None:
+    """X5: a deployment that switches a symlink makes the store write nothing into the one that the symlink leads to now."""
+    first, second, current = (durable_stores.root / name for name in ("r1", "r2", "current"))
+    first.mkdir()
+    second.mkdir()
+    other = durable_stores.open("r2/store")
+    _use(other, 1, durable_stores)
+    other.close()
+    current.symlink_to("r1")
+    store = durable_stores.open("current/store")
+    _use(store, 2, durable_stores)
+    current.unlink()
+    current.symlink_to("r2")
+    _use(store, 3, durable_stores)
+    store.close()
+    _holds(durable_stores.open("r2/store"), 1)
+    _holds(durable_stores.open("r1/store"), 2, 3)
+
+
+@pytest.mark.clause("X5")
+@pytest.mark.parametrize("whole", [True, False], ids=["the_store", "what_it_is_in"])
+def test_x5_a_store_may_be_renamed(durable_stores: Stores, whole: bool) -> None:
+    """X5: the directory, or one above it, gets another name; the store goes on there, and nothing is made under the old name."""
+    (durable_stores.root / "old").mkdir()
+    store = durable_stores.open("old/store")
+    _use(store, 1, durable_stores)
+    old = durable_stores.root / ("old/store" if whole else "old")
+    old.rename(durable_stores.root / "new")
+    _use(store, 2, durable_stores)
+    store.close()
+    assert not old.exists()
+    _holds(durable_stores.open("new" if whole else "new/store"), 1, 2)
+
+
+@pytest.mark.clause("X5")
+def test_x5_a_name_that_leads_to_another_store_leads_there(durable_stores: Stores) -> None:
+    """X5: a store made under the name of one that was moved away while it was open is another one; both can be open."""
+    store = durable_stores.open()
+    _use(store, 1, durable_stores)
+    (durable_stores.root / "store").rename(durable_stores.root / "moved")
+    other = durable_stores.open()
+    _use(other, 2, durable_stores)
+    _use(store, 3, durable_stores)
+    _use(other, 4, durable_stores)
+    store.close()
+    other.close()
+    _holds(durable_stores.open("moved"), 1, 3)
+    _holds(durable_stores.open(), 2, 4)
+
+
+@pytest.mark.clause("X5", "X1")
+@pytest.mark.needs("read_only_open")
+def test_x5_a_reader_stays_with_its_store(durable_stores: Stores) -> None:
+    """X5: a reader of a store that was moved reads and refreshes there, whatever has its name now."""
+    store = durable_stores.open()
+    _use(store, 1, durable_stores)
+    reader = rmqstore.open(durable_stores.root / "store", mode="read")
+    (durable_stores.root / "store").rename(durable_stores.root / "moved")
+    other = durable_stores.open()
+    _use(other, 2, durable_stores)
+    _use(store, 3, durable_stores)
+    assert "m1-timer" in read_ids(reader)
+    reader.refresh()
+    assert read_ids(reader) == read_ids(store)
+    reader.close()
+
+
+def _remove_all(path: Path) -> None:
+    shutil.rmtree(path)
+
+
+def _empty(path: Path) -> None:
+    for entry in path.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def _unlock(path: Path) -> None:
+    (path / "LOCK").unlink()
+
+
+@pytest.mark.clause("X5")
+@pytest.mark.parametrize("remove", [_remove_all, _empty, _unlock], ids=["removed", "emptied", "unlocked"])
+def test_x5_a_removed_store_acknowledges_nothing(durable_stores: Stores, remove: Callable[[Path], None]) -> None:
+    """X5: whoever goes on using a store whose files were removed is told at once, in every call, and nothing is made under its name."""
+    store = durable_stores.open()
+    _use(store, 1, durable_stores)
+    (held,) = store.pop("t", "g", max_messages=1)
+    path = durable_stores.root / "store"
+    remove(path)
+    calls: list[Callable[[], object]] = [
+        lambda: store.send(message("late")),
+        lambda: store.send(message("late"), delay=timedelta(seconds=1)),
+        lambda: store.pop("t", "g"),
+        lambda: store.ack(held),
+        store.tick,
+        store.flush,
+        store.scan,
+        lambda: store.snapshot(durable_stores.root / "copy"),
+    ]
+    for call in calls:
+        with pytest.raises(StorePoisonedError, match="removed"):
+            call()
+    try:
+        store.close()
+    except StoreError as error:
+        assert "removed" in str(error) or os.fspath(path) in str(error)
+    assert remove is _unlock or not path.exists() or not any(path.iterdir())

@@ -9,18 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmqstore.errors import CorruptStoreError, IllegalArgumentError
-from rmqstore_wheel import frames
+from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError
+from rmqstore_wheel import frames, sums
 from rmqstore_wheel.commit_log import CommitLog, Frame
 from rmqstore_wheel.disk import Disk
-from rmqstore_wheel.formats.commit_log import Form, Record, decode_record, encode_record
+from rmqstore_wheel.formats.commit_log import Form, Record, decode_record, encode_blank, encode_record
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 
 FILE_BYTES = 4096
 
 
 def record(number: int, body_bytes: int = 50) -> bytes:
-    return encode_record(Record(topic=b"t", body=b"%d " % number * body_bytes, properties=b"TAGS\x01a\x02"))
+    found = encode_record(Record(topic=b"t", body=b"%d " % number * body_bytes, properties=b"TAGS\x01a\x02" + sums.ROOM))
+    return sums.sealed(found, len(found) - sums.PROPERTY_BYTES - len(b"TAGS\x01a\x02"))
 
 
 def pieces(numbers: Sequence[int], body_bytes: int = 50) -> list[Encoded]:
@@ -104,6 +105,58 @@ def test_damage_before_a_durable_place_is_refused(path: Path) -> None:
         recovered(path)
     assert caught.value.offset == first
     assert caught.value.file == str(path / "00000000000000000000")
+
+
+def test_a_copy_of_a_frame_in_a_body_proves_nothing(path: Path) -> None:
+    """A message may hold a piece of the log; with the end of its own call torn, only a frame that stands where it says is evidence."""
+    log = opened(path)
+    log.append(pieces([1]), 1)
+    log.sync()
+    copied = bytes(frames.whole([record(2)], 50_000, 1, 40_000))
+    found = encode_record(Record(topic=b"t", body=b"x" * 100 + copied, properties=sums.ROOM))
+    log.append([frames.with_room(joined([sums.sealed(found, len(found) - sums.PROPERTY_BYTES)]))], 1)
+    end = log.tail
+    log.chain.file(0).write_at(end - 30, bytes(30))
+    log.close()
+    again, kept = recovered(path)
+    assert bodies(again, kept) == [b"1 " * 50]
+
+
+def test_damage_before_a_place_that_a_check_point_names_is_refused(path: Path) -> None:
+    log = opened(path)
+    log.append(pieces([1]), 1)
+    first = log.tail
+    log.append(pieces([2]), 1)
+    log.chain.file(0).write_at(first + 100, b"\xff")
+    log.close()
+    again = opened(path)
+    again.promised = again.chain.first + log.tail
+    with pytest.raises(CorruptStoreError) as caught:
+        list(again.recover(0))
+    assert caught.value.offset == first
+
+
+@pytest.mark.parametrize("properties", [b"TAGS\x01a\x02UNIQ_KEY\x01k\x02", b"UNIQ_KEY\x01k", b""])
+@pytest.mark.parametrize("before", [[], [1], [1, 2, 3]], ids=len)
+@pytest.mark.parametrize("in_next_file", [False, True])
+def test_records_of_a_broker_are_never_cut_off(path: Path, properties: bytes, before: list[int], in_next_file: bool) -> None:
+    """A log without frames, one that a broker went on with, and one in which it began another file."""
+    log = opened(path)
+    for number in before:
+        log.append(pieces([number]), 1)
+    at = log.tail
+    if in_next_file:
+        log.chain.reserve(FILE_BYTES)
+        log.chain.write_at(at, encode_blank(FILE_BYTES - at))
+        at = FILE_BYTES
+    theirs = encode_record(Record(topic=b"theirs", body=b"precious", properties=properties, physical_offset=at))
+    log.chain.reserve(at + len(theirs))
+    log.chain.write_at(at, theirs)
+    log.close()
+    held = {file.name: file.read_bytes() for file in path.iterdir()}
+    with pytest.raises(FormatVersionError, match=f"offset {at} a record of topic 'theirs'"):
+        recovered(path)
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == held
 
 
 def test_a_whole_frame_behind_a_torn_one_that_was_never_durable_is_cut_off_too(path: Path) -> None:

@@ -74,3 +74,22 @@ def test_a_check_point_of_version_1_counts(tmp_path: Path, is_cut: bool) -> None
     with rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=clock) as store:
         assert store.verify() == []
         assert store.pending().total == 10
+
+
+def test_damage_to_an_early_call_is_told_when_a_cache_is_gone_too(tmp_path: Path) -> None:
+    """All is made anew from the log then, which ends at the damage; the check point knows that it went on."""
+    clock = ManualClock(_START_MS)
+    path = tmp_path / "store"
+    with rmqstore.open(path, engine="wheel", services=False, clock=clock, flush="async") as store:
+        for number in range(100):
+            store.send(Message("t", b"body %d" % number))
+    db = path / "wheel" / "db"
+    (log,) = (db / "commitlog").iterdir()
+    content = bytearray(log.read_bytes())
+    content[content.index(b"body 2")] ^= 1
+    log.write_bytes(content)
+    (db / "timerwheel").unlink()
+    for _ in range(2):
+        with pytest.raises(CorruptStoreError, match="is damaged; a check point says"):
+            rmqstore.open(path, engine="wheel", services=False, clock=clock)
+        assert log.read_bytes() == content

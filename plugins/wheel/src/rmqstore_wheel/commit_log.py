@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
-from rmqstore.errors import CorruptStoreError, IllegalArgumentError
-from rmqstore_wheel import frames, sums
+from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError
+from rmqstore_wheel import frames, journal, sums
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.file_chain import FileChain
 from rmqstore_wheel.formats import commit_log as log
@@ -22,10 +22,14 @@ from rmqstore_wheel.formats import log_reading
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.formats.log_reading import Stop
+from rmqstore_wheel.record_parts import text_places
 from rmqstore_wheel.scattered import ScatteredReads
 
 FILL_BYTES: Final = 4 * 1024 * 1024
 _JOINED_BYTES: Final = 64 * 1024
+
+_WITHOUT_SUMS: Final = (journal.TOPIC.encode(), b"rmq_sys_REVIVE_LOG_rmqs-")
+"""How the topics begin whose records are ours although they have no sum (``sums``)."""
 
 
 class Part(NamedTuple):
@@ -48,7 +52,13 @@ class Frame(NamedTuple):
 class CommitLog:
     """The open log.
 
+    **What an open cuts.** What stands behind the last whole frame was never promised, when it is what a crash left of a call. Three things
+    tell that it is something else, and then nothing is cut: a later frame that stands where it says and was written when the place at
+    fault was durable; a check point that was written when it was (``promised``); and a sound record that is not ours, which a broker
+    appended. What a crash left cannot pass for the last: each of our messages ends with its sum, or, torn, with zeros.
+
     Attributes:
+        promised: up to where everything was on disk once, by somebody else's knowledge.
         tail: where the next frame goes, at the earliest.
         durable: up to where everything is on disk.
         scattered: reads of records that lie all over it.
@@ -60,6 +70,7 @@ class CommitLog:
         self.file_bytes = file_bytes
         self.tail = self.chain.first
         self.durable = self.tail
+        self.promised = 0
         self.scattered = ScatteredReads()
 
     # ------------------------------------------------------------ appending
@@ -186,6 +197,7 @@ class CommitLog:
 
         Raises:
             CorruptStoreError: what is not whole was durable once.
+            FormatVersionError: records of somebody else stand behind the frames.
         """
         self.tail = max(offset, self.chain.first)
         at = begin = self.tail
@@ -266,7 +278,10 @@ class CommitLog:
 
     def _cut(self, begin: int, epoch: int) -> None:
         """Cut the log behind its last whole frame, unless something behind it proves that more was there."""
+        if self.tail < self.promised:
+            raise self._damaged(f"a check point says that everything was on disk up to {self.promised}")
         self._refuse_damage(epoch)
+        self._refuse_strangers()
         file_end = -(-self.tail // self.file_bytes) * self.file_bytes
         self.chain.drop_from(max(file_end, self.chain.first + self.file_bytes))
         self.chain.clear_from(self.tail)
@@ -288,13 +303,41 @@ class CommitLog:
                 at += 1
                 if trailer is None or begin < 0 or start + begin < self.tail or trailer.durable <= self.tail or trailer.epoch < epoch:
                     continue
-                if crc32(view[begin : end - frames.TAIL_BYTES]) == trailer.crc:
-                    path = str(self.chain.path_of(self.tail))
-                    raise CorruptStoreError(
-                        f"{path}: the call at offset {self.tail} is damaged; a later one at {start + begin} says that it was on disk",
-                        file=path,
-                        offset=self.tail,
+                if trailer.durable <= start + begin and self._stands_there(view, start, begin, end, trailer):
+                    raise self._damaged(f"a later one at {start + begin} says that it was on disk")
+
+    def _stands_there(self, view: memoryview, file_start: int, begin: int, end: int, trailer: frames.Trailer) -> bool:
+        """Say whether a file holds this frame there, and not a copy of one in the body of a message."""
+        if crc32(view[begin : end - frames.TAIL_BYTES]) != trailer.crc:
+            return False
+        found = log_reading.scan(view[:end], begin)
+        part = Part(file_start, found.starts, found.sizes)
+        return found.end == end and len(found.starts) == trailer.records and self._lies_right(np.frombuffer(view, np.uint8), part)
+
+    def _damaged(self, how_known: str) -> CorruptStoreError:
+        path = str(self.chain.path_of(self.tail))
+        return CorruptStoreError(f"{path}: the call at offset {self.tail} is damaged; {how_known}", file=path, offset=self.tail)
+
+    def _refuse_strangers(self) -> None:
+        """Raise when sound records that are not ours stand behind the last whole frame."""
+        at = self.tail
+        while (start := at // self.file_bytes * self.file_bytes) in self.chain.starts:
+            view = self._looked_at(start)
+            found = log_reading.scan(view, at - start)
+            sound = log_reading.count_sound(view, found, log_offset=start)
+            data, starts, ends = np.frombuffer(view, np.uint8), found.starts[:sound], (found.starts + found.sizes)[:sound]
+            texts = text_places(data, starts)
+            for row in np.flatnonzero((sums.places_of(data, texts, ends) < 0) & ((data[ends - 1] != 0) | (texts == ends))).tolist():
+                topic = log.decode_record(view, int(starts[row])).topic
+                if not topic.startswith(_WITHOUT_SUMS):
+                    raise FormatVersionError(
+                        f"{self.chain.path_of(start)} holds at offset {start + int(starts[row])} a record of topic "
+                        f"{topic.decode(errors='replace')!r} that this engine did not write, as of a RocketMQ broker; nothing was changed. "
+                        "`rmqstore inspect` reads such a log, and a broker opens it; open here a snapshot of before the broker had it"
                     )
+            if sound < len(found.starts) or found.stop is not Stop.BLANK:
+                return
+            at = start + self.file_bytes
 
     def close(self) -> None:
         """Let go of the files."""

@@ -260,7 +260,10 @@ class Ledger(GatedKV):
         """
         self.timers = timers
         self.disk.make_directory(self._own)
-        if not self.resume([] if (self._own / _REBUILD).exists() else check_point.read_all(self._own)):
+        found = check_point.read_all(self._own)
+        # A sound check point was written when all before it was on disk, also when it is not used.
+        self.log.promised = max((each.offset for each in found), default=0)
+        if not self.resume([] if (self._own / _REBUILD).exists() else found):
             self.rebuild()
         ids = {topic.id: name for name, topic in load_topics(self).items()}
         for (topic_id, queue), first in load_kept(self).items():

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import time
+from datetime import timedelta
 from pathlib import Path
 from unittest.mock import patch
 
@@ -122,6 +123,39 @@ def _opens_or_says_why(stores: Stores, home: Path, what: str) -> bool:
         return True
     finally:
         store.close()
+
+
+def _pieces_of(store: Path) -> list[bytes]:
+    """Return what the files of a store hold now, zeros left out, in pieces that fit into a message."""
+    held = [file.read_bytes().strip(b"\0")[-60_000:] for file in sorted(store.rglob("*")) if file.is_file()]
+    return [piece for piece in held if piece]
+
+
+@pytest.mark.clause("R1", "R6")
+def test_r1_messages_may_hold_pieces_of_the_store(durable_stores: Stores) -> None:
+    """R1: bodies are bytes; those that look like records, pages or logs of the engine itself are no part of its files' structure."""
+    store = durable_stores.open()
+    for number in range(5):
+        store.send(message(f"first-{number}"))
+        store.send(message(f"later-{number}"), delay=timedelta(seconds=1))
+    sent: list[bytes] = []
+    for _ in range(3):
+        store.flush()
+        for body in _pieces_of(durable_stores.root / "store"):
+            store.send(message(f"p{len(sent)}", "pieces", body=body))
+            sent.append(body)
+    # As a kill leaves it, and again with what the next owner wrote behind it.
+    for name in ("killed", "again"):
+        shutil.copytree(store.path, durable_stores.root / name, ignore=shutil.ignore_patterns("LOCK"))
+        store.close()
+        store = durable_stores.open(name)
+        assert [each.body for each in store.pops.read("pieces", 0, 0, 1000).messages] == sent
+        assert store.verify() == []
+        store.send(message("last", "pieces", body=b"last"))
+        sent.append(b"last")
+    durable_stores.clock.advance(2_000)
+    assert store.tick().handed_over == 5
+    assert sorted(read_ids(store)) == sorted([f"mfirst-{number}" for number in range(5)] + [f"mlater-{number}" for number in range(5)])
 
 
 @pytest.mark.clause("R6")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,7 +22,7 @@ KINDS: Final = ("flip", "zero")
 
 
 class Rot(NamedTuple):
-    """What happened to a file: one bit flipped at ``at``, or the sector there zeroed."""
+    """What happened to a file: one bit flipped at ``at``, the sector there zeroed, or all of it gone (``missing``)."""
 
     path: str
     kind: str
@@ -32,6 +32,8 @@ class Rot(NamedTuple):
         """Return the damaged directory."""
         content = image[self.path]
         assert content is not None
+        if self.kind == "missing":
+            return {path: other for path, other in image.items() if path != self.path}
         damaged = content.copy()
         if self.kind == "flip":
             damaged.write(self.at, bytes((content.read(self.at, 1)[0] ^ (1 << self.at % 8),)))
@@ -40,6 +42,8 @@ class Rot(NamedTuple):
         return {**image, self.path: damaged}
 
     def __str__(self) -> str:
+        if self.kind == "missing":
+            return f"{self.path} gone"
         what = f"bit {self.at % 8} of byte {self.at}" if self.kind == "flip" else f"the sector at {self.at}"
         return f"{what} of {self.path} {'flipped' if self.kind == 'flip' else 'zeroed'}"
 
@@ -60,13 +64,26 @@ def rots_of(image: Image, per_file: int, seed: int) -> Iterator[Rot]:
         yield from sorted(found)
 
 
-def judge_rot(image: Image, play: Play, rots: Iterator[Rot], opener: Opener, folder: Path) -> tuple[Counter[str], list[str]]:
+def pairs_of(image: Image, per_file: int, seed: int) -> Iterator[tuple[Rot, Rot]]:
+    """Yield damage to each file together with damage to another one, which may be gone."""
+    chance = random.Random(seed)
+    rots = list(rots_of(image, per_file, seed))
+    for rot in rots:
+        others = [each for each in rots if each.path != rot.path]
+        if others:
+            other = chance.choice(others)
+            yield rot, chance.choice((other, Rot(other.path, "missing", 0)))
+
+
+def judge_rot(image: Image, play: Play, rots: Iterable[tuple[Rot, ...]], opener: Opener, folder: Path) -> tuple[Counter[str], list[str]]:
     """Open damaged stores; returns how often each outcome came, and what is wrong."""
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
-    for number, rot in enumerate(rots):
+    for number, together in enumerate(rots):
         path = folder / f"rotten-{number}"
-        damaged = rot.done_to(image)
+        damaged = image
+        for rot in together:
+            damaged = rot.done_to(damaged)
         write_image(path, damaged)
         answer = opener.open(path, play.steps[-1].now_ms, go_on_ms=LATER_MS)
         outcome = outcome_of(answer, play)
@@ -74,7 +91,9 @@ def judge_rot(image: Image, play: Play, rots: Iterator[Rot], opener: Opener, fol
         shutil.rmtree(path)
         if outcome.startswith("wrong"):
             write_image(path, damaged)
-            wrong.append(f"{rot}: expected the right answer or an error that names the file; {outcome}; {path}")
+            wrong.append(
+                f"{' and '.join(map(str, together))}: expected the right answer or an error that names the file; {outcome}; {path}"
+            )
     return outcomes, wrong
 
 

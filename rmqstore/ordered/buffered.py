@@ -17,7 +17,8 @@ Why no interleaving loses or reorders a write:
    overlays of that moment did not have. Any other read takes what it needs from the overlays, and opens its view, under the lock: no
    swap comes between, and a commit that comes between is of the flushing overlay, which does not matter, by 3.
 5. A leader that is interrupted leaves the flushing overlay where it is; the next leader commits it, again or for the first time, before
-   anything newer. A ``write`` that is interrupted half way poisons the database, so half a batch is never committed.
+   anything newer. An overlay that a write or a read was interrupted in is made anew from the batches that it was made of
+   (``after_interrupt``), before any leader takes it for the flushing one: half a batch is never committed.
 
 When a commit finds no room, calls are refused; both overlays are dropped by :meth:`reopen`. Positions go on, ``durable_position`` is then
 ``position`` again (nothing that is left is not durable), and a sync of a dropped position raises ``StoreFullError`` for ever.
@@ -114,6 +115,7 @@ class BufferedKV(GatedKV):
         self._gate = Gate(base.name, self._commit)
         self._lock = self._gate.lock
         self._layers: tuple[Overlay, ...] = (Overlay(spaces),)
+        self._is_half_done = False
 
     # ------------------------------------------------------------ reads
 
@@ -169,21 +171,32 @@ class BufferedKV(GatedKV):
         active = self._layers[0]
         if active.bytes > OVERLAY_BYTES or active.count > OVERLAY_ENTRIES:
             gate.sync(active.position)
-        interrupted: BaseException | None = None
         with self._lock:
             gate.check()
+            if self._is_half_done:
+                self._make_anew()
+            self._is_half_done = True
             active = self._layers[0]
-            try:
-                active.apply(batch)
-                gate.position = active.position = position = gate.position + 1
-                return position
-            except BaseException as error:
-                interrupted = error
-        raise gate.refuse_poisoned(interrupted, "a write") from interrupted
+            active.apply(batch)
+            gate.position = active.position = position = gate.position + 1
+            self._is_half_done = False
+            return position
+
+    def after_interrupt(self) -> None:
+        with self._lock:
+            self._make_anew()
+
+    def _make_anew(self) -> None:
+        """Make the overlays anew, as an exception from outside may have come between any two steps of changing or reading one."""
+        self._layers = tuple(overlay.made_anew() for overlay in self._layers)
+        self._gate.position = self._layers[0].position
+        self._is_half_done = False
 
     def _commit(self) -> int:
         """Commit the flushing overlay that an interrupted leader left, or the active one."""
         with self._lock:
+            if self._is_half_done:
+                self._make_anew()
             if len(self._layers) == 1:
                 self._layers = (Overlay(self._spaces, self._gate.position), self._layers[0])
             flushing = self._layers[1]

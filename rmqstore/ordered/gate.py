@@ -1,7 +1,10 @@
 """Who may call an open database, and who syncs it for whom: the part of every ``OrderedKV`` that has nothing to do with keys.
 
-A :class:`Gate` counts positions, elects one thread to do the disk sync that all waiting threads share, and refuses calls once the
+A :class:`Gate` counts positions, lets one thread do the disk sync that all waiting threads share, and refuses calls once the
 database is full, poisoned, closed, or seen from a forked child. Refusal is one attribute, so an open gate costs one look.
+
+Threads wait for one another at locks, taken by ``with``, and at nothing else: a thread that a signal handler interrupts anywhere lets go
+of them, so none of the others waits for ever.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from threading import Condition, Lock
+from threading import Lock
 from typing import NamedTuple
 
 from rmqstore.errors import (
@@ -49,8 +52,7 @@ class Gate:
         self.position = 0
         self.durable_position = 0
         self._sync_to_disk = sync_to_disk
-        self._leading = False
-        self._changed = Condition(self.lock)
+        self._leading = Lock()
         self._lost: list[tuple[int, int]] = []
         _gates.add(self)
 
@@ -85,15 +87,13 @@ class Gate:
             # The first reason stays, except that a full database may turn out to be worse than full.
             if self.refusal is None or self.refusal.error is StoreFullError:
                 self.refusal = refusal
-            self._changed.notify_all()
 
     def close(self) -> None:
         """Refuse calls from now on, because the database is closed, and wait for a sync under way."""
         with self.lock:
             self.refusal = Refusal(StoreClosedError, f"{self.name} is closed; open it again")
-            self._changed.notify_all()
-            while self._leading:
-                self._changed.wait()
+        with self._leading:
+            pass
 
     def wait_refused(self) -> None:
         """For a reopen: return when calls are refused for lack of room and no sync is under way. Raise when refused for another reason."""
@@ -104,8 +104,8 @@ class Gate:
                 self.refusal = Refusal(StoreFullError, f"{self.name} is being reopened")
             if self.refusal.error is not StoreFullError:
                 self.check()
-            while self._leading:
-                self._changed.wait()
+        with self._leading:
+            pass
 
     def readmit(self, kept: int) -> None:
         """Let calls in again after the database was reopened; of the writes so far, those up to position ``kept`` are there, durably.
@@ -131,37 +131,22 @@ class Gate:
         target = self.position if position is None else position
         if target > self.position:
             raise IllegalArgumentError(f"no write has position {target} yet, the last one has {self.position}")
-        durable = False
-        while not durable:
-            leading = False
-            reached = 0
-            try:
-                with self.lock:
-                    durable = self._wait(target, position)
-                    if not durable:
-                        self._leading = leading = True
-                if leading:
+        while not self._is_durable(target, position):
+            # Those that come meanwhile wait here; the first of them leads for all that was written until then.
+            with self._leading:
+                if not self._is_durable(target, position):
                     reached = self._lead()
-            finally:
-                # Also when an interrupt ended it anywhere on the way: the next thread leads.
-                if leading:
                     with self.lock:
-                        self._leading = False
                         self.durable_position = max(self.durable_position, reached)
-                        self._changed.notify_all()
 
-    def _wait(self, target: int, position: int | None) -> bool:
-        """Wait, with the lock held, until ``target`` is durable (True) or nobody leads (False)."""
-        while True:
+    def _is_durable(self, target: int, position: int | None) -> bool:
+        """Say whether nothing is left to be synced; raise when it never will be."""
+        with self.lock:
             if position is not None:
                 self._check_kept(position)
             if target > self.durable_position or position is None:
                 self._check_sync(position)
-            if target <= self.durable_position:
-                return True
-            if not self._leading:
-                return False
-            self._changed.wait()
+            return target <= self.durable_position
 
     def _check_kept(self, position: int) -> None:
         """Raise when the write at ``position`` was dropped by a reopen."""
@@ -184,7 +169,15 @@ class Gate:
             self.refuse_poisoned(error, "a disk sync")
             raise
         except Exception as error:
+            if is_from_outside(error):
+                # The disk said nothing, so the next thread may ask it.
+                raise
             raise self.refuse_poisoned(error, "a disk sync") from error
+
+
+def is_from_outside(error: Exception) -> bool:
+    """Say whether a signal handler raised an error: what an engine raises is of rmqstore, or numbered by the system (F4)."""
+    return not isinstance(error, RmqstoreError) and getattr(error, "errno", None) is None
 
 
 _gates: weakref.WeakSet[Gate] = weakref.WeakSet()

@@ -172,6 +172,17 @@ class OrderedKV(ABC):
         """Open the database again after ``StoreFullError``; positions go on, what was not durable may be gone."""
 
     @abstractmethod
+    def after_interrupt(self) -> None:
+        """Work out anew what is in memory, as an exception from outside, that of a signal handler, may have come between any two steps.
+
+        Comes before anything else once a call was cut short, while no other call but ``sync`` is under way. Afterwards the write that was
+        cut short is there, wholly, or it is not. Nothing to do for a database that keeps nothing in memory.
+
+        Raises:
+            StorePoisonedError: only an open can do it.
+        """
+
+    @abstractmethod
     def snapshot(self, path: Path) -> None:
         """Write a consistent, durable copy to the new directory ``path``, which opens as a database of the same kind."""
 

@@ -156,6 +156,10 @@ class SortedMap(Generic[V]):
         for run in self._keys.runs(start, stop, reverse=reverse):
             yield from zip(run, map(items.__getitem__, run), strict=True)
 
+    def sort_anew(self) -> None:
+        """Forget the order of the keys, which an exception from outside may have left half changed; the entries themselves never are."""
+        self._keys = SortedKeys()
+
     def _settle(self) -> None:
         # A dict keeps insertion order and leaves an overwritten key in its place, so the keys not sorted in yet are its last ones.
         fresh = len(self.items) - len(self._keys)
@@ -212,16 +216,26 @@ class Changes:
 class Overlay:
     """Changes of all spaces, with the position up to which they go and an upper estimate of their size."""
 
-    __slots__ = ("bytes", "count", "position", "spaces")
+    __slots__ = ("_base", "_batches", "bytes", "count", "position", "spaces")
 
     def __init__(self, spaces: int, position: int = 0) -> None:
         self.spaces: list[Changes | None] = [None] * spaces
-        self.position = position
+        self.position = self._base = position
         self.count = 0
         self.bytes = 0
+        self._batches: list[WriteBatch] = []
+
+    def made_anew(self) -> Overlay:
+        """Return an overlay of all batches that came in here, that one too whose :meth:`apply` did not come to its end."""
+        made = Overlay(len(self.spaces), self._base)
+        for batch in self._batches:
+            made.apply(batch)
+            made.position += 1
+        return made
 
     def apply(self, batch: WriteBatch) -> None:
         """Take in a batch, its changes in their order."""
+        self._batches.append(batch)
         for op in batch.ops:
             changes = self.spaces[op.space]
             if changes is None:

@@ -101,8 +101,7 @@ class OrderedPops(OrderedSide, PopStore):
         for change in txn.changes:
             check_time_ms("invisible_ms", change.invisible_ms, minimum=1)
         records = self._log.encode(txn.appends) if txn.appends is not None else ()
-        with self._lock:
-            kv = self._shared.fresh()
+        with self._lock, self._call as kv:
             if txn.marks and (answer := find_mark(kv, POP_SIDE, txn.marks)) is not None:
                 return PopTxnResult(WriteStatus.REPEATED, U64.unpack(answer)[0]), Ticket(kv.position)
             stage = self._stage(now_ms)
@@ -134,16 +133,14 @@ class OrderedPops(OrderedSide, PopStore):
         if type(request.max_messages) is not int or not 1 <= request.max_messages <= MAX_POP:
             raise IllegalArgumentError(f"max_messages must be an int of 1 to {MAX_POP}, not {request.max_messages!r}")
         picker = picker_of(parse_filter(request.filter), self._log.format)
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             stage = self._stage(now_ms)
             stage.write.waits_from_ms = now_ms
             return self._popping.pop(stage, request, picker)
 
     def ready(self, topic: str, group: str, filter: str, now_ms: int) -> bool | int | None:
         parse_filter(filter)
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call as kv:
             state = self._state
             group_id = state.groups.get(group)
             limit = self._options.max_in_flight
@@ -157,12 +154,11 @@ class OrderedPops(OrderedSide, PopStore):
                     is_open = not in_flight if is_ordered else not limit or in_flight < limit
                     if is_open and (state.waiting(known, group_id, queue) or state.returned(known, group_id, queue)):
                         return True
-            ends = self._shared.kv.scan_all(LEASES, EXPIRY, after_prefix(EXPIRY), 64) if holding else ()
+            ends = kv.scan_all(LEASES, EXPIRY, after_prefix(EXPIRY), 64) if holding else ()
             return next((U64.unpack_from(key, 1)[0] for key, _ in ends if key[9:17] in holding), None)
 
     def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             stage = self._stage(now_ms)
             report = self._leasing.revive(stage, limit)
             return report, stage.commit()
@@ -171,23 +167,20 @@ class OrderedPops(OrderedSide, PopStore):
 
     def reset_offset(self, topic: str, group: str, queue: int | None, offset: int | InitMode, now_ms: int) -> Ticket:
         check_group(group)
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             known = self._known_topic(topic, queue)
             stage = self._stage(now_ms)
             self._administration.reset(stage, known, group, range(known.queues) if queue is None else (queue,), offset)
             return stage.commit()
 
     def delete_topic(self, name: str) -> Ticket:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             stage = self._stage(0)
             self._administration.delete_topic(stage, name)
             return stage.commit()
 
     def delete_group(self, name: str) -> Ticket:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             stage = self._stage(0)
             self._administration.delete_group(stage, name)
             return stage.commit()
@@ -196,8 +189,7 @@ class OrderedPops(OrderedSide, PopStore):
         if type(queues) is not int or not 1 <= queues <= MAX_QUEUES:
             raise IllegalArgumentError(f"queues must be an int of 1 to {MAX_QUEUES}, not {queues!r}")
         check_readable_topic(name)
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             stage = self._stage(0)
             topic = stage.topic_with(name, queues)
             ticket = stage.commit()
@@ -206,13 +198,12 @@ class OrderedPops(OrderedSide, PopStore):
     # ------------------------------------------------------------ reads
 
     def timer_cursor(self) -> TimerCursor:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             return self._cursor
 
     def durable_cursor(self) -> TimerCursor:
-        with self._lock:
-            durable = self._shared.fresh().durable_position
+        with self._lock, self._call as kv:
+            durable = kv.durable_position
             while self._undurable_cursors and self._undurable_cursors[0][0] <= durable:
                 self._durable_cursor = self._undurable_cursors.popleft()[1]
             return self._durable_cursor
@@ -222,19 +213,16 @@ class OrderedPops(OrderedSide, PopStore):
         return None if known is None else self._state.info(known)
 
     def topics(self) -> list[TopicInfo]:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             return [self._state.info(self._state.topics[name]) for name in sorted(self._state.topics)]
 
     def groups(self) -> list[str]:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             known = {seat.group_id for seat in self._state.standings} | {group_id for group_id, _ in self._state.registered}
             return sorted(name for name, group_id in self._state.groups.items() if group_id in known)
 
     def subscriptions(self, group: str | None = None) -> list[Subscription]:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             topics, groups = self._state.names_by_id(), self._state.group_names()
             found = [
                 Subscription(groups[group_id], topics[topic_id], how.is_ordered, how.active_ms)
@@ -243,13 +231,11 @@ class OrderedPops(OrderedSide, PopStore):
             return sorted((each for each in found if group is None or each.group == group), key=lambda each: (each.group, each.topic))
 
     def leases(self, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             return list_leases(self._shared, self._state, self._log, self._adoptions, topic, group)
 
     def offsets(self, group: str) -> list[GroupOffset]:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             group_id = self._state.groups.get(group)
             names = self._state.names_by_id()
             return sorted(
@@ -264,8 +250,7 @@ class OrderedPops(OrderedSide, PopStore):
     def read(self, topic: str, queue: int, offset: int, limit: int) -> MessageBatch:
         if offset < 0 or limit < 1:
             raise IllegalArgumentError(f"offset must be at least 0 and limit at least 1, not {offset} and {limit}")
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             known = self._known_topic(topic, queue)
             offset = max(offset, self._state.first_kept(known.id, queue))
             offsets: list[int] = []
@@ -294,8 +279,7 @@ class OrderedPops(OrderedSide, PopStore):
 
     def get(self, message_id: str) -> PoppedMessage | None:
         wanted = message_id.encode()
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             newest: tuple[int, Slice] | None = None
             message_id_of = self._log.format.message_id_of
             for topic in self._state.topics.values():
@@ -310,8 +294,7 @@ class OrderedPops(OrderedSide, PopStore):
             return None if newest is None else PoppedRecords([newest[1]], self._log.format).messages()[0]
 
     def lag(self, topic: str, group: str) -> Lag:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             state = self._state
             group_id = state.groups.get(group)
             known, retry = state.topics.get(topic), state.topics.get(retry_topic(group, topic))
@@ -324,13 +307,12 @@ class OrderedPops(OrderedSide, PopStore):
             )
 
     def next_expiry_ms(self) -> int | None:
-        with self._lock:
-            first = self._shared.fresh().scan(LEASES, EXPIRY, EXPIRY + b"\xff", 1)
+        with self._lock, self._call as kv:
+            first = kv.scan(LEASES, EXPIRY, EXPIRY + b"\xff", 1)
             return U64.unpack_from(first[0][0], 1)[0] if first else None
 
     def stats(self) -> PopStats:
-        with self._lock:
-            kv = self._shared.fresh()
+        with self._lock, self._call as kv:
             state = self._state
             return PopStats(
                 topics=len(state.topics),
@@ -343,18 +325,17 @@ class OrderedPops(OrderedSide, PopStore):
             )
 
     def verify(self) -> list[str]:
-        with self._lock:
-            return verify_pops(self._shared.fresh(), self._state, self._log)
+        with self._lock, self._call as kv:
+            return verify_pops(kv, self._state, self._log)
 
     # ------------------------------------------------------------ state
 
     def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
-        with self._lock:
-            return export_pops(self._shared.fresh(), self._state, self._log, table, after, limit)
+        with self._lock, self._call as kv:
+            return export_pops(kv, self._state, self._log, table, after, limit)
 
     def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
-        with self._lock:
-            kv = self._shared.fresh()
+        with self._lock, self._call as kv:
             if is_taken_in(kv, POP_SIDE, marks):
                 return Ticket(kv.position)
             write = WriteBatch()
@@ -372,15 +353,13 @@ class OrderedPops(OrderedSide, PopStore):
             return ticket
 
     def adopted(self) -> dict[int, Adopted]:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             return dict(self._adoptions.by_tag)
 
     # ------------------------------------------------------------ upkeep
 
     def maintain(self, now_ms: int, budget: int) -> int:
-        with self._lock:
-            kv = self._shared.fresh()
+        with self._lock, self._call as kv:
             stage = self._stage(now_ms)
             done = drop_old_marks(kv, stage.write, POP_SIDE, now_ms - self._options.mark_memory_ms, budget)
             over = [key for key, _ in kv.scan(LEASES, PURGE, PURGE + U64.pack(now_ms + 1), budget)]

@@ -3,6 +3,22 @@
 One lock serialises all calls of both sides; disk syncs run outside of it, so that concurrent ones share. When a write or a sync finds no
 room, what was not durable may be gone, so the next call opens the database again and both sides read their state anew: a failed call
 leaves nothing behind (F1, F3).
+
+**An exception may come from outside, anywhere** (F4): a signal handler raises it, KeyboardInterrupt for one, between any two steps of a
+call: before the write, or between it and what memory takes over from it, or within either. Then memory is not what is stored. Why that does
+no harm:
+
+1. What is stored is always some number of whole calls, as a write is atomic; that is the argument against crashes, too.
+2. All that is in memory beside it is worked out from it, by each ``on_reload``.
+3. A call is ``with lock, call as kv``. It notes that it is under way, and takes the note back only when it comes to its end: with an
+   answer, or with an error of rmqstore's own, before which it changed nothing (F3). So whatever exception goes through it leaves the note,
+   also one on the way into or out of the block.
+4. A call that finds the note drops what is in memory and has it worked out anew, first the database (``OrderedKV.after_interrupt``), then
+   both sides. Nobody can come in between, as the note is written and read under the lock alone. If this is cut short, the note stays.
+5. The lock is taken and let go by ``with`` on a lock of C's, between whose steps and the block CPython runs no signal handler; a lock whose
+   ``__enter__`` is written in Python (``Condition``, or a context manager around a lock) could stay held for ever.
+
+So an interrupted call happened wholly or not at all, and the one behind it answers as after a crash, except that nothing was lost.
 """
 
 from __future__ import annotations
@@ -10,9 +26,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 
 from rmqstore.contract import EngineOptions, Ticket
-from rmqstore.errors import StoreClosedError, StoreError, StoreFullError, StorePoisonedError
+from rmqstore.errors import RmqstoreError, StoreClosedError, StoreError, StoreFullError, StorePoisonedError
 from rmqstore.ordered.kv import OrderedKV, WriteBatch
 from rmqstore.ordered.layout import EPOCH_KEY, META
 
@@ -27,6 +44,7 @@ class Shared:
         self.kv = kv
         self.options = options
         self.lock = threading.RLock()
+        self.call = Call(self)
         self._reloads: list[Callable[[], None]] = []
         self._stale = False
         self._poison: StorePoisonedError | None = None
@@ -45,7 +63,7 @@ class Shared:
         self._reloads.append(reload)
 
     def fresh(self) -> OrderedKV:
-        """Return the database, opened again if it has to be; call it with the lock held, first thing in every call."""
+        """Return the database, opened again if it has to be; with the lock held."""
         if self._closed:
             raise StoreClosedError("the store is closed")
         if self._poison is not None:
@@ -56,6 +74,13 @@ class Shared:
             self._stale = False
         return self.kv
 
+    def after_interrupt(self) -> None:
+        """Work everything in memory out anew, after a call that was cut short."""
+        self.kv.after_interrupt()
+        # What the sides read is then durable, which they take for granted.
+        self.kv.sync()
+        self.reload()
+
     def reload(self) -> None:
         """Let both sides read their state anew."""
         for reload in self._reloads:
@@ -65,7 +90,8 @@ class Shared:
         """Read everything anew from what the database holds now; only for a session that writes nothing."""
         with self.lock:
             self._stale = True
-            self.epoch = int.from_bytes(self.fresh().get(META, EPOCH_KEY) or b"", "big")
+            with self.call as kv:
+                self.epoch = int.from_bytes(kv.get(META, EPOCH_KEY) or b"", "big")
 
     def write(self, batch: WriteBatch) -> Ticket:
         """Apply a batch; the ticket waits for it."""
@@ -81,8 +107,8 @@ class Shared:
             raise StoreClosedError("the store is closed")
         try:
             if ticket is None:
-                with self.lock:
-                    self.kv.write_back()
+                with self.lock, self.call as kv:
+                    kv.write_back()
             self.kv.sync(None if ticket is None else ticket.position)
         except StoreError as error:
             self._note(error)
@@ -90,9 +116,9 @@ class Shared:
 
     def snapshot(self, path: Path) -> None:
         """Write a copy of the database."""
-        with self.lock:
+        with self.lock, self.call as kv:
             try:
-                self.fresh().snapshot(path)
+                kv.snapshot(path)
             except StoreError as error:
                 self._note(error)
                 raise
@@ -110,3 +136,26 @@ class Shared:
             if not self._closed:
                 self._closed = True
                 self.kv.close()
+
+
+class Call:
+    """One call of a session: ``with shared.lock, shared.call as kv``; the module says what for. Calls are not nested."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._is_under_way = False
+
+    def __enter__(self) -> OrderedKV:
+        kv = self._shared.fresh()
+        if self._is_under_way:
+            self._shared.after_interrupt()
+        self._is_under_way = True
+        return kv
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None or issubclass(kind, RmqstoreError):
+            self.ended()
+
+    def ended(self) -> None:
+        """Take the note back: memory is what is stored."""
+        self._is_under_way = False

@@ -16,6 +16,7 @@ class OrderedSide(Side):
         self._shared = shared
         self._options = shared.options
         self._lock = shared.lock
+        self._call = shared.call
 
     def sync(self, ticket: Ticket | None = None) -> None:
         self._shared.sync(ticket)

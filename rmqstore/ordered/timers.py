@@ -85,8 +85,7 @@ class OrderedTimers(TimerSide):
         self._resume: tuple[TimerCursor, tuple[int, int]] | None = None
 
     def recover(self, cursor: TimerCursor) -> None:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             self._sealed = self._sealed.join(cursor.corners)
             self._last_seq = max(self._last_seq, self._sealed.highest_seq)
         self.forget(cursor)
@@ -98,8 +97,7 @@ class OrderedTimers(TimerSide):
         check_marks(marks)
         records = encode_batch(batch)
         delivers = _deliver_times(batch, records)
-        with self._lock:
-            kv = self._shared.fresh()
+        with self._lock, self._call as kv:
             if marks and (answer := find_mark(kv, TIMER_SIDE, marks)) is not None:
                 return self._repeated(answer), Ticket(kv.position)
             check_horizon(delivers, now_ms, self._options.max_delay_ms)
@@ -137,8 +135,7 @@ class OrderedTimers(TimerSide):
         return traces.was_cancelled(kv, tick, seq, epoch) or traces.was_delivered(kv, tick, seq, epoch)
 
     def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        with self._lock:
-            kv = self._shared.fresh()
+        with self._lock, self._call as kv:
             places: list[Place | None] = []
             for tick, seq in sorted(traces.places_of_key(kv, topic, key), key=lambda place: place[1]):
                 found = self._layout.locate(tick, seq)
@@ -165,8 +162,7 @@ class OrderedTimers(TimerSide):
     # ------------------------------------------------------------ seal, due, forget
 
     def seal(self, until_ms: int) -> None:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             if until_ms != self._until_ms:
                 self._resume = None
             if self._unsealed_tick is not None and self._unsealed_tick <= until_ms:
@@ -184,8 +180,7 @@ class OrderedTimers(TimerSide):
     def due(self, after: TimerCursor, limit: int) -> DueBatch:
         if limit < 1:
             raise IllegalArgumentError(f"limit must be at least 1, not {limit}")
-        with self._lock:
-            kv = self._shared.fresh()
+        with self._lock, self._call as kv:
             start = self._resume[1] if self._resume is not None and self._resume[0] == after else (self._low_tick, 0)
             records: list[bytes] = []
             last: tuple[int, int] | None = None
@@ -225,8 +220,7 @@ class OrderedTimers(TimerSide):
     def forget(self, upto: TimerCursor) -> None:
         if upto == self._forgotten or not upto.corners:
             return
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             kept_ticks: list[int] = []
             for removal in self._layout.removals(self._low_tick, upto):
                 if removal:
@@ -266,8 +260,7 @@ class OrderedTimers(TimerSide):
     # ------------------------------------------------------------ reads
 
     def pending(self, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             handed = self._unforgotten(handed)
             return counting.Pending(self._layout, self._counts, self._pending, handed, self.precision_ms).count(edges_ms)
 
@@ -278,16 +271,14 @@ class OrderedTimers(TimerSide):
     def scan(
         self, from_ms: int, to_ms: int, after: tuple[int, int] | None = None, limit: int = 1000, handed: TimerCursor = EMPTY_CURSOR
     ) -> ScanPage:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             found = counting.scan_live(self._layout, from_ms, to_ms, after, limit + 1, self.precision_ms, self._unforgotten(handed))
             timers = tuple(self._pending_timer(put) for put in found[:limit])
             last = found[limit - 1] if len(found) > limit else None
             return ScanPage(timers, None if last is None else (last.tick, last.seq))
 
     def get(self, handle: TimerHandle) -> PendingTimer | None:
-        with self._lock:
-            kv = self._shared.fresh()
+        with self._lock, self._call as kv:
             place = self._place_of(handle)
             if place is None:
                 return None
@@ -302,27 +293,23 @@ class OrderedTimers(TimerSide):
         return PendingTimer(handle, put.due_ms, put.message())
 
     def verify(self) -> list[str]:
-        with self._lock:
-            kv = self._shared.fresh()
+        with self._lock, self._call as kv:
             return counting.verify(kv, self._layout, self._counts, self._pending)
 
     def stats(self) -> TimerStats:
-        with self._lock:
-            kv = self._shared.fresh()
+        with self._lock, self._call as kv:
             return TimerStats(self._pending, self._sealed, self._shared.epoch, self._last_seq, kv.durable_position, kv.position)
 
     # ------------------------------------------------------------ state
 
     def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
-        with self._lock:
-            kv = self._shared.fresh()
+        with self._lock, self._call as kv:
             if table == "timers":
                 return export_puts(self._layout, after, limit)
             return export_timers(kv, table, after, limit, self.precision_ms)
 
     def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
-        with self._lock:
-            kv = self._shared.fresh()
+        with self._lock, self._call as kv:
             if is_taken_in(kv, TIMER_SIDE, marks):
                 return Ticket(kv.position)
             write = WriteBatch()

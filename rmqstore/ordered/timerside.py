@@ -91,8 +91,7 @@ class TimerSide(OrderedSide, TimerStore):
         self._congestion.note(ticks, 1)
 
     def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             return self._cancel([self._place_of(handle) for handle in handles], now_ms)
 
     def _place_of(self, handle: TimerHandle) -> Place | None:
@@ -103,13 +102,11 @@ class TimerSide(OrderedSide, TimerStore):
         return min(ticks) if ticks else None
 
     def adopted(self) -> dict[int, Adopted]:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             return dict(self._adopted)
 
     def maintain(self, now_ms: int, budget: int) -> int:
-        with self._lock:
-            kv = self._shared.fresh()
+        with self._lock, self._call as kv:
             write = WriteBatch()
             done = drop_old_marks(kv, write, TIMER_SIDE, now_ms - self._options.mark_memory_ms, budget)
             before = now_ms - self._options.cancel_memory_ms

@@ -83,6 +83,9 @@ class ViewKV(OrderedKV):
         with self._lock:
             self._view.renew()
 
+    def after_interrupt(self) -> None:
+        """A view keeps nothing in memory."""
+
     def snapshot(self, path: Path) -> None:
         self._refuse("copied")
 

@@ -376,14 +376,37 @@ def test_a_leader_interrupted_after_its_commit_leaves_nothing_to_wait_for(base: 
 
 
 def test_half_a_batch_is_never_committed(base: FakeBase, kv: BufferedKV, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = Overlay.apply
+
     def half(overlay: Overlay, batch: WriteBatch) -> None:
+        monkeypatch.setattr(Overlay, "apply", apply)
+        apply(overlay, batch)
+        overlay.spaces[0] = None
         raise KeyboardInterrupt
 
+    put(kv, b"a", b"1")
     monkeypatch.setattr(Overlay, "apply", half)
-    with pytest.raises(StorePoisonedError):
-        put(kv, b"a", b"")
-    kv.close()
-    assert base.commits == []
+    with pytest.raises(KeyboardInterrupt):
+        put(kv, b"b", b"2")
+    kv.sync()
+    assert base.state[0] == {b"a": b"1", b"b": b"2"}
+
+
+def test_after_an_interrupt_a_batch_is_there_and_its_position_too(kv: BufferedKV, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = Overlay.apply
+
+    def whole(overlay: Overlay, batch: WriteBatch) -> None:
+        monkeypatch.setattr(Overlay, "apply", apply)
+        apply(overlay, batch)
+        raise KeyboardInterrupt
+
+    put(kv, b"a", b"1")
+    monkeypatch.setattr(Overlay, "apply", whole)
+    with pytest.raises(KeyboardInterrupt):
+        put(kv, b"b", b"2")
+    kv.after_interrupt()
+    assert (kv.get(0, b"b"), kv.position) == (b"2", 2)
+    assert [key for key, _ in kv.scan(0, b"", None, 9)] == [b"a", b"b"]
 
 
 def test_close_commits_once_and_refuses_afterwards(base: FakeBase, kv: BufferedKV) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rmqstore import InitMode, ManualClock, Message, Store
-from rmqstore_conformance.kills.worker import PRECISION_MS, Job, open_store, say
+from rmqstore_conformance.kills.worker import PRECISION_MS, Job, make, open_store, say
 
 GROUP_OF = {"orders": "a", "steps": "f"}
 TOPIC_OF = {group: topic for topic, group in GROUP_OF.items()}
@@ -42,15 +42,17 @@ def do_pop(store: Store, group: str, wanted: int, invisible_ms: int) -> list[lis
 class Consumer:
     """Random calls on one store; ``receipts`` holds those of each group that may still be good, newest last."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, say: Callable[..., None] = say, act: Callable[[Callable[[], Any]], Any] = make) -> None:
+        self._say = say
+        self._act = act
         self._random = random.Random(job["seed"])
-        self._clock = ManualClock(job["now"])
+        self.clock = ManualClock(job["now"])
         self._prefix = job["prefix"]
         self._made = job["made"]
         self._receipts: dict[str, list[str]] = job["receipts"]
-        say("begin", op="open", now=job["now"])
-        self._store = open_store(job["path"], job["engines"], self._clock, **SETTINGS)
-        say("end", lag=lags(self._store))
+        self._say("begin", op="open", now=job["now"])
+        self.store = open_store(job["path"], job["engines"], self.clock, **SETTINGS)
+        self._say("end", lag=lags(self.store))
 
     def run(self, calls: int) -> None:
         """Make ``calls`` calls."""
@@ -69,9 +71,9 @@ class Consumer:
             calls -= self._random.choice(makers)()
 
     def _call(self, op: str, act: Callable[[], Any], **detail: object) -> Any:
-        say("begin", op=op, now=self._clock.now_ms(), **detail)
-        result = act()
-        say("end", result=result, lag=lags(self._store))
+        self._say("begin", op=op, now=self.clock.now_ms(), **detail)
+        result = self._act(act)
+        self._say("end", result=result, lag=lags(self.store))
         return result
 
     def _send(self) -> bool:
@@ -80,15 +82,15 @@ class Consumer:
         for _ in range(self._random.choice((1, 2, 8))):
             self._made += 1
             name = f"{self._prefix}-{self._made}"
-            due_ms = self._clock.now_ms() + self._random.randint(1, 900) if later else None
+            due_ms = self.clock.now_ms() + self._random.randint(1, 900) if later else None
             messages.append(Message(topic, name.encode(), message_id=name, deliver_at_ms=due_ms))
         rows = [[message.message_id, message.deliver_at_ms] for message in messages]
-        self._call("send", lambda: len(self._store.send_batch(messages)), topic=topic, messages=rows)
+        self._call("send", lambda: len(self.store.send_batch(messages)), topic=topic, messages=rows)
         return True
 
     def _tick(self) -> bool:
-        self._clock.advance(self._random.choice((100, 300, 500, 800, 1500)) + self._random.randint(0, PRECISION_MS))
-        self._call("tick", lambda: do_tick(self._store))
+        self.clock.advance(self._random.choice((100, 300, 500, 800, 1500)) + self._random.randint(0, PRECISION_MS))
+        self._call("tick", lambda: do_tick(self.store))
         return True
 
     def _group(self) -> str:
@@ -97,7 +99,7 @@ class Consumer:
     def _pop(self) -> bool:
         group, wanted, invisible_ms = self._group(), self._random.randint(1, 8), self._random.randint(50, 900)
         popped = self._call(
-            "pop", lambda: do_pop(self._store, group, wanted, invisible_ms), group=group, wanted=wanted, invisible=invisible_ms
+            "pop", lambda: do_pop(self.store, group, wanted, invisible_ms), group=group, wanted=wanted, invisible=invisible_ms
         )
         self._receipts[group] += [receipt for receipt, _, _ in popped]
         return True
@@ -109,20 +111,20 @@ class Consumer:
     def _ack(self) -> bool:
         group = self._group()
         if chosen := self._some(group):
-            self._call("ack", lambda: [each.name for each in self._store.ack(chosen)], group=group, receipts=chosen)
+            self._call("ack", lambda: [each.name for each in self.store.ack(chosen)], group=group, receipts=chosen)
         return bool(chosen)
 
     def _release(self) -> bool:
         group = self._group()
         if chosen := self._some(group):
-            self._call("release", lambda: [each.name for each in self._store.release(chosen)], group=group, receipts=chosen)
+            self._call("release", lambda: [each.name for each in self.store.release(chosen)], group=group, receipts=chosen)
         return bool(chosen)
 
     def _change(self) -> bool:
         group, invisible_ms = self._group(), self._random.randint(100, 3000)
 
         def act() -> list[list[str | None]]:
-            results = self._store.change_invisible(chosen, invisible_ms)
+            results = self.store.change_invisible(chosen, invisible_ms)
             return [[result.outcome.name, result.receipt.text() if result.receipt else None] for result in results]
 
         if chosen := self._some(group):
@@ -132,14 +134,14 @@ class Consumer:
 
     def _remove(self) -> bool:
         group = self._group()
-        letters = self._store.dead_letters(group)
+        letters = self.store.dead_letters(group)
         if not letters:
             return False
         chosen = self._random.sample(letters, min(len(letters), self._random.randint(1, 4)))
         resend = self._random.random() < 0.6
         self._call(
             "resend" if resend else "drop",
-            lambda: (self._store.resend_dead if resend else self._store.drop_dead)(chosen),
+            lambda: (self.store.resend_dead if resend else self.store.drop_dead)(chosen),
             group=group,
             names=[letter.origin_message_id for letter in chosen],
         )
@@ -147,9 +149,9 @@ class Consumer:
 
     def _reset(self) -> bool:
         group = self._group()
-        if self._random.random() < 0.5 or TOPIC_OF[group] not in [topic.name for topic in self._store.topics()]:
+        if self._random.random() < 0.5 or TOPIC_OF[group] not in [topic.name for topic in self.store.topics()]:
             return False
-        self._call("reset", lambda: self._store.reset_offset(TOPIC_OF[group], group, InitMode.MAX), group=group)
+        self._call("reset", lambda: self.store.reset_offset(TOPIC_OF[group], group, InitMode.MAX), group=group)
         return True
 
     def _delete(self) -> bool:
@@ -157,7 +159,7 @@ class Consumer:
         group = self._group()
         if self._random.random() < 0.6:
             return False
-        self._call("delete_topic", lambda: self._store.delete_topic(TOPIC_OF[group]), group=group)
+        self._call("delete_topic", lambda: self.store.delete_topic(TOPIC_OF[group]), group=group)
         if self._random.random() < 0.6:
-            self._call("delete_group", lambda: self._store.delete_group(group), group=group)
+            self._call("delete_group", lambda: self.store.delete_group(group), group=group)
         return True

@@ -31,6 +31,11 @@ def say(event: str, **fields: object) -> None:
     os.write(1, (json.dumps({"event": event, **fields}) + "\n").encode())
 
 
+def make(call: Callable[[], Any]) -> Any:
+    """Make a call; others do something to it meanwhile."""
+    return call()
+
+
 def open_store(path: str, engines: dict[str, str], clock: ManualClock, **settings: Any) -> Store:
     """Open the store as every process of these tests does; ``settings`` are those of its kind of worker."""
     everything: dict[str, Any] = {**engines, **SETTINGS, **settings}
@@ -47,19 +52,22 @@ def lags(store: Store) -> dict[str, list[int]]:
 class Worker:
     """Random calls on one store.
 
+    It tells ``say`` of each call before and after it, and has it made by ``act``.
     ``leases`` holds [receipt, message id] by group, ``handles`` [handle, message id], both as the ledger knows them.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, say: Callable[..., None] = say, act: Callable[[Callable[[], Any]], Any] = make) -> None:
+        self._say = say
+        self._act = act
         self._random = random.Random(job["seed"])
-        self._clock = ManualClock(job["now"])
+        self.clock = ManualClock(job["now"])
         self._prefix = job["prefix"]
         self._made = 0
         self._handles: list[list[str]] = job["handles"]
         self._leases: dict[str, list[list[str]]] = job["leases"]
-        say("begin", op="open", now=job["now"])
-        self._store = open_store(job["path"], job["engines"], self._clock)
-        say("end", lag=lags(self._store))
+        self._say("begin", op="open", now=job["now"])
+        self.store = open_store(job["path"], job["engines"], self.clock)
+        self._say("end", lag=lags(self.store))
 
     def run(self, calls: int) -> None:
         """Make ``calls`` calls."""
@@ -78,9 +86,9 @@ class Worker:
             calls -= self._random.choice(makers)()
 
     def _call(self, op: str, act: Callable[[], Any], **detail: object) -> Any:
-        say("begin", op=op, now=self._clock.now_ms(), **detail)
-        result = act()
-        say("end", result=result, lag=lags(self._store))
+        self._say("begin", op=op, now=self.clock.now_ms(), **detail)
+        result = self._act(act)
+        self._say("end", result=result, lag=lags(self.store))
         return result
 
     # ------------------------------------------------------------ sending
@@ -88,12 +96,12 @@ class Worker:
     def _message(self, *, later: bool) -> Message:
         self._made += 1
         name = f"{self._prefix}-{self._made}"
-        deliver_ms = self._clock.now_ms() + self._random.randint(-50, 1500) if later else None
+        deliver_ms = self.clock.now_ms() + self._random.randint(-50, 1500) if later else None
         return Message(TOPIC, name.encode(), message_id=name, keys=(f"k{self._random.randrange(KEYS)}",), deliver_at_ms=deliver_ms)
 
     def _send(self) -> bool:
         message = self._message(later=self._random.random() < 0.6)
-        self._sent("send", [message], lambda: [self._store.send(message).handle])
+        self._sent("send", [message], lambda: [self.store.send(message).handle])
         return True
 
     def _send_batch(self) -> bool:
@@ -102,7 +110,7 @@ class Worker:
         batch: MessageBatch | pa.RecordBatch | list[Message] = messages
         if self._random.random() < 0.5:
             batch = MessageBatch.of(messages).columns
-        self._sent("send_batch", messages, lambda: [receipt.handle for receipt in self._store.send_batch(batch)])
+        self._sent("send_batch", messages, lambda: [receipt.handle for receipt in self.store.send_batch(batch)])
         return True
 
     def _sent(self, op: str, messages: list[Message], act: Callable[[], list[str | None]]) -> None:
@@ -119,19 +127,19 @@ class Worker:
         chosen = self._random.sample(recent, min(len(recent), self._random.randint(1, 4)))
         self._call(
             "cancel",
-            lambda: [outcome.name for outcome in self._store.cancel([handle for handle, _ in chosen])],
+            lambda: [outcome.name for outcome in self.store.cancel([handle for handle, _ in chosen])],
             ids=[each[1] for each in chosen],
         )
         return True
 
     def _cancel_key(self) -> bool:
         key = f"k{self._random.randrange(KEYS)}"
-        self._call("cancel_key", lambda: [outcome.name for outcome in self._store.cancel_key(TOPIC, key)], key=key)
+        self._call("cancel_key", lambda: [outcome.name for outcome in self.store.cancel_key(TOPIC, key)], key=key)
         return True
 
     def _tick(self) -> bool:
-        self._clock.advance(self._random.randint(0, 400))
-        self._call("tick", lambda: self._store.tick().handed_over)
+        self.clock.advance(self._random.randint(0, 400))
+        self._call("tick", lambda: self.store.tick().handed_over)
         return True
 
     # ------------------------------------------------------------ leasing
@@ -141,7 +149,7 @@ class Worker:
         wanted, invisible_ms = self._random.randint(1, 8), self._random.randint(150, 2500)
 
         def act() -> list[list[str | None]]:
-            popped = self._store.pop(TOPIC, group, max_messages=wanted, invisible=invisible_ms)
+            popped = self.store.pop(TOPIC, group, max_messages=wanted, invisible=invisible_ms)
             return [[message.receipt, message.message_id] for message in popped]
 
         self._leases[group] += self._call("pop", act, group=group, wanted=wanted, invisible=invisible_ms)
@@ -158,7 +166,7 @@ class Worker:
             return False
         self._call(
             "ack",
-            lambda: [outcome.name for outcome in self._store.ack([each[0] for each in chosen])],
+            lambda: [outcome.name for outcome in self.store.ack([each[0] for each in chosen])],
             group=group,
             receipts=[r for r, _ in chosen],
         )
@@ -170,7 +178,7 @@ class Worker:
         if not chosen:
             return False
         receipts = [receipt for receipt, _ in chosen]
-        self._call("release", lambda: [outcome.name for outcome in self._store.release(receipts)], group=group, receipts=receipts)
+        self._call("release", lambda: [outcome.name for outcome in self.store.release(receipts)], group=group, receipts=receipts)
         self._drop(group, chosen)
         return True
 
@@ -181,7 +189,7 @@ class Worker:
         receipts, invisible_ms = [receipt for receipt, _ in chosen], self._random.randint(100, 4000)
 
         def act() -> list[list[str | None]]:
-            results = self._store.change_invisible(receipts, invisible_ms)
+            results = self.store.change_invisible(receipts, invisible_ms)
             return [[result.outcome.name, result.receipt.text() if result.receipt else None] for result in results]
 
         results = self._call("change", act, group=group, receipts=receipts, invisible=invisible_ms)

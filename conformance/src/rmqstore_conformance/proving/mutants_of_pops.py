@@ -1,4 +1,4 @@
-"""Mutants of leases, receipts and their outcomes (P1–P6, P8, K1, I1)."""
+"""Mutants of leases, receipts and their outcomes (P1–P6, P8, K1, I1), and of interrupted calls (F4)."""
 
 from __future__ import annotations
 
@@ -39,6 +39,28 @@ class _WithLeases(Pops):
         """Return the receipts of running leases."""
         found = (Receipt.parse(each.receipt) for each in self.leases(topic, group))
         return [each for each in found if each is not None]
+
+
+# ---------------------------------------------------------------- interrupts (F4)
+
+
+@mutant("F4", "F4.an_interrupted_call_happened_or_did_not")
+class MemoryIsTrustedAfterAnInterrupt(Pops):
+    """An interrupted call is not noticed: what memory took over of it stays, and what it did not take over is missing."""
+
+    def apply(self, txn: PopTxn, now_ms: int) -> _Applied:
+        try:
+            return super().apply(txn, now_ms)
+        except BaseException:
+            self._call.ended()
+            raise
+
+    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
+        try:
+            return super().pop(request, now_ms)
+        except BaseException:
+            self._call.ended()
+            raise
 
 
 # ---------------------------------------------------------------- leases (P1, P2, P3, K1)

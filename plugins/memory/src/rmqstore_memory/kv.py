@@ -24,6 +24,7 @@ class MemoryKV(GatedKV):
 
     def __init__(self, name: str, spaces: int) -> None:
         self._maps: list[SortedMap[bytes]] = [SortedMap() for _ in range(spaces)]
+        self._under_way: WriteBatch | None = None
         self._gate = Gate(name, lambda: self._gate.position)
 
     # ------------------------------------------------------------ reads: under the lock, so that half a batch is never seen
@@ -48,16 +49,30 @@ class MemoryKV(GatedKV):
         """Apply the changes in their order, all or nothing, and give the batch the next position."""
         self._gate.check()
         with self._gate.lock:
-            for op in batch.ops:
-                entries = self._maps[op.space]
-                if isinstance(op, PutMany):
-                    entries.put_many(op.items)
-                elif isinstance(op, DeleteMany):
-                    entries.remove_many(op.keys)
-                else:
-                    entries.remove_range(op.start, op.stop)
-            self._gate.position += 1
-            return self._gate.position
+            self._under_way = batch
+            return self._finish(batch)
+
+    def _finish(self, batch: WriteBatch) -> int:
+        """Apply a batch; twice is as good as once."""
+        for op in batch.ops:
+            entries = self._maps[op.space]
+            if isinstance(op, PutMany):
+                entries.put_many(op.items)
+            elif isinstance(op, DeleteMany):
+                entries.remove_many(op.keys)
+            else:
+                entries.remove_range(op.start, op.stop)
+        position = self._gate.position = self._gate.position + 1
+        self._under_way = None
+        return position
+
+    def after_interrupt(self) -> None:
+        """Finish a write that was cut short; the order of the keys is worked out anew, as a read may have been cut short over it."""
+        with self._gate.lock:
+            for entries in self._maps:
+                entries.sort_anew()
+            if self._under_way is not None:
+                self._finish(self._under_way)
 
     # ------------------------------------------------------------ life cycle
 

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Condition
+from threading import Lock
 from traceback import clear_frames
 from typing import Any, Final
 
@@ -73,8 +73,7 @@ class RocksDBKV(GatedKV):
         self._lock = self._gate.lock
         self._found_no_room = False
         self._gaps = Gaps(len(spaces))
-        self._scans = 0
-        self._scan_ended = Condition(self._lock)
+        self._scanning = Lock()
         self._mark_fd = os.open(home.database / _SYNCED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             self._db = self._open()
@@ -135,29 +134,25 @@ class RocksDBKV(GatedKV):
         """Return a page; see ``OrderedKV.scan``."""
         if limit <= 0 or (stop is not None and start >= stop):
             return []
-        gaps = self._gaps
         self._gate.check()
+        # One at a time, which costs nothing as all of it holds the GIL; so a close knows by the lock that none is left.
+        with self._scanning:
+            try:
+                return self._page(space, start, stop, limit, page_bytes, reverse=reverse)
+            except BaseException as error:
+                raise self._problem(error) from error
+
+    def _page(self, space: int, start: bytes, stop: bytes | None, limit: int, page_bytes: int, *, reverse: bool) -> list[_Entry]:
+        gaps = self._gaps
         with self._lock:
             self._gate.check()
             scan = (BackwardScan if reverse else ForwardScan)(self._db.families[space], start, stop, gaps.of(space))
             sequence = self._sequence
-            self._scans += 1
-        learnt: tuple[bytes, bytes] | None = None
-        try:
-            page = scan.page(limit, page_bytes)
-            if scan.empty is not None and gaps.touches(space, *scan.empty):
-                learnt = scan.empty
-        except Exception as error:
-            # The frames hold the iterator, which would keep the database open as long as somebody keeps the error.
-            clear_frames(error.__traceback__)
-            raise translated(error, self._home.database) from error
-        finally:
-            del scan
+        page = scan.page(limit, page_bytes)
+        if scan.empty is not None and gaps.touches(space, *scan.empty):
             with self._lock:
-                if learnt is not None and sequence == self._sequence:
-                    gaps.learn(space, *learnt)
-                self._scans -= 1
-                self._scan_ended.notify_all()
+                if sequence == self._sequence:
+                    gaps.learn(space, *scan.empty)
         return page
 
     # ------------------------------------------------------------ writes
@@ -170,18 +165,33 @@ class RocksDBKV(GatedKV):
             gate.check()
             try:
                 self._db.write(batch)
-            except Exception as raised:
-                error: Exception = raised
-                problem = translated(error, self._home.database)
-                self._found_no_room |= isinstance(problem, StoreFullError)
-            else:
                 self._gaps.follow(batch)
                 self._sequence = self._db.sequence()
                 gate.position += 1
                 return gate.position
+            except BaseException as error:
+                problem = self._problem(error)
+                self._found_no_room |= isinstance(problem, StoreFullError)
+                cause = error
         if isinstance(problem, StoreFullError):
-            raise gate.refuse_full(problem) from error
-        raise gate.refuse_poisoned(problem, "a write") from error
+            raise gate.refuse_full(problem) from cause
+        raise gate.refuse_poisoned(problem, "a write") from cause
+
+    def _problem(self, error: BaseException) -> Exception:
+        """Return what RocksDB said, in the store's terms; raise what came from elsewhere, a signal handler for one."""
+        # The frames hold iterators and handles, which would keep the database open as long as somebody keeps the error.
+        clear_frames(error.__traceback__)
+        if not isinstance(error, Exception) or (problem := translated(error, self._home.database)) is error:
+            raise error
+        return problem
+
+    def after_interrupt(self) -> None:
+        """Take from the database whether the write that was cut short is there, and forget the gaps, which may not follow it."""
+        with self._lock:
+            self._gaps = Gaps(len(self._spaces))
+            if (sequence := self._db.sequence()) != self._sequence:
+                self._gate.position += 1
+                self._sequence = sequence
 
     def _sync_wal(self) -> int:
         with self._lock:
@@ -250,10 +260,7 @@ class RocksDBKV(GatedKV):
 
     def _let_go(self) -> None:
         """Close the database once no scan is under way, whose iterator would keep it open."""
-        with self._scan_ended:
-            while self._scans:
-                self._scan_ended.wait()
-        with self._lock:
+        with self._scanning, self._lock:
             self._db.close()
 
 

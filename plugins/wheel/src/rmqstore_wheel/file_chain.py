@@ -200,14 +200,16 @@ class FileChain:
         if not self._unsynced:
             return
         for start in sorted(self._unsynced):
-            # Before the sync: what is written meanwhile is for the next one.
-            self._unsynced.discard(start)
             try:
+                # Before the sync: what is written meanwhile is for the next one.
+                self._unsynced.discard(start)
                 self.file(start).sync()
-            except OSError as error:
+            except BaseException as error:
                 self._unsynced.add(start)
-                # The system tells of a failed write once: another sync would say that all is well.
-                raise OSError(errno.EIO, f"a sync failed: {error.strerror}") from error
+                if isinstance(error, OSError) and error.errno is not None:
+                    # The system tells of a failed write once: another sync would say that all is well.
+                    raise OSError(errno.EIO, f"a sync failed: {error.strerror}") from error
+                raise
         self._sync_names()
 
     def _sync_names(self) -> None:

@@ -20,7 +20,7 @@ from typing import Final
 
 from rmqstore.contract import PopBuffer
 from rmqstore.errors import CorruptStoreError, StoreError, StoreFullError
-from rmqstore.ordered.gate import Gate
+from rmqstore.ordered.gate import Gate, is_from_outside
 from rmqstore.ordered.gated import GatedKV
 from rmqstore.ordered.home import NO_ROOM, EngineHome
 from rmqstore.ordered.kv import PAGE_BYTES, WriteBatch
@@ -214,6 +214,8 @@ class Ledger(GatedKV):
     def _refusal(self, error: OSError) -> Exception:
         if isinstance(error, StoreError):
             return error
+        if is_from_outside(error):
+            raise error
         if error.errno in NO_ROOM:
             return StoreFullError(f"{self._gate.name}: no room on the disk ({error.strerror}); make room and try again")
         return self._gate.refuse_poisoned(error, "a write")
@@ -249,6 +251,10 @@ class Ledger(GatedKV):
     def reopen(self) -> None:
         """A write that found no room changed nothing, so there is nothing to read anew."""
         self._gate.check()
+
+    def after_interrupt(self) -> None:
+        """Refuse: only an open brings caches and state to where the log ends."""
+        raise self._gate.refuse_poisoned(InterruptedError("a signal handler raised an exception in the middle of it"), "a call")
 
     # ------------------------------------------------------------ opening
 

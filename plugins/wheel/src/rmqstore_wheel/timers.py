@@ -96,8 +96,7 @@ class WheelTimers(TimerSide):
             self._forget_all(noted)
 
     def recover(self, cursor: TimerCursor) -> None:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             self._sealed = self._sealed.join(cursor.corners)
         self.forget(cursor)
 
@@ -105,8 +104,7 @@ class WheelTimers(TimerSide):
 
     def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
         check_marks(marks)
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             if marks and (answer := find_mark(self._ledger, TIMER_SIDE, marks)) is not None:
                 return self._repeated(answer), Ticket(self._ledger.position)
             if self._options.max_delay_ms:
@@ -150,8 +148,7 @@ class WheelTimers(TimerSide):
         return self._answers.is_known((tick, seq, epoch))
 
     def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             offsets = self._index.keys.lookup(index_file.key_hash(index_file.index_key(topic, key)))
             found = dict(self._fetcher.with_key(offsets, topic, key))
             places: list[Place | None] = []
@@ -181,8 +178,7 @@ class WheelTimers(TimerSide):
     # ------------------------------------------------------------ seal, due, forget
 
     def seal(self, until_ms: int) -> None:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             if until_ms != self._until_ms:
                 self._restart()
             if self._unsealed_tick is not None and self._unsealed_tick <= until_ms:
@@ -233,8 +229,7 @@ class WheelTimers(TimerSide):
     def due(self, after: TimerCursor, limit: int) -> DueBatch:
         if limit < 1:
             raise IllegalArgumentError(f"limit must be at least 1, not {limit}")
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             if self._resume is None or self._resume != after:
                 self._rest = self._windows(self._low_tick, self._until_ms)
                 self._waiting = None
@@ -304,8 +299,7 @@ class WheelTimers(TimerSide):
     def forget(self, upto: TimerCursor) -> None:
         if upto == self._forgotten:
             return
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             if any(cursor == upto for cursor, _ in self._handed):
                 self._forget_handed(upto)
             else:
@@ -351,20 +345,17 @@ class WheelTimers(TimerSide):
     # ------------------------------------------------------------ reads
 
     def pending(self, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             return self._pending.count(edges_ms, handed)
 
     def scan(
         self, from_ms: int, to_ms: int, after: tuple[int, int] | None = None, limit: int = 1000, handed: TimerCursor = EMPTY_CURSOR
     ) -> ScanPage:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             return self._pending.page(from_ms, to_ms, after, limit, handed)
 
     def get(self, handle: TimerHandle) -> PendingTimer | None:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             place = self._place_of(handle)
             fact = None if place is None else self._answers.fact_of(place)
             if place is None or fact is None:
@@ -375,13 +366,11 @@ class WheelTimers(TimerSide):
             return self._pending.timers(Due(np.array([tick]), np.array([seq]), fact_log.dues_of(np.array([fact]))))[0]
 
     def verify(self) -> list[str]:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             return differences_in(self._index)
 
     def stats(self) -> TimerStats:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             ledger = self._ledger
             return TimerStats(
                 self._index.pending, self._sealed, self._shared.epoch, self._first_free_seq() - 1, ledger.durable_position, ledger.position
@@ -390,13 +379,11 @@ class WheelTimers(TimerSide):
     # ------------------------------------------------------------ state
 
     def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
-        with self._lock:
-            self._shared.fresh()
+        with self._lock, self._call:
             return self._export.page(table, after, limit, self._first_free_seq() - 1)
 
     def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
-        with self._lock:
-            kv = self._shared.fresh()
+        with self._lock, self._call as kv:
             if is_taken_in(kv, TIMER_SIDE, marks):
                 return Ticket(kv.position)
             taken = WheelTimerImport(kv, WriteBatch(), self._sealed, self._index)
@@ -420,7 +407,8 @@ class WheelTimers(TimerSide):
     def maintain(self, now_ms: int, budget: int) -> int:
         with self._lock:
             done = super().maintain(now_ms, budget)
-            if all(record.is_complete for record in self._adopted.values()):
-                # A load that goes on may bring timers of any seq.
-                done += self._index.drop_answers(now_ms - self._options.cancel_memory_ms)
-            return done if self._upkeep is None else done + self._upkeep(now_ms)
+            with self._call:
+                if all(record.is_complete for record in self._adopted.values()):
+                    # A load that goes on may bring timers of any seq.
+                    done += self._index.drop_answers(now_ms - self._options.cancel_memory_ms)
+                return done if self._upkeep is None else done + self._upkeep(now_ms)

@@ -32,4 +32,6 @@ class WheelPops(OrderedPops):
 
     def maintain(self, now_ms: int, budget: int) -> int:
         with self._lock:
-            return super().maintain(now_ms, budget) + self._upkeep(now_ms)
+            done = super().maintain(now_ms, budget)
+            with self._call:
+                return done + self._upkeep(now_ms)

@@ -1,0 +1,95 @@
+"""Exceptions that come from outside, as a signal handler raises them, at a chosen step of a call: for deterministic tests of F4.
+
+CPython runs signal handlers in the main thread only, and there only where an instruction looks for them: behind a call that came back and
+at the begin of a function. Those are the *steps* here. A trace function raises in their place, at the n-th one. It does so only where the
+instruction that looks and the next one are under the same handler, since the exception would come out of the former.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import random
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from types import CodeType, FrameType
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+_LOOKS: Final = ("RESUME", "CALL", "CALL_FUNCTION_EX")
+_OWN: Final = "rmqstore"
+_NOT_OWN: Final = "rmqstore_conformance"
+_LIBRARY: Final = ("contextlib", "threading")
+
+
+class Interrupted(BaseException):
+    """What a handler raises: like KeyboardInterrupt, nothing that a program would catch by the way."""
+
+
+class TimedOut(Exception):
+    """Likewise, but what ``except Exception`` catches, as the handlers of timeouts raise it."""
+
+
+@functools.cache
+def steps_of(code: CodeType) -> frozenset[int]:
+    """Return the offsets of the instructions before which a signal handler may run."""
+    handlers = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined] # typeshed does not know it
+
+    def handler_at(offset: int) -> int:
+        return max((entry.target for entry in handlers if entry.start <= offset < entry.end), default=-1)
+
+    found = list(dis.get_instructions(code))
+    return frozenset(
+        behind.offset for look, behind in pairwise(found) if look.opname in _LOOKS and handler_at(look.offset) == handler_at(behind.offset)
+    )
+
+
+def _is_interrupted(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__", ""))
+    return (module.startswith(_OWN) and not module.startswith(_NOT_OWN)) or module in _LIBRARY
+
+
+class Interrupts:
+    """Interrupts calls at steps chosen by chance, each step of a call as likely as the others.
+
+    Attributes:
+        count: calls that were interrupted.
+    """
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._steps: dict[str, int] = {}
+        self.count = 0
+
+    def during(self, name: str, act: Callable[[], T]) -> T:
+        """Make a call of a kind ``name``, and most often raise in the middle of it."""
+        # What a call of this kind took the last time, and a little more, so that some come to their end and tell how long they are now.
+        wanted = self._chance.randint(1, self._steps.get(name, 300) * 5 // 4 + 2)
+        kind = self._chance.choice((Interrupted, TimedOut))
+        done = 0
+
+        def step(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal done
+            if event == "opcode" and frame.f_lasti in steps_of(frame.f_code):
+                done += 1
+                if done == wanted:
+                    self.count += 1
+                    raise kind
+            return step
+
+        def begin(frame: FrameType, event: str, _: Any) -> Any:
+            if not _is_interrupted(frame):
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            return step
+
+        before = sys.gettrace()
+        sys.settrace(begin)
+        try:
+            result = act()
+        finally:
+            sys.settrace(before)
+        self._steps[name] = done
+        return result

@@ -102,9 +102,7 @@ class Shared:
             raise
 
     def sync(self, ticket: Ticket | None) -> None:
-        """Wait until ``ticket`` is durable; call it without the lock."""
-        if self._closed:
-            raise StoreClosedError("the store is closed")
+        """Wait until ``ticket`` is durable; call it without the lock. One that is durable is answered also after a close (F3)."""
         try:
             if ticket is None:
                 with self.lock, self.call as kv:

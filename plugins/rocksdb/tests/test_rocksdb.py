@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from rmqstore.contract.engine import EngineOptions
 from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreClosedError, StoreError, StoreFullError, StoreLockedError
 from rmqstore.ordered.kv import DeleteMany, DeleteRange, PutMany, WriteBatch
+from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
 from rmqstore_rocksdb.gaps import Gap, Gaps
 from rmqstore_rocksdb.kv import RocksDBKV, open_rocksdb
 from rmqstore_rocksdb.plugin import INFO, rmqstore_engines
@@ -324,3 +326,45 @@ def test_errors_are_translated(text: str, kind: type[Exception]) -> None:
 def test_errors_of_ours_come_back_as_they_are() -> None:
     for error in (KeyError("k"), StoreClosedError("closed")):
         assert translated(error, Path("/x")) is error
+
+
+# ---------------------------------------------------------------- interrupts
+
+
+def test_a_scan_that_is_interrupted_keeps_nobody_from_closing(tmp_path: Path) -> None:
+    kv = open_kv(tmp_path)
+    put(kv, 1, b"v")
+    kept: list[BaseException] = []
+    for step in range(1, 1000):
+        try:
+            interrupted(lambda: kv.scan(1, b"", None, 10), step)
+        except Interrupted as error:
+            # As a notebook keeps the last one, with all that its frames hold.
+            kept.append(error)
+            kv.after_interrupt()
+        else:
+            break
+    assert len(kept) > 10
+    closing = threading.Thread(target=kv.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert numbers(open_kv(tmp_path)) == [1]
+
+
+def test_a_write_that_is_interrupted_is_there_or_not_and_counted(tmp_path: Path) -> None:
+    kv = open_kv(tmp_path)
+    kept: list[BaseException] = []
+    for step in range(1, 1000):
+        before = kv.position
+        try:
+            interrupted(lambda step=step: put(kv, step, b"v"), step)  # type: ignore[misc]
+        except Interrupted as error:
+            kept.append(error)
+            kv.after_interrupt()
+        assert (step in numbers(kv)) == (kv.position == before + 1)
+        if len(kept) < step:
+            break
+    assert len(kept) > 10
+    kv.close()
+    open_kv(tmp_path).close()

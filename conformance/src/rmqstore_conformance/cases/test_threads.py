@@ -6,10 +6,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 
-from rmqstore import AckOutcome, CancelOutcome, SystemClock
+from rmqstore import AckOutcome, CancelOutcome, Store, SystemClock
+from rmqstore.contract import Side, Ticket
+from rmqstore.errors import StoreClosedError
 from rmqstore_conformance.stores import START_MS, Stores, message, pop_all, read_ids
 
 THREADS = 8
@@ -179,3 +182,48 @@ def test_x3_the_background_thread_follows_a_manual_clock(stores: Stores) -> None
     got = store.pop("t", "g", wait=60_000)
     assert [m.message_id for m in got] == ["m1"]
     assert not isinstance(stores.clock, SystemClock)
+
+
+# ---------------------------------------------------------------- beside a close
+
+
+@pytest.mark.clause("F3", "X3")
+@pytest.mark.parametrize("call", ["send", "send for later", "cancel", "ack"])
+def test_f3_a_call_that_meets_a_close_says_whether_it_was_done(durable_stores: Stores, call: str) -> None:
+    """F3: the store is closed while a call waits for the disk: it is answered and done, or refused and not done."""
+    store = durable_stores.open()
+    handle = store.send(message(0), delay=timedelta(days=1)).handle
+    assert handle is not None
+    store.send(message(1))
+    (popped,) = store.pop("t", "g", invisible=timedelta(days=1))
+    calls: dict[str, Callable[[], object]] = {
+        "send": lambda: store.send(message(2)),
+        "send for later": lambda: store.send(message(2), delay=timedelta(days=2)),
+        "cancel": lambda: store.cancel(handle),
+        "ack": lambda: store.ack(popped),
+    }
+    for side in (store.timers, store.pops):
+        _close_before_sync(store, side)
+    try:
+        calls[call]()
+        done = True
+    except StoreClosedError:
+        done = False
+    again = durable_stores.open()
+    there = {
+        "send": again.lag("t", "g").ready == 1,
+        "send for later": again.pending().total == 2,
+        "cancel": again.pending().total == 0,
+        "ack": again.lag("t", "g").in_flight == 0,
+    }
+    assert there[call] == done
+
+
+def _close_before_sync(store: Store, side: Side) -> None:
+    sync = side.sync
+
+    def closed_first(ticket: Ticket | None = None) -> None:
+        store.close()
+        sync(ticket)
+
+    side.sync = closed_first  # type: ignore[method-assign]

@@ -51,45 +51,42 @@ def _is_interrupted(frame: FrameType) -> bool:
     return (module.startswith(_OWN) and not module.startswith(_NOT_OWN)) or module in _LIBRARY
 
 
-class Interrupts:
-    """Interrupts calls at steps chosen by chance, each step of a call as likely as the others.
+def interrupted(act: Callable[[], T], step: int, kind: type[BaseException] = Interrupted) -> tuple[T, int]:
+    """Make a call, and raise ``kind`` at a step of it, counted from 1; returns what it gave and how many steps it took if it has fewer."""
+    done = 0
 
-    Attributes:
-        count: calls that were interrupted.
-    """
+    def look(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal done
+        if event == "opcode" and frame.f_lasti in steps_of(frame.f_code):
+            done += 1
+            if done == step:
+                raise kind
+        return look
+
+    def begin(frame: FrameType, event: str, _: Any) -> Any:
+        if not _is_interrupted(frame):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(begin)
+    try:
+        return act(), done
+    finally:
+        sys.settrace(before)
+
+
+class Interrupts:
+    """Interrupts calls at steps chosen by chance, each step of a call as likely as the others."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self._steps: dict[str, int] = {}
-        self.count = 0
 
     def during(self, name: str, act: Callable[[], T]) -> T:
         """Make a call of a kind ``name``, and most often raise in the middle of it."""
         # What a call of this kind took the last time, and a little more, so that some come to their end and tell how long they are now.
-        wanted = self._chance.randint(1, self._steps.get(name, 300) * 5 // 4 + 2)
-        kind = self._chance.choice((Interrupted, TimedOut))
-        done = 0
-
-        def step(frame: FrameType, event: str, _: Any) -> Any:
-            nonlocal done
-            if event == "opcode" and frame.f_lasti in steps_of(frame.f_code):
-                done += 1
-                if done == wanted:
-                    self.count += 1
-                    raise kind
-            return step
-
-        def begin(frame: FrameType, event: str, _: Any) -> Any:
-            if not _is_interrupted(frame):
-                return None
-            frame.f_trace_opcodes, frame.f_trace_lines = True, False
-            return step
-
-        before = sys.gettrace()
-        sys.settrace(begin)
-        try:
-            result = act()
-        finally:
-            sys.settrace(before)
-        self._steps[name] = done
+        step = self._chance.randint(1, self._steps.get(name, 300) * 5 // 4 + 2)
+        result, self._steps[name] = interrupted(act, step, self._chance.choice((Interrupted, TimedOut)))
         return result

@@ -100,6 +100,15 @@ class MemoryEndsWithTheTimer(Timers):
         return super().maintain(now_ms + _DAY_MS, budget)
 
 
+@mutant("C4", "K1.every_call_after_a_leap")
+class MemoryGoesByTheLatestClock(Timers):
+    """What was cancelled or delivered is forgotten by the latest time that was ever told, also when the clock was set back since."""
+
+    def maintain(self, now_ms: int, budget: int) -> int:
+        self.noted["latest"] = max(now_ms, self.noted.get("latest", 0))
+        return super().maintain(self.noted["latest"], budget)
+
+
 @mutant("C6", "C6.messages_of_one_id_share_no_cancel")
 class HandlesNameMessages(Timers):
     """A cancel takes all timers with the message id of the one that the handle names."""

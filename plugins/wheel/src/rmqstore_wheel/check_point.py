@@ -37,7 +37,7 @@ class TimerSection(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         facts, units: how far the facts and the timer log go.
         wheel_crc: CRC-32 of the wheel's snapshot that belongs to it.
-        write_ms: the latest time of a put or a seal.
+        write_ms: when the last put or seal was.
         pending: how many there are.
         cancelled, rolled: bits by number, as (base, compressed bits).
         aside: timers that have no place in the wheel, as (seq, tick).

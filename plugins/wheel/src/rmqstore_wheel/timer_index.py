@@ -43,7 +43,7 @@ class TimerIndex:
 
     Attributes:
         pending: timers that are neither cancelled nor forgotten.
-        write_ms: the latest time of a put or a seal.
+        write_ms: when the last put or seal was, as the clock said then; it may lie before an earlier one.
         answered_from: of timers that are gone, only those of this tick or a later one are answered for.
         forgotten: what was handed over and forgotten, as a staircase of any length.
     """
@@ -98,7 +98,6 @@ class TimerIndex:
         self, seq: int, tick: int, due: int, epoch: int, write_ms: int, log_offset: int, size: int, topic_hash: int
     ) -> Callable[[], None]:  # fmt: skip
         """As :meth:`prepare_put`, of one timer."""
-        write_ms = max(self.write_ms, write_ms)
         add_fact = self.facts.prepare_one(seq - 1, fact_log.encode_one(tick, due, epoch))
         placing = self.wheel.prepare_one(seq, tick, write_ms, log_offset, size, topic_hash)
 
@@ -134,7 +133,7 @@ class TimerIndex:
 
     def _place_all(self, seqs: Ints, ticks: Ints, write_ms: Ints, log_offsets: Ints, sizes: Ints, hashes: Ints) -> None:
         """Put timers into the wheel, those together between which no slot begins."""
-        slots = np.maximum.accumulate(np.maximum(write_ms, self.write_ms)) // self.precision_ms
+        slots = write_ms // self.precision_ms
         for rows in np.split(np.arange(len(seqs)), np.flatnonzero(np.diff(slots)) + 1):
             if len(rows):
                 self._prepare_places(seqs[rows], ticks[rows], int(write_ms[rows].max()), log_offsets[rows], sizes[rows], hashes[rows])()
@@ -142,7 +141,6 @@ class TimerIndex:
     def _prepare_places(
         self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints, hashes: Ints | int = 0
     ) -> Callable[[], None]:  # fmt: skip
-        write_ms = max(self.write_ms, write_ms)
         placing = self.wheel.prepare(seqs, ticks, write_ms, log_offsets, sizes, hashes)
 
         def commit() -> None:
@@ -179,7 +177,7 @@ class TimerIndex:
 
     def roll(self, until_ms: int) -> None:
         """Put timers nearer to their slots that wait in slots which are closed now, as of ``until_ms``."""
-        self.write_ms = max(self.write_ms, until_ms)
+        self.write_ms = until_ms
         slots = self.wheel.slots_to_roll(self.wheel.slot_of(until_ms))
         for begin in range(0, len(slots), _ROLLED_SLOTS):
             self._roll_slots(slots[begin : begin + _ROLLED_SLOTS])
@@ -306,8 +304,11 @@ class TimerIndex:
             self.pending -= len(gone)
 
     def drop_answers(self, before_tick: int) -> bool:
-        """Remember nothing any more of timers that are gone and whose tick is before ``before_tick``; says whether there were any."""
-        self.answered_from = max(self.answered_from, before_tick)
+        """Remember nothing any more of timers that are gone and whose tick is before ``before_tick``; says whether there were any.
+
+        A later call may give an earlier tick, as the clock may go back: what is put then is remembered like all else.
+        """
+        self.answered_from = before_tick
         first = max(self.first_kept, self.facts.first)
         for number, facts in fact_log.pages(self.facts, first):
             seqs = np.arange(number + 1, number + 1 + len(facts))

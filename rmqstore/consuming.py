@@ -20,6 +20,7 @@ from rmqstore.contract import (
     PopTxn,
     ReleaseOutcome,
     Removal,
+    Ticket,
     TopicInfo,
 )
 from rmqstore.deadletters import DeadLetter, removal_of
@@ -129,7 +130,7 @@ class Consuming(Owning):
         now_ms = self._clock.now_ms()
         until_ms, until_s = now_ms + wait_ms, time.monotonic() + wait_ms / 1000
         if not wait_ms:
-            result, ticket = self._pops.pop(request, now_ms)
+            result, ticket = self._look(request)
             self._settle(self._pops, ticket)
             return result
         is_manual = not isinstance(self._clock, SystemClock)
@@ -137,13 +138,21 @@ class Consuming(Owning):
             while True:
                 # Count first, then look: what arrives in between moves the count, so the wait ends at once.
                 seen, waiting.ends = waiting.count, self._ends_of(topic)
-                result, ticket = self._pops.pop(request, self._clock.now_ms())
+                result, ticket = self._look(request)
                 left_s = until_s - time.monotonic()
                 if len(result.messages) or left_s <= 0 or (is_manual and self._clock.now_ms() >= until_ms):
                     self._settle(self._pops, ticket)
                     return result
                 waiting.wait_beyond(seen, min(left_s, threading.TIMEOUT_MAX))
                 self._check_open()
+
+    def _look(self, request: PopRequest) -> tuple[PopResult, Ticket]:
+        """Pop until something passes the filter or nothing is left, so that in between other calls have their turn."""
+        while True:
+            result, ticket = self._pops.pop(request, self._clock.now_ms())
+            if len(result.messages) or not result.more:
+                return result, ticket
+            self._check_open()
 
     @overload
     def ack(self, leased: Leased) -> AckOutcome: ...  # type: ignore[overload-overlap] # a str is a sequence of str

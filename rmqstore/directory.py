@@ -205,7 +205,7 @@ class StoreDirectory:
         """Whether the lock file was removed: with the store, or alone, so that another process could take the store as well."""
         try:
             return not os.fstat(self._lock.fileno()).st_nlink
-        except ValueError:  # closed by another thread in this moment
+        except (ValueError, OSError):  # closed by another thread in this moment
             return False
 
     def __enter__(self) -> Self:

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Callable
 
 import msgspec
 
-from rmqstore.contract import Side, Ticket
+from rmqstore.contract import Expired, Side, Ticket
 from rmqstore.errors import ClockStepError
 from rmqstore.handover import HandOver
 from rmqstore.opening import Opened
 
+_log = logging.getLogger("rmqstore")
+
 _REVIVE_PAGE = 1024
 _MAINTAIN_BUDGET = 1024
+_MAINTAIN_STEPS = 32
+"""So many steps of upkeep a side does a tick of the background thread, lest the hand-over waits for all of them."""
+
 _UPKEEP_INTERVAL_MS = 1000
 
 
 class TickReport(msgspec.Struct, frozen=True):
-    """What one tick did: messages handed over to their topics, leases given to retry topics, to dead letter queues, and parked."""
+    """What one tick did: messages handed over to their topics, leases given to retry topics, to dead letter queues, and parked.
+
+    ``expired`` counts, for each group on its own, the messages that retention took before the group had popped them (Q1).
+    """
 
     handed_over: int = 0
     retried: int = 0
     dead: int = 0
     parked: int = 0
+    expired: int = 0
 
     @property
     def moved(self) -> int:
@@ -45,6 +56,7 @@ class Ticking:
         self._max_step_ms = opened.config.clock_max_step_ms
         self._revive_turn = Turn(opened.config.revive_interval_ms)
         self._upkeep_turn = Turn(_UPKEEP_INTERVAL_MS)
+        self._has_more = False
         self._last_ms: int | None = None
 
     def run(self, now_ms: int, *, always: bool) -> TickReport:
@@ -61,9 +73,11 @@ class Ticking:
         if ticket is not None:
             self._settle(self._pops, ticket)
             self._timers.forget(self._pops.durable_cursor())
-        if self._upkeep_turn.take(now_ms) or always:
-            self._timers.maintain(now_ms, _MAINTAIN_BUDGET)
-            self._pops.maintain(now_ms, _MAINTAIN_BUDGET)
+        if self._upkeep_turn.take(now_ms) or self._has_more or always:
+            expired = self._maintain(now_ms, steps=None if always else _MAINTAIN_STEPS)
+            if expired:
+                _log.warning("retention took messages that groups had not popped: %s", "; ".join(map(_told, expired)))
+                report = msgspec.structs.replace(report, expired=sum(each.messages for each in expired))
         self._last_ms = now_ms
         return report
 
@@ -81,12 +95,34 @@ class Ticking:
             if not revived.more:
                 return report, ticket
 
+    def _maintain(self, now_ms: int, steps: int | None) -> list[Expired]:
+        """Let each side forget all that it need not remember any more, in up to ``steps`` steps, between which other calls have their turn.
+
+        What is left comes with the next tick. So what is remembered follows from how long it is to be remembered, whatever the load was.
+        """
+        expired: list[Expired] = []
+        self._has_more = False
+        for side in (self._timers, self._pops):
+            for step in itertools.count(1):
+                report = side.maintain(now_ms, _MAINTAIN_BUDGET)
+                expired += report.expired
+                if not report.more:
+                    break
+                if step == steps:
+                    self._has_more = True
+                    break
+        return expired
+
     def _check_step(self, now_ms: int) -> None:
         if self._max_step_ms and self._last_ms is not None and now_ms - self._last_ms > self._max_step_ms:
             raise ClockStepError(
                 f"the clock went from {self._last_ms} to {now_ms} ms, more than clock.max_step_ms = {self._max_step_ms}; the hand-over "
                 "waits until the clock is right again or confirm_clock_step() is called"
             )
+
+
+def _told(expired: Expired) -> str:
+    return f"{expired.messages} of topic {expired.topic} from group {expired.group}"
 
 
 class Turn:

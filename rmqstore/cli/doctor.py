@@ -313,6 +313,14 @@ def _contents(store: Reading) -> Iterator[Finding]:
             )
         elif kept and info.name.startswith(DLQ_PREFIX):
             yield from _dead(store, info.name.removeprefix(DLQ_PREFIX))
+    yield from _expired(store)
+
+
+def _expired(store: Reading) -> Iterator[Finding]:
+    for each in store.subscriptions():
+        if expired := store.lag(each.topic, each.group).expired:
+            took = f"retention took {show.count(expired, 'message')} of topic {each.topic} before group {each.group} had popped them"
+            yield Finding("retention", Level.WARNING, f"{took}; `rmqstore config {store.path}` shows retention_ms, where 0 is no age limit")
 
 
 def _overdue(path: Path, number: int, late_ms: int) -> Finding:

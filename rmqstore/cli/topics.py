@@ -82,6 +82,7 @@ def lag(
     """Show how far the groups are behind.
 
     Ready: not popped yet. In flight: leased. Retry: came back, to be delivered again. Dead: given up, in the dead letter queue.
+    Expired: taken by retention before the group had popped them; such a column is there when there are any.
     A group that popped other topics, but never the one that is asked about, has everything of it ready.
     """
     with stores.reading(store) as opened:
@@ -99,14 +100,9 @@ def lag(
     if queues:
         _show_queues(standings)
     else:
-        columns = (Column("group"), Column("topic"), *(Column(heading, right=True) for heading in ("ready", "in flight", "retry", "dead")))
-        show.table(
-            columns,
-            [
-                [each.group, each.topic, *(f"{number:,}" for number in (each.lag.ready, each.lag.in_flight, each.lag.retry, each.lag.dead))]
-                for each in standings
-            ],
-        )
+        counts = [name for name in Lag.__struct_fields__ if name != "expired" or any(each.lag.expired for each in standings)]
+        columns = (Column("group"), Column("topic"), *(Column(name.replace("_", " "), right=True) for name in counts))
+        show.table(columns, [[each.group, each.topic, *(f"{getattr(each.lag, name):,}" for name in counts)] for each in standings])
     if any(standing.lag.in_flight for standing in standings):
         show.note(f"`rmqstore leases {store}` shows who holds what is in flight.")
     if dead := next((standing for standing in standings if standing.lag.dead), None):

@@ -41,7 +41,7 @@ from rmqstore.contract.pops import (
     TopicInfo,
 )
 from rmqstore.contract.receipts import NO_RETRY, ORDERED_QID, RETRY_V1, RETRY_V2, REVIVE_QUEUES, Receipt, revive_qid_of
-from rmqstore.contract.side import Side, Ticket
+from rmqstore.contract.side import Expired, Side, Ticket, UpkeepReport
 from rmqstore.contract.timers import (
     EMPTY_CURSOR,
     MAX_CORNERS,
@@ -82,6 +82,7 @@ __all__ = [
     "EngineInfo",
     "EngineOptions",
     "EngineSession",
+    "Expired",
     "Flush",
     "GroupOffset",
     "InitMode",
@@ -119,6 +120,7 @@ __all__ = [
     "TimerStats",
     "TimerStore",
     "TopicInfo",
+    "UpkeepReport",
     "WriteStatus",
     "revive_qid_of",
     "same_durability",

@@ -66,7 +66,7 @@ class PopBuffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reclaim(enum.Enum):
-    """What makes room beside age: nothing, or that every registered group has consumed a message (Q2)."""
+    """What makes room beside an age limit: nothing, or that every registered group has consumed a message (Q2)."""
 
     AGE = "age"
     CONSUMED = "consumed"
@@ -177,8 +177,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         max_retries: redeliveries before the dead letter queue (P7).
         max_in_flight: leases per (group, topic, queue), 0 = no limit (P12).
         retry_share: share of pops that look at the retry topic first (P13).
-        retention_ms: how long messages are kept, 0 = for ever (Q1).
-        reclaim: whether consumed messages go earlier (Q2).
+        retention_ms: age limit of messages, 0 = none (Q1).
+        reclaim: whether consumed messages go (Q2).
         group_expiry_ms: idle time after which a group no longer counts for that, 0 = it always counts (Q3).
         pop_buffer: pops and acks may wait in memory, within these limits; None = they are written at once.
         min_epoch: no open epoch is below this one: the store goes on from a copy of another one's state.
@@ -198,9 +198,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_retries: int = 16
     max_in_flight: int = 0
     retry_share: float = 0.2
-    retention_ms: int = 3 * 86_400_000
-    reclaim: Reclaim = Reclaim.AGE
-    group_expiry_ms: int = 7 * 86_400_000
+    retention_ms: int = 0
+    reclaim: Reclaim = Reclaim.CONSUMED
+    group_expiry_ms: int = 0
     pop_buffer: PopBuffer | None = None
     min_epoch: int = 0
     engine: Mapping[str, int | float | str | bool] = msgspec.field(default_factory=dict)

@@ -166,10 +166,17 @@ class PoppedBatch(ABC):
 
 
 class PopResult(msgspec.Struct, frozen=True):
-    """``rest`` is the exact number of messages of the queues asked for that were ready and are not in ``messages`` (P14)."""
+    """What a pop found.
+
+    Attributes:
+        rest: the exact number of messages of the queues asked for that were ready and are not in ``messages`` (P14).
+        more: with no messages: the filter passed over as many as one call looks at, and what lies behind them was not looked at; the next
+            pop goes on there.
+    """
 
     messages: PoppedBatch
     rest: int
+    more: bool = False
 
 
 class Lag(msgspec.Struct, frozen=True):
@@ -180,12 +187,14 @@ class Lag(msgspec.Struct, frozen=True):
         in_flight: leased messages, from the topic and its retry topic.
         retry: messages that wait to be given again: in the group's retry topic, or in their place under FIFO.
         dead: messages of this topic that lie in the group's dead letter queue.
+        expired: messages that retention has taken since the group's first pop before the group had popped them (Q1, Q3).
     """
 
     ready: int
     in_flight: int
     retry: int
     dead: int
+    expired: int = 0
 
 
 class ReviveReport(msgspec.Struct, frozen=True):
@@ -274,6 +283,8 @@ class PopStore(Side):
     @abstractmethod
     def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
         """Lease up to ``max_messages`` ready messages to the group (P1, P2, P10–P13).
+
+        A call looks at a bounded number of messages that the filter passes over, lest it holds up all others (X3); ``more`` says so.
 
         Raises:
             UnsupportedOperationError: ``order`` or an SQL92 filter where the engine declares none (S1).

@@ -23,6 +23,28 @@ class Ticket(msgspec.Struct, frozen=True):
     position: int
 
 
+class Expired(msgspec.Struct, frozen=True):
+    """How many messages of a topic retention took before a group had popped them (Q1, Q3)."""
+
+    group: str
+    topic: str
+    messages: int
+
+
+class UpkeepReport(msgspec.Struct, frozen=True):
+    """What one step of upkeep did.
+
+    Attributes:
+        done: units of work, of which the budget of the step speaks.
+        more: the budget may have cut it short: another step finds the rest.
+        expired: what retention took unconsumed.
+    """
+
+    done: int = 0
+    more: bool = False
+    expired: tuple[Expired, ...] = ()
+
+
 class Side(ABC):
     """One side of a store, timers or pops.
 
@@ -31,8 +53,8 @@ class Side(ABC):
     """
 
     @abstractmethod
-    def maintain(self, now_ms: int, budget: int) -> int:
-        """Do up to ``budget`` units of upkeep (drop what is remembered long enough), without a sync; returns the units done."""
+    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
+        """Do one step of upkeep, of up to ``budget`` units (drop what is remembered long enough), without a sync."""
 
     @abstractmethod
     def sync(self, ticket: Ticket | None = None) -> None:

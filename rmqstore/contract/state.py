@@ -62,12 +62,13 @@ STANDINGS: Final = _schema(**_SEAT, next_offset=pa.int64(), last_pop_ms=pa.int64
 
 SUBSCRIPTIONS: Final = pa.schema(
     [
-        *_schema(group=pa.string(), topic=pa.string(), is_ordered=pa.bool_(), dead=pa.int64(), dead_since=pa.int64()),
+        *_schema(group=pa.string(), topic=pa.string(), is_ordered=pa.bool_(), dead=pa.int64(), dead_since=pa.int64(), expired=pa.int64()),
         pa.field("active_ms", pa.int64()),
     ]
 )
 """Groups on topics; ``active_ms`` is null for one that has dead letters of the topic and no longer pops it. Letters before the offset
-``dead_since`` of the dead letter queue are of a topic of the same name that was deleted."""
+``dead_since`` of the dead letter queue are of a topic of the same name that was deleted. ``expired`` messages were taken by retention
+before the group had popped them."""
 
 LEASES: Final = _schema(
     **_SEAT,

@@ -23,7 +23,6 @@ from rmqstore.message import (
     Message,
     dlq_topic,
 )
-from rmqstore.ordered.fifo import fifo_key
 from rmqstore.ordered.layout import (
     DEAD,
     EXPIRY,
@@ -46,7 +45,7 @@ from rmqstore.ordered.popstate import PopState
 from rmqstore.ordered.queuelog import QueueLog
 from rmqstore.ordered.queues import Topic
 from rmqstore.ordered.stage import Stage
-from rmqstore.ordered.standings import Gap, Registered, Seat, Standing
+from rmqstore.ordered.standings import Gap, Seat, Standing
 
 _K = TypeVar("_K")
 _GRAVE_PROPERTIES = (PROPERTY_DLQ_REASON, PROPERTY_DLQ_ATTEMPTS, PROPERTY_ORIGIN_TOPIC, PROPERTY_ORIGIN_ID)
@@ -79,7 +78,7 @@ class Administration:
             stage.set_standing(seat, Standing(target, standing.last_pop_ms, standing.in_flight))
         registered = stage.registered(group_id, topic.id)
         if registered is not None:
-            stage.register(group_id, topic.id, Registered(registered.is_ordered, max(stage.now_ms, registered.active_ms)))
+            stage.register(group_id, topic.id, registered._replace(active_ms=max(stage.now_ms, registered.active_ms)))
 
     def _running(self, stage: Stage, seat: Seat) -> Iterator[Lease]:
         for key in sorted(self._state.running.get(seat, ())):
@@ -153,33 +152,47 @@ class Administration:
 
     def delete_topic(self, stage: Stage, name: str) -> None:
         """Remove a topic and the retry topics that belong to it."""
-        for other in [*self._state.topics]:
-            if other == name or (other.startswith(RETRY_PREFIX) and other.partition("+")[2] == name):
-                self._delete_one_topic(stage, self._state.topics[other])
+        self._delete_topics(
+            stage,
+            [
+                topic
+                for other, topic in self._state.topics.items()
+                if other == name or (other.startswith(RETRY_PREFIX) and other.partition("+")[2] == name)
+            ],
+        )
         if name.startswith(DLQ_PREFIX) and (group_id := self._state.groups.get(name.removeprefix(DLQ_PREFIX))) is not None:
             _delete_prefix(stage, META, DEAD + U32.pack(group_id))
             stage.afterwards(lambda state: _drop(state.dead, [place for place in state.dead if place[0] == group_id]))
 
-    def _delete_one_topic(self, stage: Stage, topic: Topic) -> None:
-        self._keep_pop_times(stage, [seat for seat in self._state.standings if seat.topic_id == topic.id])
-        self._log.delete(stage.write, topic)
-        _delete_prefix(stage, META, KEPT + U32.pack(topic.id))
-        _delete_prefix(stage, META, GAP + U32.pack(topic.id))
-        stage.write.delete(META, TOPIC + topic.name.encode())
-        for group_id in self._state.groups.values():
-            place = QUEUE_PREFIX.pack(group_id, topic.id)
-            self._delete_leases(stage, place)
+    def _delete_topics(self, stage: Stage, topics: Sequence[Topic]) -> None:
+        """Remove topics with all that groups have of them. Each table is gone through once, however many groups there are."""
+        state = self._state
+        ids = {topic.id for topic in topics}
+        seats = {seat for table in (state.standings, state.fifo, state.running) for seat in table if seat.topic_id in ids}
+        registered = [pair for pair in state.registered if pair[1] in ids]
+        dead = [pair for pair in state.dead if pair[1] in ids]
+        self._keep_pop_times(stage, seats)
+        self._delete_expiries(stage, seats)
+        for topic in topics:
+            self._log.delete(stage.write, topic)
+            _delete_prefix(stage, META, KEPT + U32.pack(topic.id))
+            _delete_prefix(stage, META, GAP + U32.pack(topic.id))
+            stage.write.delete(META, TOPIC + topic.name.encode())
+        for place in sorted({QUEUE_PREFIX.pack(seat.group_id, seat.topic_id) for seat in seats}):
+            _delete_leases(stage, place)
             _delete_prefix(stage, META, STANDING + place)
-            stage.write.delete_many(META, [REGISTERED + place, DEAD + place])
+        stage.write.delete_many(META, [REGISTERED + QUEUE_PREFIX.pack(*pair) for pair in registered])
+        stage.write.delete_many(META, [DEAD + QUEUE_PREFIX.pack(*pair) for pair in dead])
+        queues = [(topic.id, queue) for topic in topics for queue in range(topic.queues)]
 
         def forget(state: PopState) -> None:
-            state.topics.pop(topic.name, None)
-            _drop(state.kept, [place for place in state.kept if place[0] == topic.id])
-            _drop(state.gaps, [place for place in state.gaps if place[0] == topic.id])
-            for table in (state.registered, state.dead):
-                _drop(table, [pair for pair in table if pair[1] == topic.id])
-            for seats in (state.standings, state.fifo, state.running):
-                _drop(seats, [seat for seat in seats if seat.topic_id == topic.id])
+            _drop(state.topics, [topic.name for topic in topics])
+            _drop(state.kept, queues)
+            _drop(state.gaps, queues)
+            _drop(state.dead, dead)
+            state.forget_registered(registered)
+            for table in (state.standings, state.fifo, state.running):
+                _drop(table, seats)
 
         stage.afterwards(forget)
 
@@ -188,12 +201,13 @@ class Administration:
         group_id = self._state.groups.get(name)
         if group_id is None:
             return
-        for other in [*self._state.topics]:
-            if other.startswith(f"{RETRY_PREFIX}{name}+"):
-                self._delete_one_topic(stage, self._state.topics[other])
-        self._keep_pop_times(stage, [seat for seat in self._state.standings if seat.group_id == group_id])
+        self._delete_topics(stage, [topic for other, topic in self._state.topics.items() if other.startswith(f"{RETRY_PREFIX}{name}+")])
+        state = self._state
+        seats = {seat for table in (state.standings, state.fifo, state.running) for seat in table if seat.group_id == group_id}
+        self._keep_pop_times(stage, seats)
+        self._delete_expiries(stage, seats)
         prefix = U32.pack(group_id)
-        self._delete_leases(stage, prefix)
+        _delete_leases(stage, prefix)
         for table in (STANDING, REGISTERED):
             _delete_prefix(stage, META, table + prefix)
         letters = self._state.topics.get(dlq_topic(name))
@@ -203,38 +217,38 @@ class Administration:
             stage.write.delete(META, GROUP + name.encode())
 
         def forget(state: PopState) -> None:
-            _drop(state.registered, [pair for pair in state.registered if pair[0] == group_id])
-            for seats in (state.standings, state.fifo, state.running):
-                _drop(seats, [seat for seat in seats if seat.group_id == group_id])
+            state.forget_registered([pair for pair in state.registered if pair[0] == group_id])
+            for table in (state.standings, state.fifo, state.running):
+                _drop(table, seats)
             if not keeps_counts:
                 _drop(state.dead, [pair for pair in state.dead if pair[0] == group_id])
                 state.groups.pop(name, None)
 
         stage.afterwards(forget)
 
-    def _keep_pop_times(self, stage: Stage, seats: Sequence[Seat]) -> None:
+    def _keep_pop_times(self, stage: Stage, seats: Iterable[Seat]) -> None:
         """Let no later lease have a receipt of the seats that go (P2): receipts hold names, and names may come again."""
         for seat in seats:
-            stage.raise_pop_floor(self._state.standings[seat].last_pop_ms)
+            if (standing := self._state.standings.get(seat)) is not None:
+                stage.raise_pop_floor(standing.last_pop_ms)
 
-    def _delete_leases(self, stage: Stage, prefix: bytes) -> None:
-        """Remove all check points and FIFO runs whose key starts with ``prefix``; what maintenance is to drop later finds nothing."""
-        expiries = []
-        for seat, keys in self._state.running.items():
-            if fifo_key(seat).startswith(FIFO + prefix):
-                for key in keys:
-                    lease = stage.lease(key)
-                    if lease is not None:
-                        expiries.append(EXPIRY + U64.pack(lease.expiry_ms) + key)
-        stage.write.delete_many(LEASES, sorted(expiries))
-        _delete_prefix(stage, LEASES, LEASE + prefix)
-        _delete_prefix(stage, LEASES, FIFO + prefix)
+    def _delete_expiries(self, stage: Stage, seats: Iterable[Seat]) -> None:
+        """Let the running leases of the seats that go never expire."""
+        keys = [key for seat in seats for key in self._state.running.get(seat, ())]
+        leases = [lease for lease in map(stage.lease, keys) if lease is not None]
+        stage.write.delete_many(LEASES, sorted(EXPIRY + U64.pack(lease.expiry_ms) + lease.key for lease in leases))
 
 
 def _as_new(dead: Message, topic: str, queue: int | None) -> Message:
     """Return a dead letter as the message that it was before it died."""
     properties = {name: value for name, value in dead.properties.items() if name not in _GRAVE_PROPERTIES}
     return msgspec.structs.replace(dead, topic=topic, queue_id=queue, properties=properties, deliver_at_ms=None)
+
+
+def _delete_leases(stage: Stage, prefix: bytes) -> None:
+    """Remove all check points and FIFO runs whose key starts with ``prefix``; what maintenance is to drop later finds nothing."""
+    _delete_prefix(stage, LEASES, LEASE + prefix)
+    _delete_prefix(stage, LEASES, FIFO + prefix)
 
 
 def _delete_prefix(stage: Stage, space: int, prefix: bytes) -> None:

@@ -11,7 +11,7 @@ meta        ``t``    topic name                                          topic: 
 meta        ``g``    group name                                          group: id
 meta        ``s``    group u32, topic u32, queue u32                     where the group stands on the queue
 meta        ``d``    group u32, topic u32                                dead letters of the topic (u64), offset of the first (u64)
-meta        ``r``    group u32, topic u32                                the group has popped the topic: how, and when last
+meta        ``r``    group u32, topic u32                                the group has popped the topic: how, when last, what expired
 meta        ``n``    topic u32, queue u32                                first kept offset (u64), when it is not 0
 meta        ``x``    topic u32, queue u32, first offset (u64)            offset behind a gap (u64), u8 1 = made by removals
 meta        ``k``    side (1 byte), mark                                 first answer of the call that carried the mark

@@ -104,6 +104,7 @@ def _subscriptions(state: PopState, topics: Mapping[int, str], groups: Mapping[i
                 "dead": dead.letters,
                 "dead_since": dead.since if dead.letters else 0,
                 "active_ms": None if how is None else how.active_ms,
+                "expired": 0 if how is None else how.expired,
             }
         )
     return sorted(rows, key=lambda row: (row["group"], row["topic"]))

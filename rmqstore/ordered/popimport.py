@@ -164,7 +164,7 @@ class PopImport:
             self._standings[seat] = Standing(row["next_offset"], row["last_pop_ms"], self._standing(seat).in_flight)
 
     def _subscriptions(self, rows: pa.RecordBatch) -> None:
-        """Take groups on topics in; of one that is here already, dead letters add up and the later activity counts."""
+        """Take groups on topics in; of one that is here already, what died and what expired adds up and the later activity counts."""
         for row in rows.to_pylist():
             place = (self._group(row["group"]), self._topic(row["topic"]).id)
             if row["dead"]:
@@ -174,8 +174,10 @@ class PopImport:
                 self._write.put(META, DEAD + QUEUE_PREFIX.pack(*place), dead.encode())
             if row["active_ms"] is not None:
                 known = self._state.registered.get(place)
-                active_ms = row["active_ms"] if known is None else max(row["active_ms"], known.active_ms)
-                self._write.put(META, Registered.key(*place), Registered(row["is_ordered"], active_ms).encode())
+                how = Registered(row["is_ordered"], row["active_ms"], row["expired"])
+                if known is not None:
+                    how = how._replace(active_ms=max(how.active_ms, known.active_ms), expired=how.expired + known.expired)
+                self._write.put(META, Registered.key(*place), how.encode())
 
     def _leases(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():

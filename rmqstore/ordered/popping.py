@@ -23,8 +23,8 @@ from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.stage import Stage
 from rmqstore.ordered.standings import Registered, Seat, Standing
 
-_LOOK_LIMIT = 16_384
-"""A pop that has something to return passes over at most so many more filtered-out messages of a queue (P10)."""
+_LOOK_LIMIT = 1024
+"""One pop looks at so many messages with its filter, and what lies behind them has to wait for the next one (P10)."""
 
 _POP_BYTES = 64 * 1024 * 1024
 """One pop ends early once it holds this many bytes, so that memory stays bounded."""
@@ -33,7 +33,7 @@ _ATTEMPT_HEAD = struct.Struct(">Q")
 
 
 class _Taken(NamedTuple):
-    """What was read of one queue, and the offset behind all that was looked at."""
+    """What was read of one queue, and the offset behind all that was looked at with the filter."""
 
     offsets: list[int]
     records: list[bytes]
@@ -50,6 +50,16 @@ class _Turn:
         self.credit = 0.0
         self.queue = 0
         self.retry_queue = 0
+
+
+class _Look:
+    """How many messages one pop may still look at with its filter."""
+
+    __slots__ = ("is_cut", "left")
+
+    def __init__(self) -> None:
+        self.left = _LOOK_LIMIT
+        self.is_cut = False
 
 
 class Popping:
@@ -79,9 +89,10 @@ class Popping:
         slices: list[Slice] = []
         wanted = request.max_messages
         room = _POP_BYTES
+        look = _Look()
         for source, queue, retry_flag in self._sources(stage, topic, group_id, request):
             take = self._take_run if request.order and retry_flag == NO_RETRY else self._take
-            part = take(stage, request, source, Seat(group_id, source.id, queue), retry_flag, picker, wanted, room)
+            part = take(stage, request, source, Seat(group_id, source.id, queue), retry_flag, picker, wanted, room, look)
             if part is not None:
                 slices.append(part)
                 wanted -= len(part.records)
@@ -92,7 +103,8 @@ class Popping:
             self._remember(stage, request, request.attempt_id)
         must_wait = bool(slices) or registered
         ticket = stage.commit()
-        return self._result(stage, topic, group_id, request, slices), ticket if must_wait else Ticket(0)
+        result = self._result(stage, topic, group_id, request, slices, more=look.is_cut and not slices)
+        return result, ticket if must_wait else Ticket(0)
 
     def _register(self, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> bool:
         """Fix how the group pops the topic, and where it starts on every queue at once; later queues are read from the beginning (P9, P11).
@@ -112,7 +124,7 @@ class Popping:
             stage.set_standing(seat, stage.standing_or_new(seat, topic.next_offsets[seat.queue] if starts_at_end else 0))
         expiry_ms = self._options.group_expiry_ms
         if registered is None or (expiry_ms and stage.now_ms - registered.active_ms >= max(expiry_ms // ACTIVITY_PARTS, 1)):
-            stage.register(group_id, topic.id, Registered(request.order, stage.now_ms))
+            stage.register(group_id, topic.id, Registered(request.order, stage.now_ms, registered.expired if registered is not None else 0))
         return bool(missing) or registered is None
 
     def _sources(self, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> Iterator[tuple[Topic, int, int]]:
@@ -152,6 +164,7 @@ class Popping:
         picker: Picker | None,
         wanted: int,
         room: int,
+        look: _Look,
     ) -> Slice | None:
         """Lease what is ready on one queue, and move the group's offset behind what was looked at."""
         standing = stage.standing_or_new(seat)
@@ -160,7 +173,7 @@ class Popping:
         if wanted <= 0 or standing.next_offset >= source.next_offsets[seat.queue]:
             return None
         # What was given to the group once is never dropped by a later filter.
-        taken = self._read_on(stage, source, seat.queue, standing.next_offset, None if retry_flag else picker, wanted, room)
+        taken = self._read_on(stage, source, seat.queue, standing.next_offset, None if retry_flag else picker, wanted, room, look)
         stage.set_standing(seat, Standing(taken.next_offset, standing.last_pop_ms, standing.in_flight))
         if not taken.records:
             return None
@@ -177,6 +190,7 @@ class Popping:
         picker: Picker | None,
         wanted: int,
         room: int,
+        look: _Look,
     ) -> Slice | None:
         """Lease the next run of one queue (P9): nothing while the last one is leased, else what of it is not acked, then new messages."""
         standing = stage.standing_or_new(seat)
@@ -187,7 +201,7 @@ class Popping:
         taken = self._read_back(stage, source, seat, run, wanted, room)
         room -= sum(map(len, taken.records))
         if not waiting_in(run) and len(taken.records) < wanted and room > 0:
-            new = self._read_on(stage, source, seat.queue, standing.next_offset, picker, wanted - len(taken.records), room)
+            new = self._read_on(stage, source, seat.queue, standing.next_offset, picker, wanted - len(taken.records), room, look)
             for offset in new.offsets:
                 run[offset] = Unacked()
             stage.set_standing(seat, Standing(new.next_offset, standing.last_pop_ms, standing.in_flight))
@@ -217,13 +231,14 @@ class Popping:
             room -= len(record)
         return taken
 
-    def _read_on(self, stage: Stage, source: Topic, queue: int, next_offset: int, picker: Picker | None, wanted: int, room: int) -> _Taken:
+    def _read_on(
+        self, stage: Stage, source: Topic, queue: int, next_offset: int, picker: Picker | None, wanted: int, room: int, look: _Look
+    ) -> _Taken:  # fmt: skip
         """Read messages that pass from ``next_offset`` on; damaged runs on the way are parked."""
         offsets: list[int] = []
         records: list[bytes] = []
         stores: list[int] = []
         offset = max(next_offset, stage.first_kept(source.id, queue))
-        looked_until = offset + _LOOK_LIMIT
         for run in self._log.runs_from(source, queue, offset):
             if isinstance(run, DamagedRun):
                 stage.park_run(source, queue, run)
@@ -235,14 +250,20 @@ class Popping:
                 taken = range(skip, skip + min(len(run.records) - skip, wanted - len(records)))
                 offset = first + taken.stop
             else:
-                taken, behind = picker.pick(run.records, skip, wanted - len(records))
+                if not look.left:
+                    look.is_cut = True
+                    break
+                end = skip + look.left
+                taken, behind = picker.pick(run.records if end >= len(run.records) else run.records[:end], skip, wanted - len(records))
+                look.left -= behind - skip
                 offset = first + behind
+                look.is_cut |= behind < len(run.records) and not look.left
             passed = run.records[skip : taken.stop] if isinstance(taken, range) else [run.records[at] for at in taken]
             offsets += [first + at for at in taken]
             records += passed
             room -= sum(map(len, passed))
             stores += [run.store_ms] * len(taken)
-            if len(records) >= wanted or (records and offset >= looked_until) or room <= 0:
+            if len(records) >= wanted or look.is_cut or room <= 0:
                 break
         else:
             offset = source.next_offsets[queue]
@@ -270,8 +291,10 @@ class Popping:
             queue_shift,
         )
 
-    def _result(self, stage: Stage, topic: Topic, group_id: int, request: PopRequest, slices: Sequence[Slice]) -> PopResult:
-        return PopResult(PoppedRecords(slices, self._log.format), self._rest(stage, topic, group_id, request))
+    def _result(
+        self, stage: Stage, topic: Topic, group_id: int, request: PopRequest, slices: Sequence[Slice], *, more: bool = False
+    ) -> PopResult:  # fmt: skip
+        return PopResult(PoppedRecords(slices, self._log.format), self._rest(stage, topic, group_id, request), more)
 
     def _rest(self, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> int:
         state = self._state

@@ -31,6 +31,7 @@ from rmqstore.contract import (
     Ticket,
     TimerCursor,
     TopicInfo,
+    UpkeepReport,
     WriteStatus,
 )
 from rmqstore.contract.state import Adopted, StatePage
@@ -304,6 +305,7 @@ class OrderedPops(OrderedSide, PopStore):
                 in_flight=0 if group_id is None else sum(state.in_flight(each, group_id) for each in both),
                 retry=(0 if retry is None else state.waiting(retry, group_id)) + (0 if known is None else state.returned(known, group_id)),
                 dead=0 if group_id is None or known is None else state.dead.get((group_id, known.id), Dead(0)).letters,
+                expired=0 if group_id is None or known is None else state.expired(group_id, known.id),
             )
 
     def next_expiry_ms(self) -> int | None:
@@ -358,16 +360,18 @@ class OrderedPops(OrderedSide, PopStore):
 
     # ------------------------------------------------------------ upkeep
 
-    def maintain(self, now_ms: int, budget: int) -> int:
+    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
         with self._lock, self._call as kv:
             stage = self._stage(now_ms)
             done = drop_old_marks(kv, stage.write, POP_SIDE, now_ms - self._options.mark_memory_ms, budget)
             over = [key for key, _ in kv.scan(LEASES, PURGE, PURGE + U64.pack(now_ms + 1), budget)]
             stage.write.delete_many(LEASES, over)
             stage.write.delete_many(LEASES, sorted(self._purged(kv, [key[1 + U64.size :] for key in over], now_ms)))
-            done += self._retention.reclaim(stage, budget)
+            done += len(over)
+            # Where much is remembered too long, queues are looked at as well, but fewer of them a step.
+            reclaimed = self._retention.reclaim(stage, max(budget - done, budget // 16))
             stage.commit()
-            return done + len(over)
+            return UpkeepReport(done + reclaimed.done, more=done >= budget, expired=reclaimed.expired)
 
     @staticmethod
     def _purged(kv: OrderedKV, keys: Sequence[bytes], now_ms: int) -> Iterator[bytes]:

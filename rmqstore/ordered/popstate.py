@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rmqstore.contract import TopicInfo
 from rmqstore.message import retry_topic
@@ -16,6 +16,7 @@ from rmqstore.ordered.standings import (
     Registered,
     Seat,
     Standing,
+    count_between,
     load_dead,
     load_gaps,
     load_groups,
@@ -40,7 +41,10 @@ class PopState:
         self.groups: dict[str, int] = load_groups(kv)
         self.standings: dict[Seat, Standing] = load_standings(kv)
         self.dead: dict[tuple[int, int], Dead] = load_dead(kv)
-        self.registered: dict[tuple[int, int], Registered] = load_registered(kv)
+        self.registered: dict[tuple[int, int], Registered] = {}
+        self._readers: dict[int, set[int]] = {}
+        for place, how in load_registered(kv).items():
+            self.register(*place, how)
         self.kept: dict[tuple[int, int], int] = load_kept(kv)
         self.gaps: dict[tuple[int, int], list[Gap]] = load_gaps(kv)
         self.fifo: dict[Seat, FifoRun] = load_fifo(kv)
@@ -62,6 +66,24 @@ class PopState:
             starts.pop(lease_key, None)
             if not starts:
                 del self.running[seat]
+
+    def register(self, group_id: int, topic_id: int, how: Registered) -> None:
+        """Note how a group pops a topic."""
+        self.registered[group_id, topic_id] = how
+        self._readers.setdefault(topic_id, set()).add(group_id)
+
+    def forget_registered(self, places: Iterable[tuple[int, int]]) -> None:
+        """Forget that groups pop topics."""
+        for group_id, topic_id in places:
+            if self.registered.pop((group_id, topic_id), None) is not None:
+                self._readers[topic_id].discard(group_id)
+                if not self._readers[topic_id]:
+                    del self._readers[topic_id]
+
+    def readers(self, topic_id: int) -> Iterator[tuple[int, Registered]]:
+        """Yield the groups that pop a topic, and how they do."""
+        for group_id in self._readers.get(topic_id, ()):
+            yield group_id, self.registered[group_id, topic_id]
 
     # ------------------------------------------------------------ names
 
@@ -97,14 +119,18 @@ class PopState:
 
     # ------------------------------------------------------------ counts
 
+    def expired(self, group_id: int, topic_id: int) -> int:
+        """Return how many messages retention took before the group had popped them."""
+        registered = self.registered.get((group_id, topic_id))
+        return 0 if registered is None else registered.expired
+
     def first_kept(self, topic_id: int, queue: int) -> int:
         """Return the first offset that retention has left."""
         return self.kept.get((topic_id, queue), 0)
 
     def between(self, topic_id: int, queue: int, first: int, behind: int) -> int:
         """Return how many messages lie at ``first <= offset < behind``, gaps taken off."""
-        gaps = self.gaps.get((topic_id, queue), ())
-        return max(behind - first, 0) - sum(max(min(gap.behind, behind) - max(gap.first, first), 0) for gap in gaps)
+        return count_between(self.gaps.get((topic_id, queue), ()), first, behind)
 
     def standing(self, group_id: int | None, topic_id: int, queue: int) -> Standing:
         """Return where a group stands on a queue; at its beginning when it has not popped it."""

@@ -10,14 +10,15 @@ under FIFO. Below it nothing is read any more; a run goes from the disk when all
 - **Dead letters and parked entries** go when somebody removes them; here only what was removed at the head is passed.
 
 Why no crash point loses a message: the first kept offset, the removed runs and the removed gaps are one write, and the offset rises only
-over what was chosen from the state that the same write would leave.
+over what was chosen from the state that the same write would leave. What goes before a group has popped it is counted in the same write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
-from rmqstore.contract import Reclaim
+from rmqstore.contract import Expired, Reclaim, UpkeepReport
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC, RETRY_PREFIX
 from rmqstore.ordered.leases import LEASED
 from rmqstore.ordered.popstate import PopState
@@ -25,7 +26,7 @@ from rmqstore.ordered.queuelog import QueueLog
 from rmqstore.ordered.queues import Topic
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.stage import Stage
-from rmqstore.ordered.standings import Registered, Seat
+from rmqstore.ordered.standings import Registered, Seat, count_between
 
 ACTIVITY_PARTS = 8
 """A group's last activity is written once in this part of ``group_expiry_ms``, so that an empty pop costs no write."""
@@ -41,18 +42,15 @@ class Retention:
         self._options = shared.options
         self._state = state
         self._log = log
-        self._turn = 0
+        self._round: Iterator[tuple[str, int]] | None = None
         self._head_ms: dict[tuple[int, int], tuple[int, int]] = {}
 
-    def reclaim(self, stage: Stage, budget: int) -> int:
-        """Stage the removal of what may go, in up to ``budget`` queues; returns in how many something went."""
-        queues = [(topic, queue) for topic in self._state.topics.values() for queue in range(topic.queues)]
-        if not queues:
-            return 0
+    def reclaim(self, stage: Stage, budget: int) -> UpkeepReport:
+        """Stage the removal of what may go, in up to ``budget`` queues, and count in how many something went."""
         done = 0
+        expired: Counter[tuple[int, int]] = Counter()
         holders: dict[tuple[int, int], set[Seat]] | None = None
-        for step in range(min(budget, len(queues))):
-            topic, queue = queues[(self._turn + step) % len(queues)]
+        for topic, queue in self._next_queues(budget):
             first = stage.first_kept(topic.id, queue)
             wanted = self._wanted(stage, topic, queue, first)
             if wanted <= first:
@@ -60,10 +58,44 @@ class Retention:
             holders = self._holders() if holders is None else holders
             target = self._pinned(stage, holders.get((topic.id, queue), ()), wanted)
             if target > first:
+                expired += self._count_expired(stage, topic, queue, first, target)
                 self._raise(stage, topic, queue, first, target)
                 done += 1
-        self._turn = (self._turn + min(budget, len(queues))) % len(queues)
-        return done
+        return UpkeepReport(done, expired=self._note_expired(stage, expired))
+
+    def _next_queues(self, count: int) -> Iterator[tuple[Topic, int]]:
+        """Yield up to ``count`` queues, none of them twice, that go on where the last ones ended; each has its turn."""
+        left = min(count, sum(topic.queues for topic in self._state.topics.values()))
+        while left > 0:
+            if self._round is None:
+                self._round = iter([(name, queue) for name, topic in self._state.topics.items() for queue in range(topic.queues)])
+            for name, queue in self._round:
+                topic = self._state.topics.get(name)
+                if topic is not None and queue < topic.queues:
+                    yield topic, queue
+                    left -= 1
+                    if not left:
+                        return
+            self._round = None
+
+    def _count_expired(self, stage: Stage, topic: Topic, queue: int, first: int, target: int) -> Counter[tuple[int, int]]:
+        """Return how many of the messages that go each group has not popped yet, by group and topic."""
+        gaps = stage.gaps(topic.id, queue)
+        expired: Counter[tuple[int, int]] = Counter()
+        for group_id, _ in self._state.readers(topic.id):
+            start = max(self._state.standing(group_id, topic.id, queue).next_offset, first)
+            if messages := count_between(gaps, start, target):
+                expired[group_id, topic.id] = messages
+        return expired
+
+    def _note_expired(self, stage: Stage, expired: Mapping[tuple[int, int], int]) -> tuple[Expired, ...]:
+        if not expired:
+            return ()
+        groups = self._state.group_names()
+        for place, messages in expired.items():
+            registered = self._state.registered[place]
+            stage.register(*place, registered._replace(expired=registered.expired + messages))
+        return tuple(Expired(groups[group], self._state.topic_of(topic).name, count) for (group, topic), count in expired.items())
 
     def _wanted(self, stage: Stage, topic: Topic, queue: int, first: int) -> int:
         """Return where the queue should begin, pins aside."""
@@ -90,11 +122,7 @@ class Retention:
 
     def _consumed(self, topic: Topic, queue: int, now_ms: int) -> int:
         """Return up to where every group that counts has popped."""
-        counting = [
-            group_id
-            for (group_id, topic_id), registered in self._state.registered.items()
-            if topic_id == topic.id and self._counts(registered, now_ms)
-        ]
+        counting = (group_id for group_id, how in self._state.readers(topic.id) if self._counts(how, now_ms))
         return min((self._state.standing(group_id, topic.id, queue).next_offset for group_id in counting), default=0)
 
     def _counts(self, registered: Registered, now_ms: int) -> bool:

@@ -327,7 +327,8 @@ class Stage:
         self._state.groups.update(self._groups)
         self._state.standings.update(self._standings)
         self._state.dead.update(self._dead)
-        self._state.registered.update(self._registered)
+        for place, how in self._registered.items():
+            self._state.register(*place, how)
         self._state.kept.update(self._kept)
         self._state.gaps.update(self._gaps)
         self._take_over_runs(runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -11,7 +12,7 @@ from rmqstore.ordered.kv import OrderedKV
 from rmqstore.ordered.layout import DEAD, GAP, GROUP, KEPT, META, QUEUE, QUEUE_PREFIX, REGISTERED, STANDING, STANDING_KEY, after_prefix
 
 _VALUE = struct.Struct(">QQI")
-_REGISTERED = struct.Struct(">?Q")
+_REGISTERED = struct.Struct(">?QQ")
 _GAP = struct.Struct(">Q?")
 _DEAD = struct.Struct(">QQ")
 
@@ -52,10 +53,11 @@ def load_standings(kv: OrderedKV) -> dict[Seat, Standing]:
 
 
 class Registered(NamedTuple):
-    """How a group pops a topic: in order or not, which its first pop fixed, and about when it did last (ms)."""
+    """How a group pops a topic: in order or not, which its first pop fixed, when it did last (ms), and what retention took from it."""
 
     is_ordered: bool
     active_ms: int
+    expired: int = 0
 
     @staticmethod
     def key(group_id: int, topic_id: int) -> bytes:
@@ -68,11 +70,10 @@ class Registered(NamedTuple):
 
 
 def load_registered(kv: OrderedKV) -> dict[tuple[int, int], Registered]:
-    """Read which groups have popped which topics: by (group id, topic id)."""
+    """Read which groups have popped which topics: by (group id, topic id); the first version did not count what expired."""
     found = {}
     for key, value in kv.scan_all(META, REGISTERED, after_prefix(REGISTERED)):
-        is_ordered, active_ms = _REGISTERED.unpack(value)
-        found[QUEUE_PREFIX.unpack_from(key, 1)] = Registered(is_ordered, active_ms)
+        found[QUEUE_PREFIX.unpack_from(key, 1)] = Registered(*_REGISTERED.unpack(value.ljust(_REGISTERED.size, b"\0")))
     return found
 
 
@@ -86,6 +87,11 @@ class Gap(NamedTuple):
     def entry(self, topic_id: int, queue: int) -> tuple[bytes, bytes]:
         """Return its (key, value) in the space ``meta``."""
         return GAP + QUEUE.pack(topic_id, queue, self.first), _GAP.pack(self.behind, self.is_removal)
+
+
+def count_between(gaps: Iterable[Gap], first: int, behind: int) -> int:
+    """Return how many messages lie at ``first <= offset < behind`` of a queue with these gaps."""
+    return max(behind - first, 0) - sum(max(min(gap.behind, behind) - max(gap.first, first), 0) for gap in gaps)
 
 
 def load_gaps(kv: OrderedKV) -> dict[tuple[int, int], list[Gap]]:

@@ -11,7 +11,17 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Final, TypeGuard
 
-from rmqstore.contract import EMPTY_CURSOR, CancelOutcome, Ticket, TimerCursor, TimerHandle, TimerReceipts, TimerStore, WriteStatus
+from rmqstore.contract import (
+    EMPTY_CURSOR,
+    CancelOutcome,
+    Ticket,
+    TimerCursor,
+    TimerHandle,
+    TimerReceipts,
+    TimerStore,
+    UpkeepReport,
+    WriteStatus,
+)
 from rmqstore.contract.state import Adopted
 from rmqstore.ordered import traces
 from rmqstore.ordered.adopting import place_of
@@ -105,7 +115,7 @@ class TimerSide(OrderedSide, TimerStore):
         with self._lock, self._call:
             return dict(self._adopted)
 
-    def maintain(self, now_ms: int, budget: int) -> int:
+    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
         with self._lock, self._call as kv:
             write = WriteBatch()
             done = drop_old_marks(kv, write, TIMER_SIDE, now_ms - self._options.mark_memory_ms, budget)
@@ -115,4 +125,4 @@ class TimerSide(OrderedSide, TimerStore):
                 done += 1
             if write:
                 self._shared.write(write)
-            return done
+            return UpkeepReport(done, more=done >= budget)

@@ -17,6 +17,7 @@ class ShardTick(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     retried: int = 0
     dead: int = 0
     parked: int = 0
+    expired: int = 0
 
 
 def check_no_job_waits(dataset: Dataset) -> None:

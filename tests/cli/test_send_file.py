@@ -96,7 +96,8 @@ def test_stdin_is_jsonl(cli: Command) -> None:
     assert "stdin is JSONL, or CSV" in cli.bad(2, "send", "data", "-f", "-", "--format", "parquet")
 
 
-def test_what_pop_and_peek_print_can_be_sent_again(cli: Command) -> None:
+def test_what_pop_and_peek_print_can_be_sent_again(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RMQSTORE_RECLAIM", "age")
     cli.send("--tag", "new", "--key", "1", "--property", "region=eu")
     cli.good("send", "data", "orders", stdin=b"\x00\xff")
     cli.send("--delay", "30m")

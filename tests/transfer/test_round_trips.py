@@ -134,7 +134,7 @@ def test_two_engines_become_one_and_two_again(pair: Pair) -> None:
 def test_a_store_is_dumped_while_it_is_in_use(engine: str) -> None:
     """A dump beside senders, hand-overs and consumers is one state: a prefix of what was sent, each message in one place."""
     with _stores(engine) as stores:
-        store = stores.open(hand_over_limit=5)
+        store = stores.open(hand_over_limit=5, reclaim="age")
         stop, busy = threading.Event(), threading.Event()
         sent = 0
 

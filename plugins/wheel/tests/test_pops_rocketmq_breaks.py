@@ -112,7 +112,7 @@ def test_p4_a_revive_that_fails_at_any_write_loses_nothing(stores: WheelStores) 
     """RocketMQ commits the revive position before the copies are written (#10985); here a lease ends in the step that writes the copy."""
     failed = 0
     for at in range(20):
-        store = stores.open(f"s{at}")
+        store = stores.open(f"s{at}", reclaim="age")
         sent = fill(store)
         store.pop("t", "g", invisible=1000)
         stores.clock.advance(1000)
@@ -334,12 +334,12 @@ def test_p11_the_acked_tail_of_a_run_stays_acked(stores: WheelStores, killed: bo
 @pytest.mark.parametrize("order", [False, True])
 def test_p12_an_unreadable_leased_message_is_parked(stores: WheelStores, order: bool) -> None:
     """RocketMQ drops a leased message that it cannot read without a word; here an entry in %PARKED% says why, and the others come back."""
-    store = stores.open()
+    store = stores.open(reclaim="age")
     fill(store, 3)
     store.pop("t", "g", invisible=1000, order=order)
-    store = stores.reopen(store)
+    store = stores.reopen(store, reclaim="age")
     assert damage_messages(store, b"body 1") == 1
-    store = stores.killed(store)
+    store = stores.killed(store, reclaim="age")
     stores.clock.advance(1000)
     store.tick()
     assert ids(pop_all(store, order=order)) == ["m0", "m2"]
@@ -376,7 +376,7 @@ def test_p13_positions_and_records_change_together(stores: WheelStores) -> None:
 
 def test_p14_no_lease_is_lost_because_a_group_is_not_known_yet(stores: WheelStores) -> None:
     """RocketMQ skips a check point whose group or topic is not loaded yet; here all three are in one log, and read together."""
-    store = stores.open()
+    store = stores.open(reclaim="age")
     fill(store, 4)
     store.pop("t", "g", max_messages=2, invisible=1000)
     store.pop("t", "other", max_messages=1, invisible=1000)
@@ -387,7 +387,7 @@ def test_p14_no_lease_is_lost_because_a_group_is_not_known_yet(stores: WheelStor
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     store.delete_group("other")
-    store = stores.killed(store, lose)
+    store = stores.killed(store, lose, reclaim="age")
     assert store.groups() == ["g"]
     stores.clock.advance(1000)
     assert store.tick().retried == 2

@@ -52,6 +52,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "default_queues": 4,
     "max_retries": MAX_RETRIES,
     "retention_ms": 0,
+    "reclaim": "age",
     "mark_memory_ms": _MARK_MEMORY_MS,
     "cancel_memory_ms": _MARK_MEMORY_MS,
 }

@@ -66,7 +66,7 @@ def test_p7_resent_letters_go_to_their_group_alone_exactly_once(durable_stores: 
 @pytest.mark.clause("P7", "P14")
 def test_p7_dropped_letters_are_gone(stores: Stores) -> None:
     """P7: from the list, the count and the disk, in any order and in pieces; what is left keeps its offsets."""
-    store = stores.open(max_retries=0)
+    store = stores.open(max_retries=0, reclaim="age")
     letters = bury(stores, store, 9)
     assert store.drop_dead([letters[n] for n in (4, 2, 3)]) == 3
     assert store.read(dlq_topic("g")).columns.column("queue_offset").to_pylist() == [0, 1, 5, 6, 7, 8]
@@ -165,7 +165,7 @@ def test_p7_retry_later_waits_longer_with_every_attempt(stores: Stores) -> None:
 @pytest.mark.needs("fifo")
 def test_p14_leases_say_who_holds_what_until_when(stores: Stores) -> None:
     """P14: every running lease with its message, holder, attempt and end, and a receipt that acks it; ended ones are not listed."""
-    store = stores.open()
+    store = stores.open(reclaim="age")
     store.create_topic("t", 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(4)])
     store.pop("t", "g", max_messages=4, invisible=1000)

@@ -39,7 +39,7 @@ def test_p2_what_is_deleted_and_made_anew_has_receipts_of_its_own(durable_stores
 @pytest.mark.needs("fifo")
 def test_p7_letters_resent_to_a_deleted_group_reach_it_also_in_order(stores: Stores) -> None:
     """P7: a group that was deleted may begin again in order; what was sent back to it meanwhile comes too, and can be acked."""
-    store = stores.open(max_retries=0)
+    store = stores.open(max_retries=0, reclaim="age")
     store.send_batch([message(n) for n in range(2)])
     store.pop("t", "g", max_messages=1, invisible=1)
     stores.clock.advance(1)

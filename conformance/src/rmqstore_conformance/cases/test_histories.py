@@ -23,7 +23,7 @@ class Racers:
     """Threads on one store that share all that they hold, so that they ack and release each other's leases, and repeat what was done."""
 
     def __init__(self, stores: Stores, seed: int) -> None:
-        self.store: Store = stores.open(hand_over_limit=7)
+        self.store: Store = stores.open(hand_over_limit=7, reclaim="age")
         self.history = History()
         self._stores = stores
         self._seed = seed

@@ -98,7 +98,7 @@ def test_p2_groups_do_not_disturb_each_other(stores: Stores) -> None:
 @pytest.mark.clause("P2")
 def test_p2_no_two_leases_share_a_receipt(stores: Stores) -> None:
     """P2: within one ms, over changes, releases, resets, groups and a clock set back; a forged swap of the group is UNKNOWN."""
-    store = filled(stores, 8)
+    store = filled(stores, 8, reclaim="age")
     rng = random.Random(2)
     seen: set[str] = set()
     for step in range(60):
@@ -325,7 +325,7 @@ def test_p6_changed_again_and_again(stores: Stores) -> None:
 @pytest.mark.parametrize("retries", [0, 1, 16])
 def test_p7_after_the_last_retry_the_dead_letter_queue(stores: Stores, retries: int) -> None:
     """P7: retries + 1 deliveries, then the DLQ with reason, origin topic and id; counted once, gone from the group."""
-    store = stores.open(max_retries=retries)
+    store = stores.open(max_retries=retries, reclaim="age")
     store.send(message(1, tag="red", keys=("k",), properties={"a": "b"}))
     for attempt in range(1, retries + 2):
         assert only(store.pop("t", "g", invisible=1000)).attempt == attempt

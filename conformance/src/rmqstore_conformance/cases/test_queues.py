@@ -136,7 +136,7 @@ def test_p11_where_a_new_group_starts(stores: Stores) -> None:
 @pytest.mark.clause("P11")
 def test_p11_reset_voids_the_leases_and_keeps_the_retries(stores: Stores) -> None:
     """P11: to MIN, MAX and any offset; leases of the queue turn STALE, messages in the retry topic stay."""
-    store = stores.open()
+    store = stores.open(reclaim="age")
     store.send_batch([message(n) for n in range(5)])
     retried = store.pop("t", "g", max_messages=1, invisible=1000)
     stores.clock.advance(1000)
@@ -265,7 +265,7 @@ def test_p13_no_empty_answer_while_another_queue_has_messages(stores: Stores) ->
 @pytest.mark.clause("P14")
 def test_p14_lag_and_rest_are_exact(stores: Stores) -> None:
     """P14: through pops, acks, expiry, releases and dead letters; ``rest`` of every pop is what a next pop could still get."""
-    store = stores.open(max_retries=1)
+    store = stores.open(max_retries=1, reclaim="age")
     store.create_topic("t", 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(10)])
 

@@ -95,7 +95,7 @@ def _files(root: Path) -> dict[str, tuple[int, int]]:
 @pytest.mark.needs("read_only_open")
 def test_x1_a_reader_sees_one_state_beside_its_owner(durable_stores: Stores) -> None:
     """X1: the state as of the open, whatever the owner does; refresh moves it on; counts are exact on both."""
-    store = durable_stores.open()
+    store = durable_stores.open(reclaim="age")
     store.send_batch([message(n) for n in range(5)])
     sent = store.send_batch([message(f"later{n}", deliver_at_ms=START_MS + HOUR_MS + n) for n in range(7)])
     store.pop("t", "g", max_messages=2)

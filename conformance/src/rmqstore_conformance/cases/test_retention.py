@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ def kept(store: Store, topic: str = "t") -> tuple[int, ...]:
 @pytest.mark.needs("retention")
 def test_q1_kept_until_older_than_the_retention(stores: Stores) -> None:
     """Q1: to the millisecond, consumed or not; offsets, lag and reads begin at the first kept message; timers are not touched."""
-    store = stores.open(retention_ms=HOUR_MS)
+    store = stores.open(retention_ms=HOUR_MS, reclaim="age")
     store.send_batch([message(n) for n in range(3)])
     store.send(message("timer"), delay=30 * DAY_MS)
     stores.clock.advance(1000)
@@ -51,7 +52,7 @@ def test_q1_kept_until_older_than_the_retention(stores: Stores) -> None:
 @pytest.mark.clause("Q1")
 def test_q1_none_keeps_for_ever(stores: Stores) -> None:
     """Q1: a retention of 0 takes nothing."""
-    store = stores.open(retention_ms=0)
+    store = stores.open(retention_ms=0, reclaim="age")
     store.send_batch([message(n) for n in range(3)])
     pop_all(store)
     stores.clock.advance(4000 * DAY_MS)
@@ -59,17 +60,95 @@ def test_q1_none_keeps_for_ever(stores: Stores) -> None:
     assert kept(store) == (0,)
 
 
+@pytest.mark.clause("Q1", "Q2", "Q3")
+@pytest.mark.needs("retention")
+def test_q1_by_default_nothing_goes_unconsumed(stores: Stores) -> None:
+    """Q1: however old it is and however long its group was away; what every group has consumed makes room."""
+    store = stores.open()
+    store.send_batch([message(n) for n in range(10)])
+    store.send(message("unread", topic="nobody"))
+    store.ack(store.pop("t", "g", max_messages=1))
+    store.pop("t", "g", max_messages=1, invisible=timedelta(days=2))
+    stores.clock.advance(1000 * DAY_MS)
+    assert store.tick().expired == 0
+    store.tick()
+    assert kept(store) == (2,)
+    assert kept(store, "nobody") == (0,), "without a group nothing is consumed"
+    assert store.lag("t", "g") == Lag(8, 0, 1, 0)
+    assert sorted(ids(pop_all(store))) == [f"m{n}" for n in range(1, 10)]
+    store.tick()
+    assert kept(store) == (10,)
+    assert store.stats().pops.messages == 1
+    assert store.verify() == []
+
+
+@pytest.mark.clause("Q1", "Q3")
+@pytest.mark.needs("retention")
+def test_q1_what_goes_unconsumed_is_counted(durable_stores: Stores) -> None:
+    """Q1: by group, exactly and durably, in the lag and in the tick's report; not for groups that come later, not what was popped."""
+    settings: dict[str, Any] = {"retention_ms": HOUR_MS, "reclaim": "age"}
+    store = durable_stores.open(**settings)
+    store.send_batch([message(n) for n in range(10)])
+    store.ack(store.pop("t", "half", max_messages=5))
+    pop_all(store, group="done")
+    store.pop("t", "held", max_messages=8, invisible=timedelta(hours=2))
+    store.release(store.pop("t", "held", max_messages=1))
+    durable_stores.clock.advance(HOUR_MS + 1)
+    reports = [store.tick() for _ in range(2)]
+    assert kept(store) == (0,), "a lease pins it"
+    assert sum(report.expired for report in reports) == 0
+    durable_stores.clock.advance(HOUR_MS)
+    reports = [store.tick() for _ in range(3)]
+    assert kept(store) == (10,)
+    assert sum(report.expired for report in reports) == 5 + 1
+    for _ in range(2):
+        assert store.lag("t", "half") == Lag(0, 0, 0, 0, expired=5)
+        assert store.lag("t", "done") == Lag(0, 0, 0, 0)
+        assert store.lag("t", "held").expired == 1
+        assert store.lag("t", "late") == Lag(0, 0, 0, 0)
+        store = durable_stores.reopen(store, **settings)
+    store.send_batch([message(n) for n in range(10, 12)])
+    assert ids(store.pop("t", "half", max_messages=1)) == ["m10"]
+    durable_stores.clock.advance(HOUR_MS + 1)
+    for _ in range(2):
+        store.tick()
+        durable_stores.clock.advance(HOUR_MS)
+    assert store.lag("t", "half").expired == 6, "it goes on from where it was"
+    assert store.lag("t", "done").expired == 2
+    store.delete_group("done")
+    assert store.lag("t", "done").expired == 0
+    assert store.verify() == []
+
+
+@pytest.mark.clause("Q3", "Q1")
+@pytest.mark.needs("retention")
+def test_q3_what_an_idle_group_misses_is_counted(stores: Stores) -> None:
+    """Q3: what goes since an idle group no longer counts has expired for it."""
+    store = stores.open(reclaim="consumed", group_expiry_ms=8 * HOUR_MS)
+    store.send_batch([message(n) for n in range(4)])
+    store.ack(store.pop("t", "idle", max_messages=1))
+    pop_all(store, group="busy")
+    store.tick()
+    stores.clock.advance(9 * HOUR_MS)
+    assert store.pop("t", "busy") == []
+    stores.clock.advance(1)
+    assert store.tick().expired == 3
+    assert kept(store) == (4,)
+    assert store.lag("t", "idle").expired == 3
+    assert store.lag("t", "busy").expired == 0
+
+
 @pytest.mark.clause("Q1", "P1")
 @pytest.mark.needs("retention")
 def test_q1_leased_messages_are_pinned(durable_stores: Stores) -> None:
     """Q1: a lease holds its message and all behind it, also across a reopen; when it ends the message lives on in the retry topic."""
-    store = durable_stores.open(retention_ms=HOUR_MS)
+    store = durable_stores.open(retention_ms=HOUR_MS, reclaim="age")
     store.send_batch([message(n) for n in range(6)])
     popped = store.pop("t", "g", max_messages=3, invisible=3 * HOUR_MS)
     store.ack(popped[0])
     store.change_invisible(popped[1], 5 * HOUR_MS)
     durable_stores.clock.advance(2 * HOUR_MS)
-    store = durable_stores.reopen(store, retention_ms=HOUR_MS)
+    store = durable_stores.reopen(store, retention_ms=HOUR_MS, reclaim="age")
     store.tick()
     assert kept(store)[0] <= 1
     assert "m1" in read_ids(store)
@@ -91,7 +170,7 @@ def test_q1_leased_messages_are_pinned(durable_stores: Stores) -> None:
 @pytest.mark.needs("fifo", "retention")
 def test_q1_un_acked_messages_of_a_run_are_pinned(stores: Stores) -> None:
     """Q1: under FIFO what was popped and not acked stays in its place until it is."""
-    store = stores.open(retention_ms=HOUR_MS)
+    store = stores.open(retention_ms=HOUR_MS, reclaim="age")
     store.send_batch([message(n) for n in range(4)])
     run = store.pop("t", "g", max_messages=3, invisible=1000, order=True)
     store.ack(run[0])
@@ -128,7 +207,7 @@ def test_q1_retry_topics_go_as_they_are_consumed(stores: Stores) -> None:
 @pytest.mark.needs("retention")
 def test_q1_dead_letters_and_parked_entries_stay(stores: Stores) -> None:
     """Q1: whatever their age; a damaged run is parked before it goes, not dropped unseen."""
-    store = stores.open(retention_ms=HOUR_MS, max_retries=0)
+    store = stores.open(retention_ms=HOUR_MS, reclaim="age", max_retries=0)
     for n in range(3):
         store.send(message(n))
     store.pop("t", "g", max_messages=1, invisible=1000)
@@ -243,7 +322,7 @@ def test_p11_a_late_group_starts_within_a_call_that_was_half_consumed(stores: St
 @pytest.mark.needs("retention")
 def test_p11_late_groups_start_with_the_first_kept_message(stores: Stores) -> None:
     """P11: MIN is the first kept message; a group that fell behind goes on there; resets go no further back."""
-    store = stores.open(retention_ms=HOUR_MS)
+    store = stores.open(retention_ms=HOUR_MS, reclaim="age")
     store.send_batch([message(n) for n in range(3)])
     store.ack(store.pop("t", "behind", max_messages=1))
     stores.clock.advance(HOUR_MS)
@@ -251,7 +330,7 @@ def test_p11_late_groups_start_with_the_first_kept_message(stores: Stores) -> No
     stores.clock.advance(1)
     store.tick()
     assert kept(store) == (3,)
-    assert store.lag("t", "behind") == Lag(3, 0, 0, 0)
+    assert store.lag("t", "behind") == Lag(3, 0, 0, 0, expired=2)
     assert ids(pop_all(store, group="behind")) == ["m3", "m4", "m5"]
     assert ids(pop_all(store, group="late")) == ["m3", "m4", "m5"]
     with pytest.raises(IllegalArgumentError, match="which holds 3 to 6"):
@@ -265,7 +344,7 @@ def test_p11_late_groups_start_with_the_first_kept_message(stores: Stores) -> No
 @pytest.mark.needs("retention")
 def test_q1_outcomes_stay_true_after_the_message_is_gone(stores: Stores) -> None:
     """Q1: a receipt whose message was reclaimed still says what happened."""
-    store = stores.open(retention_ms=1000, outcome_memory_ms=DAY_MS)
+    store = stores.open(retention_ms=1000, reclaim="age", outcome_memory_ms=DAY_MS)
     store.send_batch([message(n) for n in range(2)])
     popped = store.pop("t", "g")
     store.ack(popped[0])

@@ -26,7 +26,7 @@ def _use(store: Store, first: int, stores: Stores) -> None:
     store.send(message(f"{first}-timer"), delay=timedelta(seconds=1))
     stores.clock.advance(2_000)
     assert store.tick().handed_over == 1
-    store.ack(store.pop("t", f"g{first}", max_messages=1))
+    store.pop("t", f"g{first}", max_messages=1, invisible=timedelta(days=1))
     assert store.verify() == []
 
 

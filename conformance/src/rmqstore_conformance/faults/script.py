@@ -16,7 +16,14 @@ from rmqstore_conformance.stores import Pair, directory
 from rmqstore_conformance.targets import capabilities_of
 
 START_MS = 1_700_000_000_000
-SETTINGS: dict[str, Any] = {"precision_ms": 100, "default_queues": 2, "services": False, "max_retries": 1, "retention_ms": 20_000}
+SETTINGS: dict[str, Any] = {
+    "precision_ms": 100,
+    "default_queues": 2,
+    "services": False,
+    "max_retries": 1,
+    "retention_ms": 20_000,
+    "reclaim": "age",
+}
 GROUPS = ("g", "h", "f")
 PLACES = (("t", "g"), ("t", "h"), ("s", "f"))
 UPKEEP = "tick that reclaims"

@@ -80,6 +80,7 @@ class Standing:
     unacked: dict[int, dict[int, Entry]] = field(default_factory=dict)
     retry: Queue = field(default_factory=Queue)
     retry_offset: int = 0
+    expired: int = 0
 
 
 class PopOracle:
@@ -145,6 +146,7 @@ class PopOracle:
             in_flight=len(self.held_by(topic, group)),
             retry=len(self.new_ones(topic, group, RETRY)) + sum(len(self.waiting_in_place(topic, group, number)) for number in numbers),
             dead=sum(letter.counts and letter.origin == topic for letter in self.letters.get(group, [])),
+            expired=self.standings.get((topic, group), Standing()).expired,
         )
 
     def rest(self, topic: str, group: str, queue: int | None) -> int:
@@ -448,12 +450,14 @@ class PopOracle:
 
     # ------------------------------------------------------------ retention
 
-    def reclaimed(self, min_offsets: Mapping[tuple[str, int], int], now: int, *, retention_ms: int, by_consumption: bool) -> None:
+    def reclaimed(self, min_offsets: Mapping[tuple[str, int], int], now: int, *, retention_ms: int, by_consumption: bool) -> int:
         """Check where each queue begins after upkeep, and take it over (Q1–Q3).
 
         What went was too old or consumed, and not pinned; what lies at the head and may go by one of the two rules alone is gone. Attempts
-        of which the time is over are forgotten, also by a clock that is set back afterwards.
+        of which the time is over are forgotten, also by a clock that is set back afterwards. Returns how much went before a group had
+        popped it, added up over the groups.
         """
+        expired = 0
         self.attempts = {key: each for key, each in self.attempts.items() if each[0] > now}
         for topic, queues in self.queues.items():
             for number, queue in enumerate(queues):
@@ -467,10 +471,16 @@ class PopOracle:
                 assert must <= first <= may, (
                     f"{topic}/{number} begins at {first}; {must} to {may} is allowed (aged {aged}, consumed {consumed}, pinned {pin})"
                 )
+                for (name, _), at in self.standings.items():
+                    if name == topic and at.ordered is not None:
+                        missed = max(first - max(at.offsets.get(number, 0), queue.first), 0)
+                        at.expired += missed
+                        expired += missed
                 queue.first = first
         for (_, group), at in self.standings.items():
             held = [h.offset for h in self.live.values() if (h.group, h.source) == (group, RETRY) and at is self.standings[h.topic, group]]
             at.retry.first = max(min([at.retry_offset, *held]), at.retry.first)
+        return expired
 
     def _consumed(self, topic: str, number: int, now: int) -> int:
         longest = self.group_expiry_ms + self.group_expiry_ms // 8

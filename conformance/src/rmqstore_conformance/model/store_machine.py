@@ -243,7 +243,10 @@ class StoreMachine(RuleBasedStateMachine):
         self._take_over_retries()
         begins = {(topic.name, queue): first for topic in self.store.topics() for queue, first in enumerate(topic.min_offsets)}
         settings = self.settings
-        self.oracle.reclaimed(begins, self.now, retention_ms=settings["retention_ms"], by_consumption=settings["reclaim"] == "consumed")
+        by_consumption = settings["reclaim"] == "consumed"
+        assert report.expired == self.oracle.reclaimed(
+            begins, self.now, retention_ms=settings["retention_ms"], by_consumption=by_consumption
+        )
         self.settled = self.settings["flush"] == "sync"
         wake = self.store.next_wake_ms()
         assert wake is None or wake > 0, "nothing is left to do, and yet the store wants to be woken"

@@ -7,6 +7,7 @@ be judged.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,9 @@ from rmqstore_conformance.power.tracing import LENGTHS, MARKS, NAMES, OPENS, SYN
 from rmqstore_conformance.power.volume import Call, Volume
 
 MARK: Final = "/rmqs-mark-"
+
+_HELD: Final = re.compile(r"/proc/self/fd/(\d+)")
+"""How a path begins that leads through a directory that is held by a descriptor."""
 
 
 class Mark:
@@ -129,6 +133,8 @@ class Recording:
         for at, piece in enumerate(pieces):
             for text in strings_of(piece):
                 path = os.fsdecode(text)
+                if (held := _HELD.match(path)) is not None:
+                    path = f"{self._folders.get(int(held[1]), '/?')}{path[held.end() :]}"
                 if not path.startswith("/"):
                     above = self._folders.get(int(pieces[at - 1])) if at and pieces[at - 1].isdigit() else None
                     path = os.path.normpath(f"{above}/{path}") if above is not None else f"/?/{path}"

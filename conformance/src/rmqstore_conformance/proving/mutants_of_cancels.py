@@ -6,7 +6,18 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from rmqstore.contract import EMPTY_CURSOR, CancelOutcome, PendingCounts, PendingTimer, ScanPage, Support, Ticket, TimerCursor, TimerHandle
+from rmqstore.contract import (
+    EMPTY_CURSOR,
+    CancelOutcome,
+    PendingCounts,
+    PendingTimer,
+    ScanPage,
+    Support,
+    Ticket,
+    TimerCursor,
+    TimerHandle,
+    UpkeepReport,
+)
 from rmqstore.errors import UnsupportedOperationError
 from rmqstore_conformance.proving.planting import Timers, mutant
 
@@ -96,7 +107,7 @@ class ARepeatIsUnknown(Timers):
 class MemoryEndsWithTheTimer(Timers):
     """What was cancelled is remembered until the timer was due, and no longer."""
 
-    def maintain(self, now_ms: int, budget: int) -> int:
+    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
         return super().maintain(now_ms + _DAY_MS, budget)
 
 
@@ -104,7 +115,7 @@ class MemoryEndsWithTheTimer(Timers):
 class MemoryGoesByTheLatestClock(Timers):
     """What was cancelled or delivered is forgotten by the latest time that was ever told, also when the clock was set back since."""
 
-    def maintain(self, now_ms: int, budget: int) -> int:
+    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
         self.noted["latest"] = max(now_ms, self.noted.get("latest", 0))
         return super().maintain(self.noted["latest"], budget)
 

@@ -16,6 +16,7 @@ from rmqstore.contract import (
     Receipt,
     ReviveReport,
     Ticket,
+    UpkeepReport,
 )
 from rmqstore_conformance.proving.planting import Pops, mutant
 
@@ -243,7 +244,7 @@ class EndedLeasesCannotBeAcked(Pops):
 class OutcomesAreForgottenAtOnce(Pops):
     """What became of a lease is forgotten with the next upkeep."""
 
-    def maintain(self, now_ms: int, budget: int) -> int:
+    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
         return super().maintain(now_ms + 600_000, budget)
 
 

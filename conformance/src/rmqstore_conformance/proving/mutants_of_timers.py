@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from rmqstore import MessageBatch
-from rmqstore.contract import DueBatch, Ticket, TimerCursor, TimerReceipts, WriteStatus
+from rmqstore.contract import DueBatch, Ticket, TimerCursor, TimerReceipts, UpkeepReport, WriteStatus
 from rmqstore.errors import DelayTooLongError, FlowControlError
 from rmqstore_conformance.proving.columns import holding, of_rows, values_of, with_column
 from rmqstore_conformance.proving.planting import Timers, mutant
@@ -188,7 +188,7 @@ class TimersGoByAge(Timers):
         self.noted.update((receipts.handle(row), now_ms) for row in range(len(receipts)))
         return receipts, ticket
 
-    def maintain(self, now_ms: int, budget: int) -> int:
+    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
         super().cancel([handle for handle, put_ms in self.noted.items() if now_ms - put_ms > 3 * 24 * _HOUR_MS], now_ms)
         return super().maintain(now_ms, budget)
 

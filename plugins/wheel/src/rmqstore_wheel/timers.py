@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -30,6 +31,7 @@ from rmqstore.contract import (
     TimerHandle,
     TimerReceipts,
     TimerStats,
+    UpkeepReport,
     WriteStatus,
 )
 from rmqstore.contract.state import StatePage
@@ -404,11 +406,14 @@ class WheelTimers(TimerSide):
 
     # ------------------------------------------------------------ upkeep
 
-    def maintain(self, now_ms: int, budget: int) -> int:
+    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
         with self._lock:
-            done = super().maintain(now_ms, budget)
+            report = super().maintain(now_ms, budget)
             with self._call:
+                done = report.done
                 if all(record.is_complete for record in self._adopted.values()):
                     # A load that goes on may bring timers of any seq.
                     done += self._index.drop_answers(now_ms - self._options.cancel_memory_ms)
-                return done if self._upkeep is None else done + self._upkeep(now_ms)
+                if self._upkeep is not None:
+                    done += self._upkeep(now_ms)
+                return msgspec.structs.replace(report, done=done)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
+from rmqstore.contract import UpkeepReport
 from rmqstore.ordered.pops import LogFactory, OrderedPops
 from rmqstore.ordered.shared import Shared
 from rmqstore_wheel.ledger import Ledger
@@ -30,8 +33,8 @@ class WheelPops(OrderedPops):
         super().__init__(shared, open_log)
         self._upkeep = upkeep
 
-    def maintain(self, now_ms: int, budget: int) -> int:
+    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
         with self._lock:
-            done = super().maintain(now_ms, budget)
+            report = super().maintain(now_ms, budget)
             with self._call:
-                return done + self._upkeep(now_ms)
+                return msgspec.structs.replace(report, done=report.done + self._upkeep(now_ms))

@@ -19,6 +19,7 @@ from rmqstore.contract import (
     PopRequest,
     PopTxn,
     Receipt,
+    Reclaim,
     Side,
     Ticket,
     TimerHandle,
@@ -37,7 +38,7 @@ T = TypeVar("T")
 
 def options(precision_ms: int = 1000, **changes: Any) -> EngineOptions:
     """Return what an engine is opened with; nothing is remembered for a shorter time than a drain takes."""
-    given = {"retention_ms": 0, "cancel_memory_ms": 2**50, "outcome_memory_ms": 2**50, "mark_memory_ms": 2**50, **changes}
+    given = {"reclaim": Reclaim.AGE, "cancel_memory_ms": 2**50, "outcome_memory_ms": 2**50, "mark_memory_ms": 2**50, **changes}
     return EngineOptions(store_tag=7, broker="b", precision_ms=precision_ms, max_retries=MAX_RETRIES, **given)
 
 

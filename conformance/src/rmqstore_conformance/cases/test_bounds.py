@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from rmqstore import Store
+from rmqstore.contract import PopRequest
 from rmqstore_conformance.stores import Stores, message
 
 PER_SECOND = 1200
@@ -44,3 +50,70 @@ def test_p5_what_is_remembered_does_not_grow_with_the_load(stores: Stores) -> No
     assert not grown, f"rows of state that grew although the load was the same: {grown}"
     assert full["leases"], "it is looked at where outcomes are kept"
     assert store.verify() == []
+
+
+def _steps(call: Callable[[], object]) -> int:
+    """Return how many lines of Python the call runs, each turn of a loop counted: what it does, on any machine."""
+    steps = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+def _crowded(stores: Stores, name: str, others: int) -> Store:
+    """Return a store with a topic "mine", and so many other topics, each with a group that holds a lease of it."""
+    store = stores.open(name, flush="async", default_queues=1)
+    store.send_batch([message(f"mine-{n}", "mine") for n in range(4)])
+    store.send_batch([message(f"other-{n}", f"t{n}") for n in range(others)])
+    for n in range(others):
+        store.pop(f"t{n}", f"g{n}")
+    for n in range(4):
+        store.pop("mine", f"m{n}", max_messages=1)
+    store.tick()
+    return store
+
+
+_OF_A_CROWD: dict[str, Callable[[Store], object]] = {
+    "upkeep": Store.tick,
+    "delete_topic": lambda store: store.delete_topic("mine"),
+    "delete_group": lambda store: store.delete_group("m1"),
+    "reset_offset": lambda store: store.reset_offset("mine", "m0", 0),
+    "pop": lambda store: store.pop("mine", "m0"),
+    "send": lambda store: store.send(message("late", "mine")),
+    "lag": lambda store: store.lag("mine", "m0"),
+}
+
+
+@pytest.mark.clause("X3")
+@pytest.mark.parametrize("call", _OF_A_CROWD)
+def test_x3_a_call_does_no_work_for_pairs_of_other_topics_and_groups(stores: Stores, call: str) -> None:
+    """X3: ten times as many other topics and groups make a call no more than about ten times longer, however they could be paired."""
+    few, many = (_steps(partial(_OF_A_CROWD[call], _crowded(stores, str(others), others))) for others in (30, 300))
+    assert many < 15 * few, f"{call} runs {few} lines of Python beside 30 other topics and groups, and {many} beside 300"
+
+
+@pytest.mark.clause("X3", "P10")
+def test_x3_a_pop_that_passes_over_everything_lets_others_in_between(stores: Stores) -> None:
+    """X3: a filter that nothing passes costs as much as there are messages, but not within one call of the engine."""
+    store = stores.open(flush="async", default_queues=1)
+    for start in range(0, 12_000, 3000):
+        store.send_batch([message(n, tag="red") for n in range(start, start + 3000)])
+    asked = PopRequest("t", "g", filter="blue")
+    calls = 1
+    while store.pops.pop(asked, stores.clock.now_ms())[0].more:
+        calls += 1
+    assert calls >= 10, f"12,000 messages that do not pass were looked at in {calls} calls"
+    assert store.lag("t", "g").ready == 0
+    store.send(message("last", tag="blue"))
+    assert [each.message_id for each in store.pop("t", "g", filter="blue")] == ["mlast"]
+    assert store.pop("t", "h", filter="blue", max_messages=5)[0].message_id == "mlast", "the store itself looks on until something passes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from rmqstore import CancelOutcome, ManualClock, Message, Store
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel import facts
+from rmqstore_wheel.commit_log import CommitLog
 from rmqstore_wheel.disk import Disk, DiskFile
 from rmqstore_wheel.formats.index_file import IndexFile, file_bytes
 from rmqstore_wheel.key_file import KeyFileSums
@@ -395,3 +397,28 @@ def test_a_key_of_timers_that_are_long_forgotten_is_looked_up(tmp_path: Path, mo
     assert store.cancel_key("t", "again") == [CancelOutcome.CANCELLED]
     assert store.cancel(late.handle or "") is CancelOutcome.CANCELLED
     store.close()
+
+
+@pytest.mark.parametrize("check_points", [False, True], ids=["in memory", "in files"])
+def test_a_key_that_is_cancelled_and_sent_again_costs_what_is_pending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check_points: bool
+) -> None:
+    """Debounce: each round reads from the log as much as the first ones did, however many there were."""
+    reads: list[int] = []
+    read = CommitLog.read
+    monkeypatch.setattr(CommitLog, "read", lambda log, offset, size: (reads.append(size), read(log, offset, size))[1])
+    looked: list[int] = []
+    lookup = KeyIndex.lookup
+    monkeypatch.setattr(KeyIndex, "lookup", lambda index, hashed: (found := lookup(index, hashed), looked.append(len(found)))[0])
+    with rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=ManualClock(NOW_MS)) as store:
+        store.send(Message("t", b"x", keys=("other",)), delay=timedelta(hours=1))
+        costs: list[int] = []
+        for number in range(300):
+            reads.clear()
+            looked.clear()
+            assert store.cancel_key("t", "again") == ([CancelOutcome.CANCELLED] if number else [])
+            store.send(Message("t", b"y", keys=("again",)), delay=timedelta(hours=1))
+            costs.append(len(reads) + sum(looked))
+            if check_points and number % 50 == 49:
+                store._opened.sessions["wheel"]._timers._ledger.make_check_point()  # type: ignore[attr-defined]
+        assert max(costs[2:]) <= costs[2]

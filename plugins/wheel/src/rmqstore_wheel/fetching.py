@@ -137,6 +137,15 @@ class Fetcher:
             return None
         return record if sums.is_good(raw, size - len(record.properties)) else None
 
+    def seqs_at(self, offsets: Sequence[int]) -> list[int]:
+        """Return the seq that each message at some offsets of the log gives itself, unchecked; 0 where nothing lies."""
+        log = self._ledger.log
+        at, behind = log_format.QUEUE_OFFSET_AT, log_format.PHYSICAL_OFFSET_AT
+        return [
+            int.from_bytes(bytes(log.read(offset + at, behind - at)), signed=True) + 1 if log.holds(offset, log_format.MIN_BYTES) else 0
+            for offset in offsets
+        ]
+
     def with_key(self, offsets: Sequence[int], topic: str, key: str) -> Iterator[tuple[int, CorruptStoreError | None]]:
         """Yield the seqs of the timers at some offsets of the log that are of this topic and have this key.
 

@@ -236,8 +236,8 @@ class KeyFile:
 
     # ------------------------------------------------------------ looking
 
-    def lookup(self, hashed: int) -> list[int]:
-        """Return the offsets of entries with a hash, oldest first.
+    def lookup(self, hashed: int, settled: int = -1) -> list[int]:
+        """Return the offsets behind ``settled`` of entries with a hash, oldest first.
 
         Raises:
             CorruptStoreError: the file is damaged.
@@ -247,6 +247,8 @@ class KeyFile:
         while number:
             self._check_entries(number, number + 1)
             entry_hash, offset, _, previous = self._entry_view()[number].item()
+            if offset <= settled:
+                break
             if entry_hash == hashed:
                 found.append(offset)
             if not 0 <= previous < number:

@@ -19,6 +19,9 @@ from rmqstore_wheel.key_file import KeyFile, KeyFileSums
 from rmqstore_wheel.recent_keys import RecentKeys
 from rmqstore_wheel.unit_log import Doubt
 
+_MAX_SETTLED: Final = 65_536
+"""Of so many hashes it is remembered up to where nothing is pending."""
+
 _LAST_MADE_MS: Final = 250_000_000_000_000
 """Names have years of four digits."""
 
@@ -40,6 +43,7 @@ class KeyIndex:
         self._gone: list[KeyFile] = []
         self._recent = RecentKeys()
         self._added: list[tuple[Ints, Ints, Ints]] = []
+        self._settled: dict[int, int] = {}
 
     def start(self, sums: Sequence[KeyFileSums]) -> None:
         """Begin with what a check point says.
@@ -48,7 +52,7 @@ class KeyIndex:
             CorruptStoreError: that cannot be had.
         """
         self.close()
-        self._files, self._gone, self._recent, self._added = [], [], RecentKeys(), []
+        self._files, self._gone, self._recent, self._added, self._settled = [], [], RecentKeys(), [], {}
         for each in sums:
             file = self._file(each.made_ms)
             self._files.append(file)
@@ -72,13 +76,24 @@ class KeyIndex:
         self._recent.add_many(hashes, offsets)
 
     def lookup(self, hashed: int) -> list[int]:
-        """Return the offsets of a hash, oldest first.
+        """Return the offsets of a hash that are not settled, oldest first.
 
         Raises:
             CorruptStoreError: a file is damaged.
         """
-        found = [offset for file in self._files for offset in file.lookup(hashed)]
-        return found + self._recent.lookup(hashed)
+        settled = self._settled.get(hashed, -1)
+        files = [file for file in self._files if file.header.last_offset > settled]
+        found = [offset for file in files for offset in file.lookup(hashed, settled)]
+        return found + self._recent.lookup(hashed, settled)
+
+    def settle(self, hashed: int, offset: int) -> None:
+        """Leave out the entries of a hash up to an offset from now on: nothing of them is ever pending again.
+
+        Without this, who cancels and sends by one key again and again would look at all that ever had it.
+        """
+        if len(self._settled) >= _MAX_SETTLED:
+            self._settled.clear()
+        self._settled[hashed] = offset
 
     def drop_before(self, offset: int) -> None:
         """Let files go in which nothing is that lies at or behind an offset of the log, after the next check point."""

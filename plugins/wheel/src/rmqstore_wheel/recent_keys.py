@@ -5,6 +5,7 @@ Large calls become runs that are sorted by hash, and runs of like size become on
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Final
 
 import numpy as np
@@ -52,15 +53,17 @@ class RecentKeys:
             hashes, offsets = (np.concatenate(column) for column in zip(*self._runs[-_FAN_OUT:], strict=True))
             self._runs[-_FAN_OUT:] = [_sorted(hashes, offsets)]
 
-    def lookup(self, hashed: int) -> list[int]:
-        """Return the offsets of a hash, oldest first."""
+    def lookup(self, hashed: int, settled: int = -1) -> list[int]:
+        """Return the offsets of a hash behind ``settled``, oldest first."""
         found: list[int] = []
         # Of another type, every search would copy the whole run first.
         key = np.int32(hashed)
         for hashes, offsets in self._runs:
             first, behind = np.searchsorted(hashes, key, "left"), np.searchsorted(hashes, key, "right")
+            first += np.searchsorted(offsets[first:behind], settled, "right")
             found += offsets[first:behind].tolist()
-        return found + self._few.get(hashed, [])
+        few = self._few.get(hashed, [])
+        return found + few[bisect_right(few, settled) :]
 
 
 def _sorted(hashes: Ints, offsets: Ints) -> tuple[Ints, Ints]:

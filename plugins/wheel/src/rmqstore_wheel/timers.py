@@ -151,21 +151,32 @@ class WheelTimers(TimerSide):
 
     def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
         with self._lock, self._call:
-            offsets = self._index.keys.lookup(index_file.key_hash(index_file.index_key(topic, key)))
-            found = dict(self._fetcher.with_key(offsets, topic, key))
+            found = dict(self._fetcher.with_key(self._offsets_pending(index_file.key_hash(index_file.index_key(topic, key))), topic, key))
             places: list[Place | None] = []
-            facts = self._index.facts
             for seq, error in sorted(found.items()):
-                # The message of a timer that is long gone may be there still.
-                if not facts.first < seq <= facts.count:
-                    continue
-                fact = facts.read(seq - 1, 1)[0]
-                place = (int(fact["tick"]), seq, int(fact["epoch"]))
-                if fact["kind"] == TIMER and not self._index.cancelled.get(seq) and not self._index.forgotten.covers(*place[:2]):
+                if self._is_pending(seq):
                     if error is not None:
                         raise error
-                    places.append(place)
+                    fact = self._index.facts.read(seq - 1, 1)[0]
+                    places.append((int(fact["tick"]), seq, int(fact["epoch"])))
             return self._cancel(places, now_ms)
+
+    def _offsets_pending(self, hashed: int) -> list[int]:
+        """Return where messages of pending timers lie whose key has a hash."""
+        offsets = self._index.keys.lookup(hashed)
+        pending = [self._is_pending(seq) for seq in self._fetcher.seqs_at(offsets)]
+        gone = pending.index(True) if True in pending else len(pending)
+        if gone:
+            self._index.keys.settle(hashed, offsets[gone - 1])
+        return [offset for offset, is_pending in zip(offsets, pending, strict=True) if is_pending]
+
+    def _is_pending(self, seq: int) -> bool:
+        """Say whether a seq is that of a timer which is neither cancelled nor forgotten; it may be long gone."""
+        facts = self._index.facts
+        if not facts.first < seq <= facts.count:
+            return False
+        fact = facts.read(seq - 1, 1)[0]
+        return fact["kind"] == TIMER and not self._index.cancelled.get(seq) and not self._index.forgotten.covers(int(fact["tick"]), seq)
 
     def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
         outcomes, ending = self._answers.cancel(places, self._sealed)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import rmqstore
 from rmqstore import CancelOutcome, ManualClock, Message, Store
 from rmqstore.errors import CorruptStoreError
+from rmqstore_conformance.stores import directory
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel import facts
 from rmqstore_wheel.commit_log import CommitLog
@@ -397,6 +398,23 @@ def test_a_key_of_timers_that_are_long_forgotten_is_looked_up(tmp_path: Path, mo
     assert store.cancel_key("t", "again") == [CancelOutcome.CANCELLED]
     assert store.cancel(late.handle or "") is CancelOutcome.CANCELLED
     store.close()
+
+
+def test_a_look_at_what_was_never_written_takes_no_room() -> None:
+    """On a file system in memory a map makes room for each page that is looked at, and the process ends by SIGBUS where there is none."""
+    with directory() as root:
+        fixture = Fixture(root, slots=400_000)
+        index = fixture.opened()
+        add(index, [(7, 100), (300_000, 200)])
+        sums = index.check_point()
+        index.close()
+        (path,) = fixture.path.iterdir()
+        blocks = path.stat().st_blocks
+        index = fixture.opened(sums)
+        assert index.lookup(7) == [100]
+        assert not any(index.lookup(hashed) for hashed in range(1000, 400_000, 20_000))
+        assert path.stat().st_blocks == blocks
+        index.close()
 
 
 @pytest.mark.parametrize("check_points", [False, True], ids=["in memory", "in files"])

@@ -112,7 +112,7 @@ class KeyFile:
     def _opened(self) -> DiskFile:
         if self._file is None:
             self._file = self._disk.open(self.path)
-            if (self._slot_view() >= self.header.next_entry).any():
+            if any((self._segment(number) >= self.header.next_entry).any() for number in range(len(self._slot_crcs))):
                 self._heads = self._worked_out()
         return self._file
 
@@ -165,15 +165,13 @@ class KeyFile:
         # What was worked out may lie in the file already, where the sums do not know it.
         segments = np.unique(pages * _PAGE // _SEGMENT) if self._heads is None else np.arange(len(self._slot_crcs))
         self.header, self._heads = made.header, None
-        view = self._slot_view()
         for segment in segments.tolist():
-            self._slot_crcs[segment], self._slots_trusted[segment] = self._sum_slots(view, segment), True
+            self._slot_crcs[segment], self._slots_trusted[segment] = self._sum_slots(segment), True
         self._sum_entries(first, behind)
 
     def _write_slots(self, file: DiskFile, low: int, high: int, made: codec.Plan) -> None:
         """Write some slots as they are with new entries."""
-        source = self._slot_view() if self._heads is None else self._heads
-        slots = source[low:high].astype(">i4")
+        slots = self._slots_from(low, high) if self._heads is None else self._heads[low:high].astype(">i4")
         rows = slice(*np.searchsorted(made.places, [low, high]))
         slots[made.places[rows] - low] = made.numbers[rows]
         file.write_at(HEADER_BYTES + low * SLOT_BYTES, slots.view(np.uint8).data)
@@ -181,15 +179,14 @@ class KeyFile:
     def _changed_pages(self, places: Ints) -> Ints:
         """Return which pages of slots are to be written for changes at some places."""
         if self._heads is not None:
-            places = np.append(places, np.flatnonzero(self._heads != self._slot_view()))
+            places = np.append(places, np.flatnonzero(self._heads != self._slots_from(0, self._slots)))
         return np.unique(places // _PAGE)
 
     def _reserve(self, file: DiskFile, pages: Ints, behind: int) -> None:
         """See to it that the writes to come find room."""
-        view = self._slot_view()
         for page in pages.tolist():
             low, high = page * _PAGE, min((page + 1) * _PAGE, self._slots)
-            if not view[low:high].any():
+            if not self._slots_from(low, high).any():
                 file.zero_fill(HEADER_BYTES + low * SLOT_BYTES, (high - low) * SLOT_BYTES)
         end = self._entries_at + behind * ENTRY_BYTES
         if end > self._filled:
@@ -199,8 +196,8 @@ class KeyFile:
 
     # ------------------------------------------------------------ sums
 
-    def _sum_slots(self, view: Any, segment: int) -> int:
-        return crc32(np.ascontiguousarray(view[segment * _SEGMENT : (segment + 1) * _SEGMENT]).view(np.uint8).data)
+    def _sum_slots(self, segment: int) -> int:
+        return crc32(self._segment(segment).view(np.uint8).data)
 
     def _sum_block(self, block: int) -> int:
         stop = min((block + 1) * _BLOCK, self.header.next_entry)
@@ -223,9 +220,8 @@ class KeyFile:
                 self._entries_trusted[block] = True
 
     def _check_slots(self, segments: Ints) -> None:
-        view = self._slot_view()
         for segment in segments[~self._slots_trusted[segments]].tolist():
-            if self._sum_slots(view, segment) != self._slot_crcs[segment]:
+            if self._sum_slots(segment) != self._slot_crcs[segment]:
                 self._refuse(HEADER_BYTES + segment * _SEGMENT * SLOT_BYTES)
             self._slots_trusted[segment] = True
 
@@ -261,11 +257,23 @@ class KeyFile:
         if self._heads is not None:
             return self._heads[places]
         self._check_slots(np.unique(places // _SEGMENT))
-        found: Ints = self._slot_view()[places].astype(np.int64)
+        pages, rows = np.unique(places // _PAGE, return_inverse=True)
+        slots = np.concatenate([self._slots_from(begin * _PAGE, min(stop * _PAGE, self._slots)) for begin, stop in _runs(pages)])
+        found: Ints = slots[rows * _PAGE + places % _PAGE].astype(np.int64)
         return found
 
-    def _slot_view(self) -> Any:
-        return np.frombuffer(self._opened().view(), ">i4", self._slots, HEADER_BYTES)
+    def _segment(self, number: int) -> Ints:
+        return self._slots_from(number * _SEGMENT, min((number + 1) * _SEGMENT, self._slots))
+
+    def _slots_from(self, low: int, high: int) -> Ints:
+        """Return a copy of some slots.
+
+        Most of them are holes. Through a map, a file system in memory would set room aside for each page that is looked at, and kill the
+        process where it has none.
+        """
+        slots: Ints = np.zeros(high - low, ">i4")
+        self._opened().read_into(HEADER_BYTES + low * SLOT_BYTES, slots.view(np.uint8).data)
+        return slots
 
     def _entry_view(self) -> Any:
         return codec.entries_of(self._opened().view()[self._entries_at :])

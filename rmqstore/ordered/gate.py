@@ -35,7 +35,9 @@ class Refusal(NamedTuple):
 
 
 class Gate:
-    """State, positions and group commit of one open database; ``lock`` guards the positions and whatever the owner adds.
+    """State, positions and group commit of one open database.
+
+    ``lock`` guards the positions and whatever the owner adds; who holds ``leading`` syncs, or keeps others from it.
 
     Args:
         name: what the messages call the database, its path for example.
@@ -52,7 +54,7 @@ class Gate:
         self.position = 0
         self.durable_position = 0
         self._sync_to_disk = sync_to_disk
-        self._leading = Lock()
+        self.leading = Lock()
         self._lost: list[tuple[int, int]] = []
         _gates.add(self)
 
@@ -92,7 +94,7 @@ class Gate:
         """Refuse calls from now on, because the database is closed, and wait for a sync under way."""
         with self.lock:
             self.refusal = Refusal(StoreClosedError, f"{self.name} is closed; open it again")
-        with self._leading:
+        with self.leading:
             pass
 
     def wait_refused(self) -> None:
@@ -104,7 +106,7 @@ class Gate:
                 self.refusal = Refusal(StoreFullError, f"{self.name} is being reopened")
             if self.refusal.error is not StoreFullError:
                 self.check()
-        with self._leading:
+        with self.leading:
             pass
 
     def readmit(self, kept: int) -> None:
@@ -133,7 +135,7 @@ class Gate:
             raise IllegalArgumentError(f"no write has position {target} yet, the last one has {self.position}")
         while not self._is_durable(target, position):
             # Those that come meanwhile wait here; the first of them leads for all that was written until then.
-            with self._leading:
+            with self.leading:
                 if not self._is_durable(target, position):
                     reached = self._lead()
                     with self.lock:

@@ -11,6 +11,7 @@ import dis
 import functools
 import random
 import sys
+from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 from types import CodeType, FrameType
@@ -22,6 +23,10 @@ _LOOKS: Final = ("RESUME", "CALL", "CALL_FUNCTION_EX")
 _OWN: Final = "rmqstore"
 _NOT_OWN: Final = "rmqstore_conformance"
 _LIBRARY: Final = ("contextlib", "threading")
+
+_FIRST_STEPS: Final = 300
+_LENGTHS: Final = 16
+"""How many calls of a kind are remembered by their lengths."""
 
 
 class Interrupted(BaseException):
@@ -78,15 +83,16 @@ def interrupted(act: Callable[[], T], step: int, kind: type[BaseException] = Int
 
 
 class Interrupts:
-    """Interrupts calls at steps chosen by chance, each step of a call as likely as the others."""
+    """Interrupts calls at steps chosen by chance, of short calls of a kind as often as of long ones; every third call is left alone."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
-        self._steps: dict[str, int] = {}
+        self._lengths: dict[str, deque[int]] = {}
 
     def during(self, name: str, act: Callable[[], T]) -> T:
         """Make a call of a kind ``name``, and most often raise in the middle of it."""
-        # What a call of this kind took the last time, and a little more, so that some come to their end and tell how long they are now.
-        step = self._chance.randint(1, self._steps.get(name, 300) * 5 // 4 + 2)
-        result, self._steps[name] = interrupted(act, step, self._chance.choice((Interrupted, TimedOut)))
+        lengths = self._lengths.setdefault(name, deque([_FIRST_STEPS], _LENGTHS))
+        step = self._chance.randint(1, self._chance.choice(lengths)) if self._chance.random() < 2 / 3 else 0
+        result, length = interrupted(act, step, self._chance.choice((Interrupted, TimedOut)))
+        lengths.append(length + 1)
         return result

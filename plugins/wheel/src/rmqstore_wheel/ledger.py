@@ -2,7 +2,8 @@
 
 A call is one frame: the messages that it appends, then the journal record that says what else it changes. The frame is the commit. What
 caches will hold is written before it, behind their ends, where nobody looks; after it only numbers in memory change, which cannot fail. So
-a call that fails changes nothing, and what a reader sees is always some number of whole frames.
+a call that fails changes nothing, and what a reader sees is always some number of whole frames. A call that is interrupted anywhere on the
+way leaves what a crash would leave, and is treated so: all files are opened again (``after_interrupt``).
 
 Why no crash point loses or doubles anything here: after a crash, the log holds a prefix of whole frames that reaches at least to the last
 sync (``frames``), and everything else is a function of such a prefix. The check point is the value of that function for a prefix that was
@@ -13,7 +14,7 @@ during an open changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -64,6 +65,7 @@ class Ledger(GatedKV):
         held: what is to be written later, if anything may be.
         restart: where the last whole copy of the state begins in the log, -1 for none.
         readers: what is written for other readers, once it is there.
+        reopened: called once all was opened again after an interrupt, to begin anew too.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Ledger(GatedKV):
         self.state = State()
         self.held = None if pop_buffer is None else HeldPops(pop_buffer, self.state)
         self.readers: ForReaders | None = None
+        self.reopened: list[Callable[[], None]] = []
         self.store_ms = 0
         self.restart = -1
         self._journal_records = 0
@@ -141,13 +144,10 @@ class Ledger(GatedKV):
     def _hold(self, changes: Sequence[Change]) -> int:
         """Apply a call that the log is told later; see ``held_pops``."""
         self._gate.check()
-        try:
-            with self._gate.lock:
-                for change in changes:
-                    self._apply(change)
-                return self._gate.position
-        except BaseException as error:
-            raise self._gate.refuse_poisoned(error, "keeping the state") from error
+        with self._gate.lock:
+            for change in changes:
+                self._apply(change)
+            return self._gate.position
 
     def write_back(self) -> bool:
         if not self.held:
@@ -180,16 +180,13 @@ class Ledger(GatedKV):
             written = write(self.log, self.queues, call)
         except OSError as error:
             raise self._refusal(error) from error
-        try:
-            for commit in written.commits:
-                commit()
-            with self._gate.lock:
-                for change in changes:
-                    self._apply(change)
-                self._gate.position += 1
-                position = self._gate.position
-        except BaseException as error:
-            raise self._gate.refuse_poisoned(error, "keeping the caches with the log") from error
+        for commit in written.commits:
+            commit()
+        with self._gate.lock:
+            for change in changes:
+                self._apply(change)
+            self._gate.position += 1
+            position = self._gate.position
         self._journal_records += written.journal_records
         self._calls += 1
         for each in messages:
@@ -253,8 +250,35 @@ class Ledger(GatedKV):
         self._gate.check()
 
     def after_interrupt(self) -> None:
-        """Refuse: only an open brings caches and state to where the log ends."""
-        raise self._gate.refuse_poisoned(InterruptedError("a signal handler raised an exception in the middle of it"), "a call")
+        """Let go of all files and open them again, as after a crash: what is in the log is there, and all else is made from that.
+
+        Raises:
+            StorePoisonedError: that cannot be done; or pops and acks are held that the log does not know.
+        """
+        if self.held:
+            held = InterruptedError("it was interrupted, and pops and acks are in the buffer that the log does not know")
+            raise self._gate.refuse_poisoned(held, "a call")
+        # No sync comes between.
+        with self._gate.leading:
+            try:
+                self._open_again()
+            except Exception as error:
+                if is_from_outside(error):
+                    raise
+                raise self._gate.refuse_poisoned(error, "opening the files again after an interrupt") from error
+        for begin_anew in self.reopened:
+            begin_anew()
+
+    def _open_again(self) -> None:
+        self.log.close()
+        self.timers.reopen()
+        self.log = CommitLog(self.disk, self.root / "commitlog", self.sizes.log_file_bytes)
+        self.open(self.timers)
+        # It is the same session.
+        self.epoch = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
+        with self._gate.lock:
+            self._gate.position += 1
+            self._gate.durable_position = self._gate.position
 
     # ------------------------------------------------------------ opening
 

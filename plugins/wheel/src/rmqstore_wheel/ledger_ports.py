@@ -57,6 +57,9 @@ class TimerCaches(Protocol):
     def unsaid(self) -> list[Change]:
         """Return what is neither in the state nor follows from messages that are kept."""
 
+    def reopen(self) -> None:
+        """Let go of the files, and forget everything; ``start`` comes next."""
+
     def close(self) -> None:
         """Let go of the files."""
 

@@ -52,8 +52,13 @@ def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Siz
     with ExitStack() as stack, _typed(directory):
         stack.callback(ledger.close)
         stack.callback(marks.close)
-        revive_log = ReviveLog(ledger, options.broker) if options.engine.get("revive_log", True) else None
-        ledger.readers = ForBrokers(ledger, index, marks, revive_log)
+
+        def begin_for_brokers() -> None:
+            revive_log = ReviveLog(ledger, options.broker) if options.engine.get("revive_log", True) else None
+            ledger.readers = ForBrokers(ledger, index, marks, revive_log)
+
+        begin_for_brokers()
+        ledger.reopened.append(begin_for_brokers)
         check_layout(ledger)
         shared = Shared(ledger, options)
         upkeep = Upkeep(ledger, index)

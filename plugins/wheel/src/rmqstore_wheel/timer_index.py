@@ -51,11 +51,15 @@ class TimerIndex:
     def __init__(self, ledger: Ledger, precision_ms: int) -> None:
         self._ledger = ledger
         self.precision_ms = precision_ms
+        self._open()
+
+    def _open(self) -> None:
+        ledger = self._ledger
         self.facts = fact_log.new_log(ledger.disk, ledger.root, ledger.doubt, ledger.unit_log)
         self.wheel = WheelIndex(
             ledger.disk,
             ledger.root,
-            Ring(precision_ms, SLOTS),
+            Ring(self.precision_ms, SLOTS),
             ledger.sizes.timer_file_units,
             ledger.doubt,
             unit_log=ledger.unit_log,
@@ -447,6 +451,10 @@ class TimerIndex:
         ticks = self.facts.gather(seqs[found] - 1)["tick"].astype(np.int64)
         found[found] = (ticks >= self.answered_from) | ~self.is_gone(seqs[found], ticks)
         return found
+
+    def reopen(self) -> None:
+        self.close()
+        self._open()
 
     def close(self) -> None:
         self.facts.close()

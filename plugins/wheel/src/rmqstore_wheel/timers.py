@@ -81,20 +81,29 @@ class WheelTimers(TimerSide):
         self._answers = TimerAnswers(ledger, index)
         self._parts = TimerParts(index, self._fetcher)
         self._pending = PendingTimers(index, self._fetcher, shared.options.store_tag)
-        self._sealed = TimerCursor.from_bytes(ledger.get(META, SEAL_KEY) or b"")
-        self._adopted = stored_adopted(ledger, TIMER_SIDE)
-        self._noted_seq = noted_last_seq(ledger)
         self._export = TimerExport(ledger, index, self._fetcher)
         self._copies_rolled = self._options.engine.get("roll") == "copy"
+        self._sealed = self._received = EMPTY_CURSOR
+        self._begin()
+        ledger.reopened.append(self._begin)
+
+    def _begin(self) -> None:
+        """Begin with what ledger and index say; also once they were opened again, within the session."""
+        self._start_anew()
+        ledger, index = self._ledger, self._index
+        # After a reopen, seals and what the receiver has stay what they were.
+        self._sealed = self._sealed.join(TimerCursor.from_bytes(ledger.get(META, SEAL_KEY) or b"").corners)
+        self._adopted = stored_adopted(ledger, TIMER_SIDE)
+        self._noted_seq = noted_last_seq(ledger)
         self._low_tick = 0
         self._unsealed_tick = index.first_tick(-1)
         self._handed: deque[tuple[TimerCursor, Due]] = deque()
         self._resume: TimerCursor | None = None
         self._rest: Iterator[Due] = iter(())
         self._waiting: Due | None = None
-        noted = index.forgotten.join(TimerCursor.from_bytes(ledger.get(META, FORGOTTEN_KEY) or b"").corners)
+        noted = index.forgotten.join(TimerCursor.from_bytes(ledger.get(META, FORGOTTEN_KEY) or b"").corners).join(self._received.corners)
         if noted != index.forgotten:
-            # Everything was made anew from the log, so what is forgotten lies in the wheel again.
+            # It was made anew from the log, from a check point at least, so what was forgotten lies in the wheel again.
             self._forget_all(noted)
 
     def recover(self, cursor: TimerCursor) -> None:
@@ -313,6 +322,7 @@ class WheelTimers(TimerSide):
         if upto == self._forgotten:
             return
         with self._lock, self._call:
+            self._received = self._received.join(upto.corners)
             if any(cursor == upto for cursor, _ in self._handed):
                 self._forget_handed(upto)
             else:

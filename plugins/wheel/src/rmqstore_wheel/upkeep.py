@@ -19,7 +19,12 @@ class Upkeep:
 
     def __init__(self, ledger: Ledger, index: TimerIndex) -> None:
         self._ledger = ledger
-        self._reclaim = Reclaim(ledger, index)
+        self._index = index
+        self._begin()
+        ledger.reopened.append(self._begin)
+
+    def _begin(self) -> None:
+        self._reclaim = Reclaim(self._ledger, self._index)
 
     def go_on(self, now_ms: int) -> int:
         """Do what is due; returns how much that was."""

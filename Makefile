@@ -113,6 +113,8 @@ grid-small: $(DEV)  ## the grid of engines in small, with its report; under two 
 crash: $(DEV)  ## the slow tier: kills, disk states, long runs
 	@$(BIN)/pytest -n $(WORKERS) --dist load --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
 		--rmq-effort 20 -k "$(CRASH_CASES)"
+	@$(BIN)/pytest -n $(WORKERS) --pyargs rmqstore_conformance --rmq-engine wheel --rmq-engine rocksdb --rmq-engine lmdb \
+		--rmq-level full --rmq-effort 84 -k test_f4_an_interrupted  # 20,000 interrupts on each
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "crash or slow"
 
 clean:  ## remove environments, caches and builds

@@ -154,7 +154,7 @@ class StoreLockedError(StoreError, BlockingIOError):
 
 
 class StoreFullError(StoreError):
-    """The disk has no room (F1); the call changed nothing, and the store goes on when there is space."""
+    """The disk has no room, or no file can be opened more (F1); the call changed nothing, and the store goes on when there is room."""
 
 
 class StorePoisonedError(StoreError):

@@ -21,8 +21,8 @@ from typing import Final
 
 from rmqstore.errors import FormatVersionError, StoreError, StoreFullError, StoreLockedError, StorePathError
 
-NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
-"""What the operating system says when the disk has no room."""
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+"""What the operating system says when the disk has no room for now, or no file can be opened more."""
 
 _LOCK, _DATABASE, _NEW, _FORMAT = "LOCK", "db", "db.new", "FORMAT"
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 import rmqstore
-from rmqstore import Store, StoreError, StorePoisonedError
-from rmqstore_conformance.stores import Stores, message, read_ids
+from rmqstore import Store, StoreError, StoreFullError, StorePoisonedError
+from rmqstore_conformance.stores import Stores, message, pop_all, read_ids
 
 BODY_BYTES = 1 << 20
 """So much a message makes engines begin new files."""
@@ -136,6 +138,64 @@ def test_x5_a_reader_stays_with_its_store(durable_stores: Stores) -> None:
     reader.refresh()
     assert read_ids(reader) == read_ids(store)
     reader.close()
+
+
+@contextmanager
+def _descriptors(left: int) -> Iterator[None]:
+    """Within this block the process may open only so many files more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd")), default=0) + 1  # noqa: PTH208 - the names alone
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(used + left, soft), hard))
+    taken: list[int] = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(left):
+            os.close(taken.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
+
+
+@pytest.mark.clause("F1", "F3")
+def test_f1_a_call_that_finds_no_descriptor_changes_nothing(durable_stores: Stores) -> None:
+    """F1: a process that has no descriptor left for a moment gets an error and has changed nothing; later the store goes on."""
+    store = durable_stores.open(default_queues=1)
+    store.send(message("first"))
+    sent = []
+    with _descriptors(0):
+        for number in range(20):
+            with suppress(StoreFullError):
+                store.send(message(number, f"t{number}"))
+                sent.append(number)
+    store.send(message("last"))
+    assert read_ids(store) == ["mfirst", "mlast"]
+    assert {each.name for each in store.topics()} == {"t", *(f"t{number}" for number in sent)}
+    assert store.verify() == []
+    store = durable_stores.reopen(store)
+    assert read_ids(store) == ["mfirst", "mlast"]
+    assert store.verify() == []
+
+
+@pytest.mark.clause("F1", "R1")
+def test_f1_there_may_be_more_queues_than_descriptors(durable_stores: Stores) -> None:
+    """F1: topics and queues by the hundred in a process that may open few files: sends, syncs, pops, a close and an open."""
+    with _descriptors(120):
+        store = durable_stores.open(flush="async", default_queues=1)
+        store.create_topic("wide", 150)
+        store.send_batch([message(f"w{queue}", "wide", queue_id=queue) for queue in range(150)])
+        store.send_batch([message(number, f"t{number}") for number in range(150)])
+        store.flush()
+        for number in range(150):
+            store.ack(store.pop(f"t{number}", "g", max_messages=1))
+        store = durable_stores.reopen(store)
+        assert len(pop_all(store, "wide")) == 150
+        assert all(store.lag(f"t{number}", "g").ready == 0 for number in range(150))
+        assert store.verify() == []
+        store.close()
 
 
 def _remove_all(path: Path) -> None:

@@ -5,6 +5,7 @@ A frame that does not fit into what is left of a file begins the next one; only 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -120,7 +121,7 @@ class CommitLog:
             self.chain.reserve(self.tail + len(data))
             self.chain.write_at(self.tail, data)
         except BaseException:
-            self.chain.clear_from(self.tail)
+            self._take_back()
             raise
         self.tail += len(data)
 
@@ -167,8 +168,15 @@ class CommitLog:
                 for offset, piece in placed:
                     self.chain.write_at(offset, piece.data.data)
         except BaseException:
-            self.chain.clear_from(self.tail)
+            self._take_back()
             raise
+
+    def _take_back(self) -> None:
+        """Let nothing stand behind the tail after a frame was not written whole."""
+        try:
+            self.chain.clear_from(self.tail)
+        except OSError as error:
+            raise OSError(errno.EIO, f"a part of a call cannot be taken out of the log: {error.strerror}") from error
 
     def sync(self) -> None:
         """Make what is appended now durable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,9 @@ from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.unit_log import Doubt, Sums, UnitLog
 
 _OPEN_QUEUES: Final = 128
+_SHARE_OF_DESCRIPTORS: Final = 8
+"""No more queues have their files open than this part of what the process may open."""
+
 _FILL_BYTES: Final = 256 * 1024
 _FILL: Final = consume_queue.encode_fill(1)
 
@@ -35,6 +39,7 @@ class ConsumeQueues:
         self._logs: dict[QueueName, UnitLog] = {}
         self._sums: dict[QueueName, Sums] = {}
         self._recent: dict[QueueName, None] = {}
+        self._most_open = min(_OPEN_QUEUES, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE_OF_DESCRIPTORS, 1))
         self._trimmed: dict[QueueName, int] = {}
         self._cleared: dict[QueueName, set[int]] = {}
         self._dropped: set[QueueName] = set()
@@ -50,6 +55,9 @@ class ConsumeQueues:
         for name in sums:
             self.of(*name)
 
+    def _path_of(self, topic: str, queue: int) -> Path:
+        return self._directory / consume_queue.directory_name(topic) / str(queue)
+
     def __iter__(self) -> Iterator[QueueName]:
         yield from self._sums.keys() | self._logs.keys()
 
@@ -59,7 +67,7 @@ class ConsumeQueues:
         log = self._logs.get(name)
         if log is None:
             log = self._unit_log(
-                self._disk, self._directory / topic / str(queue), consume_queue.UNIT, self._per_file, fill=_FILL, fill_bytes=_FILL_BYTES,
+                self._disk, self._path_of(topic, queue), consume_queue.UNIT, self._per_file, fill=_FILL, fill_bytes=_FILL_BYTES,
                 made_above=3, doubt=self._doubt
             )  # fmt: skip
             sums = self._sums.get(name)
@@ -71,7 +79,7 @@ class ConsumeQueues:
             log.start(sums)
             self._logs[name] = log
         if name not in self._recent:
-            if len(self._recent) >= _OPEN_QUEUES:
+            if len(self._recent) >= self._most_open:
                 oldest = next(iter(self._recent))
                 del self._recent[oldest]
                 if oldest in self._logs:
@@ -158,6 +166,8 @@ class ConsumeQueues:
             self.of(*name).trim(offset)
         for name, log in self._logs.items():
             self._sums[name] = log.sync()
+            if name not in self._recent:
+                log.close()
         return dict(self._sums)
 
     def release(self) -> None:
@@ -165,7 +175,7 @@ class ConsumeQueues:
         for name in self._trimmed:
             self.of(*name).release()
         for topic, queue in self._dropped:
-            self._disk.remove_tree(self._directory / topic / str(queue))
+            self._disk.remove_tree(self._path_of(topic, queue))
         self._dropped.clear()
 
     def is_dropped(self, topic: str, queue: int) -> bool:

@@ -12,7 +12,8 @@ from rmqstore_wheel.disk import Disk, DiskFile
 from rmqstore_wheel.formats.binary_columns import Bytes
 from rmqstore_wheel.formats.file_names import file_name, start_offset
 
-_FIRST_FILL_BYTES: Final = 64 * 1024
+_FILL_PARTS: Final = 64
+"""A new chain sets this part of its usual room aside first, and then twice as much each time, so that many small ones take little."""
 
 
 class FileChain:
@@ -32,7 +33,7 @@ class FileChain:
         self.file_bytes = file_bytes
         self._disk = disk
         self._fill_bytes = min(fill_bytes, file_bytes)
-        self._next_fill = min(_FIRST_FILL_BYTES, self._fill_bytes)
+        self._next_fill = max(self._fill_bytes // _FILL_PARTS, 1)
         self._made_above = made_above
         self._has_new_names = False
         self._open: dict[int, DiskFile] = {}

@@ -214,7 +214,7 @@ class Ledger(GatedKV):
         if is_from_outside(error):
             raise error
         if error.errno in NO_ROOM:
-            return StoreFullError(f"{self._gate.name}: no room on the disk ({error.strerror}); make room and try again")
+            return StoreFullError(f"{self._gate.name}: no room ({error.strerror}); make room and try again")
         return self._gate.refuse_poisoned(error, "a write")
 
     def apply_again(self, changes: Iterable[Change], offset: int) -> None:

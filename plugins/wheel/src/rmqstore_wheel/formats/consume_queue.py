@@ -12,6 +12,7 @@ kept offset; one of zeros was never written.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ from rmqstore_wheel.formats.java_hash import java_hash, java_hashes
 UNIT_BYTES: Final = 20
 FILE_UNITS: Final = 300_000
 FILE_BYTES: Final = UNIT_BYTES * FILE_UNITS
+_MAX_NAME_BYTES: Final = 255
+
 FILL_SIZE: Final = 2**31 - 1
 """The size in a unit that only fills space."""
 
@@ -33,6 +36,17 @@ UNIT: Final = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tags_code", ">
 _UNIT: Final = struct.Struct(">qiq")
 
 Units = np.ndarray[Any, np.dtype[np.void]]
+
+
+def directory_name(topic: str) -> str:
+    """Return the name of a topic's directory: the topic, unless no file name can be so long; then its beginning, ``~`` and a digest.
+
+    Retry topics alone are longer than a file name may be, where group and topic have more than 247 bytes together; a broker has none such.
+    """
+    if len(topic) <= _MAX_NAME_BYTES:
+        return topic
+    digest = hashlib.sha256(topic.encode()).hexdigest()[:32]
+    return f"{topic[: _MAX_NAME_BYTES - 1 - len(digest)]}~{digest}"
 
 
 def tags_code(tag: str | None) -> int:

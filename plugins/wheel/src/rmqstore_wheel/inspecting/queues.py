@@ -70,9 +70,13 @@ class Queues:
         self._findings = findings
         self.queues = {name: Queue(name, FileSet(path, root, findings)) for name, path in _directories(root / DIRECTORY)}
 
+    def of(self, name: QueueName) -> Queue | None:
+        """Return a queue; None when it has no directory."""
+        return self.queues.get(QueueName(consume_queue.directory_name(name.topic), name.queue_id))
+
     def take(self, name: QueueName, records: Records, rows: Ints) -> None:
         """Compare records of one queue with their units."""
-        queue = self.queues.get(name)
+        queue = self.of(name)
         if queue is not None and queue.files.files:
             queue.confirm(records, rows)
 

@@ -122,7 +122,7 @@ class Survey:
         for name, queues in offsets.table.items() if offsets is not None else ():
             topic = name.partition("@")[0]
             for queue_id, offset in sorted(queues.items()):
-                queue = self.queues.queues.get(QueueName(topic, queue_id))
+                queue = self.queues.of(QueueName(topic, queue_id))
                 if queue is not None and queue.files.files and offset > queue.end:
                     what = f"{name} is at offset {offset} of queue {queue_id}, which ends at {queue.end}"
                     self.findings.add("config/consumerOffset.json", None, what, kind="offsets behind the end of their queue")

@@ -193,7 +193,7 @@ def _offsets(survey: Survey) -> Section:
     for name, offsets in sorted(table.items()):
         topic, group = consumer_offsets.split_key(name) or (name, "")
         for queue_id, offset in sorted(offsets.items()):
-            queue = survey.queues.queues.get(QueueName(topic, queue_id))
+            queue = survey.queues.of(QueueName(topic, queue_id))
             end = None if queue is None else queue.end
             rows.append((group, topic, queue_id, offset, end, None if end is None else end - offset))
     return _section("Consumer offsets", "group, topic, queue, offset, queue ends at, behind", rows)

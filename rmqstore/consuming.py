@@ -18,6 +18,8 @@ from rmqstore.contract import (
     PopRequest,
     PopResult,
     PopTxn,
+    Reject,
+    RejectOutcome,
     ReleaseOutcome,
     Removal,
     Ticket,
@@ -38,6 +40,8 @@ from rmqstore.message import (
     check_readable_topic,
     check_topic,
     check_word,
+    dlq_topic,
+    reason_text,
 )
 from rmqstore.owning import Owning
 from rmqstore.when import Duration, duration_ms
@@ -202,15 +206,32 @@ class Consuming(Owning):
         return answers[0] if given.is_single else answers
 
     @overload
-    def retry_later(self, leased: PoppedMessage, backoff: Sequence[Duration] = RETRY_BACKOFF_MS) -> ChangeResult: ...
-    @overload
-    def retry_later(self, leased: Sequence[PoppedMessage], backoff: Sequence[Duration] = RETRY_BACKOFF_MS) -> list[ChangeResult]: ...
     def retry_later(
-        self, leased: PoppedMessage | Sequence[PoppedMessage], backoff: Sequence[Duration] = RETRY_BACKOFF_MS
+        self, leased: PoppedMessage, delay: Duration | None = None, *, reason: str = "", backoff: Sequence[Duration] = RETRY_BACKOFF_MS
+    ) -> ChangeResult: ...
+    @overload
+    def retry_later(
+        self,
+        leased: Sequence[PoppedMessage],
+        delay: Duration | None = None,
+        *,
+        reason: str = "",
+        backoff: Sequence[Duration] = RETRY_BACKOFF_MS,
+    ) -> list[ChangeResult]: ...
+    def retry_later(
+        self,
+        leased: PoppedMessage | Sequence[PoppedMessage],
+        delay: Duration | None = None,
+        *,
+        reason: str = "",
+        backoff: Sequence[Duration] = RETRY_BACKOFF_MS,
     ) -> ChangeResult | list[ChangeResult]:
-        """Say that work on messages failed: each comes again after the entry of ``backoff`` for its attempt, and the attempt counts.
+        """Say that work on messages failed: each comes again after ``delay``, and the attempt counts.
 
-        The default is RocketMQ's table: 10 s, 30 s, 1 min … 2 h; the last entry holds for all further attempts.
+        Args:
+            delay: how long to wait; by default the entry of ``backoff`` for the attempt.
+            reason: why it failed; ``leases`` lists it, and the dead letter if this was the last attempt. What is beyond 1024 bytes is cut.
+            backoff: by default RocketMQ's table: 10 s, 30 s, 1 min … 2 h; the last entry holds for all further attempts.
         """
         self._check_open()
         given = [leased] if isinstance(leased, PoppedMessage) else leased
@@ -219,11 +240,33 @@ class Consuming(Owning):
         if not isinstance(backoff, Sequence) or isinstance(backoff, str | bytes) or not backoff:
             raise IllegalArgumentTypeError(f"backoff must be a list of durations, not {backoff!r}")
         table = [duration_ms("a duration of backoff", each, minimum=1) for each in backoff]
+        if delay is not None:
+            table = [duration_ms("delay", delay, minimum=1)]
+        why = reason_text(reason)
         receipts = receipts_of(given).receipts
-        changes = [Change(receipt, backoff_ms(each.attempt, table)) for receipt, each in zip(receipts, given, strict=True)]
+        changes = [Change(receipt, backoff_ms(each.attempt, table), True, why) for receipt, each in zip(receipts, given, strict=True)]
         results, ticket = self._pops.change_invisible(changes, self._clock.now_ms())
         self._settle(self._pops, ticket)
         return results[0] if isinstance(leased, PoppedMessage) else results
+
+    @overload
+    def reject(self, leased: Leased, *, reason: str = "") -> RejectOutcome: ...  # type: ignore[overload-overlap] # as above
+    @overload
+    def reject(self, leased: LeasedMany, *, reason: str = "") -> list[RejectOutcome]: ...
+    def reject(self, leased: Leased | LeasedMany, *, reason: str = "") -> RejectOutcome | list[RejectOutcome]:
+        """Give messages up: they go to the dead letter queue of their group at once, with ``reason``, however many attempts are left.
+
+        Of a reason, what is beyond 1024 bytes is cut. ``dead_letters`` lists it, and ``resend_dead`` gives the message back.
+        """
+        self._check_open()
+        given = receipts_of(leased)
+        why = reason_text(reason)
+        result, ticket = self._pops.apply(PopTxn(rejects=[Reject(each, why) for each in given.receipts]), self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        self._waits.acked(receipt.topic for receipt in given.receipts)
+        self._waits.arrived(dlq_topic(receipt.group) for receipt in given.receipts)
+        answers = given.spread(result.rejects, RejectOutcome.UNKNOWN)
+        return answers[0] if given.is_single else answers
 
     # ------------------------------------------------------------ dead letters
 

@@ -25,6 +25,7 @@ MAX_TIME_MS: Final = 2**62
 MAX_POP: Final = 1024
 MAX_QUEUES: Final = 1024
 MAX_MARK_BYTES: Final = 255
+MAX_REASON_BYTES: Final = 1024
 
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
@@ -54,6 +55,7 @@ REQUEST_PROPERTIES: Final = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIME
 
 _NAME = re.compile(r"[A-Za-z0-9_%|-]+")
 _BLANK = re.compile(r"[\s\x00-\x1f]", re.ASCII)
+_CONTROL = re.compile(r"[\s\x00-\x1f\x7f]", re.ASCII)
 _SEPARATORS = re.compile("[\x01\x02]")
 _TAG_ILLEGAL = re.compile(r"[\s|\x00-\x1f]", re.ASCII)
 MADE_ID_BYTES = 34
@@ -264,6 +266,17 @@ def check_word(field: str, value: str, max_bytes: int) -> int:
     if _BLANK.search(value):
         raise IllegalMessageError(f"{field} {value!r} holds a blank or a control character")
     return size
+
+
+def reason_text(reason: str) -> str:
+    """Return why something failed as it is kept: control characters and what is no Unicode text replaced, the end beyond the limit cut off.
+
+    Nothing is refused, since a reason is given where something went wrong already.
+    """
+    if not isinstance(reason, str):
+        raise IllegalArgumentTypeError(f"reason must be a str, not {type(reason).__name__}; for an exception give str(error)")
+    plain = _CONTROL.sub(" ", reason[:MAX_REASON_BYTES]).encode(errors="replace")[:MAX_REASON_BYTES]
+    return plain.decode(errors="ignore").strip()
 
 
 def _utf8_bytes(field: str, value: str) -> int:

@@ -29,6 +29,7 @@ _COLUMNS: Final = (
     Column("lease ends"),
     Column("in"),
     Column("id", long=True),
+    Column("backing off", long=True),
     Column("receipt", long=True),
 )
 
@@ -42,8 +43,9 @@ def leases(
 ) -> None:
     """Show who holds which messages until when.
 
-    A lease that ended and is not yet given back says how long ago; that happens while nobody has the store open. The receipt acks the
-    message: `rmqstore ack STORE 'RECEIPT'`. Queue and offset are those of the retry topic when the message came from there.
+    Of a message that is backing off, the attempt failed for this reason, and the next one waits for its time. A lease that ended and is
+    not yet given back says how long ago; that happens while nobody has the store open. The receipt acks the message:
+    `rmqstore ack STORE 'RECEIPT'`. Queue and offset are those of the retry topic when the message came from there.
     """
     now_ms = stores.now_ms()
     with stores.reading(store) as opened:
@@ -76,6 +78,7 @@ def _row(lease: LeaseInfo, now_ms: int) -> list[str]:
         clock_time(lease.expiry_ms),
         relative(lease.expiry_ms, now_ms),
         show.plain(lease.message_id),
+        show.plain(lease.reason or "for no reason given") if lease.is_backing_off else "",
         lease.receipt,
     ]
 
@@ -88,6 +91,8 @@ def _document(lease: LeaseInfo) -> dict[str, Any]:
         "queue_offset": lease.queue_offset,
         "message_id": lease.message_id,
         "attempt": lease.attempt,
+        "is_backing_off": lease.is_backing_off,
+        "reason": lease.reason,
         **show.times_document(pop_time=lease.pop_time_ms, first_pop=lease.first_pop_ms, expiry=lease.expiry_ms),
         "receipt": lease.receipt,
     }

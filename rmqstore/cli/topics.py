@@ -82,7 +82,8 @@ def lag(
     """Show how far the groups are behind.
 
     Ready: not popped yet. In flight: leased. Retry: came back, to be delivered again. Dead: given up, in the dead letter queue.
-    Expired: taken by retention before the group had popped them; such a column is there when there are any.
+    Expired: taken by retention before the group had popped them. Backing off: failed, and waiting for the time of the next attempt.
+    Columns of these two are there when there are any.
     A group that popped other topics, but never the one that is asked about, has everything of it ready.
     """
     with stores.reading(store) as opened:
@@ -100,10 +101,11 @@ def lag(
     if queues:
         _show_queues(standings)
     else:
-        counts = [name for name in Lag.__struct_fields__ if name != "expired" or any(each.lag.expired for each in standings)]
+        seldom = ("expired", "backing_off")
+        counts = [name for name in Lag.__struct_fields__ if name not in seldom or any(getattr(each.lag, name) for each in standings)]
         columns = (Column("group"), Column("topic"), *(Column(name.replace("_", " "), right=True) for name in counts))
         show.table(columns, [[each.group, each.topic, *(f"{getattr(each.lag, name):,}" for name in counts)] for each in standings])
-    if any(standing.lag.in_flight for standing in standings):
+    if any(standing.lag.in_flight or standing.lag.backing_off for standing in standings):
         show.note(f"`rmqstore leases {store}` shows who holds what is in flight.")
     if dead := next((standing for standing in standings if standing.lag.dead), None):
         show.note(f"`rmqstore dlq list {store} {dead.group}` shows what is dead.")

@@ -49,6 +49,15 @@ class ReleaseOutcome(enum.Enum):
     UNKNOWN = "unknown"
 
 
+class RejectOutcome(enum.Enum):
+    """What giving a message up did (P7)."""
+
+    REJECTED = "rejected"
+    ALREADY_ACKED = "already acked"
+    STALE = "stale"
+    UNKNOWN = "unknown"
+
+
 class InitMode(enum.Enum):
     """Where a new group starts (P11): with the first kept message, or with the next one."""
 
@@ -57,10 +66,24 @@ class InitMode(enum.Enum):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Ask that the lease ``receipt`` ends ``invisible_ms`` after now."""
+    """Ask that the lease ``receipt`` ends ``invisible_ms`` after now.
+
+    Attributes:
+        is_backing_off: nobody works on the message until then: it waits for its next attempt.
+        reason: why this attempt failed; a dead letter says it when the attempt was the last one.
+    """
 
     receipt: Receipt
     invisible_ms: int
+    is_backing_off: bool = False
+    reason: str = ""
+
+
+class Reject(msgspec.Struct, frozen=True):
+    """Ask that the message of the lease ``receipt`` becomes a dead letter now, with ``reason``."""
+
+    receipt: Receipt
+    reason: str = ""
 
 
 class ChangeResult(msgspec.Struct, frozen=True):
@@ -89,7 +112,8 @@ class Removal(msgspec.Struct, frozen=True):
 
 
 class PopTxn(msgspec.Struct, frozen=True):
-    """Everything that ``apply`` does in one atomic step: acks, changes, releases, removals, then appends, the timer cursor, the marks.
+    """Everything that ``apply`` does in one atomic step, in this order: acks, changes, releases, rejects, removals, appends, then
+    the timer cursor and the marks.
 
     ``removals`` takes messages out of dead letter queues and of the parked entries, and of no other topic.
     """
@@ -98,6 +122,7 @@ class PopTxn(msgspec.Struct, frozen=True):
     acks: Sequence[Receipt] = ()
     changes: Sequence[Change] = ()
     releases: Sequence[Receipt] = ()
+    rejects: Sequence[Reject] = ()
     timer_cursor: TimerCursor | None = None
     marks: Sequence[bytes] = ()
     removals: Sequence[Removal] = ()
@@ -105,7 +130,8 @@ class PopTxn(msgspec.Struct, frozen=True):
     @property
     def only_acks(self) -> bool:
         """Whether there is nothing but acks in it."""
-        return self.appends is None and self.timer_cursor is None and not (self.changes or self.releases or self.marks or self.removals)
+        others = self.changes or self.releases or self.rejects or self.marks or self.removals
+        return self.appends is None and self.timer_cursor is None and not others
 
 
 class PopTxnResult(msgspec.Struct, frozen=True):
@@ -119,6 +145,7 @@ class PopTxnResult(msgspec.Struct, frozen=True):
     acks: tuple[AckOutcome, ...] = ()
     changes: tuple[ChangeResult, ...] = ()
     releases: tuple[ReleaseOutcome, ...] = ()
+    rejects: tuple[RejectOutcome, ...] = ()
     removals: tuple[bool, ...] = ()
 
 
@@ -184,10 +211,11 @@ class Lag(msgspec.Struct, frozen=True):
 
     Attributes:
         ready: messages of the topic that the group has not popped yet.
-        in_flight: leased messages, from the topic and its retry topic.
+        in_flight: leased messages that somebody works on, from the topic and its retry topic.
         retry: messages that wait to be given again: in the group's retry topic, or in their place under FIFO.
         dead: messages of this topic that lie in the group's dead letter queue.
         expired: messages that retention has taken since the group's first pop before the group had popped them (Q1, Q3).
+        backing_off: messages whose attempt failed and whose next one waits for its time (``retry_later``).
     """
 
     ready: int
@@ -195,6 +223,7 @@ class Lag(msgspec.Struct, frozen=True):
     retry: int
     dead: int
     expired: int = 0
+    backing_off: int = 0
 
 
 class ReviveReport(msgspec.Struct, frozen=True):
@@ -216,7 +245,7 @@ class TopicInfo(msgspec.Struct, frozen=True):
 
 
 class GroupOffset(msgspec.Struct, frozen=True):
-    """Where a group stands on one queue: the next offset to pop, and how many messages it holds."""
+    """Where a group stands on one queue: the next offset to pop, and how many leases it has (P12)."""
 
     topic: str
     queue_id: int
@@ -235,6 +264,8 @@ class LeaseInfo(msgspec.Struct, frozen=True):
         pop_time_ms, first_pop_ms: when this lease, and the first one of the message, were given.
         expiry_ms: when it ends.
         receipt: its proof as text.
+        is_backing_off: nobody works on the message: it waits for its next attempt until ``expiry_ms``.
+        reason: why its last attempt failed, when the consumer said so.
     """
 
     topic: str
@@ -247,6 +278,8 @@ class LeaseInfo(msgspec.Struct, frozen=True):
     first_pop_ms: int
     expiry_ms: int
     receipt: str
+    is_backing_off: bool = False
+    reason: str = ""
 
 
 class Subscription(msgspec.Struct, frozen=True):

@@ -80,13 +80,15 @@ LEASES: Final = _schema(
     epoch=pa.int64(),
     store_tag=pa.int64(),
     retry_flag=pa.int8(),
+    is_backing_off=pa.bool_(),
+    reason=pa.string(),
     keep_until_ms=pa.int64(),
     offsets=_I64S,
     states=_I8S,
 )
 """One row a check point, with a state (0 leased, 1 acked, 2 moved) for each offset. ``topic`` is where the messages lie, so for a retry
 the retry topic. ``store_tag`` is the number of the store that gave it. ``keep_until_ms`` is -1 while a lease runs; ``first_pop_ms`` is -1
-when this was the first pop."""
+when this was the first pop. ``is_backing_off``: the lease is a wait for the next attempt, as the last one failed, for the ``reason``."""
 
 FIFO: Final = _schema(**_SEAT, queue_offset=pa.int64(), delivered=pa.int32(), first_pop_ms=pa.int64(), waits=pa.bool_())
 """Messages of FIFO runs that are not acked (P9)."""

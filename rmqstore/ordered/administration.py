@@ -191,7 +191,7 @@ class Administration:
             _drop(state.gaps, queues)
             _drop(state.dead, dead)
             state.forget_registered(registered)
-            for table in (state.standings, state.fifo, state.running):
+            for table in (state.standings, state.fifo, state.running, state.backing_off):
                 _drop(table, seats)
 
         stage.afterwards(forget)
@@ -218,7 +218,7 @@ class Administration:
 
         def forget(state: PopState) -> None:
             state.forget_registered([pair for pair in state.registered if pair[0] == group_id])
-            for table in (state.standings, state.fifo, state.running):
+            for table in (state.standings, state.fifo, state.running, state.backing_off):
                 _drop(table, seats)
             if not keeps_counts:
                 _drop(state.dead, [pair for pair in state.dead if pair[0] == group_id])

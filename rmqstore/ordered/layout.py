@@ -26,7 +26,7 @@ traces      ``d``    tick, first seq                                     epoch, 
 traces      ``k``    128-bit hash of (topic, key), tick, seq             empty: pending timers by key
 queues      –        topic u32, queue u32, first offset (u64)            run of records
 leases      ``l``    group u32, topic u32, queue u32, start, pop time    check point: leases of one pop on one queue
-leases      ``e``    expiry ms (u64), lease key                          empty: check points with running leases
+leases      ``e``    expiry ms (u64), lease key                          check points with running leases: empty, or 1 = it is a wait
 leases      ``p``    time ms (u64), table, key                           empty: what ``maintain`` drops after that time
 leases      ``o``    group u32, topic u32, queue u32                     FIFO run: what is not acked (``fifo``)
 leases      ``a``    128-bit hash of (group, topic, attempt id)          the check points that the attempt was given

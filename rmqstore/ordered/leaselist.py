@@ -79,4 +79,6 @@ def _lease_info(state: PopState, log: QueueLog, lease: Lease, group: str, topic:
         first_pop_ms=firsts[0],
         expiry_ms=lease.expiry_ms,
         receipt=part.receipt(offset).text(),
+        is_backing_off=lease.is_backing_off,
+        reason=lease.reason,
     )

@@ -5,7 +5,9 @@
     key    group u32, topic u32, queue u32, start offset u64, pop time u64   (big-endian)
     value  i64 expiry ms, i64 invisible ms, i64 first pop ms (-1 = this pop), u32 open epoch, u16 n, u8 retry flag,
            u32 number of the store that gave it   (little-endian)
-           n × u32 queue offset less the start offset, n × u8 state
+           n × u32 queue offset less the start offset, n × u8 state, the reason (UTF-8)
+
+The highest bit of the retry flag says that the lease is a wait: its attempt failed, for the reason, and nobody works on the message.
 
 RocketMQ's check point (``PopCheckPoint``) with 64-bit fields, up to 1024 messages, and a state a message in place of a 32-bit map of
 acks; the key is structured, where the original's concatenated merge key can name two check points.
@@ -27,6 +29,8 @@ MOVED: Final = 2
 """The lease ended otherwise: revived, released, changed or reset; its receipts are STALE."""
 
 _HEAD = struct.Struct("<qqqIHBI")
+_COUNT_AT = 28
+_BACKING_OFF = 0x80
 
 
 @functools.lru_cache(64)
@@ -38,7 +42,10 @@ def _row_of(count: int) -> bytes:
 class Lease:
     """One check point, decoded and changeable; ``states[i]`` belongs to queue offset ``offsets[i]``."""
 
-    __slots__ = ("_places", "epoch", "expiry_ms", "first_pop_ms", "granter", "invisible_ms", "key", "offsets", "retry_flag", "states")
+    __slots__ = (
+        "_places", "epoch", "expiry_ms", "first_pop_ms", "granter", "invisible_ms", "is_backing_off", "key", "offsets", "reason",
+        "retry_flag", "states",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -61,19 +68,20 @@ class Lease:
         self.states = bytearray(len(offsets)) if states is None else states
         self.first_pop_ms = first_pop_ms
         self.granter = granter
+        self.is_backing_off = False
+        self.reason = ""
         self._places: dict[int, int] | None = None
 
     def encode(self) -> bytes:
         """Return the value."""
         start = self.offsets[0]
-        head = _HEAD.pack(
-            self.expiry_ms, self.invisible_ms, self.first_pop_ms, self.epoch, len(self.offsets), self.retry_flag, self.granter
-        )
+        flags = self.retry_flag | _BACKING_OFF * self.is_backing_off
+        head = _HEAD.pack(self.expiry_ms, self.invisible_ms, self.first_pop_ms, self.epoch, len(self.offsets), flags, self.granter)
         count = len(self.offsets)
         # Mostly, they follow one another.
         follow = self.offsets == list(range(start, start + count))
         distances = _row_of(count) if follow else (np.asarray(self.offsets, np.int64) - start).astype("<u4").tobytes()
-        return b"".join((head, distances, self.states))
+        return b"".join((head, distances, self.states, self.reason.encode()))
 
     @classmethod
     def decode(cls, key: bytes, value: bytes) -> Lease:
@@ -85,13 +93,18 @@ class Lease:
             offsets = list(range(start, start + count))
         else:
             offsets = [start + distance for distance in struct.unpack_from(f"<{count}I", value, _HEAD.size)]
-        states = bytearray(value[end:])
-        return cls(key, expiry_ms, invisible_ms, epoch, retry_flag, offsets, states, first_pop_ms, granter)
+        states = bytearray(value[end : end + count])
+        lease = cls(key, expiry_ms, invisible_ms, epoch, retry_flag & ~_BACKING_OFF, offsets, states, first_pop_ms, granter)
+        lease.is_backing_off = bool(retry_flag & _BACKING_OFF)
+        lease.reason = value[end + count :].decode()
+        return lease
 
     @staticmethod
     def states_of(value: bytes) -> bytes:
         """Return the states in a value, without decoding the rest."""
-        return value[_HEAD.size + (len(value) - _HEAD.size) // 5 * 4 :]
+        count = int.from_bytes(value[_COUNT_AT : _COUNT_AT + 2], "little")
+        first = _HEAD.size + 4 * count
+        return value[first : first + count]
 
     @property
     def place(self) -> tuple[int, int, int, int, int]:

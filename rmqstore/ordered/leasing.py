@@ -18,6 +18,8 @@ from rmqstore.contract import (
     ChangeOutcome,
     ChangeResult,
     Receipt,
+    Reject,
+    RejectOutcome,
     ReleaseOutcome,
     ReviveReport,
     revive_qid_of,
@@ -38,6 +40,7 @@ _REVIVE_BYTES = 8 * 1024 * 1024
 _CHECK_POINT_OF = attrgetter("ck_start_offset", "pop_time_ms", "queue_id", "group", "topic", "retry_flag", "epoch", "broker")
 _ACK = {LEASED: AckOutcome.ACKED, ACKED: AckOutcome.ALREADY_ACKED, MOVED: AckOutcome.STALE}
 _RELEASE = {LEASED: ReleaseOutcome.RELEASED, ACKED: ReleaseOutcome.ALREADY_ACKED, MOVED: ReleaseOutcome.STALE}
+_REJECT = {LEASED: RejectOutcome.REJECTED, ACKED: RejectOutcome.ALREADY_ACKED, MOVED: RejectOutcome.STALE}
 _CHANGE = {LEASED: ChangeOutcome.CHANGED, ACKED: ChangeOutcome.ALREADY_ACKED, MOVED: ChangeOutcome.STALE}
 
 
@@ -135,6 +138,7 @@ class Leasing:
         first_pop_ms = pop_ms if lease.first_pop_ms < 0 else lease.first_pop_ms
         seat = Seat(group_id, topic_id, queue)
         new = stage.grant(seat, [receipt.queue_offset], change.invisible_ms, lease.retry_flag, first_pop_ms)
+        new.is_backing_off, new.reason = change.is_backing_off, change.reason
         new_pop_ms = new.place[4]
         return ChangeResult(
             outcome,
@@ -164,7 +168,21 @@ class Leasing:
             self._give_back(stage, lease, index, receipt.group, receipt.topic, counted=False)
         return outcome
 
-    def _give_back(self, stage: Stage, lease: Lease, index: int, group: str, topic: str, *, counted: bool, is_head: bool = True) -> str:
+    def reject(self, stage: Stage, reject: Reject) -> RejectOutcome:
+        """Make a leased message a dead letter at once (P7)."""
+        receipt = reject.receipt
+        found = self._find(stage, receipt)
+        if isinstance(found, bool):
+            return RejectOutcome.STALE if found else RejectOutcome.UNKNOWN
+        lease, index = found
+        outcome = _REJECT[lease.states[index]]
+        if outcome is RejectOutcome.REJECTED:
+            self._give_back(stage, lease, index, receipt.group, receipt.topic, counted=True, rejected=reject.reason or "rejected")
+        return outcome
+
+    def _give_back(
+        self, stage: Stage, lease: Lease, index: int, group: str, topic: str, *, counted: bool, is_head: bool = True, rejected: str = ""
+    ) -> str:
         """End a lease and put the message where it goes next; returns ``retried``, ``dead``, ``parked`` or ``gone``."""
         group_id, topic_id, queue, _, pop_ms = lease.place
         seat = Seat(group_id, topic_id, queue)
@@ -181,8 +199,8 @@ class Leasing:
             return "parked"
         record = as_delivered(found[0], one, self._format)
         attempts = self._format.attempt_of(record) + counted
-        if counted and is_head and attempts > self._options.max_retries:
-            stage.bury(group, topic, record, attempts)
+        if rejected or (counted and is_head and attempts > self._options.max_retries):
+            stage.bury(group, topic, record, attempts, rejected or _unacked(attempts, lease.reason))
             return "dead"
         first_pop_ms = next(at for at in (self._format.first_pop_of(record), lease.first_pop_ms, pop_ms) if at >= 0)
         if run is not None:
@@ -220,6 +238,11 @@ class Leasing:
                 is_head = not is_ordered or lease.offsets[index] == head
                 counts[self._give_back(stage, lease, index, group, topic, counted=True, is_head=is_head)] += 1
         return _report(counts, more=len(expired) > limit)
+
+
+def _unacked(attempts: int, reason: str) -> str:
+    """Return why a message is dead whose last attempt failed for ``reason``; empty when nobody said."""
+    return f"delivered {attempts} time{'' if attempts == 1 else 's'} without an ack" + (f": {reason}" if reason else "")
 
 
 def _report(counts: Counter[str], *, more: bool) -> ReviveReport:

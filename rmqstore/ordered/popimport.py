@@ -194,9 +194,10 @@ class PopImport:
                 row["first_pop_ms"],
                 row["store_tag"],
             )
+            lease.is_backing_off, lease.reason = row["is_backing_off"], row["reason"]
             self._write.put(LEASES, LEASE + key, lease.encode())
             if LEASED in lease.states:
-                self._write.put(LEASES, EXPIRY + U64.pack(lease.expiry_ms) + key, b"")
+                self._write.put(LEASES, EXPIRY + U64.pack(lease.expiry_ms) + key, b"\1" if lease.is_backing_off else b"")
                 standing = self._standing(seat)
                 self._standings[seat] = Standing(standing.next_offset, standing.last_pop_ms, standing.in_flight + lease.live)
             else:

@@ -109,6 +109,7 @@ class OrderedPops(OrderedSide, PopStore):
             acks = self._leasing.ack(stage, txn.acks)
             changes = tuple(self._leasing.change(stage, change) for change in txn.changes)
             releases = tuple(self._leasing.release(stage, receipt) for receipt in txn.releases)
+            rejects = tuple(self._leasing.reject(stage, reject) for reject in txn.rejects)
             removals = self._administration.remove(stage, txn.removals)
             stage.append(records)
             if txn.timer_cursor is not None:
@@ -123,7 +124,7 @@ class OrderedPops(OrderedSide, PopStore):
                 self._undurable_cursors.append((ticket.position, txn.timer_cursor))
             # An answer that changed nothing may still rest on a call that is not durable yet.
             ticket = ticket if ticket.position else Ticket(kv.position)
-            return PopTxnResult(WriteStatus.APPLIED, ticket.position, acks, changes, releases, removals), ticket
+            return PopTxnResult(WriteStatus.APPLIED, ticket.position, acks, changes, releases, rejects, removals), ticket
 
     # ------------------------------------------------------------ pop and revive
 
@@ -300,12 +301,14 @@ class OrderedPops(OrderedSide, PopStore):
             group_id = state.groups.get(group)
             known, retry = state.topics.get(topic), state.topics.get(retry_topic(group, topic))
             both = [each for each in (known, retry) if each is not None]
+            backing_off = 0 if group_id is None else sum(state.backs_off(each, group_id) for each in both)
             return Lag(
                 ready=0 if known is None else state.waiting(known, group_id),
-                in_flight=0 if group_id is None else sum(state.in_flight(each, group_id) for each in both),
+                in_flight=0 if group_id is None else sum(state.in_flight(each, group_id) for each in both) - backing_off,
                 retry=(0 if retry is None else state.waiting(retry, group_id)) + (0 if known is None else state.returned(known, group_id)),
                 dead=0 if group_id is None or known is None else state.dead.get((group_id, known.id), Dead(0)).letters,
                 expired=0 if group_id is None or known is None else state.expired(group_id, known.id),
+                backing_off=backing_off,
             )
 
     def next_expiry_ms(self) -> int | None:

@@ -32,6 +32,7 @@ class PopState:
     """Topics, groups and standings by name and id; ``turn`` rotates the queue of messages that name none.
 
     ``running`` holds, for each seat, the start offsets of its check points with running leases, which retention must not pass (Q1).
+    ``backing_off`` are those of them that are waits for the next attempt.
     ``pop_floor_ms`` is the latest pop time of standings that were deleted: what is made anew under their names pops later (P2).
     """
 
@@ -49,17 +50,24 @@ class PopState:
         self.gaps: dict[tuple[int, int], list[Gap]] = load_gaps(kv)
         self.fifo: dict[Seat, FifoRun] = load_fifo(kv)
         self.running: dict[Seat, dict[bytes, int]] = {}
-        for key, _ in kv.scan_all(LEASES, EXPIRY, after_prefix(EXPIRY)):
-            self.note_running(key[1 + U64.size :], runs=True)
+        self.backing_off: dict[Seat, set[bytes]] = {}
+        for key, wait in kv.scan_all(LEASES, EXPIRY, after_prefix(EXPIRY)):
+            self.note_running(key[1 + U64.size :], runs=True, waits=bool(wait))
         stored = kv.get(META, NEXT_ID_KEY)
         self.next_id = int.from_bytes(stored, "big") if stored else 1
         self.pop_floor_ms = int.from_bytes(kv.get(META, POP_FLOOR_KEY) or b"", "big")
         self.turn = 0
 
-    def note_running(self, lease_key: bytes, *, runs: bool) -> None:
-        """Note that a check point has running leases, or has none any more."""
+    def note_running(self, lease_key: bytes, *, runs: bool, waits: bool = False) -> None:
+        """Note that a check point has running leases, one that is a wait if it ``waits``, or has none any more."""
         *place, start, _ = LEASE_KEY.unpack(lease_key)
         seat = Seat(*place)
+        if runs and waits:
+            self.backing_off.setdefault(seat, set()).add(lease_key)
+        elif not runs and (waiting := self.backing_off.get(seat)) is not None:
+            waiting.discard(lease_key)
+            if not waiting:
+                del self.backing_off[seat]
         if runs:
             self.running.setdefault(seat, {})[lease_key] = start
         elif (starts := self.running.get(seat)) is not None:
@@ -149,8 +157,12 @@ class PopState:
         return sum(self.between(topic.id, q, self.first_kept(topic.id, q), behind) for q, behind in enumerate(topic.next_offsets))
 
     def in_flight(self, topic: Topic, group_id: int | None) -> int:
-        """Return how many messages of a topic the group holds."""
+        """Return how many leases of messages of a topic the group has."""
         return sum(self.standing(group_id, topic.id, queue).in_flight for queue in range(topic.queues))
+
+    def backs_off(self, topic: Topic, group_id: int) -> int:
+        """Return how many of these are waits for the next attempt."""
+        return sum(len(self.backing_off.get(Seat(group_id, topic.id, queue), ())) for queue in range(topic.queues))
 
     def returned(self, topic: Topic, group_id: int | None, queue: int | None = None) -> int:
         """Return how many messages of a topic (of one queue) wait in their place to be given to the group again (P9)."""

@@ -23,11 +23,11 @@ def verify_pops(kv: OrderedKV, state: PopState, log: QueueLog) -> list[str]:
         lease = Lease.decode(key[1:], value)
         held[Seat(*lease.place[:3])] += lease.live
         if lease.live:
-            running.add(EXPIRY + U64.pack(lease.expiry_ms) + lease.key)
+            running.add((EXPIRY + U64.pack(lease.expiry_ms) + lease.key, lease.is_backing_off))
     for seat, standing in state.standings.items():
         if held[seat] != standing.in_flight:
             differences.append(f"{held[seat]} messages are leased on {seat}, the counter says {standing.in_flight}")
-    indexed = {key for key, _ in kv.scan_all(LEASES, EXPIRY, after_prefix(EXPIRY))}
+    indexed = {(key, bool(wait)) for key, wait in kv.scan_all(LEASES, EXPIRY, after_prefix(EXPIRY))}
     if running != indexed:
         differences.append(
             f"{len(running - indexed)} running leases are missing from the expiry index, {len(indexed - running)} of its entries are void"

@@ -197,11 +197,11 @@ class Stage:
         self.park(damaged.raw, damaged.reason, f"{topic.name}/{queue}/{damaged.first}", topic.name)
         self.set_gaps(topic.id, queue, [*self.gaps(topic.id, queue), Gap(damaged.first, behind)])
 
-    def bury(self, group: str, topic: str, record: bytes, attempts: int) -> None:
+    def bury(self, group: str, topic: str, record: bytes, attempts: int, reason: str) -> None:
         """Append a message that was delivered ``attempts`` times to the group's dead letter queue, with where it came from and why (P7)."""
         message = self._format.decode_message(record)
         properties = dict(message.properties)
-        properties[PROPERTY_DLQ_REASON] = f"delivered {attempts} time{'' if attempts == 1 else 's'} without an ack"
+        properties[PROPERTY_DLQ_REASON] = reason
         properties[PROPERTY_DLQ_ATTEMPTS] = str(attempts)
         properties[PROPERTY_ORIGIN_TOPIC] = topic
         properties[PROPERTY_ORIGIN_ID] = message.message_id or ""
@@ -275,11 +275,14 @@ class Stage:
         puts: list[tuple[bytes, bytes]] = []
         deletes = []
         for key, (lease, live_before, is_new) in self._touched.items():
-            puts.append((LEASE + key, lease.encode()))
             live = LEASED in lease.states
+            if not live:
+                # By now the message says it, where it matters.
+                lease.reason = ""
+            puts.append((LEASE + key, lease.encode()))
             expiry = EXPIRY + U64.pack(lease.expiry_ms) + key
             if live and is_new:
-                puts.append((expiry, b""))
+                puts.append((expiry, b"\1" if lease.is_backing_off else b""))
             elif not live and (live_before or is_new):
                 if not is_new:
                     deletes.append(expiry)
@@ -348,7 +351,7 @@ class Stage:
         for key, (lease, live_before, is_new) in self._touched.items():
             runs_now = LEASED in lease.states
             if runs_now != bool(live_before) or is_new:
-                self._state.note_running(key, runs=runs_now)
+                self._state.note_running(key, runs=runs_now, waits=lease.is_backing_off)
 
 
 def origin_topic(group: str, topic: str) -> str:

@@ -58,7 +58,7 @@ SCHEMAS: Final[dict[View, pa.Schema]] = {
     ),
     View.LAG: pa.schema(
         [_SHARD, pa.field("topic", pa.string()), pa.field("group", pa.string())]
-        + [pa.field(name, pa.int64()) for name in ("ready", "in_flight", "retry", "dead", "expired")]
+        + [pa.field(name, pa.int64()) for name in ("ready", "in_flight", "retry", "dead", "expired", "backing_off")]
     ),
 }
 """The columns of each view; all may be null as far as Spark knows."""

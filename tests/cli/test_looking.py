@@ -76,6 +76,7 @@ def test_lag(cli: Command) -> None:
         "retry": 0,
         "dead": 0,
         "expired": 0,
+        "backing_off": 0,
         "queues": [{"queue_id": 0, "next_offset": 3, "end_offset": 5, "in_flight": 2}],
     }
 

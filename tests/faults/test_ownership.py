@@ -112,6 +112,7 @@ CALLS: dict[str, Callable[[Store, Path], object]] = {
     "drop_dead": lambda s, p: s.drop_dead([]),
     "resend_dead": lambda s, p: s.resend_dead([]),
     "retry_later": lambda s, p: s.retry_later([]),
+    "reject": lambda s, p: s.reject([]),
     "leases": lambda s, p: s.leases(),
     "subscriptions": lambda s, p: s.subscriptions(),
     "delete_topic": lambda s, p: s.delete_topic("t"),

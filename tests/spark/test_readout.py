@@ -68,7 +68,17 @@ def test_messages_leases_and_lag_are_read_by_shard(dataset: Dataset) -> None:
     lag = Wanted(view=View.LAG)
     rows_of_lag = [row for part in plan(str(dataset.path), lag) for batch in read(part, lag) for row in batch.to_pylist()]
     assert rows_of_lag == [
-        {"shard": 0, "topic": "orders", "group": "billing", "ready": moved[0] - 5, "in_flight": 5, "retry": 0, "dead": 0, "expired": 0}
+        {
+            "shard": 0,
+            "topic": "orders",
+            "group": "billing",
+            "ready": moved[0] - 5,
+            "in_flight": 5,
+            "retry": 0,
+            "dead": 0,
+            "expired": 0,
+            "backing_off": 0,
+        }
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from datetime import timedelta
 
 import hypothesis.strategies as st
 import msgspec
@@ -16,6 +17,7 @@ from rmqstore_conformance.model.store_machine import GROUPS, TOPICS, StoreMachin
 
 RARELY = st.sampled_from((False,) * 7 + (True,))
 """Whether a call that takes much away is made, so that most histories grow long."""
+REASONS = ("", "no answer", "no answer: ¿por qué?")
 BACKOFFS = ((1,), (500, 2000), (10_000, 30_000, 60_000))
 
 
@@ -40,14 +42,23 @@ class OperatedMachine(StoreMachine):
         self.oracle.reset(topic, group, number, at, self.now)
 
     @precondition(lambda self: self.popped)
-    @rule(data=st.data(), backoff=st.sampled_from(BACKOFFS))
-    def retry_later(self, data: st.DataObject, backoff: tuple[int, ...]) -> None:
+    @rule(data=st.data(), backoff=st.sampled_from(BACKOFFS), reason=st.sampled_from(REASONS))
+    def retry_later(self, data: st.DataObject, backoff: tuple[int, ...], reason: str) -> None:
         chosen = data.draw(st.lists(st.sampled_from(self.popped), min_size=1, max_size=4))
-        for popped, result in zip(chosen, self.store.retry_later(chosen, backoff), strict=True):
+        table = [timedelta(milliseconds=each) for each in backoff]
+        for popped, result in zip(chosen, self.store.retry_later(chosen, reason=reason, backoff=table), strict=True):
             wait_ms = backoff[min(popped.attempt, len(backoff)) - 1]
             new = None if result.receipt is None else result.receipt.text()
             assert (new is not None) == (result.outcome is ChangeOutcome.CHANGED)
-            assert result.outcome in self.oracle.change(str(popped.receipt), new, self.now + wait_ms)
+            assert result.outcome in self.oracle.change(str(popped.receipt), new, self.now + wait_ms, is_backing_off=True, reason=reason)
+
+    @precondition(lambda self: self.oracle.leases)
+    @rule(data=st.data(), reason=st.sampled_from(REASONS))
+    def reject(self, data: st.DataObject, reason: str) -> None:
+        receipts = self._receipts(data)
+        for receipt, outcome in zip(receipts, self.store.reject(receipts, reason=reason), strict=True):
+            assert outcome in self.oracle.reject(receipt, reason, self.now)
+        self._take_over_retries()
 
     # ------------------------------------------------------------ dead letters
 

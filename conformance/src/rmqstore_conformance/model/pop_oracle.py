@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from rmqstore import AckOutcome, ChangeOutcome, Lag, Message, PoppedMessage, ReleaseOutcome
+from rmqstore import AckOutcome, ChangeOutcome, Lag, Message, PoppedMessage, RejectOutcome, ReleaseOutcome
 from rmqstore.contract import Subscription
 from rmqstore.deadletters import DeadLetter
 
@@ -57,6 +57,8 @@ class Held:
     expiry: int
     receipt: str
     ended: str | None = None
+    is_backing_off: bool = False
+    reason: str = ""
 
 
 @dataclass
@@ -66,6 +68,7 @@ class Letter:
     entry: Entry
     origin: str
     died_ms: int
+    reason: str
     counts: bool = True
 
 
@@ -143,7 +146,8 @@ class PopOracle:
         numbers = range(len(self.queues.get(topic, [])))
         return Lag(
             ready=sum(len(self.new_ones(topic, group, number)) for number in numbers),
-            in_flight=len(self.held_by(topic, group)),
+            in_flight=sum(not held.is_backing_off for held in self.held_by(topic, group)),
+            backing_off=sum(held.is_backing_off for held in self.held_by(topic, group)),
             retry=len(self.new_ones(topic, group, RETRY)) + sum(len(self.waiting_in_place(topic, group, number)) for number in numbers),
             dead=sum(letter.counts and letter.origin == topic for letter in self.letters.get(group, [])),
             expired=self.standings.get((topic, group), Standing()).expired,
@@ -170,11 +174,11 @@ class PopOracle:
             for source in sources
         )
 
-    def running_leases(self) -> list[tuple[str, str, int, int, str, int, int | None, int, str]]:
-        """Return what ``leases()`` lists, in its order: where, whose, which delivery, since when, until when."""
+    def running_leases(self) -> list[tuple[str, str, int, int, str, int, int | None, int, bool, str, str]]:
+        """Return what ``leases()`` lists, in its order: where, whose, which delivery, since when, until when, whether it waits and why."""
         found = [
             (h.topic, h.group, max(h.source, 0), h.offset, str(h.entry.message.message_id), h.entry.counted + 1, h.entry.first_pop_ms,
-             h.expiry, h.receipt)
+             h.expiry, h.is_backing_off, h.reason, h.receipt)
             for h in self.live.values()
         ]  # fmt: skip
         return sorted(found, key=lambda each: (each[:4], each[-1]))
@@ -314,12 +318,16 @@ class PopOracle:
         known = {"acked": {AckOutcome.ALREADY_ACKED}, "moved": {AckOutcome.STALE}, "erased": gone}[held.ended]
         return known | gone if self._outcome_is_open(held) else known
 
-    def change(self, receipt: str, new_receipt: str | None, expiry: int) -> set[ChangeOutcome]:
+    def change(
+        self, receipt: str, new_receipt: str | None, expiry: int, *, is_backing_off: bool = False, reason: str = ""
+    ) -> set[ChangeOutcome]:
         held = self.leases[receipt]
         if held.ended is None:
             self._end(held, "moved")
             if new_receipt is not None:
-                self._hold(Held(held.entry, held.topic, held.group, held.source, held.offset, expiry, new_receipt))
+                new = Held(held.entry, held.topic, held.group, held.source, held.offset, expiry, new_receipt)
+                new.is_backing_off, new.reason = is_backing_off, reason
+                self._hold(new)
             return {ChangeOutcome.CHANGED}
         gone = {ChangeOutcome.STALE, ChangeOutcome.UNKNOWN}
         known = {"acked": {ChangeOutcome.ALREADY_ACKED}, "moved": {ChangeOutcome.STALE}, "erased": gone}[held.ended]
@@ -334,13 +342,24 @@ class PopOracle:
         known = {"acked": {ReleaseOutcome.ALREADY_ACKED}, "moved": {ReleaseOutcome.STALE}, "erased": gone}[held.ended]
         return known | gone if self._outcome_is_open(held) else known
 
-    def _give_back(self, held: Held, now: int, *, counted: bool, may_die: bool = True) -> str:
+    def reject(self, receipt: str, reason: str, now: int) -> set[RejectOutcome]:
+        held = self.leases[receipt]
+        if held.ended is None:
+            self._give_back(held, now, counted=True, rejected=reason or "rejected")
+            return {RejectOutcome.REJECTED}
+        gone = {RejectOutcome.STALE, RejectOutcome.UNKNOWN}
+        known = {"acked": {RejectOutcome.ALREADY_ACKED}, "moved": {RejectOutcome.STALE}, "erased": gone}[held.ended]
+        return known | gone if self._outcome_is_open(held) else known
+
+    def _give_back(self, held: Held, now: int, *, counted: bool, may_die: bool = True, rejected: str = "") -> str:
         self._end(held, "moved")
         at = self.standing(held.topic, held.group)
         entry = Entry(held.entry.message, now, held.entry.counted + counted, held.entry.first_pop_ms)
         run = at.unacked[held.source] if at.ordered and held.source != RETRY else None
-        if counted and may_die and entry.counted > self.max_retries:
-            self.letters.setdefault(held.group, []).append(Letter(entry, held.topic, now))
+        if rejected or (counted and may_die and entry.counted > self.max_retries):
+            said = f": {held.reason}" if held.reason else ""
+            why = rejected or f"delivered {entry.counted} time{'s' * (entry.counted > 1)} without an ack{said}"
+            self.letters.setdefault(held.group, []).append(Letter(entry, held.topic, now, why))
             if run is not None:
                 del run[held.offset]
             return "dead"
@@ -424,7 +443,7 @@ class PopOracle:
                 for letter in pool
                 if (letter.entry.message.message_id, letter.origin, letter.died_ms)
                 == (each.origin_message_id, each.origin_topic, each.died_ms)
-                and letter.entry.counted == each.attempts
+                and (letter.entry.counted, letter.reason) == (each.attempts, each.reason)
             ]
             assert matching, f"{each} is a dead letter, expected are {pool}"
             letter, sent = matching[0], matching[0].entry.message

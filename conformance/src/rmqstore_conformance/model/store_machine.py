@@ -416,7 +416,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.oracle.check_subscriptions(self.store.subscriptions())
         assert self.oracle.running_leases() == [
             (each.topic, each.group, each.queue_id, each.queue_offset, each.message_id, each.attempt, each.first_pop_ms, each.expiry_ms,
-             each.receipt)
+             each.is_backing_off, each.reason, each.receipt)
             for each in self.store.leases()
         ]  # fmt: skip
         self._queues_look_right()

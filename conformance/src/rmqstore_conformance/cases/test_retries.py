@@ -1,0 +1,169 @@
+"""P7, P14: what consumers say of a failed attempt is kept, and a wait for the next attempt is no lease that somebody works on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, Lag, RejectOutcome
+from rmqstore.message import MAX_REASON_BYTES, dlq_topic
+from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, message, pop_all
+
+SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.mark.clause("P7")
+def test_p7_the_last_attempt_says_why_in_the_dead_letter(durable_stores: Stores) -> None:
+    """P7: the reason of ``retry_later`` is listed while the message waits, survives a reopen, and is in the dead letter."""
+    store = durable_stores.open(max_retries=1)
+    store.send(message(1))
+    for attempt in (1, 2):
+        (got,) = store.pop("t", "g")
+        assert store.retry_later(got, SECOND, reason=f"no answer, attempt {attempt}\n from the bank").outcome is ChangeOutcome.CHANGED
+        store = durable_stores.reopen(store, max_retries=1)
+        assert [each.reason for each in store.leases()] == [f"no answer, attempt {attempt}  from the bank"]
+        durable_stores.clock.advance(1000)
+        store.tick()
+    (letter,) = store.dead_letters("g")
+    assert letter.reason == "delivered 2 times without an ack: no answer, attempt 2  from the bank"
+    assert store.resend_dead([letter]) == 1
+    (again,) = store.pop("t", "g", invisible=SECOND)
+    assert (again.attempt, again.properties) == (1, {}), "nothing of the grave comes along"
+    store.retry_later(again, SECOND)
+    durable_stores.clock.advance(1000)
+    store.tick()
+    assert len(store.pop("t", "g", invisible=SECOND)) == 1
+    durable_stores.clock.advance(1000)
+    assert store.tick().dead == 1
+    assert store.dead_letters("g")[0].reason == "delivered 2 times without an ack", "the last attempt did not say why"
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P7", "P4", "P14")
+def test_p7_a_rejected_message_is_a_dead_letter_at_once(durable_stores: Stores) -> None:
+    """P7: with its reason, however many attempts are left; its receipt is done for; the other messages and groups are not concerned."""
+    store = durable_stores.open()
+    store.send_batch([message(n) for n in range(3)])
+    bad, done, good = store.pop("t", "g")
+    store.ack(done)
+    assert store.reject([bad, done, "no receipt"], reason="not JSON") == [
+        RejectOutcome.REJECTED, RejectOutcome.ALREADY_ACKED, RejectOutcome.UNKNOWN,
+    ]  # fmt: skip
+    assert store.reject(bad) is RejectOutcome.STALE
+    assert store.ack(bad) is AckOutcome.STALE
+    store = durable_stores.reopen(store)
+    (letter,) = store.dead_letters("g")
+    assert (letter.reason, letter.attempts, letter.origin_topic, letter.origin_message_id) == ("not JSON", 1, "t", bad.message_id)
+    assert store.lag("t", "g") == Lag(0, 1, 0, 1)
+    assert len(pop_all(store, group="other")) == 3
+    assert store.ack(good) is AckOutcome.ACKED
+    assert store.resend_dead([letter]) == 1
+    (again,) = store.pop("t", "g")
+    assert (again.message_id, again.attempt, again.properties) == (bad.message_id, 1, {})
+    assert store.reject(again) is RejectOutcome.REJECTED
+    assert [each.reason for each in store.dead_letters("g")] == ["rejected"]
+    durable_stores.clock.advance(HOUR_MS)
+    assert store.tick().retried == 0
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P7", "P9")
+@pytest.mark.needs("fifo")
+def test_p7_a_rejected_message_of_a_run_lets_the_rest_go_on(stores: Stores) -> None:
+    """P9: any message of a run may be given up; those behind it come next, in order, and keep their counts."""
+    store = stores.open()
+    store.send_batch([message(n) for n in range(4)])
+    run = store.pop("t", "g", max_messages=3, order=True)
+    assert store.reject(run[1], reason="poison") is RejectOutcome.REJECTED
+    assert store.pop("t", "g", order=True) == [], "the others are still held"
+    assert store.release([run[0], run[2]])
+    assert [(m.message_id, m.attempt) for m in store.pop("t", "g", order=True)] == [("m0", 1), ("m2", 1), ("m3", 1)]
+    assert [each.reason for each in store.dead_letters("g")] == ["poison"]
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P7")
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("é" * MAX_REASON_BYTES, "é" * (MAX_REASON_BYTES // 2)),
+        ("x" + "é" * MAX_REASON_BYTES, "x" + "é" * ((MAX_REASON_BYTES - 1) // 2)),
+        ("a\x01b\x02c\0d\r\n", "a b c d"),
+        ("half \ud800", "half ?"),
+    ],
+)
+def test_p7_no_reason_is_refused(stores: Stores, given: str, kept: str) -> None:
+    """P7: of any text, as much is kept as the bound and the formats allow: what failed must not fail again for its reason."""
+    store = stores.open(max_retries=0)
+    store.send_batch([message(1), message(2)])
+    first, second = store.pop("t", "g")
+    store.reject(first, reason=given)
+    store.retry_later(second, SECOND, reason=given)
+    assert [each.reason for each in store.leases()] == [kept]
+    stores.clock.advance(1000)
+    store.tick()
+    assert [each.reason for each in store.dead_letters("g")] == [kept, f"delivered 1 time without an ack: {kept}"]
+    for call in (store.reject, store.retry_later):
+        with pytest.raises(IllegalArgumentError, match="reason must be a str"):
+            call(first, reason=ValueError("x"))  # type: ignore[call-overload]
+
+
+@pytest.mark.clause("P7", "R1")
+def test_p7_a_reason_beside_the_largest_properties_loses_no_message(durable_stores: Stores) -> None:
+    """P7: the message dies with all that it was sent with, whatever room is left for the reason."""
+    store = durable_stores.open()
+    room = 32_767 - 400
+    store.send(message(1, properties={"p": "v" * room}))
+    (got,) = store.pop("t", "g")
+    assert store.reject(got, reason="r" * MAX_REASON_BYTES) is RejectOutcome.REJECTED
+    store = durable_stores.reopen(store)
+    (letter,) = store.dead_letters("g")
+    assert letter.message.properties["p"] == "v" * room
+    assert set(letter.reason) <= {"r"}
+    assert len(store.pop(dlq_topic("g"), "repair")) == 1
+
+
+@pytest.mark.clause("P14", "P6")
+def test_p14_a_wait_for_the_next_attempt_is_not_in_flight(durable_stores: Stores) -> None:
+    """P14: ``lag`` and ``leases`` tell it apart, also after a reopen, until it is over, acked, or held again."""
+    store = durable_stores.open()
+    store.send_batch([message(n) for n in range(4)])
+    first, second, third, _ = store.pop("t", "g", invisible=MINUTE)
+    waiting = [result.receipt for result in store.retry_later([first, second, third], MINUTE)]
+    assert None not in waiting
+    assert store.lag("t", "g") == Lag(0, 1, 0, 0, backing_off=3)
+    store = durable_stores.reopen(store)
+    assert store.lag("t", "g") == Lag(0, 1, 0, 0, backing_off=3)
+    assert [(each.message_id, each.is_backing_off, each.expiry_ms) for each in store.leases()] == [
+        (f"m{n}", n < 3, START_MS + 60_000) for n in range(4)
+    ]
+    assert store.verify() == []
+    assert store.ack(str(waiting[0].text())) is AckOutcome.ACKED  # type: ignore[union-attr]
+    store.change_invisible(str(waiting[1].text()), MINUTE)  # type: ignore[union-attr]
+    assert store.lag("t", "g") == Lag(0, 2, 0, 0, backing_off=1), "a change says that somebody works on it"
+    durable_stores.clock.advance(60_000)
+    store.tick()
+    assert store.lag("t", "g") == Lag(0, 0, 3, 0)
+    again = store.pop("t", "g")
+    store.retry_later(again, MINUTE)
+    assert store.lag("t", "g") == Lag(0, 0, 0, 0, backing_off=3), "of the retry topic as well"
+    store.delete_group("g")
+    assert store.lag("t", "g").backing_off == 0
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P14", "P9", "P11")
+@pytest.mark.needs("fifo")
+def test_p14_a_wait_in_a_run_is_told_apart(stores: Stores) -> None:
+    """P14: it holds up its queue like a lease, and is not in flight; a reset ends it."""
+    store = stores.open()
+    store.send_batch([message(n) for n in range(2)])
+    (head,) = store.pop("t", "g", max_messages=1, order=True)
+    store.retry_later(head, MINUTE, reason="later")
+    assert store.lag("t", "g") == Lag(1, 0, 0, 0, backing_off=1)
+    assert store.pop("t", "g", order=True) == []
+    store.reset_offset("t", "g", 0)
+    assert store.lag("t", "g") == Lag(2, 0, 0, 0)
+    assert store.verify() == []

@@ -62,6 +62,19 @@ class _Look:
         self.is_cut = False
 
 
+def _fitting(records: list[bytes], room: int) -> tuple[list[bytes], int]:
+    """Return the first of some records, up to the one that leaves no room, and what is left then.
+
+    Args:
+        room: what would be left with all of them, which is less than 0.
+    """
+    count = len(records)
+    while count > 1 and room + len(records[count - 1]) <= 0:
+        count -= 1
+        room += len(records[count])
+    return records[:count], room
+
+
 class Popping:
     """Picks and leases; the turns live in memory, since losing one is harmless."""
 
@@ -259,9 +272,13 @@ class Popping:
                 offset = first + behind
                 look.is_cut |= behind < len(run.records) and not look.left
             passed = run.records[skip : taken.stop] if isinstance(taken, range) else [run.records[at] for at in taken]
+            room -= sum(map(len, passed))
+            if room < 0:
+                passed, room = _fitting(passed, room)
+                taken = taken[: len(passed)]
+                offset = first + taken[-1] + 1
             offsets += [first + at for at in taken]
             records += passed
-            room -= sum(map(len, passed))
             stores += [run.store_ms] * len(taken)
             if len(records) >= wanted or look.is_cut or room <= 0:
                 break

@@ -89,7 +89,9 @@ class QueueLog(ABC):
 
     @abstractmethod
     def stored(self, topics: Iterable[Topic], after: bytes | None, limit: int) -> Iterator[tuple[bytes, PlacedRun]]:
-        """Yield the runs of all queues in an order that stays, until they hold ``limit`` records, each with what ``after`` goes on behind.
+        """Yield the runs of all queues in an order that stays, until they hold ``limit`` records or some MiB.
+
+        Each comes with what ``after`` goes on behind.
 
         Raises:
             CorruptStoreError: a run is damaged, or belongs to none of ``topics``, which are all there are.

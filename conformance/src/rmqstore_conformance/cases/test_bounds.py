@@ -20,6 +20,8 @@ PER_SECOND = 1200
 
 MEMORY_MS = 2_000
 
+MIB = 1024 * 1024
+
 
 def _rows(store: Store) -> dict[str, int]:
     return {table: found.rows for table, found in store.digest().items()}
@@ -100,6 +102,21 @@ def test_x3_a_call_does_no_work_for_pairs_of_other_topics_and_groups(stores: Sto
     """X3: ten times as many other topics and groups make a call no more than about ten times longer, however they could be paired."""
     few, many = (_steps(partial(_OF_A_CROWD[call], _crowded(stores, str(others), others))) for others in (30, 300))
     assert many < 15 * few, f"{call} runs {few} lines of Python beside 30 other topics and groups, and {many} beside 300"
+
+
+@pytest.mark.clause("X3")
+@pytest.mark.parametrize("order", [False, True], ids=["any order", "in order"])
+def test_x3_a_pop_holds_a_bounded_number_of_bytes(stores: Stores, order: bool) -> None:
+    """X3: whoever asks for many large messages gets fewer, and the rest by the next pops."""
+    store = stores.open(flush="async", default_queues=1)
+    body = bytes(3 * MIB)
+    store.send_batch([message(n, body=body) for n in range(30)])
+    found: list[str] = []
+    while popped := store.pop("t", "g", max_messages=32, order=order):
+        assert sum(len(each.body) for each in popped) <= (64 + 3) * MIB
+        found += [each.message_id for each in popped]
+        store.ack(popped)
+    assert found == [f"m{n}" for n in range(30)]
 
 
 @pytest.mark.clause("X3", "P10")

@@ -14,7 +14,7 @@ import numpy as np
 
 from rmqstore.batch import MessageBatch
 from rmqstore.errors import CorruptStoreError
-from rmqstore.ordered.kv import WriteBatch
+from rmqstore.ordered.kv import PAGE_BYTES, WriteBatch
 from rmqstore.ordered.layout import QUEUE
 from rmqstore.ordered.queuelog import Aged, DamagedRun, PlacedRun, QueueLog, Run
 from rmqstore.ordered.queues import Topic
@@ -32,15 +32,17 @@ from rmqstore_wheel.soundness import fault_of, sound_rows
 _FIRST_PAGE: Final = 32
 _LAST_PAGE: Final = 512
 _CACHED_QUEUES: Final = 64
+_CACHED_BYTES: Final = 4 * PAGE_BYTES
 _BY_COLUMN: Final = 8
 """From so many on, records are read by the column."""
 
 
 class _Page(NamedTuple):
-    """Runs of a queue that were read, and the offset behind them."""
+    """Runs of a queue that were read, the offset behind them, and their bytes."""
 
     first: int
     behind: int
+    size: int
     runs: list[Run | DamagedRun]
 
 
@@ -52,6 +54,7 @@ class WheelQueueLog(QueueLog):
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._recent: dict[tuple[str, int], _Page] = {}
+        self._recent_bytes = 0
 
     # ------------------------------------------------------------ reading
 
@@ -71,9 +74,16 @@ class WheelQueueLog(QueueLog):
             size = min(2 * size, _LAST_PAGE)
 
     def _keep(self, name: tuple[str, int], page: _Page) -> None:
-        if len(self._recent) >= _CACHED_QUEUES and name not in self._recent:
-            self._recent.pop(next(iter(self._recent)))
+        self._forget(name)
+        while self._recent and (len(self._recent) >= _CACHED_QUEUES or self._recent_bytes + page.size > _CACHED_BYTES):
+            self._forget(next(iter(self._recent)))
         self._recent[name] = page
+        self._recent_bytes += page.size
+
+    def _forget(self, name: tuple[str, int]) -> None:
+        page = self._recent.pop(name, None)
+        if page is not None:
+            self._recent_bytes -= page.size
 
     def record_at(self, topic: Topic, queue: int, offset: int) -> tuple[bytes, int] | DamagedRun | None:
         page = self._read(topic.name, queue, offset, 1)
@@ -83,13 +93,17 @@ class WheelQueueLog(QueueLog):
         return run if isinstance(run, DamagedRun) else (run.records[0], run.store_ms)
 
     def _read(self, topic: str, queue: int, offset: int, count: int) -> _Page | None:
-        """Read up to ``count`` offsets; None at the end of the queue."""
+        """Read up to ``count`` offsets, fewer where messages are large; None at the end of the queue."""
         units = self._ledger.queues.read(topic, queue, offset, count)
         if not len(units):
             return None
+        sizes = np.cumsum(np.where(units["size"] == FILL_SIZE, 0, units["size"].astype(np.int64)))
+        if sizes[-1] > PAGE_BYTES:
+            units = units[: max(int(np.searchsorted(sizes, PAGE_BYTES, "right")), 1)]
         first = max(offset, self._ledger.queues.first(topic, queue))
         runs = self._runs_of(topic, queue, first, units) if len(units) >= _BY_COLUMN else None
-        return _Page(first, first + len(units), self._runs_one_by_one(topic, queue, first, units) if runs is None else runs)
+        size = int(sizes[len(units) - 1])
+        return _Page(first, first + len(units), size, self._runs_one_by_one(topic, queue, first, units) if runs is None else runs)
 
     def _runs_of(self, topic: str, queue: int, first: int, units: Any) -> list[Run | DamagedRun] | None:
         """Return the messages of some units, read by the column; None unless they lie in one file and are all sound."""
@@ -157,13 +171,13 @@ class WheelQueueLog(QueueLog):
 
     def stored(self, topics: Iterable[Topic], after: bytes | None, limit: int) -> Iterator[tuple[bytes, PlacedRun]]:
         start = (0, 0, 0) if after is None else QUEUE.unpack(after)
-        found = 0
+        found = size = 0
         for topic in sorted(topics, key=lambda each: each.id):
             for queue in range(topic.queues):
                 if (topic.id, queue) < start[:2]:
                     continue
                 offset = start[2] if (topic.id, queue) == start[:2] else 0
-                while found < limit and (page := self._read(topic.name, queue, offset, _LAST_PAGE)) is not None:
+                while found < limit and size < PAGE_BYTES and (page := self._read(topic.name, queue, offset, _LAST_PAGE)) is not None:
                     for run in page.runs:
                         if isinstance(run, DamagedRun):
                             where = f"{topic.name}/{queue}/{run.first}"
@@ -173,7 +187,8 @@ class WheelQueueLog(QueueLog):
                         found += len(run.records)
                         yield QUEUE.pack(topic.id, queue, run.first + len(run.records)), PlacedRun(topic, queue, run)
                     offset = page.behind
-                if found >= limit:
+                    size += page.size
+                if found >= limit or size >= PAGE_BYTES:
                     return
 
     # ------------------------------------------------------------ adding
@@ -203,12 +218,12 @@ class WheelQueueLog(QueueLog):
                 removed.append(offset)
         if removed:
             write.parts.append(ClearOffsets(topic.name, queue, removed))
-            self._recent.pop((topic.name, queue), None)
+            self._forget((topic.name, queue))
         return removed
 
     def take_out(self, write: WriteBatch, topic: Topic, queue: int, damaged: DamagedRun) -> int:
         write.parts.append(ClearOffsets(topic.name, queue, [damaged.first]))
-        self._recent.pop((topic.name, queue), None)
+        self._forget((topic.name, queue))
         return self._next(topic, queue, damaged.first + 1)
 
     def _next(self, topic: Topic, queue: int, offset: int) -> int:
@@ -218,7 +233,7 @@ class WheelQueueLog(QueueLog):
         return topic.next_offsets[queue]
 
     def cut(self, write: WriteBatch, topic: Topic, queue: int, first: int, target: int) -> None:
-        self._recent.pop((topic.name, queue), None)
+        self._forget((topic.name, queue))
 
     def was_cut(self, topic: Topic, queue: int, target: int) -> None:
         self._ledger.queues.trim(topic.name, queue, target)
@@ -226,7 +241,7 @@ class WheelQueueLog(QueueLog):
     def delete(self, write: WriteBatch, topic: Topic) -> None:
         for queue in range(topic.queues):
             write.parts.append(DropQueue(topic.name, queue))
-            self._recent.pop((topic.name, queue), None)
+            self._forget((topic.name, queue))
 
 
 def _pieces(view: memoryview, starts: Ints, sizes: Ints) -> list[bytes]:

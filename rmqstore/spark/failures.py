@@ -21,6 +21,7 @@ from rmqstore.errors import (
     IllegalArgumentError,
     RmqstoreError,
     StoreError,
+    StoreLockedError,
     TransferError,
     UnsupportedOperationError,
 )
@@ -49,6 +50,12 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     def of_text(cls, text: str) -> Failure:
         """Return what has no error of its own."""
         return cls(kind="StoreError", text=text, host=socket.gethostname())
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether another attempt would meet it again; for a shard that is open elsewhere it has waited long enough."""
+        kind = getattr(errors, self.kind, StoreError)
+        return issubclass(kind, (*LASTING, StoreLockedError))
 
     def error(self) -> Exception:
         """Return the error again, for the driver to raise."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from rmqstore.errors import TransferError
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
-from rmqstore.spark.jobs import Job, unfinished_jobs
+from rmqstore.spark.jobs import unfinished_jobs
 
 
 class ShardTick(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -27,15 +26,7 @@ def check_no_job_waits(dataset: Dataset) -> None:
         TransferError: naming the job.
     """
     for job in unfinished_jobs(dataset):
-        raise _waits(job)
-
-
-def _waits(job: Job) -> TransferError:
-    path = job.dataset.path
-    return TransferError(
-        f"job {job.id!r} of data set {path} has not come to its end; run it again with the same job id, or "
-        f"`rmqstore doctor {path} --finish`"
-    )
+        raise job.half_done()
 
 
 def tick_shard(dataset: Dataset, shard: int, until_ms: int, *, wait_ms: int = LOCK_WAIT_MS) -> ShardTick:
@@ -49,5 +40,5 @@ def tick_shard(dataset: Dataset, shard: int, until_ms: int, *, wait_ms: int = LO
         for job in unfinished_jobs(dataset):
             progress = job.progress(shard)
             if progress is not None and not progress.is_done:
-                raise _waits(job)
+                raise job.half_done()
         return ShardTick(shard=shard, **msgspec.structs.asdict(store.tick()))

@@ -1,17 +1,15 @@
-"""Phase 2 of a job: a shard takes in the chunks that were set aside for it. Needs no Spark; also a program of its own.
-
-``python -m rmqstore.spark.ingest DATASET JOB SHARD`` prints a report, or a failure, as JSON.
-"""
+"""Phase 2 of a job: a shard takes in the chunks that were set aside for it. Needs no Spark; also the program of a process a shard."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from typing import IO, NamedTuple
+from typing import IO, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -164,8 +162,16 @@ def _is_done(job: Job, record: JobRecord, shard: int) -> bool:
 # ---------------------------------------------------------------- in processes of their own
 
 
+ATTEMPTS: Final = 4
+"""How often a shard is tried that fails, or whose process dies; as often as Spark tries a task."""
+
+_PROGRAM: Final = "import sys; from rmqstore.spark.ingest import main; main(sys.argv[1:])"
+
+
 def ingest_here(job: Job, *, processes: int | None = None, wait_ms: int = LOCK_WAIT_MS) -> list[ShardReport]:
     """Take in every shard that misses something, each in a process of its own on this machine, and finish the job.
+
+    A shard that fails, or whose process dies, is tried again, unless the next attempt would meet the same.
 
     Args:
         processes: at a time; by default one a core.
@@ -175,18 +181,24 @@ def ingest_here(job: Job, *, processes: int | None = None, wait_ms: int = LOCK_W
     """
     processes = processes or len(os.sched_getaffinity(0))
     waiting = job.missing_shards()
+    attempts = dict.fromkeys(waiting, 0)
     running: list[_Child] = []
     answers: list[str] = []
     try:
         while waiting or running:
             while waiting and len(running) < processes:
+                attempts[waiting[0]] += 1
                 running.append(_started(job, waiting.pop(0), wait_ms))
             ended = next((child for child in running if child.process.poll() is not None), None)
             if ended is None:
                 time.sleep(0.01)
                 continue
             running.remove(ended)
-            answers.append(_answer(ended))
+            answer = _answer(ended)
+            if attempts[ended.shard] < ATTEMPTS and _may_pass(answer):
+                waiting.append(ended.shard)
+            else:
+                answers.append(answer)
     finally:
         for child in running:
             child.process.terminate()
@@ -200,6 +212,7 @@ def ingest_here(job: Job, *, processes: int | None = None, wait_ms: int = LOCK_W
 class _Child(NamedTuple):
     """A process and what it says; into files, since a pipe that nobody reads yet holds it up."""
 
+    shard: int
     process: subprocess.Popen[bytes]
     output: IO[bytes]
     errors: IO[bytes]
@@ -210,21 +223,28 @@ class _Child(NamedTuple):
 
 
 def _started(job: Job, shard: int, wait_ms: int) -> _Child:
-    command = [sys.executable, "-m", "rmqstore.spark.ingest", str(job.dataset.path), job.id, str(shard), str(wait_ms)]
+    command = [sys.executable, "-c", _PROGRAM, str(job.dataset.path), job.id, str(shard), str(wait_ms)]
     # What this process can import, the child can.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     output, errors = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 - closed with the child
-    return _Child(subprocess.Popen(command, stdout=output, stderr=errors, env=environment), output, errors)
+    return _Child(shard, subprocess.Popen(command, stdout=output, stderr=errors, env=environment), output, errors)
 
 
 def _answer(child: _Child) -> str:
     with child.output as output, child.errors as errors:
         output.seek(0)
         errors.seek(0)
-        if child.process.returncode:
-            said = errors.read().decode(errors="replace")[-2000:]
-            return encoded(Failure.of_text(f"a process that takes a shard in ended with {child.process.returncode}: {said}"))
+        code = child.process.returncode
+        if code:
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+            said = errors.read().decode(errors="replace")[-2000:].strip()
+            return encoded(Failure.of_text(f"the process that takes shard {child.shard} in {how}{said and f': {said}'}"))
         return output.read().decode()
+
+
+def _may_pass(answer: str) -> bool:
+    found = msgspec.json.decode(answer, type=ShardReport | Failure)
+    return isinstance(found, Failure) and not found.is_lasting
 
 
 def main(arguments: list[str]) -> None:
@@ -235,7 +255,3 @@ def main(arguments: list[str]) -> None:
     except (RmqstoreError, OSError) as error:
         answer = encoded(Failure.of(error))
     sys.stdout.write(answer)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -28,7 +28,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -238,6 +240,47 @@ class Job:
         if self.has_leftovers():
             shutil.rmtree(self.staged, ignore_errors=True)
 
+    @contextmanager
+    def completing(self) -> Iterator[None]:
+        """Commit the job and send it; meanwhile :meth:`is_running` answers so, and what goes wrong tells how the job is completed.
+
+        Raises:
+            TransferError: it was committed, and not all of it is stored.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(held, fcntl.LOCK_SH)
+            yield
+        except Exception as error:
+            record = self.record()
+            if record is None or record.is_done:
+                raise
+            raise self.half_done(f"; {type(error).__name__}: {error}") from error
+        finally:
+            os.close(held)
+
+    def is_running(self) -> bool:
+        """Say whether a driver is committing the job or sending it."""
+        try:
+            held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(held)
+        return False
+
+    def half_done(self, why: str = "") -> TransferError:
+        """Return the error of a job that was committed and not finished, with the ways on."""
+        return TransferError(
+            f"job {self.id!r} of data set {self.dataset.path} has not come to its end: run the same write again with job_id {self.id!r} "
+            f'(.option("job_id", "{self.id}") of a plain write), or `rmqstore doctor {self.dataset.path} --finish`{why}'
+        )
+
     # ------------------------------------------------------------ files
 
     @contextmanager
@@ -281,6 +324,20 @@ def checked_job_id(job_id: str) -> str:
     if not _ID.fullmatch(job_id):
         raise IllegalArgumentError(f"job_id {job_id!r} is not 1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit")
     return job_id
+
+
+def job_of_write(dataset: Dataset, job_id: str | None) -> Job:
+    """Return the job of a write: the one of that id, or a new one.
+
+    Raises:
+        TransferError: no id is given, and a job is half done and nobody is at it; this write may be the same one again.
+    """
+    if job_id is not None:
+        return Job(dataset, job_id)
+    for job in unfinished_jobs(dataset):
+        if not job.is_running():
+            raise job.half_done("; a write of other rows meanwhile needs a job_id of its own")
+    return Job(dataset, secrets.token_hex(8))
 
 
 def jobs_of(dataset: Dataset) -> list[Job]:

@@ -6,7 +6,6 @@ Nothing here touches ``sparkContext``, RDDs or accumulators, so that it works ov
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +20,7 @@ from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import LASTING, Failure, encoded, reports, typed
 from rmqstore.spark.handing import ShardTick, check_no_job_waits, tick_shard
 from rmqstore.spark.ingest import ShardReport, check_delays, ingest_shard
-from rmqstore.spark.jobs import Job
+from rmqstore.spark.jobs import Job, job_of_write
 from rmqstore.spark.stagedfiles import StagedFile
 from rmqstore.spark.staging import stage
 from rmqstore.when import When, time_ms
@@ -78,14 +77,15 @@ def schedule(
         df: columns of :data:`rmqstore.spark.SCHEMA`; all but topic and body may be missing or null.
         shards: of a new data set, by default 2; of one that exists, what it must have.
         engine: likewise.
-        job_id: name of the job; by default a new one.
+        job_id: name of the job; by default a new one, which is refused while another job is half done.
         now: the time at which the messages are sent; by default that of the machine.
         settings: keywords of ``rmqstore.open`` for every shard of a new data set.
         lock_wait_ms: how long a task waits for a shard that another task holds.
 
     Raises:
         IllegalMessageError: a column, or a row, breaks the data contract; nothing was stored.
-        TransferError: a job of this id was given up, or shards do not know any more which part of it they have.
+        TransferError: the job is committed and not all of it is stored, with its id and what completes it; so is another one, and this
+            one has no id; a job of this id was given up, or shards do not know any more which part of it they have.
         ConfigError: the data set is another one than was asked for.
         StoreLockedError: a shard is open in another process.
         EngineNotInstalledError: the engine is missing here or on an executor.
@@ -95,11 +95,13 @@ def schedule(
     now_ms = None if now is None else time_ms("now", now)
     dataset = Dataset.open_or_create(path, shards=shards, engine=engine, settings=settings)
     dataset.check_ready()
-    job = Job(dataset, secrets.token_hex(8) if job_id is None else job_id)
-    if job.record() is None:
-        _stage(df, job, now_ms)
-    found = {report.shard: report for report in _run(df.sparkSession, job.missing_shards(), _ingesting(job, lock_wait_ms), ShardReport)}
-    job.finish()
+    job = job_of_write(dataset, job_id)
+    files = _staged(df, job, now_ms) if job.record() is None else None
+    with job.completing():
+        if files is not None:
+            job.commit(files, now_ms)
+        found = {report.shard: report for report in _run(df.sparkSession, job.missing_shards(), _ingesting(job, lock_wait_ms), ShardReport)}
+        job.finish()
     return report_of(job, found)
 
 
@@ -112,7 +114,7 @@ def report_of(job: Job, found: Mapping[int, ShardReport]) -> ScheduleReport:
     return ScheduleReport(job_id=job.id, rows=record.rows, repeated=sum(each.repeated for each in shards), shards=shards)
 
 
-def _stage(df: DataFrame, job: Job, now_ms: int | None) -> None:
+def _staged(df: DataFrame, job: Job, now_ms: int | None) -> list[StagedFile]:
     try:
         job.begin()
         answers = _collected(df.select(*written_columns(df.columns)).mapInArrow(_staging(job, now_ms), _ANSWER))
@@ -121,7 +123,7 @@ def _stage(df: DataFrame, job: Job, now_ms: int | None) -> None:
     except BaseException:
         job.discard()
         raise
-    job.commit(files, now_ms)
+    return files
 
 
 def hand_over(

@@ -6,7 +6,6 @@ the driver's machine, sends them, a process a shard.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -36,7 +35,7 @@ from rmqstore.spark.columns import check_columns, ddl, written_columns
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import reports
 from rmqstore.spark.ingest import check_delays, ingest_here
-from rmqstore.spark.jobs import Job
+from rmqstore.spark.jobs import Job, job_of_write
 from rmqstore.spark.readout import PART_ROWS, Part, View, Wanted, plan, read
 from rmqstore.spark.running import answered
 from rmqstore.spark.stagedfiles import StagedFile
@@ -77,7 +76,7 @@ class RmqstoreSource(DataSource):
         settings = _settings({name.removeprefix(_SETTING): text for name, text in options.items() if name.startswith(_SETTING)})
         dataset = Dataset.open_or_create(_path(options), shards=_number(options, "shards"), engine=options.get("engine"), settings=settings)
         dataset.check_ready()
-        job = Job(dataset, options.get("job_id") or secrets.token_hex(8))
+        job = job_of_write(dataset, options.get("job_id"))
         return JobWriter(str(dataset.path), job.id, now_ms, LOCK_WAIT_MS if lock_wait_ms is None else lock_wait_ms)
 
     def _wanted(self) -> Wanted:
@@ -210,8 +209,12 @@ class JobWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         job = self._job()
+        files = reports([message.answer for message in messages if isinstance(message, Staged)], StagedFile)
+        with job.completing():
+            self._complete(job, files)
+
+    def _complete(self, job: Job, files: list[StagedFile]) -> None:
         if job.record() is None:
-            files = reports([message.answer for message in messages if isinstance(message, Staged)], StagedFile)
             if any(file.is_drained for file in files):
                 raise TransferError(
                     f"job {job.id!r} was taken back while this write was under way; nothing of it was stored, so run it again"

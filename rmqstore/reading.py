@@ -194,7 +194,7 @@ class Reading:
     def verify(self) -> list[str]:
         """Recount every counter and read every record; one sentence a difference, empty when all is well."""
         self._check_open()
-        return self._timers.verify() + self._pops.verify()
+        return list(dict.fromkeys(self._timers.verify() + self._pops.verify()))  # what both sides share is told once
 
     def digest(self) -> dict[str, TableDigest]:
         """Return what the store holds as one number a table, whatever the engine and the order; other calls wait meanwhile.

@@ -14,6 +14,7 @@ from rmqstore_wheel.file_look import Slices
 from rmqstore_wheel.formats import log_reading
 from rmqstore_wheel.formats.binary_columns import Ints, cells, measure
 from rmqstore_wheel.formats.log_columns import Encoded
+from rmqstore_wheel.formats.log_reading import Scan
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.liveness import Liveness
@@ -25,8 +26,8 @@ from rmqstore_wheel.timer_records import ReadTimers, read_timers
 class FileCopy(Slices):
     """Copies what is live in a file, slice by slice; what was live when somebody looked may be dead now."""
 
-    def __init__(self, ledger: Ledger, index: TimerIndex, liveness: Liveness, file_start: int) -> None:
-        super().__init__(ledger.log, file_start)
+    def __init__(self, ledger: Ledger, index: TimerIndex, liveness: Liveness, file_start: int, known: Scan | None = None) -> None:
+        super().__init__(ledger.log, file_start, known)
         self._ledger = ledger
         self._index = index
         self._liveness = liveness

@@ -1,4 +1,4 @@
-"""``FileLook``: how much of one file of the commit log is live, found slice by slice."""
+"""``FileLook``: how much of one file of the commit log is live, found slice by slice; ``damage_in``: which of its calls are damaged."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from rmqstore_wheel.formats import log_reading
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.log_reading import Scan, Stop
 from rmqstore_wheel.liveness import Liveness
+from rmqstore_wheel.soundness import sound_rows
 
 
 class Slices:
     """Goes through the records of a file of the log.
+
+    Args:
+        known: the records to go through, where their chain of sizes cannot be followed.
 
     Attributes:
         at: byte of the file from which the next slice goes on.
@@ -23,14 +27,17 @@ class Slices:
         is_damaged: something cannot be read; what lies behind it was not looked at.
     """
 
-    def __init__(self, log: CommitLog, file_start: int) -> None:
+    def __init__(self, log: CommitLog, file_start: int, known: Scan | None = None) -> None:
         self._log = log
+        self._known = known
         self.file_start = file_start
         self.at = 0
         self.is_done = self.is_damaged = False
 
     def next(self, slice_bytes: int) -> Scan:
         """Return the records of about the next ``slice_bytes``, one of them at least, as long as there are any."""
+        if self._known is not None:
+            return self._next_known(self._known, slice_bytes)
         view = self._log.chain.view(self.file_start)
         while True:
             end = min(self.at + slice_bytes, len(view))
@@ -44,33 +51,32 @@ class Slices:
         self.at = found.end
         return found
 
+    def _next_known(self, known: Scan, slice_bytes: int) -> Scan:
+        first = int(np.searchsorted(known.starts, self.at))
+        stop = max(int(np.searchsorted(known.starts, self.at + slice_bytes)), first + 1)
+        self.is_done = stop >= len(known.starts)
+        self.at = known.end if self.is_done else int(known.starts[stop])
+        return Scan(known.starts[first:stop], known.sizes[first:stop], self.at, Stop.END)
 
-class FileLook(Slices):
-    """Looks at every frame of a file, and counts what is live.
 
-    Attributes:
-        live: bytes of the records that are live, so far.
-    """
+class CheckedSlices(Slices):
+    """Goes through the records of a file, and checks every frame."""
 
-    def __init__(self, log: CommitLog, liveness: Liveness, file_start: int) -> None:
+    def __init__(self, log: CommitLog, file_start: int) -> None:
         super().__init__(log, file_start)
-        self._liveness = liveness
         self._carried = self._crc = 0
         self._is_head = True
-        self.live = 0
 
-    def go_on(self, slice_bytes: int) -> int:
-        """Look at the next slice; returns its bytes."""
-        before = self.at
-        found = self.next(slice_bytes)
+    def next(self, slice_bytes: int) -> Scan:
+        """Return the records of the next slice, as ``Slices.next`` does.
+
+        Raises:
+            CorruptStoreError: a frame that ends in it is damaged.
+        """
+        found = super().next(slice_bytes)
         if len(found.starts):
-            try:
-                self._check_frames(found)
-                for rows in self._liveness.of(self.file_start, found.starts, found.sizes):
-                    self.live += int(found.sizes[rows.rows].sum())
-            except CorruptStoreError:
-                self.is_done = self.is_damaged = True
-        return max(self.at - before, 1)
+            self._check_frames(found)
+        return found
 
     def _check_frames(self, found: Scan) -> None:
         view = self._log.chain.view(self.file_start)
@@ -98,3 +104,63 @@ class FileLook(Slices):
         sound = log_reading.count_sound(view, Scan(starts, sizes, 0, Stop.END), log_offset=self.file_start)
         if sound < len(starts) or sums.wrong_rows(np.frombuffer(view, np.uint8), starts, sizes).any():
             raise CorruptStoreError("a record is damaged", offset=self.file_start)
+
+
+class FileLook(CheckedSlices):
+    """Looks at every frame of a file, and counts what is live.
+
+    Attributes:
+        live: bytes of the records that are live, so far.
+        led_to: of a damaged file, the records that are live, when all of them are sound.
+    """
+
+    def __init__(self, log: CommitLog, liveness: Liveness, file_start: int) -> None:
+        super().__init__(log, file_start)
+        self._liveness = liveness
+        self.live = 0
+        self.led_to: Scan | None = None
+
+    def go_on(self, slice_bytes: int) -> int:
+        """Look at the next slice; returns its bytes."""
+        before = self.at
+        try:
+            found = self.next(slice_bytes)
+            if len(found.starts):
+                for rows in self._liveness.of(self.file_start, found.starts, found.sizes):
+                    self.live += int(found.sizes[rows.rows].sum())
+        except CorruptStoreError:
+            self.is_done = self.is_damaged = True
+        if self.is_damaged:
+            self._look_from_queues()
+        return max(self.at - before, 1)
+
+    def _look_from_queues(self) -> None:
+        """Count what consume queues lead to in a damaged file; if all of it is sound, the damage is to what nobody needs."""
+        end = self.file_start + self._log.file_bytes
+        places: list[Ints] = [np.zeros(0, np.int64)]
+        lengths: list[Ints] = [np.zeros(0, np.int64)]
+        is_sound = True
+        for rows in self._liveness.led_to(self.file_start, end):
+            starts, sizes = rows.units["log_offset"].astype(np.int64) - self.file_start, rows.units["size"].astype(np.int64)
+            is_sound &= bool(sound_rows(self._log, self.file_start, starts, sizes, rows.topic.encode(), rows.queue, rows.offsets).all())
+            places.append(starts)
+            lengths.append(sizes)
+        starts, sizes = np.concatenate(places), np.concatenate(lengths)
+        order = np.argsort(starts)
+        self.live = int(sizes.sum()) if is_sound else self._log.file_bytes
+        self.led_to = Scan(starts[order], sizes[order], self._log.file_bytes, Stop.END) if is_sound else None
+
+
+def damage_in(log: CommitLog, slice_bytes: int) -> list[str]:
+    """Read the whole log; one sentence a file in which a call is damaged, be it that nobody needs it any more."""
+    sentences = []
+    for start in log.chain.starts:
+        slices = CheckedSlices(log, start)
+        try:
+            while not slices.is_done and start + slices.at < log.tail:
+                slices.next(slice_bytes)
+            if slices.is_damaged and start + slices.at < log.tail:
+                raise CorruptStoreError(f"no record begins at {start + slices.at}")
+        except CorruptStoreError as error:
+            sentences.append(f"{log.chain.path_of(start)}: {error}; what can be read is moved elsewhere before the file goes")
+    return sentences

@@ -8,6 +8,7 @@ copy of the state follows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -68,18 +69,21 @@ class Liveness:
                 live.append(LiveRows(topic, queue, rows, offsets[rows], units))
         return live
 
-    def leads_to(self, begin: int, end: int) -> bool:
-        """Say whether a consume queue leads to anything live between two offsets of the log; that takes long, and needs no record."""
+    def led_to(self, begin: int, end: int) -> Iterator[LiveRows]:
+        """Yield what consume queues lead to between two offsets of the log, and is live; that takes long, and reads no record.
+
+        Their ``rows`` count from 0 in each.
+        """
         for topic, queue in list(self._ledger.queues):
             log = self._ledger.queues.of(topic, queue)
             for first, behind in log.held(self._ledger.queues.first(topic, queue)):
                 for at in range(first, behind, _PAGE):
-                    units = log.read(at, min(_PAGE, behind - at))
-                    offsets = at + np.flatnonzero((units["log_offset"] >= begin) & (units["log_offset"] < end))
-                    here, _ = self._ledger.queues.units_at(topic, queue, offsets, units["log_offset"][offsets - at])
+                    places = log.read(at, min(_PAGE, behind - at))["log_offset"]
+                    offsets = at + np.flatnonzero((places >= begin) & (places < end))
+                    here, units = self._ledger.queues.units_at(topic, queue, offsets, places[offsets - at])
                     offsets = offsets[here]
                     if topic == WHEEL_TOPIC:
-                        offsets = offsets[self._index.is_answered(offsets + 1)]
+                        answered = self._index.is_answered(offsets + 1)
+                        offsets, units = offsets[answered], units.compress(answered)
                     if len(offsets):
-                        return True
-        return False
+                        yield LiveRows(topic, queue, np.arange(len(offsets)), offsets, units)

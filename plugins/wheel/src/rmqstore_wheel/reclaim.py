@@ -26,8 +26,9 @@ Why no crash point loses or doubles anything here. The log alone says everything
   anew from the log (``unit_log.Doubt``). A crash behind it leaves some of the files, the newest; the check point needs none of those that
   went, and neither does making everything anew.
 
-A file in which something cannot be read is never copied, since that might leave something out. It stays until no consume queue leads into
-it (T12).
+- **Damage.** Where a file cannot be read from end to end, consume queues say what is live in it. If all of that is sound, the damage is to
+  what nobody needs, and the file goes like any other. Else it stays until no consume queue leads to what is damaged (T12); ``verify`` tells
+  of both (``file_look.damage_in``).
 """
 
 from __future__ import annotations
@@ -104,15 +105,13 @@ class Reclaim:
         """Let the files that were looked at go, if little enough of them is live."""
         file_bytes = self._ledger.log.file_bytes
         last = self._looks[-1]
-        if last.is_damaged:
-            last.live = file_bytes if self._liveness.leads_to(last.file_start, last.file_start + file_bytes) else 0
         live = sum(look.live for look in self._looks)
         if live and 100 * live >= self._ledger.sizes.copy_live_percent * file_bytes * len(self._looks):
             return
-        if any(look.live and look.is_damaged for look in self._looks):
+        if any(look.is_damaged and look.led_to is None for look in self._looks):
             return
         self._copies = [
-            FileCopy(self._ledger, self._index, self._liveness, look.file_start) for look in self._looks if look.live
+            FileCopy(self._ledger, self._index, self._liveness, look.file_start, look.led_to) for look in self._looks if look.live
         ]  # fmt: skip
         self._looks = []
         if not self._copies:

@@ -53,6 +53,7 @@ from rmqstore_wheel.copying import copy_timers
 from rmqstore_wheel.due import Due, joined
 from rmqstore_wheel.facts import TIMER
 from rmqstore_wheel.fetching import Fetcher, Located, joined_places
+from rmqstore_wheel.file_look import damage_in
 from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.pending_timers import PendingTimers
@@ -390,7 +391,7 @@ class WheelTimers(TimerSide):
 
     def verify(self) -> list[str]:
         with self._lock, self._call:
-            return differences_in(self._index)
+            return differences_in(self._index) + damage_in(self._ledger.log, self._ledger.sizes.slice_bytes)
 
     def stats(self) -> TimerStats:
         with self._lock, self._call:

@@ -243,7 +243,7 @@ def test_a_sync_of_what_is_durable_does_not_disturb_the_leader(base: FakeBase, k
     joins = [in_thread(lambda: kv.sync(second))]
     assert held.reached.wait(30)
     kv.sync(durable)
-    assert kv._gate._leading
+    assert kv._gate.leading.locked()
     third = put(kv, b"c", b"")
     joins.append(in_thread(lambda: kv.sync(third)))
     held.release()

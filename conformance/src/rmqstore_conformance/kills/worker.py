@@ -21,7 +21,7 @@ TOPIC = "orders"
 GROUPS = ("a", "b")
 KEYS = 6
 PRECISION_MS = 100
-SETTINGS: dict[str, Any] = {"precision_ms": PRECISION_MS, "default_queues": 2, "max_retries": 1000, "hand_over_limit": 5}
+SETTINGS: dict[str, Any] = {"precision_ms": PRECISION_MS, "default_queues": 2, "max_retries": 1000, "hand_over_limit": 5, "reclaim": "age"}
 
 Job = dict[str, Any]
 

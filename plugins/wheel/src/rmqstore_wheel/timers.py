@@ -90,9 +90,11 @@ class WheelTimers(TimerSide):
 
     def _begin(self) -> None:
         """Begin with what ledger and index say; also once they were opened again, within the session."""
+        forgotten = self._forgotten
         self._start_anew()
         ledger, index = self._ledger, self._index
         # After a reopen, seals and what the receiver has stay what they were.
+        self._forgotten = forgotten
         self._sealed = self._sealed.join(TimerCursor.from_bytes(ledger.get(META, SEAL_KEY) or b"").corners)
         self._adopted = stored_adopted(ledger, TIMER_SIDE)
         self._noted_seq = noted_last_seq(ledger)

@@ -21,8 +21,8 @@ Made by `docs/make_cli.py` from the commands in `rmqstore/cli/`; change the text
 
 `rmqstore` works on a store directory, which is the first argument of nearly every command. `rmqstore COMMAND -h` shows what stands here.
 
-Commands that only read (`timers`, `topics`, `lag`, `peek`, `leases`, `dlq list`, `config`, `doctor`, `verify`, `dump`) work beside a
-program that has the store open, if its engine can be [opened for reading](engine.md#for-reading); `inspect` reads the bare files beside
+Commands that only read (`timers`, `topics`, `lag`, `peek`, `leases`, `group`, `dlq list`, `config`, `doctor`, `verify`, `dump`) work beside
+a program that has the store open, if its engine can be [opened for reading](engine.md#for-reading); `inspect` reads the bare files beside
 whoever owns them. All others need the store for themselves for a moment, and say who has it when it is taken.
 
 - **Output.** Data goes to stdout; remarks, progress and errors go to stderr. In a pipe nothing is cut, wrapped or coloured. `NO_COLOR=1`
@@ -69,14 +69,19 @@ JSON: dict[str, dict[str, str]] = {
     },
     "rmqstore topics": {"topics": "a list of `name`, `queues`; a queue has `queue_id`, `min_offset`, `next_offset`"},
     "rmqstore lag": {
-        "lags": "a list of `group`, `topic`, `ready`, `in_flight`, `retry`, `dead`, `queues`; a queue has `queue_id`, `next_offset`, "
-        "`end_offset`, `in_flight`",
+        "lags": "a list of `group`, `topic`, `ready`, `in_flight`, `retry`, `dead`, `expired`, `backing_off`, `queues`; "
+        "a queue has `queue_id`, `next_offset`, `end_offset`, `in_flight`",
     },
     "rmqstore peek": {"messages": f"a list of {_STORED}", "next_offset": "where to read on; null at the end"},
+    "rmqstore group": {
+        "group": "its name",
+        "max_retries": "null where the store's holds",
+        "backoff_ms": "a list of waits, null where RocketMQ's table holds",
+    },
     "rmqstore leases": {
         "now_ms, now_iso": "when that was",
-        "leases": "a list of `group`, `topic`, `queue_id`, `queue_offset`, `message_id`, `attempt`, `pop_time_ms`, `pop_time_iso`, "
-        "`first_pop_ms`, `first_pop_iso`, `expiry_ms`, `expiry_iso`, `receipt`",
+        "leases": "a list of `group`, `topic`, `queue_id`, `queue_offset`, `message_id`, `attempt`, `is_backing_off`, `reason`, "
+        "`pop_time_ms`, `pop_time_iso`, `first_pop_ms`, `first_pop_iso`, `expiry_ms`, `expiry_iso`, `receipt`",
     },
     "rmqstore dlq list": {
         "now_ms, now_iso": "when that was",

@@ -14,6 +14,7 @@ from rmqstore.contract import (
     Change,
     ChangeOutcome,
     ChangeResult,
+    GroupSettings,
     InitMode,
     PopRequest,
     PopResult,
@@ -45,6 +46,9 @@ from rmqstore.message import (
 )
 from rmqstore.owning import Owning
 from rmqstore.when import Duration, duration_ms
+
+_MAX_BACKOFF = 100
+"""Entries of a table of back-offs."""
 
 
 class Consuming(Owning):
@@ -207,7 +211,7 @@ class Consuming(Owning):
 
     @overload
     def retry_later(
-        self, leased: PoppedMessage, delay: Duration | None = None, *, reason: str = "", backoff: Sequence[Duration] = RETRY_BACKOFF_MS
+        self, leased: PoppedMessage, delay: Duration | None = None, *, reason: str = "", backoff: Sequence[Duration] | None = None
     ) -> ChangeResult: ...
     @overload
     def retry_later(
@@ -216,7 +220,7 @@ class Consuming(Owning):
         delay: Duration | None = None,
         *,
         reason: str = "",
-        backoff: Sequence[Duration] = RETRY_BACKOFF_MS,
+        backoff: Sequence[Duration] | None = None,
     ) -> list[ChangeResult]: ...
     def retry_later(
         self,
@@ -224,27 +228,30 @@ class Consuming(Owning):
         delay: Duration | None = None,
         *,
         reason: str = "",
-        backoff: Sequence[Duration] = RETRY_BACKOFF_MS,
+        backoff: Sequence[Duration] | None = None,
     ) -> ChangeResult | list[ChangeResult]:
         """Say that work on messages failed: each comes again after ``delay``, and the attempt counts.
 
         Args:
             delay: how long to wait; by default the entry of ``backoff`` for the attempt.
             reason: why it failed; ``leases`` lists it, and the dead letter if this was the last attempt. What is beyond 1024 bytes is cut.
-            backoff: by default RocketMQ's table: 10 s, 30 s, 1 min … 2 h; the last entry holds for all further attempts.
+            backoff: a table by attempt, whose last entry repeats; by default that of the group (``set_group``), or else RocketMQ's: 10 s,
+                30 s, 1 min … 2 h.
         """
         self._check_open()
         given = [leased] if isinstance(leased, PoppedMessage) else leased
         if not isinstance(given, Sequence) or not all(isinstance(each, PoppedMessage) for each in given):
             raise IllegalArgumentTypeError(f"retry_later takes a popped message or a list of them, not {type(leased).__name__}")
-        if not isinstance(backoff, Sequence) or isinstance(backoff, str | bytes) or not backoff:
-            raise IllegalArgumentTypeError(f"backoff must be a list of durations, not {backoff!r}")
-        table = [duration_ms("a duration of backoff", each, minimum=1) for each in backoff]
+        table: Sequence[int] = () if backoff is None else _backoff_table(backoff)
         if delay is not None:
             table = [duration_ms("delay", delay, minimum=1)]
         why = reason_text(reason)
         receipts = receipts_of(given).receipts
-        changes = [Change(receipt, backoff_ms(each.attempt, table), True, why) for receipt, each in zip(receipts, given, strict=True)]
+        own = {} if table else {name: each.backoff_ms for name, each in self._pops.group_settings().items()}
+        changes = [
+            Change(receipt, backoff_ms(each.attempt, table or own.get(receipt.group) or RETRY_BACKOFF_MS), True, why)
+            for receipt, each in zip(receipts, given, strict=True)
+        ]
         results, ticket = self._pops.change_invisible(changes, self._clock.now_ms())
         self._settle(self._pops, ticket)
         return results[0] if isinstance(leased, PoppedMessage) else results
@@ -308,6 +315,20 @@ class Consuming(Owning):
         self._settle(self._pops, self._pops.delete_topic(name))
         self._waits.anything()
 
+    def set_group(self, name: str, *, max_retries: int | None = None, backoff: Sequence[Duration] = ()) -> None:
+        """Set how often and when a group tries again; the settings are kept in the store and replace those that the group had.
+
+        Args:
+            max_retries: redeliveries before the dead letter queue; None: as the store has it. It counts from the next lease that ends.
+            backoff: what ``retry_later`` waits after the 1st, 2nd … failed attempt; empty: RocketMQ's table.
+        """
+        self._check_open()
+        if max_retries is not None:
+            check_count("max_retries", max_retries)
+        table = tuple(_backoff_table(backoff)) if backoff else ()
+        check_group(name)
+        self._settle(self._pops, self._pops.set_group(name, GroupSettings(max_retries=max_retries, backoff_ms=table)))
+
     def delete_group(self, name: str) -> None:
         """Remove a group with its leases, positions and retry topics; its dead letter queue stays."""
         self._check_open()
@@ -325,6 +346,12 @@ class Consuming(Owning):
             check_count("queue", queue)
         self._settle(self._pops, self._pops.reset_offset(topic, group, queue, to, self._clock.now_ms()))
         self._waits.arrived((topic,))
+
+
+def _backoff_table(backoff: Sequence[Duration]) -> list[int]:
+    if not isinstance(backoff, Sequence) or isinstance(backoff, str | bytes) or not 1 <= len(backoff) <= _MAX_BACKOFF:
+        raise IllegalArgumentTypeError(f"backoff must be a list of 1 to {_MAX_BACKOFF} durations, not {backoff!r}")
+    return [duration_ms("a duration of backoff", each, minimum=1) for each in backoff]
 
 
 def _checked_letters(letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:

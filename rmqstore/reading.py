@@ -14,6 +14,7 @@ from rmqstore.batch import MessageBatch
 from rmqstore.config import Config
 from rmqstore.contract import (
     GroupOffset,
+    GroupSettings,
     Lag,
     LeaseInfo,
     PendingCounts,
@@ -137,6 +138,12 @@ class Reading:
         """List the groups that have popped."""
         self._check_open()
         return self._pops.groups()
+
+    def group_settings(self, group: str) -> GroupSettings:
+        """Return what is set for a group (``set_group``); where nothing is, what holds for the store does."""
+        self._check_open()
+        check_group(group)
+        return self._pops.group_settings().get(group) or GroupSettings()
 
     def offsets(self, group: str) -> list[GroupOffset]:
         """List where a group stands."""

@@ -23,6 +23,7 @@ from rmqstore.cli import (
     dlq,
     doctor,
     engines,
+    group,
     inspect,
     keep,
     leases,
@@ -148,6 +149,7 @@ _add(topics.topics, topics.TOPICS_EXAMPLES)
 _add(topics.lag, topics.LAG_EXAMPLES)
 _add(peek.peek, peek.EXAMPLES)
 _add(leases.leases, leases.EXAMPLES)
+_add(group.group, group.EXAMPLES)
 app.add_typer(dead_letters, name="dlq")
 _add(dlq.list_, dlq.LIST_EXAMPLES, to=dead_letters)
 _add(dlq.resend, dlq.RESEND_EXAMPLES, to=dead_letters)

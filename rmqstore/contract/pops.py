@@ -291,6 +291,18 @@ class Subscription(msgspec.Struct, frozen=True):
     active_ms: int
 
 
+class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for one group in the place of what holds for the store.
+
+    Attributes:
+        max_retries: redeliveries before the dead letter queue (P7); None = as the store has it.
+        backoff_ms: how long a message waits after its 1st, 2nd … failed attempt; the last one repeats; empty = RocketMQ's table.
+    """
+
+    max_retries: int | None = None
+    backoff_ms: tuple[int, ...] = ()
+
+
 class PopStats(msgspec.Struct, frozen=True):
     """Counters and gauges of a pop store."""
 
@@ -380,6 +392,14 @@ class PopStore(Side):
     @abstractmethod
     def delete_group(self, name: str) -> Ticket:
         """Remove a group with its leases, positions and retry topics; its dead letter queue stays. A no-op when there is none."""
+
+    @abstractmethod
+    def set_group(self, name: str, settings: GroupSettings) -> Ticket:
+        """Replace the settings of a group, which need not have popped yet; they go with the group when it is deleted."""
+
+    @abstractmethod
+    def group_settings(self) -> dict[str, GroupSettings]:
+        """Return the settings of every group that has any of its own, by name."""
 
     @abstractmethod
     def subscriptions(self, group: str | None = None) -> list[Subscription]:

@@ -70,6 +70,9 @@ SUBSCRIPTIONS: Final = pa.schema(
 ``dead_since`` of the dead letter queue are of a topic of the same name that was deleted. ``expired`` messages were taken by retention
 before the group had popped them."""
 
+GROUP_SETTINGS: Final = pa.schema([*_schema(group=pa.string(), backoff_ms=_I64S), pa.field("max_retries", pa.int64())])
+"""Settings of groups (``GroupSettings``)."""
+
 LEASES: Final = _schema(
     **_SEAT,
     ck_start=pa.int64(),
@@ -124,6 +127,7 @@ POP_TABLES: Final[Mapping[str, pa.Schema]] = {
     "messages": MESSAGES,
     "standings": STANDINGS,
     "subscriptions": SUBSCRIPTIONS,
+    "group_settings": GROUP_SETTINGS,
     "leases": LEASES,
     "fifo": FIFO,
     "attempts": ATTEMPTS,

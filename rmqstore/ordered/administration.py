@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rmqstore.contract import InitMode, Removal
+from rmqstore.contract import GroupSettings, InitMode, Removal
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import (
     DLQ_PREFIX,
@@ -45,7 +45,7 @@ from rmqstore.ordered.popstate import PopState
 from rmqstore.ordered.queuelog import QueueLog
 from rmqstore.ordered.queues import Topic
 from rmqstore.ordered.stage import Stage
-from rmqstore.ordered.standings import Gap, Seat, Standing
+from rmqstore.ordered.standings import Gap, Seat, Standing, group_settings_entry
 
 _K = TypeVar("_K")
 _GRAVE_PROPERTIES = (PROPERTY_DLQ_REASON, PROPERTY_DLQ_ATTEMPTS, PROPERTY_ORIGIN_TOPIC, PROPERTY_ORIGIN_ID)
@@ -85,6 +85,16 @@ class Administration:
             lease = stage.lease(key)
             if lease is not None and lease.live:
                 yield lease
+
+    def set_group(self, stage: Stage, name: str, settings: GroupSettings) -> None:
+        """Replace the settings of a group; those that say nothing are not kept."""
+        key, value = group_settings_entry(name, settings)
+        if settings != GroupSettings():
+            stage.write.put(META, key, value)
+            stage.afterwards(lambda state: state.group_settings.update({name: settings}))
+        elif name in self._state.group_settings:
+            stage.write.delete(META, key)
+            stage.afterwards(lambda state: _drop(state.group_settings, [name]))
 
     # ------------------------------------------------------------ taking messages out
 
@@ -198,6 +208,7 @@ class Administration:
 
     def delete_group(self, stage: Stage, name: str) -> None:
         """Remove a group and its retry topics; while its dead letter queue has messages, its counts of them stay."""
+        self.set_group(stage, name, GroupSettings())
         group_id = self._state.groups.get(name)
         if group_id is None:
             return

@@ -9,6 +9,7 @@ meta        ``m``    name                                                singlet
 meta        ``c``    minute of the due time (u64)                        pending timers due in it (i64)
 meta        ``t``    topic name                                          topic: id, queues
 meta        ``g``    group name                                          group: id
+meta        ``q``    group name                                          settings of the group (``GroupSettings``)
 meta        ``s``    group u32, topic u32, queue u32                     where the group stands on the queue
 meta        ``d``    group u32, topic u32                                dead letters of the topic (u64), offset of the first (u64)
 meta        ``r``    group u32, topic u32                                the group has popped the topic: how, when last, what expired
@@ -58,6 +59,7 @@ POP_FLOOR_KEY: Final = b"mpop_floor"
 COUNT: Final = b"c"
 TOPIC: Final = b"t"
 GROUP: Final = b"g"
+GROUP_SETTINGS: Final = b"q"
 STANDING: Final = b"s"
 DEAD: Final = b"d"
 REGISTERED: Final = b"r"

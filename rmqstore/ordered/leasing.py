@@ -199,7 +199,9 @@ class Leasing:
             return "parked"
         record = as_delivered(found[0], one, self._format)
         attempts = self._format.attempt_of(record) + counted
-        if rejected or (counted and is_head and attempts > self._options.max_retries):
+        own = self._state.group_settings.get(group)
+        max_retries = self._options.max_retries if own is None or own.max_retries is None else own.max_retries
+        if rejected or (counted and is_head and attempts > max_retries):
             stage.bury(group, topic, record, attempts, rejected or _unacked(attempts, lease.reason))
             return "dead"
         first_pop_ms = next(at for at in (self._format.first_pop_of(record), lease.first_pop_ms, pop_ms) if at >= 0)

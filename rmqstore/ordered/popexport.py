@@ -36,7 +36,14 @@ def export_pops(kv: OrderedKV, state: PopState, log: QueueLog, table: str, after
     if table == "pop_head":
         head = {"cursor": kv.get(META, CURSOR_KEY) or b"", "epoch": epoch_of(kv), "pop_floor_ms": state.pop_floor_ms}
         return listed([head], schema, after, limit)
-    rows = {"topics": _topics, "gaps": _gaps, "standings": _standings, "subscriptions": _subscriptions, "fifo": _fifo}[table]
+    rows = {
+        "topics": _topics,
+        "gaps": _gaps,
+        "standings": _standings,
+        "subscriptions": _subscriptions,
+        "fifo": _fifo,
+        "group_settings": _group_settings,
+    }[table]
     return listed(rows(state, topics, groups), schema, after, limit)
 
 
@@ -108,6 +115,11 @@ def _subscriptions(state: PopState, topics: Mapping[int, str], groups: Mapping[i
             }
         )
     return sorted(rows, key=lambda row: (row["group"], row["topic"]))
+
+
+def _group_settings(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
+    for group, settings in sorted(state.group_settings.items()):
+        yield {"group": group, "backoff_ms": list(settings.backoff_ms), "max_retries": settings.max_retries}
 
 
 def _fifo(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:

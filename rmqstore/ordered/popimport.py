@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmqstore.contract import GroupSettings
 from rmqstore.contract.state import POP_TABLES
 from rmqstore.errors import CorruptStoreError
 from rmqstore.ordered.fifo import FifoRun, Unacked, encode_fifo, fifo_key
@@ -37,7 +38,7 @@ from rmqstore.ordered.popstate import PopState
 from rmqstore.ordered.queuelog import PlacedRun, QueueLog, Run
 from rmqstore.ordered.queues import Topic
 from rmqstore.ordered.recordformat import NONE
-from rmqstore.ordered.standings import Dead, Gap, Registered, Seat, Standing
+from rmqstore.ordered.standings import Dead, Gap, Registered, Seat, Standing, group_settings_entry
 
 
 class PopImport:
@@ -69,6 +70,7 @@ class PopImport:
             "messages": self._messages,
             "standings": self._take_standings,
             "subscriptions": self._subscriptions,
+            "group_settings": self._group_settings,
             "leases": self._leases,
             "fifo": self._take_fifo,
             "attempts": self._attempts,
@@ -178,6 +180,11 @@ class PopImport:
                 if known is not None:
                     how = how._replace(active_ms=max(how.active_ms, known.active_ms), expired=how.expired + known.expired)
                 self._write.put(META, Registered.key(*place), how.encode())
+
+    def _group_settings(self, rows: pa.RecordBatch) -> None:
+        for row in rows.to_pylist():
+            settings = GroupSettings(max_retries=row["max_retries"], backoff_ms=tuple(row["backoff_ms"]))
+            self._write.put(META, *group_settings_entry(row["group"], settings))
 
     def _leases(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():

@@ -17,6 +17,7 @@ import pyarrow as pa
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
     GroupOffset,
+    GroupSettings,
     InitMode,
     Lag,
     LeaseInfo,
@@ -37,7 +38,17 @@ from rmqstore.contract import (
 from rmqstore.contract.state import Adopted, StatePage
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.filters import parse_filter
-from rmqstore.message import MAX_POP, MAX_QUEUES, PoppedMessage, check_group, check_marks, check_readable_topic, check_time_ms, retry_topic
+from rmqstore.message import (
+    MAX_POP,
+    MAX_QUEUES,
+    PoppedMessage,
+    check_count,
+    check_group,
+    check_marks,
+    check_readable_topic,
+    check_time_ms,
+    retry_topic,
+)
 from rmqstore.ordered.administration import Administration
 from rmqstore.ordered.adopting import Adoptions
 from rmqstore.ordered.importing import is_taken_in, note_taken_in
@@ -187,6 +198,17 @@ class OrderedPops(OrderedSide, PopStore):
             self._administration.delete_group(stage, name)
             return stage.commit()
 
+    def set_group(self, name: str, settings: GroupSettings) -> Ticket:
+        check_group(name)
+        if settings.max_retries is not None:
+            check_count("max_retries", settings.max_retries)
+        for each in settings.backoff_ms:
+            check_time_ms("a duration of backoff", each, minimum=1)
+        with self._lock, self._call:
+            stage = self._stage(0)
+            self._administration.set_group(stage, name, settings)
+            return stage.commit()
+
     def create_topic(self, name: str, queues: int) -> tuple[TopicInfo, Ticket]:
         if type(queues) is not int or not 1 <= queues <= MAX_QUEUES:
             raise IllegalArgumentError(f"queues must be an int of 1 to {MAX_QUEUES}, not {queues!r}")
@@ -222,6 +244,10 @@ class OrderedPops(OrderedSide, PopStore):
         with self._lock, self._call:
             known = {seat.group_id for seat in self._state.standings} | {group_id for group_id, _ in self._state.registered}
             return sorted(name for name, group_id in self._state.groups.items() if group_id in known)
+
+    def group_settings(self) -> dict[str, GroupSettings]:
+        with self._lock, self._call:
+            return dict(self._state.group_settings)
 
     def subscriptions(self, group: str | None = None) -> list[Subscription]:
         with self._lock, self._call:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rmqstore.contract import TopicInfo
+from rmqstore.contract import GroupSettings, TopicInfo
 from rmqstore.message import retry_topic
 from rmqstore.ordered.fifo import FifoRun, load_fifo
 from rmqstore.ordered.kv import OrderedKV
@@ -19,6 +19,7 @@ from rmqstore.ordered.standings import (
     count_between,
     load_dead,
     load_gaps,
+    load_group_settings,
     load_groups,
     load_kept,
     load_registered,
@@ -40,6 +41,7 @@ class PopState:
         self.topics: dict[str, Topic] = load_topics(kv)
         self._names: dict[int, str] = {}
         self.groups: dict[str, int] = load_groups(kv)
+        self.group_settings: dict[str, GroupSettings] = load_group_settings(kv)
         self.standings: dict[Seat, Standing] = load_standings(kv)
         self.dead: dict[tuple[int, int], Dead] = load_dead(kv)
         self.registered: dict[tuple[int, int], Registered] = {}

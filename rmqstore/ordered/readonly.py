@@ -75,6 +75,9 @@ class ReadOnlyPops(OrderedPops):
     def maintain(self, *_: Any, **__: Any) -> Never:
         refuse("maintain")
 
+    def set_group(self, *_: Any, **__: Any) -> Never:
+        refuse("set_group")
+
     def delete_topic(self, *_: Any, **__: Any) -> Never:
         refuse("delete_topic")
 

@@ -8,8 +8,22 @@ from typing import NamedTuple
 
 import msgspec
 
+from rmqstore.contract import GroupSettings
 from rmqstore.ordered.kv import OrderedKV
-from rmqstore.ordered.layout import DEAD, GAP, GROUP, KEPT, META, QUEUE, QUEUE_PREFIX, REGISTERED, STANDING, STANDING_KEY, after_prefix
+from rmqstore.ordered.layout import (
+    DEAD,
+    GAP,
+    GROUP,
+    GROUP_SETTINGS,
+    KEPT,
+    META,
+    QUEUE,
+    QUEUE_PREFIX,
+    REGISTERED,
+    STANDING,
+    STANDING_KEY,
+    after_prefix,
+)
 
 _VALUE = struct.Struct(">QQI")
 _REGISTERED = struct.Struct(">?QQ")
@@ -44,6 +58,17 @@ class Standing(msgspec.Struct, frozen=True):
 def load_groups(kv: OrderedKV) -> dict[str, int]:
     """Read every group: name → id."""
     return {key[1:].decode(): int.from_bytes(value, "big") for key, value in kv.scan_all(META, GROUP, after_prefix(GROUP))}
+
+
+def group_settings_entry(name: str, settings: GroupSettings) -> tuple[bytes, bytes]:
+    """Return the (key, value) of a group's settings in the space ``meta``."""
+    return GROUP_SETTINGS + name.encode(), msgspec.json.encode(settings)
+
+
+def load_group_settings(kv: OrderedKV) -> dict[str, GroupSettings]:
+    """Read the settings of groups: name → settings."""
+    entries = kv.scan_all(META, GROUP_SETTINGS, after_prefix(GROUP_SETTINGS))
+    return {key[1:].decode(): msgspec.json.decode(value, type=GroupSettings) for key, value in entries}
 
 
 def load_standings(kv: OrderedKV) -> dict[Seat, Standing]:

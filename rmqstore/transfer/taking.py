@@ -28,7 +28,7 @@ from rmqstore.transfer.shifting import Shift
 _SEQ_GAP: Final = 2**32
 """Seqs of a merged store begin so far above those there are, that no handle of a put that a crash took away can name one of them."""
 
-_KEYS: Final = {"timer_marks": "mark", "pop_marks": "mark", "attempts": "attempt"}
+_KEYS: Final = {"timer_marks": "mark", "pop_marks": "mark", "attempts": "attempt", "group_settings": "group"}
 """Tables in which a row of the target's own wins over one that has the same name."""
 
 

@@ -211,6 +211,7 @@ def told_members(command: str) -> set[str]:
         ("lag", "data"),
         ("peek", "data", "orders"),
         ("leases", "data"),
+        ("group", "data", "g"),
         ("dlq", "list", "data"),
         ("dlq", "list", "data", "g"),
         ("dlq", "resend", "data", "g", "--all"),

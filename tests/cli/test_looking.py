@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
@@ -247,3 +248,22 @@ def test_an_engine_that_cannot_be_read_beside_its_owner_is_opened_for_a_moment(c
         said = cli.bad(1, "topics", path)
     assert f"is open elsewhere, by this process (pid {os.getpid()}); its engine cannot be read beside its owner" in said
     assert "work beside it" not in said
+
+
+# ---------------------------------------------------------------- group
+
+
+def test_a_group_is_shown_and_set(cli: Command) -> None:
+    assert "max_retries  16 (of the store)" in cli.good("group", "data", "g").out
+    assert "max_retries  3\n" in cli.good("group", "data", "g", "--max-retries", "3").out
+    assert "backoff      1s, 5m\n" in cli.good("group", "data", "g", "--backoff", "1s,5m").out
+    assert cli.good("group", "data", "g", "--json").json == {"group": "g", "max_retries": 3, "backoff_ms": [1000, 300_000]}
+    assert "(of the store)" in cli.good("group", "data", "g", "--reset").out
+    assert "--reset takes everything back" in cli("group", "data", "g", "--reset", "--max-retries", "1").err
+
+
+def test_lag_and_leases_tell_who_backs_off(cli: Command) -> None:
+    with cli.owner() as store:
+        store.retry_later(store.pop("b", "w", max_messages=1), timedelta(minutes=1), reason="no answer")
+    assert "backing off" in cli.good("lag", "data", "-g", "w").out
+    assert "no answer" in cli.good("leases", "data", "-g", "w").out

@@ -113,6 +113,8 @@ CALLS: dict[str, Callable[[Store, Path], object]] = {
     "resend_dead": lambda s, p: s.resend_dead([]),
     "retry_later": lambda s, p: s.retry_later([]),
     "reject": lambda s, p: s.reject([]),
+    "set_group": lambda s, p: s.set_group("g"),
+    "group_settings": lambda s, p: s.group_settings("g"),
     "leases": lambda s, p: s.leases(),
     "subscriptions": lambda s, p: s.subscriptions(),
     "delete_topic": lambda s, p: s.delete_topic("t"),

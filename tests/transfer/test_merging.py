@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
@@ -383,3 +384,24 @@ def test_a_mark_of_a_store_with_other_ticks_is_answered_with_handles_that_cancel
         assert again.repeated
         assert target.cancel(str(again.handle)) is CancelOutcome.CANCELLED
         assert target.pending().total == 0
+
+
+def test_settings_of_groups_move_along_and_give_way(tmp_path: Path) -> None:
+    """A merge adds the settings of groups, and leaves those that are there; what waits for its next attempt still does, with its reason."""
+    clock = rmqstore.ManualClock(START_MS)
+    minute = timedelta(minutes=1)
+    for name, retries in (("one", 1), ("two", 2)):
+        with rmqstore.open(tmp_path / name, engine="wheel", clock=clock, services=False) as store:
+            store.set_group("both", max_retries=retries)
+            store.set_group(name, max_retries=7, backoff=[minute])
+            store.send(rmqstore.Message("t", b"x"))
+            store.retry_later(store.pop("t", name), minute, reason="no answer")
+            dump(store, tmp_path / f"dump-{name}")
+    with rmqstore.open(tmp_path / "one", clock=clock, services=False) as store:
+        load_into(tmp_path / "dump-two", store)
+        assert [store.group_settings(name).max_retries for name in ("both", "one", "two")] == [1, 7, 7]
+        assert [(each.group, each.is_backing_off, each.reason) for each in store.leases()] == [
+            ("one", True, "no answer"), ("two", True, "no answer"),
+        ]  # fmt: skip
+        assert store.lag("t", "two").backing_off == 1
+        assert store.verify() == []

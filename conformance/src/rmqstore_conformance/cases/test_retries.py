@@ -167,3 +167,35 @@ def test_p14_a_wait_in_a_run_is_told_apart(stores: Stores) -> None:
     store.reset_offset("t", "g", 0)
     assert store.lag("t", "g") == Lag(2, 0, 0, 0)
     assert store.verify() == []
+
+
+@pytest.mark.clause("P7", "R1")
+def test_p7_a_group_has_retries_of_its_own(durable_stores: Stores) -> None:
+    """P7: how often and when are set by group, kept in the store, and go with the group; other groups follow the store."""
+    store = durable_stores.open(max_retries=0)
+    store.set_group("g", max_retries=1, backoff=[SECOND, MINUTE])
+    store.set_group("quiet", backoff=[MINUTE])
+    store = durable_stores.reopen(store, max_retries=0)
+    assert (store.group_settings("g").max_retries, store.group_settings("g").backoff_ms) == (1, (1000, 60_000))
+    assert store.group_settings("h").max_retries is None
+    store.send(message(1))
+    for group in ("h", "quiet", "g"):
+        store.retry_later(store.pop("t", group))
+    assert sorted(each.expiry_ms - START_MS for each in store.leases()) == [1000, 10_000, 60_000]
+    durable_stores.clock.advance(60_000)
+    report = store.tick()
+    assert (report.dead, report.retried) == (2, 1), "one group may try once more"
+    (again,) = store.pop("t", "g")
+    store.retry_later(again)
+    assert [each.expiry_ms for each in store.leases()] == [START_MS + 120_000]
+    store.set_group("g", max_retries=2)
+    durable_stores.clock.advance(60_000)
+    assert store.tick().retried == 1, "a change counts from the next lease that ends"
+    store.delete_group("g")
+    assert store.group_settings("g").max_retries is None
+    store = durable_stores.reopen(store, max_retries=0)
+    assert store.group_settings("g") == store.group_settings("h")
+    assert store.group_settings("quiet").backoff_ms == (60_000,)
+    for wrong in ({"max_retries": -1}, {"max_retries": True}, {"backoff": [timedelta(0)]}, {"backoff": "x"}):
+        with pytest.raises(IllegalArgumentError):
+            store.set_group("g", **wrong)

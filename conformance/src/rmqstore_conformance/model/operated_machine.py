@@ -112,6 +112,14 @@ class OperatedMachine(StoreMachine):
             self.store.delete_topic(topic)
             self.oracle.delete_topic(topic)
 
+    @rule(group=st.sampled_from(GROUPS), retries=st.none() | st.integers(0, 3))
+    def set_group(self, group: str, retries: int | None) -> None:
+        self.store.set_group(group, max_retries=retries)
+        if retries is None:
+            self.oracle.retries_of.pop(group, None)
+        else:
+            self.oracle.retries_of[group] = retries
+
     @rule(group=st.sampled_from(GROUPS), really=RARELY)
     def delete_group(self, group: str, really: bool) -> None:
         if really:

@@ -111,6 +111,7 @@ class PopOracle:
         self.attempts: dict[tuple[str, str, str], tuple[int, list[str]]] = {}
         self.deliveries: Counter[tuple[str, str]] = Counter()
         self.latest_ms = -1
+        self.retries_of: dict[str, int] = {}
 
     # ------------------------------------------------------------ what there is
 
@@ -356,7 +357,7 @@ class PopOracle:
         at = self.standing(held.topic, held.group)
         entry = Entry(held.entry.message, now, held.entry.counted + counted, held.entry.first_pop_ms)
         run = at.unacked[held.source] if at.ordered and held.source != RETRY else None
-        if rejected or (counted and may_die and entry.counted > self.max_retries):
+        if rejected or (counted and may_die and entry.counted > self.retries_of.get(held.group, self.max_retries)):
             said = f": {held.reason}" if held.reason else ""
             why = rejected or f"delivered {entry.counted} time{'s' * (entry.counted > 1)} without an ack{said}"
             self.letters.setdefault(held.group, []).append(Letter(entry, held.topic, now, why))
@@ -425,6 +426,7 @@ class PopOracle:
 
     def delete_group(self, name: str) -> None:
         """Forget a group; its dead letters stay."""
+        self.retries_of.pop(name, None)
         self._erase(lambda topic, group: group == name)
 
     def _erase(self, is_meant: Callable[[str, str], bool]) -> None:

@@ -22,7 +22,7 @@ from rmqstore_conformance.stores import ANNOUNCED, GIVEN, START_MS, Pair, Stores
 
 CALLS: Final = frozenset(
     "send send_batch cancel cancel_key tick pop pop_batch ack change_invisible release retry_later reject reset_offset create_topic "
-    "delete_topic delete_group dead_letters resend_dead drop_dead snapshot flush confirm_clock_step".split()
+    "delete_topic set_group delete_group dead_letters resend_dead drop_dead snapshot flush confirm_clock_step".split()
 )
 """Calls of a store that change it, or that give what such calls are made with."""
 

@@ -13,7 +13,7 @@ from rmqstore.ordered.layout import META, U64
 from rmqstore_wheel import facts as fact_log
 from rmqstore_wheel.bits import Bits
 from rmqstore_wheel.check_point import TimerSection
-from rmqstore_wheel.due import Due
+from rmqstore_wheel.due import Due, joined
 from rmqstore_wheel.facts import CANCEL, NOTHING, TIMER
 from rmqstore_wheel.formats import timer_log
 from rmqstore_wheel.formats.binary_columns import Ints
@@ -248,17 +248,22 @@ class TimerIndex:
         if len(slots) and self.wheel.next_in(int(slots[-1]), self.wheel.slot_of(until_ms)):
             bound = (int(slots[-1]) + 1) * self.precision_ms
         numbers, owners = self.wheel.walk(slots)
+        pieces = [slice(begin, begin + _WINDOW_TIMERS) for begin in range(0, len(numbers), _WINDOW_TIMERS)]
+        # A slot may hold any number of timers: of what was read of them only what is needed stays in memory.
+        found = joined([self._of_units(numbers[piece], owners[piece], low_tick, until_ms) for piece in pieces])
+        if self.aside:
+            found = self._with_aside(found, low_tick, until_ms if bound is None else min(bound, until_ms))
+        return found.in_order(), bound
+
+    def _of_units(self, numbers: Ints, owners: Ints, low_tick: int, until_ms: int) -> Due:
+        """Return the timers of some units of slots that are in these slots for good, of a span of ticks, and not cancelled."""
         units = self.wheel.units.gather(numbers)
         seqs = units["reserved"].astype(np.int64)
         facts = self.facts.gather(seqs - 1)
         ticks = facts["tick"].astype(np.int64)
         keep = (facts["kind"] == TIMER) & (ticks <= until_ms) & (ticks >= low_tick) & (self.wheel.slots_of(ticks) == owners)
-        keep &= (units["flags"] & timer_log.DELETE) == 0
-        found = Due(ticks[keep], seqs[keep], fact_log.dues_of(facts.compress(keep)))
-        if self.aside:
-            found = self._with_aside(found, low_tick, until_ms if bound is None else min(bound, until_ms))
-        found = found.in_order()
-        return found.select(~self.cancelled.get_many(found.seqs)), bound
+        keep &= ((units["flags"] & timer_log.DELETE) == 0) & ~self.cancelled.get_many(seqs)
+        return Due(ticks[keep], seqs[keep], fact_log.dues_of(facts.compress(keep)))
 
     def _with_aside(self, found: Due, low_tick: int, high_tick: int) -> Due:
         extra = [(tick, seq) for seq, tick in self.aside.items() if low_tick <= tick <= high_tick]
@@ -273,18 +278,29 @@ class TimerIndex:
         ticks = [tick for tick in self.aside.values() if tick > after]
         slot = self.wheel.next_live(self.wheel.slot_of(after) - 1)
         while slot is not None:
-            numbers, _ = self.wheel.walk(np.array([slot]))
-            seqs = self.wheel.units.gather(numbers)["reserved"].astype(np.int64)
-            facts = self.facts.gather(seqs - 1)
-            found = facts["tick"].astype(np.int64)
-            # Timers to be rolled need somebody to come by when their slot ends.
-            found = np.where(self.wheel.slots_of(found) == slot, found, (slot + 1) * self.precision_ms)
-            found = found[(facts["kind"] == TIMER) & (found > after) & ~self.cancelled.get_many(seqs)]
+            end = (slot + 1) * self.precision_ms
+            # Of a slot whose timers are all due at its end, none is looked at, however many they are.
+            found = np.array([end]) if self.wheel.is_even(slot) else self._ticks_in(slot, end)
+            found = found[found > after]
             if len(found):
                 ticks.append(int(found.min()))
                 break
             slot = self.wheel.next_live(slot)
         return min(ticks) if ticks else None
+
+    def _ticks_in(self, slot: int, end: int) -> Ints:
+        """Return when something must be done for each pending timer that lies in a slot.
+
+        Args:
+            end: of the slot, when somebody must come by for timers to be rolled.
+        """
+        numbers, _ = self.wheel.walk(np.array([slot]))
+        seqs = self.wheel.units.gather(numbers)["reserved"].astype(np.int64)
+        facts = self.facts.gather(seqs - 1)
+        ticks = facts["tick"].astype(np.int64)
+        ticks = np.where(self.wheel.slots_of(ticks) == slot, ticks, end)
+        found: Ints = ticks[(facts["kind"] == TIMER) & ~self.cancelled.get_many(seqs)]
+        return found
 
     def live(self, handed: TimerCursor = EMPTY_CURSOR) -> list[Due]:
         """Return every pending timer that ``handed`` does not cover, by seq, in pieces."""

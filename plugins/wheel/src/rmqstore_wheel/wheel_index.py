@@ -31,6 +31,9 @@ ROLL_WINDOW_SLOTS: Final = 172_800
 ROLLS: Final = 2
 """In the field that RocketMQ carries along without a meaning: a slot with timers that are to be rolled."""
 
+FRAYED: Final = 4
+"""In the same field: a slot with timers whose tick is not its end, as other stores gave them out."""
+
 _SPREAD: Final = 0x9E3779B97F4A7C15
 _MASK: Final = 2**64 - 1
 _SPREAD_SHIFT: Final = 33
@@ -118,10 +121,11 @@ class WheelIndex:
         aside = ahead < -self.ring.slots
         held = self.slots.take(self.ring.places(slots))
         aside |= (held["timers"] > 0) & (held["tick"] != slots)
+        marks = np.where(rolled, ROLLS, np.where(ticks % precision, FRAYED, 0))
         if not aside.any():
-            return Placing(rolled, _NO_ROWS, self._write(seqs, slots, rolled, now, log_offsets, sizes, topic_hashes))
+            return Placing(rolled, _NO_ROWS, self._write(seqs, slots, marks, now, log_offsets, sizes, topic_hashes))
         rows = np.flatnonzero(~aside)
-        commit = self._write(seqs[rows], slots[rows], rolled[rows], now, log_offsets[rows], sizes[rows], _of(topic_hashes, rows))
+        commit = self._write(seqs[rows], slots[rows], marks[rows], now, log_offsets[rows], sizes[rows], _of(topic_hashes, rows))
         return Placing(rolled, np.flatnonzero(aside), commit)
 
     def prepare_cancels(
@@ -132,7 +136,7 @@ class WheelIndex:
         slots = self.slots_of(ticks)
         held = self.slots.take(self.ring.places(slots))
         rows = np.flatnonzero((held["timers"] > 0) & (held["tick"] == slots) & (np.abs(slots - now) <= self.ring.slots))
-        none = np.zeros(len(rows), np.bool_)
+        none = np.zeros(len(rows), np.int64)
         return self._write(seqs[rows], slots[rows], none, now, log_offsets[rows], sizes[rows], 0, timer_log.DEFAULT | timer_log.DELETE)
 
     def prepare_one(self, seq: int, tick: int, write_ms: int, log_offset: int, size: int, topic_hash: int) -> PlacingOne:
@@ -163,13 +167,14 @@ class WheelIndex:
             seq,
         )
         self.units.write_ahead(data)
+        mark = ROLLS if rolled else FRAYED if tick % precision else 0
 
         def commit() -> None:
             self.units.advance(data)
             held_slot, _, _, timers, magic = self.slots[place].item()
             stays = held_slot == slot
-            count, mark = max(timers, 0) if stays else 0, magic if stays else 0
-            self.slots[place] = (slot, first if live else position, position, count + 1, mark | ROLLS if rolled else mark)
+            count, marks = max(timers, 0) if stays else 0, magic if stays else 0
+            self.slots[place] = (slot, first if live else position, position, count + 1, marks | mark)
             self._pages[place // PAGE_SLOTS] = True
             if rolled:
                 self._first_roll = slot if self._first_roll is None else min(self._first_roll, slot)
@@ -180,7 +185,7 @@ class WheelIndex:
         self,
         seqs: Ints,
         slots: Ints,
-        rolled: Ints,
+        marks: Ints,
         now: int,
         log_offsets: Ints,
         sizes: Ints,
@@ -209,6 +214,7 @@ class WheelIndex:
         places = self.ring.places(in_order[firsts])
         held = self.slots.take(places)
         live = (held["timers"] > 0) & (held["tick"] == in_order[firsts])
+        rolled = marks == ROLLS
         rolls = bool(rolled.any())
         previous = np.empty(count, np.int64)
         previous[1:] = positions[:-1]
@@ -227,7 +233,7 @@ class WheelIndex:
         rows["first"] = np.where(live, held["first"], positions[firsts])
         rows["last"] = positions[lasts]
         counts = 0 if flags & timer_log.DELETE else lasts - firsts + 1
-        marks = np.where(np.logical_or.reduceat(rolled[order], firsts), ROLLS, 0) if rolls else 0
+        slot_marks = np.bitwise_or.reduceat(marks[order], firsts)
         first_roll = int(slots[rolled].min()) if rolls else None
 
         def commit() -> None:
@@ -236,7 +242,7 @@ class WheelIndex:
             held = self.slots.take(places)
             stays = held["tick"] == rows["tick"]
             rows["timers"] = np.where(stays, np.maximum(held["timers"], 0), 0) + counts
-            rows["magic"] = np.where(stays, held["magic"], 0) | marks
+            rows["magic"] = np.where(stays, held["magic"], 0) | slot_marks
             put_rows(self.slots, places, rows)
             self._pages[places // PAGE_SLOTS] = True
             if first_roll is not None:
@@ -263,23 +269,22 @@ class WheelIndex:
         """
         if last < first:
             return np.zeros(0, np.int64)
-        field = "magic" if rolls else "timers"
         if last - first + 1 < self.ring.length:
             at, end = first % self.ring.length, last % self.ring.length
             spans = [(at, end + 1)] if at <= end else [(at, self.ring.length), (0, end + 1)]
-            found = [self._live_in(begin, stop, field) for begin, stop in spans]
+            found = [self._live_in(begin, stop, rolls) for begin, stop in spans]
             slots = np.concatenate(found)
             slots = slots[(slots >= first) & (slots <= last)]
         else:
-            slots = self._live_in(0, self.ring.length, field)
+            slots = self._live_in(0, self.ring.length, rolls)
             slots = np.sort(slots[(slots >= first) & (slots <= last)])
         if limit is not None and len(slots):
             counts = np.cumsum(self.slots["timers"][self.ring.places(slots)])
             slots = slots[: int(np.searchsorted(counts, limit)) + 1]
         return slots
 
-    def _live_in(self, begin: int, stop: int, field: str) -> Ints:
-        places = np.flatnonzero(self.slots[field][begin:stop] > 0) + begin
+    def _live_in(self, begin: int, stop: int, rolls: bool = False) -> Ints:
+        places = np.flatnonzero(self.slots["magic"][begin:stop] & ROLLS if rolls else self.slots["timers"][begin:stop] > 0) + begin
         found: Ints = self.slots["tick"][places].astype(np.int64)
         return found
 
@@ -297,11 +302,11 @@ class WheelIndex:
     def note_rolled(self, slots: Ints) -> None:
         """Note that the timers of these slots were rolled."""
         places = self.ring.places(slots)
-        self.slots["magic"][places[self.slots["tick"][places] == slots]] = 0
+        self.slots["magic"][places[self.slots["tick"][places] == slots]] &= ~ROLLS
         self._find_first_roll()
 
     def _find_first_roll(self) -> None:
-        left = self._live_in(0, self.ring.length, "magic")
+        left = self._live_in(0, self.ring.length, rolls=True)
         self._first_roll = int(left.min()) if len(left) else None
 
     def next_in(self, after: int, last: int) -> bool:
@@ -318,9 +323,14 @@ class WheelIndex:
             if len(found):
                 return int(found[0])
             low, step = high + 1, 8 * step
-        beyond = self._live_in(0, self.ring.length, "timers")
+        beyond = self._live_in(0, self.ring.length)
         beyond = beyond[beyond > after]
         return int(beyond.min()) if len(beyond) else None
+
+    def is_even(self, slot: int) -> bool:
+        """Say whether all timers that lie in a slot are due at its end."""
+        row = self.slots[slot % self.ring.length]
+        return bool(row["tick"] == slot and not row["magic"])
 
     def count_in(self, slot: int) -> int:
         """Return how many timers a slot holds."""

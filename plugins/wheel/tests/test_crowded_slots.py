@@ -1,0 +1,74 @@
+"""A slot may hold any number of timers: until it is due nobody looks at them, and then they are read a stretch at a time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rmqstore_conformance.stores import START_MS, message, pop_all
+from rmqstore_wheel import timer_index
+from rmqstore_wheel.formats.timer_log import UNIT
+from rmqstore_wheel.timer_index import TimerIndex
+from rmqstore_wheel.unit_log import UnitLog
+from tests.breaking import WheelStores
+
+COUNT = 5000
+
+
+@pytest.fixture
+def gathered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many units of the timer log each look took."""
+    looks: list[int] = []
+    gather = UnitLog.gather
+
+    def noting(log: UnitLog, numbers: Any) -> Any:
+        if log.unit == UNIT:
+            looks.append(len(numbers))
+        return gather(log, numbers)
+
+    monkeypatch.setattr(UnitLog, "gather", noting)
+    return looks
+
+
+def test_a_tick_looks_at_no_slot_that_is_to_come(stores: WheelStores, gathered: list[int]) -> None:
+    store = stores.open()
+    crowd = store.send_batch([message(n) for n in range(COUNT)], delay=timedelta(hours=1))
+    store.cancel([each.handle or "" for each in crowd[: COUNT // 2]])
+    for second in range(1, 6):
+        store.send(message(f"early-{second}", "early"), delay=timedelta(seconds=second))
+    store = stores.reopen(store)
+    for _ in range(5):
+        gathered.clear()
+        stores.clock.advance(1000)
+        assert store.tick().handed_over == 1
+        assert sum(gathered) < 10
+    assert store.timers.next_tick_ms() == START_MS + 3_600_000
+
+
+def test_of_a_crowded_slot_a_stretch_is_read_at_a_time(stores: WheelStores, gathered: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer_index, "_WINDOW_TIMERS", 700)
+    store = stores.open()
+    crowd = [store.send_batch([message(f"{part}-{n}") for n in range(500)], delay=timedelta(hours=1)) for part in range(6)]
+    store.cancel([each.handle or "" for each in crowd[2]])
+    gathered.clear()
+    stores.clock.advance(3_600_000)
+    assert store.tick().handed_over == 2500
+    assert max(gathered) <= 700
+    assert [each.message_id for each in pop_all(store)] == [f"m{part}-{n}" for part in (0, 1, 3, 4, 5) for n in range(500)]
+
+
+def test_a_tick_that_is_no_end_of_a_slot_is_told_of_in_time(stores: WheelStores) -> None:
+    """Timers of a store with a finer precision keep their ticks."""
+    store = stores.open()
+    index: TimerIndex = store.timers._index  # type: ignore[attr-defined]
+    ticks = np.array([START_MS + 4300, START_MS + 5000])
+    index.prepare_put(np.array([1, 2]), ticks, ticks, 1, START_MS, np.array([0, 0]), np.array([100, 100]))()
+    assert index.first_tick(START_MS) == START_MS + 4300
+    assert index.first_tick(START_MS + 4300) == START_MS + 5000
+    index.cancel(np.array([1]))
+    assert index.first_tick(START_MS) == START_MS + 5000
+    index.cancel(np.array([2]))
+    assert index.first_tick(START_MS) is None

@@ -13,7 +13,7 @@ from plugins.wheel.tests.power.small_store import small_wheel
 from rmqstore import CancelOutcome, ManualClock, Message, Store, StoreFullError
 from rmqstore.contract import TimerHandle
 from rmqstore_wheel import engine as engine_module
-from rmqstore_wheel import reclaim
+from rmqstore_wheel import reclaim, state
 from rmqstore_wheel.disk import Disk, DiskFile
 from rmqstore_wheel.formats.binary_columns import Bytes
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
@@ -562,3 +562,27 @@ def test_damage_to_what_nobody_needs_is_told_and_keeps_no_file(run: Run, at: int
     assert run.store.verify() == []
     run.reopen(rebuild=True)
     assert run.take_late() == ["before", "behind"]
+
+
+def test_a_store_where_nothing_happens_writes_nothing_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state is larger than a file of the log, so a copy of it fills more than the removal of a file gives back."""
+    monkeypatch.setattr(state, "_PIECE_BYTES", FILE_BYTES // 4)
+    run = Run(tmp_path / "store", mark_memory_ms=1000 * HOUR_MS)
+    for number in range(100):
+        run.store.send_batch([Message("t", b"x")], marks=[b"%05d" % number + bytes(240)])
+    while run.consume():
+        pass
+    run.fill(2)
+    run.upkeep()
+    assert run.ledger.state.bytes > 1.2 * FILE_BYTES
+    tail = run.ledger.log.tail
+    run.upkeep(100)
+    assert run.ledger.log.tail - tail < 2 * run.ledger.state.bytes
+    held = len(run.files)
+    for _ in range(10):
+        run.fill(4)
+        run.upkeep(8)
+    assert len(run.files) < held + 12, "files go all the same"
+    run.reopen(rebuild=True)
+    assert run.store.verify() == []
+    run.store.close()

@@ -437,6 +437,10 @@ class Ledger(GatedKV):
 
     # ------------------------------------------------------------ files that go
 
+    def bytes_to_release(self, upto: int) -> int:
+        """Return about how much :meth:`release_log` would write."""
+        return self.state.bytes if self.restart < upto else 0
+
     def release_log(self, upto: int) -> None:
         """Remove the files of the log that end at or before ``upto``, in which nothing is that anybody needs; see ``reclaim``."""
         if self.restart < upto:

@@ -1,8 +1,9 @@
 """``Reclaim``: files of the commit log go when nothing is live in them; what is live in nearly dead ones is copied forward.
 
 Files go from the oldest on, without a gap. From the oldest on they are looked at, a slice at a time; once of those looked at so far less is
-live than the settings say (30 %), what is live in them is copied to the end of the log, and they go. So a copied byte makes room for more
-than two others, and a log is never longer than what is live in it asks for, though far timers fill its first file.
+live than the settings say (30 %), what is live in them is copied to the end of the log, and they go. The state, of which a copy is written
+then as well, counts as live. So a copied byte makes room for more than two others, which is why a store where nothing happens comes to an
+end with it; and a log is never longer than what is live in it asks for, though far timers fill its first file.
 
 Why no crash point loses or doubles anything here. The log alone says everything (``ledger``), and that stays so of the files that are left:
 
@@ -44,6 +45,9 @@ from rmqstore_wheel.timer_index import TimerIndex
 
 AGAIN_MS: Final = 10 * 60_000
 """When nothing could go, everything is looked at again after this time."""
+
+_STATE_PERCENT: Final = 30
+"""The state is copied as live records are, or when it is less than this, where live records are not copied."""
 
 _MOST_SLICES: Final = 16
 
@@ -106,7 +110,11 @@ class Reclaim:
         file_bytes = self._ledger.log.file_bytes
         last = self._looks[-1]
         live = sum(look.live for look in self._looks)
-        if live and 100 * live >= self._ledger.sizes.copy_live_percent * file_bytes * len(self._looks):
+        most = self._ledger.sizes.copy_live_percent
+        if live and 100 * live >= most * file_bytes * len(self._looks):
+            return
+        written = live + self._ledger.bytes_to_release(last.file_start + file_bytes)
+        if 100 * written >= max(most, _STATE_PERCENT) * file_bytes * len(self._looks):
             return
         if any(look.is_damaged and look.led_to is None for look in self._looks):
             return

@@ -55,6 +55,11 @@ class State:
         """Return all of a map, in no order."""
         return list(self._maps[space].items.items())
 
+    @property
+    def bytes(self) -> int:
+        """About how many bytes a copy of everything has."""
+        return sum(len(key) + len(value) for space in KEPT_SPACES for key, value in self._maps[space].items.items())
+
     def clear(self) -> None:
         """Forget everything."""
         self._maps = [SortedMap() for _ in SPACES]

@@ -69,6 +69,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         columns: names in their order; empty = all of the view.
+        shard: only this one; the others are not opened.
         topic: only this one.
         from_ms, to_ms: only what is due in ``from_ms <= deliver_at_ms < to_ms``; None = also what has no deliver time.
         system: messages of retry topics, dead letter queues and parked entries as well.
@@ -76,6 +77,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     view: View
     columns: tuple[str, ...] = ()
+    shard: int | None = None
     topic: str | None = None
     from_ms: int | None = None
     to_ms: int | None = None
@@ -137,12 +139,18 @@ def plan(path: str, wanted: Wanted, part_rows: int = PART_ROWS) -> list[Part]:
 
     Raises:
         StorePathError: there is nothing to read at ``path``.
+        IllegalArgumentError: it has no such shard, or the view no such column.
         UnsupportedOperationError: an engine cannot be opened for reading.
         CorruptStoreError, FormatVersionError: a store cannot be read.
     """
     wanted.schema()
     parts: list[Part] = []
-    for shard, store in stores_at(path):
+    stores = stores_at(path)
+    if wanted.shard is not None:
+        if wanted.shard not in range(len(stores)):
+            raise IllegalArgumentError(f"there is no shard {wanted.shard} at {path}; there are 0 to {len(stores) - 1}")
+        stores = [stores[wanted.shard]]
+    for shard, store in stores:
         whole = Part(shard=shard, path=str(store))
         with ReadStore(store, {}) as view:
             if wanted.view is View.TIMERS:

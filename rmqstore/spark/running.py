@@ -15,7 +15,7 @@ import pyarrow as pa
 from rmqstore.clock import SystemClock
 from rmqstore.settings import Value
 from rmqstore.spark import migrating
-from rmqstore.spark.columns import check_columns, written_columns
+from rmqstore.spark.columns import check_columns, taken, written_columns
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import LASTING, Failure, encoded, reports, typed
 from rmqstore.spark.handing import ShardTick, check_no_job_waits, tick_shard
@@ -74,7 +74,8 @@ def schedule(
     same ``job_id`` completes the job without looking at ``df`` again.
 
     Args:
-        df: columns of :data:`rmqstore.spark.SCHEMA`; all but topic and body may be missing or null.
+        df: columns of :data:`rmqstore.spark.SCHEMA`; all but topic and body may be missing or null. A timestamp ``deliver_at``
+            may stand for ``deliver_at_ms``; what only a read gives (``shard``, ``store_ms``, ``receipt`` …) means nothing to a new message.
         shards: of a new data set, by default 2; of one that exists, what it must have.
         engine: likewise.
         job_id: name of the job; by default a new one, which is refused while another job is half done.
@@ -184,7 +185,7 @@ def _staging(job: Job, now_ms: int | None) -> Callable[[_Batches], _Batches]:
         context = TaskContext.get()
         assert context is not None
         partition = context.partitionId()
-        yield _row(answered(lambda: stage(Job(Dataset.open(path), job_id), batches, partition, now_ms)))
+        yield _row(answered(lambda: stage(Job(Dataset.open(path), job_id), map(taken, batches), partition, now_ms)))
 
     return run
 

@@ -17,21 +17,15 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
     InputPartition,
-    LessThan,
-    LessThanOrEqual,
     WriterCommitMessage,
 )
 
-from rmqstore.errors import ConfigError, IllegalArgumentError, TransferError
-from rmqstore.message import RESERVED_PREFIXES, check_time_ms
+from rmqstore.errors import ConfigError, IllegalArgumentError, TransferError, UnsupportedOperationError
+from rmqstore.message import check_time_ms
 from rmqstore.plugins import get_plugins
 from rmqstore.settings import CORE_SETTINGS, Origin, Source, Value, parsed
-from rmqstore.spark.columns import check_columns, ddl, written_columns
+from rmqstore.spark.columns import check_columns, ddl, taken
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import reports
 from rmqstore.spark.ingest import check_delays, ingest_here
@@ -45,10 +39,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 NAME: Final = "rmqstore"
-_READ_OPTIONS: Final = ("path", "view", "columns", "topic", "from_ms", "to_ms", "system", "part_rows")
+_READ_OPTIONS: Final = ("path", "view", "columns", "shard", "topic", "from_ms", "to_ms", "system", "part_rows")
 _WRITE_OPTIONS: Final = ("path", "shards", "engine", "job_id", "now_ms", "lock_wait_ms")
 _SETTING: Final = "set."
-_LAST_MS: Final = 2**63 - 1
+_TABLES: Final = (
+    "Spark does not hand the path of a table on to a Python data source; "
+    f"CREATE TEMPORARY VIEW name USING {NAME} OPTIONS (path '…') gives SQL a name to read, and .save(path) writes"
+)
 
 
 class RmqstoreSource(DataSource):
@@ -59,6 +56,8 @@ class RmqstoreSource(DataSource):
         return NAME
 
     def schema(self) -> str:
+        if "provider" in self.options:  # only CREATE TABLE gives it
+            raise UnsupportedOperationError(f"a table of Spark's catalog cannot be of this source: {_TABLES}")
         return ddl(self._wanted().schema())
 
     def reader(self, schema: StructType) -> ViewReader:
@@ -91,6 +90,7 @@ class RmqstoreSource(DataSource):
         return Wanted(
             view=View(options.get("view", View.TIMERS.value)),
             columns=tuple(name.strip() for name in options.get("columns", "").split(",") if name.strip()),
+            shard=_number(options, "shard"),
             topic=options.get("topic"),
             from_ms=_number(options, "from_ms"),
             to_ms=_number(options, "to_ms"),
@@ -101,13 +101,6 @@ class RmqstoreSource(DataSource):
         wanted = msgspec.structs.replace(self._wanted(), columns=tuple(schema.names))
         wanted.schema()
         return _path(self.options), wanted, _number(self.options, "part_rows") or PART_ROWS
-
-
-class PushdownSource(RmqstoreSource):
-    """The same, for sessions with ``spark.sql.python.filterPushdown.enabled``: Spark refuses such a reader without it."""
-
-    def reader(self, schema: StructType) -> PushdownReader:
-        return PushdownReader(*self._reading(schema))
 
 
 @dataclass
@@ -132,48 +125,6 @@ class ViewReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Where there is no part at all, Spark asks for one of its own.
         return read(partition.part, self._wanted) if isinstance(partition, PartOfView) else iter(())
-
-
-class PushdownReader(ViewReader):
-    """Takes conditions on ``topic`` and ``deliver_at_ms`` along."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        # Planning may ask more than once, so it begins with what was given each time.
-        self._wanted = self._given
-        for condition in filters:
-            taken = self._with(condition)
-            if taken is None:
-                yield condition
-            else:
-                self._wanted = taken
-
-    def _with(self, condition: Filter) -> Wanted | None:
-        wanted = self._wanted
-        name, value = getattr(condition, "attribute", ()), getattr(condition, "value", None)
-        # Naming a system topic shows it, which a condition must not.
-        is_hidden = not wanted.system and isinstance(value, str) and value.startswith(RESERVED_PREFIXES)
-        has_topic = wanted.view is not View.LEASES and not is_hidden
-        if name == ("topic",) and isinstance(condition, EqualTo) and wanted.topic in (None, value) and has_topic:
-            return msgspec.structs.replace(wanted, topic=value)
-        if name != ("deliver_at_ms",) or type(value) is not int or value < 0 or wanted.view not in (View.TIMERS, View.MESSAGES):
-            return None
-        from_ms, to_ms = 0, None
-        if isinstance(condition, EqualTo):
-            from_ms, to_ms = value, value + 1
-        elif isinstance(condition, GreaterThan):
-            from_ms = value + 1
-        elif isinstance(condition, GreaterThanOrEqual):
-            from_ms = value
-        elif isinstance(condition, LessThan):
-            to_ms = value
-        elif isinstance(condition, LessThanOrEqual):
-            to_ms = value + 1
-        else:
-            return None
-        from_ms, to_ms = min(from_ms, _LAST_MS), None if to_ms is None else min(to_ms, _LAST_MS)
-        least = max(from_ms, wanted.from_ms or 0)
-        most = to_ms if wanted.to_ms is None else wanted.to_ms if to_ms is None else min(to_ms, wanted.to_ms)
-        return msgspec.structs.replace(wanted, from_ms=least, to_ms=most)
 
 
 @dataclass
@@ -205,7 +156,7 @@ class JobWriter(DataSourceArrowWriter):
             for _ in iterator:
                 pass
             return Staged(answered(lambda: StagedFile(name="", shards=[], rows=[], sizes_bytes=[], is_drained=True)))
-        return Staged(answered(lambda: stage(job, map(_taken, iterator), partition, self._now_ms)))
+        return Staged(answered(lambda: stage(job, map(taken, iterator), partition, self._now_ms)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         job = self._job()
@@ -228,11 +179,6 @@ class JobWriter(DataSourceArrowWriter):
         self._job().discard()
 
 
-def _taken(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the columns of a message; other ones of a read are left out."""
-    return batch.select(written_columns(batch.schema.names))
-
-
 def _settings(given: Mapping[str, str]) -> dict[str, Value]:
     """Return options as keywords of ``rmqstore.open``; what is unknown is refused by the data set."""
     known = {setting.key: setting for setting in CORE_SETTINGS}
@@ -246,7 +192,10 @@ def _settings(given: Mapping[str, str]) -> dict[str, Value]:
 def _path(options: Any) -> str:
     path = options.get("path")
     if not path:
-        raise IllegalArgumentError("option path is missing: name the directory of the data set, as in .save(path) or .load(path)")
+        raise IllegalArgumentError(
+            "option path is missing: name the directory of the data set, as in .save(path) or .load(path); "
+            f"a table of Spark's catalog will not do: {_TABLES}"
+        )
     return str(path)
 
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Two tasks at a time, four attempts each; push-down is possible, and off until a test asks for it."""
+    """Two tasks at a time, four attempts each."""
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    with session("local[2,4]", quick=True, settings={"spark.sql.python.filterPushdown.enabled": "true"}) as running:
+    with session("local[2,4]", quick=True) as running:
         register(running)
         yield running
 

@@ -13,9 +13,10 @@ import pytest
 import rmqstore
 from rmqstore.batch import IN_SCHEMA
 from rmqstore.spark import Dataset, shard_of
-from rmqstore.spark.columns import check_columns
+from rmqstore.spark.columns import check_columns, ddl_type, taken
 from rmqstore.spark.ingest import check_delays, chunks, ingest_here, ingest_shard
 from rmqstore.spark.jobs import Job, JobRecord
+from rmqstore.spark.readout import SCHEMAS, View, Wanted, plan, read
 from rmqstore.spark.stagedfiles import StagedFile
 from rmqstore.spark.staging import stage
 from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, committed, ingested, rows, staged, timers_of
@@ -159,7 +160,9 @@ def test_columns_are_refused_by_name_and_type() -> None:
     check_columns(good)
     for bad, expected in (
         ([*good, ("price", "int")], "'price' is unknown"),
-        ([*good, ("deliver_at", "timestamp")], "unix_millis"),
+        ([*good, ("deliver_at", "timestamp")], "say the same"),
+        ([*good[:3], ("deliver_at", "bigint")], "must be timestamp, not bigint"),
+        ([*good[:3], ("deliver_at", "timestamp_ntz")], "must be timestamp, not timestamp_ntz"),
         ([*good, ("queue_id", "bigint")], "'queue_id' must be int, not bigint"),
         ([("topic", "string"), ("body", "string")], "'body' must be binary, not string"),
         ([("body", "binary")], "'topic' is missing"),
@@ -167,6 +170,35 @@ def test_columns_are_refused_by_name_and_type() -> None:
     ):
         with pytest.raises(rmqstore.IllegalMessageError, match=expected):
             check_columns(bad)
+
+
+def test_a_view_is_written_as_it_was_read(dataset: Dataset, tmp_path: Path) -> None:
+    ingested(committed(dataset, "load", rows(0, 20)))
+    copy = Dataset.create(tmp_path / "copy", shards=3, engine=ENGINE)
+    job = Job(copy, "copy")
+    asked = Wanted(view=View.TIMERS)
+    check_columns((field.name, ddl_type(field.type)) for field in SCHEMAS[View.TIMERS])
+    batches = [taken(batch) for part in plan(str(dataset.path), asked) for batch in read(part, asked)]
+    job.commit([stage(job, batches, 0, NOW_MS)], NOW_MS)
+    ingested(job)
+    assert sorted(timers_of(copy.path)) == list(range(20))
+    assert sum(len(timers_of(dataset.path, shard=shard)) for shard in dataset.shards) == 20
+    with pytest.raises(rmqstore.IllegalArgumentError, match=r"no shard 2 .* 0 to 1"):
+        plan(str(dataset.path), Wanted(view=View.LAG, shard=2))
+
+
+def test_a_timestamp_stands_for_a_deliver_time() -> None:
+    at = pa.array([NOW_MS * 1000, NOW_MS * 1000 + 1, None], pa.timestamp("us", "Asia/Tokyo"))
+    batch = pa.record_batch({"shard": [1, 1, 1], "topic": ["a", "b", "c"], "body": [b"1", b"2", b"3"], "deliver_at": at})
+    found = taken(batch)
+    assert found.schema.names == ["topic", "body", "deliver_at_ms"]
+    assert found.column("deliver_at_ms").to_pylist() == [NOW_MS, NOW_MS + 1, None]
+
+
+@pytest.mark.parametrize(("value", "unit"), [(NOW_MS // 1000, "seconds"), (NOW_MS * 1000, "microseconds")])
+def test_a_deliver_time_in_another_unit_is_refused(value: int, unit: str) -> None:
+    with pytest.raises(rmqstore.IllegalMessageError, match=f"{value} looks like {unit}"):
+        taken(rows(0, 1).set_column(3, "deliver_at_ms", pa.array([value])))
 
 
 def test_a_delay_beyond_the_limit_is_refused_before_the_commit(tmp_path: Path) -> None:

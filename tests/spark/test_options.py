@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 
 import rmqstore
-from rmqstore.spark import Dataset
-from rmqstore.spark.readout import View, Wanted
-from tests.spark.datasets import ENGINE, ENGINES, committed, ingested, rows
+from tests.spark.datasets import ENGINE, ENGINES
 
 pytest.importorskip("pyspark", reason="needs PySpark", exc_type=ImportError)
 
-from pyspark.sql.datasource import EqualTo, GreaterThan, LessThanOrEqual
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from rmqstore.spark.source import JobWriter, PushdownReader, RmqstoreSource
+from rmqstore.spark.source import JobWriter, RmqstoreSource
 
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
 SCHEMA = StructType([StructField("topic", StringType()), StructField("body", BinaryType())])
@@ -37,18 +34,12 @@ def test_a_task_need_not_wait_for_a_lock(tmp_path: Path) -> None:
     assert writer(tmp_path / "data")._lock_wait_ms == 600_000
 
 
-def test_a_condition_does_not_show_system_topics(tmp_path: Path) -> None:
-    condition = EqualTo(("topic",), "%RETRY%g")
-    hidden = PushdownReader(str(tmp_path), Wanted(view=View.MESSAGES), 10)
-    assert list(hidden.pushFilters([condition])) == [condition]
-    shown = PushdownReader(str(tmp_path), Wanted(view=View.MESSAGES, system=True), 10)
-    assert list(shown.pushFilters([condition])) == []
-
-
-def test_conditions_on_the_last_times_are_read(tmp_path: Path) -> None:
-    dataset = Dataset.create(tmp_path / "data", shards=1, engine=ENGINE)
-    ingested(committed(dataset, "load", rows(0, 10)))
-    for condition, count in ((LessThanOrEqual(("deliver_at_ms",), 2**63 - 1), 10), (GreaterThan(("deliver_at_ms",), 2**63 - 1), 0)):
-        reader = PushdownReader(str(dataset.path), Wanted(view=View.TIMERS), 100)
-        assert list(reader.pushFilters([condition])) == []
-        assert sum(len(batch) for part in reader.partitions() for batch in reader.read(part)) == count
+def test_a_table_of_the_catalog_is_refused_with_what_works() -> None:
+    # As Spark 4.3 gives them for CREATE TABLE, and for reading and writing one: without the path.
+    made = RmqstoreSource({"owner": "root", "path": "file:/data", "location": "file:/data", "provider": "rmqstore"})
+    with pytest.raises(rmqstore.UnsupportedOperationError, match="CREATE TEMPORARY VIEW"):
+        made.schema()
+    with pytest.raises(rmqstore.IllegalArgumentError, match="CREATE TEMPORARY VIEW"):
+        RmqstoreSource({}).reader(SCHEMA)
+    with pytest.raises(rmqstore.IllegalArgumentError, match="CREATE TEMPORARY VIEW"):
+        RmqstoreSource({}).writer(SCHEMA, overwrite=False)

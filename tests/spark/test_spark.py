@@ -130,14 +130,21 @@ def test_conditions_and_options_give_the_same_rows(spark: SparkSession, timers: 
     assert numbers(whole.where(condition)) == list(range(100, 200))
     assert whole.count() == ROWS
     assert numbers(view(spark, path, topic="orders", from_ms=NOW_MS + 100_001, to_ms=NOW_MS + 200_001)) == list(range(100, 200))
-    rmqspark.register(spark, push_down=True)
-    try:
-        pushed = view(spark, path, part_rows=200).where(condition)
-        assert numbers(pushed) == list(range(100, 200))
-        assert pushed.rdd.getNumPartitions() == 2
-        assert numbers(view(spark, path).where("topic = 'other'")) == []
-    finally:
-        rmqspark.register(spark)
+    assert view(spark, path, shard=1).where("shard != 1").count() == 0
+    assert view(spark, path, shard=1).count() == whole.where("shard = 1").count()
+
+
+def test_what_was_read_is_written_as_it_is(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
+    first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
+    at = timers.selectExpr("topic", "body", "keys", "timestamp_millis(deliver_at_ms) AS deliver_at")
+    at.write.format("rmqstore").mode("append").options(now_ms=NOW_MS, engine=ENGINE).save(str(first))
+    view(spark, first).write.format("rmqstore").mode("append").options(now_ms=NOW_MS, engine=ENGINE).save(str(second))
+    rmqspark.schedule(view(spark, first), third, engine=ENGINE, now=NOW_MS)
+    columns = ("message_id", "topic", "body", "keys", "deliver_at_ms")
+    there = sorted(view(spark, first).select(*columns).collect())
+    assert [row.deliver_at_ms for row in sorted(there, key=lambda row: row.deliver_at_ms)] == [NOW_MS + 1000 * (n + 1) for n in range(ROWS)]
+    for copy in (second, third):
+        assert sorted(view(spark, copy).select(*columns).collect()) == there
 
 
 def test_bad_input_is_refused_before_any_write(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:

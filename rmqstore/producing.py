@@ -61,6 +61,7 @@ class Producing(Owning):
             IllegalMessageError: the message breaks a limit; the error names the field.
             DelayTooLongError: the deliver time is beyond ``max_delay_ms``.
             FlowControlError: the tick is congested.
+            IllegalArgumentError: a mark is that of a call with more messages, which are timers.
         """
         self._check_open()
         check_marks(marks)
@@ -89,6 +90,7 @@ class Producing(Owning):
 
         Raises:
             IllegalMessageError: a row breaks a limit; the error names the row or the column, and nothing was stored.
+            IllegalArgumentError: a mark is that of a call with more or fewer messages, which are timers.
         """
         self._check_open()
         check_marks(marks)
@@ -132,7 +134,13 @@ class Producing(Owning):
         if latest_ms is not None and (latest_ms > now_ms or marks):
             receipts, ticket = self._timers.put(batch, now_ms, marks)
             self._settle(self._timers, ticket)
-            return receipts, receipts.status is WriteStatus.REPEATED
+            repeated = receipts.status is WriteStatus.REPEATED
+            if repeated and len(receipts) != len(batch):
+                raise IllegalArgumentError(
+                    f"the marks {list(marks)} are those of a call of {len(receipts)} messages, and this one has {len(batch)}: a repeat "
+                    "carries the same messages; give another call other marks"
+                )
+            return receipts, repeated
         result, ticket = self._pops.append(batch, now_ms, marks)
         self._settle(self._pops, ticket)
         self._waits.arrived(topics_in(batch))

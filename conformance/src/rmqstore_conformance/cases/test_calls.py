@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 import rmqstore
@@ -133,6 +135,22 @@ def test_i1_a_resend_after_its_time_is_still_a_repeat(stores: Stores) -> None:
         assert again.repeated
         assert again.handle == first.handle
         assert read_ids(store) == ["m1"]
+
+
+@pytest.mark.clause("I1")
+def test_i1_a_repeat_of_another_number_of_timers_is_refused(stores: Stores) -> None:
+    """I1: no receipt of a call names a timer that was never put; nothing is stored, and the mark stays that of the first call."""
+    store = stores.open()
+    later = [message(n) for n in range(5)]
+    first = store.send_batch(later[:3], delay=timedelta(seconds=9), marks=[b"a"])
+    for others in (later, later[:2], rmqstore.MessageBatch.of(later).columns):
+        with pytest.raises(IllegalArgumentError, match="3 messages"):
+            store.send_batch(others, delay=timedelta(seconds=9), marks=[b"b", b"a"])
+    with pytest.raises(IllegalArgumentError, match="3 messages"):
+        store.send(later[0], delay=timedelta(seconds=9), marks=[b"a"])
+    assert store.pending().total == 3
+    again = store.send_batch(later[:3], delay=timedelta(seconds=9), marks=[b"a"])
+    assert [each.handle for each in again] == [each.handle for each in first]
 
 
 @pytest.mark.clause("I1", "R1")

@@ -27,6 +27,7 @@ __all__ = [
     "IllegalMessageError",
     "IllegalMessageTypeError",
     "IllegalNameError",
+    "LostCallsError",
     "RmqstoreError",
     "StoreClosedError",
     "StoreError",
@@ -155,6 +156,10 @@ class StoreLockedError(StoreError, BlockingIOError):
 
 class StoreFullError(StoreError):
     """The disk has no room, or no file can be opened more (F1); the call changed nothing, and the store goes on when there is room."""
+
+
+class LostCallsError(StoreFullError):
+    """The disk had no room for calls that were answered before they were on it, under ``flush = async``; they are gone (F1)."""
 
 
 class StorePoisonedError(StoreError):

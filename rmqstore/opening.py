@@ -105,6 +105,7 @@ class Opened:
             group_expiry_ms=settings.group_expiry_ms,
             pop_buffer=pop_buffer_of(settings),
             min_epoch=manifest.get("min_epoch", 0),
+            flush=settings.flush,
             engine=settings.engine_options(engine),
         )
 

@@ -12,7 +12,7 @@ from rmqstore.contract import (
     Support,
     Ticket,
 )
-from rmqstore.errors import StorePoisonedError, UnsupportedOperationError
+from rmqstore.errors import LostCallsError, StorePoisonedError, UnsupportedOperationError
 from rmqstore.opening import Opened
 from rmqstore.reading import Reading
 from rmqstore.sending import Completer
@@ -29,9 +29,13 @@ class Owning(Reading):
         self._sync_calls = opened.config.flush is Flush.SYNC
         self._waits = Waits()
         self._completer = Completer(self._queues_of)
+        self._untold: LostCallsError | None = None
 
     def _check_open(self) -> None:
         super()._check_open()
+        if self._untold is not None:
+            untold, self._untold = self._untold, None
+            raise untold
         if self._opened.directory.is_removed:
             self._poison = StorePoisonedError(
                 f"the files of store {self._path}, or its lock file, were removed while it was open; close it, and if nothing is left, "

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
@@ -17,6 +18,7 @@ from rmqstore.consuming import Consuming
 from rmqstore.errors import (
     IllegalArgumentError,
     IllegalArgumentTypeError,
+    LostCallsError,
 )
 from rmqstore.handover import HandOver
 from rmqstore.opening import Opened, checked_clock, checked_path
@@ -132,7 +134,26 @@ class Store(Producing, Consuming):
 
     def service_tick(self) -> TickReport:
         """Do a tick of the background thread: revive and upkeep take their turns at their intervals."""
-        return self._tick(always=False)
+        with self._serving():
+            return self._tick(always=False)
+
+    def service_flush(self) -> None:
+        """Flush for the background thread."""
+        with self._serving():
+            self.flush()
+
+    @contextmanager
+    def _serving(self) -> Iterator[None]:
+        """Keep for the application's next call what no log alone may tell: that calls which were answered are gone."""
+        untold, self._untold = self._untold, None
+        try:
+            yield
+        except LostCallsError as error:
+            untold = error
+            raise
+        finally:
+            if untold is not None:
+                self._untold = untold
 
     def _tick(self, *, always: bool) -> TickReport:
         self._check_open()
@@ -188,6 +209,8 @@ class Store(Producing, Consuming):
                 self._opened.close()
         finally:
             self._waits.anything()
+        if self._untold is not None:
+            raise self._untold
 
     def __enter__(self) -> Self:
         return self

@@ -181,6 +181,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         reclaim: whether consumed messages go (Q2).
         group_expiry_ms: idle time after which a group no longer counts for that, 0 = it always counts (Q3).
         pop_buffer: pops and acks may wait in memory, within these limits; None = they are written at once.
+        flush: whether callers wait for the disk, or are answered before (F1).
         min_epoch: no open epoch is below this one: the store goes on from a copy of another one's state.
         engine: the engine's own settings, without the ``<name>.`` prefix.
     """
@@ -202,6 +203,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     reclaim: Reclaim = Reclaim.CONSUMED
     group_expiry_ms: int = 0
     pop_buffer: PopBuffer | None = None
+    flush: Flush = Flush.SYNC
     min_epoch: int = 0
     engine: Mapping[str, int | float | str | bool] = msgspec.field(default_factory=dict)
 

@@ -28,8 +28,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from rmqstore.contract import EngineOptions, Ticket
-from rmqstore.errors import RmqstoreError, StoreClosedError, StoreError, StoreFullError, StorePoisonedError
+from rmqstore.contract import EngineOptions, Flush, Ticket
+from rmqstore.errors import LostCallsError, RmqstoreError, StoreClosedError, StoreError, StoreFullError, StorePoisonedError
 from rmqstore.ordered.kv import OrderedKV, WriteBatch
 from rmqstore.ordered.layout import EPOCH_KEY, META
 
@@ -69,10 +69,22 @@ class Shared:
         if self._poison is not None:
             raise StorePoisonedError(*self._poison.args) from self._poison
         if self._stale:
+            last = self.kv.position
             self.kv.reopen()
             self.reload()
             self._stale = False
+            if self.options.flush is Flush.ASYNC:
+                self._tell_of_lost(last)
         return self.kv
+
+    def _tell_of_lost(self, last: int) -> None:
+        """Raise once when calls up to position ``last`` are gone: they were answered, so nobody else hears of it."""
+        try:
+            self.kv.sync(last)
+        except StoreFullError as error:
+            raise LostCallsError(
+                f"{error}; what was answered since the last flush is gone (flush = async); this call did nothing, the next one goes on"
+            ) from error
 
     def after_interrupt(self) -> None:
         """Work everything in memory out anew, after a call that was cut short."""
@@ -129,9 +141,18 @@ class Shared:
             self._poison = error
 
     def close(self) -> None:
-        """Close the database once."""
+        """Close the database once.
+
+        Raises:
+            StoreFullError: under ``flush = async``, calls that were answered are gone; it is closed all the same.
+        """
         with self.lock:
-            if not self._closed:
+            if self._closed:
+                return
+            try:
+                if self._stale and self._poison is None and self.options.flush is Flush.ASYNC:
+                    self.fresh()
+            finally:
                 self._closed = True
                 self.kv.close()
 

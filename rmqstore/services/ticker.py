@@ -24,7 +24,7 @@ class Tickable(Protocol):
     def next_wake_ms(self) -> int | None:
         """Return how many ms from now something may be due; None when nothing is waiting."""
 
-    def flush(self) -> None:
+    def service_flush(self) -> None:
         """Make everything durable."""
 
 
@@ -61,7 +61,7 @@ class Ticker:
             try:
                 self._store.service_tick()
                 if self._flush_s is not None and time.monotonic() - flushed_s >= self._flush_s:
-                    self._store.flush()
+                    self._store.service_flush()
                     flushed_s = time.monotonic()
                 pause_s = self._pause_s()
             except (StorePoisonedError, StoreClosedError) as error:

@@ -93,6 +93,7 @@ CALLS: dict[str, Callable[[Store, Path], object]] = {
     "release": lambda s, p: s.release("x"),
     "tick": lambda s, p: s.tick(),
     "service_tick": lambda s, p: s.service_tick(),
+    "service_flush": lambda s, p: s.service_flush(),
     "confirm_clock_step": lambda s, p: s.confirm_clock_step(),
     "next_wake_ms": lambda s, p: s.next_wake_ms(),
     "pending": lambda s, p: s.pending(),

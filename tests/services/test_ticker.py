@@ -29,7 +29,7 @@ class Failing:
     def next_wake_ms(self) -> int | None:
         return None
 
-    def flush(self) -> None:
+    def service_flush(self) -> None:
         raise AssertionError("nothing asks for it")
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from rmqstore import ManualClock, Message, Store, StoreFullError
+from rmqstore.errors import LostCallsError
 from rmqstore_conformance.faults.recorded import played
 from rmqstore_conformance.faults.script import MAY_HALT, START_MS, Script, difference, open_script, show
 from rmqstore_conformance.stores import Pair, read_ids
@@ -128,6 +129,45 @@ def test_a_snapshot_that_finds_no_room_is_gone(disk: SmallDisk, durable_engine: 
         store.send(Message("t", b"x"))
         assert store.lag("t", "g").ready == 101
         assert store.verify() == []
+
+
+@pytest.mark.clause("F1")
+@pytest.mark.parametrize("asked", ["a call", "close"])
+def test_f1_answers_that_a_full_disk_took_are_told(disk: SmallDisk, durable_engine: Pair, target: Target, asked: str) -> None:
+    """F1: under ``flush = async`` a full disk takes calls that were answered: the next call of the application says so, once."""
+    clock = ManualClock(START_MS)
+    answered = 0
+    store = _open(disk, durable_engine, target, clock, flush="async")
+    store.send(Message("t", b"x"))
+    store.flush()
+    disk.fill()
+    with contextlib.suppress(StoreFullError):
+        for _ in range(300):
+            store.send(Message("t", os.urandom(1000)))
+            answered += 1
+    # The background thread finds out, and can tell nobody but a log.
+    for _ in range(2):
+        with contextlib.suppress(StoreFullError):
+            store.service_flush()
+    with contextlib.suppress(StoreFullError):
+        store.service_tick()
+    disk.free()
+    with contextlib.suppress(StoreFullError):
+        store.service_tick()
+    told = False
+    try:
+        store.close() if asked == "close" else store.lag("t", "g")
+    except LostCallsError:
+        told = True
+    if asked == "a call":
+        store.lag("t", "g")
+        store.send(Message("t", b"y"))
+        answered += 1
+        store.close()
+    with _open(disk, durable_engine, target, clock) as store:
+        found = store.lag("t", "g").ready
+        assert store.verify() == []
+    assert told or found == answered + 1, f"{answered + 1} were answered, {found} are there, and nothing was said"
 
 
 @pytest.mark.clause("F1", "F3", "X3")

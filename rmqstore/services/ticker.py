@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
+import weakref
 from typing import Protocol
 
 from rmqstore.errors import ClockStepError, RmqstoreError, StoreClosedError, StorePoisonedError
@@ -45,6 +47,7 @@ class Ticker:
 
     def start(self) -> None:
         """Start the thread."""
+        _running.add(self)
         self._thread.start()
 
     def stop(self) -> None:
@@ -85,3 +88,13 @@ class Ticker:
         due_ms = self._store.next_wake_ms()
         pause_s = self._poll_s if due_ms is None else max(min(due_ms / 1000, self._poll_s), 0.001)
         return pause_s if self._flush_s is None else min(pause_s, self._flush_s)
+
+
+_running: weakref.WeakSet[Ticker] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """End the threads of stores that nobody closed: one that is within a tick while libraries are taken down may abort the process."""
+    for ticker in list(_running):
+        ticker.stop()

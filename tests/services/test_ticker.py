@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +46,19 @@ def test_a_tick_that_fails_with_any_error_is_told_and_tried_again(caplog: pytest
         ticker.stop()
     assert came, "the thread ended with the first failure"
     assert "a plug-in of somebody's" in caplog.text, "it is told, with what happened"
+
+
+def test_an_exit_without_a_close_ends_the_thread_first(tmp_path: Path) -> None:
+    """Else it may be in the middle of a tick while the interpreter takes down what the tick uses."""
+    program = """
+import atexit, sys, threading
+def show():
+    print([each.name for each in threading.enumerate() if each.name == "rmqstore-ticker"])
+atexit.register(show)
+import rmqstore
+store = rmqstore.open(sys.argv[1], engine="memory")
+store.send(rmqstore.Message("t", b"x"), delay=rmqstore_delay)
+"""
+    program = program.replace("rmqstore_delay", "__import__('datetime').timedelta(seconds=1)")
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "s")], check=True, capture_output=True, text=True)
+    assert done.stdout == "[]\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import rmqstore
-from rmqstore import Store, StoreError, StoreFullError, StorePoisonedError
+from rmqstore import Store, StoreError, StoreForkedError, StoreFullError, StorePoisonedError
 from rmqstore_conformance.stores import Stores, message, pop_all, read_ids
 
 BODY_BYTES = 1 << 20
@@ -196,6 +197,34 @@ def test_f1_there_may_be_more_queues_than_descriptors(durable_stores: Stores) ->
         assert all(store.lag(f"t{number}", "g").ready == 0 for number in range(150))
         assert store.verify() == []
         store.close()
+
+
+@pytest.mark.clause("X2")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
+def test_x2_a_forked_child_opens_a_store_of_its_own_or_is_told(durable_stores: Stores, is_open: bool) -> None:
+    """X2: whether its parent has a store open or only had one, a child never hangs; the parent goes on."""
+    store = durable_stores.open()
+    store.send(message("parent"))
+    if not is_open:
+        store.close()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)  # what hangs ends by it
+        status = 1
+        try:
+            with suppress(StoreForkedError), durable_stores.open("child") as own:
+                own.send(message("child"))
+                assert read_ids(own) == ["mchild"]
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, "the child hangs" if os.WIFSIGNALED(status) else "the child failed"
+    if not is_open:
+        store = durable_stores.open()
+    store.send(message("again"))
+    assert read_ids(store) == ["mparent", "magain"]
 
 
 def _remove_all(path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import rocksdict
 from rocksdict import Rdict
 
+from rmqstore.errors import StoreForkedError
 from rmqstore.ordered.home import sync_tree
 from rmqstore.ordered.kv import DeleteMany, PutMany, WriteBatch
 from rmqstore_rocksdb.tuning import RocksDBTuning, options, translated
@@ -30,6 +31,12 @@ class Database:
     """
 
     def __init__(self, path: Path, spaces: Sequence[str], tuning: RocksDBTuning, *, strict: bool = True, read_only: bool = False) -> None:
+        if _is_forked:
+            raise StoreForkedError(
+                f"{path}: this process was forked from one that had used RocksDB, and lacks its threads; start it by spawn or forkserver, "
+                "or fork before anybody opens a store of this engine"
+            )
+        _note_use()
         access = rocksdict.AccessType.read_only(False) if read_only else rocksdict.AccessType.read_write()
         try:
             database, family = options(tuning, strict=strict)
@@ -85,6 +92,14 @@ class Database:
 
 
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+_is_used = False
+_is_forked = False
+"""Whether RocksDB had been used before the fork that made this process: its threads, which all databases share, are not there then."""
+
+
+def _note_use() -> None:
+    global _is_used
+    _is_used = True
 
 
 def _abandon_in_forked_child() -> None:
@@ -93,6 +108,8 @@ def _abandon_in_forked_child() -> None:
     A database that is freed flushes, so each gets one reference too many. And when the process exits, RocksDB joins its threads (hang or
     crash), so the exit handlers of C that were there at the fork are passed over; Python's own have run by then.
     """
+    global _is_forked
+    _is_forked = _is_used
     for database in list(_open_databases):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))
     libc = ctypes.CDLL(None)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,8 @@ from rmqstore_benchmarks.report import quantities
 from rmqstore_benchmarks.report.aggregates import DRAIN, CellPhase, cell_phases, run_metrics, spread
 from rmqstore_benchmarks.report.claims import Verdict, verdict_of
 from rmqstore_benchmarks.report.comparing import ROCKSDB, WHEEL, Comparison, comparisons, told
-from rmqstore_benchmarks.report.looks import kind_of, looks_of
+from rmqstore_benchmarks.report.lateness import LATENESS
+from rmqstore_benchmarks.report.looks import Look, kind_of, looks_of
 from rmqstore_benchmarks.report.pareto import front
 from rmqstore_benchmarks.report.percentiles import LARGEST, at_shares, latencies
 from rmqstore_benchmarks.report.reading import Cell, Results, read
@@ -309,3 +311,18 @@ def test_units() -> None:
     assert [quantities.size(each) for each in (64, 4096, 65_536, 3 << 20)] == ["64 B", "4 KiB", "64 KiB", "3 MiB"]
     assert [quantities.time_ms(each) for each in (0.25, 12, 3400)] == ["250 µs", "12 ms", "3.4 s"]
     assert [quantities.joined(list(each)) for each in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
+
+
+# ---------------------------------------------------------------- what is said of it
+
+
+def test_what_falls_may_change_most() -> None:
+    rows = []
+    for variant, at_ms in (("wheel", {80: 200.0, 95: 50.0}), ("rocksdb", {80: 100.0, 95: 150.0})):
+        for load, ms in at_ms.items():
+            for share in (0.5, 0.99):
+                row = {"load_percent": load, "variant": variant, "share": share, "unit": "ms", "setting": ""}
+                rows.append({**row, "median": ms, "low": ms, "high": ms})
+    looks = {variant: Look("#000000", "o", "-") for variant in ("wheel", "rocksdb")}
+    finding = LATENESS.draw(pa.Table.from_pylist(rows), looks).finding
+    assert finding.endswith("At 95 % it changes most for wheel, from 200 ms to 50 ms.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -80,11 +81,15 @@ def _finding(rows: list[dict[str, Any]], looks: Mapping[str, Look]) -> str:
     if heavy == load:
         return f"At {load} % load, {quantities.digits(share * 100)} % of the messages are at most so late: {told}."
     after = {row["variant"]: row["median"] for row in rows if row["load_percent"] == heavy and row["share"] == share}
-    grown = {row["variant"]: after[row["variant"]] / max(row["median"], _LEAST_MS) for row in here if row["variant"] in after}
+    before = {row["variant"]: row["median"] for row in here if row["variant"] in after}
     end = ""
-    if grown:
-        worst = max(ordered(set(grown), looks), key=lambda variant: grown[variant])
-        end = f" At {heavy} % it changes most for {worst}, by {quantities.factor(grown[worst])}."
+    if before:
+        # Up or down: the distance on the logarithmic axis.
+        most = max(
+            ordered(set(before), looks),
+            key=lambda variant: abs(math.log(max(after[variant], _LEAST_MS) / max(before[variant], _LEAST_MS))),
+        )
+        end = f" At {heavy} % it changes most for {most}, from {quantities.time_ms(before[most])} to {quantities.time_ms(after[most])}."
     return f"At {load} % load, {quantities.digits(share * 100)} % of the messages are at most so late: {told}.{end}"
 
 

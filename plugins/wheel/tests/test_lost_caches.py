@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import zlib
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rmqstore.errors import CorruptStoreError, FormatVersionError
 from rmqstore_wheel import check_point
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.ledger_ports import Sizes
+from rmqstore_wheel.replay import Replay
 
 _START_MS = 1_700_000_000_000
 
@@ -93,3 +95,61 @@ def test_damage_to_an_early_call_is_told_when_a_cache_is_gone_too(tmp_path: Path
         with pytest.raises(CorruptStoreError, match="is damaged; a check point says"):
             rmqstore.open(path, engine="wheel", services=False, clock=clock)
         assert log.read_bytes() == content
+
+
+_CACHES = ("rmqstore/checkpoint", "timerwheel", "timerlog", "consumequeue", "index", "rmqstore/facts")
+
+
+@pytest.mark.parametrize("second", _CACHES)
+@pytest.mark.parametrize("first", _CACHES)
+def test_a_second_cache_may_be_lost_after_a_first_one(tmp_path: Path, first: str, second: str) -> None:
+    """What the check points from before all was made anew say of the caches no longer holds, and none of them is believed."""
+    clock = ManualClock(_START_MS)
+    path = tmp_path / "store"
+    db = path / "wheel" / "db"
+
+    def opened() -> rmqstore.Store:
+        return rmqstore.open(path, engine="wheel", services=False, clock=clock)
+
+    for step in ("made", "more", first, second):
+        if (db / step).exists():
+            found = db / step
+            shutil.rmtree(found) if found.is_dir() else found.unlink()
+        with opened() as store:
+            for n in range(20):
+                handle = store.send(Message("t", b"x", keys=(f"k{n}",), deliver_at_ms=_START_MS + 1000 + 100 * n)).handle
+                assert handle is not None
+                if n % 4 == 0:
+                    store.cancel(handle)
+            store.send(Message("now", b"x"))
+            store.ack(store.pop("now", "g")[0].receipt)
+            assert store.verify() == []
+    with opened() as store:
+        assert store.pending().total == 60
+        clock.advance(60_000)
+        store.tick()
+        assert len(store.pop("t", "g", max_messages=100)) == 60
+        assert store.verify() == []
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["made anew", "while made anew"])
+def test_a_check_point_from_before_all_was_made_anew_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    clock = ManualClock(_START_MS)
+    path = tmp_path / "store"
+    for _ in range(2):
+        _made(path, clock)
+    own = path / "wheel" / "db" / "rmqstore"
+    assert (own / "checkpoint.bak").exists()
+    shutil.rmtree(own / "facts")
+    if again:
+        with monkeypatch.context() as patched:
+            patched.setattr(Replay, "finish", _killed)
+            with pytest.raises(KeyboardInterrupt):
+                rmqstore.open(path, engine="wheel", services=False, clock=clock)
+        assert (own / "rebuild").exists(), "what is half made is not taken for what a check point vouches for"
+    _made(path, clock)
+    assert sorted(each.name for each in own.glob("*") if "check" in each.name or each.name == "rebuild") == ["checkpoint"]
+
+
+def _killed(_: Replay) -> None:
+    raise KeyboardInterrupt

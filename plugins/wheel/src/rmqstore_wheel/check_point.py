@@ -85,8 +85,8 @@ class CheckPoint(msgspec.Struct, frozen=True, array_like=True):
     restart: int = -1
 
 
-def write(disk: Disk, directory: Path, check_point: CheckPoint) -> None:
-    """Write a check point; the one before it stays as the second best."""
+def write(disk: Disk, directory: Path, check_point: CheckPoint, *, keep_before: bool) -> None:
+    """Write a check point; the one before it stays as the second best, if the caches still hold what it vouches for."""
     body = msgspec.msgpack.encode(check_point)
     data = _HEAD.pack(_MAGIC, VERSION, crc32(body), len(body)) + body
     path, new, old = directory / NAME, directory / f"{NAME}.new", directory / f"{NAME}.bak"
@@ -96,9 +96,11 @@ def write(disk: Disk, directory: Path, check_point: CheckPoint) -> None:
         file.sync()
     finally:
         file.close()
-    if path.exists():
+    if keep_before and path.exists():
         disk.rename(path, old)
     disk.rename(new, path)
+    if not keep_before and old.exists():
+        disk.remove(old)
     disk.sync_directory(directory)
 
 

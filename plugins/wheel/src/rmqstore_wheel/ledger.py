@@ -9,7 +9,8 @@ Why no crash point loses or doubles anything here: after a crash, the log holds 
 sync (``frames``), and everything else is a function of such a prefix. The check point is the value of that function for a prefix that was
 durable before the check point was written; an open takes it and applies the frames behind it. Should it be missing, or any cache not be
 what it vouches for, then the whole of the log is applied to nothing, which gives the same. Neither way writes to the log, so a crash
-during an open changes nothing.
+during an open changes nothing. Caches that are being made anew are in doubt from before the first of them changes until a check point of
+theirs is durable, and older ones are gone (``unit_log.Doubt``): a crash in between, or the loss of another cache, has all made anew again.
 """
 
 from __future__ import annotations
@@ -294,6 +295,9 @@ class Ledger(GatedKV):
         # A sound check point was written when all before it was on disk, also when it is not used.
         self.log.promised = max((each.offset for each in found), default=0)
         if not self.resume([] if (self._own / _REBUILD).exists() else found):
+            if found:
+                # From here to the next check point, caches are not what these say, though parts of them may look like it.
+                self.doubt(Doubt.REWRITTEN)
             self.rebuild()
         ids = {topic.id: name for name, topic in load_topics(self).items()}
         for (topic_id, queue), first in load_kept(self).items():
@@ -415,7 +419,7 @@ class Ledger(GatedKV):
                 timers=section,
                 restart=self.restart,
             )
-            check_point.write(self.disk, self._own, found)
+            check_point.write(self.disk, self._own, found, keep_before=not self._doubts)
             self.queues.release()
             self.timers.release()
             if self._doubts == {Doubt.REWRITTEN}:

@@ -28,8 +28,8 @@ whoever owns them. All others need the store for themselves for a moment, and sa
 - **Output.** Data goes to stdout; remarks, progress and errors go to stderr. In a pipe nothing is cut, wrapped or coloured. `NO_COLOR=1`
   turns colours off on a terminal, too.
 - **Times** are shown in the local time zone with its offset, and relative to now. Where a command takes a time, it takes ISO 8601
-  (`2026-12-01T08:00+01:00`; without an offset it is local time) or ms since the epoch. Where it takes a duration, it takes `90s`, `5m`,
-  `2h`, `1d`, `1h30m`, `250ms`, or a whole number of ms.
+  (`2026-12-01T08:00+01:00`; without an offset it is local time) or `1796108400000ms` since the epoch. Where it takes a
+  duration, it takes `90s`, `5m`, `2h`, `1d`, `1h30m` or `250ms`. A bare number is neither.
 - **`--json`** prints one JSON document; `pop` prints one object a line, since it may go on for ever. Each time is there twice: `NAME_ms`
   in ms since the epoch, and `NAME_iso` as ISO 8601 text. A message has the names of `rmqstore.OUT_SCHEMA`; its body is in `body` when it
   is text, else in `body_base64`. `send --from-file` takes such objects again.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import overload
 
 from rmqstore.batch import MessageBatch
@@ -45,7 +46,10 @@ from rmqstore.message import (
     reason_text,
 )
 from rmqstore.owning import Owning
-from rmqstore.when import Duration, duration_ms
+from rmqstore.when import duration_ms, timedelta_ms
+
+_INVISIBLE_MS = 60_000
+"""Length of a lease when the pop names none."""
 
 _MAX_BACKOFF = 100
 """Entries of a table of back-offs."""
@@ -62,8 +66,10 @@ class Consuming(Owning):
         group: str,
         *,
         max_messages: int = 32,
-        invisible: Duration = 60_000,
-        wait: Duration = 0,
+        invisible: timedelta | None = None,
+        invisible_ms: int | None = None,
+        wait: timedelta | None = None,
+        wait_ms: int | None = None,
         order: bool = False,
         filter: str = "*",
         attempt_id: str | None = None,
@@ -72,14 +78,18 @@ class Consuming(Owning):
         """Lease up to ``max_messages`` messages to ``group``: until acked they are hidden from it for ``invisible``, then they come back.
 
         Args:
-            invisible: length of the lease, a ``timedelta`` or ms.
-            wait: how long to wait for the first message when there is none.
+            invisible: length of the lease, a ``timedelta`` of at least 1 ms; 60 s by default.
+            invisible_ms: the same in ms.
+            wait: how long to wait for the first message when there is none, a ``timedelta``; by default it does not.
+            wait_ms: the same in ms.
             order: pop in order (P9): nothing more of a queue before what was popped of it is acked. A group's first pop of a topic decides.
             filter: ``*``, a tag expression ``a || b``, or an SQL92 expression over properties (docs/filters.md).
             attempt_id: a repeat with the same id within the invisible time returns the same leases.
             queue: one queue of the topic; any by default.
         """
-        result = self._pop(topic, group, max_messages, invisible, wait, order, filter, attempt_id, queue)
+        leased_ms = duration_ms("invisible", invisible, invisible_ms, minimum=1)
+        patience_ms = duration_ms("wait", wait, wait_ms)
+        result = self._pop(topic, group, max_messages, leased_ms, patience_ms, order, filter, attempt_id, queue)
         return result.messages.messages()
 
     def pop_batch(
@@ -88,23 +98,27 @@ class Consuming(Owning):
         group: str,
         *,
         max_messages: int = 1024,
-        invisible: Duration = 60_000,
-        wait: Duration = 0,
+        invisible: timedelta | None = None,
+        invisible_ms: int | None = None,
+        wait: timedelta | None = None,
+        wait_ms: int | None = None,
         order: bool = False,
         filter: str = "*",
         attempt_id: str | None = None,
         queue: int | None = None,
     ) -> MessageBatch:
         """Like :meth:`pop`, as columns; give the batch to :meth:`ack` as it is."""
-        return self._pop(topic, group, max_messages, invisible, wait, order, filter, attempt_id, queue).messages.columns()
+        leased_ms = duration_ms("invisible", invisible, invisible_ms, minimum=1)
+        patience_ms = duration_ms("wait", wait, wait_ms)
+        return self._pop(topic, group, max_messages, leased_ms, patience_ms, order, filter, attempt_id, queue).messages.columns()
 
     def _pop(
         self,
         topic: str,
         group: str,
         max_messages: int,
-        invisible: Duration,
-        wait: Duration,
+        invisible_ms: int | None,
+        wait_ms: int | None,
         order: bool,
         filter: str,
         attempt_id: str | None,
@@ -127,20 +141,18 @@ class Consuming(Owning):
             topic,
             group,
             max_messages,
-            duration_ms("invisible", invisible, minimum=1),
+            _INVISIBLE_MS if invisible_ms is None else invisible_ms,
             queue,
             order,
             attempt_id,
             filter,
             self._opened.config.init,
         )
-        wait_ms = duration_ms("wait", wait)
-        now_ms = self._clock.now_ms()
-        until_ms, until_s = now_ms + wait_ms, time.monotonic() + wait_ms / 1000
         if not wait_ms:
             result, ticket = self._look(request)
             self._settle(self._pops, ticket)
             return result
+        until_ms, until_s = self._clock.now_ms() + wait_ms, time.monotonic() + wait_ms / 1000
         is_manual = not isinstance(self._clock, SystemClock)
         with self._waits.on(topic, for_acks=order or bool(self._opened.config.max_in_flight)) as waiting:
             while True:
@@ -181,15 +193,23 @@ class Consuming(Owning):
         return answers[0] if given.is_single else answers
 
     @overload
-    def change_invisible(self, leased: Leased, invisible: Duration) -> ChangeResult: ...  # type: ignore[overload-overlap] # as above
+    def change_invisible(  # type: ignore[overload-overlap] # as above
+        self, leased: Leased, invisible: timedelta | None = None, *, invisible_ms: int | None = None
+    ) -> ChangeResult: ...
     @overload
-    def change_invisible(self, leased: LeasedMany, invisible: Duration) -> list[ChangeResult]: ...
-    def change_invisible(self, leased: Leased | LeasedMany, invisible: Duration) -> ChangeResult | list[ChangeResult]:
-        """Let leases end ``invisible`` from now, longer or shorter; the result holds the receipt that counts from then on."""
+    def change_invisible(
+        self, leased: LeasedMany, invisible: timedelta | None = None, *, invisible_ms: int | None = None
+    ) -> list[ChangeResult]: ...
+    def change_invisible(
+        self, leased: Leased | LeasedMany, invisible: timedelta | None = None, *, invisible_ms: int | None = None
+    ) -> ChangeResult | list[ChangeResult]:
+        """Let leases end ``invisible`` (or ``invisible_ms``) from now, longer or shorter; the result holds the receipt that counts then."""
         self._check_open()
         given = receipts_of(leased)
-        invisible_ms = duration_ms("invisible", invisible, minimum=1)
-        changes = [Change(each, invisible_ms) for each in given.receipts]
+        wanted_ms = duration_ms("invisible", invisible, invisible_ms, minimum=1)
+        if wanted_ms is None:
+            raise IllegalArgumentTypeError("change_invisible needs to know for how long; give invisible=timedelta(…) or invisible_ms=…")
+        changes = [Change(each, wanted_ms) for each in given.receipts]
         results, ticket = self._pops.change_invisible(changes, self._clock.now_ms())
         self._settle(self._pops, ticket)
         answers = given.spread(results, ChangeResult(ChangeOutcome.UNKNOWN))
@@ -211,29 +231,38 @@ class Consuming(Owning):
 
     @overload
     def retry_later(
-        self, leased: PoppedMessage, delay: Duration | None = None, *, reason: str = "", backoff: Sequence[Duration] | None = None
+        self,
+        leased: PoppedMessage,
+        delay: timedelta | None = None,
+        *,
+        delay_ms: int | None = None,
+        reason: str = "",
+        backoff: Sequence[timedelta] | None = None,
     ) -> ChangeResult: ...
     @overload
     def retry_later(
         self,
         leased: Sequence[PoppedMessage],
-        delay: Duration | None = None,
+        delay: timedelta | None = None,
         *,
+        delay_ms: int | None = None,
         reason: str = "",
-        backoff: Sequence[Duration] | None = None,
+        backoff: Sequence[timedelta] | None = None,
     ) -> list[ChangeResult]: ...
     def retry_later(
         self,
         leased: PoppedMessage | Sequence[PoppedMessage],
-        delay: Duration | None = None,
+        delay: timedelta | None = None,
         *,
+        delay_ms: int | None = None,
         reason: str = "",
-        backoff: Sequence[Duration] | None = None,
+        backoff: Sequence[timedelta] | None = None,
     ) -> ChangeResult | list[ChangeResult]:
         """Say that work on messages failed: each comes again after ``delay``, and the attempt counts.
 
         Args:
-            delay: how long to wait; by default the entry of ``backoff`` for the attempt.
+            delay: how long to wait, a ``timedelta`` of at least 1 ms; by default the entry of ``backoff`` for the attempt.
+            delay_ms: the same in ms.
             reason: why it failed; ``leases`` lists it, and the dead letter if this was the last attempt. What is beyond 1024 bytes is cut.
             backoff: a table by attempt, whose last entry repeats; by default that of the group (``set_group``), or else RocketMQ's: 10 s,
                 30 s, 1 min … 2 h.
@@ -243,8 +272,9 @@ class Consuming(Owning):
         if not isinstance(given, Sequence) or not all(isinstance(each, PoppedMessage) for each in given):
             raise IllegalArgumentTypeError(f"retry_later takes a popped message or a list of them, not {type(leased).__name__}")
         table: Sequence[int] = () if backoff is None else _backoff_table(backoff)
-        if delay is not None:
-            table = [duration_ms("delay", delay, minimum=1)]
+        wait_ms = duration_ms("delay", delay, delay_ms, minimum=1)
+        if wait_ms is not None:
+            table = [wait_ms]
         why = reason_text(reason)
         receipts = receipts_of(given).receipts
         own = {} if table else {name: each.backoff_ms for name, each in self._pops.group_settings().items()}
@@ -315,7 +345,7 @@ class Consuming(Owning):
         self._settle(self._pops, self._pops.delete_topic(name))
         self._waits.anything()
 
-    def set_group(self, name: str, *, max_retries: int | None = None, backoff: Sequence[Duration] = ()) -> None:
+    def set_group(self, name: str, *, max_retries: int | None = None, backoff: Sequence[timedelta] = ()) -> None:
         """Set how often and when a group tries again; the settings are kept in the store and replace those that the group had.
 
         Args:
@@ -348,10 +378,10 @@ class Consuming(Owning):
         self._waits.arrived((topic,))
 
 
-def _backoff_table(backoff: Sequence[Duration]) -> list[int]:
+def _backoff_table(backoff: Sequence[timedelta]) -> list[int]:
     if not isinstance(backoff, Sequence) or isinstance(backoff, str | bytes) or not 1 <= len(backoff) <= _MAX_BACKOFF:
         raise IllegalArgumentTypeError(f"backoff must be a list of 1 to {_MAX_BACKOFF} durations, not {backoff!r}")
-    return [duration_ms("a duration of backoff", each, minimum=1) for each in backoff]
+    return [timedelta_ms("each of backoff", each, minimum=1) for each in backoff]
 
 
 def _checked_letters(letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any, overload
 
 import pyarrow as pa
@@ -31,7 +32,9 @@ from rmqstore.message import (
 )
 from rmqstore.owning import Owning
 from rmqstore.sending import SendReceipt, SendReceipts, has_message_group, ids_of, latest_deliver_ms
-from rmqstore.when import Duration, When, duration_ms, time_ms
+from rmqstore.when import duration_ms, time_ms
+
+_ONE_TIME = "deliver_at, delay, delay_level and the message's own deliver time exclude each other; give one"
 
 
 class Producing(Owning):
@@ -43,17 +46,21 @@ class Producing(Owning):
         self,
         message: Message,
         *,
-        deliver_at: When | None = None,
-        delay: Duration | None = None,
+        deliver_at: datetime | None = None,
+        deliver_at_ms: int | None = None,
+        delay: timedelta | None = None,
+        delay_ms: int | None = None,
         delay_level: int | None = None,
         marks: Sequence[bytes] = (),
     ) -> SendReceipt:
         """Store one message, now or for later.
 
         Args:
-            deliver_at: when it is due: an aware ``datetime`` or ms since the epoch; past means now.
-            delay: how long from now: a ``timedelta`` or ms.
-            delay_level: how long from now, as one of RocketMQ's levels: 1 (1 s) to 18 (2 h). One of the three, or
+            deliver_at: when it is due, an aware ``datetime``; past means now.
+            deliver_at_ms: the same in ms since the epoch.
+            delay: how long from now, a ``timedelta``; zero means now.
+            delay_ms: the same in ms.
+            delay_level: how long from now, as one of RocketMQ's levels: 1 (1 s) to 18 (2 h). One of the five, or
                 ``message.deliver_at_ms``, or a property ``DELAY``, ``TIMER_DELAY_SEC``, ``TIMER_DELAY_MS``, ``TIMER_DELIVER_MS``.
             marks: names of this call; when one is stored already, nothing is stored and the first answer comes back (I1).
 
@@ -70,7 +77,10 @@ class Producing(Owning):
         check_message(message)
         now_ms = self._clock.now_ms()
         message = without_requests(message, now_ms)
-        deliver_ms = self._deliver_ms(message.deliver_at_ms, deliver_at, delay, delay_level, now_ms)
+        asked_ms = self._asked_ms(deliver_at, deliver_at_ms, delay, delay_ms, delay_level, now_ms)
+        if asked_ms is not None and message.deliver_at_ms is not None:
+            raise IllegalArgumentError(f"{_ONE_TIME}; the message has a deliver time of its own")
+        deliver_ms = message.deliver_at_ms if asked_ms is None else asked_ms
         if deliver_ms is not None and message.message_group is not None:
             raise IllegalMessageError("message_group and a deliver time exclude each other: a FIFO group has no place for a later message")
         row = self._completer.message(message, deliver_ms, now_ms, marks)
@@ -81,8 +91,10 @@ class Producing(Owning):
         self,
         batch: MessageBatch | pa.RecordBatch | pa.Table | Sequence[Message],
         *,
-        deliver_at: When | None = None,
-        delay: Duration | None = None,
+        deliver_at: datetime | None = None,
+        deliver_at_ms: int | None = None,
+        delay: timedelta | None = None,
+        delay_ms: int | None = None,
         delay_level: int | None = None,
         marks: Sequence[bytes] = (),
     ) -> SendReceipts:
@@ -103,7 +115,7 @@ class Producing(Owning):
             batch = MessageBatch.of(batch)
         now_ms = self._clock.now_ms()
         batch = batch_without_requests(batch, now_ms)
-        deliver_ms = self._deliver_ms(None, deliver_at, delay, delay_level, now_ms)
+        deliver_ms = self._asked_ms(deliver_at, deliver_at_ms, delay, delay_ms, delay_level, now_ms)
         if deliver_ms is not None and has_message_group(batch):
             raise IllegalMessageError("message_group and a deliver time exclude each other: a FIFO group has no place for a later message")
         rows = self._completer.batch(batch, deliver_ms, now_ms, marks)
@@ -113,18 +125,24 @@ class Producing(Owning):
         return SendReceipts(ids_of(rows), timers, repeated)
 
     @staticmethod
-    def _deliver_ms(
-        own_ms: int | None, deliver_at: When | None, delay: Duration | None, delay_level: int | None, now_ms: int
+    def _asked_ms(
+        deliver_at: datetime | None,
+        deliver_at_ms: int | None,
+        delay: timedelta | None,
+        delay_ms: int | None,
+        delay_level: int | None,
+        now_ms: int,
     ) -> int | None:
-        if sum(given is not None for given in (own_ms, deliver_at, delay, delay_level)) > 1:
-            raise IllegalArgumentError("deliver_at, delay, delay_level and the message's own deliver time exclude each other; give one")
-        if deliver_at is not None:
-            return time_ms("deliver_at", deliver_at)
-        if delay is not None or delay_level is not None:
-            deliver_ms = now_ms + (duration_ms("delay", delay) if delay is not None else level_ms(delay_level or 0))
-            check_time_ms("now + delay", deliver_ms)
-            return deliver_ms
-        return own_ms
+        due_ms = time_ms("deliver_at", deliver_at, deliver_at_ms)
+        later_ms = duration_ms("delay", delay, delay_ms)
+        if sum(given is not None for given in (due_ms, later_ms, delay_level)) > 1:
+            raise IllegalArgumentError(_ONE_TIME)
+        if delay_level is not None:
+            later_ms = level_ms(delay_level)
+        if later_ms is not None:
+            due_ms = now_ms + later_ms
+            check_time_ms("now + delay", due_ms)
+        return due_ms
 
     def _store(self, batch: MessageBatch, latest_ms: int | None, now_ms: int, marks: Sequence[bytes]) -> tuple[Any, bool]:
         """Put a batch that has any future row, append one that has none.

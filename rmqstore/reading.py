@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ from rmqstore.errors import (
 )
 from rmqstore.message import (
     MAX_ID_BYTES,
+    MAX_TIME_MS,
     PARKED_TOPIC,
     RESERVED_PREFIXES,
     PoppedMessage,
@@ -48,7 +50,7 @@ from rmqstore.message import (
     dlq_topic,
 )
 from rmqstore.tables import State
-from rmqstore.when import When, time_ms
+from rmqstore.when import time_ms
 
 if TYPE_CHECKING:
     from rmqstore.transfer.dumping import DumpReport
@@ -108,11 +110,24 @@ class Reading:
         self._check_open()
         if not isinstance(edges_ms, Sequence) or isinstance(edges_ms, str | bytes):
             raise IllegalArgumentTypeError(f"edges_ms must be a list of times, not {edges_ms!r}")
-        edges = [time_ms("an edge", edge) for edge in edges_ms]
-        return self._timers.pending(edges, self._pops.timer_cursor())
+        for edge in edges_ms:
+            check_time_ms("each of edges_ms", edge)
+        return self._timers.pending(list(edges_ms), self._pops.timer_cursor())
 
-    def scan(self, from_: When = 0, to: When = 2**62, *, after: tuple[int, int] | None = None, limit: int = 1000) -> ScanPage:
-        """List pending timers due in ``from_ <= due < to``, by tick and order of sending; read on with ``after=page.next_after``."""
+    def scan(
+        self,
+        from_: datetime | None = None,
+        to: datetime | None = None,
+        *,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+        after: tuple[int, int] | None = None,
+        limit: int = 1000,
+    ) -> ScanPage:
+        """List pending timers due in ``from_ <= due < to``, by tick and order of sending; read on with ``after=page.next_after``.
+
+        The bounds are aware ``datetime`` objects, or ``from_ms`` and ``to_ms`` in ms since the epoch; one that is left out is no bound.
+        """
         self._check_open()
         if type(limit) is not int or limit < 1:
             raise IllegalArgumentError(f"limit must be an int of at least 1, not {limit!r}")
@@ -120,7 +135,8 @@ class Reading:
             raise IllegalArgumentTypeError(f"after must be what page.next_after gave, not {after!r}")
         for number in after or ():
             check_time_ms("a number of after", number)
-        return self._timers.scan(time_ms("from_", from_), time_ms("to", to), after, limit, self._pops.timer_cursor())
+        lower_ms, upper_ms = time_ms("from_", from_, from_ms), time_ms("to", to, to_ms)
+        return self._timers.scan(lower_ms or 0, MAX_TIME_MS if upper_ms is None else upper_ms, after, limit, self._pops.timer_cursor())
 
     def lag(self, topic: str, group: str) -> Lag:
         """Return how far a group is behind on a topic, exactly."""

@@ -51,7 +51,7 @@ def made(tmp_path: Path, engine: str) -> Path:
     path = tmp_path / "store"
     with _open(path, engine=engine) as store:
         store.send(Message("t", b"x"))
-        store.send(Message("t", b"y"), delay=5_000)
+        store.send(Message("t", b"y"), delay_ms=5_000)
     return path
 
 
@@ -211,7 +211,7 @@ def test_a_read_only_place(read_only: Path, engine: str) -> None:
         _open(read_only / "empty", engine=engine).close()
     with _open(writable / "store", engine=engine) as store:
         store.send(Message("t", b"x"))
-        store.send(Message("t", b"y"), delay=5_000)
+        store.send(Message("t", b"y"), delay_ms=5_000)
         with pytest.raises(StorePathError, match="copy"):
             store.snapshot(read_only / "copy")
         assert store.verify() == []

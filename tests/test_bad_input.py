@@ -38,8 +38,8 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     path = tmp_path_factory.mktemp("bad") / "store"
     with rmqstore.open(path, engine=request.param, clock=ManualClock(NOW_MS), services=False) as found:
         found.send_batch([Message("t", b"1"), Message("t", b"2", message_group="g")])
-        found.send(Message("t", b"later", keys=("k",)), delay=10_000)
-        found.pop("t", "g", max_messages=1, invisible=100_000)
+        found.send(Message("t", b"later", keys=("k",)), delay_ms=10_000)
+        found.pop("t", "g", max_messages=1, invisible_ms=100_000)
         yield found
 
 
@@ -108,28 +108,83 @@ TIMES: list[Any] = [
 DURATIONS: list[Any] = ["1", 1.5, NAN, True, -1, timedelta(seconds=-1), HUGE, datetime(2024, 1, 1, tzinfo=UTC)]
 
 
-@pytest.mark.parametrize("when", TIMES, ids=repr)
+NUMBERS: list[Any] = [0, 5, 30.0, NOW_MS]
+
+
+@pytest.mark.parametrize("when", [*TIMES, *NUMBERS], ids=repr)
 def test_bad_time(store: Store, when: Any) -> None:
+    """A bare number is refused as well, since it may be meant in seconds."""
     _refused(store, lambda s: s.send(_message(), deliver_at=when), "deliver_at")
     _refused(store, lambda s: s.send_batch([_message()], deliver_at=when), "deliver_at")
     _refused(store, lambda s: s.scan(when), "from_")
-    _refused(store, lambda s: s.scan(0, when), "to")
+    _refused(store, lambda s: s.scan(None, when), "to")
+
+
+@pytest.mark.parametrize("when", [*TIMES, datetime(2024, 1, 1, tzinfo=UTC)], ids=repr)
+def test_bad_time_in_ms(store: Store, when: Any) -> None:
+    _refused(store, lambda s: s.send(_message(), deliver_at_ms=when), "deliver_at_ms")
+    _refused(store, lambda s: s.send_batch([_message()], deliver_at_ms=when), "deliver_at_ms")
+    _refused(store, lambda s: s.scan(from_ms=when), "from_ms")
+    _refused(store, lambda s: s.scan(to_ms=when), "to_ms")
     _refused(store, lambda s: s.pending([when]), "edge")
 
 
-@pytest.mark.parametrize("value", DURATIONS, ids=repr)
+@pytest.mark.parametrize("value", [*DURATIONS, *NUMBERS], ids=repr)
 def test_bad_duration(store: Store, value: Any) -> None:
+    """A bare number is refused as well, since it may be meant in seconds."""
     _refused(store, lambda s: s.send(_message(), delay=value), "delay")
     _refused(store, lambda s: s.send_batch([_message()], delay=value), "delay")
     _refused(store, lambda s: s.pop("t", "g", invisible=value), "invisible")
-    _refused(store, lambda s: s.pop("t", "g", wait=value), "wait")
+    _refused(store, lambda s: s.pop_batch("t", "g", wait=value), "wait")
     _refused(store, lambda s: s.change_invisible("x", value), "invisible")
+    _refused(store, lambda s: s.retry_later([], value), "delay")
+    _refused(store, lambda s: s.retry_later([], backoff=[value]), "backoff")
 
 
-@pytest.mark.parametrize("value", [0, timedelta(0)])
-def test_no_lease_of_no_length(store: Store, value: Any) -> None:
-    _refused(store, lambda s: s.pop("t", "g", invisible=value), "invisible")
-    _refused(store, lambda s: s.change_invisible("x", value), "invisible")
+@pytest.mark.parametrize("value", [*DURATIONS, timedelta(seconds=1)], ids=repr)
+def test_bad_duration_in_ms(store: Store, value: Any) -> None:
+    _refused(store, lambda s: s.send(_message(), delay_ms=value), "delay_ms")
+    _refused(store, lambda s: s.send_batch([_message()], delay_ms=value), "delay_ms")
+    _refused(store, lambda s: s.pop("t", "g", invisible_ms=value), "invisible_ms")
+    _refused(store, lambda s: s.pop_batch("t", "g", wait_ms=value), "wait_ms")
+    _refused(store, lambda s: s.change_invisible("x", invisible_ms=value), "invisible_ms")
+    _refused(store, lambda s: s.retry_later([], delay_ms=value), "delay_ms")
+
+
+def test_a_bare_number_is_told_the_two_ways_out(store: Store) -> None:
+    """What a caller reads who meant seconds."""
+    error = _refused(store, lambda s: s.send(_message(), delay=30), "delay")  # type: ignore[arg-type]
+    assert "timedelta(seconds=30)" in str(error)
+    assert "delay_ms=" in str(error)
+    error = _refused(store, lambda s: s.send(_message(), deliver_at=NOW_MS // 1000), "deliver_at")  # type: ignore[arg-type]
+    assert "datetime" in str(error)
+    assert "deliver_at_ms=" in str(error)
+
+
+def test_a_duration_and_the_same_in_ms(store: Store) -> None:
+    second = timedelta(seconds=1)
+    _refused(store, lambda s: s.send(_message(), delay=second, delay_ms=1000), "delay_ms")
+    _refused(store, lambda s: s.send(_message(), deliver_at=datetime.now(UTC), deliver_at_ms=NOW_MS), "deliver_at_ms")
+    _refused(store, lambda s: s.pop("t", "g", invisible=second, invisible_ms=1000), "invisible_ms")
+    _refused(store, lambda s: s.pop("t", "g", wait=second, wait_ms=1000), "wait_ms")
+    _refused(store, lambda s: s.change_invisible("x", second, invisible_ms=1000), "invisible_ms")
+    _refused(store, lambda s: s.change_invisible("x"), "invisible")
+    _refused(store, lambda s: s.retry_later([], second, delay_ms=1000), "delay_ms")
+    _refused(store, lambda s: s.scan(datetime.now(UTC), from_ms=0), "from_ms")
+
+
+def test_no_lease_of_no_length(store: Store) -> None:
+    _refused(store, lambda s: s.pop("t", "g", invisible_ms=0), "invisible")
+    _refused(store, lambda s: s.pop("t", "g", invisible=timedelta(0)), "invisible")
+    _refused(store, lambda s: s.change_invisible("x", invisible_ms=0), "invisible")
+    _refused(store, lambda s: s.change_invisible("x", timedelta(0)), "invisible")
+
+
+def test_the_longest_duration_of_python(store: Store) -> None:
+    """``-timedelta.max`` is more than a ``timedelta`` can hold."""
+    assert store.pop("t", "nobody-yet", invisible=timedelta.max, max_messages=1)
+    sent = store.send(_message(), delay=timedelta.max)
+    assert store.cancel(sent.handle or "") is CancelOutcome.CANCELLED
 
 
 @pytest.mark.parametrize(
@@ -154,11 +209,14 @@ CALLS: dict[str, tuple[Callable[[Store], object], str]] = {
     "send nothing": (lambda s: s.send(None), "Message"),
     "send a list": (lambda s: s.send([_message()]), "Message"),
     "send a dict": (lambda s: s.send({"topic": "t"}), "Message"),
-    "two deliver times": (lambda s: s.send(_message(), delay=5, deliver_at=5), "delay"),
-    "own and given deliver time": (lambda s: s.send(_message(deliver_at_ms=NOW_MS + 5), delay=5), "delay"),
-    "group and delay": (lambda s: s.send(_message(message_group="g"), delay=5), "message_group"),
-    "batch: group and delay": (lambda s: s.send_batch([_message(), _message(message_group="g")], delay=5), "message_group"),
-    "columns: group and delay": (lambda s: s.send_batch(MessageBatch.of([_message(message_group="g")]).columns, delay=5), "message_group"),
+    "two deliver times": (lambda s: s.send(_message(), delay_ms=5, deliver_at_ms=5), "delay"),
+    "own and given deliver time": (lambda s: s.send(_message(deliver_at_ms=NOW_MS + 5), delay_ms=5), "delay"),
+    "group and delay": (lambda s: s.send(_message(message_group="g"), delay_ms=5), "message_group"),
+    "batch: group and delay": (lambda s: s.send_batch([_message(), _message(message_group="g")], delay_ms=5), "message_group"),
+    "columns: group and delay": (
+        lambda s: s.send_batch(MessageBatch.of([_message(message_group="g")]).columns, delay_ms=5),
+        "message_group",
+    ),
     "batch of nothing": (lambda s: s.send_batch(None), "list of Message"),
     "batch of one": (lambda s: s.send_batch(_message()), "list of Message"),
     "batch of a generator": (lambda s: s.send_batch(m for m in [_message()]), "list of Message"),
@@ -168,8 +226,8 @@ CALLS: dict[str, tuple[Callable[[Store], object], str]] = {
     "marks: bytes": (lambda s: s.send(_message(), marks=b"m"), "marks"),
     "marks: int": (lambda s: s.send(_message(), marks=5), "marks"),
     "marks: None": (lambda s: s.send_batch([_message()], marks=None), "marks"),
-    "marks: empty": (lambda s: s.send(_message(), delay=5, marks=[b""]), "mark"),
-    "marks: long": (lambda s: s.send(_message(), delay=5, marks=[b"m" * 256]), "mark"),
+    "marks: empty": (lambda s: s.send(_message(), delay_ms=5, marks=[b""]), "mark"),
+    "marks: long": (lambda s: s.send(_message(), delay_ms=5, marks=[b"m" * 256]), "mark"),
     "marks: text": (lambda s: s.send(_message(), marks=["m"]), "mark"),
     "cancel nothing": (lambda s: s.cancel(None), "handle"),
     "cancel bytes": (lambda s: s.cancel(b"abc"), "handle"),
@@ -199,7 +257,7 @@ CALLS: dict[str, tuple[Callable[[Store], object], str]] = {
     "ack a batch that was only read": (lambda s: s.ack(s.read("t")), "without a lease"),
     "ack a batch to send": (lambda s: s.ack(MessageBatch.of([_message()])), "without a lease"),
     "release nothing": (lambda s: s.release(None), "receipt"),
-    "change nothing": (lambda s: s.change_invisible(None, 5), "receipt"),
+    "change nothing": (lambda s: s.change_invisible(None, invisible_ms=5), "receipt"),
     "pending: int": (lambda s: s.pending(5), "edges"),
     "pending: None": (lambda s: s.pending(None), "edges"),
     "pending: falling": (lambda s: s.pending([3, 1]), "edges"),
@@ -264,8 +322,8 @@ def test_bad_number(store: Store, value: Any) -> None:
 
 def test_huge_times_are_legal_up_to_the_limit(store: Store) -> None:
     """``now + delay`` must not slip past 2**62 ms, where ``scan`` and ``deliver_at`` end."""
-    _refused(store, lambda s: s.send(_message(), delay=2**62), "delay")
-    sent = store.send(_message(), deliver_at=2**62)
+    _refused(store, lambda s: s.send(_message(), delay_ms=2**62), "delay")
+    sent = store.send(_message(), deliver_at_ms=2**62)
     assert store.cancel(sent.handle or "") is CancelOutcome.CANCELLED
 
 
@@ -288,7 +346,7 @@ def test_wait_as_long_as_it_takes(store: Store) -> None:
     timer = threading.Timer(0.2, lambda: store.send(Message("long-awaited", b"x")))
     timer.start()
     try:
-        assert len(store.pop("long-awaited", "g", wait=2**62)) == 1
+        assert len(store.pop("long-awaited", "g", wait_ms=2**62)) == 1
     finally:
         timer.join()
 
@@ -329,7 +387,7 @@ def test_forged_receipts_are_unknown(store: Store) -> None:
     for each in forged:
         assert store.ack(each) is AckOutcome.UNKNOWN, each
         assert store.release(each) is ReleaseOutcome.UNKNOWN, each
-        assert store.change_invisible(each, 5).outcome is ChangeOutcome.UNKNOWN, each
+        assert store.change_invisible(each, invisible_ms=5).outcome is ChangeOutcome.UNKNOWN, each
     assert _state(store) == before
     assert store.verify() == []
 
@@ -357,7 +415,7 @@ def _is_unknown(call: Callable[[Any], object], forged: object, unknown: object) 
 
 
 def test_forged_handles_are_unknown(store: Store) -> None:
-    sent = store.send(_message(), delay=50_000)
+    sent = store.send(_message(), delay_ms=50_000)
     text = sent.handle
     handle = TimerHandle.parse(text or "")
     assert text is not None

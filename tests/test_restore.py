@@ -57,7 +57,7 @@ class Traffic:
     def consume(self) -> None:
         empty = 0
         while empty < 20:
-            popped = self.store.pop("t", "g", max_messages=4, invisible=3_600_000)
+            popped = self.store.pop("t", "g", max_messages=4, invisible_ms=3_600_000)
             empty = 0 if popped else empty + 1
             names = [each.message_id for each in popped]
             self.note(self.acking, names)
@@ -135,7 +135,7 @@ def test_receipts_and_handles_count_in_the_restored_store(pair: Pair) -> None:
         store = stores.open()
         store.send(message(1))
         (held,) = store.pop("t", "g")
-        sent = store.send(message(2), delay=60_000)
+        sent = store.send(message(2), delay_ms=60_000)
         store.snapshot(stores.root / "snapshot")
         assert store.ack(held) is AckOutcome.ACKED
         restored = stores.open(rmqstore.restore(stores.root / "snapshot", stores.root / "restored").name)
@@ -147,7 +147,7 @@ def test_receipts_and_handles_count_in_the_restored_store(pair: Pair) -> None:
 def test_what_cannot_be_restored(durable_stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     root = durable_stores.root
     store = durable_stores.open()
-    store.send(message(1), delay=60_000)
+    store.send(message(1), delay_ms=60_000)
     store.snapshot(root / "snapshot")
     with pytest.raises(StorePathError, match="is no snapshot"):
         rmqstore.restore(root, root / "x")
@@ -186,12 +186,12 @@ def test_a_restored_store_and_its_original_give_different_handles_and_receipts(d
     store.send(message(1))
     store.snapshot(durable_stores.root / "snapshot")
     store = durable_stores.reopen(store)
-    lost = store.send(message(2), delay=1000)
+    lost = store.send(message(2), delay_ms=1000)
     (held,) = store.pop("t", "g")
     store.close()
     rmqstore.restore(durable_stores.root / "snapshot", durable_stores.root / "restored")
     restored = durable_stores.open("restored")
-    sent = restored.send(message(3), delay=1000)
+    sent = restored.send(message(3), delay_ms=1000)
     (new,) = restored.pop("t", "g")
     assert sent.handle != lost.handle
     assert new.receipt != held.receipt

@@ -73,7 +73,7 @@ def test_a_waiting_pop_never_sleeps_through_an_arrival(store: Store) -> None:
 
     def consume() -> None:
         for _ in range(rounds):
-            popped = store.pop("t", "g", max_messages=1, wait=30_000, invisible=60_000)
+            popped = store.pop("t", "g", max_messages=1, wait_ms=30_000, invisible_ms=60_000)
             slowest_s[0] = max(slowest_s[0], time.monotonic() - sent_s[0])
             assert store.ack(popped) == [AckOutcome.ACKED]
             taken.release()
@@ -101,7 +101,7 @@ def test_timers_are_in_time_and_never_early(store: Store) -> None:
     late_ms: list[int] = []
     left = set(due)
     while left:
-        popped = store.pop("t", "g", wait=10_000, invisible=60_000)
+        popped = store.pop("t", "g", wait_ms=10_000, invisible_ms=60_000)
         now_ms = clock.now_ms()
         assert popped, f"{len(left)} timers never came"
         for message in popped:
@@ -116,29 +116,29 @@ def test_timers_are_in_time_and_never_early(store: Store) -> None:
 
 
 def test_a_new_timer_that_is_due_earlier_is_not_slept_through(store: Store) -> None:
-    store.send(Message("t", b"far"), delay=3_600_000)
+    store.send(Message("t", b"far"), delay_ms=3_600_000)
     store.pop("t", "g")
     begun_s = time.monotonic()
-    store.send(Message("t", b"near"), delay=300)
-    assert len(store.pop("t", "g", wait=10_000)) == 1
+    store.send(Message("t", b"near"), delay_ms=300)
+    assert len(store.pop("t", "g", wait_ms=10_000)) == 1
     assert 0.3 <= time.monotonic() - begun_s < 5
 
 
 def test_expired_leases_come_back(store: Store) -> None:
     store.send_batch([Message("t", b"x", message_id=f"m{number}") for number in range(10)])
-    first = [message for _ in range(4) for message in store.pop("t", "g", invisible=400)]
+    first = [message for _ in range(4) for message in store.pop("t", "g", invisible_ms=400)]
     began_ms = SystemClock().now_ms()
     assert len(first) == 10
     assert store.ack(first[:3]) == [AckOutcome.ACKED] * 3
     back: list[str] = []
     while len(back) < 7:
-        popped = store.pop("t", "g", wait=10_000, invisible=60_000)
+        popped = store.pop("t", "g", wait_ms=10_000, invisible_ms=60_000)
         assert popped, f"only {len(back)} came back"
         assert {message.attempt for message in popped} == {2}
         back += [message.message_id for message in popped]
     assert sorted(back) == sorted(message.message_id for message in first[3:])
     assert SystemClock().now_ms() - began_ms >= 300
-    assert store.pop("t", "g", wait=1_000) == []
+    assert store.pop("t", "g", wait_ms=1_000) == []
 
 
 def test_close_ends_every_wait(tmp_path: Path, engine: str) -> None:
@@ -151,7 +151,7 @@ def test_close_ends_every_wait(tmp_path: Path, engine: str) -> None:
         def consume(number: int, store: Store = store, ended: list[str] = ended, waiting: threading.Barrier = waiting) -> None:
             waiting.wait()
             try:
-                ended.append(repr(store.pop("t", f"g{number}", wait=60_000)))
+                ended.append(repr(store.pop("t", f"g{number}", wait_ms=60_000)))
             except StoreClosedError as error:
                 ended.append(str(error))
 
@@ -159,7 +159,7 @@ def test_close_ends_every_wait(tmp_path: Path, engine: str) -> None:
             waiting.wait()
             try:
                 while True:
-                    store.send(Message("u", b"x"), delay=50)
+                    store.send(Message("u", b"x"), delay_ms=50)
                     store.ack(store.pop("u", "g"))
                     store.pending()
                     store.lag("u", "g")
@@ -195,12 +195,12 @@ def test_eight_threads_lease_nothing_twice(store: Store) -> None:
         chance = random.Random(first)
         for number in range(first, count, 2):
             delay = chance.choice((None, None, 100, 300))
-            store.send(Message("t", b"x", message_id=str(number)), delay=delay)
+            store.send(Message("t", b"x", message_id=str(number)), delay_ms=delay)
 
     def consume(group: str, seed: int) -> None:
         chance = random.Random(seed)
         while not done.is_set():
-            popped = store.pop("t", group, max_messages=chance.randint(1, 20), invisible=60_000, wait=200)
+            popped = store.pop("t", group, max_messages=chance.randint(1, 20), invisible_ms=60_000, wait_ms=200)
             names = [message.message_id for message in popped]
             with lock:
                 doubled.extend(name for name in names if name in leased[group])
@@ -248,7 +248,7 @@ def test_put_cancel_and_tick_race(store: Store) -> None:
         chance = random.Random(thread)
         for number in range(60):
             name = f"{thread}-{number}"
-            sent = store.send(Message("t", b"x", message_id=name), delay=chance.randint(1, 40))
+            sent = store.send(Message("t", b"x", message_id=name), delay_ms=chance.randint(1, 40))
             time.sleep(chance.random() * 0.06)
             outcomes[name] = store.cancel(sent.handle or "").name
 

@@ -80,7 +80,7 @@ def test_a_lease_that_is_over_is_left_and_so_is_what_waits_for_its_retry(plan: P
     ids = ids_of(plan, topic=TOPIC)[:5]
     with store_of(plan, START_MS) as store:
         store.send_batch(plan.batch(ids))
-        assert len(store.pop_batch(TOPIC, GROUP, invisible=LEASE_MS)) == 5
+        assert len(store.pop_batch(TOPIC, GROUP, invisible_ms=LEASE_MS)) == 5
     assert not found(plan, START_MS + LEASE_MS - 1)["left"]
     assert found(plan, START_MS + LEASE_MS)["left"] == set(ids.tolist())
     with store_of(plan, START_MS + LEASE_MS) as store:
@@ -108,7 +108,7 @@ def test_every_kept_body_and_time_is_compared(plan: Plan) -> None:
     with store_of(plan, START_MS) as store:
         store.send_batch(batch)
         store.tick()
-        assert len(store.pop_batch(TOPIC, GROUP, invisible=LEASE_MS)) == 3
+        assert len(store.pop_batch(TOPIC, GROUP, invisible_ms=LEASE_MS)) == 3
     with store_of(plan, START_MS + LEASE_MS, max_retries=0) as store:
         assert store.tick().dead == 3
     places = found(plan, START_MS + LEASE_MS)

@@ -83,7 +83,7 @@ TAMPERS: dict[str, Callable[[Life], object]] = {
     "an ack": lambda life: life.store.ack(life.receipts["a"][0]),
     "an ack in order": lambda life: life.store.ack(life.receipts["f"][0]),
     "a release in order": lambda life: life.store.release(life.receipts["f"][0]),
-    "a longer lease": lambda life: life.store.change_invisible(life.receipts["a"][0], 9000),
+    "a longer lease": lambda life: life.store.change_invisible(life.receipts["a"][0], invisible_ms=9000),
     "a letter dropped": lambda life: life.store.drop_dead(life.store.dead_letters("f")[:1]),
     "a letter resent": lambda life: life.store.resend_dead(life.store.dead_letters("a")[:1]),
     "a message doubled": lambda life: life.store.send(Message("orders", b"x", message_id="m7")),

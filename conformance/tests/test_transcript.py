@@ -36,18 +36,18 @@ def test_the_program_gets_at_receipts_and_handles_by_its_own_calls(tmp_path: Pat
         rows = [Message("t", b"1", message_id="m1"), Message("t", b"2", keys=("k",), properties={"n": "1"}, message_id="m2")]
         store.send_batch(rows, marks=[b"mark"])
         store.send_batch(MessageBatch.of([Message("t", b"3", message_id="m3")]).columns)
-        timer = store.send(Message("t", b"4", message_id="m4"), delay=5000)
+        timer = store.send(Message("t", b"4", message_id="m4"), delay_ms=5000)
         assert timer.handle
         assert store.cancel([timer.handle])[0].name == "CANCELLED"
-        first, second, _ = store.pop("t", "g", max_messages=3, invisible=1000)
+        first, second, _ = store.pop("t", "g", max_messages=3, invisible_ms=1000)
         store.ack([first])
-        changed = store.change_invisible([second.receipt or ""], 2000)
+        changed = store.change_invisible([second.receipt or ""], invisible_ms=2000)
         store.release([changed[0].receipt or ""])
         popped, _ = store.pops.pop(PopRequest("t", "g", invisible_ms=1000), stores.clock.now_ms())
         assert [each.message_id for each in popped.messages.messages()] == ["m2"]
         stores.clock.set(START_MS + 10_000)
         store.tick()
-        store.pop("t", "g", max_messages=3, invisible=1000)
+        store.pop("t", "g", max_messages=3, invisible_ms=1000)
         stores.clock.set(START_MS + 20_000)
         store.tick()
         dead = store.dead_letters("g")

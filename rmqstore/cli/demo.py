@@ -209,7 +209,7 @@ def _live(engine: str, path: Path, timers: int, console: Console) -> Lateness:
         store.send_batch([Message(_LIVE_TOPIC, b"ring", keys=(str(row),), deliver_at_ms=at) for row, at in enumerate(due_ms)])
         until_s = time.monotonic() + _LIVE_PATIENCE_S
         while len(late_ms) < timers and time.monotonic() < until_s:
-            popped = store.pop(_LIVE_TOPIC, _LIVE_GROUP, max_messages=128, wait=500)
+            popped = store.pop(_LIVE_TOPIC, _LIVE_GROUP, max_messages=128, wait_ms=500)
             now_ms = clock.now_ms()
             for message in popped:
                 late_ms.append(now_ms - (message.deliver_at_ms or 0))

@@ -168,14 +168,14 @@ class OrderDay:
         """Three consumers take turns until nothing is left; the third hangs, then dies, holding what it popped."""
         healthy = 3 if now_ms < HANG_MS else 2
         if HANG_MS <= now_ms < DEATH_MS:
-            held = self._store.pop(TOPIC, GROUP, max_messages=HUNG_POP, invisible=INVISIBLE_MS)
+            held = self._store.pop(TOPIC, GROUP, max_messages=HUNG_POP, invisible_ms=INVISIBLE_MS)
             self._note_deliveries(held)
             self.tally.lost_leases += len(held)
         busy = True
         while busy:
             busy = False
             for _ in range(healthy):
-                popped = self._store.pop(TOPIC, GROUP, max_messages=POP, invisible=INVISIBLE_MS)
+                popped = self._store.pop(TOPIC, GROUP, max_messages=POP, invisible_ms=INVISIBLE_MS)
                 if popped:
                     busy = True
                     self._note_deliveries(popped)

@@ -112,7 +112,7 @@ class _Shop:
         self._store.send_batch(rows)
         bad = {"inv-40", "inv-121", "inv-305"}
         for _ in range(4):
-            while popped := self._store.pop("invoices", "billing", max_messages=64, invisible=_MINUTE_MS):
+            while popped := self._store.pop("invoices", "billing", max_messages=64, invisible_ms=_MINUTE_MS):
                 self._store.ack([each for each in popped if each.message_id not in bad])
             self._clock.advance(_MINUTE_MS)
             self._store.tick()
@@ -134,7 +134,7 @@ class _Shop:
 
     def _consumers_now(self) -> None:
         """What is under way at this moment."""
-        self._store.pop("invoices", "archive", max_messages=8, invisible=30 * _MINUTE_MS)
-        self._store.pop("parcels", "shipping", max_messages=6, invisible=15 * _MINUTE_MS, order=True)
-        failed = self._store.pop("invoices", "printing", max_messages=3, invisible=1000)
+        self._store.pop("invoices", "archive", max_messages=8, invisible_ms=30 * _MINUTE_MS)
+        self._store.pop("parcels", "shipping", max_messages=6, invisible_ms=15 * _MINUTE_MS, order=True)
+        failed = self._store.pop("invoices", "printing", max_messages=3, invisible_ms=1000)
         self._store.retry_later(failed)

@@ -71,7 +71,8 @@ def send(
         str | None, typer.Option("--delay", "-d", metavar="DURATION", help="Due so long from now: 90s, 5m, 2h, 1d, 250ms.")
     ] = None,
     at: Annotated[
-        str | None, typer.Option("--at", metavar="TIME", help="Due then: ISO 8601, local without an offset, or ms since the epoch.")
+        str | None,
+        typer.Option("--at", metavar="TIME", help="Due then: ISO 8601, local without an offset, or ms since the epoch: 1796108400000ms."),
     ] = None,
     delay_level: Annotated[
         int | None,

@@ -174,7 +174,7 @@ def pending_timers(store: Reading, from_ms: int = 0, to_ms: int = MAX_TIME_MS) -
     """Yield the pending timers that are due in ``from_ms <= due < to_ms``, by due time, page after page."""
     after = None
     while True:
-        page = store.scan(from_ms, to_ms, after=after, limit=_PAGE)
+        page = store.scan(from_ms=from_ms, to_ms=to_ms, after=after, limit=_PAGE)
         yield from page.timers
         if page.next_after is None:
             return

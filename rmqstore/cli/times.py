@@ -11,7 +11,7 @@ from typing import Final
 import typer
 
 from rmqstore.errors import IllegalArgumentError
-from rmqstore.message import MAX_TIME_MS
+from rmqstore.message import MAX_TIME_MS, check_time_ms
 from rmqstore.when import time_ms
 
 SECOND_MS: Final = 1000
@@ -23,14 +23,14 @@ _YEAR_MS: Final = 365 * DAY_MS
 _UNITS_MS: Final = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS, "w": 7 * DAY_MS}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
 _NEGATIVE: Final = re.compile(rf"-(?:\d+|(?:{_PART.pattern})+)", re.ASCII)
-_DIGITS: Final = re.compile(r"\d+", re.ASCII)
+_MILLISECONDS: Final = re.compile(r"(\d+)ms", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_DURATION_EXAMPLES: Final = "90s, 5m, 2h, 1d, 1h30m, 250ms, or a whole number of ms"
-_TIME_EXAMPLES: Final = "2026-12-01T08:00+01:00, 2026-12-01T08:00 (local time), or ms since the epoch"
+_DURATION_EXAMPLES: Final = "90s, 5m, 2h, 1d, 1h30m or 250ms"
+_TIME_EXAMPLES: Final = "2026-12-01T08:00+01:00, 2026-12-01T08:00 (local time), or 1796108400000ms since the epoch"
 
 
 def parse_duration(text: str) -> int:
-    """Return a duration such as ``90s``, ``1h30m`` or ``250`` (ms) in ms, a part of one rounded up.
+    """Return a duration such as ``90s``, ``1h30m`` or ``250ms`` in ms, a part of one rounded up; a bare number is none.
 
     Raises:
         IllegalArgumentError: it is none; the message shows how to write one.
@@ -38,31 +38,38 @@ def parse_duration(text: str) -> int:
     written = text.strip()
     if _NEGATIVE.fullmatch(written):
         raise IllegalArgumentError(f"{text!r} is less than nothing; a duration must not be negative")
-    if _DIGITS.fullmatch(written):
-        total = Decimal(written)
-    else:
-        parts = _PART.findall(written)
-        if not parts or "".join(number + unit for number, unit in parts) != written:
-            raise IllegalArgumentError(f"{text!r} is no duration; write {_DURATION_EXAMPLES}")
-        total = sum((Decimal(number) * _UNITS_MS[unit] for number, unit in parts), Decimal())
-    milliseconds = math.ceil(total)
+    parts = _PART.findall(written)
+    if not parts or "".join(number + unit for number, unit in parts) != written:
+        raise IllegalArgumentError(f"{text!r} is no duration; write {_DURATION_EXAMPLES}")
+    milliseconds = math.ceil(sum((Decimal(number) * _UNITS_MS[unit] for number, unit in parts), Decimal()))
     if milliseconds > MAX_TIME_MS:
         raise IllegalArgumentError(f"{text!r} is too long; a duration has at most 2**62 ms")
     return milliseconds
 
 
 def parse_time(text: str) -> int:
-    """Return a point in time, ISO 8601 or ms since the epoch, as ms since the epoch; without an offset it is local time.
+    """Return a point in time, ISO 8601 or such as ``1796108400000ms``, as ms since the epoch; without an offset it is local time.
 
     Raises:
         IllegalArgumentError: it is none; the message shows how to write one.
     """
     written = text.strip()
     try:
-        moment = int(written) if _DIGITS.fullmatch(written) else datetime.fromisoformat(written).astimezone()
-        return time_ms("a time", moment)
+        number = _MILLISECONDS.fullmatch(written)
+        if number is None:
+            milliseconds = time_ms("a time", _moment(written), None) or 0
+        else:
+            milliseconds = int(number[1])
+            check_time_ms("a time", milliseconds)
     except (ValueError, OverflowError):
         raise IllegalArgumentError(f"{text!r} is no time; write {_TIME_EXAMPLES}") from None
+    return milliseconds
+
+
+def _moment(written: str) -> datetime:
+    if written.isdecimal():
+        raise ValueError  # Python takes 20261201 for a date; it may as well be a number of seconds or ms
+    return datetime.fromisoformat(written).astimezone()
 
 
 def duration_option(option: str, text: str, *, minimum: int = 0) -> int:

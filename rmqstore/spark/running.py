@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -23,7 +24,7 @@ from rmqstore.spark.ingest import ShardReport, check_delays, ingest_shard
 from rmqstore.spark.jobs import Job, job_of_write
 from rmqstore.spark.stagedfiles import StagedFile
 from rmqstore.spark.staging import stage
-from rmqstore.when import When, time_ms
+from rmqstore.when import time_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -63,7 +64,8 @@ def schedule(
     shards: int | None = None,
     engine: str | None = None,
     job_id: str | None = None,
-    now: When | None = None,
+    now: datetime | None = None,
+    now_ms: int | None = None,
     settings: Mapping[str, Value] | None = None,
     lock_wait_ms: int = LOCK_WAIT_MS,
 ) -> ScheduleReport:
@@ -79,7 +81,8 @@ def schedule(
         shards: of a new data set, by default 2; of one that exists, what it must have.
         engine: likewise.
         job_id: name of the job; by default a new one, which is refused while another job is half done.
-        now: the time at which the messages are sent; by default that of the machine.
+        now: the time at which the messages are sent, an aware ``datetime``; by default that of the machine.
+        now_ms: the same in ms since the epoch.
         settings: keywords of ``rmqstore.open`` for every shard of a new data set.
         lock_wait_ms: how long a task waits for a shard that another task holds.
 
@@ -93,7 +96,7 @@ def schedule(
         StorePathError, StoreFullError: the directory cannot be used.
     """
     check_columns((field.name, field.dataType.simpleString()) for field in df.schema.fields)
-    now_ms = None if now is None else time_ms("now", now)
+    now_ms = time_ms("now", now, now_ms)
     dataset = Dataset.open_or_create(path, shards=shards, engine=engine, settings=settings)
     dataset.check_ready()
     job = job_of_write(dataset, job_id)
@@ -128,9 +131,14 @@ def _staged(df: DataFrame, job: Job, now_ms: int | None) -> list[StagedFile]:
 
 
 def hand_over(
-    spark: SparkSession, path: str | os.PathLike[str], until: When | None = None, *, lock_wait_ms: int = LOCK_WAIT_MS
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    until: datetime | None = None,
+    *,
+    until_ms: int | None = None,
+    lock_wait_ms: int = LOCK_WAIT_MS,
 ) -> HandOverReport:
-    """Let every shard do a tick: timers that are due at ``until``, by default now, become messages of their topics (H1).
+    """Let every shard do a tick: timers that are due at ``until`` (or ``until_ms``), by default now, become messages of their topics (H1).
 
     A time in the future is taken for granted by the shards: what depends on time, such as retention, goes by it.
 
@@ -138,12 +146,13 @@ def hand_over(
         TransferError: a job is half done.
         StoreLockedError: a shard is open in another process, whose services hand over by themselves.
     """
-    until_ms = SystemClock().now_ms() if until is None else time_ms("until", until)
+    given_ms = time_ms("until", until, until_ms)
+    due_ms = SystemClock().now_ms() if given_ms is None else given_ms
     dataset = Dataset.open(path)
     dataset.check_ready()
     check_no_job_waits(dataset)
     place = str(dataset.path)
-    found = _run(spark, dataset.shards, lambda shard: tick_shard(Dataset.open(place), shard, until_ms, wait_ms=lock_wait_ms), ShardTick)
+    found = _run(spark, dataset.shards, lambda shard: tick_shard(Dataset.open(place), shard, due_ms, wait_ms=lock_wait_ms), ShardTick)
     return HandOverReport(handed_over=sum(each.handed_over for each in found), shards=tuple(found))
 
 

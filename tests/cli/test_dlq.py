@@ -19,7 +19,7 @@ def cli(cli: Command) -> Command:
         for number in range(3):
             store.send(Message("orders", f"body {number}".encode(), message_id=f"m{number}"))
         for count in (1, 2):
-            store.pop("orders", "g", max_messages=count, invisible=MINUTE_MS)
+            store.pop("orders", "g", max_messages=count, invisible_ms=MINUTE_MS)
             cli.clock.advance(MINUTE_MS)
             store.tick()
             cli.clock.advance(DAY_MS)

@@ -152,7 +152,7 @@ def test_a_terminal_of_ascii_gets_ascii_bars(cli: Command) -> None:
     script = "from rmqstore.cli import main; main()"
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     shown = subprocess.run(
-        [sys.executable, "-c", script, "timers", str(cli.data), "--from", "0"], capture_output=True, env=environment, check=True
+        [sys.executable, "-c", script, "timers", str(cli.data), "--from", "0ms"], capture_output=True, env=environment, check=True
     ).stdout
     assert b"#####" in shown
     assert b"\\u" not in shown
@@ -225,7 +225,7 @@ def told_members(command: str) -> set[str]:
 def test_the_page_tells_every_member_of_a_document(cli: Command, command: tuple[str, ...]) -> None:
     cli.send()
     with cli.owner() as store:
-        store.pop("orders", "g", invisible=1)  # commands that are asked about a group want one that is known
+        store.pop("orders", "g", invisible_ms=1)  # commands that are asked about a group want one that is known
     name = " ".join(["rmqstore", *command[: command.index("data")]])
     assert set(cli(*command, "--json").json) <= told_members(name)
 

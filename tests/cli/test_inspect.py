@@ -98,7 +98,7 @@ def test_json(cli: Command, acme: Path) -> None:
 
 
 def test_due_times_count_from_a_time_that_is_given(cli: Command, acme: Path) -> None:
-    document = cli.good("inspect", str(acme), "--json", "--at", "5000").json
+    document = cli.good("inspect", str(acme), "--json", "--at", "5000ms").json
     assert document["now_ms"] == 5000
     assert document["inspections"][0]["sections"][0]["rows"][0]["due"]["ms"] == 65_000
     assert "is no time" in cli.bad(2, "inspect", str(acme), "--at", "soon")

@@ -27,7 +27,7 @@ def cli(cli: Command) -> Command:
             store.send(Message("b", b"x", queue_id=queue, message_id=f"b{queue}"))
         store.ack(store.pop("a", "g", max_messages=1))
         cli.clock.advance(1000)
-        store.pop("a", "g", max_messages=2, invisible=5 * MINUTE_MS)
+        store.pop("a", "g", max_messages=2, invisible_ms=5 * MINUTE_MS)
     return cli
 
 
@@ -225,7 +225,7 @@ def test_reading_works_beside_an_owner_and_sees_what_it_does(cli: Command, comma
     before = cli.good(name, "data", *rest, "--json").json
     with cli.owner() as store:
         store.send(Message("new", b"x"))
-        store.send(Message("a", b"x"), delay=1000)
+        store.send(Message("a", b"x"), delay_ms=1000)
         store.pop("a", "g", max_messages=1)
         assert cli.good(name, "data", *rest).code == 0
         after = cli.good(name, "data", *rest, "--json").json

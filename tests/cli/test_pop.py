@@ -165,7 +165,7 @@ def test_an_attempt_that_is_repeated_gives_the_same_leases(cli: Command) -> None
     ("arguments", "code", "said"),
     [
         (("pop", "data", "orders"), 2, "--group"),
-        ((*POP, "--invisible", "0"), 2, "'0' is too short; at least 1 ms"),
+        ((*POP, "--invisible", "0s"), 2, "'0s' is too short; at least 1 ms"),
         ((*POP, "--wait", "soon"), 2, "Invalid value for --wait: 'soon' is no duration"),
         ((*POP, "--max", "0"), 2, "--max"),
         ((*POP, "--follow", "--attempt-id", "a"), 2, "exclude each other"),

@@ -87,7 +87,7 @@ def test_bodies_and_rows_from_a_pipe(data: Path) -> None:
 @pytest.mark.parametrize("command", ["peek {} t --max 200", "timers {} --list --json", "config {} --explain", "pop {} t -g g --max 200"])
 def test_a_reader_that_goes_away_is_no_error(data: Path, command: str) -> None:
     with rmqstore.open(data, services=False) as store:
-        store.send_batch([Message("t", b"x" * 200) for _ in range(2000)], delay=3_600_000)
+        store.send_batch([Message("t", b"x" * 200) for _ in range(2000)], delay_ms=3_600_000)
     script = f"{sys.executable} -m rmqstore {command.format(data)} | head -n 1"
     result = subprocess.run(["bash", "-c", script], capture_output=True, check=False, timeout=_PATIENCE_S)
     assert len(result.stdout.splitlines()) == 1
@@ -132,7 +132,7 @@ def test_commands_beside_a_process_that_holds_the_store(data: Path) -> None:
 
 def test_follow_goes_on_until_ctrl_c_and_acks_what_it_printed(data: Path) -> None:
     with rmqstore.open(data, services=False) as store:
-        store.send(Message("t", b"later", message_id="later"), delay=1500)
+        store.send(Message("t", b"later", message_id="later"), delay_ms=1500)
     with started("pop", data, "t", "-g", "g", "--follow", "--json") as process:
         assert process.stdout is not None
         found = [json.loads(process.stdout.readline())["message_id"] for _ in range(201)]

@@ -58,8 +58,8 @@ def test_the_body_comes_from_the_command_line_a_file_or_stdin(cli: Command) -> N
     ("option", "after_ms"),
     [
         (("--delay", "5m"), 5 * MINUTE_MS),
-        (("-d", "90000"), 90_000),
-        (("--at", str(START_MS + HOUR_MS)), HOUR_MS),
+        (("-d", "90000ms"), 90_000),
+        (("--at", f"{START_MS + HOUR_MS}ms"), HOUR_MS),
         (("--at", "2023-11-15T00:13:20+01:00"), HOUR_MS),
         (("--delay-level", "18"), DELAY_LEVELS_MS[17]),
     ],

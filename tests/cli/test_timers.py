@@ -21,8 +21,8 @@ def cli(cli: Command) -> Command:
     """A store with timers in 5, 15 and 16 minutes, in 2 hours, and two that are overdue."""
     with cli.owner(engine=ENGINE) as store:
         for delay_ms, topic in ((1000, "old"), (2000, "old"), (5 * MINUTE_MS, "a"), (15 * MINUTE_MS, "b"), (16 * MINUTE_MS, "b")):
-            store.send(Message(topic, b"x", tag="new", keys=("1", "2"), message_id=f"m{delay_ms}"), delay=delay_ms)
-        store.send(Message("a", b"\xff", message_id="far"), delay=2 * HOUR_MS)
+            store.send(Message(topic, b"x", tag="new", keys=("1", "2"), message_id=f"m{delay_ms}"), delay_ms=delay_ms)
+        store.send(Message("a", b"\xff", message_id="far"), delay_ms=2 * HOUR_MS)
         cli.clock.advance(10_000)
     return cli
 
@@ -85,7 +85,7 @@ def test_the_list_as_a_document(cli: Command) -> None:
 
 def test_a_long_list_comes_in_pages(cli: Command) -> None:
     with cli.owner() as store:
-        store.send_batch([Message("many", b"x") for _ in range(2500)], delay=DAY_MS)
+        store.send_batch([Message("many", b"x") for _ in range(2500)], delay_ms=DAY_MS)
     result = cli.good("timers", "data", "--list", "--topic", "many")
     assert len([line for line in result.lines if "many" in line]) == 2500
     assert len(cli.good("timers", "data", "--list", "--json", "--topic", "many").json["timers"]) == 2500
@@ -124,7 +124,8 @@ def test_no_timer_and_no_store(cli: Command) -> None:
     ("arguments", "said"),
     [
         (("--within", "1x"), "Invalid value for --within: '1x' is no duration"),
-        (("--within", "0"), "too short"),
+        (("--within", "0s"), "too short"),
+        (("--within", "5"), "is no duration; write 90s"),
         (("--from", "noon"), "Invalid value for --from: 'noon' is no time"),
         (("--from", "2024-01-02", "--to", "2024-01-01"), "must be later than --from"),
         (("--within", "1h", "--to", "2024-01-01"), "exclude each other"),
@@ -137,7 +138,7 @@ def test_a_command_line_that_is_not_understood(cli: Command, arguments: tuple[st
 
 def test_it_works_beside_an_owner(cli: Command) -> None:
     with cli.owner() as store:
-        store.send(Message("a", b"x"), delay=HOUR_MS)
+        store.send(Message("a", b"x"), delay_ms=HOUR_MS)
         assert cli.good("timers", "data", "--json").json["total"] == 7
 
 

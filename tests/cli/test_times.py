@@ -27,28 +27,29 @@ MOMENT_MS = int(datetime(2026, 12, 1, 7, tzinfo=UTC).timestamp()) * 1000
         ("1h30m", 5_400_000),
         ("1.5h", 5_400_000),
         ("0.0001s", 1),
-        ("1500", 1500),
         (" 5m ", 300_000),
-        ("0", 0),
+        ("0s", 0),
     ],
 )
 def test_durations(text: str, ms: int) -> None:
     assert parse_duration(text) == ms
 
 
-@pytest.mark.parametrize("text", ["", "m", "5 m", "5x", "- 5m", "-", "-5x", "+5m", "5m later", "1e3", "١m", "m5", "5mm", "0x5", "5.m"])
+@pytest.mark.parametrize(
+    "text", ["", "m", "5 m", "5x", "- 5m", "-", "-5x", "+5m", "5m later", "1e3", "١m", "m5", "5mm", "0x5", "5.m", "0", "1500"]
+)
 def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
     with pytest.raises(IllegalArgumentError, match="is no duration; write 90s, 5m, 2h"):
         parse_duration(text)
 
 
-@pytest.mark.parametrize("text", ["-5m", " -5 ", "-1h30m", "-0.5s"])
+@pytest.mark.parametrize("text", ["-5m", " -5ms ", "-1h30m", "-0.5s"])
 def test_a_negative_duration_is_refused_as_such(text: str) -> None:
     with pytest.raises(IllegalArgumentError, match="a duration must not be negative"):
         parse_duration(text)
 
 
-@pytest.mark.parametrize("text", ["99999999999999999999", f"{2**62 + 1}", "99999999999999w"])
+@pytest.mark.parametrize("text", ["99999999999999999999s", f"{2**62 + 1}ms", "99999999999999w"])
 def test_a_duration_without_end_is_refused(text: str) -> None:
     with pytest.raises(IllegalArgumentError, match="too long"):
         parse_duration(text)
@@ -60,7 +61,7 @@ def test_a_duration_as_text_is_read_back(ms: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["2026-12-01T08:00+01:00", "2026-12-01 07:00Z", "2026-12-01T07:00:00.000+00:00", str(MOMENT_MS), "2026-12-01T07:00"]
+    "text", ["2026-12-01T08:00+01:00", "2026-12-01 07:00Z", "2026-12-01T07:00:00.000+00:00", f"{MOMENT_MS}ms", "2026-12-01T07:00"]
 )
 def test_times(utc: Callable[[str], None], text: str) -> None:
     assert parse_time(text) == MOMENT_MS
@@ -77,7 +78,10 @@ def test_a_part_of_a_millisecond_is_rounded_up(utc: Callable[[str], None]) -> No
     assert parse_time("2026-12-01T07:00:00.000001Z") == MOMENT_MS + 1
 
 
-@pytest.mark.parametrize("text", ["", "now", "tomorrow", "2026-13-01", "12:00", "1969-12-31T00:00Z", "-5", "9" * 30, "0001-01-01"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "now", "tomorrow", "2026-13-01", "12:00", "1969-12-31T00:00Z", "-5", "9" * 30 + "ms", "0001-01-01", "1796108400", "20261201"],
+)
 def test_what_is_no_time_is_refused_with_examples(utc: Callable[[str], None], text: str) -> None:
     with pytest.raises(IllegalArgumentError, match="is no time; write 2026-12-01T08:00"):
         parse_time(text)

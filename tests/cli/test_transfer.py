@@ -23,8 +23,8 @@ def cli(cli: Command) -> Command:
     """A store with three messages in topic ``a``, of which group g holds one, and a timer."""
     with cli.owner(engine=ENGINE) as store:
         store.send_batch([Message("a", b"x", message_id=f"m{number}") for number in range(3)])
-        store.pop("a", "g", max_messages=1, invisible=HOUR_MS)
-        store.send(Message("a", b"later", keys=("k",)), delay=HOUR_MS)
+        store.pop("a", "g", max_messages=1, invisible_ms=HOUR_MS)
+        store.send(Message("a", b"later", keys=("k",)), delay_ms=HOUR_MS)
     return cli
 
 
@@ -184,7 +184,7 @@ def test_migrate_to_another_engine_keeps_the_old_store(cli: Command, engine: str
 
 def test_migrate_the_precision_only(cli: Command) -> None:
     before = contents(cli, "data")
-    document = cli.good("migrate", "data", "--precision", "100", "--json").json
+    document = cli.good("migrate", "data", "--precision", "100ms", "--json").json
     assert Path(document["previous"]).is_dir()
     with cli.owner() as store:
         assert (store.config.precision_ms, store.config.timer_engine) == (100, ENGINE)

@@ -31,11 +31,11 @@ def run(store: Store, clock: ManualClock) -> None:
     """Make every call."""
     store.send(messages(1)[0])
     store.pop("t", "g")
-    handles = [receipt.handle for receipt in store.send_batch(messages(20), delay=1_000)]
+    handles = [receipt.handle for receipt in store.send_batch(messages(20), delay_ms=1_000)]
     with marked("send"):
         store.send(messages(1)[0])
     with marked("send later"):
-        store.send(messages(1)[0], delay=2_000)
+        store.send(messages(1)[0], delay_ms=2_000)
     with marked("send_batch"):
         store.send_batch(messages(200))
     with marked("send_batch columns"):
@@ -64,11 +64,11 @@ def run(store: Store, clock: ManualClock) -> None:
     with marked("tick idle again"):
         store.tick()
     with marked("pop"):
-        popped = store.pop("t", "g", max_messages=32, invisible=500_000)
+        popped = store.pop("t", "g", max_messages=32, invisible_ms=500_000)
     with marked("pop_batch"):
-        batch = store.pop_batch("t", "g", max_messages=300, invisible=500_000)
+        batch = store.pop_batch("t", "g", max_messages=300, invisible_ms=500_000)
     with marked("pop short"):
-        assert store.pop("t", "g", max_messages=10, invisible=5_000)
+        assert store.pop("t", "g", max_messages=10, invisible_ms=5_000)
     with marked("ack"):
         store.ack(popped[0])
     with marked("ack many"):
@@ -76,14 +76,14 @@ def run(store: Store, clock: ManualClock) -> None:
     with marked("ack batch"):
         store.ack(batch)
     with marked("change"):
-        store.change_invisible(popped[25], 5_000)
+        store.change_invisible(popped[25], invisible_ms=5_000)
     with marked("release"):
         store.release(popped[26:])
     clock.set(START_MS + 10_000)
     with marked("tick revives"):
         assert store.tick().retried == 11
-    store.send(messages(1)[0], delay=1_000)
-    store.pop("t", "g", max_messages=5, invisible=1_000)
+    store.send(messages(1)[0], delay_ms=1_000)
+    store.pop("t", "g", max_messages=5, invisible_ms=1_000)
     clock.set(START_MS + 20_000)
     with marked("tick moves and revives"):
         report = store.tick()

@@ -48,7 +48,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 def store(tmp_path: Path, engine: str) -> Iterator[Store]:
     with _open(tmp_path / "store", engine) as found:
         found.send_batch([Message("t", b"1"), Message("t", b"2")])
-        found.send(Message("t", b"later", keys=("k",)), delay=1000)
+        found.send(Message("t", b"later", keys=("k",)), delay_ms=1000)
         yield found
 
 
@@ -82,14 +82,14 @@ def test_the_holder_is_named_and_may_be_killed(tmp_path: Path, engine: str) -> N
 
 CALLS: dict[str, Callable[[Store, Path], object]] = {
     "send": lambda s, p: s.send(Message("t", b"x")),
-    "send later": lambda s, p: s.send(Message("t", b"x"), delay=5),
+    "send later": lambda s, p: s.send(Message("t", b"x"), delay_ms=5),
     "send_batch": lambda s, p: s.send_batch([Message("t", b"x")]),
     "cancel": lambda s, p: s.cancel("x"),
     "cancel_key": lambda s, p: s.cancel_key("t", "k"),
     "pop": lambda s, p: s.pop("t", "g"),
     "pop_batch": lambda s, p: s.pop_batch("t", "g"),
     "ack": lambda s, p: s.ack("x"),
-    "change_invisible": lambda s, p: s.change_invisible("x", 5),
+    "change_invisible": lambda s, p: s.change_invisible("x", invisible_ms=5),
     "release": lambda s, p: s.release("x"),
     "tick": lambda s, p: s.tick(),
     "service_tick": lambda s, p: s.service_tick(),

@@ -20,10 +20,10 @@ def test_f3_a_call_that_finds_no_room_changes_nothing(stores: Stores) -> None:
     store.create_topic("t", 2)
     sent = store.send_batch([message(n, deliver_at_ms=START_MS + 1000 * n, keys=("k",) if n > 3 else ()) for n in range(1, 6)])
     store.send_batch([message(f"q{n}", queue_id=n % 2) for n in range(8)])
-    popped = store.pop("t", "g", max_messages=4, invisible=1000)
+    popped = store.pop("t", "g", max_messages=4, invisible_ms=1000)
     stores.clock.advance(2000)
     calls: dict[str, Callable[[], Any]] = {
-        "put": lambda: store.send(message("new"), delay=5000),
+        "put": lambda: store.send(message("new"), delay_ms=5000),
         "append": lambda: store.send(message("new2")),
         "batch": lambda: store.send_batch([message(f"n{n}", "fresh", deliver_at_ms=START_MS + 9000) for n in range(3)]),
         "cancel": lambda: store.cancel(sent[4].handle or ""),
@@ -32,7 +32,7 @@ def test_f3_a_call_that_finds_no_room_changes_nothing(stores: Stores) -> None:
         "pop of a new group": lambda: store.pop("t", "h"),
         "pop of a new topic": lambda: store.pop("u", "g"),
         "ack": lambda: store.ack(popped[0]),
-        "change": lambda: store.change_invisible(popped[1], 5000),
+        "change": lambda: store.change_invisible(popped[1], invisible_ms=5000),
         "release": lambda: store.release(popped[2]),
         "tick": lambda: store.tick(),
         "reset": lambda: store.reset_offset("t", "g", 0),

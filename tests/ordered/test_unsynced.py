@@ -86,7 +86,7 @@ def histories(pair: Pair, limit: int, schedule: dict[int, str]) -> Iterator[tupl
         assert store.cancel(handles["ma0"]) is CancelOutcome.CANCELLED
         store.flush()
         for n in range(3):
-            handles[f"mb{n}"] = store.send(message(f"b{n}"), deliver_at=START_MS + 1500).handle or ""
+            handles[f"mb{n}"] = store.send(message(f"b{n}"), deliver_at_ms=START_MS + 1500).handle or ""
         assert store.cancel(handles["ma1"]) is CancelOutcome.CANCELLED
         stores.clock.set(NOW)
         for number, step in enumerate(store._hand_over.steps(NOW)):
@@ -105,7 +105,7 @@ def check(store: Store, stores: Stores, handles: dict[str, str], where: str) -> 
     asked = {name: store.cancel(handles[name]) for name in ("ma1", "ma2", "mb0", "mb2")}
     for name, outcome in asked.items():
         assert name[1] == "b" or outcome is not CancelOutcome.UNKNOWN, f"{name} was synced, and is unknown; {where}"
-    late = store.send(message("late"), deliver_at=START_MS + 2500)
+    late = store.send(message("late"), deliver_at_ms=START_MS + 2500)
     store.tick()
     stores.clock.set(NOW + 60_000)
     store.tick()

@@ -77,7 +77,7 @@ def main(root: Path, engine: str, rows: int) -> None:
                 "array(CAST(id AS string)) AS keys",
                 f"{NOW_MS}L + 1000 * (id + 1) AS deliver_at_ms",
             )
-            report = rmqspark.schedule(timers, root / "data", shards=2, engine=engine, job_id="load", now=NOW_MS)
+            report = rmqspark.schedule(timers, root / "data", shards=2, engine=engine, job_id="load", now_ms=NOW_MS)
             killer.join(PATIENCE_S)
             sys.stdout.write(msgspec.json.encode({"report": report, "killed": not killer.is_alive()}).decode())
 

@@ -63,9 +63,9 @@ def in_the_store(path: Path) -> list[int]:
 
 def test_a_schedule_is_written_once_handed_over_and_read(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
     path = tmp_path / "data"
-    report = rmqspark.schedule(timers, path, shards=2, engine=ENGINE, job_id="load", now=NOW_MS)
+    report = rmqspark.schedule(timers, path, shards=2, engine=ENGINE, job_id="load", now_ms=NOW_MS)
     assert (report.rows, report.repeated, len(report.shards)) == (ROWS, 0, 2)
-    again = rmqspark.schedule(timers.limit(5), path, job_id="load", now=NOW_MS)
+    again = rmqspark.schedule(timers.limit(5), path, job_id="load", now_ms=NOW_MS)
     assert (again.rows, again.repeated) == (ROWS, ROWS)
     assert in_the_store(path) == list(range(ROWS))
 
@@ -78,7 +78,7 @@ def test_a_schedule_is_written_once_handed_over_and_read(spark: SparkSession, ti
     assert row.shard == rmqspark.shard_of("7", 2)
     assert read.where("shard != pmod(crc32(CAST(keys[0] AS binary)), 2)").count() == 0
 
-    moved = rmqspark.hand_over(spark, path, NOW_MS + 500_000)
+    moved = rmqspark.hand_over(spark, path, until_ms=NOW_MS + 500_000)
     assert moved.handed_over == 500
     assert numbers(view(spark, path, "messages")) == list(range(500))
     assert numbers(view(spark, path)) == list(range(500, ROWS))
@@ -102,13 +102,13 @@ def test_a_plain_write_takes_options_and_its_job_id(spark: SparkSession, timers:
 
 def test_a_view_of_nothing_has_no_rows(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
     path = tmp_path / "data"
-    rmqspark.schedule(timers.limit(0), path, shards=2, engine=ENGINE, now=NOW_MS)
+    rmqspark.schedule(timers.limit(0), path, shards=2, engine=ENGINE, now_ms=NOW_MS)
     for name in ("timers", "messages", "leases"):
         assert view(spark, path, name).collect() == []
-    rmqspark.schedule(timers.limit(3), path, now=NOW_MS)
+    rmqspark.schedule(timers.limit(3), path, now_ms=NOW_MS)
     assert view(spark, path, "messages").count() == 0
     assert view(spark, path, from_ms=NOW_MS + 10**9).count() == 0
-    assert rmqspark.hand_over(spark, path, NOW_MS + 10**9).handed_over == 3
+    assert rmqspark.hand_over(spark, path, until_ms=NOW_MS + 10**9).handed_over == 3
     assert view(spark, path).count() == 0
     assert view(spark, path, "messages").count() == 3
 
@@ -124,7 +124,7 @@ def test_a_path_that_cannot_be_read_is_told_with_what_is_there(spark: SparkSessi
 
 def test_conditions_and_options_give_the_same_rows(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
     path = tmp_path / "data"
-    rmqspark.schedule(timers, path, shards=2, engine=ENGINE, now=NOW_MS)
+    rmqspark.schedule(timers, path, shards=2, engine=ENGINE, now_ms=NOW_MS)
     condition = f"topic = 'orders' AND deliver_at_ms > {NOW_MS + 100_000} AND deliver_at_ms <= {NOW_MS + 200_000}"
     whole = view(spark, path)
     assert numbers(whole.where(condition)) == list(range(100, 200))
@@ -210,7 +210,7 @@ def test_tasks_that_fail_are_tried_again_and_write_nothing_twice(spark: SparkSes
             yield batch.slice(len(batch) // 2)
 
     broken = timers.mapInArrow(fragile, timers.schema)
-    report = rmqspark.schedule(broken, tmp_path / "data", shards=2, engine=ENGINE, now=NOW_MS)
+    report = rmqspark.schedule(broken, tmp_path / "data", shards=2, engine=ENGINE, now_ms=NOW_MS)
     assert (report.rows, report.repeated) == (ROWS, 0)
     broken.write.format("rmqstore").mode("append").option("now_ms", NOW_MS).save(str(tmp_path / "data"))
     assert in_the_store(tmp_path / "data") == sorted([*range(ROWS)] * 2)
@@ -248,7 +248,7 @@ def test_a_shard_that_dies_half_way_is_completed_by_the_next_attempt(
         return work
 
     monkeypatch.setattr("rmqstore.spark.running._ingesting", lambda job, wait_ms: dies_once(str(tmp_path)))
-    report = rmqspark.schedule(timers, path, shards=2, engine=ENGINE, job_id="load", now=NOW_MS)
+    report = rmqspark.schedule(timers, path, shards=2, engine=ENGINE, job_id="load", now_ms=NOW_MS)
     assert sorted(entry.name for entry in tmp_path.glob("died-*")) == ["died-0", "died-1"]
     assert 0 < report.repeated < ROWS
     assert in_the_store(path) == list(range(ROWS))
@@ -279,7 +279,7 @@ def test_an_engine_that_executors_lack_is_named_with_the_machine(spark: SparkSes
 @pytest.mark.skipif(len(ENGINES) < 2, reason="needs two durable engines")
 def test_all_shards_move_to_another_engine(spark: SparkSession, timers: DataFrame, tmp_path: Path) -> None:
     path = tmp_path / "data"
-    rmqspark.schedule(timers, path, shards=2, engine=ENGINE, job_id="load", now=NOW_MS)
+    rmqspark.schedule(timers, path, shards=2, engine=ENGINE, job_id="load", now_ms=NOW_MS)
     moved = rmqspark.migrate(spark, path, ENGINES[0])
     assert sum(shard.tables["timers"] for shard in moved) == ROWS
     assert all(Path(shard.previous).is_dir() for shard in moved)

@@ -82,13 +82,13 @@ class Past:
         topic, group = self.random.choice(TOPICS), self.random.choice(GROUPS)
         attempt_id = f"attempt-{self.prefix}{self.random.randint(0, 10**6)}" if self.random.random() < 0.3 else None
         invisible_ms = self.random.choice((500, 1000, 20_000, 10**6))
-        popped = store.pop(topic, group, max_messages=self.random.randint(1, 8), invisible=invisible_ms, attempt_id=attempt_id)
+        popped = store.pop(topic, group, max_messages=self.random.randint(1, 8), invisible_ms=invisible_ms, attempt_id=attempt_id)
         self.receipts += [each.receipt for each in popped]
         if attempt_id is not None and popped:
             self.attempts[attempt_id] = (topic, group, {each.receipt for each in popped})
 
     def pop_in_order(self, store: Store) -> None:
-        popped = store.pop("ordered", "fifo", max_messages=3, invisible=5000, order=True)
+        popped = store.pop("ordered", "fifo", max_messages=3, invisible_ms=5000, order=True)
         if not popped and self.random.random() < 0.5:
             store.send_batch([message(f"{self.prefix}o{self._number}-{n}", "ordered", message_group="one") for n in range(4)])
             self._number += 1
@@ -99,7 +99,7 @@ class Past:
 
     def change(self, store: Store) -> None:
         for receipt in self._some():
-            changed = store.change_invisible(receipt, 30_000)
+            changed = store.change_invisible(receipt, invisible_ms=30_000)
             if changed.receipt is not None:
                 self.receipts.append(changed.receipt.text())
 

@@ -95,7 +95,7 @@ def test_a_dump_is_merged_into_a_store_that_exists(engine: str) -> None:
     with stores_of(Pair(engine, engine)) as stores:
         source, target = stores.open("source", **SETTINGS), stores.open("target", **SETTINGS)
         source.send(message("theirs"))
-        later = source.send(message("later"), delay=60_000)
+        later = source.send(message("later"), delay_ms=60_000)
         target.send(message("ours"))
         for store in (source, target):
             dump(store, stores.root / f"{store.path.name}.dump")
@@ -126,7 +126,7 @@ def test_a_merged_store_is_dumped_and_merged_again() -> None:
         first, second, third = (stores.open(name, default_queues=2) for name in ("first", "second", "third"))
         for number, store in enumerate((first, second, third)):
             store.send_batch([message(f"{number}-{n}") for n in range(6)])
-        handle = first.send(message("later"), delay=60_000).handle or ""
+        handle = first.send(message("later"), delay_ms=60_000).handle or ""
         held = first.pop("t", "g", max_messages=4)
         dump(first, stores.root / "1")
         load_into(stores.root / "1", second)
@@ -257,7 +257,7 @@ def _dying(store: Store, stores: Stores, *topics: str) -> None:
     """Let one message of each topic die, one after the other."""
     for topic in topics:
         store.send(message(topic, topic))
-        store.pop(topic, "g", invisible=1000)
+        store.pop(topic, "g", invisible_ms=1000)
         stores.clock.advance(2000)
         store.tick()
 
@@ -300,7 +300,7 @@ def test_retries_of_merged_stores_take_turns(tmp_path: Path) -> None:
         for number in range(2):
             old = stores.open(f"old{number}")
             old.send_batch([message(f"{number}-{row}") for row in range(10)])
-            assert len(old.pop("t", "g", invisible=1)) == 10
+            assert len(old.pop("t", "g", invisible_ms=1)) == 10
             stores.clock.advance(1)
             assert old.tick().retried == 10
             dump(old, stores.root / f"dump{number}")
@@ -359,10 +359,10 @@ def test_what_the_source_gave_out_after_its_dump_names_nothing_here(tmp_path: Pa
     with stores_of(Pair("memory", "memory")) as stores:
         source, target = _two(stores)
         source.dump(tmp_path / "dump")
-        later = source.send(message("later"), delay=9000)
+        later = source.send(message("later"), delay_ms=9000)
         (popped,) = source.pop("t", "g")
         load_into(tmp_path / "dump", target)
-        target.send(message("own"), delay=9000)
+        target.send(message("own"), delay_ms=9000)
         target.pop("t", "g", max_messages=1)
         held = len(target.leases())
         assert target.cancel(str(later.handle)) is CancelOutcome.UNKNOWN

@@ -55,7 +55,10 @@ def _check_callers(past: Past, old: Store, new: Store) -> None:
         running = {lease.receipt for lease in old.pops.leases(topic, group) if lease.expiry_ms > past.now_ms}
         if running & receipts:
             assert _popped(new, topic, group, attempt_id) == _popped(old, topic, group, attempt_id)
-    changed = [(new.change_invisible(each, 50_000).outcome, old.change_invisible(each, 50_000).outcome) for each in past.receipts[::5]]
+    changed = [
+        (new.change_invisible(each, invisible_ms=50_000).outcome, old.change_invisible(each, invisible_ms=50_000).outcome)
+        for each in past.receipts[::5]
+    ]
     assert _told([mine for mine, _ in changed]) == _told([theirs for _, theirs in changed])
     assert _told(new.release(past.receipts[::7])) == _told(old.release(past.receipts[::7]))
     for _ in range(2):
@@ -76,7 +79,7 @@ def _told(outcomes: Sequence[Enum]) -> list[str]:
 
 
 def _popped(store: Store, topic: str, group: str, attempt_id: str) -> list[str | None]:
-    return sorted(each.message_id or "" for each in store.pop(topic, group, max_messages=8, invisible=1, attempt_id=attempt_id))
+    return sorted(each.message_id or "" for each in store.pop(topic, group, max_messages=8, invisible_ms=1, attempt_id=attempt_id))
 
 
 @pytest.mark.parametrize(("before", "after"), ALL_PAIRS, ids=lambda name: name)
@@ -210,8 +213,8 @@ def test_a_lost_handle_names_no_timer_that_was_merged() -> None:
     """A put that a crash took away had a seq above those that are left; no seq of a merged store is near."""
     with _stores("memory") as stores:
         source, target = stores.open("source"), stores.open("target")
-        kept = target.send(message("own"), delay=1000)
-        merged = [TimerHandle.parse(source.send(message(n), delay=1000).handle or "") for n in range(3)]
+        kept = target.send(message("own"), delay_ms=1000)
+        merged = [TimerHandle.parse(source.send(message(n), delay_ms=1000).handle or "") for n in range(3)]
         dump(source, stores.root / "dump")
         load_into(stores.root / "dump", target)
         last = TimerHandle.parse(kept.handle or "")
@@ -263,7 +266,7 @@ def test_what_a_merged_store_gave_out_later_names_nothing_here() -> None:
         load_into(stores.root / "dump", target)
         shift = target.timers.adopted()[source.store_id].seq_shift
         target = stores.reopen(target)
-        own = TimerHandle.parse(target.send(message("own"), delay=60_000).handle or "")
+        own = TimerHandle.parse(target.send(message("own"), delay_ms=60_000).handle or "")
         assert own is not None
         assert own.epoch > target.timers.adopted()[source.store_id].epoch
         later = TimerHandle(source.store_id, own.epoch, own.seq - shift, own.tick)

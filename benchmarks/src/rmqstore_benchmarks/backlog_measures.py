@@ -116,7 +116,7 @@ def pop(directory: str, engine: str, batch: int, timers: int, buffer: bool) -> F
             store.send_batch(columns.drop_columns(["deliver_at_ms"]))
         acked = 0
         with _timed(figures, timers):
-            while len(popped := store.pop_batch(TOPIC, GROUP, max_messages=batch, invisible=3_600_000)):
+            while len(popped := store.pop_batch(TOPIC, GROUP, max_messages=batch, invisible_ms=3_600_000)):
                 acked += store.ack(popped).count(rmqstore.AckOutcome.ACKED)
         _check(acked, timers, "acked")
     return figures

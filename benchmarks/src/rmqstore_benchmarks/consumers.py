@@ -81,7 +81,7 @@ class Consumers:
         self._start.wait()
         while True:
             before_ns = time.perf_counter_ns()
-            popped = self._store.pop("work", "workers", max_messages=POP, invisible=600_000)
+            popped = self._store.pop("work", "workers", max_messages=POP, invisible_ms=600_000)
             if not popped:
                 return
             outcomes = self._store.ack(popped)

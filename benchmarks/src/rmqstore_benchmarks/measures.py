@@ -105,7 +105,7 @@ def _drain(store: rmqstore.Store, clock: rmqstore.ManualClock, timers: int) -> F
     acked = 0
     while True:
         t0 = time.perf_counter()
-        popped = store.pop_batch(TOPIC, GROUP, max_messages=_DRAIN_LIMIT, invisible=3_600_000)
+        popped = store.pop_batch(TOPIC, GROUP, max_messages=_DRAIN_LIMIT, invisible_ms=3_600_000)
         t1 = time.perf_counter()
         if not len(popped):
             break

@@ -189,7 +189,7 @@ def plain_read(path: Path, view: View) -> int:
 
 def spark_ingest(spark: SparkSession, source: Path, path: Path, engine: str, shards: int) -> int:
     """Schedule the same rows with Spark."""
-    return rmqspark.schedule(spark.read.parquet(str(source)), path, shards=shards, engine=engine, now=START_MS).rows
+    return rmqspark.schedule(spark.read.parquet(str(source)), path, shards=shards, engine=engine, now_ms=START_MS).rows
 
 
 def spark_passes(spark: SparkSession, source: Path) -> int:
@@ -268,7 +268,7 @@ def whole_job(spark: SparkSession, root: Path, source: Path, engine: str, shards
 
     steps: dict[str, Callable[[], int]] = {
         "schedule": lambda: spark_ingest(spark, source, path, engine, shards),
-        "hand over": lambda: rmqspark.hand_over(spark, path, START_MS + 2 * HOUR_MS).handed_over,
+        "hand over": lambda: rmqspark.hand_over(spark, path, until_ms=START_MS + 2 * HOUR_MS).handed_over,
         "read back": read_back,
     }
     start_s = time.perf_counter()

@@ -56,8 +56,8 @@ def chain(store: Store, slot: int) -> list[tuple[str, bool]]:
 
 def test_a_broker_finds_the_cancel_of_a_timer_in_its_slot(stores: WheelStores) -> None:
     store = stores.open()
-    receipts = [store.send(message(n), deliver_at=START_MS + 5000) for n in range(6)]
-    far = store.send(message("far"), deliver_at=START_MS + 9 * DAY_MS)
+    receipts = [store.send(message(n), deliver_at_ms=START_MS + 5000) for n in range(6)]
+    far = store.send(message("far"), deliver_at_ms=START_MS + 9 * DAY_MS)
     slot = store.timers._index.wheel.slot_of(START_MS + 5000)  # type: ignore[attr-defined]
     timers = [(f"m{n}", False) for n in range(6)]
     assert store.cancel(receipts[2].handle) is CancelOutcome.CANCELLED
@@ -82,9 +82,9 @@ def test_a_broker_finds_the_cancel_of_a_timer_in_its_slot(stores: WheelStores) -
 
 def test_a_slot_that_cancels_emptied_begins_anew(stores: WheelStores) -> None:
     store = stores.open()
-    handle = store.send(message(1), deliver_at=START_MS + 5000).handle
+    handle = store.send(message(1), deliver_at_ms=START_MS + 5000).handle
     assert store.cancel(handle) is CancelOutcome.CANCELLED
-    store.send(message(2), deliver_at=START_MS + 5000)
+    store.send(message(2), deliver_at_ms=START_MS + 5000)
     slot = store.timers._index.wheel.slot_of(START_MS + 5000)  # type: ignore[attr-defined]
     assert chain(store, slot) == [("m2", False)]
     stores.clock.advance(5000)

@@ -292,7 +292,7 @@ def test_a_store_cancels_by_key_across_check_points_kills_and_damage(tmp_path: P
     store = opened("first")
     for number in range(150):
         timers = [Message("t", b"x", keys=(f"one-{number}", f"half-{number // 2}")), Message("t", b"y", keys=("all",))]
-        store.send_batch(timers, delay=3_600_000)
+        store.send_batch(timers, delay_ms=3_600_000)
         store.tick()
     index = tmp_path / "first" / "wheel" / "db" / "index"
     assert len(list(index.iterdir())) >= 4
@@ -384,10 +384,10 @@ def test_a_key_of_timers_that_are_long_forgotten_is_looked_up(tmp_path: Path, mo
     monkeypatch.setattr(facts, "PER_FILE", BLOCK)
     store = opened()
     for _ in range(3):
-        store.send_batch([Message("t", b"x", keys=("again",)) for _ in range(BLOCK)], delay=1000)
+        store.send_batch([Message("t", b"x", keys=("again",)) for _ in range(BLOCK)], delay_ms=1000)
     clock.advance(1000)
     assert store.tick().handed_over == 3 * BLOCK
-    late = store.send(Message("t", b"y", keys=("again",)), delay=3_600_000)
+    late = store.send(Message("t", b"y", keys=("again",)), delay_ms=3_600_000)
     for _ in range(20):
         clock.advance(60_000)
         store.tick()

@@ -16,7 +16,7 @@ from rmqstore_conformance.damaging import damage_messages
 from rmqstore_conformance.stores import HOUR_MS, ids, message, pop_all
 from tests.breaking import Power, WheelStores, parked_reasons, refusing_writes
 
-ORDERED = {"order": True, "invisible": 1000}
+ORDERED = {"order": True, "invisible_ms": 1000}
 
 
 def fill(store: Store, count: int = 6) -> list[str]:
@@ -35,12 +35,12 @@ def test_p1_no_lease_ends_because_a_lock_is_old(stores: WheelStores) -> None:
     """RocketMQ's cleaner takes locks away after 60 s, so two pops read one range; here a lease lasts its time, however long that is."""
     store = stores.open()
     fill(store)
-    held = store.pop("t", "g", max_messages=3, invisible=10 * HOUR_MS)
+    held = store.pop("t", "g", max_messages=3, invisible_ms=10 * HOUR_MS)
     seen = ids(held)
     for _ in range(3):
         stores.clock.advance(3 * HOUR_MS)
         assert store.tick().retried == 0
-        seen += ids(store.pop("t", "g", max_messages=1, invisible=10 * HOUR_MS))
+        seen += ids(store.pop("t", "g", max_messages=1, invisible_ms=10 * HOUR_MS))
         store = stores.killed(store)
     assert seen == [f"m{n}" for n in range(6)]
     assert store.ack(held) == [AckOutcome.ACKED] * 3
@@ -76,7 +76,7 @@ def test_p2_a_kill_after_a_pop_gives_nothing_again(stores: WheelStores) -> None:
     """RocketMQ's check points wait in memory, so a crash gives the whole range again; here every pop is in the log before its answer."""
     store = stores.open()
     fill(store)
-    first = store.pop("t", "g", max_messages=4, invisible=1000)
+    first = store.pop("t", "g", max_messages=4, invisible_ms=1000)
     store.ack(first[:2])
     store = stores.killed(store)
     assert ids(store.pop("t", "g")) == ["m4", "m5"]
@@ -114,7 +114,7 @@ def test_p4_a_revive_that_fails_at_any_write_loses_nothing(stores: WheelStores) 
     for at in range(20):
         store = stores.open(f"s{at}", reclaim="age")
         sent = fill(store)
-        store.pop("t", "g", invisible=1000)
+        store.pop("t", "g", invisible_ms=1000)
         stores.clock.advance(1000)
         with refusing_writes(after=at, times=1) as disk:
             try:
@@ -137,7 +137,7 @@ def test_p4_a_power_cut_in_a_revive_loses_nothing(stores: WheelStores, power: Po
     """RocketMQ may have committed the position without the copy when the power goes; here each image has all messages once."""
     store = stores.open()
     sent = fill(store)
-    store.pop("t", "g", invisible=1000)
+    store.pop("t", "g", invisible_ms=1000)
     stores.clock.advance(1000)
     images: list[Path] = []
     power.on_sync = lambda: images.append(power.image(store.path, stores.root / f"image{len(images)}"))
@@ -155,7 +155,7 @@ def test_p5_a_revive_is_tried_until_it_succeeds(stores: WheelStores) -> None:
     """RocketMQ writes a check point anew when a copy fails and does not look whether that succeeds; here the lease stays what it was."""
     store = stores.open()
     fill(store, 1)
-    store.pop("t", "g", invisible=1000)
+    store.pop("t", "g", invisible_ms=1000)
     for _ in range(20):
         stores.clock.advance(HOUR_MS)
         with refusing_writes(), pytest.raises(StoreFullError):
@@ -170,11 +170,11 @@ def test_p10_a_change_of_the_invisible_time_is_one_step(stores: WheelStores) -> 
     for at in range(20):
         store = stores.open(f"s{at}")
         fill(store, 1)
-        (old,) = store.pop("t", "g", invisible=1000)
+        (old,) = store.pop("t", "g", invisible_ms=1000)
         result = None
         with refusing_writes(after=at, times=1) as disk:
             try:
-                result = store.change_invisible(old, 5000)
+                result = store.change_invisible(old, invisible_ms=5000)
             except StoreFullError:
                 failed += 1
         store = stores.killed(store)
@@ -202,7 +202,7 @@ def test_p6_leases_and_acks_do_not_ride_the_timer(stores: WheelStores, cache: st
     """RocketMQ keeps check points and acks as timers, which may be lost as such; here they are none, and outlive the loss of any cache."""
     store = stores.open()
     fill(store)
-    popped = store.pop("t", "g", invisible=1000)
+    popped = store.pop("t", "g", invisible_ms=1000)
     store.ack(popped[1:4])
     assert store.pending().total == 0
     assert store.timers.stats().last_seq == 0
@@ -228,7 +228,7 @@ def test_p7_no_power_cut_keeps_the_offset_and_drops_the_lease(stores: WheelStore
     acked: list[PoppedMessage] = []
     power.on_sync = lambda: images.append((power.image(store.path, stores.root / f"image{len(images)}"), [*acked]))
     for _ in range(3):
-        popped = store.pop("t", "g", max_messages=2, invisible=1000)
+        popped = store.pop("t", "g", max_messages=2, invisible_ms=1000)
         assert store.ack(popped[0]) is AckOutcome.ACKED
         acked.append(popped[0])
     store.close()
@@ -257,8 +257,8 @@ def test_p8_glued_keys_cannot_meet(stores: WheelStores) -> None:
     store.ack(store.pop("t", "g", queue=1, max_messages=23))
     store.ack(store.pop("t", "g", queue=12, max_messages=3))
     stores.clock.advance(1000)
-    (first,) = store.pop("t", "g", queue=1, invisible=1000)
-    (second,) = store.pop("t", "g", queue=12, invisible=1000)
+    (first,) = store.pop("t", "g", queue=1, invisible_ms=1000)
+    (second,) = store.pop("t", "g", queue=12, invisible_ms=1000)
     receipts = [Receipt.parse(each.receipt or "") for each in (first, second)]
     assert [(each.queue_id, each.ck_start_offset) for each in receipts if each] == [(1, 23), (12, 3)]
     assert len({each.pop_time_ms for each in receipts if each}) == 1
@@ -276,7 +276,7 @@ def test_p8_equal_offsets_of_many_queues_are_revived_all(stores: WheelStores) ->
     store.create_topic("t", 40)
     store.send_batch([message(n, queue_id=n) for n in range(40)])
     for queue in range(40):
-        assert len(store.pop("t", "g", queue=queue, invisible=1000)) == 1
+        assert len(store.pop("t", "g", queue=queue, invisible_ms=1000)) == 1
     store = stores.killed(store)
     stores.clock.advance(1000)
     assert store.tick().retried == 40
@@ -288,7 +288,7 @@ def test_p9_an_ack_counts_until_the_lease_is_revived(stores: WheelStores, killed
     """RocketMQ ignores an ack that comes before its check point or after it was read; here it counts, or says that it is too late."""
     store = stores.open(flush="async")
     fill(store, 3)
-    popped = store.pop("t", "g", invisible=1000)
+    popped = store.pop("t", "g", invisible_ms=1000)
     assert store.ack(popped[0]) is AckOutcome.ACKED
     if killed:
         store = stores.killed(store)
@@ -336,7 +336,7 @@ def test_p12_an_unreadable_leased_message_is_parked(stores: WheelStores, order: 
     """RocketMQ drops a leased message that it cannot read without a word; here an entry in %PARKED% says why, and the others come back."""
     store = stores.open(reclaim="age")
     fill(store, 3)
-    store.pop("t", "g", invisible=1000, order=order)
+    store.pop("t", "g", invisible_ms=1000, order=order)
     store = stores.reopen(store, reclaim="age")
     assert damage_messages(store, b"body 1") == 1
     store = stores.killed(store, reclaim="age")
@@ -378,8 +378,8 @@ def test_p14_no_lease_is_lost_because_a_group_is_not_known_yet(stores: WheelStor
     """RocketMQ skips a check point whose group or topic is not loaded yet; here all three are in one log, and read together."""
     store = stores.open(reclaim="age")
     fill(store, 4)
-    store.pop("t", "g", max_messages=2, invisible=1000)
-    store.pop("t", "other", max_messages=1, invisible=1000)
+    store.pop("t", "g", max_messages=2, invisible_ms=1000)
+    store.pop("t", "other", max_messages=1, invisible_ms=1000)
 
     def lose(db: Path) -> None:
         for path in db.iterdir():

@@ -605,7 +605,7 @@ def test_a_closed_store_keeps_no_slots_until_the_collector_comes(tmp_path: Path,
     """A task that opens one store after the other would hold some GiB of them, as references go round in circles."""
     store = rmqstore.open(tmp_path / "s", engine="wheel", services=False)
     slots_bytes = store.timers._index.wheel.slots.nbytes  # type: ignore[attr-defined]
-    store.send(Message("t", b"x"), delay=60_000)
+    store.send(Message("t", b"x"), delay_ms=60_000)
     store.close()
     assert slots_bytes > 2**24
     gc.disable()

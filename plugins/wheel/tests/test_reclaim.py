@@ -164,7 +164,7 @@ def test_one_side_alone_is_enough_for_check_points_and_for_files_to_go(tmp_path:
     run = Run(tmp_path / "store", timer_engine=timers, pop_engine=pops, outcome_memory_ms=1000)
     try:
         for number in range(200):
-            run.store.send(Message("t", b"x" * 700, message_id=f"m{number}"), delay=1000 if timers == "wheel" else 0)
+            run.store.send(Message("t", b"x" * 700, message_id=f"m{number}"), delay_ms=1000 if timers == "wheel" else 0)
             run.clock.advance(1000)
             run.store.tick()
             assert run.consume() == [f"m{number}"]
@@ -202,7 +202,7 @@ def test_what_nobody_consumed_stays(run: Run) -> None:
 def test_a_leased_message_keeps_its_file(run: Run) -> None:
     for number in range(40):
         run.store.send(Message("held", b"z" * 400, message_id=f"h{number}"))
-    taken = run.store.pop("held", "g", max_messages=40, invisible=HOUR_MS * 10)
+    taken = run.store.pop("held", "g", max_messages=40, invisible_ms=HOUR_MS * 10)
     run.fill(2)
     run.upkeep()
     assert run.files[0] == 0, "more than 30 % of all files is leased"
@@ -292,7 +292,7 @@ def test_a_pages_cache_outlives_a_copy(run: Run) -> None:
     """A page of a queue that was read before its messages moved gives the same messages after it."""
     for number in range(6):
         run.store.send(Message("q", b"z" * 100, message_id=f"q{number}"))
-    first = run.store.pop("q", "g", max_messages=2, invisible=HOUR_MS * 10)
+    first = run.store.pop("q", "g", max_messages=2, invisible_ms=HOUR_MS * 10)
     run.fill(6)
     run.upkeep()
     assert run.files[0] > 0
@@ -306,7 +306,7 @@ def test_dead_letters_survive(tmp_path: Path) -> None:
     run = Run(tmp_path / "store", max_retries=0)
     for number in range(3):
         run.store.send(Message("d", b"dead", message_id=f"d{number}"))
-    assert len(run.store.pop("d", "g", invisible=10_000)) == 3
+    assert len(run.store.pop("d", "g", invisible_ms=10_000)) == 3
     run.clock.advance(20_000)
     run.store.tick()
     for _ in range(4):
@@ -470,7 +470,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     run = Run(tmp_path / "store", max_retries=1)
     run.store.send(Message("dying", b"dead", message_id="d0"))
     for _ in range(2):
-        assert len(run.store.pop("dying", "g", invisible=10_000)) == 1
+        assert len(run.store.pop("dying", "g", invisible_ms=10_000)) == 1
         run.clock.advance(20_000)
         run.store.tick()
     handles = run.far("a0", "a1", "a2", "a3")
@@ -479,7 +479,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     for number in range(4):
         run.store.send(Message("q", b"z" * 50, message_id=f"q{number}"))
         run.store.send(Message("leased", b"z" * 50, message_id=f"l{number}"))
-    run.store.pop("leased", "g", max_messages=4, invisible=HOUR_MS * 11)
+    run.store.pop("leased", "g", max_messages=4, invisible_ms=HOUR_MS * 11)
     run.far("b0", "b1")
     run.fill(4)
     run.store.tick()

@@ -40,12 +40,12 @@ def test_every_fault_has_a_row_with_a_test_of_its_number(fault: str) -> None:
 
 def test_what_the_page_calls_missing_is(stores: WheelStores) -> None:
     store = stores.open()
-    cancelled = store.send(message("cancelled"), delay=1000)
+    cancelled = store.send(message("cancelled"), delay_ms=1000)
     assert store.cancel(cancelled.handle) is CancelOutcome.CANCELLED
-    far = store.send(message("far"), delay=5 * DAY_MS)
+    far = store.send(message("far"), delay_ms=5 * DAY_MS)
     assert store.cancel(far.handle) is CancelOutcome.CANCELLED
     store.send_batch([message(n) for n in range(3)])
-    popped = store.pop("t", "g", invisible=1000)
+    popped = store.pop("t", "g", invisible_ms=1000)
     store.ack(popped[0])
     stores.clock.advance(1000)
     store.tick()

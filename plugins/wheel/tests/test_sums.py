@@ -125,19 +125,19 @@ def records_of(stores: WheelStores, store: Store) -> list[Record]:
 def filled(stores: WheelStores) -> tuple[WheelStores, Store, list[TimerHandle]]:
     """Return a store with five timers behind a check point, each with a property of its own."""
     store = stores.open()
-    store.send_batch([message(n, keys=("all", f"key{n}"), properties={"mark": f"mark {n}"}) for n in range(5)], delay=1000)
+    store.send_batch([message(n, keys=("all", f"key{n}"), properties={"mark": f"mark {n}"}) for n in range(5)], delay_ms=1000)
     store = stores.reopen(store)
     return stores, store, [each.handle for each in store.scan().timers]
 
 
 def test_every_message_has_a_sum_and_no_journal_record(stores: WheelStores) -> None:
     store = stores.open()
-    store.send_batch([message(n) for n in range(60)], delay=1000)
-    store.cancel(store.send(message("gone"), delay=2000).handle)
+    store.send_batch([message(n) for n in range(60)], delay_ms=1000)
+    store.cancel(store.send(message("gone"), delay_ms=2000).handle)
     store.send_batch([message(f"now{n}") for n in range(3)])
     stores.clock.advance(1000)
     store.tick()
-    store.pop("t", "g", max_messages=5, invisible=1000)
+    store.pop("t", "g", max_messages=5, invisible_ms=1000)
     stores.clock.advance(1000)
     store.tick()
     store.close()

@@ -26,7 +26,7 @@ def sent(count: int) -> list[str]:
 def test_d1_a_kill_right_after_the_hand_over_replays_nothing(stores: WheelStores) -> None:
     """RocketMQ notes a slot as done up to 1 s after its puts, and replays it; here messages and cursor are one record of one log."""
     store = stores.open()
-    store.send_batch([message(n) for n in range(10)], delay=1000)
+    store.send_batch([message(n) for n in range(10)], delay_ms=1000)
     stores.clock.advance(1000)
     assert store.tick().handed_over == 10
     for _ in range(3):
@@ -40,10 +40,10 @@ def test_d1_a_kill_right_after_the_hand_over_replays_nothing(stores: WheelStores
 def test_d2_a_redo_puts_no_timer_into_the_wheel_twice(stores: WheelStores) -> None:
     """RocketMQ's redo keeps units while the queue cursor goes back, so they are put again; here both follow from the log, however often."""
     store = stores.open()
-    store.send_batch([message(n) for n in range(5)], delay=1000)
+    store.send_batch([message(n) for n in range(5)], delay_ms=1000)
     store.timers._ledger.make_check_point()  # type: ignore[attr-defined]
     for n in range(5, 10):
-        store.send(message(n), delay=1000)
+        store.send(message(n), delay_ms=1000)
     for _ in range(3):
         store = stores.killed(store)
         index = store.timers._index  # type: ignore[attr-defined]
@@ -61,13 +61,13 @@ def test_d2_a_redo_puts_no_timer_into_the_wheel_twice(stores: WheelStores) -> No
 def test_d3_a_batch_that_fails_leaves_nothing_to_double(stores: WheelStores) -> None:
     """RocketMQ's enqueue redoes its whole batch when one entry fails; here a put that fails at any write has put none of its timers."""
     store = stores.open()
-    store.send(message("first", body=b"x" * 50_000), delay=1000)
+    store.send(message("first", body=b"x" * 50_000), delay_ms=1000)
     failed = 0
     for at in range(40):
         batch = [message(f"{at}-{n}", body=b"y" * 3000) for n in range(20)]
         with refusing_writes(after=at, times=1) as disk:
             try:
-                store.send_batch(batch, delay=1000)
+                store.send_batch(batch, delay_ms=1000)
             except StoreFullError:
                 failed += 1
                 assert store.pending().total == 1 + 20 * (at + 1 - failed)
@@ -76,7 +76,7 @@ def test_d3_a_batch_that_fails_leaves_nothing_to_double(stores: WheelStores) -> 
             break
     assert failed >= 4
     for n in range(failed):
-        store.send_batch([message(f"{n}-{row}", body=b"y" * 3000) for row in range(20)], delay=1000)
+        store.send_batch([message(f"{n}-{row}", body=b"y" * 3000) for row in range(20)], delay_ms=1000)
     stores.clock.advance(1000)
     store.tick()
     assert set(Counter(read_ids(store)).values()) == {1}
@@ -88,9 +88,9 @@ def test_d3_one_bad_row_refuses_its_batch_and_the_repeat_stores_it_once(stores: 
     """RocketMQ stores the good entries of a batch again with each redo; here a batch is all or nothing, and marks make repeats harmless."""
     store = stores.open()
     with pytest.raises(IllegalMessageError):
-        store.send_batch([message(0), message(1, tag="a b")], delay=1000)
+        store.send_batch([message(0), message(1, tag="a b")], delay_ms=1000)
     assert store.pending().total == 0
-    assert [store.send_batch([message(0), message(1)], delay=1000, marks=(b"batch",)).repeated for _ in range(3)] == [False, True, True]
+    assert [store.send_batch([message(0), message(1)], delay_ms=1000, marks=(b"batch",)).repeated for _ in range(3)] == [False, True, True]
     stores.clock.advance(1000)
     assert store.tick().handed_over == 2
 
@@ -99,10 +99,10 @@ def test_d3_one_bad_row_refuses_its_batch_and_the_repeat_stores_it_once(stores: 
 def test_d4_a_sync_that_fails_is_not_taken_for_a_put_that_failed(stores: WheelStores, at: int) -> None:
     """RocketMQ puts again when the flush timed out, though the message is there; here the store stops, and opened anew it has it once."""
     store = stores.open()
-    store.send(message("timer"), delay=1000)
+    store.send(message("timer"), delay_ms=1000)
     stores.clock.advance(1000)
     with failing_syncs(after=at) as disk:
-        for call in (store.tick, lambda: store.send(message("late"), delay=1000, marks=(b"late",)), lambda: store.send(message("now"))):
+        for call in (store.tick, lambda: store.send(message("late"), delay_ms=1000, marks=(b"late",)), lambda: store.send(message("now"))):
             try:
                 call()
             except StorePoisonedError:
@@ -111,7 +111,7 @@ def test_d4_a_sync_that_fails_is_not_taken_for_a_put_that_failed(stores: WheelSt
     with pytest.raises(StorePoisonedError):
         store.tick()
     store = stores.killed(store)
-    store.send(message("late"), delay=1000, marks=(b"late",))
+    store.send(message("late"), delay_ms=1000, marks=(b"late",))
     store.tick()
     stores.clock.advance(1000)
     store.tick()
@@ -124,7 +124,7 @@ def test_d4_a_sync_that_fails_is_not_taken_for_a_put_that_failed(stores: WheelSt
 def test_d7_an_error_in_mid_slot_repeats_nothing(stores: WheelStores, at: int) -> None:
     """RocketMQ starts the slot again after an exception, with what it delivered already; here the next tick goes on behind it."""
     store = stores.open(hand_over_limit=2)
-    store.send_batch([message(n) for n in range(9)], delay=1000)
+    store.send_batch([message(n) for n in range(9)], delay_ms=1000)
     stores.clock.advance(1000)
     with refusing_writes(after=at, times=1) as disk, pytest.raises(StoreFullError):
         store.tick()
@@ -142,7 +142,7 @@ def test_d7_an_error_in_mid_slot_repeats_nothing(stores: WheelStores, at: int) -
 def test_d5_a_close_in_the_middle_of_a_tick(stores: WheelStores, limit: int) -> None:
     """RocketMQ saves its cursors and then stops workers that still deliver; here a close in mid-tick leaves each timer in one place."""
     store = stores.open(hand_over_limit=limit)
-    store.send_batch([message(n) for n in range(400)], delay=1000)
+    store.send_batch([message(n) for n in range(400)], delay_ms=1000)
     stores.clock.advance(1000)
     started = threading.Event()
     errors: list[BaseException] = []
@@ -171,7 +171,7 @@ def test_d5_a_close_in_the_middle_of_a_tick(stores: WheelStores, limit: int) -> 
 def test_d6_a_copy_goes_on_where_the_first_stood(stores: WheelStores) -> None:
     """RocketMQ's promoted slave replays up to 3 s of slots; here a copy of any moment has messages and cursor together."""
     store = stores.open(hand_over_limit=3)
-    store.send_batch([message(n) for n in range(9)], delay=1000)
+    store.send_batch([message(n) for n in range(9)], delay_ms=1000)
     stores.clock.advance(1000)
     moments = set()
     for _ in store._hand_over.steps(stores.clock.now_ms()):
@@ -214,8 +214,8 @@ def test_7991_a_cancel_before_or_after_any_roll_meets_its_timer(stores: WheelSto
     """RocketMQ's cancel misses a message that had to roll; here it takes its timer between any two rolls, also after a kill."""
     store = stores.open(precision_ms=100)
     delay = 30 * HOUR_MS
-    handles = [store.send(message(n), delay=delay).handle for n in range(12)]
-    kept = store.send(message("kept"), delay=delay)
+    handles = [store.send(message(n), delay_ms=delay).handle for n in range(12)]
+    kept = store.send(message("kept"), delay_ms=delay)
     assert kept.handle
     seen = set()
     for n, handle in enumerate(handles):
@@ -242,9 +242,9 @@ def test_t6_closed_across_three_roll_points(stores: WheelStores, precision_ms: i
     store = stores.open(**settings)
     window_ms = 172_800 * precision_ms
     due = START_MS + 5 * window_ms + 50
-    receipts = [store.send(message(n, tag="x", properties={"n": f"{n}"}), deliver_at=due + n * precision_ms) for n in range(4)]
+    receipts = [store.send(message(n, tag="x", properties={"n": f"{n}"}), deliver_at_ms=due + n * precision_ms) for n in range(4)]
     for n in range(4, 8):
-        store.send(message(n), deliver_at=due)
+        store.send(message(n), deliver_at_ms=due)
     stores.clock.advance(window_ms + precision_ms)
     store.tick()
     rolled = rolls(store)
@@ -275,7 +275,7 @@ def test_a_roll_by_copy_writes_the_messages_again(stores: WheelStores) -> None:
     copying: dict[str, Any] = {"wheel__roll": "copy"}
     bodies = [b"%04d" % n * 250 for n in range(100)]
     store = stores.open(**copying)
-    store.send_batch([message(n, body=bodies[n], keys=(f"k{n}",)) for n in range(100)], delay=9 * DAY_MS)
+    store.send_batch([message(n, body=bodies[n], keys=(f"k{n}",)) for n in range(100)], delay_ms=9 * DAY_MS)
     tail = store.timers._ledger.log.tail  # type: ignore[attr-defined]
     assert store.cancel_key("t", "k7") == [CancelOutcome.CANCELLED]
     store = stores.reopen(store, **copying)
@@ -300,7 +300,7 @@ def test_a_roll_by_copy_writes_the_messages_again(stores: WheelStores) -> None:
 def test_8203_what_was_put_at_once_does_not_roll_at_once(stores: WheelStores) -> None:
     """RocketMQ rolls a burst into one slot again and again; here its timers are spread over half of the window."""
     store = stores.open()
-    store.send_batch([message(n) for n in range(1000)], delay=9 * DAY_MS)
+    store.send_batch([message(n) for n in range(1000)], delay_ms=9 * DAY_MS)
     slots = store.timers._index.wheel.slots  # type: ignore[attr-defined]
     assert int(slots["timers"].max()) <= 5
     assert np.count_nonzero(slots["timers"]) > 900
@@ -323,12 +323,12 @@ def test_l4_d1_a_clock_that_jumps_back_and_forth(stores: WheelStores, precision_
     """RocketMQ's cursors never go back, so after a leap of the clock timers are early or late; here each comes once, at its own time."""
     settings = {"precision_ms": precision_ms, "retention_ms": 0}
     store = stores.open(**settings)
-    store.send(message("day"), delay=leap_ms)
+    store.send(message("day"), delay_ms=leap_ms)
     for n in range(3):
         stores.clock.set(START_MS + leap_ms - 1000)
         store.tick()
         stores.clock.set(START_MS + n * 10_000)
-        store.send(message(n), delay=5000)
+        store.send(message(n), delay_ms=5000)
         store = stores.killed(store, **settings)
         stores.clock.advance(4999)
         store.tick()
@@ -371,7 +371,7 @@ def test_d1_power_cuts_around_puts_and_cancels(stores: WheelStores, power: Power
 
 def _put_and_cancel(store: Store, told: list[str], gone: list[str]) -> None:
     for n in range(6):
-        receipt = store.send(message(n), delay=2000)
+        receipt = store.send(message(n), delay_ms=2000)
         told.append(f"m{n}")
         if n % 3 == 1:
             assert store.cancel(receipt.handle) is CancelOutcome.CANCELLED

@@ -25,7 +25,7 @@ def test_l1_retention_takes_no_log_from_a_pending_timer(stores: WheelStores) -> 
     with small_files():
         store = stores.open(**settings)
         body = bytes(range(256)) * 8
-        store.send(message("far", body=body), delay=5 * DAY_MS)
+        store.send(message("far", body=body), delay_ms=5 * DAY_MS)
         for hour in range(12):
             store.send_batch([message(f"{hour}-{n}", "flood", body=b"x" * 2048) for n in range(20)])
             stores.clock.advance(2 * HOUR_MS)
@@ -44,7 +44,7 @@ def test_l1_a_log_file_that_somebody_removed_is_told_of(stores: WheelStores) -> 
     with small_files():
         store = stores.open()
         for n in range(4):
-            store.send(message(n, body=b"x" * 40_000), delay=HOUR_MS)
+            store.send(message(n, body=b"x" * 40_000), delay_ms=HOUR_MS)
         store = stores.reopen(store)
         first = min((stores.path(store) / "commitlog").iterdir())
         first.unlink()
@@ -69,7 +69,7 @@ def test_l1_a_log_file_that_somebody_removed_is_told_of(stores: WheelStores) -> 
 def test_l2_a_hand_over_that_fails_again_and_again_drops_nothing(stores: WheelStores, failures: int) -> None:
     """RocketMQ drops a message whose put fails three times; here the hand-over is tried again until there is room."""
     store = stores.open(hand_over_limit=2)
-    store.send_batch([message(n) for n in range(5)], delay=1000)
+    store.send_batch([message(n) for n in range(5)], delay_ms=1000)
     stores.clock.advance(1000)
     for _ in range(failures):
         with refusing_writes() as disk, pytest.raises(StoreFullError):
@@ -96,7 +96,7 @@ def test_l3_no_power_cut_falls_between_the_slot_and_its_messages(stores: WheelSt
         images.append(power.image(store.path, target))
 
     store = stores.open(flush=flush)
-    store.send_batch([message(n) for n in range(6)], deliver_at=START_MS + 1000)
+    store.send_batch([message(n) for n in range(6)], deliver_at_ms=START_MS + 1000)
     store.flush()
     power.on_sync = keep_image
     for moment in range(1000, 4000, 1000):
@@ -122,15 +122,15 @@ def test_l3_no_power_cut_falls_between_the_slot_and_its_messages(stores: WheelSt
 def test_l9_what_was_cut_off_is_not_read_as_something_else(stores: WheelStores, power: Power) -> None:
     """RocketMQ's wheel still points to what recovery cut off the log, and later reads another record there; here nothing of it is left."""
     store = stores.open(flush="async")
-    store.send(message("kept"), delay=5000)
+    store.send(message("kept"), delay_ms=5000)
     store.flush()
-    lost = [store.send(message(f"lost{n}", body=b"lost" * 10), delay=5000) for n in range(5)]
+    lost = [store.send(message(f"lost{n}", body=b"lost" * 10), delay_ms=5000) for n in range(5)]
     tail = store.timers._ledger.log.tail  # type: ignore[attr-defined]
     # The caches reached the disk with all their writes, the log did not.
     image = power.image(store.path, stores.root / "image", lambda path: path.parent.name != "commitlog")
     after = stores.cut_off(image)
     assert after.pending().total == 1
-    new = [after.send(message(f"new{n}", body=b"new!" * 10), delay=6000) for n in range(8)]
+    new = [after.send(message(f"new{n}", body=b"new!" * 10), delay_ms=6000) for n in range(8)]
     assert after.timers._ledger.log.tail > tail, "the new ones do not lie where the lost ones lay"  # type: ignore[attr-defined]
     assert after.cancel([each.handle for each in lost]) == [CancelOutcome.UNKNOWN] * 5
     assert after.cancel(new[0].handle) is CancelOutcome.CANCELLED
@@ -152,14 +152,14 @@ def test_l4_closed_for_longer_than_the_ring(stores: WheelStores, precision_ms: i
     settings = {"precision_ms": precision_ms}
     store = stores.open(**settings)
     for n in (3, 1, 2):
-        store.send(message(n), delay=n * HOUR_MS)
+        store.send(message(n), delay_ms=n * HOUR_MS)
     if killed:
         store = stores.killed(store, **settings)
     name = store.path.name
     store.close()
     stores.clock.advance(3 * LAP_SLOTS * precision_ms)
     store = stores.open(name, **settings)
-    store.send(message("new"), delay=1000)
+    store.send(message("new"), delay_ms=1000)
     assert store.tick().handed_over == 3
     assert read_ids(store) == ["m1", "m2", "m3"]
     stores.clock.advance(1000)
@@ -171,9 +171,9 @@ def test_l4_two_laps_meet_in_one_slot(stores: WheelStores, precision_ms: int) ->
     """RocketMQ overwrites a slot that another lap still needs; here both timers live, and the older lap's comes first."""
     lap_ms = LAP_SLOTS * precision_ms
     store = stores.open(precision_ms=precision_ms)
-    store.send(message("old"), deliver_at=START_MS + HOUR_MS)
+    store.send(message("old"), deliver_at_ms=START_MS + HOUR_MS)
     stores.clock.advance(lap_ms)
-    store.send_batch([message(f"new{n}") for n in range(3)], deliver_at=START_MS + HOUR_MS + lap_ms)
+    store.send_batch([message(f"new{n}") for n in range(3)], deliver_at_ms=START_MS + HOUR_MS + lap_ms)
     store = stores.killed(store, precision_ms=precision_ms)
     assert store.tick().handed_over == 1
     stores.clock.advance(HOUR_MS)
@@ -185,7 +185,7 @@ def test_l4_two_laps_meet_in_one_slot(stores: WheelStores, precision_ms: int) ->
 def test_l5_another_precision_is_refused(stores: WheelStores) -> None:
     """RocketMQ finds the slots of another precision empty; here the open is refused, touches nothing, and the timers stay."""
     store = stores.open(precision_ms=100)
-    store.send(message(1), deliver_at=START_MS + 1234)
+    store.send(message(1), deliver_at_ms=START_MS + 1234)
     store.close()
     for other in (200, 500, 1000):
         with pytest.raises(ConfigError, match="precision"):
@@ -219,7 +219,7 @@ def _spoil(path: Path) -> None:
 def test_l6_a_broken_chain_hides_no_timer(stores: WheelStores, cache: str, harm: object) -> None:
     """RocketMQ ends a slot without a word where its chain breaks; here an error names the file, and the next open mends it."""
     store = stores.open()
-    store.send_batch([message(n) for n in range(30)], delay=1000)
+    store.send_batch([message(n) for n in range(30)], delay_ms=1000)
     store.close()
     harm(stores.root / "store" / "wheel" / "db" / cache)  # type: ignore[operator]
     stores.clock.advance(1000)
@@ -242,8 +242,8 @@ def test_l6_a_chain_that_breaks_while_the_store_is_open_is_an_error(stores: Whee
     """RocketMQ takes what it can walk and calls the slot done; here the tick fails, hands nothing over, and a new open has it all."""
     store = stores.open()
     for n in range(40):
-        store.send(message(f"a{n}"), deliver_at=START_MS + 1000)
-        store.send(message(f"b{n}", "u"), deliver_at=START_MS + 2000)
+        store.send(message(f"a{n}"), deliver_at_ms=START_MS + 1000)
+        store.send(message(f"b{n}", "u"), deliver_at_ms=START_MS + 2000)
     units = store.timers._index.wheel.units  # type: ignore[attr-defined]
     with units.chain.path_of(0).open("r+b") as file:
         file.seek(units.position(40) + 4)
@@ -261,7 +261,7 @@ def test_l6_a_chain_that_breaks_while_the_store_is_open_is_an_error(stores: Whee
 def test_l7_the_cursor_never_passes_what_is_still_on_its_way(stores: WheelStores) -> None:
     """RocketMQ calls a slot done when its queues look idle; here a kill between any two steps finds each timer in one place, once."""
     store = stores.open(hand_over_limit=2)
-    store.send_batch([message(n) for n in range(5)], delay=1000)
+    store.send_batch([message(n) for n in range(5)], delay_ms=1000)
     stores.clock.advance(1000)
     sent = [f"m{n}" for n in range(5)]
     for _ in store._hand_over.steps(stores.clock.now_ms()):
@@ -281,7 +281,7 @@ def test_l7_the_cursor_never_passes_what_is_still_on_its_way(stores: WheelStores
 def test_l8_an_unreadable_timer_is_parked_with_its_reason(stores: WheelStores, reopened: bool) -> None:
     """RocketMQ skips for good what it cannot read; here an entry in %PARKED% says why, and the others are delivered."""
     store = stores.open()
-    store.send_batch([message(n) for n in range(5)], delay=1000)
+    store.send_batch([message(n) for n in range(5)], delay_ms=1000)
     if reopened:
         store = stores.reopen(store)
     assert damage_timers(store, b"body 2") == 1
@@ -298,7 +298,7 @@ def test_l8_damage_that_recovery_meets_is_an_error(stores: WheelStores) -> None:
     """RocketMQ cuts its log at the first record that it cannot read; here calls that were on disk are never cut off behind damage."""
     store = stores.open()
     for n in range(4):
-        store.send(message(n), delay=1000)
+        store.send(message(n), delay_ms=1000)
     damage_timers(store, b"body 1")
     with pytest.raises(CorruptStoreError, match="is damaged; a later one") as caught:
         stores.killed(store)
@@ -309,13 +309,13 @@ def test_l11_a_message_of_any_legal_size_passes(stores: WheelStores) -> None:
     """RocketMQ's read buffer is one size, and a larger record stops all timers; here the largest goes through, and the next is refused."""
     store = stores.open()
     body = b"L" * MAX_BODY_BYTES
-    store.send(message("before"), delay=1000)
-    store.send(message("large", body=body, properties={f"p{n}": "v" * 1000 for n in range(31)}), delay=1000)
-    store.send(message("after"), delay=1000)
+    store.send(message("before"), delay_ms=1000)
+    store.send(message("large", body=body, properties={f"p{n}": "v" * 1000 for n in range(31)}), delay_ms=1000)
+    store.send(message("after"), delay_ms=1000)
     with pytest.raises(IllegalMessageError):
-        store.send(message("larger", body=body + b"L"), delay=1000)
+        store.send(message("larger", body=body + b"L"), delay_ms=1000)
     with pytest.raises(IllegalMessageError):
-        store.send_batch([message("good"), message("wide", properties={"p": "v" * 32_768})], delay=1000)
+        store.send_batch([message("good"), message("wide", properties={"p": "v" * 32_768})], delay_ms=1000)
     store = stores.killed(store)
     stores.clock.advance(1000)
     store.tick()
@@ -329,12 +329,12 @@ def test_l11_a_message_of_any_legal_size_passes(stores: WheelStores) -> None:
 def test_l10_one_owner_at_a_time(stores: WheelStores) -> None:
     """RocketMQ's slave and master swap roles in mid-slot; here a store has one owner, and a copy has an epoch and handles of its own."""
     store = stores.open()
-    store.send(message("both"), delay=1000)
+    store.send(message("both"), delay_ms=1000)
     with pytest.raises(StoreLockedError):
         stores.open()
     copy = stores.killed(store)
     assert copy.stats().timers.epoch > store.stats().timers.epoch
-    mine, other = store.send(message("mine"), delay=1000), copy.send(message("other"), delay=1000)
+    mine, other = store.send(message("mine"), delay_ms=1000), copy.send(message("other"), delay_ms=1000)
     assert copy.cancel(mine.handle) is CancelOutcome.UNKNOWN
     assert store.cancel(other.handle) is CancelOutcome.UNKNOWN
     stores.clock.advance(1000)
@@ -349,9 +349,9 @@ def test_l12_a_user_cannot_set_what_the_wheel_sets(stores: WheelStores, name: st
     store = stores.open()
     wrong = Message("t", b"x", properties={name: str(START_MS + 1000)})
     with pytest.raises(IllegalMessageError, match=name):
-        store.send(wrong, delay=1000)
+        store.send(wrong, delay_ms=1000)
     with pytest.raises(IllegalMessageError, match=name):
-        store.send_batch([message(1), wrong], delay=1000)
+        store.send_batch([message(1), wrong], delay_ms=1000)
     assert store.pending().total == 0
     assert store.topics() == []
 
@@ -361,7 +361,7 @@ def test_l12_a_user_cannot_set_what_the_wheel_sets(stores: WheelStores, name: st
 def test_l13_a_cancel_takes_one_of_two_with_equal_ids(stores: WheelStores, apart_ms: int, reopened: bool) -> None:
     """RocketMQ matches a cancel by topic and id, so it takes both of a resend or misses one; here a handle names one timer."""
     store = stores.open()
-    first, second, third = [store.send(message("same", body=f"{n}".encode()), delay=1000 + n * apart_ms) for n in range(3)]
+    first, second, third = [store.send(message("same", body=f"{n}".encode()), delay_ms=1000 + n * apart_ms) for n in range(3)]
     assert len({first.handle, second.handle, third.handle}) == 3
     assert store.cancel(second.handle) is CancelOutcome.CANCELLED
     if reopened:
@@ -375,7 +375,7 @@ def test_l13_a_cancel_takes_one_of_two_with_equal_ids(stores: WheelStores, apart
 def test_l13_a_cancel_by_key_takes_all_of_them(stores: WheelStores) -> None:
     """RocketMQ's cancel is blind; here one by topic and key answers for every timer that it found."""
     store = stores.open()
-    store.send_batch([message("same", keys=("k",)), message("same", "u", keys=("k",)), message("same", keys=("k", "l"))], delay=1000)
+    store.send_batch([message("same", keys=("k",)), message("same", "u", keys=("k",)), message("same", keys=("k", "l"))], delay_ms=1000)
     assert store.cancel_key("t", "k") == [CancelOutcome.CANCELLED] * 2
     stores.clock.advance(1000)
     assert store.tick().handed_over == 1

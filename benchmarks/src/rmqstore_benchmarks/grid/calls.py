@@ -103,7 +103,7 @@ class Calls:
         """Pop once and ack, unless the consumer dies; returns how many came, and the ticks of those that came for the first time."""
         workload = self.load.workload
         begin_ns = time.perf_counter_ns()
-        messages = self.store.pop(TOPIC, GROUP, max_messages=workload.pop_messages, invisible=workload.invisible_ms)
+        messages = self.store.pop(TOPIC, GROUP, max_messages=workload.pop_messages, invisible_ms=workload.invisible_ms)
         end_ns = time.perf_counter_ns()
         if not messages:
             return 0, np.zeros(0, np.int64)
@@ -126,7 +126,7 @@ class Calls:
         """Pop a large batch as columns and ack all of it; returns how many came."""
         begin_ns = time.perf_counter_ns()
         most = page_messages(self.load.body_bytes, MAX_POP)
-        batch = self.store.pop_batch(TOPIC, GROUP, max_messages=most, invisible=self.load.workload.invisible_ms)
+        batch = self.store.pop_batch(TOPIC, GROUP, max_messages=most, invisible_ms=self.load.workload.invisible_ms)
         if not len(batch):
             return 0
         end_ns = time.perf_counter_ns()

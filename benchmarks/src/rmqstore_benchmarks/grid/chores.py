@@ -92,7 +92,7 @@ class _Drained:
 
     def _popped(self, store: rmqstore.Store, phase: Phase, now_ms: int) -> int:
         begin_ns = time.perf_counter_ns()
-        batch = store.pop_batch(TOPIC, GROUP, max_messages=self._page, invisible=_LEASE_MS)
+        batch = store.pop_batch(TOPIC, GROUP, max_messages=self._page, invisible_ms=_LEASE_MS)
         if not len(batch):
             return 0
         phase.call("pop", begin_ns, time.perf_counter_ns(), len(batch))

@@ -55,7 +55,7 @@ class _Consumer:
             began = self._ledger.moment(self._shard.now_ms)
             most = self._rng.choice((1, 32, _MOST, _MOST))
             popped = self._shard.call(
-                "pop_batch", partial(self._shard.store.pop_batch, TOPIC, GROUP, max_messages=most, invisible=LEASE_MS), len
+                "pop_batch", partial(self._shard.store.pop_batch, TOPIC, GROUP, max_messages=most, invisible_ms=LEASE_MS), len
             )
             if not len(popped):
                 if not self._shard.rest(self._number, generation):

@@ -65,11 +65,11 @@ class Ours(TimerPeer):
 
     def pop_ack(self, count: int) -> list[bytes]:
         if count <= _STRUCTS_UP_TO:
-            messages = self._store.pop(TOPIC, GROUP, max_messages=count, invisible=LEASE_MS)
+            messages = self._store.pop(TOPIC, GROUP, max_messages=count, invisible_ms=LEASE_MS)
             bodies = [message.body for message in messages]
             outcomes = self._store.ack(messages) if messages else []
         else:
-            batch = self._store.pop_batch(TOPIC, GROUP, max_messages=count, invisible=LEASE_MS)
+            batch = self._store.pop_batch(TOPIC, GROUP, max_messages=count, invisible_ms=LEASE_MS)
             bodies = batch.columns["body"].to_pylist() if len(batch) else []
             outcomes = self._store.ack(batch) if len(batch) else []
         self._keep_up()

@@ -55,11 +55,11 @@ def test_f3_a_message_group_with_a_deliver_time_is_refused(engine_stores: Stores
     grouped = Message("t", b"x", message_group="g")
     before = state_of(store)
     for call in (
-        lambda: store.send(grouped, delay=1000),
-        lambda: store.send(grouped, deliver_at=START_MS + 1000),
-        lambda: store.send_batch([message(1), grouped], delay=1000),
-        lambda: store.send_batch([grouped], deliver_at=START_MS + 1000),
-        lambda: store.send_batch(rmqstore.MessageBatch.of([grouped]).columns, delay=1000),
+        lambda: store.send(grouped, delay_ms=1000),
+        lambda: store.send(grouped, deliver_at_ms=START_MS + 1000),
+        lambda: store.send_batch([message(1), grouped], delay_ms=1000),
+        lambda: store.send_batch([grouped], deliver_at_ms=START_MS + 1000),
+        lambda: store.send_batch(rmqstore.MessageBatch.of([grouped]).columns, delay_ms=1000),
         lambda: store.send_batch([Message("t", b"x", message_group="g", deliver_at_ms=START_MS + 1)]),
     ):
         with pytest.raises((IllegalMessageError, IllegalArgumentError)):
@@ -80,10 +80,10 @@ def test_s1_declared_capabilities_are_there(stores: Stores) -> None:
     store.tick()
     assert read_ids(store) == ["large"]
     if timers.cancel_by_key is Support.FULL:
-        store.send(message(1, keys=("key",)), delay=1000)
+        store.send(message(1, keys=("key",)), delay_ms=1000)
         assert len(store.cancel_key("t", "key")) == 1
     if Support.FULL is timers.snapshot is pops.snapshot:
-        store.send(message(2), delay=1000)
+        store.send(message(2), delay_ms=1000)
         store.snapshot(stores.root / "copy")
         copy = stores.open("copy")
         assert copy.pending() == store.pending()
@@ -116,8 +116,8 @@ def test_i1_the_first_answer_holds_the_first_ids(stores: Stores) -> None:
     """I1: ids that the store made with the first call are the answer of the second."""
     store = stores.open()
     for delay in (None, 5000):
-        first = store.send(Message("t", b"x"), delay=delay, marks=[b"m%d" % (delay or 0)])
-        again = store.send(Message("t", b"x"), delay=delay, marks=[b"m%d" % (delay or 0)])
+        first = store.send(Message("t", b"x"), delay_ms=delay, marks=[b"m%d" % (delay or 0)])
+        again = store.send(Message("t", b"x"), delay_ms=delay, marks=[b"m%d" % (delay or 0)])
         assert again.repeated
         assert again.message_id == first.message_id
 
@@ -157,17 +157,17 @@ def test_i1_a_repeat_of_another_number_of_timers_is_refused(stores: Stores) -> N
 def test_i1_marks_survive_a_reopen(durable_stores: Stores) -> None:
     """I1: also after a close; they are forgotten ``mark_memory`` later."""
     store = durable_stores.open()
-    first = store.send(message(1), delay=1000, marks=[b"a"])
+    first = store.send(message(1), delay_ms=1000, marks=[b"a"])
     store.send(message(2), marks=[b"b"])
     store = durable_stores.reopen(store)
-    assert store.send(message(1), delay=1000, marks=[b"a"]).handle == first.handle
+    assert store.send(message(1), delay_ms=1000, marks=[b"a"]).handle == first.handle
     assert store.send(message(2), marks=[b"b"]).repeated
     durable_stores.clock.advance(7 * DAY_MS - 1)
     store.tick()
-    assert store.send(message(1), delay=1000, marks=[b"a"]).repeated
+    assert store.send(message(1), delay_ms=1000, marks=[b"a"]).repeated
     durable_stores.clock.advance(2)
     store.tick()
-    assert not store.send(message(1), delay=1000, marks=[b"a"]).repeated
+    assert not store.send(message(1), delay_ms=1000, marks=[b"a"]).repeated
     assert not store.send(message(2), marks=[b"b"]).repeated
 
 
@@ -176,8 +176,8 @@ def test_i1_a_refused_call_stores_no_mark(engine_stores: Stores) -> None:
     """I1: a mark belongs to the same atomic step as the rows."""
     store = engine_stores.open(max_delay_ms=10_000)
     with pytest.raises(rmqstore.DelayTooLongError):
-        store.send(message(1), delay=10_001, marks=[b"a"])
-    assert not store.send(message(1), delay=10_000, marks=[b"a"]).repeated
+        store.send(message(1), delay_ms=10_001, marks=[b"a"])
+    assert not store.send(message(1), delay_ms=10_000, marks=[b"a"]).repeated
     for wrong in ([b""], [b"x" * 256], ["x"], b"x", "x", [None]):
         with pytest.raises(IllegalArgumentError):
             store.send(message(3), marks=wrong)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ CANCELLED, LATE, UNKNOWN = CancelOutcome.CANCELLED, CancelOutcome.ALREADY_DELIVE
 
 def put(store: Store, number: int | str, delay: int = 5000, **fields: Any) -> str:
     """Send one timer and return its handle."""
-    handle = store.send(message(number, **fields), delay=delay).handle
+    handle = store.send(message(number, **fields), delay_ms=delay).handle
     assert handle is not None
     return handle
 
@@ -107,8 +107,8 @@ def test_c2_what_was_sealed_stays_so_when_the_clock_goes_back(stores: Stores) ->
     steps = store._hand_over.steps(stores.clock.now_ms())
     assert next(steps) == "seal"
     steps.close()
-    second = store.send(message(2), deliver_at=START_MS + 5000)
-    third = store.send(message(3), delay=1000).handle
+    second = store.send(message(2), deliver_at_ms=START_MS + 5000)
+    third = store.send(message(3), delay_ms=1000).handle
     stores.clock.set(START_MS)
     fourth = put(store, 4)
     assert store.cancel([first, third or "", fourth]) == [LATE, CANCELLED, CANCELLED]

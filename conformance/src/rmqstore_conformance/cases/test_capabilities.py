@@ -40,7 +40,7 @@ CALLS: dict[str, Call] = {
 def test_s1_declared_is_offered_and_absent_is_refused(stores: Stores, flag: str) -> None:
     """S1: a call that needs a capability works when both engines declare it, and changes nothing when one does not."""
     store = stores.open()
-    store.send(message(1, keys=("k",)), delay=5000)
+    store.send(message(1, keys=("k",)), delay_ms=5000)
     store.send(message(2))
     before, files = state_of(store), {path.name for path in stores.root.iterdir()}
     declared = [getattr(each, flag) for each in capabilities_of(stores.pair)]

@@ -14,13 +14,13 @@ from rmqstore_conformance.stores import DAY_MS, START_MS, Stores, ids, message, 
 def test_k1_a_day_ahead_and_back(stores: Stores) -> None:
     """K1: "+1 day, tick, back, send in 5 min" arrives after 5 min, not a day later and not at once."""
     store = stores.open()
-    store.send(message(0), delay=3 * DAY_MS)
+    store.send(message(0), delay_ms=3 * DAY_MS)
     stores.clock.advance(DAY_MS)
-    store.send(message(1), delay=1000)
+    store.send(message(1), delay_ms=1000)
     stores.clock.advance(1000)
     assert store.tick().handed_over == 1
     stores.clock.set(START_MS)
-    store.send(message(2), delay=300_000)
+    store.send(message(2), delay_ms=300_000)
     stores.clock.set(START_MS + 299_999)
     assert store.tick().handed_over == 0
     stores.clock.set(START_MS + 300_000)
@@ -38,7 +38,7 @@ def test_k1_back_gives_nothing_twice_and_nothing_early(stores: Stores) -> None:
     for step in range(80):
         now = stores.clock.now_ms()
         delay = rng.choice((500, 3000, 30_000, 90_000))
-        store.send(message(step), delay=delay)
+        store.send(message(step), delay_ms=delay)
         due[f"m{step}"] = now + delay
         stores.clock.set(now + rng.choice((-60_000, -2000, -1, 0, 700, 2000, 5000, 61_000)))
         store.tick()
@@ -60,7 +60,7 @@ def test_k1_sixty_steps_back_keep_the_cursor_small(stores: Stores) -> None:
     start = START_MS + 10 * DAY_MS
     for step in range(60):
         stores.clock.set(start - step * 10_000)
-        store.send(message(step), delay=1000)
+        store.send(message(step), delay_ms=1000)
         stores.clock.advance(1000)
         assert store.tick().handed_over == 1
         assert len(store.pops.timer_cursor().corners) <= 15
@@ -76,8 +76,8 @@ def test_k1_back_with_far_timers_below_every_corner(stores: Stores) -> None:
     store = stores.open(retention_ms=0)
     for step in range(40):
         stores.clock.set(START_MS + 10 * DAY_MS - step * 10_000)
-        store.send(message(f"far{step}"), delay=20 * DAY_MS)
-        store.send(message(step), delay=1000)
+        store.send(message(f"far{step}"), delay_ms=20 * DAY_MS)
+        store.send(message(step), delay_ms=1000)
         stores.clock.advance(1000)
         assert store.tick().handed_over == 1
         assert len(store.pops.timer_cursor().corners) <= 15
@@ -92,16 +92,16 @@ def test_k1_back_does_not_end_or_stretch_leases_wrongly(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
     stores.clock.advance(DAY_MS)
-    assert len(store.pop("t", "g", invisible=1000)) == 1
+    assert len(store.pop("t", "g", invisible_ms=1000)) == 1
     stores.clock.set(START_MS)
     assert store.tick().retried == 0
     assert store.pop("t", "g") == []
     store.send(message(2))
-    again = store.pop("t", "g", invisible=1000)
+    again = store.pop("t", "g", invisible_ms=1000)
     assert ids(again) == ["m2"]
     stores.clock.advance(1000)
     assert store.tick().retried == 1
-    assert ids(store.pop("t", "g", invisible=10 * DAY_MS)) == ["m2"]
+    assert ids(store.pop("t", "g", invisible_ms=10 * DAY_MS)) == ["m2"]
     stores.clock.set(START_MS + DAY_MS + 1000)
     assert store.tick().retried == 1
     assert ids(store.pop("t", "g")) == ["m1"]
@@ -115,7 +115,7 @@ def test_k1_a_lease_that_is_given_after_a_step_back_lasts_its_time(stores: Store
     stores.clock.advance(DAY_MS)
     store.tick()
     stores.clock.set(START_MS)
-    assert ids(store.pop("t", "g", invisible=10_000)) == ["m1"]
+    assert ids(store.pop("t", "g", invisible_ms=10_000)) == ["m1"]
     stores.clock.advance(9999)
     assert store.tick().retried == 0
     assert store.pop("t", "g") == []
@@ -130,7 +130,7 @@ def test_k2_forward_delivers_all_due_in_order(stores: Stores) -> None:
     rng = random.Random(2)
     delays = [rng.randrange(1, 40 * DAY_MS) for _ in range(50)]
     for n, delay in enumerate(delays):
-        store.send(message(n), delay=delay)
+        store.send(message(n), delay_ms=delay)
     stores.clock.advance(30 * DAY_MS)
     due = sorted((-(-(START_MS + d) // 1000), n) for n, d in enumerate(delays) if d <= 30 * DAY_MS - 1000)
     store.tick()
@@ -141,9 +141,9 @@ def test_k2_forward_delivers_all_due_in_order(stores: Stores) -> None:
 def test_k2_a_large_step_waits_for_confirmation(stores: Stores) -> None:
     """K2: a step above ``clock.max_step_ms`` stops the hand-over and the revive until confirmed, or until the clock is right again."""
     store = stores.open(clock__max_step_ms=60_000)
-    store.send(message(1), delay=1000)
+    store.send(message(1), delay_ms=1000)
     store.send(message(2))
-    store.pop("t", "g", invisible=1000)
+    store.pop("t", "g", invisible_ms=1000)
     store.tick()
     stores.clock.advance(60_001)
     for _ in range(3):
@@ -167,7 +167,7 @@ def test_k2_a_step_of_just_the_limit_goes_on(engine_stores: Stores) -> None:
     limited = engine_stores.open("limited", clock__max_step_ms=60_000)
     free = engine_stores.open("free")
     for store in (limited, free):
-        store.send(message(1), delay=1000)
+        store.send(message(1), delay_ms=1000)
         store.tick()
     engine_stores.clock.advance(60_000)
     assert limited.tick().handed_over == 1

@@ -14,7 +14,7 @@ def test_t9_refusals_follow_the_formula(engine_stores: Stores) -> None:
     limit, draws = 40, 400
     store = engine_stores.open(congestion_limit=limit, congestion_seed=7)
     for n in range(limit):
-        store.send(message(n), deliver_at=START_MS + 1000)
+        store.send(message(n), deliver_at_ms=START_MS + 1000)
     assert store.pending().total == limit, "below the limit nothing is refused"
     refused = 0
     for n in range(draws):
@@ -88,15 +88,15 @@ def test_t9_a_refused_send_leaves_no_topic_behind(engine_stores: Stores) -> None
 def test_t9_what_is_handed_over_makes_room(engine_stores: Stores) -> None:
     """T9: the count of a slot falls with what leaves it, by hand-over or by cancel."""
     store = engine_stores.open(congestion_limit=2, congestion_seed=1)
-    first = [store.send(message(n), deliver_at=START_MS + 1000) for n in range(2)]
+    first = [store.send(message(n), deliver_at_ms=START_MS + 1000) for n in range(2)]
     for n in range(100):
         handle = first.pop(0).handle
         assert handle is not None
         store.cancel(handle)
-        first.append(store.send(message(f"x{n}"), deliver_at=START_MS + 1000))
+        first.append(store.send(message(f"x{n}"), deliver_at_ms=START_MS + 1000))
     engine_stores.clock.advance(1000)
     assert store.tick().handed_over == 2
     engine_stores.clock.set(START_MS)
     for n in range(2):
-        store.send(message(f"y{n}"), deliver_at=START_MS + 1000)
+        store.send(message(f"y{n}"), deliver_at_ms=START_MS + 1000)
     assert store.pending().total == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 
 import pytest
 
@@ -17,7 +18,7 @@ from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, 
 def bury(stores: Stores, store: Store, count: int, group: str = "g", topic: str = "t") -> list[DeadLetter]:
     """Send messages and let them die; the store must have ``max_retries=0``."""
     store.send_batch([message(f"{topic}{n}", topic, tag="red", properties={"n": str(n)}) for n in range(count)])
-    assert len(store.pop(topic, group, invisible=1, max_messages=1024)) == count
+    assert len(store.pop(topic, group, invisible_ms=1, max_messages=1024)) == count
     stores.clock.advance(1)
     assert store.tick().dead == count
     return store.dead_letters(group)
@@ -54,7 +55,7 @@ def test_p7_resent_letters_go_to_their_group_alone_exactly_once(durable_stores: 
     assert store.resend_dead(letters[:2]) == 1
     assert store.lag("t", "g") == Lag(0, 0, 3, 2)
     assert [each.origin_message_id for each in store.dead_letters("g")] == ["mt2", "mt4"]
-    back = store.pop("t", "g", invisible=1)
+    back = store.pop("t", "g", invisible_ms=1)
     assert sorted((m.message_id, m.attempt, m.tag, tuple(m.properties)) for m in back) == [(f"mt{n}", 1, "red", ("n",)) for n in (0, 1, 3)]
     assert store.pop("t", "other") == [], "no other group sees them"
     durable_stores.clock.advance(1)
@@ -89,7 +90,7 @@ def test_p7_a_letter_that_somebody_works_on_can_be_dropped(stores: Stores) -> No
     """P7: a consumer of the dead letter queue may still ack it; if its lease ends, nothing comes back and nothing is parked."""
     store = stores.open(max_retries=0)
     letters = bury(stores, store, 3)
-    held = store.pop(dlq_topic("g"), "repair", invisible=1000)
+    held = store.pop(dlq_topic("g"), "repair", invisible_ms=1000)
     assert store.drop_dead(letters) == 3
     assert store.ack(held[0]) is AckOutcome.ACKED
     stores.clock.advance(1000)
@@ -140,7 +141,7 @@ def test_p7_retry_later_waits_longer_with_every_attempt(stores: Stores) -> None:
     assert RETRY_BACKOFF_MS[:3] == (10_000, 30_000, 60_000)
     assert RETRY_BACKOFF_MS[-1] == 2 * HOUR_MS
     for attempt in range(1, 19):
-        (got,) = store.pop("t", "g", invisible=1000)
+        (got,) = store.pop("t", "g", invisible_ms=1000)
         assert got.attempt == attempt
         result = store.retry_later(got)
         assert result.outcome is ChangeOutcome.CHANGED
@@ -151,10 +152,12 @@ def test_p7_retry_later_waits_longer_with_every_attempt(stores: Stores) -> None:
         stores.clock.advance(1)
         assert store.tick().retried == 1
     (got,) = store.pop("t", "g")
-    assert [each.outcome for each in store.retry_later([got], backoff=[5, 7])] == [ChangeOutcome.CHANGED]
+    assert [each.outcome for each in store.retry_later([got], backoff=[timedelta(milliseconds=5), timedelta(milliseconds=7)])] == [
+        ChangeOutcome.CHANGED
+    ]
     stores.clock.advance(7)
     assert store.tick().retried == 1
-    for wrong in ("x", [], [0], [True]):
+    for wrong in ("x", [], [0], [True], [timedelta(0)]):
         with pytest.raises(IllegalArgumentError):
             store.retry_later(got, backoff=wrong)  # type: ignore[arg-type]
     with pytest.raises(IllegalArgumentError):
@@ -168,12 +171,12 @@ def test_p14_leases_say_who_holds_what_until_when(stores: Stores) -> None:
     store = stores.open(reclaim="age")
     store.create_topic("t", 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(4)])
-    store.pop("t", "g", max_messages=4, invisible=1000)
+    store.pop("t", "g", max_messages=4, invisible_ms=1000)
     stores.clock.advance(1000)
     store.tick()
-    again = store.pop("t", "g", max_messages=2, invisible=5000)
-    other = store.pop("t", "h", max_messages=1, invisible=9000)
-    ordered = store.pop("t", "f", max_messages=1, queue=0, order=True, invisible=7000)
+    again = store.pop("t", "g", max_messages=2, invisible_ms=5000)
+    other = store.pop("t", "h", max_messages=1, invisible_ms=9000)
+    ordered = store.pop("t", "f", max_messages=1, queue=0, order=True, invisible_ms=7000)
     store.ack(again[0])
     found = store.leases()
     assert [(each.group, each.message_id, each.attempt, each.expiry_ms) for each in found] == [
@@ -196,10 +199,10 @@ def test_removing_a_group_leaves_the_others(durable_stores: Stores) -> None:
     store = durable_stores.open(max_retries=1)
     store.send_batch([message(n) for n in range(6)])
     for group in ("g", "h", "f"):
-        store.pop("t", group, max_messages=2, invisible=1000, order=group == "f")
+        store.pop("t", group, max_messages=2, invisible_ms=1000, order=group == "f")
     durable_stores.clock.advance(1000)
     store.tick()
-    receipts = {group: store.pop("t", group, max_messages=3, invisible=60_000, order=group == "f") for group in ("g", "h", "f")}
+    receipts = {group: store.pop("t", group, max_messages=3, invisible_ms=60_000, order=group == "f") for group in ("g", "h", "f")}
     before = store.lag("t", "h")
     store.delete_group("g")
     store.delete_group("f")
@@ -227,7 +230,7 @@ def test_removing_a_topic_leaves_the_others(durable_stores: Stores) -> None:
     store = durable_stores.open(max_retries=0)
     bury(durable_stores, store, 2)
     store.send_batch([message(n) for n in range(4)] + [message(f"u{n}", "u") for n in range(3)])
-    store.send(message("later"), delay=HOUR_MS)
+    store.send(message("later"), delay_ms=HOUR_MS)
     held = store.pop("t", "g", max_messages=2)
     store.pop("t", "f", order=True)
     other = store.pop("u", "g")

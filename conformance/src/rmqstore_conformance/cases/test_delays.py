@@ -28,7 +28,7 @@ def test_t2_the_eighteen_delay_levels(engine_stores: Stores) -> None:
         with pytest.raises(IllegalArgumentError):
             store.send(message("x"), delay_level=wrong)  # type: ignore[arg-type]
     with pytest.raises(IllegalArgumentError):
-        store.send(message("x"), delay_level=1, delay=5)
+        store.send(message("x"), delay_level=1, delay_ms=5)
     with pytest.raises(IllegalArgumentError):
         store.send(message("x", deliver_at_ms=5), delay_level=1)
     assert store.pending().total == 36
@@ -119,8 +119,8 @@ def test_t4_two_requests_of_different_kinds_are_refused(engine_stores: Stores) -
         with pytest.raises(IllegalMessageError):
             store.send_batch([message(1), wrong])
     with pytest.raises(IllegalArgumentError):
-        store.send(Message("t", b"x", properties={"DELAY": "1"}), delay=5)
-    store.send_batch([Message("t", b"x", properties={"DELAY": "1"})], delay=MINUTE_MS)
+        store.send(Message("t", b"x", properties={"DELAY": "1"}), delay_ms=5)
+    store.send_batch([Message("t", b"x", properties={"DELAY": "1"})], delay_ms=MINUTE_MS)
     assert store.pending().earliest_ms == START_MS + MINUTE_MS
     table = pa.table({"topic": ["t"], "body": [b"x"]})
     store.send_batch(table, delay_level=5)

@@ -12,8 +12,8 @@ from rmqstore.message import dlq_topic, retry_topic
 from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, ids, message, pop_all, read_ids
 
 
-def pop(store: Store, most: int = 32, invisible: int = 1000, **options: Any) -> list[PoppedMessage]:
-    return store.pop("t", "g", max_messages=most, invisible=invisible, order=True, **options)
+def pop(store: Store, most: int = 32, invisible_ms: int = 1000, **options: Any) -> list[PoppedMessage]:
+    return store.pop("t", "g", max_messages=most, invisible_ms=invisible_ms, order=True, **options)
 
 
 @pytest.mark.clause("P9", "P1")
@@ -118,7 +118,7 @@ def test_p9_the_invisible_time_of_a_run_can_change_message_by_message(stores: St
     store = stores.open()
     store.send_batch([message(n) for n in range(4)])
     run = pop(store, 3)
-    longer = store.change_invisible(run[1], 5000)
+    longer = store.change_invisible(run[1], invisible_ms=5000)
     assert longer.outcome is ChangeOutcome.CHANGED
     assert longer.receipt is not None
     assert longer.receipt.revive_qid == 999
@@ -128,7 +128,7 @@ def test_p9_the_invisible_time_of_a_run_can_change_message_by_message(stores: St
     assert store.ack(run[1]) is AckOutcome.STALE
     assert store.ack(longer.receipt) is AckOutcome.ACKED
     assert [(m.message_id, m.attempt) for m in pop(store)] == [("m0", 2), ("m2", 2), ("m3", 1)]
-    assert store.change_invisible([], 1) == []
+    assert store.change_invisible([], invisible_ms=1) == []
     assert store.verify() == []
 
 
@@ -194,7 +194,7 @@ def test_p9_message_groups_keep_their_order_in_one_queue_each(stores: Stores) ->
             store.send(message(f"{group}-{step}", message_group=f"group{group}"))
     queues: dict[str | None, set[int]] = {}
     order: dict[str | None, list[str | None]] = {}
-    held = pop(store, 1, invisible=HOUR_MS)
+    held = pop(store, 1, invisible_ms=HOUR_MS)
     while popped := pop(store, 7):
         for each in popped:
             assert each.queue_id != held[0].queue_id

@@ -41,7 +41,7 @@ def test_p7_letters_resent_to_a_deleted_group_reach_it_also_in_order(stores: Sto
     """P7: a group that was deleted may begin again in order; what was sent back to it meanwhile comes too, and can be acked."""
     store = stores.open(max_retries=0, reclaim="age")
     store.send_batch([message(n) for n in range(2)])
-    store.pop("t", "g", max_messages=1, invisible=1)
+    store.pop("t", "g", max_messages=1, invisible_ms=1)
     stores.clock.advance(1)
     assert store.tick().dead == 1
     store.delete_group("g")
@@ -59,7 +59,7 @@ def test_p14_dead_letters_of_a_topic_that_was_made_anew_are_counted_right(stores
     store = stores.open(max_retries=0)
     for _ in range(2):
         store.send(message(1))
-        store.pop("t", "g", invisible=1)
+        store.pop("t", "g", invisible_ms=1)
         stores.clock.advance(1)
         assert store.tick().dead == 1
         first = store.dead_letters("g")[0]
@@ -77,9 +77,9 @@ def test_p9_one_message_dies_when_a_run_ends(stores: Stores, changed: bool) -> N
     """P9: the head goes and the rest moves up, whether or not the invisible time of a message was changed to the same end."""
     store = stores.open(max_retries=0)
     store.send_batch([message(n) for n in range(3)])
-    run = store.pop("t", "g", order=True, invisible=1000)
+    run = store.pop("t", "g", order=True, invisible_ms=1000)
     if changed:
-        store.change_invisible(run[1], 1000)
+        store.change_invisible(run[1], invisible_ms=1000)
     stores.clock.advance(1000)
     report = store.tick()
     assert (report.dead, report.retried) == (1, 2)
@@ -90,8 +90,8 @@ def test_p14_ready_names_the_end_of_a_lease_of_the_group(stores: Stores) -> None
     """P14: when another group's lease ends first, nobody of this one is told to look then."""
     store = stores.open()
     store.send(message(1))
-    store.pop("t", "g", invisible=5000)
-    store.pop("t", "h", invisible=1000)
+    store.pop("t", "g", invisible_ms=5000)
+    store.pop("t", "h", invisible_ms=1000)
     now_ms = stores.clock.now_ms()
     assert store.pops.ready("t", "g", "*", now_ms) == now_ms + 5000
 
@@ -102,7 +102,7 @@ def test_p7_a_letter_of_a_deleted_queue_takes_no_other_with_it(stores: Stores) -
     store = stores.open(max_retries=0)
     for number in (1, 2):
         store.send(message(number))
-        store.pop("t", "g", invisible=1)
+        store.pop("t", "g", invisible_ms=1)
         stores.clock.advance(1)
         assert store.tick().dead == 1
         if number == 1:
@@ -136,7 +136,7 @@ def test_p9_a_damaged_run_is_parked_once(stores: Stores) -> None:
     """P9: several un-acked messages of one damaged run: one entry, exact counts, and the pop goes on with what can be read."""
     store = stores.open()
     store.send_batch([message(n) for n in range(5)])
-    assert len(store.pop("t", "g", order=True, max_messages=3, invisible=1)) == 3
+    assert len(store.pop("t", "g", order=True, max_messages=3, invisible_ms=1)) == 3
     stores.clock.advance(1)
     store.tick()
     pieces = damage_messages(store, *(f"body {n}".encode() for n in range(5)))
@@ -153,7 +153,7 @@ def test_p9_letters_that_wait_in_a_run_can_be_dropped(stores: Stores) -> None:
     """P14: a dropped letter is not counted as waiting, and nobody is woken for it."""
     store = stores.open(max_retries=0)
     store.send(message(1))
-    store.pop("t", "g", invisible=1)
+    store.pop("t", "g", invisible_ms=1)
     stores.clock.advance(1)
     store.tick()
     letters = store.dead_letters("g")
@@ -171,10 +171,10 @@ def test_p7_a_letter_of_a_dead_letter_queue_goes_back_to_its_own_group(stores: S
     """P7: also when that group pops the queue in order; the letter of the first group stays what it is."""
     store = stores.open(max_retries=0)
     store.send(message(1))
-    store.pop("t", "g", invisible=1)
+    store.pop("t", "g", invisible_ms=1)
     stores.clock.advance(1)
     store.tick()
-    store.pop(dlq_topic("g"), "audit", order=True, invisible=1)
+    store.pop(dlq_topic("g"), "audit", order=True, invisible_ms=1)
     stores.clock.advance(1)
     assert store.tick().dead == 1
     assert store.resend_dead(store.dead_letters("audit")) == 1

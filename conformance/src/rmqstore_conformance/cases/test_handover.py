@@ -33,11 +33,11 @@ def test_h1_closing_after_any_step(durable_stores: Stores, limit: int) -> None:
         durable_stores.clock.set(START_MS)
         store = durable_stores.open(name, hand_over_limit=limit)
         store.send_batch([message(n, deliver_at_ms=START_MS + 1000 + n % 2) for n in range(4)])
-        store.send(message("later"), delay=60_000)
+        store.send(message("later"), delay_ms=60_000)
         durable_stores.clock.set(START_MS + 2000)
         broken_off(store, START_MS + 2000, steps)
         durable_stores.clock.set(START_MS + 1000)
-        store.send(message("behind"), deliver_at=START_MS + 1001)
+        store.send(message("behind"), deliver_at_ms=START_MS + 1001)
         store = durable_stores.reopen(store, hand_over_limit=limit)
         durable_stores.clock.set(START_MS + 2000)
         store.tick()
@@ -83,7 +83,7 @@ def test_h1_due_is_a_pure_read_and_its_cursor_says_it_all(stores: Stores) -> Non
     """H1: asked twice ``due`` answers alike; from its cursor on come the rest, each once, for any limit."""
     store = stores.open()
     for n in range(9):
-        store.send(message(n), deliver_at=START_MS + 1000 * (1 + n % 3))
+        store.send(message(n), deliver_at_ms=START_MS + 1000 * (1 + n % 3))
     store.timers.seal(START_MS + 2000)
     for limit in (1, 2, 4, 100):
         cursor, seen = store.pops.timer_cursor(), []
@@ -148,7 +148,7 @@ def test_h2_the_queue_is_chosen_when_it_is_sent(stores: Stores) -> None:
     """H2: a timer without a queue gets one of its topic's queues with the send, all of them in turn."""
     store = stores.open(default_queues=3)
     for n in range(9):
-        store.send(message(n), delay=1000)
+        store.send(message(n), delay_ms=1000)
     chosen = [timer.message.queue_id for timer in store.scan().timers]
     assert sorted(queue for queue in chosen if queue is not None) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     stores.clock.advance(1000)

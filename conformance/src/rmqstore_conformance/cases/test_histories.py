@@ -83,7 +83,7 @@ class Racers:
         self.history.call(lambda: self.store.cancel(handle), lambda outcome: [(name, "cancel", outcome.name, "")])
 
     def _consume(self, chance: random.Random) -> None:
-        popped = self.history.call(lambda: self.store.pop("t", "g", max_messages=4, invisible=10**9), told_of_pop)
+        popped = self.history.call(lambda: self.store.pop("t", "g", max_messages=4, invisible_ms=10**9), told_of_pop)
         with self._lock:
             self._held += popped
             chosen = chance.sample(self._held, min(3, len(self._held)))
@@ -104,7 +104,7 @@ class Racers:
         end = self.history.now()
         pending = {timer.message.message_id for timer in store.scan(limit=10_000).timers}
         leased = {each.message_id for each in store.leases(group="g")}
-        ready = {each.message_id for each in store.pop("t", "g", max_messages=1024, invisible=10**9)}
+        ready = {each.message_id for each in store.pop("t", "g", max_messages=1024, invisible_ms=10**9)}
         delivered = {m.message_id for q in range(store.topics()[0].queues) for m in store.read("t", q, 0, 10_000).messages}
         for name in self.history.names:
             if name.startswith("mt") and name in delivered:

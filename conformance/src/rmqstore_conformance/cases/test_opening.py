@@ -23,7 +23,7 @@ from rmqstore_conformance.stores import START_MS, Pair, Stores, message, read_id
 def test_r4_baked_settings_are_checked(durable_stores: Stores) -> None:
     """R4: what was baked in cannot be opened differently; left out it is read from the store; the refusal changes nothing."""
     store = durable_stores.open(precision_ms=100)
-    store.send(message(1), delay=150)
+    store.send(message(1), delay_ms=150)
     store.close()
     with pytest.raises(ConfigError, match="precision_ms"):
         durable_stores.open(precision_ms=1000)
@@ -162,7 +162,7 @@ def test_r1_messages_may_hold_pieces_of_the_store(durable_stores: Stores) -> Non
 def test_r6_a_damaged_manifest_is_named(durable_stores: Stores) -> None:
     """R6: a manifest that is no JSON, or says too little, is CorruptStoreError with its file; never is a new store made over it."""
     store = durable_stores.open()
-    store.send(message(1), delay=1000)
+    store.send(message(1), delay_ms=1000)
     store.close()
     path = durable_stores.root / "store" / "rmqstore.json"
     good = path.read_bytes()
@@ -225,7 +225,7 @@ def test_x1_what_is_no_store_is_refused(engine_stores: Stores) -> None:
 def test_x1_a_closed_store_says_so(stores: Stores) -> None:
     """X1: every public call of a closed store raises StoreClosedError; close is idempotent."""
     store = stores.open()
-    sent = store.send(message(1), delay=1000)
+    sent = store.send(message(1), delay_ms=1000)
     store.send(message(2))
     (popped,) = store.pop("t", "g")
     store.close()
@@ -233,7 +233,8 @@ def test_x1_a_closed_store_says_so(stores: Stores) -> None:
     calls = [
         lambda s: s.send(message(3)), lambda s: s.send_batch([message(3)]), lambda s: s.cancel(sent.handle or ""),
         lambda s: s.cancel_key("t", "k"),
-        lambda s: s.pop("t", "g"), lambda s: s.pop_batch("t", "g"), lambda s: s.ack(popped), lambda s: s.change_invisible(popped, 1),
+        lambda s: s.pop("t", "g"), lambda s: s.pop_batch("t", "g"), lambda s: s.ack(popped),
+        lambda s: s.change_invisible(popped, invisible_ms=1),
         lambda s: s.release(popped), Store.tick, Store.pending, Store.scan, lambda s: s.lag("t", "g"), Store.topics,
         lambda s: s.create_topic("x"), Store.groups, lambda s: s.offsets("g"), lambda s: s.reset_offset("t", "g", 0), lambda s: s.read("t"),
         Store.stats, Store.verify, lambda s: s.snapshot(stores.root / "copy"), Store.flush, Store.confirm_clock_step, Store.next_wake_ms,

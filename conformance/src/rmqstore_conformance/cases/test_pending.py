@@ -49,7 +49,7 @@ def test_t10_counts_with_random_edges(stores: Stores) -> None:
         seen: list[str] = []
         after = None
         while True:
-            page = store.scan(low, high, after=after, limit=3)
+            page = store.scan(from_ms=low, to_ms=high, after=after, limit=3)
             seen += [each.message.message_id or "" for each in page.timers]
             if (after := page.next_after) is None:
                 break
@@ -102,7 +102,7 @@ def test_t12_a_damaged_timer_is_parked(stores: Stores, spoil: Spoiling) -> None:
     """T12: it comes out as a message of ``%PARKED%`` with a reason; those before and behind it are delivered."""
     store = stores.open()
     for n in range(3):
-        store.send(message(n, body=BODIES[n]), deliver_at=START_MS + 1000 * (n + 1))
+        store.send(message(n, body=BODIES[n]), deliver_at_ms=START_MS + 1000 * (n + 1))
     damage_timers(store, BODIES[1], spoil=spoil)
     stores.clock.advance(5000)
     store.tick()
@@ -166,7 +166,7 @@ def test_t12_a_leased_message_that_went_bad_is_parked_when_its_lease_ends(stores
     store = stores.open()
     for n in range(4):
         store.send(message(n))
-    popped = store.pop("t", "g", invisible=1000)
+    popped = store.pop("t", "g", invisible_ms=1000)
     damage_messages(store, b"body 0", b"body 2")
     assert store.ack(popped[0]) is AckOutcome.ACKED
     stores.clock.advance(1000)
@@ -183,7 +183,7 @@ def test_t12_due_reads_a_damaged_timer_alike_every_time(stores: Stores) -> None:
     """T12: ``due`` stays a pure read over damage."""
     store = stores.open()
     for n in range(2):
-        store.send(message(n), deliver_at=START_MS + 1000)
+        store.send(message(n), deliver_at_ms=START_MS + 1000)
     damage_timers(store, b"body 0")
     store.timers.seal(START_MS + 1000)
     first, again = (store.timers.due(EMPTY_CURSOR, 10) for _ in range(2))

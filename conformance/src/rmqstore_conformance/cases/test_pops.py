@@ -33,9 +33,9 @@ def only(popped: list[PoppedMessage]) -> PoppedMessage:
 def test_p1_leased_messages_are_not_given_again(stores: Stores) -> None:
     """P1: up to the last ms of the invisible time, however often one asks or ticks."""
     store = filled(stores, 6)
-    first = store.pop("t", "g", max_messages=4, invisible=10_000)
+    first = store.pop("t", "g", max_messages=4, invisible_ms=10_000)
     assert ids(first) == ["m0", "m1", "m2", "m3"]
-    assert ids(store.pop("t", "g", invisible=10_000)) == ["m4", "m5"]
+    assert ids(store.pop("t", "g", invisible_ms=10_000)) == ["m4", "m5"]
     for passed in (0, 1, 5000, 9999):
         stores.clock.set(START_MS + passed)
         store.tick()
@@ -49,8 +49,8 @@ def test_p1_leased_messages_are_not_given_again(stores: Stores) -> None:
 def test_p1_a_repeated_attempt_gets_the_same_leases(stores: Stores) -> None:
     """§5.2: the same ``attempt_id`` within the invisible time: the same messages under the same receipts, less those acked."""
     store = filled(stores, 5)
-    first = store.pop("t", "g", max_messages=3, invisible=10_000, attempt_id="a")
-    again = store.pop("t", "g", max_messages=3, invisible=10_000, attempt_id="a")
+    first = store.pop("t", "g", max_messages=3, invisible_ms=10_000, attempt_id="a")
+    again = store.pop("t", "g", max_messages=3, invisible_ms=10_000, attempt_id="a")
     assert [m.receipt for m in again] == [m.receipt for m in first]
     assert [m.attempt for m in again] == [1, 1, 1]
     assert store.lag("t", "g").in_flight == 3
@@ -58,7 +58,7 @@ def test_p1_a_repeated_attempt_gets_the_same_leases(stores: Stores) -> None:
     stores.clock.advance(9999)
     assert ids(store.pop("t", "g", attempt_id="a")) == ["m0", "m2"]
     assert ids(store.pop("t", "h", max_messages=1, attempt_id="a")) == ["m0"], "attempts are the group's own"
-    assert ids(store.pop("t", "g", attempt_id="b", invisible=DAY_MS)) == ["m3", "m4"]
+    assert ids(store.pop("t", "g", attempt_id="b", invisible_ms=DAY_MS)) == ["m3", "m4"]
     stores.clock.advance(1)
     store.tick()
     fresh = store.pop("t", "g", attempt_id="a")
@@ -71,7 +71,7 @@ def test_p1_a_repeated_attempt_gets_the_same_leases(stores: Stores) -> None:
 def test_p1_a_repeated_attempt_gets_nothing_new_once_all_of_it_is_acked(stores: Stores) -> None:
     """§5.2: a repeat that comes late, after its answer was worked off, takes no message that nobody would ack."""
     store = filled(stores, 3)
-    first = store.pop("t", "g", max_messages=2, invisible=10_000, attempt_id="a")
+    first = store.pop("t", "g", max_messages=2, invisible_ms=10_000, attempt_id="a")
     store.ack(first)
     stores.clock.advance(9999)
     assert store.pop("t", "g", attempt_id="a") == []
@@ -103,10 +103,10 @@ def test_p2_no_two_leases_share_a_receipt(stores: Stores) -> None:
     seen: set[str] = set()
     for step in range(60):
         group = rng.choice("gh")
-        popped = store.pop("t", group, max_messages=2, invisible=5000)
+        popped = store.pop("t", group, max_messages=2, invisible_ms=5000)
         texts = [m.receipt or "" for m in popped]
         if popped and step % 2:
-            changed = store.change_invisible(popped[0], 3000)
+            changed = store.change_invisible(popped[0], invisible_ms=3000)
             assert changed.receipt is not None
             texts.append(changed.receipt.text())
             store.release(popped[1:])
@@ -124,15 +124,15 @@ def test_p2_no_two_leases_share_a_receipt(stores: Stores) -> None:
 def test_p3_an_expired_lease_comes_back_through_the_retry_topic(stores: Stores) -> None:
     """P3: at the first tick at its end, attempt + 1, first pop time kept; a lease of an hour does not hold up others."""
     store = filled(stores, 3)
-    long = store.pop("t", "g", max_messages=1, invisible=3_600_000)
-    short = store.pop("t", "g", invisible=1000)
+    long = store.pop("t", "g", max_messages=1, invisible_ms=3_600_000)
+    short = store.pop("t", "g", invisible_ms=1000)
     assert [m.attempt for m in (*long, *short)] == [1, 1, 1]
     stores.clock.advance(999)
     assert store.tick().retried == 0
     stores.clock.advance(1)
     assert store.tick().retried == 2
     assert sorted(read_ids(store, retry_topic("g", "t"))) == ["m1", "m2"]
-    back = store.pop("t", "g", invisible=1000)
+    back = store.pop("t", "g", invisible_ms=1000)
     assert sorted(ids(back)) == ["m1", "m2"]
     assert {(m.topic, m.attempt, m.first_pop_ms) for m in back} == {("t", 2, short[0].first_pop_ms)}
     assert sorted(ids(pop_all(store, group="h"))) == ["m0", "m1", "m2"], "another group sees the topic, not the retries"
@@ -143,7 +143,7 @@ def test_p3_an_expired_lease_comes_back_through_the_retry_topic(stores: Stores) 
 def test_p3_all_of_many_expired_leases_come_back_in_one_tick(engine_stores: Stores) -> None:
     """P3: also beyond one page of the revive."""
     store = filled(engine_stores, 2500)
-    got = [m for _ in range(3) for m in store.pop("t", "g", max_messages=1000, invisible=1000)]
+    got = [m for _ in range(3) for m in store.pop("t", "g", max_messages=1000, invisible_ms=1000)]
     assert len(got) == 2500
     engine_stores.clock.advance(1000)
     assert store.tick().retried == 2500
@@ -154,8 +154,8 @@ def test_p3_all_of_many_expired_leases_come_back_in_one_tick(engine_stores: Stor
 def test_p3_the_store_wakes_for_the_end_of_a_lease(stores: Stores) -> None:
     """P3: who sleeps until something may be due is told to wake by the end of the first lease, whichever group has it."""
     store = filled(stores, 1)
-    store.pop("t", "g", invisible=5000)
-    store.pop("t", "h", invisible=2000)
+    store.pop("t", "g", invisible_ms=5000)
+    store.pop("t", "h", invisible_ms=2000)
     for passed, left in ((0, 2000), (1500, 500), (2000, 3000)):
         stores.clock.set(START_MS + passed)
         store.tick()
@@ -168,7 +168,7 @@ def test_p3_the_store_wakes_for_the_end_of_a_lease(stores: Stores) -> None:
 def test_p4_acked_is_final(stores: Stores) -> None:
     """P4: not by expiry, by ticks, by time."""
     store = filled(stores, 3)
-    popped = store.pop("t", "g", invisible=1000)
+    popped = store.pop("t", "g", invisible_ms=1000)
     assert store.ack(popped[:2]) == [ACKED, ACKED]
     stores.clock.advance(1000)
     store.tick()
@@ -184,7 +184,7 @@ def test_p4_acked_is_final(stores: Stores) -> None:
 def test_p4_acked_and_leased_survive_a_reopen(durable_stores: Stores) -> None:
     """P4: acks, leases and their receipts outlive a close; an old epoch's receipt acks what it names."""
     store = filled(durable_stores, 4)
-    popped = store.pop("t", "g", max_messages=3, invisible=10_000)
+    popped = store.pop("t", "g", max_messages=3, invisible_ms=10_000)
     store.ack(popped[0])
     store = durable_stores.reopen(store)
     assert store.lag("t", "g").in_flight == 2
@@ -199,19 +199,19 @@ def test_p4_acked_and_leased_survive_a_reopen(durable_stores: Stores) -> None:
 def test_p5_outcomes_are_true(stores: Stores) -> None:
     """P5: ACKED also when expired but not yet revived; ALREADY_ACKED; STALE and harmless once revived and popped again."""
     store = filled(stores, 3)
-    a, b, c = store.pop("t", "g", invisible=1000)
+    a, b, c = store.pop("t", "g", invisible_ms=1000)
     assert store.ack([a, a]) == [ACKED, AGAIN]
     stores.clock.advance(5000)
     assert store.ack(b) is ACKED
     assert store.tick().retried == 1
     assert store.ack([a, b, c]) == [AGAIN, AGAIN, STALE]
-    assert store.change_invisible(c, 1000).outcome is ChangeOutcome.STALE
+    assert store.change_invisible(c, invisible_ms=1000).outcome is ChangeOutcome.STALE
     assert store.release(c) is ReleaseOutcome.STALE
-    again = only(store.pop("t", "g", invisible=1000))
+    again = only(store.pop("t", "g", invisible_ms=1000))
     assert store.ack(c) is STALE
     assert store.lag("t", "g").in_flight == 1, "harmless"
     assert store.ack(again) is ACKED
-    assert store.change_invisible(again, 1000).outcome is ChangeOutcome.ALREADY_ACKED
+    assert store.change_invisible(again, invisible_ms=1000).outcome is ChangeOutcome.ALREADY_ACKED
     assert store.release(again) is ReleaseOutcome.ALREADY_ACKED
 
 
@@ -219,7 +219,7 @@ def test_p5_outcomes_are_true(stores: Stores) -> None:
 def test_p5_outcomes_are_remembered_ten_minutes_past_expiry(stores: Stores) -> None:
     """P5: within ``outcome_memory`` exact, beyond never ACKED."""
     store = filled(stores, 2)
-    acked, revived = store.pop("t", "g", invisible=1000)
+    acked, revived = store.pop("t", "g", invisible_ms=1000)
     store.ack(acked)
     for passed in (1000, 60_000, 600_999):
         stores.clock.set(START_MS + passed)
@@ -252,7 +252,7 @@ def test_p5_garbage_or_forged_is_unknown(stores: Stores) -> None:
     garbage = ["", "x", text[:-1], text + "0", text.replace(" ", "  ", 1), text[:-8] + "00000000", "\x00", "é" * 200, text.upper()]
     texts = [*garbage, *forged, foreign]
     assert store.ack(texts) == [UNKNOWN] * len(texts)
-    assert {each.outcome for each in store.change_invisible(texts, 1)} == {ChangeOutcome.UNKNOWN}
+    assert {each.outcome for each in store.change_invisible(texts, invisible_ms=1)} == {ChangeOutcome.UNKNOWN}
     assert set(store.release(texts)) == {ReleaseOutcome.UNKNOWN}
     assert store.lag("t", "g").in_flight == 2
     parsed = Receipt.parse(text)
@@ -278,19 +278,19 @@ def test_p5_wrong_types_are_errors(engine_stores: Stores) -> None:
 def test_p6_change_longer_and_shorter(stores: Stores) -> None:
     """P6: the lease ends when the new receipt says; the old receipt is STALE at once; attempt and first pop time stay."""
     store = filled(stores, 3)
-    a, b, c = store.pop("t", "g", invisible=10_000)
-    longer, shorter = store.change_invisible(a, 100_000), store.change_invisible(b, 1000)
+    a, b, c = store.pop("t", "g", invisible_ms=10_000)
+    longer, shorter = store.change_invisible(a, invisible_ms=100_000), store.change_invisible(b, invisible_ms=1000)
     assert [longer.outcome, shorter.outcome] == [ChangeOutcome.CHANGED] * 2
     assert store.ack([a, b]) == [STALE, STALE]
-    assert store.change_invisible(a, 5).outcome is ChangeOutcome.STALE
+    assert store.change_invisible(a, invisible_ms=5).outcome is ChangeOutcome.STALE
     assert store.lag("t", "g").in_flight == 3
     stores.clock.advance(1000)
     assert store.tick().retried == 1
-    back = only(store.pop("t", "g", invisible=1_000_000))
+    back = only(store.pop("t", "g", invisible_ms=1_000_000))
     assert (back.message_id, back.attempt, back.first_pop_ms) == (b.message_id, 2, b.first_pop_ms)
     stores.clock.advance(9000)
     assert store.tick().retried == 1
-    assert ids(store.pop("t", "g", invisible=1_000_000)) == [c.message_id]
+    assert ids(store.pop("t", "g", invisible_ms=1_000_000)) == [c.message_id]
     stores.clock.advance(90_000 - 1)
     assert store.tick().retried == 0
     assert longer.receipt is not None
@@ -302,14 +302,14 @@ def test_p6_change_longer_and_shorter(stores: Stores) -> None:
 def test_p6_changed_again_and_again(stores: Stores) -> None:
     """P6: also of a retry message, and of one that expired but was not revived yet; only the last receipt counts."""
     store = filled(stores, 1)
-    only(store.pop("t", "g", invisible=1000))
+    only(store.pop("t", "g", invisible_ms=1000))
     stores.clock.advance(1000)
     store.tick()
-    lease: PoppedMessage | Receipt = only(store.pop("t", "g", invisible=1000))
+    lease: PoppedMessage | Receipt = only(store.pop("t", "g", invisible_ms=1000))
     old: list[PoppedMessage | Receipt] = []
     for _ in range(5):
         stores.clock.advance(5000)
-        result = store.change_invisible(lease, 1000)
+        result = store.change_invisible(lease, invisible_ms=1000)
         assert result.outcome is ChangeOutcome.CHANGED
         assert result.receipt is not None
         old.append(lease)
@@ -328,7 +328,7 @@ def test_p7_after_the_last_retry_the_dead_letter_queue(stores: Stores, retries: 
     store = stores.open(max_retries=retries, reclaim="age")
     store.send(message(1, tag="red", keys=("k",), properties={"a": "b"}))
     for attempt in range(1, retries + 2):
-        assert only(store.pop("t", "g", invisible=1000)).attempt == attempt
+        assert only(store.pop("t", "g", invisible_ms=1000)).attempt == attempt
         assert store.lag("t", "g").dead == 0
         stores.clock.advance(1000)
         report = store.tick()
@@ -355,7 +355,7 @@ def test_p7_released_pops_do_not_count(stores: Stores) -> None:
         assert store.release(popped) is ReleaseOutcome.STALE
         assert store.ack(popped) is STALE
     for attempt in (1, 2):
-        popped = only(store.pop("t", "g", invisible=1000))
+        popped = only(store.pop("t", "g", invisible_ms=1000))
         assert popped.attempt == attempt
         stores.clock.advance(1000)
         store.tick()
@@ -369,7 +369,7 @@ def test_p8_acks_in_any_order_with_holes(stores: Stores) -> None:
     store.create_topic("t", 3)
     store.send_batch([message(n, queue_id=n % 3) for n in range(30)])
     rng = random.Random(8)
-    leases = [m for group in "gh" for _ in range(5) for m in store.pop("t", group, max_messages=6, invisible=1000)]
+    leases = [m for group in "gh" for _ in range(5) for m in store.pop("t", group, max_messages=6, invisible_ms=1000)]
     assert len(leases) == 60
     chosen = rng.sample(leases, 40)
     acked: set[str] = set()

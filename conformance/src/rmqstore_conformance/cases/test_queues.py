@@ -44,7 +44,7 @@ def test_p10_retries_are_not_filtered(stores: Stores) -> None:
     """P10: what the group got once comes back under any filter."""
     store = stores.open()
     store.send_batch([message(1, tag="red"), message(2, tag="blue")])
-    assert len(store.pop("t", "g", invisible=1000)) == 2
+    assert len(store.pop("t", "g", invisible_ms=1000)) == 2
     stores.clock.advance(1000)
     store.tick()
     assert sorted(ids(store.pop("t", "g", filter="red"))) == ["m1", "m2"]
@@ -138,10 +138,10 @@ def test_p11_reset_voids_the_leases_and_keeps_the_retries(stores: Stores) -> Non
     """P11: to MIN, MAX and any offset; leases of the queue turn STALE, messages in the retry topic stay."""
     store = stores.open(reclaim="age")
     store.send_batch([message(n) for n in range(5)])
-    retried = store.pop("t", "g", max_messages=1, invisible=1000)
+    retried = store.pop("t", "g", max_messages=1, invisible_ms=1000)
     stores.clock.advance(1000)
     store.tick()
-    held = store.pop("t", "g", max_messages=2, queue=0, invisible=60_000)
+    held = store.pop("t", "g", max_messages=2, queue=0, invisible_ms=60_000)
     assert store.lag("t", "g") == Lag(ready=2, in_flight=2, retry=1, dead=0)
     store.reset_offset("t", "g", InitMode.MAX)
     assert store.ack([*held, *retried]) == [AckOutcome.STALE] * 3
@@ -179,12 +179,12 @@ def test_p12_in_flight_limit_per_group_topic_and_queue(stores: Stores) -> None:
     store = stores.open(max_in_flight=3)
     store.create_topic("t", 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(20)])
-    first = store.pop("t", "g", max_messages=20, invisible=1000)
+    first = store.pop("t", "g", max_messages=20, invisible_ms=1000)
     assert Counter(m.queue_id for m in first) == {0: 3, 1: 3}
     assert store.pop("t", "g") == []
     assert len(store.pop("t", "h")) == 6
     store.ack([m for m in first if m.queue_id == 0][:2])
-    assert [m.queue_id for m in store.pop("t", "g", max_messages=20, invisible=1000)] == [0, 0]
+    assert [m.queue_id for m in store.pop("t", "g", max_messages=20, invisible_ms=1000)] == [0, 0]
     stores.clock.advance(1000)
     assert store.tick().retried == 6
     back = store.pop("t", "g", max_messages=20)
@@ -199,7 +199,7 @@ def test_p13_retries_get_their_share_under_full_load(stores: Stores, share: floa
     """P13: with both sides always full, the configured share of the pops looks at the retry topic first, evenly spread."""
     store = stores.open(retry_share=share)
     store.send_batch([message(n) for n in range(600)])
-    store.pop("t", "g", max_messages=250, invisible=1)
+    store.pop("t", "g", max_messages=250, invisible_ms=1)
     stores.clock.advance(1)
     store.tick()
     retried = []
@@ -217,7 +217,7 @@ def test_p13_retries_come_when_there_is_room(stores: Stores) -> None:
     """P13: an empty topic, or a pop with room left, gives the retries at once, whatever the share."""
     store = stores.open(retry_share=0.0)
     store.send_batch([message(n) for n in range(4)])
-    store.pop("t", "g", max_messages=2, invisible=1)
+    store.pop("t", "g", max_messages=2, invisible_ms=1)
     stores.clock.advance(1)
     store.tick()
     assert len(store.pop("t", "g", max_messages=3)) == 3
@@ -296,5 +296,5 @@ def test_p14_lag_and_rest_are_exact(stores: Stores) -> None:
     assert store.lag("t", "g") == Lag(0, 0, 6, 2)
     assert store.lag("t", "h") == Lag(10, 0, 0, 0)
     assert store.lag("nowhere", "g") == Lag(0, 0, 0, 0)
-    store.send(message("timer"), deliver_at=START_MS + 9000)
+    store.send(message("timer"), deliver_at_ms=START_MS + 9000)
     assert store.lag("t", "h").ready == 10, "a timer is not ready"

@@ -23,7 +23,7 @@ def test_q1_kept_until_older_than_the_retention(stores: Stores) -> None:
     """Q1: to the millisecond, consumed or not; offsets, lag and reads begin at the first kept message; timers are not touched."""
     store = stores.open(retention_ms=HOUR_MS, reclaim="age")
     store.send_batch([message(n) for n in range(3)])
-    store.send(message("timer"), delay=30 * DAY_MS)
+    store.send(message("timer"), delay_ms=30 * DAY_MS)
     stores.clock.advance(1000)
     store.send_batch([message(n) for n in range(3, 5)])
     assert len(store.pop("t", "g", max_messages=2)) == 2
@@ -144,9 +144,9 @@ def test_q1_leased_messages_are_pinned(durable_stores: Stores) -> None:
     """Q1: a lease holds its message and all behind it, also across a reopen; when it ends the message lives on in the retry topic."""
     store = durable_stores.open(retention_ms=HOUR_MS, reclaim="age")
     store.send_batch([message(n) for n in range(6)])
-    popped = store.pop("t", "g", max_messages=3, invisible=3 * HOUR_MS)
+    popped = store.pop("t", "g", max_messages=3, invisible_ms=3 * HOUR_MS)
     store.ack(popped[0])
-    store.change_invisible(popped[1], 5 * HOUR_MS)
+    store.change_invisible(popped[1], invisible_ms=5 * HOUR_MS)
     durable_stores.clock.advance(2 * HOUR_MS)
     store = durable_stores.reopen(store, retention_ms=HOUR_MS, reclaim="age")
     store.tick()
@@ -172,7 +172,7 @@ def test_q1_un_acked_messages_of_a_run_are_pinned(stores: Stores) -> None:
     """Q1: under FIFO what was popped and not acked stays in its place until it is."""
     store = stores.open(retention_ms=HOUR_MS, reclaim="age")
     store.send_batch([message(n) for n in range(4)])
-    run = store.pop("t", "g", max_messages=3, invisible=1000, order=True)
+    run = store.pop("t", "g", max_messages=3, invisible_ms=1000, order=True)
     store.ack(run[0])
     stores.clock.advance(DAY_MS)
     store.tick()
@@ -188,7 +188,7 @@ def test_q1_retry_topics_go_as_they_are_consumed(stores: Stores) -> None:
     """Q1: with any setting, once their one group has acked what is in them."""
     store = stores.open(retention_ms=0)
     store.send_batch([message(n) for n in range(4)])
-    store.pop("t", "g", invisible=1000)
+    store.pop("t", "g", invisible_ms=1000)
     stores.clock.advance(1000)
     store.tick()
     held = store.pop("t", "g", max_messages=2)
@@ -210,7 +210,7 @@ def test_q1_dead_letters_and_parked_entries_stay(stores: Stores) -> None:
     store = stores.open(retention_ms=HOUR_MS, reclaim="age", max_retries=0)
     for n in range(3):
         store.send(message(n))
-    store.pop("t", "g", max_messages=1, invisible=1000)
+    store.pop("t", "g", max_messages=1, invisible_ms=1000)
     stores.clock.advance(1000)
     assert store.tick().dead == 1
     damage_messages(store, b"body 1")

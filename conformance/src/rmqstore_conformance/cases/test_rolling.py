@@ -22,7 +22,7 @@ def _timers(store: Store, offset_ms: int) -> dict[str, tuple[int, str]]:
     found = {}
     for days in DAYS:
         due = START_MS + round(days * DAY_MS) + offset_ms
-        sent = store.send(message(f"{days}-{offset_ms}", keys=(f"k{days}",), properties={"far": str(days)}), deliver_at=due)
+        sent = store.send(message(f"{days}-{offset_ms}", keys=(f"k{days}",), properties={"far": str(days)}), deliver_at_ms=due)
         found[sent.message_id] = (due, sent.handle or "")
     return found
 

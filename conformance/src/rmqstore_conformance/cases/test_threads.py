@@ -45,7 +45,7 @@ def test_x3_every_message_is_leased_once(stores: Stores) -> None:
         if number < 2:
             for n in range(total // 4):
                 store.send(message(f"{number}-{n}"))
-                store.send(message(f"{number}-t{n}"), deliver_at=START_MS + 1000 + n)
+                store.send(message(f"{number}-t{n}"), deliver_at_ms=START_MS + 1000 + n)
             return
         if number == 2:
             while not done.is_set():
@@ -53,7 +53,7 @@ def test_x3_every_message_is_leased_once(stores: Stores) -> None:
                 store.tick()
             return
         while not done.is_set():
-            popped = store.pop("t", "g", max_messages=5, invisible=10**9)
+            popped = store.pop("t", "g", max_messages=5, invisible_ms=10**9)
             assert store.ack(popped) == [AckOutcome.ACKED] * len(popped)
             with lock:
                 got.extend(m.message_id for m in popped)
@@ -129,7 +129,7 @@ def test_x3_cancels_race_the_tick(stores: Stores) -> None:
     store = stores.open(hand_over_limit=3)
     handles = {}
     for n in range(300):
-        handles[f"m{n}"] = store.send(message(n), deliver_at=START_MS + 1000 * (1 + n % 30)).handle or ""
+        handles[f"m{n}"] = store.send(message(n), deliver_at_ms=START_MS + 1000 * (1 + n % 30)).handle or ""
     outcomes: dict[str, CancelOutcome] = {}
     names = sorted(handles)
 
@@ -156,11 +156,11 @@ def test_x3_a_waiting_pop_is_woken(stores: Stores) -> None:
     results: list[str] = []
 
     def consume() -> None:
-        results.extend(m.message_id for m in store.pop("t", "g", wait=60_000))
+        results.extend(m.message_id for m in store.pop("t", "g", wait_ms=60_000))
 
     for number, arrive in enumerate(("send", "tick")):
         if arrive == "tick":
-            store.send(message(1), delay=1000)
+            store.send(message(1), delay_ms=1000)
             stores.clock.advance(1000)
         thread = threading.Thread(target=consume)
         thread.start()
@@ -177,9 +177,9 @@ def test_x3_a_waiting_pop_is_woken(stores: Stores) -> None:
 def test_x3_the_background_thread_follows_a_manual_clock(stores: Stores) -> None:
     """§3: with services the store hands over by itself as soon as the clock is moved; a day passes in no time."""
     store = stores.open(services=True)
-    store.send(message(1), delay=86_400_000)
+    store.send(message(1), delay_ms=86_400_000)
     stores.clock.advance(86_400_000)
-    got = store.pop("t", "g", wait=60_000)
+    got = store.pop("t", "g", wait_ms=60_000)
     assert [m.message_id for m in got] == ["m1"]
     assert not isinstance(stores.clock, SystemClock)
 

@@ -21,7 +21,7 @@ def test_t1_t2_never_early_and_by_the_first_tick(engine_stores: Stores, precisio
     store = engine_stores.open(precision_ms=precision)
     delays = sorted({1, precision - 1, precision, precision + 1, 2 * precision, 2 * precision + 7, 60_000, HOUR_MS})
     for delay in delays:
-        store.send(message(delay), delay=delay)
+        store.send(message(delay), delay_ms=delay)
     for delay in delays:
         tick = START_MS + -(-delay // precision) * precision
         for moment in (START_MS + delay - 1, tick - 1):
@@ -43,7 +43,7 @@ def test_t1_a_deliver_time_within_the_present_tick_waits(stores: Stores) -> None
     """T1: at 12:00:00.400, what is due at .900 does not go out with a tick at .899, nor before its tick ends."""
     store = stores.open()
     stores.clock.set(START_MS + 400)
-    store.send(message(1), deliver_at=START_MS + 900)
+    store.send(message(1), deliver_at_ms=START_MS + 900)
     for moment in (400, 899, 900, 999):
         stores.clock.set(START_MS + moment)
         assert store.tick().handed_over == 0
@@ -55,7 +55,7 @@ def test_t1_a_deliver_time_within_the_present_tick_waits(stores: Stores) -> None
 def test_t2_a_broken_off_tick_does_not_hide_what_it_closed(engine_stores: Stores) -> None:
     """T2: a tick fails after the seal, the clock is set back: the store still wants to be woken for what it closed."""
     store = engine_stores.open()
-    store.send(message(1), delay=3000)
+    store.send(message(1), delay_ms=3000)
     engine_stores.clock.advance(5000)
     with patch.object(store.pops, "apply", side_effect=rmqstore.StoreFullError("no room")), pytest.raises(rmqstore.StoreFullError):
         store.tick()
@@ -91,12 +91,12 @@ def test_t3_by_tick_then_by_put(stores: Stores, limit: int) -> None:
 def test_t3_a_later_seal_may_bring_an_earlier_tick(stores: Stores) -> None:
     """T3: order holds among what was there at one seal; a put behind it comes out with its own tick, however early that is."""
     store = stores.open()
-    store.send(message(1), delay=5000)
+    store.send(message(1), delay_ms=5000)
     stores.clock.advance(5000)
     store.tick()
     stores.clock.set(START_MS)
-    store.send(message(2), delay=2000)
-    store.send(message(3), delay=1000)
+    store.send(message(2), delay_ms=2000)
+    store.send(message(3), delay_ms=1000)
     stores.clock.set(START_MS + 2000)
     store.tick()
     assert read_ids(store) == ["m1", "m3", "m2"]
@@ -136,8 +136,8 @@ def test_t5_any_horizon(stores: Stores) -> None:
     """T5: a hundred years, and the largest time there is, are kept, counted and cancellable."""
     store = stores.open()
     century = 100 * 365 * DAY_MS
-    store.send(message(1), delay=century)
-    last = store.send(message(2), deliver_at=2**62)
+    store.send(message(1), delay_ms=century)
+    last = store.send(message(2), deliver_at_ms=2**62)
     assert store.pending().latest_ms == 2**62
     assert last.handle is not None
     assert store.cancel(last.handle) is rmqstore.CancelOutcome.CANCELLED
@@ -150,9 +150,9 @@ def test_t5_any_horizon(stores: Stores) -> None:
 def test_t5_above_the_set_horizon_nothing_is_stored(stores: Stores) -> None:
     """T5: one row beyond ``max_delay_ms`` refuses the batch, whose other rows leave nothing behind."""
     store = stores.open(max_delay_ms=60_000)
-    store.send(message(0), delay=60_000)
+    store.send(message(0), delay_ms=60_000)
     with pytest.raises(DelayTooLongError):
-        store.send(message(1), delay=60_001)
+        store.send(message(1), delay_ms=60_001)
     with pytest.raises(DelayTooLongError, match="row 1"):
         store.send_batch([message(2, deliver_at_ms=START_MS + 5), message(3, deliver_at_ms=START_MS + 60_001), message(4)])
     assert store.pending().total == 1
@@ -189,7 +189,7 @@ def test_t8_a_batch_of_large_messages_is_bounded_in_bytes(engine_stores: Stores)
     store = engine_stores.open(hand_over_limit=1000)
     body = bytes(4 * 1024 * 1024)
     for n in range(40):
-        store.send(rmqstore.Message("t", body, message_id=f"m{n}"), deliver_at=START_MS + 1000)
+        store.send(rmqstore.Message("t", body, message_id=f"m{n}"), deliver_at_ms=START_MS + 1000)
     engine_stores.clock.advance(1000)
     store.timers.seal(engine_stores.clock.now_ms())
     batch = store.timers.due(EMPTY_CURSOR, 1000)
@@ -203,7 +203,7 @@ def test_t11_overdue_after_any_time_closed(durable_stores: Stores, closed_ms: in
     """T11: what became due while the store was closed comes out in order, whatever the memories of answers are."""
     store = durable_stores.open()
     for n, delay in enumerate((5000, 1000, HOUR_MS, 1000)):
-        store.send(message(n), delay=delay)
+        store.send(message(n), delay_ms=delay)
     store.close()
     durable_stores.clock.advance(closed_ms)
     store = durable_stores.open()

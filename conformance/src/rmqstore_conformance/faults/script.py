@@ -143,10 +143,10 @@ class Script:
         assert self._store.cancel_key("t", key)
 
     def _pop(self, group: str, count: int, invisible_ms: int) -> None:
-        self._held[group] += self._store.pop("t", group, max_messages=count, invisible=invisible_ms)
+        self._held[group] += self._store.pop("t", group, max_messages=count, invisible_ms=invisible_ms)
 
     def _pop_in_order(self, count: int) -> None:
-        self._held["f"] = self._store.pop("s", "f", max_messages=count, invisible=1_000, order=True, queue=0)
+        self._held["f"] = self._store.pop("s", "f", max_messages=count, invisible_ms=1_000, order=True, queue=0)
         assert len(self._held["f"]) == count, "a pop in order gave fewer messages than there are"
 
     def _remove(self, remove: Callable[[list[DeadLetter]], int]) -> None:
@@ -160,7 +160,7 @@ class Script:
         del self._held[group][:count]
 
     def _change(self, group: str) -> None:
-        result = self._store.change_invisible(self._held[group][-1], 90_000)
+        result = self._store.change_invisible(self._held[group][-1], invisible_ms=90_000)
         assert result.outcome is rmqstore.ChangeOutcome.CHANGED
 
     def _release(self, group: str) -> None:

@@ -35,7 +35,7 @@ def do_tick(store: Store) -> dict[str, Any]:
 
 def do_pop(store: Store, group: str, wanted: int, invisible_ms: int) -> list[list[Any]]:
     """Pop as the group does; returns receipt, name and attempt of each message."""
-    popped = store.pop(TOPIC_OF[group], group, max_messages=wanted, invisible=invisible_ms, order=group == IN_ORDER)
+    popped = store.pop(TOPIC_OF[group], group, max_messages=wanted, invisible_ms=invisible_ms, order=group == IN_ORDER)
     return [[message.receipt, message.message_id, message.attempt] for message in popped]
 
 
@@ -124,7 +124,7 @@ class Consumer:
         group, invisible_ms = self._group(), self._random.randint(100, 3000)
 
         def act() -> list[list[str | None]]:
-            results = self.store.change_invisible(chosen, invisible_ms)
+            results = self.store.change_invisible(chosen, invisible_ms=invisible_ms)
             return [[result.outcome.name, result.receipt.text() if result.receipt else None] for result in results]
 
         if chosen := self._some(group):

@@ -149,7 +149,7 @@ class Worker:
         wanted, invisible_ms = self._random.randint(1, 8), self._random.randint(150, 2500)
 
         def act() -> list[list[str | None]]:
-            popped = self.store.pop(TOPIC, group, max_messages=wanted, invisible=invisible_ms)
+            popped = self.store.pop(TOPIC, group, max_messages=wanted, invisible_ms=invisible_ms)
             return [[message.receipt, message.message_id] for message in popped]
 
         self._leases[group] += self._call("pop", act, group=group, wanted=wanted, invisible=invisible_ms)
@@ -189,7 +189,7 @@ class Worker:
         receipts, invisible_ms = [receipt for receipt, _ in chosen], self._random.randint(100, 4000)
 
         def act() -> list[list[str | None]]:
-            results = self.store.change_invisible(receipts, invisible_ms)
+            results = self.store.change_invisible(receipts, invisible_ms=invisible_ms)
             return [[result.outcome.name, result.receipt.text() if result.receipt else None] for result in results]
 
         results = self._call("change", act, group=group, receipts=receipts, invisible=invisible_ms)

@@ -302,7 +302,7 @@ class StoreMachine(RuleBasedStateMachine):
         options: dict[str, Any] = {"max_messages": most, "order": order, "filter": filter, "attempt_id": attempt, "queue": queue}
         rest = None
         if form == "columns":
-            batch = self.store.pop_batch(topic, group, invisible=invisible, **options)
+            batch = self.store.pop_batch(topic, group, invisible_ms=invisible, **options)
             got = [each for each in batch.messages if isinstance(each, PoppedMessage)]
             assert [m.receipt for m in got] == (batch.columns.column("receipt").to_pylist() if got else [])
             assert [m.attempt for m in got] == batch.columns.column("attempt").to_pylist()
@@ -312,7 +312,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.pops.sync(ticket)
             got, rest = result.messages.messages(), result.rest
         else:
-            got = self.store.pop(topic, group, invisible=invisible, **options)
+            got = self.store.pop(topic, group, invisible_ms=invisible, **options)
         self.popped = [*self.popped, *got][-20:]
         offsets = {each.queue_id: each.next_offset for each in self.store.offsets(group) if each.topic == topic}
         self.oracle.popped(
@@ -356,7 +356,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), invisible=st.sampled_from(INVISIBLE))
     def change_invisible(self, data: st.DataObject, invisible: int) -> None:
         receipts = self._receipts(data)
-        for receipt, result in zip(receipts, self.store.change_invisible(receipts, invisible), strict=True):
+        for receipt, result in zip(receipts, self.store.change_invisible(receipts, invisible_ms=invisible), strict=True):
             assert (result.receipt is not None) == (result.outcome is ChangeOutcome.CHANGED)
             allowed = self.oracle.change(receipt, result.receipt.text() if result.receipt else None, self.now + invisible)
             assert result.outcome in allowed, f"change of {receipt}: {result.outcome}, {allowed} would be true"

@@ -314,7 +314,7 @@ class Consuming(Owning):
         topic itself. Each goes exactly once, also when two operators resend it at the same time.
         """
         ordered = {(each.group, each.topic): each.is_ordered for group in {x.group for x in letters} for each in self.subscriptions(group)}
-        queues = {topic.name: topic.queues for topic in self.topics()}
+        queues = {topic.name: topic.group_queues or topic.queues for topic in self.topics()}
         return self._remove_dead([removal_of(each, ordered, queues) for each in _checked_letters(letters)])
 
     def drop_dead(self, letters: Sequence[DeadLetter]) -> int:

@@ -28,7 +28,7 @@ class Owning(Reading):
         self._clock = clock
         self._sync_calls = opened.config.flush is Flush.SYNC
         self._waits = Waits()
-        self._completer = Completer(self._queues_of)
+        self._completer = Completer(self._queues_of, self._group_queues_of)
         self._untold: LostCallsError | None = None
 
     def _check_open(self) -> None:
@@ -47,6 +47,13 @@ class Owning(Reading):
         known = self._pops.topic(topic)
         # An unknown one is made when its first message arrives, so that a refused send leaves nothing behind.
         return self._opened.config.default_queues if known is None else known.queues
+
+    def _group_queues_of(self, topic: str) -> int:
+        known = self._pops.topic(topic)
+        if known is not None and known.group_queues:
+            return known.group_queues
+        # Fixed before a message rests on it, so that whatever else changes the topic meanwhile, the next one of the group goes there too.
+        return self._pops.spread_groups(topic, self._opened.config.default_queues)[0]
 
     def _ends_of(self, topic: str) -> tuple[int, ...]:
         """Return the next offset of each queue of a topic; none when there is no such topic."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
-from typing import overload
+from typing import Any, TypeAlias, overload
 
 import msgspec
 import numpy as np
@@ -16,6 +16,8 @@ from rmqstore.batch import IN_SCHEMA, MessageBatch, distinct_topics
 from rmqstore.contract import TimerReceipts
 from rmqstore.ids import id_of_mark, ids_of_mark, message_ids
 from rmqstore.message import Message
+
+Ints: TypeAlias = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
 
 class SendReceipt(msgspec.Struct, frozen=True):
@@ -69,11 +71,13 @@ class Completer:
     """Fills in what callers leave out.
 
     Args:
-        queues_of: returns the number of queues of a topic, which it makes as needed.
+        queues_of: returns the number of queues of a topic.
+        group_queues_of: returns over how many of them message groups are spread, fixed by then.
     """
 
-    def __init__(self, queues_of: Callable[[str], int]) -> None:
+    def __init__(self, queues_of: Callable[[str], int], group_queues_of: Callable[[str], int]) -> None:
         self._queues_of = queues_of
+        self._group_queues_of = group_queues_of
         self._turn = itertools.count()
 
     def message(self, message: Message, deliver_at_ms: int | None, now_ms: int, marks: Sequence[bytes] = (), row: int = 0) -> Message:
@@ -92,12 +96,10 @@ class Completer:
         )
 
     def _queue(self, message: Message) -> int:
-        queues = self._queues_of(message.topic)
-        if queues == 1:
-            return 0
         if message.message_group is not None:
-            return group_queue(message.message_group, queues)
-        return next(self._turn) % queues
+            return group_queue(message.message_group, self._group_queues_of(message.topic))
+        queues = self._queues_of(message.topic)
+        return 0 if queues == 1 else next(self._turn) % queues
 
     def columns(self, columns: pa.RecordBatch, deliver_at_ms: int | None, now_ms: int, marks: Sequence[bytes] = ()) -> pa.RecordBatch:
         """Complete a batch column by column."""
@@ -129,16 +131,21 @@ class Completer:
         distinct = distinct_topics(topics) if len(topics) else []
         for topic in distinct:
             count = self._queues_of(topic)
-            if count > 1:
+            has_groups = groups.null_count < len(groups)
+            if count > 1 or has_groups:
                 rows = np.arange(len(topics))
                 if len(distinct) > 1:
                     rows = rows[pc.equal(topics, topic).to_numpy(zero_copy_only=False)]
                 queues[rows] = (start + np.arange(len(rows))) % count
-                if groups.null_count == len(groups):
-                    continue
-                for row in rows[groups.take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)]:
-                    queues[row] = group_queue(groups[int(row)].as_py(), count)
+                if has_groups:
+                    self._place_groups(topic, groups, rows[groups.take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)], queues)
         return pa.array(queues)
+
+    def _place_groups(self, topic: str, groups: pa.Array, rows: Ints, queues: Ints) -> None:
+        if len(rows):
+            spread = self._group_queues_of(topic)
+            for row in rows.tolist():
+                queues[row] = group_queue(groups[row].as_py(), spread)
 
     def batch(self, batch: MessageBatch, deliver_at_ms: int | None, now_ms: int, marks: Sequence[bytes] = ()) -> MessageBatch:
         """Complete a batch in the form it has."""

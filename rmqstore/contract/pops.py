@@ -236,12 +236,16 @@ class ReviveReport(msgspec.Struct, frozen=True):
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
-    """A topic: its queues and, per queue, the first kept and the next offset."""
+    """A topic: its queues and, per queue, the first kept and the next offset.
+
+    ``group_queues`` is over how many of them, the first ones, message groups are spread (P9); 0 before the first message with a group.
+    """
 
     name: str
     queues: int
     min_offsets: tuple[int, ...]
     max_offsets: tuple[int, ...]
+    group_queues: int = 0
 
 
 class GroupOffset(msgspec.Struct, frozen=True):
@@ -361,6 +365,13 @@ class PopStore(Side):
     @abstractmethod
     def create_topic(self, name: str, queues: int) -> tuple[TopicInfo, Ticket]:
         """Make a topic with ``queues`` queues, or widen an existing one; it never shrinks."""
+
+    @abstractmethod
+    def spread_groups(self, name: str, queues: int) -> tuple[int, Ticket]:
+        """Return over how many queues of a topic message groups are spread; the first call fixes it for good (P9).
+
+        It is what the topic has then; an unknown topic is made with ``queues`` queues.
+        """
 
     @abstractmethod
     def topic(self, name: str) -> TopicInfo | None:

@@ -54,6 +54,9 @@ MESSAGES: Final = pa.schema(
 TOPICS: Final = _schema(topic=pa.string(), queue_id=pa.int32(), min_offset=pa.int64(), next_offset=pa.int64())
 """One row a queue."""
 
+GROUP_QUEUES: Final = _schema(topic=pa.string(), queues=pa.int32())
+"""Topics that have had messages with a group: over how many queues groups are spread (P9)."""
+
 GAPS: Final = _schema(topic=pa.string(), queue_id=pa.int32(), first=pa.int64(), behind=pa.int64(), is_removal=pa.bool_())
 """Offsets between ``min_offset`` and ``next_offset`` that hold nothing."""
 
@@ -123,6 +126,7 @@ TIMER_TABLES: Final[Mapping[str, pa.Schema]] = {
 POP_TABLES: Final[Mapping[str, pa.Schema]] = {
     "pop_head": POP_HEAD,
     "topics": TOPICS,
+    "group_queues": GROUP_QUEUES,
     "gaps": GAPS,
     "messages": MESSAGES,
     "standings": STANDINGS,

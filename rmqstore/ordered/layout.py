@@ -7,7 +7,7 @@ space       table    key                                                 value
 ==========  =======  ==================================================  ==========================================
 meta        ``m``    name                                                singletons: format, epoch, seq, seal, cursor, forgot …
 meta        ``c``    minute of the due time (u64)                        pending timers due in it (i64)
-meta        ``t``    topic name                                          topic: id, queues
+meta        ``t``    topic name                                          topic: id, queues of message groups, next offsets
 meta        ``g``    group name                                          group: id
 meta        ``q``    group name                                          settings of the group (``GroupSettings``)
 meta        ``s``    group u32, topic u32, queue u32                     where the group stands on the queue

@@ -38,6 +38,7 @@ def export_pops(kv: OrderedKV, state: PopState, log: QueueLog, table: str, after
         return listed([head], schema, after, limit)
     rows = {
         "topics": _topics,
+        "group_queues": _group_queues,
         "gaps": _gaps,
         "standings": _standings,
         "subscriptions": _subscriptions,
@@ -84,6 +85,12 @@ def _gaps(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str])
     for (topic_id, queue), gaps in sorted(state.gaps.items(), key=lambda entry: (topics[entry[0][0]], entry[0][1])):
         for gap in gaps:
             yield {"topic": topics[topic_id], "queue_id": queue, "first": gap.first, "behind": gap.behind, "is_removal": gap.is_removal}
+
+
+def _group_queues(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
+    for topic in sorted(state.topics.values(), key=lambda topic: topic.name):
+        if topic.group_queues:
+            yield {"topic": topic.name, "queues": topic.group_queues}
 
 
 def _seat(seat: Seat, topics: Mapping[int, str], groups: Mapping[int, str]) -> dict[str, Any]:

@@ -66,6 +66,7 @@ class PopImport:
         takers: dict[str, Callable[[pa.RecordBatch], None]] = {
             "pop_head": self._head,
             "topics": self._take_topics,
+            "group_queues": self._group_queues,
             "gaps": self._gaps,
             "messages": self._messages,
             "standings": self._take_standings,
@@ -132,6 +133,10 @@ class PopImport:
             self._topics[name] = topic = topic.widened(queue + 1).moved(queue, row["next_offset"])
             if row["min_offset"]:
                 self._write.put(META, KEPT + QUEUE_PREFIX.pack(topic.id, queue), U64.pack(row["min_offset"]))
+
+    def _group_queues(self, rows: pa.RecordBatch) -> None:
+        for row in rows.to_pylist():
+            self._topics[row["topic"]] = self._topic(row["topic"]).spread(row["queues"])
 
     def _gaps(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():

@@ -219,6 +219,14 @@ class OrderedPops(OrderedSide, PopStore):
             ticket = stage.commit()
             return self._state.info(topic), ticket
 
+    def spread_groups(self, name: str, queues: int) -> tuple[int, Ticket]:
+        check_readable_topic(name)
+        with self._lock, self._call as kv:
+            stage = self._stage(0)
+            spread = stage.spread_groups(name, queues)
+            ticket = stage.commit()
+            return spread, ticket if ticket.position else Ticket(kv.position)
+
     # ------------------------------------------------------------ reads
 
     def timer_cursor(self) -> TimerCursor:

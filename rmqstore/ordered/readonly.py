@@ -69,6 +69,9 @@ class ReadOnlyPops(OrderedPops):
     def create_topic(self, *_: Any, **__: Any) -> Never:
         refuse("create_topic")
 
+    def spread_groups(self, *_: Any, **__: Any) -> Never:
+        refuse("spread_groups")
+
     def reset_offset(self, *_: Any, **__: Any) -> Never:
         refuse("reset_offset")
 

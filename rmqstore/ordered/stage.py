@@ -90,6 +90,13 @@ class Stage:
             self._topics[name] = topic = topic.widened(queues)
         return topic
 
+    def spread_groups(self, name: str, queues: int) -> int:
+        """Return over how many queues of a topic message groups are spread, fixed now if it is not yet."""
+        topic = self.topic(name) or self.topic_with(name, queues)
+        if not topic.group_queues:
+            self._topics[name] = topic = topic.spread(topic.queues)
+        return topic.group_queues
+
     def group_id(self, name: str) -> int:
         """Return the id of a group, made as needed."""
         known = self._groups.get(name) or self._state.groups.get(name)

@@ -393,6 +393,7 @@ def test_settings_of_groups_move_along_and_give_way(tmp_path: Path) -> None:
     for name, retries in (("one", 1), ("two", 2)):
         with rmqstore.open(tmp_path / name, engine="wheel", clock=clock, services=False) as store:
             store.set_group("both", max_retries=retries)
+            store.set_group("same", max_retries=5)
             store.set_group(name, max_retries=7, backoff=[minute])
             store.send(rmqstore.Message("t", b"x"))
             store.retry_later(store.pop("t", name), minute, reason="no answer")

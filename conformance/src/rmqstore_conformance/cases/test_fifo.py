@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, InitMode, Lag, PoppedMessage, ReleaseOutcome, Store
+from rmqstore.batch import MessageBatch
 from rmqstore.contract import PopRequest
 from rmqstore.message import dlq_topic, retry_topic
 from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, ids, message, pop_all, read_ids
@@ -14,6 +15,33 @@ from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, ids, message,
 
 def pop(store: Store, most: int = 32, invisible_ms: int = 1000, **options: Any) -> list[PoppedMessage]:
     return store.pop("t", "g", max_messages=most, invisible_ms=invisible_ms, order=True, **options)
+
+
+@pytest.mark.clause("P9")
+@pytest.mark.needs("fifo")
+def test_p9_no_message_of_a_group_overtakes_another_in_a_widened_topic(stores: Stores) -> None:
+    """P9: a group stays in the queue of its first message, one by one or in a batch, also when queues were added and after a reopen."""
+    store = stores.open(default_queues=2)
+    groups = [f"customer{number}" for number in range(12)]
+    for step, queues in enumerate((2, 3, 16, 16)):
+        store.create_topic("t", queues)
+        for each in groups[:6]:
+            store.send(message(f"{each}-{step}", message_group=each))
+        store.send_batch([message(f"{each}-{step}", message_group=each) for each in groups[6:]])
+        store.send_batch(MessageBatch.of([message(f"{step}-{n}") for n in range(5)]).columns)
+        if step == 2 and stores.pair.durable:
+            store = stores.reopen(store, default_queues=2)
+    last = dict.fromkeys(groups, -1)
+    while run := store.pop("t", "g", max_messages=3, order=True):
+        for got in run:
+            if got.message_group is not None:
+                step = int(str(got.message_id).rpartition("-")[2])
+                assert step == last[got.message_group] + 1, f"{got.message_id} overtakes"
+                last[got.message_group] = step
+        store.ack(run)
+    assert set(last.values()) == {3}
+    assert [topic.group_queues for topic in store.topics()] == [2]
+    assert store.verify() == []
 
 
 @pytest.mark.clause("P9", "P1")

@@ -95,7 +95,7 @@ class OperatedMachine(StoreMachine):
                     message = expected[str(each.message_id)].pop(0)
                     assert message.topic == topic
                     if message.message_group is not None:
-                        assert number == zlib.crc32(message.message_group.encode()) % self.queues_of(topic)
+                        assert number == zlib.crc32(message.message_group.encode()) % self.group_queues_of(topic)
                     queue.entries.append(Entry(msgspec.structs.replace(message, queue_id=number), self.now))
         assert not any(expected.values())
 

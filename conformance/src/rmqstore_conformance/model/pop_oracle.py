@@ -111,6 +111,7 @@ class PopOracle:
         self.attempts: dict[tuple[str, str, str], tuple[int, list[str]]] = {}
         self.deliveries: Counter[tuple[str, str]] = Counter()
         self.latest_ms = -1
+        self.group_queues: dict[str, int] = {}
         self.retries_of: dict[str, int] = {}
 
     # ------------------------------------------------------------ what there is
@@ -419,6 +420,7 @@ class PopOracle:
     def delete_topic(self, name: str) -> None:
         """Forget a topic; its dead letters stay and no longer count, since a new topic of the name is another one."""
         self.queues.pop(name, None)
+        self.group_queues.pop(name, None)
         self._erase(lambda topic, group: topic == name)
         for letters in self.letters.values():
             for letter in letters:

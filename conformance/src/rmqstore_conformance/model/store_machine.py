@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -129,6 +129,10 @@ class StoreMachine(RuleBasedStateMachine):
         """Return how many queues a topic has; a new one has one."""
         return len(self.oracle.queues.get(topic, [])) or 1
 
+    def group_queues_of(self, topic: str) -> int:
+        """Return over how many queues message groups are spread: those that there are at the first message with one (P9)."""
+        return self.oracle.group_queues.get(topic) or self.queues_of(topic)
+
     def mode_of(self, topic: str, group: str) -> bool:
         """Return whether a group pops a topic in order; before its first pop, what is usual for it."""
         fixed = self.oracle.standings.get((topic, group), Standing()).ordered
@@ -148,8 +152,12 @@ class StoreMachine(RuleBasedStateMachine):
             deliver_at_ms=None if delay is None else self.now + delay, queue_id=None if ask.message_group else queue % TOPICS[topic],
         )  # fmt: skip
         due = sent.deliver_at_ms if ask.delay_ms is None else self.now + ask.delay_ms
-        queue_id = zlib.crc32(ask.message_group.encode()) % self.queues_of(topic) if ask.message_group else sent.queue_id
+        queue_id = zlib.crc32(ask.message_group.encode()) % self.group_queues_of(topic) if ask.message_group else sent.queue_id
         return sent, msgspec.structs.replace(sent, properties=own, deliver_at_ms=due if ask.at_ms is None else ask.at_ms, queue_id=queue_id)
+
+    def _spread(self, meant: Sequence[Message]) -> None:
+        for topic in {each.topic for each in meant if each.message_group is not None}:
+            self.oracle.group_queues[topic] = self.group_queues_of(topic)
 
     @rule(row=rows, level=st.sampled_from((None, None, None, *LEVELS)))
     def send(self, row: Any, level: int | None) -> None:
@@ -158,6 +166,7 @@ class StoreMachine(RuleBasedStateMachine):
             meant = msgspec.structs.replace(meant, deliver_at_ms=self.now + LEVELS[level])
         else:
             level = None
+        self._spread([meant])
         receipt = self.store.send(message, delay_level=level)
         timers = self.oracle.send([meant], self.now)
         assert (receipt.handle is None) == (timers is None)
@@ -181,6 +190,7 @@ class StoreMachine(RuleBasedStateMachine):
         given: Any = messages
         if arrow:
             given = MessageBatch.of(messages).columns
+        self._spread(meant)
         receipts = self.store.send_batch(given, marks=[] if mark is None else [mark], delay_level=level)
         timers = self.oracle.send(meant, self.now) if messages else None
         assert [each.message_id for each in receipts] == [each.message_id for each in messages]

@@ -283,6 +283,8 @@ class Plugins:
         known = sorted({entry.name for entry in self.engines()})
         nearest = difflib.get_close_matches(name, known, n=2)
         hint = f"; did you mean {' or '.join(repr(near) for near in nearest)}?" if nearest else ""
+        if any(re.match(rf"rmqstore-{re.escape(name)}\b", each) for each in metadata.requires("rmqstore") or ()):
+            raise EngineNotInstalledError(f"engine {name!r} is not installed; install it by: pip install 'rmqstore[{name}]'")
         raise UnknownEngineError(f"no engine is called {name!r}{hint}; known engines: {', '.join(known) or 'none'}")
 
     def _refuse_duplicates(self, name: str) -> None:

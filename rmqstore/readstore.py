@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from rmqstore import config
+from rmqstore.consuming import Consuming
 from rmqstore.contract import EngineSession, Support
 from rmqstore.directory import HeldDirectory, read_manifest
 from rmqstore.errors import StorePathError, UnsupportedOperationError
 from rmqstore.opening import Opened, refuse_missing_files
 from rmqstore.plugins import get_plugins
+from rmqstore.producing import Producing
 from rmqstore.reading import Reading
+
+_OF_THE_OWNER: Final = ("tick", "service_tick", "service_flush", "next_wake_ms", "confirm_clock_step", "snapshot", "flush", "wake")
+"""Calls of a store that neither producers nor consumers make."""
 
 
 class ReadStore(Reading):
@@ -49,6 +54,18 @@ class ReadStore(Reading):
             timers, pops = self._sessions[wanted.timer_engine].timers(), self._sessions[wanted.pop_engine].pops()
             super().__init__(path, wanted, manifest["store_id"], timers, pops)
             self._stack = stack.pop_all()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            """Answer for the calls of an owner, which a reader has not."""
+            if not hasattr(Producing, name) and not hasattr(Consuming, name) and name not in _OF_THE_OWNER:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+            def refuse(*_, **__):
+                raise UnsupportedOperationError(f"{name} is for the owner of a store; {self!r} is open for reading")
+
+            return refuse
 
     def refresh(self) -> None:
         """Move on to the newest state; no other thread may be reading meanwhile. When it fails, refresh again or close."""

@@ -16,6 +16,7 @@ from rmqstore.epochs import epoch_of, parted_epoch
 from rmqstore.errors import StorePathError
 from rmqstore.opening import Opened, checked_path
 from rmqstore.ordered.home import sync_path, sync_tree
+from rmqstore.ordered.tree_copy import copy_file
 
 _SHOWN: Final = 40
 """How much of a name goes into that of the directory aside, which may not be too long."""
@@ -36,6 +37,8 @@ def write_snapshot(opened: Opened, path: Path) -> Path:
         raise translated(error, path) from error
     if is_there:
         raise StorePathError(f"{path} exists already; a snapshot goes into a new directory")
+    if any(above.exists() and above.samefile(opened.directory.held) for above in path.absolute().parents):
+        raise StorePathError(f"{path} lies in the store itself, which would copy its own copies; a snapshot goes elsewhere")
     with _aside(path, "copying") as copy:
         # Timers first: what is handed over meanwhile by nobody cannot be missing from both.
         for engine, session in opened.sessions.items():
@@ -103,4 +106,4 @@ def _copy(source: Path, target: Path) -> None:
         there.mkdir(exist_ok=True)
         for name in files:
             if name != LOCK_NAME:
-                shutil.copy2(Path(folder, name), there / name)
+                copy_file(Path(folder, name), there / name)

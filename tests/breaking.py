@@ -14,11 +14,11 @@ from typing import Any
 from unittest.mock import patch
 
 from rmqstore import Store
+from rmqstore.ordered.tree_copy import copy_tree
 from rmqstore_conformance.stores import Pair, Stores, read_ids
 from rmqstore_wheel.disk import Disk, DiskFile
 from rmqstore_wheel.formats import timer_log
 from rmqstore_wheel.ledger_ports import Sizes
-from rmqstore_wheel.tree_copy import copy_tree
 
 
 class WheelStores(Stores):

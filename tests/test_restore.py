@@ -10,6 +10,7 @@ import pytest
 
 import rmqstore
 from rmqstore import AckOutcome, CancelOutcome, FormatVersionError, StoreFullError, StoreLockedError, StorePathError
+from rmqstore.ordered.tree_copy import copy_file
 from rmqstore_conformance.stores import START_MS, Pair, Stores, message, pop_all, stores_of
 from tests.pairs import DURABLE_PAIRS
 
@@ -166,7 +167,7 @@ def test_what_cannot_be_restored(durable_stores: Stores, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.copy2", full)
+        patch.setattr("rmqstore.snapshots.copy_file", full)
         with pytest.raises(StoreFullError):
             rmqstore.restore(root / "snapshot", root / "x")
     assert copied
@@ -207,3 +208,20 @@ def test_a_restore_removes_nothing_that_is_not_its_own(durable_stores: Stores) -
     rmqstore.restore(durable_stores.root / "x.restoring", durable_stores.root / "x")
     assert (durable_stores.root / "x.restoring" / "rmqstore.json").exists()
     assert durable_stores.open("x").get("m1") is not None
+
+
+@pytest.mark.parametrize("place", ["copy", "memory/copy", "../store/copy"])
+def test_a_snapshot_within_the_store_itself_is_refused(tmp_path: Path, place: str) -> None:
+    with rmqstore.open(tmp_path / "store", engine="memory", services=False) as store:
+        with pytest.raises(StorePathError, match="lies in the store itself"):
+            store.snapshot(tmp_path / "store" / place)
+        store.snapshot(tmp_path / "store-copy")
+
+
+def test_a_copy_of_a_file_keeps_its_holes(tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.seek(64 * 1024 * 1024)
+        file.write(b"end")
+    copy_file(tmp_path / "sparse", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == (tmp_path / "sparse").read_bytes()
+    assert (tmp_path / "copy").stat().st_blocks * 512 < 1024 * 1024

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import rmqstore
 from rmqstore import CancelOutcome, ManualClock, Message, Store
 from rmqstore.errors import CorruptStoreError
+from rmqstore.ordered.tree_copy import copy_tree
 from rmqstore_conformance.stores import directory
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel import facts
@@ -23,7 +24,6 @@ from rmqstore_wheel.formats.index_file import IndexFile, file_bytes
 from rmqstore_wheel.key_file import KeyFileSums
 from rmqstore_wheel.key_index import KeyIndex
 from rmqstore_wheel.ledger_ports import Sizes
-from rmqstore_wheel.tree_copy import copy_tree
 from rmqstore_wheel.unit_log import BLOCK, Doubt
 
 SLOTS, ENTRIES = 3000, 40

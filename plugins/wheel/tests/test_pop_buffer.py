@@ -38,6 +38,7 @@ from rmqstore.contract import (
 from rmqstore.errors import IllegalArgumentError, StoreFullError
 from rmqstore.message import Message
 from rmqstore.ordered.layout import ATTEMPT, LEASES, after_prefix
+from rmqstore.ordered.tree_copy import copy_tree
 from rmqstore_conformance.model.draining_machine import PROFILE, DrainingMachine
 from rmqstore_conformance.stores import Pair
 from rmqstore_wheel.engine import WheelEngine
@@ -45,7 +46,6 @@ from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.ledger_ports import Sizes
 from rmqstore_wheel.plugin import INFO
-from rmqstore_wheel.tree_copy import copy_tree
 from tests.breaking import WheelStores, refusing_writes
 from tests.pairs import PAIRS
 

@@ -17,6 +17,7 @@ import pytest
 
 import rmqstore
 from rmqstore import CorruptStoreError, ManualClock, Message, ReadStore, Store
+from rmqstore.ordered.tree_copy import copy_tree
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel import read_view
 from rmqstore_wheel.check_point import CheckPoint
@@ -27,7 +28,6 @@ from rmqstore_wheel.read_disk import ReadDisk
 from rmqstore_wheel.read_log import ReadLog
 from rmqstore_wheel.read_units import ReadUnits
 from rmqstore_wheel.replay import Replay
-from rmqstore_wheel.tree_copy import copy_tree
 from rmqstore_wheel.unit_log import BLOCK, UnitLog
 
 _START_MS = 1_700_000_000_000

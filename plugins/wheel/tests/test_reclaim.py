@@ -12,6 +12,7 @@ import rmqstore
 from plugins.wheel.tests.power.small_store import small_wheel
 from rmqstore import CancelOutcome, ManualClock, Message, Store, StoreFullError
 from rmqstore.contract import TimerHandle
+from rmqstore.ordered.tree_copy import copy_tree
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel import reclaim, state
 from rmqstore_wheel.disk import Disk, DiskFile
@@ -20,7 +21,6 @@ from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.ledger_ports import Sizes
 from rmqstore_wheel.reclaim import AGAIN_MS
-from rmqstore_wheel.tree_copy import copy_tree
 from tests.breaking import refusing_writes
 
 START_MS = 1_700_000_000_000

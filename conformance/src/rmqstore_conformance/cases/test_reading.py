@@ -125,6 +125,21 @@ def test_x1_a_reader_sees_one_state_beside_its_owner(durable_stores: Stores) -> 
     reader.close()
 
 
+@pytest.mark.clause("X1", "S1")
+@pytest.mark.needs("read_only_open")
+def test_x1_a_reader_refuses_every_call_of_an_owner(durable_stores: Stores) -> None:
+    """X1: what would change something, or only an owner does, is UnsupportedOperationError; what no store has is no attribute."""
+    store = durable_stores.open()
+    with _reader(durable_stores) as reader:
+        names = {name for name in dir(store) if not name.startswith("_")} - {name for name in dir(reader) if not name.startswith("_")}
+        assert {"send", "pop", "ack", "cancel", "tick", "flush", "snapshot", "delete_topic"} <= names
+        for name in sorted(names):
+            with pytest.raises(UnsupportedOperationError, match=name):
+                getattr(reader, name)()
+        with pytest.raises(AttributeError):
+            reader.sned  # type: ignore[attr-defined] # noqa: B018
+
+
 @pytest.mark.clause("X1")
 @pytest.mark.needs("read_only_open")
 def test_x1_a_reader_beside_another_process(durable_pair: Pair) -> None:

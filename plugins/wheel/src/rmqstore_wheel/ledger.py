@@ -29,6 +29,7 @@ from rmqstore.ordered.kv import PAGE_BYTES, WriteBatch
 from rmqstore.ordered.layout import EPOCH_KEY, META
 from rmqstore.ordered.queues import load_topics
 from rmqstore.ordered.standings import load_kept
+from rmqstore.ordered.tree_copy import copy_tree
 from rmqstore_wheel import check_point, frames, journal
 from rmqstore_wheel.appending import Messages, One, gathered
 from rmqstore_wheel.check_point import CheckPoint
@@ -42,7 +43,6 @@ from rmqstore_wheel.ledger_ports import Beside, ForReaders, Sizes, TimerCaches
 from rmqstore_wheel.open_marks import OF_OPEN_STORE
 from rmqstore_wheel.replay import Replay
 from rmqstore_wheel.state import KEPT_SPACES, State, cut
-from rmqstore_wheel.tree_copy import copy_tree
 from rmqstore_wheel.unit_log import Doubt, UnitLog
 
 _REBUILD: Final = "rebuild"

@@ -11,10 +11,11 @@ from pathlib import Path
 def copy_tree(source: Path, copy: Path, *, without: Collection[str] = ()) -> None:
     """Copy a directory to ``copy``, which is not there; names in it itself, not below, are left out that are ``without``."""
     root = str(source)
-    shutil.copytree(source, copy, ignore=lambda path, _: without if path == root else (), copy_function=_copy_file)
+    shutil.copytree(source, copy, ignore=lambda path, _: without if path == root else (), copy_function=copy_file)
 
 
-def _copy_file(source: str, copy: str) -> str:
+def copy_file(source: str | Path, copy: str | Path) -> str | Path:
+    """Copy the content of a file, holes left out; returns ``copy``, as ``shutil`` wants it of such a function."""
     with open(source, "rb") as reader, open(copy, "wb") as writer:
         length = os.fstat(reader.fileno()).st_size
         offset = 0

@@ -22,7 +22,7 @@ Event = dict[str, Any]
 
 @dataclass
 class Sent:
-    """One message. ``maybe_sealed``: a tick that was killed may have closed it without handing it over."""
+    """One message. ``maybe_sealed``: the number of the first killed tick that may have closed it without handing it over; 0 for none."""
 
     name: str
     deliver_ms: int | None
@@ -30,7 +30,7 @@ class Sent:
     sent_ms: int
     order: int
     place: str = UNSTORED
-    maybe_sealed: bool = False
+    maybe_sealed: int = 0
 
     @property
     def due_ms(self) -> int:
@@ -64,6 +64,7 @@ class Book:
         self.handles: list[list[str]] = []
         self.open_call: Event | None = None
         self.last_op = "idle"
+        self._killed_ticks = 0
         self._lag = {group: [0, 0, 0, 0] for group in GROUPS}
 
     # ------------------------------------------------------------ following a worker
@@ -130,7 +131,7 @@ class Book:
         else:
             assert outcome in ("CANCELLED", "ALREADY_DELIVERED"), f"{sent} answers {outcome}"
             if outcome == "CANCELLED":
-                sent.place, sent.maybe_sealed = CANCELLED, False
+                sent.place, sent.maybe_sealed = CANCELLED, 0
 
     def _with_key(self, key: str) -> list[Sent]:
         return sorted((s for s in self.messages.values() if s.key == key and s.place == PENDING), key=lambda s: s.order)
@@ -142,9 +143,14 @@ class Book:
         count = outcomes.count("CANCELLED")
         assert len(certain) <= count <= len(found)
         assert set(outcomes) <= {"CANCELLED", "ALREADY_DELIVERED"}
-        for sent in found if count == len(found) else certain:
-            sent.place, sent.maybe_sealed = CANCELLED, False
-        assert count in (len(certain), len(found)), "a killed tick sealed a part of what was due"
+        # What was due at one killed tick was due at all later ones, so these are open if those of earlier ones are, and never the reverse.
+        open_ones = sorted(found, key=lambda sent: (sent not in certain, -sent.maybe_sealed))
+        cancelled, sealed = open_ones[:count], open_ones[count:]
+        assert not sealed or not cancelled or cancelled[-1] in certain or cancelled[-1].maybe_sealed > sealed[0].maybe_sealed, (
+            "a killed tick sealed a part of what was due"
+        )
+        for sent in cancelled:
+            sent.place, sent.maybe_sealed = CANCELLED, 0
 
     def _after_pop(self, call: Event, popped: list[list[str]]) -> None:
         group = call["group"]
@@ -234,12 +240,13 @@ class Book:
                 self.handles = [each for each in self.handles if each[0]]
             return there[0]
         if op == "tick":
+            self._killed_ticks += 1
             due = sorted(self._due(), key=lambda each: (each.due_ms, each.order))
             for each in due:
                 if each.name in delivered:
-                    each.place, each.maybe_sealed = DELIVERED, False
+                    each.place, each.maybe_sealed = DELIVERED, 0
                 else:
-                    each.maybe_sealed = True
+                    each.maybe_sealed = each.maybe_sealed or self._killed_ticks
         if call and op in ("cancel", "cancel_key"):
             found = [self.messages[name] for name in call["ids"]] if op == "cancel" else self._with_key(call["key"])
             open_ones = [each for each in found if each.place == PENDING]
@@ -247,7 +254,7 @@ class Book:
             certain = [each for each in open_ones if not each.maybe_sealed]
             assert not gone or all(each in gone for each in certain), "a part of a cancel was stored"
             for each in gone:
-                each.place, each.maybe_sealed = CANCELLED, False
+                each.place, each.maybe_sealed = CANCELLED, 0
             return bool(gone) if certain else None
         return None
 

@@ -354,8 +354,8 @@ class WheelTimers(TimerSide):
         self._index.forgotten = self._index.forgotten.join(upto.corners)
 
     def _forget_all(self, upto: TimerCursor) -> None:
-        """Forget what a cursor covers, wherever it lies."""
-        self._handed.clear()
+        """Forget what a cursor covers, wherever it lies; what was handed out beyond it is still to be counted off."""
+        self._handed = deque(each for each in self._handed if upto.join(each[0].corners) != upto)
         for piece in self._index.live():
             covered = upto.covers_each(piece.ticks, piece.seqs)
             if covered.any():

@@ -142,6 +142,12 @@ class Store(Producing, Consuming):
         with self._serving():
             self.flush()
 
+    def service_wake_ms(self) -> int | None:
+        """Return in how many ms the background thread may have something to do, 0 or less when it has; None when nothing is waiting."""
+        now_ms = self._clock.now_ms()
+        wake_ms = self._ticking.next_wake_ms(now_ms)
+        return None if wake_ms is None else wake_ms - now_ms
+
     @contextmanager
     def _serving(self) -> Iterator[None]:
         """Keep for the application's next call what no log alone may tell: that calls which were answered are gone."""

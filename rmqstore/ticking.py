@@ -81,6 +81,16 @@ class Ticking:
         self._last_ms = now_ms
         return report
 
+    def next_wake_ms(self, now_ms: int) -> int | None:
+        """Return when a tick may have something to do next, in ms since the epoch; None when nothing is waiting.
+
+        An expired lease waits for the turn of the revive; to come by before that would be for nothing.
+        """
+        expiry_ms = self._pops.next_expiry_ms()
+        if expiry_ms is not None:
+            expiry_ms = max(expiry_ms, self._revive_turn.next_ms(now_ms))
+        return min((at for at in (self._timers.next_tick_ms(), expiry_ms) if at is not None), default=None)
+
     def confirm(self, now_ms: int) -> None:
         """Accept ``now_ms`` however far it is from the last tick."""
         self._last_ms = now_ms
@@ -134,7 +144,12 @@ class Turn:
 
     def take(self, now_ms: int) -> bool:
         """Return whether it is due, and count from now on if it is."""
-        if self._last_ms is not None and 0 <= now_ms - self._last_ms < self._interval_ms:
+        if self.next_ms(now_ms) > now_ms:
             return False
         self._last_ms = now_ms
         return True
+
+    def next_ms(self, now_ms: int) -> int:
+        """Return from when on it is due, as of ``now_ms``."""
+        waits = self._last_ms is not None and 0 <= now_ms - self._last_ms < self._interval_ms
+        return self._last_ms + self._interval_ms if waits and self._last_ms is not None else now_ms

@@ -29,6 +29,9 @@ _LOOK_LIMIT = 1024
 _POP_BYTES = 64 * 1024 * 1024
 """One pop ends early once it holds this many bytes, so that memory stays bounded."""
 
+_TURNS = 65_536
+"""Turns of so many groups on topics are remembered."""
+
 _ATTEMPT_HEAD = struct.Struct(">Q")
 
 
@@ -140,9 +143,17 @@ class Popping:
             stage.register(group_id, topic.id, Registered(request.order, stage.now_ms, registered.expired if registered is not None else 0))
         return bool(missing) or registered is None
 
+    def _turn_of(self, place: tuple[int, int]) -> _Turn:
+        turn = self._turns.get(place)
+        if turn is None:
+            if len(self._turns) >= _TURNS:
+                del self._turns[next(iter(self._turns))]
+            turn = self._turns[place] = _Turn()
+        return turn
+
     def _sources(self, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> Iterator[tuple[Topic, int, int]]:
         """Yield (topic, queue, retry flag) in the order of this pop."""
-        turn = self._turns.setdefault((group_id, topic.id), _Turn())
+        turn = self._turn_of((group_id, topic.id))
         # A group that pops in order has one too when dead letters were sent back to it before its first pop.
         retry = stage.topic(retry_topic(request.group, request.topic))
         retries: list[tuple[Topic, int, int]] = []

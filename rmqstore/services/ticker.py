@@ -23,7 +23,7 @@ class Tickable(Protocol):
     def service_tick(self) -> object:
         """Do what is due now."""
 
-    def next_wake_ms(self) -> int | None:
+    def service_wake_ms(self) -> int | None:
         """Return how many ms from now something may be due; None when nothing is waiting."""
 
     def service_flush(self) -> None:
@@ -85,7 +85,7 @@ class Ticker:
                 self._wake.wait_beyond(seen, pause_s)
 
     def _pause_s(self) -> float:
-        due_ms = self._store.next_wake_ms()
+        due_ms = self._store.service_wake_ms()
         pause_s = self._poll_s if due_ms is None else max(min(due_ms / 1000, self._poll_s), 0.001)
         return pause_s if self._flush_s is None else min(pause_s, self._flush_s)
 

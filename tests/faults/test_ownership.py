@@ -94,6 +94,7 @@ CALLS: dict[str, Callable[[Store, Path], object]] = {
     "tick": lambda s, p: s.tick(),
     "service_tick": lambda s, p: s.service_tick(),
     "service_flush": lambda s, p: s.service_flush(),
+    "service_wake_ms": lambda s, p: s.service_wake_ms(),
     "confirm_clock_step": lambda s, p: s.confirm_clock_step(),
     "next_wake_ms": lambda s, p: s.next_wake_ms(),
     "pending": lambda s, p: s.pending(),

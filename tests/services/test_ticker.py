@@ -6,10 +6,13 @@ import logging
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+import rmqstore
+from rmqstore import ManualClock, Message
 from rmqstore.services.signals import Signal
 from rmqstore.services.ticker import Ticker
 
@@ -29,7 +32,7 @@ class Failing:
             raise RuntimeError("a plug-in of somebody's")
         self.second.set()
 
-    def next_wake_ms(self) -> int | None:
+    def service_wake_ms(self) -> int | None:
         return None
 
     def service_flush(self) -> None:
@@ -62,3 +65,18 @@ store.send(rmqstore.Message("t", b"x"), delay=rmqstore_delay)
     program = program.replace("rmqstore_delay", "__import__('datetime').timedelta(seconds=1)")
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "s")], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"
+
+
+def test_an_expired_lease_wakes_nobody_before_the_turn_of_the_revive(tmp_path: Path) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    with rmqstore.open(tmp_path / "store", engine="memory", services=False, clock=clock, revive_interval_ms=1000) as store:
+        store.send(Message("t", b"x"))
+        store.service_tick()
+        assert len(store.pop("t", "g", invisible=timedelta(milliseconds=100))) == 1
+        assert store.service_wake_ms() == 1000
+        clock.advance(300)
+        store.service_tick()
+        assert (store.service_wake_ms(), store.next_wake_ms()) == (700, -200)
+        clock.advance(700)
+        assert store.service_tick().retried == 1
+        assert store.service_wake_ms() is None

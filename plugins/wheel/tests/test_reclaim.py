@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import rmqstore
@@ -335,6 +336,32 @@ def test_cancels_are_answered_after_their_files_are_gone(tmp_path: Path) -> None
     assert run.store.cancel(cancelled) is CancelOutcome.CANCELLED
     assert run.store.cancel(delivered) is CancelOutcome.ALREADY_DELIVERED
     assert run.take_late() == []
+    run.store.close()
+
+
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_the_body_of_a_cancelled_timer_goes_with_its_file(tmp_path: Path, rebuild: bool) -> None:
+    """It would stay until the timer is due and its answer forgotten; what is copied says what a cancel must answer, and no more."""
+    run = Run(tmp_path / "store")
+    cancelled = run.far(*(f"c{n}" for n in range(6)), size=1000)
+    kept = run.far("kept", size=1000)
+    assert run.store.cancel(cancelled) == [CancelOutcome.CANCELLED] * 6
+    run.fill(3)
+    run.upkeep()
+    assert 0 not in run.files
+    index: Any = run.store.timers._index  # type: ignore[attr-defined]
+    sizes = index.queue_units(np.arange(1, 8))["size"].tolist()
+    assert max(sizes[:6]) < 500
+    assert sizes[6] > 1000
+    run.reopen(rebuild=rebuild)
+    assert run.store.verify() == []
+    assert run.store.cancel(cancelled) == [CancelOutcome.CANCELLED] * 6
+    assert run.store.cancel_key("late", "k-c1") == []
+    assert run.store.cancel(kept[0]) is CancelOutcome.CANCELLED
+    run.fill(3)
+    run.upkeep()
+    assert run.store.cancel([*cancelled, *kept]) == [CancelOutcome.CANCELLED] * 7
+    assert run.store.verify() == []
     run.store.close()
 
 

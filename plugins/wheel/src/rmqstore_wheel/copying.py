@@ -11,6 +11,7 @@ import numpy as np
 from rmqstore_wheel import frames
 from rmqstore_wheel.appending import Messages, Prepare
 from rmqstore_wheel.file_look import Slices
+from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats import log_reading
 from rmqstore_wheel.formats.binary_columns import Ints, cells, measure
 from rmqstore_wheel.formats.log_columns import Encoded
@@ -18,6 +19,7 @@ from rmqstore_wheel.formats.log_reading import Scan
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.liveness import Liveness
+from rmqstore_wheel.record_parts import body_places, topic_places
 from rmqstore_wheel.soundness import sound_rows
 from rmqstore_wheel.timer_index import TimerIndex
 from rmqstore_wheel.timer_records import ReadTimers, read_timers
@@ -54,7 +56,7 @@ class FileCopy(Slices):
         pieces: list[Messages] = []
         timers: Ints = np.zeros(0, np.int64)
         for live in self._liveness.of(self.file_start, starts, sizes):
-            records, store_ms = _without_frames(view, self.file_start, starts[live.rows], sizes[live.rows])
+            records, store_ms = _without_frames(view, self.file_start, starts[live.rows], sizes[live.rows], live.spare)
             prepare = None
             if live.topic == WHEEL_TOPIC:
                 timers = live.offsets + 1
@@ -91,7 +93,7 @@ def copy_timers(ledger: Ledger, index: TimerIndex, seqs: Ints) -> None:
             continue
         view, starts = log.chain.view(file_start), starts[sound]
         found = _read(index, view, file_start, starts, sizes[rows])
-        records, store_ms = _without_frames(view, file_start, starts, sizes[rows])
+        records, store_ms = _without_frames(view, file_start, starts, sizes[rows], np.zeros(len(rows), np.bool_))
         prepare = _with_keys(index, found, file_start, starts)
         copies = Messages(WHEEL_TOPIC, 0, seqs[rows] - 1, records, store_ms, prepare=prepare)
         ledger.append([copies], noted=[index.copied(seqs[rows])])
@@ -112,19 +114,37 @@ def _with_keys(index: TimerIndex, found: ReadTimers, file_start: int, starts: In
     return prepare
 
 
-def _without_frames(view: memoryview, file_start: int, starts: Ints, sizes: Ints) -> tuple[Encoded, int]:
-    """Return copies of records, without what those say of a frame that end one, and the latest of their store times; their sums stay."""
+def _without_frames(view: memoryview, file_start: int, starts: Ints, sizes: Ints, spare: Any) -> tuple[Encoded, int]:
+    """Return copies of records, without what those say of a frame that end one, and the latest of their store times; their sums stay.
+
+    Args:
+        spare: which of them are copied without their bodies.
+    """
     found = log_reading.decode_columns(view, starts, sizes, log_offset=file_start)
-    ends = frames.ends_of(np.frombuffer(view, np.uint8), starts, sizes)
+    source = np.frombuffer(view, np.uint8)
+    ends, bare = frames.ends_of(source, starts, sizes), np.flatnonzero(spare)
     shorter = sizes.copy()
     shorter[ends] -= frames.PROPERTY_BYTES
-    data = np.frombuffer(bytearray().join(_stretches(view, starts, shorter)), np.uint8)
+    # Around a body that is left out lie two pieces.
+    bodies = body_places(source, starts[bare])
+    behind = topic_places(source, starts[bare])
+    lasts = starts[bare] + shorter[bare] - behind
+    lengths = shorter.copy()
+    lengths[bare] = bodies - starts[bare]
+    data = np.frombuffer(
+        bytearray().join(_stretches(view, np.insert(starts, bare + 1, behind), np.insert(lengths, bare + 1, lasts))), np.uint8
+    )
+    shorter[bare] -= behind - bodies
     places = np.cumsum(shorter) - shorter
+    if len(bare):
+        cells(data, ">i4")[places[bare]] = shorter[bare]
+        cells(data, ">i4")[places[bare] + log_format.BODY_CRC_AT] = log_format.body_crc(b"")
+        cells(data, ">i4")[places[bare] + (bodies - starts[bare]) - 4] = 0
     if len(ends):
         (texts,) = found.properties
         lengths = np.broadcast_to(measure(texts).lengths, len(starts))[ends]
         cells(data, ">i4")[places[ends]] = shorter[ends]
-        cells(data, ">i2")[places[ends] + sizes[ends] - lengths - 2] = lengths - frames.PROPERTY_BYTES
+        cells(data, ">i2")[places[ends] + shorter[ends] + frames.PROPERTY_BYTES - lengths - 2] = lengths - frames.PROPERTY_BYTES
     return Encoded(data, places, shorter), int(np.max(np.asarray(found.store_ms)))
 
 

@@ -9,9 +9,10 @@ from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel import frames, sums
 from rmqstore_wheel.commit_log import CommitLog
 from rmqstore_wheel.formats import log_reading
-from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.binary_columns import Ints, cells
 from rmqstore_wheel.formats.log_reading import Scan, Stop
 from rmqstore_wheel.liveness import Liveness
+from rmqstore_wheel.record_parts import body_places
 from rmqstore_wheel.soundness import sound_rows
 
 
@@ -120,6 +121,11 @@ class FileLook(CheckedSlices):
         self.live = 0
         self.led_to: Scan | None = None
 
+    def _spare_bytes(self, starts: Ints) -> int:
+        """Return how long the bodies of some records are."""
+        data = np.frombuffer(self._log.chain.view(self.file_start), np.uint8)
+        return int(cells(data, ">i4")[body_places(data, starts) - 4].sum()) if len(starts) else 0
+
     def go_on(self, slice_bytes: int) -> int:
         """Look at the next slice; returns its bytes."""
         before = self.at
@@ -127,7 +133,7 @@ class FileLook(CheckedSlices):
             found = self.next(slice_bytes)
             if len(found.starts):
                 for rows in self._liveness.of(self.file_start, found.starts, found.sizes):
-                    self.live += int(found.sizes[rows.rows].sum())
+                    self.live += int(found.sizes[rows.rows].sum()) - self._spare_bytes(found.starts[rows.rows[rows.spare]])
         except CorruptStoreError:
             self.is_done = self.is_damaged = True
         if self.is_damaged:

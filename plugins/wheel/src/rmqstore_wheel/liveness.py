@@ -25,13 +25,17 @@ _PAGE: Final = 64 * 1024
 
 
 class LiveRows(NamedTuple):
-    """Records of one queue that are live: which rows of those asked for, by rising offset, their queue offsets, and their units."""
+    """Records of one queue that are live: which rows of those asked for, by rising offset, their queue offsets, and their units.
+
+    ``spare`` says which of them nobody is going to read: cancelled timers, of whose messages the bodies may go.
+    """
 
     topic: str
     queue: int
     rows: Ints
     offsets: Ints
     units: np.ndarray[Any, np.dtype[np.void]]
+    spare: np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Liveness:
@@ -66,8 +70,11 @@ class Liveness:
                 answered = self._index.is_answered(offsets[rows] + 1)
                 rows, units = rows[answered], units.compress(answered)
             if len(rows):
-                live.append(LiveRows(topic, queue, rows, offsets[rows], units))
+                live.append(LiveRows(topic, queue, rows, offsets[rows], units, self._spare(topic, offsets[rows])))
         return live
+
+    def _spare(self, topic: str, offsets: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        return self._index.cancelled.get_many(offsets + 1) if topic == WHEEL_TOPIC else np.zeros(len(offsets), np.bool_)
 
     def led_to(self, begin: int, end: int) -> Iterator[LiveRows]:
         """Yield what consume queues lead to between two offsets of the log, and is live; that takes long, and reads no record.
@@ -86,4 +93,4 @@ class Liveness:
                         answered = self._index.is_answered(offsets + 1)
                         offsets, units = offsets[answered], units.compress(answered)
                     if len(offsets):
-                        yield LiveRows(topic, queue, np.arange(len(offsets)), offsets, units)
+                        yield LiveRows(topic, queue, np.arange(len(offsets)), offsets, units, self._spare(topic, offsets))

@@ -14,8 +14,8 @@ Why no crash point loses or doubles anything here. The log alone says everything
   record of the frame that holds the copies (``journal.Copied``), so they are there if and only if the copies are. Its tick follows from its
   times, which stay.
 - **What was taken away**: dropped queues, removed messages, cancels. Each is said by a record behind all records of the message that it
-  speaks of, save later copies; and nothing dead is copied, save cancelled timers, which say so. Files go from the oldest on, so what was
-  taken away goes before what took it away.
+  speaks of, save later copies; and nothing dead is copied, save cancelled timers without their bodies, which say so. Files go from
+  the oldest on, so what was taken away goes before what took it away.
 - **State.** Before a file goes, a frame behind it begins with ``journal.Restart`` and holds all maps; the largest seq and what was
   forgotten are among them. Changes that lie before it are void, so it does not matter that earlier ones are missing. First offsets and
   next offsets of queues are in the maps; a queue that is made anew is empty where no message is left.

@@ -77,12 +77,18 @@ def new_head(record: Bytes, body: int, size: int) -> bytearray:
 # ---------------------------------------------------------------- many records
 
 
-def topic_places(data: Any, starts: Ints) -> Ints:
-    """Return where the lengths of the topics lie, right behind the bodies."""
+def body_places(data: Any, starts: Ints) -> Ints:
+    """Return where the bodies lie; their lengths are what lies before them."""
     flags = data[starts + 39] & HOST_BITS
     at = starts + log.FIXED_BYTES
     if flags.any():
         at = at + np.where(flags & log.BORN_HOST_V6, V6_MORE, 0) + np.where(flags & log.STORE_HOST_V6, V6_MORE, 0)
+    return at
+
+
+def topic_places(data: Any, starts: Ints) -> Ints:
+    """Return where the lengths of the topics lie, right behind the bodies."""
+    at = body_places(data, starts)
     return at + cells(data, ">i4")[at - 4]  # type: ignore[no-any-return]
 
 

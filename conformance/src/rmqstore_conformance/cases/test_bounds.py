@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -134,3 +135,29 @@ def test_x3_a_pop_that_passes_over_everything_lets_others_in_between(stores: Sto
     store.send(message("last", tag="blue"))
     assert [each.message_id for each in store.pop("t", "g", filter="blue")] == ["mlast"]
     assert store.pop("t", "h", filter="blue", max_messages=5)[0].message_id == "mlast", "the store itself looks on until something passes"
+
+
+def _written() -> int:
+    """Return how many bytes this process has passed to the system so far."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
+
+
+@pytest.mark.clause("X3")
+def test_x3_a_store_where_nothing_happens_writes_next_to_nothing(stores: Stores) -> None:
+    """X3: with timers, leases, marks and consumed messages in it, ticks at which nothing is due write less than a page each."""
+    store = stores.open(flush="async", default_queues=1, mark_memory_ms=10**10)
+    store.send_batch([message(n) for n in range(2000)], marks=[b"%04d" % n * 60 for n in range(2000)])
+    store.send_batch([message(f"far-{n}") for n in range(2000)], delay=timedelta(days=30))
+    store.ack(store.pop("t", "g", max_messages=1000))
+    store.pop("t", "g", max_messages=10, invisible=timedelta(days=2))
+    store.flush()
+    for _ in range(20):
+        stores.clock.advance(10 * 60_000)
+        store.tick()
+    begin = _written()
+    for _ in range(50):
+        stores.clock.advance(10 * 60_000)
+        store.tick()
+    written = _written() - begin
+    assert written < 50 * 4096, f"50 ticks of a store where nothing happened wrote {written} bytes"

@@ -21,7 +21,8 @@ store that is older than those of the chunks. Marks go oldest first, so while th
 mark is not there was not sent. *Begun* is written when the witness is durable, and before anything is sent; a shard that was begun and
 has no witness is refused. The argument needs that the job's own marks are younger, so a clock that was set back gets another witness.
 
-A job with the same id after the commit skips phase 1 and completes what is missing, whatever it is given; before the commit it starts anew.
+A job with the same id after the commit skips phase 1, completes what is missing, and refuses rows that are others than it had; before the
+commit it starts anew.
 """
 
 from __future__ import annotations
@@ -74,6 +75,11 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     def rows(self) -> int:
         """Messages of the job."""
         return sum(sum(file.rows) for file in self.files)
+
+    @property
+    def body_sum(self) -> int:
+        """Sum of all bytes of all bodies."""
+        return sum(file.body_sum for file in self.files)
 
     def rows_of(self, shard: int) -> int:
         """Return how many of them belong to a shard."""
@@ -167,6 +173,26 @@ class Job:
         """
         if record.is_dropped:
             raise TransferError(f"job {self.id!r} of {self.dataset.path} was given up; write what is missing with another job id")
+
+    def check_same(self, found: Iterable[StagedFile]) -> None:
+        """Refuse other rows than the committed job brought, by their number and the bytes of their bodies; deliver times may differ.
+
+        Args:
+            found: what the tasks of a write staged, or counted when they found the job committed.
+
+        Raises:
+            TransferError: they are others.
+        """
+        record, files = self.record(), list(found)
+        if record is None or not files:
+            return
+        rows = sum(sum(file.rows) for file in files)
+        if (rows, sum(file.body_sum for file in files)) != (record.rows, record.body_sum):
+            others = f"{rows} others" if rows == record.rows else str(rows)
+            raise TransferError(
+                f"job {self.id!r} of {self.dataset.path} has brought {record.rows} messages, and this write has {others}, of which none "
+                "was stored: other rows need a job_id of their own"
+            )
 
     def record(self) -> JobRecord | None:
         """Return what was committed; None before the commit."""

@@ -22,7 +22,7 @@ from rmqstore.spark.failures import LASTING, Failure, encoded, reports, typed
 from rmqstore.spark.handing import ShardTick, check_no_job_waits, tick_shard
 from rmqstore.spark.ingest import ShardReport, check_delays, ingest_shard
 from rmqstore.spark.jobs import Job, job_of_write
-from rmqstore.spark.stagedfiles import StagedFile
+from rmqstore.spark.stagedfiles import StagedFile, counted
 from rmqstore.spark.staging import stage
 from rmqstore.when import time_ms
 
@@ -73,7 +73,7 @@ def schedule(
 
     All rows are checked and set aside by shard first; only when all are there does a task for each shard send them
     (``rmqstore.spark.jobs`` has the argument). So after an error before that nothing is stored, and after one behind it a call with the
-    same ``job_id`` completes the job without looking at ``df`` again.
+    same ``job_id`` completes the job from what was set aside; the rows of ``df`` are then only compared with it.
 
     Args:
         df: columns of :data:`rmqstore.spark.SCHEMA`; all but topic and body may be missing or null. A timestamp ``deliver_at``
@@ -88,8 +88,8 @@ def schedule(
 
     Raises:
         IllegalMessageError: a column, or a row, breaks the data contract; nothing was stored.
-        TransferError: the job is committed and not all of it is stored, with its id and what completes it; so is another one, and this
-            one has no id; a job of this id was given up, or shards do not know any more which part of it they have.
+        TransferError: the job is committed and not all of it is stored, with its id and what completes it; or another one is, and this one
+            has no id; or a job of this id has brought other rows, or was given up; or shards do not know which part of it they have.
         ConfigError: the data set is another one than was asked for.
         StoreLockedError: a shard is open in another process.
         EngineNotInstalledError: the engine is missing here or on an executor.
@@ -106,6 +106,8 @@ def schedule(
             job.commit(files, now_ms)
         found = {report.shard: report for report in _run(df.sparkSession, job.missing_shards(), _ingesting(job, lock_wait_ms), ShardReport)}
         job.finish()
+    if files is None:
+        job.check_same(reports(_collected(df.select(*written_columns(df.columns)).mapInArrow(_counting, _ANSWER)), StagedFile))
     return report_of(job, found)
 
 
@@ -197,6 +199,10 @@ def _staging(job: Job, now_ms: int | None) -> Callable[[_Batches], _Batches]:
         yield _row(answered(lambda: stage(Job(Dataset.open(path), job_id), map(taken, batches), partition, now_ms)))
 
     return run
+
+
+def _counting(batches: _Batches) -> _Batches:
+    yield _row(answered(lambda: counted(map(taken, batches))))
 
 
 def _ingesting(job: Job, lock_wait_ms: int) -> Callable[[int], ShardReport]:

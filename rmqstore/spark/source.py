@@ -32,7 +32,7 @@ from rmqstore.spark.ingest import check_delays, ingest_here
 from rmqstore.spark.jobs import Job, job_of_write
 from rmqstore.spark.readout import PART_ROWS, Part, View, Wanted, plan, read
 from rmqstore.spark.running import answered
-from rmqstore.spark.stagedfiles import StagedFile
+from rmqstore.spark.stagedfiles import StagedFile, counted
 from rmqstore.spark.staging import stage
 
 if TYPE_CHECKING:
@@ -152,10 +152,7 @@ class JobWriter(DataSourceArrowWriter):
         partition = context.partitionId()
         job = self._job()
         if job.record() is not None:
-            # Committed before: what this run brings is not looked at.
-            for _ in iterator:
-                pass
-            return Staged(answered(lambda: StagedFile(name="", shards=[], rows=[], sizes_bytes=[], is_drained=True)))
+            return Staged(answered(lambda: counted(map(taken, iterator))))
         return Staged(answered(lambda: stage(job, map(taken, iterator), partition, self._now_ms)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -163,6 +160,7 @@ class JobWriter(DataSourceArrowWriter):
         files = reports([message.answer for message in messages if isinstance(message, Staged)], StagedFile)
         with job.completing():
             self._complete(job, files)
+        job.check_same(files)
 
     def _complete(self, job: Job, files: list[StagedFile]) -> None:
         if job.record() is None:

@@ -7,12 +7,14 @@ its bytes. So a file of another length, or a batch of which a byte is another on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rmqstore.batch import IN_SCHEMA
 from rmqstore.errors import CorruptStoreError, TransferError
@@ -28,7 +30,8 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One file of phase 1: where its batches begin; shard, rows, bytes and CRC-32 of each; and the latest deliver time, ms.
 
-    A task without rows has no file; its name is empty. One that found the job committed did not look at its rows: ``is_drained``. A file
+    A task without rows has no file; its name is empty. One that found the job committed only counted its rows: ``is_drained``.
+    ``body_sum`` is that of all bytes of all bodies, the same in whatever order the rows come. A file
     without sums was written by a version that took none; it only says what its job had.
     """
 
@@ -39,6 +42,7 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     offset: int = 0
     sums: list[int] = []
     latest_ms: int | None = None
+    body_sum: int = 0
     is_drained: bool = False
 
     @property
@@ -47,11 +51,30 @@ class StagedFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return self.offset + sum(self.sizes_bytes) + len(_END_OF_STREAM)
 
 
+def body_sum(batch: pa.RecordBatch) -> int:
+    """Return the sum of all bytes of the bodies."""
+    bodies = batch.column("body").cast(pa.binary())
+    _, offsets, values = bodies.buffers()
+    if values is None or not len(bodies):
+        return 0
+    first, behind = np.frombuffer(offsets, np.int32)[bodies.offset : bodies.offset + len(bodies) + 1][[0, -1]].tolist()
+    return int(pc.sum(pa.Array.from_buffers(pa.uint8(), behind - first, [None, values], offset=first)).as_py() or 0)
+
+
+def counted(batches: Iterable[pa.RecordBatch]) -> StagedFile:
+    """Return how many rows there are, and the sum of their bodies; nothing is written."""
+    rows = total = 0
+    for batch in batches:
+        rows += batch.num_rows
+        total += body_sum(batch)
+    return StagedFile(name="", shards=[], rows=[rows], sizes_bytes=[], body_sum=total, is_drained=True)
+
+
 class BatchWriter:
     """Writes batches into a new file.
 
     Attributes:
-        offset, shards, rows, sizes_bytes, sums: of what was written so far, as in :class:`StagedFile`.
+        offset, shards, rows, sizes_bytes, sums, body_sum: of what was written so far, as in :class:`StagedFile`.
     """
 
     def __init__(self, sink: pa.NativeFile) -> None:
@@ -62,6 +85,7 @@ class BatchWriter:
         self.rows: list[int] = []
         self.sizes_bytes: list[int] = []
         self.sums: list[int] = []
+        self.body_sum = 0
 
     def write(self, shard: int, batch: pa.RecordBatch) -> None:
         """Write rows of ``IN_SCHEMA`` that belong to one shard."""
@@ -70,6 +94,7 @@ class BatchWriter:
         self.rows.append(batch.num_rows)
         self.sizes_bytes.append(message.size)
         self.sums.append(crc32(message))
+        self.body_sum += body_sum(batch)
         self._sink.write(message)
 
     def finish(self, name: str, latest_ms: int | None = None) -> StagedFile:
@@ -83,6 +108,7 @@ class BatchWriter:
             offset=self.offset,
             sums=self.sums,
             latest_ms=latest_ms,
+            body_sum=self.body_sum,
         )
 
 

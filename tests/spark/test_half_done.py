@@ -12,6 +12,7 @@ from rmqstore.spark import Dataset
 from rmqstore.spark.failures import encoded
 from rmqstore.spark.ingest import ATTEMPTS, ingest_here
 from rmqstore.spark.jobs import Job, job_of_write
+from rmqstore.spark.stagedfiles import counted
 from tests.spark.datasets import ENGINES, NOW_MS, committed, rows, staged, timers_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")]
@@ -92,7 +93,9 @@ def test_a_plain_write_that_fails_behind_its_commit_is_completed_and_not_doubled
 
     deaths(0)
     again = writer(job_id=first._job_id)
-    again.commit([])
+    again.commit([Staged(encoded(counted([rows(0, 77), rows(77, 123).slice(0, 50), rows(127, 73)])))])
+    with pytest.raises(rmqstore.TransferError, match="brought 200 messages, and this write has 200 others,"):
+        again.commit([Staged(encoded(counted([rows(1, 200)])))])
     assert sorted(timers_of(dataset.path)) == list(range(200))
     writer()
 

@@ -65,8 +65,10 @@ def test_a_schedule_is_written_once_handed_over_and_read(spark: SparkSession, ti
     path = tmp_path / "data"
     report = rmqspark.schedule(timers, path, shards=2, engine=ENGINE, job_id="load", now_ms=NOW_MS)
     assert (report.rows, report.repeated, len(report.shards)) == (ROWS, 0, 2)
-    again = rmqspark.schedule(timers.limit(5), path, job_id="load", now_ms=NOW_MS)
+    again = rmqspark.schedule(timers.repartition(2), path, job_id="load", now_ms=NOW_MS)
     assert (again.rows, again.repeated) == (ROWS, ROWS)
+    with pytest.raises(rmqstore.TransferError, match=f"brought {ROWS} messages, and this write has 5,"):
+        rmqspark.schedule(timers.limit(5), path, job_id="load", now_ms=NOW_MS)
     assert in_the_store(path) == list(range(ROWS))
 
     read = view(spark, path, part_rows=300)
@@ -139,7 +141,7 @@ def test_what_was_read_is_written_as_it_is(spark: SparkSession, timers: DataFram
     at = timers.selectExpr("topic", "body", "keys", "timestamp_millis(deliver_at_ms) AS deliver_at")
     at.write.format("rmqstore").mode("append").options(now_ms=NOW_MS, engine=ENGINE).save(str(first))
     view(spark, first).write.format("rmqstore").mode("append").options(now_ms=NOW_MS, engine=ENGINE).save(str(second))
-    rmqspark.schedule(view(spark, first), third, engine=ENGINE, now=NOW_MS)
+    rmqspark.schedule(view(spark, first), third, engine=ENGINE, now_ms=NOW_MS)
     columns = ("message_id", "topic", "body", "keys", "deliver_at_ms")
     there = sorted(view(spark, first).select(*columns).collect())
     assert [row.deliver_at_ms for row in sorted(there, key=lambda row: row.deliver_at_ms)] == [NOW_MS + 1000 * (n + 1) for n in range(ROWS)]

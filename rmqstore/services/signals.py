@@ -11,7 +11,9 @@ class Signal:
     """A counter that threads can wait on: read it, look for messages, then wait for it to have moved on. So no wake-up is lost."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        # Taken itself, by what C does: a signal handler that raised in the condition's own ``__enter__`` would leave it held (F4).
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
         self._count = 0
 
     @property
@@ -21,13 +23,13 @@ class Signal:
 
     def notify(self) -> None:
         """Wake everybody."""
-        with self._condition:
+        with self._lock:
             self._count += 1
             self._condition.notify_all()
 
     def wait_beyond(self, seen: int, timeout_s: float) -> None:
         """Return when the count has moved beyond ``seen``, or after ``timeout_s`` seconds."""
-        with self._condition:
+        with self._lock:
             self._condition.wait_for(lambda: self._count > seen, timeout_s)
 
 

@@ -14,7 +14,8 @@ import pytest
 import rmqstore
 from rmqstore import IllegalArgumentError, ManualClock, Message, Store, StoreClosedError, transfer
 from rmqstore.opening import Opened
-from rmqstore.services.signals import Waits
+from rmqstore.services.signals import Signal, Waits
+from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
 
 pytestmark = pytest.mark.timeout(90)
 LONG = timedelta(minutes=10)
@@ -149,3 +150,20 @@ def test_a_wait_that_ends_with_an_error_is_forgotten() -> None:
         raise IllegalArgumentError("the filter is wrong")
     waits.anything()
     assert mine.count == 0
+
+
+@pytest.mark.parametrize("call", [Signal.notify, lambda signal: signal.wait_beyond(0, 0.0)], ids=["notify", "wait"])
+def test_an_interrupted_thread_leaves_the_signal_to_the_others(call: Callable[[Signal], None]) -> None:
+    step, done = 1, False
+    while not done:
+        signal = Signal()
+        try:
+            interrupted(lambda signal=signal: call(signal), step)  # type: ignore[misc]
+            done = True
+        except (Interrupted, RuntimeError):
+            step += 1
+        other = threading.Thread(target=signal.notify, daemon=True)
+        other.start()
+        other.join(20)
+        assert not other.is_alive(), f"interrupted at step {step}, it keeps the lock"
+    assert step > 3

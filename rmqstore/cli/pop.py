@@ -75,6 +75,7 @@ def pop(
     ] = None,
     ack: Annotated[bool, typer.Option("--ack/--no-ack", help="Ack what was printed, or keep the leases and print receipts.")] = True,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
+    create: Annotated[bool, typer.Option("--create", help="With --wait or --follow: make a topic that is not there yet.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Pop messages of a topic, print and ack them.
@@ -84,10 +85,13 @@ def pop(
     `rmqstore ack` takes the receipts.
 
     What is due or expired is moved first, so this works on a store that nobody had open for a while. With --wait or --follow the store
-    hands over all the time.
+    hands over all the time. A topic that is not there is refused, lest a typing error makes one, and a group, for good; --create makes
+    it.
     """
     refuse_together(follow=follow, attempt_id=attempt_id)
     wait_ms = duration_option("--wait", wait)
+    if create and not (follow or wait_ms):
+        raise typer.BadParameter("a new topic has no messages; add --wait or --follow", param_hint="--create")
     limit = maximum if maximum is not None else None if follow else 1
     if attempt_id is not None and limit is not None and limit > MAX_POP:
         raise typer.BadParameter(f"with --attempt-id at most {MAX_POP}", param_hint="--max")
@@ -97,10 +101,10 @@ def pop(
     tally = Tally()
     with Interrupt() as interrupt, stores.owning(store, services=waits) as opened:
         opened.tick()
-        if not waits:
+        if not create:
             stores.require_topic(opened, topic)
         elif topic not in [info.name for info in opened.topics(system=True)]:
-            show.note(f"Topic {topic} is not there yet; its first message will make it.")
+            show.note(f"Topic {topic} is not there yet; this makes it.")
         _check_way(opened, wish)
         _consume(opened, wish, tally, interrupt, None if follow else wait_ms)
     _report(wish, tally, store=str(store))

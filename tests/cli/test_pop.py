@@ -142,7 +142,20 @@ def test_a_group_that_is_new_to_a_topic_is_told_where_it_begins(cli: Command) ->
     with cli.owner() as store:
         store.reset_offset("orders", "moved", 1)
     assert "new to" not in cli.good("pop", "data", "orders", "-g", "moved").err, "reset_offset said where it begins"
-    assert "new to" not in cli.good("pop", "data", "none", "-g", "g", "--wait", "1ms").err
+    assert "new to" not in cli.good("pop", "data", "none", "-g", "g", "--wait", "1ms", "--create").err
+
+
+def test_a_typing_error_makes_no_topic(cli: Command) -> None:
+    """Also of one who waits: only who asks for it makes a topic, and a group with it."""
+    cli.send()
+    for ways in (("--wait", "1h"), ("--follow",)):
+        assert "has no topic 'order'; did you mean orders?" in cli.bad(1, "pop", "data", "order", "-g", "typo", *ways)
+    assert "add --wait or --follow" in cli.bad(2, "pop", "data", "order", "-g", "typo", "--create")
+    with cli.owner() as store:
+        assert ([topic.name for topic in store.topics()], store.groups()) == (["orders"], [])
+    cli.good("pop", "data", "order", "-g", "typo", "--wait", "1ms", "--create")
+    with cli.owner() as store:
+        assert ([topic.name for topic in store.topics()], store.groups()) == (["order", "orders"], ["typo"])
 
 
 def test_a_new_group_that_begins_at_the_end_is_told_so(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ def test_follow_goes_on_until_ctrl_c_and_acks_what_it_printed(data: Path) -> Non
 
 
 def test_ctrl_c_while_waiting(data: Path) -> None:
-    with started("--debug", "pop", data, "other", "-g", "g", "--wait", "1h") as process:
+    with started("--debug", "pop", data, "other", "-g", "g", "--wait", "1h", "--create") as process:
         until_s = time.monotonic() + _PATIENCE_S
         while b"pid %d" % process.pid not in (data / "LOCK").read_bytes() and time.monotonic() < until_s:
             os.sched_yield()

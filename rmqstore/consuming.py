@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import overload
+from typing import TypeAlias, overload
 
 from rmqstore.batch import MessageBatch
 from rmqstore.clock import SystemClock
@@ -33,7 +33,7 @@ from rmqstore.errors import (
     IllegalArgumentTypeError,
 )
 from rmqstore.filters import TagFilter, parse_filter
-from rmqstore.leased import Leased, LeasedMany, receipts_of
+from rmqstore.leased import Leased, LeasedMany, receipts_of, renewed
 from rmqstore.message import (
     MAX_ID_BYTES,
     PoppedMessage,
@@ -53,6 +53,10 @@ _INVISIBLE_MS = 60_000
 
 _MAX_BACKOFF = 100
 """Entries of a table of back-offs."""
+
+
+Popped: TypeAlias = PoppedMessage | ChangeResult
+"""A popped message, or what ``change_invisible`` made of it."""
 
 
 class Consuming(Owning):
@@ -203,7 +207,10 @@ class Consuming(Owning):
     def change_invisible(
         self, leased: Leased | LeasedMany, invisible: timedelta | None = None, *, invisible_ms: int | None = None
     ) -> ChangeResult | list[ChangeResult]:
-        """Let leases end ``invisible`` (or ``invisible_ms``) from now, longer or shorter; the result holds the receipt that counts then."""
+        """Let leases end ``invisible`` (or ``invisible_ms``) from now, longer or shorter.
+
+        The result holds the receipt that counts from then on. It can be given in place of the message to every call that takes one.
+        """
         self._check_open()
         given = receipts_of(leased)
         wanted_ms = duration_ms("invisible", invisible, invisible_ms, minimum=1)
@@ -212,7 +219,7 @@ class Consuming(Owning):
         changes = [Change(each, wanted_ms) for each in given.receipts]
         results, ticket = self._pops.change_invisible(changes, self._clock.now_ms())
         self._settle(self._pops, ticket)
-        answers = given.spread(results, ChangeResult(ChangeOutcome.UNKNOWN))
+        answers = renewed(leased, given.spread(results, ChangeResult(ChangeOutcome.UNKNOWN)))
         return answers[0] if given.is_single else answers
 
     @overload
@@ -232,7 +239,7 @@ class Consuming(Owning):
     @overload
     def retry_later(
         self,
-        leased: PoppedMessage,
+        leased: Popped,
         delay: timedelta | None = None,
         *,
         delay_ms: int | None = None,
@@ -242,7 +249,7 @@ class Consuming(Owning):
     @overload
     def retry_later(
         self,
-        leased: Sequence[PoppedMessage],
+        leased: Sequence[Popped],
         delay: timedelta | None = None,
         *,
         delay_ms: int | None = None,
@@ -251,7 +258,7 @@ class Consuming(Owning):
     ) -> list[ChangeResult]: ...
     def retry_later(
         self,
-        leased: PoppedMessage | Sequence[PoppedMessage],
+        leased: Popped | Sequence[Popped],
         delay: timedelta | None = None,
         *,
         delay_ms: int | None = None,
@@ -268,23 +275,25 @@ class Consuming(Owning):
                 30 s, 1 min … 2 h.
         """
         self._check_open()
-        given = [leased] if isinstance(leased, PoppedMessage) else leased
-        if not isinstance(given, Sequence) or not all(isinstance(each, PoppedMessage) for each in given):
-            raise IllegalArgumentTypeError(f"retry_later takes a popped message or a list of them, not {type(leased).__name__}")
+        given = [each.message if isinstance(each, ChangeResult) else each for each in _listed(leased)]
+        messages = [each for each in given if isinstance(each, PoppedMessage)]
+        if len(messages) < len(given):
+            raise IllegalArgumentTypeError("retry_later takes popped messages, or what change_invisible gave for them")
         table: Sequence[int] = () if backoff is None else _backoff_table(backoff)
         wait_ms = duration_ms("delay", delay, delay_ms, minimum=1)
         if wait_ms is not None:
             table = [wait_ms]
         why = reason_text(reason)
-        receipts = receipts_of(given).receipts
+        receipts = receipts_of(messages).receipts
         own = {} if table else {name: each.backoff_ms for name, each in self._pops.group_settings().items()}
         changes = [
             Change(receipt, backoff_ms(each.attempt, table or own.get(receipt.group) or RETRY_BACKOFF_MS), True, why)
-            for receipt, each in zip(receipts, given, strict=True)
+            for receipt, each in zip(receipts, messages, strict=True)
         ]
         results, ticket = self._pops.change_invisible(changes, self._clock.now_ms())
         self._settle(self._pops, ticket)
-        return results[0] if isinstance(leased, PoppedMessage) else results
+        answers = renewed(messages, results)
+        return answers[0] if isinstance(leased, PoppedMessage | ChangeResult) else answers
 
     @overload
     def reject(self, leased: Leased, *, reason: str = "") -> RejectOutcome: ...  # type: ignore[overload-overlap] # as above
@@ -382,6 +391,14 @@ def _backoff_table(backoff: Sequence[timedelta]) -> list[int]:
     if not isinstance(backoff, Sequence) or isinstance(backoff, str | bytes) or not 1 <= len(backoff) <= _MAX_BACKOFF:
         raise IllegalArgumentTypeError(f"backoff must be a list of 1 to {_MAX_BACKOFF} durations, not {backoff!r}")
     return [timedelta_ms("each of backoff", each, minimum=1) for each in backoff]
+
+
+def _listed(leased: Popped | Sequence[Popped]) -> Sequence[Popped]:
+    if isinstance(leased, PoppedMessage | ChangeResult):
+        return [leased]
+    if not isinstance(leased, Sequence) or isinstance(leased, str | bytes):
+        raise IllegalArgumentTypeError(f"retry_later takes a popped message or a list of them, not {type(leased).__name__}")
+    return leased
 
 
 def _checked_letters(letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
+import msgspec
+
 from rmqstore.batch import MessageBatch
-from rmqstore.contract import Receipt
+from rmqstore.contract import ChangeResult, Receipt
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError
 from rmqstore.message import PoppedMessage
 
 _T = TypeVar("_T")
 
-Leased: TypeAlias = PoppedMessage | Receipt | str
-LeasedMany: TypeAlias = Sequence[PoppedMessage | Receipt | str] | MessageBatch
+Leased: TypeAlias = PoppedMessage | ChangeResult | Receipt | str
+LeasedMany: TypeAlias = Sequence[PoppedMessage | ChangeResult | Receipt | str] | MessageBatch
 
 
 class Given(NamedTuple):
@@ -38,7 +40,7 @@ def receipts_of(leased: Leased | LeasedMany) -> Given:
         IllegalArgumentTypeError: something else was given.
         IllegalArgumentError: a message or a batch was read without a lease.
     """
-    if isinstance(leased, PoppedMessage | Receipt | str):
+    if isinstance(leased, PoppedMessage | ChangeResult | Receipt | str):
         return _given([_receipt_of(leased)], is_single=True)
     if isinstance(leased, MessageBatch):
         return _receipts_of_batch(leased)
@@ -53,6 +55,9 @@ def _given(parsed: Sequence[Receipt | None], *, is_single: bool = False) -> Give
 
 
 def _receipt_of(leased: Leased) -> Receipt | None:
+    if isinstance(leased, ChangeResult):
+        held = leased.receipt or leased.message
+        return None if held is None else _receipt_of(held)
     if isinstance(leased, Receipt):
         return leased if leased.is_sound else None
     if isinstance(leased, str):
@@ -62,6 +67,23 @@ def _receipt_of(leased: Leased) -> Receipt | None:
             raise IllegalArgumentError(f"message {leased.message_id} was read without a lease; pop it first")
         return leased.proof if isinstance(leased.proof, Receipt) else Receipt.parse(leased.proof.text())
     raise IllegalArgumentTypeError(f"expected a popped message, a receipt or its text, not {type(leased).__name__}")
+
+
+def renewed(leased: Leased | LeasedMany, results: Sequence[ChangeResult]) -> list[ChangeResult]:
+    """Return results with the messages that were given, each under the receipt that its result holds."""
+    if isinstance(leased, MessageBatch):
+        return list(results)
+    given = [leased] if isinstance(leased, PoppedMessage | ChangeResult | Receipt | str) else leased
+    return [_renewed(each, result) for each, result in zip(given, results, strict=True)]
+
+
+def _renewed(leased: Leased, result: ChangeResult) -> ChangeResult:
+    message = leased.message if isinstance(leased, ChangeResult) else leased
+    if not isinstance(message, PoppedMessage):
+        return result
+    if result.receipt is not None:
+        message = msgspec.structs.replace(message, proof=result.receipt)
+    return msgspec.structs.replace(result, message=message)
 
 
 def _receipts_of_batch(batch: MessageBatch) -> Given:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
@@ -130,6 +131,10 @@ class PoppedMessage(msgspec.Struct, frozen=True):
     def receipt(self) -> str | None:
         """The proof of the lease as text: give it to ``ack``, from this process or another."""
         return None if self.proof is None else self.proof.text()
+
+    def __repr__(self) -> str:
+        fields = [f"{name}={reprlib.repr(getattr(self, name))}" for name in self.__struct_fields__ if name not in ("message_id", "proof")]
+        return f"PoppedMessage(message_id={self.message_id!r}, {', '.join(fields)}, receipt={self.receipt!r})"
 
 
 def retry_topic(group: str, topic: str) -> str:

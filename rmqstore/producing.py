@@ -167,25 +167,30 @@ class Producing(Owning):
     # ------------------------------------------------------------ cancelling
 
     @overload
-    def cancel(self, handle: str | TimerHandle) -> CancelOutcome: ...  # type: ignore[overload-overlap] # a str is a sequence of str
+    def cancel(self, handle: SendReceipt | str | TimerHandle) -> CancelOutcome: ...  # type: ignore[overload-overlap] # a str is a sequence of str
     @overload
-    def cancel(self, handle: Sequence[str | TimerHandle]) -> list[CancelOutcome]: ...
-    def cancel(self, handle: str | TimerHandle | Sequence[str | TimerHandle]) -> CancelOutcome | list[CancelOutcome]:
-        """Cancel a timer by its handle, or a list of them: one given, one outcome back.
+    def cancel(self, handle: Sequence[SendReceipt | str | TimerHandle]) -> list[CancelOutcome]: ...
+    def cancel(
+        self, handle: SendReceipt | str | TimerHandle | Sequence[SendReceipt | str | TimerHandle]
+    ) -> CancelOutcome | list[CancelOutcome]:
+        """Cancel a timer by what its send returned, by its handle, or a list of them: one given, one outcome back.
 
-        CANCELLED: it will never be delivered. ALREADY_DELIVERED: too late. UNKNOWN: no such timer was ever stored here, or the text is
-        no handle of this store.
+        CANCELLED: it will never be delivered. ALREADY_DELIVERED: too late. UNKNOWN: no such timer was ever stored here, the text is
+        no handle of this store, or the message was sent for now and never was a timer.
         """
         self._check_open()
-        given = [handle] if isinstance(handle, str | TimerHandle) else handle
+        is_single = isinstance(handle, SendReceipt | str | TimerHandle)
+        given = [handle] if isinstance(handle, SendReceipt | str | TimerHandle) else handle
         if not isinstance(given, Sequence):
-            raise IllegalArgumentTypeError(f"cancel takes a handle (str) or a list of them, not {type(handle).__name__}")
+            raise IllegalArgumentTypeError(
+                f"cancel takes a receipt of a send, a handle (str) or a list of them, not {type(handle).__name__}"
+            )
         parsed = [_parsed_handle(each) for each in given]
         outcomes, ticket = self._timers.cancel([each for each in parsed if each is not None], self._clock.now_ms())
         self._settle(self._timers, ticket)
         found = iter(outcomes)
         answers = [CancelOutcome.UNKNOWN if each is None else next(found) for each in parsed]
-        return answers[0] if isinstance(handle, str | TimerHandle) else answers
+        return answers[0] if is_single else answers
 
     def cancel_key(self, topic: str, key: str) -> list[CancelOutcome]:
         """Cancel every pending timer of ``topic`` that carries ``key``: one outcome for each that was found, in order of sending."""
@@ -197,7 +202,9 @@ class Producing(Owning):
         return outcomes
 
 
-def _parsed_handle(handle: str | TimerHandle) -> TimerHandle | None:
+def _parsed_handle(handle: SendReceipt | str | TimerHandle) -> TimerHandle | None:
+    if isinstance(handle, SendReceipt):
+        return handle.timer
     if isinstance(handle, TimerHandle):
         return handle if handle.is_sound else None
     if not isinstance(handle, str):

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.batch import IN_SCHEMA, MessageBatch, distinct_topics
-from rmqstore.contract import TimerReceipts
+from rmqstore.contract import TimerHandle, TimerReceipts
 from rmqstore.ids import id_of_mark, ids_of_mark, message_ids
 from rmqstore.message import Message
+from rmqstore.when import moment
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
@@ -37,6 +38,16 @@ class SendReceipt(msgspec.Struct, frozen=True):
     def handle(self) -> str | None:
         """What cancels the timer, as text; None when the message went to its topic at once."""
         return None if self._timers is None else self._timers.handle(self._row).text()
+
+    @property
+    def timer(self) -> TimerHandle | None:
+        """The handle as an object; None when the message went to its topic at once."""
+        return None if self._timers is None else self._timers.handle(self._row)
+
+    def __repr__(self) -> str:
+        timer = self.timer
+        later = "" if timer is None else f", handle={timer.text()!r}, due={moment(timer.tick)}"
+        return f"SendReceipt(message_id={self.message_id!r}{later}{', repeated=True' if self.repeated else ''})"
 
 
 class SendReceipts(Sequence[SendReceipt]):

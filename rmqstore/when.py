@@ -61,6 +61,14 @@ def timedelta_ms(what: str, value: timedelta, minimum: int = 0, way_out: str = "
     return milliseconds
 
 
+def moment(ms: int) -> str:
+    """Return ms since the epoch as ISO 8601 text in UTC, for a ``repr``."""
+    try:
+        return (_EPOCH + ms * _MS).isoformat(timespec="milliseconds")
+    except OverflowError:
+        return f"{ms} ms"
+
+
 def _given_ms(what: str, value_ms: int | None, minimum: int) -> int | None:
     if value_ms is not None:
         check_time_ms(_keyword_ms(what), value_ms, minimum)

@@ -87,10 +87,16 @@ class Reject(msgspec.Struct, frozen=True):
 
 
 class ChangeResult(msgspec.Struct, frozen=True):
-    """The outcome of a change, with the receipt that now holds the lease; None unless CHANGED."""
+    """The outcome of a change.
+
+    Attributes:
+        receipt: what now holds the lease; None unless CHANGED.
+        message: filled in by the store: the message that was given, under the receipt that now holds the lease; None when a receipt was.
+    """
 
     outcome: ChangeOutcome
     receipt: Receipt | None = None
+    message: PoppedMessage | None = None
 
 
 class Removal(msgspec.Struct, frozen=True):

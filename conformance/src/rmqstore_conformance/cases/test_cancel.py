@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -374,3 +375,17 @@ def test_c6_by_key_between_seal_and_hand_over(stores: Stores) -> None:
     assert set(outcomes) <= {CANCELLED, LATE}
     list(steps)
     assert read_ids(store) == ["m1"]
+
+
+@pytest.mark.clause("C2")
+def test_c2_a_send_is_cancelled_by_its_receipt(stores: Stores) -> None:
+    """C2, C3: the receipt of a send stands for its handle; a message that was sent for now never was a timer."""
+    store = stores.open()
+    later, now = store.send(message(1), delay=timedelta(minutes=1)), store.send(message(2))
+    many = store.send_batch([message(3), message(4)], delay=timedelta(minutes=1))
+    assert later.handle is not None
+    assert later.handle in repr(later)
+    assert store.cancel(later) is CancelOutcome.CANCELLED
+    assert store.cancel([later, now, *many]) == [
+        CancelOutcome.CANCELLED, CancelOutcome.UNKNOWN, CancelOutcome.CANCELLED, CancelOutcome.CANCELLED,
+    ]  # fmt: skip

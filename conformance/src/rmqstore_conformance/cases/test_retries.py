@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, Lag, RejectOutcome
+from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, Lag, RejectOutcome, ReleaseOutcome
 from rmqstore.message import MAX_REASON_BYTES, dlq_topic
-from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, message, pop_all
+from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, ids, message, pop_all
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -199,3 +199,25 @@ def test_p7_a_group_has_retries_of_its_own(durable_stores: Stores) -> None:
     for wrong in ({"max_retries": -1}, {"max_retries": True}, {"backoff": [timedelta(0)]}, {"backoff": "x"}):
         with pytest.raises(IllegalArgumentError):
             store.set_group("g", **wrong)
+
+
+@pytest.mark.clause("P6")
+def test_p6_a_heartbeat_and_a_back_off_go_together(stores: Stores) -> None:
+    """P6: what a change of the lease returned stands for the message in every later call; what it was made of is STALE."""
+    store = stores.open()
+    store.send_batch([message(n) for n in range(4)])
+    popped = store.pop("t", "g", max_messages=4, invisible=SECOND)
+    beats = [store.change_invisible(each, MINUTE) for each in popped]
+    assert [each.message and each.message.message_id for each in beats] == ids(popped)
+    longer = store.change_invisible(beats[0], 2 * MINUTE)
+    assert longer.outcome is ChangeOutcome.CHANGED
+    assert store.retry_later(popped[0], SECOND).outcome is ChangeOutcome.STALE
+    assert store.ack([popped[0], beats[0]]) == [AckOutcome.STALE, AckOutcome.STALE]
+    assert store.change_invisible(popped[0], MINUTE).message == popped[0]
+    assert store.retry_later(longer, SECOND).outcome is ChangeOutcome.CHANGED
+    assert store.ack(beats[1]) is AckOutcome.ACKED
+    assert store.release(beats[2]) is ReleaseOutcome.RELEASED
+    assert [each.outcome for each in store.retry_later(beats[3:], SECOND)] == [ChangeOutcome.CHANGED]
+    stores.clock.advance(1000)
+    store.tick()
+    assert sorted((each.message_id, each.attempt) for each in store.pop("t", "g")) == [("m0", 2), ("m2", 1), ("m3", 2)]

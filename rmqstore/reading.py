@@ -35,6 +35,7 @@ from rmqstore.errors import (
     StoreClosedError,
     StoreForkedError,
     StorePoisonedError,
+    named,
 )
 from rmqstore.message import (
     MAX_ID_BYTES,
@@ -217,7 +218,7 @@ class Reading:
     def verify(self) -> list[str]:
         """Recount every counter and read every record; one sentence a difference, empty when all is well."""
         self._check_open()
-        return list(dict.fromkeys(self._timers.verify() + self._pops.verify()))  # what both sides share is told once
+        return list(dict.fromkeys(map(named, self._timers.verify() + self._pops.verify())))  # what both sides share is told once
 
     def digest(self) -> dict[str, TableDigest]:
         """Return what the store holds as one number a table, whatever the engine and the order; other calls wait meanwhile.

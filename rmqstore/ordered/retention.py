@@ -28,6 +28,9 @@ from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.stage import Stage
 from rmqstore.ordered.standings import Registered, Seat, count_between
 
+_LOOKED_AT = 256
+"""So many queues a step of upkeep looks at, so that it takes a few ms however many there are; each has its turn."""
+
 ACTIVITY_PARTS = 8
 """A group's last activity is written once in this part of ``group_expiry_ms``, so that an empty pop costs no write."""
 
@@ -42,7 +45,7 @@ class Retention:
         self._options = shared.options
         self._state = state
         self._log = log
-        self._round: Iterator[tuple[str, int]] | None = None
+        self._round: Iterator[tuple[Topic, int]] | None = None
         self._head_ms: dict[tuple[int, int], tuple[int, int]] = {}
 
     def reclaim(self, stage: Stage, budget: int) -> UpkeepReport:
@@ -65,18 +68,27 @@ class Retention:
 
     def _next_queues(self, count: int) -> Iterator[tuple[Topic, int]]:
         """Yield up to ``count`` queues, none of them twice, that go on where the last ones ended; each has its turn."""
-        left = min(count, sum(topic.queues for topic in self._state.topics.values()))
+        left, topics = min(count, _LOOKED_AT), self._state.topics
+        if len(topics) < left:
+            left = min(left, sum(topic.queues for topic in topics.values()))
         while left > 0:
             if self._round is None:
-                self._round = iter([(name, queue) for name, topic in self._state.topics.items() for queue in range(topic.queues)])
-            for name, queue in self._round:
-                topic = self._state.topics.get(name)
-                if topic is not None and queue < topic.queues:
-                    yield topic, queue
-                    left -= 1
-                    if not left:
-                        return
+                self._round = self._all_queues()
+            for found in self._round:
+                yield found
+                left -= 1
+                if not left:
+                    return
             self._round = None
+
+    def _all_queues(self) -> Iterator[tuple[Topic, int]]:
+        """Yield every queue of the topics that there are now, as far as it is there when its turn comes."""
+        for name in list(self._state.topics):
+            topic = self._state.topics.get(name)
+            for queue in range(0 if topic is None else topic.queues):
+                if (topic := self._state.topics.get(name)) is None:
+                    break
+                yield topic, queue
 
     def _count_expired(self, stage: Stage, topic: Topic, queue: int, first: int, target: int) -> Counter[tuple[int, int]]:
         """Return how many of the messages that go each group has not popped yet, by group and topic."""

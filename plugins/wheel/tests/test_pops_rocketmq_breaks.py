@@ -347,7 +347,7 @@ def test_p12_an_unreadable_leased_message_is_parked(stores: WheelStores, order: 
     assert "CRC" in parked_reasons(store)["t/0/1"]
     assert store.topics(system=True)[0].name == PARKED_TOPIC
     assert store.lag("t", "g") == Lag(0, 0, 0, 0)
-    assert "CRC" in store.verify()[0], "the damage is still told of"
+    assert any("CRC" in each for each in store.verify()), "the damage is still told of"
 
 
 # ---------------------------------------------------------------- P13, P14: restarts

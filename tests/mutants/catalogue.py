@@ -129,7 +129,7 @@ def cursor_is_not_stored_with_the_messages() -> Iterator[None]:
     apply = OrderedPops.apply
 
     def mutated(self: OrderedPops, txn: PopTxn, now_ms: int) -> Any:
-        result = apply(self, PopTxn(txn.appends, txn.acks, txn.changes, txn.releases, None, txn.marks), now_ms)
+        result = apply(self, msgspec.structs.replace(txn, timer_cursor=None), now_ms)
         if txn.timer_cursor is not None:
             self._cursor = txn.timer_cursor
         return result

@@ -122,7 +122,7 @@ class _Consumer:
         def events(results: Sequence[Any]) -> list[Event]:
             return [changed if each.outcome is ChangeOutcome.CHANGED else Event.CHANGE_REFUSED for each in results]
 
-        act = partial(self._shard.store.change_invisible, receipts, invisible_ms)
+        act = partial(self._shard.store.change_invisible, receipts, invisible_ms=invisible_ms)
         return [each.receipt for each in self._call("change_invisible", Event.CHANGING, ids, attempts, act, events)]
 
     def _try_old(self, receipts: Sequence[Any], ids: Ids, attempts: Ids) -> None:

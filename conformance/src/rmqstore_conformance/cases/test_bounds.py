@@ -106,6 +106,7 @@ def test_x3_a_call_does_no_work_for_pairs_of_other_topics_and_groups(stores: Sto
 
 
 @pytest.mark.clause("X3")
+@pytest.mark.needs("fifo")
 @pytest.mark.parametrize("order", [False, True], ids=["any order", "in order"])
 def test_x3_a_pop_holds_a_bounded_number_of_bytes(stores: Stores, order: bool) -> None:
     """X3: whoever asks for many large messages gets fewer, and the rest by the next pops."""

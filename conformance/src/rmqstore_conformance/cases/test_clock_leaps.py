@@ -19,6 +19,7 @@ LEAPS = pytest.mark.parametrize("leap_ms", [YEAR_MS, -YEAR_MS, 3 * DAY_MS], ids=
 
 @LEAPS
 @pytest.mark.clause("K1", "K2", "C2", "C4")
+@pytest.mark.needs("cancel_by_key")
 def test_k1_every_call_after_a_leap(stores: Stores, leap_ms: int) -> None:
     """K1: the clock leaps, the store is used and maintained, the clock is set right: timers, cancels, pops, acks, marks are as ever."""
     store = stores.open(retention_ms=0)
@@ -28,6 +29,7 @@ def test_k1_every_call_after_a_leap(stores: Stores, leap_ms: int) -> None:
 
 @LEAPS
 @pytest.mark.clause("K1", "K2", "C2", "C4")
+@pytest.mark.needs("cancel_by_key")
 def test_k1_every_call_after_a_leap_and_a_close(durable_stores: Stores, leap_ms: int) -> None:
     """K1: as above, with the store closed while the clock is wrong."""
     store = durable_stores.open(retention_ms=0)

@@ -17,7 +17,9 @@ from rmqstore.plugins import get_plugins
 from rmqstore.producing import Producing
 from rmqstore.reading import Reading
 
-_OF_THE_OWNER: Final = ("tick", "service_tick", "service_flush", "next_wake_ms", "confirm_clock_step", "snapshot", "flush", "wake")
+_OF_THE_OWNER: Final = frozenset(
+    {"tick", "service_tick", "service_flush", "service_wake_ms", "next_wake_ms", "confirm_clock_step", "snapshot", "flush", "wake"}
+)
 """Calls of a store that neither producers nor consumers make."""
 
 

@@ -1,4 +1,4 @@
-"""``FileLook``: how much of one file of the commit log is live, found slice by slice; ``damage_in``: which of its calls are damaged."""
+"""``FileLook``: how much of one file of the commit log is live, found slice by slice."""
 
 from __future__ import annotations
 
@@ -155,18 +155,3 @@ class FileLook(CheckedSlices):
         order = np.argsort(starts)
         self.live = int(sizes.sum()) if is_sound else self._log.file_bytes
         self.led_to = Scan(starts[order], sizes[order], self._log.file_bytes, Stop.END) if is_sound else None
-
-
-def damage_in(log: CommitLog, slice_bytes: int) -> list[str]:
-    """Read the whole log; one sentence a file in which a call is damaged, be it that nobody needs it any more."""
-    sentences = []
-    for start in log.chain.starts:
-        slices = CheckedSlices(log, start)
-        try:
-            while not slices.is_done and start + slices.at < log.tail:
-                slices.next(slice_bytes)
-            if slices.is_damaged and start + slices.at < log.tail:
-                raise CorruptStoreError(f"no record begins at {start + slices.at}")
-        except CorruptStoreError as error:
-            sentences.append(f"{log.chain.path_of(start)}: {error}; what can be read is moved elsewhere before the file goes")
-    return sentences

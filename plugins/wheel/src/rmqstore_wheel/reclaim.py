@@ -28,8 +28,7 @@ Why no crash point loses or doubles anything here. The log alone says everything
   went, and neither does making everything anew.
 
 - **Damage.** Where a file cannot be read from end to end, consume queues say what is live in it. If all of that is sound, the damage is to
-  what nobody needs, and the file goes like any other. Else it stays until no consume queue leads to what is damaged (T12); ``verify`` tells
-  of both (``file_look.damage_in``).
+  what nobody needs, and the file goes like any other. Else it stays until no consume queue leads to what is damaged (T12).
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Siz
         shared = Shared(ledger, options)
         upkeep = Upkeep(ledger, index)
         timers = WheelTimers(shared, ledger, index, upkeep.go_on)
-        pops = WheelPops(shared, ledger, lambda _: WheelQueueLog(ledger), upkeep.go_on)
+        pops = WheelPops(shared, lambda _: WheelQueueLog(ledger), upkeep.go_on)
         stack.pop_all()
         return SharedSession(shared, timers, pops)
 

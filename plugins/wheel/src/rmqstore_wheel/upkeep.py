@@ -9,7 +9,6 @@ import msgspec
 from rmqstore.contract import UpkeepReport
 from rmqstore.ordered.pops import LogFactory, OrderedPops
 from rmqstore.ordered.shared import Shared
-from rmqstore_wheel.file_look import damage_in
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.reclaim import Reclaim
 from rmqstore_wheel.timer_index import TimerIndex
@@ -35,14 +34,9 @@ class Upkeep:
 class WheelPops(OrderedPops):
     """The pop side, whose upkeep is also that of the log."""
 
-    def __init__(self, shared: Shared, ledger: Ledger, open_log: LogFactory, upkeep: Callable[[int], int]) -> None:
+    def __init__(self, shared: Shared, open_log: LogFactory, upkeep: Callable[[int], int]) -> None:
         super().__init__(shared, open_log)
-        self._ledger = ledger
         self._upkeep = upkeep
-
-    def verify(self) -> list[str]:
-        with self._lock:
-            return super().verify() + damage_in(self._ledger.log, self._ledger.sizes.slice_bytes)
 
     def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
         with self._lock:

@@ -29,6 +29,7 @@ __all__ = [
     "IllegalNameError",
     "LostCallsError",
     "RmqstoreError",
+    "SparkLostError",
     "StoreClosedError",
     "StoreError",
     "StoreForkedError",
@@ -200,3 +201,10 @@ class StoreForkedError(RmqstoreError, RuntimeError):
 
 class ClockStepError(RmqstoreError, RuntimeError):
     """The clock went forward by more than ``clock.max_step_ms``; the hand-over waits for ``confirm_clock_step`` (K2)."""
+
+
+# ---------------------------------------------------------------- what works for the caller
+
+
+class SparkLostError(RmqstoreError, ConnectionError):
+    """Spark's process ended while its session was in use; run the job again, with the same job id."""

@@ -23,11 +23,13 @@ EXAMPLES: Final = examples(
     "rmqstore load-test",
     "rmqstore load-test --engine NAME --messages 1000000 --report load.md",
     "rmqstore load-test --cluster --failures executor,worker",
+    "rmqstore load-test --resume load",
     "rmqstore load-test --master spark://host:7077 --directory /shared --messages 10000000 --shards 64",
 )
 
 
 def load_test(
+    context: typer.Context,
     engine: Annotated[
         list[str] | None,
         typer.Option("--engine", "-e", metavar="NAME", help="Only this engine; may be given again."),
@@ -48,14 +50,20 @@ def load_test(
     keep: Annotated[
         Path | None, typer.Option("--keep", metavar="DIR", help="Leave stores, ledger and tables in this new directory.")
     ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with a load test that ended early, as it was begun in DIR.")
+    ] = None,
 ) -> None:
     """Account for every message while tasks and consumers die.
 
     Producers and consumers run in Spark tasks, on all durable engines by default; tasks, their processes and consumers die meanwhile. Each
-    id must end exactly once: cancelled, acked, dead-lettered or pending; ends with 3 when one does not, and lists it with its history.
+    id must end exactly once: cancelled, acked, dead-lettered or pending; ends with 3 when one does not, and lists it with its history. When
+    Spark or this process dies, --resume goes on behind the last job that was done; of one that has ended it shows the outcome again.
     Needs Java 17, and: pip install 'rmqstore-benchmarks[spark]'
     """
     command, reporting = _part("command"), _part("report")
+    if resume is not None:
+        _only_resume(context)
     for file in report or []:
         reporting.check_report(file)
     request = command.Request(
@@ -68,6 +76,7 @@ def load_test(
         cluster=cluster,
         directory=directory,
         keep=keep,
+        resume=resume,
     )
     outcomes = _played(command, request)
     show.table(
@@ -80,14 +89,23 @@ def load_test(
     for outcome in outcomes:
         _tell(outcome, reporting)
     if report:
-        machine = _part("machine", "rmqstore_benchmarks").described(keep or directory or command.default_directory())
+        machine = _part("machine", "rmqstore_benchmarks").described(resume or keep or directory or command.default_directory())
         for file in report:
             reporting.write_report(file, outcomes, shlex.join(["rmqstore", *_arguments()]), machine)
             show.note(f"report: {file}")
-    if keep is not None:
-        show.note(f"stores, ledger and tables are in {keep}")
+    if kept := resume or keep:
+        show.note(f"stores, ledger and tables are in {kept}")
     if any(outcome.problems() for outcome in outcomes):
         raise typer.Exit(EXIT_NOT_DONE)
+
+
+def _only_resume(context: typer.Context) -> None:
+    """Refuse options that the plan of a load test has settled."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name not in ("resume", "report") and source is not None and source.name == "COMMANDLINE":
+            raise IllegalArgumentError(f"--resume goes on as the load test was begun; leave out {parameter.opts[0]}")
 
 
 def _part(name: str, package: str = "rmqstore_benchmarks.load") -> ModuleType:

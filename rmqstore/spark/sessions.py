@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rmqstore.errors import IllegalArgumentError
+from rmqstore.errors import IllegalArgumentError, SparkLostError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,6 +57,10 @@ logger.writer.name = org.apache.spark.sql.execution.datasources.FileFormatWriter
 logger.writer.level = off
 """
 
+_LOST: Final = (
+    "Spark's process, the JVM, is gone: killed, or ended for want of memory, say. What tasks were told is done, what they were at may be"
+)
+
 
 def why_not() -> str | None:
     """Return why Spark cannot run here; None when it can."""
@@ -90,6 +94,7 @@ def session(
 
     Raises:
         IllegalArgumentError: Spark cannot run here.
+        SparkLostError: Spark's process ended while the session was in use.
     """
     if reason := why_not():
         raise IllegalArgumentError(f"there can be no Spark session: {reason}")
@@ -121,5 +126,21 @@ def session(
         spark: SparkSession = builder.getOrCreate()
         try:
             yield spark
+        except Exception as error:
+            if _is_lost(spark):  # what was asked of it last says no more than "connection refused"
+                raise SparkLostError(_LOST) from error
+            raise
         finally:
-            spark.stop()
+            if not _is_lost(spark):
+                spark.stop()
+
+
+def _is_lost(spark: SparkSession) -> bool:
+    """Say whether the process behind a session is gone."""
+    from py4j.protocol import Py4JNetworkError
+
+    try:
+        spark.sparkContext.defaultParallelism  # noqa: B018  # asks the JVM
+    except Exception as error:  # also of a session that its user stopped
+        return isinstance(error, Py4JNetworkError | OSError)
+    return False

@@ -11,7 +11,8 @@ import pyarrow as pa
 import rmqstore
 from rmqstore.message import PoppedMessage, retry_topic
 from rmqstore_benchmarks.load.ledger import NO_ID, last_ms
-from rmqstore_benchmarks.load.plan import GROUP, KEPT_TOPIC, NO_TIME, SETTINGS, TOPIC, Ids, Plan, ids_in
+from rmqstore_benchmarks.load.plan import GROUP, KEPT_TOPIC, NO_TIME, TOPIC, Ids, Plan, ids_in
+from rmqstore_benchmarks.load.shard import open_store
 from rmqstore_benchmarks.workloads import START_MS
 
 FOUND: Final = "shard int, id long, place string, attempts int, note string"
@@ -27,9 +28,11 @@ _PAGE: Final = 10_000
 
 def audit(plan: Plan, number: int) -> Iterator[pa.RecordBatch]:
     """Yield rows of :data:`FOUND` for all that the store of a shard holds behind the drain."""
-    now_ms = max(START_MS, last_ms(plan.ledger_path(number)))
-    clock = rmqstore.ManualClock(now_ms)
-    with rmqstore.open(plan.store_path(number), engine=plan.engine, clock=clock, services=False, **SETTINGS) as store:
+    clock = rmqstore.ManualClock(START_MS)
+    store, _ = open_store(plan, number, clock)
+    with store:
+        now_ms = max(START_MS, last_ms(plan.ledger_path(number)))
+        clock.set(now_ms)
         notes = store.verify()
         yield _rows(number, [NO_ID] * len(notes), "broken", notes=notes)
         yield from _timers(store, number, plan, now_ms)

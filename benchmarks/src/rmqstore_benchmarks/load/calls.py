@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 
 from rmqstore_benchmarks.histogram import bucket_of
@@ -15,6 +16,16 @@ CALLS: Final = "shard int, op string, bucket int, calls long, messages long, ns 
 _SCHEMA: Final = pa.schema(
     [("shard", pa.int32()), ("op", pa.string()), ("bucket", pa.int32())] + [(name, pa.int64()) for name in ("calls", "messages", "ns")]
 )
+
+
+class Cell(msgspec.Struct, frozen=True, array_like=True):
+    """Calls of one kind and one bucket on all shards, as in :data:`CALLS`."""
+
+    op: str
+    bucket: int
+    calls: int
+    messages: int
+    ns: int
 
 
 class Calls:

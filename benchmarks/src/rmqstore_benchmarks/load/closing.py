@@ -193,7 +193,7 @@ def close_ledger(spark: SparkSession, plan: Plan, most: int = 20) -> Closed:
     # One shuffle serves both levels of grouping.
     spark.table("told_rows").repartition("id").createOrReplaceTempView("told")
     accounts = spark.sql(_accounts(plan))
-    accounts.write.parquet(plan.table_path("accounts"))
+    accounts.write.mode("overwrite").parquet(plan.table_path("accounts"))
     spark.read.parquet(plan.table_path("accounts")).createOrReplaceTempView("accounts")
     totals = _row(
         spark,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,13 +16,17 @@ import msgspec
 from rmqstore.contract import Durability, Flush, Operation
 from rmqstore.errors import IllegalArgumentError, UnsupportedOperationError
 from rmqstore.plugins import EngineState, get_plugins
+from rmqstore.spark.failures import typed
 from rmqstore.spark.sessions import session, why_not
 from rmqstore_benchmarks.load.failures import Failure
 from rmqstore_benchmarks.load.plan import Plan, chunk_for
-from rmqstore_benchmarks.load.run import Outcome, check_new, job_names, run_load
+from rmqstore_benchmarks.load.progress import Begun, held, read_begun, unfinished, write_begun
+from rmqstore_benchmarks.load.run import Outcome, check_new, job_names, read_outcome, run_load
 from rmqstore_benchmarks.machine import default_directory
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from rmqstore.spark.standalone import StandaloneCluster
 
 _QUICK_MESSAGES: Final = 50_000
@@ -41,6 +46,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         cluster: start a standalone cluster on this machine.
         directory: where the stores go; every executor must reach it.
         keep: a new directory in which everything stays; overrides ``directory``.
+        resume: the directory of a load test that was begun; all else is said by it.
     """
 
     engines: Sequence[str] = ()
@@ -52,6 +58,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cluster: bool = False
     directory: Path | None = None
     keep: Path | None = None
+    resume: Path | None = None
 
 
 def durable_engines() -> list[str]:
@@ -103,36 +110,58 @@ def plans(request: Request, root: Path) -> list[Plan]:
 
 
 def run(request: Request, told: Told = lambda engine, job: None) -> Iterator[Outcome]:
-    """Play a request, engine by engine; calls ``told`` with the engine and the name of each job before it starts.
+    """Play a request, engine by engine; calls ``told`` with the engine and the name of each job before it starts, or when it is done.
+
+    An engine whose ledger was closed gives its outcome again, without Spark.
 
     Raises:
         IllegalArgumentError: the request, or this machine, does not allow it; nothing was run.
         FileExistsError: ``keep`` exists.
+        StoreLockedError: another process plays what is to be resumed.
+        UnfinishedError: an error ended it; the message says where it can be resumed.
     """
-    plans(request, Path())
+    begun = _begun(request)
     if request.keep is not None:
         check_new(request.keep)
     directory = request.directory or default_directory()
     if not directory.is_dir():
         raise IllegalArgumentError(f"--directory {directory} is no directory")
-    if reason := why_not():
+    is_ended = request.resume is not None and all(read_outcome(plan) is not None for plan in begun.plans)
+    if not is_ended and (reason := why_not()):
         raise IllegalArgumentError(f"the load test cannot run: {reason}")
-    with _root(request.keep, directory) as root, ExitStack() as stack:
-        cluster: StandaloneCluster | None = None
-        if request.cluster:
-            from rmqstore.spark.standalone import StandaloneCluster
-
-            cluster = stack.enter_context(StandaloneCluster(_WORKERS))
-        master = cluster.master if cluster is not None else request.master
-        is_quick = request.messages <= _QUICK_MESSAGES
-        spark = stack.enter_context(session(master, name="rmqstore load-test", quick=is_quick))
-        for number, plan in enumerate(plans(request, root)):
-            yield run_load(spark, plan, partial(told, plan.engine), cluster=cluster, victim=number)
+    with _root(request, directory, begun) as root, ExitStack() as stack:
+        spark, cluster = (None, None) if is_ended else _started(begun, stack)
+        for number, plan in enumerate(begun.below(root).plans):
+            outcome = read_outcome(plan)
+            if spark is not None and outcome is None:
+                outcome = run_load(spark, plan, partial(told, plan.engine), cluster=cluster, victim=number)
+            else:
+                for name in job_names(plan):
+                    told(plan.engine, name)
+            if outcome is not None:
+                yield outcome
 
 
 def jobs(request: Request) -> list[tuple[str, list[str]]]:
     """Return the engines of a request with the names of their jobs, in order."""
-    return [(plan.engine, job_names(plan)) for plan in plans(request, Path())]
+    return [(plan.engine, job_names(plan)) for plan in _begun(request).plans]
+
+
+def _begun(request: Request) -> Begun:
+    if request.resume is not None:
+        return read_begun(request.resume.resolve())
+    return Begun(plans=tuple(plans(request, Path())), master=request.master, cluster=request.cluster)
+
+
+def _started(begun: Begun, stack: ExitStack) -> tuple[SparkSession, StandaloneCluster | None]:
+    cluster: StandaloneCluster | None = None
+    if begun.cluster:
+        from rmqstore.spark.standalone import StandaloneCluster
+
+        cluster = stack.enter_context(StandaloneCluster(_WORKERS))
+    master = cluster.master if cluster is not None else begun.master
+    is_quick = all(plan.messages <= _QUICK_MESSAGES for plan in begun.plans)
+    return stack.enter_context(session(master, name="rmqstore load-test", quick=is_quick)), cluster
 
 
 def _failures(request: Request) -> tuple[Failure, ...]:
@@ -166,10 +195,27 @@ def _is_durable(engine: str) -> bool:
 
 
 @contextmanager
-def _root(keep: Path | None, directory: Path) -> Iterator[Path]:
-    if keep is not None:
-        keep.mkdir(parents=True)
-        yield keep.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="rmqstore-load-", dir=directory, ignore_cleanup_errors=True) as made:
-        yield Path(made)
+def _root(request: Request, directory: Path, begun: Begun) -> Iterator[Path]:
+    """Give the directory of the load test, held; one that nobody named is removed, unless an error ended what was begun there."""
+    made: Path | None = None
+    if request.resume is not None:
+        root = request.resume.resolve()
+    elif request.keep is not None:
+        request.keep.mkdir(parents=True)
+        root = request.keep.resolve()
+    else:
+        root = made = Path(tempfile.mkdtemp(prefix="rmqstore-load-", dir=directory)).resolve()
+    try:
+        if request.resume is None:
+            write_begun(root, begun)
+        with held(root):
+            try:
+                yield root
+            except Exception as error:
+                if not any(Path(plan.directory).exists() for plan in begun.below(root).plans):
+                    raise
+                made = None
+                raise unfinished(root, begun.below(root), [job_names(plan) for plan in begun.plans], typed(error)) from error
+    finally:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)

@@ -20,6 +20,9 @@ from rmqstore_benchmarks.workloads import HOUR_MS, START_MS
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
+VERSION: Final = 1
+"""What a plan means. It rises whenever the same plan would send, mark or judge otherwise: such a plan cannot be resumed."""
+
 TOPIC: Final = "orders"
 KEPT_TOPIC: Final = "archive"
 """A topic that nobody pops, so its messages stay ready."""
@@ -96,16 +99,19 @@ class Plan(msgspec.Struct, frozen=True):
         """Return the directory in which every failure is noted before it happens."""
         return Path(self.directory, "injected")
 
+    def done_path(self) -> Path:
+        """Return the directory with a mark for each job that is done."""
+        return Path(self.directory, "done")
+
     def table_path(self, name: str) -> str:
         """Return where a table for Spark lies."""
         return str(Path(self.directory, "tables", name))
 
     def make_directories(self) -> None:
-        """Make what the tasks write into."""
-        self.injected_path().mkdir(parents=True)
-        for shard in range(self.shards):
-            self.ledger_path(shard).mkdir(parents=True)
-        self.store_path(0).parent.mkdir()
+        """Make what the jobs write into, where it is not there."""
+        ledgers = (self.ledger_path(shard) for shard in range(self.shards))
+        for directory in (self.done_path(), self.injected_path(), *ledgers, self.store_path(0).parent):
+            directory.mkdir(parents=True, exist_ok=True)
 
     # ------------------------------------------------------------ which messages
 

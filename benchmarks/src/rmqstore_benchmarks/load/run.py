@@ -8,8 +8,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,11 +19,12 @@ import pyarrow as pa
 
 from rmqstore_benchmarks.histogram import percentile
 from rmqstore_benchmarks.load.audit import FOUND, audit
-from rmqstore_benchmarks.load.calls import CALLS
+from rmqstore_benchmarks.load.calls import CALLS, Cell
 from rmqstore_benchmarks.load.closing import Closed, close_ledger
 from rmqstore_benchmarks.load.failures import Failure, Note, note_once, notes, of_round
 from rmqstore_benchmarks.load.ledger import TABLE, files_of, table_of
 from rmqstore_benchmarks.load.plan import Plan
+from rmqstore_benchmarks.load.progress import Done, done_of, mark_done
 from rmqstore_benchmarks.load.rounds import run_round
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ class Outcome(msgspec.Struct, frozen=True):
     Attributes:
         injected: how often each failure that was asked for happened.
         ops: the calls of attempts that ended well, by name.
-        job_s: wall time of each job.
+        job_s: wall time of each job; of one that was done again, that of the last time.
     """
 
     plan: Plan
@@ -74,7 +76,7 @@ class Outcome(msgspec.Struct, frozen=True):
 def run_load(
     spark: SparkSession, plan: Plan, told: Told = lambda job: None, *, cluster: StandaloneCluster | None = None, victim: int = 0
 ) -> Outcome:
-    """Play a plan and close its ledger; its directory must not exist yet.
+    """Play a plan and close its ledger; goes on behind the last job that is done, if the plan was begun before.
 
     Args:
         told: called with the name of each job before it starts.
@@ -82,73 +84,81 @@ def run_load(
         victim: the worker of ``cluster`` that is killed.
     """
     plan.make_directories()
-    job_s: dict[str, float] = {}
-    cells: Counter[tuple[str, int, str]] = Counter()
-
-    @contextmanager
-    def job(name: str) -> Iterator[None]:
+    acts: list[Callable[[], Done]] = [partial(_played, spark, plan, round_, cluster, victim) for round_ in range(plan.rounds + 1)]
+    acts += [partial(_audited, spark, plan), lambda: Done(closed=close_ledger(spark, plan))]
+    for name, act in zip(job_names(plan), acts, strict=True):
         told(name)
-        start_s = time.perf_counter()
-        yield
-        job_s[name] = time.perf_counter() - start_s
+        if done_of(plan, name) is None:
+            start_s = time.perf_counter()
+            done = act()
+            mark_done(plan, name, msgspec.structs.replace(done, seconds=time.perf_counter() - start_s))
+    outcome = read_outcome(plan)
+    assert outcome is not None, "every job has its mark"
+    return outcome
 
-    for round_ in range(plan.rounds + 1):
-        due = of_round(plan.failures, round_, plan.rounds)
-        killing = _killed(cluster, plan, round_, victim) if cluster is not None and Failure.EXECUTOR in due else nullcontext()
-        with job(job_names(plan)[round_]), killing:
-            cells += _play(spark, plan, round_, copies=2 if Failure.TWIN in due else 1)
-    with job("audit"):
-        shards = spark.range(0, plan.shards, 1, plan.shards)
-        shards.mapInArrow(_Task(plan, _audit), FOUND).write.parquet(plan.table_path("found"))
-        shards.mapInArrow(_Task(plan, _told), TABLE).write.parquet(plan.table_path("told"))
-    with job("ledger"):
-        closed = close_ledger(spark, plan)
-    return Outcome(plan, closed, _injected(plan, closed), _ops(cells), job_s)
+
+def read_outcome(plan: Plan) -> Outcome | None:
+    """Return what the load test of a plan gave, by the marks of its jobs; None when it has not ended."""
+    found = {name: done_of(plan, name) for name in job_names(plan)}
+    done = {name: each for name, each in found.items() if each is not None}
+    closed = next((each.closed for each in done.values() if each.closed is not None), None)
+    if closed is None or len(done) < len(found):
+        return None
+    cells = [cell for each in done.values() for cell in each.calls]
+    return Outcome(plan, closed, _injected(plan, closed), _ops(cells), {name: each.seconds for name, each in done.items()})
 
 
 class _Task:
-    """The function of a Spark task: does ``act`` for every shard that its rows name."""
+    """The function of a Spark task: does ``act`` for every number in its rows."""
 
-    def __init__(self, plan: Plan, act: Callable[[Plan, int], Batches], copies: int = 1) -> None:
-        self._plan, self._act, self._copies = plan, act, copies
+    def __init__(self, plan: Plan, act: Callable[[Plan, int], Batches]) -> None:
+        self._plan, self._act = plan, act
 
     def __call__(self, batches: Batches) -> Batches:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                # Copies of a shard are neighbours, so that they run at the same time.
-                yield from self._act(self._plan, number // self._copies)
+                yield from self._act(self._plan, number)
 
 
 class _Round:
-    """What a task does in a round."""
+    """What a task does in a round. Copies of a shard are neighbours, so that they run at the same time."""
 
-    def __init__(self, round_: int) -> None:
-        self._round = round_
+    def __init__(self, round_: int, copies: int) -> None:
+        self._round, self._copies = round_, copies
 
-    def __call__(self, plan: Plan, shard: int) -> Batches:
-        yield run_round(plan, shard, self._round)
-
-
-def _audit(plan: Plan, shard: int) -> Batches:
-    return audit(plan, shard)
+    def __call__(self, plan: Plan, number: int) -> Batches:
+        shard, copy = divmod(number, self._copies)
+        calls = run_round(plan, shard, self._round)
+        if copy:
+            note_once(plan.injected_path(), Note(Failure.TWIN.value, self._round, shard))
+        yield calls
 
 
 def _told(plan: Plan, shard: int) -> Batches:
     return table_of(plan.ledger_path(shard), shard)
 
 
-def _play(spark: SparkSession, plan: Plan, round_: int, copies: int) -> Counter[tuple[str, int, str]]:
-    """Play a round on all shards and return the sums of its calls by kind, bucket and column."""
+def _played(spark: SparkSession, plan: Plan, round_: int, cluster: StandaloneCluster | None, victim: int) -> Done:
+    """Play a round on all shards and return the sums of its calls by kind and bucket."""
     from pyspark.sql import functions
 
+    due = of_round(plan.failures, round_, plan.rounds)
+    copies = 2 if Failure.TWIN in due else 1
     tasks = plan.shards * copies
-    made = spark.range(0, tasks, 1, tasks).mapInArrow(_Task(plan, _Round(round_), copies), CALLS)
+    made = spark.range(0, tasks, 1, tasks).mapInArrow(_Task(plan, _Round(round_, copies)), CALLS)
     sums = [functions.sum(name).alias(name) for name in ("calls", "messages", "ns")]
-    found: Counter[tuple[str, int, str]] = Counter()
-    for row in made.groupBy("op", "bucket").agg(*sums).collect():
-        for name in ("calls", "messages", "ns"):
-            found[row["op"], row["bucket"], name] += row[name]
-    return found
+    killing = _killed(cluster, plan, round_, victim) if cluster is not None and Failure.EXECUTOR in due else nullcontext()
+    with killing:
+        rows = made.groupBy("op", "bucket").agg(*sums).collect()
+    return Done(calls=[Cell(row["op"], row["bucket"], row["calls"], row["messages"], row["ns"]) for row in rows])
+
+
+def _audited(spark: SparkSession, plan: Plan) -> Done:
+    """Write the tables of what the stores hold and what the clients were told, over what an audit that ended early left."""
+    shards = spark.range(0, plan.shards, 1, plan.shards)
+    shards.mapInArrow(_Task(plan, audit), FOUND).write.mode("overwrite").parquet(plan.table_path("found"))
+    shards.mapInArrow(_Task(plan, _told), TABLE).write.mode("overwrite").parquet(plan.table_path("told"))
+    return Done()
 
 
 @contextmanager
@@ -185,20 +195,22 @@ def _opened(plan: Plan) -> int:
 
 
 def _injected(plan: Plan, closed: Closed) -> dict[str, int]:
-    noted = Counter(note.failure for note in notes(plan.injected_path()))
-    # Attempts that ended well beyond one for each shard and job; a lost executor may let Spark play a task again, which is no twin.
-    twins = closed.attempts - closed.died - plan.shards * (plan.rounds + 1)
-    counted = {Failure.TWIN: max(min(plan.shards, twins), 0), Failure.CONSUMER: closed.deaths}
-    return {failure.value: counted.get(failure, noted[failure.value]) for failure in plan.failures}
+    noted = Counter(note.failure for note in notes(plan.injected_path())) | {Failure.CONSUMER.value: closed.deaths}
+    return {failure.value: noted[failure.value] for failure in plan.failures}
 
 
-def _ops(cells: Counter[tuple[str, int, str]]) -> dict[str, Op]:
+def _ops(cells: Iterable[Cell]) -> dict[str, Op]:
+    by_op: dict[str, list[Cell]] = {}
+    for cell in cells:
+        by_op.setdefault(cell.op, []).append(cell)
     found: dict[str, Op] = {}
-    for op in sorted({op for op, _, _ in cells}):
-        counts = {bucket: number for (name, bucket, column), number in cells.items() if name == op and column == "calls"}
-        total = {column: sum(n for (name, _, each), n in cells.items() if name == op and each == column) for column in ("messages", "ns")}
+    for op, mine in sorted(by_op.items()):
+        counts: Counter[int] = Counter()
+        for cell in mine:
+            counts[cell.bucket] += cell.calls
         p50_ms, p99_ms = (percentile(counts, share) / 1e6 for share in (0.5, 0.99))
-        found[op] = Op(sum(counts.values()), total["messages"], total["ns"] / 1e9, p50_ms, p99_ms)
+        messages, seconds = sum(cell.messages for cell in mine), sum(cell.ns for cell in mine) / 1e9
+        found[op] = Op(sum(counts.values()), messages, seconds, p50_ms, p99_ms)
     return found
 
 

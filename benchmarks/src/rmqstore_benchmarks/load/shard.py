@@ -143,7 +143,7 @@ def opened(plan: Plan, number: int, round_: int) -> Iterator[Shard]:
     calls = Calls(number)
     clock = rmqstore.ManualClock(START_MS)
     start_ns = time.perf_counter_ns()
-    store, waited = _open_store(plan, number, clock)
+    store, waited = open_store(plan, number, clock)
     if waited:
         calls.add("wait for the store", time.perf_counter_ns() - start_ns, 0)
     try:
@@ -163,7 +163,12 @@ def opened(plan: Plan, number: int, round_: int) -> Iterator[Shard]:
         store.close()
 
 
-def _open_store(plan: Plan, number: int, clock: rmqstore.ManualClock) -> tuple[rmqstore.Store, bool]:
+def open_store(plan: Plan, number: int, clock: rmqstore.ManualClock) -> tuple[rmqstore.Store, bool]:
+    """Return the open store of a shard, and whether another attempt, which may be dying, had it meanwhile.
+
+    Raises:
+        StoreLockedError: it is still held after ``plan.patience_s``.
+    """
     until_s = time.monotonic() + plan.patience_s
     waited = False
     while True:

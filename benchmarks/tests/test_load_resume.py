@@ -1,0 +1,237 @@
+"""A load test that ended early: what is told, what is left, and that it goes on to the same ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import rmqstore
+from rmqstore.cli import main
+from rmqstore.cli.exits import EXIT_ERROR, EXIT_OK
+from rmqstore.spark import sessions
+from rmqstore_benchmarks.load import command, run
+from rmqstore_benchmarks.load.calls import Cell
+from rmqstore_benchmarks.load.closing import STATES, Closed
+from rmqstore_benchmarks.load.command import Request, durable_engines
+from rmqstore_benchmarks.load.failures import Failure
+from rmqstore_benchmarks.load.plan import VERSION, Plan
+from rmqstore_benchmarks.load.progress import Begun, Done, UnfinishedError, done_of, held, mark_done, read_begun, write_begun
+
+PROGRAM = Path(__file__).with_name("killed_jvm.py")
+
+
+def begun_in(root: Path, *engines: str) -> Begun:
+    root.mkdir()
+    plans = tuple(Plan(engine, str(root / engine), 10, 1, seed=7, failures=(Failure.TASK,)) for engine in engines)
+    write_begun(root, Begun(plans=plans, master="local[2,4]"))
+    return read_begun(root)
+
+
+def end(plan: Plan) -> None:
+    """Mark all jobs of a plan as done."""
+    plan.make_directories()
+    states = dict.fromkeys(STATES, 0) | {"acked": plan.messages, "none": 0}
+    closed = Closed(plan.messages, states, {"cancelled": 0, "acked": 0}, 10, 0, 4, 0, 0, 0, 0, 0, {}, [], [])
+    for job in run.job_names(plan):
+        mark_done(plan, job, Done(2.0, [Cell("ack", 3, 1, 4, 500)], closed if job == "ledger" else None))
+    run.note_once(plan.injected_path(), run.Note(Failure.TASK.value, 0, 0))
+
+
+def run_command(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["load-test", *arguments])
+    return int(ended.value.code or 0)
+
+
+# ---------------------------------------------------------------- what the directory holds
+
+
+def test_a_plan_is_read_as_it_was_begun_also_when_its_directory_was_moved(tmp_path: Path) -> None:
+    begun = begun_in(tmp_path / "one", "wheel", "lmdb")
+    assert begun.master == "local[2,4]"
+    moved = (tmp_path / "one").rename(tmp_path / "other")
+    plans = read_begun(moved).plans
+    assert [plan.directory for plan in plans] == [str(moved / "wheel"), str(moved / "lmdb")]
+    assert [msgspec.structs.replace(plan, directory="") for plan in plans] == [
+        msgspec.structs.replace(plan, directory="") for plan in begun.plans
+    ]
+
+
+def test_a_directory_without_a_load_test_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in (tmp_path, tmp_path / "nowhere", PROGRAM):
+        with pytest.raises(rmqstore.IllegalArgumentError, match=re.escape(str(place))):
+            list(command.run(Request(resume=place)))
+        assert run_command("--resume", str(place)) == EXIT_ERROR
+        assert "has no load test" in capsys.readouterr().err
+
+
+def test_a_plan_of_another_version_is_refused(tmp_path: Path) -> None:
+    begun_in(tmp_path / "run", "wheel")
+    file = tmp_path / "run" / "load-test.json"
+    # Nothing but the version is looked at: the rest may have another form.
+    file.write_text(json.dumps({"version": VERSION + 1, "plan": "of another kind"}))
+    with pytest.raises(rmqstore.FormatVersionError, match=f"version {VERSION + 1}"):
+        list(command.run(Request(resume=tmp_path / "run")))
+
+
+def test_a_damaged_plan_and_a_damaged_mark_are_refused_by_name(tmp_path: Path) -> None:
+    begun = begun_in(tmp_path / "run", "wheel")
+    plan = begun.plans[0]
+    end(plan)
+    mark = plan.done_path() / "round-1.json"
+    mark.write_text(mark.read_text()[:-20])
+    with pytest.raises(rmqstore.CorruptStoreError, match=re.escape(str(mark))):
+        list(command.run(Request(resume=tmp_path / "run")))
+    file = tmp_path / "run" / "load-test.json"
+    for text in (file.read_text()[:-30], "[]", "{}"):
+        file.write_text(text)
+        with pytest.raises(rmqstore.CorruptStoreError, match=re.escape(str(file))):
+            list(command.run(Request(resume=tmp_path / "run")))
+
+
+def test_a_load_test_is_played_by_one_process_at_a_time(tmp_path: Path) -> None:
+    begun = begun_in(tmp_path / "run", "wheel")
+    end(begun.plans[0])
+    with held(tmp_path / "run"), pytest.raises(rmqstore.StoreLockedError, match="another process"):
+        list(command.run(Request(resume=tmp_path / "run")))
+    assert len(list(command.run(Request(resume=tmp_path / "run")))) == 1
+
+
+def test_the_plan_has_settled_all_other_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in (["--messages", "5"], ["--engine", "wheel"], ["--keep", "there"], ["--cluster"], ["--seed", "0"]):
+        assert run_command("--resume", str(tmp_path), *option) == EXIT_ERROR
+        assert f"leave out {option[0]}" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- going on
+
+
+def test_one_that_has_ended_tells_its_outcome_again_without_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for plan in begun_in(tmp_path / "run", "wheel", "lmdb").plans:
+        end(plan)
+    monkeypatch.setattr(command, "session", None)
+    monkeypatch.setattr(command, "why_not", lambda: "there is no Java runtime")
+    assert run_command("--resume", str(tmp_path / "run"), "--report", str(tmp_path / "load.md")) == EXIT_OK
+    shown = capsys.readouterr()
+    for engine in ("wheel", "lmdb"):
+        assert f"{engine}: the ledger closes, each of 10 ids has one end." in shown.out
+        assert f"{engine}: the ledger closes." in (tmp_path / "load.md").read_text()
+    assert f"tables are in {tmp_path / 'run'}" in shown.err
+    (outcome, _) = command.run(Request(resume=tmp_path / "run"))
+    assert outcome.injected == {"task": 1}
+    assert outcome.ops["ack"].calls == len(outcome.job_s) == 6
+    assert outcome.ops["ack"].messages == 24
+
+
+def test_a_job_that_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = begun_in(tmp_path / "run", "wheel").plans[0]
+    end(plan)
+    for job in ("drain", "audit", "ledger"):
+        (plan.done_path() / f"{job}.json").unlink()
+    assert run.read_outcome(plan) is None
+    played: list[int] = []
+
+    def closed(spark: Any, plan: Plan) -> Any:
+        raise RuntimeError("the JVM is gone\nand more")
+
+    def play(spark: Any, plan: Plan, round_: int, cluster: Any, victim: int) -> Done:
+        played.append(round_)
+        return Done(calls=[Cell("tick", 1, 1, 1, 1)])
+
+    monkeypatch.setattr(run, "_played", play)
+    monkeypatch.setattr(run, "_audited", lambda spark, plan: Done())
+    monkeypatch.setattr(run, "close_ledger", closed)
+    monkeypatch.setattr(command, "why_not", lambda: None)
+    monkeypatch.setattr(command, "session", lambda *given, **named: contextlib.nullcontext(object()))
+    told: list[str] = []
+    for _ in range(2):
+        told.clear()
+        with pytest.raises(UnfinishedError) as ended:
+            list(command.run(Request(resume=tmp_path / "run"), lambda engine, job: told.append(job)))
+        assert told == run.job_names(plan)
+        assert played == [plan.rounds]
+    text = str(ended.value)
+    assert "ended in wheel: ledger. RuntimeError: the JVM is gone. Done: wheel: round 1, round 2, round 3, drain, audit." in text
+    assert text.endswith(f"rmqstore load-test --resume {tmp_path / 'run'}")
+    assert done_of(plan, "ledger") is None
+
+
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sessions be objects that can do nothing."""
+    monkeypatch.setattr(command, "why_not", lambda: None)
+    monkeypatch.setattr(command, "session", lambda *given, **named: contextlib.nullcontext(object()))
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_a_directory_that_nobody_named_stays_when_an_error_ended_what_was_begun_there(tmp_path: Path) -> None:
+    engine = next(iter(durable_engines()), None) or pytest.skip("no durable engine")
+    with pytest.raises(UnfinishedError) as ended:
+        list(command.run(Request(engines=[engine], messages=40, directory=tmp_path)))
+    (left,) = tmp_path.iterdir()
+    assert f"--resume {left}" in str(ended.value)
+    assert read_begun(left).plans[0].messages == 40
+
+
+def test_a_directory_in_which_nothing_was_begun_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def session(*given: Any, **named: Any) -> Iterator[None]:
+        raise TimeoutError("no cluster")
+        yield
+
+    engine = next(iter(durable_engines()), None) or pytest.skip("no durable engine")
+    monkeypatch.setattr(command, "why_not", lambda: None)
+    monkeypatch.setattr(command, "session", session)
+    with pytest.raises(TimeoutError, match="no cluster"):
+        list(command.run(Request(engines=[engine], messages=40, directory=tmp_path)))
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------- in Spark
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+def test_when_spark_is_killed_the_load_test_says_so_and_goes_on_to_a_closed_ledger(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if reason := sessions.why_not():
+        pytest.skip(reason)
+    engine = next(iter(durable_engines()), None) or pytest.skip("no durable engine")
+    root = tmp_path / "run"
+    arguments = ["--engine", engine, "--messages", "600", "--shards", "1", "--keep", str(root)]
+    killed = subprocess.run([sys.executable, str(PROGRAM), *arguments], capture_output=True, text=True, timeout=180, check=False)
+    assert killed.returncode == EXIT_ERROR, killed.stderr
+    said = killed.stderr.strip().splitlines()[-1]
+    assert said.startswith(f"rmqstore: the load test ended in {engine}: round 2. Spark's process, the JVM, is gone")
+    assert f"Done: {engine}: round 1." in said
+    assert said.endswith(f"rmqstore load-test --resume {root}")
+    assert "Connection refused" not in said
+
+    report = tmp_path / "load.json"
+    assert run_command("--resume", str(root), "--report", str(report)) == EXIT_OK
+    shown = capsys.readouterr().out
+    assert f"{engine}: the ledger closes, each of 600 ids has one end." in shown
+    (found,) = json.loads(report.read_text())["engines"]
+    assert found["problems"] == []
+    assert sum(found["closed"]["states"][state] for state in STATES) == 600
+    # The chunks of the round that was cut off were sent again, under their marks, and stored once.
+    assert found["closed"]["repeated"] > 0
+    assert found["injected"]["twin"] == 1
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(command, "session", None)
+        assert run_command("--resume", str(root)) == EXIT_OK
+    assert capsys.readouterr().out == shown

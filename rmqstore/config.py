@@ -47,6 +47,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     flush_interval_ms: int
     precision_ms: int
     default_queues: int
+    fifo_queues: int
     init: InitMode
     max_delay_ms: int
     congestion_limit: int

@@ -28,7 +28,7 @@ class Owning(Reading):
         self._clock = clock
         self._sync_calls = opened.config.flush is Flush.SYNC
         self._waits = Waits()
-        self._completer = Completer(self._queues_of, self._group_queues_of)
+        self._completer = Completer(self._queues_of)
         self._untold: LostCallsError | None = None
 
     def _check_open(self) -> None:
@@ -49,11 +49,11 @@ class Owning(Reading):
         return self._opened.config.default_queues if known is None else known.queues
 
     def _group_queues_of(self, topic: str) -> int:
-        known = self._pops.topic(topic)
-        if known is not None and known.group_queues:
-            return known.group_queues
-        # Fixed before a message rests on it, so that whatever else changes the topic meanwhile, the next one of the group goes there too.
-        return self._pops.spread_groups(topic, self._opened.config.default_queues)[0]
+        """Return over how many queues the message groups of a topic are spread; its first message with a group fixes it (P9)."""
+        known, config = self._pops.topic(topic), self._opened.config
+        if known is None or (known.is_on_demand and not known.group_queues and not any(known.max_offsets)):
+            return max(config.fifo_queues, config.default_queues if known is None else known.queues)
+        return known.group_queues or known.queues
 
     def _ends_of(self, topic: str) -> tuple[int, ...]:
         """Return the next offset of each queue of a topic; none when there is no such topic."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 from rmqstore.batch import MessageBatch, topics_in
 from rmqstore.contract import (
     CancelOutcome,
+    PopTxn,
     TimerHandle,
     WriteStatus,
 )
@@ -31,7 +32,7 @@ from rmqstore.message import (
     check_word,
 )
 from rmqstore.owning import Owning
-from rmqstore.sending import SendReceipt, SendReceipts, has_message_group, ids_of, latest_deliver_ms
+from rmqstore.sending import SendReceipt, SendReceipts, grouped_topics, ids_of, latest_deliver_ms
 from rmqstore.when import duration_ms, time_ms
 
 _ONE_TIME = "deliver_at, delay, delay_level and the message's own deliver time exclude each other; give one"
@@ -83,9 +84,8 @@ class Producing(Owning):
         deliver_ms = message.deliver_at_ms if asked_ms is None else asked_ms
         if deliver_ms is not None and message.message_group is not None:
             raise IllegalMessageError("message_group and a deliver time exclude each other: a FIFO group has no place for a later message")
-        row = self._completer.message(message, deliver_ms, now_ms, marks)
-        timers, repeated = self._store(MessageBatch(messages=(row,)), deliver_ms, now_ms, marks)
-        return SendReceipt(row.message_id or "", repeated, timers, 0)
+        rows, timers, repeated = self._store(MessageBatch(messages=(message,)), deliver_ms, deliver_ms, now_ms, marks)
+        return SendReceipt(rows.messages[0].message_id or "", repeated, timers, 0)
 
     def send_batch(
         self,
@@ -116,12 +116,12 @@ class Producing(Owning):
         now_ms = self._clock.now_ms()
         batch = batch_without_requests(batch, now_ms)
         deliver_ms = self._asked_ms(deliver_at, deliver_at_ms, delay, delay_ms, delay_level, now_ms)
-        if deliver_ms is not None and has_message_group(batch):
+        if deliver_ms is not None and grouped_topics(batch):
             raise IllegalMessageError("message_group and a deliver time exclude each other: a FIFO group has no place for a later message")
-        rows = self._completer.batch(batch, deliver_ms, now_ms, marks)
-        if not len(rows):
+        if not len(batch):
             return SendReceipts((), None, repeated=False)
-        timers, repeated = self._store(rows, latest_deliver_ms(rows), now_ms, marks)
+        latest_ms = latest_deliver_ms(batch) if deliver_ms is None else deliver_ms
+        rows, timers, repeated = self._store(batch, deliver_ms, latest_ms, now_ms, marks)
         return SendReceipts(ids_of(rows), timers, repeated)
 
     @staticmethod
@@ -144,12 +144,21 @@ class Producing(Owning):
             check_time_ms("now + delay", due_ms)
         return due_ms
 
-    def _store(self, batch: MessageBatch, latest_ms: int | None, now_ms: int, marks: Sequence[bytes]) -> tuple[Any, bool]:
-        """Put a batch that has any future row, append one that has none.
+    def _store(
+        self, given: MessageBatch, deliver_ms: int | None, latest_ms: int | None, now_ms: int, marks: Sequence[bytes]
+    ) -> tuple[MessageBatch, Any, bool]:
+        """Complete a batch; put it if it has a future row, else append it; returns it, its handles, and whether it is a repeat.
 
         A call with marks goes by whether it asks for a time at all: repeated after that time, it must meet its mark on the same side.
         """
+        group_queues = {topic: self._group_queues_of(topic) for topic in grouped_topics(given)}
+        batch = self._completer.batch(given, deliver_ms, now_ms, marks, group_queues)
         if latest_ms is not None and (latest_ms > now_ms or marks):
+            if group_queues:
+                fixed, ticket = self._pops.apply(PopTxn(group_queues=group_queues), now_ms)
+                if fixed.status is WriteStatus.MOVED:
+                    return self._store(given, deliver_ms, latest_ms, now_ms, marks)
+                self._settle(self._pops, ticket)
             receipts, ticket = self._timers.put(batch, now_ms, marks)
             self._settle(self._timers, ticket)
             repeated = receipts.status is WriteStatus.REPEATED
@@ -158,11 +167,14 @@ class Producing(Owning):
                     f"the marks {list(marks)} are those of a call of {len(receipts)} messages, and this one has {len(batch)}: a repeat "
                     "carries the same messages; give another call other marks"
                 )
-            return receipts, repeated
-        result, ticket = self._pops.append(batch, now_ms, marks)
+            return batch, receipts, repeated
+        result, ticket = self._pops.append(batch, now_ms, marks, group_queues)
+        if result.status is WriteStatus.MOVED:
+            # Another first message with a group came in between: its number of queues holds.
+            return self._store(given, deliver_ms, latest_ms, now_ms, marks)
         self._settle(self._pops, ticket)
         self._waits.arrived(topics_in(batch))
-        return None, result.status is WriteStatus.REPEATED
+        return batch, None, result.status is WriteStatus.REPEATED
 
     # ------------------------------------------------------------ cancelling
 

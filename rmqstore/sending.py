@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, overload
 
 import msgspec
@@ -83,16 +83,34 @@ class Completer:
 
     Args:
         queues_of: returns the number of queues of a topic.
-        group_queues_of: returns over how many of them message groups are spread, fixed by then.
     """
 
-    def __init__(self, queues_of: Callable[[str], int], group_queues_of: Callable[[str], int]) -> None:
+    def __init__(self, queues_of: Callable[[str], int]) -> None:
         self._queues_of = queues_of
-        self._group_queues_of = group_queues_of
         self._turn = itertools.count()
 
-    def message(self, message: Message, deliver_at_ms: int | None, now_ms: int, marks: Sequence[bytes] = (), row: int = 0) -> Message:
-        """Complete one message; ``row`` is its place in the call."""
+    def batch(
+        self, batch: MessageBatch, deliver_at_ms: int | None, now_ms: int, marks: Sequence[bytes], group_queues: Mapping[str, int]
+    ) -> MessageBatch:
+        """Complete a batch in the form it has.
+
+        Args:
+            deliver_at_ms: the deliver time of all, in place of their own.
+            group_queues: over how many queues of a topic message groups are spread, for each topic that has any in the batch.
+        """
+        if batch.has_columns:
+            return MessageBatch(columns=self._columns(batch.columns, deliver_at_ms, now_ms, marks, group_queues))
+        rows = [message for message in batch.messages if isinstance(message, Message)]
+        return MessageBatch(
+            messages=[
+                self._message(message, message.deliver_at_ms if deliver_at_ms is None else deliver_at_ms, now_ms, marks, row, group_queues)
+                for row, message in enumerate(rows)
+            ]
+        )
+
+    def _message(
+        self, message: Message, deliver_at_ms: int | None, now_ms: int, marks: Sequence[bytes], row: int, group_queues: Mapping[str, int]
+    ) -> Message:
         return Message(
             message.topic,
             message.body,
@@ -103,17 +121,18 @@ class Completer:
             deliver_at_ms,
             message.message_id or (id_of_mark(marks[0], row) if marks else message_ids.one(now_ms)),
             now_ms if message.born_ms is None else message.born_ms,
-            self._queue(message) if message.queue_id is None else message.queue_id,
+            self._queue(message, group_queues) if message.queue_id is None else message.queue_id,
         )
 
-    def _queue(self, message: Message) -> int:
+    def _queue(self, message: Message, group_queues: Mapping[str, int]) -> int:
         if message.message_group is not None:
-            return group_queue(message.message_group, self._group_queues_of(message.topic))
+            return group_queue(message.message_group, group_queues[message.topic])
         queues = self._queues_of(message.topic)
         return 0 if queues == 1 else next(self._turn) % queues
 
-    def columns(self, columns: pa.RecordBatch, deliver_at_ms: int | None, now_ms: int, marks: Sequence[bytes] = ()) -> pa.RecordBatch:
-        """Complete a batch column by column."""
+    def _columns(
+        self, columns: pa.RecordBatch, deliver_at_ms: int | None, now_ms: int, marks: Sequence[bytes], group_queues: Mapping[str, int]
+    ) -> pa.RecordBatch:
         arrays = dict(zip(columns.schema.names, columns.columns, strict=True))
         count = columns.num_rows
         if deliver_at_ms is not None:
@@ -132,43 +151,26 @@ class Completer:
             arrays["born_ms"] = pc.fill_null(arrays["born_ms"], pa.scalar(now_ms, pa.int64()))
         if arrays["queue_id"].null_count:
             given = arrays["queue_id"]
-            chosen = self._queue_column(arrays["topic"], arrays["message_group"])
+            chosen = self._queue_column(arrays["topic"], arrays["message_group"], group_queues)
             arrays["queue_id"] = chosen if given.null_count == count else pc.coalesce(given, chosen)
         return pa.RecordBatch.from_arrays([arrays[name] for name in IN_SCHEMA.names], schema=IN_SCHEMA)
 
-    def _queue_column(self, topics: pa.Array, groups: pa.Array) -> pa.Array:
+    def _queue_column(self, topics: pa.Array, groups: pa.Array, group_queues: Mapping[str, int]) -> pa.Array:
         queues = np.zeros(len(topics), np.int32)
         start = next(self._turn)
         distinct = distinct_topics(topics) if len(topics) else []
         for topic in distinct:
             count = self._queues_of(topic)
-            has_groups = groups.null_count < len(groups)
-            if count > 1 or has_groups:
+            spread = group_queues.get(topic)
+            if count > 1 or spread is not None:
                 rows = np.arange(len(topics))
                 if len(distinct) > 1:
                     rows = rows[pc.equal(topics, topic).to_numpy(zero_copy_only=False)]
                 queues[rows] = (start + np.arange(len(rows))) % count
-                if has_groups:
-                    self._place_groups(topic, groups, rows[groups.take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)], queues)
+                if spread is not None:
+                    for row in rows[groups.take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)].tolist():
+                        queues[row] = group_queue(groups[row].as_py(), spread)
         return pa.array(queues)
-
-    def _place_groups(self, topic: str, groups: pa.Array, rows: Ints, queues: Ints) -> None:
-        if len(rows):
-            spread = self._group_queues_of(topic)
-            for row in rows.tolist():
-                queues[row] = group_queue(groups[row].as_py(), spread)
-
-    def batch(self, batch: MessageBatch, deliver_at_ms: int | None, now_ms: int, marks: Sequence[bytes] = ()) -> MessageBatch:
-        """Complete a batch in the form it has."""
-        if batch.has_columns:
-            return MessageBatch(columns=self.columns(batch.columns, deliver_at_ms, now_ms, marks))
-        rows = [message for message in batch.messages if isinstance(message, Message)]
-        return MessageBatch(
-            messages=[
-                self.message(message, message.deliver_at_ms if deliver_at_ms is None else deliver_at_ms, now_ms, marks, row)
-                for row, message in enumerate(rows)
-            ]
-        )
 
 
 def group_queue(message_group: str, queues: int) -> int:
@@ -184,11 +186,14 @@ def latest_deliver_ms(batch: MessageBatch) -> int | None:
     return max((message.deliver_at_ms for message in batch.messages if message.deliver_at_ms is not None), default=None)
 
 
-def has_message_group(batch: MessageBatch) -> bool:
-    """Say whether any message of a batch belongs to a FIFO group."""
+def grouped_topics(batch: MessageBatch) -> Iterable[str]:
+    """Return the topics of those messages of a batch that belong to a FIFO group."""
     if batch.has_columns:
-        return bool(batch.columns.column("message_group").null_count < len(batch))
-    return any(message.message_group is not None for message in batch.messages)
+        groups = batch.columns.column("message_group")
+        if groups.null_count == len(groups):
+            return ()
+        return distinct_topics(batch.columns.column("topic").filter(groups.is_valid()))
+    return {message.topic for message in batch.messages if message.message_group is not None}
 
 
 def ids_of(batch: MessageBatch) -> Sequence[str] | pa.Array:

@@ -44,6 +44,7 @@ CORE_SETTINGS: tuple[Setting, ...] = (
     Setting("flush_interval_ms", int, 500, "Time between two syncs under `flush = async`.", minimum=1, maximum=_HOUR_MS),
     Setting("precision_ms", int, 1000, "Width of a timer tick.", choices=(1000, 500, 200, 100), baked=True),
     Setting("default_queues", int, 1, "Queues of a topic that is made on demand.", minimum=1, maximum=1024),
+    Setting("fifo_queues", int, 16, "Queues of such a topic if its first message has a message group.", minimum=1, maximum=1024),
     Setting(
         "init",
         str,

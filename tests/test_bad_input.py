@@ -36,7 +36,7 @@ ENGINES = [
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """A store with a message, a timer and a lease in it."""
     path = tmp_path_factory.mktemp("bad") / "store"
-    with rmqstore.open(path, engine=request.param, clock=ManualClock(NOW_MS), services=False) as found:
+    with rmqstore.open(path, engine=request.param, clock=ManualClock(NOW_MS), services=False, fifo_queues=1) as found:
         found.send_batch([Message("t", b"1"), Message("t", b"2", message_group="g")])
         found.send(Message("t", b"later", keys=("k",)), delay_ms=10_000)
         found.pop("t", "g", max_messages=1, invisible_ms=100_000)

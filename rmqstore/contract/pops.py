@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -121,7 +121,9 @@ class PopTxn(msgspec.Struct, frozen=True):
     """Everything that ``apply`` does in one atomic step, in this order: acks, changes, releases, rejects, removals, appends, then
     the timer cursor and the marks.
 
-    ``removals`` takes messages out of dead letter queues and of the parked entries, and of no other topic.
+    ``removals`` takes messages out of dead letter queues and of the parked entries, and of no other topic. ``group_queues`` has, for each
+    topic of ``appends`` with message groups, over how many queues the caller spread them: the first such call fixes that for the topic, and
+    makes or widens it as needed (P9).
     """
 
     appends: MessageBatch | None = None
@@ -132,6 +134,7 @@ class PopTxn(msgspec.Struct, frozen=True):
     timer_cursor: TimerCursor | None = None
     marks: Sequence[bytes] = ()
     removals: Sequence[Removal] = ()
+    group_queues: Mapping[str, int] = {}
 
     @property
     def only_acks(self) -> bool:
@@ -144,6 +147,7 @@ class PopTxnResult(msgspec.Struct, frozen=True):
     """One outcome per entry of the transaction, in its order; a removal is True when the message was there.
 
     REPEATED (a mark was stored already): nothing was done, ``position`` is that of the first call, the outcome lists are empty.
+    MOVED: nothing was done either, since a topic spreads its message groups over another number of queues than ``group_queues`` says.
     """
 
     status: WriteStatus
@@ -245,6 +249,7 @@ class TopicInfo(msgspec.Struct, frozen=True):
     """A topic: its queues and, per queue, the first kept and the next offset.
 
     ``group_queues`` is over how many of them, the first ones, message groups are spread (P9); 0 before the first message with a group.
+    ``is_on_demand`` says that a pop or a message made the topic, and that nobody asked for a number of queues.
     """
 
     name: str
@@ -252,6 +257,7 @@ class TopicInfo(msgspec.Struct, frozen=True):
     min_offsets: tuple[int, ...]
     max_offsets: tuple[int, ...]
     group_queues: int = 0
+    is_on_demand: bool = False
 
 
 class GroupOffset(msgspec.Struct, frozen=True):
@@ -373,13 +379,6 @@ class PopStore(Side):
         """Make a topic with ``queues`` queues, or widen an existing one; it never shrinks."""
 
     @abstractmethod
-    def spread_groups(self, name: str, queues: int) -> tuple[int, Ticket]:
-        """Return over how many queues of a topic message groups are spread; the first call fixes it for good (P9).
-
-        It is what the topic has then; an unknown topic is made with ``queues`` queues.
-        """
-
-    @abstractmethod
     def topic(self, name: str) -> TopicInfo | None:
         """Return a topic, system topics included, or None."""
 
@@ -448,9 +447,11 @@ class PopStore(Side):
 
     # ------------------------------------------------------------ sugar over apply
 
-    def append(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[PopTxnResult, Ticket]:
-        """Append messages to their topics now."""
-        return self.apply(PopTxn(appends=batch, marks=marks), now_ms)
+    def append(
+        self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = (), group_queues: Mapping[str, int] | None = None
+    ) -> tuple[PopTxnResult, Ticket]:
+        """Append messages to their topics now; ``group_queues`` as in :class:`PopTxn`."""
+        return self.apply(PopTxn(appends=batch, marks=marks, group_queues=group_queues or {}), now_ms)
 
     def ack(self, receipts: Sequence[Receipt], now_ms: int) -> tuple[list[AckOutcome], Ticket]:
         """Ack leases, one outcome each (P4, P5, P8)."""

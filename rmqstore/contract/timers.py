@@ -32,10 +32,11 @@ _HANDLE_VERSION = 1
 
 
 class WriteStatus(enum.Enum):
-    """Whether a call with marks did its work (I1)."""
+    """Whether a call did its work: not if one of its marks is stored already (I1), or what it rests on has moved (P9)."""
 
     APPLIED = "applied"
     REPEATED = "repeated"
+    MOVED = "moved"
 
 
 class CancelOutcome(enum.Enum):

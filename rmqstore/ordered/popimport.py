@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import structs
 
 from rmqstore.contract import GroupSettings
 from rmqstore.contract.state import POP_TABLES
@@ -136,7 +137,7 @@ class PopImport:
 
     def _group_queues(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
-            self._topics[row["topic"]] = self._topic(row["topic"]).spread(row["queues"])
+            self._topics[row["topic"]] = structs.replace(self._topic(row["topic"]), group_queues=row["queues"])
 
     def _gaps(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():

@@ -117,6 +117,8 @@ class OrderedPops(OrderedSide, PopStore):
             if txn.marks and (answer := find_mark(kv, POP_SIDE, txn.marks)) is not None:
                 return PopTxnResult(WriteStatus.REPEATED, U64.unpack(answer)[0]), Ticket(kv.position)
             stage = self._stage(now_ms)
+            if not all(stage.spread_groups(topic, queues) for topic, queues in txn.group_queues.items()):
+                return PopTxnResult(WriteStatus.MOVED, 0), Ticket(0)
             acks = self._leasing.ack(stage, txn.acks)
             changes = tuple(self._leasing.change(stage, change) for change in txn.changes)
             releases = tuple(self._leasing.release(stage, receipt) for receipt in txn.releases)
@@ -215,17 +217,9 @@ class OrderedPops(OrderedSide, PopStore):
         check_readable_topic(name)
         with self._lock, self._call:
             stage = self._stage(0)
-            topic = stage.topic_with(name, queues)
+            topic = stage.arranged_topic(name, queues)
             ticket = stage.commit()
             return self._state.info(topic), ticket
-
-    def spread_groups(self, name: str, queues: int) -> tuple[int, Ticket]:
-        check_readable_topic(name)
-        with self._lock, self._call as kv:
-            stage = self._stage(0)
-            spread = stage.spread_groups(name, queues)
-            ticket = stage.commit()
-            return spread, ticket if ticket.position else Ticket(kv.position)
 
     # ------------------------------------------------------------ reads
 

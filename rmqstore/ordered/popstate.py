@@ -120,7 +120,7 @@ class PopState:
     def info(self, topic: Topic) -> TopicInfo:
         """Return what users see of a topic."""
         kept = tuple(self.first_kept(topic.id, queue) for queue in range(topic.queues))
-        return TopicInfo(topic.name, topic.queues, kept, topic.next_offsets, topic.group_queues)
+        return TopicInfo(topic.name, topic.queues, kept, topic.next_offsets, topic.group_queues, topic.is_on_demand)
 
     def is_ordered(self, group_id: int, topic_id: int) -> bool:
         """Say whether the group pops the topic in order."""

@@ -69,9 +69,6 @@ class ReadOnlyPops(OrderedPops):
     def create_topic(self, *_: Any, **__: Any) -> Never:
         refuse("create_topic")
 
-    def spread_groups(self, *_: Any, **__: Any) -> Never:
-        refuse("spread_groups")
-
     def reset_offset(self, *_: Any, **__: Any) -> Never:
         refuse("reset_offset")
 

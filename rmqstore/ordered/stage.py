@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec import structs
+
 from rmqstore.contract import EngineOptions, Ticket
 from rmqstore.message import (
     PARKED_TOPIC,
@@ -84,18 +86,24 @@ class Stage:
         """Return a topic with at least ``queues`` queues, made or widened as needed."""
         topic = self.topic(name)
         if topic is None:
-            topic = Topic(self._new_id(), name, (0,) * max(queues, 1))
+            topic = Topic(self._new_id(), name, (0,) * max(queues, 1), is_on_demand=True)
             self._topics[name] = topic
         elif topic.queues < queues:
             self._topics[name] = topic = topic.widened(queues)
         return topic
 
-    def spread_groups(self, name: str, queues: int) -> int:
-        """Return over how many queues of a topic message groups are spread, fixed now if it is not yet."""
-        topic = self.topic(name) or self.topic_with(name, queues)
-        if not topic.group_queues:
-            self._topics[name] = topic = topic.spread(topic.queues)
-        return topic.group_queues
+    def arranged_topic(self, name: str, queues: int) -> Topic:
+        """Return a topic with at least as many queues as somebody asked for."""
+        self._topics[name] = topic = structs.replace(self.topic_with(name, queues), is_on_demand=False)
+        return topic
+
+    def spread_groups(self, name: str, queues: int) -> bool:
+        """Spread the message groups of a topic over ``queues`` queues, or say that another number is fixed already."""
+        topic = self.topic(name)
+        if topic is None or not topic.group_queues:
+            self._topics[name] = structs.replace(self.topic_with(name, queues), group_queues=queues)
+            return True
+        return topic.group_queues == queues
 
     def group_id(self, name: str) -> int:
         """Return the id of a group, made as needed."""

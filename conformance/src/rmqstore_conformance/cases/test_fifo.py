@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
-from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, InitMode, Lag, PoppedMessage, ReleaseOutcome, Store
+from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, InitMode, Lag, Message, PoppedMessage, ReleaseOutcome, Store
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import PopRequest
 from rmqstore.message import dlq_topic, retry_topic
-from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, ids, message, pop_all, read_ids
+from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, ids, message, pop_all, read_ids, state_of
 
 
 def pop(store: Store, most: int = 32, invisible_ms: int = 1000, **options: Any) -> list[PoppedMessage]:
@@ -42,6 +43,82 @@ def test_p9_no_message_of_a_group_overtakes_another_in_a_widened_topic(stores: S
     assert set(last.values()) == {3}
     assert [topic.group_queues for topic in store.topics()] == [2]
     assert store.verify() == []
+
+
+@pytest.mark.clause("P9")
+@pytest.mark.needs("fifo")
+def test_p9_a_topic_that_begins_with_a_message_group_has_queues_for_many(stores: Stores) -> None:
+    """P9: it is made with ``fifo_queues``, after a first pop as well; what ``create_topic`` asked for, or a message found, stays."""
+    store = stores.open(fifo_queues=5)
+    store.send(message("plain", "plain"))
+    store.create_topic("asked", 1)
+    assert store.pop("popped", "g", order=True) == []
+    for topic in ("new", "popped", "plain", "asked"):
+        store.send(message(f"first-{topic}", topic, message_group="a"))
+        store.send_batch([message(f"{topic}-{number}", topic, message_group=f"g{number}") for number in range(40)])
+        store.create_topic(topic, 7)
+        store.send(message(f"last-{topic}", topic, message_group="a"))
+    if stores.pair.durable:
+        store = stores.reopen(store, fifo_queues=3)
+    store.send_batch(MessageBatch.of([message(f"c{number}", "columns", message_group=f"g{number}") for number in range(40)]).columns)
+    spread = {topic.name: topic.group_queues for topic in store.topics()}
+    assert spread == {"new": 5, "popped": 5, "plain": 1, "asked": 1, "columns": 3 if stores.pair.durable else 5}
+    for topic, queues in spread.items():
+        used = {got.queue_id for got in store.pop(topic, "g", max_messages=1024, order=True) if got.message_group is not None}
+        assert used == set(range(queues)), f"{topic} puts its groups into {used}"
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P9", "F3")
+@pytest.mark.needs("fifo")
+def test_f3_a_first_message_of_a_group_that_is_refused_makes_no_topic(engine_stores: Stores) -> None:
+    """F3: whatever refuses it, one message or a batch; the next one makes the topic."""
+    store = engine_stores.open()
+    before = state_of(store)
+    large = Message("t", b"x", message_group="a", properties={"p": "x" * 40_000})
+    for call in (
+        lambda: store.send(large),
+        lambda: store.send_batch([message(1, message_group="a"), large]),
+        lambda: store.send(message(1, message_group="a"), marks=[b""]),
+        lambda: store.send_batch([message(1, message_group="a")], delay_ms=1000),
+    ):
+        with pytest.raises(ValueError):
+            call()
+        assert state_of(store) == before
+    store.send(message(1, message_group="a"))
+    assert [topic.queues for topic in store.topics()] == [16]
+
+
+@pytest.mark.clause("P9", "X3")
+@pytest.mark.needs("fifo")
+def test_p9_first_messages_of_groups_race_with_more_queues(stores: Stores) -> None:
+    """P9: threads send the first messages of a topic's groups while it is made and widened; the messages of each group share a queue."""
+    store = stores.open(flush="async", fifo_queues=3)
+    for turn in range(10):
+        topic = f"t{turn}"
+        start = threading.Barrier(4)
+
+        def produce(name: str, topic: str = topic, start: threading.Barrier = start) -> None:
+            start.wait()
+            for number in range(10):
+                store.send(message(f"{topic}-{name}-{number}", topic, message_group=f"g{number % 5}"))
+
+        def arrange(topic: str = topic, start: threading.Barrier = start) -> None:
+            start.wait()
+            for queues in (2, 4, 8):
+                store.create_topic(topic, queues)
+
+        threads = [threading.Thread(target=produce, args=(name,)) for name in "abc"] + [threading.Thread(target=arrange)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        places: dict[str | None, set[int]] = {}
+        for queue in range(8):
+            for got in store.read(topic, queue, 0, 1000).messages:
+                places.setdefault(got.message_group, set()).add(queue)
+        assert len(places) == 5
+        assert all(len(queues) == 1 for queues in places.values()), places
 
 
 @pytest.mark.clause("P9", "P1")

@@ -103,8 +103,9 @@ class OperatedMachine(StoreMachine):
 
     @rule(topic=st.sampled_from(sorted(TOPICS)))
     def create_topic(self, topic: str) -> None:
-        assert self.store.create_topic(topic, TOPICS[topic]).queues == TOPICS[topic]
+        assert self.store.create_topic(topic, TOPICS[topic]).queues == max(self.queues_of(topic), TOPICS[topic])
         self.oracle.create_topic(topic, TOPICS[topic])
+        self.oracle.arranged.add(topic)
 
     @rule(topic=st.sampled_from(sorted(TOPICS)), really=RARELY)
     def delete_topic(self, topic: str, really: bool) -> None:

@@ -112,6 +112,7 @@ class PopOracle:
         self.deliveries: Counter[tuple[str, str]] = Counter()
         self.latest_ms = -1
         self.group_queues: dict[str, int] = {}
+        self.arranged: set[str] = set()
         self.retries_of: dict[str, int] = {}
 
     # ------------------------------------------------------------ what there is
@@ -421,6 +422,7 @@ class PopOracle:
         """Forget a topic; its dead letters stay and no longer count, since a new topic of the name is another one."""
         self.queues.pop(name, None)
         self.group_queues.pop(name, None)
+        self.arranged.discard(name)
         self._erase(lambda topic, group: topic == name)
         for letters in self.letters.values():
             for letter in letters:

@@ -61,6 +61,7 @@ ASKS = (
     Ask(message_group="one"),
     Ask(message_group="two"),
 )
+FIFO_QUEUES = 3
 LEVELS = {1: 1000, 3: 10_000, 18: 2 * HOUR_MS}
 NO_ASK = Ask()
 
@@ -109,7 +110,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.settings: dict[str, Any] = {
             "precision_ms": precision, "max_retries": retries, "hand_over_limit": limit, "max_in_flight": in_flight, "retry_share": share,
             "flush": flush, "cancel_memory_ms": memory, "init": init, "retention_ms": retention, "reclaim": reclaim,
-            "group_expiry_ms": expiry,
+            "group_expiry_ms": expiry, "fifo_queues": FIFO_QUEUES,
         }  # fmt: skip
         self.transcript = Transcript(self.pair, self.stores, self.settings)
         self.store: Store = self.transcript.watch(self.stores.open(**self.settings))
@@ -120,6 +121,7 @@ class StoreMachine(RuleBasedStateMachine):
         for topic, queues in TOPICS.items():
             self.store.create_topic(topic, queues)
             self.oracle.create_topic(topic, queues)
+            self.oracle.arranged.add(topic)
 
     @property
     def now(self) -> int:
@@ -130,8 +132,10 @@ class StoreMachine(RuleBasedStateMachine):
         return len(self.oracle.queues.get(topic, [])) or 1
 
     def group_queues_of(self, topic: str) -> int:
-        """Return over how many queues message groups are spread: those that there are at the first message with one (P9)."""
-        return self.oracle.group_queues.get(topic) or self.queues_of(topic)
+        """Return over how many queues message groups are spread: fixed by the first message with one, which may make some (P9)."""
+        is_empty = not any(queue.entries for queue in self.oracle.queues.get(topic, ()))
+        least = FIFO_QUEUES if is_empty and topic not in self.oracle.arranged else 1
+        return self.oracle.group_queues.get(topic) or max(self.queues_of(topic), least)
 
     def mode_of(self, topic: str, group: str) -> bool:
         """Return whether a group pops a topic in order; before its first pop, what is usual for it."""
@@ -158,6 +162,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _spread(self, meant: Sequence[Message]) -> None:
         for topic in {each.topic for each in meant if each.message_group is not None}:
             self.oracle.group_queues[topic] = self.group_queues_of(topic)
+            self.oracle.create_topic(topic, self.oracle.group_queues[topic])
 
     @rule(row=rows, level=st.sampled_from((None, None, None, *LEVELS)))
     def send(self, row: Any, level: int | None) -> None:

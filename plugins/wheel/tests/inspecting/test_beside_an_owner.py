@@ -109,7 +109,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_sound_store_ends_with_0(broker: Built, run: Any) -> None:
-    code, out, err = run(str(broker.path), "--at", str(NOW))
+    code, out, err = run(str(broker.path), "--at", f"{NOW}ms")
     assert (code, err) == (0, "No damage was found.\n")
     headings = ("Commit log", "Consume queues", "Pending timers, by due time", "Pops in flight", "Timer wheel", "Timer log", "Index files")
     assert [heading for heading in headings if f"\n{heading}\n" not in out] == []

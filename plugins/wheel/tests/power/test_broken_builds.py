@@ -55,13 +55,13 @@ def test_a_disk_that_forgets_one_kind_of_sync_loses(kind: str) -> None:
 def renamed_before_it_is_synced() -> Iterator[None]:
     """Write check points whose content is synced only after they have their name."""
 
-    def write(disk: Disk, directory: Path, found: CheckPoint) -> None:
+    def write(disk: Disk, directory: Path, found: CheckPoint, *, keep_before: bool) -> None:
         path, new = directory / check_point.NAME, directory / f"{check_point.NAME}.new"
         body = msgspec.msgpack.encode(found)
         data = check_point._HEAD.pack(check_point._MAGIC, check_point.VERSION, zlib.crc32(body), len(body)) + body
         file = disk.create(new, len(data))
         file.write_at(0, data)
-        if path.exists():
+        if keep_before and path.exists():
             disk.rename(path, directory / f"{check_point.NAME}.bak")
         disk.rename(new, path)
         disk.sync_directory(directory)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from datetime import datetime, timedelta
+from typing import Protocol, cast, runtime_checkable
 
-from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError
-
-_MAX_MS = 2**62
+from rmqstore.errors import IllegalArgumentTypeError
+from rmqstore.message import check_time_ms
+from rmqstore.when import time_ms, timedelta_ms
 
 
 @runtime_checkable
@@ -31,33 +32,40 @@ class SystemClock:
 class ManualClock:
     """A clock that stands still until it is told to move, for tests and simulations. Safe to share between threads.
 
+    A ``pop`` that waits under it ends when the clock has passed the wait, and at the latest after as much real time: a program of one
+    thread, which nobody moves the clock for, would else wait for ever.
+
     Args:
-        start_ms: the first value of :meth:`now_ms`, in ms since the epoch, at least 0.
+        start: its first time, an aware ``datetime`` or an int of ms since the epoch.
     """
 
-    def __init__(self, start_ms: int = 0) -> None:
+    def __init__(self, start: datetime | int = 0) -> None:
         self._lock = threading.Lock()
-        self._now_ms = _checked_ms("start_ms", start_ms)
+        self._now_ms = _time_ms("start", start)
         self._listeners: list[Callable[[], None]] = []
 
     def now_ms(self) -> int:
         """Return the time that was set last, in ms."""
         return self._now_ms
 
-    def advance(self, ms: int) -> int:
-        """Move forward by ``ms`` (at least 0) and return the new time; use :meth:`set` to go back."""
+    def advance(self, by: timedelta | int) -> int:
+        """Move forward by a ``timedelta`` or an int of ms, and return the new time in ms; use :meth:`set` to go back."""
+        step_ms = by if isinstance(by, int) else timedelta_ms("the step", by, way_out=", or an int of ms")
+        check_time_ms("the step", step_ms)
         with self._lock:
-            self._now_ms = _checked_ms("the time", self._now_ms + _checked_ms("ms", ms))
-            now_ms = self._now_ms
+            now_ms = self._now_ms + step_ms
+            check_time_ms("the time", now_ms)
+            self._now_ms = now_ms
         self._notify()
         return now_ms
 
-    def set(self, ms: int) -> int:
-        """Jump to ``ms`` since the epoch, forwards or back, and return it."""
+    def set(self, to: datetime | int) -> int:
+        """Jump to an aware ``datetime`` or an int of ms since the epoch, forwards or back, and return it in ms."""
+        now_ms = _time_ms("the time", to)
         with self._lock:
-            self._now_ms = _checked_ms("ms", ms)
+            self._now_ms = now_ms
         self._notify()
-        return ms
+        return now_ms
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` after every move; returns the function that ends the subscription."""
@@ -81,9 +89,10 @@ class ManualClock:
         return f"ManualClock({self._now_ms})"
 
 
-def _checked_ms(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise IllegalArgumentTypeError(f"{name} must be an int of milliseconds, not {type(value).__name__}")
-    if not 0 <= value <= _MAX_MS:
-        raise IllegalArgumentError(f"{name} must be 0–2**62 ms, not {value}")
-    return value
+def _time_ms(what: str, given: datetime | int) -> int:
+    if isinstance(given, bool) or not isinstance(given, datetime | int):
+        raise IllegalArgumentTypeError(f"{what} must be an aware datetime or an int of ms since the epoch, not {given!r}")
+    if isinstance(given, datetime):
+        given = cast(int, time_ms(what, given, None))  # there is a datetime, so there is a time
+    check_time_ms(what, given)
+    return given

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import rmqstore
-from rmqstore import InitMode, ManualClock, Message, MessageBatch, Receipt, RmqstoreError, Store
+from rmqstore import IllegalArgumentError, InitMode, ManualClock, Message, MessageBatch, Receipt, RmqstoreError, Store
 from rmqstore.contract import AckOutcome, CancelOutcome, ChangeOutcome, ReleaseOutcome, TimerHandle
 
 NOW_MS = 1_700_000_000_000
@@ -443,13 +443,25 @@ def test_handles_of_the_wrong_types(store: Store, field: str) -> None:
 @pytest.mark.parametrize("value", [None, "1", 1.5, NAN, True, -1, HUGE], ids=repr)
 def test_bad_clock_value(value: Any) -> None:
     clock = ManualClock(5)
-    with pytest.raises(RmqstoreError, match="ms"):
+    with pytest.raises(RmqstoreError, match=r"ms|milliseconds"):
         ManualClock(value)
-    with pytest.raises(RmqstoreError, match="ms"):
+    with pytest.raises(RmqstoreError, match=r"ms|milliseconds"):
         clock.set(value)
-    with pytest.raises(RmqstoreError, match="ms"):
+    with pytest.raises(RmqstoreError, match=r"ms|milliseconds"):
         clock.advance(value)
     assert clock.now_ms() == 5
+
+
+def test_clock_moved_by_times_with_units() -> None:
+    clock = ManualClock(datetime(2026, 3, 2, 9, 30, tzinfo=UTC))
+    assert clock.now_ms() == 1_772_443_800_000
+    assert clock.advance(timedelta(minutes=1)) == clock.now_ms() == 1_772_443_860_000
+    assert clock.set(datetime(1970, 1, 1, tzinfo=UTC)) == clock.now_ms() == 0
+    with pytest.raises(IllegalArgumentError, match="naive"):
+        clock.set(datetime(2026, 3, 2))  # noqa: DTZ001
+    with pytest.raises(RmqstoreError, match="step"):
+        clock.advance(timedelta(seconds=-1))
+    assert clock.now_ms() == 0
 
 
 @pytest.mark.parametrize("data", [None, 5, "x", [], {}, [_message()], pa.array([1])], ids=lambda data: type(data).__name__)

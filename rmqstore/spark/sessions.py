@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rmqstore.errors import IllegalArgumentError, SparkLostError
+from rmqstore.errors import IllegalArgumentError, RmqstoreError, SparkLostError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,7 +94,7 @@ def session(
 
     Raises:
         IllegalArgumentError: Spark cannot run here.
-        SparkLostError: Spark's process ended while the session was in use.
+        SparkLostError: Spark's process ended while the session was in use, and no error of ours says more.
     """
     if reason := why_not():
         raise IllegalArgumentError(f"there can be no Spark session: {reason}")
@@ -127,7 +127,8 @@ def session(
         try:
             yield spark
         except Exception as error:
-            if _is_lost(spark):  # what was asked of it last says no more than "connection refused"
+            # An error of ours says more, such as which job is half done; what Spark was asked last says "connection refused".
+            if not isinstance(error, RmqstoreError) and _is_lost(spark):
                 raise SparkLostError(_LOST) from error
             raise
         finally:

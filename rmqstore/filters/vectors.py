@@ -57,6 +57,8 @@ def truths_of(condition: Condition, columns: ColumnReader) -> Truths:
             return getattr(pc, place.value)(columns.texts(operand.name), wanted)
         case IsLike(operand, pattern):
             texts = columns.texts(operand.name)
+            if pattern.is_long:
+                return pa.array([None if text is None else pattern.matches(text) for text in texts.to_pylist()], pa.bool_())
             wanted = pa.scalar(pattern.argument, texts.type) if pattern.shape is Shape.WHOLE else pattern.argument
             return getattr(pc, pattern.shape.value)(texts, wanted)
         case IsMissing(operand):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError
@@ -19,6 +20,8 @@ EXPRESSIONS = [
     "a IN ('x', '5')",
     "a LIKE '%5'",
     "a LIKE 'x'",
+    f"a LIKE '{'%' * 200}5'",
+    f"b LIKE '_' AND a LIKE '{'%' * 200}_'",
     "a CONTAINS '5'",
     "a IS NULL",
 ]
@@ -79,6 +82,18 @@ def test_columns_are_made_from_messages() -> None:
     assert set(columns) == {"a", "c"}
     assert columns["a"].to_pylist() == ["1", None, "3"]
     assert (columns["c"].type, columns["c"].to_pylist()) == (pa.string(), [None] * 3)
+
+
+def test_a_long_pattern_is_no_regular_expression_of_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its automaton has too many states to be kept, so it would be walked anew for each character of a text."""
+    asked: list[str] = []
+    kernel = pc.match_substring_regex
+    monkeypatch.setattr(pc, "match_substring_regex", lambda texts, pattern: asked.append(pattern) or kernel(texts, pattern))
+    for repeats in (10, 1000):
+        found = parse_filter(f"a LIKE '{'ab%' * repeats}'")
+        assert found.mask({"a": pa.array(["ab" * 1000, None, "ab"])}, 3).tolist() == [True, False, False]
+    assert len(asked) == 1
+    assert max(map(len, asked)) < 256
 
 
 def test_a_mask_can_be_changed_by_its_owner() -> None:

@@ -1,4 +1,4 @@
-"""Mutants that keep their word until the process is killed, the power goes or the disk fails: the ``lmdb`` engine with one fault planted.
+"""Mutants that keep their word until something befalls the process, the disk or the directory: the ``lmdb`` engine with one fault planted.
 
 The cases that must notice them need strace, so these are no part of the kit over ``memory``.
 """
@@ -8,20 +8,22 @@ from __future__ import annotations
 import inspect
 import mmap
 import os
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import msgspec
 
-from rmqstore.contract import CancelOutcome, Engine, EngineInfo, EngineOptions, EngineSession, Ticket
+from rmqstore.contract import CancelOutcome, Engine, EngineInfo, EngineOptions, EngineSession, PopTxn, PopTxnResult, Ticket, UpkeepReport
 from rmqstore.errors import StoreFullError, StorePoisonedError
 from rmqstore.hookspecs import hookimpl
 from rmqstore.plugins import get_plugins
 from rmqstore_conformance.proving.planting import PREFIX
 
 SOUND: Final = "lmdb"
+_HEAD_PAGES: Final = 2
 
 
 class DiskMutant(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,6 +250,28 @@ def believes_its_settings(directory: Path) -> Callable[[Any], None]:
     return change
 
 
+@mutant("R6", "R6.damage_in_two_places_is_told")
+def begins_anew_without_a_sound_copy(directory: Path) -> Callable[[Any], None]:
+    """A note that the timers hang on is kept twice, so that either may be damaged; when both are, it begins anew and shows none."""
+    copies = [directory / "db" / f"note-{number}" for number in (1, 2)]
+    found = [copy.read_bytes() for copy in copies if copy.exists()]
+    is_lost = bool(found) and not any(each[:4] == zlib.crc32(each[4:]).to_bytes(4) and len(each) > 4 for each in found)
+
+    def change(session: Any) -> None:
+        for copy in copies:
+            copy.write_bytes(zlib.crc32(bytes(4092)).to_bytes(4) + bytes(4092))
+        timers = session.timers()
+        sound = timers.scan
+
+        def scan(*args: Any, **options: Any) -> Any:
+            page = sound(*args, **options)
+            return msgspec.structs.replace(page, timers=[]) if is_lost else page
+
+        timers.scan = scan
+
+    return change
+
+
 @mutant("R1", "R1.power_loss_at_every_call", recorder="fuse")
 def writes_through_a_mapping(directory: Path) -> Callable[[Any], None]:
     """A count of calls that an open insists on is kept through a mapping, synced before the call that it counts: too early."""
@@ -266,6 +290,80 @@ def writes_through_a_mapping(directory: Path) -> Callable[[Any], None]:
             sound(ticket)
 
         _synced_by(session, counted)
+
+    return change
+
+
+@mutant("R1", "R1.messages_may_hold_pieces_of_the_store")
+def counts_its_marks(directory: Path) -> Callable[[Any], None]:
+    """An open takes more marks of the database's own than it has head pages for damage, whoever wrote them."""
+    data = directory / "db" / "data.mdb"
+    if data.exists() and data.read_bytes().count(b"\xde\xc0\xef\xbe") > _HEAD_PAGES:
+        raise RuntimeError(f"{data} has too many head pages")
+    return lambda session: None
+
+
+@mutant("X5", "X5.a_store_may_be_renamed")
+def goes_by_its_path(directory: Path) -> Callable[[Any], None]:
+    """A journal of the calls is opened anew for each, by the path that the store had when it was opened."""
+    journal = Path(os.path.realpath(directory)) / "journal"
+
+    def change(session: Any) -> None:
+        def journaled(sound: Callable[..., None], ticket: Ticket | None) -> None:
+            with journal.open("ab") as file:
+                file.write(b"a call\n")
+            sound(ticket)
+
+        _synced_by(session, journaled)
+
+    return change
+
+
+@mutant("F1", "F1.there_may_be_more_queues_than_descriptors")
+def keeps_a_file_open_for_each_topic(directory: Path) -> Callable[[Any], None]:
+    """Each topic has a file, which stays open from its first message on."""
+    files: dict[str, IO[bytes]] = {}
+
+    def change(session: Any) -> None:
+        pops = session.pops()
+        sound = pops.apply
+
+        def apply(txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+            result: tuple[PopTxnResult, Ticket] = sound(txn, now_ms)
+            for topic in pops.topics():
+                if topic.name not in files:
+                    files[topic.name] = (directory / f"topic-{topic.name}").open("ab")
+            return result
+
+        pops.apply = apply
+
+    return change
+
+
+@mutant("P7", "P7.the_longest_names_have_retry_topics_and_dead_letters")
+def cuts_long_names(directory: Path) -> Callable[[Any], None]:
+    """Of the name of a group the first 120 bytes count, as if it had to fit into a file's name with that of the topic."""
+
+    def change(session: Any) -> None:
+        pops = session.pops()
+        sound = pops.pop
+        pops.pop = lambda request, now_ms: sound(msgspec.structs.replace(request, group=request.group[:120]), now_ms)
+
+    return change
+
+
+@mutant("X3", "X3.a_store_where_nothing_happens_writes_next_to_nothing")
+def writes_at_every_tick(directory: Path) -> Callable[[Any], None]:
+    """Each step of upkeep writes down where it is, whether it did anything or not."""
+
+    def change(session: Any) -> None:
+        for side in _sides(session):
+
+            def maintain(now_ms: int, budget: int, sound: Callable[..., UpkeepReport] = side.maintain) -> UpkeepReport:
+                (directory / "upkeep").write_bytes(now_ms.to_bytes(8) * 512)
+                return sound(now_ms, budget)
+
+            side.maintain = maintain
 
     return change
 

@@ -23,7 +23,7 @@ _SHOWN: Final = 40
 
 
 def write_snapshot(opened: Opened, path: Path) -> Path:
-    """Write a copy of the open store to the new directory ``path``; the caller holds the hand-over back.
+    """Write a copy of the open store to the new directory ``path``; of two engines the caller holds the hand-over back.
 
     It is made aside and renamed into place, so there is a whole copy at ``path``, or nothing.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
@@ -107,6 +107,7 @@ class Store(Producing, Consuming):
     def __init__(self, opened: Opened, clock: Clock, *, services: bool) -> None:
         super().__init__(opened, clock)
         self._tick_lock = threading.RLock()
+        self._snapshot_lock = threading.RLock()
         self._ticker_wake = Signal()
         config = opened.config
         self._hand_over = HandOver(opened.timers, opened.pops, one_log=opened.one_log, limit=config.hand_over_limit, sync=self._sync_calls)
@@ -186,10 +187,14 @@ class Store(Producing, Consuming):
     # ------------------------------------------------------------ keeping
 
     def snapshot(self, path: str | os.PathLike[str]) -> Path:
-        """Write a consistent copy of the store, which must not exist yet, while it runs; it opens like any store. Returns its path."""
+        """Write a consistent copy of the store, which must not exist yet, while it runs; it opens like any store. Returns its path.
+
+        It is the store of one moment of this call; other calls go on (R7). Where timers and messages are in two engines, each has its own
+        moment, and ticks wait.
+        """
         self._check_open()
-        with self._tick_lock:
-            # No hand-over runs meanwhile, so nothing is forgotten between the two sides; the timers go first.
+        # No hand-over runs between two moments, so nothing is forgotten there; the timers go first.
+        with self._snapshot_lock, nullcontext() if self._opened.one_log else self._tick_lock:
             return write_snapshot(self._opened, checked_path(path))
 
     def flush(self) -> None:
@@ -210,7 +215,7 @@ class Store(Producing, Consuming):
         if self._unsubscribe is not None:
             self._unsubscribe()
         try:
-            with self._tick_lock:
+            with self._snapshot_lock, self._tick_lock:
                 self._closed = True
                 self._opened.close()
         finally:

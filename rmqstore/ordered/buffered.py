@@ -34,7 +34,7 @@ from typing import Final
 
 from rmqstore.ordered.gate import Gate
 from rmqstore.ordered.gated import GatedKV
-from rmqstore.ordered.kv import PAGE_BYTES, WriteBatch, take_page
+from rmqstore.ordered.kv import PAGE_BYTES, Alone, WriteBatch, at_once, take_page
 from rmqstore.ordered.overlay import Overlay, SpaceChange
 
 OVERLAY_BYTES: Final = 4 * 1024 * 1024
@@ -94,7 +94,7 @@ class Base(ABC):
 
     @abstractmethod
     def snapshot(self, path: Path) -> None:
-        """Write a durable copy of what is committed to the new directory ``path``."""
+        """Write a durable copy of what one commit left to the new directory ``path``. All other methods are called meanwhile."""
 
     @abstractmethod
     def close(self) -> None:
@@ -217,7 +217,8 @@ class BufferedKV(GatedKV):
             self._layers = (Overlay(self._spaces, self._gate.position),)
         self._gate.readmit(kept)
 
-    def snapshot(self, path: Path) -> None:
+    def snapshot(self, path: Path, alone: Alone = at_once) -> None:
+        # What a commit leaves is all writes up to some position, so nobody has to be kept out.
         self.sync()
         self._base.snapshot(path)
 

@@ -18,6 +18,14 @@ MAX_KEY_BYTES = 511
 PAGE_BYTES = 8 * 1024 * 1024
 """A scan ends its page once it holds this many bytes of values, so that memory stays bounded (T8)."""
 
+Alone = Callable[[Callable[[], None]], None]
+"""Runs a step while no other call is under way."""
+
+
+def at_once(step: Callable[[], None]) -> None:
+    """Run a step, for somebody whose calls are all made by one thread."""
+    step()
+
 
 class PutMany(NamedTuple):
     """Set every (key, value) of ``items`` in ``space``."""
@@ -183,8 +191,12 @@ class OrderedKV(ABC):
         """
 
     @abstractmethod
-    def snapshot(self, path: Path) -> None:
-        """Write a consistent, durable copy to the new directory ``path``, which opens as a database of the same kind."""
+    def snapshot(self, path: Path, alone: Alone = at_once) -> None:
+        """Write a durable copy to the new directory ``path``, which opens as a database of the same kind.
+
+        It holds the writes up to one position, at least that of when this was called. All other methods are called meanwhile; what is done
+        by ``alone`` keeps them out, so it should take no longer the more the database holds.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -19,6 +19,11 @@ no harm:
    ``__enter__`` is written in Python (``Condition``, or a context manager around a lock) could stay held for ever.
 
 So an interrupted call happened wholly or not at all, and the one behind it answers as after a crash, except that nothing was lost.
+
+**A snapshot** goes on beside other calls (R7), however much it copies: it holds the lock for the steps alone for which the database asks
+(``OrderedKV.snapshot``). It is of one position of the log of both sides, so of some number of whole calls, and what was answered before it
+is before that position, as it begins with a sync. Only its steps under the lock are calls in the sense above: what is interrupted in
+between leaves nothing in memory that is not stored.
 """
 
 from __future__ import annotations
@@ -125,13 +130,17 @@ class Shared:
             raise
 
     def snapshot(self, path: Path) -> None:
-        """Write a copy of the database."""
-        with self.lock, self.call as kv:
-            try:
-                kv.snapshot(path)
-            except StoreError as error:
-                self._note(error)
-                raise
+        """Write a copy of the database; call it without the lock."""
+        self.sync(None)
+        try:
+            self.kv.snapshot(path, self._alone)
+        except StoreError as error:
+            self._note(error)
+            raise
+
+    def _alone(self, step: Callable[[], None]) -> None:
+        with self.lock, self.call:
+            step()
 
     def _note(self, error: StoreError) -> None:
         """Remember what went wrong with the disk."""

@@ -3,32 +3,52 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+_PIECE_BYTES = 1024 * 1024
+
 
 def copy_tree(source: Path, copy: Path, *, without: Collection[str] = ()) -> None:
-    """Copy a directory to ``copy``, which is not there; names in it itself, not below, are left out that are ``without``."""
-    root = str(source)
-    shutil.copytree(source, copy, ignore=lambda path, _: without if path == root else (), copy_function=copy_file)
+    """Copy a directory into ``copy``, made as needed; names in it itself, not below, are left out that are ``without``.
+
+    Unlike ``shutil.copytree`` it ends at the first error, and that error says what went wrong.
+    """
+    copy.mkdir(exist_ok=True)
+    with os.scandir(source) as entries:
+        for entry in entries:
+            if entry.name in without:
+                continue
+            if entry.is_dir():
+                copy_tree(source / entry.name, copy / entry.name)
+            else:
+                copy_file(entry.path, copy / entry.name)
 
 
-def copy_file(source: str | Path, copy: str | Path) -> str | Path:
-    """Copy the content of a file, holes left out; returns ``copy``, as ``shutil`` wants it of such a function."""
-    with open(source, "rb") as reader, open(copy, "wb") as writer:
+def copy_file(source: str | Path, copy: str | Path, begin: int = 0, stop: int | None = None) -> str | Path:
+    """Copy the content of a file, holes left out; returns ``copy``.
+
+    Args:
+        begin, stop: what of it is copied, None for as far as it goes. What of the copy lies before stays, and it ends there.
+    """
+    with open(source, "rb") as reader, open(copy, "r+b" if begin else "wb") as writer:
         length = os.fstat(reader.fileno()).st_size
-        offset = 0
+        if stop is not None:
+            length = min(length, stop)
+        offset = begin
         while offset < length:
             try:
                 offset = os.lseek(reader.fileno(), offset, os.SEEK_DATA)
             except OSError:
                 break
-            end = os.lseek(reader.fileno(), offset, os.SEEK_HOLE)
+            end = min(os.lseek(reader.fileno(), offset, os.SEEK_HOLE), length)
             reader.seek(offset)
             writer.seek(offset)
             while offset < end:
-                piece = reader.read(min(end - offset, 1024 * 1024))
+                piece = reader.read(min(end - offset, _PIECE_BYTES))
+                if not piece:
+                    length = offset
+                    break
                 writer.write(piece)
                 offset += len(piece)
         writer.truncate(length)

@@ -12,7 +12,7 @@ from typing import Never
 
 from rmqstore.errors import UnsupportedOperationError
 from rmqstore.ordered.gate import Gate
-from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
+from rmqstore.ordered.kv import PAGE_BYTES, Alone, OrderedKV, WriteBatch, at_once
 
 Entry = tuple[bytes, bytes]
 
@@ -86,7 +86,7 @@ class ViewKV(OrderedKV):
     def after_interrupt(self) -> None:
         """A view keeps nothing in memory."""
 
-    def snapshot(self, path: Path) -> None:
+    def snapshot(self, path: Path, alone: Alone = at_once) -> None:
         self._refuse("copied")
 
     def _refuse(self, what: str) -> Never:

@@ -36,7 +36,7 @@ _ONE_LOG: Final = "`memory` has one log for both sides, and no second engine bes
 _FRAMEWORK: Final = "the framework sees to it before the engine is asked"
 
 WITHOUT_A_MUTANT: Final = {
-    **dict.fromkeys(("T11", "C5", "R1", "R2", "R3", "R5", "R6", "F1", "F2"), _KEEPS_NOTHING),
+    **dict.fromkeys(("T11", "C5", "R1", "R2", "R3", "R5", "R6", "R7", "F1", "F2"), _KEEPS_NOTHING),
     "H3": _ONE_LOG,
     "Q3": "its cases reopen the store",
     **dict.fromkeys(("R4", "X1", "X2", "X4", "X5"), _FRAMEWORK),

@@ -5,6 +5,9 @@ The environment runs in LMDB's default mode (``sync``, ``metasync``): a commit i
 The map is a piece of address space, not of memory or disk. It doubles when it is full: the transaction is aborted, the map is moved,
 the transaction runs again. Readers whose transaction dies by the move read again; ``_moves`` tells them that it was the move.
 Read transactions last for one get, one page, or one merged page, because an older one keeps every page freed since from being used again.
+A snapshot is one more read transaction, LMDB's own, which cannot be begun again: while it lasts, the map is not moved, and the environment
+stays open (``_copying``). Nobody waits for that but a commit that needs more room than the map has, and before a snapshot begins the map
+is twice as long as the file: what is written meanwhile would have to be as much as what is copied.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from threading import Lock
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, Final
 
 import lmdb
@@ -85,6 +88,8 @@ class LmdbBase(Base):
         self._home = home
         self._readahead = readahead
         self._moving = Lock()
+        self._writing = Lock()
+        self._copying = RLock()
         self._moves = 0
         self._closed = False
         self._key = reading.key_of(path)
@@ -184,6 +189,10 @@ class LmdbBase(Base):
     # ------------------------------------------------------------ writes
 
     def commit(self, changes: Sequence[SpaceChange]) -> None:
+        with self._writing:
+            self._commit(changes)
+
+    def _commit(self, changes: Sequence[SpaceChange]) -> None:
         while True:
             was_full = self._free_bytes() < _LMDB_WRITE_BYTES
             try:
@@ -229,7 +238,7 @@ class LmdbBase(Base):
 
     def _grow(self) -> None:
         """Double the map. Readers under way lose their transaction and wait here for the new map."""
-        with reading.owned(self._key), self._moved():
+        with self._copying, reading.owned(self._key), self._moved():
             # What a killed reader held can be used again from now on.
             self._env.reader_check()
             try:
@@ -254,7 +263,7 @@ class LmdbBase(Base):
 
     def reopen(self) -> None:
         # A commit that failed in the meta page leaves an environment that refuses every later one, so a new one it must be.
-        with reading.owned(self._key), self._moved():
+        with self._copying, reading.owned(self._key), self._moved():
             self._env.close()
             self._open()
 
@@ -263,15 +272,21 @@ class LmdbBase(Base):
 
         def copy(new: Path) -> None:
             new.mkdir()
-            try:
-                self._env.copy(str(new), compact=True)
-            except lmdb.Error as error:
-                raise translated(error, self._path) from error
+            with self._writing:
+                if self._map_bytes < 2 * self._file.stat().st_size:
+                    self._grow()
+            with self._copying:
+                if self._closed:
+                    raise StoreClosedError(f"{self.name} is closed; open it again")
+                try:
+                    self._env.copy(str(new), compact=True)
+                except lmdb.Error as error:
+                    raise translated(error, self._path) from error
 
         self._home.snapshot(path, copy)
 
     def close(self) -> None:
-        with reading.owned(self._key), self._moving:
+        with self._copying, reading.owned(self._key), self._moving:
             self._closed = True
             self._env.close()
         if self._home is not None:

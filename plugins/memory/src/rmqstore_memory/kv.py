@@ -10,7 +10,7 @@ from pathlib import Path
 from rmqstore.errors import UnsupportedOperationError
 from rmqstore.ordered.gate import Gate
 from rmqstore.ordered.gated import GatedKV
-from rmqstore.ordered.kv import PAGE_BYTES, DeleteMany, PutMany, WriteBatch, take_page
+from rmqstore.ordered.kv import PAGE_BYTES, Alone, DeleteMany, PutMany, WriteBatch, at_once, take_page
 from rmqstore.ordered.overlay import SortedMap
 
 
@@ -80,7 +80,7 @@ class MemoryKV(GatedKV):
         """There are no files to open again; a map in memory does not run full before the process does."""
         self.sync()
 
-    def snapshot(self, path: Path) -> None:
+    def snapshot(self, path: Path, alone: Alone = at_once) -> None:
         """Refuse: what is written to a file would not open as a store of this engine."""
         raise UnsupportedOperationError(f"engine 'memory' keeps nothing on disk, so there is nothing to copy to {path}")
 

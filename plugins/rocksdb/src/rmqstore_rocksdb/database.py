@@ -15,7 +15,6 @@ import rocksdict
 from rocksdict import Rdict
 
 from rmqstore.errors import StoreForkedError
-from rmqstore.ordered.home import sync_tree
 from rmqstore.ordered.kv import DeleteMany, PutMany, WriteBatch
 from rmqstore_rocksdb.tuning import RocksDBTuning, options, translated
 
@@ -79,9 +78,8 @@ class Database:
         return self._db.latest_sequence_number()
 
     def checkpoint(self, path: Path) -> None:
-        """Write a durable copy to the new directory ``path``."""
+        """Write a copy to the new directory ``path``."""
         rocksdict.Checkpoint(self._db).create_checkpoint(str(path))
-        sync_tree(path)
 
     def close(self) -> None:
         """Flush and close; an error in it loses nothing that was promised, because the WAL has it."""

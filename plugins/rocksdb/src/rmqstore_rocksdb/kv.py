@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
+from threading import Lock, RLock
 from traceback import clear_frames
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from rmqstore.errors import CorruptStoreError, StoreFullError
 from rmqstore.ordered.gate import Gate
 from rmqstore.ordered.gated import GatedKV
 from rmqstore.ordered.home import EngineHome
-from rmqstore.ordered.kv import PAGE_BYTES, WriteBatch
+from rmqstore.ordered.kv import PAGE_BYTES, Alone, WriteBatch, at_once
 from rmqstore_rocksdb import wal
 from rmqstore_rocksdb.database import Database
 from rmqstore_rocksdb.gaps import Gaps
@@ -74,6 +74,7 @@ class RocksDBKV(GatedKV):
         self._found_no_room = False
         self._gaps = Gaps(len(spaces))
         self._scanning = Lock()
+        self._copying = RLock()
         self._mark_fd = os.open(home.database / _SYNCED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             self._db = self._open()
@@ -232,15 +233,20 @@ class RocksDBKV(GatedKV):
         self._found_no_room = False
         self._gate.readmit(kept)
 
-    def snapshot(self, path: Path) -> None:
-        """Write a RocksDB checkpoint, which shares the table files by hard links where the file system can."""
+    def snapshot(self, path: Path, alone: Alone = at_once) -> None:
+        """Write a RocksDB checkpoint, which shares the table files by hard links where the file system can.
+
+        It ends with a copy of the write-ahead log, so it holds all writes up to some position, and nobody has to be kept out.
+        """
         self.sync()
 
         def copy(new: Path) -> None:
-            try:
-                self._db.checkpoint(new)
-            except Exception as error:
-                raise translated(error, path) from error
+            with self._copying:
+                self._gate.check()
+                try:
+                    self._db.checkpoint(new)
+                except Exception as error:
+                    raise translated(error, path) from error
 
         self._home.snapshot(path, copy)
 
@@ -259,8 +265,8 @@ class RocksDBKV(GatedKV):
             self._home.close()
 
     def _let_go(self) -> None:
-        """Close the database once no scan is under way, whose iterator would keep it open."""
-        with self._scanning, self._lock:
+        """Close the database once no scan is under way, whose iterator would keep it open, and no snapshot."""
+        with self._copying, self._scanning, self._lock:
             self._db.close()
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 from rmqstore.contract import PopBuffer
@@ -25,11 +26,10 @@ from rmqstore.errors import CorruptStoreError, StoreError, StoreFullError
 from rmqstore.ordered.gate import Gate, is_from_outside
 from rmqstore.ordered.gated import GatedKV
 from rmqstore.ordered.home import NO_ROOM, EngineHome
-from rmqstore.ordered.kv import PAGE_BYTES, WriteBatch
+from rmqstore.ordered.kv import PAGE_BYTES, Alone, WriteBatch, at_once
 from rmqstore.ordered.layout import EPOCH_KEY, META
 from rmqstore.ordered.queues import load_topics
 from rmqstore.ordered.standings import load_kept
-from rmqstore.ordered.tree_copy import copy_tree
 from rmqstore_wheel import check_point, frames, journal
 from rmqstore_wheel.appending import Messages, One, gathered
 from rmqstore_wheel.check_point import CheckPoint
@@ -40,9 +40,9 @@ from rmqstore_wheel.framing import Call, write
 from rmqstore_wheel.held_pops import HeldPops
 from rmqstore_wheel.journal import Change, Copied
 from rmqstore_wheel.ledger_ports import Beside, ForReaders, Sizes, TimerCaches
-from rmqstore_wheel.open_marks import OF_OPEN_STORE
 from rmqstore_wheel.replay import Replay
 from rmqstore_wheel.state import KEPT_SPACES, State, cut
+from rmqstore_wheel.store_copy import StoreCopy
 from rmqstore_wheel.unit_log import Doubt, UnitLog
 
 _REBUILD: Final = "rebuild"
@@ -67,6 +67,8 @@ class Ledger(GatedKV):
         restart: where the last whole copy of the state begins in the log, -1 for none.
         readers: what is written for other readers, once it is there.
         reopened: called once all was opened again after an interrupt, to begin anew too.
+        copying: held while the files are copied: check points and removals that can wait do.
+        rewrites: grows before files change otherwise than behind what the check point vouches for.
     """
 
     def __init__(
@@ -96,6 +98,8 @@ class Ledger(GatedKV):
         self.held = None if pop_buffer is None else HeldPops(pop_buffer, self.state)
         self.readers: ForReaders | None = None
         self.reopened: list[Callable[[], None]] = []
+        self.copying = Lock()
+        self.rewrites = 0
         self.store_ms = 0
         self.restart = -1
         self._journal_records = 0
@@ -271,6 +275,7 @@ class Ledger(GatedKV):
             begin_anew()
 
     def _open_again(self) -> None:
+        self.rewrites += 1
         self.log.close()
         self.timers.reopen()
         self.log = CommitLog(self.disk, self.root / "commitlog", self.sizes.log_file_bytes)
@@ -392,7 +397,7 @@ class Ledger(GatedKV):
         with suppress(StoreFullError):
             if self.held is not None and self.held.is_due(now_ms):
                 self.write_back()
-            if self.is_long():
+            if self.is_long() and not self.copying.locked():
                 self.make_check_point()
                 return True
         return False
@@ -402,6 +407,7 @@ class Ledger(GatedKV):
         self.write_back()
         if self.log.tail == self._check_point.offset and self._check_point.calls and not self._doubts:
             return
+        self.rewrites += 1
         self.sync()
         self.settle()
         with self.translated():
@@ -460,12 +466,9 @@ class Ledger(GatedKV):
 
     # ------------------------------------------------------------ the end
 
-    def snapshot(self, path: Path) -> None:
-        self._home.snapshot(path, self._copy)
-
-    def _copy(self, copy: Path) -> None:
-        self.make_check_point()
-        copy_tree(self.root, copy, without=OF_OPEN_STORE)
+    def snapshot(self, path: Path, alone: Alone = at_once) -> None:
+        with self.copying:
+            self._home.snapshot(path, lambda copy: StoreCopy(self, copy).make(alone))
 
     def close(self) -> None:
         if self._gate.closed:

@@ -65,7 +65,12 @@ class Reclaim:
         self._looked_ms: int | None = None
 
     def go_on(self, now_ms: int) -> int:
-        """Do a piece of work that grows with what was written since the last call; returns how many files went."""
+        """Do a piece of work that grows with what was written since the last call; returns how many files went.
+
+        While the files are copied (``store_copy``) it is put off.
+        """
+        if self._ledger.copying.locked():
+            return 0
         sizes = self._ledger.sizes
         written, self._tail = self._ledger.log.tail - self._tail, self._ledger.log.tail
         left = min(max(2 * written, sizes.slice_bytes), _MOST_SLICES * sizes.slice_bytes)

@@ -1,0 +1,285 @@
+"""Snapshots are copied while other calls go on, and are the store of one moment all the same (R7)."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmqstore
+from plugins.wheel.tests.power.small_store import small_wheel
+from rmqstore import ManualClock, Message, Store, StoreFullError
+from rmqstore.ordered import tree_copy
+from rmqstore_conformance.stores import START_MS
+from rmqstore_wheel import engine as engine_module
+from rmqstore_wheel import store_copy
+from rmqstore_wheel.ledger import Ledger
+from rmqstore_wheel.ledger_ports import Sizes
+
+HOUR = timedelta(hours=1)
+SMALL = Sizes(log_file_bytes=16 * 1024, queue_file_units=64, timer_file_units=64, check_point_calls=40, slice_bytes=32 * 1024,
+              index_slots=64, index_entries=64)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _small_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL)
+    with small_wheel(slots=4096, roll_window=1024, again_ms=1000):
+        yield
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START_MS)
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    with _opened(tmp_path / "store", clock) as opened:
+        yield opened
+
+
+def _opened(path: Path, clock: ManualClock) -> Store:
+    return rmqstore.open(
+        path, engine="wheel", services=False, clock=clock, reclaim="consumed", cancel_memory_ms=600_000, group_expiry_ms=0,
+        retention_ms=360_000_000
+    )  # fmt: skip
+
+
+def _ledger(store: Store) -> Ledger:
+    session: Any = store._opened.sessions["wheel"]
+    ledger: Ledger = session._shared.kv
+    return ledger
+
+
+def _elsewhere(work: Callable[[], None]) -> None:
+    """Do something in another thread, and see to it that it comes to its end."""
+    errors: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive(), "other calls wait for the copy"
+    assert errors == []
+
+
+def _during(monkeypatch: pytest.MonkeyPatch, works: Iterator[Callable[[], None]]) -> None:
+    """Do the next of some things in another thread before each file of the log, and before the others, are copied."""
+
+    def before(real: Callable[..., object]) -> Callable[..., object]:
+        def patched(*arguments: Any, **named: Any) -> object:
+            _elsewhere(next(works, lambda: None))
+            return real(*arguments, **named)
+
+        return patched
+
+    monkeypatch.setattr(store_copy, "copy_file", before(tree_copy.copy_file))
+    monkeypatch.setattr(store_copy, "copy_tree", before(tree_copy.copy_tree))
+
+
+def _contents(store: Store) -> tuple[list[str], list[str], list[str]]:
+    """Return what is in the store: messages of the topic, pending timers, and those that are leased."""
+    timers = sorted(str(each.message.message_id) for each in store.scan().timers)
+    leased = sorted(each.message_id for each in store.leases())
+    topics = sorted(each.name for each in store.topics())
+    return [str(each.message_id) for topic in topics for each in store.read(topic, limit=1000).messages], timers, leased
+
+
+def _fill(store: Store, count: int = 60) -> None:
+    for number in range(count):
+        store.send(Message("t", b"x" * 700, message_id=f"m{number}"))
+        store.send(Message("t", b"x" * 100, message_id=f"d{number}", keys=(f"k{number}",)), delay=HOUR)
+
+
+def test_every_call_goes_on_while_files_are_copied(
+    store: Store, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fill(store)
+    before = _contents(store)
+    rounds = itertools.count()
+    calls = 0
+
+    def everything(number: int) -> None:
+        nonlocal calls
+        for row in range(20):
+            receipt = store.send(Message("t", b"y" * 900, message_id=f"late{number}-{row}"))
+            timer = store.send(Message("t", b"y", message_id=f"timer{number}-{row}"), delay=timedelta(seconds=1 + row))
+            assert receipt.message_id
+            store.cancel(str(timer.handle))
+            taken = store.pop("t", "g", max_messages=3)
+            store.ack(taken[:2])
+        clock.advance(60_000)
+        store.tick()
+        store.set_group("g", max_retries=number + 1)
+        store.create_topic(f"new{number}", 2)
+        store.delete_topic(f"new{number}")
+        assert store.verify() == []
+        store.flush()
+        calls += 1
+
+    _during(monkeypatch, (partial(everything, number) for number in rounds))
+    store.snapshot(tmp_path / "copy")
+    assert calls >= 4
+    with _opened(tmp_path / "copy", clock) as copy:
+        assert copy.verify() == []
+        assert _contents(copy) == before
+        assert not (tmp_path / "copy" / "wheel" / "db" / "rmqstore" / "rebuild").exists()
+    assert store.verify() == []
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_files_that_are_rewritten_meanwhile_are_copied_anew(
+    store: Store, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A name that is used again needs a check point at once. A copy that is outrun three times is made while nobody else calls."""
+    _fill(store)
+    store.send(Message("again", b"x", message_id="again0"))
+    outrun = 0
+    real = tree_copy.copy_tree
+
+    def use_again() -> None:
+        store.delete_topic("again")
+        store.send(Message("again", b"x", message_id=f"again{outrun}"))
+        store.pop("t", "g", max_messages=5)
+
+    def patched(*arguments: Any, **named: Any) -> None:
+        nonlocal outrun
+        if outrun < times:
+            outrun += 1
+            _elsewhere(use_again)
+        real(*arguments, **named)
+
+    monkeypatch.setattr(store_copy, "copy_tree", patched)
+    store.snapshot(tmp_path / "copy")
+    assert outrun == times
+    with _opened(tmp_path / "copy", clock) as copy:
+        assert copy.verify() == []
+        assert _contents(copy) == _contents(store)
+        assert [each.message_id for each in copy.read("again").messages] == [f"again{times}"]
+
+
+@pytest.mark.parametrize("reason", [KeyboardInterrupt, StoreFullError, OSError])
+def test_a_copy_that_is_cut_short_leaves_nothing(
+    store: Store, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: type[BaseException]
+) -> None:
+    _fill(store)
+    before = _contents(store)
+    for name in ("copy_file", "copy_tree"):
+        with monkeypatch.context() as patch:
+
+            def broken(*_: Any, **named: Any) -> None:
+                raise reason("cut short")
+
+            patch.setattr(store_copy, name, broken)
+            with pytest.raises((reason, rmqstore.RmqstoreError)):
+                store.snapshot(tmp_path / "copy")
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["store"]
+        assert _contents(store) == before
+        assert not _ledger(store).copying.locked()
+    store.snapshot(tmp_path / "copy")
+    with _opened(tmp_path / "copy", clock) as copy:
+        assert _contents(copy) == before
+
+
+def test_what_waited_for_the_copy_is_made_up_for(store: Store, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While files are copied no file of the log goes, and no check point is made; afterwards both are."""
+    ledger = _ledger(store)
+    for number in range(200):
+        store.send(Message("t", b"x" * 700, message_id=f"m{number}"))
+        if number % 25 == 24:
+            store.ack(store.pop("t", "g", max_messages=25))
+    kept: list[list[int]] = []
+
+    def upkeep() -> None:
+        for _ in range(8):
+            clock.advance(2000)
+            store.send(Message("t", b"x" * 700))
+            store.tick()
+        kept.append(list(ledger.log.chain.starts))
+
+    seen = ledger.log.chain.starts[0]
+    rewrites = ledger.rewrites
+    _during(monkeypatch, itertools.repeat(upkeep, 2))
+    store.snapshot(tmp_path / "copy")
+    assert [starts[0] for starts in kept] == [seen, seen]
+    assert ledger.rewrites <= rewrites + 1
+    for _ in range(12):
+        clock.advance(2000)
+        store.ack(store.pop("t", "g", max_messages=32))
+        store.tick()
+    assert ledger.log.chain.starts[0] > seen
+    assert ledger.rewrites > rewrites + 1
+    with _opened(tmp_path / "copy", clock) as copy:
+        assert copy.verify() == []
+
+
+def test_copies_beside_a_store_whose_files_go(store: Store, clock: ManualClock, tmp_path: Path) -> None:
+    """Sends, pops, acks, cancels, upkeep and removed files in another thread: each copy holds what one moment had."""
+    sent, acked = [0, 0], [0, 0]
+    is_over = threading.Event()
+    errors: list[BaseException] = []
+
+    def busy() -> None:
+        try:
+            while not is_over.is_set():
+                number = sent[0]
+                sent[0] = number + 1
+                store.send(Message("t", b"x" * 700, message_id=f"m{number}"))
+                sent[1] = number + 1
+                timer = store.send(Message("late", b"y", message_id=f"d{number}", keys=("k",)), delay=(1 + number % 7) * HOUR)
+                if number % 5:
+                    store.cancel(str(timer.handle))
+                if number % 3 == 2:
+                    taken = store.pop("t", "g", max_messages=3)
+                    acked[0] += len(taken)
+                    store.ack(taken)
+                    acked[1] += len(taken)
+                if number % 20 == 0:
+                    clock.advance(1000)
+                    store.tick()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    try:
+        first = 0
+        for _ in range(12):
+            before = sent[1], acked[1]
+            path = store.snapshot(tmp_path / "copy")
+            after = sent[0], acked[0]
+            with _opened(path, clock) as copy:
+                assert copy.verify() == []
+                assert len(copy.leases()) <= 3
+                held = [each.message_id for each in copy.leases()]
+                left = held + [each.message_id for _ in range(200) for each in copy.pop("t", "g", max_messages=32)]
+                numbers = sorted(int(name[1:]) for name in left)
+                begin, end = (numbers[0], numbers[-1] + 1) if numbers else (before[0], before[0])
+                assert numbers == list(range(begin, end)), "no one moment had this"
+                assert before[0] <= end <= after[0] or not numbers
+                assert before[1] <= begin <= after[1] or not numbers
+                timers = {int(str(each.message.message_id)[1:]) for each in copy.scan(limit=100_000).timers}
+                assert {at for at in range(end - 1) if at % 5 == 0} <= timers <= set(range(end + 1))
+                assert len(timers - {at for at in timers if at % 5 == 0}) <= 1, "more than one cancel is missing"
+                first = max(first, _ledger(copy).log.chain.starts[0])
+            shutil.rmtree(path)
+            assert errors == []
+    finally:
+        is_over.set()
+        thread.join()
+    assert errors == []
+    assert first > 0, "no file of the log went"
+    assert store.verify() == []

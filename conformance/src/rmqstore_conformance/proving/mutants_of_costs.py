@@ -8,7 +8,7 @@ from itertools import chain, product
 import msgspec
 
 from rmqstore import MessageBatch, PoppedMessage
-from rmqstore.contract import PoppedBatch, PopRequest, PopResult, Receipt, Ticket, UpkeepReport
+from rmqstore.contract import Lag, PoppedBatch, PopRequest, PopResult, Receipt, Ticket, UpkeepReport
 from rmqstore_conformance.proving.planting import Pops, mutant
 
 _Popped = tuple[PopResult, Ticket]
@@ -24,13 +24,13 @@ class UpkeepIsSlowerThanTheLoad(Pops):
 
 
 @mutant("X3", "X3.a_call_does_no_work_for_pairs_of_other_topics_and_groups")
-class EachPopLooksAtEachPair(Pops):
-    """A pop looks through every topic for every group before it gives anything."""
+class EachCountLooksAtEachPair(Pops):
+    """A count of what waits for one group in one topic looks through every topic for every group."""
 
-    def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        for topic, group in product(self.topics(), self.groups()):
-            self.noted[topic.name] = group
-        return super().pop(request, now_ms)
+    def lag(self, topic: str, group: str) -> Lag:
+        for each, other in product(self.topics(), self.groups()):
+            self.noted[each.name] = other
+        return super().lag(topic, group)
 
 
 class _Joined(PoppedBatch):

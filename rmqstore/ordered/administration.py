@@ -5,7 +5,7 @@ Each is one atomic write like any other call, however much it removes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,10 +23,10 @@ from rmqstore.message import (
     Message,
     dlq_topic,
 )
+from rmqstore.ordered.fifo import fifo_key
 from rmqstore.ordered.layout import (
     DEAD,
     EXPIRY,
-    FIFO,
     GAP,
     GROUP,
     KEPT,
@@ -35,7 +35,6 @@ from rmqstore.ordered.layout import (
     META,
     QUEUE_PREFIX,
     REGISTERED,
-    STANDING,
     TOPIC,
     U32,
     U64,
@@ -181,16 +180,15 @@ class Administration:
         seats = {seat for table in (state.standings, state.fifo, state.running) for seat in table if seat.topic_id in ids}
         registered = [pair for pair in state.registered if pair[1] in ids]
         dead = [pair for pair in state.dead if pair[1] in ids]
-        self._keep_pop_times(stage, seats)
-        self._delete_expiries(stage, seats)
+        self._delete_seats(stage, seats)
         for topic in topics:
             self._log.delete(stage.write, topic)
             _delete_prefix(stage, META, KEPT + U32.pack(topic.id))
             _delete_prefix(stage, META, GAP + U32.pack(topic.id))
             stage.write.delete(META, TOPIC + topic.name.encode())
+        # What maintenance is to drop later finds nothing.
         for place in sorted({QUEUE_PREFIX.pack(seat.group_id, seat.topic_id) for seat in seats}):
-            _delete_leases(stage, place)
-            _delete_prefix(stage, META, STANDING + place)
+            _delete_prefix(stage, LEASES, LEASE + place)
         stage.write.delete_many(META, [REGISTERED + QUEUE_PREFIX.pack(*pair) for pair in registered])
         stage.write.delete_many(META, [DEAD + QUEUE_PREFIX.pack(*pair) for pair in dead])
         queues = [(topic.id, queue) for topic in topics for queue in range(topic.queues)]
@@ -215,12 +213,10 @@ class Administration:
         self._delete_topics(stage, [topic for other, topic in self._state.topics.items() if other.startswith(f"{RETRY_PREFIX}{name}+")])
         state = self._state
         seats = {seat for table in (state.standings, state.fifo, state.running) for seat in table if seat.group_id == group_id}
-        self._keep_pop_times(stage, seats)
-        self._delete_expiries(stage, seats)
+        self._delete_seats(stage, seats)
         prefix = U32.pack(group_id)
-        _delete_leases(stage, prefix)
-        for table in (STANDING, REGISTERED):
-            _delete_prefix(stage, META, table + prefix)
+        _delete_prefix(stage, LEASES, LEASE + prefix)
+        _delete_prefix(stage, META, REGISTERED + prefix)
         letters = self._state.topics.get(dlq_topic(name))
         keeps_counts = letters is not None and self._state.messages(letters) > 0
         if not keeps_counts:
@@ -237,16 +233,18 @@ class Administration:
 
         stage.afterwards(forget)
 
-    def _keep_pop_times(self, stage: Stage, seats: Iterable[Seat]) -> None:
-        """Let no later lease have a receipt of the seats that go (P2): receipts hold names, and names may come again."""
-        for seat in seats:
-            if (standing := self._state.standings.get(seat)) is not None:
-                stage.raise_pop_floor(standing.last_pop_ms)
+    def _delete_seats(self, stage: Stage, seats: Collection[Seat]) -> None:
+        """Remove where groups stand, their FIFO runs, and the ends of their running leases.
 
-    def _delete_expiries(self, stage: Stage, seats: Iterable[Seat]) -> None:
-        """Let the running leases of the seats that go never expire."""
-        keys = [key for seat in seats for key in self._state.running.get(seat, ())]
-        leases = [lease for lease in map(stage.lease, keys) if lease is not None]
+        No later lease has a receipt of theirs (P2): receipts hold names, and names may come again.
+        """
+        state = self._state
+        standings = {seat: found for seat in seats if (found := state.standings.get(seat)) is not None}
+        if standings:
+            stage.raise_pop_floor(max(each.last_pop_ms for each in standings.values()))
+        leases = [lease for seat in seats for key in state.running.get(seat, ()) if (lease := stage.lease(key)) is not None]
+        stage.write.delete_many(META, sorted(seat.key() for seat in standings))
+        stage.write.delete_many(LEASES, sorted(fifo_key(seat) for seat in seats if seat in state.fifo))
         stage.write.delete_many(LEASES, sorted(EXPIRY + U64.pack(lease.expiry_ms) + lease.key for lease in leases))
 
 
@@ -254,12 +252,6 @@ def _as_new(dead: Message, topic: str, queue: int | None) -> Message:
     """Return a dead letter as the message that it was before it died."""
     properties = {name: value for name, value in dead.properties.items() if name not in _GRAVE_PROPERTIES}
     return msgspec.structs.replace(dead, topic=topic, queue_id=queue, properties=properties, deliver_at_ms=None)
-
-
-def _delete_leases(stage: Stage, prefix: bytes) -> None:
-    """Remove all check points and FIFO runs whose key starts with ``prefix``; what maintenance is to drop later finds nothing."""
-    _delete_prefix(stage, LEASES, LEASE + prefix)
-    _delete_prefix(stage, LEASES, FIFO + prefix)
 
 
 def _delete_prefix(stage: Stage, space: int, prefix: bytes) -> None:

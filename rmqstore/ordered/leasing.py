@@ -37,6 +37,8 @@ from rmqstore.ordered.stage import Stage, origin_topic
 from rmqstore.ordered.standings import Seat
 
 _REVIVE_BYTES = 8 * 1024 * 1024
+_REVIVE_GROUPS = 64
+"""Of so many groups and topics one call gives messages back: each has a retry queue, which may have to be made."""
 _CHECK_POINT_OF = attrgetter("ck_start_offset", "pop_time_ms", "queue_id", "group", "topic", "retry_flag", "epoch", "broker")
 _ACK = {LEASED: AckOutcome.ACKED, ACKED: AckOutcome.ALREADY_ACKED, MOVED: AckOutcome.STALE}
 _RELEASE = {LEASED: ReleaseOutcome.RELEASED, ACKED: ReleaseOutcome.ALREADY_ACKED, MOVED: ReleaseOutcome.STALE}
@@ -214,10 +216,14 @@ class Leasing:
     # ------------------------------------------------------------ expiry
 
     def revive(self, stage: Stage, limit: int) -> ReviveReport:
-        """Give back leases whose time has ended, in the order of their ends; a FIFO run of one queue as a whole, whatever the limit."""
+        """Give back leases whose time has ended, in the order of their ends; a FIFO run of one queue as a whole, whatever the limit.
+
+        A call is bounded by messages, bytes and :data:`_REVIVE_GROUPS`, since nobody else can use the store meanwhile.
+        """
         expired = self._shared.kv.scan(LEASES, EXPIRY, EXPIRY + U64.pack(stage.now_ms + 1), limit + 1)
-        topics, groups = (self._state.names_by_id(), self._state.group_names()) if expired else ({}, {})
+        groups = self._state.group_names() if expired else {}
         counts: Counter[str] = Counter()
+        served: set[tuple[int, int]] = set()
         heads: dict[tuple[Seat, int], int] = {}
         for key, _ in expired:
             lease = stage.lease(key[1 + U64.size :])
@@ -227,9 +233,13 @@ class Leasing:
             if sum(counts.values()) >= limit or stage.appended_bytes >= _REVIVE_BYTES:
                 return _report(counts, more=True)
             group_id, topic_id, queue, _, _ = lease.place
+            if LEASED in lease.states:
+                served.add((group_id, topic_id))
+            if len(served) > _REVIVE_GROUPS:
+                return _report(counts, more=True)
             seat = Seat(group_id, topic_id, queue)
             group = groups[group_id]
-            topic = origin_topic(group, topics[topic_id])
+            topic = origin_topic(group, self._state.topic_of(topic_id).name)
             is_ordered = stage.is_ordered(seat)
             # Only what blocks the others is dead-lettered, since the consumer may not have come to them: one message of a run, however
             # many of its check points end together.

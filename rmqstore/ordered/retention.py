@@ -59,7 +59,7 @@ class Retention:
             if wanted <= first:
                 continue
             holders = self._holders() if holders is None else holders
-            target = self._pinned(stage, holders.get((topic.id, queue), ()), wanted)
+            target = self._pinned(stage, holders.get((topic.id, queue), ()), first, wanted)
             if target > first:
                 expired += self._count_expired(stage, topic, queue, first, target)
                 self._raise(stage, topic, queue, first, target)
@@ -167,9 +167,11 @@ class Retention:
                 holders.setdefault((seat.topic_id, seat.queue), set()).add(seat)
         return holders
 
-    def _pinned(self, stage: Stage, holders: Iterable[Seat], wanted: int) -> int:
-        """Return the first offset that any of the holders pins, or ``wanted`` when that is lower."""
+    def _pinned(self, stage: Stage, holders: Iterable[Seat], first: int, wanted: int) -> int:
+        """Return the first offset that any of the holders pins, or ``wanted`` when that is lower; none pins less than ``first``."""
         for seat in holders:
+            if wanted <= first:
+                break
             wanted = min(wanted, min(self._state.fifo.get(seat, ()), default=wanted))
             for start, key in sorted((start, key) for key, start in self._state.running.get(seat, {}).items()):
                 if start >= wanted:

@@ -105,6 +105,35 @@ def test_x3_a_call_does_no_work_for_pairs_of_other_topics_and_groups(stores: Sto
     assert many < 15 * few, f"{call} runs {few} lines of Python beside 30 other topics and groups, and {many} beside 300"
 
 
+def _longest_revive(stores: Stores, groups: int) -> int:
+    store = stores.open(str(groups), flush="async", default_queues=1)
+    store.send_batch([message(n) for n in range(3)])
+    for n in range(groups):
+        assert len(store.pop("t", f"g{n}", max_messages=3, invisible=timedelta(seconds=10))) == 3
+    stores.clock.advance(timedelta(seconds=11))
+    given_back, steps = 0, []
+    is_more = True
+
+    def revive() -> None:
+        nonlocal given_back, is_more
+        report, ticket = store.pops.revive(stores.clock.now_ms(), 10_000)
+        store.pops.sync(ticket)
+        given_back, is_more = given_back + report.retried, report.more
+
+    while is_more:
+        steps.append(_steps(revive))
+    assert given_back == 3 * groups
+    assert len(store.pop("t", f"g{groups - 1}", max_messages=4)) == 3
+    return max(steps)
+
+
+@pytest.mark.clause("X3", "P3")
+def test_x3_leases_of_many_groups_that_end_together_come_back_in_steps(stores: Stores) -> None:
+    """X3: when all consumers of many groups die at once, no call gives back so much that the others wait for it."""
+    few, many = _longest_revive(stores, 30), _longest_revive(stores, 900)
+    assert many < 10 * few, f"the longest call runs {few} lines of Python for 30 groups, and {many} for 900"
+
+
 @pytest.mark.clause("X3")
 @pytest.mark.needs("fifo")
 @pytest.mark.parametrize("order", [False, True], ids=["any order", "in order"])

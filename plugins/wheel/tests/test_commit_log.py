@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -254,3 +256,36 @@ def test_a_short_form_of_a_record_is_the_record() -> None:
             assert made == encode_record(whole)
     with pytest.raises(IllegalArgumentError, match="at most 32767"):
         Form(b"t").encode(b"", b"x" * 32_768, 0, 0, 0)
+
+
+_WITHOUT_NEIGHBOURS = """
+import ctypes, mmap, sys
+from pathlib import Path
+from rmqstore_wheel.commit_log import CommitLog
+from rmqstore_wheel.disk import Disk
+
+class Guarded(CommitLog):
+    def _looked_at(self, file_start):
+        found = super()._looked_at(file_start)
+        size = len(found)
+        room = mmap.mmap(-1, size + mmap.PAGESIZE)
+        room[:size] = found
+        behind = ctypes.addressof(ctypes.c_char.from_buffer(room)) + size
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(behind), mmap.PAGESIZE, 0) == 0
+        return memoryview(room)[:size]
+
+log = Guarded(Disk(), Path(sys.argv[1]), int(sys.argv[2]))
+print(sum(1 for _ in log.recover(log.chain.first)))
+"""
+
+
+def test_an_open_reads_nothing_behind_a_map(tmp_path: Path) -> None:
+    """The page behind belongs to nobody, or to somebody else; ``mmap.find`` of a Python before 3.11.5 touches it."""
+    log = opened(tmp_path)
+    list(log.recover(log.chain.first))
+    for number in range(3):
+        log.append(pieces([number]), 1)
+    log.sync()
+    command = [sys.executable, "-c", _WITHOUT_NEIGHBOURS, str(tmp_path), str(FILE_BYTES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr

@@ -6,6 +6,7 @@ A frame that does not fit into what is left of a file begins the next one; only 
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -28,6 +29,7 @@ from rmqstore_wheel.scattered import ScatteredReads
 
 FILL_BYTES: Final = 4 * 1024 * 1024
 _JOINED_BYTES: Final = 64 * 1024
+_MARK: Final = re.compile(re.escape(frames.PROPERTY))
 
 _WITHOUT_SUMS: Final = (journal.TOPIC.encode(), b"rmq_sys_REVIVE_LOG_rmqs-")
 """How the topics begin whose records are ours although they have no sum (``sums``)."""
@@ -302,13 +304,11 @@ class CommitLog:
             if start + self.file_bytes <= self.tail:
                 continue
             view = self._looked_at(start)
-            base: Any = view.obj
-            at = max(self.tail - start, 0)
-            while (at := base.find(frames.PROPERTY, at)) >= 0:
-                end = at + frames.PROPERTY_BYTES
-                trailer = frames.read_trailer(bytes(view[at:end]))
+            # Not by mmap.find, which reads beyond the map before Python 3.11.5. What is looked for cannot overlap itself.
+            for found in _MARK.finditer(view, max(self.tail - start, 0)):
+                end = found.start() + frames.PROPERTY_BYTES
+                trailer = frames.read_trailer(bytes(view[found.start() : end]))
                 begin = -1 if trailer is None else end - trailer.size
-                at += 1
                 if trailer is None or begin < 0 or start + begin < self.tail or trailer.durable <= self.tail or trailer.epoch < epoch:
                     continue
                 if trailer.durable <= start + begin and self._stands_there(view, start, begin, end, trailer):

@@ -267,12 +267,12 @@ from rmqstore_wheel.disk import Disk
 class Guarded(CommitLog):
     def _looked_at(self, file_start):
         found = super()._looked_at(file_start)
-        size = len(found)
-        room = mmap.mmap(-1, size + mmap.PAGESIZE)
-        room[:size] = found
-        behind = ctypes.addressof(ctypes.c_char.from_buffer(room)) + size
-        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(behind), mmap.PAGESIZE, 0) == 0
-        return memoryview(room)[:size]
+        end = -(-len(found) // mmap.PAGESIZE) * mmap.PAGESIZE
+        room = mmap.mmap(-1, end + mmap.PAGESIZE)
+        room[end - len(found) : end] = found
+        behind = ctypes.addressof(ctypes.c_char.from_buffer(room)) + end
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(behind), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+        return memoryview(room)[end - len(found) : end]
 
 log = Guarded(Disk(), Path(sys.argv[1]), int(sys.argv[2]))
 print(sum(1 for _ in log.recover(log.chain.first)))

@@ -88,7 +88,7 @@ class MessageBatch:
         Raises:
             IllegalMessageError: naming the row and the field at fault.
         """
-        if isinstance(messages, Message) or not isinstance(messages, Sequence):
+        if isinstance(messages, Message | str | bytes) or not isinstance(messages, Sequence):
             raise IllegalMessageTypeError(f"a batch is a list of Message, not {type(messages).__name__}")
         rows = list(messages)
         for row, message in enumerate(rows):
@@ -149,6 +149,10 @@ class MessageBatch:
         if self._columns is not None:
             return int(self._columns.num_rows)
         return len(self._source) if self._source is not None else 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An engine's own form stays with the engine.
+        return MessageBatch, ((None, self.columns) if self._source is None and self._messages is None else (list(self.messages), None))
 
     def __repr__(self) -> str:
         return f"MessageBatch({len(self)} messages)"
@@ -361,7 +365,7 @@ def _check_sizes(columns: pa.RecordBatch) -> None:
         _refuse_text("properties", names, range(1, 3))
         _refuse_text("properties", values, range(1, 3))
         system = pc.or_(
-            pc.is_in(names, value_set=pa.array(sorted(limits.SYSTEM_PROPERTIES))), pc.starts_with(names, limits.OWN_PROPERTY_PREFIX)
+            pc.is_in(names, value_set=pa.array(sorted(limits.REFUSED_PROPERTIES))), pc.starts_with(names, limits.OWN_PROPERTY_PREFIX)
         )
         if pc.any(system).as_py():
             raise IllegalMessageError(f"column 'properties': {names[pc.index(system, True).as_py()].as_py()!r} belongs to the system")

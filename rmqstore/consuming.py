@@ -322,9 +322,10 @@ class Consuming(Owning):
         They go to the group's retry topic, so that no other group sees them; those of a group that pops in order go to the end of the
         topic itself. Each goes exactly once, also when two operators resend it at the same time.
         """
+        letters = _checked_letters(letters)
         ordered = {(each.group, each.topic): each.is_ordered for group in {x.group for x in letters} for each in self.subscriptions(group)}
         queues = {topic.name: topic.group_queues or topic.queues for topic in self.topics()}
-        return self._remove_dead([removal_of(each, ordered, queues) for each in _checked_letters(letters)])
+        return self._remove_dead([removal_of(each, ordered, queues) for each in letters])
 
     def drop_dead(self, letters: Sequence[DeadLetter]) -> int:
         """Remove dead letters, or parked entries, for good; returns how many were still there."""
@@ -379,6 +380,8 @@ class Consuming(Owning):
         """Move a group to an offset, to the first kept message or to the next one; its leases there turn STALE (P11)."""
         self._check_open()
         check_readable_topic(topic)
+        if isinstance(to, str):
+            raise IllegalArgumentTypeError(f"to must be an offset, InitMode.MIN or InitMode.MAX, not {to!r}")
         if not isinstance(to, InitMode):
             check_count("offset", to)
         if queue is not None:
@@ -402,6 +405,10 @@ def _listed(leased: Popped | Sequence[Popped]) -> Sequence[Popped]:
 
 
 def _checked_letters(letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
-    if not isinstance(letters, Sequence) or not all(isinstance(each, DeadLetter) for each in letters):
-        raise IllegalArgumentTypeError(f"expected a list of what dead_letters() or parked() gave, not {type(letters).__name__}")
+    expected = "expected a list of what dead_letters() or parked() gave"
+    if not isinstance(letters, Sequence) or isinstance(letters, str | bytes):
+        raise IllegalArgumentTypeError(f"{expected}, not {type(letters).__name__}")
+    for row, each in enumerate(letters):
+        if not isinstance(each, DeadLetter):
+            raise IllegalArgumentTypeError(f"{expected}; row {row} is of type {type(each).__name__}")
     return letters

@@ -48,8 +48,14 @@ SYSTEM_PROPERTIES: Final = frozenset(
 )
 """Names that RocketMQ or an engine keeps for itself (RocketMQ ``MessageConst``); a user sets them through the fields of a message."""
 
+GRAVE_PROPERTIES: Final = (PROPERTY_DLQ_REASON, PROPERTY_DLQ_ATTEMPTS, PROPERTY_PARKED_REASON, PROPERTY_ORIGIN_TOPIC, PROPERTY_ORIGIN_ID)
+"""By these a message that cannot be delivered tells where it came from and why."""
+
 OWN_PROPERTY_PREFIX: Final = "RMQS_"
-"""So begin the names of properties that engines add to records; they are refused like those of :data:`SYSTEM_PROPERTIES`."""
+"""So begin the names of properties that engines add to records; they are refused like those of :data:`REFUSED_PROPERTIES`."""
+
+REFUSED_PROPERTIES: Final = SYSTEM_PROPERTIES.union(GRAVE_PROPERTIES)
+"""What a user's property may not be called."""
 
 REQUEST_PROPERTIES: Final = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 """Names by which RocketMQ's producers ask for a delay; a send turns them into the deliver time (``rmqstore.delays``)."""
@@ -245,7 +251,7 @@ def check_message(message: Message) -> None:
         if _TAG_ILLEGAL.search(message.tag):
             raise IllegalMessageError(f"tag {message.tag!r} holds a blank, a control character or '|', which filters use")
     size += _check_keys(message.keys)
-    if message.properties:
+    if message.properties or type(message.properties) is not dict:
         size += _check_properties(message.properties)
     if size > MAX_PROPERTIES_BYTES:
         raise IllegalMessageError(f"properties, tag and keys take {size} bytes encoded; at most {MAX_PROPERTIES_BYTES} are allowed")
@@ -320,6 +326,8 @@ def _check_properties(properties: Mapping[str, str]) -> int:
             raise IllegalMessageError(f"property {name!r} has an empty {'name' if not name else 'value'}; leave it out instead")
         if _SEPARATORS.search(name) or _SEPARATORS.search(value):
             raise IllegalMessageError(f"property {name!r} holds U+0001 or U+0002, which separate properties on disk")
-        if name in SYSTEM_PROPERTIES or name.startswith(OWN_PROPERTY_PREFIX):
-            raise IllegalMessageError(f"property {name!r} belongs to the system; use the message's fields (tag, keys, deliver_at_ms …)")
+        if name in REFUSED_PROPERTIES or name.startswith(OWN_PROPERTY_PREFIX):
+            raise IllegalMessageError(
+                f"property {name!r} belongs to the system; use the message's fields (tag, keys, deliver_at_ms …), or another name"
+            )
     return size

@@ -185,14 +185,18 @@ class Reading:
         return self._pops.leases(topic, group)
 
     def dead_letters(self, group: str, *, limit: int | None = None) -> list[DeadLetter]:
-        """List the messages that ``group`` did not ack in all their attempts, oldest first, and why they are there."""
+        """List the messages that ``group`` did not ack in all their attempts, oldest first, and why they are there; up to ``limit``."""
         self._check_open()
         check_group(group)
+        if limit is not None:
+            check_count("limit", limit)
         return list(islice(letters_in(self._pops, dlq_topic(group)), limit))
 
     def parked(self, *, limit: int | None = None) -> list[DeadLetter]:
-        """List the entries that could not be read, and why (T12)."""
+        """List the entries that could not be read, and why (T12); up to ``limit``."""
         self._check_open()
+        if limit is not None:
+            check_count("limit", limit)
         return list(islice(letters_in(self._pops, PARKED_TOPIC), limit))
 
     def read(self, topic: str, queue: int = 0, offset: int = 0, limit: int = 32) -> MessageBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
@@ -80,8 +81,9 @@ BAD_FIELDS: dict[str, list[Any]] = {
     "tag": ["", "a b", "a|b", "a\n", "\x00", LONE, 5, b"a", "t" * 32_768],
     "keys": ["k", None, 5, ("",), ("a b",), (None,), (5,), (LONE,), ("k" * 32_768,), {"k"}, {"k": "v"}],
     "properties": [
-        5, "p", [("a", "b")], {"a": ""}, {"": "a"}, {"a": None}, {5: "a"}, {"a": 5}, {"a": "\x01"}, {"\x02": "a"},
-        {"KEYS": "x"}, {"TIMER_OUT_MS": "1"}, {"RMQS_X": "x"}, {"__CRC32#": "x"}, {LONE: "a"}, {"a": LONE}, {"a": "x" * 32_768},
+        5, "p", "", [], None, [("a", "b")], {("a",): "b"}, {"a": ""}, {"": "a"}, {"a": None}, {5: "a"}, {"a": 5}, {"a": "\x01"},
+        {"\x02": "a"}, {"DLQ_REASON": "x"}, {"ORIGIN_TOPIC": "x"}, {"KEYS": "x"}, {"TIMER_OUT_MS": "1"}, {"RMQS_X": "x"},
+        {"__CRC32#": "x"}, {LONE: "a"}, {"a": LONE}, {"a": "x" * 32_768},
     ],
     "message_group": ["", "a b", 5, LONE, "g" * 256],
     "deliver_at_ms": ["1", 1.5, NAN, True, -1, HUGE, 2**63],
@@ -220,6 +222,7 @@ CALLS: dict[str, tuple[Callable[[Store], object], str]] = {
     "batch of nothing": (lambda s: s.send_batch(None), "list of Message"),
     "batch of one": (lambda s: s.send_batch(_message()), "list of Message"),
     "batch of a generator": (lambda s: s.send_batch(m for m in [_message()]), "list of Message"),
+    "batch of no text": (lambda s: s.send_batch(""), "list of Message"),
     "batch of texts": (lambda s: s.send_batch("ab"), "Message"),
     "batch of ints": (lambda s: s.send_batch([1]), "row 0"),
     "batch of popped messages": (lambda s: s.send_batch(list(s.read("t").messages)), "row 0"),
@@ -271,6 +274,14 @@ CALLS: dict[str, tuple[Callable[[Store], object], str]] = {
     "read: offset below 0": (lambda s: s.read("t", 0, -1), "offset"),
     "read: offset huge": (lambda s: s.read("t", 0, HUGE), "offset"),
     "reset: text": (lambda s: s.reset_offset("t", "g", "max"), "offset"),
+    "reset: the name of an end": (lambda s: s.reset_offset("t", "g", "min"), "InitMode.MIN"),
+    "dead letters: limit below 0": (lambda s: s.dead_letters("g", limit=-1), "limit"),
+    "dead letters: limit as text": (lambda s: s.dead_letters("g", limit="5"), "limit"),
+    "parked: limit below 0": (lambda s: s.parked(limit=-1), "limit"),
+    "resend nothing": (lambda s: s.resend_dead(None), "dead_letters()"),
+    "resend a text": (lambda s: s.resend_dead("x"), "dead_letters()"),
+    "resend popped messages": (lambda s: s.resend_dead(list(s.read("t").messages)), "row 0"),
+    "drop a list of None": (lambda s: s.drop_dead([None]), "row 0"),
     "reset: beyond": (lambda s: s.reset_offset("t", "g", 99), "offset"),
     "reset: unknown topic": (lambda s: s.reset_offset("nobody", "g", InitMode.MIN), "nobody"),
     "create_topic: none": (lambda s: s.create_topic("fresh", 0), "queues"),
@@ -468,3 +479,23 @@ def test_clock_moved_by_times_with_units() -> None:
 def test_what_is_no_arrow_table(data: Any) -> None:
     with pytest.raises(RmqstoreError, match="RecordBatch or Table"):
         MessageBatch.from_arrow(data)
+
+
+# ---------------------------------------------------------------- batches over processes
+
+
+@pytest.mark.parametrize("form", ["structs", "columns"])
+def test_a_batch_pickles(form: str) -> None:
+    rows = [_message(), _message(body=b"y", keys=("a", "b"), properties={"p": "1"}, deliver_at_ms=NOW_MS)]
+    batch = MessageBatch.of(rows)
+    given = batch if form == "structs" else MessageBatch.from_arrow(batch.columns)
+    assert list(pickle.loads(pickle.dumps(given)).messages) == rows
+
+
+def test_what_a_store_gave_pickles(store: Store) -> None:
+    given = store.read("t")
+    assert list(pickle.loads(pickle.dumps(given)).messages) == list(given.messages)
+    popped = store.pop_batch("t", "fresh", max_messages=5)
+    again = pickle.loads(pickle.dumps(popped))
+    assert list(again.messages) == list(popped.messages)
+    assert set(store.ack(again)) == {AckOutcome.ACKED}

@@ -7,7 +7,11 @@ from typing import Annotated
 
 import typer
 
-StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)]
+from rmqstore.opening import checked_path
+
+StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False, parser=checked_path)]
+"""Parsed here, since an empty text would become the current directory."""
+
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 GroupOption = Annotated[str | None, typer.Option("--group", "-g", metavar="GROUP", help="Only this group.", show_default=False)]

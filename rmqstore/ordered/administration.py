@@ -14,10 +14,8 @@ from rmqstore.contract import GroupSettings, InitMode, Removal
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import (
     DLQ_PREFIX,
+    GRAVE_PROPERTIES,
     PARKED_TOPIC,
-    PROPERTY_DLQ_ATTEMPTS,
-    PROPERTY_DLQ_REASON,
-    PROPERTY_ORIGIN_ID,
     PROPERTY_ORIGIN_TOPIC,
     RETRY_PREFIX,
     Message,
@@ -47,7 +45,6 @@ from rmqstore.ordered.stage import Stage
 from rmqstore.ordered.standings import Gap, Seat, Standing, group_settings_entry
 
 _K = TypeVar("_K")
-_GRAVE_PROPERTIES = (PROPERTY_DLQ_REASON, PROPERTY_DLQ_ATTEMPTS, PROPERTY_ORIGIN_TOPIC, PROPERTY_ORIGIN_ID)
 
 
 class Administration:
@@ -250,7 +247,7 @@ class Administration:
 
 def _as_new(dead: Message, topic: str, queue: int | None) -> Message:
     """Return a dead letter as the message that it was before it died."""
-    properties = {name: value for name, value in dead.properties.items() if name not in _GRAVE_PROPERTIES}
+    properties = {name: value for name, value in dead.properties.items() if name not in GRAVE_PROPERTIES}
     return msgspec.structs.replace(dead, topic=topic, queue_id=queue, properties=properties, deliver_at_ms=None)
 
 

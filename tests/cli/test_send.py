@@ -33,6 +33,11 @@ def test_a_directory_of_something_else_is_left_alone(cli: Command) -> None:
     assert "is no store and not empty" in cli.bad(1, "send", "data", "orders", "hi", "--create", "--engine", ENGINE)
 
 
+def test_an_empty_path_is_not_the_current_directory(cli: Command) -> None:
+    assert "directory's name" in cli.bad(2, "send", "", "orders", "hi", "--create", "--engine", ENGINE)
+    assert not cli.data.exists()
+
+
 def test_all_fields(cli: Command) -> None:
     fields = ("--tag", "new", "-k", "42", "--key", "x", "-p", "region=eu", "-p", "a=b=c", "--group-key", "g", "--id", "m1", "--queue", "0")
     assert cli.good("send", "data", "orders", "close 42", *fields, "--create", "--engine", ENGINE).out == "id  m1\n"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 import rmqstore
 from rmqstore import AckOutcome, CancelOutcome, FormatVersionError, StoreFullError, StoreLockedError, StorePathError
+from rmqstore.ordered.home import EngineHome
 from rmqstore.ordered.tree_copy import copy_file
-from rmqstore_conformance.stores import START_MS, Pair, Stores, message, pop_all, stores_of
+from rmqstore_conformance.stores import START_MS, Pair, Stores, message, pop_all, read_ids, stores_of
 from tests.pairs import DURABLE_PAIRS
 
 PRODUCERS, CONSUMERS, CALLS = 2, 3, 60
@@ -128,6 +131,45 @@ def test_a_snapshot_under_load_closes_the_ledger(pair: Pair) -> None:
             assert 0 < len(found) < PRODUCERS * CALLS * 5
             assert store.verify() == []
             store.close()
+
+
+@pytest.mark.clause("R7")
+@pytest.mark.parametrize("pair", DURABLE_PAIRS, ids=str)
+def test_every_call_goes_on_while_a_copy_is_made_durable(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for the syncs of a snapshot, nor, where both sides are in one log, a tick; what is done meanwhile is not in it."""
+    with stores_of(pair) as stores:
+        store = stores.open(services=False)
+        store.send_batch([message(number) for number in range(4)])
+        done: list[str] = []
+
+        def calls() -> None:
+            store.send(message("late"))
+            receipt = store.send(message("timer"), delay=timedelta(hours=1))
+            assert store.cancel(str(receipt.handle)) is CancelOutcome.CANCELLED
+            assert store.ack(store.pop("t", "g", max_messages=2)) == [AckOutcome.ACKED] * 2
+            store.set_group("g", max_retries=3)
+            store.flush()
+            assert store.verify() == []
+            if pair.timers == pair.pops:
+                stores.clock.advance(timedelta(seconds=10))
+                store.tick()
+            done.append("all")
+
+        def stamp(home: EngineHome, database: Path, real: Callable[[EngineHome, Path], None] = EngineHome.stamp) -> None:
+            thread = threading.Thread(target=calls, daemon=True)
+            thread.start()
+            thread.join(60)
+            real(home, database)
+
+        monkeypatch.setattr(EngineHome, "stamp", stamp)
+        store.snapshot(stores.root / "snapshot")
+        monkeypatch.undo()
+        assert done == ["all"] * len({*pair}), "calls wait for the copy"
+        with stores.open("snapshot") as copy:
+            assert copy.verify() == []
+            if pair.timers == pair.pops:
+                assert read_ids(copy) == ["m0", "m1", "m2", "m3"]
+                assert copy.groups() == []
 
 
 @pytest.mark.parametrize("pair", DURABLE_PAIRS, ids=str)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from pathlib import Path
+from typing import Final
 
-_PIECE_BYTES = 1024 * 1024
+_PIECE_BYTES: Final = 8 * 1024 * 1024
+"""Between two pieces other threads take the interpreter for some ms, so many small ones would take far longer than the disk."""
 
 
 def copy_tree(source: Path, copy: Path, *, without: Collection[str] = ()) -> None:
@@ -14,7 +16,7 @@ def copy_tree(source: Path, copy: Path, *, without: Collection[str] = ()) -> Non
 
     Unlike ``shutil.copytree`` it ends at the first error, and that error says what went wrong.
     """
-    copy.mkdir(exist_ok=True)
+    copy.mkdir(parents=True, exist_ok=True)
     with os.scandir(source) as entries:
         for entry in entries:
             if entry.name in without:
@@ -31,7 +33,7 @@ def copy_file(source: str | Path, copy: str | Path, begin: int = 0, stop: int | 
     Args:
         begin, stop: what of it is copied, None for as far as it goes. What of the copy lies before stays, and it ends there.
     """
-    with open(source, "rb") as reader, open(copy, "r+b" if begin else "wb") as writer:
+    with open(source, "rb", buffering=0) as reader, open(copy, "r+b" if begin else "wb", buffering=0) as writer:
         length = os.fstat(reader.fileno()).st_size
         if stop is not None:
             length = min(length, stop)
@@ -42,14 +44,7 @@ def copy_file(source: str | Path, copy: str | Path, begin: int = 0, stop: int | 
             except OSError:
                 break
             end = min(os.lseek(reader.fileno(), offset, os.SEEK_HOLE), length)
-            reader.seek(offset)
-            writer.seek(offset)
-            while offset < end:
-                piece = reader.read(min(end - offset, _PIECE_BYTES))
-                if not piece:
-                    length = offset
-                    break
-                writer.write(piece)
-                offset += len(piece)
-        writer.truncate(length)
+            while offset < end and (piece := os.pread(reader.fileno(), min(end - offset, _PIECE_BYTES), offset)):
+                offset += os.pwrite(writer.fileno(), piece, offset)
+        os.ftruncate(writer.fileno(), length)
     return copy

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -115,6 +117,74 @@ def test_freed_pages_are_used_again(tmp_path: Path) -> None:
         kv.scan(1, b"", None, 10)
         sizes.append((tmp_path / "s" / "db" / "data.mdb").stat().st_size)
     assert sizes[-1] <= sizes[9], "no reader of an old state is left behind"
+    kv.close()
+
+
+# ---------------------------------------------------------------- snapshots
+
+
+class Copying:
+    """Stands in for an environment, and does something in another thread while that is copied."""
+
+    def __init__(self, env: lmdb.Environment, meanwhile: Callable[[], None]) -> None:
+        self._env = env
+        self._meanwhile = meanwhile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def copy(self, path: str, *, compact: bool) -> None:
+        self._meanwhile()
+        self._env.copy(path, compact=compact)
+
+
+def test_calls_go_on_while_the_environment_is_copied(tmp_path: Path) -> None:
+    kv = open_kv(tmp_path / "s")
+    base = base_of(kv)
+    while base._file.stat().st_size <= base._map_bytes // 2:
+        kv.sync(write(kv, kv.position * 200, 200))
+    count = len(list(kv.scan_all(1)))
+
+    def calls() -> None:
+        assert base._map_bytes >= 2 * base._file.stat().st_size
+        kv.sync(write(kv, 1_000_000, 200))
+        assert kv.get(1, (1_000_000).to_bytes(4, "big")) is not None
+        assert len(list(kv.scan_all(1))) == count + 200
+
+    def meanwhile() -> None:
+        thread = threading.Thread(target=calls, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive(), "other calls wait for the copy"
+
+    base._env = Copying(base._env, meanwhile)  # type: ignore[assignment]
+    kv.snapshot(tmp_path / "copy")
+    copy = open_kv(tmp_path / "copy")
+    assert len(list(copy.scan_all(1))) == count + 200
+    copy.close()
+    kv.close()
+
+
+@pytest.mark.parametrize("does", ["grows", "closes", "reopens"])
+def test_what_takes_the_map_away_waits_for_the_copy(tmp_path: Path, does: str) -> None:
+    kv = open_kv(tmp_path / "s")
+    base = base_of(kv)
+    kv.sync(write(kv, 0, 200))
+    works = {"grows": lambda: kv.sync(write(kv, 1000, 10_000)), "closes": kv.close, "reopens": kv.reopen}
+    thread = threading.Thread(target=works[does])
+
+    def meanwhile() -> None:
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+
+    base._env = Copying(base._env, meanwhile)  # type: ignore[assignment]
+    kv.snapshot(tmp_path / "copy")
+    thread.join(60)
+    assert not thread.is_alive()
+    copy = open_kv(tmp_path / "copy")
+    assert len(list(copy.scan_all(1))) == 200
+    copy.close()
     kv.close()
 
 

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from rmqstore.contract.engine import EngineOptions
 from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreClosedError, StoreError, StoreFullError, StoreLockedError
 from rmqstore.ordered.kv import DeleteMany, DeleteRange, PutMany, WriteBatch
+from rmqstore.ordered.tree_copy import copy_tree
 from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
+from rmqstore_conformance.stores import directory
 from rmqstore_rocksdb.gaps import Gap, Gaps
 from rmqstore_rocksdb.kv import RocksDBKV, open_rocksdb
 from rmqstore_rocksdb.plugin import INFO, rmqstore_engines
@@ -368,3 +370,44 @@ def test_a_write_that_is_interrupted_is_there_or_not_and_counted(tmp_path: Path)
     assert len(kept) > 10
     kv.close()
     open_kv(tmp_path).close()
+
+
+# ---------------------------------------------------------------- snapshots
+
+
+def test_calls_go_on_while_tables_are_copied_onto_another_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = open_kv(tmp_path)
+    for number in range(100):
+        put(kv, number, b"v" * 1000)
+
+    def patched(source: Path, copy: Path) -> None:
+        def others() -> None:
+            kv.sync(put(kv, 1000, b"late"))
+            assert len(numbers(kv)) == 101
+
+        thread = threading.Thread(target=others, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive(), "other calls wait for the copy"
+        copy_tree(source, copy)
+
+    monkeypatch.setattr("rmqstore_rocksdb.kv.copy_tree", patched)
+    with directory() as elsewhere:
+        if elsewhere.stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("not run: there is no other file system here")
+        kv.snapshot(elsewhere / "copy")
+        assert numbers(open_kv(elsewhere / "copy")) == list(range(100))
+        monkeypatch.setattr("rmqstore_rocksdb.kv.copy_tree", broken)
+        with pytest.raises(KeyboardInterrupt):
+            kv.snapshot(elsewhere / "second")
+        assert [each.name for each in elsewhere.iterdir()] == ["copy"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["LOCK", "db"]
+    kv.close()
+    # What a killed snapshot leaves.
+    shutil.copytree(tmp_path / "db", tmp_path / "db.copy-0000")
+    assert numbers(open_kv(tmp_path)) == [*range(100), 1000]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["LOCK", "db"]
+
+
+def broken(*_: Path) -> None:
+    raise KeyboardInterrupt

@@ -16,6 +16,8 @@ Some torn tails keep RocksDB's reader busy for ever; ``wal.trap`` finds them fir
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import struct
 import zlib
 from collections.abc import Sequence
@@ -30,6 +32,7 @@ from rmqstore.ordered.gate import Gate
 from rmqstore.ordered.gated import GatedKV
 from rmqstore.ordered.home import EngineHome
 from rmqstore.ordered.kv import PAGE_BYTES, Alone, WriteBatch, at_once
+from rmqstore.ordered.tree_copy import copy_tree
 from rmqstore_rocksdb import wal
 from rmqstore_rocksdb.database import Database
 from rmqstore_rocksdb.gaps import Gaps
@@ -39,6 +42,8 @@ from rmqstore_rocksdb.tuning import RocksDBTuning, translated
 FORMAT_VERSION: Final = 1
 
 _SYNCED: Final = "SYNCED"
+_BESIDE: Final = "db.copy-"
+"""How the name of a checkpoint begins that is only there to be copied; an open removes those of a snapshot that was killed."""
 _MARK: Final = struct.Struct(">QI")
 _TOMBSTONES: Final = 1024
 """So many range deletes of one space are flushed: in memory each makes the next scan a little slower."""
@@ -56,6 +61,8 @@ def open_rocksdb(directory: Path, spaces: Sequence[str], tuning: RocksDBTuning) 
 
     home.open(create)
     try:
+        for left in directory.glob(f"{_BESIDE}*"):
+            shutil.rmtree(left, ignore_errors=True)
         return RocksDBKV(home, spaces, tuning)
     except BaseException:
         home.close()
@@ -236,19 +243,32 @@ class RocksDBKV(GatedKV):
     def snapshot(self, path: Path, alone: Alone = at_once) -> None:
         """Write a RocksDB checkpoint, which shares the table files by hard links where the file system can.
 
-        It ends with a copy of the write-ahead log, so it holds all writes up to some position, and nobody has to be kept out.
+        It ends with a copy of the write-ahead log, so it holds all writes up to some position, and nobody has to be kept out. Onto another
+        file system RocksDB would copy the tables itself, with the GIL held, so that no thread of the process could do anything meanwhile:
+        there a checkpoint beside the database is what is copied.
         """
         self.sync()
 
         def copy(new: Path) -> None:
-            with self._copying:
-                self._gate.check()
-                try:
-                    self._db.checkpoint(new)
-                except Exception as error:
-                    raise translated(error, path) from error
+            if new.parent.stat().st_dev == self._home.directory.stat().st_dev:
+                self._checkpoint(new)
+                return
+            beside = self._home.directory / f"{_BESIDE}{secrets.token_hex(4)}"
+            try:
+                self._checkpoint(beside)
+                copy_tree(beside, new)
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
 
         self._home.snapshot(path, copy)
+
+    def _checkpoint(self, path: Path) -> None:
+        with self._copying:
+            self._gate.check()
+            try:
+                self._db.checkpoint(path)
+            except Exception as error:
+                raise translated(error, path) from error
 
     def close(self) -> None:
         """Sync, flush what is in memory so that the next open replays nothing, and let go of the files; idempotent."""

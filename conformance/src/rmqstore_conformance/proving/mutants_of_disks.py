@@ -272,6 +272,16 @@ def begins_anew_without_a_sound_copy(directory: Path) -> Callable[[Any], None]:
     return change
 
 
+@mutant("R7", "R7.a_snapshot_is_one_moment")
+def copies_what_lies_on_the_disk(directory: Path) -> Callable[[Any], None]:
+    """A snapshot is of what was flushed last: of what was answered since then, nothing is in it."""
+
+    def change(session: Any) -> None:
+        session.snapshot = lambda path: session._shared.kv._base.snapshot(path)
+
+    return change
+
+
 @mutant("R1", "R1.power_loss_at_every_call", recorder="fuse")
 def writes_through_a_mapping(directory: Path) -> Callable[[Any], None]:
     """A count of calls that an open insists on is kept through a mapping, synced before the call that it counts: too early."""

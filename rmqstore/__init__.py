@@ -19,6 +19,7 @@ from rmqstore.contract import (
     InitMode,
     Lag,
     LeaseInfo,
+    MessageState,
     PendingCounts,
     Receipt,
     RejectOutcome,
@@ -29,6 +30,7 @@ from rmqstore.contract import (
 from rmqstore.deadletters import DeadLetter
 from rmqstore.delays import DELAY_LEVELS_MS, RETRY_BACKOFF_MS
 from rmqstore.errors import *  # noqa: F403 - every error is public
+from rmqstore.lookup import Whereabouts
 from rmqstore.message import Message, PoppedMessage
 from rmqstore.reading import StoreStats
 from rmqstore.readstore import ReadStore
@@ -54,6 +56,7 @@ __all__ = [
     "InitMode",
     "Lag",
     "LeaseInfo",
+    "MessageState",
     "ManualClock",
     "Message",
     "MessageBatch",
@@ -70,6 +73,7 @@ __all__ = [
     "SystemClock",
     "TickReport",
     "TopicInfo",
+    "Whereabouts",
     "open",
     "restore",
     *errors.__all__,

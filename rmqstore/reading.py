@@ -37,8 +37,10 @@ from rmqstore.errors import (
     StorePoisonedError,
     named,
 )
+from rmqstore.lookup import Wanted, Whereabouts, look_up
 from rmqstore.message import (
     MAX_ID_BYTES,
+    MAX_PROPERTIES_BYTES,
     MAX_TIME_MS,
     PARKED_TOPIC,
     RESERVED_PREFIXES,
@@ -47,6 +49,7 @@ from rmqstore.message import (
     check_group,
     check_readable_topic,
     check_time_ms,
+    check_topic,
     check_word,
     dlq_topic,
 )
@@ -212,6 +215,32 @@ class Reading:
         self._check_open()
         check_word("message_id", message_id, MAX_ID_BYTES)
         return self._pops.get(message_id)
+
+    def where(
+        self,
+        *,
+        id: str | None = None,  # noqa: A002 - what a caller writes: where(id=…)
+        key: str | None = None,
+        topic: str | None = None,
+    ) -> list[Whereabouts]:
+        """Say where the messages with an id or a key are: timers, queues, leases, waits, dead letters; of one topic, or of all.
+
+        A message that several groups pop is listed once for each. The list is empty when nothing is known of it: it was never here, or was
+        cancelled, or all groups were done with it and it was taken away; of a timer, ``cancel`` with its handle tells which. There is no
+        index: this reads what there is, in small steps.
+
+        Raises:
+            IllegalArgumentError: neither an id nor a key was given, or both, or one of them is none.
+        """
+        self._check_open()
+        if (id is None) == (key is None):
+            raise IllegalArgumentError("give an id or a key to look for, such as where(id=receipt.message_id), and not both")
+        for name, text in (("id", id), ("key", key)):
+            if text is not None:
+                check_word(name, text, MAX_PROPERTIES_BYTES)
+        if topic is not None:
+            check_topic(topic)
+        return look_up(self._timers, self._pops, Wanted(id, key, topic))
 
     def stats(self) -> StoreStats:
         """Return counters and gauges."""

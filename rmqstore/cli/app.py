@@ -36,6 +36,7 @@ from rmqstore.cli import (
     timers,
     topics,
     transfer,
+    where,
 )
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_INTERRUPTED
 from rmqstore.errors import RmqstoreError
@@ -149,6 +150,7 @@ _add(topics.topics, topics.TOPICS_EXAMPLES)
 _add(topics.lag, topics.LAG_EXAMPLES)
 _add(peek.peek, peek.EXAMPLES)
 _add(leases.leases, leases.EXAMPLES)
+_add(where.where, where.EXAMPLES)
 _add(group.group, group.EXAMPLES)
 app.add_typer(dead_letters, name="dlq")
 _add(dlq.list_, dlq.LIST_EXAMPLES, to=dead_letters)

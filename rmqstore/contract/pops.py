@@ -298,6 +298,38 @@ class LeaseInfo(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class MessageState(enum.Enum):
+    """Where a message is on its way.
+
+    Attributes:
+        PENDING: it is a timer that is not due, or not handed over yet.
+        READY: it lies in its topic, and the group has not popped it; of no group when none pops the topic.
+        LEASED: somebody of the group works on it.
+        BACKING_OFF: its last attempt failed, and its next one waits for its time.
+        RETRY: its last attempt failed, and it waits to be popped again.
+        DONE: the group is through with it at this place: acked, or gone on to a place that is listed as well.
+        DEAD: it lies in the dead letter queue of the group.
+        PARKED: it could not be read (T12).
+    """
+
+    PENDING = "pending"
+    READY = "ready"
+    LEASED = "leased"
+    BACKING_OFF = "backing off"
+    RETRY = "retry"
+    DONE = "done"
+    DEAD = "dead"
+    PARKED = "parked"
+
+
+class GroupProgress(msgspec.Struct, frozen=True):
+    """How far a group is with one message of a queue: READY, LEASED, BACKING_OFF, RETRY or DONE, and its lease when there is one."""
+
+    group: str
+    state: MessageState
+    lease: LeaseInfo | None = None
+
+
 class Subscription(msgspec.Struct, frozen=True):
     """A group on a topic: whether it pops in order (P9), and when it popped last, ms, to an eighth of ``group_expiry_ms`` (Q3)."""
 
@@ -424,6 +456,10 @@ class PopStore(Side):
     @abstractmethod
     def leases(self, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
         """List the running leases, by topic, group, queue and offset (reads each message: for people, not for hot paths)."""
+
+    @abstractmethod
+    def progress(self, topic: str, queue: int, offset: int) -> list[GroupProgress]:
+        """Say how far each group that pops the topic is with one kept message, by group; of a retry topic, the group that it belongs to."""
 
     @abstractmethod
     def read(self, topic: str, queue: int, offset: int, limit: int) -> MessageBatch:

@@ -1,8 +1,9 @@
-"""Listing running leases: who holds which message until when."""
+"""Listing running leases: who holds which message until when, and how far groups are with one message."""
 
 from __future__ import annotations
 
-from rmqstore.contract import NO_RETRY, ORDERED_QID, LeaseInfo, revive_qid_of
+from rmqstore.contract import NO_RETRY, ORDERED_QID, GroupProgress, LeaseInfo, MessageState, revive_qid_of
+from rmqstore.message import RETRY_PREFIX
 from rmqstore.ordered.adopting import Adoptions
 from rmqstore.ordered.fifo import as_delivered
 from rmqstore.ordered.layout import LEASE, LEASES
@@ -10,6 +11,7 @@ from rmqstore.ordered.leases import LEASED, Lease
 from rmqstore.ordered.popped import Slice
 from rmqstore.ordered.popstate import PopState
 from rmqstore.ordered.queuelog import DamagedRun, QueueLog
+from rmqstore.ordered.queues import Topic
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.stage import origin_topic
 from rmqstore.ordered.standings import Seat
@@ -36,6 +38,40 @@ def list_leases(
                     _lease_info(state, log, lease, holder, popped, index, form) for index, s in enumerate(lease.states) if s == LEASED
                 ]
     return sorted(found, key=lambda info: (info.topic, info.group, info.queue_id, info.queue_offset, info.receipt))
+
+
+def progress_of(
+    shared: Shared, state: PopState, log: QueueLog, adoptions: Adoptions, topic: Topic, queue: int, offset: int
+) -> list[GroupProgress]:
+    """Return how far each group is with one message; see ``PopStore.progress``."""
+    names = state.group_names()
+    owner = state.groups.get(topic.name.removeprefix(RETRY_PREFIX).partition("+")[0]) if topic.name.startswith(RETRY_PREFIX) else None
+    found = []
+    for group_id in [group_id for group_id, _ in state.readers(topic.id)] if owner is None else [owner]:
+        seat, group = Seat(group_id, topic.id, queue), names[group_id]
+        standing, waiting = state.standings.get(seat), state.fifo.get(seat, {}).get(offset)
+        lease = _lease_on(shared, state, seat, offset)
+        if lease is not None:
+            form = adoptions.form_of(lease.granter, topic.name)
+            info = _lease_info(state, log, lease, group, origin_topic(group, topic.name), lease.offsets.index(offset), form)
+            progress = GroupProgress(group, MessageState.BACKING_OFF if info.is_backing_off else MessageState.LEASED, info)
+        elif standing is None or offset >= standing.next_offset:
+            progress = GroupProgress(group, MessageState.READY if owner is None else MessageState.RETRY)
+        else:
+            progress = GroupProgress(group, MessageState.DONE if waiting is None else MessageState.RETRY)
+        found.append(progress)
+    return sorted(found, key=lambda each: each.group)
+
+
+def _lease_on(shared: Shared, state: PopState, seat: Seat, offset: int) -> Lease | None:
+    """Return the check point with the running lease of a seat on one message."""
+    for key, start in state.running.get(seat, {}).items():
+        value = shared.kv.get(LEASES, LEASE + key) if start <= offset else None
+        if value is not None:
+            lease = Lease.decode(key, value)
+            if (offset, LEASED) in zip(lease.offsets, lease.states, strict=True):
+                return lease
+    return None
 
 
 def _lease_info(state: PopState, log: QueueLog, lease: Lease, group: str, topic: str, index: int, form: tuple[str, int]) -> LeaseInfo:

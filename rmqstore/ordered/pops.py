@@ -17,6 +17,7 @@ import pyarrow as pa
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
     GroupOffset,
+    GroupProgress,
     GroupSettings,
     InitMode,
     Lag,
@@ -54,7 +55,7 @@ from rmqstore.ordered.adopting import Adoptions
 from rmqstore.ordered.importing import is_taken_in, note_taken_in
 from rmqstore.ordered.kv import OrderedKV, WriteBatch
 from rmqstore.ordered.layout import ATTEMPT, CURSOR_KEY, EXPIRY, LEASES, META, PURGE, QUEUE_PREFIX, U64, after_prefix
-from rmqstore.ordered.leaselist import list_leases
+from rmqstore.ordered.leaselist import list_leases, progress_of
 from rmqstore.ordered.leasing import Leasing
 from rmqstore.ordered.marks import POP_SIDE, drop_old_marks, find_mark, put_marks
 from rmqstore.ordered.picking import picker_of
@@ -263,6 +264,11 @@ class OrderedPops(OrderedSide, PopStore):
     def leases(self, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
         with self._lock, self._call:
             return list_leases(self._shared, self._state, self._log, self._adoptions, topic, group)
+
+    def progress(self, topic: str, queue: int, offset: int) -> list[GroupProgress]:
+        with self._lock, self._call:
+            known = self._known_topic(topic, queue)
+            return progress_of(self._shared, self._state, self._log, self._adoptions, known, queue, offset)
 
     def offsets(self, group: str) -> list[GroupOffset]:
         with self._lock, self._call:

@@ -170,6 +170,31 @@ def test_peek_refuses(cli: Command, arguments: tuple[str, ...], code: int, said:
     assert said in cli.bad(code, "peek", "data", *arguments)
 
 
+# ---------------------------------------------------------------- where
+
+
+def test_where_says_for_each_group_how_far_it_is(cli: Command) -> None:
+    document = cli.good("where", "data", "--id", "m1", "--json").json
+    (found,) = document["places"]
+    assert (found["state"], found["group"], found["topic"], found["attempt"]) == ("leased", "g", "a", 1)
+    assert found["until_ms"] == START_MS + 1000 + 5 * MINUTE_MS
+    lines = cli.good("where", "data", "--id", "m1", "-t", "a").lines
+    assert [line.split()[0] for line in lines] == ["state", "leased"]
+    assert cli.good("ack", "data", found["receipt"]).out.startswith("acked")
+
+
+@pytest.mark.parametrize("asked", [("--id", "m99"), ("--id", "m1", "-t", "b"), ("--key", "nobody")])
+def test_what_is_nowhere(cli: Command, asked: tuple[str, ...]) -> None:
+    missing = cli("where", "data", *asked)
+    assert (missing.code, missing.out) == (3, "")
+    assert "every group is done with it" in missing.err
+
+
+@pytest.mark.parametrize("asked", [(), ("--id", "m1", "--key", "k")])
+def test_where_takes_an_id_or_a_key(cli: Command, asked: tuple[str, ...]) -> None:
+    assert "--id or --key, and not both" in cli.bad(1, "where", "data", *asked)
+
+
 # ---------------------------------------------------------------- leases
 
 

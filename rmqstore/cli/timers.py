@@ -104,7 +104,7 @@ def timers(
     if as_json:
         show.document(_histogram_document(histogram, now_ms))
     else:
-        _draw(histogram, now_ms, is_from_now=start_ms is None)
+        _draw(histogram, now_ms, is_from_now=start_ms is None, has_end=end_ms is not None)
 
 
 # ---------------------------------------------------------------- the histogram
@@ -153,7 +153,7 @@ def _offset_ms(ms: int) -> int:
     return 0 if offset is None else round(offset.total_seconds()) * SECOND_MS
 
 
-def _draw(histogram: Histogram, now_ms: int, *, is_from_now: bool) -> None:
+def _draw(histogram: Histogram, now_ms: int, *, is_from_now: bool, has_end: bool) -> None:
     if not histogram.total:
         show.line("No timer is pending.")
         return
@@ -174,7 +174,7 @@ def _draw(histogram: Histogram, now_ms: int, *, is_from_now: bool) -> None:
     if len(bars) > 1 and inside:
         show.note(f"A bar starts at its time, local time with offset {_offset(first)}; {show.count(inside, 'timer')} in all bars.")
     if not inside:
-        show.note(f"No timer is due from {clock_time(first)} to {clock_time(last)}.")
+        show.note(f"No timer is due from {clock_time(first)} {f'to {clock_time(last)}' if has_end else 'on'}.")
     if histogram.before and is_from_now:
         show.note("Overdue timers are delivered as soon as a program opens the store, for example `rmqstore pop`.")
 

@@ -67,6 +67,13 @@ def test_a_window_without_timers(cli: Command) -> None:
     assert [line.split() for line in result.lines[4:] if line] == [["before", "6"]]
 
 
+def test_when_every_timer_is_overdue(cli: Command) -> None:
+    cli.clock.advance(3 * HOUR_MS)
+    result = cli.good("timers", "data")
+    assert "No timer is due from 2023-11-15 01:13:30+00:00 on." in result.err
+    assert "Overdue timers are delivered" in result.err
+
+
 def test_the_list(cli: Command) -> None:
     result = cli.good("timers", "data", "--list", "--within", "6m")
     assert result.lines[0].split() == ["due", "in", "topic", "tag", "keys", "id", "handle"]

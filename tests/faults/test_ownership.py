@@ -107,6 +107,7 @@ CALLS: dict[str, Callable[[Store, Path], object]] = {
     "reset_offset": lambda s, p: s.reset_offset("t", "g", 0),
     "read": lambda s, p: s.read("t"),
     "get": lambda s, p: s.get("m"),
+    "where": lambda s, p: s.where(id="m"),
     "digest": lambda s, p: s.digest(),
     "dump": lambda s, p: s.dump(p),
     "dead_letters": lambda s, p: s.dead_letters("g"),

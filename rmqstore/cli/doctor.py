@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import fcntl
+import os
 import re
 import shutil
 import warnings
@@ -262,6 +263,9 @@ def _disk(path: Path) -> Finding:
     used = sum(_bytes_of(entry) for entry in path.rglob("*") if entry.is_file())
     free = shutil.disk_usage(path).free
     text = f"{size(free)} free, the store takes {size(used)}"
+    if not os.access(path, os.W_OK):
+        what = "nothing can be written here: the file system is mounted read-only, or this user may not; readers work"
+        return Finding("disk", Level.WARNING, f"{what}, timers and retries wait until somebody opens the store where it can be written")
     if free < _LEAST_FREE_BYTES:
         return Finding("disk", Level.PROBLEM, f"{text}; free some space, or calls will be refused with StoreFullError")
     if free < used:

@@ -196,6 +196,13 @@ def test_disk_room(cli: Command, monkeypatch: pytest.MonkeyPatch, free: int, lev
     assert levels(cli)["disk"] == [level]
 
 
+def test_a_place_that_cannot_be_written(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.send()
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: mode != os.W_OK)
+    assert levels(cli)["disk"] == ["warning"]
+    assert "mounted read-only" in text_of(cli, "disk")
+
+
 def test_a_clock_that_is_wrong(cli: Command) -> None:
     cli.send()
     cli.clock.set(cli.clock.now_ms() - HOUR_MS)

@@ -16,7 +16,7 @@ over what was chosen from the state that the same write would leave. What goes b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from rmqstore.contract import Expired, Reclaim, UpkeepReport
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC, RETRY_PREFIX
@@ -52,13 +52,14 @@ class Retention:
         """Stage the removal of what may go, in up to ``budget`` queues, and count in how many something went."""
         done = 0
         expired: Counter[tuple[int, int]] = Counter()
-        holders: dict[tuple[int, int], set[Seat]] | None = None
+        found: list[tuple[Topic, int, int, int]] = []
         for topic, queue in self._next_queues(budget):
             first = stage.first_kept(topic.id, queue)
             wanted = self._wanted(stage, topic, queue, first)
-            if wanted <= first:
-                continue
-            holders = self._holders() if holders is None else holders
+            if wanted > first:
+                found.append((topic, queue, first, wanted))
+        holders = self._holders({(topic.id, queue) for topic, queue, _, _ in found})
+        for topic, queue, first, wanted in found:
             target = self._pinned(stage, holders.get((topic.id, queue), ()), first, wanted)
             if target > first:
                 expired += self._count_expired(stage, topic, queue, first, target)
@@ -159,12 +160,14 @@ class Retention:
             self._head_ms[place] = (offset, aged.store_ms)
         return offset
 
-    def _holders(self) -> dict[tuple[int, int], set[Seat]]:
-        """Return who holds messages of each queue, under a lease or un-acked under FIFO."""
+    def _holders(self, queues: Collection[tuple[int, int]]) -> dict[tuple[int, int], set[Seat]]:
+        """Return who holds messages of some queues, under a lease or un-acked under FIFO."""
         holders: dict[tuple[int, int], set[Seat]] = {}
-        for seats in (self._state.running, self._state.fifo):
+        for seats in (self._state.running, self._state.fifo) if queues else ():
             for seat in seats:
-                holders.setdefault((seat.topic_id, seat.queue), set()).add(seat)
+                # Kept for these alone: thousands of objects a tick would set off Python's garbage collector.
+                if (place := (seat.topic_id, seat.queue)) in queues:
+                    holders.setdefault(place, set()).add(seat)
         return holders
 
     def _pinned(self, stage: Stage, holders: Iterable[Seat], first: int, wanted: int) -> int:

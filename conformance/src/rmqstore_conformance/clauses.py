@@ -17,7 +17,7 @@ _HEADING: Final = re.compile(r"^### ([A-Z]\d+): (.+)$", re.MULTILINE)
 _LINK: Final = re.compile(r"\[([^]]+)\]\([^)]*\)")
 
 _BEYOND_CORE: Final[dict[Level, tuple[str, ...]]] = {
-    Level.EXTENDED: ("T6", "T7", "H3", "P9", "Q1", "Q2", "Q3", "R5", "F4"),
+    Level.EXTENDED: ("T6", "T7", "H3", "P9", "Q1", "Q2", "Q3", "R5", "R7", "F4"),
     Level.FULL: ("R2", "R3", "R6", "F1", "F2", "X2", "X4"),
 }
 """Clauses that a run of the core does not check; all others are core."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -15,7 +18,7 @@ import pytest
 
 import rmqstore
 from rmqstore import Store, StoreError, StoreForkedError, StoreFullError, StorePoisonedError
-from rmqstore_conformance.stores import Stores, message, pop_all, read_ids
+from rmqstore_conformance.stores import ANNOUNCED, GIVEN, Stores, message, own_environment, pop_all, read_ids
 
 BODY_BYTES = 1 << 20
 """So much a message makes engines begin new files."""
@@ -225,6 +228,50 @@ def test_x2_a_forked_child_opens_a_store_of_its_own_or_is_told(durable_stores: S
         store = durable_stores.open()
     store.send(message("again"))
     assert read_ids(store) == ["mparent", "magain"]
+
+
+_LEAVER = """
+import json, os, sys
+from datetime import timedelta
+import rmqstore
+from rmqstore import Message
+from rmqstore_conformance.targets import announce
+path, timers, pops, end, modules, given = *sys.argv[1:5], json.loads(sys.argv[5]), json.loads(sys.argv[6])
+announce(modules)
+store = rmqstore.open(path, timer_engine=timers, pop_engine=pops, clock=rmqstore.ManualClock(1_700_000_000_000), **given)
+store.send_batch([Message("t", b"x", message_id=f"m{n}") for n in range(10)])
+store.send(Message("t", b"later", message_id="later"), delay=timedelta(hours=1))
+store.cancel(store.send(Message("t", b"never", message_id="never"), delay=timedelta(hours=1)))
+held = {each.message_id: each for each in store.pop("t", "g", max_messages=10, invisible=timedelta(hours=2))}
+store.ack([held.pop(f"m{n}") for n in range(4)])
+store.release(held["m4"])
+if end == "quit":
+    os._exit(0)
+"""
+
+
+@pytest.mark.clause("R1", "X2")
+@pytest.mark.parametrize("has_services", [True, False], ids=["services", "alone"])
+@pytest.mark.parametrize("end", ["quit", "return"])
+def test_r1_an_exit_without_a_close_loses_nothing(durable_stores: Stores, end: str, has_services: bool) -> None:
+    """R1: a process that ends with its store open, at once or after Python's own end, ends well and leaves all that was answered."""
+    pair, path = durable_stores.pair, durable_stores.root / "store"
+    given = {**GIVEN, "services": has_services}
+    command = [sys.executable, "-c", _LEAVER, str(path), pair.timers, pair.pops, end, json.dumps(ANNOUNCED), json.dumps(given)]
+    left = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=own_environment())
+    assert (left.returncode, left.stderr) == (0, "")
+    durable_stores.clock.set(1_700_000_001_000)
+    store = durable_stores.open()
+    assert store.verify() == []
+    assert {each.message_id for each in store.leases()} == {f"m{n}" for n in range(5, 10)}
+    assert store.pending().total == 1
+    store.tick()
+    (back,) = store.pop("t", "g", max_messages=20)
+    assert back.message_id == "m4"
+    store.ack(back)
+    durable_stores.clock.advance(timedelta(hours=1))
+    store.tick()
+    assert [each.message_id for each in store.pop("t", "g", max_messages=20)] == ["later"]
 
 
 def _remove_all(path: Path) -> None:

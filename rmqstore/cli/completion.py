@@ -32,7 +32,8 @@ def completion(
 ) -> None:
     """Print the script by which a shell completes.
 
-    It completes commands and options of rmqstore, and files. `rmqstore --install-completion` installs it for the shell in use.
+    It completes commands and options of rmqstore, engines, topics and groups of the store, and files. `rmqstore --install-completion`
+    installs it for the shell in use.
     """
     os.environ[_VARIABLE] = f"source_{shell.value}"
     try:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rmqstore.cli import show
 from rmqstore.cli.exits import EXIT_NOT_DONE
-from rmqstore.cli.options import examples
+from rmqstore.cli.options import complete_engine, examples
 from rmqstore.errors import IllegalArgumentError
 
 EXAMPLES: Final = examples(
@@ -43,8 +43,14 @@ class RecorderName(enum.Enum):
 
 
 def conformance(
-    name: Annotated[str | None, typer.Argument(metavar="ENGINE", help="Engine to refute; of the timers, if there are two.")] = None,
-    pop_engine: Annotated[str | None, typer.Option("--pop-engine", metavar="ENGINE", help="Engine of the pops, if it is another.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="ENGINE", help="Engine to refute; of the timers, if there are two.", autocompletion=complete_engine),
+    ] = None,
+    pop_engine: Annotated[
+        str | None,
+        typer.Option("--pop-engine", metavar="ENGINE", help="Engine of the pops, if it is another.", autocompletion=complete_engine),
+    ] = None,
     level: Annotated[LevelName, typer.Option("--level", help="How far to go.")] = LevelName.CORE,
     report: Annotated[list[Path] | None, typer.Option("--report", metavar="FILE", help="Write a .json, .md or .html report.")] = None,
     setting: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Setting of every store that is opened.")] = None,

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from rmqstore.cli.demo_orders import START_MS, Order, OrderDay, Tally, make_orders
 from rmqstore.cli.demo_store import check_place, leave_store
-from rmqstore.cli.options import examples
+from rmqstore.cli.options import complete_engine, examples
 from rmqstore.clock import ManualClock, SystemClock
 from rmqstore.message import Message
 from rmqstore.plugins import BrokenPluginWarning, EngineState, get_plugins
@@ -61,7 +61,8 @@ class Lateness(msgspec.Struct, frozen=True):
 
 def demo(
     engine: Annotated[
-        list[str] | None, typer.Option("--engine", "-e", metavar="NAME", help="Only this engine; may be given again.")
+        list[str] | None,
+        typer.Option("--engine", "-e", metavar="NAME", help="Only this engine; may be given again.", autocompletion=complete_engine),
     ] = None,
     orders: Annotated[int, typer.Option("--orders", metavar="N", min=1, help="Orders in the simulated day.")] = 100_000,
     live: Annotated[

@@ -9,7 +9,7 @@ import typer
 
 from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_NOT_DONE
-from rmqstore.cli.options import JsonOption, StoreArgument, examples
+from rmqstore.cli.options import JsonOption, StoreArgument, complete_group, examples
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import clock_time, duration_option, relative
 from rmqstore.deadletters import DeadLetter
@@ -24,7 +24,9 @@ RESEND_EXAMPLES: Final = examples(
 )
 DROP_EXAMPLES: Final = examples("rmqstore dlq drop data billing --all --older-than 7d", "rmqstore dlq drop data --parked --all")
 
-GroupArgument = Annotated[str | None, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False)]
+GroupArgument = Annotated[
+    str | None, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False, autocompletion=complete_group)
+]
 IdOption = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="The message with this id; may be given again.")]
 ParkedOption = Annotated[bool, typer.Option("--parked", help="The entries that could not be read, in place of a group's dead letters.")]
 
@@ -63,7 +65,7 @@ def list_(store: StoreArgument, group: GroupArgument = None, parked: ParkedOptio
 
 def resend(
     store: StoreArgument,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False)],
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False, autocompletion=complete_group)],
     ids: IdOption = None,
     all_: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     as_json: JsonOption = False,

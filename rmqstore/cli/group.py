@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from rmqstore.cli import show, stores
-from rmqstore.cli.options import JsonOption, StoreArgument, examples
+from rmqstore.cli.options import JsonOption, StoreArgument, complete_group, examples
 from rmqstore.cli.times import duration_option, duration_text
 from rmqstore.delays import RETRY_BACKOFF_MS
 
@@ -21,7 +21,7 @@ EXAMPLES: Final = examples(
 
 def group(
     store: StoreArgument,
-    name: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.", show_default=False, autocompletion=complete_group)],
     max_retries: Annotated[
         int | None, typer.Option("--max-retries", metavar="N", min=0, help="Redeliveries before the dead letter queue.", show_default=False)
     ] = None,

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rmqstore.cli import show
 from rmqstore.cli.exits import EXIT_NOT_DONE
-from rmqstore.cli.options import examples
+from rmqstore.cli.options import complete_engine, examples
 from rmqstore.cli.show import Column
 from rmqstore.errors import IllegalArgumentError
 
@@ -32,7 +32,7 @@ def load_test(
     context: typer.Context,
     engine: Annotated[
         list[str] | None,
-        typer.Option("--engine", "-e", metavar="NAME", help="Only this engine; may be given again."),
+        typer.Option("--engine", "-e", metavar="NAME", help="Only this engine; may be given again.", autocompletion=complete_engine),
     ] = None,
     messages: Annotated[int, typer.Option("--messages", metavar="N", help="Messages of each engine.")] = 20_000,
     shards: Annotated[int, typer.Option("--shards", metavar="N", help="Stores of each engine, one task each.")] = 4,

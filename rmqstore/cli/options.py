@@ -1,21 +1,61 @@
-"""Arguments and options that several commands share, and the form of examples in help texts."""
+"""Arguments and options that several commands share, what a shell completes them to, and the form of examples in help texts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rmqstore.cli import stores
+from rmqstore.errors import RmqstoreError
 from rmqstore.opening import checked_path
+from rmqstore.plugins import get_plugins
+from rmqstore.reading import Reading
+
+
+def _in_the_store(names: Callable[[Reading], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
+    """Return what completes to names that the store of the command line holds, as far as it can be read."""
+
+    def completed(context: typer.Context, incomplete: str) -> list[str]:
+        path = context.params.get("store") or next(iter(context.args), "")  # the latter while an option has no value yet
+        try:
+            with stores.reading(Path(path)) as opened:
+                return sorted(name for name in names(opened) if name.startswith(incomplete))
+        except (RmqstoreError, OSError):
+            return []  # while somebody types there may be no store, or nobody may look into it
+
+    return completed
+
+
+def _topics_of(store: Reading) -> list[str]:
+    return [topic.name for topic in store.topics()]
+
+
+def complete_engine(incomplete: str) -> list[str]:
+    """Return the engines that are installed and begin so."""
+    return sorted(entry.name for entry in get_plugins().engines() if entry.name.startswith(incomplete))
+
+
+complete_topic = _in_the_store(_topics_of)
+complete_group = _in_the_store(Reading.groups)
 
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False, parser=checked_path)]
 """Parsed here, since an empty text would become the current directory."""
 
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False)]
+TopicArgument = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False, autocompletion=complete_topic)
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-GroupOption = Annotated[str | None, typer.Option("--group", "-g", metavar="GROUP", help="Only this group.", show_default=False)]
-TopicOption = Annotated[str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic.", show_default=False)]
+GroupOption = Annotated[
+    str | None,
+    typer.Option("--group", "-g", metavar="GROUP", help="Only this group.", show_default=False, autocompletion=complete_group),
+]
+TopicOption = Annotated[
+    str | None,
+    typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic.", show_default=False, autocompletion=complete_topic),
+]
 
 
 def examples(*lines: str) -> str:

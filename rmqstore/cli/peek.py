@@ -9,7 +9,7 @@ from rich.text import Text
 
 from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_NOT_DONE
-from rmqstore.cli.options import JsonOption, StoreArgument, examples
+from rmqstore.cli.options import JsonOption, StoreArgument, complete_topic, examples
 from rmqstore.cli.times import clock_and_relative
 from rmqstore.message import PoppedMessage
 
@@ -23,7 +23,10 @@ EXAMPLES: Final = examples(
 
 def peek(
     store: StoreArgument,
-    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Name of the topic; not with --id.", show_default=False)] = None,
+    topic: Annotated[
+        str | None,
+        typer.Argument(metavar="TOPIC", help="Name of the topic; not with --id.", show_default=False, autocompletion=complete_topic),
+    ] = None,
     queue: Annotated[int, typer.Option("--queue", metavar="N", min=0, help="Which queue.")] = 0,
     offset: Annotated[
         int | None,

@@ -13,7 +13,7 @@ from rich.text import Text
 from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_INTERRUPTED, EXIT_NOT_DONE
 from rmqstore.cli.interrupts import Interrupt
-from rmqstore.cli.options import StoreArgument, TopicArgument, examples, refuse_together
+from rmqstore.cli.options import StoreArgument, TopicArgument, complete_group, examples, refuse_together
 from rmqstore.cli.times import clock_and_relative, clock_time, duration_option
 from rmqstore.contract import AckOutcome, InitMode, Receipt
 from rmqstore.errors import IllegalArgumentError
@@ -60,7 +60,12 @@ class Tally(msgspec.Struct):
 def pop(
     store: StoreArgument,
     topic: TopicArgument,
-    group: Annotated[str, typer.Option("--group", "-g", metavar="GROUP", help="Consumer group that gets them.", show_default=False)],
+    group: Annotated[
+        str,
+        typer.Option(
+            "--group", "-g", metavar="GROUP", help="Consumer group that gets them.", show_default=False, autocompletion=complete_group
+        ),
+    ],
     maximum: Annotated[
         int | None,
         typer.Option("--max", "-n", metavar="N", min=1, help="Messages in all; 1, or without end with --follow.", show_default=False),

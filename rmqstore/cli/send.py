@@ -21,7 +21,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_INTERRUPTED
 from rmqstore.cli.interrupts import Interrupt
-from rmqstore.cli.options import JsonOption, StoreArgument, examples, refuse_together
+from rmqstore.cli.options import JsonOption, StoreArgument, complete_engine, examples, refuse_together
 from rmqstore.cli.rows import Batch, Format, Reader, Shape, format_of, reader_of
 from rmqstore.cli.times import clock_and_relative, duration_option, time_option
 from rmqstore.delays import DELAY_LEVELS_MS
@@ -90,7 +90,9 @@ def send(
         str, typer.Option("--run", metavar="NAME", help="Name of this run: under another one the same file is stored again.")
     ] = "",
     create: Annotated[bool, typer.Option("--create/--no-create", help="Make the store when there is none.")] = False,
-    engine: Annotated[str | None, typer.Option("--engine", "-e", metavar="NAME", help="Storage engine of a new store.")] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", "-e", metavar="NAME", help="Storage engine of a new store.", autocompletion=complete_engine)
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, for example precision_ms=100.")
     ] = None,

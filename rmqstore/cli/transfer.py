@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rmqstore import transfer
 from rmqstore.cli import show, stores
 from rmqstore.cli.doctor import size
-from rmqstore.cli.options import JsonOption, StoreArgument, examples
+from rmqstore.cli.options import JsonOption, StoreArgument, complete_engine, examples
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import duration_option
 from rmqstore.errors import TransferError
@@ -24,7 +24,9 @@ DUMP_EXAMPLES: Final = examples("rmqstore dump data data.dump", "rmqstore dump d
 LOAD_EXAMPLES: Final = examples("rmqstore load data.dump copy", "rmqstore load shop-1.dump shop-2.dump shops --engine NAME")
 MIGRATE_EXAMPLES: Final = examples("rmqstore migrate data --engine NAME", "rmqstore migrate data --precision 100ms")
 
-EngineOption = Annotated[str | None, typer.Option("--engine", "-e", metavar="NAME", help="Storage engine of the new store.")]
+EngineOption = Annotated[
+    str | None, typer.Option("--engine", "-e", metavar="NAME", help="Storage engine of the new store.", autocompletion=complete_engine)
+]
 PrecisionOption = Annotated[str | None, typer.Option("--precision", metavar="DURATION", help="Width of a tick in the new store, as 100ms.")]
 
 _Told: TypeAlias = Callable[[str, int, int], None]

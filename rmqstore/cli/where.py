@@ -42,9 +42,10 @@ def where(
     topic: TopicOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show where messages are: timers, queues, leases, waits, dead letters.
+    """Find messages by id or key, wherever they are.
 
-    A message is listed once for each group that pops its topic. "done" says that the group acked it. Of a message that was cancelled,
+    They are looked for among timers, in queues, under leases, in waits and in dead letters. A message is listed once for each group that
+    pops its topic. "done" says that the group acked it. Of a message that was cancelled,
     or that every group acked and that was taken away, nothing is known any more. This reads all that the store holds.
     """
     if (message_id is None) == (key is None):

@@ -169,6 +169,27 @@ def test_the_bash_script_completes_timers(cli: Command) -> None:
     assert offered.split() == ["timers"]
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("rmqstore peek data o", ["orders"]),
+        ("rmqstore lag data --topic ", ["orders"]),
+        ("rmqstore pop data orders --group b", ["billing"]),
+        ("rmqstore peek nowhere o", []),
+        ("rmqstore conformance mem", ["memory"]),
+    ],
+)
+def test_names_of_the_store_and_engines_are_completed(cli: Command, typed: str, offered: list[str]) -> None:
+    cli.send()
+    cli.good("pop", "data", "orders", "-g", "billing", "--no-ack")
+    words = typed.split(" ")
+    environment = os.environ | {"COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1), "_RMQSTORE_COMPLETE": "complete_bash"}
+    done = subprocess.run(
+        [sys.executable, "-m", "rmqstore"], capture_output=True, text=True, env=environment, check=True, cwd=cli.data.parent
+    )
+    assert (done.stdout.split(), done.stderr) == (offered, "")
+
+
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells(cli: Command, shell: str) -> None:
     assert "_RMQSTORE_COMPLETE=complete_" in cli.good("completion", shell).out

@@ -230,14 +230,15 @@ class Leasing:
             if lease is None:
                 stage.write.delete(LEASES, key)
                 continue
-            if sum(counts.values()) >= limit or stage.appended_bytes >= _REVIVE_BYTES:
-                return _report(counts, more=True)
             group_id, topic_id, queue, _, _ = lease.place
+            seat = Seat(group_id, topic_id, queue)
+            is_full = sum(counts.values()) >= limit or stage.appended_bytes >= _REVIVE_BYTES
+            if is_full and (seat, lease.expiry_ms) not in heads:
+                return _report(counts, more=True)
             if LEASED in lease.states:
                 served.add((group_id, topic_id))
             if len(served) > _REVIVE_GROUPS:
                 return _report(counts, more=True)
-            seat = Seat(group_id, topic_id, queue)
             group = groups[group_id]
             topic = origin_topic(group, self._state.topic_of(topic_id).name)
             is_ordered = stage.is_ordered(seat)

@@ -239,6 +239,27 @@ def test_p9_the_invisible_time_of_a_run_can_change_message_by_message(stores: St
 
 @pytest.mark.clause("P9", "P7")
 @pytest.mark.needs("fifo")
+def test_p9_a_run_in_pieces_that_end_together_buries_its_head_alone(stores: Stores) -> None:
+    """P9: leases of one run that were changed one by one end at once; whatever a revive is limited to, one message of it dies."""
+    store = stores.open(default_queues=1, max_retries=0)
+    store.send_batch([message(n) for n in range(4)])
+    for popped in store.pop("t", "g", order=True, max_messages=4, invisible_ms=1000):
+        store.change_invisible(popped, invisible_ms=5000)
+    stores.clock.advance(5000)
+    dead = 0
+    while True:
+        report, ticket = store.pops.revive(stores.clock.now_ms(), 1)
+        store.pops.sync(ticket)
+        dead += report.dead
+        if not report.more:
+            break
+    assert dead == 1
+    assert [letter.message.message_id for letter in store.dead_letters("g")] == ["m0"]
+    assert [each.message_id for each in store.pop("t", "g", order=True, max_messages=4)] == ["m1", "m2", "m3"]
+
+
+@pytest.mark.clause("P9", "P7")
+@pytest.mark.needs("fifo")
 def test_p9_released_messages_come_back_in_place_uncounted(stores: Stores) -> None:
     """P9: a released message waits for the others of its run, then comes back before new ones with the same attempt."""
     store = stores.open()

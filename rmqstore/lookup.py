@@ -31,7 +31,7 @@ class Whereabouts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         until_ms: when it is due, or when its lease or wait ends, ms; None where nothing ends by itself.
         handle: cancels the timer.
         receipt: proves the lease.
-        attempt: number of the delivery that runs or was the last one; 0 when there was none.
+        attempt: number of the delivery that runs or was the last one; 0 when there was none, and where a group is done with the message.
         reason: why its last attempt failed, or why it is dead or parked, as far as somebody said.
     """
 
@@ -123,7 +123,9 @@ def _in_queues(pops: PopStore, topic: TopicInfo, wanted: Wanted) -> Iterator[Whe
 def _of_group(message: Message | PoppedMessage, progress: GroupProgress) -> Whereabouts:
     lease = progress.lease
     if lease is None:
-        attempt = message.attempt if isinstance(message, PoppedMessage) else 0
+        attempt = 0
+        if isinstance(message, PoppedMessage) and progress.state is not MessageState.DONE:
+            attempt = message.attempt + progress.delivered
         return Whereabouts(state=progress.state, message=message, group=progress.group, attempt=attempt)
     return Whereabouts(
         state=progress.state,

@@ -57,8 +57,10 @@ def progress_of(
             progress = GroupProgress(group, MessageState.BACKING_OFF if info.is_backing_off else MessageState.LEASED, info)
         elif standing is None or offset >= standing.next_offset:
             progress = GroupProgress(group, MessageState.READY if owner is None else MessageState.RETRY)
+        elif waiting is not None:
+            progress = GroupProgress(group, MessageState.RETRY, delivered=waiting.delivered)
         else:
-            progress = GroupProgress(group, MessageState.DONE if waiting is None else MessageState.RETRY)
+            progress = GroupProgress(group, MessageState.DONE)
         found.append(progress)
     return sorted(found, key=lambda each: each.group)
 

@@ -90,6 +90,7 @@ def test_p14_where_a_message_of_a_run_is(stores: Stores) -> None:
     stores.clock.advance(LEASE)
     store.tick()
     assert [_states(store, n)["g"] for n in range(4)] == [MessageState.RETRY, MessageState.DONE, MessageState.RETRY, MessageState.READY]
+    assert [store.where(id=f"m{n}")[0].attempt for n in range(4)] == [1, 0, 1, 0]
 
 
 @pytest.mark.clause("P14", "C1")

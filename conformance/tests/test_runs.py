@@ -60,6 +60,7 @@ def outcomes(found: Run) -> dict[str, str]:
     return {result["case"]["id"]: result["outcome"] for result in found.report["results"]}
 
 
+@pytest.mark.timeout(300)  # all cases of the core
 def test_the_core_needs_nothing_optional(run: Any) -> None:
     found = run("--rmq-plugin", "rmqstore_conformance.proving.bare", engine="bare")
     assert found.code == 0, found.text

@@ -183,9 +183,6 @@ class Administration:
             _delete_prefix(stage, META, KEPT + U32.pack(topic.id))
             _delete_prefix(stage, META, GAP + U32.pack(topic.id))
             stage.write.delete(META, TOPIC + topic.name.encode())
-        # What maintenance is to drop later finds nothing.
-        for place in sorted({QUEUE_PREFIX.pack(seat.group_id, seat.topic_id) for seat in seats}):
-            _delete_prefix(stage, LEASES, LEASE + place)
         stage.write.delete_many(META, [REGISTERED + QUEUE_PREFIX.pack(*pair) for pair in registered])
         stage.write.delete_many(META, [DEAD + QUEUE_PREFIX.pack(*pair) for pair in dead])
         queues = [(topic.id, queue) for topic in topics for queue in range(topic.queues)]
@@ -231,7 +228,7 @@ class Administration:
         stage.afterwards(forget)
 
     def _delete_seats(self, stage: Stage, seats: Collection[Seat]) -> None:
-        """Remove where groups stand, their FIFO runs, and the ends of their running leases.
+        """Remove where groups stand, their FIFO runs, and their running leases; upkeep drops those that ended, as it would have done.
 
         No later lease has a receipt of theirs (P2): receipts hold names, and names may come again.
         """
@@ -239,10 +236,11 @@ class Administration:
         standings = {seat: found for seat in seats if (found := state.standings.get(seat)) is not None}
         if standings:
             stage.raise_pop_floor(max(each.last_pop_ms for each in standings.values()))
-        leases = [lease for seat in seats for key in state.running.get(seat, ()) if (lease := stage.lease(key)) is not None]
+        ends = stage.ends_ms(sorted(key for seat in seats for key in state.running.get(seat, ())))
         stage.write.delete_many(META, sorted(seat.key() for seat in standings))
         stage.write.delete_many(LEASES, sorted(fifo_key(seat) for seat in seats if seat in state.fifo))
-        stage.write.delete_many(LEASES, sorted(EXPIRY + U64.pack(lease.expiry_ms) + lease.key for lease in leases))
+        stage.write.delete_many(LEASES, [LEASE + key for key in ends])
+        stage.write.delete_many(LEASES, sorted(EXPIRY + U64.pack(end_ms) + key for key, end_ms in ends.items()))
 
 
 def _as_new(dead: Message, topic: str, queue: int | None) -> Message:

@@ -100,6 +100,11 @@ class Lease:
         return lease
 
     @staticmethod
+    def expiry_of(value: bytes) -> int:
+        """Return when the lease in a value ends, ms, without decoding the rest."""
+        return int.from_bytes(value[:8], "little", signed=True)
+
+    @staticmethod
     def states_of(value: bytes) -> bytes:
         """Return the states in a value, without decoding the rest."""
         count = int.from_bytes(value[_COUNT_AT : _COUNT_AT + 2], "little")

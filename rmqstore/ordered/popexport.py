@@ -145,7 +145,7 @@ def _fifo(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str])
 
 
 def _lease(kv: OrderedKV, topics: Mapping[int, str], groups: Mapping[int, str], key: bytes) -> Rows:
-    """Return the check point that an entry by expiry or by purge time names; the other entries by purge time name attempts."""
+    """Return the check point that an entry by expiry or by purge time names, unless its topic is gone; others name attempts."""
     is_running = key[:1] == EXPIRY
     named = key[1 + U64.size :] if is_running else key[1 + U64.size + 1 :]
     if not is_running and key[1 + U64.size :][:1] != LEASE:
@@ -156,6 +156,8 @@ def _lease(kv: OrderedKV, topics: Mapping[int, str], groups: Mapping[int, str], 
     lease = Lease.decode(named, value)
     *place, ck_start, pop_time_ms = lease.place
     seat = Seat(*place)
+    if seat.topic_id not in topics:
+        return []
     return [
         {
             **_seat(seat, topics, groups),

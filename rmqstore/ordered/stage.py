@@ -255,6 +255,11 @@ class Stage:
             self._leases[key] = None if value is None else Lease.decode(key, value)
         return self._leases[key]
 
+    def ends_ms(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        """Return when leases end that no call before this one ended, by key."""
+        found = self._shared.kv.get_many(LEASES, [LEASE + key for key in keys])
+        return {key: Lease.expiry_of(value) for key, value in zip(keys, found, strict=True) if value is not None}
+
     def grant(self, seat: Seat, offsets: list[int], invisible_ms: int, retry_flag: int, first_pop_ms: int = -1) -> Lease:
         """Lease messages of one queue; the pop time strictly rises per seat, so no other lease has this key (P2)."""
         standing = self.standing_or_new(seat)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
@@ -33,6 +34,31 @@ def test_p2_what_is_deleted_and_made_anew_has_receipts_of_its_own(durable_stores
         assert new.receipt != old.receipt
         assert store.ack(old) in (AckOutcome.STALE, AckOutcome.UNKNOWN)
         assert store.lag("t", "g").in_flight == 1, f"the old receipt acked the new lease: {step}"
+
+
+@pytest.mark.clause("P2", "P5")
+@pytest.mark.needs("import_state")
+@pytest.mark.parametrize("anew", [False, True], ids=["gone", "made anew"])
+def test_p5_what_was_done_to_a_deleted_topic_is_no_part_of_the_state(durable_stores: Stores, anew: bool) -> None:
+    """P5: leases that run and leases that ended are gone with their topic, at once for who looks, and with upkeep from the store."""
+    store = durable_stores.open(outcome_memory_ms=10_000)
+    store.send_batch([message(n) for n in range(3)])
+    store.ack(acked := store.pop("t", "g", max_messages=1))
+    store.pop("t", "g", max_messages=1, invisible=timedelta(seconds=5))
+    store.delete_topic("t")
+    if anew:
+        store.send(message(1))
+    assert store.ack(acked) == [AckOutcome.UNKNOWN]
+    for step in ("at once", "reopened", "after upkeep"):
+        if step == "reopened":
+            store = durable_stores.reopen(store, outcome_memory_ms=10_000)
+        if step == "after upkeep":
+            durable_stores.clock.advance(timedelta(seconds=11))
+            store.tick()
+        found = {table: each.rows for table, each in store.digest().items()}
+        assert (found["leases"], found["messages"]) == (0, anew), step
+        assert store.verify() == [], step
+    assert len(pop_all(store)) == anew
 
 
 @pytest.mark.clause("P7", "P9")

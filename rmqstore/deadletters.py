@@ -22,8 +22,6 @@ from rmqstore.message import (
 )
 from rmqstore.sending import group_queue
 
-_PAGE = 1000
-
 
 class DeadLetter(msgspec.Struct, frozen=True):
     """A message that a group did not ack in all its attempts, or an entry that could not be read.
@@ -50,13 +48,8 @@ class DeadLetter(msgspec.Struct, frozen=True):
 def letters_in(pops: PopStore, topic: str) -> Iterator[DeadLetter]:
     """Yield what lies in a dead letter queue or among the parked entries, in the order of arrival, queue by queue."""
     info = pops.topic(topic)
-    for queue in range(0 if info is None else info.queues):
-        offset = 0
-        while messages := pops.read(topic, queue, offset, _PAGE).messages:
-            for message in messages:
-                if isinstance(message, PoppedMessage):
-                    yield _letter(message, topic)
-                    offset = message.queue_offset + 1
+    for page in () if info is None else pops.pages(info):
+        yield from (_letter(message, topic) for message in page.messages if isinstance(message, PoppedMessage))
 
 
 def _letter(message: PoppedMessage, topic: str) -> DeadLetter:

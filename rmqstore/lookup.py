@@ -103,21 +103,13 @@ def _letters(pops: PopStore, topic: str, wanted: Wanted) -> Iterator[Whereabouts
 
 
 def _in_queues(pops: PopStore, topic: TopicInfo, wanted: Wanted) -> Iterator[Whereabouts]:
-    for queue in range(topic.queues):
-        offset = topic.min_offsets[queue]
-        while offset < topic.max_offsets[queue]:
-            batch = pops.read(topic.name, queue, offset, _PAGE)
-            if not len(batch):
-                break
-            columns = batch.columns
-            for row in wanted.rows_of(columns):
-                message = batch.messages[row]
-                at = columns.column("queue_offset")[row].as_py()
-                progress = pops.progress(topic.name, queue, at)
-                yield from (_of_group(message, each) for each in progress)
-                if not progress:
-                    yield Whereabouts(state=MessageState.READY, message=message)
-            offset = columns.column("queue_offset")[-1].as_py() + 1
+    for page in pops.pages(topic):
+        for row in wanted.rows_of(page.columns):
+            message = page.messages[row]
+            progress = pops.progress(topic.name, *(page.columns.column(name)[row].as_py() for name in ("queue_id", "queue_offset")))
+            yield from (_of_group(message, each) for each in progress)
+            if not progress:
+                yield Whereabouts(state=MessageState.READY, message=message)
 
 
 def _of_group(message: Message | PoppedMessage, progress: GroupProgress) -> Whereabouts:

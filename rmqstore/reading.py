@@ -130,6 +130,7 @@ class Reading:
     ) -> ScanPage:
         """List pending timers due in ``from_ <= due < to``, by tick and order of sending; read on with ``after=page.next_after``.
 
+        A page ends at ``limit`` timers, or with the one that makes it larger than 8 MiB.
         The bounds are aware ``datetime`` objects, or ``from_ms`` and ``to_ms`` in ms since the epoch; one that is left out is no bound.
         """
         self._check_open()
@@ -203,7 +204,7 @@ class Reading:
         return list(islice(letters_in(self._pops, PARKED_TOPIC), limit))
 
     def read(self, topic: str, queue: int = 0, offset: int = 0, limit: int = 32) -> MessageBatch:
-        """Read messages of a queue without a lease."""
+        """Read messages of a queue without a lease: ``limit``, or fewer when they exceed 8 MiB; none at the end of the queue."""
         self._check_open()
         check_readable_topic(topic)
         for name, number in (("queue", queue), ("offset", offset), ("limit", limit)):

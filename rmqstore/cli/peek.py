@@ -12,6 +12,7 @@ from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import JsonOption, StoreArgument, complete_topic, examples
 from rmqstore.cli.times import clock_and_relative
 from rmqstore.message import PoppedMessage
+from rmqstore.reading import Reading
 
 EXAMPLES: Final = examples(
     "rmqstore peek data orders",
@@ -55,7 +56,7 @@ def peek(
             if queue >= info.queues:
                 raise typer.BadParameter(f"topic {topic} has {show.count(info.queues, 'queue')}, counted from 0", param_hint="--queue")
             start = info.min_offsets[queue] if offset is None else offset
-            messages = [each for each in opened.read(info.name, queue, start, maximum).messages if isinstance(each, PoppedMessage)]
+            messages = _from(opened, info.name, queue, start, maximum)
             next_offset = messages[-1].queue_offset + 1 if messages and messages[-1].queue_offset + 1 < info.max_offsets[queue] else None
     if as_json:
         show.document({"messages": [show.message_document(message) for message in messages], "next_offset": next_offset})
@@ -69,6 +70,14 @@ def peek(
     if message_id is not None and not messages:
         show.note(f"No message with id {message_id} is in a topic; `rmqstore timers {store} --list` shows those whose time has not come.")
         raise typer.Exit(EXIT_NOT_DONE)
+
+
+def _from(opened: Reading, topic: str, queue: int, offset: int, maximum: int) -> list[PoppedMessage]:
+    messages: list[PoppedMessage] = []
+    while len(messages) < maximum and (page := opened.read(topic, queue, offset, maximum - len(messages)).messages):
+        messages += [each for each in page if isinstance(each, PoppedMessage)]
+        offset = messages[-1].queue_offset + 1
+    return messages
 
 
 def _show(message: PoppedMessage) -> None:

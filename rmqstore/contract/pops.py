@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
 from rmqstore.contract.receipts import Receipt
 from rmqstore.contract.side import Side, Ticket
 from rmqstore.contract.timers import TimerCursor, WriteStatus
+from rmqstore.errors import IllegalArgumentError
 
 if TYPE_CHECKING:
     from rmqstore.batch import MessageBatch
     from rmqstore.message import PoppedMessage
+
+_PAGE: Final = 1024
 
 
 class AckOutcome(enum.Enum):
@@ -470,11 +474,33 @@ class PopStore(Side):
 
     @abstractmethod
     def read(self, topic: str, queue: int, offset: int, limit: int) -> MessageBatch:
-        """Read up to ``limit`` kept messages from ``offset`` on without a lease; empty at the end."""
+        """Read kept messages from ``offset`` on without a lease: ``limit``, or fewer when they exceed 8 MiB (X3); empty at the end."""
 
-    @abstractmethod
+    def pages(self, topic: TopicInfo) -> Iterator[MessageBatch]:
+        """Yield what lies in the queues of a topic, queue by queue, with one :meth:`read` a page, so that others have their turn (X3).
+
+        What comes meanwhile is left out; of a topic that was deleted, what is read already is all.
+        """
+        for queue, (offset, behind) in enumerate(zip(topic.min_offsets, topic.max_offsets, strict=True)):
+            while offset < behind:
+                try:
+                    page = self.read(topic.name, queue, offset, min(_PAGE, behind - offset))
+                except IllegalArgumentError:  # it was deleted, or made anew with fewer queues
+                    return
+                if not len(page):
+                    break
+                yield page
+                offset = page.columns.column("queue_offset")[-1].as_py() + 1
+
     def get(self, message_id: str) -> PoppedMessage | None:
         """Find the newest message with this id by reading the queues (no index: for people, not for hot paths)."""
+        newest: PoppedMessage | None = None
+        for page in chain.from_iterable(map(self.pages, self.topics())):
+            for row, found_id in enumerate(page.columns.column("message_id").to_pylist()):
+                if found_id == message_id:
+                    found = cast("PoppedMessage", page.messages[row])
+                    newest = found if newest is None or found.store_ms >= newest.store_ms else newest
+        return newest
 
     @abstractmethod
     def lag(self, topic: str, group: str) -> Lag:

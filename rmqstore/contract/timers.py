@@ -299,7 +299,7 @@ class TimerStore(Side):
     ) -> ScanPage:
         """List pending timers with ``from_ms <= deliver time < to_ms`` in (tick, seq) order, starting behind ``after`` (T10).
 
-        ``handed`` as in :meth:`pending`.
+        A page ends at ``limit`` timers, or with the one that makes it larger than 8 MiB (X3). ``handed`` as in :meth:`pending`.
         """
 
     @abstractmethod

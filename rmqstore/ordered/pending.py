@@ -9,7 +9,7 @@ from itertools import pairwise
 from rmqstore.contract import PendingCounts, TimerCursor
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.ordered.counts import MINUTE_MS, MinuteCounts
-from rmqstore.ordered.kv import OrderedKV
+from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV
 from rmqstore.ordered.layout import HOLE, TICK_SEQ, TRACES, after_prefix
 from rmqstore.ordered.timerlayout import LivePut, OnDamage, TimerLayout, pass_over
 
@@ -81,18 +81,20 @@ def scan_live(
     limit: int,
     precision_ms: int,
     handed: TimerCursor,
-) -> list[LivePut]:
-    """Answer ``TimerStore.scan``: up to ``limit`` live puts due in ``from_ms <= due < to_ms``, behind ``after``."""
+) -> tuple[list[LivePut], bool]:
+    """Answer ``TimerStore.scan``: a page of live puts due in ``from_ms <= due < to_ms``, behind ``after``, and whether more follow."""
     if from_ms < 0 or limit < 1:
-        raise IllegalArgumentError(f"from_ms must be at least 0 and limit at least 1, not {from_ms} and {limit - 1}")
+        raise IllegalArgumentError(f"from_ms must be at least 0 and limit at least 1, not {from_ms} and {limit}")
     start = (from_ms, 0) if after is None else max((from_ms, 0), after)
-    found = []
+    found: list[LivePut] = []
+    room_bytes = PAGE_BYTES
     for put in layout.live_puts(start, max(to_ms, 0) + precision_ms, pass_over, handed):
         if from_ms <= put.due_ms < to_ms and (after is None or (put.tick, put.seq) > after):
+            if len(found) == limit or room_bytes < 0:
+                return found, True
             found.append(put)
-            if len(found) == limit:
-                break
-    return found
+            room_bytes -= len(put.record)
+    return found, False
 
 
 def count_all(

@@ -8,8 +8,10 @@ running lease, in a retry topic, in the dead letter queue, or acked. Memory is c
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -42,7 +44,6 @@ from rmqstore.filters import parse_filter
 from rmqstore.message import (
     MAX_POP,
     MAX_QUEUES,
-    PoppedMessage,
     check_count,
     check_group,
     check_marks,
@@ -53,7 +54,7 @@ from rmqstore.message import (
 from rmqstore.ordered.administration import Administration
 from rmqstore.ordered.adopting import Adoptions
 from rmqstore.ordered.importing import is_taken_in, note_taken_in
-from rmqstore.ordered.kv import OrderedKV, WriteBatch
+from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
 from rmqstore.ordered.layout import ATTEMPT, CURSOR_KEY, EXPIRY, LEASES, META, PURGE, QUEUE_PREFIX, U64, after_prefix
 from rmqstore.ordered.leaselist import list_leases, progress_of
 from rmqstore.ordered.leasing import Leasing
@@ -292,16 +293,20 @@ class OrderedPops(OrderedSide, PopStore):
             offsets: list[int] = []
             records: list[bytes] = []
             stores: list[int] = []
+            room_bytes = PAGE_BYTES
             for run in self._log.runs_from(known, queue, offset):
                 if isinstance(run, DamagedRun):
                     continue
                 first = run.first
                 skip = max(offset - first, 0)
                 taken = run.records[skip : skip + limit - len(records)]
+                fits = bisect_right(list(accumulate(map(len, taken))), room_bytes) + 1
+                taken = taken[:fits]
                 records += taken
                 offsets += range(first + skip, first + skip + len(taken))
                 stores += [run.store_ms] * len(taken)
-                if len(records) == limit:
+                room_bytes -= sum(map(len, taken))
+                if len(records) == limit or room_bytes < 0:
                     break
             return PoppedRecords([Slice(topic, queue, offsets, records, stores)], self._log.format).columns()
 
@@ -312,22 +317,6 @@ class OrderedPops(OrderedSide, PopStore):
         if queue is not None and not (type(queue) is int and 0 <= queue < known.queues):
             raise IllegalArgumentError(f"topic {name!r} has queues 0 to {known.queues - 1}, not {queue!r}")
         return known
-
-    def get(self, message_id: str) -> PoppedMessage | None:
-        wanted = message_id.encode()
-        with self._lock, self._call:
-            newest: tuple[int, Slice] | None = None
-            message_id_of = self._log.format.message_id_of
-            for topic in self._state.topics.values():
-                for queue in range(topic.queues):
-                    kept = self._state.first_kept(topic.id, queue)
-                    for run in self._log.runs_from(topic, queue, kept):
-                        if isinstance(run, DamagedRun):
-                            continue
-                        for at, record in enumerate(run.records, run.first):
-                            if at >= kept and message_id_of(record) == wanted and (newest is None or run.store_ms >= newest[0]):
-                                newest = run.store_ms, Slice(topic.name, queue, [at], [record], [run.store_ms])
-            return None if newest is None else PoppedRecords([newest[1]], self._log.format).messages()[0]
 
     def lag(self, topic: str, group: str) -> Lag:
         with self._lock, self._call:

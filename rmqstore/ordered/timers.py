@@ -272,10 +272,9 @@ class OrderedTimers(TimerSide):
         self, from_ms: int, to_ms: int, after: tuple[int, int] | None = None, limit: int = 1000, handed: TimerCursor = EMPTY_CURSOR
     ) -> ScanPage:
         with self._lock, self._call:
-            found = counting.scan_live(self._layout, from_ms, to_ms, after, limit + 1, self.precision_ms, self._unforgotten(handed))
-            timers = tuple(self._pending_timer(put) for put in found[:limit])
-            last = found[limit - 1] if len(found) > limit else None
-            return ScanPage(timers, None if last is None else (last.tick, last.seq))
+            found, is_more = counting.scan_live(self._layout, from_ms, to_ms, after, limit, self.precision_ms, self._unforgotten(handed))
+            timers = tuple(self._pending_timer(put) for put in found)
+            return ScanPage(timers, (found[-1].tick, found[-1].seq) if is_more else None)
 
     def get(self, handle: TimerHandle) -> PendingTimer | None:
         with self._lock, self._call as kv:

@@ -26,7 +26,6 @@ from rmqstore.spark.dataset import Dataset, is_dataset, place_of, what_is
 from rmqstore.tables import State
 
 PAGE_ROWS: Final = 8192
-PAGE_BYTES: Final = 16 * 1024 * 1024
 PART_ROWS: Final = 1_000_000
 """About so many messages or timers make one part."""
 
@@ -245,15 +244,14 @@ def _timers(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBa
 
 
 def _messages(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    offset, limit = part.first, 1024
+    offset = part.first
     while offset < part.behind:
-        page = view.pops.read(str(part.topic), part.queue_id, offset, min(limit, part.behind - offset)).columns
+        page = view.pops.read(str(part.topic), part.queue_id, offset, min(PAGE_ROWS, part.behind - offset)).columns
         if not len(page):
             return
         offset = page.column("queue_offset")[len(page) - 1].as_py() + 1
         if offset > part.behind:
             page = page.filter(pc.less(page.column("queue_offset"), part.behind))
-        limit = min(max(PAGE_BYTES * len(page) // max(page.nbytes, 1), 16), PAGE_ROWS)
         yield _chosen(page, wanted)
 
 

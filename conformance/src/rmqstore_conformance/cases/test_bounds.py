@@ -10,11 +10,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import msgspec
 import pytest
 
 from rmqstore import Store
-from rmqstore.contract import PopRequest
-from rmqstore_conformance.stores import Stores, message
+from rmqstore.contract import MessageState, PopRequest
+from rmqstore_conformance.stores import Stores, ids, message
 
 PER_SECOND = 1200
 """Calls in a second of the clock: more than one step of upkeep takes."""
@@ -148,6 +149,29 @@ def test_x3_a_pop_holds_a_bounded_number_of_bytes(stores: Stores, order: bool) -
         found += [each.message_id for each in popped]
         store.ack(popped)
     assert found == [f"m{n}" for n in range(30)]
+
+
+@pytest.mark.clause("X3", "T10")
+def test_x3_a_page_holds_a_bounded_number_of_bytes(stores: Stores) -> None:
+    """X3: whoever lists many large timers or messages gets them in pages, so that the others have their turn in between."""
+    store = stores.open(flush="async", default_queues=1)
+    large = [message(n, body=bytes(3 * MIB)) for n in range(12)]
+    store.send_batch(large)
+    store.send_batch([msgspec.structs.replace(each, message_id=f"t{each.message_id}") for each in large], delay=timedelta(hours=1))
+    lying, waiting, after = list[str](), list[str](), None
+    while page := store.read("t", 0, len(lying), 1000).messages:
+        assert sum(len(each.body) for each in page) <= (8 + 3) * MIB
+        lying += ids(page)
+    while True:
+        found = store.scan(after=after)
+        assert sum(len(each.message.body) for each in found.timers) <= (8 + 3) * MIB
+        waiting += ids(each.message for each in found.timers)
+        if (after := found.next_after) is None:
+            break
+    assert lying == ids(large)
+    assert waiting == [f"tm{n}" for n in range(12)]
+    assert store.get("m11") is not None
+    assert [each.state for name in ("m11", "tm11") for each in store.where(id=name)] == [MessageState.READY, MessageState.PENDING]
 
 
 @pytest.mark.clause("X3", "P10")

@@ -63,6 +63,21 @@ class PopsOfAnySize(Pops):
         return _but(result, messages=_Joined(parts) if len(parts) > 1 else parts[0]), ticket
 
 
+@mutant("X3", "X3.a_page_holds_a_bounded_number_of_bytes")
+class PagesOfAnySize(Pops):
+    """A page of a queue has as many messages as were asked for, however large they are."""
+
+    def read(self, topic: str, queue: int, offset: int, limit: int) -> MessageBatch:
+        messages = list(super().read(topic, queue, offset, limit).messages)
+        while messages and len(messages) < limit:
+            last = messages[-1]
+            assert isinstance(last, PoppedMessage)
+            if not (more := super().read(topic, queue, last.queue_offset + 1, limit - len(messages)).messages):
+                break
+            messages += more
+        return MessageBatch(messages=messages)
+
+
 @mutant("X3", "X3.a_pop_that_passes_over_everything_lets_others_in_between")
 class FiltersGoOnToTheEnd(Pops):
     """A pop whose filter passes over everything looks at all of a topic in one call."""

@@ -10,6 +10,7 @@ import numpy as np
 from rmqstore.contract import PendingCounts, PendingTimer, ScanPage, TimerCursor, TimerHandle
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import Message
+from rmqstore.ordered.kv import PAGE_BYTES
 from rmqstore_wheel.due import Due
 from rmqstore_wheel.fetching import Fetcher
 from rmqstore_wheel.timer_index import TimerIndex
@@ -54,8 +55,10 @@ class PendingTimers:
         if from_ms < 0 or limit < 1:
             raise IllegalArgumentError(f"from_ms must be at least 0 and limit at least 1, not {from_ms} and {limit}")
         found = self._first_behind(from_ms, to_ms, after, limit + 1, handed)
-        timers = tuple(self.timers(found.select(slice(0, limit))))
-        last = (int(found.ticks[limit - 1]), int(found.seqs[limit - 1])) if len(found) > limit else None
+        sizes = np.cumsum(self._fetcher.locate(found.seqs).sizes)
+        count = min(limit, int(np.searchsorted(sizes, PAGE_BYTES, "right")) + 1)
+        timers = tuple(self.timers(found.select(slice(0, count))))
+        last = (int(found.ticks[count - 1]), int(found.seqs[count - 1])) if len(found) > count else None
         return ScanPage(timers, last)
 
     def _first_behind(self, from_ms: int, to_ms: int, after: tuple[int, int] | None, limit: int, handed: TimerCursor) -> Due:

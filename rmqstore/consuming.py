@@ -365,7 +365,7 @@ class Consuming(Owning):
         self._check_open()
         if max_retries is not None:
             check_count("max_retries", max_retries)
-        table = tuple(_backoff_table(backoff)) if backoff else ()
+        table = () if backoff in ((), []) else tuple(_backoff_table(backoff))
         check_group(name)
         self._settle(self._pops, self._pops.set_group(name, GroupSettings(max_retries=max_retries, backoff_ms=table)))
 

@@ -153,6 +153,8 @@ class Reading:
     def topics(self, *, system: bool = False) -> list[TopicInfo]:
         """List the topics by name; with ``system`` also retry topics, dead letter queues and parked entries."""
         self._check_open()
+        if not isinstance(system, bool):
+            raise IllegalArgumentTypeError(f"system must be True or False, not {system!r}")
         return [topic for topic in self._pops.topics() if system or not topic.name.startswith(RESERVED_PREFIXES)]
 
     def groups(self) -> list[str]:

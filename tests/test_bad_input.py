@@ -265,6 +265,8 @@ CALLS: dict[str, tuple[Callable[[Store], object], str]] = {
     "pending: None": (lambda s: s.pending(None), "edges"),
     "pending: falling": (lambda s: s.pending([3, 1]), "edges"),
     "scan: after text": (lambda s: s.scan(after="x"), "after"),
+    "topics: system text": (lambda s: s.topics(system="x"), "system"),
+    "set_group: backoff text": (lambda s: s.set_group("g", backoff=""), "backoff"),
     "scan: after int": (lambda s: s.scan(after=5), "after"),
     "scan: after texts": (lambda s: s.scan(after=("a", "b")), "after"),
     "scan: after out of range": (lambda s: s.scan(after=(-1, HUGE)), "after"),

@@ -205,6 +205,9 @@ class PendingTimer(msgspec.Struct, frozen=True):
     deliver_at_ms: int
     message: Message
 
+    def __repr__(self) -> str:
+        return f"PendingTimer(handle={self.handle.text()!r}, deliver_at_ms={self.deliver_at_ms}, message={self.message!r})"
+
 
 class ScanPage(msgspec.Struct, frozen=True):
     """One page of ``scan``; pass ``next_after`` to read on, None at the end."""

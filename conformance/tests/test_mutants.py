@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 
+from conformance.tests.mutant_runs import Results, results_of
 from rmqstore_conformance.clauses import clauses
 from rmqstore_conformance.proving import mutants as kit
 from rmqstore_conformance.proving.mutants import MUTANTS, PARTS, WITHOUT_A_MUTANT
@@ -25,34 +23,12 @@ SOUND = "memory"
 _OWN_FAULT = re.compile(r"^E +(AttributeError|NameError|TypeError|ImportError|RecursionError)\b", re.MULTILINE)
 """What a mutant must not fail with: then it would be broken, not wrong."""
 
-Results = dict[tuple[str, str], list[dict[str, Any]]]
-
-
-def _selection() -> str:
-    """Return what selects the cases of each mutant on it, and those of all on the sound engine."""
-    parts = [(each.engine, each.caught_by) for each in MUTANTS]
-    parts.append((SOUND, tuple(case for each in MUTANTS for case in each.caught_by)))
-    return " or ".join(f"({engine} and ({' or '.join(sorted({_function(case) for case in cases}))}))" for engine, cases in parts)
-
-
-def _function(case: str) -> str:
-    return case.partition(".")[2]
-
 
 @cache
 def ran() -> Results:
-    """Run all of it once, in a process of its own that alone hears of the mutants; returns the results by engine and case."""
-    engines = [option for name in (SOUND, *(each.engine for each in MUTANTS)) for option in ("--rmq-engine", name)]
-    with TemporaryDirectory(prefix="rmqs-mutants-") as directory:
-        report = Path(directory, "report.json")
-        options = ["--rmq-plugin", kit.__name__, "--rmq-level", "extended", "--rmq-report", str(report), "--timeout", "60"]
-        command = [sys.executable, "-m", "rmqstore_conformance.command", *engines, *options, "-k", _selection()]
-        subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True)
-        reports = json.loads(report.read_text(encoding="utf-8"))["reports"]
-    found: Results = defaultdict(list)
-    for result in (each for one in reports for each in one["results"]):
-        found[result["case"]["subject"][0], result["case"]["id"].partition("[")[0]].append(result)
-    return found
+    """Run the cases of all mutants, and the same ones on the sound engine."""
+    sound = (SOUND, tuple(case for each in MUTANTS for case in each.caught_by))
+    return results_of(kit.__name__, MUTANTS, "--rmq-level", "extended", "--timeout", "60", sound=sound)
 
 
 @pytest.mark.timeout(300)

@@ -154,7 +154,12 @@ def read_ids(store: Store | ReadStore, topic: str = "t", queue: int = 0) -> list
     """Return the ids that lie in one queue of any topic, system topics included."""
     if store.pops.topic(topic) is None:
         return []
-    return ids(store.pops.read(topic, queue, 0, 100_000).messages)
+    found: list[str] = []
+    offset = 0
+    while len(page := store.pops.read(topic, queue, offset, 100_000)):
+        found += ids(page.messages)
+        offset = page.columns.column("queue_offset")[-1].as_py() + 1
+    return found
 
 
 def state_of(store: Store) -> list[object]:

@@ -192,9 +192,10 @@ def _disturb(owner: Owner, kind: str) -> None:
         owner.drop_topic()
 
 
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["calls", "check points", "roll", "restart", "rebuild", "drop"])
-def test_whatever_the_owner_does_between_two_steps_of_an_open_a_prefix_is_seen(tmp_path: Path, kind: str) -> None:
-    """Before each single touch of a file, in a store of its own; then again before each touch of late reads and of a refresh."""
+def test_whatever_the_owner_does_between_two_steps_of_an_open_a_prefix_is_seen(tmp_path: Path, kind: str, stride: int) -> None:
+    """Before single touches of a file, in a store of its own; then again before touches of late reads and of a refresh."""
     step = reached = reached_late = 1
     while step <= reached:
         owner = Owner(tmp_path / str(step))
@@ -218,7 +219,7 @@ def test_whatever_the_owner_does_between_two_steps_of_an_open_a_prefix_is_seen(t
                 assert reader.verify() == []
                 reached_late = max(reached_late, len(late))
         owner.store.close()
-        reached, step = max(reached, len(found)), step + 1
+        reached, step = max(reached, len(found)), step + stride
     assert reached > 10
 
 

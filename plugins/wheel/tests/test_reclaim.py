@@ -525,8 +525,9 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return [tmp_path / "killed" / str(number) for number in range(disk.count)]
 
 
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("lost", ["nothing", "check points"])
-def test_a_kill_between_any_two_calls_to_the_disk_loses_and_doubles_nothing(killed: list[Path], lost: str) -> None:
+def test_a_kill_between_any_two_calls_to_the_disk_loses_and_doubles_nothing(killed: list[Path], lost: str, stride: int) -> None:
     assert len(killed) > 20
     expected = (
         ["a0", "a2", "a3", "b0", "b1"],
@@ -537,12 +538,12 @@ def test_a_kill_between_any_two_calls_to_the_disk_loses_and_doubles_nothing(kill
         ["a0", "a3", "b0", "b1"],
     )
     starts = set()
-    for path in killed:
+    for path in killed[::stride]:
         starts.add(min(each.name for each in path.rglob("commitlog/*")))
         if lost == "check points":
             drop_check_points(path)
         assert everything_of(path) == expected, path.name
-    assert len(starts) >= 4
+    assert len(starts) >= (4 if stride == 1 else 2), "files went meanwhile"
 
 
 def test_a_log_whose_first_files_are_missing_is_refused(run: Run) -> None:

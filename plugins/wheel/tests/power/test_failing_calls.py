@@ -26,7 +26,7 @@ pytestmark = pytest.mark.crash
 NO_ROOM: Final = errno.ENOSPC
 BROKEN: Final = errno.EIO
 NAMES: Final = ("timers", "pops", "rolls", "files", "lazily", "reclaims")
-STRIDE: Final = 17
+STRIDE: Final = 53
 
 
 def run_until(workload: Workload, root: Path, disk: FailingDisk) -> tuple[Life | None, Exception | None]:

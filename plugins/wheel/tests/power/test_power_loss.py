@@ -28,7 +28,7 @@ KINDS: Final = ("put", "cancel", "tick", "pop", "ack", "roll", "file roll-over",
 PER_CUT: Final = 16
 OF_A_KIND: Final = 500
 IN_ALL: Final = 10_000
-STRIDE: Final = 4
+STRIDE: Final = 11
 
 
 @cache
@@ -118,7 +118,7 @@ def test_a_creation_after_half_a_creation() -> None:
 
 @pytest.mark.parametrize("name", ["timers", "files", "lazily"])
 def test_some_crashes_of_recoveries(name: str) -> None:
-    _judge_recoveries(name, stride=5, share=0.5, per_recovery=1)
+    _judge_recoveries(name, stride=11, share=0.5, per_recovery=1)
 
 
 @pytest.mark.slow

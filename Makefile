@@ -68,15 +68,15 @@ wheels: $(DEV)  ## build all wheels and use them from an empty directory
 conformance-small: $(DEV)  ## the cases of the suite on every engine
 	@echo "== conformance"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
-		--rmq-effort 0.5 -k "not ($(CRASH_CASES))"
+		--rmq-effort 0.35 -k "not ($(CRASH_CASES))"
 	@echo "== conformance, with packed timers"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine lmdb --rmq-config lmdb.layout=packed \
 		--rmq-level extended -k "$(TIMER_CASES)"
 	@echo "== conformance: kills, power losses and failing calls, at other places each time"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
-		--rmq-effort 0.35 --rmq-seed fresh -k "($(CRASH_CASES)) and not (rocksdb and test_power_loss)"
+		--rmq-effort 0.25 --rmq-seed fresh -k "($(CRASH_CASES)) and not (rocksdb and test_power_loss)"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
-		--rmq-effort 0.35 -k "rocksdb and test_power_loss and $(KNOWN)"
+		--rmq-effort 0.25 -k "rocksdb and test_power_loss and $(KNOWN)"
 
 conformance: $(DEV)  ## the reports of docs/conformance, one for each engine and two mixed pairs; takes long
 	@mkdir -p docs/conformance build/conformance

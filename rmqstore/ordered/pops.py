@@ -300,12 +300,12 @@ class OrderedPops(OrderedSide, PopStore):
                 first = run.first
                 skip = max(offset - first, 0)
                 taken = run.records[skip : skip + limit - len(records)]
-                fits = bisect_right(list(accumulate(map(len, taken))), room_bytes) + 1
-                taken = taken[:fits]
+                ends = list(accumulate(map(len, taken), initial=0))
+                taken = taken[: bisect_right(ends, room_bytes)]
                 records += taken
                 offsets += range(first + skip, first + skip + len(taken))
                 stores += [run.store_ms] * len(taken)
-                room_bytes -= sum(map(len, taken))
+                room_bytes -= ends[len(taken)]
                 if len(records) == limit or room_bytes < 0:
                     break
             return PoppedRecords([Slice(topic, queue, offsets, records, stores)], self._log.format).columns()

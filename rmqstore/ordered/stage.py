@@ -256,7 +256,7 @@ class Stage:
         return self._leases[key]
 
     def ends_ms(self, keys: Sequence[bytes]) -> dict[bytes, int]:
-        """Return when leases end that no call before this one ended, by key."""
+        """Return when leases end, ms, by key, as they are stored; without those that are not."""
         found = self._shared.kv.get_many(LEASES, [LEASE + key for key in keys])
         return {key: Lease.expiry_of(value) for key, value in zip(keys, found, strict=True) if value is not None}
 

@@ -171,12 +171,19 @@ class Consuming(Owning):
                 self._check_open()
 
     def _look(self, request: PopRequest) -> tuple[PopResult, Ticket]:
-        """Pop until something passes the filter or nothing is left, so that in between other calls have their turn."""
-        while True:
-            result, ticket = self._pops.pop(request, self._clock.now_ms())
-            if len(result.messages) or not result.more:
-                return result, ticket
-            self._check_open()
+        """Pop until something passes the filter or nothing is left, so that in between other calls have their turn (X3)."""
+        result, ticket = self._pops.pop(request, self._clock.now_ms())
+        if len(result.messages) or not result.more:
+            return result, ticket
+        me = threading.get_ident()
+        try:
+            self._in_steps.add(me)
+            while result.more and not len(result.messages):
+                self._check_open()
+                result, ticket = self._pops.pop(request, self._clock.now_ms())
+        finally:
+            self._in_steps.discard(me)
+        return result, ticket
 
     @overload
     def ack(self, leased: Leased) -> AckOutcome: ...  # type: ignore[overload-overlap] # a str is a sequence of str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,10 @@ from rmqstore.reading import Reading
 from rmqstore.sending import Completer
 from rmqstore.services.signals import Waits
 
+_STAND_BACK_S = 0.0002
+"""So long each call waits first while some call goes on in steps: the lock of an engine is not fair, nor is the interpreter's, so that a
+thread that calls in a loop would keep the steps out for seconds, and steps that follow at once would keep it out."""
+
 
 class Owning(Reading):
     """The base of what sends and what consumes."""
@@ -30,8 +35,11 @@ class Owning(Reading):
         self._waits = Waits()
         self._completer = Completer(self._queues_of)
         self._untold: LostCallsError | None = None
+        self._in_steps: set[int] = set()
 
     def _check_open(self) -> None:
+        if self._in_steps:
+            time.sleep(_STAND_BACK_S)
         super()._check_open()
         if self._untold is not None:
             untold, self._untold = self._untold, None

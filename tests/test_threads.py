@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -236,6 +238,36 @@ def test_eight_threads_lease_nothing_twice(store: Store) -> None:
         lag = store.lag("t", group)
         assert (lag.ready, lag.in_flight, lag.retry, lag.dead) == (0, 0, 0, 0)
     assert store.verify() == []
+
+
+def test_while_a_pop_looks_on_in_steps_each_call_stands_back(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks are not fair: without this a loop of calls keeps the steps out, or they keep it out (X3)."""
+    stood_back, steps = 0, 0
+
+    def stand_back(_: float) -> None:
+        nonlocal stood_back
+        stood_back += 1
+
+    def send_at_the_third(*arguments: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            before, sender = stood_back, Together()
+            sender.start(store.send, Message("other", b"y"))
+            sender.join()
+            assert stood_back == before + 1, "the send did not stand back"
+        return pop_of_engine(*arguments)
+
+    with rmqstore.open(tmp_path / "store", engine=engine, services=False) as store:
+        pop_of_engine = store._pops.pop
+        store.send_batch([Message("t", b"x", tag="red", queue_id=0) for _ in range(10_000)])
+        monkeypatch.setattr("rmqstore.owning.time", SimpleNamespace(sleep=stand_back))
+        monkeypatch.setattr(store._pops, "pop", send_at_the_third)
+        assert store.pop("t", "g", filter="blue") == []
+        assert steps >= 4
+        assert stood_back == steps, "the pop stands back between two steps, as the send did once"
+        store.send(Message("other", b"z"))
+        assert stood_back == steps, "nothing goes on in steps any more"
 
 
 def test_put_cancel_and_tick_race(store: Store) -> None:

@@ -1,12 +1,12 @@
-"""What operators do to a pop store: move a group, take messages out of a dead letter queue, delete topics and groups.
+"""What operators do to a pop store: move a group, arrange it, take messages out of a dead letter queue; ``deleting`` has the rest.
 
 Each is one atomic write like any other call, however much it removes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -17,25 +17,10 @@ from rmqstore.message import (
     GRAVE_PROPERTIES,
     PARKED_TOPIC,
     PROPERTY_ORIGIN_TOPIC,
-    RETRY_PREFIX,
     Message,
-    dlq_topic,
 )
-from rmqstore.ordered.fifo import fifo_key
 from rmqstore.ordered.layout import (
-    DEAD,
-    EXPIRY,
-    GAP,
-    GROUP,
-    KEPT,
-    LEASE,
-    LEASES,
     META,
-    QUEUE_PREFIX,
-    REGISTERED,
-    TOPIC,
-    U32,
-    U64,
 )
 from rmqstore.ordered.leases import LEASED, MOVED, Lease
 from rmqstore.ordered.popstate import PopState
@@ -90,7 +75,7 @@ class Administration:
             stage.afterwards(lambda state: state.group_settings.update({name: settings}))
         elif name in self._state.group_settings:
             stage.write.delete(META, key)
-            stage.afterwards(lambda state: _drop(state.group_settings, [name]))
+            stage.afterwards(lambda state: state.forget_settings(name))
 
     # ------------------------------------------------------------ taking messages out
 
@@ -154,110 +139,11 @@ class Administration:
             if group_id is not None and topic is not None and dlq != PARKED_TOPIC:
                 stage.count_off_dead(group_id, topic.id, offsets)
 
-    # ------------------------------------------------------------ deleting
-
-    def delete_topic(self, stage: Stage, name: str) -> None:
-        """Remove a topic and the retry topics that belong to it."""
-        self._delete_topics(
-            stage,
-            [
-                topic
-                for other, topic in self._state.topics.items()
-                if other == name or (other.startswith(RETRY_PREFIX) and other.partition("+")[2] == name)
-            ],
-        )
-        if name.startswith(DLQ_PREFIX) and (group_id := self._state.groups.get(name.removeprefix(DLQ_PREFIX))) is not None:
-            _delete_prefix(stage, META, DEAD + U32.pack(group_id))
-            stage.afterwards(lambda state: _drop(state.dead, [place for place in state.dead if place[0] == group_id]))
-
-    def _delete_topics(self, stage: Stage, topics: Sequence[Topic]) -> None:
-        """Remove topics with all that groups have of them. Each table is gone through once, however many groups there are."""
-        state = self._state
-        ids = {topic.id for topic in topics}
-        seats = {seat for table in (state.standings, state.fifo, state.running) for seat in table if seat.topic_id in ids}
-        registered = [pair for pair in state.registered if pair[1] in ids]
-        dead = [pair for pair in state.dead if pair[1] in ids]
-        self._delete_seats(stage, seats)
-        for topic in topics:
-            self._log.delete(stage.write, topic)
-            _delete_prefix(stage, META, KEPT + U32.pack(topic.id))
-            _delete_prefix(stage, META, GAP + U32.pack(topic.id))
-            stage.write.delete(META, TOPIC + topic.name.encode())
-        stage.write.delete_many(META, [REGISTERED + QUEUE_PREFIX.pack(*pair) for pair in registered])
-        stage.write.delete_many(META, [DEAD + QUEUE_PREFIX.pack(*pair) for pair in dead])
-        queues = [(topic.id, queue) for topic in topics for queue in range(topic.queues)]
-
-        def forget(state: PopState) -> None:
-            _drop(state.topics, [topic.name for topic in topics])
-            _drop(state.kept, queues)
-            _drop(state.gaps, queues)
-            _drop(state.dead, dead)
-            state.forget_registered(registered)
-            for table in (state.standings, state.fifo, state.running, state.backing_off):
-                _drop(table, seats)
-
-        stage.afterwards(forget)
-
-    def delete_group(self, stage: Stage, name: str) -> None:
-        """Remove a group and its retry topics; while its dead letter queue has messages, its counts of them stay."""
-        self.set_group(stage, name, GroupSettings())
-        group_id = self._state.groups.get(name)
-        if group_id is None:
-            return
-        self._delete_topics(stage, [topic for other, topic in self._state.topics.items() if other.startswith(f"{RETRY_PREFIX}{name}+")])
-        state = self._state
-        seats = {seat for table in (state.standings, state.fifo, state.running) for seat in table if seat.group_id == group_id}
-        self._delete_seats(stage, seats)
-        prefix = U32.pack(group_id)
-        _delete_prefix(stage, LEASES, LEASE + prefix)
-        _delete_prefix(stage, META, REGISTERED + prefix)
-        letters = self._state.topics.get(dlq_topic(name))
-        keeps_counts = letters is not None and self._state.messages(letters) > 0
-        if not keeps_counts:
-            _delete_prefix(stage, META, DEAD + prefix)
-            stage.write.delete(META, GROUP + name.encode())
-
-        def forget(state: PopState) -> None:
-            state.forget_registered([pair for pair in state.registered if pair[0] == group_id])
-            for table in (state.standings, state.fifo, state.running, state.backing_off):
-                _drop(table, seats)
-            if not keeps_counts:
-                _drop(state.dead, [pair for pair in state.dead if pair[0] == group_id])
-                state.groups.pop(name, None)
-
-        stage.afterwards(forget)
-
-    def _delete_seats(self, stage: Stage, seats: Collection[Seat]) -> None:
-        """Remove where groups stand, their FIFO runs, and their running leases; upkeep drops those that ended, as it would have done.
-
-        No later lease has a receipt of theirs (P2): receipts hold names, and names may come again.
-        """
-        state = self._state
-        standings = {seat: found for seat in seats if (found := state.standings.get(seat)) is not None}
-        if standings:
-            stage.raise_pop_floor(max(each.last_pop_ms for each in standings.values()))
-        ends = stage.ends_ms(sorted(key for seat in seats for key in state.running.get(seat, ())))
-        stage.write.delete_many(META, sorted(seat.key() for seat in standings))
-        stage.write.delete_many(LEASES, sorted(fifo_key(seat) for seat in seats if seat in state.fifo))
-        stage.write.delete_many(LEASES, [LEASE + key for key in ends])
-        stage.write.delete_many(LEASES, sorted(EXPIRY + U64.pack(end_ms) + key for key, end_ms in ends.items()))
-
 
 def _as_new(dead: Message, topic: str, queue: int | None) -> Message:
     """Return a dead letter as the message that it was before it died."""
     properties = {name: value for name, value in dead.properties.items() if name not in GRAVE_PROPERTIES}
     return msgspec.structs.replace(dead, topic=topic, queue_id=queue, properties=properties, deliver_at_ms=None)
-
-
-def _delete_prefix(stage: Stage, space: int, prefix: bytes) -> None:
-    """Remove every key that starts with ``prefix``; ids are far below 2**32, so it can be counted up."""
-    behind = (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
-    stage.write.delete_range(space, prefix, behind)
-
-
-def _drop(table: dict[_K, Any], keys: Iterable[_K]) -> None:
-    for key in keys:
-        table.pop(key, None)
 
 
 def _stretches(numbers: Iterable[int]) -> list[tuple[int, int]]:

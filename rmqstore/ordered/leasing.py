@@ -27,7 +27,7 @@ from rmqstore.contract import (
 from rmqstore.message import MAX_QUEUES, retry_topic
 from rmqstore.ordered.adopting import Adoptions
 from rmqstore.ordered.fifo import Unacked, as_delivered
-from rmqstore.ordered.layout import EXPIRY, LEASE_KEY, LEASES, U64
+from rmqstore.ordered.layout import EXPIRY, LEASE, LEASE_KEY, LEASES, U64
 from rmqstore.ordered.leases import ACKED, LEASED, MOVED, Lease
 from rmqstore.ordered.popped import SliceReceipts
 from rmqstore.ordered.popstate import PopState
@@ -225,10 +225,11 @@ class Leasing:
         counts: Counter[str] = Counter()
         served: set[tuple[int, int]] = set()
         heads: dict[tuple[Seat, int], int] = {}
+        deleted = {left.topic_id for left in self._state.gone.values()}
         for key, _ in expired:
             lease = stage.lease(key[1 + U64.size :])
-            if lease is None:
-                stage.write.delete(LEASES, key)
+            if lease is None or lease.place[1] in deleted:
+                stage.write.delete_many(LEASES, [key, LEASE + key[1 + U64.size :]])
                 continue
             group_id, topic_id, queue, _, _ = lease.place
             seat = Seat(group_id, topic_id, queue)

@@ -353,7 +353,7 @@ class Popping:
         slices: list[Slice] = []
         for at in range(_ATTEMPT_HEAD.size, len(stored), LEASE_KEY.size):
             lease = stage.lease(stored[at : at + LEASE_KEY.size])
-            if lease is None or lease.expiry_ms <= stage.now_ms:
+            if lease is None or lease.expiry_ms <= stage.now_ms or not self._state.has_topic(lease.place[1]):
                 continue
             group_id, topic_id, queue, _, _ = lease.place
             source = self._state.topic_of(topic_id)

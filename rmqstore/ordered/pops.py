@@ -53,6 +53,7 @@ from rmqstore.message import (
 )
 from rmqstore.ordered.administration import Administration
 from rmqstore.ordered.adopting import Adoptions
+from rmqstore.ordered.deleting import Deleting
 from rmqstore.ordered.importing import is_taken_in, note_taken_in
 from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
 from rmqstore.ordered.layout import ATTEMPT, CURSOR_KEY, EXPIRY, LEASES, META, PURGE, QUEUE_PREFIX, U64, after_prefix
@@ -100,6 +101,7 @@ class OrderedPops(OrderedSide, PopStore):
         self._leasing = Leasing(self._shared, self._state, self._log, self._adoptions)
         self._retention = Retention(self._shared, self._state, self._log)
         self._administration = Administration(self._state, self._log)
+        self._deleting = Deleting(self._state, self._log)
         self._cursor = TimerCursor.from_bytes(kv.get(META, CURSOR_KEY) or b"")
         # What was read at open is durable: the epoch was synced behind it.
         self._durable_cursor = self._cursor
@@ -193,13 +195,14 @@ class OrderedPops(OrderedSide, PopStore):
     def delete_topic(self, name: str) -> Ticket:
         with self._lock, self._call:
             stage = self._stage(0)
-            self._administration.delete_topic(stage, name)
+            self._deleting.delete_topic(stage, name)
             return stage.commit()
 
     def delete_group(self, name: str) -> Ticket:
         with self._lock, self._call:
             stage = self._stage(0)
-            self._administration.delete_group(stage, name)
+            self._administration.set_group(stage, name, GroupSettings())
+            self._deleting.delete_group(stage, name)
             return stage.commit()
 
     def set_group(self, name: str, settings: GroupSettings) -> Ticket:
@@ -366,6 +369,11 @@ class OrderedPops(OrderedSide, PopStore):
         with self._lock, self._call as kv:
             if is_taken_in(kv, POP_SIDE, marks):
                 return Ticket(kv.position)
+            if self._state.gone:
+                # What is taken in may have their names.
+                stage = self._stage(now_ms)
+                self._deleting.remove_all(stage)
+                stage.commit()
             write = WriteBatch()
             taken = PopImport(kv, write, self._state, self._log)
             for table, rows in tables:
@@ -394,6 +402,7 @@ class OrderedPops(OrderedSide, PopStore):
             stage.write.delete_many(LEASES, over)
             stage.write.delete_many(LEASES, sorted(self._purged(kv, [key[1 + U64.size :] for key in over], now_ms)))
             done += len(over)
+            done += self._deleting.remove_left(stage, max(budget - done, budget // 16))
             # Where much is remembered too long, queues are looked at as well, but fewer of them a step.
             reclaimed = self._retention.reclaim(stage, max(budget - done, budget // 16))
             stage.commit()

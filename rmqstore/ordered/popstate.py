@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from rmqstore.contract import GroupSettings, TopicInfo
 from rmqstore.message import retry_topic
@@ -19,6 +20,7 @@ from rmqstore.ordered.standings import (
     count_between,
     load_dead,
     load_gaps,
+    load_gone,
     load_group_settings,
     load_groups,
     load_kept,
@@ -29,11 +31,19 @@ from rmqstore.ordered.standings import (
 _NOBODY = Standing(0)
 
 
+class Left(NamedTuple):
+    """What groups had of a deleted topic and is stored still (``deleting``): their seats in order, with the keys of leases that ran."""
+
+    topic_id: int
+    seats: dict[Seat, Collection[bytes]]
+
+
 class PopState:
     """Topics, groups and standings by name and id; ``turn`` rotates the queue of messages that name none.
 
     ``running`` holds, for each seat, the start offsets of its check points with running leases, which retention must not pass (Q1).
     ``backing_off`` are those of them that are waits for the next attempt.
+    ``gone`` is what is left of deleted topics, by their names.
     ``pop_floor_ms`` is the latest pop time of standings that were deleted: what is made anew under their names pops later (P2).
     """
 
@@ -55,6 +65,8 @@ class PopState:
         self.backing_off: dict[Seat, set[bytes]] = {}
         for key, wait in kv.scan_all(LEASES, EXPIRY, after_prefix(EXPIRY)):
             self.note_running(key[1 + U64.size :], runs=True, waits=bool(wait))
+        self.gone: dict[str, Left] = {}
+        self.set_aside(load_gone(kv))
         stored = kv.get(META, NEXT_ID_KEY)
         self.next_id = int.from_bytes(stored, "big") if stored else 1
         self.pop_floor_ms = int.from_bytes(kv.get(META, POP_FLOOR_KEY) or b"", "big")
@@ -95,6 +107,42 @@ class PopState:
         for group_id in self._readers.get(topic_id, ()):
             yield group_id, self.registered[group_id, topic_id]
 
+    def forget_settings(self, group: str) -> None:
+        """Forget the settings of a group."""
+        self.group_settings.pop(group, None)
+
+    # ------------------------------------------------------------ deleted topics
+
+    def set_aside(self, names: Mapping[int, str]) -> None:
+        """Take what groups have of topics that are deleted, given by id, out of every table; it is in :attr:`gone` from then on."""
+        if not names:
+            return
+        registered = [place for place in self.registered if place[1] in names]
+        dead = [place for place in self.dead if place[1] in names]
+        seats = {Seat(*place, 0) for place in registered + dead}
+        for table in (self.standings, self.fifo, self.running):
+            seats.update(seat for seat in table if seat.topic_id in names)
+        found = {topic_id: Left(topic_id, {}) for topic_id in names}
+        for seat in sorted(seats):
+            found[seat.topic_id].seats[seat] = self.running.pop(seat, ())
+            self.standings.pop(seat, None)
+            self.fifo.pop(seat, None)
+            self.backing_off.pop(seat, None)
+        self.forget_registered(registered)
+        for place in dead:
+            del self.dead[place]
+        for topic_id, name in names.items():
+            self.gone[name] = found[topic_id]
+            self._names.pop(topic_id, None)
+
+    def forget_left(self, name: str, seats: Iterable[Seat]) -> None:
+        """Forget what groups had of a deleted topic: it is removed."""
+        left = self.gone[name].seats
+        for seat in seats:
+            left.pop(seat, None)
+        if not left:
+            del self.gone[name]
+
     # ------------------------------------------------------------ names
 
     def topics_of_group(self, topic: str, group: str) -> Iterator[Topic]:
@@ -112,6 +160,10 @@ class PopState:
         if topic_id not in self._names:
             self._names = self.names_by_id()
         return self.topics[self._names[topic_id]]
+
+    def has_topic(self, topic_id: int) -> bool:
+        """Say whether a topic has this id, or it was deleted."""
+        return topic_id in self._names or any(topic.id == topic_id for topic in self.topics.values())
 
     def group_names(self) -> dict[int, str]:
         """Return group names by id."""

@@ -5,7 +5,7 @@ Nothing of the store's memory changes before :meth:`Stage.commit`, which runs af
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import structs
 
@@ -26,6 +26,7 @@ from rmqstore.ordered.kv import WriteBatch
 from rmqstore.ordered.layout import (
     DEAD,
     EXPIRY,
+    GONE,
     GROUP,
     KEPT,
     LEASE,
@@ -36,6 +37,7 @@ from rmqstore.ordered.layout import (
     POP_FLOOR_KEY,
     PURGE,
     QUEUE_PREFIX,
+    REGISTERED,
     U64,
 )
 from rmqstore.ordered.leases import ACKED, LEASED, Lease
@@ -86,6 +88,8 @@ class Stage:
         """Return a topic with at least ``queues`` queues, made or widened as needed."""
         topic = self.topic(name)
         if topic is None:
+            if name in self._state.gone:
+                self.remove_left(name, list(self._state.gone[name].seats))
             topic = Topic(self._new_id(), name, (0,) * max(queues, 1), is_on_demand=True)
             self._topics[name] = topic
         elif topic.queues < queues:
@@ -137,9 +141,9 @@ class Stage:
         """Return where a group stands, or shall stand when it begins; its pop times are above those of all that was deleted (P2)."""
         return self.standing(seat) or Standing(next_offset, self._state.pop_floor_ms)
 
-    def raise_pop_floor(self, last_pop_ms: int) -> None:
-        """Note the last pop time of a standing that is deleted."""
-        self._pop_floor_ms = max(self._pop_floor_ms, last_pop_ms)
+    def raise_pop_floor(self, last_pops_ms: Iterable[int]) -> None:
+        """Note the last pop times of standings that are deleted: no later lease has a receipt of theirs, as names may come again (P2)."""
+        self._pop_floor_ms = max(self._pop_floor_ms, max(last_pops_ms, default=0))
 
     def set_standing(self, seat: Seat, standing: Standing) -> None:
         """Change where a group stands."""
@@ -255,10 +259,26 @@ class Stage:
             self._leases[key] = None if value is None else Lease.decode(key, value)
         return self._leases[key]
 
-    def ends_ms(self, keys: Sequence[bytes]) -> dict[bytes, int]:
-        """Return when leases end, ms, by key, as they are stored; without those that are not."""
+    def remove_seats(self, seats: Iterable[Seat], leases: Iterable[bytes]) -> None:
+        """Remove where groups stand, their FIFO runs, and running leases by key; upkeep drops those that ended, as it would have done."""
+        there, keys = sorted(seats), sorted(leases)
+        self.write.delete_many(META, [seat.key() for seat in there])
+        self.write.delete_many(LEASES, [fifo_key(seat) for seat in there])
         found = self._shared.kv.get_many(LEASES, [LEASE + key for key in keys])
-        return {key: Lease.expiry_of(value) for key, value in zip(keys, found, strict=True) if value is not None}
+        ends_ms = {key: Lease.expiry_of(value) for key, value in zip(keys, found, strict=True) if value is not None}
+        self.write.delete_many(LEASES, [LEASE + key for key in ends_ms])
+        self.write.delete_many(LEASES, sorted(EXPIRY + U64.pack(end_ms) + key for key, end_ms in ends_ms.items()))
+
+    def remove_left(self, name: str, seats: Sequence[Seat]) -> None:
+        """Remove what is left of a deleted topic (``deleting``) under some seats, all those of a group; its note goes with the last."""
+        left = self._state.gone[name]
+        self.remove_seats(seats, [key for seat in seats for key in left.seats[seat]])
+        pairs = [QUEUE_PREFIX.pack(group_id, left.topic_id) for group_id in sorted({seat.group_id for seat in seats})]
+        self.write.delete_many(META, [REGISTERED + pair for pair in pairs])
+        self.write.delete_many(META, [DEAD + pair for pair in pairs])
+        if len(seats) == len(left.seats):
+            self.write.delete(META, GONE + name.encode())
+        self.afterwards(lambda state: state.forget_left(name, seats))
 
     def grant(self, seat: Seat, offsets: list[int], invisible_ms: int, retry_flag: int, first_pop_ms: int = -1) -> Lease:
         """Lease messages of one queue; the pop time strictly rises per seat, so no other lease has this key (P2)."""

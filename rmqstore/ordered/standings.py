@@ -13,6 +13,7 @@ from rmqstore.ordered.kv import OrderedKV
 from rmqstore.ordered.layout import (
     DEAD,
     GAP,
+    GONE,
     GROUP,
     GROUP_SETTINGS,
     KEPT,
@@ -132,6 +133,11 @@ def load_gaps(kv: OrderedKV) -> dict[tuple[int, int], list[Gap]]:
 def load_kept(kv: OrderedKV) -> dict[tuple[int, int], int]:
     """Read the first kept offset of every queue that lost messages to retention: by (topic id, queue)."""
     return {QUEUE_PREFIX.unpack_from(key, 1): int.from_bytes(value, "big") for key, value in kv.scan_all(META, KEPT, after_prefix(KEPT))}
+
+
+def load_gone(kv: OrderedKV) -> dict[int, str]:
+    """Read the names of deleted topics, of which something is left (``deleting``), by the ids that they had."""
+    return {int.from_bytes(value, "big"): key[1:].decode() for key, value in kv.scan_all(META, GONE, after_prefix(GONE))}
 
 
 class Dead(NamedTuple):

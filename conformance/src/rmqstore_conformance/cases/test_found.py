@@ -61,6 +61,42 @@ def test_p5_what_was_done_to_a_deleted_topic_is_no_part_of_the_state(durable_sto
     assert len(pop_all(store)) == anew
 
 
+@pytest.mark.clause("P5", "X3")
+@pytest.mark.parametrize("after", ["at once", "reopened", "after upkeep", "after their ends"])
+def test_p5_nothing_comes_back_of_a_topic_that_many_groups_held(durable_stores: Stores, after: str) -> None:
+    """P5: what groups had may go in steps, but from the first moment none of it shows, counts, comes back or meets a new topic."""
+    store = durable_stores.open()
+    groups = [f"g{number}" for number in range(300)]
+    store.send_batch([message(0), message(1, "other")])
+    held = {group: store.pop("t", group, invisible_ms=5000)[0] for group in groups}
+    store.ack(held["g0"])
+    store.pop("other", "g1")
+    store.delete_topic("t")
+    if after == "reopened":
+        store = durable_stores.reopen(store)
+    if after == "after upkeep":
+        store.tick()
+    if after == "after their ends":
+        durable_stores.clock.advance(5000)
+        assert store.tick().retried == 0
+    assert store.groups() == ["g1"]
+    assert [each.topic for each in store.subscriptions()] == ["other"]
+    assert [each.topic for each in store.leases()] == ["other"]
+    assert (store.stats().pops.in_flight, store.pops.offsets("g2")) == (1, [])
+    assert store.verify() == []
+    store.delete_group("g3")
+    store.send(message(2))
+    assert set(store.ack(list(held.values()))) <= {AckOutcome.STALE, AckOutcome.UNKNOWN}
+    assert [ids(store.pop("t", group, invisible_ms=60_000)) for group in groups] == [["m2"]] * len(groups)
+    durable_stores.clock.advance(5000)
+    assert store.tick().retried == 0, "a lease of the deleted topic gave its message back"
+    assert store.lag("t", "g2").in_flight == 1
+    assert store.verify() == []
+    store = durable_stores.reopen(store)
+    assert store.verify() == []
+    assert len(store.leases("t")) == len(groups)
+
+
 @pytest.mark.clause("P7", "P9")
 @pytest.mark.needs("fifo")
 def test_p7_letters_resent_to_a_deleted_group_reach_it_also_in_order(stores: Stores) -> None:

@@ -79,6 +79,28 @@ def test_p1_a_repeated_attempt_gets_nothing_new_once_all_of_it_is_acked(stores: 
     assert ids(store.pop("t", "g", attempt_id="a")) == ["m2"]
 
 
+@pytest.mark.clause("P1", "P5")
+@pytest.mark.parametrize("acked", [False, True], ids=["held", "acked"])
+def test_p1_a_repeated_attempt_gets_nothing_of_a_topic_that_was_made_anew(stores: Stores, acked: bool) -> None:
+    """P1: what the attempt was given is gone with its topic; a late repeat gets neither that nor what nobody would ack."""
+    store = stores.open()
+    store.send_batch([message(n) for n in range(3)])
+    first = store.pop("t", "g", max_messages=2, invisible_ms=10_000, attempt_id="a")
+    if acked:
+        store.ack(first)
+    store.delete_topic("t")
+    store.send_batch([message(n) for n in range(5, 7)])
+    assert store.pop("t", "g", attempt_id="a") == []
+    store.tick()
+    assert store.pop("t", "g", attempt_id="a") == []
+    assert store.lag("t", "g").in_flight == 0
+    assert ids(store.pop("t", "g", max_messages=1)) == ["m5"]
+    stores.clock.advance(10_000)
+    assert store.tick().retried == 0
+    assert ids(store.pop("t", "g", attempt_id="a")) == ["m6"]
+    assert store.verify() == []
+
+
 @pytest.mark.clause("P2")
 def test_p2_groups_do_not_disturb_each_other(stores: Stores) -> None:
     """P2: two groups pop the same offset in the same ms: receipts of their own, each ack its own."""

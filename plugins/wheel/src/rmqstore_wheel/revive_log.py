@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 
 from rmqstore.contract import NO_RETRY, REVIVE_QUEUES, revive_qid_of
 from rmqstore.ordered.kv import DeleteMany, DeleteRange, PutMany
-from rmqstore.ordered.layout import GROUP, LEASE, LEASE_KEY, LEASES, META, REGISTERED, STANDING, TOPIC, U32, after_prefix
+from rmqstore.ordered.layout import GONE, GROUP, LEASE, LEASE_KEY, LEASES, META, REGISTERED, STANDING, TOPIC, U32, after_prefix
 from rmqstore.ordered.leases import LEASED, MOVED, Lease
 from rmqstore.ordered.standings import Registered
 from rmqstore_wheel.formats import check_points as codec
@@ -48,7 +48,8 @@ NEXT: Final = f"{texts.OWN_PREFIX}NEXT"
 _MOST: Final = codec.MAX_MESSAGES
 _SEAT_BYTES: Final = 12
 _LEASE_BYTE, _STANDING_BYTE, _REGISTERED_BYTE = LEASE[0], STANDING[0], REGISTERED[0]
-_NAME_BYTES: Final = (TOPIC[0], GROUP[0])
+_NAMES: Final = (TOPIC, GROUP, GONE)
+_NAME_BYTES: Final = tuple(table[0] for table in _NAMES)
 _END_OF_LEASES: Final = after_prefix(LEASE)
 _CK, _ACK, _BATCH_ACK = (consume_queue.tags_code(tag) for tag in (codec.CK_TAG, codec.ACK_TAG, codec.BATCH_ACK_TAG))
 _DISTANCES: Final = [",".join(map(str, range(count))) for count in range(_MOST + 1)]
@@ -95,8 +96,7 @@ class ReviveLog:
         self._form = log.Form(self.topic.encode())
         self._names: dict[int, str] = {}
         self._texts: dict[tuple[int, int], _Names] = {}
-        entries = [*ledger.scan_all(META, TOPIC, after_prefix(TOPIC)), *ledger.scan_all(META, GROUP, after_prefix(GROUP))]
-        self._note_names(entries)
+        self._note_names(entry for table in _NAMES for entry in ledger.scan_all(META, table, after_prefix(table)))
         # Where their check points lie was not kept, only that it is behind the first offset of the queue.
         older = [key for key, value in ledger.scan_all(LEASES, LEASE, _END_OF_LEASES) if is_running(value)]
         self.queues = [

@@ -3,6 +3,10 @@
 A range delete leaves a tombstone until compaction, and a queue leaves thousands of them side by side below its first live key. A forward
 scan from below passes them at about 1 µs each, a reverse scan that finds nothing above them at 5 µs each, on every call (5000 deletes,
 1 M keys: 6 and 23 ms). The interval that the last range deletes emptied is usually all of that.
+
+**Floors.** A table that is worked off from its beginning, as what ends or is forgotten by time, leaves a tombstone of each key, too. So
+what a scan from the beginning of a table found first is remembered as its floor, where the next one begins. Without, half the time of a
+store goes into upkeep that walks what it removed (5,000 pops and 2,000 marks a second, each remembered for a minute).
 """
 
 from __future__ import annotations
@@ -10,6 +14,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rmqstore.ordered.kv import DeleteMany, DeleteRange, WriteBatch
+from rmqstore.ordered.layout import after_prefix
+
+_PREFIX_BYTES = 2
+"""The beginning of a table is a byte, and maybe another one, of what its keys share."""
 
 
 class Gap(NamedTuple):
@@ -25,14 +33,36 @@ class Gaps:
     def __init__(self, spaces: int) -> None:
         self._gaps: list[Gap | None] = [None] * spaces
         self._range_deletes = [0] * spaces
+        self._floors: list[dict[bytes, bytes]] = [{} for _ in range(spaces)]
+        self._thinned: list[set[bytes]] = [set() for _ in range(spaces)]
 
     def of(self, space: int) -> Gap | None:
         """Return what is known of ``space``."""
         return self._gaps[space]
 
+    def floor(self, space: int, start: bytes) -> bytes:
+        """Return where a forward scan from ``start`` may begin: no key lies between the two."""
+        return self._floors[space].get(start, start)
+
+    def has_floor(self, space: int, start: bytes) -> bool:
+        """Tell whether ``start`` is the beginning of a table from which keys were taken one by one."""
+        return len(start) <= _PREFIX_BYTES and start[:1] in self._thinned[space] and start[-1:] != b"\xff"
+
+    def raise_floor(self, space: int, start: bytes, floor: bytes) -> None:
+        """Remember what a scan found: no key with ``start <= key < floor``; nothing may have been written since."""
+        # Only keys that begin with ``start`` lower it again.
+        self._floors[space][start] = min(floor, after_prefix(start))
+
     def follow(self, batch: WriteBatch) -> None:
         """Take account of a batch that was written."""
         for op in batch.ops:
+            if isinstance(op, DeleteMany):
+                self._thinned[op.space].update(op.keys[0][:1] for _ in op.keys[:1])
+            elif not isinstance(op, DeleteRange) and (floors := self._floors[op.space]):
+                for key, _ in op.items:
+                    for size in range(1, _PREFIX_BYTES + 1):
+                        if key < floors.get(key[:size], b""):
+                            floors[key[:size]] = key
             gap = self._gaps[op.space]
             if isinstance(op, DeleteRange):
                 self._range_deletes[op.space] += 1

@@ -154,9 +154,17 @@ class RocksDBKV(GatedKV):
         gaps = self._gaps
         with self._lock:
             self._gate.check()
-            scan = (BackwardScan if reverse else ForwardScan)(self._db.families[space], start, stop, gaps.of(space))
+            begin = start if reverse else gaps.floor(space, start)
+            if stop is not None and begin >= stop:
+                return []
+            scan = (BackwardScan if reverse else ForwardScan)(self._db.families[space], begin, stop, gaps.of(space))
             sequence = self._sequence
         page = scan.page(limit, page_bytes)
+        floor = page[0][0] if page else stop
+        if not reverse and floor is not None and floor > begin and gaps.has_floor(space, start):
+            with self._lock:
+                if sequence == self._sequence:
+                    gaps.raise_floor(space, start, floor)
         if scan.empty is not None and gaps.touches(space, *scan.empty):
             with self._lock:
                 if sequence == self._sequence:

@@ -45,7 +45,7 @@ test: $(DEV)  ## everything that CI checks; the tests come last
 	@$(MAKE) grid-small
 	@$(MAKE) conformance-small
 	@echo "== tests"
-	@$(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile
+	@$(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(DEV)  ## style, format, import layers
 	@echo "== lint"

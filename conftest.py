@@ -1,9 +1,11 @@
-"""What every test run shares: Hypothesis settings, and leaving out the tests of distributions that are not installed."""
+"""What every test run shares: Hypothesis settings, the order of files, and leaving out tests of distributions that are not installed."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("rmqstore", deadline=None, print_blob=True)
@@ -24,9 +26,26 @@ _NEEDS = {
     "tests/ordered/test_kv_faults.py": _ADAPTERS,
 }
 
+_LONG = (
+    "conformance/tests/test_disk_mutants.py",
+    "conformance/tests/test_mutants.py",
+    "conformance/tests/test_runs.py",
+    "tests/spark/test_spark.py",
+    "tests/transfer/test_interruptions.py",
+    "plugins/wheel/tests/power/test_power_loss.py",
+    "plugins/wheel/tests/power/test_failing_calls.py",
+)
+"""Files that take a minute or more come first, so that in the end no core is idle while another has one of them before it."""
+
 collect_ignore = [path for path, packages in _NEEDS.items() if not all(map(find_spec, packages))]
 
 
 def pytest_report_header() -> str | None:
     """Say what is left out."""
     return f"not installed, so left out: {', '.join(collect_ignore)}" if collect_ignore else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let long files come first."""
+    turns = {Path(__file__).parent / path: turn for turn, path in enumerate(_LONG)}
+    items.sort(key=lambda item: turns.get(item.path, len(_LONG)))

@@ -15,7 +15,7 @@ from rmqstore.opening import Opened
 
 _log = logging.getLogger("rmqstore")
 
-_REVIVE_PAGE = 1024
+_REVIVE_PAGE = 256
 _MAINTAIN_BUDGET = 1024
 _MAINTAIN_STEPS = 32
 """So many steps of upkeep a side does a tick of the background thread, lest the hand-over waits for all of them."""

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 import rocksdict
-from rocksdict import BlockBasedOptions, Cache, DBCompressionType, DBRecoveryMode, Options
+from rocksdict import BlockBasedIndexType, BlockBasedOptions, Cache, DBCompressionType, DBRecoveryMode, Options
 
 from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreClosedError, StoreError, StoreFullError, StoreLockedError
 
@@ -60,6 +60,11 @@ def options(tuning: RocksDBTuning, *, strict: bool) -> tuple[Options, Options]:
     table.set_cache_index_and_filter_blocks(True)
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
     table.set_bloom_filter(10, False)
+    # In parts of some KiB: the cache does not keep what is larger than one of its shards, 1 MiB, which the filter of a table of a million
+    # keys is, so that each lookup would read all of it.
+    table.set_index_type(BlockBasedIndexType.two_level_index_search())
+    table.set_partition_filters(True)
+    table.set_pin_top_level_index_and_filter(True)
     table.set_block_size(16 * 1024)
     family.set_block_based_table_factory(table)
     if tuning.values == "separated":

@@ -136,11 +136,13 @@ class PopState:
             self._names.pop(topic_id, None)
 
     def forget_left(self, name: str, seats: Iterable[Seat]) -> None:
-        """Forget what groups had of a deleted topic: it is removed."""
-        left = self.gone[name].seats
+        """Forget what groups had of a deleted topic: it is removed, maybe twice in one call."""
+        left = self.gone.get(name)
+        if left is None:
+            return
         for seat in seats:
-            left.pop(seat, None)
-        if not left:
+            left.seats.pop(seat, None)
+        if not left.seats:
             del self.gone[name]
 
     # ------------------------------------------------------------ names

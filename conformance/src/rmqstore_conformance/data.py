@@ -1,0 +1,319 @@
+"""Hard values: names, ids, keys, tags, properties, bodies, marks and times that engines are tempted to cut, fold, glue, round or confuse.
+
+Values come in *families*. The members of a family differ in one way only: in their last byte at the limit, in the case of a letter, in the
+composition of an accent, by a leading zero; or they have one hash in common (Java's, CRC-32). So an engine that takes two of them for one
+fails wherever a case tells them apart. :class:`Data` draws one family for each kind of value and gives its members to labels, so a case
+speaks of ``t``, ``g`` and ``m1`` and the store holds something else. :func:`members` and :func:`alike` give them to Hypothesis.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import hypothesis.strategies as st
+
+from rmqstore.message import MAX_GROUP_KEY_BYTES, MAX_ID_BYTES, MAX_MARK_BYTES, MAX_NAME_BYTES, MAX_TIME_MS
+
+T = TypeVar("T")
+
+
+class Family(NamedTuple, Generic[T]):
+    """Values that are alike: ``member(0)``, ``member(1)`` … are all different."""
+
+    name: str
+    member: Callable[[int], T]
+
+
+# ---------------------------------------------------------------- how members differ
+
+
+def _listed(*values: str) -> Callable[[int], str]:
+    """Give these values first, then the first one with a number behind it."""
+    return lambda index: values[index] if index < len(values) else f"{values[0]}{index}"
+
+
+def _spelled(left: str, right: str, digits: int) -> Callable[[int], str]:
+    """Write a number with two digits of any text; with two texts of equal length and hash, all numbers have one hash."""
+
+    def member(index: int) -> str:
+        text = "".join((left, right)[index >> digit & 1] for digit in range(digits))
+        return text if index < 1 << digits else f"{text}{index}"
+
+    return member
+
+
+def _up_to(limit: int, letter: str = "x") -> Callable[[int], str]:
+    """Give texts of exactly ``limit`` bytes that differ in the last few."""
+    head = letter * ((limit - 7) // len(letter.encode()))
+    digits = limit - len(head.encode())
+    return lambda index: f"{head}{index:0{digits}d}"
+
+
+def _growing(letter: str, limit: int) -> Callable[[int], str]:
+    """Give texts each of which begins with all those before it."""
+    return lambda index: letter * (index + 1) if index < limit else f"{letter * limit}{index}"
+
+
+_JAVA: Final = ("Aa", "BB")
+_CRC: Final = ("plumless", "buckeroo")
+
+_NAMES: Final[tuple[tuple[str, Callable[[int], str]], ...]] = (
+    ("plain", lambda index: f"name{index}"),
+    ("each begins with the one before", _growing("a", 100)),
+    ("upper and lower case", _spelled("a", "A", 17)),
+    ("one Java hash", _spelled(*_JAVA, 17)),
+    ("one CRC-32", _spelled(*_CRC, 15)),
+    ("separators", _listed("a|b", "a", "b|c", "b", "c", "a|", "|b", "|", "a-b", "a_b", "a%b", "aXb", "-", "_", "%", "%%", "a||b", "a|b|c")),
+    ("numbers", _listed("1", "01", "10", "9", "-1", "0", "00", "1_0", "9007199254740993", "9007199254740992", "-0")),
+    ("nearly reserved", _listed("%RETRY", "RETRY%", "%DLQ", "%dlq%g", "%retry%g", "rmq_sys", "RMQ_SYS_", "%PARKED", "SCHEDULE_TOPIC_XXX")),
+    ("words of languages", _listed("None", "null", "true", "nan", "NULL", "undefined", "none", "False", "inf")),
+)
+"""Members made of what a name may hold, by what is alike about them."""
+
+_WORDS: Final[tuple[tuple[str, Callable[[int], str]], ...]] = (
+    ("composed and not", _spelled("é", "e\u0301", 17)),
+    ("equal when folded", _listed("straße", "strasse", "STRASSE", "ﬁn", "fin", "K", "\u212a", "k", "İ", "i̇", "ı", "i", "Å", "\u212b")),
+    ("beyond the first plane", lambda index: "".join(chr(0x1F600 + (index >> shift & 63)) for shift in (12, 6, 0))),
+    (
+        "blanks that are not ASCII",
+        _listed("a", "a\u00a0", "\u00a0a", "a\u2028", "a\x85", "\ufeffa", "a\u200b", "a\u3000", "a\x7f", "\u200ba"),
+    ),
+    (
+        "separators of paths and lists",
+        _listed("a:b", "a/b", "a+b", "a,b", "a;b", "a=b", "a#b", "../a", "a\\b", "a@b", "a", "b", "/", ":", "#"),
+    ),
+    ("quotes", _listed("'", '"', "''", "\\", "\\\\", "%00", "{}", "<a>", "$1", "`", "a'b", "?", "*a", "&amp;")),
+    ("numbers beyond 2^53", lambda index: str(2**53 + index)),
+    ("numbers as text", _listed("1", "1.0", "01", "1e0", "+1", "10", "9", "0x1", "-1", "1L", "NaN", "١")),
+    ("hexadecimal", lambda index: f"{index:034x}" if index % 2 else f"{index + 2**132 - 1:034X}"),
+)
+"""Members of which a name may hold nothing: ids, keys and message groups may."""
+
+
+def _names() -> list[Family[str]]:
+    return [*(Family(*each) for each in _NAMES), Family("at the limit", _up_to(MAX_NAME_BYTES))]
+
+
+def _words(limit: int) -> list[Family[str]]:
+    own = [
+        Family("at the limit", _up_to(limit)),
+        Family("at the limit, two bytes a letter", _up_to(limit, "é")),
+        Family("at the limit, four bytes a letter", _up_to(limit, "😀")),
+    ]
+    return [*(Family(*each) for each in (*_NAMES, *_WORDS)), *own]
+
+
+LONG_WORD_BYTES: Final = 700
+"""Of long keys and tags: longer than a key of LMDB may be."""
+
+
+def _tags() -> list[Family[str]]:
+    """Return families of tags: words without the sign that filters put between tags."""
+    return [Family(each.name, _without_bars(each.member)) for each in _words(LONG_WORD_BYTES)]
+
+
+def _without_bars(member: Callable[[int], str]) -> Callable[[int], str]:
+    return lambda index: member(index).replace("|", "\u00a6")
+
+
+# ---------------------------------------------------------------- bodies, properties, marks, times
+
+_MAGIC: Final = bytes.fromhex("daa320a7")
+"""What every record of RocketMQ's commit log has in its head (``MessageDecoder.MESSAGE_MAGIC_CODE``)."""
+
+_BORDERS: Final = (511, 512, 513, 1023, 1024, 4095, 4096, 4097, 8192, 16_384, 65_535, 65_536, 65_537)
+
+
+def _sized(index: int) -> bytes:
+    """Return a body that ends beside a border of pages and blocks; beyond the first ones they are short."""
+    size = _BORDERS[index] if index < len(_BORDERS) else 33
+    return hashlib.shake_128(b"%d" % index).digest(size)
+
+
+BODIES: Final[tuple[Family[bytes], ...]] = (
+    Family("plain", lambda index: b"body %d" % index),
+    Family("one byte, then two", lambda index: bytes([index]) if index < 256 else b"%d" % index),
+    Family("zeros", lambda index: bytes(index + 1) if index < 4096 else b"\0%d" % index),
+    Family("zeros at the end", lambda index: b"x%d" % index + bytes(1 + index % 7)),
+    Family("blanks around", lambda index: b" \t%d\r\n " % index),
+    Family("not UTF-8", lambda index: b"\xff\xfe\x80%d\xc3" % index),
+    Family("beside the borders of pages", _sized),
+    Family("one CRC-32", lambda index: _spelled(*_CRC, 17)(index).encode()),
+    Family("looks like a record", lambda index: b"\0\0\0\x60" + _MAGIC + b"\0\0\0%d" % index + b"RMQS_FRAME\x011\x02" + _MAGIC),
+    Family("looks compressed", lambda index: b"x\x9c\x1f\x8b%d" % index),
+    Family("looks like JSON", lambda index: b'{"n": %d, "e": "\\u00e9"}' % (2**53 + index)),
+)
+
+_ODD_PROPERTIES: Final[tuple[tuple[str, dict[str, str]], ...]] = (
+    ("none", {}),
+    ("one", {"n": "7"}),
+    ("names that differ in case", {"n": "1", "N": "2", "name": "3", "Name": "4", "NAME": "5"}),
+    ("composed and not", {"é": "e\u0301", "e\u0301": "é", "ﬁ": "fi", "fi": "ﬁ"}),
+    ("blanks around", {" a": " x ", "a ": "\tx\t", "a": "\nx\r\n", "\u00a0": "\u2028"}),
+    ("control characters", {"nul": "\0", "\0": "nul", "bell": "\a\b\x03\x04", "del": "\x7f", "a\0b": "a\0"}),
+    (
+        "nearly the system's",
+        {"keys": "k", "Tags": "t", "KEYS ": "x", "TAGS2": "y", "DELAYED": "1", "RMQS": "z", "uniq_key": "u", "__crc32#": "1"},
+    ),
+    (
+        "numbers",
+        {"big": "9007199254740993", "neg": "-0", "float": "0.1", "exp": "1e400", "lead": "007", "hex": "0x7", "nan": "NaN", "bool": "true"},
+    ),
+    ("values like nothing", {"none": "None", "null": "null", "undefined": "undefined", "brackets": "{}[]"}),
+    ("separators", {"a=b": "c=d", "a:b": "c;d", "a,b": "c|d", 'a"b': "c'd", "\\": "\\\\", "a\x03b": "a\x04b"}),
+    ("many", {f"p{number}": str(number) for number in range(80)}),
+    ("long", {"long": "x" * 9000, "x" * 300: "y", "astral": "😀" * 200}),
+    ("turned round", {f"z{9 - number}": f"{number}" for number in range(10)}),
+)
+"""Properties by what is odd about them; they come out in any order, as a mapping has none."""
+
+
+def _numbered(properties: dict[str, str], index: int) -> dict[str, str]:
+    return {**properties, "row": f"{index}"} if properties else {}
+
+
+PROPERTIES: Final[tuple[Family[dict[str, str]], ...]] = tuple(
+    Family(name, functools.partial(_numbered, found)) for name, found in _ODD_PROPERTIES
+)
+
+MARKS: Final[tuple[Family[bytes], ...]] = (
+    Family("plain", lambda index: b"mark %d" % index),
+    Family("zeros", lambda index: bytes(index + 1) if index < MAX_MARK_BYTES else b"%d" % index),
+    Family("each begins with the one before", lambda index: _growing("m", MAX_MARK_BYTES - 9)(index).encode()),
+    Family("at the limit", lambda index: _up_to(MAX_MARK_BYTES)(index).encode()),
+    Family("one CRC-32", lambda index: _spelled(*_CRC, 17)(index).encode()),
+    Family("upper and lower case", lambda index: _spelled("a", "A", 17)(index).encode()),
+    Family("not UTF-8", lambda index: b"\xff\x00\xfe%d" % index),
+    Family("separators", lambda index: _listed("a|b", "a", "b", "|", "a:b", "a\x01b", "a\x02b", "\n", "a\n")(index).encode()),
+)
+
+BORN_TIMES: Final[tuple[Family[int], ...]] = (
+    Family("from 0 on", lambda index: index),
+    Family("beside 2^53", lambda index: 2**53 + index),
+    Family("up to the limit", lambda index: MAX_TIME_MS - index),
+    Family("beside 2^31 and 2^32", lambda index: 2**31 + index if index % 2 else 2**32 + index),
+    Family("not whole seconds", lambda index: 1_699_999_999_001 + 7 * index),
+)
+
+NAMES: Final[tuple[Family[str], ...]] = tuple(_names())
+IDS: Final[tuple[Family[str], ...]] = tuple(_words(MAX_ID_BYTES))
+MESSAGE_GROUPS: Final[tuple[Family[str], ...]] = tuple(_words(MAX_GROUP_KEY_BYTES))
+KEYS: Final[tuple[Family[str], ...]] = tuple(_words(LONG_WORD_BYTES))
+TAGS: Final[tuple[Family[str], ...]] = tuple(_tags())
+
+GLUED: Final[tuple[tuple[str, str, str, str], ...]] = (
+    ("a|b", "c", "a", "b|c"),
+    ("a-b", "c", "a", "b-c"),
+    ("a_b", "c", "a", "b_c"),
+    ("a%b", "c", "a", "b%c"),
+    ("a||b", "c", "a", "|b||c"),
+    ("1", "11", "11", "1"),
+    ("ab", "c", "a", "bc"),
+    ("g", "t", "t", "g"),
+)
+"""Topic, group, and another topic and group, that make one text where they are joined by a sign or by none."""
+
+
+# ---------------------------------------------------------------- drawing
+
+_FAMILIES: Final[Mapping[str, tuple[Family[Any], ...]]] = {
+    "topic": NAMES,
+    "group": NAMES,
+    "id": IDS,
+    "key": KEYS,
+    "tag": TAGS,
+    "message group": MESSAGE_GROUPS,
+    "body": BODIES,
+    "properties": PROPERTIES,
+    "mark": MARKS,
+    "born": BORN_TIMES,
+}
+
+
+class Data:
+    """The values of one case: for each kind a family, drawn by ``seed``, whose members go to labels in the order of their first use.
+
+    A label of a kind has one value as long as the case runs; two labels have two values.
+    """
+
+    def __init__(self, seed: str) -> None:
+        chance = random.Random(seed)
+        self.families: dict[str, Family[Any]] = {kind: chance.choice(families) for kind, families in _FAMILIES.items()}
+        self._values: dict[tuple[str, str], Any] = {}
+        self._counts: dict[str, int] = {}
+        self._labels: dict[str, str] = {}
+
+    def _value(self, kind: str, label: str) -> Any:
+        found = self._values.get((kind, label))
+        if found is None:
+            index = self._counts.get(kind, 0)
+            self._counts[kind] = index + 1
+            found = self._values[kind, label] = self.families[kind].member(index)
+        return found
+
+    def topic(self, label: str) -> str:
+        """Return a topic's name."""
+        return self._value("topic", label)  # type: ignore[no-any-return]
+
+    def group(self, label: str) -> str:
+        """Return a group's name."""
+        return self._value("group", label)  # type: ignore[no-any-return]
+
+    def id(self, label: str) -> str:
+        """Return a message id; :meth:`label` gives the label back."""
+        found: str = self._value("id", label)
+        self._labels[found] = label
+        return found
+
+    def label(self, message_id: str) -> str:
+        """Return the label of an id, and an id that is none of these as it is."""
+        return self._labels.get(message_id, message_id)
+
+    def key(self, label: str) -> str:
+        """Return a key."""
+        return self._value("key", label)  # type: ignore[no-any-return]
+
+    def tag(self, label: str) -> str:
+        """Return a tag for messages that no filter is asked for; a filter cannot spell all of these."""
+        return self._value("tag", label)  # type: ignore[no-any-return]
+
+    def message_group(self, label: str) -> str:
+        """Return a message group."""
+        return self._value("message group", label)  # type: ignore[no-any-return]
+
+    def body(self, label: str) -> bytes:
+        """Return a body."""
+        return self._value("body", label)  # type: ignore[no-any-return]
+
+    def properties(self, label: str) -> dict[str, str]:
+        """Return properties, of which a message with long keys has room for all."""
+        return self._value("properties", label)  # type: ignore[no-any-return]
+
+    def mark(self, label: str) -> bytes:
+        """Return a mark."""
+        return self._value("mark", label)  # type: ignore[no-any-return]
+
+    def born_ms(self, label: str) -> int:
+        """Return when a message was made."""
+        return self._value("born", label)  # type: ignore[no-any-return]
+
+    def __str__(self) -> str:
+        drawn = {kind: self.families[kind].name for kind in self._counts}
+        return "; ".join(f"{kind}: {name}" for kind, name in drawn.items())
+
+
+# ---------------------------------------------------------------- strategies
+
+
+def members(families: tuple[Family[T], ...], count: int = 8) -> st.SearchStrategy[T]:
+    """Return a strategy for any of the first ``count`` members of any family; it shrinks to the plain ones."""
+    return st.builds(lambda family, index: family.member(index), st.sampled_from(families), st.integers(0, count - 1))
+
+
+def alike(families: tuple[Family[T], ...], count: int) -> st.SearchStrategy[tuple[T, ...]]:
+    """Return a strategy for ``count`` different values of one family."""
+    return st.sampled_from(families).map(lambda family: tuple(family.member(index) for index in range(count)))

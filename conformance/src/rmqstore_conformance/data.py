@@ -221,12 +221,11 @@ GLUED: Final[tuple[tuple[str, str, str, str], ...]] = (
 # ---------------------------------------------------------------- drawing
 
 _FAMILIES: Final[Mapping[str, tuple[Family[Any], ...]]] = {
-    "topic": NAMES,
-    "group": NAMES,
     "id": IDS,
     "key": KEYS,
     "tag": TAGS,
     "message group": MESSAGE_GROUPS,
+    "attempt": IDS,
     "body": BODIES,
     "properties": PROPERTIES,
     "mark": MARKS,
@@ -238,30 +237,24 @@ class Data:
     """The values of one case: for each kind a family, drawn by ``seed``, whose members go to labels in the order of their first use.
 
     A label of a kind has one value as long as the case runs; two labels have two values.
+
+    Attributes:
+        topic, group: what calls mean that name none.
     """
 
-    def __init__(self, seed: str) -> None:
+    def __init__(self, seed: str, topic: str = "t", group: str = "g") -> None:
         chance = random.Random(seed)
-        self.families: dict[str, Family[Any]] = {kind: chance.choice(families) for kind, families in _FAMILIES.items()}
-        self._values: dict[tuple[str, str], Any] = {}
-        self._counts: dict[str, int] = {}
+        self.topic = topic
+        self.group = group
+        self._families: dict[str, Family[Any]] = {kind: chance.choice(families) for kind, families in _FAMILIES.items()}
+        self._values: dict[str, dict[str, Any]] = {kind: {} for kind in _FAMILIES}
         self._labels: dict[str, str] = {}
 
     def _value(self, kind: str, label: str) -> Any:
-        found = self._values.get((kind, label))
-        if found is None:
-            index = self._counts.get(kind, 0)
-            self._counts[kind] = index + 1
-            found = self._values[kind, label] = self.families[kind].member(index)
-        return found
-
-    def topic(self, label: str) -> str:
-        """Return a topic's name."""
-        return self._value("topic", label)  # type: ignore[no-any-return]
-
-    def group(self, label: str) -> str:
-        """Return a group's name."""
-        return self._value("group", label)  # type: ignore[no-any-return]
+        values = self._values[kind]
+        if label not in values:
+            values[label] = self._families[kind].member(len(values))
+        return values[label]
 
     def id(self, label: str) -> str:
         """Return a message id; :meth:`label` gives the label back."""
@@ -285,6 +278,10 @@ class Data:
         """Return a message group."""
         return self._value("message group", label)  # type: ignore[no-any-return]
 
+    def attempt(self, label: str) -> str:
+        """Return an attempt id."""
+        return self._value("attempt", label)  # type: ignore[no-any-return]
+
     def body(self, label: str) -> bytes:
         """Return a body."""
         return self._value("body", label)  # type: ignore[no-any-return]
@@ -302,8 +299,46 @@ class Data:
         return self._value("born", label)  # type: ignore[no-any-return]
 
     def __str__(self) -> str:
-        drawn = {kind: self.families[kind].name for kind in self._counts}
-        return "; ".join(f"{kind}: {name}" for kind, name in drawn.items())
+        drawn = (f"{kind}s: {self._families[kind].name}" for kind, values in self._values.items() if values)
+        return "; ".join([f"topic {self.topic}, group {self.group}", *drawn])
+
+
+class _Run:
+    """What is drawn from now on in this process: the seed of the run, and the values of the case that runs."""
+
+    seed = "0"
+    data = Data("0")
+
+
+def begin_run(seed: int) -> None:
+    """Draw by this seed from now on; to be called before the cases are imported, which draw names."""
+    _Run.seed = str(seed)
+
+
+def begin_case(module: str, name: str) -> Data:
+    """Draw the values of the case ``name`` of a module, and return them."""
+    _Run.data = Data(f"{_Run.seed} {module} {name}", topics(module, 1)[0], groups(module, 1)[0])
+    return _Run.data
+
+
+def drawn() -> Data:
+    """Return the values of the case that runs."""
+    return _Run.data
+
+
+def topics(module: str, count: int) -> list[str]:
+    """Return names of topics for the cases of a module, by the run's seed; calls that name no topic mean the first one."""
+    return _names_of(f"topics of {module}", count)
+
+
+def groups(module: str, count: int) -> list[str]:
+    """Return names of groups for the cases of a module, by the run's seed; calls that name no group mean the first one."""
+    return _names_of(f"groups of {module}", count)
+
+
+def _names_of(what: str, count: int) -> list[str]:
+    family = random.Random(f"{_Run.seed} {what}").choice(NAMES)
+    return [family.member(index) for index in range(count)]
 
 
 # ---------------------------------------------------------------- strategies

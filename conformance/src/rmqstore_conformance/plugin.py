@@ -5,7 +5,7 @@ It is loaded in every pytest run of an environment that has the suite, so it imp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     from rmqstore_conformance import SUITE_VERSION, fixtures, stores
     from rmqstore_conformance.collecting import Collector
+    from rmqstore_conformance.data import begin_run
     from rmqstore_conformance.targets import announce, offered_modules, seed_of, target_of
 
     try:
@@ -78,6 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
             recorder=config.option.rmq_recorder,
         )
         config.option.rmq_seed = seed_of(config.option.rmq_seed)
+        begin_run(config.option.rmq_seed)
         config.stash[MODULES] = offered_modules()
         config.stash[COLLECTOR] = Collector.of(target, config.option.rmq_expect_failure, config.option.rmq_seed, config.option.rmq_report)
     except Exception as error:
@@ -134,6 +136,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Draw the values of a case before anything of it is made."""
+    if _CASE in item.stash:
+        from rmqstore_conformance.data import begin_case
+
+        begin_case(item.path.stem, item.stash[_CASE].id)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Say with a failure which values were drawn, and count one that the witness saw for the witness's clause as well."""
+    report = yield
+    if report.failed and _CASE in item.stash:
+        import msgspec
+
+        from rmqstore_conformance.data import drawn
+        from rmqstore_conformance.witness import CLAUSE, UnfaithfulError
+
+        report.sections.append(("values drawn", str(drawn())))
+        if call.excinfo is not None and call.excinfo.errisinstance(UnfaithfulError):
+            found = item.stash[_CASE]
+            seen = msgspec.structs.replace(found, clauses=tuple(dict.fromkeys((*found.clauses, CLAUSE))))
+            report.user_properties = [(name, seen.to_dict() if name == _PROPERTY else value) for name, value in report.user_properties]
+    return report
 
 
 @pytest.hookimpl(trylast=True)

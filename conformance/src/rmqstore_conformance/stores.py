@@ -16,6 +16,8 @@ import rmqstore
 from rmqstore import ManualClock, Message, PoppedMessage, ReadStore, Store
 from rmqstore.contract import Durability, Flush
 from rmqstore.plugins import get_plugins
+from rmqstore_conformance.data import drawn
+from rmqstore_conformance.witness import Witness
 
 START_MS = 1_700_000_000_000
 """Where every clock starts: a whole second, and a whole minute plus 20 s."""
@@ -74,6 +76,7 @@ class Stores:
         self.pair = pair
         self.root = root
         self.clock = ManualClock(START_MS)
+        self.witness = Witness()
         self._open: list[Store] = []
 
     def open(self, name: str = "store", **settings: Any) -> Store:
@@ -87,6 +90,7 @@ class Stores:
             **settings,
         }
         store: Store = rmqstore.open(self.root / name, **settings)
+        self.witness.watch(store.timers, store.pops)
         self._open.append(store)
         return store
 
@@ -130,18 +134,65 @@ def stores_of(pair: Pair) -> Iterator[Stores]:
             stores.close()
 
 
-def message(number: int | str, topic: str = "t", **fields: Any) -> Message:
-    """Return a message that says who it is in its id and body."""
-    return Message(topic, fields.pop("body", f"body {number}".encode()), message_id=f"m{number}", **fields)
+def message(number: int | str, topic: str | None = None, **fields: Any) -> Message:
+    """Return a message to which the label ``m`` and ``number`` belongs, in the topic of the case; what is not given is drawn."""
+    data, label = drawn(), f"m{number}"
+    made = {
+        "body": data.body,
+        "tag": data.tag,
+        "keys": lambda label: (data.key(label), data.key("common")),
+        "properties": data.properties,
+        "born_ms": data.born_ms,
+    }
+    given = {name: make(label) for name, make in made.items() if name not in fields}
+    return Message(topic or data.topic, message_id=fields.pop("message_id", None) or data.id(label), **given, **fields)
+
+
+def plain(number: int | str, topic: str | None = None, **fields: Any) -> Message:
+    """Return a message like those of :func:`message` of which nothing is drawn but the id: for cases to which its bytes matter."""
+    return message(
+        number, topic, **{"body": f"body {number}".encode(), "tag": None, "keys": (), "properties": {}, "born_ms": None, **fields}
+    )
+
+
+def id_of(label: str) -> str:
+    """Return the message id that belongs to a label, such as ``m1`` of ``message(1)``."""
+    return drawn().id(label)
+
+
+def key_of(label: str) -> str:
+    """Return the key that belongs to a label."""
+    return drawn().key(label)
+
+
+def mark_of(label: str) -> bytes:
+    """Return the mark that belongs to a label."""
+    return drawn().mark(label)
+
+
+def attempt_of(label: str) -> str:
+    """Return the attempt id that belongs to a label."""
+    return drawn().attempt(label)
+
+
+def message_group_of(label: str) -> str:
+    """Return the message group that belongs to a label."""
+    return drawn().message_group(label)
+
+
+def label(given: Any) -> str:
+    """Return the label of a message id, or of what has one."""
+    return drawn().label(given if isinstance(given, str) else given.message_id)
 
 
 def ids(messages: Any) -> list[str]:
-    """Return message ids in order."""
-    return [each.message_id for each in messages]
+    """Return the labels of messages in order."""
+    return [label(each) for each in messages]
 
 
-def pop_all(store: Store, topic: str = "t", group: str = "g", *, ack: bool = True, **options: Any) -> list[PoppedMessage]:
+def pop_all(store: Store, topic: str | None = None, group: str | None = None, *, ack: bool = True, **options: Any) -> list[PoppedMessage]:
     """Pop until nothing comes any more, acking as it goes."""
+    topic, group = topic or drawn().topic, group or drawn().group
     found: list[PoppedMessage] = []
     while popped := store.pop(topic, group, **{"max_messages": 1024, **options}):
         found += popped
@@ -150,8 +201,9 @@ def pop_all(store: Store, topic: str = "t", group: str = "g", *, ack: bool = Tru
     return found
 
 
-def read_ids(store: Store | ReadStore, topic: str = "t", queue: int = 0) -> list[str]:
-    """Return the ids that lie in one queue of any topic, system topics included."""
+def read_ids(store: Store | ReadStore, topic: str | None = None, queue: int = 0) -> list[str]:
+    """Return the labels of what is in one queue of any topic, system topics included."""
+    topic = topic or drawn().topic
     if store.pops.topic(topic) is None:
         return []
     found: list[str] = []

@@ -15,7 +15,11 @@ import pytest
 
 from rmqstore import Store
 from rmqstore.contract import MessageState, PopRequest
-from rmqstore_conformance.stores import Stores, ids, message
+from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.stores import Stores, id_of, ids, label, message
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+G, H = groups(__name__.rpartition(".")[2], 2)
 
 PER_SECOND = 1200
 """Calls in a second of the clock: more than one step of upkeep takes."""
@@ -44,7 +48,7 @@ def test_p5_what_is_remembered_does_not_grow_with_the_load(stores: Stores) -> No
         )
         store.cancel([each.handle or "" for each in timers])
         for _ in range(PER_SECOND):
-            store.ack(store.pop("t", "g", max_messages=1, invisible=timedelta(milliseconds=800)))
+            store.ack(store.pop(T, G, max_messages=1, invisible=timedelta(milliseconds=800)))
         stores.clock.advance(1000)
         store.service_tick()
         if second == 4:
@@ -110,7 +114,7 @@ def _longest_revive(stores: Stores, groups: int) -> int:
     store = stores.open(str(groups), flush="async", default_queues=1)
     store.send_batch([message(n) for n in range(3)])
     for n in range(groups):
-        assert len(store.pop("t", f"g{n}", max_messages=3, invisible=timedelta(seconds=10))) == 3
+        assert len(store.pop(T, f"g{n}", max_messages=3, invisible=timedelta(seconds=10))) == 3
     stores.clock.advance(timedelta(seconds=11))
     given_back, steps = 0, []
     is_more = True
@@ -124,7 +128,7 @@ def _longest_revive(stores: Stores, groups: int) -> int:
     while is_more:
         steps.append(_steps(revive))
     assert given_back == 3 * groups
-    assert len(store.pop("t", f"g{groups - 1}", max_messages=4)) == 3
+    assert len(store.pop(T, f"g{groups - 1}", max_messages=4)) == 3
     return max(steps)
 
 
@@ -144,9 +148,9 @@ def test_x3_a_pop_holds_a_bounded_number_of_bytes(stores: Stores, order: bool) -
     body = bytes(3 * MIB)
     store.send_batch([message(n, body=body) for n in range(30)])
     found: list[str] = []
-    while popped := store.pop("t", "g", max_messages=32, order=order):
+    while popped := store.pop(T, G, max_messages=32, order=order):
         assert sum(len(each.body) for each in popped) <= (64 + 3) * MIB
-        found += [each.message_id for each in popped]
+        found += [label(each) for each in popped]
         store.ack(popped)
     assert found == [f"m{n}" for n in range(30)]
 
@@ -157,9 +161,9 @@ def test_x3_a_page_holds_a_bounded_number_of_bytes(stores: Stores) -> None:
     store = stores.open(flush="async", default_queues=1)
     large = [message(n, body=bytes(3 * MIB)) for n in range(12)]
     store.send_batch(large)
-    store.send_batch([msgspec.structs.replace(each, message_id=f"t{each.message_id}") for each in large], delay=timedelta(hours=1))
+    store.send_batch([msgspec.structs.replace(each, message_id=id_of(f"t{label(each)}")) for each in large], delay=timedelta(hours=1))
     lying, waiting, after = list[str](), list[str](), None
-    while page := store.read("t", 0, len(lying), 1000).messages:
+    while page := store.read(T, 0, len(lying), 1000).messages:
         assert sum(len(each.body) for each in page) <= (8 + 3) * MIB
         lying += ids(page)
     while True:
@@ -170,8 +174,8 @@ def test_x3_a_page_holds_a_bounded_number_of_bytes(stores: Stores) -> None:
             break
     assert lying == ids(large)
     assert waiting == [f"tm{n}" for n in range(12)]
-    assert store.get("m11") is not None
-    assert [each.state for name in ("m11", "tm11") for each in store.where(id=name)] == [MessageState.READY, MessageState.PENDING]
+    assert store.get(id_of("m11")) is not None
+    assert [each.state for name in ("m11", "tm11") for each in store.where(id=id_of(name))] == [MessageState.READY, MessageState.PENDING]
 
 
 @pytest.mark.clause("X3", "P10")
@@ -180,15 +184,15 @@ def test_x3_a_pop_that_passes_over_everything_lets_others_in_between(stores: Sto
     store = stores.open(flush="async", default_queues=1)
     for start in range(0, 12_000, 3000):
         store.send_batch([message(n, tag="red") for n in range(start, start + 3000)])
-    asked = PopRequest("t", "g", filter="blue")
+    asked = PopRequest(T, G, filter="blue")
     calls = 1
     while store.pops.pop(asked, stores.clock.now_ms())[0].more:
         calls += 1
     assert calls >= 10, f"12,000 messages that do not pass were looked at in {calls} calls"
-    assert store.lag("t", "g").ready == 0
+    assert store.lag(T, G).ready == 0
     store.send(message("last", tag="blue"))
-    assert [each.message_id for each in store.pop("t", "g", filter="blue")] == ["mlast"]
-    assert store.pop("t", "h", filter="blue", max_messages=5)[0].message_id == "mlast", "the store itself looks on until something passes"
+    assert [label(each) for each in store.pop(T, G, filter="blue")] == ["mlast"]
+    assert label(store.pop(T, H, filter="blue", max_messages=5)[0]) == "mlast", "the store itself looks on until something passes"
 
 
 def _written() -> int:
@@ -203,8 +207,8 @@ def test_x3_a_store_where_nothing_happens_writes_next_to_nothing(stores: Stores)
     store = stores.open(flush="async", default_queues=1, mark_memory_ms=10**10)
     store.send_batch([message(n) for n in range(2000)], marks=[b"%04d" % n * 60 for n in range(2000)])
     store.send_batch([message(f"far-{n}") for n in range(2000)], delay=timedelta(days=30))
-    store.ack(store.pop("t", "g", max_messages=1000))
-    store.pop("t", "g", max_messages=10, invisible=timedelta(days=2))
+    store.ack(store.pop(T, G, max_messages=1000))
+    store.pop(T, G, max_messages=10, invisible=timedelta(days=2))
     store.flush()
     for _ in range(20):
         stores.clock.advance(10 * 60_000)

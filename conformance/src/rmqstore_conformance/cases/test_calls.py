@@ -10,27 +10,31 @@ import rmqstore
 from rmqstore import IllegalArgumentError, IllegalMessageError, Message
 from rmqstore.contract import Support
 from rmqstore.plugins import get_plugins
-from rmqstore_conformance.stores import DAY_MS, START_MS, Stores, ids, message, pop_all, read_ids, state_of
+from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.stores import DAY_MS, START_MS, Stores, ids, key_of, label, mark_of, message, pop_all, read_ids, state_of
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+(G,) = groups(__name__.rpartition(".")[2], 1)
 
 
 @pytest.mark.clause("F3")
 @pytest.mark.parametrize(
     "bad",
     [
-        Message("t", b""),
+        Message(T, b""),
         Message("bad topic", b"x"),
         Message("%RETRY%x", b"x"),
         Message("x" * 128, b"x"),
-        Message("t", b"x", tag="a b"),
-        Message("t", b"x", tag="a|b"),
-        Message("t", b"x", keys=("a b",)),
-        Message("t", b"x", properties={"": "x"}),
-        Message("t", b"x", properties={"a": ""}),
-        Message("t", b"x", properties={"a": "\x01"}),
-        Message("t", b"x", properties={"a": "x" * 33_000}),
-        Message("t", b"x", properties={"KEYS": "x"}),
-        Message("t", b"x", deliver_at_ms=-1),
-        Message("t", b"x", queue_id=-1),
+        Message(T, b"x", tag="a b"),
+        Message(T, b"x", tag="a|b"),
+        Message(T, b"x", keys=("a b",)),
+        Message(T, b"x", properties={"": "x"}),
+        Message(T, b"x", properties={"a": ""}),
+        Message(T, b"x", properties={"a": "\x01"}),
+        Message(T, b"x", properties={"a": "x" * 33_000}),
+        Message(T, b"x", properties={"KEYS": "x"}),
+        Message(T, b"x", deliver_at_ms=-1),
+        Message(T, b"x", queue_id=-1),
     ],
 )
 def test_f3_one_bad_row_refuses_the_batch(engine_stores: Stores, bad: Message) -> None:
@@ -52,7 +56,7 @@ def test_f3_one_bad_row_refuses_the_batch(engine_stores: Stores, bad: Message) -
 def test_f3_a_message_group_with_a_deliver_time_is_refused(engine_stores: Stores) -> None:
     """P9's guard: however the deliver time is given, alone or for a whole batch."""
     store = engine_stores.open()
-    grouped = Message("t", b"x", message_group="g")
+    grouped = Message(T, b"x", message_group=G)
     before = state_of(store)
     for call in (
         lambda: store.send(grouped, delay_ms=1000),
@@ -60,7 +64,7 @@ def test_f3_a_message_group_with_a_deliver_time_is_refused(engine_stores: Stores
         lambda: store.send_batch([message(1), grouped], delay_ms=1000),
         lambda: store.send_batch([grouped], deliver_at_ms=START_MS + 1000),
         lambda: store.send_batch(rmqstore.MessageBatch.of([grouped]).columns, delay_ms=1000),
-        lambda: store.send_batch([Message("t", b"x", message_group="g", deliver_at_ms=START_MS + 1)]),
+        lambda: store.send_batch([Message(T, b"x", message_group=G, deliver_at_ms=START_MS + 1)]),
     ):
         with pytest.raises((IllegalMessageError, IllegalArgumentError)):
             call()
@@ -73,15 +77,15 @@ def test_s1_declared_capabilities_are_there(stores: Stores) -> None:
     timers, pops = (get_plugins().load_engine(name)[0].capabilities for name in stores.pair)
     store = stores.open(precision_ms=timers.min_precision_ms)
     largest = Message(
-        "t", b"x" * min(timers.max_body_bytes, pops.max_body_bytes), message_id="large", deliver_at_ms=START_MS + 1, keys=("k" * 100,)
+        T, b"x" * min(timers.max_body_bytes, pops.max_body_bytes), message_id="large", deliver_at_ms=START_MS + 1, keys=("k" * 100,)
     )
     store.send(largest)
     stores.clock.advance(timers.min_precision_ms)
     store.tick()
     assert read_ids(store) == ["large"]
     if timers.cancel_by_key is Support.FULL:
-        store.send(message(1, keys=("key",)), delay_ms=1000)
-        assert len(store.cancel_key("t", "key")) == 1
+        store.send(message(1, keys=(key_of("key"),)), delay_ms=1000)
+        assert len(store.cancel_key(T, key_of("key"))) == 1
     if Support.FULL is timers.snapshot is pops.snapshot:
         store.send(message(2), delay_ms=1000)
         store.snapshot(stores.root / "copy")
@@ -96,18 +100,18 @@ def test_i1_a_repeated_mark_stores_nothing(stores: Stores) -> None:
     """I1: for sends now and for later; any of several marks will do; the answer is the first one: handles, ids, ``repeated``."""
     store = stores.open()
     later = [message(n, deliver_at_ms=START_MS + 1000 * n) for n in range(1, 4)]
-    first = store.send_batch(later, marks=[b"a", b"b"])
-    for marks in ([b"a"], [b"b"], [b"c", b"b"]):
+    first = store.send_batch(later, marks=[mark_of("a"), mark_of("b")])
+    for marks in ([mark_of("a")], [mark_of("b")], [mark_of("c"), mark_of("b")]):
         again = store.send_batch(later, marks=marks)
         assert again.repeated
         assert [each.handle for each in again] == [each.handle for each in first]
     assert store.pending().total == 3
-    now = store.send(message("now"), marks=[b"n"])
-    assert store.send(message("now"), marks=[b"n"]).repeated
+    now = store.send(message("now"), marks=[mark_of("n")])
+    assert store.send(message("now"), marks=[mark_of("n")]).repeated
     assert not now.repeated
     assert read_ids(store) == ["mnow"]
     assert store.cancel(first[2].handle or "") is rmqstore.CancelOutcome.CANCELLED
-    assert store.send_batch(later, marks=[b"a"]).repeated
+    assert store.send_batch(later, marks=[mark_of("a")]).repeated
     assert store.pending().total == 2
 
 
@@ -116,10 +120,10 @@ def test_i1_the_first_answer_holds_the_first_ids(stores: Stores) -> None:
     """I1: ids that the store made with the first call are the answer of the second."""
     store = stores.open()
     for delay in (None, 5000):
-        first = store.send(Message("t", b"x"), delay_ms=delay, marks=[b"m%d" % (delay or 0)])
-        again = store.send(Message("t", b"x"), delay_ms=delay, marks=[b"m%d" % (delay or 0)])
+        first = store.send(Message(T, b"x"), delay_ms=delay, marks=[b"m%d" % (delay or 0)])
+        again = store.send(Message(T, b"x"), delay_ms=delay, marks=[b"m%d" % (delay or 0)])
         assert again.repeated
-        assert again.message_id == first.message_id
+        assert label(again) == label(first)
 
 
 @pytest.mark.clause("I1")
@@ -127,11 +131,11 @@ def test_i1_a_resend_after_its_time_is_still_a_repeat(stores: Stores) -> None:
     """I1: a writer resends the same rows when their time has passed: nothing is stored again, and the handle is the first."""
     store = stores.open()
     row = message(1, deliver_at_ms=START_MS + 1000)
-    first = store.send(row, marks=[b"token"])
+    first = store.send(row, marks=[mark_of("token")])
     for passed in (1000, 5000):
         stores.clock.set(START_MS + passed)
         store.tick()
-        again = store.send(row, marks=[b"token"])
+        again = store.send(row, marks=[mark_of("token")])
         assert again.repeated
         assert again.handle == first.handle
         assert read_ids(store) == ["m1"]
@@ -142,14 +146,14 @@ def test_i1_a_repeat_of_another_number_of_timers_is_refused(stores: Stores) -> N
     """I1: no receipt of a call names a timer that was never put; nothing is stored, and the mark stays that of the first call."""
     store = stores.open()
     later = [message(n) for n in range(5)]
-    first = store.send_batch(later[:3], delay=timedelta(seconds=9), marks=[b"a"])
+    first = store.send_batch(later[:3], delay=timedelta(seconds=9), marks=[mark_of("a")])
     for others in (later, later[:2], rmqstore.MessageBatch.of(later).columns):
         with pytest.raises(IllegalArgumentError, match="3 messages"):
-            store.send_batch(others, delay=timedelta(seconds=9), marks=[b"b", b"a"])
+            store.send_batch(others, delay=timedelta(seconds=9), marks=[mark_of("b"), mark_of("a")])
     with pytest.raises(IllegalArgumentError, match="3 messages"):
-        store.send(later[0], delay=timedelta(seconds=9), marks=[b"a"])
+        store.send(later[0], delay=timedelta(seconds=9), marks=[mark_of("a")])
     assert store.pending().total == 3
-    again = store.send_batch(later[:3], delay=timedelta(seconds=9), marks=[b"a"])
+    again = store.send_batch(later[:3], delay=timedelta(seconds=9), marks=[mark_of("a")])
     assert [each.handle for each in again] == [each.handle for each in first]
 
 
@@ -157,18 +161,18 @@ def test_i1_a_repeat_of_another_number_of_timers_is_refused(stores: Stores) -> N
 def test_i1_marks_survive_a_reopen(durable_stores: Stores) -> None:
     """I1: also after a close; they are forgotten ``mark_memory`` later."""
     store = durable_stores.open()
-    first = store.send(message(1), delay_ms=1000, marks=[b"a"])
-    store.send(message(2), marks=[b"b"])
+    first = store.send(message(1), delay_ms=1000, marks=[mark_of("a")])
+    store.send(message(2), marks=[mark_of("b")])
     store = durable_stores.reopen(store)
-    assert store.send(message(1), delay_ms=1000, marks=[b"a"]).handle == first.handle
-    assert store.send(message(2), marks=[b"b"]).repeated
+    assert store.send(message(1), delay_ms=1000, marks=[mark_of("a")]).handle == first.handle
+    assert store.send(message(2), marks=[mark_of("b")]).repeated
     durable_stores.clock.advance(7 * DAY_MS - 1)
     store.tick()
-    assert store.send(message(1), delay_ms=1000, marks=[b"a"]).repeated
+    assert store.send(message(1), delay_ms=1000, marks=[mark_of("a")]).repeated
     durable_stores.clock.advance(2)
     store.tick()
-    assert not store.send(message(1), delay_ms=1000, marks=[b"a"]).repeated
-    assert not store.send(message(2), marks=[b"b"]).repeated
+    assert not store.send(message(1), delay_ms=1000, marks=[mark_of("a")]).repeated
+    assert not store.send(message(2), marks=[mark_of("b")]).repeated
 
 
 @pytest.mark.clause("I1", "F3")
@@ -176,8 +180,8 @@ def test_i1_a_refused_call_stores_no_mark(engine_stores: Stores) -> None:
     """I1: a mark belongs to the same atomic step as the rows."""
     store = engine_stores.open(max_delay_ms=10_000)
     with pytest.raises(rmqstore.DelayTooLongError):
-        store.send(message(1), delay_ms=10_001, marks=[b"a"])
-    assert not store.send(message(1), delay_ms=10_000, marks=[b"a"]).repeated
+        store.send(message(1), delay_ms=10_001, marks=[mark_of("a")])
+    assert not store.send(message(1), delay_ms=10_000, marks=[mark_of("a")]).repeated
     for wrong in ([b""], [b"x" * 256], ["x"], b"x", "x", [None]):
         with pytest.raises(IllegalArgumentError):
             store.send(message(3), marks=wrong)  # type: ignore[arg-type]

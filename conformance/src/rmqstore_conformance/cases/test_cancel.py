@@ -11,7 +11,10 @@ import pytest
 
 from rmqstore import CancelOutcome, IllegalArgumentTypeError, Store
 from rmqstore.contract import TimerHandle
-from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, message, pop_all, read_ids
+from rmqstore_conformance.data import topics
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, key_of, label, message, pop_all, read_ids
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
 
 CANCELLED, LATE, UNKNOWN = CancelOutcome.CANCELLED, CancelOutcome.ALREADY_DELIVERED, CancelOutcome.UNKNOWN
 
@@ -198,7 +201,7 @@ def test_c4_a_list_is_answered_handle_by_handle(stores: Stores, seed: int) -> No
             handle = each.handle or ""
             parsed = TimerHandle.parse(handle)
             assert parsed is not None
-            ends[handle] = row.message_id or ""
+            ends[handle] = label(row) or ""
             expected[handle] = LATE if parsed.tick <= START_MS + 3000 else CANCELLED
             expected[TimerHandle(parsed.store_tag, parsed.epoch, parsed.seq, parsed.tick + 1000).text()] = UNKNOWN
     stores.clock.set(START_MS + 3000)
@@ -287,17 +290,17 @@ def test_c6_a_handle_names_one_put(stores: Stores) -> None:
             assert each.handle is not None
             assert each.handle not in every
             every.add(each.handle)
-            alive[each.handle] = each.message_id
+            alive[each.handle] = label(each)
         victim = rng.choice(sorted(alive))
         name = alive.pop(victim)
         assert store.cancel(victim) is CANCELLED
         assert name not in ids(each.message for each in store.scan().timers)
         assert store.pending().total == len(alive)
     for timer in store.scan().timers:
-        assert alive[timer.handle.text()] == timer.message.message_id
+        assert alive[timer.handle.text()] == label(timer.message)
         found = store.timers.get(timer.handle)
         assert found is not None
-        assert found.message.message_id == timer.message.message_id
+        assert label(found.message) == label(timer.message)
 
 
 @pytest.mark.clause("C6")
@@ -335,23 +338,27 @@ def test_c6_by_key_cancels_all_pending_of_topic_and_key(stores: Stores) -> None:
     """C6: every pending timer of (topic, key), in put order; not other topics, not other keys, not parts of keys, nothing twice."""
     store = stores.open()
     far, near = 9000, 2000
-    wanted = [put(store, 1, far, keys=("k",)), put(store, 2, near, keys=("j", "k")), put(store, 3, far, keys=("k", "k"))]
-    others = [
-        put(store, 4, far, keys=("kk",)),
-        put(store, 5, far, keys=("j",)),
-        put(store, 6, far),
-        put(store, 7, far, topic="u", keys=("k",)),
+    wanted = [
+        put(store, 1, far, keys=(key_of("k"),)),
+        put(store, 2, near, keys=(key_of("j"), key_of("k"))),
+        put(store, 3, far, keys=(key_of("k"), key_of("k"))),
     ]
-    store.send_batch([message(f"b{n}", deliver_at_ms=START_MS + far, keys=("k",)) for n in range(3)])
-    early = put(store, 8, 1000, keys=("k",))
+    others = [
+        put(store, 4, far, keys=(key_of("kk"),)),
+        put(store, 5, far, keys=(key_of("j"),)),
+        put(store, 6, far),
+        put(store, 7, far, topic="u", keys=(key_of("k"),)),
+    ]
+    store.send_batch([message(f"b{n}", deliver_at_ms=START_MS + far, keys=(key_of("k"),)) for n in range(3)])
+    early = put(store, 8, 1000, keys=(key_of("k"),))
     stores.clock.advance(1000)
     store.tick()
-    assert store.cancel_key("t", "k").count(CANCELLED) == 6
-    assert store.cancel_key("t", "k").count(CANCELLED) == 0
+    assert store.cancel_key(T, key_of("k")).count(CANCELLED) == 6
+    assert store.cancel_key(T, key_of("k")).count(CANCELLED) == 0
     assert store.cancel(wanted) == [CANCELLED] * 3
     assert store.cancel(early) is LATE
-    assert store.cancel_key("t", "nobody") == []
-    assert store.cancel_key("nowhere", "k") == []
+    assert store.cancel_key(T, key_of("nobody")) == []
+    assert store.cancel_key("nowhere", key_of("k")) == []
     stores.clock.advance(DAY_MS)
     store.tick()
     assert sorted(read_ids(store)) == ["m4", "m5", "m6", "m8"]
@@ -365,12 +372,12 @@ def test_c6_by_key_cancels_all_pending_of_topic_and_key(stores: Stores) -> None:
 def test_c6_by_key_between_seal_and_hand_over(stores: Stores) -> None:
     """C6: what is sealed is not cancelled by key either."""
     store = stores.open()
-    put(store, 1, 1000, keys=("k",))
-    put(store, 2, 9000, keys=("k",))
+    put(store, 1, 1000, keys=(key_of("k"),))
+    put(store, 2, 9000, keys=(key_of("k"),))
     stores.clock.advance(1000)
     steps = store._hand_over.steps(stores.clock.now_ms())
     next(steps)
-    outcomes = store.cancel_key("t", "k")
+    outcomes = store.cancel_key(T, key_of("k"))
     assert outcomes.count(CANCELLED) == 1
     assert set(outcomes) <= {CANCELLED, LATE}
     list(steps)

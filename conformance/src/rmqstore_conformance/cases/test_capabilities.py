@@ -11,9 +11,12 @@ import rmqstore
 from rmqstore import Store, UnsupportedOperationError
 from rmqstore.contract import Support
 from rmqstore.transfer import dump
+from rmqstore_conformance.data import topics
 from rmqstore_conformance.probing import FLAGS
-from rmqstore_conformance.stores import HOUR_MS, Stores, message, state_of
+from rmqstore_conformance.stores import HOUR_MS, Stores, key_of, message, state_of
 from rmqstore_conformance.targets import capabilities_of
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
 
 Call = Callable[[Stores, Store], Any]
 
@@ -23,7 +26,7 @@ def _open_fresh(**settings: Any) -> Call:
 
 
 CALLS: dict[str, Call] = {
-    "cancel_by_key": lambda stores, store: store.cancel_key("t", "k"),
+    "cancel_by_key": lambda stores, store: store.cancel_key(T, key_of("k")),
     "fifo": lambda stores, store: store.pop("elsewhere", "g2", order=True),
     "sql92_filter": lambda stores, store: store.pop("elsewhere", "g3", filter="price > 10"),
     "read_only_open": lambda stores, store: rmqstore.open(stores.root / "store", mode="read", clock=stores.clock).close(),
@@ -40,7 +43,7 @@ CALLS: dict[str, Call] = {
 def test_s1_declared_is_offered_and_absent_is_refused(stores: Stores, flag: str) -> None:
     """S1: a call that needs a capability works when both engines declare it, and changes nothing when one does not."""
     store = stores.open()
-    store.send(message(1, keys=("k",)), delay_ms=5000)
+    store.send(message(1, keys=(key_of("k"),)), delay_ms=5000)
     store.send(message(2))
     before, files = state_of(store), {path.name for path in stores.root.iterdir()}
     declared = [getattr(each, flag) for each in capabilities_of(stores.pair)]

@@ -7,7 +7,11 @@ import random
 import pytest
 
 from rmqstore import ClockStepError
+from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import DAY_MS, START_MS, Stores, ids, message, pop_all, read_ids
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+(G,) = groups(__name__.rpartition(".")[2], 1)
 
 
 @pytest.mark.clause("K1")
@@ -92,19 +96,19 @@ def test_k1_back_does_not_end_or_stretch_leases_wrongly(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
     stores.clock.advance(DAY_MS)
-    assert len(store.pop("t", "g", invisible_ms=1000)) == 1
+    assert len(store.pop(T, G, invisible_ms=1000)) == 1
     stores.clock.set(START_MS)
     assert store.tick().retried == 0
-    assert store.pop("t", "g") == []
+    assert store.pop(T, G) == []
     store.send(message(2))
-    again = store.pop("t", "g", invisible_ms=1000)
+    again = store.pop(T, G, invisible_ms=1000)
     assert ids(again) == ["m2"]
     stores.clock.advance(1000)
     assert store.tick().retried == 1
-    assert ids(store.pop("t", "g", invisible_ms=10 * DAY_MS)) == ["m2"]
+    assert ids(store.pop(T, G, invisible_ms=10 * DAY_MS)) == ["m2"]
     stores.clock.set(START_MS + DAY_MS + 1000)
     assert store.tick().retried == 1
-    assert ids(store.pop("t", "g")) == ["m1"]
+    assert ids(store.pop(T, G)) == ["m1"]
 
 
 @pytest.mark.clause("K1")
@@ -115,10 +119,10 @@ def test_k1_a_lease_that_is_given_after_a_step_back_lasts_its_time(stores: Store
     stores.clock.advance(DAY_MS)
     store.tick()
     stores.clock.set(START_MS)
-    assert ids(store.pop("t", "g", invisible_ms=10_000)) == ["m1"]
+    assert ids(store.pop(T, G, invisible_ms=10_000)) == ["m1"]
     stores.clock.advance(9999)
     assert store.tick().retried == 0
-    assert store.pop("t", "g") == []
+    assert store.pop(T, G) == []
     stores.clock.advance(1)
     assert store.tick().retried == 1
 
@@ -143,13 +147,13 @@ def test_k2_a_large_step_waits_for_confirmation(stores: Stores) -> None:
     store = stores.open(clock__max_step_ms=60_000)
     store.send(message(1), delay_ms=1000)
     store.send(message(2))
-    store.pop("t", "g", invisible_ms=1000)
+    store.pop(T, G, invisible_ms=1000)
     store.tick()
     stores.clock.advance(60_001)
     for _ in range(3):
         with pytest.raises(ClockStepError):
             store.tick()
-    assert store.lag("t", "g").in_flight == 1
+    assert store.lag(T, G).in_flight == 1
     assert store.pending().total == 1
     stores.clock.set(START_MS + 500)
     assert store.tick().moved == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from datetime import timedelta
 
@@ -12,10 +13,14 @@ from rmqstore.contract import PopTxn, Removal
 from rmqstore.deadletters import DeadLetter
 from rmqstore.delays import RETRY_BACKOFF_MS
 from rmqstore.message import dlq_topic, retry_topic
-from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, message, pop_all, read_ids
+from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, label, message, pop_all, read_ids
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+G, H, F = groups(__name__.rpartition(".")[2], 3)
 
 
-def bury(stores: Stores, store: Store, count: int, group: str = "g", topic: str = "t") -> list[DeadLetter]:
+def bury(stores: Stores, store: Store, count: int, group: str = G, topic: str = T) -> list[DeadLetter]:
     """Send messages and let them die; the store must have ``max_retries=0``."""
     store.send_batch([message(f"{topic}{n}", topic, tag="red", properties={"n": str(n)}) for n in range(count)])
     assert len(store.pop(topic, group, invisible_ms=1, max_messages=1024)) == count
@@ -31,16 +36,16 @@ def test_p7_dead_letters_tell_why_they_are_there(stores: Stores) -> None:
     bury(stores, store, 3)
     bury(stores, store, 2, topic="u")
     bury(stores, store, 1, group="other", topic="w")
-    letters = store.dead_letters("g")
-    assert [(each.origin_topic, each.origin_message_id) for each in letters] == [
-        *(("t", f"mt{n}") for n in range(3)), ("u", "mu0"), ("u", "mu1"),
+    letters = store.dead_letters(G)
+    assert [(each.origin_topic, label(each.origin_message_id)) for each in letters] == [
+        *((T, f"m{T}{n}") for n in range(3)), ("u", "mu0"), ("u", "mu1"),
     ]  # fmt: skip
-    assert {each.group for each in letters} == {"g"}
+    assert {each.group for each in letters} == {G}
     assert all("delivered 1 time without an ack" in each.reason and each.attempts == 1 and each.died_ms > START_MS for each in letters)
     assert letters[0].message.properties["n"] == "0"
-    assert store.dead_letters("g", limit=2) == letters[:2]
+    assert store.dead_letters(G, limit=2) == letters[:2]
     assert store.dead_letters("nobody") == []
-    assert (store.lag("t", "g").dead, store.lag("u", "g").dead, store.lag("w", "other").dead) == (3, 2, 1)
+    assert (store.lag(T, G).dead, store.lag("u", G).dead, store.lag("w", "other").dead) == (3, 2, 1)
 
 
 @pytest.mark.clause("P7", "P14", "I1")
@@ -53,14 +58,14 @@ def test_p7_resent_letters_go_to_their_group_alone_exactly_once(durable_stores: 
     assert store.resend_dead([letters[1], letters[3], letters[3]]) == 0
     store = durable_stores.reopen(store, max_retries=0)
     assert store.resend_dead(letters[:2]) == 1
-    assert store.lag("t", "g") == Lag(0, 0, 3, 2)
-    assert [each.origin_message_id for each in store.dead_letters("g")] == ["mt2", "mt4"]
-    back = store.pop("t", "g", invisible_ms=1)
-    assert sorted((m.message_id, m.attempt, m.tag, tuple(m.properties)) for m in back) == [(f"mt{n}", 1, "red", ("n",)) for n in (0, 1, 3)]
-    assert store.pop("t", "other") == [], "no other group sees them"
+    assert store.lag(T, G) == Lag(0, 0, 3, 2)
+    assert [label(each.origin_message_id) for each in store.dead_letters(G)] == [f"m{T}2", f"m{T}4"]
+    back = store.pop(T, G, invisible_ms=1)
+    assert sorted((label(m), m.attempt, m.tag, tuple(m.properties)) for m in back) == [(f"m{T}{n}", 1, "red", ("n",)) for n in (0, 1, 3)]
+    assert store.pop(T, "other") == [], "no other group sees them"
     durable_stores.clock.advance(1)
     assert store.tick().dead == 3
-    assert store.lag("t", "g").dead == 5
+    assert store.lag(T, G).dead == 5
     assert store.verify() == []
 
 
@@ -70,18 +75,18 @@ def test_p7_dropped_letters_are_gone(stores: Stores) -> None:
     store = stores.open(max_retries=0, reclaim="age")
     letters = bury(stores, store, 9)
     assert store.drop_dead([letters[n] for n in (4, 2, 3)]) == 3
-    assert store.read(dlq_topic("g")).columns.column("queue_offset").to_pylist() == [0, 1, 5, 6, 7, 8]
+    assert store.read(dlq_topic(G)).columns.column("queue_offset").to_pylist() == [0, 1, 5, 6, 7, 8]
     assert store.drop_dead(letters[:5]) == 2
-    assert store.lag("t", "g").dead == 4
+    assert store.lag(T, G).dead == 4
     assert store.topics(system=True)[0].min_offsets in ((0,), (5,))
     store.tick()
-    assert next(each for each in store.topics(system=True) if each.name == dlq_topic("g")).min_offsets == (5,)
+    assert next(each for each in store.topics(system=True) if each.name == dlq_topic(G)).min_offsets == (5,)
     assert store.stats().pops.messages == 9 + 4
-    assert store.drop_dead(store.dead_letters("g")) == 4
+    assert store.drop_dead(store.dead_letters(G)) == 4
     assert store.drop_dead(letters) == 0
-    assert store.lag("t", "g").dead == 0
+    assert store.lag(T, G).dead == 0
     bury(stores, store, 1, topic="v")
-    assert len(store.dead_letters("g")) == 1
+    assert len(store.dead_letters(G)) == 1
     assert store.verify() == []
 
 
@@ -90,13 +95,13 @@ def test_p7_a_letter_that_somebody_works_on_can_be_dropped(stores: Stores) -> No
     """P7: a consumer of the dead letter queue may still ack it; if its lease ends, nothing comes back and nothing is parked."""
     store = stores.open(max_retries=0)
     letters = bury(stores, store, 3)
-    held = store.pop(dlq_topic("g"), "repair", invisible_ms=1000)
+    held = store.pop(dlq_topic(G), "repair", invisible_ms=1000)
     assert store.drop_dead(letters) == 3
     assert store.ack(held[0]) is AckOutcome.ACKED
     stores.clock.advance(1000)
     report = store.tick()
     assert (report.retried, report.dead, report.parked) == (0, 0, 0)
-    assert store.lag(dlq_topic("g"), "repair") == Lag(0, 0, 0, 0)
+    assert store.lag(dlq_topic(G), "repair") == Lag(0, 0, 0, 0)
     assert store.verify() == []
 
 
@@ -105,12 +110,12 @@ def test_p7_removals_are_for_dead_letters_and_parked_entries_only(stores: Stores
     """P7: nothing else can be taken out, and a refused call changes nothing."""
     store = stores.open(max_retries=0)
     letters = bury(stores, store, 2)
-    with pytest.raises(IllegalArgumentError, match="not from 't'"):
-        store.pops.apply(PopTxn(removals=[Removal(dlq_topic("g"), 0, 0), Removal("t", 0, 0)]), stores.clock.now_ms())
+    with pytest.raises(IllegalArgumentError, match=re.escape(f"not from {T!r}")):
+        store.pops.apply(PopTxn(removals=[Removal(dlq_topic(G), 0, 0), Removal(T, 0, 0)]), stores.clock.now_ms())
     for wrong in ("x", [1], letters[0]):
         with pytest.raises(IllegalArgumentError):
             store.drop_dead(wrong)  # type: ignore[arg-type]
-    assert store.dead_letters("g") == letters
+    assert store.dead_letters(G) == letters
     assert store.drop_dead([]) == 0
 
 
@@ -130,7 +135,7 @@ def test_p7_two_operators_resend_each_letter_once(engine_stores: Stores) -> None
     for thread in threads:
         thread.join()
     assert sum(counts) == 200
-    assert sorted(ids(pop_all(store))) == sorted(f"mt{n}" for n in range(200))
+    assert sorted(ids(pop_all(store))) == sorted(f"m{T}{n}" for n in range(200))
 
 
 @pytest.mark.clause("P3", "P7")
@@ -141,7 +146,7 @@ def test_p7_retry_later_waits_longer_with_every_attempt(stores: Stores) -> None:
     assert RETRY_BACKOFF_MS[:3] == (10_000, 30_000, 60_000)
     assert RETRY_BACKOFF_MS[-1] == 2 * HOUR_MS
     for attempt in range(1, 19):
-        (got,) = store.pop("t", "g", invisible_ms=1000)
+        (got,) = store.pop(T, G, invisible_ms=1000)
         assert got.attempt == attempt
         result = store.retry_later(got)
         assert result.outcome is ChangeOutcome.CHANGED
@@ -151,7 +156,7 @@ def test_p7_retry_later_waits_longer_with_every_attempt(stores: Stores) -> None:
         assert store.ack(got) is AckOutcome.STALE
         stores.clock.advance(1)
         assert store.tick().retried == 1
-    (got,) = store.pop("t", "g")
+    (got,) = store.pop(T, G)
     assert [each.outcome for each in store.retry_later([got], backoff=[timedelta(milliseconds=5), timedelta(milliseconds=7)])] == [
         ChangeOutcome.CHANGED
     ]
@@ -169,25 +174,25 @@ def test_p7_retry_later_waits_longer_with_every_attempt(stores: Stores) -> None:
 def test_p14_leases_say_who_holds_what_until_when(stores: Stores) -> None:
     """P14: every running lease with its message, holder, attempt and end, and a receipt that acks it; ended ones are not listed."""
     store = stores.open(reclaim="age")
-    store.create_topic("t", 2)
+    store.create_topic(T, 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(4)])
-    store.pop("t", "g", max_messages=4, invisible_ms=1000)
+    store.pop(T, G, max_messages=4, invisible_ms=1000)
     stores.clock.advance(1000)
     store.tick()
-    again = store.pop("t", "g", max_messages=2, invisible_ms=5000)
-    other = store.pop("t", "h", max_messages=1, invisible_ms=9000)
-    ordered = store.pop("t", "f", max_messages=1, queue=0, order=True, invisible_ms=7000)
+    again = store.pop(T, G, max_messages=2, invisible_ms=5000)
+    other = store.pop(T, H, max_messages=1, invisible_ms=9000)
+    ordered = store.pop(T, F, max_messages=1, queue=0, order=True, invisible_ms=7000)
     store.ack(again[0])
     found = store.leases()
-    assert [(each.group, each.message_id, each.attempt, each.expiry_ms) for each in found] == [
-        ("f", ordered[0].message_id, 1, START_MS + 8000),
-        ("g", again[1].message_id, 2, START_MS + 6000),
-        ("h", other[0].message_id, 1, START_MS + 10_000),
-    ]
-    assert {each.topic for each in found} == {"t"}
-    assert [each.receipt for each in found] == [ordered[0].receipt, again[1].receipt, other[0].receipt]
-    assert [each.first_pop_ms for each in found] == [START_MS + 1000, START_MS, START_MS + 1000]
-    assert [each.group for each in store.leases(group="h")] == ["h"]
+    assert [(each.group, each.message_id, each.receipt, each.attempt, each.expiry_ms, each.first_pop_ms) for each in found] == sorted(
+        [
+            (F, ordered[0].message_id, ordered[0].receipt, 1, START_MS + 8000, START_MS + 1000),
+            (G, again[1].message_id, again[1].receipt, 2, START_MS + 6000, START_MS),
+            (H, other[0].message_id, other[0].receipt, 1, START_MS + 10_000, START_MS + 1000),
+        ]
+    )
+    assert {each.topic for each in found} == {T}
+    assert [each.group for each in store.leases(group=H)] == [H]
     assert store.leases(topic="u") == []
     assert store.ack([each.receipt for each in found]) == [AckOutcome.ACKED] * 3
     assert store.leases() == []
@@ -198,26 +203,26 @@ def test_removing_a_group_leaves_the_others(durable_stores: Stores) -> None:
     """P2: its leases, positions, runs and retries go, its dead letters stay; receipts of it are UNKNOWN or STALE; it may begin again."""
     store = durable_stores.open(max_retries=1)
     store.send_batch([message(n) for n in range(6)])
-    for group in ("g", "h", "f"):
-        store.pop("t", group, max_messages=2, invisible_ms=1000, order=group == "f")
+    for group in (G, H, "f"):
+        store.pop(T, group, max_messages=2, invisible_ms=1000, order=group == "f")
     durable_stores.clock.advance(1000)
     store.tick()
-    receipts = {group: store.pop("t", group, max_messages=3, invisible_ms=60_000, order=group == "f") for group in ("g", "h", "f")}
-    before = store.lag("t", "h")
-    store.delete_group("g")
+    receipts = {group: store.pop(T, group, max_messages=3, invisible_ms=60_000, order=group == "f") for group in (G, H, "f")}
+    before = store.lag(T, H)
+    store.delete_group(G)
     store.delete_group("f")
     store.delete_group("nobody")
-    assert store.groups() == ["h"]
-    assert store.lag("t", "h") == before
-    assert set(store.ack([*receipts["g"], *receipts["f"]])) <= {AckOutcome.UNKNOWN, AckOutcome.STALE}
-    assert store.ack(receipts["h"]) == [AckOutcome.ACKED] * 3
-    assert store.pops.topic(retry_topic("g", "t")) is None
-    assert store.lag("t", "g") == Lag(6, 0, 0, 0)
+    assert store.groups() == [H]
+    assert store.lag(T, H) == before
+    assert set(store.ack([*receipts[G], *receipts["f"]])) <= {AckOutcome.UNKNOWN, AckOutcome.STALE}
+    assert store.ack(receipts[H]) == [AckOutcome.ACKED] * 3
+    assert store.pops.topic(retry_topic(G, T)) is None
+    assert store.lag(T, G) == Lag(6, 0, 0, 0)
     assert store.verify() == []
     store = durable_stores.reopen(store, max_retries=1)
     assert store.verify() == []
-    assert store.groups() == ["h"]
-    assert [m.attempt for m in store.pop("t", "f")] == [1] * 6, "it may pop out of order now"
+    assert store.groups() == [H]
+    assert [m.attempt for m in store.pop(T, "f")] == [1] * 6, "it may pop out of order now"
     durable_stores.clock.advance(120_000)
     store.tick()
     assert store.verify() == []
@@ -231,15 +236,15 @@ def test_removing_a_topic_leaves_the_others(durable_stores: Stores) -> None:
     bury(durable_stores, store, 2)
     store.send_batch([message(n) for n in range(4)] + [message(f"u{n}", "u") for n in range(3)])
     store.send(message("later"), delay_ms=HOUR_MS)
-    held = store.pop("t", "g", max_messages=2)
-    store.pop("t", "f", order=True)
-    other = store.pop("u", "g")
-    store.delete_topic("t")
+    held = store.pop(T, G, max_messages=2)
+    store.pop(T, "f", order=True)
+    other = store.pop("u", G)
+    store.delete_topic(T)
     store.delete_topic("nowhere")
     assert [each.name for each in store.topics()] == ["u"]
     assert set(store.ack(held)) <= {AckOutcome.UNKNOWN, AckOutcome.STALE}
-    assert store.lag("t", "g") == Lag(0, 0, 0, 0)
-    assert len(store.dead_letters("g")) == 2
+    assert store.lag(T, G) == Lag(0, 0, 0, 0)
+    assert len(store.dead_letters(G)) == 2
     assert store.verify() == []
     store = durable_stores.reopen(store, max_retries=0)
     assert store.verify() == []
@@ -248,8 +253,8 @@ def test_removing_a_topic_leaves_the_others(durable_stores: Stores) -> None:
     store.tick()
     assert ids(pop_all(store)) == ["mlater"]
     assert read_ids(store) == ["mlater"]
-    assert store.resend_dead(store.dead_letters("g")) == 2
+    assert store.resend_dead(store.dead_letters(G)) == 2
     assert sorted(ids(pop_all(store))) == ["mt0", "mt1"]
-    store.delete_topic(dlq_topic("g"))
-    assert store.dead_letters("g") == []
+    store.delete_topic(dlq_topic(G))
+    assert store.dead_letters(G) == []
     assert store.verify() == []

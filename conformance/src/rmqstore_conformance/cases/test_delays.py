@@ -9,7 +9,10 @@ import pytest
 
 from rmqstore import IllegalArgumentError, IllegalMessageError, Message, MessageBatch
 from rmqstore.delays import DELAY_LEVELS_MS
-from rmqstore_conformance.stores import START_MS, Stores, message
+from rmqstore_conformance.data import topics
+from rmqstore_conformance.stores import START_MS, Stores, id_of, label, message, message_group_of
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
 
 MINUTE_MS = 60_000
 
@@ -66,9 +69,9 @@ def test_t4_properties_ask_for_a_time_in_their_order(
         store.send_batch(sent)
     else:
         store.send_batch(MessageBatch.of(sent).columns)
-    pending = {each.message.message_id: each for each in store.scan().timers}
+    pending = {label(each.message): each for each in store.scan().timers}
     if form == "send" and (deliver_at_ms is None or deliver_at_ms <= START_MS):
-        found: Any = store.get("m1")
+        found: Any = store.get(id_of("m1"))
         assert found.deliver_at_ms == deliver_at_ms
     else:
         found = pending["m1"].message
@@ -111,17 +114,17 @@ def test_t4_two_requests_of_different_kinds_are_refused(engine_stores: Stores) -
     """T4: a property beside a deliver time, or beside a message group, leaves open what is meant; a time for a whole batch wins."""
     store = engine_stores.open()
     for wrong in (
-        Message("t", b"x", properties={"TIMER_DELAY_MS": "5"}, deliver_at_ms=START_MS + 1),
-        Message("t", b"x", properties={"DELAY": "1"}, message_group="a"),
+        Message(T, b"x", properties={"TIMER_DELAY_MS": "5"}, deliver_at_ms=START_MS + 1),
+        Message(T, b"x", properties={"DELAY": "1"}, message_group=message_group_of("a")),
     ):
         with pytest.raises(IllegalMessageError):
             store.send(wrong)
         with pytest.raises(IllegalMessageError):
             store.send_batch([message(1), wrong])
     with pytest.raises(IllegalArgumentError):
-        store.send(Message("t", b"x", properties={"DELAY": "1"}), delay_ms=5)
-    store.send_batch([Message("t", b"x", properties={"DELAY": "1"})], delay_ms=MINUTE_MS)
+        store.send(Message(T, b"x", properties={"DELAY": "1"}), delay_ms=5)
+    store.send_batch([Message(T, b"x", properties={"DELAY": "1"})], delay_ms=MINUTE_MS)
     assert store.pending().earliest_ms == START_MS + MINUTE_MS
-    table = pa.table({"topic": ["t"], "body": [b"x"]})
+    table = pa.table({"topic": [T], "body": [b"x"]})
     store.send_batch(table, delay_level=5)
     assert store.pending().total == 2

@@ -11,11 +11,27 @@ from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, InitMode, 
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import PopRequest
 from rmqstore.message import dlq_topic, retry_topic
-from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, ids, message, pop_all, read_ids, state_of
+from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.stores import (
+    HOUR_MS,
+    START_MS,
+    Stores,
+    attempt_of,
+    ids,
+    label,
+    message,
+    message_group_of,
+    pop_all,
+    read_ids,
+    state_of,
+)
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+G, H = groups(__name__.rpartition(".")[2], 2)
 
 
 def pop(store: Store, most: int = 32, invisible_ms: int = 1000, **options: Any) -> list[PoppedMessage]:
-    return store.pop("t", "g", max_messages=most, invisible_ms=invisible_ms, order=True, **options)
+    return store.pop(T, G, max_messages=most, invisible_ms=invisible_ms, order=True, **options)
 
 
 @pytest.mark.clause("P9")
@@ -25,7 +41,7 @@ def test_p9_no_message_of_a_group_overtakes_another_in_a_widened_topic(stores: S
     store = stores.open(default_queues=2)
     groups = [f"customer{number}" for number in range(12)]
     for step, queues in enumerate((2, 3, 16, 16)):
-        store.create_topic("t", queues)
+        store.create_topic(T, queues)
         for each in groups[:6]:
             store.send(message(f"{each}-{step}", message_group=each))
         store.send_batch([message(f"{each}-{step}", message_group=each) for each in groups[6:]])
@@ -33,11 +49,11 @@ def test_p9_no_message_of_a_group_overtakes_another_in_a_widened_topic(stores: S
         if step == 2 and stores.pair.durable:
             store = stores.reopen(store, default_queues=2)
     last = dict.fromkeys(groups, -1)
-    while run := store.pop("t", "g", max_messages=3, order=True):
+    while run := store.pop(T, G, max_messages=3, order=True):
         for got in run:
             if got.message_group is not None:
-                step = int(str(got.message_id).rpartition("-")[2])
-                assert step == last[got.message_group] + 1, f"{got.message_id} overtakes"
+                step = int(str(label(got)).rpartition("-")[2])
+                assert step == last[got.message_group] + 1, f"{label(got)} overtakes"
                 last[got.message_group] = step
         store.ack(run)
     assert set(last.values()) == {3}
@@ -52,19 +68,19 @@ def test_p9_a_topic_that_begins_with_a_message_group_has_queues_for_many(stores:
     store = stores.open(fifo_queues=5)
     store.send(message("plain", "plain"))
     store.create_topic("asked", 1)
-    assert store.pop("popped", "g", order=True) == []
+    assert store.pop("popped", G, order=True) == []
     for topic in ("new", "popped", "plain", "asked"):
-        store.send(message(f"first-{topic}", topic, message_group="a"))
+        store.send(message(f"first-{topic}", topic, message_group=message_group_of("a")))
         store.send_batch([message(f"{topic}-{number}", topic, message_group=f"g{number}") for number in range(40)])
         store.create_topic(topic, 7)
-        store.send(message(f"last-{topic}", topic, message_group="a"))
+        store.send(message(f"last-{topic}", topic, message_group=message_group_of("a")))
     if stores.pair.durable:
         store = stores.reopen(store, fifo_queues=3)
     store.send_batch(MessageBatch.of([message(f"c{number}", "columns", message_group=f"g{number}") for number in range(40)]).columns)
     spread = {topic.name: topic.group_queues for topic in store.topics()}
     assert spread == {"new": 5, "popped": 5, "plain": 1, "asked": 1, "columns": 3 if stores.pair.durable else 5}
     for topic, queues in spread.items():
-        used = {got.queue_id for got in store.pop(topic, "g", max_messages=1024, order=True) if got.message_group is not None}
+        used = {got.queue_id for got in store.pop(topic, G, max_messages=1024, order=True) if got.message_group is not None}
         assert used == set(range(queues)), f"{topic} puts its groups into {used}"
     assert store.verify() == []
 
@@ -75,17 +91,17 @@ def test_f3_a_first_message_of_a_group_that_is_refused_makes_no_topic(engine_sto
     """F3: whatever refuses it, one message or a batch; the next one makes the topic."""
     store = engine_stores.open()
     before = state_of(store)
-    large = Message("t", b"x", message_group="a", properties={"p": "x" * 40_000})
+    large = Message(T, b"x", message_group=message_group_of("a"), properties={"p": "x" * 40_000})
     for call in (
         lambda: store.send(large),
-        lambda: store.send_batch([message(1, message_group="a"), large]),
-        lambda: store.send(message(1, message_group="a"), marks=[b""]),
-        lambda: store.send_batch([message(1, message_group="a")], delay_ms=1000),
+        lambda: store.send_batch([message(1, message_group=message_group_of("a")), large]),
+        lambda: store.send(message(1, message_group=message_group_of("a")), marks=[b""]),
+        lambda: store.send_batch([message(1, message_group=message_group_of("a"))], delay_ms=1000),
     ):
         with pytest.raises(ValueError):
             call()
         assert state_of(store) == before
-    store.send(message(1, message_group="a"))
+    store.send(message(1, message_group=message_group_of("a")))
     assert [topic.queues for topic in store.topics()] == [16]
 
 
@@ -135,7 +151,7 @@ def test_p9_nothing_more_before_the_run_is_acked(stores: Stores) -> None:
     assert pop(store) == []
     assert store.ack(run[1]) is AckOutcome.ACKED
     assert ids(pop(store)) == ["m3", "m4", "m5", "m6"]
-    assert store.pop("t", "other", order=True), "another group has a run of its own"
+    assert store.pop(T, "other", order=True), "another group has a run of its own"
     assert store.verify() == []
 
 
@@ -150,8 +166,8 @@ def test_p9_un_acked_messages_come_back_in_place_and_acked_ones_do_not(durable_s
     durable_stores.clock.advance(1000)
     report = store.tick()
     assert (report.retried, report.dead) == (3, 0)
-    assert store.pops.topic(retry_topic("g", "t")) is None, "there is no retry topic"
-    assert store.lag("t", "g") == Lag(ready=3, in_flight=0, retry=3, dead=0)
+    assert store.pops.topic(retry_topic(G, T)) is None, "there is no retry topic"
+    assert store.lag(T, G) == Lag(ready=3, in_flight=0, retry=3, dead=0)
     store = durable_stores.reopen(store)
     assert store.verify() == []
     again = pop(store, 5)
@@ -177,13 +193,13 @@ def test_p9_a_smaller_pop_takes_the_first_of_what_came_back(stores: Stores) -> N
     first = pop(store, 1)
     assert ids(first) == ["m0"]
     assert pop(store) == []
-    assert store.lag("t", "g") == Lag(ready=2, in_flight=1, retry=3, dead=0)
+    assert store.lag(T, G) == Lag(ready=2, in_flight=1, retry=3, dead=0)
     store.ack(first)
     assert ids(pop(store, 2)) == ["m1", "m2"]
     stores.clock.advance(1000)
     store.tick()
     rest = pop(store, 10)
-    assert [(m.message_id, m.attempt) for m in rest] == [("m1", 3), ("m2", 3), ("m3", 2), ("m4", 1), ("m5", 1)]
+    assert [(label(m), m.attempt) for m in rest] == [("m1", 3), ("m2", 3), ("m3", 2), ("m4", 1), ("m5", 1)]
     assert store.verify() == []
 
 
@@ -195,23 +211,23 @@ def test_p9_at_the_last_attempt_the_head_goes_to_the_dead_letters_and_the_rest_m
     store.send_batch([message(n) for n in range(3)])
     for attempt in (1, 2, 3):
         run = pop(store)
-        assert [(m.message_id, m.attempt) for m in run] == [(f"m{n}", attempt) for n in range(3)]
+        assert [(label(m), m.attempt) for m in run] == [(f"m{n}", attempt) for n in range(3)]
         stores.clock.advance(1000)
         report = store.tick()
         assert (report.retried, report.dead) == ((3, 0) if attempt < 3 else (2, 1))
-    letters = store.dead_letters("g")
-    assert [(each.origin_message_id, each.origin_topic) for each in letters] == [("m0", "t")]
+    letters = store.dead_letters(G)
+    assert [(label(each.origin_message_id), each.origin_topic) for each in letters] == [("m0", T)]
     assert "3 times" in letters[0].reason
     run = pop(store)
-    assert [(m.message_id, m.attempt) for m in run] == [("m1", 4), ("m2", 4)]
+    assert [(label(m), m.attempt) for m in run] == [("m1", 4), ("m2", 4)]
     assert store.release(run) == [ReleaseOutcome.RELEASED] * 2
     run = pop(store)
-    assert [(m.message_id, m.attempt) for m in run] == [("m1", 4), ("m2", 4)], "a release counts nothing, and kills nothing"
+    assert [(label(m), m.attempt) for m in run] == [("m1", 4), ("m2", 4)], "a release counts nothing, and kills nothing"
     assert store.ack(run[0]) is AckOutcome.ACKED
     stores.clock.advance(1000)
     assert store.tick().dead == 1
-    assert [each.origin_message_id for each in store.dead_letters("g")] == ["m0", "m2"]
-    assert store.lag("t", "g") == Lag(0, 0, 0, 2)
+    assert [label(each.origin_message_id) for each in store.dead_letters(G)] == ["m0", "m2"]
+    assert store.lag(T, G) == Lag(0, 0, 0, 2)
     assert pop(store) == []
     assert store.verify() == []
 
@@ -232,7 +248,7 @@ def test_p9_the_invisible_time_of_a_run_can_change_message_by_message(stores: St
     assert pop(store) == [], "the message in the middle is still leased"
     assert store.ack(run[1]) is AckOutcome.STALE
     assert store.ack(longer.receipt) is AckOutcome.ACKED
-    assert [(m.message_id, m.attempt) for m in pop(store)] == [("m0", 2), ("m2", 2), ("m3", 1)]
+    assert [(label(m), m.attempt) for m in pop(store)] == [("m0", 2), ("m2", 2), ("m3", 1)]
     assert store.change_invisible([], invisible_ms=1) == []
     assert store.verify() == []
 
@@ -243,7 +259,7 @@ def test_p9_a_run_in_pieces_that_end_together_buries_its_head_alone(stores: Stor
     """P9: leases of one run that were changed one by one end at once; whatever a revive is limited to, one message of it dies."""
     store = stores.open(default_queues=1, max_retries=0)
     store.send_batch([message(n) for n in range(4)])
-    for popped in store.pop("t", "g", order=True, max_messages=4, invisible_ms=1000):
+    for popped in store.pop(T, G, order=True, max_messages=4, invisible_ms=1000):
         store.change_invisible(popped, invisible_ms=5000)
     stores.clock.advance(5000)
     dead = 0
@@ -254,8 +270,8 @@ def test_p9_a_run_in_pieces_that_end_together_buries_its_head_alone(stores: Stor
         if not report.more:
             break
     assert dead == 1
-    assert [letter.message.message_id for letter in store.dead_letters("g")] == ["m0"]
-    assert [each.message_id for each in store.pop("t", "g", order=True, max_messages=4)] == ["m1", "m2", "m3"]
+    assert [label(letter.message) for letter in store.dead_letters(G)] == ["m0"]
+    assert [label(each) for each in store.pop(T, G, order=True, max_messages=4)] == ["m1", "m2", "m3"]
 
 
 @pytest.mark.clause("P9", "P7")
@@ -269,7 +285,7 @@ def test_p9_released_messages_come_back_in_place_uncounted(stores: Stores) -> No
     assert store.release(run[0]) is ReleaseOutcome.STALE
     assert pop(store) == []
     store.ack(run[1:])
-    assert [(m.message_id, m.attempt) for m in pop(store)] == [("m0", 1), ("m3", 1)]
+    assert [(label(m), m.attempt) for m in pop(store)] == [("m0", 1), ("m3", 1)]
 
 
 @pytest.mark.clause("P9")
@@ -277,16 +293,16 @@ def test_p9_released_messages_come_back_in_place_uncounted(stores: Stores) -> No
 def test_p9_the_first_pop_fixes_the_mode(durable_stores: Stores) -> None:
     """P9: for each group and topic, also when it gave nothing and after a reopen; the other mode is refused and changes nothing."""
     store = durable_stores.open()
-    assert store.pop("t", "g", order=True) == []
-    assert store.pop("t", "h") == []
+    assert store.pop(T, G, order=True) == []
+    assert store.pop(T, H) == []
     store.send(message(1))
     store = durable_stores.reopen(store)
-    for group, order in (("g", False), ("h", True)):
+    for group, order in ((G, False), (H, True)):
         with pytest.raises(IllegalArgumentError, match=f"group '{group}' pops topic 't'"):
-            store.pop("t", group, order=order)
-    assert store.lag("t", "g") == store.lag("t", "h") == Lag(1, 0, 0, 0)
-    assert [(each.group, each.is_ordered) for each in store.subscriptions()] == [("g", True), ("h", False)]
-    assert store.pop("u", "g") == [], "another topic is another matter"
+            store.pop(T, group, order=order)
+    assert store.lag(T, G) == store.lag(T, H) == Lag(1, 0, 0, 0)
+    assert [(each.group, each.is_ordered) for each in store.subscriptions()] == [(G, True), (H, False)]
+    assert store.pop("u", G) == [], "another topic is another matter"
 
 
 @pytest.mark.clause("P9", "P1")
@@ -298,15 +314,15 @@ def test_p9_a_repeated_attempt_gets_the_same_run(stores: Stores) -> None:
     pop(store, 2)
     stores.clock.advance(1000)
     store.tick()
-    first = pop(store, 3, attempt_id="a1")
+    first = pop(store, 3, attempt_id=attempt_of("a1"))
     assert [m.attempt for m in first] == [2, 2, 1]
     assert pop(store, 3) == []
-    again = pop(store, 3, attempt_id="a1")
-    assert [(m.message_id, m.attempt, m.receipt, m.first_pop_ms) for m in again] == [
-        (m.message_id, m.attempt, m.receipt, m.first_pop_ms) for m in first
+    again = pop(store, 3, attempt_id=attempt_of("a1"))
+    assert [(label(m), m.attempt, m.receipt, m.first_pop_ms) for m in again] == [
+        (label(m), m.attempt, m.receipt, m.first_pop_ms) for m in first
     ]
     store.ack(first[0])
-    assert ids(pop(store, 3, attempt_id="a1")) == ["m1", "m2"]
+    assert ids(pop(store, 3, attempt_id=attempt_of("a1"))) == ["m1", "m2"]
 
 
 @pytest.mark.clause("P9")
@@ -314,7 +330,7 @@ def test_p9_a_repeated_attempt_gets_the_same_run(stores: Stores) -> None:
 def test_p9_message_groups_keep_their_order_in_one_queue_each(stores: Stores) -> None:
     """P9: the store gives all messages of a group one queue; queues go on independently of each other."""
     store = stores.open()
-    store.create_topic("t", 4)
+    store.create_topic(T, 4)
     for step in range(5):
         for group in range(8):
             store.send(message(f"{group}-{step}", message_group=f"group{group}"))
@@ -325,11 +341,11 @@ def test_p9_message_groups_keep_their_order_in_one_queue_each(stores: Stores) ->
         for each in popped:
             assert each.queue_id != held[0].queue_id
             queues.setdefault(each.message_group, set()).add(each.queue_id)
-            order.setdefault(each.message_group, []).append(each.message_id)
+            order.setdefault(each.message_group, []).append(label(each))
         store.ack(popped)
     assert all(len(numbers) == 1 for numbers in queues.values())
     assert all(found == [f"m{str(name).removeprefix('group')}-{step}" for step in range(5)] for name, found in order.items())
-    assert store.lag("t", "g").in_flight == 1
+    assert store.lag(T, G).in_flight == 1
 
 
 @pytest.mark.clause("P9", "P14")
@@ -337,21 +353,21 @@ def test_p9_message_groups_keep_their_order_in_one_queue_each(stores: Stores) ->
 def test_p9_rest_and_ready_leave_closed_queues_out(stores: Stores) -> None:
     """P9: a queue whose run is leased is not ready, so that nobody is woken for it; an expired run is."""
     store = stores.open()
-    store.create_topic("t", 2)
+    store.create_topic(T, 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(10)])
 
     def ask(queue: int | None, most: int = 2) -> tuple[int, int]:
-        result, _ = store.pops.pop(PopRequest("t", "g", most, 1000, queue, order=True), stores.clock.now_ms())
+        result, _ = store.pops.pop(PopRequest(T, G, most, 1000, queue, order=True), stores.clock.now_ms())
         return len(result.messages), result.rest
 
     assert ask(0) == (2, 0)
-    assert store.pops.ready("t", "g", "*", stores.clock.now_ms()) is True
+    assert store.pops.ready(T, G, "*", stores.clock.now_ms()) is True
     assert ask(1) == (2, 0)
     assert ask(None) == (0, 0)
-    assert store.pops.ready("t", "g", "*", stores.clock.now_ms()) == START_MS + 1000
+    assert store.pops.ready(T, G, "*", stores.clock.now_ms()) == START_MS + 1000
     stores.clock.advance(1000)
     store.tick()
-    assert store.pops.ready("t", "g", "*", stores.clock.now_ms()) is True
+    assert store.pops.ready(T, G, "*", stores.clock.now_ms()) is True
     assert ask(None, 1) == (1, 5)
 
 
@@ -365,11 +381,11 @@ def test_p9_a_reset_drops_the_run(stores: Stores) -> None:
     stores.clock.advance(1000)
     store.tick()
     run = pop(store, 3)
-    store.reset_offset("t", "g", 1)
+    store.reset_offset(T, G, 1)
     assert store.ack(run) == [AckOutcome.STALE] * 3
-    assert store.lag("t", "g") == Lag(3, 0, 0, 0)
-    assert [(m.message_id, m.attempt) for m in pop(store)] == [("m1", 1), ("m2", 1), ("m3", 1)]
-    store.reset_offset("t", "g", InitMode.MAX)
+    assert store.lag(T, G) == Lag(3, 0, 0, 0)
+    assert [(label(m), m.attempt) for m in pop(store)] == [("m1", 1), ("m2", 1), ("m3", 1)]
+    store.reset_offset(T, G, InitMode.MAX)
     assert pop(store) == []
     assert store.verify() == []
 
@@ -396,12 +412,12 @@ def test_p9_filters_and_limits_hold_in_order_too(stores: Stores) -> None:
 def test_p9_dead_letters_of_an_ordered_group_go_back_to_the_end_of_their_queue(stores: Stores) -> None:
     """P9: an ordered group reads no retry topic, so a resent message takes a new place at the end of its message group's queue."""
     store = stores.open(max_retries=0)
-    store.create_topic("t", 3)
-    store.send_batch([message(n, message_group="a") for n in range(3)])
+    store.create_topic(T, 3)
+    store.send_batch([message(n, message_group=message_group_of("a")) for n in range(3)])
     run = pop(store, 1)
     stores.clock.advance(1000)
     assert store.tick().dead == 1
-    assert store.resend_dead(store.dead_letters("g")) == 1
+    assert store.resend_dead(store.dead_letters(G)) == 1
     back = pop_all(store, order=True, max_messages=1)
-    assert [(m.message_id, m.queue_id, m.attempt) for m in back] == [(each, run[0].queue_id, 1) for each in ("m1", "m2", "m0")]
-    assert read_ids(store, dlq_topic("g")) == []
+    assert [(label(m), m.queue_id, m.attempt) for m in back] == [(each, run[0].queue_id, 1) for each in ("m1", "m2", "m0")]
+    assert read_ids(store, dlq_topic(G)) == []

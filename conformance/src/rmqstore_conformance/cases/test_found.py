@@ -10,16 +10,20 @@ import pytest
 from rmqstore import AckOutcome, Store
 from rmqstore.message import PARKED_TOPIC, dlq_topic
 from rmqstore_conformance.damaging import damage_messages
-from rmqstore_conformance.stores import Stores, ids, message, pop_all
+from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.stores import Stores, ids, label, message, plain, pop_all
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+G, H = groups(__name__.rpartition(".")[2], 2)
 
 
 @pytest.mark.clause("P2", "P5")
-@pytest.mark.parametrize("delete", [lambda store: store.delete_group("g"), lambda store: store.delete_topic("t")], ids=["group", "topic"])
+@pytest.mark.parametrize("delete", [lambda store: store.delete_group(G), lambda store: store.delete_topic(T)], ids=["group", "topic"])
 def test_p2_what_is_deleted_and_made_anew_has_receipts_of_its_own(durable_stores: Stores, delete: Callable[[Store], None]) -> None:
     """P2: also when the clock stands still or goes back, and after a reopen: a receipt of before the deletion acks nothing."""
     store = durable_stores.open()
     store.send(message(1))
-    (old,) = store.pop("t", "g")
+    (old,) = store.pop(T, G)
     delete(store)
     for step in ("same time", "reopened", "set back"):
         if step == "reopened":
@@ -30,10 +34,10 @@ def test_p2_what_is_deleted_and_made_anew_has_receipts_of_its_own(durable_stores
             durable_stores.clock.set(durable_stores.clock.now_ms() - 5)
         if not store.topics():
             store.send(message(1))
-        (new,) = store.pop("t", "g")
+        (new,) = store.pop(T, G)
         assert new.receipt != old.receipt
         assert store.ack(old) in (AckOutcome.STALE, AckOutcome.UNKNOWN)
-        assert store.lag("t", "g").in_flight == 1, f"the old receipt acked the new lease: {step}"
+        assert store.lag(T, G).in_flight == 1, f"the old receipt acked the new lease: {step}"
 
 
 @pytest.mark.clause("P2", "P5")
@@ -43,9 +47,9 @@ def test_p5_what_was_done_to_a_deleted_topic_is_no_part_of_the_state(durable_sto
     """P5: leases that run and leases that ended are gone with their topic, at once for who looks, and with upkeep from the store."""
     store = durable_stores.open(outcome_memory_ms=10_000)
     store.send_batch([message(n) for n in range(3)])
-    store.ack(acked := store.pop("t", "g", max_messages=1))
-    store.pop("t", "g", max_messages=1, invisible=timedelta(seconds=5))
-    store.delete_topic("t")
+    store.ack(acked := store.pop(T, G, max_messages=1))
+    store.pop(T, G, max_messages=1, invisible=timedelta(seconds=5))
+    store.delete_topic(T)
     if anew:
         store.send(message(1))
     assert store.ack(acked) == [AckOutcome.UNKNOWN]
@@ -68,10 +72,10 @@ def test_p5_nothing_comes_back_of_a_topic_that_many_groups_held(durable_stores: 
     store = durable_stores.open()
     groups = [f"g{number}" for number in range(300)]
     store.send_batch([message(0), message(1, "other")])
-    held = {group: store.pop("t", group, invisible_ms=5000)[0] for group in groups}
+    held = {group: store.pop(T, group, invisible_ms=5000)[0] for group in groups}
     store.ack(held["g0"])
     store.pop("other", "g1")
-    store.delete_topic("t")
+    store.delete_topic(T)
     if after == "reopened":
         store = durable_stores.reopen(store)
     if after == "after upkeep":
@@ -87,14 +91,14 @@ def test_p5_nothing_comes_back_of_a_topic_that_many_groups_held(durable_stores: 
     store.delete_group("g3")
     store.send(message(2))
     assert set(store.ack(list(held.values()))) <= {AckOutcome.STALE, AckOutcome.UNKNOWN}
-    assert [ids(store.pop("t", group, invisible_ms=60_000)) for group in groups] == [["m2"]] * len(groups)
+    assert [ids(store.pop(T, group, invisible_ms=60_000)) for group in groups] == [["m2"]] * len(groups)
     durable_stores.clock.advance(5000)
     assert store.tick().retried == 0, "a lease of the deleted topic gave its message back"
-    assert store.lag("t", "g2").in_flight == 1
+    assert store.lag(T, "g2").in_flight == 1
     assert store.verify() == []
     store = durable_stores.reopen(store)
     assert store.verify() == []
-    assert len(store.leases("t")) == len(groups)
+    assert len(store.leases(T)) == len(groups)
 
 
 @pytest.mark.clause("P7", "P9")
@@ -103,15 +107,15 @@ def test_p7_letters_resent_to_a_deleted_group_reach_it_also_in_order(stores: Sto
     """P7: a group that was deleted may begin again in order; what was sent back to it meanwhile comes too, and can be acked."""
     store = stores.open(max_retries=0, reclaim="age")
     store.send_batch([message(n) for n in range(2)])
-    store.pop("t", "g", max_messages=1, invisible_ms=1)
+    store.pop(T, G, max_messages=1, invisible_ms=1)
     stores.clock.advance(1)
     assert store.tick().dead == 1
-    store.delete_group("g")
-    assert store.resend_dead(store.dead_letters("g")) == 1
-    assert store.lag("t", "g").retry == 1
+    store.delete_group(G)
+    assert store.resend_dead(store.dead_letters(G)) == 1
+    assert store.lag(T, G).retry == 1
     assert sorted(ids(pop_all(store, order=True))) == ["m0", "m0", "m1"]
-    assert store.pops.ready("t", "g", "*", stores.clock.now_ms()) is None
-    assert store.lag("t", "g").retry == 0
+    assert store.pops.ready(T, G, "*", stores.clock.now_ms()) is None
+    assert store.lag(T, G).retry == 0
     assert store.verify() == []
 
 
@@ -121,15 +125,15 @@ def test_p14_dead_letters_of_a_topic_that_was_made_anew_are_counted_right(stores
     store = stores.open(max_retries=0)
     for _ in range(2):
         store.send(message(1))
-        store.pop("t", "g", invisible_ms=1)
+        store.pop(T, G, invisible_ms=1)
         stores.clock.advance(1)
         assert store.tick().dead == 1
-        first = store.dead_letters("g")[0]
-        if len(store.dead_letters("g")) == 1:
-            store.delete_topic("t")
-    assert store.lag("t", "g").dead == 1
+        first = store.dead_letters(G)[0]
+        if len(store.dead_letters(G)) == 1:
+            store.delete_topic(T)
+    assert store.lag(T, G).dead == 1
     assert store.drop_dead([first]) == 1
-    assert store.lag("t", "g").dead == 1
+    assert store.lag(T, G).dead == 1
 
 
 @pytest.mark.clause("P9")
@@ -139,7 +143,7 @@ def test_p9_one_message_dies_when_a_run_ends(stores: Stores, changed: bool) -> N
     """P9: the head goes and the rest moves up, whether or not the invisible time of a message was changed to the same end."""
     store = stores.open(max_retries=0)
     store.send_batch([message(n) for n in range(3)])
-    run = store.pop("t", "g", order=True, invisible_ms=1000)
+    run = store.pop(T, G, order=True, invisible_ms=1000)
     if changed:
         store.change_invisible(run[1], invisible_ms=1000)
     stores.clock.advance(1000)
@@ -152,10 +156,10 @@ def test_p14_ready_names_the_end_of_a_lease_of_the_group(stores: Stores) -> None
     """P14: when another group's lease ends first, nobody of this one is told to look then."""
     store = stores.open()
     store.send(message(1))
-    store.pop("t", "g", invisible_ms=5000)
-    store.pop("t", "h", invisible_ms=1000)
+    store.pop(T, G, invisible_ms=5000)
+    store.pop(T, H, invisible_ms=1000)
     now_ms = stores.clock.now_ms()
-    assert store.pops.ready("t", "g", "*", now_ms) == now_ms + 5000
+    assert store.pops.ready(T, G, "*", now_ms) == now_ms + 5000
 
 
 @pytest.mark.clause("P7")
@@ -164,16 +168,16 @@ def test_p7_a_letter_of_a_deleted_queue_takes_no_other_with_it(stores: Stores) -
     store = stores.open(max_retries=0)
     for number in (1, 2):
         store.send(message(number))
-        store.pop("t", "g", invisible_ms=1)
+        store.pop(T, G, invisible_ms=1)
         stores.clock.advance(1)
         assert store.tick().dead == 1
         if number == 1:
-            old = store.dead_letters("g")
-            store.delete_topic(dlq_topic("g"))
-    assert [each.message.queue_offset for each in store.dead_letters("g")] == [0]
+            old = store.dead_letters(G)
+            store.delete_topic(dlq_topic(G))
+    assert [each.message.queue_offset for each in store.dead_letters(G)] == [0]
     assert store.drop_dead(old) == 0
     assert store.resend_dead(old) == 0
-    assert [each.origin_message_id for each in store.dead_letters("g")] == ["m2"]
+    assert [label(each.origin_message_id) for each in store.dead_letters(G)] == ["m2"]
     assert store.verify() == []
 
 
@@ -181,13 +185,13 @@ def test_p7_a_letter_of_a_deleted_queue_takes_no_other_with_it(stores: Stores) -
 def test_t12_a_damaged_run_of_parked_entries_is_parked_for_good(stores: Stores) -> None:
     """T12: the entry that stands for it lies behind it in the same queue, is counted, and outlives the upkeep."""
     store = stores.open()
-    store.send(message(1))
+    store.send(plain(1))
     damage_messages(store, b"body 1")
-    assert store.pop("t", "g") == []
+    assert store.pop(T, G) == []
     damage_messages(store, store.read(PARKED_TOPIC).messages[0].body[-8:])
     store.pop(PARKED_TOPIC, "operator")
     for _ in range(2):
-        assert [each.origin_message_id for each in store.parked()] == [f"{PARKED_TOPIC}/0/0"]
+        assert [label(each.origin_message_id) for each in store.parked()] == [f"{PARKED_TOPIC}/0/0"]
         store.tick()
     assert store.verify() == []
 
@@ -197,15 +201,15 @@ def test_t12_a_damaged_run_of_parked_entries_is_parked_for_good(stores: Stores) 
 def test_p9_a_damaged_run_is_parked_once(stores: Stores) -> None:
     """P9: several un-acked messages of one damaged run: one entry, exact counts, and the pop goes on with what can be read."""
     store = stores.open()
-    store.send_batch([message(n) for n in range(5)])
-    assert len(store.pop("t", "g", order=True, max_messages=3, invisible_ms=1)) == 3
+    store.send_batch([plain(n) for n in range(5)])
+    assert len(store.pop(T, G, order=True, max_messages=3, invisible_ms=1)) == 3
     stores.clock.advance(1)
     store.tick()
     pieces = damage_messages(store, *(f"body {n}".encode() for n in range(5)))
-    store.send(message("sound"))
-    assert ids(store.pop("t", "g", order=True, max_messages=1)) == ["msound"]
+    store.send(plain("sound"))
+    assert ids(store.pop(T, G, order=True, max_messages=1)) == ["msound"]
     assert len(store.parked()) == pieces
-    assert store.lag("t", "other").ready == 1
+    assert store.lag(T, "other").ready == 1
     assert store.verify() == []
 
 
@@ -215,15 +219,15 @@ def test_p9_letters_that_wait_in_a_run_can_be_dropped(stores: Stores) -> None:
     """P14: a dropped letter is not counted as waiting, and nobody is woken for it."""
     store = stores.open(max_retries=0)
     store.send(message(1))
-    store.pop("t", "g", invisible_ms=1)
+    store.pop(T, G, invisible_ms=1)
     stores.clock.advance(1)
     store.tick()
-    letters = store.dead_letters("g")
-    store.release(store.pop(dlq_topic("g"), "repair", order=True))
-    assert store.lag(dlq_topic("g"), "repair").retry == 1
+    letters = store.dead_letters(G)
+    store.release(store.pop(dlq_topic(G), "repair", order=True))
+    assert store.lag(dlq_topic(G), "repair").retry == 1
     assert store.drop_dead(letters) == 1
-    assert store.lag(dlq_topic("g"), "repair").retry == 0
-    assert store.pops.ready(dlq_topic("g"), "repair", "*", stores.clock.now_ms()) is None
+    assert store.lag(dlq_topic(G), "repair").retry == 0
+    assert store.pops.ready(dlq_topic(G), "repair", "*", stores.clock.now_ms()) is None
     assert store.verify() == []
 
 
@@ -233,12 +237,12 @@ def test_p7_a_letter_of_a_dead_letter_queue_goes_back_to_its_own_group(stores: S
     """P7: also when that group pops the queue in order; the letter of the first group stays what it is."""
     store = stores.open(max_retries=0)
     store.send(message(1))
-    store.pop("t", "g", invisible_ms=1)
+    store.pop(T, G, invisible_ms=1)
     stores.clock.advance(1)
     store.tick()
-    store.pop(dlq_topic("g"), "audit", order=True, invisible_ms=1)
+    store.pop(dlq_topic(G), "audit", order=True, invisible_ms=1)
     stores.clock.advance(1)
     assert store.tick().dead == 1
     assert store.resend_dead(store.dead_letters("audit")) == 1
-    assert [each.origin_topic for each in store.dead_letters("g")] == ["t"]
-    assert ids(store.pop(dlq_topic("g"), "audit", order=True)) == ["m1"]
+    assert [each.origin_topic for each in store.dead_letters(G)] == [T]
+    assert ids(store.pop(dlq_topic(G), "audit", order=True)) == ["m1"]

@@ -17,7 +17,11 @@ import pytest
 import rmqstore
 from rmqstore import ConfigError, CorruptStoreError, FormatVersionError, Store, StoreClosedError, StoreLockedError, StorePathError
 from rmqstore.message import PARKED_TOPIC
-from rmqstore_conformance.stores import START_MS, Pair, Stores, message, read_ids, stores_of
+from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.stores import START_MS, Pair, Stores, key_of, message, read_ids, stores_of
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+(G,) = groups(__name__.rpartition(".")[2], 1)
 
 
 @pytest.mark.clause("R4")
@@ -244,16 +248,16 @@ def test_x1_a_closed_store_says_so(stores: Stores) -> None:
     store = stores.open()
     sent = store.send(message(1), delay_ms=1000)
     store.send(message(2))
-    (popped,) = store.pop("t", "g")
+    (popped,) = store.pop(T, G)
     store.close()
     store.close()
     calls = [
         lambda s: s.send(message(3)), lambda s: s.send_batch([message(3)]), lambda s: s.cancel(sent.handle or ""),
-        lambda s: s.cancel_key("t", "k"),
-        lambda s: s.pop("t", "g"), lambda s: s.pop_batch("t", "g"), lambda s: s.ack(popped),
+        lambda s: s.cancel_key(T, key_of("k")),
+        lambda s: s.pop(T, G), lambda s: s.pop_batch(T, G), lambda s: s.ack(popped),
         lambda s: s.change_invisible(popped, invisible_ms=1),
-        lambda s: s.release(popped), Store.tick, Store.pending, Store.scan, lambda s: s.lag("t", "g"), Store.topics,
-        lambda s: s.create_topic("x"), Store.groups, lambda s: s.offsets("g"), lambda s: s.reset_offset("t", "g", 0), lambda s: s.read("t"),
+        lambda s: s.release(popped), Store.tick, Store.pending, Store.scan, lambda s: s.lag(T, G), Store.topics,
+        lambda s: s.create_topic("x"), Store.groups, lambda s: s.offsets(G), lambda s: s.reset_offset(T, G, 0), lambda s: s.read(T),
         Store.stats, Store.verify, lambda s: s.snapshot(stores.root / "copy"), Store.flush, Store.confirm_clock_step, Store.next_wake_ms,
     ]  # fmt: skip
     for call in calls:

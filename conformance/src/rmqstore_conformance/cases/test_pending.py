@@ -11,7 +11,11 @@ from rmqstore import AckOutcome
 from rmqstore.contract import EMPTY_CURSOR
 from rmqstore.message import PARKED_TOPIC
 from rmqstore_conformance.damaging import Spoiling, cut, damage_messages, damage_timers, flipped
-from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, message, pop_all, read_ids
+from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, label, message, plain, pop_all, read_ids
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+G, H = groups(__name__.rpartition(".")[2], 2)
 
 BODIES = [b"%d" % n * 100 for n in range(3)]
 """Long enough to be cut short."""
@@ -31,7 +35,7 @@ def test_t10_counts_with_random_edges(stores: Stores) -> None:
         for sent, row in zip(store.send_batch(rows), rows, strict=True):
             assert sent.handle is not None
             assert row.deliver_at_ms is not None
-            alive[sent.message_id] = (row.deliver_at_ms, sent.handle)
+            alive[label(sent)] = (row.deliver_at_ms, sent.handle)
         for name in rng.sample(sorted(alive), 2):
             assert store.cancel(alive.pop(name)[1]) is rmqstore.CancelOutcome.CANCELLED
         if step % 3 == 2:
@@ -50,7 +54,7 @@ def test_t10_counts_with_random_edges(stores: Stores) -> None:
         after = None
         while True:
             page = store.scan(from_ms=low, to_ms=high, after=after, limit=3)
-            seen += [each.message.message_id or "" for each in page.timers]
+            seen += [label(each.message) or "" for each in page.timers]
             if (after := page.next_after) is None:
                 break
         assert sorted(seen) == sorted(name for name, (at, _) in alive.items() if low <= at < high)
@@ -102,7 +106,7 @@ def test_t12_a_damaged_timer_is_parked(stores: Stores, spoil: Spoiling) -> None:
     """T12: it comes out as a message of ``%PARKED%`` with a reason; those before and behind it are delivered."""
     store = stores.open()
     for n in range(3):
-        store.send(message(n, body=BODIES[n]), deliver_at_ms=START_MS + 1000 * (n + 1))
+        store.send(plain(n, body=BODIES[n]), deliver_at_ms=START_MS + 1000 * (n + 1))
     damage_timers(store, BODIES[1], spoil=spoil)
     stores.clock.advance(5000)
     store.tick()
@@ -121,8 +125,8 @@ def test_t12_a_damaged_timer_is_parked(stores: Stores, spoil: Spoiling) -> None:
 def test_t12_a_damaged_run_of_many_timers_parks_and_the_rest_goes_on(stores: Stores) -> None:
     """T12: timers that lie in one piece cannot be told apart any more: one parked entry a piece, no other touched, counters right."""
     store = stores.open(hand_over_limit=1)
-    store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(5)])
-    store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(5, 8)])
+    store.send_batch([plain(n, deliver_at_ms=START_MS + 1000) for n in range(5)])
+    store.send_batch([plain(n, deliver_at_ms=START_MS + 1000) for n in range(5, 8)])
     pieces = damage_timers(store, *(f"body {n}".encode() for n in range(5)))
     stores.clock.advance(5000)
     store.tick()
@@ -138,13 +142,13 @@ def test_t12_a_damaged_queue_entry_is_parked_by_the_pop(stores: Stores, spoil: S
     """T12: the pop steps over it, parks it once, and gives the others to every group."""
     store = stores.open()
     for n in range(3):
-        store.send(message(n, body=BODIES[n]))
+        store.send(plain(n, body=BODIES[n]))
     damage_messages(store, BODIES[1], spoil=spoil)
-    assert ids(pop_all(store, group="g")) == ["m0", "m2"]
-    assert ids(pop_all(store, group="h")) == ["m0", "m2"]
+    assert ids(pop_all(store, group=G)) == ["m0", "m2"]
+    assert ids(pop_all(store, group=H)) == ["m0", "m2"]
     assert len(store.read(PARKED_TOPIC)) == 1
-    for group in ("g", "h"):
-        assert store.lag("t", group).ready == 0
+    for group in (G, H):
+        assert store.lag(T, group).ready == 0
     assert store.verify() == []
 
 
@@ -153,11 +157,11 @@ def test_t12_lag_does_not_count_what_was_parked(stores: Stores) -> None:
     """P14: once an entry was parked, no group has it before it."""
     store = stores.open()
     for n in range(3):
-        store.send(message(n))
+        store.send(plain(n))
     damage_messages(store, b"body 1")
-    pop_all(store, group="g")
-    assert store.lag("t", "h").ready == 2
-    assert len(pop_all(store, group="h")) == 2
+    pop_all(store, group=G)
+    assert store.lag(T, H).ready == 2
+    assert len(pop_all(store, group=H)) == 2
 
 
 @pytest.mark.clause("T12")
@@ -165,8 +169,8 @@ def test_t12_a_leased_message_that_went_bad_is_parked_when_its_lease_ends(stores
     """T12: the revive of others is not held up, and acking the bad one still works before."""
     store = stores.open()
     for n in range(4):
-        store.send(message(n))
-    popped = store.pop("t", "g", invisible_ms=1000)
+        store.send(plain(n))
+    popped = store.pop(T, G, invisible_ms=1000)
     damage_messages(store, b"body 0", b"body 2")
     assert store.ack(popped[0]) is AckOutcome.ACKED
     stores.clock.advance(1000)
@@ -175,7 +179,7 @@ def test_t12_a_leased_message_that_went_bad_is_parked_when_its_lease_ends(stores
     assert sorted(ids(pop_all(store))) == ["m1", "m3"]
     parked = store.read(PARKED_TOPIC).messages
     assert len(parked) == 1
-    assert "g" in parked[0].properties["PARKED_REASON"]
+    assert G in parked[0].properties["PARKED_REASON"]
 
 
 @pytest.mark.clause("T12")
@@ -183,10 +187,10 @@ def test_t12_due_reads_a_damaged_timer_alike_every_time(stores: Stores) -> None:
     """T12: ``due`` stays a pure read over damage."""
     store = stores.open()
     for n in range(2):
-        store.send(message(n), deliver_at_ms=START_MS + 1000)
+        store.send(plain(n), deliver_at_ms=START_MS + 1000)
     damage_timers(store, b"body 0")
     store.timers.seal(START_MS + 1000)
     first, again = (store.timers.due(EMPTY_CURSOR, 10) for _ in range(2))
-    assert [m.topic for m in first.messages.messages] == [PARKED_TOPIC, "t"]
+    assert [m.topic for m in first.messages.messages] == [PARKED_TOPIC, T]
     assert first.cursor == again.cursor
     assert first.messages.columns.equals(again.messages.columns)

@@ -8,7 +8,11 @@ import pytest
 
 from rmqstore import AckOutcome, IllegalArgumentError, IllegalFilterError, InitMode, Lag
 from rmqstore.contract import PopRequest
+from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import START_MS, Stores, ids, message, pop_all
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+G, H = groups(__name__.rpartition(".")[2], 2)
 
 
 @pytest.mark.clause("P10")
@@ -20,7 +24,7 @@ def test_p10_tag_expressions(stores: Stores) -> None:
     expected = {"red": [0, 4], "red || blue": [0, 1, 4], "red||blue": [0, 1, 4], "*": list(range(6)), "none": [], " green ": [3]}
     for number, (expression, wanted) in enumerate(expected.items()):
         assert ids(pop_all(store, group=f"g{number}", filter=expression)) == [f"m{n}" for n in wanted]
-        assert store.lag("t", f"g{number}").ready == 0, "the offset has passed what the filter left out"
+        assert store.lag(T, f"g{number}").ready == 0, "the offset has passed what the filter left out"
 
 
 @pytest.mark.clause("P10")
@@ -29,13 +33,13 @@ def test_p10_many_left_out_messages_do_not_stall(engine_stores: Stores) -> None:
     store = engine_stores.open()
     store.send_batch([message(n, tag="blue") for n in range(40_000)])
     store.send(message("match", tag="red"))
-    before = store.lag("t", "g").ready
+    before = store.lag(T, G).ready
     for _ in range(50):
-        found = store.pop("t", "g", filter="red")
+        found = store.pop(T, G, filter="red")
         if found:
             break
-        assert store.lag("t", "g").ready < before
-        before = store.lag("t", "g").ready
+        assert store.lag(T, G).ready < before
+        before = store.lag(T, G).ready
     assert ids(found) == ["mmatch"]
 
 
@@ -44,10 +48,10 @@ def test_p10_retries_are_not_filtered(stores: Stores) -> None:
     """P10: what the group got once comes back under any filter."""
     store = stores.open()
     store.send_batch([message(1, tag="red"), message(2, tag="blue")])
-    assert len(store.pop("t", "g", invisible_ms=1000)) == 2
+    assert len(store.pop(T, G, invisible_ms=1000)) == 2
     stores.clock.advance(1000)
     store.tick()
-    assert sorted(ids(store.pop("t", "g", filter="red"))) == ["m1", "m2"]
+    assert sorted(ids(store.pop(T, G, filter="red"))) == ["m1", "m2"]
 
 
 SQL_CASES = {
@@ -75,6 +79,8 @@ def test_p10_sql92_expressions(stores: Stores, batched: bool) -> None:
     sent = [
         message(
             n,
+            # What expressions name is written as it is.
+            message_id=f"m{n}",
             tag="odd" if n % 2 else "even",
             keys=(f"k{n}", "extra") if n == 5 else (f"k{n}",),
             properties={"n": str(n), **({} if n % 2 else {"colour": "red"}), **({"urgent": "true"} if n == 7 else {})},
@@ -88,7 +94,7 @@ def test_p10_sql92_expressions(stores: Stores, batched: bool) -> None:
             store.send(each)
     for number, (expression, wanted) in enumerate(SQL_CASES.items()):
         assert ids(pop_all(store, group=f"g{number}", filter=expression, max_messages=3)) == [f"m{n}" for n in wanted], expression
-        assert store.lag("t", f"g{number}").ready == 0
+        assert store.lag(T, f"g{number}").ready == 0
 
 
 @pytest.mark.clause("P10")
@@ -98,9 +104,9 @@ def test_p10_sql92_on_long_runs_stops_where_the_pop_is_full(engine_stores: Store
     store = engine_stores.open()
     store.send_batch([message(n, properties={"n": str(n % 7), "größe": "ü\\"}) for n in range(1000)])
     found = []
-    while popped := store.pop("t", "g", filter="n IN ('3', '5') AND n > 4", max_messages=11):
+    while popped := store.pop(T, G, filter="n IN ('3', '5') AND n > 4", max_messages=11):
         found += ids(popped)
-        assert store.offsets("g")[0].next_offset in (popped[-1].queue_offset + 1, 1000)
+        assert store.offsets(G)[0].next_offset in (popped[-1].queue_offset + 1, 1000)
         store.ack(popped)
     assert found == [f"m{n}" for n in range(1000) if n % 7 == 5]
 
@@ -113,7 +119,7 @@ def test_p10_a_bad_expression_names_the_position(engine_stores: Stores, expressi
     """P10: refused with the place where it goes wrong; neither topic nor group is made."""
     store = engine_stores.open()
     with pytest.raises(IllegalFilterError) as caught:
-        store.pop("t", "g", filter=expression)
+        store.pop(T, G, filter=expression)
     assert caught.value.position == position, str(caught.value)
     assert caught.value.expression == expression
     assert store.topics() == []
@@ -124,12 +130,12 @@ def test_p10_a_bad_expression_names_the_position(engine_stores: Stores, expressi
 def test_p11_where_a_new_group_starts(stores: Stores) -> None:
     """P11: MIN with the first kept message, MAX with the next one, on every queue; afterwards the setting changes nothing."""
     store = stores.open(init="max")
-    store.create_topic("t", 2)
+    store.create_topic(T, 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(4)])
-    assert store.pop("t", "late", queue=0) == []
+    assert store.pop(T, "late", queue=0) == []
     store.send_batch([message(n, queue_id=n % 2) for n in range(4, 6)])
     assert sorted(ids(pop_all(store, group="late"))) == ["m4", "m5"]
-    request = PopRequest("t", "early", init=InitMode.MIN)
+    request = PopRequest(T, "early", init=InitMode.MIN)
     assert len(store.pops.pop(request, stores.clock.now_ms())[0].messages) == 6
 
 
@@ -138,28 +144,28 @@ def test_p11_reset_voids_the_leases_and_keeps_the_retries(stores: Stores) -> Non
     """P11: to MIN, MAX and any offset; leases of the queue turn STALE, messages in the retry topic stay."""
     store = stores.open(reclaim="age")
     store.send_batch([message(n) for n in range(5)])
-    retried = store.pop("t", "g", max_messages=1, invisible_ms=1000)
+    retried = store.pop(T, G, max_messages=1, invisible_ms=1000)
     stores.clock.advance(1000)
     store.tick()
-    held = store.pop("t", "g", max_messages=2, queue=0, invisible_ms=60_000)
-    assert store.lag("t", "g") == Lag(ready=2, in_flight=2, retry=1, dead=0)
-    store.reset_offset("t", "g", InitMode.MAX)
+    held = store.pop(T, G, max_messages=2, queue=0, invisible_ms=60_000)
+    assert store.lag(T, G) == Lag(ready=2, in_flight=2, retry=1, dead=0)
+    store.reset_offset(T, G, InitMode.MAX)
     assert store.ack([*held, *retried]) == [AckOutcome.STALE] * 3
-    assert store.lag("t", "g") == Lag(ready=0, in_flight=0, retry=1, dead=0)
+    assert store.lag(T, G) == Lag(ready=0, in_flight=0, retry=1, dead=0)
     assert ids(pop_all(store)) == ["m0"]
-    store.reset_offset("t", "g", 3)
+    store.reset_offset(T, G, 3)
     assert ids(pop_all(store)) == ["m3", "m4"]
-    store.reset_offset("t", "g", InitMode.MIN)
-    again = store.pop("t", "g")
+    store.reset_offset(T, G, InitMode.MIN)
+    again = store.pop(T, G)
     assert ids(again) == [f"m{n}" for n in range(5)]
     assert {m.attempt for m in again} == {1}
     stores.clock.advance(60_000)
     assert store.tick().retried == 5, "the voided leases do not come back"
     for wrong in (-1, 6, True, "x"):
         with pytest.raises(IllegalArgumentError):
-            store.reset_offset("t", "g", wrong)  # type: ignore[arg-type]
+            store.reset_offset(T, G, wrong)  # type: ignore[arg-type]
     with pytest.raises(IllegalArgumentError):
-        store.reset_offset("nowhere", "g", 0)
+        store.reset_offset("nowhere", G, 0)
     assert store.verify() == []
 
 
@@ -167,9 +173,9 @@ def test_p11_reset_voids_the_leases_and_keeps_the_retries(stores: Stores) -> Non
 def test_p11_reset_of_one_queue_leaves_the_others(stores: Stores) -> None:
     """P11: queue by queue; a group that has not popped yet starts elsewhere as configured."""
     store = stores.open(init="max")
-    store.create_topic("t", 2)
+    store.create_topic(T, 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(6)])
-    store.reset_offset("t", "g", 1, queue=0)
+    store.reset_offset(T, G, 1, queue=0)
     assert ids(pop_all(store)) == ["m2", "m4"], "queue 1 starts with the next message, as ``init`` says"
 
 
@@ -177,20 +183,20 @@ def test_p11_reset_of_one_queue_leaves_the_others(stores: Stores) -> None:
 def test_p12_in_flight_limit_per_group_topic_and_queue(stores: Stores) -> None:
     """P12: no pop goes beyond it; acks, expiry and releases make room; other queues, topics and groups have room of their own."""
     store = stores.open(max_in_flight=3)
-    store.create_topic("t", 2)
+    store.create_topic(T, 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(20)])
-    first = store.pop("t", "g", max_messages=20, invisible_ms=1000)
+    first = store.pop(T, G, max_messages=20, invisible_ms=1000)
     assert Counter(m.queue_id for m in first) == {0: 3, 1: 3}
-    assert store.pop("t", "g") == []
-    assert len(store.pop("t", "h")) == 6
+    assert store.pop(T, G) == []
+    assert len(store.pop(T, H)) == 6
     store.ack([m for m in first if m.queue_id == 0][:2])
-    assert [m.queue_id for m in store.pop("t", "g", max_messages=20, invisible_ms=1000)] == [0, 0]
+    assert [m.queue_id for m in store.pop(T, G, max_messages=20, invisible_ms=1000)] == [0, 0]
     stores.clock.advance(1000)
     assert store.tick().retried == 6
-    back = store.pop("t", "g", max_messages=20)
+    back = store.pop(T, G, max_messages=20)
     assert len(back) == 9, "three from each queue, three from the retry topic"
-    assert store.lag("t", "g").in_flight == 9
-    assert {offset.in_flight for offset in store.offsets("g")} == {3}
+    assert store.lag(T, G).in_flight == 9
+    assert {offset.in_flight for offset in store.offsets(G)} == {3}
 
 
 @pytest.mark.clause("P13")
@@ -199,12 +205,12 @@ def test_p13_retries_get_their_share_under_full_load(stores: Stores, share: floa
     """P13: with both sides always full, the configured share of the pops looks at the retry topic first, evenly spread."""
     store = stores.open(retry_share=share)
     store.send_batch([message(n) for n in range(600)])
-    store.pop("t", "g", max_messages=250, invisible_ms=1)
+    store.pop(T, G, max_messages=250, invisible_ms=1)
     stores.clock.advance(1)
     store.tick()
     retried = []
     for _ in range(200):
-        popped = store.pop("t", "g", max_messages=1)
+        popped = store.pop(T, G, max_messages=1)
         retried.append(popped[0].attempt == 2)
         store.ack(popped)
     assert sum(retried) == 200 * share
@@ -217,23 +223,23 @@ def test_p13_retries_come_when_there_is_room(stores: Stores) -> None:
     """P13: an empty topic, or a pop with room left, gives the retries at once, whatever the share."""
     store = stores.open(retry_share=0.0)
     store.send_batch([message(n) for n in range(4)])
-    store.pop("t", "g", max_messages=2, invisible_ms=1)
+    store.pop(T, G, max_messages=2, invisible_ms=1)
     stores.clock.advance(1)
     store.tick()
-    assert len(store.pop("t", "g", max_messages=3)) == 3
-    assert len(store.pop("t", "g", max_messages=3)) == 1
+    assert len(store.pop(T, G, max_messages=3)) == 3
+    assert len(store.pop(T, G, max_messages=3)) == 1
 
 
 @pytest.mark.clause("P13")
 def test_p13_the_start_queue_is_uniform(stores: Stores) -> None:
     """P13: over many pops of one message from full queues, every queue is taken from alike, so none starves."""
     store = stores.open()
-    store.create_topic("t", 5)
+    store.create_topic(T, 5)
     store.send_batch([message(n, queue_id=n % 5) for n in range(1000)])
-    taken = Counter(m.queue_id for _ in range(500) for m in store.pop("t", "g", max_messages=1))
+    taken = Counter(m.queue_id for _ in range(500) for m in store.pop(T, G, max_messages=1))
     assert set(taken) == set(range(5))
     assert max(taken.values()) - min(taken.values()) <= 5
-    other = Counter(m.queue_id for _ in range(100) for m in store.pop("t", "h", max_messages=1))
+    other = Counter(m.queue_id for _ in range(100) for m in store.pop(T, H, max_messages=1))
     assert max(other.values()) - min(other.values()) <= 5
 
 
@@ -241,13 +247,13 @@ def test_p13_the_start_queue_is_uniform(stores: Stores) -> None:
 def test_p13_two_topics_in_turn_do_not_fix_the_start_queue(stores: Stores) -> None:
     """P13: a consumer that pops two topics alternately starts everywhere in both."""
     store = stores.open()
-    for topic in ("t", "u"):
+    for topic in (T, "u"):
         store.create_topic(topic, 2)
         store.send_batch([message(f"{topic}{n}", topic, queue_id=n % 2) for n in range(60)])
-    taken: dict[str, Counter[int]] = {"t": Counter(), "u": Counter()}
+    taken: dict[str, Counter[int]] = {T: Counter(), "u": Counter()}
     for _ in range(20):
         for topic, counter in taken.items():
-            counter.update(m.queue_id for m in store.pop(topic, "g", max_messages=1))
+            counter.update(m.queue_id for m in store.pop(topic, G, max_messages=1))
     assert all(counter == {0: 10, 1: 10} for counter in taken.values())
 
 
@@ -255,46 +261,46 @@ def test_p13_two_topics_in_turn_do_not_fix_the_start_queue(stores: Stores) -> No
 def test_p13_no_empty_answer_while_another_queue_has_messages(stores: Stores) -> None:
     """P13: one message in one of many queues is found by the very first pop, for any start queue."""
     store = stores.open()
-    store.create_topic("t", 16)
+    store.create_topic(T, 16)
     for n in range(64):
         store.send(message(n, queue_id=(n * 7) % 16))
-        assert ids(store.pop("t", "g", max_messages=1)) == [f"m{n}"]
-        assert store.pop("t", "g") == []
+        assert ids(store.pop(T, G, max_messages=1)) == [f"m{n}"]
+        assert store.pop(T, G) == []
 
 
 @pytest.mark.clause("P14")
 def test_p14_lag_and_rest_are_exact(stores: Stores) -> None:
     """P14: through pops, acks, expiry, releases and dead letters; ``rest`` of every pop is what a next pop could still get."""
     store = stores.open(max_retries=1, reclaim="age")
-    store.create_topic("t", 2)
+    store.create_topic(T, 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(10)])
 
     def pop(most: int, queue: int | None = None, invisible: int = 1000) -> tuple[list[str], int]:
-        request = PopRequest("t", "g", max_messages=most, invisible_ms=invisible, queue=queue)
+        request = PopRequest(T, G, max_messages=most, invisible_ms=invisible, queue=queue)
         result, _ = store.pops.pop(request, stores.clock.now_ms())
         return [receipt.text() for receipt in result.messages.receipts()], result.rest
 
-    assert store.lag("t", "g") == Lag(10, 0, 0, 0)
+    assert store.lag(T, G) == Lag(10, 0, 0, 0)
     receipts, rest = pop(4)
     assert (len(receipts), rest) == (4, 6)
-    assert store.lag("t", "g") == Lag(6, 4, 0, 0)
-    taken = store.offsets("g")[0].next_offset
+    assert store.lag(T, G) == Lag(6, 4, 0, 0)
+    taken = store.offsets(G)[0].next_offset
     one, rest = pop(1, queue=0)
     assert rest == 5 - taken - 1
     store.ack(one)
     store.ack(receipts[0])
     store.release(receipts[1])
-    assert store.lag("t", "g") == Lag(5, 2, 1, 0)
+    assert store.lag(T, G) == Lag(5, 2, 1, 0)
     stores.clock.advance(1000)
     store.tick()
-    assert store.lag("t", "g") == Lag(5, 0, 3, 0)
+    assert store.lag(T, G) == Lag(5, 0, 3, 0)
     receipts, rest = pop(100)
     assert (len(receipts), rest) == (8, 0)
-    assert store.lag("t", "g") == Lag(0, 8, 0, 0)
+    assert store.lag(T, G) == Lag(0, 8, 0, 0)
     stores.clock.advance(1000)
     store.tick()
-    assert store.lag("t", "g") == Lag(0, 0, 6, 2)
-    assert store.lag("t", "h") == Lag(10, 0, 0, 0)
-    assert store.lag("nowhere", "g") == Lag(0, 0, 0, 0)
+    assert store.lag(T, G) == Lag(0, 0, 6, 2)
+    assert store.lag(T, H) == Lag(10, 0, 0, 0)
+    assert store.lag("nowhere", G) == Lag(0, 0, 0, 0)
     store.send(message("timer"), deliver_at_ms=START_MS + 9000)
-    assert store.lag("t", "h").ready == 10, "a timer is not ready"
+    assert store.lag(T, H).ready == 10, "a timer is not ready"

@@ -18,7 +18,11 @@ import pytest
 import rmqstore
 from rmqstore import Message, ReadStore, StoreClosedError, StoreForkedError, StorePathError, UnsupportedOperationError
 from rmqstore.contract import PopStore, TimerStore
+from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import GIVEN, HOUR_MS, START_MS, Pair, Stores, ids, message, pop_all, read_ids, stores_of
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+(G,) = groups(__name__.rpartition(".")[2], 1)
 
 _READS = {
     *("due", "get", "pending", "scan", "next_tick_ms", "stats", "verify", "durable_position", "sync", "close"),
@@ -98,16 +102,16 @@ def test_x1_a_reader_sees_one_state_beside_its_owner(durable_stores: Stores) -> 
     store = durable_stores.open(reclaim="age")
     store.send_batch([message(n) for n in range(5)])
     sent = store.send_batch([message(f"later{n}", deliver_at_ms=START_MS + HOUR_MS + n) for n in range(7)])
-    store.pop("t", "g", max_messages=2)
+    store.pop(T, G, max_messages=2)
     with _reader(durable_stores) as reader:
         for _ in range(2):
             assert reader.pending([START_MS, START_MS + HOUR_MS + 3, START_MS + 2 * HOUR_MS]).counts == (3, 4)
             assert ids(timer.message for timer in reader.scan(limit=3).timers) == ["mlater0", "mlater1", "mlater2"]
-            assert reader.lag("t", "g").ready == 3
-            assert reader.lag("t", "g").in_flight == 2
-            assert ids(reader.read("t").messages) == [f"m{n}" for n in range(5)]
-            assert reader.groups() == ["g"]
-            assert [topic.name for topic in reader.topics()] == ["t"]
+            assert reader.lag(T, G).ready == 3
+            assert reader.lag(T, G).in_flight == 2
+            assert ids(reader.read(T).messages) == [f"m{n}" for n in range(5)]
+            assert reader.groups() == [G]
+            assert [topic.name for topic in reader.topics()] == [T]
             assert reader.stats().timers.pending == 7
             assert reader.verify() == []
             store.cancel(sent[0].handle or "")
@@ -118,8 +122,8 @@ def test_x1_a_reader_sees_one_state_beside_its_owner(durable_stores: Stores) -> 
         reader.refresh()
         assert reader.verify() == []
         assert reader.pending().total == store.pending().total < 7
-        assert reader.lag("t", "g") == store.lag("t", "g")
-        assert "mnew" in ids(reader.read("t").messages)
+        assert reader.lag(T, G) == store.lag(T, G)
+        assert "mnew" in ids(reader.read(T).messages)
     with pytest.raises(StoreClosedError):
         reader.pending()
     reader.close()
@@ -146,11 +150,11 @@ def test_x1_a_reader_beside_another_process(durable_pair: Pair) -> None:
     """X1: the owner is another process; the reader neither waits for it nor stops it."""
     with stores_of(durable_pair) as stores, _owner(stores.root / "store", durable_pair) as owner, _reader(stores) as reader:
         assert reader.pending().total == 20
-        assert reader.lag("t", "g").in_flight == 4
+        assert reader.lag(T, G).in_flight == 4
         owner.send("more")
-        assert len(reader.read("t", limit=100)) == 10
+        assert len(reader.read(T, limit=100)) == 10
         reader.refresh()
-        assert ids(reader.read("t", limit=100).messages)[-1] == "more"
+        assert ids(reader.read(T, limit=100).messages)[-1] == "more"
         assert reader.get("more") is not None
         assert reader.verify() == []
         with pytest.raises(rmqstore.StoreLockedError):
@@ -167,8 +171,8 @@ def test_x1_a_killed_store_can_be_read_before_it_is_recovered(durable_pair: Pair
         before = _files(stores.root)
         with _reader(stores) as reader:
             assert reader.pending().total == 20
-            assert ids(reader.read("t", limit=100).messages)[-1] == "last"
-            assert reader.lag("t", "g").in_flight == 4
+            assert ids(reader.read(T, limit=100).messages)[-1] == "last"
+            assert reader.lag(T, G).in_flight == 4
             assert reader.verify() == []
             reader.refresh()
         assert _files(stores.root) == before
@@ -211,12 +215,12 @@ def test_x1_owners_come_and_go_while_a_reader_stays(durable_stores: Stores) -> N
     store = durable_stores.open()
     store.send(message(3))
     fourth = _reader(durable_stores)
-    seen = [ids(reader.read("t").messages) for reader in (first, second, third, fourth)]
+    seen = [ids(reader.read(T).messages) for reader in (first, second, third, fourth)]
     assert seen == [["m1"], ["m1", "m2"], ["m1", "m2"], ["m1", "m2", "m3"]]
     store.close()
     for reader in (fourth, first, third, second):
         reader.refresh()
-        assert ids(reader.read("t").messages) == ["m1", "m2", "m3"]
+        assert ids(reader.read(T).messages) == ["m1", "m2", "m3"]
         reader.close()
     assert read_ids(durable_stores.open()) == ["m1", "m2", "m3"]
 
@@ -233,7 +237,7 @@ def test_x1_nothing_is_missing_from_both_sides_or_in_both(durable_stores: Stores
             store.flush()
             reader.refresh()
             waiting = ids(timer.message for timer in reader.scan().timers)
-            arrived = ids(reader.read("t", limit=100).messages) if reader.topics() else []
+            arrived = ids(reader.read(T, limit=100).messages) if reader.topics() else []
             assert sorted(waiting + arrived) == sorted(f"m{n}" for n in range(60))
             assert reader.pending().total == len(waiting)
 
@@ -301,12 +305,12 @@ def test_x1_a_forked_child_is_refused(durable_stores: Stores) -> None:
         if child == 0:
             status = 1
             try:
-                reader.read("t")
+                reader.read(T)
             except StoreForkedError:
                 status = 0
             finally:
                 os._exit(status)
         assert os.waitpid(child, 0)[1] == 0
-        assert ids(reader.read("t").messages) == ["m1"]
+        assert ids(reader.read(T).messages) == ["m1"]
         reader.refresh()
-        store.send(Message("t", b"x"))
+        store.send(Message(T, b"x"))

@@ -10,10 +10,14 @@ import pytest
 from rmqstore import AckOutcome, IllegalArgumentError, InitMode, Lag, Store
 from rmqstore.message import PARKED_TOPIC, dlq_topic, retry_topic
 from rmqstore_conformance.damaging import damage_messages
-from rmqstore_conformance.stores import DAY_MS, HOUR_MS, Stores, ids, message, pop_all, read_ids
+from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, Stores, id_of, ids, message, plain, pop_all, read_ids
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+G, H = groups(__name__.rpartition(".")[2], 2)
 
 
-def kept(store: Store, topic: str = "t") -> tuple[int, ...]:
+def kept(store: Store, topic: str = T) -> tuple[int, ...]:
     return next(each.min_offsets for each in store.topics(system=True) if each.name == topic)
 
 
@@ -26,8 +30,8 @@ def test_q1_kept_until_older_than_the_retention(stores: Stores) -> None:
     store.send(message("timer"), delay_ms=30 * DAY_MS)
     stores.clock.advance(1000)
     store.send_batch([message(n) for n in range(3, 5)])
-    assert len(store.pop("t", "g", max_messages=2)) == 2
-    store.ack(store.pop("t", "g", max_messages=0 + 1))
+    assert len(store.pop(T, G, max_messages=2)) == 2
+    store.ack(store.pop(T, G, max_messages=0 + 1))
     stores.clock.advance(HOUR_MS - 1000)
     store.tick()
     assert kept(store) == (0,), "not older than the retention yet"
@@ -35,9 +39,9 @@ def test_q1_kept_until_older_than_the_retention(stores: Stores) -> None:
     store.tick()
     assert kept(store) == (3,)
     assert read_ids(store) == ["m3", "m4"]
-    assert store.lag("t", "new") == Lag(2, 0, 0, 0)
-    assert store.get("m0") is not None, "it is in the retry topic"
-    assert store.get("m2") is None
+    assert store.lag(T, "new") == Lag(2, 0, 0, 0)
+    assert store.get(id_of("m0")) is not None, "it is in the retry topic"
+    assert store.get(id_of("m2")) is None
     stores.clock.advance(1000)
     store.tick()
     assert kept(store) == (5,)
@@ -67,14 +71,14 @@ def test_q1_by_default_nothing_goes_unconsumed(stores: Stores) -> None:
     store = stores.open()
     store.send_batch([message(n) for n in range(10)])
     store.send(message("unread", topic="nobody"))
-    store.ack(store.pop("t", "g", max_messages=1))
-    store.pop("t", "g", max_messages=1, invisible=timedelta(days=2))
+    store.ack(store.pop(T, G, max_messages=1))
+    store.pop(T, G, max_messages=1, invisible=timedelta(days=2))
     stores.clock.advance(1000 * DAY_MS)
     assert store.tick().expired == 0
     store.tick()
     assert kept(store) == (2,)
     assert kept(store, "nobody") == (0,), "without a group nothing is consumed"
-    assert store.lag("t", "g") == Lag(8, 0, 1, 0)
+    assert store.lag(T, G) == Lag(8, 0, 1, 0)
     assert sorted(ids(pop_all(store))) == [f"m{n}" for n in range(1, 10)]
     store.tick()
     assert kept(store) == (10,)
@@ -89,10 +93,10 @@ def test_q1_what_goes_unconsumed_is_counted(durable_stores: Stores) -> None:
     settings: dict[str, Any] = {"retention_ms": HOUR_MS, "reclaim": "age"}
     store = durable_stores.open(**settings)
     store.send_batch([message(n) for n in range(10)])
-    store.ack(store.pop("t", "half", max_messages=5))
+    store.ack(store.pop(T, "half", max_messages=5))
     pop_all(store, group="done")
-    store.pop("t", "held", max_messages=8, invisible=timedelta(hours=2))
-    store.release(store.pop("t", "held", max_messages=1))
+    store.pop(T, "held", max_messages=8, invisible=timedelta(hours=2))
+    store.release(store.pop(T, "held", max_messages=1))
     durable_stores.clock.advance(HOUR_MS + 1)
     reports = [store.tick() for _ in range(2)]
     assert kept(store) == (0,), "a lease pins it"
@@ -102,21 +106,21 @@ def test_q1_what_goes_unconsumed_is_counted(durable_stores: Stores) -> None:
     assert kept(store) == (10,)
     assert sum(report.expired for report in reports) == 5 + 1
     for _ in range(2):
-        assert store.lag("t", "half") == Lag(0, 0, 0, 0, expired=5)
-        assert store.lag("t", "done") == Lag(0, 0, 0, 0)
-        assert store.lag("t", "held").expired == 1
-        assert store.lag("t", "late") == Lag(0, 0, 0, 0)
+        assert store.lag(T, "half") == Lag(0, 0, 0, 0, expired=5)
+        assert store.lag(T, "done") == Lag(0, 0, 0, 0)
+        assert store.lag(T, "held").expired == 1
+        assert store.lag(T, "late") == Lag(0, 0, 0, 0)
         store = durable_stores.reopen(store, **settings)
     store.send_batch([message(n) for n in range(10, 12)])
-    assert ids(store.pop("t", "half", max_messages=1)) == ["m10"]
+    assert ids(store.pop(T, "half", max_messages=1)) == ["m10"]
     durable_stores.clock.advance(HOUR_MS + 1)
     for _ in range(2):
         store.tick()
         durable_stores.clock.advance(HOUR_MS)
-    assert store.lag("t", "half").expired == 6, "it goes on from where it was"
-    assert store.lag("t", "done").expired == 2
+    assert store.lag(T, "half").expired == 6, "it goes on from where it was"
+    assert store.lag(T, "done").expired == 2
     store.delete_group("done")
-    assert store.lag("t", "done").expired == 0
+    assert store.lag(T, "done").expired == 0
     assert store.verify() == []
 
 
@@ -126,16 +130,16 @@ def test_q3_what_an_idle_group_misses_is_counted(stores: Stores) -> None:
     """Q3: what goes since an idle group no longer counts has expired for it."""
     store = stores.open(reclaim="consumed", group_expiry_ms=8 * HOUR_MS)
     store.send_batch([message(n) for n in range(4)])
-    store.ack(store.pop("t", "idle", max_messages=1))
+    store.ack(store.pop(T, "idle", max_messages=1))
     pop_all(store, group="busy")
     store.tick()
     stores.clock.advance(9 * HOUR_MS)
-    assert store.pop("t", "busy") == []
+    assert store.pop(T, "busy") == []
     stores.clock.advance(1)
     assert store.tick().expired == 3
     assert kept(store) == (4,)
-    assert store.lag("t", "idle").expired == 3
-    assert store.lag("t", "busy").expired == 0
+    assert store.lag(T, "idle").expired == 3
+    assert store.lag(T, "busy").expired == 0
 
 
 @pytest.mark.clause("Q1", "P1")
@@ -144,7 +148,7 @@ def test_q1_leased_messages_are_pinned(durable_stores: Stores) -> None:
     """Q1: a lease holds its message and all behind it, also across a reopen; when it ends the message lives on in the retry topic."""
     store = durable_stores.open(retention_ms=HOUR_MS, reclaim="age")
     store.send_batch([message(n) for n in range(6)])
-    popped = store.pop("t", "g", max_messages=3, invisible_ms=3 * HOUR_MS)
+    popped = store.pop(T, G, max_messages=3, invisible_ms=3 * HOUR_MS)
     store.ack(popped[0])
     store.change_invisible(popped[1], invisible_ms=5 * HOUR_MS)
     durable_stores.clock.advance(2 * HOUR_MS)
@@ -172,7 +176,7 @@ def test_q1_un_acked_messages_of_a_run_are_pinned(stores: Stores) -> None:
     """Q1: under FIFO what was popped and not acked stays in its place until it is."""
     store = stores.open(retention_ms=HOUR_MS, reclaim="age")
     store.send_batch([message(n) for n in range(4)])
-    run = store.pop("t", "g", max_messages=3, invisible_ms=1000, order=True)
+    run = store.pop(T, G, max_messages=3, invisible_ms=1000, order=True)
     store.ack(run[0])
     stores.clock.advance(DAY_MS)
     store.tick()
@@ -188,17 +192,17 @@ def test_q1_retry_topics_go_as_they_are_consumed(stores: Stores) -> None:
     """Q1: with any setting, once their one group has acked what is in them."""
     store = stores.open(retention_ms=0)
     store.send_batch([message(n) for n in range(4)])
-    store.pop("t", "g", invisible_ms=1000)
+    store.pop(T, G, invisible_ms=1000)
     stores.clock.advance(1000)
     store.tick()
-    held = store.pop("t", "g", max_messages=2)
+    held = store.pop(T, G, max_messages=2)
     store.ack(held[1])
     store.tick()
-    assert kept(store, retry_topic("g", "t")) == (0,)
+    assert kept(store, retry_topic(G, T)) == (0,)
     store.ack(held[0])
     store.tick()
-    assert kept(store, retry_topic("g", "t")) == (2,)
-    assert store.lag("t", "g") == Lag(0, 0, 2, 0)
+    assert kept(store, retry_topic(G, T)) == (2,)
+    assert store.lag(T, G) == Lag(0, 0, 2, 0)
     assert len(pop_all(store)) == 2
     assert store.verify() == []
 
@@ -209,16 +213,16 @@ def test_q1_dead_letters_and_parked_entries_stay(stores: Stores) -> None:
     """Q1: whatever their age; a damaged run is parked before it goes, not dropped unseen."""
     store = stores.open(retention_ms=HOUR_MS, reclaim="age", max_retries=0)
     for n in range(3):
-        store.send(message(n))
-    store.pop("t", "g", max_messages=1, invisible_ms=1000)
+        store.send(plain(n))
+    store.pop(T, G, max_messages=1, invisible_ms=1000)
     stores.clock.advance(1000)
     assert store.tick().dead == 1
     damage_messages(store, b"body 1")
     stores.clock.advance(DAY_MS)
     store.tick()
     assert kept(store) == (3,)
-    assert len(store.read(dlq_topic("g")).messages) == 1
-    assert b"m1" in store.read(PARKED_TOPIC).messages[0].body
+    assert len(store.read(dlq_topic(G)).messages) == 1
+    assert id_of("m1").encode() in store.read(PARKED_TOPIC).messages[0].body
     assert store.verify() == []
 
 
@@ -227,12 +231,12 @@ def test_q1_dead_letters_and_parked_entries_stay(stores: Stores) -> None:
 def test_q2_consumed_messages_go_once_every_group_has_them(durable_stores: Stores) -> None:
     """Q2: without a group nothing goes; with two, what both have acked; un-acked holes hold; exact to the message."""
     store = durable_stores.open(retention_ms=0, reclaim="consumed")
-    store.create_topic("t", 2)
+    store.create_topic(T, 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(10)])
     durable_stores.clock.advance(DAY_MS)
     store.tick()
     assert kept(store) == (0, 0)
-    one = store.pop("t", "g", max_messages=6)
+    one = store.pop(T, G, max_messages=6)
     store.tick()
     assert kept(store) == (0, 0), "leased"
     store.ack([m for m in one if (m.queue_id, m.queue_offset) != (0, 1)])
@@ -240,13 +244,13 @@ def test_q2_consumed_messages_go_once_every_group_has_them(durable_stores: Store
     assert kept(store) == (1, 3) or kept(store) == (1, sum(m.queue_id == 1 for m in one))
     store.ack(one)
     pop_all(store)
-    assert store.pop("t", "h", max_messages=1, queue=0)
+    assert store.pop(T, H, max_messages=1, queue=0)
     before = kept(store)
     store.tick()
     assert kept(store) == before, "the second group counts from its first pop on"
     store = durable_stores.reopen(store, retention_ms=0, reclaim="consumed")
-    pop_all(store, group="h")
-    assert store.lag("t", "h").in_flight == 1
+    pop_all(store, group=H)
+    assert store.lag(T, H).in_flight == 1
     store.tick()
     assert kept(store)[1] == 5
     assert kept(store)[0] < 5
@@ -258,7 +262,7 @@ def test_q2_consumed_messages_go_once_every_group_has_them(durable_stores: Store
 def test_q2_age_takes_what_no_group_has_consumed(stores: Stores) -> None:
     """Q2: the retention holds beside it, so that a group that is gone does not keep messages for ever."""
     store = stores.open(retention_ms=HOUR_MS, reclaim="consumed", group_expiry_ms=0)
-    store.pop("t", "g")
+    store.pop(T, G)
     store.send_batch([message(n) for n in range(3)])
     stores.clock.advance(HOUR_MS + 1)
     store.tick()
@@ -271,13 +275,13 @@ def test_q3_idle_groups_stop_counting_and_keep_their_position(durable_stores: St
     settings: dict[str, Any] = {"retention_ms": 0, "reclaim": "consumed", "group_expiry_ms": 8 * HOUR_MS}
     store = durable_stores.open(**settings)
     store.send_batch([message(n) for n in range(4)])
-    store.ack(store.pop("t", "idle", max_messages=2))
+    store.ack(store.pop(T, "idle", max_messages=2))
     pop_all(store, group="busy")
     store.tick()
     assert kept(store) == (2,)
     for _ in range(8):
         durable_stores.clock.advance(HOUR_MS)
-        assert store.pop("t", "busy") == []
+        assert store.pop(T, "busy") == []
         store.tick()
         assert kept(store) == (2,), "the idle group still counts"
     store = durable_stores.reopen(store, **settings)
@@ -285,7 +289,7 @@ def test_q3_idle_groups_stop_counting_and_keep_their_position(durable_stores: St
     store.tick()
     assert kept(store) == (4,)
     store.send(message(4))
-    assert ids(store.pop("t", "idle")) == ["m4"], "its position stays as far as its messages do"
+    assert ids(store.pop(T, "idle")) == ["m4"], "its position stays as far as its messages do"
     durable_stores.clock.advance(1)
     pop_all(store, group="busy")
     store.tick()
@@ -298,11 +302,11 @@ def test_q3_an_idle_group_goes_on_where_it_stood(stores: Stores) -> None:
     """Q3: when it comes back long after its expiry, and its messages are there still."""
     store = stores.open(retention_ms=0, reclaim="consumed", group_expiry_ms=8 * HOUR_MS)
     store.send_batch([message(n) for n in range(4)])
-    store.ack(store.pop("t", "idle", max_messages=2))
+    store.ack(store.pop(T, "idle", max_messages=2))
     stores.clock.advance(DAY_MS)
     store.tick()
-    assert store.lag("t", "idle") == Lag(2, 0, 0, 0)
-    assert ids(store.pop("t", "idle")) == ["m2", "m3"]
+    assert store.lag(T, "idle") == Lag(2, 0, 0, 0)
+    assert ids(store.pop(T, "idle")) == ["m2", "m3"]
 
 
 @pytest.mark.clause("P11", "Q2")
@@ -311,9 +315,9 @@ def test_p11_a_late_group_starts_within_a_call_that_was_half_consumed(stores: St
     """P11: messages of one call that were consumed are gone for a group that comes later, the others are not."""
     store = stores.open(retention_ms=0, reclaim="consumed")
     store.send_batch([message(n) for n in range(4)])
-    store.ack(store.pop("t", "g", max_messages=2))
+    store.ack(store.pop(T, G, max_messages=2))
     store.tick()
-    assert store.lag("t", "late") == Lag(2, 0, 0, 0)
+    assert store.lag(T, "late") == Lag(2, 0, 0, 0)
     assert ids(pop_all(store, group="late")) == ["m2", "m3"]
     assert store.verify() == []
 
@@ -324,20 +328,20 @@ def test_p11_late_groups_start_with_the_first_kept_message(stores: Stores) -> No
     """P11: MIN is the first kept message; a group that fell behind goes on there; resets go no further back."""
     store = stores.open(retention_ms=HOUR_MS, reclaim="age")
     store.send_batch([message(n) for n in range(3)])
-    store.ack(store.pop("t", "behind", max_messages=1))
+    store.ack(store.pop(T, "behind", max_messages=1))
     stores.clock.advance(HOUR_MS)
     store.send_batch([message(n) for n in range(3, 6)])
     stores.clock.advance(1)
     store.tick()
     assert kept(store) == (3,)
-    assert store.lag("t", "behind") == Lag(3, 0, 0, 0, expired=2)
+    assert store.lag(T, "behind") == Lag(3, 0, 0, 0, expired=2)
     assert ids(pop_all(store, group="behind")) == ["m3", "m4", "m5"]
     assert ids(pop_all(store, group="late")) == ["m3", "m4", "m5"]
     with pytest.raises(IllegalArgumentError, match="which holds 3 to 6"):
-        store.reset_offset("t", "late", 2)
-    store.reset_offset("t", "late", InitMode.MIN)
-    assert ids(store.pop("t", "late", max_messages=1)) == ["m3"]
-    assert store.read("t", 0, 0).columns.column("queue_offset").to_pylist() == [3, 4, 5]
+        store.reset_offset(T, "late", 2)
+    store.reset_offset(T, "late", InitMode.MIN)
+    assert ids(store.pop(T, "late", max_messages=1)) == ["m3"]
+    assert store.read(T, 0, 0).columns.column("queue_offset").to_pylist() == [3, 4, 5]
 
 
 @pytest.mark.clause("Q1", "P5")
@@ -346,7 +350,7 @@ def test_q1_outcomes_stay_true_after_the_message_is_gone(stores: Stores) -> None
     """Q1: a receipt whose message was reclaimed still says what happened."""
     store = stores.open(retention_ms=1000, reclaim="age", outcome_memory_ms=DAY_MS)
     store.send_batch([message(n) for n in range(2)])
-    popped = store.pop("t", "g")
+    popped = store.pop(T, G)
     store.ack(popped[0])
     store.release(popped[1])
     stores.clock.advance(HOUR_MS)

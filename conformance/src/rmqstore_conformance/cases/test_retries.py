@@ -8,7 +8,11 @@ import pytest
 
 from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, Lag, RejectOutcome, ReleaseOutcome
 from rmqstore.message import MAX_REASON_BYTES, dlq_topic
-from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, ids, message, pop_all
+from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, ids, label, message, pop_all
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+G, H = groups(__name__.rpartition(".")[2], 2)
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -18,26 +22,26 @@ MINUTE = timedelta(minutes=1)
 def test_p7_the_last_attempt_says_why_in_the_dead_letter(durable_stores: Stores) -> None:
     """P7: the reason of ``retry_later`` is listed while the message waits, survives a reopen, and is in the dead letter."""
     store = durable_stores.open(max_retries=1)
-    store.send(message(1))
+    store.send(sent := message(1))
     for attempt in (1, 2):
-        (got,) = store.pop("t", "g")
+        (got,) = store.pop(T, G)
         assert store.retry_later(got, SECOND, reason=f"no answer, attempt {attempt}\n from the bank").outcome is ChangeOutcome.CHANGED
         store = durable_stores.reopen(store, max_retries=1)
         assert [each.reason for each in store.leases()] == [f"no answer, attempt {attempt}  from the bank"]
         durable_stores.clock.advance(1000)
         store.tick()
-    (letter,) = store.dead_letters("g")
+    (letter,) = store.dead_letters(G)
     assert letter.reason == "delivered 2 times without an ack: no answer, attempt 2  from the bank"
     assert store.resend_dead([letter]) == 1
-    (again,) = store.pop("t", "g", invisible=SECOND)
-    assert (again.attempt, again.properties) == (1, {}), "nothing of the grave comes along"
+    (again,) = store.pop(T, G, invisible=SECOND)
+    assert (again.attempt, again.properties) == (1, sent.properties), "nothing of the grave comes along"
     store.retry_later(again, SECOND)
     durable_stores.clock.advance(1000)
     store.tick()
-    assert len(store.pop("t", "g", invisible=SECOND)) == 1
+    assert len(store.pop(T, G, invisible=SECOND)) == 1
     durable_stores.clock.advance(1000)
     assert store.tick().dead == 1
-    assert store.dead_letters("g")[0].reason == "delivered 2 times without an ack", "the last attempt did not say why"
+    assert store.dead_letters(G)[0].reason == "delivered 2 times without an ack", "the last attempt did not say why"
     assert store.verify() == []
 
 
@@ -46,7 +50,7 @@ def test_p7_a_rejected_message_is_a_dead_letter_at_once(durable_stores: Stores) 
     """P7: with its reason, however many attempts are left; its receipt is done for; the other messages and groups are not concerned."""
     store = durable_stores.open()
     store.send_batch([message(n) for n in range(3)])
-    bad, done, good = store.pop("t", "g")
+    bad, done, good = store.pop(T, G)
     store.ack(done)
     assert store.reject([bad, done, "no receipt"], reason="not JSON") == [
         RejectOutcome.REJECTED, RejectOutcome.ALREADY_ACKED, RejectOutcome.UNKNOWN,
@@ -54,16 +58,16 @@ def test_p7_a_rejected_message_is_a_dead_letter_at_once(durable_stores: Stores) 
     assert store.reject(bad) is RejectOutcome.STALE
     assert store.ack(bad) is AckOutcome.STALE
     store = durable_stores.reopen(store)
-    (letter,) = store.dead_letters("g")
-    assert (letter.reason, letter.attempts, letter.origin_topic, letter.origin_message_id) == ("not JSON", 1, "t", bad.message_id)
-    assert store.lag("t", "g") == Lag(0, 1, 0, 1)
+    (letter,) = store.dead_letters(G)
+    assert (letter.reason, letter.attempts, letter.origin_topic, letter.origin_message_id) == ("not JSON", 1, T, bad.message_id)
+    assert store.lag(T, G) == Lag(0, 1, 0, 1)
     assert len(pop_all(store, group="other")) == 3
     assert store.ack(good) is AckOutcome.ACKED
     assert store.resend_dead([letter]) == 1
-    (again,) = store.pop("t", "g")
-    assert (again.message_id, again.attempt, again.properties) == (bad.message_id, 1, {})
+    (again,) = store.pop(T, G)
+    assert (again.message_id, again.attempt, again.properties) == (bad.message_id, 1, bad.properties)
     assert store.reject(again) is RejectOutcome.REJECTED
-    assert [each.reason for each in store.dead_letters("g")] == ["rejected"]
+    assert [each.reason for each in store.dead_letters(G)] == ["rejected"]
     durable_stores.clock.advance(HOUR_MS)
     assert store.tick().retried == 0
     assert store.verify() == []
@@ -75,12 +79,12 @@ def test_p7_a_rejected_message_of_a_run_lets_the_rest_go_on(stores: Stores) -> N
     """P9: any message of a run may be given up; those behind it come next, in order, and keep their counts."""
     store = stores.open()
     store.send_batch([message(n) for n in range(4)])
-    run = store.pop("t", "g", max_messages=3, order=True)
+    run = store.pop(T, G, max_messages=3, order=True)
     assert store.reject(run[1], reason="poison") is RejectOutcome.REJECTED
-    assert store.pop("t", "g", order=True) == [], "the others are still held"
+    assert store.pop(T, G, order=True) == [], "the others are still held"
     assert store.release([run[0], run[2]])
-    assert [(m.message_id, m.attempt) for m in store.pop("t", "g", order=True)] == [("m0", 1), ("m2", 1), ("m3", 1)]
-    assert [each.reason for each in store.dead_letters("g")] == ["poison"]
+    assert [(label(m), m.attempt) for m in store.pop(T, G, order=True)] == [("m0", 1), ("m2", 1), ("m3", 1)]
+    assert [each.reason for each in store.dead_letters(G)] == ["poison"]
     assert store.verify() == []
 
 
@@ -98,13 +102,13 @@ def test_p7_no_reason_is_refused(stores: Stores, given: str, kept: str) -> None:
     """P7: of any text, as much is kept as the bound and the formats allow: what failed must not fail again for its reason."""
     store = stores.open(max_retries=0)
     store.send_batch([message(1), message(2)])
-    first, second = store.pop("t", "g")
+    first, second = store.pop(T, G)
     store.reject(first, reason=given)
     store.retry_later(second, SECOND, reason=given)
     assert [each.reason for each in store.leases()] == [kept]
     stores.clock.advance(1000)
     store.tick()
-    assert [each.reason for each in store.dead_letters("g")] == [kept, f"delivered 1 time without an ack: {kept}"]
+    assert [each.reason for each in store.dead_letters(G)] == [kept, f"delivered 1 time without an ack: {kept}"]
     for call in (store.reject, store.retry_later):
         with pytest.raises(IllegalArgumentError, match="reason must be a str"):
             call(first, reason=ValueError("x"))  # type: ignore[call-overload]
@@ -116,13 +120,13 @@ def test_p7_a_reason_beside_the_largest_properties_loses_no_message(durable_stor
     store = durable_stores.open()
     room = 32_767 - 400
     store.send(message(1, properties={"p": "v" * room}))
-    (got,) = store.pop("t", "g")
+    (got,) = store.pop(T, G)
     assert store.reject(got, reason="r" * MAX_REASON_BYTES) is RejectOutcome.REJECTED
     store = durable_stores.reopen(store)
-    (letter,) = store.dead_letters("g")
+    (letter,) = store.dead_letters(G)
     assert letter.message.properties["p"] == "v" * room
     assert set(letter.reason) <= {"r"}
-    assert len(store.pop(dlq_topic("g"), "repair")) == 1
+    assert len(store.pop(dlq_topic(G), "repair")) == 1
 
 
 @pytest.mark.clause("P14", "P6")
@@ -130,27 +134,27 @@ def test_p14_a_wait_for_the_next_attempt_is_not_in_flight(durable_stores: Stores
     """P14: ``lag`` and ``leases`` tell it apart, also after a reopen, until it is over, acked, or held again."""
     store = durable_stores.open()
     store.send_batch([message(n) for n in range(4)])
-    first, second, third, _ = store.pop("t", "g", invisible=MINUTE)
+    first, second, third, _ = store.pop(T, G, invisible=MINUTE)
     waiting = [result.receipt for result in store.retry_later([first, second, third], MINUTE)]
     assert None not in waiting
-    assert store.lag("t", "g") == Lag(0, 1, 0, 0, backing_off=3)
+    assert store.lag(T, G) == Lag(0, 1, 0, 0, backing_off=3)
     store = durable_stores.reopen(store)
-    assert store.lag("t", "g") == Lag(0, 1, 0, 0, backing_off=3)
-    assert [(each.message_id, each.is_backing_off, each.expiry_ms) for each in store.leases()] == [
+    assert store.lag(T, G) == Lag(0, 1, 0, 0, backing_off=3)
+    assert [(label(each), each.is_backing_off, each.expiry_ms) for each in store.leases()] == [
         (f"m{n}", n < 3, START_MS + 60_000) for n in range(4)
     ]
     assert store.verify() == []
     assert store.ack(str(waiting[0].text())) is AckOutcome.ACKED  # type: ignore[union-attr]
     store.change_invisible(str(waiting[1].text()), MINUTE)  # type: ignore[union-attr]
-    assert store.lag("t", "g") == Lag(0, 2, 0, 0, backing_off=1), "a change says that somebody works on it"
+    assert store.lag(T, G) == Lag(0, 2, 0, 0, backing_off=1), "a change says that somebody works on it"
     durable_stores.clock.advance(60_000)
     store.tick()
-    assert store.lag("t", "g") == Lag(0, 0, 3, 0)
-    again = store.pop("t", "g")
+    assert store.lag(T, G) == Lag(0, 0, 3, 0)
+    again = store.pop(T, G)
     store.retry_later(again, MINUTE)
-    assert store.lag("t", "g") == Lag(0, 0, 0, 0, backing_off=3), "of the retry topic as well"
-    store.delete_group("g")
-    assert store.lag("t", "g").backing_off == 0
+    assert store.lag(T, G) == Lag(0, 0, 0, 0, backing_off=3), "of the retry topic as well"
+    store.delete_group(G)
+    assert store.lag(T, G).backing_off == 0
     assert store.verify() == []
 
 
@@ -160,12 +164,12 @@ def test_p14_a_wait_in_a_run_is_told_apart(stores: Stores) -> None:
     """P14: it holds up its queue like a lease, and is not in flight; a reset ends it."""
     store = stores.open()
     store.send_batch([message(n) for n in range(2)])
-    (head,) = store.pop("t", "g", max_messages=1, order=True)
+    (head,) = store.pop(T, G, max_messages=1, order=True)
     store.retry_later(head, MINUTE, reason="later")
-    assert store.lag("t", "g") == Lag(1, 0, 0, 0, backing_off=1)
-    assert store.pop("t", "g", order=True) == []
-    store.reset_offset("t", "g", 0)
-    assert store.lag("t", "g") == Lag(2, 0, 0, 0)
+    assert store.lag(T, G) == Lag(1, 0, 0, 0, backing_off=1)
+    assert store.pop(T, G, order=True) == []
+    store.reset_offset(T, G, 0)
+    assert store.lag(T, G) == Lag(2, 0, 0, 0)
     assert store.verify() == []
 
 
@@ -173,32 +177,32 @@ def test_p14_a_wait_in_a_run_is_told_apart(stores: Stores) -> None:
 def test_p7_a_group_has_retries_of_its_own(durable_stores: Stores) -> None:
     """P7: how often and when are set by group, kept in the store, and go with the group; other groups follow the store."""
     store = durable_stores.open(max_retries=0)
-    store.set_group("g", max_retries=1, backoff=[SECOND, MINUTE])
+    store.set_group(G, max_retries=1, backoff=[SECOND, MINUTE])
     store.set_group("quiet", backoff=[MINUTE])
     store = durable_stores.reopen(store, max_retries=0)
-    assert (store.group_settings("g").max_retries, store.group_settings("g").backoff_ms) == (1, (1000, 60_000))
-    assert store.group_settings("h").max_retries is None
+    assert (store.group_settings(G).max_retries, store.group_settings(G).backoff_ms) == (1, (1000, 60_000))
+    assert store.group_settings(H).max_retries is None
     store.send(message(1))
-    for group in ("h", "quiet", "g"):
-        store.retry_later(store.pop("t", group))
+    for group in (H, "quiet", G):
+        store.retry_later(store.pop(T, group))
     assert sorted(each.expiry_ms - START_MS for each in store.leases()) == [1000, 10_000, 60_000]
     durable_stores.clock.advance(60_000)
     report = store.tick()
     assert (report.dead, report.retried) == (2, 1), "one group may try once more"
-    (again,) = store.pop("t", "g")
+    (again,) = store.pop(T, G)
     store.retry_later(again)
     assert [each.expiry_ms for each in store.leases()] == [START_MS + 120_000]
-    store.set_group("g", max_retries=2)
+    store.set_group(G, max_retries=2)
     durable_stores.clock.advance(60_000)
     assert store.tick().retried == 1, "a change counts from the next lease that ends"
-    store.delete_group("g")
-    assert store.group_settings("g").max_retries is None
+    store.delete_group(G)
+    assert store.group_settings(G).max_retries is None
     store = durable_stores.reopen(store, max_retries=0)
-    assert store.group_settings("g") == store.group_settings("h")
+    assert store.group_settings(G) == store.group_settings(H)
     assert store.group_settings("quiet").backoff_ms == (60_000,)
     for wrong in ({"max_retries": -1}, {"max_retries": True}, {"backoff": [timedelta(0)]}, {"backoff": "x"}):
         with pytest.raises(IllegalArgumentError):
-            store.set_group("g", **wrong)
+            store.set_group(G, **wrong)
 
 
 @pytest.mark.clause("P6")
@@ -206,9 +210,9 @@ def test_p6_a_heartbeat_and_a_back_off_go_together(stores: Stores) -> None:
     """P6: what a change of the lease returned stands for the message in every later call; what it was made of is STALE."""
     store = stores.open()
     store.send_batch([message(n) for n in range(4)])
-    popped = store.pop("t", "g", max_messages=4, invisible=SECOND)
+    popped = store.pop(T, G, max_messages=4, invisible=SECOND)
     beats = [store.change_invisible(each, MINUTE) for each in popped]
-    assert [each.message and each.message.message_id for each in beats] == ids(popped)
+    assert [each.message and label(each.message) for each in beats] == ids(popped)
     longer = store.change_invisible(beats[0], 2 * MINUTE)
     assert longer.outcome is ChangeOutcome.CHANGED
     assert store.retry_later(popped[0], SECOND).outcome is ChangeOutcome.STALE
@@ -220,4 +224,4 @@ def test_p6_a_heartbeat_and_a_back_off_go_together(stores: Stores) -> None:
     assert [each.outcome for each in store.retry_later(beats[3:], SECOND)] == [ChangeOutcome.CHANGED]
     stores.clock.advance(1000)
     store.tick()
-    assert sorted((each.message_id, each.attempt) for each in store.pop("t", "g")) == [("m0", 2), ("m2", 1), ("m3", 2)]
+    assert sorted((label(each), each.attempt) for each in store.pop(T, G)) == [("m0", 2), ("m2", 1), ("m3", 2)]

@@ -16,11 +16,15 @@ import pytest
 
 from rmqstore import CancelOutcome, Store
 from rmqstore.errors import StorePoisonedError
+from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.faults.interrupting import Interrupted, Interrupts, TimedOut
-from rmqstore_conformance.stores import Stores, message, read_ids, state_of
+from rmqstore_conformance.stores import Stores, label, message, read_ids, state_of
 from rmqstore_conformance.targets import Target
 
-T = TypeVar("T")
+(T,) = topics(__name__.rpartition(".")[2], 1)
+(G,) = groups(__name__.rpartition(".")[2], 1)
+
+Answer = TypeVar("Answer")
 
 pytestmark = pytest.mark.needs("snapshot")
 
@@ -60,7 +64,7 @@ class Worker:
         self._store = store
         self._moved = threading.Condition()
 
-    def _call(self, call: Callable[[], T], pops: Pops | None = None, timers: tuple[str, ...] | None = None) -> T:
+    def _call(self, call: Callable[[], Answer], pops: Pops | None = None, timers: tuple[str, ...] | None = None) -> Answer:
         self.pops.append(self.pops[-1] if pops is None else pops)
         self.timers.append(self.timers[-1] if timers is None else timers)
         self.begun += 1
@@ -91,7 +95,7 @@ class Worker:
                 assert self._call(partial(store.cancel, str(receipt.handle)), timers=self.timers[-1][:-1]) is CancelOutcome.CANCELLED
             if turn % 2:
                 leased = Pops(sent + 1, ready, (f"m{topic}-{taken}",))
-                popped = self._call(partial(store.pop, topic, "g", max_messages=1, invisible=FAR), leased)
+                popped = self._call(partial(store.pop, topic, G, max_messages=1, invisible=FAR), leased)
                 self._call(partial(store.ack, popped), Pops(sent + 1, ready, ()))
                 taken += 1
             soon = f"soon-{name}"
@@ -100,12 +104,10 @@ class Worker:
 
     def moments(self, copy: Store, begin: int, end: int) -> tuple[set[int], set[int]]:
         """Return after how many calls, from ``begin`` to ``end``, what either side of a copy holds was so: of the pops, of the timers."""
-        lag = copy.lag(self.topic, "g")
-        leased = tuple(each.message_id for each in copy.leases() if each.message_id.startswith(f"m{self.topic}-"))
+        lag = copy.lag(self.topic, G)
+        leased = tuple(label(each) for each in copy.leases() if label(each).startswith(f"m{self.topic}-"))
         timers = (each.message for each in copy.scan(limit=100_000).timers)
-        held = tuple(
-            sorted((each.message_id for each in timers if each.topic == self.topic), key=lambda name: int(str(name).split("-")[-1]))
-        )
+        held = tuple(sorted((label(each) for each in timers if each.topic == self.topic), key=lambda name: int(str(name).split("-")[-1])))
         (sent,) = (each.max_offsets[0] for each in copy.topics() if each.name == self.topic)
         pops = Pops(sent, lag.ready, leased)
         counts = range(begin, end + 1)
@@ -128,7 +130,7 @@ def test_r7_a_snapshot_is_one_moment(durable_stores: Stores) -> None:
     for worker in workers:
         store.create_topic(worker.topic, 1)
         # Registered before the calls that are counted.
-        store.pop(worker.topic, "g")
+        store.pop(worker.topic, G)
     is_over = threading.Event()
 
     def tick() -> None:
@@ -183,7 +185,7 @@ def test_r7_an_interrupted_snapshot_is_not_there(durable_stores: Stores, target:
     for number in range(8):
         store.send(message(number))
         store.send(message(f"late{number}"), delay=FAR)
-    store.pop("t", "g", max_messages=3, invisible=FAR)
+    store.pop(T, G, max_messages=3, invisible=FAR)
     chance = random.Random(f"{durable_stores.pair} {seed}")
     interrupts = Interrupts(chance)
     came = 0

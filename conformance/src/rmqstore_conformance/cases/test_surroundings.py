@@ -18,7 +18,11 @@ import pytest
 
 import rmqstore
 from rmqstore import Store, StoreError, StoreForkedError, StoreFullError, StorePoisonedError
-from rmqstore_conformance.stores import ANNOUNCED, GIVEN, Stores, message, own_environment, pop_all, read_ids
+from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.stores import ANNOUNCED, GIVEN, Stores, label, message, own_environment, pop_all, read_ids
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+(G,) = groups(__name__.rpartition(".")[2], 1)
 
 BODY_BYTES = 1 << 20
 """So much a message makes engines begin new files."""
@@ -32,7 +36,7 @@ def _use(store: Store, first: int, stores: Stores) -> None:
     store.send(message(f"{first}-timer"), delay=timedelta(seconds=1))
     stores.clock.advance(2_000)
     assert store.tick().handed_over == 1
-    store.pop("t", f"g{first}", max_messages=1, invisible=timedelta(days=1))
+    store.pop(T, f"g{first}", max_messages=1, invisible=timedelta(days=1))
     assert store.verify() == []
 
 
@@ -41,7 +45,7 @@ def _holds(store: Store, *firsts: int) -> None:
     assert store.verify() == []
     wanted = [f"m{first}-{number}" for first in firsts for number in [*range(12), "timer"]]
     assert read_ids(store) == wanted
-    topics = {each.name for each in store.topics()} - {"t"}
+    topics = {each.name for each in store.topics()} - {T}
     assert topics == {f"t{first}-{number}" for first in firsts for number in range(12)}
     for topic in topics:
         assert read_ids(store, topic) == [f"m{topic[1:].replace('-', '-q')}"]
@@ -177,7 +181,7 @@ def test_f1_a_call_that_finds_no_descriptor_changes_nothing(durable_stores: Stor
                 sent.append(number)
     store.send(message("last"))
     assert read_ids(store) == ["mfirst", "mlast"]
-    assert {each.name for each in store.topics()} == {"t", *(f"t{number}" for number in sent)}
+    assert {each.name for each in store.topics()} == {T, *(f"t{number}" for number in sent)}
     assert store.verify() == []
     store = durable_stores.reopen(store)
     assert read_ids(store) == ["mfirst", "mlast"]
@@ -194,10 +198,10 @@ def test_f1_there_may_be_more_queues_than_descriptors(durable_stores: Stores) ->
         store.send_batch([message(number, f"t{number}") for number in range(150)])
         store.flush()
         for number in range(150):
-            store.ack(store.pop(f"t{number}", "g", max_messages=1))
+            store.ack(store.pop(f"t{number}", G, max_messages=1))
         store = durable_stores.reopen(store)
         assert len(pop_all(store, "wide")) == 150
-        assert all(store.lag(f"t{number}", "g").ready == 0 for number in range(150))
+        assert all(store.lag(f"t{number}", G).ready == 0 for number in range(150))
         assert store.verify() == []
         store.close()
 
@@ -263,15 +267,15 @@ def test_r1_an_exit_without_a_close_loses_nothing(durable_stores: Stores, end: s
     durable_stores.clock.set(1_700_000_001_000)
     store = durable_stores.open()
     assert store.verify() == []
-    assert {each.message_id for each in store.leases()} == {f"m{n}" for n in range(5, 10)}
+    assert {label(each) for each in store.leases()} == {f"m{n}" for n in range(5, 10)}
     assert store.pending().total == 1
     store.tick()
-    (back,) = store.pop("t", "g", max_messages=20)
-    assert back.message_id == "m4"
+    (back,) = store.pop(T, G, max_messages=20)
+    assert label(back) == "m4"
     store.ack(back)
     durable_stores.clock.advance(timedelta(hours=1))
     store.tick()
-    assert [each.message_id for each in store.pop("t", "g", max_messages=20)] == ["later"]
+    assert [label(each) for each in store.pop(T, G, max_messages=20)] == ["later"]
 
 
 def _remove_all(path: Path) -> None:
@@ -293,13 +297,13 @@ def test_x5_a_removed_store_acknowledges_nothing(durable_stores: Stores, remove:
     """X5: whoever goes on using a store whose files were removed is told at once, in every call, and nothing is made under its name."""
     store = durable_stores.open()
     _use(store, 1, durable_stores)
-    (held,) = store.pop("t", "g", max_messages=1)
+    (held,) = store.pop(T, G, max_messages=1)
     path = durable_stores.root / "store"
     remove(path)
     calls: list[Callable[[], object]] = [
         lambda: store.send(message("late")),
         lambda: store.send(message("late"), delay=timedelta(seconds=1)),
-        lambda: store.pop("t", "g"),
+        lambda: store.pop(T, G),
         lambda: store.ack(held),
         store.tick,
         store.flush,

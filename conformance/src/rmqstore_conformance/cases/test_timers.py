@@ -10,7 +10,10 @@ import pytest
 import rmqstore
 from rmqstore import DelayTooLongError, MessageBatch, PoppedMessage
 from rmqstore.contract import EMPTY_CURSOR
+from rmqstore_conformance.data import topics
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, message, pop_all, read_ids
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
 
 
 @pytest.mark.clause("T1", "T2")
@@ -33,7 +36,7 @@ def test_t1_t2_never_early_and_by_the_first_tick(engine_stores: Stores, precisio
         clock.set(tick)
         store.tick()
         assert f"m{delay}" in read_ids(store), "late"
-    for lying in store.read("t", 0, 0, 1000).messages:
+    for lying in store.read(T, 0, 0, 1000).messages:
         assert isinstance(lying, PoppedMessage)
         assert lying.store_ms >= (lying.deliver_at_ms or 0)
 
@@ -189,7 +192,7 @@ def test_t8_a_batch_of_large_messages_is_bounded_in_bytes(engine_stores: Stores)
     store = engine_stores.open(hand_over_limit=1000)
     body = bytes(4 * 1024 * 1024)
     for n in range(40):
-        store.send(rmqstore.Message("t", body, message_id=f"m{n}"), deliver_at_ms=START_MS + 1000)
+        store.send(rmqstore.Message(T, body, message_id=f"m{n}"), deliver_at_ms=START_MS + 1000)
     engine_stores.clock.advance(1000)
     store.timers.seal(engine_stores.clock.now_ms())
     batch = store.timers.due(EMPTY_CURSOR, 1000)

@@ -9,20 +9,24 @@ import pytest
 from rmqstore import MessageState, Store, Whereabouts
 from rmqstore.contract import NO_RETRY, Receipt
 from rmqstore.errors import IllegalArgumentError
-from rmqstore_conformance.stores import Stores, message
+from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.stores import Stores, id_of, key_of, label, message
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+G, H = groups(__name__.rpartition(".")[2], 2)
 
 LEASE = timedelta(seconds=10)
 
 
 def _states(store: Store, number: object, topic: str | None = None) -> dict[str, MessageState]:
-    found = store.where(id=f"m{number}", topic=topic)
+    found = store.where(id=id_of(f"m{number}"), topic=topic)
     assert len({each.group for each in found}) == len(found), "one place for each group"
-    assert {each.message.message_id for each in found} <= {f"m{number}"}
+    assert {label(each.message) for each in found} <= {f"m{number}"}
     return {each.group: each.state for each in found}
 
 
 def _only(store: Store, group: str) -> Whereabouts:
-    (found,) = (each for each in store.where(id="m1") if each.group == group)
+    (found,) = (each for each in store.where(id=id_of("m1")) if each.group == group)
     return found
 
 
@@ -31,50 +35,50 @@ def test_p14_where_a_message_is_on_its_way(durable_stores: Stores) -> None:
     """P14: a timer, ready, leased, backing off, to be retried, dead, resent, done: told for each group, beside others and over an open."""
     store = durable_stores.open(max_retries=1)
     clock = durable_stores.clock
-    store.send_batch([message(n, keys=("k", f"k{n}")) for n in range(2, 40)])
-    handle = store.send(message(1, keys=("mine",)), delay=timedelta(minutes=1)).handle
-    (timer,) = store.where(key="mine")
-    assert (timer.state, timer.handle, timer.message.topic) == (MessageState.PENDING, handle, "t")
+    store.send_batch([message(n, keys=(key_of("k"), key_of(f"k{n}"))) for n in range(2, 40)])
+    handle = store.send(message(1, keys=(key_of("mine"),)), delay=timedelta(minutes=1)).handle
+    (timer,) = store.where(key=key_of("mine"))
+    assert (timer.state, timer.handle, timer.message.topic) == (MessageState.PENDING, handle, T)
     assert timer.until_ms == clock.now_ms() + 60_000
-    assert store.where(id="m1", topic="other") == []
+    assert store.where(id=id_of("m1"), topic="other") == []
     clock.advance(timedelta(minutes=1))
     store.tick()
     assert _states(store, 1) == {"": MessageState.READY}
-    for group in ("g", "h"):
-        while popped := store.pop("t", group, invisible=LEASE):
-            store.ack([each for each in popped if each.message_id != "m1"])
-    assert _states(store, 1) == {"g": MessageState.LEASED, "h": MessageState.LEASED}
-    held = _only(store, "g")
+    for group in (G, H):
+        while popped := store.pop(T, group, invisible=LEASE):
+            store.ack([each for each in popped if label(each) != "m1"])
+    assert _states(store, 1) == {G: MessageState.LEASED, H: MessageState.LEASED}
+    held = _only(store, G)
     assert (held.until_ms, held.attempt) == (clock.now_ms() + 10_000, 1)
     receipt = Receipt.parse(held.receipt)
     assert receipt is not None
-    assert (receipt.group, receipt.retry_flag) == ("g", NO_RETRY)
-    store.ack(_only(store, "h").receipt)
+    assert (receipt.group, receipt.retry_flag) == (G, NO_RETRY)
+    store.ack(_only(store, H).receipt)
     store.close()
     store = durable_stores.open(max_retries=1)
-    assert _states(store, 1) == {"g": MessageState.LEASED, "h": MessageState.DONE}
+    assert _states(store, 1) == {G: MessageState.LEASED, H: MessageState.DONE}
     clock.advance(LEASE)
     store.tick()
     # Retention may take what every group has popped, and what is done with it is nowhere then.
-    assert _states(store, 1) in ({"g": MessageState.RETRY}, {"g": MessageState.RETRY, "h": MessageState.DONE})
-    assert _states(store, 1, "t") == _states(store, 1)
-    assert _states(store, 5) in ({}, {"g": MessageState.DONE, "h": MessageState.DONE})
-    again = store.pop("t", "g", invisible=LEASE)
-    assert (_only(store, "g").state, _only(store, "g").attempt) == (MessageState.LEASED, 2)
+    assert _states(store, 1) in ({G: MessageState.RETRY}, {G: MessageState.RETRY, H: MessageState.DONE})
+    assert _states(store, 1, T) == _states(store, 1)
+    assert _states(store, 5) in ({}, {G: MessageState.DONE, H: MessageState.DONE})
+    again = store.pop(T, G, invisible=LEASE)
+    assert (_only(store, G).state, _only(store, G).attempt) == (MessageState.LEASED, 2)
     store.retry_later(again, delay=timedelta(minutes=5), reason="no stock")
-    waits = _only(store, "g")
+    waits = _only(store, G)
     assert (waits.state, waits.until_ms, waits.reason) == (MessageState.BACKING_OFF, clock.now_ms() + 300_000, "no stock")
     clock.advance(timedelta(minutes=5))
     store.tick()
-    dead = _only(store, "g")
+    dead = _only(store, G)
     assert (dead.state, dead.attempt) == (MessageState.DEAD, 2)
     assert "no stock" in dead.reason
-    store.resend_dead(store.dead_letters("g"))
-    assert _only(store, "g").state is MessageState.RETRY
-    store.ack(store.pop("t", "g"))
+    store.resend_dead(store.dead_letters(G))
+    assert _only(store, G).state is MessageState.RETRY
+    store.ack(store.pop(T, G))
     assert MessageState.RETRY not in _states(store, 1).values()
-    assert len({each.message.message_id for each in store.where(key="k", topic="t")}) in (0, 38)
-    assert store.where(id="m99") == []
+    assert len({label(each.message) for each in store.where(key=key_of("k"), topic=T)}) in (0, 38)
+    assert store.where(id=id_of("m99")) == []
 
 
 @pytest.mark.clause("P14", "P9")
@@ -83,24 +87,24 @@ def test_p14_where_a_message_of_a_run_is(stores: Stores) -> None:
     """P14: in order, what was not acked waits in its place, and what lies behind it was not popped."""
     store = stores.open(default_queues=1)
     store.send_batch([message(n) for n in range(4)])
-    store.ack(store.pop("t", "g", order=True, max_messages=3, invisible=LEASE)[1])
-    assert [_states(store, n)["g"] for n in range(4)] == [
+    store.ack(store.pop(T, G, order=True, max_messages=3, invisible=LEASE)[1])
+    assert [_states(store, n)[G] for n in range(4)] == [
         MessageState.LEASED, MessageState.DONE, MessageState.LEASED, MessageState.READY
     ]  # fmt: skip
     stores.clock.advance(LEASE)
     store.tick()
-    assert [_states(store, n)["g"] for n in range(4)] == [MessageState.RETRY, MessageState.DONE, MessageState.RETRY, MessageState.READY]
-    assert [store.where(id=f"m{n}")[0].attempt for n in range(4)] == [1, 0, 1, 0]
+    assert [_states(store, n)[G] for n in range(4)] == [MessageState.RETRY, MessageState.DONE, MessageState.RETRY, MessageState.READY]
+    assert [store.where(id=id_of(f"m{n}"))[0].attempt for n in range(4)] == [1, 0, 1, 0]
 
 
 @pytest.mark.clause("P14", "C1")
 def test_p14_what_was_cancelled_is_nowhere(stores: Stores) -> None:
     """P14: a cancelled timer is at no place; one of the same id and key that was not cancelled is."""
     store = stores.open()
-    first, second = (store.send(message(1, keys=("k",)), delay=timedelta(minutes=1)) for _ in range(2))
-    assert {each.handle for each in store.where(key="k")} == {first.handle, second.handle}
+    first, second = (store.send(message(1, keys=(key_of("k"),)), delay=timedelta(minutes=1)) for _ in range(2))
+    assert {each.handle for each in store.where(key=key_of("k"))} == {first.handle, second.handle}
     store.cancel(first)
-    assert [each.handle for each in store.where(id="m1")] == [second.handle]
+    assert [each.handle for each in store.where(id=id_of("m1"))] == [second.handle]
     for given in ({}, {"id": "a", "key": "b"}, {"id": ""}, {"key": "a b"}, {"id": "a", "topic": "a b"}):
         with pytest.raises(IllegalArgumentError):
             store.where(**given)

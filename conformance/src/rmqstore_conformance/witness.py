@@ -31,6 +31,7 @@ class Witness:
 
     def __init__(self) -> None:
         self._sent: dict[str, list[Message]] = {}
+        self._gave_back = False
 
     def watch(self, timers: TimerStore, pops: PopStore) -> None:
         """Stand between a store and the two sides of its engine from now on."""
@@ -51,6 +52,7 @@ class Witness:
     def _applied(self, call: Callable[..., Any], txn: PopTxn, now_ms: int) -> Any:
         if txn.appends is not None:
             self._note(txn.appends)
+        self._gave_back = self._gave_back or bool(txn.removals)
         return call(txn, now_ms)
 
     def _note(self, batch: MessageBatch) -> None:
@@ -106,7 +108,9 @@ class Witness:
             candidates = self._sent.get(each.message_id or "")
             if not candidates or each.topic == PARKED_TOPIC or known.get("topic") == PARKED_TOPIC:
                 continue
-            fewest = min((_differing(sent, each, known) for sent in reversed(candidates)), key=len)
+            # A dead letter that is given back has its deliver time behind it (P7).
+            back = {"deliver_at_ms": None} if self._gave_back and each.deliver_at_ms is None else {}
+            fewest = min((_differing(sent, each, {**known, **back}) for sent in reversed(candidates)), key=len)
             if fewest:
                 raise UnfaithfulError(
                     f"{CLAUSE}: message {each.message_id!r}, {where}, came otherwise than it was sent: {'; '.join(fewest)}"

@@ -150,11 +150,11 @@ def test_x1_a_reader_beside_another_process(durable_pair: Pair) -> None:
     """X1: the owner is another process; the reader neither waits for it nor stops it."""
     with stores_of(durable_pair) as stores, _owner(stores.root / "store", durable_pair) as owner, _reader(stores) as reader:
         assert reader.pending().total == 20
-        assert reader.lag(T, G).in_flight == 4
+        assert reader.lag("t", "g").in_flight == 4
         owner.send("more")
-        assert len(reader.read(T, limit=100)) == 10
+        assert len(reader.read("t", limit=100)) == 10
         reader.refresh()
-        assert ids(reader.read(T, limit=100).messages)[-1] == "more"
+        assert ids(reader.read("t", limit=100).messages)[-1] == "more"
         assert reader.get("more") is not None
         assert reader.verify() == []
         with pytest.raises(rmqstore.StoreLockedError):
@@ -171,8 +171,8 @@ def test_x1_a_killed_store_can_be_read_before_it_is_recovered(durable_pair: Pair
         before = _files(stores.root)
         with _reader(stores) as reader:
             assert reader.pending().total == 20
-            assert ids(reader.read(T, limit=100).messages)[-1] == "last"
-            assert reader.lag(T, G).in_flight == 4
+            assert ids(reader.read("t", limit=100).messages)[-1] == "last"
+            assert reader.lag("t", "g").in_flight == 4
             assert reader.verify() == []
             reader.refresh()
         assert _files(stores.root) == before

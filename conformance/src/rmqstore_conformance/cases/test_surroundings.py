@@ -270,12 +270,12 @@ def test_r1_an_exit_without_a_close_loses_nothing(durable_stores: Stores, end: s
     assert {label(each) for each in store.leases()} == {f"m{n}" for n in range(5, 10)}
     assert store.pending().total == 1
     store.tick()
-    (back,) = store.pop(T, G, max_messages=20)
+    (back,) = store.pop("t", "g", max_messages=20)
     assert label(back) == "m4"
     store.ack(back)
     durable_stores.clock.advance(timedelta(hours=1))
     store.tick()
-    assert [label(each) for each in store.pop(T, G, max_messages=20)] == ["later"]
+    assert [label(each) for each in store.pop("t", "g", max_messages=20)] == ["later"]
 
 
 def _remove_all(path: Path) -> None:

@@ -298,16 +298,39 @@ class Data:
         """Return when a message was made."""
         return self._value("born", label)  # type: ignore[no-any-return]
 
+    def fields(self, label: str) -> dict[str, Any]:
+        """Return what a message has of which a case says nothing."""
+        return {
+            "body": self.body(label),
+            "tag": self.tag(label),
+            "keys": (self.key(label), self.key("common")),
+            "properties": self.properties(label),
+            "born_ms": self.born_ms(label),
+        }
+
     def __str__(self) -> str:
         drawn = (f"{kind}s: {self._families[kind].name}" for kind, values in self._values.items() if values)
         return "; ".join([f"topic {self.topic}, group {self.group}", *drawn])
+
+
+class Plain(Data):
+    """Values that are their labels: for programs that are no case of a run."""
+
+    def __init__(self) -> None:
+        super().__init__("plain")
+
+    def _value(self, kind: str, label: str) -> Any:
+        return label.encode() if kind == "mark" else label
+
+    def fields(self, label: str) -> dict[str, Any]:
+        return {"body": b"body " + label[1:].encode()}
 
 
 class _Run:
     """What is drawn from now on in this process: the seed of the run, and the values of the case that runs."""
 
     seed = "0"
-    data = Data("0")
+    data: Data = Plain()
 
 
 def begin_run(seed: int) -> None:

@@ -137,15 +137,8 @@ def stores_of(pair: Pair) -> Iterator[Stores]:
 def message(number: int | str, topic: str | None = None, **fields: Any) -> Message:
     """Return a message to which the label ``m`` and ``number`` belongs, in the topic of the case; what is not given is drawn."""
     data, label = drawn(), f"m{number}"
-    made = {
-        "body": data.body,
-        "tag": data.tag,
-        "keys": lambda label: (data.key(label), data.key("common")),
-        "properties": data.properties,
-        "born_ms": data.born_ms,
-    }
-    given = {name: make(label) for name, make in made.items() if name not in fields}
-    return Message(topic or data.topic, message_id=fields.pop("message_id", None) or data.id(label), **given, **fields)
+    made = {"topic": topic or data.topic, "message_id": data.id(label), **data.fields(label)}
+    return Message(**{**made, **fields})
 
 
 def plain(number: int | str, topic: str | None = None, **fields: Any) -> Message:

@@ -210,10 +210,8 @@ def read_ids(store: Store | ReadStore, topic: str | None = None, queue: int = 0)
 def state_of(store: Store) -> list[object]:
     """Return everything that a user can see."""
     topics = [(each.name, each.queues, each.max_offsets) for each in store.topics(system=True)]
-    lying = [
-        [m.message_id for m in store.pops.read(name, queue, 0, 1000).messages] for name, queues, _ in topics for queue in range(queues)
-    ]
+    stored = [list(store.pops.read(name, queue, 0, 1000).messages) for name, queues, _ in topics for queue in range(queues)]
     groups = [(group, store.offsets(group)) for group in store.groups()]
     lags = [store.lag(name, group) for name, _, _ in topics if not name.startswith("%") for group, _ in groups]
-    timers = [(each.handle, each.deliver_at_ms) for each in store.scan().timers]
-    return [topics, lying, groups, lags, timers, store.pending([0, START_MS, 2**50]), store.pops.timer_cursor(), store.verify()]
+    timers = store.scan().timers
+    return [topics, stored, groups, lags, timers, store.pending([0, START_MS, 2**50]), store.pops.timer_cursor(), store.verify()]

@@ -66,6 +66,15 @@ def one_timer(number: int = 1, **fields: Any) -> MessageBatch:
     return MessageBatch(messages=[Message("t", b"x", **ready)])
 
 
+def refused(error: type[Exception], call: Callable[[], object]) -> None:
+    """Show that a call is refused."""
+    try:
+        call()
+    except error:
+        return
+    raise AssertionError(f"no {error.__name__}")
+
+
 def many(count: int, body: bytes = b"x", **fields: Any) -> list[Message]:
     return [Message("t", body, message_id=f"m{number}", **fields) for number in range(count)]
 
@@ -109,7 +118,7 @@ def meeting(side: Side, calls: Sequence[Callable[[], Any]], inside: Callable[[],
     with side.held():
         for thread in threads:
             thread.start()
-        time.sleep(0.05)  # by then each waits for the side
+        time.sleep(0.2)  # by then each waits for the side
         inside()
     for thread in threads:
         thread.join()

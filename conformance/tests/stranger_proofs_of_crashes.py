@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -23,6 +25,7 @@ from rmqstore.contract import (
     Removal,
     TimerCursor,
 )
+from rmqstore.errors import StoreFullError, StorePoisonedError
 from rmqstore_conformance.stores import DAY_MS, Stores, ids, message, read_ids
 from rmqstore_lmdb.kv import LmdbBase
 
@@ -178,7 +181,7 @@ def syncs_share_too_much(stores: Stores) -> None:
         threads[0].start()
         began.wait(10)
         threads[1].start()
-        time.sleep(0.05)  # by then the second one waits
+        time.sleep(0.2)  # by then the second one waits
         goes_on.set()
         for thread in threads:
             thread.join()
@@ -577,3 +580,59 @@ def expired_counted_behind(stores: Stores) -> None:
         return lag.ready + lag.expired
 
     _parts(stores, lambda: (store.tick(), store.flush()), accounted, {1}, retention_ms=1000)
+
+
+# ---------------------------------------------------------------- a bad disk
+
+
+def _fails(count: int, error: Exception) -> tuple[Callable[[], None], list[int]]:
+    """Let the next transactions fail; returns what ends that, and the list that each of them is noted in."""
+    plain, calls = LmdbBase.commit, []
+
+    def commit(base: LmdbBase, changes: Any) -> None:
+        calls.append(len(calls))
+        if len(calls) <= count:
+            raise error
+        plain(base, changes)
+
+    def end() -> None:
+        LmdbBase.commit = plain
+
+    LmdbBase.commit = commit
+    return end, calls
+
+
+@proof
+def syncs_once_more(stores: Stores) -> None:
+    store = stores.open()
+    end, calls = _fails(1, OSError(errno.EIO, "the disk is broken"))
+    try:
+        with suppress(StorePoisonedError):
+            store.send(message(1))
+    finally:
+        end()
+    assert calls == [0]
+
+
+@proof
+def full_disks_leave_counts(stores: Stores) -> None:
+    store = stores.open()
+    end, _ = _fails(1, StoreFullError("no room"))
+    try:
+        with suppress(StoreFullError):
+            store.send(message(1), delay_ms=5000)
+    finally:
+        end()
+    assert store.pending().total == 0
+
+
+@proof
+def skips_damage(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1, body=b"q" * 3000))
+    store.close()
+    for file in (stores.root / "store").glob("**/data.mdb"):
+        file.write_bytes(file.read_bytes().replace(b"q" * 3000, b"z" + b"q" * 2999))
+    store = stores.open()
+    store.pop("t", "g")
+    assert len(store.parked()) == 1

@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pyarrow as pa
-import pytest
 
-from conformance.tests.stranger_proofs import S, came, failed_once, many, passed, proof, sent
+from conformance.tests.stranger_proofs import S, came, failed_once, many, passed, proof, refused, sent
 from rmqstore import Message
-from rmqstore.contract import AckOutcome, CancelOutcome, InitMode, MessageState, PopRequest
+from rmqstore.contract import EMPTY_CURSOR, AckOutcome, CancelOutcome, InitMode, MessageState, PopRequest
 from rmqstore.errors import DelayTooLongError, FlowControlError
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, Stores, ids, message, read_ids
 
@@ -93,8 +92,8 @@ def far_keys_unfound(stores: Stores) -> None:
 @proof
 def horizon_of_first_row(stores: Stores) -> None:
     store = stores.open(max_delay_ms=10_000)
-    with pytest.raises(DelayTooLongError):
-        store.send_batch([message(1, deliver_at_ms=S + 1000), message(2, deliver_at_ms=S + DAY_MS)])
+    batch = [message(1, deliver_at_ms=S + 1000), message(2, deliver_at_ms=S + DAY_MS)]
+    refused(DelayTooLongError, lambda: store.send_batch(batch))
 
 
 # ---------------------------------------------------------------- data: pops
@@ -500,8 +499,7 @@ def sleeps_through_puts(stores: Stores) -> None:
 @proof
 def calls_do_not_count(stores: Stores) -> None:
     store = stores.open(congestion_limit=2)
-    with pytest.raises(FlowControlError):
-        store.send_batch(many(4), delay_ms=5000)
+    refused(FlowControlError, lambda: store.send_batch(many(4), delay_ms=5000))
 
 
 @proof
@@ -801,3 +799,79 @@ def retries_filtered_by_tag(stores: Stores) -> None:
     store.pop("t", "g", filter="a", invisible_ms=1000)
     passed(stores, store, 1000)
     assert ids(store.pop("t", "g", filter="b")) == ["m1"]
+
+
+# ---------------------------------------------------------------- other stores and clocks
+
+
+@proof
+def handles_of_any_store(stores: Stores) -> None:
+    first, second = (stores.open(name) for name in ("first", "second"))
+    receipts = [store.send(message(1), delay_ms=5000) for store in (first, second)]
+    assert second.cancel(receipts[0]) is CancelOutcome.UNKNOWN
+
+
+@proof
+def receipts_of_any_store(stores: Stores) -> None:
+    leased = []
+    for name in ("first", "second"):
+        store = stores.open(name)
+        store.send(message(1))
+        leased += store.pop("t", "g")
+    assert store.ack(leased[0]) is AckOutcome.UNKNOWN
+
+
+@proof
+def batches_of_a_thousand(stores: Stores) -> None:
+    store = stores.open()
+    store.send_batch(many(20), delay_ms=1000)
+    store.timers.seal(S + 1000)
+    assert len(store.timers.due(EMPTY_CURSOR, 10).messages) == 10
+
+
+@proof
+def traces_age_from_cancel(stores: Stores) -> None:
+    store = stores.open()
+    receipt = store.send(message(1), delay_ms=30 * DAY_MS)
+    store.cancel(receipt)
+    passed(stores, store, 2 * DAY_MS)
+    assert store.cancel(receipt) is CancelOutcome.CANCELLED
+
+
+@proof
+def leases_end_by_pop_time(stores: Stores) -> None:
+    store = stores.open()
+    store.send_batch(many(2))
+    stores.clock.set(S + DAY_MS)
+    store.ack(store.pop("t", "g", max_messages=1))
+    stores.clock.set(S)
+    assert store.pop("t", "g", invisible_ms=1000)
+    passed(stores, store, 1000)
+    assert store.lag("t", "g").retry == 1
+
+
+@proof
+def rejects_count_less(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1))
+    store.reject(store.pop("t", "g"))
+    assert store.dead_letters("g")[0].attempts == 1
+
+
+@proof
+def loads_arrive_now(stores: Stores) -> None:
+    source, target = (stores.open(name) for name in ("source", "target"))
+    source.send(message(1))
+    tables = [(table, source.pops.export_state(table, None, 100).rows) for table in ("topics", "messages")]
+    target.pops.import_state(tables, S + 5000)
+    assert target.read("t").columns.column("store_ms").to_pylist() == [S]
+
+
+@proof
+def loads_taken_in_twice(stores: Stores) -> None:
+    source, target = (stores.open(name) for name in ("source", "target"))
+    source.send(message(1), delay_ms=5000)
+    rows = source.timers.export_state("timers", None, 100).rows
+    for _ in range(2):
+        target.timers.import_state([("timers", rows)], S, [b"part 1"])
+    assert target.pending().total == 1

@@ -28,6 +28,7 @@ from rmqstore.contract import (
     TimerReceipts,
     WriteStatus,
 )
+from rmqstore.errors import StoreFullError
 from rmqstore.ordered.kv import WriteBatch
 from rmqstore.ordered.layout import LEASE_KEY, MARK, META, SPACES
 from rmqstore.ordered.leases import Lease
@@ -286,6 +287,35 @@ class ClosesWithoutSync(Whole):
         if options.flush is Flush.ASYNC:
             vars(kv)["close"] = close
         return session  # type: ignore[no-any-return]
+
+
+@stranger("F2", "durability", LMDB)
+class SyncsOnceMore(Whole):
+    """A disk sync that failed is tried once more before the store is poisoned."""
+
+    def open(self, engine: Engine, directory: Path, options: EngineOptions) -> EngineSession:
+        session: Any = engine.open(directory, options)
+        base = session._shared.kv._base
+
+        def commit(changes: Sequence[Any]) -> None:
+            try:
+                type(base).commit(base, changes)
+            except StoreFullError:
+                raise
+            except Exception:
+                type(base).commit(base, changes)
+
+        vars(base)["commit"] = commit
+        return session  # type: ignore[no-any-return]
+
+
+@stranger("F1", "durability", LMDB)
+class FullDisksLeaveCounts(Timers):
+    """After a full disk the numbers of timers are those from before it, with what was refused."""
+
+    def planted(self) -> None:
+        reloads: list[Any] = self._shared._reloads
+        reloads[:] = [each for each in reloads if each.__self__ is not self]
 
 
 @stranger("X1", "durability", LMDB)

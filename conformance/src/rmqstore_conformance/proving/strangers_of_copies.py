@@ -502,6 +502,40 @@ class DumpsNoAttempts(Pops):
         return msgspec.structs.replace(page, rows=page.rows.slice(0, 0)) if table == "attempts" else page
 
 
+class _UncountedRejects(Stage):
+    def bury(self, group: str, topic: str, record: bytes, attempts: int, reason: str) -> None:
+        super().bury(group, topic, record, attempts if reason.startswith("delivered ") else attempts - 1, reason)
+
+
+@stranger("P7", "fidelity")
+class RejectsCountLess(_StageFault):
+    """A message that was rejected has one attempt fewer in its dead letter than it was delivered."""
+
+    stage_class = _UncountedRejects
+
+
+@stranger("Q1", "fidelity")
+class LoadsArriveNow(Pops):
+    """Messages that are taken in from another store arrived when they were taken in."""
+
+    def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
+        given = []
+        for table, rows in tables:
+            if table == "messages":
+                at = rows.schema.get_field_index("store_ms")
+                rows = rows.set_column(at, rows.schema.field(at), pa.array([now_ms] * rows.num_rows, pa.int64()))
+            given.append((table, rows))
+        return super().import_state(given, now_ms, marks)
+
+
+@stranger("I1", "pairs")
+class LoadsTakenInTwice(Timers):
+    """A part of a load whose mark was given before is counted once more."""
+
+    def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
+        return super().import_state(tables, now_ms)
+
+
 # ---------------------------------------------------------------- after a reopen
 
 

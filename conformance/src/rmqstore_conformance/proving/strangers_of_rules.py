@@ -25,11 +25,13 @@ from rmqstore.contract import (
 )
 from rmqstore.contract.timers import EMPTY_CURSOR
 from rmqstore.message import Message
-from rmqstore.ordered.kv import PutMany
-from rmqstore.ordered.layout import LEASE, LEASES, PURGE, U64
+from rmqstore.ordered.kv import PutMany, WriteBatch
+from rmqstore.ordered.layout import CANCELLED, LEASE, LEASES, PURGE, TICK_SEQ, TRACES, U64
 from rmqstore.ordered.leasing import Leasing
 from rmqstore.ordered.popping import Popping
+from rmqstore.ordered.queuelog import DamagedRun
 from rmqstore.ordered.retention import Retention
+from rmqstore.ordered.runlog import RunQueueLog
 from rmqstore.ordered.stage import Stage
 from rmqstore.ordered.timerlayout import Place
 from rmqstore_conformance.proving.strangers_of_data import with_rows
@@ -315,3 +317,88 @@ class QueuesChosenOnTheWay(Pops):
             )
             txn = msgspec.structs.replace(txn, appends=rows)
         return super().apply(txn, now_ms)
+
+
+# ---------------------------------------------------------------- other stores, other clocks, damage
+
+
+@stranger("C3", "logic")
+class HandlesOfAnyStore(Timers):
+    """A handle of another store cancels the timer that has its numbers here."""
+
+    def _place_of(self, handle: TimerHandle) -> Place | None:
+        return super()._place_of(msgspec.structs.replace(handle, store_tag=self._options.store_tag))
+
+
+class _AnyBroker(Leasing):
+    def _check_point(self, stage: Stage, receipt: Any) -> Any:
+        return super()._check_point(stage, msgspec.structs.replace(receipt, broker=self._options.broker))
+
+
+@stranger("P5", "logic")
+class ReceiptsOfAnyStore(Pops):
+    """A receipt of another store ends the lease that has its numbers here."""
+
+    def planted(self) -> None:
+        self._leasing.__class__ = _AnyBroker
+
+
+@stranger("T8", "logic")
+class BatchesOfAThousand(Timers):
+    """A batch of due timers holds up to a thousand, however few were asked for."""
+
+    def due(self, after: TimerCursor, limit: int) -> DueBatch:
+        return super().due(after, max(limit, 1000) if limit > 0 else limit)
+
+
+@stranger("C4", "logic")
+class TracesAgeFromCancel(Timers):
+    """A cancel is remembered for some time from the call on, so that of a far timer is forgotten long before the timer would be due."""
+
+    def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        outcomes, ticket = super()._cancel(places, now_ms)
+        for place, outcome in zip(places, outcomes, strict=True):
+            if place is not None and outcome is CancelOutcome.CANCELLED:
+                self.noted.setdefault(place[:2], now_ms)
+        return outcomes, ticket
+
+    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
+        with self._lock:
+            over = [place for place, at_ms in self.noted.items() if at_ms + self._options.cancel_memory_ms < now_ms]
+            if over:
+                write = WriteBatch()
+                write.delete_many(TRACES, [CANCELLED + TICK_SEQ.pack(*place) for place in over])
+                self._shared.write(write)
+            for place in over:
+                del self.noted[place]
+            return super().maintain(now_ms, budget)
+
+
+class _ByPopTime(Stage):
+    def grant(self, *lease_of: Any, **how: Any) -> Any:
+        lease = super().grant(*lease_of, **how)
+        lease.expiry_ms = lease.place[4] + lease.invisible_ms
+        return lease
+
+
+@stranger("K1", "pairs")
+class LeasesEndByPopTime(Pops):
+    """A lease ends some time after its pop time, which stays ahead of a clock that was set back."""
+
+    def _stage(self, now_ms: int) -> Stage:
+        stage = super()._stage(now_ms)
+        stage.__class__ = _ByPopTime
+        return stage
+
+
+class _SkippingLog(RunQueueLog):
+    def runs_from(self, topic: Any, queue: int, offset: int) -> Any:
+        return (run for run in super().runs_from(topic, queue, offset) if not isinstance(run, DamagedRun))
+
+
+@stranger("T12", "logic", LMDB)
+class SkipsDamage(Pops):
+    """A pop passes over messages that cannot be read, and parks nothing."""
+
+    def planted(self) -> None:
+        self._log.__class__ = _SkippingLog

@@ -1,0 +1,329 @@
+"""Strangers whose answers rest on what is not durable yet, or on what a crash or a reopen takes away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rmqstore.batch import MessageBatch
+from rmqstore.contract import (
+    AckOutcome,
+    CancelOutcome,
+    DueBatch,
+    Engine,
+    EngineOptions,
+    EngineSession,
+    Flush,
+    PopRequest,
+    PopResult,
+    PopTxn,
+    PopTxnResult,
+    Receipt,
+    Ticket,
+    TimerCursor,
+    TimerHandle,
+    TimerReceipts,
+    WriteStatus,
+)
+from rmqstore.errors import StoreFullError
+from rmqstore.ordered.kv import WriteBatch
+from rmqstore.ordered.layout import LEASE_KEY, MARK, META, SPACES
+from rmqstore.ordered.leases import Lease
+from rmqstore.ordered.leasing import Leasing
+from rmqstore.ordered.marks import TIMER_SIDE, find_mark
+from rmqstore.ordered.session import open_session
+from rmqstore.ordered.stage import Stage
+from rmqstore.ordered.timerlayout import Place
+from rmqstore_conformance.proving.strangers_planting import LMDB, Pops, Timers, Whole, stranger
+
+_AT_ONCE = Ticket(0)
+
+# ---------------------------------------------------------------- timers
+
+
+@stranger("C2", "durability", LMDB)
+class LateCancelsAtOnce(Timers):
+    """The ticket of a cancel does not cover the record of the seal that ALREADY_DELIVERED rests on."""
+
+    def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        outcomes, _ = super()._cancel(places, now_ms)
+        return outcomes, Ticket(self._change_position)
+
+
+@stranger("C4", "durability", LMDB)
+class RepeatedCancelsAtOnce(Timers):
+    """The ticket of a repeated cancel does not cover the first one."""
+
+    def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        before = self._shared.kv.position
+        outcomes, ticket = super()._cancel(places, now_ms)
+        return outcomes, ticket if ticket.position > before else Ticket(self._seal_position)
+
+
+@stranger("I1", "durability", LMDB)
+class RepeatedPutsAtOnce(Timers):
+    """The ticket of a repeated put does not cover the first one."""
+
+    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+        receipts, ticket = super().put(batch, now_ms, marks)
+        return receipts, _AT_ONCE if receipts.status is WriteStatus.REPEATED else ticket
+
+
+@stranger("H3", "durability", LMDB)
+class NeverSoft(Timers):
+    """A batch of due timers never says that it rests on a put or a cancel that is not durable."""
+
+    def due(self, after: TimerCursor, limit: int) -> DueBatch:
+        return msgspec.structs.replace(super().due(after, limit), soft=False)
+
+
+@stranger("C6", "durability", LMDB)
+class HandlesByPlace(Timers):
+    """A handle is looked up by tick and seq, without its epoch, so after a crash it may name another put."""
+
+    def _place_of(self, handle: TimerHandle) -> Place | None:
+        place = super()._place_of(handle)
+        found = None if place is None else self._layout.locate(place[0], place[1])
+        return place if found is None else (found.put.tick, found.put.seq, found.put.epoch)
+
+
+@stranger("I1", "durability", LMDB)
+class MarksOfThisOpen(Timers):
+    """The marks of puts are looked up among those of this open, so a repeat after a reopen stores its timers again."""
+
+    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+        with self._lock:
+            if marks and not any(mark in self.noted for mark in marks) and find_mark(self._shared.kv, TIMER_SIDE, marks) is not None:
+                write = WriteBatch()
+                write.delete_many(META, [MARK + TIMER_SIDE + mark for mark in marks])
+                self._shared.write(write)
+            receipts, ticket = super().put(batch, now_ms, marks)
+            self.noted.update(dict.fromkeys(marks))
+            return receipts, ticket
+
+
+@stranger("R1", "durability", LMDB)
+class LargePutsWaitForLess(Timers):
+    """The ticket of a put of more than a thousand timers is that of the call before it."""
+
+    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+        receipts, ticket = super().put(batch, now_ms, marks)
+        return receipts, Ticket(max(ticket.position - 1, 0)) if len(batch) > 1000 else ticket
+
+
+# ---------------------------------------------------------------- pops
+
+
+class _AppliesAtOnce(Pops):
+    def is_done(self, txn: PopTxn, result: PopTxnResult) -> bool:
+        raise NotImplementedError
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        result, ticket = super().apply(txn, now_ms)
+        return result, _AT_ONCE if self.is_done(txn, result) else ticket
+
+
+@stranger("P4", "durability", LMDB)
+class RepeatedAcksAtOnce(_AppliesAtOnce):
+    """The ticket of an ack that says ALREADY_ACKED does not cover the first one."""
+
+    def is_done(self, txn: PopTxn, result: PopTxnResult) -> bool:
+        return txn.only_acks and set(result.acks) == {AckOutcome.ALREADY_ACKED}
+
+
+@stranger("P5", "durability", LMDB)
+class StaleAtOnce(_AppliesAtOnce):
+    """The ticket of an ack that says STALE does not cover what ended the lease."""
+
+    def is_done(self, txn: PopTxn, result: PopTxnResult) -> bool:
+        return txn.only_acks and set(result.acks) == {AckOutcome.STALE}
+
+
+@stranger("R1", "durability", LMDB)
+class WaitsAtOnce(_AppliesAtOnce):
+    """A lease that is made a wait for the next attempt is answered before it is durable."""
+
+    def is_done(self, txn: PopTxn, result: PopTxnResult) -> bool:
+        return bool(txn.changes) and all(each.is_backing_off for each in txn.changes) and txn.appends is None
+
+
+@stranger("P7", "durability", LMDB)
+class LettersGoneAtOnce(_AppliesAtOnce):
+    """The answer that a dead letter is gone already does not wait for the removal."""
+
+    def is_done(self, txn: PopTxn, result: PopTxnResult) -> bool:
+        return bool(txn.removals) and not any(result.removals)
+
+
+@stranger("I1", "durability", LMDB)
+class RepeatedSendsAtOnce(_AppliesAtOnce):
+    """The ticket of a repeated send for now does not cover the first one."""
+
+    def is_done(self, txn: PopTxn, result: PopTxnResult) -> bool:
+        return result.status is WriteStatus.REPEATED
+
+
+@stranger("P11", "durability", LMDB)
+class EmptyPopsRegisterAtOnce(Pops):
+    """A first pop that gives nothing is answered before the group's start is durable."""
+
+    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
+        result, ticket = super().pop(request, now_ms)
+        return result, ticket if len(result.messages) else _AT_ONCE
+
+
+@stranger("P1", "durability", LMDB)
+class RepeatedAttemptsAtOnce(Pops):
+    """A pop that repeats an attempt is answered before the leases of the first one are durable."""
+
+    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
+        with self._lock:
+            before = self._shared.kv.position
+            result, ticket = super().pop(request, now_ms)
+            return result, _AT_ONCE if self._shared.kv.position == before else ticket
+
+
+@stranger("R1", "durability", LMDB)
+class LargePopsWaitForLess(Pops):
+    """The ticket of a pop of more than 32 messages is that of the call before it."""
+
+    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
+        result, ticket = super().pop(request, now_ms)
+        return result, Ticket(max(ticket.position - 1, 0)) if len(result.messages) > 32 else ticket
+
+
+@stranger("H3", "durability", LMDB)
+class CursorDurableTooEarly(Pops):
+    """The cursor that would survive is said to be the one that was stored last."""
+
+    def durable_cursor(self) -> TimerCursor:
+        return self.timer_cursor()
+
+
+@stranger("P11", "durability", LMDB)
+class ResetsAtOnce(Pops):
+    """A reset of a group is answered before it is durable."""
+
+    def reset_offset(self, topic: str, group: str, queue: int | None, offset: Any, now_ms: int) -> Ticket:
+        super().reset_offset(topic, group, queue, offset, now_ms)
+        return _AT_ONCE
+
+
+@stranger("P7", "durability", LMDB)
+class SettingsAtOnce(Pops):
+    """The settings of a group are answered for before they are durable."""
+
+    def set_group(self, name: str, settings: Any) -> Ticket:
+        super().set_group(name, settings)
+        return _AT_ONCE
+
+
+class _ByPlace(Leasing):
+    def _check_point(self, stage: Stage, receipt: Receipt) -> Lease | bool:
+        found = super()._check_point(stage, receipt)
+        topic = self._state.topics.get(receipt.topic)
+        group_id = self._state.groups.get(receipt.group)
+        if found is not True or topic is None or group_id is None or receipt.retry_flag or receipt.broker != self._options.broker:
+            return found
+        key = LEASE_KEY.pack(group_id, topic.id, receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms)
+        return stage.lease(key) or found
+
+
+@stranger("P5", "durability", LMDB)
+class ReceiptsByPlace(Pops):
+    """A receipt is looked up without its epoch, so one of a lease that a crash took may end another one."""
+
+    def planted(self) -> None:
+        self._leasing.__class__ = _ByPlace
+
+
+# ---------------------------------------------------------------- sessions
+
+
+@stranger("C6", "durability", LMDB)
+class EpochsNotSynced(Whole):
+    """The epoch of an open becomes durable with the first call, so after a crash before that it is given again."""
+
+    def open(self, engine: Engine, directory: Path, options: EngineOptions) -> EngineSession:
+        from rmqstore_lmdb.kv import open_lmdb  # announcing an engine does not load LMDB
+
+        kv = open_lmdb(directory, SPACES)
+        vars(kv)["sync"] = lambda position=None: None
+        try:
+            session = open_session(kv, options)
+        except BaseException:
+            kv.close()
+            raise
+        del vars(kv)["sync"]
+        return session
+
+
+@stranger("R7", "durability", LMDB)
+class SnapshotsOfTheDisk(Whole):
+    """A snapshot is made of what is durable, without what was answered and is not."""
+
+    def open(self, engine: Engine, directory: Path, options: EngineOptions) -> EngineSession:
+        session: Any = engine.open(directory, options)
+        vars(session)["snapshot"] = session._shared.kv._base.snapshot
+        return session  # type: ignore[no-any-return]
+
+
+@stranger("R1", "durability", LMDB)
+class ClosesWithoutSync(Whole):
+    """Under flush = async a close lets go of the files without a last sync."""
+
+    def open(self, engine: Engine, directory: Path, options: EngineOptions) -> EngineSession:
+        session: Any = engine.open(directory, options)
+        kv = session._shared.kv
+
+        def close() -> None:
+            if not kv._gate.closed:
+                kv._gate.close()
+                kv._base.close()
+
+        if options.flush is Flush.ASYNC:
+            vars(kv)["close"] = close
+        return session  # type: ignore[no-any-return]
+
+
+@stranger("F2", "durability", LMDB)
+class SyncsOnceMore(Whole):
+    """A disk sync that failed is tried once more before the store is poisoned."""
+
+    def open(self, engine: Engine, directory: Path, options: EngineOptions) -> EngineSession:
+        session: Any = engine.open(directory, options)
+        base = session._shared.kv._base
+
+        def commit(changes: Sequence[Any]) -> None:
+            try:
+                type(base).commit(base, changes)
+            except StoreFullError:
+                raise
+            except Exception:
+                type(base).commit(base, changes)
+
+        vars(base)["commit"] = commit
+        return session  # type: ignore[no-any-return]
+
+
+@stranger("F1", "durability", LMDB)
+class FullDisksLeaveCounts(Timers):
+    """After a full disk the numbers of timers are those from before it, with what was refused."""
+
+    def planted(self) -> None:
+        reloads: list[Any] = self._shared._reloads
+        reloads[:] = [each for each in reloads if each.__self__ is not self]
+
+
+@stranger("X1", "durability", LMDB)
+class RefreshesHalf(Whole):
+    """A reader that is refreshed sees the queues as they are, and the numbers of timers as they were."""
+
+    def open_for_reading(self, engine: Engine, directory: Path, options: EngineOptions) -> EngineSession:
+        session: Any = engine.open_for_reading(directory, options)
+        timers = session.timers()
+        session._shared._reloads[:] = [each for each in session._shared._reloads if each.__self__ is not timers]
+        return session  # type: ignore[no-any-return]

@@ -1,0 +1,534 @@
+"""Strangers that cut, fold, glue, round or hash what they are given."""
+
+from __future__ import annotations
+
+import operator
+import unicodedata
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from rmqstore.batch import MessageBatch
+from rmqstore.contract import (
+    CancelOutcome,
+    LeaseInfo,
+    PendingCounts,
+    PopRequest,
+    PopResult,
+    PopTxn,
+    PopTxnResult,
+    Ticket,
+    TimerCursor,
+    TimerReceipts,
+)
+from rmqstore.contract.timers import EMPTY_CURSOR
+from rmqstore.filters import TagFilter, parse_filter
+from rmqstore.message import Message
+from rmqstore.ordered.administration import Administration
+from rmqstore.ordered.counts import MINUTE_MS
+from rmqstore.ordered.deleting import Deleting
+from rmqstore.ordered.leasing import Leasing
+from rmqstore.ordered.picking import Picker, TagPicker, picker_of
+from rmqstore.ordered.popping import Popping
+from rmqstore_conformance.proving.strangers_planting import Pops, Timers, stranger
+
+_FAR: Final = 2**62
+
+
+def with_rows(batch: MessageBatch, change: Callable[[Message], Message]) -> MessageBatch:
+    """Return a batch with each message changed; the same batch when that changes none."""
+    before = [each for each in batch.messages if isinstance(each, Message)]
+    after = [change(each) for each in before]
+    return batch if after == before else MessageBatch(messages=after)
+
+
+def _with_appends(txn: PopTxn, change: Callable[[Message], Message]) -> PopTxn:
+    if txn.appends is None or txn.timer_cursor is not None:
+        return txn
+    return msgspec.structs.replace(txn, appends=with_rows(txn.appends, change))
+
+
+# ---------------------------------------------------------------- timers
+
+
+@stranger("H2", "data")
+class StripsProperties(Timers):
+    """The values of a timer's properties lose blanks at their ends."""
+
+    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+        def stripped(message: Message) -> Message:
+            values = {name: value.strip() or value for name, value in message.properties.items()}
+            return msgspec.structs.replace(message, properties=values) if values != dict(message.properties) else message
+
+        return super().put(with_rows(batch, stripped), now_ms, marks)
+
+
+@stranger("H2", "data")
+class TimesAsFloats(Timers):
+    """Deliver times pass through a double, so those beyond 2^53 ms are rounded."""
+
+    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+        def rounded(message: Message) -> Message:
+            at = message.deliver_at_ms
+            return message if at is None else msgspec.structs.replace(message, deliver_at_ms=int(float(at)))
+
+        return super().put(with_rows(batch, rounded), now_ms, marks)
+
+
+@stranger("H2", "data")
+class ZeroBornIsNone(Timers):
+    """A timer that says it was born at 0 ms is taken for one that does not say."""
+
+    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+        return super().put(with_rows(batch, lambda each: msgspec.structs.replace(each, born_ms=each.born_ms or now_ms)), now_ms, marks)
+
+
+class _CancelsAlike(Timers):
+    def form(self, topic: str, key: str) -> tuple[str, object]:
+        """Return what the index takes a key of a topic for."""
+        raise NotImplementedError
+
+    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+        if not batch.has_columns or batch.columns.column("keys").null_count < len(batch):
+            for each in batch.messages:
+                for key in each.keys:
+                    self.noted.setdefault(self.form(each.topic, key), {})[each.topic, key] = None
+        return super().put(batch, now_ms, marks)
+
+    def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        with self._lock:
+            outcomes, ticket = super().cancel_key(topic, key, now_ms)
+            for other_topic, other_key in self.noted.get(self.form(topic, key), ()):
+                if (other_topic, other_key) != (topic, key):
+                    more, ticket = super().cancel_key(other_topic, other_key, now_ms)
+                    outcomes = [*outcomes, *more]
+            return outcomes, ticket
+
+
+@stranger("C6", "data")
+class ComposesKeys(_CancelsAlike):
+    """A cancel by key takes keys that are equal once composed (NFC) for one key."""
+
+    def form(self, topic: str, key: str) -> tuple[str, object]:
+        return topic, unicodedata.normalize("NFC", key)
+
+
+@stranger("C6", "data")
+class CutsKeys(_CancelsAlike):
+    """The index by key holds the first 64 bytes of a key."""
+
+    def form(self, topic: str, key: str) -> tuple[str, object]:
+        return topic, key.encode()[:64]
+
+
+@stranger("C6", "data")
+class GluesTopicAndKey(_CancelsAlike):
+    """The index by key joins topic and key with nothing between them."""
+
+    def form(self, topic: str, key: str) -> tuple[str, object]:
+        return topic + key, None
+
+
+@stranger("C6", "data")
+class HashesKeysShort(_CancelsAlike):
+    """The index by key trusts the CRC-32 of a key."""
+
+    def form(self, topic: str, key: str) -> tuple[str, object]:
+        return topic, zlib.crc32(key.encode())
+
+
+@stranger("I1", "data")
+class MarksByChecksum(Timers):
+    """Marks of timers are kept as their CRC-32, so two marks may be one."""
+
+    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+        return super().put(batch, now_ms, [zlib.crc32(mark).to_bytes(4, "big") for mark in marks])
+
+
+@stranger("T10", "data")
+class MinutesWrap(Timers):
+    """Pending timers are counted by minute in 32 bits, so those of some thousand years ahead are counted in the bucket of an early one."""
+
+    def pending(self, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
+        found = super().pending(edges_ms, handed)
+        wrap_ms = MINUTE_MS * 2**32
+        if found.latest_ms is None or found.latest_ms < wrap_ms or not found.counts:
+            return found
+        counts = [0] * len(found.counts)
+        after: tuple[int, int] | None = None
+        while True:
+            page = self.scan(0, _FAR, after, 1000, handed)
+            for each in page.timers:
+                folded = each.deliver_at_ms % wrap_ms
+                for at, (low, high) in enumerate(zip(edges_ms, edges_ms[1:], strict=False)):
+                    counts[at] += low <= folded < high
+            after = page.next_after
+            if after is None:
+                return msgspec.structs.replace(found, counts=tuple(counts))
+
+
+@stranger("T10", "data")
+class CountsBySeconds(Timers):
+    """The edges of pending counts are rounded down to whole seconds."""
+
+    def pending(self, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
+        whole = [edge // 1000 * 1000 for edge in edges_ms]
+        if whole == list(edges_ms) or len(set(whole)) < len(whole):
+            return super().pending(edges_ms, handed)
+        return super().pending(whole, handed)
+
+
+@stranger("C6", "data")
+class FarKeysUnfound(Timers):
+    """The index by key has 41 bits for the tick, so a cancel by key misses timers due after the year 2039."""
+
+    def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        with self._lock:
+            found = [each.handle for each in self.scan(0, _FAR).timers if each.message.topic == topic and key in each.message.keys]
+            near = [handle for handle in found if handle.tick < 2**41]
+            return super().cancel_key(topic, key, now_ms) if near == found else super().cancel(near, now_ms)
+
+
+@stranger("T5", "data")
+class HorizonOfFirstRow(Timers):
+    """Of a batch only the first row is held against the longest delay."""
+
+    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+        limit = self._options.max_delay_ms
+        first = batch.messages[0].deliver_at_ms if limit and len(batch) else None
+        if not limit or (first is not None and first - now_ms > limit):
+            return super().put(batch, now_ms, marks)
+        with self._lock:
+            kept = self._options
+            self._options = msgspec.structs.replace(kept, max_delay_ms=0)
+            try:
+                return super().put(batch, now_ms, marks)
+            finally:
+                self._options = kept
+
+
+# ---------------------------------------------------------------- pops
+
+
+@stranger("I1", "data")
+class MarksAsText(Pops):
+    """Marks of sends for now are decoded as UTF-8 with replacement, so two that are no text may be one."""
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        marks = [mark.decode(errors="replace").encode()[:255] for mark in txn.marks]
+        return super().apply(msgspec.structs.replace(txn, marks=marks) if marks else txn, now_ms)
+
+
+@stranger("R1", "data")
+class TrailingZerosLost(Pops):
+    """The body of a message that is sent for now is kept as a C string: zeros at its end are lost."""
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        return super().apply(
+            _with_appends(txn, lambda each: msgspec.structs.replace(each, body=each.body.rstrip(b"\0") or each.body[:1])), now_ms
+        )
+
+
+@stranger("R1", "data")
+class StripsTags(Pops):
+    """Ids and tags of messages that are sent for now lose blanks that only Unicode knows."""
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        def stripped(message: Message) -> Message:
+            tag = message.tag and (message.tag.strip() or message.tag)
+            message_id = message.message_id and (message.message_id.strip() or message.message_id)
+            return msgspec.structs.replace(message, tag=tag, message_id=message_id)
+
+        return super().apply(_with_appends(txn, stripped), now_ms)
+
+
+@stranger("R1", "data")
+class PageBordersEatBytes(Pops):
+    """A body of which a multiple of 4096 bytes is stored loses its last byte."""
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        def eaten(message: Message) -> Message:
+            at_border = len(message.body) % 4096 == 0
+            return msgspec.structs.replace(message, body=message.body[:-1]) if at_border else message
+
+        return super().apply(_with_appends(txn, eaten), now_ms)
+
+
+@stranger("R1", "data")
+class SlicedColumnsUnmoved(Pops):
+    """Of a slice of Arrow columns the bodies are read from the beginning of the buffer."""
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        if txn.appends is not None and txn.timer_cursor is None and txn.appends.has_columns:
+            columns = txn.appends.columns
+            body = columns.column("body")
+            if body.offset:
+                whole = pa.Array.from_buffers(body.type, len(body), [None, *body.buffers()[1:]])
+                arrays = [whole if name == "body" else columns.column(name) for name in columns.schema.names]
+                batch = MessageBatch(columns=pa.RecordBatch.from_arrays(arrays, schema=columns.schema))
+                txn = msgspec.structs.replace(txn, appends=batch)
+        return super().apply(txn, now_ms)
+
+
+class _OtherNames(dict[str, Any]):
+    """A table by name in which a name may find another one."""
+
+    def __init__(self, found: dict[str, Any], form: Callable[[str], str]) -> None:
+        super().__init__(found)
+        self._form = form
+
+    def _known(self, name: str) -> str:
+        if dict.__contains__(self, name):
+            return name
+        form = self._form(name)
+        return next((other for other in self if self._form(other) == form), name)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and super().__contains__(self._known(name))
+
+    def __getitem__(self, name: str) -> Any:
+        return super().__getitem__(self._known(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(self._known(name), default)
+
+    def update(self, others: dict[str, Any]) -> None:  # type: ignore[override]
+        for name, value in others.items():
+            self[self._known(name)] = value
+
+
+@stranger("P2", "data")
+class CutsGroups(Pops):
+    """A group is known by the first 96 bytes of its name."""
+
+    def planted(self) -> None:
+        self._state.groups = _OtherNames(self._state.groups, lambda name: name[:96])
+
+
+@stranger("H2", "data")
+class FoldsTopics(Pops):
+    """Topics that differ in case alone are one topic."""
+
+    def planted(self) -> None:
+        self._state.topics = _OtherNames(self._state.topics, str.casefold)
+
+
+def _java_hash(text: str) -> int:
+    value = 0
+    for unit in memoryview(text.encode("utf-16-le")).cast("H"):
+        value = (31 * value + unit) % 2**32
+    return value
+
+
+class _HashPicker(TagPicker):
+    def pick(self, records: Sequence[bytes], skip: int, wanted: int) -> tuple[Sequence[int], int]:
+        hashes = {_java_hash(tag.decode()) for tag in self._tags}
+        taken: list[int] = []
+        for at in range(skip, len(records)):
+            tag = self._tag_of(records[at])
+            if tag and _java_hash(tag.decode()) in hashes:
+                taken.append(at)
+                if len(taken) == wanted:
+                    return taken, at + 1
+        return taken, len(records)
+
+
+class _FilterFault(Pops):
+    def picker(self, text: str) -> Picker | None:
+        raise NotImplementedError
+
+    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
+        picker = self.picker(request.filter)
+        if picker is None:
+            return super().pop(request, now_ms)
+        with self._lock, self._call:
+            return self._popping.pop(self._stage(now_ms), request, picker)
+
+
+@stranger("P10", "data")
+class TagsByHash(_FilterFault):
+    """Tags are compared by their Java hash, as a consume queue keeps it, and by nothing more."""
+
+    def picker(self, text: str) -> Picker | None:
+        parsed = parse_filter(text)
+        if isinstance(parsed, TagFilter) and parsed.tags is not None:
+            return _HashPicker(parsed.tags, self._log.format)
+        return None
+
+
+class _RoundingFormat:
+    """Records of which numbers in properties are read as doubles."""
+
+    def __init__(self, plain: Any) -> None:
+        self._plain = plain
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+    def property_texts(self, record: bytes, names: Iterable[str]) -> dict[str, str]:
+        texts: dict[str, str] = self._plain.property_texts(record, names)
+        return {name: _rounded(value) for name, value in texts.items()}
+
+    def property_columns(self, records: Sequence[bytes], names: Iterable[str]) -> dict[str, pa.Array]:
+        columns = self._plain.property_columns(records, names)
+        return {
+            name: pa.array([value and _rounded(value) for value in column.to_pylist()], pa.string()) for name, column in columns.items()
+        }
+
+
+def _rounded(text: str) -> str:
+    return str(int(float(text))) if text.isdecimal() and text.isascii() and 16 <= len(text) <= 18 else text
+
+
+@stranger("P10", "data")
+class FilterNumbersAsFloats(_FilterFault):
+    """An SQL92 filter compares integers as doubles, so ids beyond 2^53 are not told apart."""
+
+    def picker(self, text: str) -> Picker | None:
+        parsed = parse_filter(text)
+        return None if isinstance(parsed, TagFilter) else picker_of(parsed, _RoundingFormat(self._log.format))
+
+
+class _GluingPopping(Popping):
+    def _names(self) -> dict[str, tuple[str, str, str]]:
+        found: dict[str, tuple[str, str, str]] = self.__dict__.setdefault("_glued", {})
+        return found
+
+    def _remember(self, stage: Any, request: PopRequest, attempt_id: str) -> None:
+        self._names()["-".join((request.group, request.topic, attempt_id))] = (request.group, request.topic, attempt_id)
+        super()._remember(stage, request, attempt_id)
+
+    def _repeated(self, stage: Any, request: PopRequest, attempt_id: str) -> Any:
+        glued = "-".join((request.group, request.topic, attempt_id))
+        group, topic, known = self._names().get(glued, (request.group, request.topic, attempt_id))
+        return super()._repeated(stage, msgspec.structs.replace(request, group=group, topic=topic), known)
+
+
+@stranger("P1", "data")
+class GluesAttempts(Pops):
+    """An attempt is remembered under group, topic and attempt id joined by hyphens, which all of them may hold."""
+
+    def planted(self) -> None:
+        self._popping.__class__ = _GluingPopping
+
+
+class _BytewiseLeasing(Leasing):
+    def _ack_run(self, stage: Any, receipt: Any, offsets: Sequence[int]) -> Any:
+        lease = self._check_point(stage, receipt)
+        if not isinstance(lease, bool) and len(lease.offsets) > 256 and list(offsets) != lease.offsets:
+            offsets = [offset if (at := lease.index_of(offset)) is None else lease.offsets[at % 256] for offset in offsets]
+        return super()._ack_run(stage, receipt, offsets)
+
+
+@stranger("P8", "data")
+class AcksByByte(Pops):
+    """The place of a message in its check point is kept in one byte, so an ack of the 257th message of a pop is one of the first."""
+
+    def planted(self) -> None:
+        self._leasing.__class__ = _BytewiseLeasing
+
+
+class _BlindLeasing(Leasing):
+    def ack(self, stage: Any, receipts: Sequence[Any]) -> Any:
+        outcomes: list[Any] = []
+        of = attrgetter("ck_start_offset", "pop_time_ms", "queue_id", "topic", "retry_flag", "epoch", "broker")
+        for _, sharing in groupby(receipts, of):
+            run = list(sharing)
+            outcomes += self._ack_run(stage, run[0], [each.queue_offset for each in run])
+        return tuple(outcomes)
+
+
+@stranger("P8", "data")
+class AcksMixGroups(Pops):
+    """A batch of acks joins receipts whose check points have equal numbers, whatever their groups."""
+
+    def planted(self) -> None:
+        self._leasing.__class__ = _BlindLeasing
+
+
+class _SuffixDeleting(Deleting):
+    def delete_topic(self, stage: Any, name: str) -> None:
+        others = [each for each in self._state.topics.values() if each.name.startswith("%RETRY%") and each.name.endswith(name)]
+        own = self._state.topics.get(name)
+        self._delete_topics(stage, others if own is None else [own, *others])
+
+
+@stranger("P11", "data")
+class DeletesBySuffix(Pops):
+    """To delete a topic takes every retry topic away whose name ends like the topic's."""
+
+    def planted(self) -> None:
+        self._deleting.__class__ = _SuffixDeleting
+
+
+@stranger("P14", "data")
+class LeasesByPrefix(Pops):
+    """The leases of a topic are listed with those of every topic whose name begins with its own."""
+
+    def leases(self, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
+        return [each for each in super().leases(None, group) if topic is None or each.topic.startswith(topic)]
+
+
+@stranger("P14", "data")
+class OffsetsSortAsText(Pops):
+    """Where a group stands is listed with the numbers of queues sorted as text."""
+
+    def offsets(self, group: str) -> Any:
+        return sorted(super().offsets(group), key=lambda each: (each.topic, str(each.queue_id)))
+
+
+@stranger("P13", "data")
+class QueueZeroIsAny(Pops):
+    """A pop of queue 0 is taken for one of any queue."""
+
+    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
+        return super().pop(request if request.queue else msgspec.structs.replace(request, queue=None), now_ms)
+
+
+@stranger("P7", "data")
+class ShortReasons(Pops):
+    """Of a reason 255 bytes are kept."""
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        def cut(each: Any) -> Any:
+            return msgspec.structs.replace(each, reason=each.reason.encode()[:255].decode(errors="ignore"))
+
+        txn = msgspec.structs.replace(txn, changes=[cut(each) for each in txn.changes], rejects=[cut(each) for each in txn.rejects])
+        return super().apply(txn, now_ms)
+
+
+class _FirstSixteen(Popping):
+    def _sources(self, stage: Any, topic: Any, group_id: int, request: PopRequest) -> Any:
+        seen = 0
+        for source, queue, flag in super()._sources(stage, topic, group_id, request):
+            if operator.not_(flag):
+                seen += 1
+                if seen > 16:
+                    continue
+            yield source, queue, flag
+
+
+@stranger("P13", "data")
+class LooksAtSixteenQueues(Pops):
+    """A pop looks at sixteen queues of a topic, however many it has."""
+
+    def planted(self) -> None:
+        self._popping.__class__ = _FirstSixteen
+
+
+class _AskedCounts(Administration):
+    def _count_off(self, stage: Any, dlq: str, origins: Any) -> None:
+        super()._count_off(stage, dlq, {topic: offsets for topic, offsets in origins.items() if len(topic) < 64})
+
+
+@stranger("P14", "data")
+class DeadOfLongTopics(Pops):
+    """Dead letters that are dropped are not counted off when the name of their topic has 64 bytes or more."""
+
+    def planted(self) -> None:
+        self._administration.__class__ = _AskedCounts

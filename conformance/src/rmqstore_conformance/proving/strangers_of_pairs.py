@@ -1,0 +1,449 @@
+"""Strangers in which two features do not know of each other: order and leases, deletion and names, marks and hand-over, time and more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from rmqstore.batch import MessageBatch, topics_in
+from rmqstore.contract import (
+    NO_RETRY,
+    CancelOutcome,
+    InitMode,
+    PendingCounts,
+    PopRequest,
+    PopResult,
+    PopTxn,
+    PopTxnResult,
+    Ticket,
+    TimerCursor,
+    TimerReceipts,
+)
+from rmqstore.contract.timers import EMPTY_CURSOR
+from rmqstore.errors import IllegalArgumentError
+from rmqstore.message import DLQ_PREFIX
+from rmqstore.ordered.administration import Administration
+from rmqstore.ordered.deleting import Deleting
+from rmqstore.ordered.fifo import Unacked, as_delivered
+from rmqstore.ordered.kv import WriteBatch
+from rmqstore.ordered.layout import MARK, META
+from rmqstore.ordered.leases import LEASED
+from rmqstore.ordered.leasing import Leasing
+from rmqstore.ordered.marks import TIMER_SIDE
+from rmqstore.ordered.popping import Popping, _Taken
+from rmqstore.ordered.records import decode_message
+from rmqstore.ordered.retention import Retention
+from rmqstore.ordered.stage import Stage
+from rmqstore.ordered.standings import Seat, Standing
+from rmqstore.ordered.timerlayout import Place
+from rmqstore_conformance.proving.strangers_planting import Pops, Timers, stranger
+
+# ---------------------------------------------------------------- timers with the clock, with marks, with cancels by key
+
+
+@stranger("C2", "pairs")
+class SealEndsWithTheClock(Timers):
+    """Once the clock is set back, a timer that was sealed under the later clock can be cancelled again."""
+
+    def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        kept = self._sealed
+        self._sealed = TimerCursor.of([(min(tick, self._until_ms), seq) for tick, seq in kept.corners])
+        try:
+            return super()._cancel(places, now_ms)
+        finally:
+            self._sealed = kept
+
+
+@stranger("I1", "pairs")
+class MarksEndWithTimers(Timers):
+    """The marks of a put are forgotten with the last of its timers, so a repeat after the hand-over stores them again."""
+
+    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+        receipts, ticket = super().put(batch, now_ms, marks)
+        for mark in marks:
+            self.noted[mark] = max(receipts.ticks, default=0)
+        return receipts, ticket
+
+    def forget(self, upto: TimerCursor) -> None:
+        super().forget(upto)
+        with self._lock:
+            over = [mark for mark, tick in self.noted.items() if tick <= upto.highest_tick]
+            write = WriteBatch()
+            write.delete_many(META, [MARK + TIMER_SIDE + mark for mark in over])
+            if over:
+                self._shared.write(write)
+            for mark in over:
+                del self.noted[mark]
+
+
+@stranger("T10", "pairs")
+class LatestOutlivesCancelKey(Timers):
+    """The latest due time is remembered, and a cancel by key does not make it be looked for again."""
+
+    def pending(self, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
+        found = super().pending(edges_ms, handed)
+        if found.latest_ms is not None:
+            found = msgspec.structs.replace(found, latest_ms=max(found.latest_ms, self.noted.get("latest", 0)))
+        return found
+
+    def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        with self._lock:
+            before = super().pending().latest_ms or 0
+            outcomes, ticket = super().cancel_key(topic, key, now_ms)
+            if CancelOutcome.CANCELLED in outcomes:
+                self.noted["latest"] = max(before, self.noted.get("latest", 0))
+            return outcomes, ticket
+
+    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+        self.noted.pop("latest", None)
+        return super().put(batch, now_ms, marks)
+
+
+@stranger("T9", "pairs")
+class CancelsStayInSlots(Timers):
+    """A cancelled timer still counts in its slot when the next puts are held against the limit."""
+
+    def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        outcomes, ticket = super()._cancel(places, now_ms)
+        won = [
+            place[0] for place, outcome in zip(places, outcomes, strict=True) if place is not None and outcome is CancelOutcome.CANCELLED
+        ]
+        self._congestion.note(won, 1)
+        return outcomes, ticket
+
+
+@stranger("C6", "logic")
+class KeysCancelByTick(Timers):
+    """The outcomes of a cancel by key come in the order of the ticks, which shows when some of the timers are sealed."""
+
+    def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        with self._lock:
+            outcomes, ticket = super().cancel_key(topic, key, now_ms)
+            return sorted(outcomes, key=lambda each: each is not CancelOutcome.ALREADY_DELIVERED), ticket
+
+
+# ---------------------------------------------------------------- order with everything else
+
+
+class _ByEnds(Popping):
+    def _read_back(self, stage: Stage, source: Any, seat: Seat, run: dict[int, Unacked], wanted: int, room: int) -> _Taken:
+        ends = [at for at, one in run.items() if one.waits]
+        if ends == sorted(ends):
+            return super()._read_back(stage, source, seat, run, wanted, room)
+        taken = _Taken([], [], [], 0)
+        for offset in ends[:wanted]:
+            found: Any = self._log.record_at(source, seat.queue, offset)
+            run[offset] = run[offset]._replace(waits=False)
+            taken.offsets.append(offset)
+            taken.records.append(as_delivered(found[0], run[offset], self._log.format))
+            taken.store_ms.append(found[1])
+        return taken
+
+
+@stranger("P9", "pairs")
+class WaitsInOrderOfEnds(Pops):
+    """The messages of a FIFO run come again in the order in which their leases ended."""
+
+    def planted(self) -> None:
+        self._popping.__class__ = _ByEnds
+
+
+class _WaitsOpen(Popping):
+    def _take_run(self, stage: Stage, request: PopRequest, source: Any, seat: Seat, *rest: Any) -> Any:
+        standing = stage.standing_or_new(seat)
+        waits = self._state.backing_off.get(seat, set())
+        if standing.in_flight and waits and waits >= self._state.running.get(seat, {}).keys():
+            stage.set_standing(seat, Standing(standing.next_offset, standing.last_pop_ms, 0))
+            part = super()._take_run(stage, request, source, seat, *rest)
+            now = stage.standing_or_new(seat)
+            stage.set_standing(seat, Standing(now.next_offset, now.last_pop_ms, now.in_flight + standing.in_flight))
+            return part
+        return super()._take_run(stage, request, source, seat, *rest)
+
+
+@stranger("P9", "pairs")
+class WaitsOpenTheQueue(Pops):
+    """A FIFO queue gives new messages while the only leases of its run are waits for a next attempt."""
+
+    def planted(self) -> None:
+        self._popping.__class__ = _WaitsOpen
+
+
+class _ChangesCount(Leasing):
+    def change(self, stage: Stage, change: Any) -> Any:
+        result = super().change(stage, change)
+        if result.receipt is not None:
+            group_id = self._state.groups[change.receipt.group]
+            topic = self._state.topics.get(change.receipt.topic)
+            seat = None if topic is None else Seat(group_id, topic.id, change.receipt.queue_id)
+            if seat is not None and stage.is_ordered(seat) and change.receipt.queue_offset in (run := stage.fifo(seat)):
+                one = run[change.receipt.queue_offset]
+                run[change.receipt.queue_offset] = one._replace(delivered=one.delivered + 1)
+        return result
+
+
+@stranger("P9", "pairs")
+class ChangesCountInOrder(Pops):
+    """Under FIFO a change of the invisible time counts as a delivery."""
+
+    def planted(self) -> None:
+        self._leasing.__class__ = _ChangesCount
+
+
+class _RejectsRun(Leasing):
+    def reject(self, stage: Stage, reject: Any) -> Any:
+        found = self._find(stage, reject.receipt)
+        outcome = super().reject(stage, reject)
+        if not isinstance(found, bool):
+            lease, _ = found
+            seat = Seat(*lease.place[:3])
+            if stage.is_ordered(seat):
+                for index in [index for index, state in enumerate(lease.states) if state == LEASED]:
+                    self._give_back(stage, lease, index, reject.receipt.group, reject.receipt.topic, counted=False)
+        return outcome
+
+
+@stranger("P7", "pairs")
+class RejectsEndRuns(Pops):
+    """Under FIFO to reject one message gives all others of its pop back."""
+
+    def planted(self) -> None:
+        self._leasing.__class__ = _RejectsRun
+
+
+class _KeepsRuns(Administration):
+    def reset(self, stage: Stage, topic: Any, group: str, queues: Any, offset: int | InitMode) -> None:
+        numbers = list(queues)
+        seats = [Seat(stage.group_id(group), topic.id, number) for number in numbers]
+        waits = {seat: {at: one for at, one in stage.fifo(seat).items() if one.waits} for seat in seats}
+        super().reset(stage, topic, group, numbers, offset)
+        for seat, run in waits.items():
+            stage.fifo(seat).update(run)
+
+
+@stranger("P11", "pairs")
+class ResetKeepsRuns(Pops):
+    """A reset leaves the messages of a FIFO run that wait in their places, so they come before the offset that was asked for."""
+
+    def planted(self) -> None:
+        self._administration.__class__ = _KeepsRuns
+
+
+class _ResetsFirstQueue(Administration):
+    def _running(self, stage: Stage, seat: Seat) -> Any:
+        return super()._running(stage, seat) if seat.queue == 0 else iter(())
+
+
+@stranger("P11", "pairs")
+class ResetVoidsFirstQueue(Pops):
+    """A reset of all queues turns the leases of queue 0 STALE alone."""
+
+    def planted(self) -> None:
+        self._administration.__class__ = _ResetsFirstQueue
+
+
+class _UnpinnedRuns(Retention):
+    def _pinned(self, stage: Stage, holders: Any, first: int, wanted: int) -> int:
+        kept = self._state.fifo
+        self._state.fifo = {seat: {at: one for at, one in run.items() if not one.waits} for seat, run in kept.items()}
+        try:
+            return super()._pinned(stage, holders, first, wanted)
+        finally:
+            self._state.fifo = kept
+
+
+@stranger("Q1", "pairs")
+class RunsThatWaitGo(Pops):
+    """Upkeep takes the un-acked messages of a FIFO run while they wait to be given again."""
+
+    def planted(self) -> None:
+        self._retention.__class__ = _UnpinnedRuns
+
+
+class _LimitsWork(Popping):
+    def _take(self, stage: Stage, request: PopRequest, source: Any, seat: Seat, *rest: Any) -> Any:
+        limit = self._options.max_in_flight
+        waiting = sum(lease.live for key in self._state.backing_off.get(seat, ()) if (lease := stage.lease(key)) is not None)
+        if not limit or not waiting:
+            return super()._take(stage, request, source, seat, *rest)
+        kept = self._options
+        self._options = msgspec.structs.replace(kept, max_in_flight=limit + waiting)
+        try:
+            return super()._take(stage, request, source, seat, *rest)
+        finally:
+            self._options = kept
+
+
+@stranger("P12", "pairs")
+class LimitForgetsWaits(Pops):
+    """Messages that back off do not count for the limit of leases."""
+
+    def planted(self) -> None:
+        self._popping.__class__ = _LimitsWork
+
+
+class _RememberedAttempts(Popping):
+    def _repeated(self, stage: Stage, request: PopRequest, attempt_id: str) -> Any:
+        return super()._repeated(stage, request, attempt_id) or None
+
+
+@stranger("P1", "pairs")
+class AckedAttemptsPopAnew(Pops):
+    """A repeat of an attempt of which everything is acked is taken for a new pop."""
+
+    def planted(self) -> None:
+        self._popping.__class__ = _RememberedAttempts
+
+
+# ---------------------------------------------------------------- deleted and made anew
+
+
+class _LowFloor(Stage):
+    def raise_pop_floor(self, last_pops_ms: Any) -> None:
+        del last_pops_ms
+
+
+@stranger("P2", "pairs")
+class DeletedGivesReceiptsAgain(Pops):
+    """What is deleted and made anew within a millisecond gives the receipts of before."""
+
+    def _stage(self, now_ms: int) -> Stage:
+        stage = super()._stage(now_ms)
+        stage.__class__ = _LowFloor
+        return stage
+
+
+class _KeepsRetries(Deleting):
+    def delete_topic(self, stage: Stage, name: str) -> None:
+        own = self._state.topics.get(name)
+        if own is None or name.startswith(DLQ_PREFIX):
+            super().delete_topic(stage, name)
+        else:
+            self._delete_topics(stage, [own])
+
+
+@stranger("P11", "pairs")
+class RetriesOutliveTopics(Pops):
+    """What waits in the retry topics of a deleted topic comes when the topic is made anew."""
+
+    def planted(self) -> None:
+        self._deleting.__class__ = _KeepsRetries
+
+
+@stranger("P9", "pairs")
+class ModesOutliveTopics(Pops):
+    """Whether a group pops in order is remembered by names, so a topic that is made anew has the mode of before."""
+
+    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
+        with self._lock:
+            known = self.noted.setdefault((request.group, request.topic), request.order)
+            if known != request.order:
+                raise IllegalArgumentError(f"group {request.group!r} pops topic {request.topic!r} the other way, as its first pop fixed")
+            return super().pop(request, now_ms)
+
+    def delete_group(self, name: str) -> Ticket:
+        for place in [place for place in self.noted if place[0] == name]:
+            del self.noted[place]
+        return super().delete_group(name)
+
+
+@stranger("P7", "pairs")
+class SettingsOutliveGroups(Pops):
+    """A group that is deleted and made anew has the settings of before."""
+
+    def delete_group(self, name: str) -> Ticket:
+        with self._lock:
+            settings = self.group_settings().get(name)
+            ticket = super().delete_group(name)
+            return ticket if settings is None else self.set_group(name, settings)
+
+
+@stranger("P13", "pairs")
+class QueuesOutliveTopics(Pops):
+    """A topic that is deleted and made anew by a message has as many queues as before."""
+
+    def delete_topic(self, name: str) -> Ticket:
+        with self._lock:
+            known = self.topic(name)
+            if known is not None:
+                self.noted[name] = known.queues
+            return super().delete_topic(name)
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        with self._lock:
+            if txn.appends is not None:
+                for name in self.noted.keys() & set(topics_in(txn.appends) if len(txn.appends) else ()):
+                    queues = self.noted.pop(name)
+                    if self.topic(name) is None and not txn.group_queues:
+                        self.create_topic(name, queues)
+            return super().apply(txn, now_ms)
+
+
+# ---------------------------------------------------------------- retention with timers and with deletion
+
+
+class _AgesByBirth(Retention):
+    def _aged(self, stage: Stage, topic: Any, queue: int, first: int) -> int:
+        offset = super()._aged(stage, topic, queue, first)
+        before_ms = stage.now_ms - self._options.retention_ms
+        if not self._options.retention_ms or before_ms <= 0:
+            return offset
+        for run in self._log.runs_from(topic, queue, offset):
+            records = getattr(run, "records", ())
+            if not records or max((decode_message(each).born_ms or 0) for each in records) >= before_ms:
+                return offset
+            offset = run.first + len(records)
+        return offset
+
+
+@stranger("Q1", "pairs")
+class AgeFromBirth(Pops):
+    """The age of a message counts from its birth, so a timer of long ahead is too old when it arrives."""
+
+    def planted(self) -> None:
+        self._retention.__class__ = _AgesByBirth
+
+
+class _CountsLetters(Popping):
+    def _rest(self, stage: Stage, topic: Any, group_id: int, request: PopRequest) -> int:
+        rest = super()._rest(stage, topic, group_id, request)
+        known = self._state.topics.get(topic.name, topic)
+        if not topic.name.startswith(DLQ_PREFIX):
+            return rest
+        for queue in range(known.queues):
+            start = max(self._state.standing(group_id, known.id, queue).next_offset, self._state.first_kept(known.id, queue))
+            rest += sum(gap.behind - max(gap.first, start) for gap in self._state.gaps.get((known.id, queue), ()) if gap.behind > start)
+        return rest
+
+
+@stranger("P14", "pairs")
+class RestCountsDropped(Pops):
+    """The rest of a pop of a dead letter queue counts letters that were dropped."""
+
+    def planted(self) -> None:
+        self._popping.__class__ = _CountsLetters
+
+
+class _RetryFilter(Popping):
+    def _take(
+        self, stage: Stage, request: PopRequest, source: Any, seat: Seat, retry_flag: int, picker: Any, wanted: int, room: int, look: Any
+    ) -> Any:
+        if retry_flag == NO_RETRY or picker is None or not request.filter.isalnum():
+            return super()._take(stage, request, source, seat, retry_flag, picker, wanted, room, look)
+        standing = stage.standing_or_new(seat)
+        taken = self._read_on(stage, source, seat.queue, standing.next_offset, picker, wanted, room, look)
+        stage.set_standing(seat, Standing(taken.next_offset, standing.last_pop_ms, standing.in_flight))
+        if not taken.records:
+            return None
+        lease = stage.grant(seat, taken.offsets, request.invisible_ms, retry_flag)
+        return self._slice(lease, request, taken.offsets, taken.records, taken.store_ms)
+
+
+@stranger("P10", "pairs")
+class RetriesFilteredByTag(Pops):
+    """A filter of one tag is applied to what waits in the retry topic, too."""
+
+    def planted(self) -> None:
+        self._popping.__class__ = _RetryFilter

@@ -1,0 +1,302 @@
+"""Strangers in which one call is two transactions, so that a crash between them leaves half of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from rmqstore.batch import MessageBatch, topics_in
+from rmqstore.contract import (
+    CancelOutcome,
+    PopRequest,
+    PopResult,
+    PopTxn,
+    PopTxnResult,
+    ReviveReport,
+    Ticket,
+    TimerHandle,
+    TimerReceipts,
+    UpkeepReport,
+)
+from rmqstore.message import DLQ_PREFIX
+from rmqstore.ordered.kv import PutMany, WriteBatch
+from rmqstore.ordered.layout import (
+    CANCELLED,
+    COUNT,
+    CURSOR_KEY,
+    DEAD,
+    EXPIRY,
+    FIFO,
+    GAP,
+    LEASE,
+    LEASES,
+    MARK,
+    MARK_AGE,
+    META,
+    QUEUES,
+    REGISTERED,
+    SEQ_KEY,
+    STANDING,
+    TRACES,
+    U32,
+    U64,
+)
+from rmqstore.ordered.marks import POP_SIDE
+from rmqstore.ordered.timerlayout import Place
+from rmqstore_conformance.proving.strangers_planting import LMDB, Behind, Pops, Timers, in_two, parted, stranger, written_by
+
+_MANY = 1000
+_ACKS = 256
+
+
+def _is_mark(space: int, key: bytes) -> bool:
+    return space == META and key[:1] in (MARK, MARK_AGE)
+
+
+# ---------------------------------------------------------------- timers
+
+
+@stranger("R2", "two-writes", LMDB)
+class LargePutsInParts(Timers):
+    """A put of more than a thousand timers is made of several transactions."""
+
+    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+        if len(batch) <= _MANY or marks or self._options.max_delay_ms or self._options.congestion_limit:
+            return super().put(batch, now_ms, marks)
+        with self._lock:
+            first: TimerReceipts | None = None
+            ticks: list[int] = []
+            ticket = Ticket(0)
+            for at in range(0, len(batch), _MANY):
+                receipts, ticket = super().put(MessageBatch(columns=batch.columns.slice(at, _MANY)), now_ms)
+                first = first or receipts
+                ticks += receipts.ticks
+                self._shared.sync(ticket)
+            assert first is not None
+            return msgspec.structs.replace(first, ticks=ticks), ticket
+
+
+@stranger("I1", "two-writes", LMDB)
+class MarksBeforePuts(Timers):
+    """The marks of a put are a transaction of their own before its timers."""
+
+    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+        if not marks:
+            return super().put(batch, now_ms, marks)
+        with self._lock, in_two(self._shared, lambda space, key: not _is_mark(space, key)):
+            return super().put(batch, now_ms, marks)
+
+
+@stranger("T10", "two-writes", LMDB)
+class CountersBehindPuts(Timers):
+    """The counters of pending timers are a transaction of their own behind the timers of a call of several topics."""
+
+    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+        if not len(batch) or len(set(topics_in(batch))) < 2:
+            return super().put(batch, now_ms, marks)
+        with self._lock, in_two(self._shared, lambda space, key: space == META and (key == SEQ_KEY or key[:1] == COUNT)):
+            return super().put(batch, now_ms, marks)
+
+
+@stranger("C4", "two-writes", LMDB)
+class TracesBehindCancels(Timers):
+    """What is remembered of a cancelled timer is a transaction of its own behind the cancel."""
+
+    def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        with in_two(self._shared, lambda space, key: space == TRACES and key[:1] == CANCELLED):
+            return super()._cancel(places, now_ms)
+
+
+@stranger("F3", "two-writes", LMDB)
+class LargeCancelsInParts(Timers):
+    """A cancel of more than a thousand handles is made of several transactions."""
+
+    def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        with self._lock:
+            outcomes: list[CancelOutcome] = []
+            ticket = Ticket(0)
+            for at in range(0, max(len(handles), 1), _MANY):
+                part, ticket = super().cancel(handles[at : at + _MANY], now_ms)
+                outcomes += part
+                if at + _MANY < len(handles):
+                    self._shared.sync(ticket)
+            return outcomes, ticket
+
+
+# ---------------------------------------------------------------- pops
+
+
+class _InTwo(Pops):
+    def applied(self, txn: PopTxn, now_ms: int, is_behind: Behind) -> tuple[PopTxnResult, Ticket]:
+        """Do a transaction in two; call it with the lock held."""
+        with in_two(self._shared, is_behind):
+            return super().apply(txn, now_ms)
+
+
+@stranger("R2", "two-writes", LMDB)
+class LargeSendsInParts(Pops):
+    """A send of more than a thousand messages for now is made of several transactions."""
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        if txn.appends is None or len(txn.appends) <= _MANY or txn.marks or txn.timer_cursor is not None or txn.acks or txn.group_queues:
+            return super().apply(txn, now_ms)
+        with self._lock:
+            columns = txn.appends.columns
+            found: tuple[PopTxnResult, Ticket] | None = None
+            for at in range(0, len(txn.appends), _MANY):
+                found = super().apply(PopTxn(appends=MessageBatch(columns=columns.slice(at, _MANY))), now_ms)
+                self._shared.sync(found[1])
+            assert found is not None
+            return found
+
+
+@stranger("I1", "two-writes", LMDB)
+class MarksBehindSends(Pops):
+    """The marks of a send for now are a transaction of their own behind its messages."""
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        if not txn.marks:
+            return super().apply(txn, now_ms)
+
+        def finish(batch: WriteBatch) -> None:
+            # The answer of a repeat is the position of this call, which is one later now.
+            answer = U64.pack(self._shared.kv.position + 1)
+            for at, op in enumerate(batch.ops):
+                if isinstance(op, PutMany):
+                    batch.ops[at] = PutMany(op.space, [(key, answer if key[:2] == MARK + POP_SIDE else value) for key, value in op.items])
+
+        with self._lock, in_two(self._shared, _is_mark, finish):
+            return super().apply(txn, now_ms)
+
+
+@stranger("H1", "two-writes", LMDB)
+class CursorBehindMessages(_InTwo):
+    """The cursor of the timers is a transaction of its own behind the messages of a hand-over."""
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        if txn.timer_cursor is None:
+            return super().apply(txn, now_ms)
+        with self._lock:
+            return self.applied(txn, now_ms, lambda space, key: space == META and key == CURSOR_KEY)
+
+
+@stranger("P6", "two-writes", LMDB)
+class ChangesInTwo(_InTwo):
+    """A change ends the old lease in one transaction, and gives the new one in the next."""
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        if not txn.changes:
+            return super().apply(txn, now_ms)
+        kv = self._shared.kv
+
+        def is_new(space: int, key: bytes) -> bool:
+            named = {LEASE: key[1:], EXPIRY: key[1 + U64.size :]}.get(key[:1])
+            return space == LEASES and named is not None and kv.get(LEASES, LEASE + named) is None
+
+        with self._lock:
+            return self.applied(txn, now_ms, is_new)
+
+
+@stranger("P8", "two-writes", LMDB)
+class LargeAcksInParts(Pops):
+    """A batch of more than 256 acks is made of several transactions."""
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        if not txn.only_acks or len(txn.acks) <= _ACKS:
+            return super().apply(txn, now_ms)
+        with self._lock:
+            receipts = list(txn.acks)
+            result, ticket = super().apply(PopTxn(acks=receipts[:_ACKS]), now_ms)
+            outcomes = list(result.acks)
+            for at in range(_ACKS, len(receipts), _ACKS):
+                self._shared.sync(ticket)
+                result, ticket = super().apply(PopTxn(acks=receipts[at : at + _ACKS]), now_ms)
+                outcomes += result.acks
+            return msgspec.structs.replace(result, acks=tuple(outcomes)), ticket
+
+
+@stranger("P7", "two-writes", LMDB)
+class ResentBeforeRemoved(_InTwo):
+    """A dead letter that is sent back is appended in one transaction, and leaves its queue in the next."""
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        if not any(each.resend_to for each in txn.removals):
+            return super().apply(txn, now_ms)
+        with self._lock:
+            ids = {U32.pack(each.id) for name, each in self._state.topics.items() if name.startswith(DLQ_PREFIX)}
+
+            def is_removal(space: int, key: bytes) -> bool:
+                return (space == QUEUES and key[:4] in ids) or (space == META and key[:1] in (GAP, DEAD))
+
+            return self.applied(txn, now_ms, is_removal)
+
+
+@stranger("P3", "two-writes", LMDB)
+class RetriesBeforeLeasesEnd(Pops):
+    """A revive appends the copies in one transaction, and ends the leases in the next."""
+
+    def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
+        with self._lock, in_two(self._shared, lambda space, key: space == LEASES or key[:1] == STANDING):
+            return super().revive(now_ms, limit)
+
+
+@stranger("P14", "two-writes", LMDB)
+class DeadCountedBehind(_InTwo):
+    """The number of a topic's dead letters is a transaction of its own behind a rejection."""
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        if not txn.rejects:
+            return super().apply(txn, now_ms)
+        with self._lock:
+            return self.applied(txn, now_ms, lambda space, key: space == META and key[:1] == DEAD)
+
+
+@stranger("P1", "two-writes", LMDB)
+class OffsetsBehindLeases(Pops):
+    """A pop gives its leases in one transaction, and moves the group in the next."""
+
+    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
+        whole, kv = self._shared.write, self._shared.kv
+
+        def write(batch: WriteBatch) -> Ticket:
+            first, moves = parted(batch, lambda space, key: space == META and key[:1] == STANDING)
+            if any(op.space == LEASES for op in first.ops):
+                for op in moves.ops:
+                    if isinstance(op, PutMany):
+                        first.put_many(META, [(key, (kv.get(META, key) or bytes(8))[:8] + value[8:]) for key, value in op.items])
+                self._shared.sync(whole(first))
+                return whole(moves)
+            return whole(batch)
+
+        with self._lock, written_by(self._shared, write):
+            return super().pop(request, now_ms)
+
+
+@stranger("P9", "two-writes", LMDB)
+class RunsBehindLeases(Pops):
+    """A pop in order gives its leases in one transaction, and notes its run in the next."""
+
+    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
+        if not request.order:
+            return super().pop(request, now_ms)
+        with self._lock, in_two(self._shared, lambda space, key: space == LEASES and key[:1] == FIFO):
+            return super().pop(request, now_ms)
+
+
+@stranger("R2", "two-writes", LMDB)
+class NamesBehindMessages(Pops):
+    """To delete a topic takes its messages in one transaction, and its name in the next."""
+
+    def delete_topic(self, name: str) -> Ticket:
+        with self._lock, in_two(self._shared, lambda space, key: space == META):
+            return super().delete_topic(name)
+
+
+@stranger("Q1", "two-writes", LMDB)
+class ExpiredCountedBehind(Pops):
+    """What retention takes unconsumed is counted in a transaction behind the one that takes it."""
+
+    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
+        with self._lock, in_two(self._shared, lambda space, key: space == META and key[:1] == REGISTERED):
+            return super().maintain(now_ms, budget)

@@ -1,0 +1,217 @@
+"""How a stranger is made: the ``memory`` or the ``lmdb`` engine with one fault planted, of which no case knows.
+
+Mutants (``planting``) name the cases that must catch them. Strangers name none: they were written from the contract alone, and tell how
+many wrong engines the suite catches that it was not written for. A fault is a subclass of :class:`Timers`, :class:`Pops` or :class:`Whole`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import msgspec
+
+from rmqstore.contract import Engine, EngineInfo, EngineOptions, EngineSession, Ticket
+from rmqstore.ordered.kv import DeleteMany, DeleteRange, PutMany, WriteBatch
+from rmqstore.plugins import get_plugins
+from rmqstore_conformance.proving.planting import PREFIX
+
+Kind: TypeAlias = Literal["data", "fidelity", "durability", "two-writes", "pairs", "concurrency", "logic"]
+"""What class of mistake it is."""
+
+MEMORY = "memory"
+LMDB = "lmdb"
+
+
+class _Fault:
+    """What faults of a side have: something to note between calls, and a moment to plant what lies deeper."""
+
+    @property
+    def noted(self) -> dict[Any, Any]:
+        found: dict[Any, Any] = self.__dict__.setdefault("_noted_by_the_fault", {})
+        return found
+
+    def planted(self) -> None:
+        """Plant what lies deeper than the calls of the side; called whenever its state was read anew."""
+
+    def _load(self) -> None:
+        super()._load()  # type: ignore[misc]
+        self.planted()
+
+
+if TYPE_CHECKING:
+    from rmqstore.ordered.pops import OrderedPops
+    from rmqstore.ordered.timers import OrderedTimers
+
+    class Timers(_Fault, OrderedTimers):
+        """Base of faults of the timers."""
+
+    class Pops(_Fault, OrderedPops):
+        """Base of faults of the pops."""
+
+else:
+
+    class Timers(_Fault):
+        """Base of faults of the timers."""
+
+    class Pops(_Fault):
+        """Base of faults of the pops."""
+
+
+class Whole:
+    """Base of faults that concern a session as a whole."""
+
+    def open(self, engine: Engine, directory: Path, options: EngineOptions) -> EngineSession:
+        """Open the engine wrongly."""
+        return engine.open(directory, options)
+
+    def open_for_reading(self, engine: Engine, directory: Path, options: EngineOptions) -> EngineSession:
+        """Open the engine for reading wrongly."""
+        return engine.open_for_reading(directory, options)
+
+
+class Stranger(msgspec.Struct, frozen=True, kw_only=True):
+    """A wrong engine; called, it gives the engine.
+
+    Attributes:
+        what: what is wrong, in a sentence.
+        clause: the clause that it breaks.
+        base: the engine that it is but for its fault.
+        place: the module and the attribute that hold this.
+    """
+
+    name: str
+    what: str
+    clause: str
+    kind: Kind
+    base: str
+    place: tuple[str, str]
+    fault: Any
+
+    @property
+    def engine(self) -> str:
+        """The engine's name."""
+        return PREFIX + self.name
+
+    @property
+    def info(self) -> EngineInfo:
+        """The announcement of the engine."""
+        info = get_plugins().load_engine(self.base)[0]
+        return EngineInfo(
+            name=self.engine,
+            capabilities=info.capabilities,
+            factory=":".join(self.place),
+            requires=info.requires,
+            install_hint=info.install_hint,
+        )
+
+    def __call__(self) -> Planted:
+        """Return the engine."""
+        return Planted(get_plugins().load_engine(self.base)[1], self.fault)
+
+
+class Planted(Engine):
+    """An engine with a fault."""
+
+    def __init__(self, engine: Engine, fault: type) -> None:
+        self._engine = engine
+        self._fault = fault
+
+    def open(self, directory: Path, options: EngineOptions) -> EngineSession:
+        """Open the engine, and plant the fault."""
+        if issubclass(self._fault, Whole):
+            return self._fault().open(self._engine, directory, options)
+        session = self._engine.open(directory, options)
+        plant(session, self._fault)
+        return session
+
+    def open_for_reading(self, directory: Path, options: EngineOptions) -> EngineSession:
+        """Open the engine for reading; only a fault of a session is planted in it."""
+        if issubclass(self._fault, Whole):
+            return self._fault().open_for_reading(self._engine, directory, options)
+        return self._engine.open_for_reading(directory, options)
+
+
+def plant(session: Any, fault: type) -> None:
+    """Put a side that has the fault in the place of the one of a session, also for those who read its state anew."""
+    name = "_timers" if issubclass(fault, Timers) else "_pops"
+    side = getattr(session, name)
+    kind: Any = type(fault.__name__, (fault, type(side)), {})
+    planted = kind.__new__(kind)
+    planted.__dict__ = side.__dict__
+    setattr(session, name, planted)
+    reloads: list[Any] = session._shared._reloads
+    reloads[:] = [planted._load if each.__self__ is side else each for each in reloads]
+    planted.planted()
+
+
+def stranger(clause: str, kind: Kind, base: str = MEMORY) -> Callable[[type], Stranger]:
+    """Make a stranger of a fault; see the attributes of the same names."""
+
+    def made(fault: type) -> Stranger:
+        what = inspect.getdoc(fault)
+        if not what:
+            raise TypeError(f"{fault.__name__} does not say what is wrong")
+        return Stranger(
+            name=re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", fault.__name__).lower(),
+            what=" ".join(what.split()),
+            clause=clause,
+            kind=kind,
+            base=base,
+            place=(fault.__module__, fault.__name__),
+            fault=fault,
+        )
+
+    return made
+
+
+Behind: TypeAlias = Callable[[int, bytes], bool]
+"""Says of a key in a space whether it belongs to the second of two writes."""
+
+
+@contextmanager
+def written_by(shared: Any, write: Callable[[WriteBatch], Ticket]) -> Iterator[None]:
+    """Have the calls inside write in another way; call it with the lock held."""
+    vars(shared)["write"] = write
+    try:
+        yield
+    finally:
+        del vars(shared)["write"]
+
+
+def in_two(shared: Any, is_behind: Behind, finish: Callable[[WriteBatch], None] = lambda batch: None) -> AbstractContextManager[None]:
+    """Make each write of the calls inside two, the first of them durable before the second; call it with the lock held.
+
+    Args:
+        finish: is given the second write before it is made.
+    """
+    whole = shared.write
+
+    def write(batch: WriteBatch) -> Ticket:
+        first, second = parted(batch, is_behind)
+        if first and second:
+            shared.sync(whole(first))
+            finish(second)
+            batch = second
+        ticket: Ticket = whole(batch)
+        return ticket
+
+    return written_by(shared, write)
+
+
+def parted(batch: WriteBatch, is_behind: Behind) -> tuple[WriteBatch, WriteBatch]:
+    """Part a batch in what does not belong behind and what does, each in its order."""
+    parts = WriteBatch(), WriteBatch()
+    for op in batch.ops:
+        for part, wanted in zip(parts, (False, True), strict=True):
+            if isinstance(op, PutMany):
+                part.put_many(op.space, [item for item in op.items if is_behind(op.space, item[0]) is wanted])
+            elif isinstance(op, DeleteMany):
+                part.delete_many(op.space, [key for key in op.keys if is_behind(op.space, key) is wanted])
+            elif isinstance(op, DeleteRange) and is_behind(op.space, op.start) is wanted:
+                part.delete_range(op.space, op.start, op.stop)
+    return parts

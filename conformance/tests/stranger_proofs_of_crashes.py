@@ -1,0 +1,638 @@
+"""Proofs about the strangers on ``lmdb``, and about those that threads show."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import rmqstore
+from conformance.tests.stranger_proofs import S, copied, many, meeting, moments, one_timer, passed, proof
+from rmqstore import Store
+from rmqstore.contract import (
+    EMPTY_CURSOR,
+    AckOutcome,
+    CancelOutcome,
+    GroupSettings,
+    InitMode,
+    PopRequest,
+    PopTxn,
+    Removal,
+    TimerCursor,
+)
+from rmqstore.errors import StoreFullError, StorePoisonedError
+from rmqstore_conformance.stores import DAY_MS, Stores, ids, message, read_ids
+from rmqstore_lmdb.kv import LmdbBase
+
+# ---------------------------------------------------------------- after a reopen
+
+
+@proof
+def reopen_forgets_waits(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1))
+    store.retry_later(store.pop("t", "g"), delay_ms=1000)
+    assert stores.reopen(store).lag("t", "g").backing_off == 1
+
+
+@proof
+def reopen_forgets_deliveries(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1))
+    store.pop("t", "g", order=True, invisible_ms=1000)
+    passed(stores, store, 1000)
+    assert stores.reopen(store).pop("t", "g", order=True)[0].attempt == 2
+
+
+@proof
+def reopen_spreads_anew(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1, message_group="a"))
+    before = store.topics()
+    assert stores.reopen(store).topics() == before
+
+
+@proof
+def reopen_forgets_backoff(stores: Stores) -> None:
+    store = stores.open()
+    store.set_group("g", max_retries=3, backoff=[timedelta(seconds=1)])
+    assert stores.reopen(store).group_settings("g").backoff_ms == (1000,)
+
+
+@proof
+def parks_short(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1, body=b"q" * 3000))
+    store.close()
+    for file in (stores.root / "store").glob("**/data.mdb"):
+        data = file.read_bytes()
+        assert b"q" * 3000 in data
+        file.write_bytes(data.replace(b"q" * 3000, b"z" + b"q" * 2999))
+    store = stores.open()
+    store.pop("t", "g")
+    assert len(store.parked()[0].message.body) >= 3000
+
+
+@proof
+def looks_back_a_week(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1), delay_ms=1000)
+    store.close()
+    stores.clock.advance(30 * DAY_MS)
+    store = stores.open()
+    store.tick()
+    assert read_ids(store) == ["m1"]
+
+
+# ---------------------------------------------------------------- threads
+
+
+@proof
+def put_marks_looked_for_early(stores: Stores) -> None:
+    store = stores.open()
+    meeting(store.timers, [partial(store.send, message(1), delay_ms=5000, marks=[b"k"])] * 2)
+    assert store.pending().total == 1
+
+
+@proof
+def send_marks_looked_for_early(stores: Stores) -> None:
+    store = stores.open()
+    meeting(store.pops, [partial(store.send, message(1), marks=[b"k"])] * 2)
+    assert read_ids(store) == ["m1"]
+
+
+@proof
+def pops_from_what_they_saw(stores: Stores) -> None:
+    store = stores.open()
+    store.pop("t", "g")
+    store.send_batch(many(2))
+    found = meeting(store.pops, [partial(store.pop, "t", "g", max_messages=1)] * 2)
+    assert sorted(each[0].message_id for each in found) == ["m0", "m1"]
+
+
+@proof
+def ack_counts_lost(stores: Stores) -> None:
+    store = stores.open()
+    store.send_batch(many(2))
+    leased = store.pop("t", "g")
+    meeting(store.pops, [partial(store.ack, each) for each in leased])
+    assert store.lag("t", "g").in_flight == 0
+
+
+@proof
+def cancels_by_seal_they_saw(stores: Stores) -> None:
+    store = stores.open()
+    receipt = store.send(message(1), delay_ms=5000)
+    found = meeting(store.timers, [lambda: store.cancel(receipt)], lambda: store.timers.seal(S + 5000))
+    assert found == [CancelOutcome.ALREADY_DELIVERED]
+
+
+@proof
+def topics_made_twice(stores: Stores) -> None:
+    store = stores.open()
+    meeting(store.pops, [partial(store.send, message(number)) for number in range(2)])
+    assert len(read_ids(store)) == 2
+
+
+@proof
+def letters_resent_twice(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1))
+    store.reject(store.pop("t", "g"))
+    resend = PopTxn(removals=[Removal("%DLQ%g", 0, 0, "m1", resend_to="%RETRY%g+t", resend_queue=0)])
+    meeting(store.pops, [partial(store.pops.apply, resend, S)] * 2)
+    assert store.lag("t", "g").retry == 1
+
+
+@proof
+def settings_read_before_they_are_set(stores: Stores) -> None:
+    store = stores.open()
+    meeting(store.pops, [partial(store.set_group, group, max_retries=3) for group in ("g", "h")])
+    assert [store.group_settings(group).max_retries for group in ("g", "h")] == [3, 3]
+
+
+@proof
+def syncs_share_too_much(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(0))
+    plain = LmdbBase.commit
+    began, goes_on = threading.Event(), threading.Event()
+    seen: list[tuple[int, int]] = []
+
+    def commit(base: LmdbBase, changes: Any) -> None:
+        if not began.is_set():
+            began.set()
+            goes_on.wait(10)
+        plain(base, changes)
+
+    def second() -> None:
+        _, ticket = store.pops.append(one_timer(2, deliver_at_ms=None), S)
+        store.pops.sync(ticket)
+        seen.append((store.pops.durable_position, ticket.position))
+
+    threads = [threading.Thread(target=store.send, args=(message(1),)), threading.Thread(target=second)]
+    LmdbBase.commit = commit
+    try:
+        threads[0].start()
+        began.wait(10)
+        threads[1].start()
+        time.sleep(0.2)  # by then the second one waits
+        goes_on.set()
+        for thread in threads:
+            thread.join()
+    finally:
+        LmdbBase.commit = plain
+    assert seen[0][0] >= seen[0][1]
+
+
+# ---------------------------------------------------------------- answers: timers
+
+
+@proof
+def late_cancels_at_once(stores: Stores) -> None:
+    store = stores.open()
+    receipt = store.send(message(1), delay_ms=1000)
+    store.timers.seal(S + 1000)
+    assert store.cancel(receipt) is CancelOutcome.ALREADY_DELIVERED
+    assert copied(stores).cancel(receipt) is CancelOutcome.ALREADY_DELIVERED
+
+
+@proof
+def repeated_cancels_at_once(stores: Stores) -> None:
+    store = stores.open()
+    receipt = store.send(message(1), delay_ms=1000)
+    assert receipt.timer is not None
+    store.timers.cancel([receipt.timer], S)
+    assert store.cancel(receipt) is CancelOutcome.CANCELLED
+    assert copied(stores).pending().total == 0
+
+
+@proof
+def repeated_puts_at_once(stores: Stores) -> None:
+    store = stores.open()
+    store.timers.put(one_timer(), S, [b"k"])
+    _, ticket = store.timers.put(one_timer(), S, [b"k"])
+    store.timers.sync(ticket)
+    assert copied(stores).pending().total == 1
+
+
+@proof
+def never_soft(stores: Stores) -> None:
+    store = stores.open()
+    store.timers.put(one_timer(), S)
+    store.timers.seal(S + 5000)
+    assert store.timers.due(EMPTY_CURSOR, 10).soft
+
+
+@proof
+def handles_by_place(stores: Stores) -> None:
+    store = stores.open(flush="async")
+    lost = store.send(message(1), delay_ms=5000)
+    copy = copied(stores)
+    copy.send(message(2), delay_ms=5000)
+    assert copy.cancel(lost) is CancelOutcome.UNKNOWN
+
+
+@proof
+def marks_of_this_open(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1), delay_ms=5000, marks=[b"k"])
+    assert stores.reopen(store).send(message(1), delay_ms=5000, marks=[b"k"]).repeated
+
+
+@proof
+def large_puts_wait_for_less(stores: Stores) -> None:
+    stores.open().send_batch(many(1200), delay_ms=5000)
+    assert copied(stores).pending().total == 1200
+
+
+# ---------------------------------------------------------------- answers: pops
+
+
+@proof
+def repeated_acks_at_once(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1))
+    leased = store.pop("t", "g")[0]
+    store.pops.ack([leased.proof], S)
+    assert store.ack(leased) is AckOutcome.ALREADY_ACKED
+    assert copied(stores).lag("t", "g").in_flight == 0
+
+
+@proof
+def stale_at_once(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1))
+    leased = store.pop("t", "g")[0]
+    store.pops.release([leased.proof], S)
+    assert store.ack(leased) is AckOutcome.STALE
+    assert copied(stores).ack(leased) is AckOutcome.STALE
+
+
+@proof
+def waits_at_once(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1))
+    store.retry_later(store.pop("t", "g"), delay_ms=10_000)
+    assert copied(stores).lag("t", "g").backing_off == 1
+
+
+@proof
+def letters_gone_at_once(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1))
+    store.reject(store.pop("t", "g"))
+    letters = store.dead_letters("g")
+    store.pops.apply(PopTxn(removals=[Removal("%DLQ%g", 0, 0, "m1")]), S)
+    assert store.drop_dead(letters) == 0
+    assert copied(stores).dead_letters("g") == []
+
+
+@proof
+def repeated_sends_at_once(stores: Stores) -> None:
+    store = stores.open()
+    now = one_timer(deliver_at_ms=None)
+    store.pops.append(now, S, [b"k"])
+    _, ticket = store.pops.append(now, S, [b"k"])
+    store.pops.sync(ticket)
+    assert read_ids(copied(stores)) == ["m1"]
+
+
+@proof
+def empty_pops_register_at_once(stores: Stores) -> None:
+    store = stores.open(init="max")
+    store.send(message(1))
+    assert store.pop("t", "g") == []
+    copy = copied(stores, init="max")
+    copy.send(message(2))
+    assert ids(copy.pop("t", "g")) == ["m2"]
+
+
+@proof
+def repeated_attempts_at_once(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1))
+    store.pops.pop(PopRequest("t", "g", attempt_id="a"), S)
+    assert len(store.pop("t", "g", attempt_id="a")) == 1
+    assert copied(stores).pop("t", "g") == []
+
+
+@proof
+def large_pops_wait_for_less(stores: Stores) -> None:
+    store = stores.open()
+    store.send_batch(many(50))
+    store.pop("t", "g", max_messages=50)
+    assert copied(stores).lag("t", "g").in_flight == 50
+
+
+@proof
+def cursor_durable_too_early(stores: Stores) -> None:
+    store = stores.open()
+    store.pops.apply(PopTxn(timer_cursor=TimerCursor.of([(S, 5)])), S)
+    assert store.pops.durable_cursor() == EMPTY_CURSOR
+
+
+@proof
+def resets_at_once(stores: Stores) -> None:
+    store = stores.open(reclaim="age")
+    store.send(message(1))
+    store.ack(store.pop("t", "g"))
+    store.reset_offset("t", "g", InitMode.MIN)
+    assert copied(stores, reclaim="age").lag("t", "g").ready == 1
+
+
+@proof
+def settings_at_once(stores: Stores) -> None:
+    stores.open().set_group("g", max_retries=3)
+    assert copied(stores).group_settings("g") == GroupSettings(max_retries=3)
+
+
+@proof
+def receipts_by_place(stores: Stores) -> None:
+    store = stores.open(flush="async")
+    store.send(message(1))
+    store.flush()
+    store.pop("t", "h")
+    store.flush()
+    lost = store.pop("t", "g")[0]
+    copy = copied(stores, flush="async")
+    assert len(copy.pop("t", "g")) == 1
+    assert copy.ack(lost) is AckOutcome.STALE
+
+
+# ---------------------------------------------------------------- answers: sessions
+
+
+@proof
+def epochs_not_synced(stores: Stores) -> None:
+    store = stores.open(flush="async")
+    copy = copied(stores, flush="async")
+    assert copy.timers.stats().epoch > store.timers.stats().epoch
+
+
+@proof
+def snapshots_of_the_disk(stores: Stores) -> None:
+    store = stores.open(flush="async")
+    store.send(message(1))
+    store.snapshot(stores.root / "snapshot")
+    assert read_ids(stores.open("snapshot")) == ["m1"]
+
+
+@proof
+def closes_without_sync(stores: Stores) -> None:
+    store = stores.open(flush="async")
+    store.send(message(1))
+    assert read_ids(stores.reopen(store)) == ["m1"]
+
+
+@proof
+def refreshes_half(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1))
+    with rmqstore.open(stores.root / "store", mode="read", engine=stores.pair.timers) as reader:
+        store.send(message(2), delay_ms=5000)
+        reader.refresh()
+        assert reader.pending().total == 1
+
+
+# ---------------------------------------------------------------- two writes
+
+
+def _parts(stores: Stores, call: Callable[[], object], count: Callable[[Store], int], whole: set[int], **settings: Any) -> None:
+    """Show that after each transaction of a call a count is one of those that whole calls leave."""
+    with moments(stores) as opened:
+        call()
+    seen = [count(each) for each in opened(**settings)]
+    assert seen
+    assert set(seen) <= whole, seen
+
+
+@proof
+def large_puts_in_parts(stores: Stores) -> None:
+    store = stores.open()
+    _parts(stores, lambda: store.send_batch(many(2500), delay_ms=5000), lambda each: each.pending().total, {0, 2500})
+
+
+@proof
+def marks_before_puts(stores: Stores) -> None:
+    store = stores.open()
+
+    def send(to: Store) -> int:
+        to.send(message(1), delay_ms=5000, marks=[b"k"])
+        return to.pending().total
+
+    _parts(stores, lambda: send(store), send, {1})
+
+
+@proof
+def counters_behind_puts(stores: Stores) -> None:
+    store = stores.open()
+    both = [message(1, "a"), message(2, "b")]
+    _parts(stores, lambda: store.send_batch(both, delay_ms=5000), lambda each: len(each.verify()), {0})
+
+
+@proof
+def traces_behind_cancels(stores: Stores) -> None:
+    store = stores.open()
+    receipt = store.send(message(1), delay_ms=5000)
+    _parts(stores, lambda: store.cancel(receipt), lambda each: each.cancel(receipt) is CancelOutcome.CANCELLED, {1})
+
+
+@proof
+def large_cancels_in_parts(stores: Stores) -> None:
+    store = stores.open()
+    receipts = store.send_batch(many(2500), delay_ms=5000)
+    _parts(stores, lambda: store.cancel(receipts[:]), lambda each: each.pending().total, {0, 2500})
+
+
+@proof
+def large_sends_in_parts(stores: Stores) -> None:
+    store = stores.open()
+    _parts(stores, lambda: store.send_batch(many(2500)), lambda each: each.lag("t", "g").ready, {0, 2500})
+
+
+@proof
+def marks_behind_sends(stores: Stores) -> None:
+    store = stores.open()
+
+    def send(to: Store) -> int:
+        to.send(message(1), marks=[b"k"])
+        return len(read_ids(to))
+
+    _parts(stores, lambda: send(store), send, {1})
+
+
+@proof
+def cursor_behind_messages(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1), delay_ms=1000)
+    stores.clock.advance(1000)
+
+    def tick(of: Store) -> int:
+        of.tick()
+        return len(read_ids(of))
+
+    _parts(stores, store.tick, tick, {1})
+
+
+@proof
+def changes_in_two(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1))
+    leased = store.pop("t", "g")
+
+    def comes_back(to: Store) -> int:
+        stores.clock.set(S + DAY_MS)
+        to.tick()
+        return len(to.pop("t", "g"))
+
+    _parts(stores, lambda: store.change_invisible(leased, invisible_ms=5000), comes_back, {1})
+
+
+@proof
+def large_acks_in_parts(stores: Stores) -> None:
+    store = stores.open()
+    store.send_batch(many(600))
+    leased = store.pop("t", "g", max_messages=600)
+    _parts(stores, lambda: store.ack(leased), lambda each: each.lag("t", "g").in_flight, {0, 600})
+
+
+@proof
+def resent_before_removed(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1))
+    store.reject(store.pop("t", "g"))
+    letters = store.dead_letters("g")
+    _parts(stores, lambda: store.resend_dead(letters), lambda each: len(each.dead_letters("g")) + each.lag("t", "g").retry, {1})
+
+
+@proof
+def retries_before_leases_end(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1))
+    store.pop("t", "g", invisible_ms=1000)
+    stores.clock.advance(1000)
+
+    def tick(of: Store) -> int:
+        of.tick()
+        return of.lag("t", "g").retry
+
+    _parts(stores, store.tick, tick, {1})
+
+
+@proof
+def dead_counted_behind(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1))
+    leased = store.pop("t", "g")
+    _parts(stores, lambda: store.reject(leased), lambda each: each.lag("t", "g").dead - len(each.dead_letters("g")), {0})
+
+
+@proof
+def offsets_behind_leases(stores: Stores) -> None:
+    store = stores.open()
+    store.pop("t", "g")
+    store.send(message(1))
+
+    def given(by: Store) -> int:
+        stores.clock.set(S + DAY_MS)
+        by.tick()
+        return len(by.pop("t", "g"))
+
+    _parts(stores, lambda: store.pop("t", "g", invisible_ms=1000), given, {1})
+
+
+@proof
+def runs_behind_leases(stores: Stores) -> None:
+    store = stores.open(max_retries=0)
+    store.send(message(1))
+
+    def dead(of: Store) -> int:
+        of.pop("t", "g", order=True, invisible_ms=1000)
+        stores.clock.set(S + DAY_MS)
+        of.tick()
+        return of.lag("t", "g").dead
+
+    _parts(stores, lambda: store.pop("t", "g", order=True, invisible_ms=1000), dead, {1}, max_retries=0)
+
+
+@proof
+def names_behind_messages(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1))
+    _parts(stores, lambda: store.delete_topic("t"), lambda each: each.lag("t", "g").ready - len(read_ids(each)), {0})
+
+
+@proof
+def expired_counted_behind(stores: Stores) -> None:
+    store = stores.open(retention_ms=1000)
+    store.pop("t", "g")
+    store.send(message(1))
+    stores.clock.advance(5000)
+
+    def accounted(of: Store) -> int:
+        lag = of.lag("t", "g")
+        return lag.ready + lag.expired
+
+    _parts(stores, lambda: (store.tick(), store.flush()), accounted, {1}, retention_ms=1000)
+
+
+# ---------------------------------------------------------------- a bad disk
+
+
+def _fails(count: int, error: Exception) -> tuple[Callable[[], None], list[int]]:
+    """Let the next transactions fail; returns what ends that, and the list that each of them is noted in."""
+    plain, calls = LmdbBase.commit, []
+
+    def commit(base: LmdbBase, changes: Any) -> None:
+        calls.append(len(calls))
+        if len(calls) <= count:
+            raise error
+        plain(base, changes)
+
+    def end() -> None:
+        LmdbBase.commit = plain
+
+    LmdbBase.commit = commit
+    return end, calls
+
+
+@proof
+def syncs_once_more(stores: Stores) -> None:
+    store = stores.open()
+    end, calls = _fails(1, OSError(errno.EIO, "the disk is broken"))
+    try:
+        with suppress(StorePoisonedError):
+            store.send(message(1))
+    finally:
+        end()
+    assert calls == [0]
+
+
+@proof
+def full_disks_leave_counts(stores: Stores) -> None:
+    store = stores.open()
+    end, _ = _fails(1, StoreFullError("no room"))
+    try:
+        with suppress(StoreFullError):
+            store.send(message(1), delay_ms=5000)
+    finally:
+        end()
+    assert store.pending().total == 0
+
+
+@proof
+def skips_damage(stores: Stores) -> None:
+    store = stores.open()
+    store.send(message(1, body=b"q" * 3000))
+    store.close()
+    for file in (stores.root / "store").glob("**/data.mdb"):
+        file.write_bytes(file.read_bytes().replace(b"q" * 3000, b"z" + b"q" * 2999))
+    store = stores.open()
+    store.pop("t", "g")
+    assert len(store.parked()) == 1

@@ -105,8 +105,8 @@ def test_an_engine_is_noticed_within_its_clause_or_outside_it() -> None:
     assert (outside.core, outside.core_within) == (True, False)
 
 
-def test_a_plugin_without_mutants_is_refused() -> None:
-    with pytest.raises(IllegalArgumentError, match="has no MUTANTS"):
+def test_a_plugin_without_wrong_engines_is_refused() -> None:
+    with pytest.raises(IllegalArgumentError, match="has no wrong engines"):
         wrong_engines("rmqstore_conformance.proving.bare")
 
 
@@ -124,6 +124,12 @@ def test_what_is_judged_is_not_judged_again(tmp_path: Path) -> None:
     assert asked == [FORGETS_NOTHING.id, GIVES_NOTHING.id]
     assert [each.id for each in Judged(tmp_path / "judged", MutationVerdict).verdicts] == asked
     assert told[1].startswith(f"1/1 {GIVES_NOTHING.id} survived")
+    again = Judged(tmp_path / "judged", MutationVerdict)
+    again.forget([GIVES_NOTHING.id])
+    again.add(MutationVerdict(mutation=GIVES_NOTHING, verdict="caught"))
+    again.forget(["survived"])
+    assert [each.id for each in again.verdicts] == [GIVES_NOTHING.id]
+    assert [each.verdict for each in Judged(tmp_path / "judged", MutationVerdict).verdicts] == ["survived", "caught"]
 
 
 def test_the_rates_leave_out_what_changes_nothing_and_what_no_case_runs_through() -> None:

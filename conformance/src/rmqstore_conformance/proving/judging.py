@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -130,20 +130,36 @@ _Verdict = TypeVar("_Verdict", MutationVerdict, EngineVerdict)
 
 
 class Judged(Generic[_Verdict]):
-    """What is judged already: a file to which each verdict is added as a line, so that a run that was broken off goes on."""
+    """What is judged already: a file to which each verdict is added as a line, so that a run that was broken off goes on.
+
+    Of two verdicts on the same the later one counts.
+    """
 
     def __init__(self, file: Path, kind: type[_Verdict]) -> None:
         self._file = file
-        lines = file.read_bytes().splitlines() if file.exists() else []
-        self.verdicts: list[_Verdict] = [msgspec.json.decode(line, type=kind) for line in lines]
+        self._verdicts: dict[str, _Verdict] = {}
+        for line in file.read_bytes().splitlines() if file.exists() else []:
+            self._take(msgspec.json.decode(line, type=kind))
+
+    @property
+    def verdicts(self) -> list[_Verdict]:
+        return list(self._verdicts.values())
 
     def __contains__(self, name: object) -> bool:
-        return any(each.id == name for each in self.verdicts)
+        return name in self._verdicts
 
     def add(self, verdict: _Verdict) -> None:
-        self.verdicts.append(verdict)
+        """Keep a verdict."""
+        self._take(verdict)
         with self._file.open("ab") as file:
             file.write(msgspec.json.encode(verdict) + b"\n")
+
+    def forget(self, names: Collection[str]) -> None:
+        """Forget the verdicts on some, or all verdicts that say so, until there are new ones."""
+        self._verdicts = {each.id: each for each in self.verdicts if each.id not in names and each.verdict not in names}
+
+    def _take(self, verdict: _Verdict) -> None:
+        self._verdicts[verdict.id] = verdict
 
 
 # ---------------------------------------------------------------- one run of the suite
@@ -256,21 +272,28 @@ def judge_mutation(mutation: Mutation, reaches: dict[Ground, Reach], level: str)
 # ---------------------------------------------------------------- engines
 
 
+_LISTED: Final = """
+import importlib, json, sys
+
+module = importlib.import_module(sys.argv[1])
+lists = [value for value in vars(module).values() if isinstance(value, (list, tuple))]
+wrong = [each for values in lists for each in values if hasattr(each, "engine") and hasattr(each, "clause")]
+print(json.dumps([[each.engine, each.what, str(getattr(each, "kind", "")), each.clause] for each in wrong]))
+"""
+"""Runs in a process of its own, so that a plug-in module changes nothing in this one."""
+
+
 def wrong_engines(plugin: str) -> list[WrongEngine]:
-    """Return the wrong engines of a plug-in module: what its ``MUTANTS`` are.
+    """Return the wrong engines that a plug-in module has in a list or a tuple: what says its ``engine``, ``what`` and ``clause``.
+
+    A ``kind`` is taken too.
 
     Raises:
-        IllegalArgumentError: it has none.
+        IllegalArgumentError: there is none.
     """
-    # In a process of its own, since a plug-in module may change what it is imported into.
-    script = (
-        "import importlib, json, sys\n"
-        "found = getattr(importlib.import_module(sys.argv[1]), 'MUTANTS', ())\n"
-        "print(json.dumps([[each.engine, each.what, str(getattr(each, 'kind', '')), each.clause] for each in found]))\n"
-    )
-    run = subprocess.run([sys.executable, "-c", script, plugin], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", _LISTED, plugin], capture_output=True, text=True)
     if run.returncode or not (found := json.loads(run.stdout)):
-        raise IllegalArgumentError(f"{plugin} has no MUTANTS: {run.stderr.strip()[-300:]}")
+        raise IllegalArgumentError(f"{plugin} has no wrong engines: {run.stderr.strip()[-300:]}")
     return [WrongEngine(engine=name, plugin=plugin, what=what, kind=kind, clause=clause) for name, what, kind, clause in found]
 
 

@@ -128,14 +128,14 @@ def _parser() -> argparse.ArgumentParser:
     mutations.add_argument(
         "--ground", action="append", help=f"engine[,setting=value] to try them with, in turn; default: {', '.join(_GROUNDS)}"
     )
-    mutations.add_argument(
-        "--again", action="append", default=[], metavar="ID", help="only these mutations, also when they are judged already"
-    )
     engines = commands.add_parser("engines", help="judge the wrong engines of plug-in modules")
     engines.set_defaults(run=_engines)
     engines.add_argument("plugins", nargs="+", metavar="MODULE")
     engines.add_argument("--failures", type=int, default=10, help="give up after so many failures outside the clause; 0: run all cases")
     for each in (mutations, engines):
+        each.add_argument(
+            "--again", action="append", default=[], metavar="X", help="judge this one again, or all that are, say, 'survived'"
+        )
         each.add_argument("--judged", type=Path, required=True, help="file of lines to which each verdict is added")
         each.add_argument("--level", default="extended", choices=("core", "extended", "full"), help="%(default)s")
         each.add_argument("--jobs", type=int, default=1, choices=(1, 2), help="processes at a time (%(default)s)")
@@ -160,9 +160,7 @@ def _mutations(options: argparse.Namespace) -> None:
     modules = modules_of(options.module or (*MEMORY, *KIT))
     taken = sample(modules, options.sample, options.seed)
     judged = Judged(options.judged, MutationVerdict)
-    if options.again:
-        taken = [each for each in taken if each.id in options.again]
-        judged.verdicts = [each for each in judged.verdicts if each.id not in options.again]
+    judged.forget(options.again)
     grounds = [Ground.of(text) for text in options.ground or _GROUNDS]
     reaches = {}
     for ground in grounds:
@@ -179,6 +177,7 @@ def _mutations(options: argparse.Namespace) -> None:
 
 def _engines(options: argparse.Namespace) -> None:
     judged = Judged(options.judged, EngineVerdict)
+    judged.forget(options.again)
     for plugin in options.plugins:
         judge_all(wrong_engines(plugin), lambda wrong: judge_engine(wrong, options.level, options.failures), judged, options.jobs, _tell)
     for name, by in (("kind", lambda each: each.kind or each.plugin.rpartition(".")[2]), ("clauses", _letter)):
@@ -210,7 +209,6 @@ def rates_of(mutations: Sequence[MutationVerdict], engines: Sequence[EngineVerdi
     """Return the figures; ``known`` says what was found out about survivors."""
     triaged = {each.id: each for each in known}
     survivors = [triaged.get(each.id) or _survivor(each) for each in mutations if each.verdict == "survived"]
-    # A survivor that a new case notices is caught when it is judged again; until then what is known of it stays.
     return Rates(
         seed=seed,
         stillborn=sum(each.verdict == "stillborn" for each in mutations),

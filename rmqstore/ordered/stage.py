@@ -214,7 +214,10 @@ class Stage:
         # Before the entry is appended: it may go behind the run in the same queue.
         behind = self._log.take_out(self.write, self.topic_with(topic.name, 1), queue, damaged)
         self.park(damaged.raw, damaged.reason, f"{topic.name}/{queue}/{damaged.first}", topic.name)
-        self.set_gaps(topic.id, queue, [*self.gaps(topic.id, queue), Gap(damaged.first, behind)])
+        gaps = self.gaps(topic.id, queue)
+        # What was removed behind the run lies in no run, and has a gap already.
+        behind = min([behind, *(gap.first for gap in gaps if gap.first > damaged.first)])
+        self.set_gaps(topic.id, queue, [*gaps, Gap(damaged.first, behind)])
 
     def bury(self, group: str, topic: str, record: bytes, attempts: int, reason: str) -> None:
         """Append a message that was delivered ``attempts`` times to the group's dead letter queue, with where it came from and why (P7)."""

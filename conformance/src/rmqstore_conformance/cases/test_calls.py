@@ -157,6 +157,25 @@ def test_i1_a_repeat_of_another_number_of_timers_is_refused(stores: Stores) -> N
     assert [each.handle for each in again] == [each.handle for each in first]
 
 
+@pytest.mark.clause("I1")
+def test_i1_marks_are_forgotten_after_their_time(stores: Stores) -> None:
+    """I1: each mark of either side is kept for ``mark_memory_ms`` after its call, and no longer, also beside a later one."""
+    store = stores.open(mark_memory_ms=10_000)
+
+    def repeated(*marks: bytes) -> set[bool]:
+        return {store.send(message(1), delay_ms=delay_ms, marks=marks).repeated for delay_ms in (None, DAY_MS)}
+
+    assert repeated(b"early", b"of two") == {False}
+    stores.clock.advance(5_000)
+    assert repeated(b"late") == {False}
+    stores.clock.advance(5_000)
+    store.tick()
+    assert [repeated(mark) for mark in (b"early", b"of two", b"late")] == [{True}] * 3
+    stores.clock.advance(1)
+    store.tick()
+    assert [repeated(mark) for mark in (b"late", b"early", b"of two")] == [{True}, {False}, {False}]
+
+
 @pytest.mark.clause("I1", "R1")
 def test_i1_marks_survive_a_reopen(durable_stores: Stores) -> None:
     """I1: also after a close; they are forgotten ``mark_memory`` later."""

@@ -1,0 +1,34 @@
+"""T12: what every call does that comes upon a stored message that cannot be read, wherever that is."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmqstore import DeadLetter, Store
+from rmqstore.message import dlq_topic
+from rmqstore_conformance.damaging import damage_messages
+from rmqstore_conformance.stores import Stores, ids, message, pop_all
+
+
+def buried(stores: Stores, store: Store, count: int) -> list[DeadLetter]:
+    """Let the group of a store without retries use up messages, one after the other."""
+    for number in range(count):
+        store.send(message(number))
+        store.pop("t", "g", invisible_ms=1)
+        stores.clock.advance(1)
+        assert store.tick().dead == 1
+    return store.dead_letters("g")
+
+
+@pytest.mark.clause("T12", "P7")
+@pytest.mark.parametrize("resend", [True, False], ids=["resent", "dropped"])
+def test_t12_a_letter_that_went_bad_stops_no_other(stores: Stores, resend: bool) -> None:
+    """T12: of a list of letters, one of which cannot be read any more, the others are sent back, or dropped, and counted."""
+    store = stores.open(max_retries=0)
+    letters = buried(stores, store, 4)
+    damage_messages(store, b"body 1")
+    assert (store.resend_dead(letters) if resend else store.drop_dead(letters)) == 3
+    assert ids(pop_all(store)) == (["m0", "m2", "m3"] if resend else [])
+    assert pop_all(store, dlq_topic("g"), "repair") == []
+    assert len(store.parked()) == 1
+    assert store.verify() == []

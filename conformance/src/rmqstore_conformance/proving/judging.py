@@ -1,0 +1,346 @@
+"""Runs the suite on wrong engines, each in a process of its own, and says what it noticed. What is judged is kept in a file of lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from rmqstore.errors import IllegalArgumentError
+from rmqstore_conformance.proving.operators import Mutation
+from rmqstore_conformance.proving.reach import Reach
+from rmqstore_conformance.proving.trial import Finding, Trial
+
+_SUITE: Final = "rmqstore_conformance"
+_QUICKEST_S: Final = 10
+_SLOWER: Final = 4
+"""A case on a wrong engine has so many times the seconds that it took, traced, on the sound one."""
+
+_SECONDS_OF_A_CASE: Final = 120
+
+
+class Ground(NamedTuple):
+    """An engine and the settings of its stores that a mutation is tried with."""
+
+    engine: str
+    settings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str) -> Ground:
+        """Return what ``lmdb,lmdb.layout=packed`` names."""
+        engine, *settings = text.split(",")
+        return cls(engine, tuple(settings))
+
+    def __str__(self) -> str:
+        return ",".join((self.engine, *self.settings))
+
+    @property
+    def options(self) -> list[str]:
+        """The options of the suite."""
+        return ["--rmq-engine", self.engine, *(f"--rmq-config={each}" for each in self.settings)]
+
+
+class MutationVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the suite said to a mutation.
+
+    Attributes:
+        verdict: ``caught``, ``survived``, ``not reached`` by any case, or ``stillborn``: the engine does not even open.
+        ground: where it was caught.
+        case: the first case that failed; empty: the run did not end in its time.
+        level: of that case.
+        tried: so many cases ran through its line.
+    """
+
+    mutation: Mutation
+    verdict: str
+    ground: str = ""
+    case: str = ""
+    level: str = ""
+    seen: str = ""
+    tried: int = 0
+    seconds: float = 0.0
+
+    @property
+    def id(self) -> str:
+        return self.mutation.id
+
+
+class EngineVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the suite said to a wrong engine.
+
+    Attributes:
+        kind: the class of fault, in its author's words.
+        clause: what it is meant to break.
+        level: how far the run was allowed to go.
+        within: cases that failed and name the clause.
+        outside: cases that failed and do not.
+        core: whether a case of the core failed.
+        core_within: whether one of the core that names the clause did.
+    """
+
+    engine: str
+    plugin: str
+    what: str
+    kind: str
+    clause: str
+    level: str
+    within: list[str]
+    outside: list[str]
+    core: bool
+    core_within: bool
+    seen: str = ""
+    passed: int = 0
+    seconds: float = 0.0
+
+    @property
+    def id(self) -> str:
+        return self.engine
+
+    @property
+    def verdict(self) -> str:
+        """``within`` its clause, ``outside`` it, or ``survived``."""
+        return "within" if self.within else "outside" if self.outside else "survived"
+
+
+class WrongEngine(msgspec.Struct, frozen=True, kw_only=True):
+    """A wrong engine that a plug-in module announces; see :class:`EngineVerdict`."""
+
+    engine: str
+    plugin: str
+    what: str
+    kind: str
+    clause: str
+
+    @property
+    def id(self) -> str:
+        return self.engine
+
+
+_Verdict = TypeVar("_Verdict", MutationVerdict, EngineVerdict)
+
+
+class Judged(Generic[_Verdict]):
+    """What is judged already: a file to which each verdict is added as a line, so that a run that was broken off goes on.
+
+    Of two verdicts on the same the later one counts.
+    """
+
+    def __init__(self, file: Path, kind: type[_Verdict]) -> None:
+        self._file = file
+        self._verdicts: dict[str, _Verdict] = {}
+        for line in file.read_bytes().splitlines() if file.exists() else []:
+            self._take(msgspec.json.decode(line, type=kind))
+
+    @property
+    def verdicts(self) -> list[_Verdict]:
+        return list(self._verdicts.values())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._verdicts
+
+    def add(self, verdict: _Verdict) -> None:
+        """Keep a verdict."""
+        self._take(verdict)
+        with self._file.open("ab") as file:
+            file.write(msgspec.json.encode(verdict) + b"\n")
+
+    def forget(self, names: Collection[str]) -> None:
+        """Forget the verdicts on some, or all verdicts that say so, until there are new ones."""
+        self._verdicts = {each.id: each for each in self.verdicts if each.id not in names and each.verdict not in names}
+
+    def _take(self, verdict: _Verdict) -> None:
+        self._verdicts[verdict.id] = verdict
+
+
+# ---------------------------------------------------------------- one run of the suite
+
+
+class _Ran(NamedTuple):
+    """What a run found; ``ended`` is False when it was stopped for its time, and ``said`` is what it said at last."""
+
+    findings: list[Finding]
+    ended: bool
+    said: str
+
+
+def _suite(directory: Path, options: Sequence[str], seconds: float | None) -> tuple[bool, str]:
+    """Run the suite in a process of its own; returns whether it ended in time, and the end of what it said."""
+    (ini := directory / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    own = ["--pyargs", _SUITE, "-c", str(ini), "--rootdir", str(directory), "-p", "no:cacheprovider", "-p", "no:terminal"]
+    command = [sys.executable, "-m", "pytest", *own, *options]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    with (
+        (directory / "said").open("w+b") as said,
+        subprocess.Popen(command, cwd=directory, env=environment, stdout=said, stderr=said, start_new_session=True) as process,
+    ):
+        try:
+            process.wait(seconds)
+            ended = True
+        except subprocess.TimeoutExpired:
+            ended = False
+        finally:
+            _end_group(process.pid)
+        said.seek(0)
+        return ended, said.read()[-2000:].decode(errors="replace").strip()
+
+
+def _end_group(group: int) -> None:
+    """End a process and what it has started."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _try(trial: Trial, options: Sequence[str], directory: Path, seconds: float | None = None) -> _Ran:
+    file = directory / "trial.json"
+    file.write_bytes(msgspec.json.encode(trial))
+    ended, said = _suite(directory, ["-p", "rmqstore_conformance.proving.trial", "--rmq-trial", str(file), *options], seconds)
+    found = Path(trial.findings)
+    lines = found.read_bytes().splitlines() if found.exists() else []
+    return _Ran([msgspec.json.decode(line, type=Finding) for line in lines], ended, said)
+
+
+def reach_of(ground: Ground, level: str, modules: dict[str, Path], file: Path, *further: str) -> Reach:
+    """Return what the suite runs through on a sound engine, traced once and kept in ``file``.
+
+    Raises:
+        IllegalArgumentError: the suite did not run.
+    """
+    if not file.exists():
+        with tempfile.TemporaryDirectory(prefix="rmqs-reach-") as directory:
+            options = [
+                "-p",
+                "rmqstore_conformance.proving.reach",
+                "--rmq-reach",
+                str(file.resolve()),
+                "--rmq-level",
+                level,
+                *ground.options,
+            ]
+            options += [*further, *(f"--rmq-reach-module={name}={source}" for name, source in modules.items())]
+            _, said = _suite(Path(directory), options, None)
+        if not file.exists():
+            raise IllegalArgumentError(f"the suite did not run on {ground}: {said}")
+    return msgspec.json.decode(file.read_bytes(), type=Reach)
+
+
+# ---------------------------------------------------------------- mutations
+
+
+def judge_mutation(mutation: Mutation, reaches: dict[Ground, Reach], level: str) -> MutationVerdict:
+    """Run the cases that a mutation can make fail, ground by ground, the shortest first, until one fails."""
+    started = time.monotonic()
+    tried = 0
+    for ground, reach in reaches.items():
+        cases = reach.cases_at(mutation)
+        if not cases:
+            continue
+        limits = {name: round(max(_QUICKEST_S, seconds * _SLOWER), 1) for name, seconds in cases.items()}
+        with tempfile.TemporaryDirectory(prefix="rmqs-trial-") as directory:
+            trial = Trial(findings=str(Path(directory, "findings")), mutation=mutation, limits=limits)
+            patience = 60 + 2 * sum(cases.values())
+            found = _try(trial, ["--rmq-level", level, *ground.options], Path(directory), patience)
+        tried += len(found.findings)
+        failed = next((each for each in found.findings if each.failed), None)
+        verdict = "caught" if failed or not found.ended else "stillborn" if not found.findings else ""
+        if verdict:
+            return MutationVerdict(
+                mutation=mutation,
+                verdict=verdict,
+                ground=str(ground),
+                case=failed.case if failed else "",
+                level=failed.level if failed else "",
+                seen=failed.seen if failed else found.said[-300:],
+                tried=tried,
+                seconds=round(time.monotonic() - started, 1),
+            )
+    verdict = "survived" if tried else "not reached"
+    return MutationVerdict(mutation=mutation, verdict=verdict, tried=tried, seconds=round(time.monotonic() - started, 1))
+
+
+# ---------------------------------------------------------------- engines
+
+
+_LISTED: Final = """
+import importlib, json, sys
+
+module = importlib.import_module(sys.argv[1])
+lists = [value for value in vars(module).values() if isinstance(value, (list, tuple))]
+wrong = [each for values in lists for each in values if hasattr(each, "engine") and hasattr(each, "clause")]
+print(json.dumps([[each.engine, each.what, str(getattr(each, "kind", "")), each.clause] for each in wrong]))
+"""
+"""Runs in a process of its own, so that a plug-in module changes nothing in this one."""
+
+
+def wrong_engines(plugin: str) -> list[WrongEngine]:
+    """Return the wrong engines that a plug-in module has in a list or a tuple: what says its ``engine``, ``what`` and ``clause``.
+
+    A ``kind`` is taken too.
+
+    Raises:
+        IllegalArgumentError: there is none.
+    """
+    run = subprocess.run([sys.executable, "-c", _LISTED, plugin], capture_output=True, text=True)
+    if run.returncode or not (found := json.loads(run.stdout)):
+        raise IllegalArgumentError(f"{plugin} has no wrong engines: {run.stderr.strip()[-300:]}")
+    return [WrongEngine(engine=name, plugin=plugin, what=what, kind=kind, clause=clause) for name, what, kind, clause in found]
+
+
+def judge_engine(wrong: WrongEngine, level: str, failures: int, options: Sequence[str] = ()) -> EngineVerdict:
+    """Run the suite on a wrong engine, until a case fails that names its clause, or so many others (0: all) did."""
+    started = time.monotonic()
+    own = ["--rmq-plugin", wrong.plugin, "--rmq-engine", wrong.engine, "--rmq-level", level, "--timeout", str(_SECONDS_OF_A_CASE)]
+    with tempfile.TemporaryDirectory(prefix="rmqs-trial-") as directory:
+        trial = Trial(findings=str(Path(directory, "findings")), clause=wrong.clause, failures=failures)
+        found = _try(trial, [*own, *options], Path(directory))
+    if not found.findings:
+        raise IllegalArgumentError(f"the suite did not run on {wrong.engine}: {found.said}")
+    failed = [each for each in found.findings if each.failed]
+    within = [each for each in failed if wrong.clause in each.clauses]
+    seen = next((each.seen for each in [*within, *failed]), "")
+    return EngineVerdict(
+        engine=wrong.engine,
+        plugin=wrong.plugin,
+        what=wrong.what,
+        kind=wrong.kind,
+        clause=wrong.clause,
+        level=level,
+        within=_names(within),
+        outside=_names(each for each in failed if each not in within),
+        core=any(each.level == "core" for each in failed),
+        core_within=any(each.level == "core" for each in within),
+        seen=seen,
+        passed=sum(not each.failed for each in found.findings),
+        seconds=round(time.monotonic() - started, 1),
+    )
+
+
+def _names(findings: Iterable[Finding]) -> list[str]:
+    return list(dict.fromkeys(each.case for each in findings))
+
+
+# ---------------------------------------------------------------- many of them
+
+_Wrong = TypeVar("_Wrong", Mutation, WrongEngine)
+
+
+def judge_all(
+    wrong: Sequence[_Wrong], judge: Callable[[_Wrong], _Verdict], judged: Judged[_Verdict], jobs: int, tell: Callable[[str], None]
+) -> None:
+    """Judge what is not judged yet, ``jobs`` at a time, and tell of each."""
+    left = [each for each in wrong if each.id not in judged]
+    with ThreadPoolExecutor(jobs) as pool:
+        for number, verdict in enumerate(pool.map(judge, left), 1):
+            judged.add(verdict)
+            tell(f"{number}/{len(left)} {verdict.id} {verdict.verdict} {verdict.seconds:.0f} s")

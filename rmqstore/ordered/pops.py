@@ -139,8 +139,7 @@ class OrderedPops(OrderedSide, PopStore):
             if txn.timer_cursor is not None:
                 self._cursor = txn.timer_cursor
                 self._undurable_cursors.append((ticket.position, txn.timer_cursor))
-            # An answer that changed nothing may still rest on a call that is not durable yet.
-            ticket = ticket if ticket.position else Ticket(kv.position)
+            ticket = _resting(ticket, kv)
             return PopTxnResult(WriteStatus.APPLIED, ticket.position, acks, changes, releases, rejects, removals), ticket
 
     # ------------------------------------------------------------ pop and revive
@@ -193,17 +192,17 @@ class OrderedPops(OrderedSide, PopStore):
             return stage.commit()
 
     def delete_topic(self, name: str) -> Ticket:
-        with self._lock, self._call:
+        with self._lock, self._call as kv:
             stage = self._stage(0)
             self._deleting.delete_topic(stage, name)
-            return stage.commit()
+            return _resting(stage.commit(), kv)
 
     def delete_group(self, name: str) -> Ticket:
-        with self._lock, self._call:
+        with self._lock, self._call as kv:
             stage = self._stage(0)
             self._administration.set_group(stage, name, GroupSettings())
             self._deleting.delete_group(stage, name)
-            return stage.commit()
+            return _resting(stage.commit(), kv)
 
     def set_group(self, name: str, settings: GroupSettings) -> Ticket:
         check_group(name)
@@ -211,10 +210,10 @@ class OrderedPops(OrderedSide, PopStore):
             check_count("max_retries", settings.max_retries)
         for each in settings.backoff_ms:
             check_time_ms("a duration of backoff", each, minimum=1)
-        with self._lock, self._call:
+        with self._lock, self._call as kv:
             stage = self._stage(0)
             self._administration.set_group(stage, name, settings)
-            return stage.commit()
+            return _resting(stage.commit(), kv)
 
     def create_topic(self, name: str, queues: int) -> tuple[TopicInfo, Ticket]:
         if type(queues) is not int or not 1 <= queues <= MAX_QUEUES:
@@ -415,3 +414,8 @@ class OrderedPops(OrderedSide, PopStore):
             stored = kv.get(LEASES, key) if key[:1] == ATTEMPT else None
             if stored is None or attempt_is_over(stored, now_ms):
                 yield key
+
+
+def _resting(ticket: Ticket, kv: OrderedKV) -> Ticket:
+    """Return the ticket of an answer: one that changed nothing may still rest on a call that is not durable yet."""
+    return ticket if ticket.position else Ticket(kv.position)

@@ -1,0 +1,80 @@
+"""X3: races of two and three calls for the same things, played by plan, line by line: what comes out, some order of the calls gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import combinations, combinations_with_replacement
+
+import pytest
+
+from rmqstore_conformance.racing.arenas import Arena, KeyedTimers, Leases, Letters, Runs, Timers
+from rmqstore_conformance.racing.playing import player
+from rmqstore_conformance.stores import Stores
+from rmqstore_conformance.targets import Level, Target
+
+Tell = Callable[[object], None]
+
+PLACES = {Level.CORE: 2, Level.EXTENDED: 3, Level.FULL: 3}
+"""At how many places, chosen by chance, the first call of a race is interrupted, besides those between two of its locks."""
+
+SHARE_OF_CORE = 0.15
+"""Which part of the races of two different calls a run of the core plays; a fuller one plays them all."""
+
+TRIPLES = 12
+
+
+def races_of(kind: type[Arena], chance: random.Random, target: Target) -> list[tuple[str, ...]]:
+    """Return the races of one kind: each call against itself, and against the others; in a fuller run some of three."""
+    pairs = [each for each in combinations_with_replacement(kind.CALLS, 2) if not set(each) <= set(kind.READS)]
+    if target.level is Level.CORE:
+        return [each for each in pairs if each[0] == each[1] or chance.random() < SHARE_OF_CORE]
+    triples = [each for each in combinations(kind.CALLS, 3) if not set(each) & {*kind.READS, "tick"}]
+    return pairs + chance.sample(triples, min(len(triples), target.times(TRIPLES)))
+
+
+def play(stores: Stores, kind: type[Arena], seed: int, target: Target, tell: Tell) -> None:
+    """Play the races of one kind."""
+    chance = random.Random(f"{kind.__name__} {seed}")
+    races = races_of(kind, chance, target)
+    with player(stores, kind) as played:
+        for calls in races:
+            played.race(calls, random.Random(f"{calls} {seed}"), target.times(PLACES[target.level]))
+    tell(f"{played.runs} runs of {len(races)} races")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.clause("X3", "P1", "P4", "P5", "P6", "P7", "P8", "P11", "P12", "P14")
+def test_x3_races_for_leases(engine_stores: Stores, seed: int, target: Target, tell: Tell) -> None:
+    """X3: calls that end, change, repeat, reset or delete the same leases: answers and what is left are those of some order of them."""
+    play(engine_stores, Leases, seed, target, tell)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.clause("X3", "H4", "C1", "C2", "C4", "T10", "I1")
+def test_x3_races_for_timers_and_marks(stores: Stores, seed: int, target: Target, tell: Tell) -> None:
+    """X3: puts, cancels, repeats by mark and a tick meet: answers and what is left are those of some order of them."""
+    play(stores, Timers, seed, target, tell)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.needs("cancel_by_key")
+@pytest.mark.clause("X3", "C6", "H4")
+def test_x3_races_for_timers_by_key(engine_stores: Stores, seed: int, target: Target, tell: Tell) -> None:
+    """X3: cancels by key meet puts, cancels by handle and a tick: answers and what is left are those of some order of them."""
+    play(engine_stores, KeyedTimers, seed, target, tell)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.clause("X3", "P7", "P14")
+def test_x3_races_for_dead_letters(engine_stores: Stores, seed: int, target: Target, tell: Tell) -> None:
+    """X3: operators resend and drop the same dead letters while their group goes on: each letter goes one way, once."""
+    play(engine_stores, Letters, seed, target, tell)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.needs("fifo")
+@pytest.mark.clause("X3", "P9")
+def test_x3_races_for_runs_in_order(engine_stores: Stores, seed: int, target: Target, tell: Tell) -> None:
+    """X3: calls on one run of leases in order meet pops, a reset and a tick: there is one run at a time, and none loses its place."""
+    play(engine_stores, Runs, seed, target, tell)

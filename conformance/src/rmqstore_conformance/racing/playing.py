@@ -1,0 +1,170 @@
+"""Plays races by plan, and holds what comes out against serial runs: it must be what some order of the calls gives, on the same engine.
+
+So what a call means does not have to be written down a second time: other cases see to it that the engine does each call right by itself.
+A tick is no single step (H4): its serial runs are those in which the other calls come whole between two calls that it makes to its sides.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import permutations
+from typing import NamedTuple
+
+from rmqstore import Store
+from rmqstore.plugins import get_plugins
+from rmqstore_conformance.racing.arenas import Arena
+from rmqstore_conformance.racing.locks import turn_locks
+from rmqstore_conformance.racing.steps import Scope, Stepping
+from rmqstore_conformance.racing.turns import Call, Plan, Seat, Step, Turns, schedule_of
+from rmqstore_conformance.stores import Stores
+
+_IN_STEPS = "tick"
+
+_SYNC = "sync"
+"""The call whose places are left out: it changes nothing but what is durable."""
+
+_MOST_BETWEEN = 24
+"""So many places between two locks of a call are tried at most; where an engine takes its locks once a call there is none."""
+
+
+class Run(NamedTuple):
+    """What came out of one run, and how it went."""
+
+    outcome: str
+    schedule: str
+    steps: list[Step]
+    calls: list[Call]
+
+
+class Player:
+    """Plays races of one kind on one store."""
+
+    def __init__(self, stores: Stores, store: Store, kind: type[Arena]) -> None:
+        self._stores = stores
+        self._store = store
+        self._kind = kind
+        self._scope = Scope(store)
+        self._number = 0
+        self.runs = 0
+
+    def _arena(self) -> Arena:
+        self._number += 1
+        # What earlier runs left is over by now, and is dealt with here.
+        self._stores.clock.advance(60_000)
+        self._store.tick()
+        return self._kind(self._stores, self._store, self._number)
+
+    def played(self, calls: tuple[str, ...], plan: Plan) -> Run:
+        """Play one run."""
+        self.runs += 1
+        arena = self._arena()
+        answers: list[object] = [None] * len(calls)
+        turns = Turns(plan)
+
+        def work(seat: Seat) -> None:
+            act = arena.act(calls[seat.number])
+
+            def acted() -> None:
+                answers[seat.number] = act()
+
+            Stepping(seat, self._scope).run(acted)
+
+        turns.run([work] * len(calls))
+        for number, error in turns.errors.items():
+            raise AssertionError(f"{calls[number]!r} fails, and says:\n{schedule_of(turns, plan)}") from error
+        run = Run(arena.outcome(answers), schedule_of(turns, plan), turns.steps, turns.calls)
+        arena.tear_down()
+        return run
+
+    def race(self, calls: tuple[str, ...], chance: random.Random, places: int) -> None:
+        """Play a race by many plans: at each place between two locks of one call, and at so many others of each order.
+
+        Raises:
+            AssertionError: what came out, no order of the calls gives.
+        """
+        expected: dict[str, str] = {}
+        plans: list[Plan] = []
+        for order in permutations(range(len(calls))):
+            run = self.played(calls, Plan(order))
+            expected.setdefault(run.outcome, " then ".join(calls[number] for number in order))
+            plans += self._plans(run, order, chance, places)
+        for first in [number for number, call in enumerate(calls) if call == _IN_STEPS]:
+            self._between_steps(calls, first, expected)
+        for plan in plans:
+            run = self.played(calls, plan)
+            if run.outcome not in expected:
+                raise AssertionError(_told(calls, run, expected))
+
+    def _between_steps(self, calls: tuple[str, ...], first: int, expected: dict[str, str]) -> None:
+        """Add what comes out when the others run between two steps of one call."""
+        order = (first, *(each for each in range(len(calls)) if each != first))
+        for step in [each for each in self.played(calls, Plan(order)).calls if each.thread == first]:
+            run = self.played(calls, Plan(order, (step.begin + 1,)))
+            expected.setdefault(run.outcome, f"the others before the call of {step.name} that {calls[first]!r} makes")
+
+    def _plans(self, run: Run, order: tuple[int, ...], chance: random.Random, places: int) -> list[Plan]:
+        """Choose where the thread that goes first is interrupted, and sometimes the next one, too."""
+        own = [(at, step) for at, step in enumerate(run.steps, 1) if step.thread == order[0]]
+        between = _between_locks(own, run.calls)[:_MOST_BETWEEN]
+        bare = [at for at, step in own if step.call >= 0 and not step.locks and run.calls[step.call].name != _SYNC and at not in between]
+        rest = [at for at, step in own if at not in between and at not in bare]
+        chosen = [*between, *_some(bare, places, chance), *_some(rest, (places + 1) // 3, chance)]
+        plans = [Plan(order, (place,)) for place in chosen]
+        behind = len(run.steps) - len(own)
+        return plans + [
+            Plan(order, (place, place + chance.randint(1, max(behind, 1)))) for place in _some(between + bare, places // 3, chance)
+        ]
+
+
+def _between_locks(own: list[tuple[int, Step]], calls: list[Call]) -> list[int]:
+    """Return the places within a call where no lock is held, with one that was held before and one that will be."""
+    found: list[int] = []
+    waiting: list[int] = []
+    call, has_locked = -1, False
+    for at, step in own:
+        if step.call != call:
+            call, has_locked, waiting = step.call, False, []
+        if step.call < 0 or calls[step.call].name == _SYNC:
+            continue
+        if step.locks:
+            found += waiting
+            has_locked, waiting = True, []
+        elif has_locked:
+            waiting.append(at)
+    return found
+
+
+def _some(places: Sequence[int], count: int, chance: random.Random) -> list[int]:
+    return chance.sample(places, min(len(places), count))
+
+
+def _told(calls: tuple[str, ...], run: Run, expected: dict[str, str]) -> str:
+    """Say what no order explains: the run beside the serial one that is nearest."""
+    seen = run.outcome.splitlines()
+    nearest = min(expected, key=lambda each: sum(a != b for a, b in zip(seen, each.splitlines(), strict=False)))
+    lines = [f"no order of {' and '.join(map(repr, calls))} gives what came out of this run:", run.schedule, "it differs"]
+    lines[-1] += f" from {expected[nearest]!r} in"
+    for a, b in zip(seen, nearest.splitlines(), strict=False):
+        if a != b:
+            lines += [f"    seen   {a}", f"    serial {b}"]
+    return "\n".join(lines)
+
+
+def _is_engine(name: str, packages: set[str]) -> bool:
+    own = name.partition(".")[0]
+    return (
+        own in packages or (own.startswith("rmqstore") and own != "rmqstore_conformance") or name.startswith("rmqstore_conformance.proving")
+    )
+
+
+@contextmanager
+def player(stores: Stores, kind: type[Arena]) -> Iterator[Player]:
+    """Open a store whose locks give the turn on."""
+    packages = {type(get_plugins().load_engine(name)[1]).__module__.partition(".")[0] for name in stores.pair}
+    with turn_locks(lambda name: _is_engine(name, packages)):
+        store = stores.open(max_in_flight=3, reclaim="age")
+        yield Player(stores, store, kind)
+        assert store.verify() == []
+        store.close()

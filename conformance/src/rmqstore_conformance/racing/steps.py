@@ -1,0 +1,110 @@
+"""The steps of a thread: each line of the Python of the engines under test, and each call that comes back within a line.
+
+CPython lets another thread go on behind a call that came back, at the begin of a function and at a jump back; and a build without a global
+lock does so anywhere. So a step is a line, the begin or the end of a function, and, where the thread holds no lock, the place behind each
+call within a line.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Final
+
+from rmqstore import Store
+from rmqstore_conformance.faults.interrupting import steps_of
+from rmqstore_conformance.racing.turns import Seat
+
+_KIT: Final = "rmqstore"
+_SUITE: Final = "rmqstore_conformance"
+
+_NOTHING_SHARED: Final = (
+    "rmqstore.batch",
+    "rmqstore.columns",
+    "rmqstore.contract",
+    "rmqstore.errors",
+    "rmqstore.filters",
+    "rmqstore.ids",
+    "rmqstore.leased",
+    "rmqstore.message",
+    "rmqstore.when",
+)
+"""Modules that know nothing that threads share, so that a switch there is as good as one behind their calls."""
+
+
+class Scope:
+    """What is looked at: the modules of a store and of its engines, and the calls of its sides."""
+
+    def __init__(self, store: Store) -> None:
+        sides = (store.timers, store.pops)
+        kinds = {kind for side in sides for kind in type(side).__mro__}
+        own = {kind.__module__ for kind in kinds}
+        self._packages = {_KIT} | {name.partition(".")[0] for name in own} - {_SUITE, "builtins", "abc"}
+        self._modules = {name for name in own if name.startswith(_SUITE)}
+        self.calls: set[CodeType] = {
+            value.__code__
+            for kind in kinds
+            for name, value in vars(kind).items()
+            if isinstance(value, FunctionType) and not name.startswith("_")
+        }
+        self._known: dict[CodeType, bool] = {}
+
+    def has_module(self, name: str) -> bool:
+        """Whether a module is looked at."""
+        if name in self._modules:
+            return True
+        return name.partition(".")[0] in self._packages and not name.startswith(_NOTHING_SHARED)
+
+    def has(self, frame: FrameType) -> bool:
+        """Whether the lines of a frame are steps."""
+        found = self._known.get(frame.f_code)
+        if found is None:
+            found = self._known[frame.f_code] = self.has_module(str(frame.f_globals.get("__name__", "")))
+        return found
+
+
+class Stepping:
+    """Takes the steps of one thread."""
+
+    def __init__(self, seat: Seat, scope: Scope) -> None:
+        self._seat = seat
+        self._turns = seat.turns
+        self._scope = scope
+        self._inside: FrameType | None = None
+        self._around = 0
+        """Locks that were held when the call of a side began: those of the store, not of the engine."""
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Do something step by step."""
+        sys.settrace(self._begin)
+        try:
+            work()
+        finally:
+            sys.settrace(None)
+
+    def _begin(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not self._scope.has(frame):
+            return None
+        is_begin = self._inside is None and frame.f_code in self._scope.calls
+        if is_begin:
+            self._inside, self._around = frame, self._seat.locks
+            self._turns.begin(self._seat, frame.f_code)
+        return self._stepped(frame)
+
+    def _look(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "opcode":
+            if self._seat.locks > self._around or frame.f_lasti not in steps_of(frame.f_code):
+                return self._look
+        elif event == "exception":
+            return self._look
+        self._stepped(frame)
+        if event == "return" and frame is self._inside:
+            self._inside, self._around = None, 0
+            self._turns.end(self._seat)
+        return self._look
+
+    def _stepped(self, frame: FrameType) -> Any:
+        self._turns.step(self._seat, frame.f_code, frame.f_lineno, self._seat.locks - self._around)
+        frame.f_trace_opcodes = self._inside is not None and self._seat.locks == self._around
+        return self._look

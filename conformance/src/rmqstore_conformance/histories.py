@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from rmqstore import PoppedMessage
+from rmqstore_conformance.stores import label
 
 T = TypeVar("T")
 
@@ -181,4 +182,4 @@ def explained(events: Sequence[Event]) -> bool:
 
 def told_of_pop(popped: Sequence[PoppedMessage]) -> list[Told]:
     """Say what a pop did."""
-    return [(each.message_id, "pop", "given", each.receipt) for each in popped]
+    return [(label(each), "pop", "given", each.receipt) for each in popped]

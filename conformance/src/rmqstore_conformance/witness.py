@@ -32,6 +32,7 @@ class Witness:
     def __init__(self) -> None:
         self._sent: dict[str, list[Message]] = {}
         self._gave_back = False
+        self._moved = False
 
     def watch(self, timers: TimerStore, pops: PopStore) -> None:
         """Stand between a store and the two sides of its engine from now on."""
@@ -42,6 +43,7 @@ class Witness:
         _around(pops, "append", self._put)
         _around(pops, "pop", self._popped)
         _around(pops, "read", self._read)
+        _around(pops, "import_state", self._imported)
 
     # ------------------------------------------------------------ what goes in
 
@@ -54,6 +56,11 @@ class Witness:
             self._note(txn.appends)
         self._gave_back = self._gave_back or bool(txn.removals)
         return call(txn, now_ms)
+
+    def _imported(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        # A store that has messages already gives other queues to what comes in.
+        self._moved = True
+        return call(*arguments, **options)
 
     def _note(self, batch: MessageBatch) -> None:
         # What has the engine's own form went in before. Of columns a copy is read, so that the engine still finds no more than columns.
@@ -78,7 +85,7 @@ class Witness:
         batch: MessageBatch = call(topic, queue, *rest, **options)
         if 0 < len(batch) <= _MOST_ROWS:
             found = self._compared(batch, topic)
-            self.check(found, f"read from {topic!r}", queue_id=queue, topic=topic)
+            self.check(found, f"read from {topic!r}", topic=topic, **({} if self._moved else {"queue_id": queue}))
         return batch
 
     def _scanned(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -7,17 +7,21 @@ import pytest
 from rmqstore import DeadLetter, Store
 from rmqstore.message import dlq_topic
 from rmqstore_conformance.damaging import damage_messages
-from rmqstore_conformance.stores import Stores, ids, message, pop_all
+from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.stores import Stores, ids, plain, pop_all
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+(G,) = groups(__name__.rpartition(".")[2], 1)
 
 
 def buried(stores: Stores, store: Store, count: int) -> list[DeadLetter]:
     """Let the group of a store without retries use up messages, one after the other."""
     for number in range(count):
-        store.send(message(number))
-        store.pop("t", "g", invisible_ms=1)
+        store.send(plain(number))
+        store.pop(T, G, invisible_ms=1)
         stores.clock.advance(1)
         assert store.tick().dead == 1
-    return store.dead_letters("g")
+    return store.dead_letters(G)
 
 
 @pytest.mark.clause("T12", "P7")
@@ -29,6 +33,6 @@ def test_t12_a_letter_that_went_bad_stops_no_other(stores: Stores, resend: bool)
     damage_messages(store, b"body 1")
     assert (store.resend_dead(letters) if resend else store.drop_dead(letters)) == 3
     assert ids(pop_all(store)) == (["m0", "m2", "m3"] if resend else [])
-    assert pop_all(store, dlq_topic("g"), "repair") == []
+    assert pop_all(store, dlq_topic(G), "repair") == []
     assert len(store.parked()) == 1
     assert store.verify() == []

@@ -10,8 +10,12 @@ import pytest
 
 from rmqstore import Message, PoppedMessage, Store
 from rmqstore_conformance.cases.test_threads import THREADS, together
+from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.histories import History, told_of_pop
-from rmqstore_conformance.stores import START_MS, Stores, message
+from rmqstore_conformance.stores import START_MS, Stores, label, message
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+(G,) = groups(__name__.rpartition(".")[2], 1)
 
 EACH = 120
 """How many messages one thread sends, and how many timers another."""
@@ -64,10 +68,10 @@ class Racers:
                 self._send(message(f"t{n}", deliver_at_ms=START_MS + 1000 * (1 + n % TICKS)), "schedule")
 
     def _send(self, sent: Message, call: str) -> None:
-        receipt = self.history.call(lambda: self.store.send(sent), lambda _: [(sent.message_id, call, "sent", "")])
+        receipt = self.history.call(lambda: self.store.send(sent), lambda _: [(label(sent), call, "sent", "")])
         if receipt.handle:
             with self._lock:
-                self._handles.append((sent.message_id, receipt.handle))
+                self._handles.append((label(sent), receipt.handle))
 
     def _tick(self) -> None:
         self._stores.clock.advance(1000)
@@ -83,7 +87,7 @@ class Racers:
         self.history.call(lambda: self.store.cancel(handle), lambda outcome: [(name, "cancel", outcome.name, "")])
 
     def _consume(self, chance: random.Random) -> None:
-        popped = self.history.call(lambda: self.store.pop("t", "g", max_messages=4, invisible_ms=10**9), told_of_pop)
+        popped = self.history.call(lambda: self.store.pop(T, G, max_messages=4, invisible_ms=10**9), told_of_pop)
         with self._lock:
             self._held += popped
             chosen = chance.sample(self._held, min(3, len(self._held)))
@@ -91,21 +95,21 @@ class Racers:
             return
         if chance.random() < 0.3:
             one = chosen[0]
-            self.history.call(lambda: self.store.release(one), lambda outcome: [(one.message_id, "release", outcome.name, one.receipt)])
+            self.history.call(lambda: self.store.release(one), lambda outcome: [(label(one), "release", outcome.name, one.receipt)])
             return
         self.history.call(
             lambda: self.store.ack(chosen),
-            lambda outcomes: [(m.message_id, "ack", outcome.name, m.receipt) for m, outcome in zip(chosen, outcomes, strict=True)],
+            lambda outcomes: [(label(m), "ack", outcome.name, m.receipt) for m, outcome in zip(chosen, outcomes, strict=True)],
         )
 
     def _leftovers(self) -> None:
         """Say of every message where it is at the end; what is in its topic may have got there by any of the ticks."""
         store = self.store
         end = self.history.now()
-        pending = {timer.message.message_id for timer in store.scan(limit=10_000).timers}
-        leased = {each.message_id for each in store.leases(group="g")}
-        ready = {each.message_id for each in store.pop("t", "g", max_messages=1024, invisible_ms=10**9)}
-        delivered = {m.message_id for q in range(store.topics()[0].queues) for m in store.read("t", q, 0, 10_000).messages}
+        pending = {label(timer.message) for timer in store.scan(limit=10_000).timers}
+        leased = {label(each) for each in store.leases(group=G)}
+        ready = {label(each) for each in store.pop(T, G, max_messages=1024, invisible_ms=10**9)}
+        delivered = {label(m) for q in range(store.topics()[0].queues) for m in store.read(T, q, 0, 10_000).messages}
         for name in self.history.names:
             if name.startswith("mt") and name in delivered:
                 self.history.note(name, "deliver", "delivered", begin=0, end=end)

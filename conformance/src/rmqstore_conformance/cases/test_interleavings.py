@@ -8,8 +8,11 @@ import pytest
 
 from rmqstore import CancelOutcome, Store
 from rmqstore.contract import Support
-from rmqstore_conformance.stores import START_MS, Pair, Stores, message, read_ids, stores_of
+from rmqstore_conformance.data import topics
+from rmqstore_conformance.stores import START_MS, Pair, Stores, key_of, label, message, read_ids, stores_of
 from rmqstore_conformance.targets import capabilities_of
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
 
 CALLS = ("put", "cancel", "late", "send", "cancel own", "cancel key")
 NOW = START_MS + 2000
@@ -28,8 +31,10 @@ class Race:
         self.store: Store = stores.open(name, hand_over_limit=limit, flush="async")
         self.clock = stores.clock
         self.clock.set(START_MS)
-        rows = [message(f"r{n}", deliver_at_ms=START_MS + (1000, 2000, 2000, 1000)[n], keys=("k",) if n == 3 else ()) for n in range(4)]
-        self.handles = {each.message_id: each.handle or "" for each in self.store.send_batch(rows)}
+        rows = [
+            message(f"r{n}", deliver_at_ms=START_MS + (1000, 2000, 2000, 1000)[n], keys=(key_of("k"),) if n == 3 else ()) for n in range(4)
+        ]
+        self.handles = {label(each): each.handle or "" for each in self.store.send_batch(rows)}
         self.sent = set(self.handles)
         self.cancelled: set[str] = set()
         self.by_key = 0
@@ -56,7 +61,7 @@ class Race:
             own = [each for each in self.handles if not each.startswith("mr")]
             self._cancel(own[-1] if own else "mr2")
         else:
-            self.by_key += self.store.cancel_key("t", "k").count(CancelOutcome.CANCELLED)
+            self.by_key += self.store.cancel_key(T, key_of("k")).count(CancelOutcome.CANCELLED)
 
     def _keep(self, name: str, at: int) -> None:
         handle = self.store.send(message(name, deliver_at_ms=at)).handle

@@ -13,7 +13,11 @@ import pytest
 from rmqstore import AckOutcome, CancelOutcome, Store, SystemClock
 from rmqstore.contract import Side, Ticket
 from rmqstore.errors import StoreClosedError
-from rmqstore_conformance.stores import START_MS, Stores, message, pop_all, read_ids
+from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.stores import START_MS, Stores, label, message, pop_all, read_ids
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+(G,) = groups(__name__.rpartition(".")[2], 1)
 
 THREADS = 8
 
@@ -35,7 +39,7 @@ def together(work: Callable[[int], None], count: int = THREADS) -> None:
 def test_x3_every_message_is_leased_once(stores: Stores) -> None:
     """X3: eight consumers of one group, beside two producers and a ticking thread: each message once, none lost."""
     store = stores.open()
-    store.create_topic("t", 4)
+    store.create_topic(T, 4)
     total = 400
     got: list[str] = []
     done = threading.Event()
@@ -53,17 +57,17 @@ def test_x3_every_message_is_leased_once(stores: Stores) -> None:
                 store.tick()
             return
         while not done.is_set():
-            popped = store.pop("t", "g", max_messages=5, invisible_ms=10**9)
+            popped = store.pop(T, G, max_messages=5, invisible_ms=10**9)
             assert store.ack(popped) == [AckOutcome.ACKED] * len(popped)
             with lock:
-                got.extend(m.message_id for m in popped)
+                got.extend(label(m) for m in popped)
                 if len(got) >= total:
                     done.set()
 
     together(work)
     assert len(got) == total
     assert not [name for name, times in Counter(got).items() if times > 1]
-    assert store.lag("t", "g").in_flight == 0
+    assert store.lag(T, G).in_flight == 0
     assert store.verify() == []
 
 
@@ -72,7 +76,7 @@ def test_x3_every_message_is_leased_once(stores: Stores) -> None:
 def test_x3_no_queue_starves_under_many_consumers(engine_stores: Stores, threads: int, queues: int) -> None:
     """X3, P13: 1 to 64 consumers on 1 to 8 queues that are always full: after any number of pops the queues have given about the same."""
     store = engine_stores.open(flush="async")
-    store.create_topic("t", queues)
+    store.create_topic(T, queues)
     each = 1600 // queues
     store.send_batch([message(n, queue_id=n % queues) for n in range(each * queues)])
     given: list[int] = []
@@ -82,13 +86,13 @@ def test_x3_no_queue_starves_under_many_consumers(engine_stores: Stores, threads
     def work(_: int) -> None:
         while True:
             with lock:
-                popped = store.pop("t", "g", max_messages=3)
+                popped = store.pop(T, G, max_messages=3)
                 given.extend(m.queue_id for m in popped)
             if not popped:
                 return
             assert set(store.ack(popped)) == {AckOutcome.ACKED}
             with lock:
-                acked.update(m.message_id for m in popped)
+                acked.update(label(m) for m in popped)
 
     together(work, threads)
     assert len(acked) == each * queues
@@ -104,7 +108,7 @@ def test_x3_racing_acks_of_one_lease_have_one_winner(stores: Stores) -> None:
     """X3: acks, changes and releases of the same receipts from all threads: each lease ends exactly once."""
     store = stores.open()
     store.send_batch([message(n) for n in range(40)])
-    popped = store.pop("t", "g", max_messages=40)
+    popped = store.pop(T, G, max_messages=40)
     won: Counter[int] = Counter()
     lock = threading.Lock()
 
@@ -118,7 +122,7 @@ def test_x3_racing_acks_of_one_lease_have_one_winner(stores: Stores) -> None:
     together(work)
     assert won == dict.fromkeys(range(40), 1)
     released = len(pop_all(store))
-    assert store.lag("t", "g").in_flight == 0
+    assert store.lag(T, G).in_flight == 0
     assert 0 <= released <= 40
     assert store.verify() == []
 
@@ -156,7 +160,7 @@ def test_x3_a_waiting_pop_is_woken(stores: Stores) -> None:
     results: list[str] = []
 
     def consume() -> None:
-        results.extend(m.message_id for m in store.pop("t", "g", wait_ms=60_000))
+        results.extend(label(m) for m in store.pop(T, G, wait_ms=60_000))
 
     for number, arrive in enumerate(("send", "tick")):
         if arrive == "tick":
@@ -179,8 +183,8 @@ def test_x3_the_background_thread_follows_a_manual_clock(stores: Stores) -> None
     store = stores.open(services=True)
     store.send(message(1), delay_ms=86_400_000)
     stores.clock.advance(86_400_000)
-    got = store.pop("t", "g", wait_ms=60_000)
-    assert [m.message_id for m in got] == ["m1"]
+    got = store.pop(T, G, wait_ms=60_000)
+    assert [label(m) for m in got] == ["m1"]
     assert not isinstance(stores.clock, SystemClock)
 
 
@@ -195,7 +199,7 @@ def test_f3_a_call_that_meets_a_close_says_whether_it_was_done(durable_stores: S
     handle = store.send(message(0), delay=timedelta(days=1)).handle
     assert handle is not None
     store.send(message(1))
-    (popped,) = store.pop("t", "g", invisible=timedelta(days=1))
+    (popped,) = store.pop(T, G, invisible=timedelta(days=1))
     calls: dict[str, Callable[[], object]] = {
         "send": lambda: store.send(message(2)),
         "send for later": lambda: store.send(message(2), delay=timedelta(days=2)),
@@ -211,10 +215,10 @@ def test_f3_a_call_that_meets_a_close_says_whether_it_was_done(durable_stores: S
         done = False
     again = durable_stores.open()
     there = {
-        "send": again.lag("t", "g").ready == 1,
+        "send": again.lag(T, G).ready == 1,
         "send for later": again.pending().total == 2,
         "cancel": again.pending().total == 0,
-        "ack": again.lag("t", "g").in_flight == 0,
+        "ack": again.lag(T, G).in_flight == 0,
     }
     assert there[call] == done
 

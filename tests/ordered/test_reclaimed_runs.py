@@ -19,5 +19,5 @@ def test_q1_the_disk_gets_the_room_back(engine_stores: Stores) -> None:
     store.tick()
     topic = store.pops._state.topics["t"]  # type: ignore[attr-defined]
     assert [run.first for run in store.pops._log.runs_from(topic, 0, 0)] == [10_000]  # type: ignore[attr-defined]
-    assert kept(store, "t") == (10_000,)
+    assert kept(store) == (10_000,)
     assert ids(pop_all(store)) == ["myoung"]

@@ -327,9 +327,9 @@ class Plain(Data):
 
 
 class _Run:
-    """What is drawn from now on in this process: the seed of the run, and the values of the case that runs."""
+    """What is drawn from now on in this process: the seed of the run, None where none has begun, and the values of the case that runs."""
 
-    seed = "0"
+    seed: str | None = None
     data: Data = Plain()
 
 
@@ -351,15 +351,17 @@ def drawn() -> Data:
 
 def topics(module: str, count: int) -> list[str]:
     """Return names of topics for the cases of a module, by the run's seed; calls that name no topic mean the first one."""
-    return _names_of(f"topics of {module}", count)
+    return _names_of(f"topics of {module}", count, "tusvw")
 
 
 def groups(module: str, count: int) -> list[str]:
     """Return names of groups for the cases of a module, by the run's seed; calls that name no group mean the first one."""
-    return _names_of(f"groups of {module}", count)
+    return _names_of(f"groups of {module}", count, "ghfij")
 
 
-def _names_of(what: str, count: int) -> list[str]:
+def _names_of(what: str, count: int, plain: str) -> list[str]:
+    if _Run.seed is None:
+        return list(plain[:count])
     family = random.Random(f"{_Run.seed} {what}").choice(NAMES)
     return [family.member(index) for index in range(count)]
 

@@ -90,7 +90,7 @@ class Stores:
             **settings,
         }
         store: Store = rmqstore.open(self.root / name, **settings)
-        self.witness.watch(store.timers, store.pops)
+        self.witness.watch(name, store.timers, store.pops)
         self._open.append(store)
         return store
 

@@ -8,6 +8,7 @@ a dump, another process, damage that became a parked entry) is unknown to it and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -32,37 +33,32 @@ class Witness:
     def __init__(self) -> None:
         self._sent: dict[str, list[Message]] = {}
         self._gave_back = False
-        self._moved = False
+        self._of_store: dict[str, set[str]] = {}
 
-    def watch(self, timers: TimerStore, pops: PopStore) -> None:
-        """Stand between a store and the two sides of its engine from now on."""
-        _around(timers, "put", self._put)
+    def watch(self, name: str, timers: TimerStore, pops: PopStore) -> None:
+        """Stand between the store of this name and the two sides of its engine from now on."""
+        own = self._of_store.setdefault(name, set())
+        _around(timers, "put", partial(self._put, own))
         _around(timers, "scan", self._scanned)
         _around(timers, "get", self._got)
-        _around(pops, "apply", self._applied)
-        _around(pops, "append", self._put)
+        _around(pops, "apply", partial(self._applied, own))
+        _around(pops, "append", partial(self._put, own))
         _around(pops, "pop", self._popped)
-        _around(pops, "read", self._read)
-        _around(pops, "import_state", self._imported)
+        _around(pops, "read", partial(self._read, own))
 
     # ------------------------------------------------------------ what goes in
 
-    def _put(self, call: Callable[..., Any], batch: MessageBatch, *rest: Any, **options: Any) -> Any:
-        self._note(batch)
+    def _put(self, own: set[str], call: Callable[..., Any], batch: MessageBatch, *rest: Any, **options: Any) -> Any:
+        self._note(own, batch)
         return call(batch, *rest, **options)
 
-    def _applied(self, call: Callable[..., Any], txn: PopTxn, now_ms: int) -> Any:
+    def _applied(self, own: set[str], call: Callable[..., Any], txn: PopTxn, now_ms: int) -> Any:
         if txn.appends is not None:
-            self._note(txn.appends)
+            self._note(own, txn.appends)
         self._gave_back = self._gave_back or bool(txn.removals)
         return call(txn, now_ms)
 
-    def _imported(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        # A store that has messages already gives other queues to what comes in.
-        self._moved = True
-        return call(*arguments, **options)
-
-    def _note(self, batch: MessageBatch) -> None:
+    def _note(self, own: set[str], batch: MessageBatch) -> None:
         # What has the engine's own form went in before. Of columns a copy is read, so that the engine still finds no more than columns.
         if batch.source is not None:
             return
@@ -70,6 +66,7 @@ class Witness:
         for row in rows[:_MOST_ROWS]:
             if isinstance(row, Message) and row.message_id is not None:
                 self._sent.setdefault(row.message_id, []).append(row)
+                own.add(row.message_id)
 
     # ------------------------------------------------------------ what comes out
 
@@ -81,11 +78,13 @@ class Witness:
             self.check(batch.messages(), f"popped from {request.topic!r}")
         return answer
 
-    def _read(self, call: Callable[..., Any], topic: str, queue: int, *rest: Any, **options: Any) -> Any:
+    def _read(self, own: set[str], call: Callable[..., Any], topic: str, queue: int, *rest: Any, **options: Any) -> Any:
         batch: MessageBatch = call(topic, queue, *rest, **options)
         if 0 < len(batch) <= _MOST_ROWS:
             found = self._compared(batch, topic)
-            self.check(found, f"read from {topic!r}", topic=topic, **({} if self._moved else {"queue_id": queue}))
+            # What was loaded from another store may be in other queues than there.
+            for each in found:
+                self.check([each], f"read from {topic!r}", topic=topic, **({"queue_id": queue} if each.message_id in own else {}))
         return batch
 
     def _scanned(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -1,0 +1,190 @@
+"""What a script is: calls with fixed arguments, made one after the other, and what a store shows after each when nothing disturbs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final, NamedTuple
+
+import msgspec
+
+import rmqstore
+from rmqstore import ManualClock, Message, PoppedMessage, Store
+from rmqstore.contract import Receipt, Support
+from rmqstore_conformance.faults.showing import Shown, rows_of
+from rmqstore_conformance.stores import Pair
+from rmqstore_conformance.targets import capabilities_of
+
+START_MS: Final = 1_700_000_000_000
+SETTINGS: Final[dict[str, Any]] = {
+    "precision_ms": 100,
+    "default_queues": 2,
+    "services": False,
+    "max_retries": 1,
+    "retention_ms": 20_000,
+    "reclaim": "age",
+}
+
+
+class Answer(NamedTuple):
+    """What a call answered.
+
+    Attributes:
+        outcome: in a word; many different ones with a plus between.
+        detail: all the rest of the answer that is the same in every play, as JSON has it.
+    """
+
+    outcome: str
+    detail: Any = None
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One call of a script.
+
+    Attributes:
+        operation: which call of a store it is; empty for one below the store whose answer nobody is told.
+        make: makes it.
+        outcome: what it must answer; empty: the call sees to that itself.
+        again: what the same call answers when it is made once more after it happened, and then changes nothing; None: it would do more.
+        rests_on: what the answer rests on that another call did; "unsynced …" when that call did not wait for the disk.
+        size: how much it moves: one, some, or large.
+        may_halt: it goes in steps, each of which is whole by itself: cut short, the same call goes on where they stopped.
+        is_promised: it is durable once it was answered; else with the next call that is.
+    """
+
+    operation: str
+    make: Callable[[], Answer]
+    outcome: str = ""
+    again: str | None = None
+    rests_on: str = ""
+    size: str = "one"
+    may_halt: bool = False
+    is_promised: bool = True
+
+    def __call__(self) -> Answer:
+        """Make the call, which must answer as it should."""
+        answer = self.make()
+        assert not self.outcome or answer.outcome == self.outcome, f"answered {answer.outcome}, not {self.outcome}"
+        return answer
+
+
+class Script:
+    """Calls on one store.
+
+    Args:
+        notes: receipts and handles that an earlier play of the script was given, by a name of its own for each.
+
+    Attributes:
+        calls: by name, in their order. Those that need what an engine does not declare are left out.
+        notes: likewise, as far as this play went.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, store: Store, clock: ManualClock, notes: dict[str, list[str]] | None = None) -> None:
+        self.store = store
+        self.clock = clock
+        self.notes: dict[str, list[str]] = notes or {}
+        self.calls: dict[str, Call] = {}
+        self._declared = capabilities_of(Pair(store.stats().timer_engine, store.stats().pop_engine))
+
+    def has(self, *needs: str) -> bool:
+        """Say whether both engines declare some optional capabilities."""
+        return all(getattr(each, name) is Support.FULL for each in self._declared for name in needs)
+
+    def at(self, ms: int) -> None:
+        """Set the clock; times are absolute, so that a call that is made again does the same."""
+        self.clock.set(START_MS + ms)
+
+    def receipts(self, note: str) -> list[Receipt]:
+        """Return receipts that a pop or a change noted, as the lower interface takes them."""
+        return [receipt for receipt in map(Receipt.parse, self.notes[note]) if receipt is not None]
+
+    def given(self, note: str, messages: Sequence[PoppedMessage]) -> Answer:
+        """Note the receipts of a pop."""
+        self.notes[note] = [each.receipt or "" for each in messages]
+        return Answer("GIVEN" if messages else "NOTHING", rows_of(messages))
+
+    def tick(self, ms: int) -> Answer:
+        """Do what is due at a time."""
+        self.at(ms)
+        report = self.store.tick()
+        return Answer("MOVED" if report.moved or report.expired else "NOTHING")
+
+
+def done(make: Callable[[], object]) -> Callable[[], Answer]:
+    """Return a call of one that answers nothing but that it is done."""
+
+    def made() -> Answer:
+        make()
+        return Answer("DONE")
+
+    return made
+
+
+def outcomes_of(outcomes: Sequence[Any]) -> Answer:
+    """Return the answer of a call that gives one outcome each."""
+    names = [each.name for each in outcomes]
+    return Answer("+".join(dict.fromkeys(names)) or "NOTHING", names)
+
+
+def messages_of(
+    prefix: str, count: int, topic: str, *, body: bytes = b"", due_ms: Sequence[int | None] = (None,), **fields: Any
+) -> list[Message]:
+    """Return messages that have something in every field.
+
+    Args:
+        due_ms: when they are due, from the start of the script, in turns; None: now.
+    """
+    fields = {"queue_id": 0, "keys": (f"{prefix}-key", "ключ"), "born_ms": START_MS - 5, **fields}
+    return [
+        Message(
+            topic,
+            f"{prefix}{number}".encode() + b"\x00\xff" + body,
+            tag=f"tag-{number % 3}",
+            properties={"n": str(number), "größe": "ü\u2028\U0001f600"},
+            message_id=f"{prefix}{number}",
+            deliver_at_ms=None if due is None else START_MS + due,
+            **fields,
+        )
+        for number in range(count)
+        for due in (due_ms[number % len(due_ms)],)
+    ]
+
+
+def open_script(path: Path | str, pair: Pair, settings: dict[str, Any], clock: ManualClock) -> Store:
+    """Open a store as everything does that has to do with a script."""
+    engines = {"timer_engine": pair.timers, "pop_engine": pair.pops}
+    store: Store = rmqstore.open(path, clock=clock, **{**SETTINGS, **engines, **settings})
+    return store
+
+
+class Step(NamedTuple):
+    """A call of a script as it was made: at which time, what it answered, and what the store shows after it."""
+
+    name: str
+    call: Call
+    now_ms: int
+    answer: Answer
+    shown: Shown
+
+
+class Play(NamedTuple):
+    """A script as it goes on a pair of engines when nothing disturbs it; step 0 is the opening of the new store."""
+
+    pair: Pair
+    script: str
+    steps: list[Step]
+
+    @property
+    def calls(self) -> range:
+        """The numbers of the steps behind the opening."""
+        return range(1, len(self.steps))
+
+    def without_upkeep(self) -> Play:
+        """Return the play without steps that promise nothing: what is reclaimed depends on which messages are held, which is free."""
+        return self._replace(steps=[step for step in self.steps if step.call.is_promised])
+
+    def number_of(self, shown: Shown) -> str:
+        """Say after which step the store shows this."""
+        return ", ".join(f"as after step {number} ({step.name})" for number, step in enumerate(self.steps) if step.shown == shown)

@@ -9,14 +9,19 @@ import pytest
 
 from rmqstore.contract import Durability, Flush
 from rmqstore_conformance.cases.test_power_loss import judged
-from rmqstore_conformance.faults.boundaries import between_writes, writes_told
+from rmqstore_conformance.faults.answers import Answers
+from rmqstore_conformance.faults.boundaries import between_writes, split_by_others, writes_told
+from rmqstore_conformance.faults.eager import keeps_back
+from rmqstore_conformance.faults.large import Large
 from rmqstore_conformance.faults.recorded import played, recorded
 from rmqstore_conformance.faults.scripts import SCRIPTS
-from rmqstore_conformance.stores import Pair, survives
+from rmqstore_conformance.stores import Pair, stores_of, survives
 from rmqstore_conformance.targets import Target
 
 CUTS_OF_A_CLASS = 4
 """Places, for each operation and size."""
+
+CUTS_OF_A_SPLIT = 8
 
 pytestmark = [pytest.mark.level("full"), pytest.mark.timeout(1800)]
 
@@ -30,8 +35,29 @@ def test_cut_between_two_writes(
     play = played(durable_pair, target.settings, script)
     found = recorded(durable_pair, target.settings, target.recorder, script)
     tell(writes_told(found, play))
-    outlives_power = all(survives(name, Flush.SYNC) >= Durability.POWER_LOSS for name in durable_pair)
-    states = between_writes(found, play, target.times(CUTS_OF_A_CLASS), power=outlives_power)
+    states = between_writes(found, play, target.times(CUTS_OF_A_CLASS), power=_outlives_power(durable_pair))
     verdict = judged(play, states, target, tmp_path, found.notes)
     tell(verdict)
     assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
+
+
+@pytest.mark.clause("R2", "F3", "H1")
+@pytest.mark.parametrize("script", [Answers.name, Large.name])
+def test_cut_where_another_thread_syncs(
+    durable_engine: Pair, script: str, target: Target, tmp_path: Path, tell: Callable[[object], None]
+) -> None:  # fmt: skip
+    """R2: an engine that keeps writes back is cut where another thread's sync comes between two of them, within one call."""
+    with stores_of(durable_engine) as stores:
+        if not keeps_back(stores.open(**target.settings)):
+            pytest.skip("declared absent: the engine has no seam that keeps writes back; its system calls show each of them")
+    play = played(durable_engine, target.settings, script)
+    eager = recorded(durable_engine, target.settings, target.recorder, script, eager=True)
+    split = split_by_others(eager, recorded(durable_engine, target.settings, target.recorder, script), play)
+    states = between_writes(eager, play, target.times(CUTS_OF_A_SPLIT), power=_outlives_power(durable_engine), stretches=split)
+    verdict = judged(play, states, target, tmp_path, eager.notes)
+    tell(f"{len(split)} calls make several writes that another thread can sync one by one; {verdict}")
+    assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
+
+
+def _outlives_power(pair: Pair) -> bool:
+    return all(survives(name, Flush.SYNC) >= Durability.POWER_LOSS for name in pair)

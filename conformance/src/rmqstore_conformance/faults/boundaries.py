@@ -57,14 +57,18 @@ def answers_of(recorded: Recorded, play: Play) -> Iterator[State]:
                 yield State(done, Moment(stretch.step, stretch.step, stretch.first), "all dropped that was not synced", image)
 
 
-def between_writes(recorded: Recorded, play: Play, per_class: int, *, power: bool) -> Iterator[State]:
+def between_writes(
+    recorded: Recorded, play: Play, per_class: int, *, power: bool, stretches: Sequence[Stretch] | None = None
+) -> Iterator[State]:
     """Yield what is left when the process is killed, and with ``power`` when the power goes, between two writes or syncs of one step.
 
     Args:
         per_class: at so many places at most for each operation and size, evenly spread over its steps, those beside a sync first.
+        stretches: in these alone.
     """
     calls = recorded.recording.calls
-    stretches = stretches_of(recorded, play)
+    if stretches is None:
+        stretches = stretches_of(recorded, play)
     places: dict[int, Stretch] = {}
     for _, alike in sorted(classes_of(stretches, play).items()):
         chosen = _places(calls, alike, per_class)
@@ -80,6 +84,17 @@ def between_writes(recorded: Recorded, play: Play, per_class: int, *, power: boo
             if (key := (digest_of(image), stretch.step)) not in seen:
                 seen.add(key)
                 yield State(done, moment, what, image)
+
+
+def split_by_others(eager: Recorded, plain: Recorded, play: Play) -> list[Stretch]:
+    """Return the public calls that another thread's sync can split: with an eager recorder they sync more often than with a plain one."""
+
+    def syncs(recorded: Recorded, stretch: Stretch) -> int:
+        return sum(call.kind in _SYNCS for call in recorded.recording.calls[stretch.first : stretch.behind])
+
+    plainly = {each.step: syncs(plain, each) for each in stretches_of(plain, play)}
+    found = [each for each in stretches_of(eager, play) if play.steps[each.step].call.operation]
+    return [each for each in found if syncs(eager, each) > plainly[each.step]]
 
 
 def classes_of(stretches: Sequence[Stretch], play: Play) -> dict[tuple[str, str], list[Stretch]]:
@@ -108,14 +123,8 @@ def _spread(found: Sequence[int], wanted: int) -> list[int]:
 
 def _left(volume: Volume, *, power: bool) -> Iterator[tuple[str, Image]]:
     yield "killed, all kept that was written", volume.image({})
-    if not power:
-        return
-    pending = list(volume.pending())
-    dropped = dict.fromkeys(pending, Fate.DROPPED)
-    yield "power lost, all dropped that was not synced", volume.image(dropped)
-    if kept := len(pending) // 2:
-        fates = {**dropped, **dict.fromkeys(pending[:kept], Fate.KEPT)}
-        yield f"power lost, the first {kept} of {len(pending)} changes kept that were not synced", volume.image(fates)
+    if power:
+        yield "power lost, all dropped that was not synced", volume.image(dict.fromkeys(volume.pending(), Fate.DROPPED))
 
 
 def writes_told(recorded: Recorded, play: Play) -> str:

@@ -6,12 +6,13 @@ from typing import Any, Final
 
 from rmqstore import ManualClock
 from rmqstore_conformance.faults.answers import Answers
+from rmqstore_conformance.faults.large import Large
 from rmqstore_conformance.faults.script import START_MS, Answer, Call, Play, Script, Step, open_script
 from rmqstore_conformance.faults.showing import show
 from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.stores import Pair, directory
 
-SCRIPTS: Final[dict[str, type[Script]]] = {each.name: each for each in (Workload, Answers)}
+SCRIPTS: Final[dict[str, type[Script]]] = {each.name: each for each in (Workload, Answers, Large)}
 
 
 def play_of(pair: Pair, settings: dict[str, Any], script: str = Workload.name) -> Play:

@@ -42,11 +42,12 @@ def row_of(message: Message | PoppedMessage) -> list[Any]:
 
 def rows_of(messages: Iterable[Any]) -> list[Any]:
     """Return messages as rows; many of them shortened to what still tells any two lists apart."""
-    rows = [row_of(each) for each in messages]
-    if len(rows) <= _WHOLE_ROWS:
-        return rows
-    ids = [dict(row)["message_id"] for row in rows]
-    return [f"{len(rows)} messages, {ids[0]} to {ids[-1]}", _digest(json.dumps(rows).encode())]
+    found = list(messages)
+    if len(found) <= _WHOLE_ROWS:
+        return [row_of(each) for each in found]
+    whole = [msgspec.structs.replace(each, proof=None) if isinstance(each, PoppedMessage) and each.proof else each for each in found]
+    told = f"{len(found)} messages, {found[0].message_id} to {found[-1].message_id}"
+    return [told, _digest(msgspec.json.encode(whole, order="deterministic"))]
 
 
 def _digest(data: bytes) -> str:
@@ -62,6 +63,7 @@ def show(store: Store) -> Shown:
     lags = {place: store.lag(*place) for place in [*places, *((topic.name, "nobody") for topic in store.topics())]}
     letters = [letter for group in groups for letter in store.dead_letters(group)]
     timers = _timers_of(store)
+    leases = store.leases()
     pending = store.pending()
     shown = {
         "timers": rows_of(timer.message for timer in timers),
@@ -75,9 +77,9 @@ def show(store: Store) -> Shown:
         ],
         "subscriptions": msgspec.to_builtins(store.subscriptions()),
         "letters": _short([_letter(each) for each in letters]),
-        "leases": _short(sorted(map(_lease, store.leases()))),
+        "leases": _short(sorted(map(_lease, leases))),
         "parked": rows_of(each.message for each in store.parked()),
-        "contradictions": _contradictions(store, topics, letters, len(timers)),
+        "contradictions": _contradictions(store, topics, letters, leases, len(timers)),
         "wrong": store.verify(),
     }
     found: Shown = json.loads(json.dumps(shown))
@@ -133,13 +135,13 @@ def _letter(letter: DeadLetter) -> list[Any]:
     ]
 
 
-def _contradictions(store: Store, topics: list[TopicInfo], letters: list[DeadLetter], timers: int) -> list[str]:
+def _contradictions(store: Store, topics: list[TopicInfo], letters: list[DeadLetter], leases: list[LeaseInfo], timers: int) -> list[str]:
     """Say which counts are not those of what they count: a counter that is written behind the call that moves it may stay behind."""
     found = []
     pending = store.pending().total
     if pending != timers:
         found.append(f"{pending} pending timers are counted, and {timers} are listed")
-    held = Counter((each.topic, each.group, each.is_backing_off) for each in store.leases())
+    held = Counter((each.topic, each.group, each.is_backing_off) for each in leases)
     dead = Counter((each.origin_topic, each.group) for each in letters)
     at = {(group, each.topic, each.queue_id): each.next_offset for group in store.groups() for each in store.offsets(group)}
     for each in store.subscriptions():

@@ -14,7 +14,7 @@ from rmqstore_conformance.faults.boundaries import between_writes, split_by_othe
 from rmqstore_conformance.faults.eager import keeps_back
 from rmqstore_conformance.faults.large import Large
 from rmqstore_conformance.faults.recorded import played, recorded
-from rmqstore_conformance.faults.scripts import SCRIPTS
+from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.stores import Pair, stores_of, survives
 from rmqstore_conformance.targets import Target
 
@@ -26,24 +26,37 @@ CUTS_OF_A_SPLIT = 8
 pytestmark = [pytest.mark.level("full"), pytest.mark.timeout(1800)]
 
 
-@pytest.mark.clause("R2", "R1", "F3", "H1")
-@pytest.mark.parametrize("script", list(SCRIPTS))
-def test_cut_between_two_writes(
-    durable_pair: Pair, script: str, target: Target, tmp_path: Path, tell: Callable[[object], None]
-) -> None:  # fmt: skip
-    """R2: cut between any two writes or syncs that a call makes, large calls above all, it happened wholly or not at all."""
-    play = played(durable_pair, target.settings, script)
-    found = recorded(durable_pair, target.settings, target.recorder, script)
+def cut(pair: Pair, script: str, target: Target, kept: Path, tell: Callable[[object], None]) -> None:
+    """Cut the calls of a script between their writes."""
+    play = played(pair, target.settings, script)
+    found = recorded(pair, target.settings, target.recorder, script)
     tell(writes_told(found, play))
-    states = between_writes(found, play, target.times(CUTS_OF_A_CLASS), power=_outlives_power(durable_pair))
-    verdict = judged(play, states, target, tmp_path, found.notes)
+    states = between_writes(found, play, target.times(CUTS_OF_A_CLASS), power=_outlives_power(pair))
+    verdict = judged(play, states, target, kept, found.notes)
     tell(verdict)
     assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
 
 
+@pytest.mark.clause("R2", "R1", "F3", "H1")
+@pytest.mark.parametrize("script", [Workload.name, Answers.name])
+def test_r2_a_call_is_cut_between_two_writes(
+    durable_pair: Pair, script: str, target: Target, tmp_path: Path, tell: Callable[[object], None]
+) -> None:  # fmt: skip
+    """R2: cut between any two writes or syncs that a call makes, it happened wholly or not at all."""
+    cut(durable_pair, script, target, tmp_path, tell)
+
+
+@pytest.mark.clause("R2", "R1", "F3", "H1")
+def test_r2_a_large_call_is_cut_between_two_writes(
+    durable_pair: Pair, target: Target, tmp_path: Path, tell: Callable[[object], None]
+) -> None:  # fmt: skip
+    """R2: a call of over 1,000 rows, or above 1 MiB, that is cut between any two writes or syncs happened wholly or not at all."""
+    cut(durable_pair, Large.name, target, tmp_path, tell)
+
+
 @pytest.mark.clause("R2", "F3", "H1")
 @pytest.mark.parametrize("script", [Answers.name, Large.name])
-def test_cut_where_another_thread_syncs(
+def test_r2_a_call_is_cut_where_another_thread_syncs(
     durable_engine: Pair, script: str, target: Target, tmp_path: Path, tell: Callable[[object], None]
 ) -> None:  # fmt: skip
     """R2: an engine that keeps writes back is cut where another thread's sync comes between two of them, within one call."""

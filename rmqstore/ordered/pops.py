@@ -139,8 +139,12 @@ class OrderedPops(OrderedSide, PopStore):
             if txn.timer_cursor is not None:
                 self._cursor = txn.timer_cursor
                 self._undurable_cursors.append((ticket.position, txn.timer_cursor))
-            ticket = _resting(ticket, kv)
+            ticket = self._resting(ticket)
             return PopTxnResult(WriteStatus.APPLIED, ticket.position, acks, changes, releases, rejects, removals), ticket
+
+    def _resting(self, ticket: Ticket) -> Ticket:
+        """Return what to wait for: an answer that changed nothing may still rest on a call that is not durable yet."""
+        return ticket if ticket.position else Ticket(self._shared.kv.position)
 
     # ------------------------------------------------------------ pop and revive
 
@@ -189,20 +193,20 @@ class OrderedPops(OrderedSide, PopStore):
             known = self._known_topic(topic, queue)
             stage = self._stage(now_ms)
             self._administration.reset(stage, known, group, range(known.queues) if queue is None else (queue,), offset)
-            return stage.commit()
+            return self._resting(stage.commit())
 
     def delete_topic(self, name: str) -> Ticket:
-        with self._lock, self._call as kv:
+        with self._lock, self._call:
             stage = self._stage(0)
             self._deleting.delete_topic(stage, name)
-            return _resting(stage.commit(), kv)
+            return self._resting(stage.commit())
 
     def delete_group(self, name: str) -> Ticket:
-        with self._lock, self._call as kv:
+        with self._lock, self._call:
             stage = self._stage(0)
             self._administration.set_group(stage, name, GroupSettings())
             self._deleting.delete_group(stage, name)
-            return _resting(stage.commit(), kv)
+            return self._resting(stage.commit())
 
     def set_group(self, name: str, settings: GroupSettings) -> Ticket:
         check_group(name)
@@ -210,10 +214,10 @@ class OrderedPops(OrderedSide, PopStore):
             check_count("max_retries", settings.max_retries)
         for each in settings.backoff_ms:
             check_time_ms("a duration of backoff", each, minimum=1)
-        with self._lock, self._call as kv:
+        with self._lock, self._call:
             stage = self._stage(0)
             self._administration.set_group(stage, name, settings)
-            return _resting(stage.commit(), kv)
+            return self._resting(stage.commit())
 
     def create_topic(self, name: str, queues: int) -> tuple[TopicInfo, Ticket]:
         if type(queues) is not int or not 1 <= queues <= MAX_QUEUES:
@@ -222,7 +226,7 @@ class OrderedPops(OrderedSide, PopStore):
         with self._lock, self._call:
             stage = self._stage(0)
             topic = stage.arranged_topic(name, queues)
-            ticket = stage.commit()
+            ticket = self._resting(stage.commit())
             return self._state.info(topic), ticket
 
     # ------------------------------------------------------------ reads
@@ -414,8 +418,3 @@ class OrderedPops(OrderedSide, PopStore):
             stored = kv.get(LEASES, key) if key[:1] == ATTEMPT else None
             if stored is None or attempt_is_over(stored, now_ms):
                 yield key
-
-
-def _resting(ticket: Ticket, kv: OrderedKV) -> Ticket:
-    """Return the ticket of an answer: one that changed nothing may still rest on a call that is not durable yet."""
-    return ticket if ticket.position else Ticket(kv.position)

@@ -12,7 +12,8 @@ from rmqstore import ManualClock
 from rmqstore_conformance.faults.opener import Opener
 from rmqstore_conformance.faults.recorded import played
 from rmqstore_conformance.faults.rotting import Rot, judge_rot, pairs_of, rots_of
-from rmqstore_conformance.faults.script import START_MS, Script, open_script
+from rmqstore_conformance.faults.script import START_MS, open_script
+from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.power.content import Image, read_image
 from rmqstore_conformance.stores import Pair, directory
 from rmqstore_conformance.targets import Target
@@ -28,7 +29,7 @@ def _closed(pair: Pair, target: Target) -> Image:
     clock = ManualClock(START_MS)
     with directory() as folder:
         with open_script(folder / "store", pair, target.settings, clock) as store:
-            for call in Script(store, clock).calls.values():
+            for call in Workload(store, clock).calls.values():
                 call()
         return read_image(folder / "store")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from rmqstore.contract import Durability, Flush
-from rmqstore_conformance.faults.cutting import State, Verdict, judge, states_of
+from rmqstore_conformance.faults.cutting import Notes, State, Verdict, judge, states_of
 from rmqstore_conformance.faults.opener import Opener
 from rmqstore_conformance.faults.recorded import played, recorded
-from rmqstore_conformance.faults.recording import RECORDERS
+from rmqstore_conformance.faults.recording import RECORDERS, Playing
 from rmqstore_conformance.faults.script import Play
 from rmqstore_conformance.power.content import write_image
 from rmqstore_conformance.power.fates import fates_of
@@ -40,10 +40,10 @@ def need_power_loss(pair: Pair) -> None:
         pytest.skip(f"declared absent: what is acknowledged survives {weakest.name} at most, with flush = sync")
 
 
-def judged(play: Play, states: Iterator[State], target: Target, kept: Path) -> Verdict:
-    """Open the states; those that are wrong are moved to ``kept``."""
+def judged(play: Play, states: Iterator[State], target: Target, kept: Path, notes: Notes | None = None) -> Verdict:
+    """Open the states, and with ``notes`` make the last call again; those that are wrong are moved to ``kept``."""
     with directory() as folder, Opener(play.pair, target.settings) as opener:
-        verdict = judge(play, states, opener, folder, stop_at=SHOWN_FAULTS)
+        verdict = judge(play, states, opener, folder, notes=notes, stop_at=SHOWN_FAULTS)
         for path in folder.iterdir():
             shutil.move(path, kept / path.name)
         return verdict._replace(wrong=[fault.replace(str(folder), str(kept)) for fault in verdict.wrong])
@@ -108,7 +108,7 @@ def _during_recovery(first: Iterator[State], play: Play, target: Target, seed: i
         with directory() as folder:
             write_image(folder / "store", state.image)
             now_ms = play.steps[state.moment.begun].now_ms
-            recovery = RECORDERS[target.recorder](folder, play.pair, target.settings, before=state.image, now_ms=now_ms).recording
+            recovery = RECORDERS[target.recorder](folder, Playing(play.pair, target.settings, before=state.image, now_ms=now_ms)).recording
         cuts = chance.sample(range(1, len(recovery.calls) + 1), min(CUTS_OF_A_RECOVERY, len(recovery.calls)))
         volume = recovery.volume()
         for cut, call in enumerate(recovery.calls, start=1):

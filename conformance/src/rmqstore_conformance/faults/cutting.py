@@ -3,8 +3,11 @@
 A cut behind call number c to the disk leaves all that was durable by then, and of the rest what the file system pleases. Let ``done``
 be the last step that was acknowledged before the next call to the disk was made, ``begun`` the last one that was begun before call c.
 What the store then shows is the state after step ``done``, or that after step ``begun``, which was under way: at most one step lies
-between them. Of the steps that may halt on the way (a tick), making the same call again must lead to the state after them. The upkeep
-promises to be durable with the next call only, so the state before it may come back.
+between them. Of the steps that may halt on the way (a tick), making the same call again must lead to the state after them. Steps that
+promise nothing (a call that nobody waited for, the upkeep) may be lost as long as no later one was acknowledged.
+
+What cannot be seen, such as a mark or a seal, shows when the call is made again: it must answer as a call does that happened before, or
+that did not, in accord with what the store showed, and lead to the state after it.
 """
 
 from __future__ import annotations
@@ -17,15 +20,18 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rmqstore_conformance.faults.opener import Answer, Opener
+from rmqstore_conformance.faults.opener import Again, Answer, Opener
 from rmqstore_conformance.faults.recording import Recorded
-from rmqstore_conformance.faults.script import MAY_HALT, UPKEEP, Play, Shown, difference
+from rmqstore_conformance.faults.script import Play, Step
+from rmqstore_conformance.faults.showing import Shown, difference
 from rmqstore_conformance.power.content import Image, digest_of, write_image
 from rmqstore_conformance.power.fates import Fates, fates_of
 from rmqstore_conformance.power.volume import Fate, Volume
 
 PER_CUT: Final = 4
 """States at one cut, at least: all kept, all dropped, and others by chance."""
+
+Notes = dict[str, list[str]]
 
 
 class Moment(NamedTuple):
@@ -37,12 +43,19 @@ class Moment(NamedTuple):
 
     def allowed(self, play: Play) -> list[Shown]:
         """Return what the store may show."""
-        least = self.done - (self.done > 0 and play.steps[self.done].name == UPKEEP)
+        least = self.done
+        while least and not play.steps[least].call.is_promised:
+            least -= 1
         return [step.shown for step in play.steps[least : self.begun + 1]]
 
     def halts(self, play: Play) -> bool:
         """Say whether the step that is under way may halt between two steps of its own."""
-        return self.begun > self.done and play.steps[self.begun].name.startswith(MAY_HALT)
+        return self.begun > self.done and play.steps[self.begun].call.may_halt
+
+    def asks_again(self, play: Play) -> bool:
+        """Say whether the last call can be made again, which has to lead to the state after it."""
+        is_known = self.begun == self.done or play.steps[self.begun - 1].call.is_promised
+        return is_known and play.steps[self.begun].call.again is not None
 
 
 def moment_at(recorded: Recorded, play: Play, cut: int) -> Moment:
@@ -110,10 +123,11 @@ def _told(volume: Volume, fates: Fates) -> str:
     return ", ".join(f"{count} {fate.value}" for fate, count in counts.items()) or "nothing was un-synced"
 
 
-def look_at(path: Path, moment: Moment, play: Play, opener: Opener) -> Answer:
-    """Open what is left at a moment; a step that may halt is made again."""
-    now_ms = play.steps[moment.begun].now_ms
-    return opener.open(path, now_ms, go_on_ms=now_ms if moment.halts(play) else None)
+def look_at(path: Path, moment: Moment, play: Play, opener: Opener, notes: Notes | None = None) -> Answer:
+    """Open what is left at a moment; a step that may halt is made again, and with ``notes`` one that then changes nothing."""
+    step = play.steps[moment.begun]
+    again = Again(play.script, step.name, notes) if notes is not None and moment.asks_again(play) else None
+    return opener.open(path, step.now_ms, go_on_ms=step.now_ms if moment.halts(play) else None, again=again)
 
 
 def judged(answer: Answer, moment: Moment, play: Play) -> str:
@@ -123,16 +137,35 @@ def judged(answer: Answer, moment: Moment, play: Play) -> str:
     expected = " or ".join(f"the state after step {number} ({play.steps[number].name})" for number in steps)
     if answer.shown is None:
         return f"expected {expected}; seen: {answer.error}"
+    last = play.steps[moment.begun]
     if moment.halts(play):
         assert answer.gone_on is not None
-        goal = play.steps[moment.begun].shown
-        if answer.gone_on == goal and not answer.shown["wrong"]:
+        wrong = answer.shown["wrong"] + answer.shown["contradictions"]
+        if answer.gone_on == last.shown and not wrong:
             return ""
-        return f"expected {expected} once the tick is made again; seen: {difference(answer.gone_on, goal)}, wrong {answer.shown['wrong']}"
-    if answer.shown in allowed:
+        return f"expected {expected} once the tick is made again; seen: {difference(answer.gone_on, last.shown)}, wrong {wrong}"
+    if answer.shown not in allowed:
+        seen = play.number_of(answer.shown) or min((difference(answer.shown, each) for each in allowed), key=len)
+        return f"expected {expected}; seen: {seen}"
+    return _judged_again(answer, last, play.steps[moment.begun - 1].shown, happened=moment.done == moment.begun)
+
+
+def _judged_again(answer: Answer, step: Step, before: Shown, *, happened: bool) -> str:
+    """Say what is wrong with what the last call answered when it was made again, and with what the store shows then."""
+    if answer.again is None or answer.gone_on is None:
         return ""
-    seen = play.number_of(answer.shown) or min((difference(answer.shown, each) for each in allowed), key=len)
-    return f"expected {expected}; seen: {seen}"
+    outcomes = {step.call.again, step.answer.outcome}
+    if happened or answer.shown != before:
+        outcomes = {step.call.again}
+    elif answer.shown != step.shown:
+        outcomes = {step.answer.outcome}
+    if answer.again.outcome not in outcomes:
+        return f"{step.call.operation} made again: expected {' or '.join(map(str, outcomes))}; seen: {answer.again.outcome}"
+    if answer.again.outcome == step.answer.outcome and answer.again.detail != step.answer.detail:
+        return f"{step.call.operation} made again: expected {step.answer.detail}; seen: {answer.again.detail}"
+    if answer.gone_on != step.shown:
+        return f"{step.call.operation} made again, answered {answer.again.outcome}: {difference(answer.gone_on, step.shown)}"
+    return ""
 
 
 class Verdict(NamedTuple):
@@ -153,7 +186,7 @@ class Verdict(NamedTuple):
         return f"{self.states} disk states in {self.seconds:.1f} s, {self.states / self.seconds:.0f} a second; {len(self.wrong)} wrong"
 
 
-def judge(play: Play, states: Iterator[State], opener: Opener, folder: Path, *, stop_at: int = 5) -> Verdict:
+def judge(play: Play, states: Iterator[State], opener: Opener, folder: Path, *, notes: Notes | None = None, stop_at: int = 5) -> Verdict:
     """Open states and look at them; those that are wrong are kept in ``folder``."""
     begun_s = time.perf_counter()
     wrong: list[str] = []
@@ -162,7 +195,7 @@ def judge(play: Play, states: Iterator[State], opener: Opener, folder: Path, *, 
         path = folder / f"state-{count}"
         write_image(path, state.image)
         moment = state.moment
-        answer = look_at(path, moment, play, opener)
+        answer = look_at(path, moment, play, opener, notes)
         if fault := judged(answer, moment, play):
             shutil.rmtree(path)
             write_image(path, state.image)

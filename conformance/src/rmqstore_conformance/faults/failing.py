@@ -6,14 +6,14 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rmqstore_conformance.faults.cutting import Moment, judged, look_at
 from rmqstore_conformance.faults.opener import Answer, Opener
 from rmqstore_conformance.faults.recording import run_victim
-from rmqstore_conformance.faults.script import MAY_HALT, Play
+from rmqstore_conformance.faults.script import Play
 from rmqstore_conformance.faults.victim import FAILABLE
 from rmqstore_conformance.power.replaying import MARK
 from rmqstore_conformance.power.tracing import LENGTHS, MARKS, SYNCS, WRITES, read_trace, strings_of
@@ -88,7 +88,7 @@ def runs_of(folder: Path, play: Play, settings: dict[str, Any], failure: Failure
             "numbers": chosen,
             "every_later": failure.every_later,
             "at": max(chosen) + 1,
-            "steps": [(step.name, step.shown) for step in play.steps],
+            "steps": [(step.name, step.call.may_halt, step.shown) for step in play.steps],
         }
         trace = run_victim(here, job, (kind, *MARKS), [f"{kind}:{failure.injected}:when={job['at']}"], paths=True)
         again = _asked_again(trace) if failure.every_later else {}
@@ -126,7 +126,8 @@ def _path_of(arguments: str) -> str:
 
 def faults_of(run: Run, failure: Failure, play: Play, opener: Opener) -> list[str]:
     """Say what is wrong with a play; what it left is kept then, else removed."""
-    found = [fault for entry in _by_step(run.reports) for fault in _faults_of_step(entry, failure)]
+    in_steps = {step.name for step in play.steps if step.call.may_halt}
+    found = [fault for entry in _by_step(run.reports) for fault in _faults_of_step(entry, failure, in_steps)]
     found += [f"a sync of {file} failed, and was asked for again" for file in run.asked_again]
     moment = _moment(run, play)
     answer = Answer({"shown": play.steps[0].shown}) if not run.path.exists() else look_at(run.path, moment, play, opener)
@@ -149,7 +150,7 @@ def _by_step(reports: list[list[str]]) -> Iterator[list[list[str]]]:
         yield found
 
 
-def _faults_of_step(entries: list[list[str]], failure: Failure) -> Iterator[str]:
+def _faults_of_step(entries: list[list[str]], failure: Failure, in_steps: Collection[str]) -> Iterator[str]:
     (name, outcome, *rest), *later = entries
     if outcome == "ok":
         return
@@ -162,7 +163,7 @@ def _faults_of_step(entries: list[list[str]], failure: Failure) -> Iterator[str]
         if failure.every_later:
             if not answered.startswith(failure.error):
                 yield f"{step}; then {what.removeprefix('then ')!r} answered {answered}, not {failure.error}"
-        elif what == "look" and answered.startswith("changed") and not name.startswith(MAY_HALT):
+        elif what == "look" and answered.startswith("changed") and name not in in_steps:
             yield f"{step}, and yet it {answered}"
         elif failure.error and what == "again" and answered != "ok":
             yield f"{step}; made again, when there was no failure any more, it raised {answered}"

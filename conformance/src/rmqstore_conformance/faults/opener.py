@@ -1,7 +1,7 @@
 """A child process that opens what is left of stores: a damaged file may take the process that reads it down, or hang it.
 
 It reads a line of JSON for each store from its standard input: ``path``, ``pair``, ``settings``, ``now_ms``; with ``go_on_ms`` a tick
-follows at that time. It answers with a line: what the store shows, or the error.
+follows at that time; with ``again`` a call of a script is made once more. It answers with a line: what the store shows, or the error.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from rmqstore import ManualClock, RmqstoreError
-from rmqstore_conformance.faults.script import Shown, open_script, show
+from rmqstore_conformance.faults.script import Answer as Answered
+from rmqstore_conformance.faults.script import open_script
+from rmqstore_conformance.faults.scripts import SCRIPTS
+from rmqstore_conformance.faults.showing import Shown, show
 from rmqstore_conformance.stores import ANNOUNCED, Pair, own_environment
 from rmqstore_conformance.targets import announce
 
@@ -30,7 +33,8 @@ class Answer:
 
     Attributes:
         shown: what it shows, None when it could not be opened or read.
-        gone_on: what it shows after the tick that follows.
+        gone_on: what it shows after the tick that follows, or after the call that is made again.
+        again: what that call answered.
         error: the name of the error and its text; "died" or "hangs" for a process that did not answer.
         typed: whether the error is one of rmqstore's.
         place: the file and the offset that the error names.
@@ -39,12 +43,21 @@ class Answer:
     def __init__(self, found: dict[str, Any]) -> None:
         self.shown: Shown | None = found.get("shown")
         self.gone_on: Shown | None = found.get("gone_on")
+        self.again: Answered | None = Answered(*found["again"]) if "again" in found else None
         self.error: str = found.get("error", "")
         self.typed: bool = found.get("typed", False)
         self.place: tuple[str, str] = tuple(found.get("place", ("", "")))
 
     def __str__(self) -> str:
         return self.error or str(self.shown)
+
+
+class Again(NamedTuple):
+    """A call to be made once more: of which script, its name there, and the notes of the play that made it first."""
+
+    script: str
+    step: str
+    notes: dict[str, list[str]]
 
 
 class Opener:
@@ -60,7 +73,7 @@ class Opener:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def open(self, path: Path, now_ms: int, *, go_on_ms: int | None = None) -> Answer:
+    def open(self, path: Path, now_ms: int, *, go_on_ms: int | None = None, again: Again | None = None) -> Answer:
         """Open what is left of a store, look at it, and close it."""
         if self._child is None:
             self._child = subprocess.Popen(
@@ -73,7 +86,7 @@ class Opener:
             )
         assert self._child.stdin is not None
         assert self._child.stdout is not None
-        job = {**self._given, "path": str(path), "now_ms": now_ms, "go_on_ms": go_on_ms}
+        job = {**self._given, "path": str(path), "now_ms": now_ms, "go_on_ms": go_on_ms, "again": again}
         self._child.stdin.write((json.dumps(job) + "\n").encode())
         said = b""
         while not said.endswith(b"\n"):
@@ -103,6 +116,10 @@ def _answer(job: dict[str, Any]) -> dict[str, Any]:
             if job["go_on_ms"] is not None:
                 clock.set(job["go_on_ms"])
                 store.tick()
+                found["gone_on"] = show(store)
+            if job["again"] is not None:
+                again = Again(*job["again"])
+                found["again"] = SCRIPTS[again.script](store, clock, again.notes).calls[again.step].make()
                 found["gone_on"] = show(store)
         return found
     except RmqstoreError as error:

@@ -1,4 +1,4 @@
-"""What several cases of one run share: the undisturbed play of a pair of engines, and its recording, each made once in a process."""
+"""What several cases of one run share: the undisturbed plays of a pair of engines, and their recordings, each made once in a process."""
 
 from __future__ import annotations
 
@@ -8,26 +8,30 @@ from typing import Any
 
 import pytest
 
-from rmqstore_conformance.faults.recording import RECORDERS, Recorded
-from rmqstore_conformance.faults.script import Play, play_of
+from rmqstore_conformance.faults.recording import RECORDERS, Playing, Recorded
+from rmqstore_conformance.faults.script import Play
+from rmqstore_conformance.faults.scripts import play_of
+from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.power import fusing, tracing
 from rmqstore_conformance.stores import Pair, directory
 
 
-def played(pair: Pair, settings: dict[str, Any]) -> Play:
-    """Return the undisturbed play."""
-    return _played(pair, json.dumps(settings, sort_keys=True))
+def played(pair: Pair, settings: dict[str, Any], script: str = Workload.name) -> Play:
+    """Return the undisturbed play of a script."""
+    return _played(pair, json.dumps(settings, sort_keys=True), script)
 
 
 @functools.cache
-def _played(pair: Pair, settings: str) -> Play:
-    return play_of(pair, json.loads(settings))
+def _played(pair: Pair, settings: str, script: str) -> Play:
+    return play_of(pair, json.loads(settings), script)
 
 
-def recorded(pair: Pair, settings: dict[str, Any], recorder: str = "strace", *, lying: bool = False) -> Recorded:
-    """Return a play as the disk saw it, with ``lying`` on a disk whose syncs do nothing; skips where that cannot be known."""
+def recorded(
+    pair: Pair, settings: dict[str, Any], recorder: str = "strace", script: str = Workload.name, *, lying: bool = False, eager: bool = False
+) -> Recorded:
+    """Return a play as the disk saw it, as :class:`~.recording.Playing` has it; skips where that cannot be known."""
     need(recorder)
-    found = _recorded(pair, json.dumps(settings, sort_keys=True), recorder, lying)
+    found = _recorded(pair, json.dumps(settings, sort_keys=True), recorder, script, lying, eager)
     if found.recording.unknown:
         pytest.skip(f"not run: system calls that cannot be replayed: {'; '.join(sorted(found.recording.unknown))}")
     if found.unseen:
@@ -38,9 +42,9 @@ def recorded(pair: Pair, settings: dict[str, Any], recorder: str = "strace", *, 
 
 
 @functools.cache
-def _recorded(pair: Pair, settings: str, recorder: str, lying: bool) -> Recorded:
+def _recorded(pair: Pair, settings: str, recorder: str, script: str, lying: bool, eager: bool) -> Recorded:
     with directory() as folder:
-        return RECORDERS[recorder](folder, pair, json.loads(settings), lying=lying)
+        return RECORDERS[recorder](folder, Playing(pair, json.loads(settings), script, lying=lying, eager=eager))
 
 
 def need(recorder: str) -> None:

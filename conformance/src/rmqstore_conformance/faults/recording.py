@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from rmqstore_conformance.faults.script import Answer
 from rmqstore_conformance.power.content import Image, read_image, write_image
 from rmqstore_conformance.power.fusing import MARK, STORE, FuseRecording, mounted, read_recording
 from rmqstore_conformance.power.replaying import Recording
@@ -17,10 +18,17 @@ from rmqstore_conformance.stores import ANNOUNCED, Pair, own_environment
 
 
 class Recorded(NamedTuple):
-    """What was recorded, and what the process left."""
+    """What was recorded, and what the process left.
+
+    Attributes:
+        answers: what each call of the script answered, without the opening.
+        notes: the receipts and handles that it was given.
+    """
 
     recording: Recording | FuseRecording
     left: Image
+    answers: list[Answer]
+    notes: dict[str, list[str]]
 
     @property
     def unseen(self) -> list[str]:
@@ -46,47 +54,58 @@ def run_victim(folder: Path, job: dict[str, Any], names: tuple[str, ...], inject
     return trace
 
 
-def record_by_fuse(
-    folder: Path, pair: Pair, settings: dict[str, Any], *, before: Image | None = None, now_ms: int | None = None, lying: bool = False
-) -> Recorded:
+class Playing(NamedTuple):
+    """What is recorded: a script, or the opening of a store that was left.
+
+    Attributes:
+        before: what was left; the store is then opened at ``now_ms``, and no script is played.
+        lying: every sync answers that it is done and does nothing.
+        eager: what an engine keeps back until somebody syncs goes to the disk at once, as if another thread had synced (:mod:`.eager`).
+    """
+
+    pair: Pair
+    settings: dict[str, Any]
+    script: str = "workload"
+    before: Image | None = None
+    now_ms: int | None = None
+    lying: bool = False
+    eager: bool = False
+
+    def job(self, path: Path, told: Path, **more: str) -> dict[str, Any]:
+        """Return what the recorded program is told to do."""
+        job = {"do": "play" if self.before is None else "open", "path": str(path), "told": str(told), "pair": list(self.pair), **more}
+        return {**job, "settings": self.settings, "script": self.script, "now_ms": self.now_ms, "eager": self.eager}
+
+    def recorded(self, recording: Recording | FuseRecording, left: Image, told: Path) -> Recorded:
+        """Return what came out of it."""
+        found = json.loads(told.read_bytes()) if told.exists() else {"answers": [], "notes": {}}
+        return Recorded(recording, left, [Answer(*each) for each in found["answers"]], found["notes"])
+
+
+def record_by_fuse(folder: Path, playing: Playing) -> Recorded:
     """Record as :func:`record` does, by a file system of the suite's own in place of strace, which sees writes through mappings too."""
-    backing, mount, trace, job_file = (folder / name for name in ("backing", "mount", "calls", "job.json"))
+    backing, mount, trace, job_file, told = (folder / name for name in ("backing", "mount", "calls", "job.json", "told.json"))
     backing.mkdir()
-    if before is not None:
-        write_image(backing / STORE, before)
-    job = {
-        "do": "play" if before is None else "open",
-        "path": str(mount / STORE),
-        "mark": f"{mount}/{MARK}",
-        "pair": list(pair),
-        "settings": settings,
-        "now_ms": now_ms,
-        "plugins": ANNOUNCED,
-    }
-    job_file.write_text(json.dumps(job))
+    if playing.before is not None:
+        write_image(backing / STORE, playing.before)
+    job_file.write_text(json.dumps({**playing.job(mount / STORE, told, mark=f"{mount}/{MARK}"), "plugins": ANNOUNCED}))
     command = [sys.executable, "-m", "rmqstore_conformance.faults.victim", str(job_file)]
     with mounted(backing, mount, trace):
         run = subprocess.run(command, capture_output=True, text=True, check=False, env=own_environment())
     assert run.returncode == 0, f"the recorded program failed with status {run.returncode}:\n{run.stderr[-2000:]}"
-    return Recorded(read_recording(trace, before, lying=lying), read_image(backing / STORE))
+    return playing.recorded(read_recording(trace, playing.before, lying=playing.lying), read_image(backing / STORE), told)
 
 
-def record(
-    folder: Path, pair: Pair, settings: dict[str, Any], *, before: Image | None = None, now_ms: int | None = None, lying: bool = False
-) -> Recorded:
-    """Record a play of the script; with ``before`` the opening of a store that is left at ``folder / "store"``.
-
-    With ``lying`` every sync answers that it is done and does nothing.
-    """
-    path = folder / "store"
-    job = {"do": "play" if before is None else "open", "path": str(path), "pair": list(pair), "settings": settings, "now_ms": now_ms}
-    injections = [f"{','.join(SYNCS)}:retval=0"] if lying else []
-    trace = run_victim(folder, job, RECORDED, injections)
-    recording = Recording(path, before, lying=lying)
+def record(folder: Path, playing: Playing) -> Recorded:
+    """Record a play by its system calls; the store that is opened in its place is left at ``folder / "store"``."""
+    path, told = folder / "store", folder / "told.json"
+    injections = [f"{','.join(SYNCS)}:retval=0"] if playing.lying else []
+    trace = run_victim(folder, playing.job(path, told), RECORDED, injections)
+    recording = Recording(path, playing.before, lying=playing.lying)
     recording.take(read_trace(trace))
     trace.unlink()
-    return Recorded(recording, read_image(path))
+    return playing.recorded(recording, read_image(path), told)
 
 
-RECORDERS: Final[dict[str, Callable[..., Recorded]]] = {"strace": record, "fuse": record_by_fuse}
+RECORDERS: Final[dict[str, Callable[[Path, Playing], Recorded]]] = {"strace": record, "fuse": record_by_fuse}
 """By the name that a run asks for."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from rmqstore_conformance.faults.opener import Answer, Opener
-from rmqstore_conformance.faults.script import START_MS, Play, difference
+from rmqstore_conformance.faults.script import START_MS, Play
+from rmqstore_conformance.faults.showing import difference
 from rmqstore_conformance.power.content import PAGE_BYTES, Image, write_image
 from rmqstore_conformance.power.volume import SECTOR
 from rmqstore_conformance.stores import DAY_MS

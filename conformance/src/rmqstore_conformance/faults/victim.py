@@ -1,4 +1,4 @@
-"""The program that is traced: it plays the script once, or opens a store, or plays the script again and again with one call failing.
+"""The program that is traced: it plays a script once, or opens a store, or plays the workload again and again with one call failing.
 
 strace fails the call number ``at`` of a kind in each thread. Each play is a fork of this process, made before any store is open; it makes
 ``at - n`` calls of that kind on a scratch file first, so that call number n of the store fails. What happened goes to one file a play, by
@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from rmqstore import ManualClock, RmqstoreError
-from rmqstore_conformance.faults.script import MAY_HALT, START_MS, Script, Shown, difference, open_script, show
+from rmqstore_conformance.faults.eager import make_eager
+from rmqstore_conformance.faults.script import START_MS, Answer, open_script
+from rmqstore_conformance.faults.scripts import SCRIPTS
+from rmqstore_conformance.faults.showing import Shown, difference, show
+from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.power.replaying import MARK
 from rmqstore_conformance.stores import Pair
 from rmqstore_conformance.targets import announce
@@ -30,17 +34,22 @@ def mark(event: str, number: int, prefix: str = MARK) -> None:
 
 
 def play_once(job: dict[str, Any]) -> None:
-    """Play the script, with marks between its steps; the closing is one step more."""
+    """Play a script, with marks between its steps; the closing is one step more. What was answered goes to a file, with the notes."""
     clock = ManualClock(START_MS)
     marked = partial(mark, prefix=job.get("mark", MARK))
     marked("begin", 0)
     store = open_script(job["path"], Pair(*job["pair"]), job["settings"], clock)
+    if job["eager"]:
+        make_eager(store)
     marked("end", 0)
-    for number, call in enumerate(Script(store, clock).calls.values(), start=1):
+    script = SCRIPTS[job["script"]](store, clock)
+    answers: list[Answer] = []
+    for number, call in enumerate(script.calls.values(), start=1):
         marked("begin", number)
-        call()
+        answers.append(call())
         marked("end", number)
     store.close()
+    Path(job["told"]).write_text(json.dumps({"answers": answers, "notes": script.notes}))
 
 
 def open_once(job: dict[str, Any]) -> None:
@@ -84,21 +93,21 @@ def _outcome(call: Callable[[], object]) -> list[str]:
 def play_with_a_failure(job: dict[str, Any], path: Path, report: Report) -> None:
     """Make every call of the script; after one that failed look, and make it again."""
     clock = ManualClock(START_MS)
-    steps: list[tuple[str, Shown]] = job["steps"]
+    steps: list[tuple[str, bool, Shown]] = job["steps"]
     try:
         store = open_script(path, Pair(*job["pair"]), job["settings"], clock)
     except Exception as error:
         report("open", type(error).__name__, str(error), *(["typed"] if isinstance(error, RmqstoreError) else []))
         return
     mark("end", 0)
-    calls = Script(store, clock).calls
-    for number, (name, _) in enumerate(steps[1:], start=1):
+    calls = Workload(store, clock).calls
+    for number, (name, may_halt, _) in enumerate(steps[1:], start=1):
         call = calls[name]
         outcome = _outcome(call)
         report(name, *outcome)
         if outcome[0] == "ok":
             continue
-        report("look", _look(partial(show, store), [shown for _, shown in steps[number - 1 : number + name.startswith(MAY_HALT)]]))
+        report("look", _look(partial(show, store), [shown for _, _, shown in steps[number - 1 : number + may_halt]]))
         again = _outcome(call)
         report("again", *again)
         if again[0] != "ok":

@@ -16,14 +16,30 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from rmqstore.contract import CancelOutcome, Engine, EngineInfo, EngineOptions, EngineSession, PopTxn, PopTxnResult, Ticket, UpkeepReport
+from rmqstore.batch import MessageBatch
+from rmqstore.contract import (
+    AckOutcome,
+    CancelOutcome,
+    Engine,
+    EngineInfo,
+    EngineOptions,
+    EngineSession,
+    PopTxn,
+    PopTxnResult,
+    Ticket,
+    TimerReceipts,
+    UpkeepReport,
+    WriteStatus,
+)
 from rmqstore.errors import StoreFullError, StorePoisonedError
 from rmqstore.hookspecs import hookimpl
+from rmqstore.ordered.marks import POP_SIDE, TIMER_SIDE, find_mark
 from rmqstore.plugins import get_plugins
 from rmqstore_conformance.proving.planting import PREFIX
 
 SOUND: Final = "lmdb"
 _HEAD_PAGES: Final = 2
+_SPLIT: Final = 512
 
 
 class DiskMutant(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +147,161 @@ def cancels_one_by_one(directory: Path) -> Callable[[Any], None]:
                 each, ticket = sound([handle], now_ms)
                 timers.sync(ticket)
                 outcomes += each
+            return outcomes, ticket
+
+        timers.cancel = cancel
+
+    return change
+
+
+# ---------------------------------------------------------------- answers that rest on what is not durable
+
+
+def _waits_for_nothing(side: Any, name: str, when: Callable[[Any], bool]) -> None:
+    """Let a call of one side give a ticket that nobody has to wait for, where it answered in some way."""
+    sound = getattr(side, name)
+
+    def call(*args: Any, **options: Any) -> Any:
+        result, ticket = sound(*args, **options)
+        return result, Ticket(0) if when(result) else ticket
+
+    setattr(side, name, call)
+
+
+@mutant("I1", "R1.an_answer_waits_for_what_it_rests_on", "R1.each_answer_is_durable")
+def repeats_what_is_not_durable(directory: Path) -> Callable[[Any], None]:
+    """The repeat of a send does not wait for the first one, which may be on its way to the disk."""
+    return lambda session: _waits_for_nothing(session.pops(), "apply", lambda result: result.status is WriteStatus.REPEATED)
+
+
+@mutant("P5", "R1.an_answer_waits_for_what_it_rests_on")
+def believes_an_ack_that_is_not_durable(directory: Path) -> Callable[[Any], None]:
+    """ALREADY_ACKED does not wait for the ack that it speaks of."""
+    return lambda session: _waits_for_nothing(session.pops(), "apply", lambda result: set(result.acks) == {AckOutcome.ALREADY_ACKED})
+
+
+@mutant("C2", "R1.an_answer_waits_for_what_it_rests_on", "R1.each_answer_is_durable")
+def says_too_late_before_the_seal_is_durable(directory: Path) -> Callable[[Any], None]:
+    """ALREADY_DELIVERED does not wait for the seal."""
+
+    def change(session: Any) -> None:
+        _waits_for_nothing(session.timers(), "cancel", lambda outcomes: set(outcomes) == {CancelOutcome.ALREADY_DELIVERED})
+
+    return change
+
+
+@mutant("R1", "R1.each_answer_is_durable")
+def takes_its_position_for_durable(directory: Path) -> Callable[[Any], None]:
+    """A sync that the pops are asked for on behalf of what another call wrote returns at once, and says that all is durable."""
+
+    def change(session: Any) -> None:
+        pops = session.pops()
+        sound, sound_apply = pops.sync, pops.apply
+        own: set[int] = set()
+
+        def apply(txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+            before = session._shared.kv.position
+            result, ticket = sound_apply(txn, now_ms)
+            if ticket.position <= before:
+                own.add(ticket.position)
+            return result, ticket
+
+        def sync(ticket: Ticket | None = None) -> None:
+            if ticket is None or ticket.position not in own:
+                sound(ticket)
+
+        pops.apply, pops.sync = apply, sync
+
+    return change
+
+
+# ---------------------------------------------------------------- calls that are two writes
+
+
+def _marks_behind(session: Any, between: Callable[[Any, Ticket], None]) -> None:
+    pops = session.pops()
+    sound = pops.apply
+
+    def apply(txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        if not txn.marks or find_mark(session._shared.kv, POP_SIDE, txn.marks) is not None:
+            return sound(txn, now_ms)  # type: ignore[no-any-return]
+        result, ticket = sound(msgspec.structs.replace(txn, marks=()), now_ms)
+        between(pops, ticket)
+        return result, sound(PopTxn(marks=txn.marks), now_ms)[1]
+
+    pops.apply = apply
+
+
+@mutant("I1", "R2.a_call_is_cut_between_two_writes")
+def stores_marks_in_a_second_transaction(directory: Path) -> Callable[[Any], None]:
+    """The marks of a send for now are made durable behind its messages."""
+    return lambda session: _marks_behind(session, lambda pops, ticket: pops.sync(ticket))
+
+
+@mutant("I1", "R2.a_call_is_cut_where_another_thread_syncs")
+def stores_marks_by_a_second_write(directory: Path) -> Callable[[Any], None]:
+    """The marks of a send for now are a write of their own; mostly one transaction takes both."""
+    return lambda session: _marks_behind(session, lambda pops, ticket: None)
+
+
+@mutant("H1", "R2.a_call_is_cut_between_two_writes")
+def stores_the_cursor_in_a_second_transaction(directory: Path) -> Callable[[Any], None]:
+    """What a tick hands over is durable before the cursor that says so."""
+
+    def change(session: Any) -> None:
+        pops = session.pops()
+        sound = pops.apply
+
+        def apply(txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+            if txn.timer_cursor is None:
+                return sound(txn, now_ms)  # type: ignore[no-any-return]
+            result, ticket = sound(msgspec.structs.replace(txn, timer_cursor=None), now_ms)
+            pops.sync(ticket)
+            return result, sound(PopTxn(timer_cursor=txn.timer_cursor), now_ms)[1]
+
+        pops.apply = apply
+
+    return change
+
+
+@mutant("R2", "R2.a_large_call_is_cut_between_two_writes")
+def splits_large_batches(directory: Path) -> Callable[[Any], None]:
+    """Of more than 512 timers, each 512 are a transaction of their own; the last one has the marks."""
+
+    def change(session: Any) -> None:
+        timers = session.timers()
+        sound = timers.put
+
+        def put(batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+            rows = batch.messages
+            if len(rows) <= _SPLIT or find_mark(session._shared.kv, TIMER_SIDE, marks) is not None:
+                return sound(batch, now_ms, marks)  # type: ignore[no-any-return]
+            parts = [rows[at : at + _SPLIT] for at in range(0, len(rows), _SPLIT)]
+            receipts = []
+            for number, part in enumerate(parts):
+                given, ticket = sound(MessageBatch(messages=part), now_ms, marks if number == len(parts) - 1 else ())
+                receipts.append(given)
+                timers.sync(ticket)
+            return msgspec.structs.replace(receipts[0], ticks=[tick for each in receipts for tick in each.ticks]), ticket
+
+        timers.put = put
+
+    return change
+
+
+@mutant("R2", "R2.a_call_is_cut_where_another_thread_syncs")
+def cancels_many_by_several_writes(directory: Path) -> Callable[[Any], None]:
+    """Of a cancel of more than 512 handles, each 512 are a write of their own."""
+
+    def change(session: Any) -> None:
+        timers = session.timers()
+        sound = timers.cancel
+
+        def cancel(handles: Sequence[Any], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+            outcomes, ticket = sound(handles[:_SPLIT], now_ms)
+            for at in range(_SPLIT, len(handles), _SPLIT):
+                more, ticket = sound(handles[at : at + _SPLIT], now_ms)
+                outcomes += more
             return outcomes, ticket
 
         timers.cancel = cancel

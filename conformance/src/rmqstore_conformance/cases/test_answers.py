@@ -1,0 +1,46 @@
+"""R1, C2, P5, I1: the power goes right behind each answer, which must stay true, above all when it rests on what was not synced yet."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rmqstore.contract import Support
+from rmqstore_conformance.cases.test_power_loss import judged, need_power_loss
+from rmqstore_conformance.faults.answers import Answers
+from rmqstore_conformance.faults.boundaries import answers_of
+from rmqstore_conformance.faults.cutting import states_of
+from rmqstore_conformance.faults.probes import Probes
+from rmqstore_conformance.faults.recorded import played, recorded
+from rmqstore_conformance.faults.workload import Workload
+from rmqstore_conformance.stores import Pair
+from rmqstore_conformance.targets import Target, capabilities_of
+
+OTHER_STATES = 60
+
+pytestmark = [pytest.mark.level("full"), pytest.mark.timeout(1800)]
+
+
+@pytest.mark.clause("R1", "I1", "C2", "C4", "P4", "P5", "P6", "P7")
+def test_r1_each_answer_is_durable(durable_pair: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]) -> None:
+    """R1: power goes right behind each answer of each call: it is as it was said, and the call answers in accord when it is made again."""
+    need_power_loss(durable_pair)
+    plays = [played(durable_pair, target.settings, name) for name in (Workload.name, Answers.name)]
+    absent = [
+        name for name in ("fifo", "cancel_by_key") for each in capabilities_of(durable_pair) if getattr(each, name) is not Support.FULL
+    ]
+    probes = Probes(plays, absent)
+    for play in plays:
+        found = recorded(durable_pair, target.settings, target.recorder, play.script)
+        differing = [step.name for step, answer in zip(play.steps[1:], found.answers, strict=True) if answer != step.answer]
+        assert not differing, f"two plays of the same calls were answered differently: {', '.join(differing)}"
+        others = states_of(found, play, target.times(OTHER_STATES), seed, steps=play.calls)
+        verdict = judged(play, itertools.chain(answers_of(found, play), others), target, tmp_path, found.notes)
+        tell(f"script {play.script}: {verdict}")
+        assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
+        probes.note(play, len(play.steps) - 1)
+    tell(probes)
+    assert not probes.missing(), f"the power was not cut behind: {', '.join(probes.missing())}"

@@ -1,0 +1,76 @@
+"""R2: a call that makes more than one write or sync is cut between each two of them, by a kill and by a loss of power."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rmqstore.contract import Durability, Flush
+from rmqstore_conformance.cases.test_power_loss import judged
+from rmqstore_conformance.faults.answers import Answers
+from rmqstore_conformance.faults.boundaries import between_writes, split_by_others, writes_told
+from rmqstore_conformance.faults.eager import keeps_back
+from rmqstore_conformance.faults.large import Large
+from rmqstore_conformance.faults.recorded import played, recorded
+from rmqstore_conformance.faults.workload import Workload
+from rmqstore_conformance.stores import Pair, stores_of, survives
+from rmqstore_conformance.targets import Target
+
+CUTS_OF_A_CLASS = 4
+"""Places, for each operation and size."""
+
+CUTS_OF_A_SPLIT = 8
+
+pytestmark = [pytest.mark.level("full"), pytest.mark.timeout(1800)]
+
+
+def cut(pair: Pair, script: str, target: Target, kept: Path, tell: Callable[[object], None]) -> None:
+    """Cut the calls of a script between their writes."""
+    play = played(pair, target.settings, script)
+    found = recorded(pair, target.settings, target.recorder, script)
+    tell(writes_told(found, play))
+    states = between_writes(found, play, target.times(CUTS_OF_A_CLASS), power=_outlives_power(pair))
+    verdict = judged(play, states, target, kept, found.notes)
+    tell(verdict)
+    assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
+
+
+@pytest.mark.clause("R2", "R1", "F3", "H1")
+@pytest.mark.parametrize("script", [Workload.name, Answers.name])
+def test_r2_a_call_is_cut_between_two_writes(
+    durable_pair: Pair, script: str, target: Target, tmp_path: Path, tell: Callable[[object], None]
+) -> None:  # fmt: skip
+    """R2: cut between any two writes or syncs that a call makes, it happened wholly or not at all."""
+    cut(durable_pair, script, target, tmp_path, tell)
+
+
+@pytest.mark.clause("R2", "R1", "F3", "H1")
+def test_r2_a_large_call_is_cut_between_two_writes(
+    durable_pair: Pair, target: Target, tmp_path: Path, tell: Callable[[object], None]
+) -> None:  # fmt: skip
+    """R2: a call of over 1,000 rows, or above 1 MiB, that is cut between any two writes or syncs happened wholly or not at all."""
+    cut(durable_pair, Large.name, target, tmp_path, tell)
+
+
+@pytest.mark.clause("R2", "F3", "H1")
+@pytest.mark.parametrize("script", [Answers.name, Large.name])
+def test_r2_a_call_is_cut_where_another_thread_syncs(
+    durable_engine: Pair, script: str, target: Target, tmp_path: Path, tell: Callable[[object], None]
+) -> None:  # fmt: skip
+    """R2: an engine that keeps writes back is cut where another thread's sync comes between two of them, within one call."""
+    with stores_of(durable_engine) as stores:
+        if not keeps_back(stores.open(**target.settings)):
+            pytest.skip("declared absent: the engine has no seam that keeps writes back; its system calls show each of them")
+    play = played(durable_engine, target.settings, script)
+    eager = recorded(durable_engine, target.settings, target.recorder, script, eager=True)
+    split = split_by_others(eager, recorded(durable_engine, target.settings, target.recorder, script), play)
+    states = between_writes(eager, play, target.times(CUTS_OF_A_SPLIT), power=_outlives_power(durable_engine), stretches=split)
+    verdict = judged(play, states, target, tmp_path, eager.notes)
+    tell(f"{len(split)} calls make several writes that another thread can sync one by one; {verdict}")
+    assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
+
+
+def _outlives_power(pair: Pair) -> bool:
+    return all(survives(name, Flush.SYNC) >= Durability.POWER_LOSS for name in pair)

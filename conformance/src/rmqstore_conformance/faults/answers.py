@@ -1,0 +1,404 @@
+"""A script of answers: each outcome of each call, above all those that rest on what another call did a moment ago.
+
+What is not synced yet is made by a call to the lower interface (:meth:`Answers._first`), whose ticket nobody waits for, as if another
+thread were about to. The public call that follows must wait for it before it answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, ClassVar, Final
+
+from rmqstore import InitMode, ManualClock, Message, MessageBatch, PoppedMessage, Store
+from rmqstore.contract import Change, GroupSettings, PopRequest, PopTxn, Reject, Removal, TimerHandle
+from rmqstore.message import dlq_topic, retry_topic
+from rmqstore_conformance.faults.script import START_MS, Answer, Call, Script, done, messages_of, outcomes_of
+
+UNSYNCED: Final = "unsynced "
+FAR_MS: Final = 500_000
+LONG_MS: Final = 300_000
+
+SETTLED: Final = "ack", "change_invisible", "release", "reject"
+"""Calls that take a receipt and say what became of it."""
+
+
+class Answers(Script):
+    """See the module."""
+
+    name: ClassVar[str] = "answers"
+
+    def __init__(self, store: Store, clock: ManualClock, notes: dict[str, list[str]] | None = None) -> None:
+        super().__init__(store, clock, notes)
+        self._sends()
+        self._cancels()
+        self._pops()
+        self._settles()
+        self._ends_of_leases()
+        self._letters()
+        self._arrangements()
+        if self.has("fifo"):
+            self._runs()
+        self._hand_overs()
+
+    # ------------------------------------------------------------ how calls are added
+
+    def _add(
+        self,
+        name: str,
+        operation: str,
+        make: Callable[[], Answer],
+        outcome: str,
+        again: str | None = None,
+        rests_on: str = "",
+        size: str = "one",
+    ) -> None:
+        assert name not in self.calls, name
+        self.calls[name] = Call(operation, make, outcome, again, rests_on, size)
+
+    def _first(self, name: str, make: Callable[[], object]) -> str:
+        """Add a call whose ticket nobody waits for; returns what rests on it."""
+
+        def made() -> Answer:
+            make()
+            return Answer("")
+
+        assert name not in self.calls, name
+        self.calls[name] = Call("", made, is_promised=False)
+        return UNSYNCED + name
+
+    def _tick(self, name: str, ms: int, outcome: str = "MOVED") -> None:
+        self.calls[name] = Call("tick", lambda: self.tick(ms), outcome, may_halt=True)
+
+    @property
+    def _now_ms(self) -> int:
+        return self.clock.now_ms()
+
+    # ------------------------------------------------------------ sends
+
+    def _sends(self) -> None:
+        for side, due_ms in (("now", None), ("later", FAR_MS)):
+            one, other, many = (
+                messages_of(f"{side}-{each}", count, "t", due_ms=(due_ms,)) for each, count in (("a", 1), ("b", 1), ("c", 3))
+            )
+            self._send(f"send {side}", one, [f"{side} a".encode()], "APPLIED")
+            self._send(f"send {side} again", one, [f"{side} a".encode()], "REPEATED", rests_on=f"send {side}")
+            rests_on = self._first(f"a send {side} is on its way", self._below(other, [b"b", b"x"], due_ms))
+            self._send(f"send {side} what is on its way", other, [b"b"], "REPEATED", rests_on)
+            self._send(f"send {side} by its second mark", other, [b"x"], "REPEATED", rests_on)
+            self._send(f"send_batch {side}", many, [f"{side} c".encode(), b"y"], "APPLIED")
+            self._send(f"send_batch {side} again", many, [b"y"], "REPEATED", rests_on=f"send_batch {side}")
+            rests_on = self._first(
+                f"a batch {side} is on its way", self._below(messages_of(f"{side}-d", 3, "t", due_ms=(due_ms,)), [b"d"], due_ms)
+            )
+            self._send(
+                f"send_batch {side} what is on its way", messages_of(f"{side}-d", 3, "t", due_ms=(due_ms,)), [b"d"], "REPEATED", rests_on
+            )
+        self._send("send_batch now and later", messages_of("mixed", 4, "t", due_ms=(None, FAR_MS)), [b"mixed"], "APPLIED")
+        plain = messages_of("plain", 1, "t")[0]
+        self._add("send without a mark", "send", lambda: self._sent("plain", [self.store.send(plain)]), "APPLIED")
+        for side, due_ms in (("now", None), ("later", FAR_MS)):
+            # One side at a time: two engines promise no order between what one and the other has not synced.
+            rests_on = self._first(
+                f"a send {side} to be flushed", self._below(messages_of(f"behind-{side}", 1, "t", due_ms=(due_ms,)), [], due_ms)
+            )
+            self._add(f"flush of a send {side}", "flush", done(self.store.flush), "DONE", "DONE", rests_on)
+
+    def _send(self, name: str, messages: list[Message], marks: list[bytes], outcome: str, rests_on: str = "") -> None:
+        def make() -> Answer:
+            if len(messages) == 1:
+                return self._sent(name, [self.store.send(messages[0], marks=marks)])
+            return self._sent(name, self.store.send_batch(messages, marks=marks))
+
+        operation = ("send" if len(messages) == 1 else "send_batch") + ("" if messages[0].deliver_at_ms is None else " later")
+        self._add(name, operation, make, outcome, "REPEATED", rests_on, "one" if len(messages) == 1 else "some")
+
+    def _sent(self, name: str, receipts: Sequence[Any]) -> Answer:
+        self.notes[name] = [each.handle or "" for each in receipts]
+        return Answer("REPEATED" if receipts[0].repeated else "APPLIED", [each.message_id for each in receipts])
+
+    def _below(self, messages: list[Message], marks: list[bytes], due_ms: int | None) -> Callable[[], object]:
+        """Return a send on the lower interface."""
+        batch = MessageBatch.of(messages)
+        if due_ms is None:
+            return lambda: self.store.pops.append(batch, self._now_ms, marks)
+        return lambda: self._note_timers(messages[0].message_id or "", self.store.timers.put(batch, self._now_ms, marks)[0])
+
+    def _note_timers(self, note: str, receipts: Any) -> None:
+        self.notes[note] = [receipts.handle(row).text() for row in range(len(receipts))]
+
+    # ------------------------------------------------------------ cancels
+
+    def _handles(self, note: str) -> list[TimerHandle]:
+        return [handle for handle in map(TimerHandle.parse, self.notes[note]) if handle is not None]
+
+    def _put_below(self, note: str, due_ms: int, key: str = "k") -> Callable[[], object]:
+        return self._below(messages_of(note, 2, "t", due_ms=(due_ms,), keys=(key,)), [], due_ms)
+
+    def _cancel(self, name: str, note: str, outcome: str, rests_on: str = "") -> None:
+        self._add(name, "cancel", lambda: outcomes_of(self.store.cancel(self.notes[note])), outcome, outcome, rests_on, "some")
+
+    def _cancels(self) -> None:
+        timers = self.store.timers
+        self._cancel("cancel", "send_batch later", "CANCELLED", rests_on="send_batch later")
+        self._cancel("cancel again", "send_batch later", "CANCELLED", rests_on="cancel")
+        put = self._first("a put is on its way", self._put_below("p", FAR_MS))
+        self._cancel("cancel a put on its way", "p0", "CANCELLED", put)
+        self._first("another put", self._put_below("q", FAR_MS))
+        cancel = self._first("a cancel is on its way", lambda: timers.cancel(self._handles("q0"), self._now_ms))
+        self._cancel("cancel what is being cancelled", "q0", "CANCELLED", cancel)
+        self._add("cancel what is no handle", "cancel", lambda: outcomes_of([self.store.cancel("no handle")]), "UNKNOWN", "UNKNOWN")
+        if self.has("cancel_by_key"):
+            self._first("a put with a key is on its way", self._put_below("r", FAR_MS, "r"))
+            self._cancel_key(
+                "cancel_key of a put on its way", "r", "CANCELLED", UNSYNCED + "a put with a key is on its way", again="NOTHING"
+            )
+            self._first("another put with a key", self._put_below("s", FAR_MS, "s"))
+            keyed = self._first("a cancel_key is on its way", lambda: timers.cancel_key("t", "s", self._now_ms))
+            self._cancel_key("cancel_key of what is being cancelled", "s", "NOTHING", keyed, again="NOTHING")
+            self._cancel("cancel what was cancelled by its key", "s0", "CANCELLED", keyed)
+
+    def _cancel_key(self, name: str, key: str, outcome: str, rests_on: str, again: str) -> None:
+        self._add(name, "cancel_key", lambda: outcomes_of(self.store.cancel_key("t", key)), outcome, again, rests_on, "some")
+
+    # ------------------------------------------------------------ pops
+
+    def _request(self, topic: str, group: str, count: int, **asked: Any) -> PopRequest:
+        return PopRequest(topic, group, count, asked.pop("invisible_ms", LONG_MS), asked.pop("queue", 0), **asked)
+
+    def _pop(
+        self, name: str, topic: str, group: str, count: int, outcome: str, rests_on: str = "", *, again: bool = True, **asked: Any
+    ) -> None:
+        asked = {"invisible_ms": LONG_MS, "queue": 0, **asked}
+
+        def make() -> Answer:
+            return self.given(name, self.store.pop(topic, group, max_messages=count, **asked))
+
+        operation = "pop in order" if asked.get("order") else "pop"
+        self._add(name, operation, make, outcome, outcome if again else None, rests_on, "one" if count == 1 else "some")
+
+    def _pop_below(self, note: str, topic: str, group: str, count: int, **asked: Any) -> Callable[[], object]:
+        def make() -> object:
+            result, _ = self.store.pops.pop(self._request(topic, group, count, **asked), self._now_ms)
+            return self.given(note, result.messages.messages())
+
+        return make
+
+    def _pops(self) -> None:
+        self._send("send what is popped", messages_of("w", 40, "w"), [b"w"], "APPLIED")
+        self._add("create_topic", "create_topic", lambda: self._created("empty", 2), "2", "2")
+        self._pop("the first pop gives nothing", "empty", "g", 3, "NOTHING")
+        self._pop("the second pop gives nothing", "empty", "g", 3, "NOTHING", rests_on="the first pop gives nothing")
+        self._pop("pop", "w", "g", 2, "GIVEN", again=False)
+        self._pop("pop with an attempt", "w", "g", 2, "GIVEN", attempt_id="a")
+        self._pop("pop with the attempt again", "w", "g", 2, "GIVEN", "pop with an attempt", attempt_id="a")
+        rests_on = self._first("a pop is on its way", self._pop_below("first of attempt", "w", "g", 2, attempt_id="b"))
+        self._pop("pop with the attempt on its way", "w", "g", 2, "GIVEN", rests_on, attempt_id="b")
+        self._pop("pop one", "w", "g", 1, "GIVEN", again=False)
+
+    def _created(self, name: str, queues: int) -> Answer:
+        return Answer(str(self.store.create_topic(name, queues).queues))
+
+    # ------------------------------------------------------------ receipts
+
+    def _settle(self, name: str, operation: str, note: str, outcome: str, rests_on: str = "", again: str = "STALE") -> None:
+        """Add a call that ends or changes the leases of a note."""
+
+        def make() -> Answer:
+            held = self.notes[note]
+            if operation == "ack":
+                return outcomes_of(self.store.ack(held))
+            if operation == "release":
+                return outcomes_of(self.store.release(held))
+            if operation == "reject":
+                return outcomes_of(self.store.reject(held, reason=f"{name} – grund"))
+            results = self.store.change_invisible(held, invisible_ms=LONG_MS + 1)
+            self.notes[name] = [each.receipt.text() for each in results if each.receipt is not None]
+            return outcomes_of([each.outcome for each in results])
+
+        self._add(name, operation, make, outcome, again if outcome in _DONE else outcome, rests_on)
+
+    def _settle_below(self, operation: str, note: str) -> Callable[[], object]:
+        def make() -> object:
+            held = self.receipts(note)
+            txn = {
+                "ack": lambda: PopTxn(acks=held),
+                "release": lambda: PopTxn(releases=held),
+                "reject": lambda: PopTxn(rejects=[Reject(each, "below") for each in held]),
+                "change_invisible": lambda: PopTxn(changes=[Change(each, LONG_MS + 2) for each in held]),
+            }[operation]()
+            result, _ = self.store.pops.apply(txn, self._now_ms)
+            self.notes[f"{note} changed"] = [each.receipt.text() for each in result.changes if each.receipt is not None]
+            return result
+
+        return make
+
+    def _settles(self) -> None:
+        self._settle("ack", "ack", "pop", "ACKED", "pop", again="ALREADY_ACKED")
+        self.calls["ack of no receipt"] = Call("ack", lambda: outcomes_of([self.store.ack("none")]), "UNKNOWN", "UNKNOWN")
+        self.calls["change of no receipt"] = Call(
+            "change_invisible", lambda: outcomes_of([self.store.change_invisible("none", invisible_ms=1).outcome]), "UNKNOWN", "UNKNOWN"
+        )
+        self.calls["release of no receipt"] = Call("release", lambda: outcomes_of([self.store.release("none")]), "UNKNOWN", "UNKNOWN")
+        self.calls["reject of no receipt"] = Call("reject", lambda: outcomes_of([self.store.reject("none")]), "UNKNOWN", "UNKNOWN")
+        for operation in SETTLED:
+            answered = _DONE_BY[operation]
+            again = "ALREADY_ACKED" if operation == "ack" else "STALE"
+            if operation != "ack":
+                self._pop(f"pop to {operation}", "w", "g", 1, "GIVEN", again=False)
+                self._settle(operation, operation, f"pop to {operation}", answered, f"pop to {operation}")
+            self._settle(f"{operation} of an acked one", operation, "pop", "ALREADY_ACKED", "ack")
+            # A lease on its way, then ended.
+            rests_on = self._first(f"a pop before {operation}", self._pop_below(f"below {operation}", "w", "g", 1))
+            self._settle(f"{operation} of a pop on its way", operation, f"below {operation}", answered, rests_on, again)
+        for first in SETTLED:
+            for then in SETTLED:
+                note = f"to {first} then {then}"
+                self._first(f"a pop {note}", self._pop_below(note, "w", "g", 1))
+                rests_on = self._first(f"{first} on its way before {then}", self._settle_below(first, note))
+                self._settle(f"{then} behind {first} on its way", then, note, "ALREADY_ACKED" if first == "ack" else "STALE", rests_on)
+        self._settle(
+            "ack by the receipt of a change", "ack", "to change_invisible then ack changed", "ACKED", "a change on its way", "ALREADY_ACKED"
+        )
+        popped: list[PoppedMessage] = []
+
+        def pop() -> object:
+            result, _ = self.store.pops.pop(self._request("w", "g", 1), self._now_ms)
+            popped[:] = result.messages.messages()
+            return popped
+
+        def retry_later() -> Answer:
+            return outcomes_of([each.outcome for each in self.store.retry_later(popped, timedelta(seconds=200), reason="später")])
+
+        rests_on = self._first("a pop to retry later", pop)
+        self._add("retry_later", "retry_later", retry_later, "CHANGED", None, rests_on)
+        self._add("retry_later again", "retry_later", retry_later, "STALE", None, "retry_later")
+
+    # ------------------------------------------------------------ leases whose time ends
+
+    def _ends_of_leases(self) -> None:
+        self._send("send what expires", messages_of("e", 8, "e"), [b"e"], "APPLIED")
+        for operation in SETTLED:
+            self._pop(f"pop briefly to {operation}", "e", "g", 1, "GIVEN", again=False, invisible_ms=100)
+        rests_on = "pop whose time has ended"
+        self._first("time passes", lambda: self.at(1_000))
+        for operation in SETTLED:
+            again = "ALREADY_ACKED" if operation == "ack" else "STALE"
+            self._settle(f"{operation} after its time", operation, f"pop briefly to {operation}", _DONE_BY[operation], rests_on, again)
+        self._pop("pop briefly", "e", "x", 2, "GIVEN", again=False, invisible_ms=100)
+        self._first("more time passes", lambda: self.at(2_000))
+        revive = self._first("a revive is on its way", lambda: self.store.pops.revive(self._now_ms, 100))
+        for operation in SETTLED:
+            self._settle(f"{operation} behind a revive on its way", operation, "pop briefly", "STALE", revive)
+        self._pop("pop what was revived", "e", "x", 2, "GIVEN", again=False, invisible_ms=100)
+        self._tick("tick that buries", 3_000)
+        self._settle("ack of what is dead", "ack", "pop what was revived", "STALE", "tick that buries")
+        self._pop("pop a third time", "e", "y", 2, "GIVEN", again=False, invisible_ms=100)
+        self._tick("tick that revives", 4_000)
+        self._settle("ack of what was revived", "ack", "pop a third time", "STALE", "tick that revives")
+        self._tick("tick that moves nothing", 4_000, "NOTHING")
+
+    # ------------------------------------------------------------ dead letters
+
+    def _letters(self) -> None:
+        queue = dlq_topic("x")
+
+        def remove_below(offset: int, resend_to: str | None) -> Callable[[], object]:
+            removal = Removal(queue, 0, offset, resend_to=resend_to, resend_queue=None if resend_to is None else 0)
+            return lambda: self.store.pops.apply(PopTxn(removals=[removal]), self._now_ms)
+
+        found: list[Any] = []
+
+        def letters() -> list[Any]:
+            # Made again after a crash, the call is about what is there.
+            return found or self.store.dead_letters("x")
+
+        def resent() -> Answer:
+            return Answer(str(self.store.resend_dead(letters()[:1])))
+
+        def dropped() -> Answer:
+            return Answer(str(self.store.drop_dead(letters()[1:2] if found else letters())))
+
+        self._first("a look at the letters", lambda: found.extend(self.store.dead_letters("x")))
+        self._first("a resend is on its way", remove_below(0, retry_topic("x", "e")))
+        self._add("resend_dead what is on its way", "resend_dead", resent, "0", None, UNSYNCED + "a resend is on its way")
+        self._first("a drop is on its way", remove_below(1, None))
+        self._add("drop_dead what is on its way", "drop_dead", dropped, "0", "0", UNSYNCED + "a drop is on its way")
+        self._pop("pop what was resent", "e", "x", 1, "GIVEN", again=False)
+        self._settle("reject what was resent", "reject", "pop what was resent", "REJECTED", "a resend")
+        self._add("resend_dead", "resend_dead", lambda: Answer(str(self.store.resend_dead(self.store.dead_letters("x")))), "1", "0")
+        self._pop("pop what was resent again", "e", "x", 1, "GIVEN", again=False)
+        self._settle("reject again", "reject", "pop what was resent again", "REJECTED", "resend_dead")
+        self._add("drop_dead", "drop_dead", lambda: Answer(str(self.store.drop_dead(self.store.dead_letters("x")))), "1", "0")
+
+    # ------------------------------------------------------------ topics and groups
+
+    def _arrangements(self) -> None:
+        pops = self.store.pops
+        settings = GroupSettings(max_retries=3, backoff_ms=(1_000, 2_000))
+        backoff = [timedelta(seconds=1), timedelta(seconds=2)]
+
+        def both(name: str, below: Callable[[], object], public: Callable[[], object]) -> None:
+            rests_on = self._first(f"{name} is on its way", below)
+            self._add(f"{name} what is on its way", name, done(public), "DONE", "DONE", rests_on)
+
+        self._add("set_group", "set_group", done(lambda: self.store.set_group("h", max_retries=2)), "DONE", "DONE")
+        both("set_group", lambda: pops.set_group("h", settings), lambda: self.store.set_group("h", max_retries=3, backoff=backoff))
+        rests_on = self._first("create_topic is on its way", lambda: pops.create_topic("made", 3))
+        self._add("create_topic what is on its way", "create_topic", lambda: self._created("made", 3), "3", "3", rests_on)
+        self._add("create_topic wider", "create_topic", lambda: self._created("made", 4), "4", "4", "create_topic")
+        self._pop("pop before a reset", "e", "z", 2, "GIVEN", again=False)
+        self._add("reset_offset", "reset_offset", done(lambda: self.store.reset_offset("e", "z", InitMode.MAX)), "DONE", "DONE")
+        self._settle("ack behind a reset", "ack", "pop before a reset", "STALE", "reset_offset")
+        self._pop("pop before another reset", "w", "z", 2, "GIVEN", again=False)
+        both(
+            "reset_offset",
+            lambda: pops.reset_offset("w", "z", None, InitMode.MIN, self._now_ms),
+            lambda: self.store.reset_offset("w", "z", InitMode.MIN),
+        )
+        for operation in SETTLED:
+            self._settle(f"{operation} behind a reset on its way", operation, "pop before another reset", "STALE", UNSYNCED + "a reset")
+        both("delete_group", lambda: pops.delete_group("z"), lambda: self.store.delete_group("z"))
+        self._add("delete_group", "delete_group", done(lambda: self.store.delete_group("y")), "DONE", "DONE")
+        both("delete_topic", lambda: pops.delete_topic("w"), lambda: self.store.delete_topic("w"))
+        self._add("delete_topic", "delete_topic", done(lambda: self.store.delete_topic("e")), "DONE", "DONE")
+
+    # ------------------------------------------------------------ runs in order
+
+    def _runs(self) -> None:
+        self._send("send in order", messages_of("o", 8, "o", message_group="two"), [b"o"], "APPLIED")
+        self._pop("pop in order", "o", "f", 2, "GIVEN", attempt_id="o", order=True)
+        self._pop("pop in order again", "o", "f", 2, "GIVEN", "pop in order", attempt_id="o", order=True)
+        self._pop("pop in order behind a run", "o", "f", 2, "NOTHING", "pop in order", order=True)
+        rests_on = self._first("an ack in order is on its way", self._settle_below("ack", "pop in order"))
+        self._pop("pop in order behind an ack on its way", "o", "f", 2, "GIVEN", rests_on, again=False, order=True)
+        self._settle("ack in order again", "ack", "pop in order", "ALREADY_ACKED", rests_on)
+        self._settle("release in order", "release", "pop in order behind an ack on its way", "RELEASED", "pop in order")
+        rests_on = self._first("a pop in order is on its way", self._pop_below("below", "o", "f", 2, order=True, attempt_id="p"))
+        self._pop("pop in order what is on its way", "o", "f", 2, "GIVEN", rests_on, order=True, attempt_id="p")
+        self._settle("ack in order what is on its way", "ack", "below", "ACKED", rests_on, again="ALREADY_ACKED")
+        self._pop("pop in order to reject", "o", "f", 1, "GIVEN", again=False, order=True)
+        self._settle("reject in order", "reject", "pop in order to reject", "REJECTED")
+
+    # ------------------------------------------------------------ hand-over
+
+    def _hand_overs(self) -> None:
+        """Add what rests on seals and hand-overs; last, as timers are due by then."""
+        timers = self.store.timers
+        for name, key, ms in (("u", "u", 5_000), ("v", "v", 6_000)):
+            self._first(f"a put of {name}", self._put_below(name, ms, key))
+            self._first(f"time comes to {name}", partial(self.at, ms))
+            sealed = self._first(f"a seal of {name} is on its way", partial(timers.seal, START_MS + ms))
+            if name == "u":
+                self._cancel("cancel behind a seal on its way", "u0", "ALREADY_DELIVERED", sealed)
+                self._cancel("cancel behind a seal again", "u0", "ALREADY_DELIVERED", "a seal")
+            elif self.has("cancel_by_key"):
+                self._cancel_key("cancel_key behind a seal on its way", "v", "ALREADY_DELIVERED", sealed, again="ALREADY_DELIVERED")
+        self._tick("tick that hands over", 6_000)
+        self._cancel("cancel behind a hand-over", "u0", "ALREADY_DELIVERED", "tick that hands over")
+        self._add("flush of nothing", "flush", done(self.store.flush), "DONE", "DONE")
+
+
+_DONE_BY: Final = {"ack": "ACKED", "change_invisible": "CHANGED", "release": "RELEASED", "reject": "REJECTED"}
+_DONE: Final = frozenset(_DONE_BY.values())

@@ -1,0 +1,108 @@
+"""A script of large calls, of over 1,000 rows or above 1 MiB: what an engine splits, it splits there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import ClassVar, Final
+
+from rmqstore import ManualClock, Message, Store
+from rmqstore_conformance.faults.script import Answer, Call, Script, done, messages_of, outcomes_of
+
+ROWS: Final = 1_100
+MOST: Final = 1_024
+"""One pop gives no more."""
+
+_FAR_MS: Final = 500_000
+_LONG_MS: Final = 300_000
+_TOPIC: Final = "large"
+
+
+class Large(Script):
+    """See the module; what a call left is removed before the next kind, so that there is never much to look at."""
+
+    name: ClassVar[str] = "large"
+
+    def __init__(self, store: Store, clock: ManualClock, notes: dict[str, list[str]] | None = None) -> None:
+        super().__init__(store, clock, notes)
+        self._send("send_batch", messages_of("a", ROWS, _TOPIC, body=hashlib.shake_128(b"noise").digest(1_100)))
+        self._settled()
+        self._buried()
+        self._revived()
+        self._add("delete_topic", "delete_topic", done(lambda: store.delete_topic(_TOPIC)), "DONE", "DONE")
+        self._timers()
+
+    def _add(self, name: str, operation: str, make: Callable[[], Answer], outcome: str, again: str | None = None) -> None:
+        assert name not in self.calls, name
+        self.calls[name] = Call(operation, make, outcome, again, size="large")
+
+    def _tick(self, name: str, ms: int) -> None:
+        self.calls[name] = Call("tick", lambda: self.tick(ms), "MOVED", size="large", may_halt=True)
+
+    def _send(self, name: str, messages: list[Message]) -> None:
+        marks = [f"{name} {number}".encode() for number in range(2)]
+
+        def make() -> Answer:
+            receipts = self.store.send_batch(messages, marks=marks)
+            self.notes[name] = [each.handle or "" for each in receipts]
+            return Answer("REPEATED" if receipts.repeated else "APPLIED")
+
+        later = "" if messages[0].deliver_at_ms is None else " later"
+        self._add(name, f"send_batch{later}", make, "APPLIED", "REPEATED")
+
+    def _pop(self, name: str, group: str, invisible_ms: int = _LONG_MS) -> None:
+        def make() -> Answer:
+            popped = self.store.pop(_TOPIC, group, max_messages=MOST, invisible_ms=invisible_ms, queue=0, attempt_id=name.replace(" ", "-"))
+            return self.given(name, popped)
+
+        self._add(name, "pop", make, "GIVEN", "GIVEN")
+
+    def _settled(self) -> None:
+        """Add calls that take the receipts of one pop, or of several."""
+        store, notes = self.store, self.notes
+        self._pop("pop to ack", "a")
+        self._pop("pop the rest to ack", "a")
+        self._add(
+            "ack over several pops",
+            "ack",
+            lambda: outcomes_of(store.ack(notes["pop to ack"] + notes["pop the rest to ack"])),
+            "ACKED",
+            "ALREADY_ACKED",
+        )
+        self._pop("pop to change", "b")
+        self._add("change", "change_invisible", self._changed, "CHANGED", "STALE")
+        self._add("release", "release", lambda: outcomes_of(store.release(notes["change"])), "RELEASED", "STALE")
+        self._add("delete_group", "delete_group", done(lambda: store.delete_group("b")), "DONE", "DONE")
+
+    def _changed(self) -> Answer:
+        results = self.store.change_invisible(self.notes["pop to change"], invisible_ms=_LONG_MS + 1)
+        self.notes["change"] = [each.receipt.text() for each in results if each.receipt is not None]
+        return outcomes_of([each.outcome for each in results])
+
+    def _buried(self) -> None:
+        """Add calls about dead letters."""
+        store, notes = self.store, self.notes
+        self._pop("pop to reject", "c")
+        self._add("reject", "reject", lambda: outcomes_of(store.reject(notes["pop to reject"], reason="x" * 1_000)), "REJECTED", "STALE")
+        self._add("resend_dead", "resend_dead", lambda: Answer(str(store.resend_dead(store.dead_letters("c")))), str(MOST), "0")
+        self._pop("pop what was resent", "c")
+        self._add("reject again", "reject", lambda: outcomes_of(store.reject(notes["pop what was resent"])), "REJECTED", "STALE")
+        self._add("drop_dead", "drop_dead", lambda: Answer(str(store.drop_dead(store.dead_letters("c")))), str(MOST), "0")
+        self._add("delete the group of letters", "delete_group", done(lambda: store.delete_group("c")), "DONE", "DONE")
+
+    def _revived(self) -> None:
+        """Add ticks that give back what expired, and bury it the next time."""
+        self._pop("pop briefly", "d", 100)
+        self._tick("tick that revives", 1_000)
+        self._pop("pop what was revived", "d", 100)
+        self._tick("tick that buries", 2_000)
+
+    def _timers(self) -> None:
+        store, notes = self.store, self.notes
+        self._send("send_batch later", messages_of("t", ROWS, _TOPIC, due_ms=(_FAR_MS, _FAR_MS + 70), keys=("t",)))
+        self._add("cancel", "cancel", lambda: outcomes_of(store.cancel(notes["send_batch later"][20:])), "CANCELLED", "CANCELLED")
+        self._send("send_batch now and later", messages_of("u", ROWS, _TOPIC, due_ms=(3_000, 3_050, None), keys=("u",)))
+        if self.has("cancel_by_key"):
+            self._send("send_batch with a key", messages_of("v", ROWS, _TOPIC, due_ms=(_FAR_MS,), keys=("v",)))
+            self._add("cancel_key", "cancel_key", lambda: outcomes_of(store.cancel_key(_TOPIC, "v")), "CANCELLED", "NOTHING")
+        self._tick("tick that hands over", 4_000)

@@ -1,0 +1,34 @@
+"""The scripts, by their names, and how one goes when nothing disturbs it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rmqstore import ManualClock
+from rmqstore_conformance.faults.answers import Answers
+from rmqstore_conformance.faults.large import Large
+from rmqstore_conformance.faults.script import START_MS, Answer, Call, Play, Script, Step, open_script
+from rmqstore_conformance.faults.showing import show
+from rmqstore_conformance.faults.workload import Workload
+from rmqstore_conformance.stores import Pair, directory
+
+SCRIPTS: Final[dict[str, type[Script]]] = {each.name: each for each in (Workload, Answers, Large)}
+
+
+def play_of(pair: Pair, settings: dict[str, Any], script: str = Workload.name) -> Play:
+    """Play a script undisturbed; whether its calls do what they should is for the other cases to say."""
+    clock = ManualClock(START_MS)
+    opening = Call("open", lambda: Answer("DONE"))
+    with directory() as root, open_script(root / "store", pair, settings, clock) as store:
+        steps = [Step("open", opening, START_MS, Answer("DONE"), show(store))]
+        for name, call in SCRIPTS[script](store, clock).calls.items():
+            try:
+                answer = call()
+            except AssertionError as error:
+                error.add_note(f"undisturbed, on {pair}: step {len(steps)} ({name})")
+                raise
+            steps.append(Step(name, call, clock.now_ms(), answer, show(store)))
+    for step in steps:
+        wrong = step.shown["wrong"] + step.shown["contradictions"] + step.shown["parked"]
+        assert not wrong, f"the undisturbed store is damaged after {step.name}: {wrong}"
+    return Play(pair, script, steps)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from rmqstore.contract import GroupProgress, MessageState, PopStore, TimerStore, TopicInfo
 from rmqstore.deadletters import letters_in
 from rmqstore.errors import IllegalArgumentError
-from rmqstore.message import DLQ_PREFIX, MAX_TIME_MS, PARKED_TOPIC, RETRY_PREFIX, Message, PoppedMessage
+from rmqstore.message import BEHIND_ALL_MS, DLQ_PREFIX, PARKED_TOPIC, RETRY_PREFIX, Message, PoppedMessage
 
 _PAGE = 1024
 
@@ -86,7 +86,7 @@ def look_up(timers: TimerStore, pops: PopStore, wanted: Wanted) -> list[Whereabo
 def _pending(timers: TimerStore, pops: PopStore, wanted: Wanted) -> Iterator[Whereabouts]:
     after: tuple[int, int] | None = None
     while True:
-        page = timers.scan(0, MAX_TIME_MS, after, _PAGE, pops.timer_cursor())
+        page = timers.scan(0, BEHIND_ALL_MS, after, _PAGE, pops.timer_cursor())
         for timer in page.timers:
             message = timer.message
             if wanted.topic in (None, message.topic) and wanted.is_it(message):

@@ -23,6 +23,8 @@ MAX_PROPERTIES_BYTES: Final = 32_767
 MAX_ID_BYTES: Final = 255
 MAX_GROUP_KEY_BYTES: Final = 255
 MAX_TIME_MS: Final = 2**62
+BEHIND_ALL_MS: Final = MAX_TIME_MS + 1
+"""The end of a range of times that leaves none out."""
 MAX_POP: Final = 1024
 MAX_QUEUES: Final = 1024
 MAX_MARK_BYTES: Final = 255

@@ -39,9 +39,9 @@ from rmqstore.errors import (
 )
 from rmqstore.lookup import Wanted, Whereabouts, look_up
 from rmqstore.message import (
+    BEHIND_ALL_MS,
     MAX_ID_BYTES,
     MAX_PROPERTIES_BYTES,
-    MAX_TIME_MS,
     PARKED_TOPIC,
     RESERVED_PREFIXES,
     PoppedMessage,
@@ -141,7 +141,7 @@ class Reading:
         for number in after or ():
             check_time_ms("a number of after", number)
         lower_ms, upper_ms = time_ms("from_", from_, from_ms), time_ms("to", to, to_ms)
-        return self._timers.scan(lower_ms or 0, MAX_TIME_MS if upper_ms is None else upper_ms, after, limit, self._pops.timer_cursor())
+        return self._timers.scan(lower_ms or 0, BEHIND_ALL_MS if upper_ms is None else upper_ms, after, limit, self._pops.timer_cursor())
 
     def lag(self, topic: str, group: str) -> Lag:
         """Return how far a group is behind on a topic, exactly."""

@@ -12,7 +12,7 @@ from rmqstore.clock import Clock, SystemClock
 from rmqstore.contract import PendingTimer
 from rmqstore.directory import MANIFEST_NAME, read_manifest
 from rmqstore.errors import ConfigError, IllegalArgumentError, StoreLockedError, StorePathError, UnsupportedOperationError
-from rmqstore.message import DLQ_PREFIX, MAX_TIME_MS, RESERVED_PREFIXES
+from rmqstore.message import DLQ_PREFIX, RESERVED_PREFIXES
 from rmqstore.opening import checked_path
 from rmqstore.plugins import get_plugins
 from rmqstore.reading import Reading
@@ -170,8 +170,8 @@ def _instead(given: str, names: Collection[str], shown: Collection[str]) -> str:
     return f"it has {', '.join(sorted(shown)[:10])}" + (f" and {len(shown) - 10} more" if len(shown) > 10 else "")
 
 
-def pending_timers(store: Reading, from_ms: int = 0, to_ms: int = MAX_TIME_MS) -> Iterator[PendingTimer]:
-    """Yield the pending timers that are due in ``from_ms <= due < to_ms``, by due time, page after page."""
+def pending_timers(store: Reading, from_ms: int = 0, to_ms: int | None = None) -> Iterator[PendingTimer]:
+    """Yield the pending timers that are due in ``from_ms <= due < to_ms``, by due time, page after page; None for no end."""
     after = None
     while True:
         page = store.scan(from_ms=from_ms, to_ms=to_ms, after=after, limit=_PAGE)

@@ -94,7 +94,7 @@ def timers(
         if topic is not None:
             stores.require_topic(opened, topic, or_timers=True)
         if as_list:
-            listed = _pending(opened, start_ms or 0, MAX_TIME_MS if end_ms is None else end_ms, topic)
+            listed = _pending(opened, start_ms or 0, end_ms, topic)
             if as_json:
                 show.document_with(show.times_document(now=now_ms), "timers", (_document(timer) for timer in listed))
             else:
@@ -111,7 +111,7 @@ def timers(
 
 
 def _histogram(store: Reading, start_ms: int, end_ms: int | None, buckets: int, topic: str | None) -> Histogram:
-    due_ms = None if topic is None else np.array([timer.deliver_at_ms for timer in _pending(store, 0, MAX_TIME_MS, topic)], np.int64)
+    due_ms = None if topic is None else np.array([timer.deliver_at_ms for timer in _pending(store, 0, None, topic)], np.int64)
     if due_ms is None:
         whole = store.pending()
         total, earliest_ms, latest_ms = whole.total, whole.earliest_ms, whole.latest_ms
@@ -254,7 +254,7 @@ def _histogram_document(histogram: Histogram, now_ms: int) -> dict[str, Any]:
 # ---------------------------------------------------------------- the timers themselves
 
 
-def _pending(store: Reading, from_ms: int, to_ms: int, topic: str | None) -> Iterator[PendingTimer]:
+def _pending(store: Reading, from_ms: int, to_ms: int | None, topic: str | None) -> Iterator[PendingTimer]:
     return (timer for timer in stores.pending_timers(store, from_ms, to_ms) if topic is None or timer.message.topic == topic)
 
 

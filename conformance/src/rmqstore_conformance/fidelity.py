@@ -74,7 +74,7 @@ def as_sent(message: PoppedMessage) -> Message:
 
 
 def _field(seen: Seen, name: str) -> Any:
-    found = seen[name] if isinstance(seen, Mapping) else getattr(seen, name)
+    found = seen.get(name) if isinstance(seen, Mapping) else getattr(seen, name, None)
     if isinstance(seen, Mapping) and name == "keys":
         return () if found is None else tuple(found)
     return found

@@ -6,13 +6,10 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
 
 import rmqstore
 from plugins.wheel.tests.broker_view import BROKER, bodies_of, running
@@ -39,7 +36,7 @@ from rmqstore.errors import IllegalArgumentError, StoreFullError
 from rmqstore.message import Message
 from rmqstore.ordered.layout import ATTEMPT, LEASES, after_prefix
 from rmqstore.ordered.tree_copy import copy_tree
-from rmqstore_conformance.model.draining_machine import PROFILE, DrainingMachine
+from rmqstore_conformance.model.history import Histories
 from rmqstore_conformance.stores import Pair
 from rmqstore_wheel.engine import WheelEngine
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
@@ -430,15 +427,10 @@ def test_any_history_agrees_with_the_revive_log(tmp_path: Path, seed: int) -> No
 
 
 def test_any_history_agrees_with_the_oracle() -> None:
-    class Buffered(DrainingMachine):
-        pair = Pair("wheel", "wheel")
-
-        def __init__(self) -> None:
-            super().__init__()
-            limits = {"pop__buffer_stay_ms": 2000, "pop__buffer_left_ms": 500, "pop__buffer_check_points": 6}
-            self.stores.open = partial(self.stores.open, pop__buffer=True, **limits)  # type: ignore[method-assign]
-
-    run_state_machine_as_test(Buffered, settings=settings(PROFILE, max_examples=15))
+    limits = {"pop__buffer": True, "pop__buffer_stay_ms": 2000, "pop__buffer_left_ms": 500, "pop__buffer_check_points": 6}
+    histories = Histories(Pair("wheel", "wheel"), settings=limits)
+    for number in range(8):
+        histories.run(f"buffered {number}", steps=80)
 
 
 @pytest.mark.parametrize("seed", range(6))

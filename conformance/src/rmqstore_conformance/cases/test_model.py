@@ -1,21 +1,37 @@
-"""Random histories of every engine and mixed pair against the oracle, checked after every step; see ``draining_machine``."""
+"""Random histories of every engine and mixed pair against the oracle; see ``rmqstore_conformance.model.history``."""
 
 from __future__ import annotations
 
-import hypothesis
+import os
+from collections.abc import Callable
+from typing import Final
+
 import pytest
-from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
 
-from rmqstore_conformance.model.draining_machine import PROFILE, SLOW, DrainingMachine
+from rmqstore_conformance.model.history import Histories
 from rmqstore_conformance.stores import Pair
+from rmqstore_conformance.targets import Target
+
+HISTORIES: Final = int(os.environ.get("RMQS_TEST_HISTORIES", "0"))
+"""So many histories in place of the usual number, to search long."""
 
 
-@pytest.mark.timeout(0 if SLOW else 900)
+@pytest.mark.timeout(0 if HISTORIES else 900)
 @pytest.mark.level("extended")
-@pytest.mark.needs("cancel_by_key", "fifo", "sql92_filter", "retention")
-@pytest.mark.clause("T1", "T2", "T3", "T10", "C1", "H1", "P1", "P5", "P7", "P9", "P14", "Q1", "Q2", "Q3", "K1")
-def test_any_history_agrees_with_the_oracle(pair: Pair, seed: int) -> None:
-    """Random calls on a store and on lists and dicts, side by side: every answer and all that can be seen is the same."""
-    machine = type("Machine", (DrainingMachine,), {"pair": pair})
-    run_state_machine_as_test(hypothesis.seed(seed)(machine), settings=settings(PROFILE, derandomize=False))
+@pytest.mark.clause("T1", "T2", "T3", "T10", "C1", "H1", "H2", "P1", "P5", "P7", "P9", "P11", "P14", "Q1", "Q2", "Q3", "R1", "K1", "I1")
+def test_any_history_agrees_with_the_oracle(pair: Pair, seed: int, target: Target, tell: Callable[[object], None]) -> None:
+    """Random calls on a store and on lists and dicts, side by side: every answer and all that can be seen is the same, whole."""
+    histories = Histories(pair)
+    for number in range(HISTORIES or target.times(10 if pair.durable else 30)):
+        histories.run(f"{seed} {number}", steps=120)
+    tell(histories.told())
+
+
+@pytest.mark.level("core")
+@pytest.mark.clause("T1", "T2", "T3", "T10", "C1", "H1", "H2", "P1", "P5", "P7", "P14", "K1", "I1")
+def test_any_history_of_core_calls_agrees_with_the_oracle(engine_pair: Pair, seed: int, tell: Callable[[object], None]) -> None:
+    """Random calls without anything optional, side by side with lists and dicts: every answer and all that can be seen is the same."""
+    histories = Histories(engine_pair, support=frozenset())
+    for number in range(10):
+        histories.run(f"{seed} core {number}", steps=100)
+    tell(histories.told())

@@ -10,12 +10,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
 from rmqstore import AckOutcome, ChangeOutcome, Lag, Message, PoppedMessage, RejectOutcome, ReleaseOutcome
 from rmqstore.contract import Subscription
 from rmqstore.deadletters import DeadLetter
+from rmqstore.message import (
+    PROPERTY_DLQ_ATTEMPTS,
+    PROPERTY_DLQ_REASON,
+    PROPERTY_ORIGIN_ID,
+    PROPERTY_ORIGIN_TOPIC,
+    dlq_topic,
+    reason_text,
+    retry_topic,
+)
+from rmqstore_conformance.fidelity import check, differences
 
 RETRY = -1
 """The source of a lease that came from the retry topic; other sources are queue numbers."""
@@ -36,6 +47,11 @@ class Entry:
     counted: int = 0
     first_pop_ms: int | None = None
 
+    def lying(self, topic: str, queue: int, offset: int) -> dict[str, Any]:
+        """Return what is known of the message where it lies, beside what was sent."""
+        place = {"topic": topic, "queue_id": queue, "queue_offset": offset}
+        return {**place, "store_ms": self.store_ms, "attempt": self.counted, "first_pop_ms": self.first_pop_ms}
+
 
 @dataclass
 class Queue:
@@ -47,7 +63,7 @@ class Queue:
 
 @dataclass
 class Held:
-    """One lease; ``ended`` is None while it runs."""
+    """One lease; ``ended`` is None while it runs, then says how: acked, moved (changed, or given back), erased with its topic or group."""
 
     entry: Entry
     topic: str
@@ -59,17 +75,39 @@ class Held:
     ended: str | None = None
     is_backing_off: bool = False
     reason: str = ""
+    moved_by: str = ""
 
 
 @dataclass
 class Letter:
-    """A dead letter; it ``counts`` in the lag until its topic is deleted."""
+    """A dead letter; it ``counts`` in the lag until its topic is deleted. Its ``offset`` is None until it was seen."""
 
     entry: Entry
     origin: str
     died_ms: int
     reason: str
     counts: bool = True
+    offset: int | None = None
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Those of the message, and what the store adds."""
+        return {
+            **self.entry.message.properties,
+            PROPERTY_DLQ_REASON: self.reason,
+            PROPERTY_DLQ_ATTEMPTS: str(self.entry.counted),
+            PROPERTY_ORIGIN_TOPIC: self.origin,
+            PROPERTY_ORIGIN_ID: str(self.entry.message.message_id),
+        }
+
+    def differences(self, found: DeadLetter, group: str) -> list[str]:
+        """Return how a listed letter differs from this one."""
+        sent = self.entry.message
+        told = (found.group, found.reason, found.attempts, found.origin_topic, found.origin_message_id, found.died_ms)
+        facts = (group, self.reason, self.entry.counted, self.origin, sent.message_id, self.died_ms)
+        lying = Entry(sent, self.died_ms).lying(dlq_topic(group), 0, found.message.queue_offset if self.offset is None else self.offset)
+        lines = [] if told == facts else [f"told of it: expected {facts}, seen {told}"]
+        return lines + differences(sent, found.message, **lying, properties=self.properties)
 
 
 @dataclass
@@ -84,6 +122,8 @@ class Standing:
     retry: Queue = field(default_factory=Queue)
     retry_offset: int = 0
     expired: int = 0
+    is_loose: bool = False
+    """Whether messages came to the retry topic in an order that is not known yet."""
 
 
 class PopOracle:
@@ -109,11 +149,12 @@ class PopOracle:
         self.live: dict[str, Held] = {}
         self.letters: dict[str, list[Letter]] = {}
         self.attempts: dict[tuple[str, str, str], tuple[int, list[str]]] = {}
-        self.deliveries: Counter[tuple[str, str]] = Counter()
         self.latest_ms = -1
         self.group_queues: dict[str, int] = {}
         self.arranged: set[str] = set()
         self.retries_of: dict[str, int] = {}
+        self.backoffs_of: dict[str, tuple[int, ...]] = {}
+        self.last_pop_ms = -1
 
     # ------------------------------------------------------------ what there is
 
@@ -243,8 +284,7 @@ class PopOracle:
             assert sorted(str(m.receipt) for m in got) == sorted(again), "a repeated attempt gets the same leases"
             for each in got:
                 held = self.live[str(each.receipt)]
-                facts = (held.entry.message.message_id, held.entry.counted + 1, held.entry.first_pop_ms)
-                assert (each.message_id, each.attempt, each.first_pop_ms) == facts
+                self._came_out(topic, group, held.source, each, held.entry, held.offset)
             return
         asked = [queue] if queue is not None else list(range(len(self.queues[topic])))
         sources = [RETRY, *asked]
@@ -262,7 +302,7 @@ class PopOracle:
             assert len(taken) <= free[source], "more than the in-flight limit lets out"
             assert [(m.queue_offset, m.message_id) for m in taken] == [(o, e.message.message_id) for o, e in listed[: len(taken)]]
             for each, (_, entry) in zip(taken, listed, strict=False):
-                self._lease(topic, group, source, each, entry, now + invisible)
+                self._lease(topic, group, source, each, entry, now, invisible)
             fresh = max(len(taken) - len(back[source]), 0)
             if source == RETRY:
                 at.retry_offset = taken[-1].queue_offset + 1 if fresh else at.retry_offset
@@ -282,30 +322,32 @@ class PopOracle:
         if attempt_id is not None and got:
             self.attempts[topic, group, attempt_id] = (now + invisible, [str(m.receipt) for m in got])
 
-    def _lease(self, topic: str, group: str, source: int, got: PoppedMessage, entry: Entry, expiry: int) -> None:
+    def _lease(self, topic: str, group: str, source: int, got: PoppedMessage, entry: Entry, now: int, invisible: int) -> None:
+        popped_ms = _pop_time_of(str(got.receipt))
+        assert now <= popped_ms <= max(now, self.last_pop_ms + 1), f"popped at {popped_ms}, now is {now}"
+        if entry.first_pop_ms is None:
+            entry = replace(entry, first_pop_ms=popped_ms)
+        self._came_out(topic, group, source, got, entry, got.queue_offset)
         sent = entry.message
-        assert (got.topic, got.body, got.tag, got.keys, got.message_group) == (topic, sent.body, sent.tag, sent.keys, sent.message_group)
-        assert dict(got.properties) == dict(sent.properties)
-        assert got.deliver_at_ms == sent.deliver_at_ms
-        assert got.attempt == entry.counted + 1
         if sent.deliver_at_ms is not None and source != RETRY:
             assert got.store_ms >= sent.deliver_at_ms, "handed over early"
-        if entry.first_pop_ms is not None:
-            assert got.first_pop_ms == entry.first_pop_ms
-        held = Held(
-            Entry(sent, entry.store_ms, entry.counted, got.first_pop_ms), topic, group, source, got.queue_offset, expiry, str(got.receipt)
-        )
-        self._hold(held)
-        self.deliveries[group, str(sent.message_id)] += 1
+        self._hold(Held(entry, topic, group, source, got.queue_offset, now + invisible, str(got.receipt)))
+
+    def _came_out(self, topic: str, group: str, source: int, got: PoppedMessage, entry: Entry, offset: int) -> None:
+        """Check a popped message, whole; one of a retry topic comes under the name of the topic that was popped."""
+        lying = entry.lying(topic, max(source, 0), offset)
+        check(entry.message, got, f"popped by {group!r}", **{**lying, "attempt": entry.counted + 1})
 
     def _hold(self, held: Held) -> None:
         assert held.receipt not in self.leases, "two leases share a receipt"
+        self.last_pop_ms = max(self.last_pop_ms, _pop_time_of(held.receipt))
         self.leases[held.receipt] = self.live[held.receipt] = held
 
     # ------------------------------------------------------------ the ends of leases
 
-    def _end(self, held: Held, how: str) -> None:
+    def _end(self, held: Held, how: str, moved_by: str = "") -> None:
         held.ended = how
+        held.moved_by = moved_by
         self.live.pop(held.receipt, None)
 
     def _outcome_is_open(self, held: Held) -> bool:
@@ -326,10 +368,10 @@ class PopOracle:
     ) -> set[ChangeOutcome]:
         held = self.leases[receipt]
         if held.ended is None:
-            self._end(held, "moved")
+            self._end(held, "moved", "changed")
             if new_receipt is not None:
                 new = Held(held.entry, held.topic, held.group, held.source, held.offset, expiry, new_receipt)
-                new.is_backing_off, new.reason = is_backing_off, reason
+                new.is_backing_off, new.reason = is_backing_off, reason_text(reason)
                 self._hold(new)
             return {ChangeOutcome.CHANGED}
         gone = {ChangeOutcome.STALE, ChangeOutcome.UNKNOWN}
@@ -348,14 +390,14 @@ class PopOracle:
     def reject(self, receipt: str, reason: str, now: int) -> set[RejectOutcome]:
         held = self.leases[receipt]
         if held.ended is None:
-            self._give_back(held, now, counted=True, rejected=reason or "rejected")
+            self._give_back(held, now, counted=True, rejected=reason_text(reason) or "rejected")
             return {RejectOutcome.REJECTED}
         gone = {RejectOutcome.STALE, RejectOutcome.UNKNOWN}
         known = {"acked": {RejectOutcome.ALREADY_ACKED}, "moved": {RejectOutcome.STALE}, "erased": gone}[held.ended]
         return known | gone if self._outcome_is_open(held) else known
 
     def _give_back(self, held: Held, now: int, *, counted: bool, may_die: bool = True, rejected: str = "") -> str:
-        self._end(held, "moved")
+        self._end(held, "moved", "rejected" if rejected else "revived" if counted else "released")
         at = self.standing(held.topic, held.group)
         entry = Entry(held.entry.message, now, held.entry.counted + counted, held.entry.first_pop_ms)
         run = at.unacked[held.source] if at.ordered and held.source != RETRY else None
@@ -370,6 +412,7 @@ class PopOracle:
             run[held.offset] = replace(entry, store_ms=held.entry.store_ms)
         else:
             at.retry.entries.append(entry)
+            at.is_loose = True
         return "retried"
 
     def revive(self, now: int) -> Counter[str]:
@@ -391,21 +434,28 @@ class PopOracle:
                 report[self._give_back(held, now, counted=True, may_die=not in_order or held.offset == head)] += 1
         return report
 
-    def reorder(self, topic: str, group: str, lying: Sequence[tuple[int, str, int, int | None]]) -> None:
-        """Take over the order of a retry topic, given as (offset, id, counted deliveries, first pop); what was popped keeps its place."""
+    def reorder(self, topic: str, group: str, lying: Sequence[PoppedMessage]) -> None:
+        """Take over the order of a retry topic from what lies there now; what was popped keeps its place.
+
+        What the upkeep of this very tick took is checked by where the queue begins.
+        """
         at = self.standing(topic, group)
-        pool = at.retry.entries[at.retry.first :]
+        at.is_loose = False
+        begin = lying[0].queue_offset if lying else len(at.retry.entries)
+        pool = at.retry.entries[begin:]
         ordered: list[Entry] = []
-        for offset, *facts in lying:
-            assert offset == at.retry.first + len(ordered)
-            matching = [each for each in pool if [each.message.message_id, each.counted, each.first_pop_ms] == facts]
-            assert matching, f"(id, count, first pop) {facts} lies in the retry topic of {group}, expected are {pool}"
-            ordered.append(next((each for each in matching if each is at.retry.entries[offset]), matching[0]))
+        for offset, seen in enumerate(lying, begin):
+            faults = [differences(each.message, seen, **each.lying(retry_topic(group, topic), 0, offset)) for each in pool]
+            assert [] in faults, (
+                f"in the retry topic of {group!r}, at {offset}, of {len(pool)} that may: {min(faults, key=len, default=[])}"
+            )
+            same = [each for each, found in zip(pool, faults, strict=True) if not found]
+            ordered.append(next((each for each in same if each is at.retry.entries[offset]), same[0]))
             pool = [each for each in pool if each is not ordered[-1]]
         assert not pool, f"missing from the retry topic: {pool}"
-        popped = max(at.retry_offset - at.retry.first, 0)
-        assert [id(each) for each in ordered[:popped]] == [id(each) for each in at.retry.entries[at.retry.first :][:popped]]
-        at.retry.entries[at.retry.first :] = ordered
+        popped = max(at.retry_offset - begin, 0)
+        assert [id(each) for each in ordered[:popped]] == [id(each) for each in at.retry.entries[begin:][:popped]]
+        at.retry.entries[begin:] = ordered
 
     # ------------------------------------------------------------ operators
 
@@ -416,7 +466,7 @@ class PopOracle:
         at.unacked.pop(queue, None)
         at.last_ms = max(at.last_ms, now)
         for held in self.held_by(topic, group, queue):
-            self._end(held, "moved")
+            self._end(held, "moved", "reset")
 
     def delete_topic(self, name: str) -> None:
         """Forget a topic; its dead letters stay and no longer count, since a new topic of the name is another one."""
@@ -431,6 +481,7 @@ class PopOracle:
     def delete_group(self, name: str) -> None:
         """Forget a group; its dead letters stay."""
         self.retries_of.pop(name, None)
+        self.backoffs_of.pop(name, None)
         self._erase(lambda topic, group: group == name)
 
     def _erase(self, is_meant: Callable[[str, str], bool]) -> None:
@@ -440,21 +491,14 @@ class PopOracle:
                 self._end(held, "erased")
 
     def take_over_letters(self, group: str, found: Sequence[DeadLetter]) -> None:
-        """Check the dead letters of a group; the order of those that died in one tick is taken over."""
+        """Check the dead letters of a group, whole; the order of those that died in one tick is taken over."""
         pool = list(self.letters.get(group, []))
         ordered = []
         for each in found:
-            matching = [
-                letter
-                for letter in pool
-                if (letter.entry.message.message_id, letter.origin, letter.died_ms)
-                == (each.origin_message_id, each.origin_topic, each.died_ms)
-                and (letter.entry.counted, letter.reason) == (each.attempts, each.reason)
-            ]
-            assert matching, f"{each} is a dead letter, expected are {pool}"
-            letter, sent = matching[0], matching[0].entry.message
-            assert (each.group, each.message.body, each.message.tag, each.message.keys) == (group, sent.body, sent.tag, sent.keys)
-            assert {**each.message.properties, **sent.properties} == dict(each.message.properties)
+            faults = [letter.differences(each, group) for letter in pool]
+            assert [] in faults, f"dead letter {each.message.queue_offset} of {group!r}: {min(faults, key=len, default=['expected none'])}"
+            letter = pool[faults.index([])]
+            letter.offset = each.message.queue_offset
             pool = [other for other in pool if other is not letter]
             ordered.append(letter)
         assert not pool, f"missing from the dead letters of {group}: {pool}"
@@ -471,6 +515,7 @@ class PopOracle:
                 to_topics.append(message)
             elif resend:
                 at.retry.entries.append(Entry(message, now))
+                at.is_loose = True
         return to_topics
 
     # ------------------------------------------------------------ retention
@@ -525,6 +570,10 @@ class PopOracle:
 def _as_sent_back(message: Message) -> Message:
     """Return a message as it is sent back from the dead letters: for now, in no queue yet."""
     return msgspec.structs.replace(message, deliver_at_ms=None, queue_id=None)
+
+
+def _pop_time_of(receipt: str) -> int:
+    return int(receipt.split(" ")[1])
 
 
 def _source_of(popped: PoppedMessage) -> int:

@@ -15,7 +15,7 @@ from rmqstore_conformance.model.pop_oracle import PopOracle
 
 @dataclass
 class Timer:
-    """One put: ``due`` is its deliver time, or its tick when it was sent without one."""
+    """One put: ``due`` is its deliver time, or its tick when it was sent without one; ``since`` is the open that took it."""
 
     seq: int
     tick: int
@@ -24,22 +24,71 @@ class Timer:
     sealed: bool = False
     cancelled: bool = False
     delivered: bool = False
+    handle: str = ""
+    since: int = 0
 
     @property
     def pending(self) -> bool:
         return not (self.cancelled or self.delivered)
 
 
+@dataclass
+class MarkedCall:
+    """A send with marks, as it was understood, and its first answer; ``form`` and ``sent`` are how it was made, ``life`` by which open."""
+
+    marks: tuple[bytes, ...]
+    is_timers: bool
+    messages: Sequence[Message]
+    handles: Sequence[str | None]
+    made_ms: int
+    form: dict[str, Any]
+    sent: Sequence[Message]
+    life: int
+
+
 class Oracle(PopOracle):
     """The state of one store, as its users may see it."""
 
-    def __init__(self, *, precision_ms: int = 1000, limit: int = 4096, cancel_memory_ms: int = 86_400_000, **pops: Any) -> None:
+    def __init__(
+        self,
+        *,
+        precision_ms: int = 1000,
+        limit: int = 4096,
+        cancel_memory_ms: int = 86_400_000,
+        mark_memory_ms: int = 7 * 86_400_000,
+        **pops: Any,
+    ) -> None:
         super().__init__(**pops)
+        self.mark_memory_ms = mark_memory_ms
+        self.marked: dict[tuple[bool, bytes], MarkedCall] = {}
+        self.made_ids: set[str] = set()
         self.precision_ms = precision_ms
         self.limit = limit
         self.cancel_memory_ms = cancel_memory_ms
         self.timers: list[Timer] = []
         self.until_ms = -1
+
+    # ------------------------------------------------------------ marks
+
+    def mark(self, call: MarkedCall) -> None:
+        """Take note of a call with marks."""
+        for mark in call.marks:
+            self.marked[call.is_timers, mark] = call
+
+    def may_be_forgotten(self, call: MarkedCall) -> bool:
+        """Say whether the memory of marks is over for a call."""
+        return self.latest_ms > call.made_ms + self.mark_memory_ms
+
+    def answers_to(self, marks: Sequence[bytes], *, is_timers: bool) -> list[MarkedCall | None]:
+        """Return the calls that a call with these marks may repeat, and None when it may be a new one."""
+        found: list[MarkedCall | None] = []
+        for mark in marks:
+            call = self.marked.get((is_timers, mark))
+            if call is not None:
+                found.append(call)
+                if not self.may_be_forgotten(call):
+                    return found
+        return [*found, None]
 
     # ------------------------------------------------------------ timers
 
@@ -48,9 +97,15 @@ class Oracle(PopOracle):
         rounded = -(-due // self.precision_ms) * self.precision_ms
         return min(rounded, now) if due <= now else rounded
 
-    def send(self, messages: Sequence[Message], now: int) -> list[Timer] | None:
-        """Take a batch: as timers when any row is in the future, else straight into the queues (then None)."""
-        if not any(each.deliver_at_ms is not None and each.deliver_at_ms > now for each in messages):
+    @staticmethod
+    def are_timers(messages: Sequence[Message], now: int, *, marked: bool) -> bool:
+        """Say whether a call is stored as timers: when any row is in the future, or any names a time and the call has marks (T4)."""
+        times = [each.deliver_at_ms for each in messages if each.deliver_at_ms is not None]
+        return bool(times) and (marked or max(times) > now)
+
+    def send(self, messages: Sequence[Message], now: int, *, marked: bool = False) -> list[Timer] | None:
+        """Take a batch: as timers, or straight into the queues (then None)."""
+        if not self.are_timers(messages, now, marked=marked):
             for each in messages:
                 self.enqueue(each, now)
             return None

@@ -1,0 +1,157 @@
+"""What operators do to a store: resets, dead letters, topics and groups that come and go, and looking for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from rmqstore import InitMode
+from rmqstore_conformance.model.chance import BACKOFFS_MS, Chance
+from rmqstore_conformance.model.machine import operation
+from rmqstore_conformance.model.places import copies_of, is_one_of, places_of
+from rmqstore_conformance.model.popping import PoppingMachine
+
+
+class OperatedMachine(PoppingMachine):
+    """A store with an operator."""
+
+    @operation(3)
+    def reset_offset(self, chance: Chance) -> None:
+        """Move a group on one queue or on all."""
+        topic, group = chance.pick(self.topics), chance.pick(self.groups)
+        if topic not in self.oracle.queues:
+            self.refused(lambda: self.store.reset_offset(topic, group, InitMode.MIN), "there is no topic")
+            self.saw("reset", "refused", "no topic")
+            return
+        queues = self.oracle.queues[topic]
+        number = chance.number(0, len(queues) - 1) if chance.one_in(2) or len(queues) == 1 else None
+        to: int | InitMode = chance.pick((InitMode.MIN, InitMode.MAX))
+        if number is not None and chance.one_in(2):
+            to = chance.number(queues[number].first, len(queues[number].entries))
+            if queues[number].first:
+                before = queues[number].first - 1
+                self.refused(lambda: self.store.reset_offset(topic, group, before, queue=number), "lies outside")
+                self.saw("reset", "refused", "before the first kept")
+        asked = range(len(queues)) if number is None else [number]
+        held = [each for source in asked for each in self.oracle.held_by(topic, group, source)]
+        self.store.reset_offset(topic, group, to, queue=number)
+        for each in asked:
+            at = to if isinstance(to, int) else {InitMode.MIN: queues[each].first, InitMode.MAX: len(queues[each].entries)}[to]
+            self.oracle.reset(topic, group, each, at, self.now)
+        kind = "fifo" if self.mode_of(topic, group) else "plain"
+        leases = "backing off" if any(each.is_backing_off for each in held) else "leases" if held else "no leases"
+        self.saw("reset", "moved", f"{kind}, {leases}")
+        self.saw("reset", "moved", to.name if isinstance(to, InitMode) else "an offset")
+
+    # ------------------------------------------------------------ dead letters
+
+    @operation(4, when=lambda machine: any(machine.oracle.letters.values()))
+    def remove_dead(self, chance: Chance) -> None:
+        """Resend or drop some letters; then the same call again, which finds none of them."""
+        group = chance.pick(sorted(group for group, letters in self.oracle.letters.items() if letters))
+        numbers = chance.some(range(len(self.oracle.letters[group])), 6)
+        self.remove_letters(group, numbers, resend=not chance.one_in(4))
+
+    def remove_letters(self, group: str, numbers: Sequence[int], *, resend: bool) -> None:
+        """Remove the letters with these numbers in the list of a group."""
+        letters = self.store.dead_letters(group)
+        self.oracle.take_over_letters(group, letters)
+        chosen = [letters[number] for number in numbers]
+        known = [self.oracle.letters[group][number] for number in sorted(set(numbers))]
+        remove = self.store.resend_dead if resend else self.store.drop_dead
+        assert remove(chosen) == len(set(numbers))
+        assert remove(chosen) == 0
+        for letter in known:
+            kind = "fifo" if self.mode_of(letter.origin, group) else "plain"
+            state = kind if letter.counts else f"{kind}, topic deleted since"
+            self.saw("resend" if resend else "drop", "removed", state)
+        self.arrived(self.oracle.remove_letters(group, known, self.now, resend=resend), in_order=False)
+        self.take_over_retries()
+
+    # ------------------------------------------------------------ coming and going
+
+    @operation(2)
+    def create_topic(self, chance: Chance) -> None:
+        """Make a topic, or widen it."""
+        topic = chance.pick(self.topics)
+        queues = self.plan.topics[topic] + (chance.one_in(4) and self.queues_of(topic) < 5)
+        is_new = topic not in self.oracle.queues
+        assert self.store.create_topic(topic, queues).queues == max(self.queues_of(topic), queues)
+        wider = queues > self.queues_of(topic)
+        self.oracle.create_topic(topic, queues)
+        self.oracle.arranged.add(topic)
+        self.saw("create topic", "made" if is_new else "widened" if wider else "as it was")
+
+    @operation(1)
+    def delete_topic(self, chance: Chance) -> None:
+        """Delete a topic; it comes again with its next message."""
+        topic = chance.pick(self.topics)
+        held = [each for each in self.oracle.live.values() if each.topic == topic]
+        state = "leases" if held else "timers" if any(each.message.topic == topic for each in self.oracle.pending()) else "nothing left"
+        self.saw("delete topic", "deleted" if topic in self.oracle.queues else "not there", state)
+        if any(each.is_backing_off for each in held):
+            self.saw("delete topic", "deleted", "leases that back off")
+        if any(run for (of, _), at in self.oracle.standings.items() if of == topic for run in at.unacked.values()):
+            self.saw("delete topic", "deleted", "fifo run")
+        self.store.delete_topic(topic)
+        self.oracle.delete_topic(topic)
+        self.deleted.add(topic)
+
+    @operation(2)
+    def set_group(self, chance: Chance) -> None:
+        """Give a group settings of its own, or none."""
+        group, retries, table = chance.pick(self.groups), chance.pick((None, 0, 1, 3)), chance.pick(BACKOFFS_MS)
+        self.store.set_group(group, max_retries=retries, backoff=[timedelta(milliseconds=each) for each in table])
+        self.oracle.retries_of.pop(group, None)
+        self.oracle.backoffs_of.pop(group, None)
+        if retries is not None:
+            self.oracle.retries_of[group] = retries
+        if table:
+            self.oracle.backoffs_of[group] = table
+        self.saw("set group", "set", "own retries" if retries is not None else "own table" if table else "none")
+
+    @operation(1)
+    def delete_group(self, chance: Chance) -> None:
+        """Delete a group; it comes again with its next pop."""
+        group = chance.pick(self.groups)
+        held = [each for each in self.oracle.live.values() if each.group == group]
+        letters = self.oracle.letters.get(group)
+        self.saw("delete group", "deleted", "leases" if held else "letters" if letters else "nothing left")
+        if any(run for (_, of), at in self.oracle.standings.items() if of == group for run in at.unacked.values()):
+            self.saw("delete group", "deleted", "fifo run")
+        self.store.delete_group(group)
+        self.oracle.delete_group(group)
+        self.deleted.add(group)
+
+    # ------------------------------------------------------------ looking for messages
+
+    @operation(3)
+    def find(self, chance: Chance) -> None:
+        """Ask where a message is, by id or by key, and get it (P14)."""
+        known = [each.message for each in self.oracle.timers[-20:]]
+        known += [each.message for queues in self.oracle.queues.values() for queue in queues for each in queue.entries[queue.first :][-20:]]
+        known += [held.entry.message for held in list(self.oracle.leases.values())[-20:]]
+        known += [letter.entry.message for letters in self.oracle.letters.values() for letter in letters]
+        if not known:
+            return
+        message = chance.pick(known)
+        for group in self.groups:
+            self.oracle.take_over_letters(group, self.store.dead_letters(group))
+        topic = chance.pick((None, message.topic))
+        asked = {"id": message.message_id}
+        expected = places_of(self.oracle, message_id=message.message_id, topic=topic)
+        if message.keys and chance.one_in(2):
+            asked = {"key": message.keys[0]}
+            expected = places_of(self.oracle, key=message.keys[0], topic=topic)
+        found = self.store.where(topic=topic, **asked)
+        for each in found:
+            faults = [place.differences(each) for place in expected]
+            assert [] in faults, f"where({asked}): {each.state} of {each.group!r}: {min(faults, key=len, default=['no such place'])}"
+            place = expected.pop(faults.index([]))
+            self.saw("find", place.state.name, "by id" if "id" in asked else "by key")
+        assert not expected, f"where({asked}) does not say {expected}"
+        if not found:
+            self.saw("find", "nothing")
+        got = self.store.get(str(message.message_id))
+        assert is_one_of(got, copies_of(self.oracle, str(message.message_id))), f"get({message.message_id!r}) gives {got}"
+        self.saw("get", "found" if got else "nothing")

@@ -9,6 +9,7 @@ from itertools import combinations, combinations_with_replacement
 import pytest
 
 from rmqstore_conformance.racing.arenas import Arena, KeyedTimers, Leases, Letters, Runs, Timers
+from rmqstore_conformance.racing.disk import waits_for_the_disk
 from rmqstore_conformance.racing.playing import player
 from rmqstore_conformance.stores import Stores
 from rmqstore_conformance.targets import Level, Target
@@ -18,8 +19,8 @@ Tell = Callable[[object], None]
 PLACES = {Level.CORE: 2, Level.EXTENDED: 3, Level.FULL: 3}
 """At how many places, chosen by chance, the first call of a race is interrupted, besides those between two of its locks."""
 
-SHARE_OF_CORE = 0.15
-"""Which part of the races of two different calls a run of the core plays; a fuller one plays them all."""
+RACES_OF_CORE = 16
+"""How many races of two different calls, of one kind and chosen by chance, a run of the core plays; a fuller one plays them all."""
 
 TRIPLES = 12
 
@@ -28,7 +29,9 @@ def races_of(kind: type[Arena], chance: random.Random, target: Target) -> list[t
     """Return the races of one kind: each call against itself, and against the others; in a fuller run some of three."""
     pairs = [each for each in combinations_with_replacement(kind.CALLS, 2) if not set(each) <= set(kind.READS)]
     if target.level is Level.CORE:
-        return [each for each in pairs if each[0] == each[1] or chance.random() < SHARE_OF_CORE]
+        chosen = [*(each for each in pairs if each[0] == each[1]), *kind.ALWAYS]
+        others = [each for each in pairs if each not in chosen]
+        return chosen + chance.sample(others, min(len(others), target.times(RACES_OF_CORE)))
     triples = [each for each in combinations(kind.CALLS, 3) if not set(each) & {*kind.READS, "tick"}]
     return pairs + chance.sample(triples, min(len(triples), target.times(TRIPLES)))
 
@@ -78,3 +81,21 @@ def test_x3_races_for_dead_letters(engine_stores: Stores, seed: int, target: Tar
 def test_x3_races_for_runs_in_order(engine_stores: Stores, seed: int, target: Target, tell: Tell) -> None:
     """X3: calls on one run of leases in order meet pops, a reset and a tick: there is one run at a time, and none loses its place."""
     play(engine_stores, Runs, seed, target, tell)
+
+
+# ---------------------------------------------------------------- syncs
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.clause("X3", "C2", "I1", "P4", "P5")
+def test_x3_no_answer_before_its_sync(engine_stores: Stores, seed: int, target: Target, tell: Tell) -> None:
+    """X3: a call that comes while another one syncs answers when what it did, and what its answer rests on, is durable, never before."""
+    runs = races = 0
+    for kind in (Leases, Timers, Letters):
+        chance = random.Random(f"{kind.__name__} {seed}")
+        pairs = [each for each in races_of(kind, chance, target) if len(each) == 2 and not set(each) & set(kind.READS)]
+        with player(engine_stores, kind) as played:
+            for calls in pairs:
+                waits_for_the_disk(played, (calls[0], calls[1]), chance, target.times(PLACES[target.level] * 2))
+        runs, races = runs + played.runs, races + len(pairs)
+    tell(f"{runs} runs of {races} races")

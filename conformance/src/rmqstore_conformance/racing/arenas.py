@@ -7,7 +7,7 @@ answers with plain data. Names and receipts are told apart by where they turn up
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -26,10 +26,12 @@ class Arena:
     Attributes:
         CALLS: names of its calls, each a method.
         READS: those that change nothing.
+        ALWAYS: races that even a short run plays.
     """
 
     CALLS: ClassVar[tuple[str, ...]] = ()
     READS: ClassVar[tuple[str, ...]] = ()
+    ALWAYS: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def __init__(self, stores: Stores, store: Store, number: int) -> None:
         self.store = store
@@ -61,11 +63,13 @@ class Arena:
 
     def outcome(self, answers: Iterable[object]) -> str:
         """Return the answers and everything that can be seen behind them, as a text that equal runs share."""
-        told = [f"{what}: {value}" for what, value in [*((f"answer {n}", each) for n, each in enumerate(answers)), *self.seen()]]
-        text = "\n".join(told)
+        return self.text([*answers, *self.seen()])
+
+    def text(self, told: Sequence[object]) -> str:
+        """Return what was told, a line each, with names and receipts as equal runs share them."""
         known: dict[str, str] = {}
-        text = re.sub(r"<([^<>]*)>", lambda found: known.setdefault(found[1], f"receipt {len(known)}"), text)
-        return text.replace(f"-{self.sign}", "")
+        lines = "\n".join(map(str, told))
+        return re.sub(r"<([^<>]*)>", lambda found: known.setdefault(found[1], f"receipt {len(known)}"), lines).replace(f"-{self.sign}", "")
 
     def seen(self) -> list[tuple[str, object]]:
         """Return what the race left behind, and what further calls answer."""
@@ -126,6 +130,20 @@ class Leases(Arena):
     """Two leases, one of which has come to its end, and two messages that are ready; the group may hold three leases."""
 
     READS: ClassVar[tuple[str, ...]] = ("lag", "leases", "offsets")
+    ALWAYS: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("ack", "release"),
+        ("ack", "change"),
+        ("ack", "reject"),
+        ("ack", "lag"),
+        ("ack ended", "tick"),
+        ("pop", "pop anew"),
+        ("pop", "ack"),
+        ("pop", "reset"),
+        ("pop", "lag"),
+        ("pop", "tick"),
+        ("send two", "pop"),
+        ("send two", "lag"),
+    )
     CALLS: ClassVar[tuple[str, ...]] = (
         "ack",
         "ack both",
@@ -239,6 +257,14 @@ class Timers(Arena):
     """A timer that is due, a later one of the same key, and calls of both sides by one mark."""
 
     READS: ClassVar[tuple[str, ...]] = ("pending", "scan", "lag", "read")
+    ALWAYS: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("cancel", "tick"),
+        ("cancel both", "tick"),
+        ("cancel both", "scan"),
+        ("schedule", "pending"),
+        ("schedule past", "tick"),
+        ("tick", "pending"),
+    )
     CALLS: ClassVar[tuple[str, ...]] = (
         "cancel",
         "cancel later",
@@ -331,6 +357,12 @@ class Letters(Arena):
     """Two dead letters that operators resend and drop at the same time, while their group goes on."""
 
     READS: ClassVar[tuple[str, ...]] = ("dead letters", "lag")
+    ALWAYS: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("resend", "drop"),
+        ("resend both", "pop"),
+        ("reject", "resend both"),
+        ("reject", "lag"),
+    )
     CALLS: ClassVar[tuple[str, ...]] = (
         "resend",
         "resend both",

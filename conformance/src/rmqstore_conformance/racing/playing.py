@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import NamedTuple
 
 from rmqstore import Store
@@ -17,7 +17,7 @@ from rmqstore.plugins import get_plugins
 from rmqstore_conformance.racing.arenas import Arena
 from rmqstore_conformance.racing.locks import turn_locks
 from rmqstore_conformance.racing.steps import Scope, Stepping
-from rmqstore_conformance.racing.turns import Call, Plan, Seat, Step, Turns, schedule_of
+from rmqstore_conformance.racing.turns import Call, Plan, Seat, Step, Stuck, Turns, schedule_of
 from rmqstore_conformance.stores import Stores
 
 _IN_STEPS = "tick"
@@ -29,10 +29,31 @@ _MOST_BETWEEN = 24
 """So many places between two locks of a call are tried at most; where an engine takes its locks once a call there is none."""
 
 
+class Answer(NamedTuple):
+    """What one call of a run answered, and what was durable then.
+
+    Attributes:
+        tickets: by side, the position that it had to wait for.
+        others: the same of each other call of the run, as far as that had come.
+        durable: by side, the position that was durable when it answered.
+    """
+
+    text: str
+    tickets: dict[str, int]
+    others: list[dict[str, int]]
+    durable: dict[str, int]
+
+    @property
+    def undurable(self) -> str:
+        """What it should have waited for, and did not."""
+        return ", ".join(f"{side} {at} of {self.durable[side]}" for side, at in self.tickets.items() if at > self.durable[side])
+
+
 class Run(NamedTuple):
     """What came out of one run, and how it went."""
 
     outcome: str
+    answers: list[Answer]
     schedule: str
     steps: list[Step]
     calls: list[Call]
@@ -56,27 +77,46 @@ class Player:
         self._store.tick()
         return self._kind(self._stores, self._store, self._number)
 
-    def played(self, calls: tuple[str, ...], plan: Plan) -> Run:
-        """Play one run."""
+    def played(self, calls: tuple[str, ...], plan: Plan, *, looks: bool = True) -> Run:
+        """Play one run; where nobody ``looks``, its outcome is the answers alone.
+
+        Raises:
+            AssertionError: a call failed, or answered before what it did was durable.
+        """
         self.runs += 1
         arena = self._arena()
-        answers: list[object] = [None] * len(calls)
+        told: list[object] = [None] * len(calls)
+        answers: list[Answer] = [Answer("", {}, [], {})] * len(calls)
         turns = Turns(plan)
+        threads: dict[int, Stepping] = {}
 
         def work(seat: Seat) -> None:
-            act = arena.act(calls[seat.number])
+            number = seat.number
+            act = arena.act(calls[number])
 
             def acted() -> None:
-                answers[seat.number] = act()
+                told[number] = act()
 
-            Stepping(seat, self._scope).run(acted)
+            threads[number] = Stepping(seat, self._scope)
+            threads[number].run(acted)
+            others = [dict(each.tickets) for at, each in threads.items() if at != number]
+            answers[number] = Answer(arena.text([told[number]]), threads[number].tickets, others, self._durable())
 
-        turns.run([work] * len(calls))
+        try:
+            turns.run([work] * len(calls))
+        except Stuck as error:
+            raise AssertionError(f"{' and '.join(map(repr, calls))} get stuck:\n{schedule_of(turns, plan)}\n{error}") from None
+        schedule = schedule_of(turns, plan)
         for number, error in turns.errors.items():
-            raise AssertionError(f"{calls[number]!r} fails, and says:\n{schedule_of(turns, plan)}") from error
-        run = Run(arena.outcome(answers), schedule_of(turns, plan), turns.steps, turns.calls)
+            raise AssertionError(f"{calls[number]!r} fails:\n{schedule}") from error
+        for number, answer in enumerate(answers):
+            assert not answer.undurable, f"{calls[number]!r} answers before it is durable ({answer.undurable}):\n{schedule}"
+        run = Run(arena.outcome(told) if looks else arena.text(told), answers, schedule, turns.steps, turns.calls)
         arena.tear_down()
         return run
+
+    def _durable(self) -> dict[str, int]:
+        return {"timers": self._store.timers.durable_position, "pops": self._store.pops.durable_position}
 
     def race(self, calls: tuple[str, ...], chance: random.Random, places: int) -> None:
         """Play a race by many plans: at each place between two locks of one call, and at so many others of each order.
@@ -109,8 +149,14 @@ class Player:
         own = [(at, step) for at, step in enumerate(run.steps, 1) if step.thread == order[0]]
         between = _between_locks(own, run.calls)[:_MOST_BETWEEN]
         bare = [at for at, step in own if step.call >= 0 and not step.locks and run.calls[step.call].name != _SYNC and at not in between]
+        nested = _before_another_lock(own)
         rest = [at for at, step in own if at not in between and at not in bare]
-        chosen = [*between, *_some(bare, places, chance), *_some(rest, (places + 1) // 3, chance)]
+        chosen = [
+            *between,
+            *_some(bare, places, chance),
+            *_some(nested, places, chance),
+            *_some(rest, (places + 1) // 3, chance),
+        ]
         plans = [Plan(order, (place,)) for place in chosen]
         behind = len(run.steps) - len(own)
         return plans + [
@@ -136,6 +182,12 @@ def _between_locks(own: list[tuple[int, Step]], calls: list[Call]) -> list[int]:
     return found
 
 
+def _before_another_lock(own: list[tuple[int, Step]]) -> list[int]:
+    """Return the places, each once, where a lock is held and another one is about to be taken: two orders of two locks get stuck there."""
+    found = {(step.code, step.line): at for (at, step), (_, behind) in pairwise(own) if 0 < step.locks < behind.locks}
+    return sorted(found.values())
+
+
 def _some(places: Sequence[int], count: int, chance: random.Random) -> list[int]:
     return chance.sample(places, min(len(places), count))
 
@@ -154,9 +206,9 @@ def _told(calls: tuple[str, ...], run: Run, expected: dict[str, str]) -> str:
 
 def _is_engine(name: str, packages: set[str]) -> bool:
     own = name.partition(".")[0]
-    return (
-        own in packages or (own.startswith("rmqstore") and own != "rmqstore_conformance") or name.startswith("rmqstore_conformance.proving")
-    )
+    if own == "rmqstore_conformance":
+        return name.startswith("rmqstore_conformance.proving")
+    return own in packages or own.startswith("rmqstore")
 
 
 @contextmanager
@@ -164,7 +216,7 @@ def player(stores: Stores, kind: type[Arena]) -> Iterator[Player]:
     """Open a store whose locks give the turn on."""
     packages = {type(get_plugins().load_engine(name)[1]).__module__.partition(".")[0] for name in stores.pair}
     with turn_locks(lambda name: _is_engine(name, packages)):
-        store = stores.open(max_in_flight=3, reclaim="age")
+        store = stores.open(f"races {kind.__name__}", max_in_flight=3, reclaim="age")
         yield Player(stores, store, kind)
         assert store.verify() == []
         store.close()

@@ -13,6 +13,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
 from rmqstore import Store
+from rmqstore.contract import Ticket, TimerStore
 from rmqstore_conformance.faults.interrupting import steps_of
 from rmqstore_conformance.racing.turns import Seat
 
@@ -65,9 +66,14 @@ class Scope:
 
 
 class Stepping:
-    """Takes the steps of one thread."""
+    """Takes the steps of one thread.
+
+    Attributes:
+        tickets: by side, the highest position of the tickets that its calls of that side gave.
+    """
 
     def __init__(self, seat: Seat, scope: Scope) -> None:
+        self.tickets: dict[str, int] = {}
         self._seat = seat
         self._turns = seat.turns
         self._scope = scope
@@ -92,7 +98,7 @@ class Stepping:
             self._turns.begin(self._seat, frame.f_code)
         return self._stepped(frame)
 
-    def _look(self, frame: FrameType, event: str, _: Any) -> Any:
+    def _look(self, frame: FrameType, event: str, result: Any) -> Any:
         if event == "opcode":
             if self._seat.locks > self._around or frame.f_lasti not in steps_of(frame.f_code):
                 return self._look
@@ -102,7 +108,15 @@ class Stepping:
         if event == "return" and frame is self._inside:
             self._inside, self._around = None, 0
             self._turns.end(self._seat)
+            self._note(frame, result)
         return self._look
+
+    def _note(self, frame: FrameType, result: object) -> None:
+        """Take down the ticket that a call of a side gives."""
+        given = result[-1] if isinstance(result, tuple) and result else result
+        if isinstance(given, Ticket):
+            side = "timers" if isinstance(frame.f_locals.get("self"), TimerStore) else "pops"
+            self.tickets[side] = max(self.tickets.get(side, 0), given.position)
 
     def _stepped(self, frame: FrameType) -> Any:
         self._turns.step(self._seat, frame.f_code, frame.f_lineno, self._seat.locks - self._around)

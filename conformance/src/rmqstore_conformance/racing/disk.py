@@ -1,0 +1,56 @@
+"""Answers and the disk: no call answers before all that its answer rests on is durable, whoever else syncs at that time.
+
+While one call stands at some place of its sync, another one runs to its end. What the other one did must be durable then. Also what the
+first one did, if the answer rests on that: if it is another one than without the first call, or if the call had nothing to write and has
+something without. Reads, a pop that gives nothing, a tick that moves nothing, and a refusal say nothing about the disk.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from itertools import permutations
+
+from rmqstore_conformance.racing.playing import Answer, Player, Run
+from rmqstore_conformance.racing.turns import Plan
+
+_SAYS_NOTHING = re.compile(r"\[\]|0|\(0, 0\)|\('\w+Error', .*\)", re.DOTALL)
+
+
+def waits_for_the_disk(player: Player, calls: tuple[str, str], chance: random.Random, places: int) -> None:
+    """Let each of two calls come while the other one is at the begin of its sync, or at one of so many other places of it.
+
+    Raises:
+        AssertionError: one answered too early.
+    """
+    alone = {call: player.played((call,), Plan((0,)), looks=False).answers[0] for call in calls}
+    for order in permutations(range(2)):
+        first, second = order
+        run = player.played(calls, Plan(order), looks=False)
+        for place in _places_of_syncs(run, first, chance, places):
+            run = player.played(calls, Plan(order, (place,)), looks=False)
+            answer = run.answers[second]
+            if not _rests_on_others(answer, alone[calls[second]]):
+                continue
+            early = [f"{side} {at}" for each in answer.others for side, at in each.items() if at > answer.durable[side]]
+            assert not early, (
+                f"{calls[second]!r} answers {answer.text!r}, which rests on {calls[first]!r}, before that is durable "
+                f"({', '.join(early)} of {answer.durable}):\n{run.schedule}"
+            )
+
+
+def _rests_on_others(answer: Answer, alone: Answer) -> bool:
+    """Say whether a call would have answered otherwise, or have written something, if the other one had not come first."""
+    if _SAYS_NOTHING.fullmatch(answer.text):
+        return False
+    return answer.text != alone.text or (any(alone.tickets.values()) and not any(answer.tickets.values()))
+
+
+def _places_of_syncs(run: Run, thread: int, chance: random.Random, count: int) -> list[int]:
+    """Choose lines of a thread's syncs, each once."""
+    found: dict[tuple[object, int], int] = {}
+    for at, step in enumerate(run.steps, 1):
+        if step.thread == thread and step.call >= 0 and run.calls[step.call].name == "sync":
+            found.setdefault((step.code, step.line), at)
+    begin, *others = sorted(found.values()) or [0]
+    return [begin, *chance.sample(others, min(count, len(others)))]

@@ -1,15 +1,22 @@
-"""Write docs/mutants.md from the mutants of the conformance suite; with ``-`` as argument print it instead."""
+"""Write docs/mutants.md from the mutants of the conformance suite and what was measured; with ``-`` as argument print it instead."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+import msgspec
 
 from rmqstore_conformance.clauses import clauses
 from rmqstore_conformance.proving import mutants_of_disks
 from rmqstore_conformance.proving.mutants import MUTANTS, WITHOUT_A_MUTANT
 from rmqstore_conformance.proving.mutants_of_disks import DiskMutant
+from rmqstore_conformance.proving.operators import OPERATORS
 from rmqstore_conformance.proving.planting import PREFIX, Mutant
+from rmqstore_conformance.proving.rates import EngineTally, Rates, Survivor, Tally
+
+FIGURES = Path(__file__).parent / "mutants.json"
 
 HEAD = f"""\
 # Mutants
@@ -18,7 +25,8 @@ Made by `docs/make_mutants.py` from `conformance/src/rmqstore_conformance/provin
 
 A suite that passes everything proves nothing. So it is tried on engines that are wrong: each is `memory` with one fault planted into it,
 and is named with the cases that must notice that. A test of `rmqstore-conformance` runs those cases: each fails on the mutant, and passes
-on `memory`.
+on `memory`. That says nothing about what the cases were not written for; [how much of that the suite notices](#how-much-the-suite-notices)
+is measured.
 
 A mutant is an engine like others, called `{PREFIX}NAME`:
 
@@ -49,6 +57,33 @@ TAIL = """
 """
 
 
+RATES = """
+## How much the suite notices
+
+Two samples of what is wrong, with the suite as the only judge. Each wrong engine runs in a process of its own.
+
+**Small changes of the source.** An operator changes one place of the `memory` engine or of the kit that engines are made with
+(`rmqstore.ordered`, the contract, and the calls of a store above it). The sample is drawn by a seed, evenly over modules and operators. A
+traced run on the sound engine tells which cases run through a line. Only these are run on a mutation, the shortest first, until one fails
+or does not end. They run on `memory`, then on `lmdb`, then on `lmdb` with packed timers, at level extended; nothing is killed there. What
+no case runs through is counted apart. A mutation that survives and that no user can tell from the sound engine is *equivalent*; it does
+not count.
+
+```
+python -m rmqstore_conformance.proving.rates mutations --sample {sample} --seed {seed} --judged mutations.jsonl
+```
+
+**Wrong engines.** Those above, and others that plug-in modules announce. The cases of the broken clause come first within each level. The
+run ends with the first of them that fails: then the engine is noticed *within* its clause. It goes on when a case fails that does not name
+the clause.
+
+```
+python -m rmqstore_conformance.proving.rates engines --level {level} --judged engines.jsonl {plugins}
+python -m rmqstore_conformance.proving.rates rates --mutations mutations.jsonl --engines engines.jsonl --into docs/mutants.json
+```
+"""
+
+
 def main() -> None:
     """Write the page, or print it."""
     if sys.argv[1:] == ["-"]:
@@ -65,12 +100,92 @@ def page() -> str:
     absent = "".join(
         f"| {_link(name)} | {WITHOUT_A_MUTANT[name]} |\n" for name in order if name in WITHOUT_A_MUTANT and name not in of_disks
     )
-    return HEAD + rows + OF_DISKS + "".join(map(_row, mutants_of_disks.MUTANTS)) + TAIL + absent
+    return HEAD + rows + OF_DISKS + "".join(map(_row, mutants_of_disks.MUTANTS)) + TAIL + absent + _rates()
 
 
 def _row(mutant: Mutant | DiskMutant) -> str:
     caught_by = ", ".join(f"`{case}`" for case in mutant.caught_by)
     return f"| `{mutant.name}` | {mutant.what} | {_link(mutant.clause)} | {caught_by} |\n"
+
+
+def _rates() -> str:
+    rates = msgspec.json.decode(FIGURES.read_bytes(), type=Rates)
+    sample = sum(_all(each) for each in rates.modules) + rates.stillborn
+    parts = [RATES.format(sample=sample, seed=rates.seed, level=rates.level, plugins=" ".join(rates.plugins))]
+    parts += [f"\n### Small changes, by operator\n\n{_summary(rates)}\n\n", _table("Operator", rates.operators, _meaning)]
+    parts += ["\n### Small changes, by module\n\n", _table("Module", rates.modules, lambda name: "")]
+    parts += ["\n### Small changes that no case notices\n\n", _survivors(rates.survivors)]
+    parts += ["\n### Wrong engines, by class\n\n", _engines("Class", rates.kinds)]
+    parts += ["\n### Wrong engines, by chapter of the contract\n\n", _engines("Clauses", rates.clauses)]
+    if rates.loose:
+        parts.append(
+            "\n### Wrong engines that no case of their clause notices\n\n| Engine | What is wrong | Clause | Other cases that fail |\n"
+        )
+        parts.append("|---|---|---|---|\n")
+        for each in rates.loose:
+            others = ", ".join(f"`{case}`" for case in each.outside) or "none"
+            parts.append(f"| `{each.engine.removeprefix(PREFIX)}` | {each.what} | {_link(each.clause)} | {others} |\n")
+    return "".join(parts)
+
+
+def _all(tally: Tally) -> int:
+    return tally.caught + tally.survived + tally.not_reached
+
+
+def _summary(rates: Rates) -> str:
+    whole = Tally(
+        name="",
+        **{field: sum(getattr(each, field) for each in rates.modules) for field in Tally.__struct_fields__ if field != "name"},
+    )
+    return (
+        f"Of {_all(whole)} changes of {len(rates.modules)} modules, cases run through {_all(whole) - whole.not_reached}; of these "
+        f"{whole.equivalent} are equivalent, and {whole.caught} of the others are noticed: {_percent(whole.rate)}, by the core alone "
+        f"{_percent(whole.core / (whole.caught + whole.survived - whole.equivalent))}."
+    )
+
+
+def _meaning(operator: str) -> str:
+    return f": {' '.join((OPERATORS[operator].__doc__ or '').replace('``', '`').split())}"
+
+
+def _table(name: str, tallies: Iterable[Tally], meaning: Callable[[str], str]) -> str:
+    head = f"| {name} | Noticed | By the core | Survived | Of these equivalent | Not run through | Rate |\n|---|---|---|---|---|---|---|\n"
+    return head + "".join(
+        f"| `{each.name}`{meaning(each.name)} | {each.caught} | {each.core} | {each.survived} | {each.equivalent} | {each.not_reached} "
+        f"| {_percent(each.rate)} |\n"
+        for each in tallies
+    )
+
+
+def _survivors(survivors: Sequence[Survivor]) -> str:
+    head = "| Where | Change | | Why |\n|---|---|---|---|\n"
+    rows = []
+    for each in survivors:
+        module, line, *_ = each.id.split(":")
+        change = f"`{_cell(each.before)}` → `{_cell(each.after)}`"
+        rows.append(f"| `{module}`:{line} {each.function} | {change} | {each.triage} | {each.why} |\n")
+    return head + "".join(rows)
+
+
+def _cell(code: str) -> str:
+    return code.replace("|", "\\|").replace("`", "'")
+
+
+def _engines(name: str, tallies: Iterable[EngineTally]) -> str:
+    head = f"| {name} | Engines | Noticed | Within its clause | By the core | Within its clause by the core |\n|---|---|---|---|---|---|\n"
+    return head + "".join(
+        f"| {each.name} | {each.engines} | {_of(each.caught, each)} | {_of(each.within, each)} | {_of(each.core, each)} "
+        f"| {_of(each.core_within, each)} |\n"
+        for each in tallies
+    )
+
+
+def _of(count: int, tally: EngineTally) -> str:
+    return f"{count} ({_percent(count / tally.engines)})"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
 
 
 def _link(clause: str) -> str:

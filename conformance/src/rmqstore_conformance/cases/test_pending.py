@@ -136,6 +136,24 @@ def test_t12_a_damaged_run_of_many_timers_parks_and_the_rest_goes_on(stores: Sto
     assert store.verify() == []
 
 
+@pytest.mark.clause("T12", "T10")
+@pytest.mark.parametrize("step_ms", [1000, 20_000], ids=["tick by tick", "all at once"])
+def test_t12_what_went_bad_of_one_call_stops_no_other(stores: Stores, step_ms: int) -> None:
+    """T12: timers of one call that are due one after the other may be stored as one: each piece is parked once, and the others come."""
+    store = stores.open()
+    for call in (0, 1):
+        store.send_batch([message(n, deliver_at_ms=START_MS + 1000 * (n + 1)) for n in range(call, 10, 2)])
+    pieces = damage_timers(store, b"body 2", b"body 6")
+    for _ in range(0, 20_000, step_ms):
+        stores.clock.advance(step_ms)
+        store.tick()
+    apart = ["m0", "m1", "m3", "m4", "m5", "m7", "m8", "m9"]
+    assert read_ids(store) == (apart if pieces == 2 else ["m1", "m3", "m5", "m7", "m9"])
+    assert len(store.parked()) == pieces
+    assert store.pending().total == 0
+    assert store.verify() == []
+
+
 @pytest.mark.clause("T12")
 @pytest.mark.parametrize("spoil", [flipped, cut(0), cut(10)], ids=["flipped", "empty", "10 bytes"])
 def test_t12_a_damaged_queue_entry_is_parked_by_the_pop(stores: Stores, spoil: Spoiling) -> None:

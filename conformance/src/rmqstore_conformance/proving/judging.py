@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -239,11 +239,16 @@ def reach_of(ground: Ground, level: str, modules: dict[str, Path], file: Path, *
 
 
 def judge_mutation(mutation: Mutation, reaches: dict[Ground, Reach], level: str) -> MutationVerdict:
-    """Run the cases that a mutation can make fail, ground by ground, the shortest first, until one fails."""
+    """Run the cases that a mutation can make fail, ground by ground, the shortest first, until one fails.
+
+    A case that passed on one ground is not run on the next, unless the mutation is of what is worked out at import: who uses that is
+    not known.
+    """
     started = time.monotonic()
     tried = 0
+    passed: set[str] = set()
     for ground, reach in reaches.items():
-        cases = reach.cases_at(mutation)
+        cases = {name: seconds for name, seconds in reach.cases_at(mutation).items() if name not in passed}
         if not cases:
             continue
         limits = {name: round(max(_QUICKEST_S, seconds * _SLOWER), 1) for name, seconds in cases.items()}
@@ -252,6 +257,8 @@ def judge_mutation(mutation: Mutation, reaches: dict[Ground, Reach], level: str)
             patience = 60 + 2 * sum(cases.values())
             found = _try(trial, ["--rmq-level", level, *ground.options], Path(directory), patience)
         tried += len(found.findings)
+        if mutation.function:
+            passed.update(each.case for each in found.findings if not each.failed)
         failed = next((each for each in found.findings if each.failed), None)
         verdict = "caught" if failed or not found.ended else "stillborn" if not found.findings else ""
         if verdict:
@@ -341,6 +348,7 @@ def judge_all(
     """Judge what is not judged yet, ``jobs`` at a time, and tell of each."""
     left = [each for each in wrong if each.id not in judged]
     with ThreadPoolExecutor(jobs) as pool:
-        for number, verdict in enumerate(pool.map(judge, left), 1):
+        for number, done in enumerate(as_completed([pool.submit(judge, each) for each in left]), 1):
+            verdict = done.result()
             judged.add(verdict)
             tell(f"{number}/{len(left)} {verdict.id} {verdict.verdict} {verdict.seconds:.0f} s")

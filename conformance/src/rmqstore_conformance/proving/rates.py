@@ -92,7 +92,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         seed, stillborn: of the sample of mutations; those that do not even open are left out of every rate.
-        level: how far the wrong engines' runs went.
+        level, plugins: of the wrong engines, how far their runs went, and the modules that announce them.
     """
 
     seed: int
@@ -101,6 +101,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     operators: list[Tally]
     survivors: list[Survivor]
     level: str
+    plugins: list[str]
     kinds: list[EngineTally]
     clauses: list[EngineTally]
     loose: list[Loose]
@@ -216,6 +217,7 @@ def rates_of(mutations: Sequence[MutationVerdict], engines: Sequence[EngineVerdi
         operators=_by(mutations, lambda each: each.mutation.operator, triaged),
         survivors=survivors,
         level=max((each.level for each in engines), default=""),
+        plugins=list(dict.fromkeys(each.plugin for each in engines)),
         kinds=_of_engines(engines, lambda each: each.kind or each.plugin.rpartition(".")[2]),
         clauses=_of_engines(engines, _letter),
         loose=[

@@ -20,7 +20,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from rmqstore.contract import Expired, Reclaim, UpkeepReport
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC, RETRY_PREFIX
-from rmqstore.ordered.leases import LEASED
 from rmqstore.ordered.popstate import PopState
 from rmqstore.ordered.queuelog import QueueLog
 from rmqstore.ordered.queues import Topic
@@ -172,16 +171,20 @@ class Retention:
 
     def _pinned(self, stage: Stage, holders: Iterable[Seat], first: int, wanted: int) -> int:
         """Return the first offset that any of the holders pins, or ``wanted`` when that is lower; none pins less than ``first``."""
+        running = self._state.running
+        bounds: list[tuple[int, bytes, Seat]] = []
         for seat in holders:
-            if wanted <= first:
-                break
             wanted = min(wanted, min(self._state.fifo.get(seat, ()), default=wanted))
-            for start, key in sorted((start, key) for key, start in self._state.running.get(seat, {}).items()):
-                if start >= wanted:
-                    break
-                lease = stage.lease(key)
-                if lease is not None and lease.live:
-                    wanted = min(wanted, lease.offsets[lease.states.index(LEASED)])
+            bounds += [(bound, key, seat) for key, bound in running.get(seat, {}).items() if bound < wanted]
+        # The lowest first: mostly it is the pin itself, so that one lease is read, however many groups hold the queue.
+        for bound, key, seat in sorted(bounds):
+            if bound >= wanted or wanted <= first:
+                break
+            lease = stage.lease(key)
+            leased = None if lease is None else lease.first_leased
+            if leased is not None:
+                running[seat][key] = leased
+                wanted = min(wanted, leased)
         return wanted
 
     def _raise(self, stage: Stage, topic: Topic, queue: int, first: int, target: int) -> None:

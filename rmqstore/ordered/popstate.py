@@ -108,6 +108,10 @@ class PopState:
         for group_id in self._readers.get(topic_id, ()):
             yield group_id, self.registered[group_id, topic_id]
 
+    def count_readers(self, topic_id: int) -> int:
+        """Return how many groups pop a topic."""
+        return len(self._readers.get(topic_id, ()))
+
     def forget_settings(self, group: str) -> None:
         """Forget the settings of a group."""
         self.group_settings.pop(group, None)

@@ -30,6 +30,9 @@ from rmqstore.ordered.standings import Registered, Seat, count_between
 _LOOKED_AT = 256
 """So many queues a step of upkeep looks at, so that it takes a few ms however many there are; each has its turn."""
 
+_READERS = 16
+"""So many groups that pop a topic are as much work as another queue."""
+
 ACTIVITY_PARTS = 8
 """A group's last activity is written once in this part of ``group_expiry_ms``, so that an empty pop costs no write."""
 
@@ -67,8 +70,9 @@ class Retention:
         return UpkeepReport(done, expired=self._note_expired(stage, expired))
 
     def _next_queues(self, count: int) -> Iterator[tuple[Topic, int]]:
-        """Yield up to ``count`` queues, none of them twice, that go on where the last ones ended; each has its turn."""
+        """Yield up to ``count`` queues, none of them twice, that go on where the last ones ended; fewer where many groups pop them."""
         left, topics = min(count, _LOOKED_AT), self._state.topics
+        work = left
         if len(topics) < left:
             left = min(left, sum(topic.queues for topic in topics.values()))
         while left > 0:
@@ -77,7 +81,8 @@ class Retention:
             for found in self._round:
                 yield found
                 left -= 1
-                if not left:
+                work -= 1 + self._state.count_readers(found[0].id) // _READERS
+                if not left or work <= 0:
                     return
             self._round = None
 
@@ -96,7 +101,7 @@ class Retention:
         expired: Counter[tuple[int, int]] = Counter()
         for group_id, _ in self._state.readers(topic.id):
             start = max(self._state.standing(group_id, topic.id, queue).next_offset, first)
-            if messages := count_between(gaps, start, target):
+            if start < target and (messages := count_between(gaps, start, target)):
                 expired[group_id, topic.id] = messages
         return expired
 
@@ -174,8 +179,10 @@ class Retention:
         running = self._state.running
         bounds: list[tuple[int, bytes, Seat]] = []
         for seat in holders:
-            wanted = min(wanted, min(self._state.fifo.get(seat, ()), default=wanted))
-            bounds += [(bound, key, seat) for key, bound in running.get(seat, {}).items() if bound < wanted]
+            if run := self._state.fifo.get(seat):
+                wanted = min(wanted, min(run))
+            if leases := running.get(seat):
+                bounds += [(bound, key, seat) for key, bound in leases.items() if bound < wanted]
         # The lowest first: mostly it is the pin itself, so that one lease is read, however many groups hold the queue.
         for bound, key, seat in sorted(bounds):
             if bound >= wanted or wanted <= first:

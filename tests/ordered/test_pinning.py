@@ -39,12 +39,12 @@ def send(pops: PopStore, count: int) -> None:
     pops.apply(PopTxn(appends=MessageBatch.of([Message("t", b"x", queue_id=0) for _ in range(count)])), NOW_MS)
 
 
-def pop(pops: PopStore, group: str, count: int) -> list[Receipt]:
-    return list(pops.pop(PopRequest("t", group, count, LEASED_MS), NOW_MS)[0].messages.receipts())
+def pop(pops: PopStore, group: str, count: int, topic: str = "t") -> list[Receipt]:
+    return list(pops.pop(PopRequest(topic, group, count, LEASED_MS), NOW_MS)[0].messages.receipts())
 
 
-def first_kept(pops: PopStore) -> int:
-    info = pops.topic("t")
+def first_kept(pops: PopStore, topic: str = "t") -> int:
+    info = pops.topic(topic)
     assert info is not None
     return info.min_offsets[0]
 
@@ -76,6 +76,22 @@ def test_after_an_open_upkeep_reads_each_lease_once() -> None:
     assert read_by_upkeep(kv, pops) == len(GROUPS)
     assert first_kept(pops) == 2
     assert read_by_upkeep(kv, pops) == 1
+
+
+def test_topics_that_many_groups_pop_are_looked_at_in_more_steps_but_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each group of a topic is work, so a step takes fewer of its queues, and at least one."""
+    monkeypatch.setattr("rmqstore.ordered.retention._LOOKED_AT", 8)
+    pops = opened(CountingKV())
+    names = [f"t{number}" for number in range(12)]
+    pops.apply(PopTxn(appends=MessageBatch.of([Message(name, b"x", queue_id=0) for name in names])), NOW_MS)
+    for name in names:
+        for group in GROUPS if name in ("t3", "t4") else GROUPS[:1]:
+            pops.apply(PopTxn(acks=pop(pops, group, 1, name)), NOW_MS)
+    steps = []
+    for _ in range(8):
+        pops.maintain(NOW_MS, 1024)
+        steps.append(sum(first_kept(pops, name) for name in names))
+    assert steps == [4, 6, 12, 12, 12, 12, 12, 12], "t3 ends the first step, and t4 leaves room for one more in the second"
 
 
 @pytest.mark.parametrize("seed", range(20))

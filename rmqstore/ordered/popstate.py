@@ -56,7 +56,8 @@ class PopState:
         self.standings: dict[Seat, Standing] = load_standings(kv)
         self.dead: dict[tuple[int, int], Dead] = load_dead(kv)
         self.registered: dict[tuple[int, int], Registered] = {}
-        self._readers: dict[int, set[int]] = {}
+        # Dicts, as one of plain numbers is nothing to Python's garbage collector, which would walk thousands of sets while all calls wait.
+        self._readers: dict[int, dict[int, None]] = {}
         for place, how in load_registered(kv).items():
             self.register(*place, how)
         self.kept: dict[tuple[int, int], int] = load_kept(kv)
@@ -93,13 +94,13 @@ class PopState:
     def register(self, group_id: int, topic_id: int, how: Registered) -> None:
         """Note how a group pops a topic."""
         self.registered[group_id, topic_id] = how
-        self._readers.setdefault(topic_id, set()).add(group_id)
+        self._readers.setdefault(topic_id, {})[group_id] = None
 
     def forget_registered(self, places: Iterable[tuple[int, int]]) -> None:
         """Forget that groups pop topics."""
         for group_id, topic_id in places:
             if self.registered.pop((group_id, topic_id), None) is not None:
-                self._readers[topic_id].discard(group_id)
+                self._readers[topic_id].pop(group_id, None)
                 if not self._readers[topic_id]:
                     del self._readers[topic_id]
 

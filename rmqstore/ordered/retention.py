@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from msgspec import structs
+
 from rmqstore.contract import Expired, Reclaim, UpkeepReport
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC, RETRY_PREFIX
 from rmqstore.ordered.popstate import PopState
@@ -111,7 +113,7 @@ class Retention:
         groups = self._state.group_names()
         for place, messages in expired.items():
             registered = self._state.registered[place]
-            stage.register(*place, registered._replace(expired=registered.expired + messages))
+            stage.register(*place, structs.replace(registered, expired=registered.expired + messages))
         return tuple(Expired(groups[group], self._state.topic_of(topic).name, count) for (group, topic), count in expired.items())
 
     def _wanted(self, stage: Stage, topic: Topic, queue: int, first: int) -> int:

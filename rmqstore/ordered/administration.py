@@ -59,7 +59,7 @@ class Administration:
             stage.set_standing(seat, Standing(target, standing.last_pop_ms, standing.in_flight))
         registered = stage.registered(group_id, topic.id)
         if registered is not None:
-            stage.register(group_id, topic.id, registered._replace(active_ms=max(stage.now_ms, registered.active_ms)))
+            stage.register(group_id, topic.id, msgspec.structs.replace(registered, active_ms=max(stage.now_ms, registered.active_ms)))
 
     def _running(self, stage: Stage, seat: Seat) -> Iterator[Lease]:
         for key in sorted(self._state.running.get(seat, ())):

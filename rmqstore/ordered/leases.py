@@ -121,6 +121,12 @@ class Lease:
         """How many messages are still leased."""
         return self.states.count(LEASED)
 
+    @property
+    def first_leased(self) -> int | None:
+        """The offset of the first message that is still leased; None when none is."""
+        at = self.states.find(LEASED)
+        return None if at < 0 else self.offsets[at]
+
     def index_of(self, offset: int) -> int | None:
         """Return which message lies at ``offset``, or None."""
         at = offset - self.offsets[0]

@@ -184,7 +184,7 @@ class PopImport:
                 known = self._state.registered.get(place)
                 how = Registered(row["is_ordered"], row["active_ms"], row["expired"])
                 if known is not None:
-                    how = how._replace(active_ms=max(how.active_ms, known.active_ms), expired=how.expired + known.expired)
+                    how = structs.replace(how, active_ms=max(how.active_ms, known.active_ms), expired=how.expired + known.expired)
                 self._write.put(META, Registered.key(*place), how.encode())
 
     def _group_settings(self, rows: pa.RecordBatch) -> None:

@@ -6,6 +6,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from rmqstore.contract import NO_RETRY, ORDERED_QID, RETRY_V2, InitMode, PopRequest, PopResult, Ticket, revive_qid_of
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import retry_topic
@@ -44,15 +46,12 @@ class _Taken(NamedTuple):
     next_offset: int
 
 
-class _Turn:
+class _Turn(msgspec.Struct, gc=False):
     """Whose turn it is for one (group, topic): the retry topic by its share, the queues one after the other (P13)."""
 
-    __slots__ = ("credit", "queue", "retry_queue")
-
-    def __init__(self) -> None:
-        self.credit = 0.0
-        self.queue = 0
-        self.retry_queue = 0
+    credit: float = 0.0
+    queue: int = 0
+    retry_queue: int = 0
 
 
 class _Look:

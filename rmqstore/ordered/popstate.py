@@ -41,7 +41,8 @@ class Left(NamedTuple):
 class PopState:
     """Topics, groups and standings by name and id; ``turn`` rotates the queue of messages that name none.
 
-    ``running`` holds, for each seat, the start offsets of its check points with running leases, which retention must not pass (Q1).
+    ``running`` holds, for each seat, its check points with running leases, each with an offset below which none of them is: retention must
+    not pass the first one that is leased (Q1). It is that one itself once the lease was changed or read in this session.
     ``backing_off`` are those of them that are waits for the next attempt.
     ``gone`` is what is left of deleted topics, by their names.
     ``pop_floor_ms`` is the latest pop time of standings that were deleted: what is made anew under their names pops later (P2).
@@ -55,7 +56,8 @@ class PopState:
         self.standings: dict[Seat, Standing] = load_standings(kv)
         self.dead: dict[tuple[int, int], Dead] = load_dead(kv)
         self.registered: dict[tuple[int, int], Registered] = {}
-        self._readers: dict[int, set[int]] = {}
+        # Dicts, as one of plain numbers is nothing to Python's garbage collector, which would walk thousands of sets while all calls wait.
+        self._readers: dict[int, dict[int, None]] = {}
         for place, how in load_registered(kv).items():
             self.register(*place, how)
         self.kept: dict[tuple[int, int], int] = load_kept(kv)
@@ -64,7 +66,8 @@ class PopState:
         self.running: dict[Seat, dict[bytes, int]] = {}
         self.backing_off: dict[Seat, set[bytes]] = {}
         for key, wait in kv.scan_all(LEASES, EXPIRY, after_prefix(EXPIRY)):
-            self.note_running(key[1 + U64.size :], runs=True, waits=bool(wait))
+            lease_key = key[1 + U64.size :]
+            self.note_running(lease_key, LEASE_KEY.unpack(lease_key)[3], waits=bool(wait))
         self.gone: dict[str, Left] = {}
         self.set_aside(load_gone(kv))
         stored = kv.get(META, NEXT_ID_KEY)
@@ -72,33 +75,32 @@ class PopState:
         self.pop_floor_ms = int.from_bytes(kv.get(META, POP_FLOOR_KEY) or b"", "big")
         self.turn = 0
 
-    def note_running(self, lease_key: bytes, *, runs: bool, waits: bool = False) -> None:
-        """Note that a check point has running leases, one that is a wait if it ``waits``, or has none any more."""
-        *place, start, _ = LEASE_KEY.unpack(lease_key)
-        seat = Seat(*place)
-        if runs and waits:
+    def note_running(self, lease_key: bytes, first: int | None, *, waits: bool = False) -> None:
+        """Note that a check point has running leases from offset ``first`` on, one that is a wait if it ``waits``; None: it has none."""
+        seat = Seat(*LEASE_KEY.unpack(lease_key)[:3])
+        if first is not None and waits:
             self.backing_off.setdefault(seat, set()).add(lease_key)
-        elif not runs and (waiting := self.backing_off.get(seat)) is not None:
+        elif first is None and (waiting := self.backing_off.get(seat)) is not None:
             waiting.discard(lease_key)
             if not waiting:
                 del self.backing_off[seat]
-        if runs:
-            self.running.setdefault(seat, {})[lease_key] = start
-        elif (starts := self.running.get(seat)) is not None:
-            starts.pop(lease_key, None)
-            if not starts:
+        if first is not None:
+            self.running.setdefault(seat, {})[lease_key] = first
+        elif (firsts := self.running.get(seat)) is not None:
+            firsts.pop(lease_key, None)
+            if not firsts:
                 del self.running[seat]
 
     def register(self, group_id: int, topic_id: int, how: Registered) -> None:
         """Note how a group pops a topic."""
         self.registered[group_id, topic_id] = how
-        self._readers.setdefault(topic_id, set()).add(group_id)
+        self._readers.setdefault(topic_id, {})[group_id] = None
 
     def forget_registered(self, places: Iterable[tuple[int, int]]) -> None:
         """Forget that groups pop topics."""
         for group_id, topic_id in places:
             if self.registered.pop((group_id, topic_id), None) is not None:
-                self._readers[topic_id].discard(group_id)
+                self._readers[topic_id].pop(group_id, None)
                 if not self._readers[topic_id]:
                     del self._readers[topic_id]
 
@@ -106,6 +108,10 @@ class PopState:
         """Yield the groups that pop a topic, and how they do."""
         for group_id in self._readers.get(topic_id, ()):
             yield group_id, self.registered[group_id, topic_id]
+
+    def count_readers(self, topic_id: int) -> int:
+        """Return how many groups pop a topic."""
+        return len(self._readers.get(topic_id, ()))
 
     def forget_settings(self, group: str) -> None:
         """Forget the settings of a group."""

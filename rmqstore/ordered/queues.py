@@ -14,7 +14,7 @@ _HEAD = struct.Struct(">IH?")
 _OFFSET = struct.Struct(">Q")
 
 
-class Topic(msgspec.Struct, frozen=True):
+class Topic(msgspec.Struct, frozen=True, gc=False):
     """A topic as it is kept: ``next_offsets[q]`` is where the next message of queue ``q`` goes; the last two are as in ``TopicInfo``."""
 
     id: int

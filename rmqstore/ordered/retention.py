@@ -18,9 +18,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from msgspec import structs
+
 from rmqstore.contract import Expired, Reclaim, UpkeepReport
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC, RETRY_PREFIX
-from rmqstore.ordered.leases import LEASED
 from rmqstore.ordered.popstate import PopState
 from rmqstore.ordered.queuelog import QueueLog
 from rmqstore.ordered.queues import Topic
@@ -30,6 +31,9 @@ from rmqstore.ordered.standings import Registered, Seat, count_between
 
 _LOOKED_AT = 256
 """So many queues a step of upkeep looks at, so that it takes a few ms however many there are; each has its turn."""
+
+_READERS = 16
+"""So many groups that pop a topic are as much work as another queue."""
 
 ACTIVITY_PARTS = 8
 """A group's last activity is written once in this part of ``group_expiry_ms``, so that an empty pop costs no write."""
@@ -68,8 +72,9 @@ class Retention:
         return UpkeepReport(done, expired=self._note_expired(stage, expired))
 
     def _next_queues(self, count: int) -> Iterator[tuple[Topic, int]]:
-        """Yield up to ``count`` queues, none of them twice, that go on where the last ones ended; each has its turn."""
+        """Yield up to ``count`` queues, none of them twice, that go on where the last ones ended; fewer where many groups pop them."""
         left, topics = min(count, _LOOKED_AT), self._state.topics
+        work = left
         if len(topics) < left:
             left = min(left, sum(topic.queues for topic in topics.values()))
         while left > 0:
@@ -78,7 +83,8 @@ class Retention:
             for found in self._round:
                 yield found
                 left -= 1
-                if not left:
+                work -= 1 + self._state.count_readers(found[0].id) // _READERS
+                if not left or work <= 0:
                     return
             self._round = None
 
@@ -97,7 +103,7 @@ class Retention:
         expired: Counter[tuple[int, int]] = Counter()
         for group_id, _ in self._state.readers(topic.id):
             start = max(self._state.standing(group_id, topic.id, queue).next_offset, first)
-            if messages := count_between(gaps, start, target):
+            if start < target and (messages := count_between(gaps, start, target)):
                 expired[group_id, topic.id] = messages
         return expired
 
@@ -107,7 +113,7 @@ class Retention:
         groups = self._state.group_names()
         for place, messages in expired.items():
             registered = self._state.registered[place]
-            stage.register(*place, registered._replace(expired=registered.expired + messages))
+            stage.register(*place, structs.replace(registered, expired=registered.expired + messages))
         return tuple(Expired(groups[group], self._state.topic_of(topic).name, count) for (group, topic), count in expired.items())
 
     def _wanted(self, stage: Stage, topic: Topic, queue: int, first: int) -> int:
@@ -172,16 +178,22 @@ class Retention:
 
     def _pinned(self, stage: Stage, holders: Iterable[Seat], first: int, wanted: int) -> int:
         """Return the first offset that any of the holders pins, or ``wanted`` when that is lower; none pins less than ``first``."""
+        running = self._state.running
+        bounds: list[tuple[int, bytes, Seat]] = []
         for seat in holders:
-            if wanted <= first:
+            if run := self._state.fifo.get(seat):
+                wanted = min(wanted, min(run))
+            if leases := running.get(seat):
+                bounds += [(bound, key, seat) for key, bound in leases.items() if bound < wanted]
+        # The lowest first: mostly it is the pin itself, so that one lease is read, however many groups hold the queue.
+        for bound, key, seat in sorted(bounds):
+            if bound >= wanted or wanted <= first:
                 break
-            wanted = min(wanted, min(self._state.fifo.get(seat, ()), default=wanted))
-            for start, key in sorted((start, key) for key, start in self._state.running.get(seat, {}).items()):
-                if start >= wanted:
-                    break
-                lease = stage.lease(key)
-                if lease is not None and lease.live:
-                    wanted = min(wanted, lease.offsets[lease.states.index(LEASED)])
+            lease = stage.lease(key)
+            leased = None if lease is None else lease.first_leased
+            if leased is not None:
+                running[seat][key] = leased
+                wanted = min(wanted, leased)
         return wanted
 
     def _raise(self, stage: Stage, topic: Topic, queue: int, first: int, target: int) -> None:

@@ -392,9 +392,9 @@ class Stage:
             else:
                 self._state.fifo.pop(seat, None)
         for key, (lease, live_before, is_new) in self._touched.items():
-            runs_now = LEASED in lease.states
-            if runs_now != bool(live_before) or is_new:
-                self._state.note_running(key, runs=runs_now, waits=lease.is_backing_off)
+            first = lease.first_leased
+            if first is not None or live_before or is_new:
+                self._state.note_running(key, first, waits=lease.is_backing_off)
 
 
 def origin_topic(group: str, topic: str) -> str:

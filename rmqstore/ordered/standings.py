@@ -78,7 +78,7 @@ def load_standings(kv: OrderedKV) -> dict[Seat, Standing]:
     return {Seat(*STANDING_KEY.unpack_from(key, 1)): Standing(*_VALUE.unpack(value)) for key, value in entries}
 
 
-class Registered(NamedTuple):
+class Registered(msgspec.Struct, frozen=True, gc=False):
     """How a group pops a topic: in order or not, which its first pop fixed, when it did last (ms), and what retention took from it."""
 
     is_ordered: bool
@@ -92,7 +92,7 @@ class Registered(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the stored form."""
-        return _REGISTERED.pack(*self)
+        return _REGISTERED.pack(self.is_ordered, self.active_ms, self.expired)
 
 
 def load_registered(kv: OrderedKV) -> dict[tuple[int, int], Registered]:

@@ -221,6 +221,8 @@ GLUED: Final[tuple[tuple[str, str, str, str], ...]] = (
 # ---------------------------------------------------------------- drawing
 
 _FAMILIES: Final[Mapping[str, tuple[Family[Any], ...]]] = {
+    "topic": NAMES,
+    "group": NAMES,
     "id": IDS,
     "key": KEYS,
     "tag": TAGS,
@@ -239,22 +241,31 @@ class Data:
     A label of a kind has one value as long as the case runs; two labels have two values.
 
     Attributes:
-        topic, group: what calls mean that name none.
+        usual_topic, usual_group: what calls mean that name none.
+        families: by kind of value.
     """
 
-    def __init__(self, seed: str, topic: str = "t", group: str = "g") -> None:
+    def __init__(self, seed: str, usual_topic: str = "t", usual_group: str = "g") -> None:
         chance = random.Random(seed)
-        self.topic = topic
-        self.group = group
-        self._families: dict[str, Family[Any]] = {kind: chance.choice(families) for kind, families in _FAMILIES.items()}
+        self.usual_topic = usual_topic
+        self.usual_group = usual_group
+        self.families: dict[str, Family[Any]] = {kind: chance.choice(families) for kind, families in _FAMILIES.items()}
         self._values: dict[str, dict[str, Any]] = {kind: {} for kind in _FAMILIES}
         self._labels: dict[str, str] = {}
 
     def _value(self, kind: str, label: str) -> Any:
         values = self._values[kind]
         if label not in values:
-            values[label] = self._families[kind].member(len(values))
+            values[label] = self.families[kind].member(len(values))
         return values[label]
+
+    def topic(self, label: str) -> str:
+        """Return a topic's name."""
+        return self._value("topic", label)  # type: ignore[no-any-return]
+
+    def group(self, label: str) -> str:
+        """Return a group's name."""
+        return self._value("group", label)  # type: ignore[no-any-return]
 
     def id(self, label: str) -> str:
         """Return a message id; :meth:`label` gives the label back."""
@@ -309,8 +320,8 @@ class Data:
         }
 
     def __str__(self) -> str:
-        drawn = (f"{kind}s: {self._families[kind].name}" for kind, values in self._values.items() if values)
-        return "; ".join([f"topic {self.topic}, group {self.group}", *drawn])
+        drawn = (f"{kind}s: {self.families[kind].name}" for kind, values in self._values.items() if values)
+        return "; ".join([f"topic {self.usual_topic}, group {self.usual_group}", *drawn])
 
 
 class Plain(Data):

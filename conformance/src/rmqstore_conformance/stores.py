@@ -137,7 +137,7 @@ def stores_of(pair: Pair) -> Iterator[Stores]:
 def message(number: int | str, topic: str | None = None, **fields: Any) -> Message:
     """Return a message to which the label ``m`` and ``number`` belongs, in the topic of the case; what is not given is drawn."""
     data, label = drawn(), f"m{number}"
-    made = {"topic": topic or data.topic, "message_id": data.id(label), **data.fields(label)}
+    made = {"topic": topic or data.usual_topic, "message_id": data.id(label), **data.fields(label)}
     return Message(**{**made, **fields})
 
 
@@ -185,7 +185,7 @@ def ids(messages: Any) -> list[str]:
 
 def pop_all(store: Store, topic: str | None = None, group: str | None = None, *, ack: bool = True, **options: Any) -> list[PoppedMessage]:
     """Pop until nothing comes any more, acking as it goes."""
-    topic, group = topic or drawn().topic, group or drawn().group
+    topic, group = topic or drawn().usual_topic, group or drawn().usual_group
     found: list[PoppedMessage] = []
     while popped := store.pop(topic, group, **{"max_messages": 1024, **options}):
         found += popped
@@ -196,7 +196,7 @@ def pop_all(store: Store, topic: str | None = None, group: str | None = None, *,
 
 def read_ids(store: Store | ReadStore, topic: str | None = None, queue: int = 0) -> list[str]:
     """Return the labels of what is in one queue of any topic, system topics included."""
-    topic = topic or drawn().topic
+    topic = topic or drawn().usual_topic
     if store.pops.topic(topic) is None:
         return []
     found: list[str] = []

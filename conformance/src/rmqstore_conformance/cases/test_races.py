@@ -27,7 +27,7 @@ TRIPLES = 12
 
 def races_of(kind: type[Arena], chance: random.Random, target: Target) -> list[tuple[str, ...]]:
     """Return the races of one kind: each call against itself, and against the others; in a fuller run some of three."""
-    pairs = [each for each in combinations_with_replacement(kind.CALLS, 2) if not set(each) <= set(kind.READS)]
+    pairs: list[tuple[str, ...]] = [each for each in combinations_with_replacement(kind.CALLS, 2) if not set(each) <= set(kind.READS)]
     if target.level is Level.CORE:
         chosen = [*(each for each in pairs if each[0] == each[1]), *kind.ALWAYS]
         others = [each for each in pairs if each not in chosen]

@@ -38,8 +38,13 @@ def stretches_of(recorded: Recorded, play: Play) -> list[Stretch]:
     return found
 
 
-def answers_of(recorded: Recorded, play: Play) -> Iterator[State]:
-    """Yield for each answer what is left when the power goes right behind it and all goes with it that was not synced."""
+def answers_of(recorded: Recorded, play: Play, *, power: bool = True) -> Iterator[State]:
+    """Yield for each answer what is left when the power goes right behind it and all goes with it that was not synced.
+
+    Args:
+        power: False: the process is killed, and all is left that was written.
+    """
+    what = "power lost, all dropped that was not synced" if power else "killed, all kept that was written"
     volume = recorded.recording.volume()
     stretches: dict[int, list[Stretch]] = {}
     for each in stretches_of(recorded, play):
@@ -49,12 +54,12 @@ def answers_of(recorded: Recorded, play: Play) -> Iterator[State]:
         if call is not None:
             volume.do(call)
         for stretch in stretches.get(done, ()):
-            image = volume.image(dict.fromkeys(volume.pending(), Fate.DROPPED))
+            image = volume.image(dict.fromkeys(volume.pending(), Fate.DROPPED) if power else {})
             step = play.steps[stretch.step]
             asked = step.name if step.call.again is not None else json.dumps(step.shown)
             if (key := (digest_of(image), asked)) not in seen:
                 seen.add(key)
-                yield State(done, Moment(stretch.step, stretch.step, stretch.first), "all dropped that was not synced", image)
+                yield State(done, Moment(stretch.step, stretch.step, stretch.first), what, image)
 
 
 def between_writes(

@@ -18,8 +18,8 @@ from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.stores import Pair, stores_of, survives
 from rmqstore_conformance.targets import Target
 
-CUTS_OF_A_CLASS = 4
-"""Places, for each operation and size."""
+CUTS_OF_A_KIND = 4
+"""Places, for each operation, size, and number of syncs and writes."""
 
 CUTS_OF_A_SPLIT = 8
 
@@ -31,7 +31,7 @@ def cut(pair: Pair, script: str, target: Target, kept: Path, tell: Callable[[obj
     play = played(pair, target.settings, script)
     found = recorded(pair, target.settings, target.recorder, script)
     tell(writes_told(found, play))
-    states = between_writes(found, play, target.times(CUTS_OF_A_CLASS), power=_outlives_power(pair))
+    states = between_writes(found, play, target.times(CUTS_OF_A_KIND), power=_outlives_power(pair))
     verdict = judged(play, states, target, kept, found.notes)
     tell(verdict)
     assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])

@@ -16,7 +16,7 @@ FULL = ("--rmq-level", "full")
 
 pytestmark = [
     pytest.mark.skipif(find_spec(SOUND) is None, reason=f"{SOUND} is not installed"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 
 

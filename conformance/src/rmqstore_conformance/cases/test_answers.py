@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from rmqstore.contract import Support
+from rmqstore.contract import Durability, Flush, Support
 from rmqstore_conformance.cases.test_power_loss import judged, need_power_loss
 from rmqstore_conformance.faults.answers import Answers
 from rmqstore_conformance.faults.boundaries import answers_of
@@ -16,7 +17,7 @@ from rmqstore_conformance.faults.cutting import states_of
 from rmqstore_conformance.faults.probes import Probes
 from rmqstore_conformance.faults.recorded import played, recorded
 from rmqstore_conformance.faults.workload import Workload
-from rmqstore_conformance.stores import Pair
+from rmqstore_conformance.stores import Pair, survives
 from rmqstore_conformance.targets import Target, capabilities_of
 
 OTHER_STATES = 60
@@ -44,3 +45,16 @@ def test_r1_each_answer_is_durable(durable_pair: Pair, target: Target, seed: int
         probes.note(play, len(play.steps) - 1)
     tell(probes)
     assert not probes.missing(), f"the power was not cut behind: {', '.join(probes.missing())}"
+
+
+@pytest.mark.clause("R1", "I1", "P4", "C5")
+def test_r1_each_answer_outlives_a_kill(durable_engine: Pair, target: Target, tmp_path: Path, tell: Callable[[object], None]) -> None:
+    """R1: under flush = async, where an engine promises that a kill takes nothing, it is killed right behind each answer."""
+    if (weakest := min(survives(name, Flush.ASYNC) for name in durable_engine)) < Durability.PROCESS_CRASH:
+        pytest.skip(f"declared absent: what is acknowledged survives {weakest.name} at most, with flush = async")
+    unsynced = msgspec.structs.replace(target, settings={**target.settings, "flush": "async"})
+    play = played(durable_engine, unsynced.settings, Answers.name)
+    found = recorded(durable_engine, unsynced.settings, target.recorder, play.script)
+    verdict = judged(play, answers_of(found, play, power=False), unsynced, tmp_path, found.notes)
+    tell(verdict)
+    assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])

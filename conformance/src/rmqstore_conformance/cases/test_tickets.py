@@ -46,7 +46,7 @@ def test_r1_an_answer_waits_for_what_it_rests_on(stores: Stores, flush: str) -> 
             durable = sides_of(store)[side].durable_position
             assert durable >= position, f"{name} was answered, rests on position {position} of the {side}, and durable is {durable}"
             rested += 1
-    assert rested > 50
+    assert rested >= 40, "few answers rest on what was not waited for, so little is proved"
 
 
 def batch(*numbers: int, due_ms: int | None = None) -> MessageBatch:

@@ -14,6 +14,7 @@ from rmqstore_conformance.power.content import Image, digest_of
 from rmqstore_conformance.power.volume import Call, Fate, Volume
 
 _SYNCS: Final = ("sync", "names", "everything")
+_MANY: Final = 4
 _SILENT: Final = ("open", "forgotten")
 """Calls that change nothing that a cut could show."""
 
@@ -38,8 +39,13 @@ def stretches_of(recorded: Recorded, play: Play) -> list[Stretch]:
     return found
 
 
-def answers_of(recorded: Recorded, play: Play) -> Iterator[State]:
-    """Yield for each answer what is left when the power goes right behind it and all goes with it that was not synced."""
+def answers_of(recorded: Recorded, play: Play, *, power: bool = True) -> Iterator[State]:
+    """Yield for each answer what is left when the power goes right behind it and all goes with it that was not synced.
+
+    Args:
+        power: False: the process is killed, and all is left that was written.
+    """
+    what = "power lost, all dropped that was not synced" if power else "killed, all kept that was written"
     volume = recorded.recording.volume()
     stretches: dict[int, list[Stretch]] = {}
     for each in stretches_of(recorded, play):
@@ -49,29 +55,29 @@ def answers_of(recorded: Recorded, play: Play) -> Iterator[State]:
         if call is not None:
             volume.do(call)
         for stretch in stretches.get(done, ()):
-            image = volume.image(dict.fromkeys(volume.pending(), Fate.DROPPED))
+            image = volume.image(dict.fromkeys(volume.pending(), Fate.DROPPED) if power else {})
             step = play.steps[stretch.step]
             asked = step.name if step.call.again is not None else json.dumps(step.shown)
             if (key := (digest_of(image), asked)) not in seen:
                 seen.add(key)
-                yield State(done, Moment(stretch.step, stretch.step, stretch.first), "all dropped that was not synced", image)
+                yield State(done, Moment(stretch.step, stretch.step, stretch.first), what, image)
 
 
 def between_writes(
-    recorded: Recorded, play: Play, per_class: int, *, power: bool, stretches: Sequence[Stretch] | None = None
+    recorded: Recorded, play: Play, per_kind: int, *, power: bool, stretches: Sequence[Stretch] | None = None
 ) -> Iterator[State]:
     """Yield what is left when the process is killed, and with ``power`` when the power goes, between two writes or syncs of one step.
 
     Args:
-        per_class: at so many places at most for each operation and size, evenly spread over its steps, those beside a sync first.
+        per_kind: at so many places at most for each kind of call, evenly spread over its steps, those beside a sync first.
         stretches: in these alone.
     """
     calls = recorded.recording.calls
     if stretches is None:
         stretches = stretches_of(recorded, play)
     places: dict[int, Stretch] = {}
-    for _, alike in sorted(classes_of(stretches, play).items()):
-        chosen = _places(calls, alike, per_class)
+    for _, alike in sorted(kinds_of(recorded, stretches, play).items()):
+        chosen = _places(calls, alike, per_kind)
         places.update({place: each for each in alike for place in chosen if each.first < place < each.behind})
     volume = recorded.recording.volume()
     seen: set[tuple[bytes, int]] = set()
@@ -97,12 +103,29 @@ def split_by_others(eager: Recorded, plain: Recorded, play: Play) -> list[Stretc
     return [each for each in found if syncs(eager, each) > plainly[each.step]]
 
 
-def classes_of(stretches: Sequence[Stretch], play: Play) -> dict[tuple[str, str], list[Stretch]]:
-    """Return stretches by the operation and the size of their calls."""
-    found: dict[tuple[str, str], list[Stretch]] = {}
+class Kind(NamedTuple):
+    """What makes stretches alike: the operation and the size of their calls, and how often they went to the disk.
+
+    Attributes:
+        syncs: how often they made something durable. One that does so more often than others of its kind has parts.
+        writes: how many writes, from four on as if they were four.
+    """
+
+    operation: str
+    size: str
+    syncs: int
+    writes: int
+
+
+def kinds_of(recorded: Recorded, stretches: Sequence[Stretch], play: Play) -> dict[Kind, list[Stretch]]:
+    """Return stretches by their kinds."""
+    calls = recorded.recording.calls
+    found: dict[Kind, list[Stretch]] = {}
     for each in stretches:
         call = play.steps[each.step].call
-        found.setdefault((call.operation or "a call below", call.size), []).append(each)
+        is_sync = [call.kind in _SYNCS for call in calls[each.first : each.behind] if call.kind not in _SILENT]
+        kind = Kind(call.operation or "a call below", call.size, sum(is_sync), min(is_sync.count(False), _MANY))
+        found.setdefault(kind, []).append(each)
     return found
 
 
@@ -129,16 +152,13 @@ def _left(volume: Volume, *, power: bool) -> Iterator[tuple[str, Image]]:
 
 def writes_told(recorded: Recorded, play: Play) -> str:
     """Say how many calls went to the disk in one write and one sync at most, and which made more."""
-    calls = recorded.recording.calls
     many: Counter[str] = Counter()
     cheap = 0
-    for (operation, size), alike in sorted(classes_of(stretches_of(recorded, play), play).items()):
-        for each in alike:
-            kinds = Counter(call.kind in _SYNCS for call in calls[each.first : each.behind] if call.kind not in _SILENT)
-            if max(kinds.values(), default=0) <= 1:
-                cheap += 1
-            else:
-                many[f"{operation} ({size})"] += 1
+    for kind, alike in sorted(kinds_of(recorded, stretches_of(recorded, play), play).items()):
+        if max(kind.syncs, kind.writes) <= 1:
+            cheap += len(alike)
+        else:
+            many[f"{kind.operation} ({kind.size})"] += len(alike)
     return (
         f"{cheap} calls of one write and one sync at most; more in {', '.join(f'{count} {name}' for name, count in many.items()) or 'none'}"
     )

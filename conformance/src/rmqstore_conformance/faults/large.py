@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from typing import ClassVar, Final
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from rmqstore import ManualClock, Message, Store
+from rmqstore.contract import Side
 from rmqstore_conformance.faults.script import Answer, Call, Script, done, messages_of, outcomes_of
 
 ROWS: Final = 1_100
@@ -16,6 +20,8 @@ MOST: Final = 1_024
 _FAR_MS: Final = 500_000
 _LONG_MS: Final = 300_000
 _TOPIC: Final = "large"
+_IMPORTED: Final = "imported"
+_FREE_SEQ: Final = 1_000_000
 
 
 class Large(Script):
@@ -26,6 +32,9 @@ class Large(Script):
     def __init__(self, store: Store, clock: ManualClock, notes: dict[str, list[str]] | None = None) -> None:
         super().__init__(store, clock, notes)
         self._send("send_batch", messages_of("a", ROWS, _TOPIC, body=hashlib.shake_128(b"noise").digest(1_100)))
+        if self.has("import_state"):
+            self._import("import messages", store.pops, {"topics": _moved, "messages": _moved})
+            self._add("delete what was imported", "delete_topic", done(lambda: store.delete_topic(_IMPORTED)), "DONE", "DONE")
         self._settled()
         self._buried()
         self._revived()
@@ -49,6 +58,17 @@ class Large(Script):
 
         later = "" if messages[0].deliver_at_ms is None else " later"
         self._add(name, f"send_batch{later}", make, "APPLIED", "REPEATED")
+
+    def _import(self, name: str, side: Side, tables: dict[str, Callable[[pa.RecordBatch], pa.RecordBatch]]) -> None:
+        """Add one step of a load: what lies in the topic comes in once more, as if it were of another store."""
+
+        def make() -> Answer:
+            ours = [(table, side.export_state(table, None, 10 * ROWS).rows) for table in tables]
+            own = [(table, rows.filter(pc.equal(rows.column("topic"), _TOPIC))) for table, rows in ours]
+            side.sync(side.import_state([(table, tables[table](rows)) for table, rows in own], self.clock.now_ms(), [name.encode()]))
+            return Answer("DONE")
+
+        self._add(name, "import_state", make, "DONE", "DONE")
 
     def _pop(self, name: str, group: str, invisible_ms: int = _LONG_MS) -> None:
         def make() -> Answer:
@@ -99,10 +119,33 @@ class Large(Script):
 
     def _timers(self) -> None:
         store, notes = self.store, self.notes
-        self._send("send_batch later", messages_of("t", ROWS, _TOPIC, due_ms=(_FAR_MS, _FAR_MS + 70), keys=("t",)))
-        self._add("cancel", "cancel", lambda: outcomes_of(store.cancel(notes["send_batch later"][20:])), "CANCELLED", "CANCELLED")
+        sent = "send_batch later"
+        self._send(sent, messages_of("t", ROWS, _TOPIC, due_ms=(_FAR_MS, _FAR_MS + 70), keys=("t",)))
+        if self.has("import_state", "cancel_by_key"):
+            self._import("import timers", store.timers, {"timers": _behind})
+            self._add(
+                "cancel_key of the imported", "cancel_key", lambda: outcomes_of(store.cancel_key(_TOPIC, "t")), "CANCELLED", "NOTHING"
+            )
+            sent = "send_batch later again"
+            self._send(sent, messages_of("t", ROWS, _TOPIC, due_ms=(_FAR_MS, _FAR_MS + 70), keys=("t",)))
+        self._add("cancel", "cancel", lambda: outcomes_of(store.cancel(notes[sent][20:])), "CANCELLED", "CANCELLED")
         self._send("send_batch now and later", messages_of("u", ROWS, _TOPIC, due_ms=(3_000, 3_050, None), keys=("u",)))
         if self.has("cancel_by_key"):
             self._send("send_batch with a key", messages_of("v", ROWS, _TOPIC, due_ms=(_FAR_MS,), keys=("v",)))
             self._add("cancel_key", "cancel_key", lambda: outcomes_of(store.cancel_key(_TOPIC, "v")), "CANCELLED", "NOTHING")
         self._tick("tick that hands over", 4_000)
+
+
+def _moved(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows as those of another topic."""
+    return _with(rows, "topic", [_IMPORTED] * len(rows))
+
+
+def _behind(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return timers with seqs of their own."""
+    return _with(rows, "seq", range(_FREE_SEQ, _FREE_SEQ + len(rows)))
+
+
+def _with(rows: pa.RecordBatch, name: str, values: Sequence[Any]) -> pa.RecordBatch:
+    at = rows.schema.get_field_index(name)
+    return rows.set_column(at, rows.schema.field(name), pa.array(values, rows.schema.field(name).type))

@@ -244,7 +244,7 @@ def stores_marks_by_a_second_write(directory: Path) -> Callable[[Any], None]:
     return lambda session: _marks_behind(session, lambda pops, ticket: None)
 
 
-@mutant("H1", "R2.a_call_is_cut_between_two_writes")
+@mutant("H1", "R2.an_everyday_call_is_cut_between_two_writes")
 def stores_the_cursor_in_a_second_transaction(directory: Path) -> Callable[[Any], None]:
     """What a tick hands over is durable before the cursor that says so."""
 
@@ -264,7 +264,7 @@ def stores_the_cursor_in_a_second_transaction(directory: Path) -> Callable[[Any]
     return change
 
 
-@mutant("R2", "R2.a_large_call_is_cut_between_two_writes")
+@mutant("R2", "R2.a_call_is_cut_between_two_writes")
 def splits_large_batches(directory: Path) -> Callable[[Any], None]:
     """Of more than 512 timers, each 512 are a transaction of their own; the last one has the marks."""
 

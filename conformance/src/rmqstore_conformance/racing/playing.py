@@ -107,8 +107,8 @@ class Player:
         except Stuck as error:
             raise AssertionError(f"{' and '.join(map(repr, calls))} get stuck:\n{schedule_of(turns, plan)}\n{error}") from None
         schedule = schedule_of(turns, plan)
-        for number, error in turns.errors.items():
-            raise AssertionError(f"{calls[number]!r} fails:\n{schedule}") from error
+        for number, raised in turns.errors.items():
+            raise AssertionError(f"{calls[number]!r} fails:\n{schedule}") from raised
         for number, answer in enumerate(answers):
             assert not answer.undurable, f"{calls[number]!r} answers before it is durable ({answer.undurable}):\n{schedule}"
         run = Run(arena.outcome(told) if looks else arena.text(told), answers, schedule, turns.steps, turns.calls)

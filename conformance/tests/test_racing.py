@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from rmqstore_conformance.proving import mutants as kit
 from rmqstore_conformance.proving import mutants_of_races
 from rmqstore_conformance.proving.planting import Mutant
 from rmqstore_conformance.racing.arenas import Leases
+from rmqstore_conformance.racing.disk import waits_for_the_disk
 from rmqstore_conformance.racing.locks import TurnLock, TurnRLock, turn_locks
 from rmqstore_conformance.racing.playing import player
 from rmqstore_conformance.racing.turns import Plan, Seat, Stuck, Turns
@@ -148,6 +150,17 @@ def test_a_plan_is_played_alike_each_time() -> None:
             seen.add((run.outcome, run.schedule, tuple(map(str, run.steps))))
         assert len(seen) == 1
         played.race(("pop", "ack", "release"), random.Random(1), 2)
+
+
+def test_what_is_durable_is_not_what_was_written_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """X3: a leader that looks behind its sync how far the writes are, and not before, vouches for one that nobody has synced."""
+    with stores_of(Pair("lmdb", "lmdb")) as stores, player(stores, Leases) as played:
+        waits_for_the_disk(played, ("send", "send"), random.Random(0), 100)
+        gate: Any = stores._open[0].pops._shared.kv._gate
+        sync_to_disk = gate._sync_to_disk
+        monkeypatch.setattr(gate, "_sync_to_disk", lambda: sync_to_disk() and gate.position)
+        with pytest.raises(AssertionError, match="nothing was synced since it wrote"):
+            waits_for_the_disk(played, ("send", "send"), random.Random(0), 100)
 
 
 @pytest.mark.slow

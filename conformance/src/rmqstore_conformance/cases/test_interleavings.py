@@ -130,7 +130,7 @@ def test_h4_every_call_at_every_place(pair: Pair, limit: int) -> None:
 
 
 @pytest.mark.clause("H4", "H1", "C1", "C2")
-@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("limit", [1, pytest.param(2, marks=pytest.mark.level("extended"))])
 @pytest.mark.timeout(300)
 def test_h4_every_pair_of_calls_at_every_two_places(first_pair: Pair, limit: int) -> None:
     """H4: two racing calls, in both orders, at any two places; its steps are the same on all engines, so one will do."""

@@ -29,7 +29,7 @@ def races_of(kind: type[Arena], chance: random.Random, target: Target) -> list[t
     """Return the races of one kind: each call against itself, and against the others; in a fuller run some of three."""
     pairs: list[tuple[str, ...]] = [each for each in combinations_with_replacement(kind.CALLS, 2) if not set(each) <= set(kind.READS)]
     if target.level is Level.CORE:
-        chosen = [*(each for each in pairs if each[0] == each[1]), *kind.ALWAYS]
+        chosen: list[tuple[str, ...]] = [*(each for each in pairs if each[0] == each[1]), *kind.ALWAYS]
         others = [each for each in pairs if each not in chosen]
         return chosen + chance.sample(others, min(len(others), target.times(RACES_OF_CORE)))
     triples = [each for each in combinations(kind.CALLS, 3) if not set(each) & {*kind.READS, "tick"}]
@@ -96,6 +96,6 @@ def test_x3_no_answer_before_its_sync(engine_stores: Stores, seed: int, target: 
         pairs = [each for each in races_of(kind, chance, target) if len(each) == 2 and not set(each) & set(kind.READS)]
         with player(engine_stores, kind) as played:
             for calls in pairs:
-                waits_for_the_disk(played, (calls[0], calls[1]), chance, target.times(PLACES[target.level] * 2))
+                waits_for_the_disk(played, (calls[0], calls[1]), chance, target.times(PLACES[target.level]))
         runs, races = runs + played.runs, races + len(pairs)
     tell(f"{runs} runs of {races} races")

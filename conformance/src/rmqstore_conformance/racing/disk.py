@@ -3,6 +3,9 @@
 While one call stands at some place of its sync, another one runs to its end. What the other one did must be durable then. Also what the
 first one did, if the answer rests on that: if it is another one than without the first call, or if the call had nothing to write and has
 something without. Reads, a pop that gives nothing, a tick that moves nothing, and a refusal say nothing about the disk.
+
+What is durable is what the engine says, and more: where an engine's syncs are seen to reach the system, one of them must have begun behind
+the begin of the call that wrote.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ def waits_for_the_disk(player: Player, calls: tuple[str, str], chance: random.Ra
         for place in _places_of_syncs(run, first, chance, places):
             run = player.played(calls, Plan(order, (place,)), looks=False)
             answer = run.answers[second]
+            if alone[calls[second]].syncs and _has_written(answer):
+                is_covered = any(began > answer.wrote for began in answer.syncs)
+                assert is_covered, f"{calls[second]!r} answers, and nothing was synced since it wrote:\n{run.schedule}"
             if not _rests_on_others(answer, alone[calls[second]]):
                 continue
             early = [f"{side} {at}" for each in answer.others for side, at in each.items() if at > answer.durable[side]]
@@ -37,6 +43,12 @@ def waits_for_the_disk(player: Player, calls: tuple[str, str], chance: random.Ra
                 f"{calls[second]!r} answers {answer.text!r}, which rests on {calls[first]!r}, before that is durable "
                 f"({', '.join(early)} of {answer.durable}):\n{run.schedule}"
             )
+
+
+def _has_written(answer: Answer) -> bool:
+    """Say whether a call wrote something itself, that was not durable at once: it got a position that no other call has."""
+    others = [at for each in answer.others for at in each.values()]
+    return answer.wrote >= 0 and max(answer.tickets.values()) > max(others, default=0)
 
 
 def _rests_on_others(answer: Answer, alone: Answer) -> bool:

@@ -36,12 +36,15 @@ class Answer(NamedTuple):
         tickets: by side, the position that it had to wait for.
         others: the same of each other call of the run, as far as that had come.
         durable: by side, the position that was durable when it answered.
+        wrote, syncs: what is seen of the disk, where it is watched (:class:`.steps.Stepping`); ``syncs`` of all threads.
     """
 
     text: str
     tickets: dict[str, int]
     others: list[dict[str, int]]
     durable: dict[str, int]
+    wrote: int = -1
+    syncs: tuple[int, ...] = ()
 
     @property
     def undurable(self) -> str:
@@ -78,7 +81,7 @@ class Player:
         return self._kind(self._stores, self._store, self._number)
 
     def played(self, calls: tuple[str, ...], plan: Plan, *, looks: bool = True) -> Run:
-        """Play one run; where nobody ``looks``, its outcome is the answers alone.
+        """Play one run; where nobody ``looks``, its outcome is the answers alone, and the disk is watched.
 
         Raises:
             AssertionError: a call failed, or answered before what it did was durable.
@@ -98,17 +101,19 @@ class Player:
                 told[number] = act()
 
             threads[number] = Stepping(seat, self._scope)
-            threads[number].run(acted)
+            threads[number].run(acted, watches_disk=not looks)
+            own, durable = threads[number], self._durable()
             others = [dict(each.tickets) for at, each in threads.items() if at != number]
-            answers[number] = Answer(arena.text([told[number]]), threads[number].tickets, others, self._durable())
+            syncs = tuple(moment for each in threads.values() for moment in each.syncs)
+            answers[number] = Answer(arena.text([told[number]]), own.tickets, others, durable, own.wrote, syncs)
 
         try:
             turns.run([work] * len(calls))
         except Stuck as error:
             raise AssertionError(f"{' and '.join(map(repr, calls))} get stuck:\n{schedule_of(turns, plan)}\n{error}") from None
         schedule = schedule_of(turns, plan)
-        for number, fault in turns.errors.items():
-            raise AssertionError(f"{calls[number]!r} fails:\n{schedule}") from fault
+        for number, raised in turns.errors.items():
+            raise AssertionError(f"{calls[number]!r} fails:\n{schedule}") from raised
         for number, answer in enumerate(answers):
             assert not answer.undurable, f"{calls[number]!r} answers before it is durable ({answer.undurable}):\n{schedule}"
         run = Run(arena.outcome(told) if looks else arena.text(told), answers, schedule, turns.steps, turns.calls)

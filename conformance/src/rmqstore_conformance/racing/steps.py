@@ -13,7 +13,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
 from rmqstore import Store
-from rmqstore.contract import Ticket, TimerStore
+from rmqstore.contract import Side, Ticket, TimerStore
 from rmqstore_conformance.faults.interrupting import steps_of
 from rmqstore_conformance.racing.turns import Seat
 
@@ -32,6 +32,17 @@ _NOTHING_SHARED: Final = (
     "rmqstore.when",
 )
 """Modules that know nothing that threads share, so that a switch there is as good as one behind their calls."""
+
+
+_DURABLE: Final = frozenset(("fsync", "fdatasync", "sync", "msync", "flush_wal"))
+_COMMITS: Final = frozenset(("commit", "__exit__"))
+
+
+def _makes_durable(called: Any) -> bool:
+    """Whether a call into C asks a disk, or a library that keeps a database, to make things durable."""
+    name = getattr(called, "__name__", "")
+    owner = type(getattr(called, "__self__", None)).__name__
+    return name in _DURABLE or (name in _COMMITS and owner in ("Transaction", "Connection"))
 
 
 class Scope:
@@ -70,24 +81,41 @@ class Stepping:
 
     Attributes:
         tickets: by side, the highest position of the tickets that its calls of that side gave.
+        wrote: the moment before the last call of a side that gave a ticket of what was not durable yet; -1 without one.
+        syncs: the moments before calls of the system or of a library that made something durable, and came back.
     """
 
     def __init__(self, seat: Seat, scope: Scope) -> None:
         self.tickets: dict[str, int] = {}
+        self.wrote = -1
+        self.syncs: list[int] = []
+        self._began = -1
         self._seat = seat
         self._turns = seat.turns
         self._scope = scope
         self._inside: FrameType | None = None
+        self._called = -1
         self._around = 0
         """Locks that were held when the call of a side began: those of the store, not of the engine."""
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Do something step by step."""
+    def run(self, work: Callable[[], None], *, watches_disk: bool = False) -> None:
+        """Do something step by step; what syncs is two steps more, where it is watched."""
         sys.settrace(self._begin)
+        if watches_disk:
+            sys.setprofile(self._look_at_c)
         try:
             work()
         finally:
+            sys.setprofile(None)
             sys.settrace(None)
+
+    def _look_at_c(self, frame: FrameType, event: str, called: Any) -> None:
+        if self._inside is None or event not in ("c_call", "c_return") or not _makes_durable(called):
+            return
+        if event == "c_return":
+            self.syncs.append(self._began)
+        self._turns.step(self._seat, frame.f_code, frame.f_lineno, self._seat.locks - self._around)
+        self._began = self._turns.moment()
 
     def _begin(self, frame: FrameType, event: str, _: Any) -> Any:
         if not self._scope.has(frame):
@@ -95,6 +123,7 @@ class Stepping:
         is_begin = self._inside is None and frame.f_code in self._scope.calls
         if is_begin:
             self._inside, self._around = frame, self._seat.locks
+            self._called = self._turns.moment()
             self._turns.begin(self._seat, frame.f_code)
         return self._stepped(frame)
 
@@ -115,8 +144,11 @@ class Stepping:
         """Take down the ticket that a call of a side gives."""
         given = result[-1] if isinstance(result, tuple) and result else result
         if isinstance(given, Ticket):
-            side = "timers" if isinstance(frame.f_locals.get("self"), TimerStore) else "pops"
-            self.tickets[side] = max(self.tickets.get(side, 0), given.position)
+            side = frame.f_locals.get("self")
+            name = "timers" if isinstance(side, TimerStore) else "pops"
+            self.tickets[name] = max(self.tickets.get(name, 0), given.position)
+            if isinstance(side, Side) and given.position > side.durable_position:
+                self.wrote = self._called
 
     def _stepped(self, frame: FrameType) -> Any:
         self._turns.step(self._seat, frame.f_code, frame.f_lineno, self._seat.locks - self._around)

@@ -12,6 +12,7 @@ happen all the same.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import traceback
@@ -106,6 +107,7 @@ class Turns:
         self.switches: list[str] = []
         self.errors: dict[int, BaseException] = {}
         self.calls: list[Call] = []
+        self._moments = itertools.count()
         self._plan = plan
         self._changes = frozenset(plan.changes)
         self._seats = [Seat(self, number) for number in range(len(plan.order))]
@@ -153,6 +155,10 @@ class Turns:
                     self._give_turn()
 
     # ------------------------------------------------------------ by the threads
+
+    def moment(self) -> int:
+        """Return a moment: they grow."""
+        return next(self._moments)
 
     def begin(self, seat: Seat, code: CodeType) -> None:
         """Take down that a call of a side begins."""

@@ -110,6 +110,7 @@ def test_t12_a_damaged_timer_is_parked(stores: Stores, spoil: Spoiling) -> None:
     parked = store.read(PARKED_TOPIC).messages
     assert len(parked) == 1
     assert parked[0].properties["PARKED_REASON"]
+    assert parked[0].body, "a body has a byte at least, also when nothing was found"
     store.tick()
     assert len(store.read(PARKED_TOPIC)) == 1, "parked once"
     assert store.pending().total == 0
@@ -160,7 +161,7 @@ def test_t12_a_damaged_queue_entry_is_parked_by_the_pop(stores: Stores, spoil: S
     damage_messages(store, BODIES[1], spoil=spoil)
     assert ids(pop_all(store, group="g")) == ["m0", "m2"]
     assert ids(pop_all(store, group="h")) == ["m0", "m2"]
-    assert len(store.read(PARKED_TOPIC)) == 1
+    assert [bool(each.body) for each in store.read(PARKED_TOPIC).messages] == [True], "a body has a byte at least"
     for group in ("g", "h"):
         assert store.lag("t", group).ready == 0
     assert store.verify() == []

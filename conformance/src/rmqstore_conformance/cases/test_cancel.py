@@ -7,6 +7,7 @@ import random
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from rmqstore import CancelOutcome, IllegalArgumentTypeError, Store
@@ -139,9 +140,11 @@ def test_c3_never_put_is_unknown(stores: Stores) -> None:
         TimerHandle(parsed.store_tag, parsed.epoch, 2**64 - 1, 2**64 - 1),
         TimerHandle(parsed.store_tag, 0, 0, 0),
     ]
+    ends = {"store_tag": 2**32, "epoch": 2**32, "seq": 2**63, "tick": 2**63}
+    edges = [msgspec.structs.replace(parsed, **{field: value}) for field, end in ends.items() for value in (-1, end - 1, end)]
     flipped = base64.urlsafe_b64decode(handle + "==")
     texts = ["", "garbage", "é", "\x00", handle[:-1], handle + "A", base64.urlsafe_b64encode(flipped[:-1] + b"\x00").decode(), foreign]
-    given: list[str | TimerHandle] = [*texts, *(each.text() for each in forged), *forged]
+    given: list[str | TimerHandle] = [*texts, *(each.text() for each in forged), *forged, *edges]
     assert store.cancel(given) == [UNKNOWN] * len(given)
     assert store.cancel("garbage") is UNKNOWN
     assert store.pending().total == 1

@@ -114,6 +114,7 @@ def test_t12_a_damaged_timer_is_parked(stores: Stores, spoil: Spoiling) -> None:
     parked = store.read(PARKED_TOPIC).messages
     assert len(parked) == 1
     assert parked[0].properties["PARKED_REASON"]
+    assert parked[0].body, "a body has a byte at least, also when nothing was found"
     store.tick()
     assert len(store.read(PARKED_TOPIC)) == 1, "parked once"
     assert store.pending().total == 0
@@ -142,7 +143,7 @@ def test_t12_what_went_bad_of_one_call_stops_no_other(stores: Stores, step_ms: i
     """T12: timers of one call that are due one after the other may be stored as one: each piece is parked once, and the others come."""
     store = stores.open()
     for call in (0, 1):
-        store.send_batch([message(n, deliver_at_ms=START_MS + 1000 * (n + 1)) for n in range(call, 10, 2)])
+        store.send_batch([plain(n, deliver_at_ms=START_MS + 1000 * (n + 1)) for n in range(call, 10, 2)])
     pieces = damage_timers(store, b"body 2", b"body 6")
     for _ in range(0, 20_000, step_ms):
         stores.clock.advance(step_ms)
@@ -164,7 +165,7 @@ def test_t12_a_damaged_queue_entry_is_parked_by_the_pop(stores: Stores, spoil: S
     damage_messages(store, BODIES[1], spoil=spoil)
     assert ids(pop_all(store, group=G)) == ["m0", "m2"]
     assert ids(pop_all(store, group=H)) == ["m0", "m2"]
-    assert len(store.read(PARKED_TOPIC)) == 1
+    assert [bool(each.body) for each in store.read(PARKED_TOPIC).messages] == [True], "a body has a byte at least"
     for group in (G, H):
         assert store.lag(T, group).ready == 0
     assert store.verify() == []

@@ -11,7 +11,11 @@ from rmqstore import Message, MessageBatch
 from rmqstore.batch import columns_of
 from rmqstore.contract import EMPTY_CURSOR
 from rmqstore.message import dlq_topic
-from rmqstore_conformance.stores import Stores, message
+from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.stores import Stores, plain
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+(G,) = groups(__name__.rpartition(".")[2], 1)
 
 FIELDS = ("topic", "body", "tag", "keys", "properties", "message_id", "born_ms")
 """What is the same on every way."""
@@ -25,7 +29,7 @@ _FILLED: dict[str, Callable[[int], bool]] = {"all": lambda n: True, "none": lamb
 def rows(filled: Callable[[int], bool], **fields: str) -> list[Message]:
     """Return messages of which some have every field."""
     full: dict[str, Any] = {"tag": "red", "keys": ("k1", "k2"), "properties": {"a": "1", "b": "2"}, **fields}
-    return [message(n, born_ms=7 + n, **(full if filled(n) else {})) for n in range(COUNT)]
+    return [plain(n, born_ms=7 + n, **(full if filled(n) else {})) for n in range(COUNT)]
 
 
 def check(found: MessageBatch, sent: list[Message] | None = None, *fields: str) -> None:
@@ -49,12 +53,12 @@ def test_h2_columns_and_rows_say_what_was_sent(stores: Stores, filled: str) -> N
     store.timers.seal(stores.clock.now_ms())
     check(store.timers.due(EMPTY_CURSOR, COUNT).messages, sent)
     store.tick()
-    check(store.read("t"), sent)
+    check(store.read(T), sent)
     for _ in range(2):
-        check(store.pop_batch("t", "g", invisible_ms=1), sent)
+        check(store.pop_batch(T, G, invisible_ms=1), sent)
         stores.clock.advance(1)
         store.tick()
-    check(store.read(dlq_topic("g")))
+    check(store.read(dlq_topic(G)))
 
 
 @pytest.mark.clause("P9", "H2")
@@ -62,8 +66,8 @@ def test_h2_columns_and_rows_say_what_was_sent(stores: Stores, filled: str) -> N
 def test_p9_columns_and_rows_say_what_was_sent_with_a_group(stores: Stores, filled: str) -> None:
     """P9: the message group is among the optional fields of what is sent for now."""
     store = stores.open()
-    store.create_topic("t", queues=1)
+    store.create_topic(T, queues=1)
     sent = rows(_FILLED[filled], message_group="m")
     store.send_batch(sent)
-    check(store.read("t"), sent, "message_group")
-    check(store.pop_batch("t", "g"), sent, "message_group")
+    check(store.read(T), sent, "message_group")
+    check(store.pop_batch(T, G), sent, "message_group")

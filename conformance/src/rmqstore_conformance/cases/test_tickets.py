@@ -12,9 +12,13 @@ import pytest
 
 from rmqstore import MessageBatch, Store
 from rmqstore.contract import MAX_CORNERS, PopRequest, PopTxn, Receipt, Side, Ticket, TimerCursor, WriteStatus
+from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.faults.answers import UNSYNCED, Answers
 from rmqstore_conformance.faults.script import SETTINGS
 from rmqstore_conformance.stores import START_MS, Stores, message
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+(G,) = groups(__name__.rpartition(".")[2], 1)
 
 LATER_MS = START_MS + 60_000
 
@@ -61,7 +65,7 @@ def test_r1_tickets_rise_and_a_sync_reaches_them(stores: Stores) -> None:
     timers, pops = store.timers, store.pops
 
     def popped() -> Ticket:
-        result, ticket = pops.pop(PopRequest("t", "g", 2, attempt_id="a"), START_MS)
+        result, ticket = pops.pop(PopRequest(T, G, 2, attempt_id="a"), START_MS)
         held[:] = result.messages.receipts()
         return ticket
 

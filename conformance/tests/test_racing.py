@@ -149,7 +149,7 @@ def test_a_plan_is_played_alike_each_time() -> None:
             run = played.played(("pop", "ack"), Plan((0, 1), (200, 500)))
             seen.add((run.outcome, run.schedule, tuple(map(str, run.steps))))
         assert len(seen) == 1
-        played.race(("pop", "ack", "release"), random.Random(1), 2)
+        played.race(("pop", "ack", "release"), 1, 2)
 
 
 def test_what_is_durable_is_not_what_was_written_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,12 +123,13 @@ class Player:
     def _durable(self) -> dict[str, int]:
         return {"timers": self._store.timers.durable_position, "pops": self._store.pops.durable_position}
 
-    def race(self, calls: tuple[str, ...], chance: random.Random, places: int) -> None:
+    def race(self, calls: tuple[str, ...], seed: int, places: int) -> None:
         """Play a race by many plans: at each place between two locks of one call, and at so many others of each order.
 
         Raises:
             AssertionError: what came out, no order of the calls gives.
         """
+        chance = random.Random(f"{calls} {seed}")
         expected: dict[str, str] = {}
         plans: list[Plan] = []
         for order in permutations(range(len(calls))):
@@ -140,7 +141,7 @@ class Player:
         for plan in plans:
             run = self.played(calls, plan)
             if run.outcome not in expected:
-                raise AssertionError(_told(calls, run, expected))
+                raise AssertionError(f"seed {seed}: {_told(calls, run, expected)}")
 
     def _between_steps(self, calls: tuple[str, ...], first: int, expected: dict[str, str]) -> None:
         """Add what comes out when the others run between two steps of one call."""

@@ -9,7 +9,11 @@ import pytest
 from rmqstore import AckOutcome, ReleaseOutcome, Store
 from rmqstore.message import dlq_topic
 from rmqstore.transfer import dump, load_into
-from rmqstore_conformance.stores import DAY_MS, Stores, ids, message, pop_all
+from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.stores import DAY_MS, Stores, attempt_of, ids, key_of, label, mark_of, message, pop_all
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+(G,) = groups(__name__.rpartition(".")[2], 1)
 
 
 class Past(NamedTuple):
@@ -23,18 +27,18 @@ class Past(NamedTuple):
 def used(stores: Stores) -> Past:
     """Return a store with something of all that a store remembers, but for what is popped in order."""
     store = stores.open("old", max_retries=1, default_queues=2)
-    timers = [message(f"later{n}", tag="red", keys=("k", f"k{n}"), properties={"a": "1"}) for n in range(4)]
-    later = [str(each.handle) for each in store.send_batch(timers, delay_ms=DAY_MS, marks=[b"later"])]
+    timers = [message(f"later{n}", tag="red", keys=(key_of("k"), key_of(f"k{n}")), properties={"a": "1"}) for n in range(4)]
+    later = [str(each.handle) for each in store.send_batch(timers, delay_ms=DAY_MS, marks=[mark_of("later")])]
     due = store.send(message("due"), delay_ms=1000)
     assert len(store.cancel([later[1]])) == 1
-    store.send_batch([message(n, tag="blue") for n in range(12)], marks=[b"now"])
-    held = store.pop("t", "g", max_messages=6, attempt_id="again", invisible_ms=DAY_MS)
+    store.send_batch([message(n, tag="blue") for n in range(12)], marks=[mark_of("now")])
+    held = store.pop(T, G, max_messages=6, attempt_id=attempt_of("again"), invisible_ms=DAY_MS)
     store.ack(held[:2])
     changed = store.change_invisible(held[2], invisible_ms=2 * DAY_MS).receipt
     assert changed is not None
     assert store.release(held[3]) is ReleaseOutcome.RELEASED
     for _ in range(2):
-        store.pop("t", "dying", max_messages=32, invisible_ms=1000)
+        store.pop(T, "dying", max_messages=32, invisible_ms=1000)
         stores.clock.advance(1000)
         store.tick()
     assert store.drop_dead(store.dead_letters("dying")[1:2]) == 1
@@ -49,7 +53,7 @@ def shown(store: Store) -> dict[str, Any]:
         "pending": store.pending([0, 2**50]),
         "messages": {place: store.pops.read(*place, 0, 100).columns.drop_columns(["receipt"]).to_pylist() for place in topics},
         "groups": [(group, store.offsets(group), store.subscriptions(group)) for group in store.groups()],
-        "lags": [store.lag("t", group) for group in store.groups()],
+        "lags": [store.lag(T, group) for group in store.groups()],
         "leases": [(each.group, each.topic, each.message_id, each.expiry_ms, each.attempt) for each in store.leases()],
         "letters": [(each.origin_message_id, each.reason, each.attempts) for each in store.dead_letters("dying")],
         "differences": store.verify(),
@@ -72,18 +76,18 @@ def test_s1_what_is_moved_goes_on_as_if_nothing_had_happened(stores: Stores) -> 
     new = moved(stores, old)
     assert shown(new) == shown(old)
     assert shown(new)["differences"] == []
-    again = [ids(each.pop("t", "g", attempt_id="again", max_messages=6, invisible_ms=DAY_MS)) for each in (new, old)]
+    again = [ids(each.pop(T, G, attempt_id=attempt_of("again"), max_messages=6, invisible_ms=DAY_MS)) for each in (new, old)]
     assert again[0] == again[1] != []
     assert new.ack(receipts) == old.ack(receipts)
     assert new.cancel(handles[:3]) == old.cancel(handles[:3])
     for store in (new, old):
-        assert store.send(message("x"), delay_ms=DAY_MS, marks=[b"fresh"]).repeated is False
-        assert store.send_batch([message(n) for n in range(12)], marks=[b"now"]).repeated
+        assert store.send(message("x"), delay_ms=DAY_MS, marks=[mark_of("fresh")]).repeated is False
+        assert store.send_batch([message(n) for n in range(12)], marks=[mark_of("now")]).repeated
     assert new.resend_dead(new.dead_letters("dying")) == old.resend_dead(old.dead_letters("dying")) > 1
     stores.clock.advance(2 * DAY_MS)
     new.tick()
     old.tick()
-    for group in ("g", "dying", "new"):
+    for group in (G, "dying", "new"):
         assert sorted(ids(pop_all(new, group=group))) == sorted(ids(pop_all(old, group=group)))
     assert pop_all(new, dlq_topic("dying")) == []
     assert shown(new)["differences"] == shown(old)["differences"] == []
@@ -94,18 +98,18 @@ def test_s1_what_is_moved_goes_on_as_if_nothing_had_happened(stores: Stores) -> 
 def test_p9_a_run_goes_on_where_its_store_is_moved(stores: Stores) -> None:
     """P9: what is un-acked of a run stays held, and comes back in place, in the store that took it in."""
     old = stores.open("old", max_retries=1, default_queues=2)
-    old.create_topic("t", queues=1)
+    old.create_topic(T, queues=1)
     old.send_batch([message(n) for n in range(6)])
-    held = old.pop("t", "g", order=True, max_messages=4, invisible_ms=1000)
+    held = old.pop(T, G, order=True, max_messages=4, invisible_ms=1000)
     old.ack(held[1])
     new = moved(stores, old)
     assert shown(new) == shown(old)
     for store in (old, new):
-        assert store.pop("t", "g", order=True, max_messages=4) == []
+        assert store.pop(T, G, order=True, max_messages=4) == []
     stores.clock.advance(1000)
     for store in (old, new):
         store.tick()
-        popped = store.pop("t", "g", order=True, max_messages=4, invisible_ms=1000)
-        assert [(each.message_id, each.attempt) for each in popped] == [("m0", 2), ("m2", 2), ("m3", 2), ("m4", 1)]
+        popped = store.pop(T, G, order=True, max_messages=4, invisible_ms=1000)
+        assert [(label(each), each.attempt) for each in popped] == [("m0", 2), ("m2", 2), ("m3", 2), ("m4", 1)]
         assert set(store.ack(popped)) == {AckOutcome.ACKED}
         assert store.verify() == []

@@ -85,6 +85,7 @@ class Machine:
         self.lives: list[str] = ["open"]
         self.born: dict[int, int] = {}
         self.deleted: set[str] = set()
+        self.in_order = set(plan.in_order)
         self.popped: list[PoppedMessage] = []
         self.is_broken_off = False
         self.is_unsettled = False
@@ -128,9 +129,9 @@ class Machine:
         return len(self.oracle.queues.get(topic, [])) or 1
 
     def mode_of(self, topic: str, group: str) -> bool:
-        """Return whether a group pops a topic in order; before its first pop, what the plan says."""
+        """Return whether a group pops a topic in order; before its first pop, what it is going to be."""
         at = self.oracle.standings.get((topic, group))
-        return (topic, group) in self.plan.in_order if at is None or at.ordered is None else at.ordered
+        return (topic, group) in self.in_order if at is None or at.ordered is None else at.ordered
 
     def life_since(self, life: int) -> str:
         """Return what happened to the store since: the last of reopened, crashed, copied, loaded; or open when it was never closed."""

@@ -32,6 +32,8 @@ class OperatedMachine(PoppingMachine):
                 before = queues[number].first - 1
                 self.refused(lambda: self.store.reset_offset(topic, group, before, queue=number), "lies outside")
                 self.saw("reset", "refused", "before the first kept")
+        if chance.one_in(2) and not self.oracle.held_by(topic, group):
+            self.popped_by(topic, group, 5, 60_000)
         asked = range(len(queues)) if number is None else [number]
         held = [each for source in asked for each in self.oracle.held_by(topic, group, source)]
         self.store.reset_offset(topic, group, to, queue=number)
@@ -42,6 +44,7 @@ class OperatedMachine(PoppingMachine):
         leases = "backing off" if any(each.is_backing_off for each in held) else "leases" if held else "no leases"
         self.saw("reset", "moved", f"{kind}, {leases}")
         self.saw("reset", "moved", to.name if isinstance(to, InitMode) else "an offset")
+        self.settle_some(chance, [each.receipt for each in held])
 
     # ------------------------------------------------------------ dead letters
 
@@ -50,7 +53,7 @@ class OperatedMachine(PoppingMachine):
         """Resend or drop some letters; then the same call again, which finds none of them."""
         group = chance.pick(sorted(group for group, letters in self.oracle.letters.items() if letters))
         numbers = chance.some(range(len(self.oracle.letters[group])), 6)
-        self.remove_letters(group, numbers, resend=not chance.one_in(4))
+        self.remove_letters(group, numbers, resend=not chance.one_in(3))
 
     def remove_letters(self, group: str, numbers: Sequence[int], *, resend: bool) -> None:
         """Remove the letters with these numbers in the list of a group."""
@@ -95,7 +98,8 @@ class OperatedMachine(PoppingMachine):
             self.saw("delete topic", "deleted", "fifo run")
         self.store.delete_topic(topic)
         self.oracle.delete_topic(topic)
-        self.deleted.add(topic)
+        self._made_anew(chance, topic, [(topic, group) for group in self.groups])
+        self.settle_some(chance, [each.receipt for each in held])
 
     @operation(2)
     def set_group(self, chance: Chance) -> None:
@@ -121,7 +125,14 @@ class OperatedMachine(PoppingMachine):
             self.saw("delete group", "deleted", "fifo run")
         self.store.delete_group(group)
         self.oracle.delete_group(group)
-        self.deleted.add(group)
+        self._made_anew(chance, group, [(topic, group) for topic in self.topics])
+        self.settle_some(chance, [each.receipt for each in held])
+
+    def _made_anew(self, chance: Chance, name: str, places: Sequence[tuple[str, str]]) -> None:
+        """Take note of a deletion; what comes under that name may be popped in the other way."""
+        self.deleted.add(name)
+        if self.has_fifo and chance.one_in(2):
+            self.in_order ^= {chance.pick(places)}
 
     # ------------------------------------------------------------ looking for messages
 

@@ -80,7 +80,8 @@ class PoppingMachine(SendingMachine):
         )  # fmt: skip
         assert rest in (None, self.oracle.rest(topic, group, queue)), f"rest {rest}, not {self.oracle.rest(topic, group, queue)}"
         self.popped = [*self.popped, *got][-20:]
-        self.is_unsettled = self.is_unsettled and not (got and not repeats)
+        # A pop that gives nothing new waits for no disk, but what it notes of the group's activity may be lost.
+        self.is_unsettled = repeats or not got
         for each in got:
             self.born.setdefault(id(self.oracle.leases[str(each.receipt)]), len(self.lives) - 1)
         outcome = f"repeat of {'some' if got else 'none'}" if repeats else "some" if got else "none"
@@ -121,6 +122,8 @@ class PoppingMachine(SendingMachine):
             self._acked(chance.some(held, min(3, len(held)), least=0) if held else [])
             ends = [each.expiry for each in self.oracle.held_by(topic, group)]
             self.clock.set(max(self.now, min(ends, default=self.now)))
+            if chance.one_in(3):
+                self.settle_some(chance, [each.receipt for each in self.oracle.held_by(topic, group) if each.expiry <= self.now])
             self.ticked()
 
     @operation(3)
@@ -154,11 +157,11 @@ class PoppingMachine(SendingMachine):
         for topic in self.topics if not self.oracle.live else ():
             self.popped_by(topic, chance.pick(self.groups), 5, 600_000)
 
-    def settle_some(self, chance: Chance) -> None:
-        """End some of the leases that run, in one of the ways."""
-        if self.oracle.live:
+    def settle_some(self, chance: Chance, receipts: Sequence[str]) -> None:
+        """End some of these leases in one of the ways, or try to."""
+        if receipts:
             act = chance.pick((self._ack_some, self._change_some, self._release_some, self._reject_some, self._put_off_some))
-            act(chance, chance.some(list(self.oracle.live), 3))
+            act(chance, chance.some(receipts, 3))
 
     def _held(self, receipts: Sequence[str]) -> list[tuple[str, Held]]:
         return [(self.state_of(self.oracle.leases[each]), self.oracle.leases[each]) for each in receipts]
@@ -197,7 +200,9 @@ class PoppingMachine(SendingMachine):
     @operation(4, when=lambda machine: machine.oracle.leases)
     def change_invisible(self, chance: Chance) -> None:
         """Make leases longer or shorter."""
-        self._change_some(chance, self._chosen(chance))
+        receipts = self._chosen(chance)
+        self._change_some(chance, receipts)
+        self.settle_some(chance, receipts)
 
     def _change_some(self, chance: Chance, receipts: Sequence[str]) -> None:
         invisible_ms = chance.pick(INVISIBLE_MS)
@@ -217,7 +222,12 @@ class PoppingMachine(SendingMachine):
     @operation(4, when=lambda machine: machine.popped)
     def retry_later(self, chance: Chance) -> None:
         """Put attempts off that failed: to a delay, by a table, or by that of the group."""
-        self._put_off(chance, chance.some(self.popped, 4))
+        chosen = chance.some(self.popped, 4)
+        self._put_off(chance, chosen)
+        held = self.oracle.leases[str(chosen[0].receipt)]
+        self.popped_by(held.topic, held.group, 1024, 60_000)
+        if running := [each.receipt for each in self.oracle.held_by(held.topic, held.group) if each.is_backing_off]:
+            self.settle_some(chance, running)
 
     def _put_off_some(self, chance: Chance, receipts: Sequence[str]) -> None:
         self._put_off(chance, [each for each in self.popped if each.receipt in receipts])
@@ -245,7 +255,9 @@ class PoppingMachine(SendingMachine):
     @operation(4, when=lambda machine: machine.oracle.leases)
     def release(self, chance: Chance) -> None:
         """Give leases back."""
-        self._release_some(chance, self._chosen(chance))
+        receipts = self._chosen(chance)
+        self._release_some(chance, receipts)
+        self.settle_some(chance, receipts)
 
     def _release_some(self, chance: Chance, receipts: Sequence[str]) -> None:
         for receipt, outcome in zip(receipts, self.store.release(receipts), strict=True):
@@ -258,7 +270,9 @@ class PoppingMachine(SendingMachine):
     @operation(3, when=lambda machine: machine.oracle.leases)
     def reject(self, chance: Chance) -> None:
         """Give messages up."""
-        self._reject_some(chance, self._chosen(chance))
+        receipts = self._chosen(chance)
+        self._reject_some(chance, receipts)
+        self.settle_some(chance, receipts)
 
     def _reject_some(self, chance: Chance, receipts: Sequence[str]) -> None:
         reason = chance.pick(REASONS)

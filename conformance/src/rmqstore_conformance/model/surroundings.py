@@ -34,7 +34,8 @@ class WholeMachine(OperatedMachine):
             if there:
                 self.saw(how, "goes on", f"with {what}")
         self.look(whole=True)
-        self.settle_some(chance)
+        self.settle_some(chance, list(self.oracle.leases)[-30:])
+        self.settle_some(chance, list(self.oracle.live))
 
     @operation(2, when=lambda machine: machine.pair.durable)
     def reopen(self, chance: Chance) -> None:

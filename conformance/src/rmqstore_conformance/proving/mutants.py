@@ -12,6 +12,7 @@ from rmqstore_conformance.proving import (
     mutants_of_cancels,
     mutants_of_costs,
     mutants_of_handover,
+    mutants_of_pairs,
     mutants_of_pops,
     mutants_of_queues,
     mutants_of_races,
@@ -28,6 +29,7 @@ PARTS: Final[tuple[ModuleType, ...]] = (
     mutants_of_queues,
     mutants_of_costs,
     mutants_of_races,
+    mutants_of_pairs,
 )
 
 MUTANTS: Final[tuple[Mutant, ...]] = tuple(each for part in PARTS for each in vars(part).values() if isinstance(each, Mutant))

@@ -49,7 +49,8 @@ class _Edited(PoppedBatch):
         return self._popped.receipts()
 
 
-def _edited(answer: _Popped, edit: Callable[[PoppedMessage], PoppedMessage]) -> _Popped:
+def edited(answer: _Popped, edit: Callable[[PoppedMessage], PoppedMessage]) -> _Popped:
+    """Return the answer to a pop with its messages changed, in both forms."""
     return PopResult(_Edited(answer[0].messages, edit), answer[0].rest), answer[1]
 
 
@@ -67,7 +68,7 @@ class AttemptsAreNotTold(Pops):
     """Every delivery says that it is the first."""
 
     def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        return _edited(super().pop(request, now_ms), lambda each: _but(each, attempt=1))
+        return edited(super().pop(request, now_ms), lambda each: _but(each, attempt=1))
 
 
 @mutant("P7", "P7.released_pops_do_not_count")
@@ -91,7 +92,7 @@ class DeadLettersDoNotTellTheirOrigin(Pops):
     """A message of a dead letter queue does not say which topic it comes from."""
 
     def pop(self, request: PopRequest, now_ms: int) -> _Popped:
-        return _edited(super().pop(request, now_ms), _without_origin)
+        return edited(super().pop(request, now_ms), _without_origin)
 
 
 def _without_origin(message: PoppedMessage) -> PoppedMessage:

@@ -1,0 +1,594 @@
+"""Two features that meet: order with all that ends a lease, names that come again, glued names, marks on both sides, far timers.
+
+Values are drawn from families whose members differ in one way only (``rmqstore_conformance.data``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import pytest
+
+from rmqstore import (
+    AckOutcome,
+    CancelOutcome,
+    ChangeOutcome,
+    Lag,
+    Message,
+    MessageBatch,
+    PoppedMessage,
+    RejectOutcome,
+    ReleaseOutcome,
+    Store,
+)
+from rmqstore.contract import InitMode, MessageState
+from rmqstore.message import MAX_TIME_MS, retry_topic
+from rmqstore_conformance.data import BODIES, BORN_TIMES, GLUED, IDS, KEYS, NAMES, PROPERTIES, TAGS, Data, Family
+from rmqstore_conformance.fidelity import came_out, check
+from rmqstore_conformance.stores import DAY_MS, START_MS, Stores
+
+T = TypeVar("T")
+
+ENDED = {ReleaseOutcome.STALE, AckOutcome.STALE, ReleaseOutcome.UNKNOWN, AckOutcome.UNKNOWN}
+"""Answers about a lease that is somebody else's by now, or nobody's."""
+
+
+@pytest.fixture
+def values(request: pytest.FixtureRequest, seed: int) -> Data:
+    """The values of one case, by labels."""
+    return Data(f"{seed} {request.node.originalname}")
+
+
+class Queue:
+    """A topic with a group that pops it in order, and messages that say their number."""
+
+    def __init__(self, store: Store, values: Data, *, topic: str = "t", group: str = "g") -> None:
+        self.store = store
+        self.values = values
+        self.topic = values.topic(topic)
+        self.group = values.group(group)
+
+    def send(self, *numbers: int) -> None:
+        self.store.send_batch(
+            [Message(self.topic, self.values.body(f"{each}"), message_id=self.values.id(f"{each}"), queue_id=0) for each in numbers]
+        )
+
+    def pop(self, most: int = 32, invisible_ms: int = 1000, **options: Any) -> list[PoppedMessage]:
+        return self.store.pop(self.topic, self.group, max_messages=most, invisible_ms=invisible_ms, **{"order": True, **options})
+
+    def numbers(self, messages: list[PoppedMessage]) -> list[tuple[int, int]]:
+        """Return the number and the attempt of each message."""
+        return [(int(self.values.label(each.message_id)), each.attempt) for each in messages]
+
+
+# ---------------------------------------------------------------- in order, and something else
+
+
+@pytest.mark.clause("P9", "P6")
+@pytest.mark.needs("fifo")
+@pytest.mark.parametrize("longer", [True, False], ids=["longer", "shorter"])
+def test_p9_a_changed_lease_keeps_its_queue_closed(stores: Stores, values: Data, longer: bool) -> None:
+    """P9: a lease of a run that ends later or earlier than the others closes the queue until its own end, and comes back in its place."""
+    queue = Queue(stores.open(), values)
+    queue.send(0, 1, 2, 3, 4)
+    run = queue.pop(3)
+    changed = queue.store.change_invisible(run[1], invisible_ms=5000 if longer else 10)
+    assert changed.outcome is ChangeOutcome.CHANGED
+    assert queue.store.ack([run[0], run[2]]) == [AckOutcome.ACKED] * 2
+    assert queue.store.ack(run[1]) is AckOutcome.STALE
+    assert queue.pop() == []
+    assert queue.store.lag(queue.topic, queue.group) == Lag(ready=2, in_flight=1, retry=0, dead=0)
+    stores.clock.advance(4999 if longer else 9)
+    queue.store.tick()
+    assert queue.pop() == []
+    stores.clock.advance(1)
+    assert queue.store.tick().retried == 1
+    assert queue.numbers(queue.pop()) == [(1, 2), (3, 1), (4, 1)]
+    assert queue.store.verify() == []
+
+
+@pytest.mark.clause("P9", "P7")
+@pytest.mark.needs("fifo")
+@pytest.mark.parametrize("how", ["release", "retry_later", "expiry"])
+def test_p9_whatever_is_given_back_keeps_its_place(stores: Stores, values: Data, how: str) -> None:
+    """P9: of a run of five, two in the middle end otherwise than by an ack; they come first, in order, before what is new."""
+    queue = Queue(stores.open(), values)
+    queue.send(0, 1, 2, 3, 4)
+    run = queue.pop(5)
+    back = [run[3], run[1]]
+    if how == "release":
+        assert queue.store.release(back) == [ReleaseOutcome.RELEASED] * 2
+    elif how == "retry_later":
+        assert [each.outcome for each in queue.store.retry_later(back, timedelta(seconds=3))] == [ChangeOutcome.CHANGED] * 2
+    assert queue.store.ack([run[4], run[0], run[2]]) == [AckOutcome.ACKED] * 3
+    queue.send(5, 6)
+    if how != "release":
+        assert queue.pop() == []
+        stores.clock.advance(3000)
+        assert queue.store.tick().retried == 2
+    attempt = 1 if how == "release" else 2
+    assert queue.store.lag(queue.topic, queue.group) == Lag(ready=2, in_flight=0, retry=2, dead=0)
+    again = queue.pop(3)
+    assert queue.numbers(again) == [(1, attempt), (3, attempt), (5, 1)]
+    assert queue.store.release(again) == [ReleaseOutcome.RELEASED] * 3
+    assert queue.numbers(queue.pop()) == [(1, attempt), (3, attempt), (5, 1), (6, 1)]
+    assert queue.store.pops.topic(retry_topic(queue.group, queue.topic)) is None
+    assert queue.store.verify() == []
+
+
+@pytest.mark.clause("P9", "P7")
+@pytest.mark.needs("fifo")
+def test_p9_a_rejected_message_goes_alone(stores: Stores, values: Data) -> None:
+    """P9: a message is rejected from the middle of a run; those beside it stay leased, and keep their place when they come back."""
+    queue = Queue(stores.open(), values)
+    queue.send(0, 1, 2, 3)
+    run = queue.pop(4)
+    assert queue.store.reject(run[1], reason="no use") is RejectOutcome.REJECTED
+    assert queue.store.lag(queue.topic, queue.group) == Lag(ready=0, in_flight=3, retry=0, dead=1)
+    assert queue.store.ack(run[3]) is AckOutcome.ACKED
+    assert queue.pop() == []
+    stores.clock.advance(1000)
+    queue.store.tick()
+    assert queue.numbers(queue.pop()) == [(0, 2), (2, 2)]
+    (letter,) = queue.store.dead_letters(queue.group)
+    assert (values.label(letter.origin_message_id), letter.origin_topic, letter.reason) == ("1", queue.topic, "no use")
+    assert queue.store.resend_dead([letter]) == 1
+    assert queue.store.lag(queue.topic, queue.group) == Lag(ready=1, in_flight=2, retry=0, dead=0)
+    assert queue.store.verify() == []
+
+
+@pytest.mark.clause("P9", "P11", "P5")
+@pytest.mark.needs("fifo")
+@pytest.mark.parametrize("to", [0, 2, InitMode.MAX], ids=["the beginning", "the middle", "the end"])
+def test_p9_a_reset_voids_a_run(stores: Stores, values: Data, to: int | InitMode) -> None:
+    """P9: leases and waiting messages of a run are left by a reset; the next run begins where the group was moved, with first attempts."""
+    queue = Queue(stores.open(), values)
+    queue.send(0, 1, 2, 3)
+    run = queue.pop(3)
+    assert queue.store.release(run[0]) is ReleaseOutcome.RELEASED
+    delayed = queue.store.retry_later(run[1], timedelta(hours=1))
+    queue.store.reset_offset(queue.topic, queue.group, to)
+    assert queue.store.ack([run[0], run[1], run[2]]) == [AckOutcome.STALE] * 3
+    assert queue.store.ack(delayed) is AckOutcome.STALE
+    assert queue.store.leases() == []
+    begin = 4 if isinstance(to, InitMode) else to
+    assert queue.store.lag(queue.topic, queue.group) == Lag(ready=4 - begin, in_flight=0, retry=0, dead=0)
+    queue.send(4)
+    assert queue.numbers(queue.pop()) == [(number, 1) for number in range(begin, 5)]
+    assert queue.store.verify() == []
+
+
+@pytest.mark.clause("P9", "P5")
+@pytest.mark.needs("fifo")
+@pytest.mark.parametrize("what", ["topic", "group"])
+def test_p9_a_topic_made_anew_knows_no_run_of_the_old_one(stores: Stores, values: Data, what: str) -> None:
+    """P9: with topic or group go the run, its leases and the order; old receipts do no harm to the leases of the new one."""
+    queue = Queue(stores.open(), values)
+    other = Queue(queue.store, values, group="other")
+    queue.send(0, 1, 2)
+    run = queue.pop(3)
+    others = other.pop(2)
+    queue.store.release(run[1])
+    queue.store.retry_later(run[2], timedelta(hours=1), reason="not yet")
+    if what == "topic":
+        queue.store.delete_topic(queue.topic)
+        queue.send(0, 1, 2)
+    else:
+        queue.store.delete_group(queue.group)
+    assert set(queue.store.ack(run)) <= {AckOutcome.STALE, AckOutcome.UNKNOWN}
+    again = queue.pop(3, order=False)
+    assert queue.numbers(again) == [(0, 1), (1, 1), (2, 1)]
+    assert {*queue.store.ack(run), *queue.store.release(run)} <= ENDED
+    assert queue.store.lag(queue.topic, queue.group).in_flight == 3
+    if what == "group":
+        assert queue.store.ack(others) == [AckOutcome.ACKED] * 2
+    assert queue.store.lag(other.topic, other.group) == Lag(ready=1 if what == "group" else 3, in_flight=0, retry=0, dead=0)
+    assert queue.store.ack(again) == [AckOutcome.ACKED] * 3
+    assert queue.store.verify() == []
+
+
+# ---------------------------------------------------------------- names that come again
+
+
+@pytest.mark.clause("P7")
+def test_p7_a_group_made_anew_has_no_settings(stores: Stores, values: Data) -> None:
+    """P7: retries and waits that were set for a group go with it; the group of that name that comes later follows the store's."""
+    store = stores.open(max_retries=5)
+    topic, group = values.topic("t"), values.group("g")
+    store.send(Message(topic, values.body("0")))
+    store.set_group(group, max_retries=0, backoff=[timedelta(hours=9)])
+    (first,) = store.pop(topic, group, invisible_ms=1000)
+    store.delete_group(group)
+    assert store.group_settings(group).max_retries is None
+    (again,) = store.pop(topic, group, invisible_ms=1000)
+    assert again.attempt == 1
+    assert store.ack(first) in (AckOutcome.STALE, AckOutcome.UNKNOWN)
+    stores.clock.advance(1000)
+    report = store.tick()
+    assert (report.retried, report.dead) == (1, 0)
+    (second,) = store.pop(topic, group, invisible_ms=1000)
+    store.retry_later(second)
+    assert [each.expiry_ms - stores.clock.now_ms() for each in store.leases()] == [30_000]
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P7", "P2")
+def test_p7_letters_of_a_deleted_topic_go_to_the_new_one(stores: Stores, values: Data) -> None:
+    """P7: a letter stays when topic and group are deleted, counts for neither anew, and is given back to the group of its name, whole."""
+    store = stores.open(max_retries=0)
+    topic, group = values.topic("t"), values.group("g")
+    sent = Message(topic, values.body("0"), values.tag("0"), (values.key("0"),), values.properties("0"), None, None, values.id("0"), 7)
+    store.send(sent)
+    store.pop(topic, group, invisible_ms=1000)
+    stores.clock.advance(1000)
+    assert store.tick().dead == 1
+    store.delete_topic(topic)
+    store.delete_group(group)
+    assert store.lag(topic, group).dead == 0
+    store.send(Message(topic, values.body("1"), message_id=values.id("1")))
+    (letter,) = store.dead_letters(group)
+    assert store.resend_dead([letter, letter]) == 1
+    got = {values.label(each.message_id): each for each in store.pop(topic, group)}
+    assert set(got) == {"0", "1"}
+    check(sent, got["0"], "given back", attempt=1, queue_id=0)
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P2")
+def test_p2_deletions_go_by_the_whole_name(stores: Stores) -> None:
+    """P2: of names each of which begins with the one before, one group and one topic is deleted; all others stay as they were."""
+    store = stores.open()
+    names = [NAMES[1].member(number) for number in range(4)]
+    for topic in names:
+        store.send_batch([Message(topic, b"x"), Message(topic, b"y")])
+        for group in names:
+            assert len(store.pop(topic, group, max_messages=1)) == 1
+    gone = names[1]
+    store.delete_group(gone)
+    store.delete_topic(gone)
+    left = [name for name in names if name != gone]
+    assert store.groups() == sorted(left)
+    assert [topic.name for topic in store.topics()] == sorted(left)
+    assert len(store.leases()) == 9
+    for topic in left:
+        for group in left:
+            assert store.lag(topic, group) == Lag(ready=1, in_flight=1, retry=0, dead=0)
+        assert store.lag(topic, gone) == Lag(ready=2, in_flight=0, retry=0, dead=0)
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P2")
+@pytest.mark.parametrize("family", NAMES, ids=lambda family: family.name)
+def test_p2_groups_are_told_apart_by_case(stores: Stores, family: Any) -> None:
+    """P2: of groups whose names are alike in case, by a hash or by their first letters, each has its own settings and letters."""
+    store = stores.open(max_retries=1)
+    one, two, three = (family.member(number) for number in range(3))
+    store.send(Message(one, b"x"))
+    for group in (one, two, three):
+        assert len(store.pop(one, group, invisible_ms=1000)) == 1
+    store.set_group(two, max_retries=0, backoff=[timedelta(hours=1)])
+    assert [store.group_settings(group).max_retries for group in (one, two, three)] == [None, 0, None]
+    stores.clock.advance(1000)
+    report = store.tick()
+    assert (report.retried, report.dead) == (2, 1)
+    assert [len(store.dead_letters(group)) for group in (one, two, three)] == [0, 1, 0]
+    assert [store.lag(one, group).retry for group in (one, two, three)] == [1, 0, 1]
+    store.delete_group(one)
+    assert [store.lag(one, group) for group in (two, three)] == [Lag(0, 0, 0, 1), Lag(0, 0, 1, 0)]
+    assert store.verify() == []
+
+
+# ---------------------------------------------------------------- glued names
+
+
+@pytest.mark.clause("P2", "P1")
+def test_p2_places_with_glued_names_are_told_apart(stores: Stores) -> None:
+    """P2: topic and group that make one text with another topic and group: leases, positions, retries and letters of each are its own."""
+    store = stores.open(max_retries=1)
+    for topic, group, other_topic, other_group in dict.fromkeys(GLUED):
+        places = ((topic, group), (other_topic, other_group))
+        for number, (name, _) in enumerate(places):
+            store.send_batch([Message(name, b"%d" % number, message_id=f"m{number}{at}", queue_id=0) for at in range(3)])
+        first, second = (store.pop(*place, max_messages=2, invisible_ms=1000) for place in places)
+        assert [each.body for each in first + second] == [b"0", b"0", b"1", b"1"]
+        assert store.ack(first) == [AckOutcome.ACKED] * 2
+        assert store.lag(*places[1]) == Lag(ready=1, in_flight=2, retry=0, dead=0)
+        store.reset_offset(*places[0], InitMode.MAX)
+        assert store.lag(*places[1]) == Lag(ready=1, in_flight=2, retry=0, dead=0)
+        assert store.reject(second[0]) is RejectOutcome.REJECTED
+        assert (len(store.dead_letters(group)), len(store.dead_letters(other_group))) == (0, 1)
+        stores.clock.advance(1000)
+        assert store.tick().retried == 1
+        assert store.pop(*places[0]) == []
+        assert [each.attempt for each in store.pop(*places[1], max_messages=1024)] in ([1, 2], [2, 1])
+        for name in {topic, other_topic}:
+            store.delete_topic(name)
+        for name in {group, other_group}:
+            store.drop_dead(store.dead_letters(name))
+            store.delete_group(name)
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P1", "P2")
+def test_p1_attempts_with_glued_names_are_told_apart(stores: Stores) -> None:
+    """P1: group and attempt id that make one text with another group and attempt id, or topic and attempt id, are two attempts."""
+    store = stores.open()
+    for number, (one, two, three, four) in enumerate(GLUED):
+        for turn, places in enumerate(((("t", one, two), ("t", three, four)), ((one, "g", two), (three, "g", four)))):
+            if len({topic for topic, _, _ in places}) < len(places):
+                topics = [f"{number}-{turn}"] * 2
+            else:
+                topics = [topic for topic, _, _ in places]
+            for name in set(topics):
+                store.send_batch([Message(name, b"x", queue_id=0), Message(name, b"y", queue_id=0)])
+            got = [
+                store.pop(name, group, max_messages=1, attempt_id=attempt) for name, (_, group, attempt) in zip(topics, places, strict=True)
+            ]
+            assert [len(each) for each in got] == [1, 1]
+            again = [
+                store.pop(name, group, max_messages=1, attempt_id=attempt) for name, (_, group, attempt) in zip(topics, places, strict=True)
+            ]
+            assert [[each.receipt for each in one] for one in again] == [[each.receipt for each in one] for one in got]
+            for name in set(topics):
+                store.delete_topic(name)
+    assert store.verify() == []
+
+
+# ---------------------------------------------------------------- marks on both sides
+
+
+@pytest.mark.clause("I1")
+def test_i1_marks_of_both_sides_are_kept_apart(stores: Stores, values: Data) -> None:
+    """I1: one mark for a send for now and for a send for later: both are stored, once each, whichever came first."""
+    store = stores.open()
+    topic = values.topic("t")
+    for number, order in enumerate(((0, 5000), (5000, 0))):
+        mark = values.mark(f"{number}")
+        for delay_ms in order:
+            options: dict[str, Any] = {"delay_ms": delay_ms} if delay_ms else {}
+            sent = Message(topic, values.body(f"{number} {delay_ms}"), message_id=values.id(f"{number} {delay_ms}"))
+            assert not store.send(sent, marks=[mark], **options).repeated
+            assert store.send(sent, marks=[mark], **options).repeated
+    assert store.scan().timers[0].message.body == values.body("0 5000")
+    assert (store.lag(topic, "g").ready, store.pending().total) == (2, 2)
+    assert store.verify() == []
+
+
+@pytest.mark.clause("I1")
+@pytest.mark.parametrize("delay_ms", [None, 5000], ids=["now", "later"])
+def test_i1_a_repeat_with_other_marks_in_front(stores: Stores, values: Data, delay_ms: int | None) -> None:
+    """I1: any mark of a call makes a repeat of it, also behind one that is new; what is new is not stored by a call that does nothing."""
+    store = stores.open()
+    topic, marks = values.topic("t"), [values.mark(f"{number}") for number in range(3)]
+    rows = [Message(topic, values.body(f"{number}"), message_id=values.id(f"{number}")) for number in range(2)]
+    options: dict[str, Any] = {} if delay_ms is None else {"deliver_at_ms": START_MS + delay_ms}
+    first = store.send_batch(rows, marks=marks, **options)
+    for again in ([marks[2]], [marks[1], marks[0]], [values.mark("new"), marks[1]], [values.mark("new"), marks[2], values.mark("newer")]):
+        for given in (rows, MessageBatch.of(rows).columns):
+            receipts = store.send_batch(given, marks=again, **options)
+            assert receipts.repeated
+            assert [each.handle for each in receipts] == [each.handle for each in first]
+    assert not store.send_batch(rows, marks=[values.mark("new")], **options).repeated
+    assert (store.lag(topic, "g").ready, store.pending().total) == ((4, 0) if delay_ms is None else (0, 4))
+    assert store.verify() == []
+
+
+@pytest.mark.clause("I1", "C4")
+def test_i1_a_repeat_of_what_was_cancelled(stores: Stores, values: Data) -> None:
+    """I1: a call whose timers were cancelled is repeated: nothing is stored, and the first handles say CANCELLED, also past their time."""
+    store = stores.open()
+    topic = values.topic("t")
+    rows = [Message(topic, values.body(f"{number}"), message_id=values.id(f"{number}")) for number in range(2)]
+
+    def send() -> Any:
+        return store.send_batch(rows, marks=[values.mark("0")], deliver_at_ms=START_MS + 5000)
+
+    first = send()
+    assert store.cancel(list(first)) == [CancelOutcome.CANCELLED] * 2
+    for _ in range(3):
+        again = send()
+        assert again.repeated
+        assert [each.handle for each in again] == [each.handle for each in first]
+        assert store.cancel(list(again)) == [CancelOutcome.CANCELLED] * 2
+        assert store.pending().total == 0
+        stores.clock.advance(5000)
+        assert store.tick().handed_over == 0
+    assert store.verify() == []
+
+
+@pytest.mark.clause("I1")
+@pytest.mark.parametrize("delay_ms", [None, 5000], ids=["now", "later"])
+def test_i1_a_repeat_for_a_topic_that_was_deleted(stores: Stores, values: Data, delay_ms: int | None) -> None:
+    """I1: the topic of a call was deleted since: its repeat stores nothing and makes no topic, after a reopen as well."""
+    store = stores.open()
+    topic = values.topic("t")
+    rows = [Message(topic, values.body(f"{number}"), message_id=values.id(f"{number}")) for number in range(2)]
+    options: dict[str, Any] = {} if delay_ms is None else {"deliver_at_ms": START_MS + delay_ms}
+    store.send_batch(rows, marks=[values.mark("0")], **options)
+    stores.clock.advance(5000)
+    store.tick()
+    assert store.lag(topic, "g").ready == 2
+    store.delete_topic(topic)
+    for _ in range(2):
+        assert store.send_batch(rows, marks=[values.mark("0")], **options).repeated
+        assert store.topics() == []
+        assert store.pending().total == 0
+        store.tick()
+        if stores.pair.durable:
+            store = stores.reopen(store)
+    assert store.verify() == []
+
+
+# ---------------------------------------------------------------- far timers
+
+FAR = (400 * DAY_MS, 2**53 - START_MS, 2**53 + 1 - START_MS, 2**53 + 2 - START_MS, 2**53 + 3 - START_MS, 2**61, MAX_TIME_MS - START_MS)
+
+
+@pytest.mark.clause("T5", "T10", "T6")
+def test_t5_times_beyond_2_53_are_kept_to_the_ms(stores: Stores, values: Data) -> None:
+    """T5: timers beyond 2^53 ms, up to the limit, that differ by a ms are counted, listed and found by their own times."""
+    store = stores.open(precision_ms=100)
+    topic = values.topic("t")
+    sent = [
+        Message(topic, values.body(f"{at}"), message_id=values.id(f"{at}"), deliver_at_ms=START_MS + far, born_ms=at)
+        for at, far in enumerate(FAR)
+    ]
+    handles = [str(each.handle) for each in (store.send(sent[0]), *store.send_batch(MessageBatch.of(sent[1:]).columns))]
+    for _ in range(2):
+        stores.clock.advance(60_000)
+        assert store.tick().handed_over == 0
+        for message, pending in zip(sent, store.scan().timers, strict=True):
+            check(message, pending.message, "far ahead")
+            assert pending.deliver_at_ms == message.deliver_at_ms
+        edges = [each.deliver_at_ms or 0 for each in sent]
+        counts = store.pending(edges)
+        assert (counts.total, counts.earliest_ms, counts.latest_ms) == (len(sent), edges[0], edges[-1])
+        assert list(counts.counts) == [1] * (len(edges) - 1)
+        assert [len(store.scan(from_ms=at, to_ms=min(at + 1, MAX_TIME_MS)).timers) for at in edges[:-1]] == [1] * (len(edges) - 1)
+        (found,) = store.where(id=values.id("3"))
+        assert (found.state, found.until_ms, found.handle) == (MessageState.PENDING, edges[3], handles[3])
+        if stores.pair.durable:
+            store = stores.reopen(store, precision_ms=100)
+    for _ in range(2):
+        assert store.cancel(handles) == [CancelOutcome.CANCELLED] * len(handles)
+    assert store.pending().total == 0
+    assert store.verify() == []
+
+
+@pytest.mark.clause("T10", "T5")
+def test_t10_a_listing_without_an_end_has_the_last_time_there_is(stores: Stores, values: Data) -> None:
+    """T10: a timer due at the greatest time is counted, listed with and without a bound below it, and found."""
+    store = stores.open()
+    sent = store.send(Message(values.topic("t"), values.body("0"), message_id=values.id("0")), deliver_at_ms=MAX_TIME_MS)
+    assert (store.pending().total, store.pending().latest_ms) == (1, MAX_TIME_MS)
+    for page in (store.scan(), store.scan(from_ms=MAX_TIME_MS)):
+        assert [(each.handle.text(), each.deliver_at_ms) for each in page.timers] == [(sent.handle, MAX_TIME_MS)]
+    assert store.scan(to_ms=MAX_TIME_MS).timers == ()
+    assert [each.until_ms for each in store.where(id=values.id("0"))] == [MAX_TIME_MS]
+
+
+@pytest.mark.clause("C6", "T5")
+@pytest.mark.needs("cancel_by_key")
+def test_c6_far_timers_are_cancelled_by_key(stores: Stores, values: Data) -> None:
+    """C6: a cancel by key finds what is due in a second and beyond 2^53 ms alike, of one topic and one key alone."""
+    store = stores.open()
+    topic, other = values.topic("t"), values.topic("u")
+    key, alike = values.key("k"), values.key("l")
+    times = [START_MS + far for far in (1000, *FAR)]
+    for name, word in ((topic, key), (topic, alike), (other, key)):
+        store.send_batch([Message(name, values.body("x"), keys=(word,), deliver_at_ms=at) for at in times])
+    if stores.pair.durable:
+        store = stores.reopen(store)
+    assert store.cancel_key(topic, key) == [CancelOutcome.CANCELLED] * len(times)
+    assert store.cancel_key(topic, key) == []
+    assert [(each.message.topic, each.message.keys) for each in store.scan().timers].count((topic, (alike,))) == len(times)
+    assert store.pending().total == 2 * len(times)
+    assert store.verify() == []
+
+
+# ---------------------------------------------------------------- whole messages
+
+
+def _of_families(number: int, *, deliver_at_ms: int | None = None) -> list[Message]:
+    """Return a message for each family of values, made of members with this number."""
+
+    def member(families: Sequence[Family[T]], at: int, number: int) -> T:
+        return families[at % len(families)].member(number)
+
+    return [
+        Message(
+            "t",
+            member(BODIES, at, number),
+            member(TAGS, at, number),
+            (member(KEYS, at, number), member(KEYS, at, number + 1)),
+            PROPERTIES[at % len(PROPERTIES)].member(number),
+            deliver_at_ms=deliver_at_ms,
+            message_id=member(IDS, at, number),
+            born_ms=member(BORN_TIMES, at, number),
+            queue_id=0,
+        )
+        for at in range(max(map(len, (BODIES, BORN_TIMES, IDS, KEYS, PROPERTIES, TAGS))))
+    ]
+
+
+@pytest.mark.clause("H2")
+@pytest.mark.parametrize("later", [False, True], ids=["now", "later"])
+def test_h2_every_family_of_values_comes_as_it_was_sent(stores: Stores, later: bool) -> None:
+    """H2: members of each family of bodies, ids, keys, tags, properties and times, as rows and as columns: each field comes back."""
+    store = stores.open()
+    due = START_MS + 5000 if later else None
+    rows, columns = (_of_families(number, deliver_at_ms=due) for number in (0, 1))
+    store.send_batch(rows)
+    store.send_batch(MessageBatch.of(columns).columns)
+    sent = rows + columns
+    if later:
+        for message, pending in zip(sent, store.scan().timers, strict=True):
+            check(message, pending.message, "pending")
+        stores.clock.advance(5000)
+        store.tick()
+    if stores.pair.durable:
+        store = stores.reopen(store)
+    place = {"attempt": 0, "first_pop_ms": None, "store_ms": stores.clock.now_ms()}
+    lying = came_out(store.read("t", 0, 0, 1000))
+    for offset, (message, seen) in enumerate(zip(sent, lying, strict=True)):
+        check(message, seen, "read", queue_offset=offset, **place)
+    popped = [*store.pop("t", "g", max_messages=len(rows)), *came_out(store.pop_batch("t", "g"))]
+    for offset, (message, seen) in enumerate(zip(sent, popped, strict=True)):
+        check(message, seen, "popped", queue_offset=offset, attempt=1, store_ms=stores.clock.now_ms())
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P3", "P7", "H2")
+def test_p3_every_copy_is_whole(stores: Stores) -> None:
+    """P3: messages of each family expire, come again, die and are resent: each copy has all that was sent, wherever it is seen."""
+    store = stores.open(max_retries=1)
+    sent = {str(each.message_id): each for each in _of_families(2)}
+    store.send_batch(list(sent.values()))
+
+    def popped(attempt: int, pop: Callable[[], list[PoppedMessage]]) -> None:
+        got = pop()
+        assert len(got) == len(sent)
+        for each in got:
+            check(sent[each.message_id], each, f"attempt {attempt}", attempt=attempt, first_pop_ms=first_ms)
+
+    first_ms = stores.clock.now_ms()
+    popped(1, lambda: store.pop("t", "g", max_messages=1000, invisible_ms=1000))
+    stores.clock.advance(1000)
+    assert store.tick().retried == len(sent)
+    for each in came_out(store.pops.read(retry_topic("g", "t"), 0, 0, 1000)):
+        check(sent[each.message_id], each, "in the retry topic", topic=retry_topic("g", "t"), attempt=1, first_pop_ms=first_ms)
+    popped(2, lambda: came_out(store.pop_batch("t", "g", invisible_ms=1000)))
+    stores.clock.advance(1000)
+    assert store.tick().dead == len(sent)
+    letters = store.dead_letters("g")
+    for letter in letters:
+        message = sent[letter.origin_message_id]
+        reason = "delivered 2 times without an ack"
+        system = {"DLQ_REASON": reason, "DLQ_ATTEMPTS": "2", "ORIGIN_TOPIC": "t", "ORIGIN_MESSAGE_ID": letter.origin_message_id}
+        check(message, letter.message, "dead", topic="%DLQ%g", properties={**message.properties, **system}, attempt=0)
+        found = store.get(letter.origin_message_id)
+        assert found is not None
+        check(message, found, "found", topic="%DLQ%g", properties={**message.properties, **system})
+    assert store.resend_dead(letters) == len(sent)
+    first_ms = stores.clock.now_ms()
+    popped(1, lambda: store.pop("t", "g", max_messages=1000))
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P7", "P6")
+def test_p7_a_change_does_not_take_the_reason(stores: Stores, values: Data) -> None:
+    """P7: a lease that backs off and is lengthened is worked on again: it backs off no more, and its old reason is told no more."""
+    store = stores.open()
+    topic, group = values.topic("t"), values.group("g")
+    store.send(Message(topic, values.body("0")))
+    (got,) = store.pop(topic, group)
+    waiting = store.retry_later(got, timedelta(hours=1), reason="no answer")
+    assert [(each.is_backing_off, each.reason) for each in store.leases()] == [(True, "no answer")]
+    assert store.lag(topic, group) == Lag(ready=0, in_flight=0, retry=0, dead=0, backing_off=1)
+    changed = store.change_invisible(waiting, timedelta(minutes=1))
+    assert [(each.is_backing_off, each.reason) for each in store.leases()] == [(False, "")]
+    assert store.lag(topic, group) == Lag(ready=0, in_flight=1, retry=0, dead=0)
+    assert store.ack(changed) is AckOutcome.ACKED
+    assert store.verify() == []

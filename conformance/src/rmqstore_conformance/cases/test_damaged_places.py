@@ -42,5 +42,5 @@ def test_p14_leases_are_listed_after_a_letter_among_them_was_dropped(stores: Sto
     held = store.pop(dlq_topic("g"), "repair")
     assert store.drop_dead(letters[1:2]) == 1
     listed = {each.receipt: each.message_id for each in store.leases(group="repair")}
-    assert [listed[each.receipt] for each in (held[0], held[2])] == [held[0].message_id, held[2].message_id]
+    assert [listed[str(each.receipt)] for each in (held[0], held[2])] == [held[0].message_id, held[2].message_id]
     assert store.verify() == []

@@ -67,15 +67,16 @@ Two samples of what is wrong, with the suite as the only judge. Each wrong engin
 traced run on the sound engine tells which cases run through a line. Only these are run on a mutation, the shortest first, until one fails
 or does not end. They run on `memory`, then on `lmdb`, then on `lmdb` with packed timers, at level extended; nothing is killed there. What
 no case runs through is counted apart. A mutation that survives and that no user can tell from the sound engine is *equivalent*; it does
-not count.
+not count. For the others cases were written where that was possible (*closed*); they count as noticed. Cases that take longest were left
+out of this run.
 
 ```
 python -m rmqstore_conformance.proving.rates mutations --sample {sample} --seed {seed} --judged mutations.jsonl
 ```
 
-**Wrong engines.** Those above, and others that plug-in modules announce. The cases of the broken clause come first within each level. The
-run ends with the first of them that fails: then the engine is noticed *within* its clause. It goes on when a case fails that does not name
-the clause.
+**Wrong engines.** Those above, and others that plug-in modules announce; the tables count the ones that were run. The cases of the broken
+clause come first within each level. The run ends with the first of them that fails: then the engine is noticed *within* its clause. It goes
+on when a case fails that does not name the clause.
 
 ```
 python -m rmqstore_conformance.proving.rates engines --level {level} --judged engines.jsonl {plugins}
@@ -138,9 +139,10 @@ def _summary(rates: Rates) -> str:
         **{field: sum(getattr(each, field) for each in rates.modules) for field in Tally.__struct_fields__ if field != "name"},
     )
     return (
-        f"Of {_all(whole)} changes of {len(rates.modules)} modules, cases run through {_all(whole) - whole.not_reached}; of these "
-        f"{whole.equivalent} are equivalent, and {whole.caught} of the others are noticed: {_percent(whole.rate)}, by the core alone "
-        f"{_percent(whole.core / (whole.caught + whole.survived - whole.equivalent))}."
+        f"Of {_all(whole)} changes of {len(rates.modules)} modules, cases run through {_all(whole) - whole.not_reached}. Of these "
+        f"{whole.equivalent} are equivalent. Of the other {whole.counted}, {whole.caught} were noticed at once "
+        f"({_percent(whole.caught / whole.counted)}; {whole.core} by the core), and {whole.caught + whole.closed} are noticed with the "
+        f"cases written since: {_percent(whole.rate)}."
     )
 
 
@@ -149,12 +151,12 @@ def _meaning(operator: str) -> str:
 
 
 def _table(name: str, tallies: Iterable[Tally], meaning: Callable[[str], str]) -> str:
-    head = f"| {name} | Noticed | By the core | Survived | Of these equivalent | Not run through | Rate |\n|---|---|---|---|---|---|---|\n"
-    return head + "".join(
-        f"| `{each.name}`{meaning(each.name)} | {each.caught} | {each.core} | {each.survived} | {each.equivalent} | {each.not_reached} "
-        f"| {_percent(each.rate)} |\n"
-        for each in tallies
-    )
+    titles = (name, "Noticed", "By the core", "Survived", "Of these equivalent", "Closed since", "Not run through", "Rate")
+    rows = [titles, ("---",) * len(titles)]
+    for each in tallies:
+        counts = (each.caught, each.core, each.survived, each.equivalent, each.closed, each.not_reached)
+        rows.append((f"`{each.name}`{meaning(each.name)}", *map(str, counts), _percent(each.rate)))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def _survivors(survivors: Sequence[Survivor]) -> str:

@@ -136,16 +136,25 @@ def test_the_rates_leave_out_what_changes_nothing_and_what_no_case_runs_through(
     verdicts = [
         MutationVerdict(mutation=_at(FORGETS_NOTHING, line=line), verdict=verdict, level=level)
         for line, (verdict, level) in enumerate(
-            [("caught", "core"), ("caught", "extended"), ("survived", ""), ("survived", ""), ("not reached", ""), ("stillborn", "")]
+            [
+                ("caught", "core"),
+                ("caught", "extended"),
+                ("survived", ""),
+                ("survived", ""),
+                ("survived", ""),
+                ("not reached", ""),
+                ("stillborn", ""),
+            ]
         )
     ]
     same = Survivor(id=verdicts[2].id, function="f", before="1", after="2", triage="equivalent", why="Nothing asks.")
-    rates = rates_of(verdicts, [_engine("within"), _engine("outside"), _engine("survived")], [same], seed=1)
+    since = Survivor(id=verdicts[3].id, function="f", before="1", after="2", triage="closed", why="A case.")
+    rates = rates_of(verdicts, [_engine("within"), _engine("outside"), _engine("survived")], [same, since], seed=1)
     (tally,) = rates.modules
-    assert (tally.caught, tally.core, tally.survived, tally.equivalent, tally.not_reached) == (2, 1, 2, 1, 1)
-    assert tally.rate == pytest.approx(2 / 3)
+    assert (tally.caught, tally.core, tally.survived, tally.equivalent, tally.closed, tally.not_reached) == (2, 1, 3, 1, 1, 1)
+    assert tally.rate == pytest.approx(3 / 4)
     assert rates.stillborn == 1
-    assert [each.triage for each in rates.survivors] == ["equivalent", "open"]
+    assert [each.triage for each in rates.survivors] == ["equivalent", "closed", "open"]
     (clause,) = rates.clauses
     assert (clause.name, clause.engines, clause.caught, clause.within, clause.core) == ("T", 3, 2, 1, 2)
     assert [each.engine for each in rates.loose] == ["outside", "survived"]

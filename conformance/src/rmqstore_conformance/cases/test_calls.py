@@ -214,3 +214,16 @@ def test_names_that_are_legal_are_seen(engine_stores: Stores) -> None:
     store.send(message(1, "%mine"))
     assert [topic.name for topic in store.topics()] == ["%mine"]
     assert store.topics()[0].queues == 2
+
+
+@pytest.mark.clause("T5", "F3")
+@pytest.mark.parametrize("max_delay_ms", [0, 1000])
+@pytest.mark.parametrize("delay_ms", [None, 500])
+def test_t5_a_batch_of_nothing_stores_nothing(engine_stores: Stores, max_delay_ms: int, delay_ms: int | None) -> None:
+    """T5: a batch without messages is a call like others, with a limit of delays and without."""
+    store = engine_stores.open(max_delay_ms=max_delay_ms)
+    assert len(store.send_batch([], delay_ms=delay_ms)) == 0
+    assert store.topics() == []
+    assert store.pending().total == 0
+    receipts, _ = store.timers.put(rmqstore.MessageBatch.of([]), engine_stores.clock.now_ms())
+    assert len(receipts) == 0

@@ -36,3 +36,15 @@ def test_t12_a_letter_that_went_bad_stops_no_other(stores: Stores, resend: bool)
     assert pop_all(store, dlq_topic(G), "repair") == []
     assert len(store.parked()) == 1
     assert store.verify() == []
+
+
+@pytest.mark.clause("P14", "P7")
+def test_p14_leases_are_listed_after_a_letter_among_them_was_dropped(stores: Stores) -> None:
+    """P14: who holds a letter that somebody else dropped is listed still, or not, and the others are, with their messages."""
+    store = stores.open(max_retries=0)
+    letters = buried(stores, store, 3)
+    held = store.pop(dlq_topic(G), "repair")
+    assert store.drop_dead(letters[1:2]) == 1
+    listed = {each.receipt: each.message_id for each in store.leases(group="repair")}
+    assert [listed[str(each.receipt)] for each in (held[0], held[2])] == [held[0].message_id, held[2].message_id]
+    assert store.verify() == []

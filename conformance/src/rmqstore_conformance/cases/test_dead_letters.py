@@ -258,3 +258,16 @@ def test_removing_a_topic_leaves_the_others(durable_stores: Stores) -> None:
     store.delete_topic(dlq_topic(G))
     assert store.dead_letters(G) == []
     assert store.verify() == []
+
+
+@pytest.mark.clause("P7")
+def test_p7_dead_letters_of_a_group_with_the_longest_name_are_popped_and_read(stores: Stores) -> None:
+    """P7: the name of a dead letter queue may be longer than that of any other topic, by its prefix."""
+    group = "g" * 127
+    store = stores.open(max_retries=0)
+    store.send(message(1))
+    store.pop(T, group, invisible_ms=1)
+    stores.clock.advance(1)
+    assert store.tick().dead == 1
+    assert [each.origin_message_id for each in store.dead_letters(group)] == ["m1"]
+    assert len(store.read(dlq_topic(group))) == len(store.pop(dlq_topic(group), group)) == 1

@@ -199,6 +199,7 @@ def test_t12_a_leased_message_that_went_bad_is_parked_when_its_lease_ends(stores
     parked = store.read(PARKED_TOPIC).messages
     assert len(parked) == 1
     assert G in parked[0].properties["PARKED_REASON"]
+    assert b"bod" in parked[0].body, "the body is what was found"
 
 
 @pytest.mark.clause("T12")

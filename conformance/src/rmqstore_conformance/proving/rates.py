@@ -34,20 +34,30 @@ _GROUNDS: Final = ("memory", "lmdb", "lmdb,lmdb.layout=packed")
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """How many mutations of a module, or of an operator, ended how."""
+    """How many mutations of a module, or of an operator, ended how.
+
+    Attributes:
+        core: of those caught, by a case of the core.
+        equivalent, closed: of those that survived; see :class:`Survivor`.
+    """
 
     name: str
     caught: int
     core: int
     survived: int
     equivalent: int
+    closed: int
     not_reached: int
 
     @property
+    def counted(self) -> int:
+        """How many a case runs through that are not equivalent."""
+        return self.caught + self.survived - self.equivalent
+
+    @property
     def rate(self) -> float | None:
-        """The share of those caught among those that a case runs through and that change something; None: there is none."""
-        judged = self.caught + self.survived - self.equivalent
-        return self.caught / judged if judged else None
+        """The share of those noticed among those that count, by cases that were written since too; None: none counts."""
+        return (self.caught + self.closed) / self.counted if self.counted else None
 
 
 class Survivor(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,14 +254,15 @@ def _by(verdicts: Iterable[MutationVerdict], by: Callable[[MutationVerdict], str
     tallies = []
     for name, group in sorted(groups.items()):
         counts = Counter(each.verdict for each in group)
-        equivalent = {each.id for each in triaged.values() if each.triage == "equivalent"}
+        found_out = Counter(triaged[each.id].triage for each in group if each.verdict == "survived" and each.id in triaged)
         tallies.append(
             Tally(
                 name=name,
                 caught=counts["caught"],
                 core=sum(each.verdict == "caught" and each.level in ("core", "") for each in group),
                 survived=counts["survived"],
-                equivalent=sum(each.verdict == "survived" and each.id in equivalent for each in group),
+                equivalent=found_out["equivalent"],
+                closed=found_out["closed"],
                 not_reached=counts["not reached"],
             )
         )

@@ -153,4 +153,4 @@ class Histories:
                 small = [*played.steps[:at], played.steps[at]._replace(small=True), *played.steps[at + 1 :]]
                 if (again := self._play(plan, small)).error is not None:
                     played = again
-        return plan, self._play(plan, played.steps)
+        return plan, played

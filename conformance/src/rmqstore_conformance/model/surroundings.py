@@ -64,13 +64,15 @@ class WholeMachine(OperatedMachine):
         """Copy the directory of the open store as of one moment: once more when a thread of the engine changed it meanwhile."""
         source = Path(self.store.stats().path)
         for attempt in range(20):
-            place = copy if attempt == 0 else copy.with_name(f"{copy.name}-{attempt}")
-            before = _listed(source)
-            copy_tree(source, place)
-            if _listed(source) == before:
-                if place != copy:
+            place = copy.with_name(f"{copy.name}-{attempt}")
+            try:
+                before = _listed(source)
+                copy_tree(source, place)
+                if _listed(source) == before:
                     place.rename(copy)
-                return
+                    return
+            except FileNotFoundError:  # it was removed between being listed and being read
+                continue
         raise AssertionError("the files of a store that nobody uses do not stand still")
 
     @operation(2, "snapshot", when=lambda machine: machine.pair.durable)

@@ -82,9 +82,10 @@ class Witness:
         batch: MessageBatch = call(topic, queue, *rest, **options)
         if 0 < len(batch) <= _MOST_ROWS:
             found = self._compared(batch, topic)
-            # What was loaded from another store may be in other queues than there.
             for each in found:
-                self.check([each], f"read from {topic!r}", topic=topic, **({"queue_id": queue} if each.message_id in own else {}))
+                # What was loaded from another store, or given back from the dead letters, may be in another queue than it was sent to.
+                stays = each.message_id in own and not self._gave_back
+                self.check([each], f"read from {topic!r}", topic=topic, **({"queue_id": queue} if stays else {}))
         return batch
 
     def _scanned(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

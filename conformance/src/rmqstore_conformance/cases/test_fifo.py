@@ -302,7 +302,7 @@ def test_p9_the_first_pop_fixes_the_mode(durable_stores: Stores) -> None:
         with pytest.raises(IllegalArgumentError, match=re.escape(f"group {group!r} pops topic {T!r}")):
             store.pop(T, group, order=order)
     assert store.lag(T, G) == store.lag(T, H) == Lag(1, 0, 0, 0)
-    assert [(each.group, each.is_ordered) for each in store.subscriptions()] == [(G, True), (H, False)]
+    assert {each.group: each.is_ordered for each in store.subscriptions()} == {G: True, H: False}
     assert store.pop("u", G) == [], "another topic is another matter"
 
 

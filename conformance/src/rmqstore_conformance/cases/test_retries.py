@@ -9,7 +9,7 @@ import pytest
 from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, Lag, RejectOutcome, ReleaseOutcome
 from rmqstore.message import MAX_REASON_BYTES, dlq_topic
 from rmqstore_conformance.data import groups, topics
-from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, ids, label, message, pop_all
+from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, ids, label, message, plain, pop_all
 
 (T,) = topics(__name__.rpartition(".")[2], 1)
 G, H = groups(__name__.rpartition(".")[2], 2)
@@ -119,7 +119,7 @@ def test_p7_a_reason_beside_the_largest_properties_loses_no_message(durable_stor
     """P7: the message dies with all that it was sent with, whatever room is left for the reason."""
     store = durable_stores.open()
     room = 32_767 - 400
-    store.send(message(1, properties={"p": "v" * room}))
+    store.send(plain(1, properties={"p": "v" * room}))
     (got,) = store.pop(T, G)
     assert store.reject(got, reason="r" * MAX_REASON_BYTES) is RejectOutcome.REJECTED
     store = durable_stores.reopen(store)

@@ -31,6 +31,7 @@ def positions_of(store: Store) -> dict[str, int]:
     return {"timers": store.timers.stats().position, "pops": store.pops.stats().position}
 
 
+@pytest.mark.needs("retention")
 @pytest.mark.clause("R1", "I1", "C2", "P5")
 @pytest.mark.parametrize("flush", ["sync", "async"])
 def test_r1_an_answer_waits_for_what_it_rests_on(stores: Stores, flush: str) -> None:

@@ -180,15 +180,13 @@ def _lease(kv: OrderedKV, topics: Mapping[int, str], groups: Mapping[int, str], 
 
 def _attempt(topics: Mapping[int, str], groups: Mapping[int, str], key: bytes, value: bytes) -> Rows:
     places = [LEASE_KEY.unpack_from(value, at) for at in range(U64.size, len(value), LEASE_KEY.size)]
-    # A check point whose topic or group was deleted gives nothing any more.
+    # A check point whose topic or group was deleted gives nothing any more, and so does a repeat of its attempt (P1).
     places = [place for place in places if place[0] in groups and place[1] in topics]
-    if not places:
-        return []
     return [
         {
             "attempt": key[1:],
             "expiry_ms": U64.unpack_from(value)[0],
-            "group": groups[places[0][0]],
+            "group": groups[places[0][0]] if places else "",
             "topics": [topics[place[1]] for place in places],
             "queue_ids": [place[2] for place in places],
             "ck_starts": [place[3] for place in places],

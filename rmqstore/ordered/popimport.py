@@ -224,7 +224,7 @@ class PopImport:
 
     def _attempts(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
-            group_id = self._group(row["group"])
+            group_id = self._group(row["group"]) if row["topics"] else 0
             places = zip(row["topics"], row["queue_ids"], row["ck_starts"], row["pop_times_ms"], strict=True)
             keys = [LEASE_KEY.pack(group_id, self._topic(name).id, *place) for name, *place in places]
             expiry, key = U64.pack(row["expiry_ms"]), ATTEMPT + row["attempt"]

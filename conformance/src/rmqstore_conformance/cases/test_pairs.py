@@ -22,6 +22,7 @@ from rmqstore import (
     RejectOutcome,
     ReleaseOutcome,
     Store,
+    transfer,
 )
 from rmqstore.contract import InitMode, MessageState
 from rmqstore.message import MAX_TIME_MS, retry_topic
@@ -334,6 +335,26 @@ def test_p1_attempts_with_glued_names_are_told_apart(stores: Stores) -> None:
             for name in set(topics):
                 store.delete_topic(name)
     assert store.verify() == []
+
+
+@pytest.mark.clause("P1")
+@pytest.mark.needs("import_state")
+def test_p1_a_remembered_attempt_of_a_deleted_topic_is_moved(durable_stores: Stores, values: Data) -> None:
+    """P1: a repeat of an attempt whose topic was deleted gets nothing new within its time, also from a store that was dumped and loaded."""
+    topic, group, attempt = values.topic("t"), values.group("g"), values.id("attempt")
+    engines: dict[str, Any] = {"timer_engine": durable_stores.pair.timers, "pop_engine": durable_stores.pair.pops}
+    store = durable_stores.open()
+    store.send(Message(topic, values.body("old")))
+    assert len(store.pop(topic, group, attempt_id=attempt)) == 1
+    store.delete_topic(topic)
+    store.send(Message(topic, values.body("new")))
+    store.dump(durable_stores.root / "dump")
+    transfer.load(durable_stores.root / "dump", durable_stores.root / "moved", **engines)
+    for each in (store, durable_stores.open("moved")):
+        assert each.pop(topic, group, attempt_id=attempt) == []
+        assert "" not in each.groups()
+        assert each.verify() == []
+        assert [got.body for got in each.pop(topic, group)] == [values.body("new")]
 
 
 # ---------------------------------------------------------------- marks on both sides

@@ -11,8 +11,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
+import pytest
+
 Results = dict[tuple[str, str], list[dict[str, Any]]]
 """The results by engine and case."""
+
+
+PARTS_OF_ALL = 6
+"""Every sixth mutant is tried in each run of the tests, the others by ``make crash``."""
+
+
+def in_parts(mutants: Sequence[Any]) -> list[Any]:
+    """Return the parameters of a test: (part, mutant), all but those of part 0 for the slow tier."""
+    return [
+        pytest.param(at % PARTS_OF_ALL, each, id=each.name, marks=() if at % PARTS_OF_ALL == 0 else pytest.mark.slow)
+        for at, each in enumerate(mutants)
+    ]
 
 
 class Wrong(Protocol):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.tests.mutant_runs import Results, results_of
+from conformance.tests.mutant_runs import PARTS_OF_ALL, Results, in_parts, results_of
 from rmqstore_conformance.clauses import clauses
 from rmqstore_conformance.proving import mutants as kit
 from rmqstore_conformance.proving.mutants import MUTANTS, PARTS, WITHOUT_A_MUTANT
@@ -25,16 +25,17 @@ _OWN_FAULT = re.compile(r"^E +(AttributeError|NameError|TypeError|ImportError|Re
 
 
 @cache
-def ran() -> Results:
-    """Run the cases of all mutants, and the same ones on the sound engine."""
-    sound = (SOUND, tuple(case for each in MUTANTS for case in each.caught_by))
-    return results_of(kit.__name__, MUTANTS, "--rmq-level", "extended", "--timeout", "60", sound=sound)
+def ran(part: int) -> Results:
+    """Run the cases of a part of the mutants, and the same ones on the sound engine."""
+    mutants = MUTANTS[part::PARTS_OF_ALL]
+    sound = (SOUND, tuple(case for each in mutants for case in each.caught_by))
+    return results_of(kit.__name__, mutants, "--rmq-level", "extended", "--timeout", "120", sound=sound)
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_cases_notice_the_mutant(mutant: Mutant) -> None:
-    results = ran()
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("part", "mutant"), in_parts(MUTANTS))
+def test_the_cases_notice_the_mutant(part: int, mutant: Mutant) -> None:
+    results = ran(part)
     broken = set()
     for case in mutant.caught_by:
         assert {each["outcome"] for each in results[SOUND, case]} == {"pass"}, f"{case} on {SOUND}"

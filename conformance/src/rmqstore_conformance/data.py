@@ -3,7 +3,7 @@
 Values come in *families*. The members of a family differ in one way only: in their last byte at the limit, in the case of a letter, in the
 composition of an accent, by a leading zero; or they have one hash in common (Java's, CRC-32). So an engine that takes two of them for one
 fails wherever a case tells them apart. :class:`Data` draws one family for each kind of value and gives its members to labels, so a case
-speaks of ``t``, ``g`` and ``m1`` and the store holds something else. :func:`members` and :func:`alike` give them to Hypothesis.
+speaks of ``t``, ``g`` and ``m1`` and the store holds something else.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, NamedTuple, TypeVar
-
-import hypothesis.strategies as st
 
 from rmqstore.message import MAX_GROUP_KEY_BYTES, MAX_ID_BYTES, MAX_MARK_BYTES, MAX_NAME_BYTES, MAX_TIME_MS
 
@@ -375,16 +373,3 @@ def _names_of(what: str, count: int, plain: str) -> list[str]:
         return list(plain[:count])
     family = random.Random(f"{_Run.seed} {what}").choice(NAMES)
     return [family.member(index) for index in range(count)]
-
-
-# ---------------------------------------------------------------- strategies
-
-
-def members(families: tuple[Family[T], ...], count: int = 8) -> st.SearchStrategy[T]:
-    """Return a strategy for any of the first ``count`` members of any family; it shrinks to the plain ones."""
-    return st.builds(lambda family, index: family.member(index), st.sampled_from(families), st.integers(0, count - 1))
-
-
-def alike(families: tuple[Family[T], ...], count: int) -> st.SearchStrategy[tuple[T, ...]]:
-    """Return a strategy for ``count`` different values of one family."""
-    return st.sampled_from(families).map(lambda family: tuple(family.member(index) for index in range(count)))

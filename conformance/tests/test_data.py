@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from rmqstore import Message
 from rmqstore.message import check_group, check_marks, check_message, check_topic
 from rmqstore_conformance import data
 from rmqstore_conformance.data import Data, Family
+from rmqstore_conformance.histories import restless
 
 COUNT = 300
 
@@ -99,3 +101,16 @@ def test_a_label_keeps_its_value_and_an_id_tells_its_label() -> None:
         assert drawn.topic("t") != drawn.topic("u")
         assert Data(str(seed)).topic("t") == drawn.topic("t")
     assert len({Data(str(seed)).topic("t") for seed in range(50)}) > 5
+
+
+def test_threads_that_draw_at_once_get_members_of_their_own() -> None:
+    for seed in range(20):
+        drawn = Data(str(seed))
+
+        def draw(thread: int, drawn: Data = drawn) -> list[str]:
+            return [drawn.id(f"m{thread}-{n}") for n in range(100)]
+
+        with restless(), ThreadPoolExecutor(4) as threads:
+            found = [each for ids in threads.map(draw, range(4)) for each in ids]
+        assert len(set(found)) == 400
+        assert [drawn.label(each) for each in found] == [f"m{thread}-{n}" for thread in range(4) for n in range(100)]

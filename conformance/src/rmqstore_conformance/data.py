@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import random
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -249,12 +250,14 @@ class Data:
         self.usual_group = usual_group
         self.families: dict[str, Family[Any]] = {kind: chance.choice(families) for kind, families in _FAMILIES.items()}
         self._values: dict[str, dict[str, Any]] = {kind: {} for kind in _FAMILIES}
+        self._members = {kind: itertools.count() for kind in _FAMILIES}
         self._labels: dict[str, str] = {}
 
     def _value(self, kind: str, label: str) -> Any:
         values = self._values[kind]
         if label not in values:
-            values[label] = self.families[kind].member(len(values))
+            # Threads draw at once: none takes a member that another one has.
+            values.setdefault(label, self.families[kind].member(next(self._members[kind])))
         return values[label]
 
     def topic(self, label: str) -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import pytest
+
+from rmqstore_conformance import cases
 
 Results = dict[tuple[str, str], list[dict[str, Any]]]
 """The results by engine and case."""
@@ -41,13 +45,17 @@ class Wrong(Protocol):
 def results_of(plugin: str, mutants: Sequence[Wrong], *options: str, sound: tuple[str, tuple[str, ...]] | None = None) -> Results:
     """Run the cases of each mutant on it, and those of ``sound`` on the engine that is named there."""
     parts = [(each.engine, each.caught_by) for each in mutants] + ([] if sound is None else [sound])
+    # Only what is named is collected: of every case for every engine, collecting would take longer than running.
+    chosen = sorted({_places()[case] for _, named in parts for case in named})
     engines = [option for name, _ in parts for option in ("--rmq-engine", name)]
-    selection = " or ".join(f"({engine} and ({' or '.join(sorted({_function(case) for case in cases}))}))" for engine, cases in parts)
+    selection = " or ".join(f"({engine} and ({' or '.join(sorted({_function(case) for case in named}))}))" for engine, named in parts)
     with TemporaryDirectory(prefix="rmqs-mutants-") as directory:
-        report = Path(directory, "report.json")
-        command = [sys.executable, "-m", "rmqstore_conformance.command", *engines, "--rmq-plugin", plugin, *options]
-        command += ["--rmq-report", str(report), "-k", selection]
-        subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True)
+        report, ini = Path(directory, "report.json"), Path(directory, "pytest.ini")
+        ini.write_text("[pytest]\n", encoding="utf-8")
+        command = [sys.executable, "-m", "pytest", "-c", str(ini), "--rootdir", directory, "-p", "no:cacheprovider", "--pyargs", *chosen]
+        command += [*engines, "--rmq-plugin", plugin, *options, "--rmq-report", str(report), "-k", selection]
+        done = subprocess.run(command, cwd=directory, check=False, capture_output=True, text=True)
+        assert done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), done.stdout + done.stderr
         reports = json.loads(report.read_text(encoding="utf-8"))["reports"]
     found: Results = defaultdict(list)
     for result in (each for one in reports for each in one["results"]):
@@ -57,3 +65,13 @@ def results_of(plugin: str, mutants: Sequence[Wrong], *options: str, sound: tupl
 
 def _function(case: str) -> str:
     return case.partition(".")[2]
+
+
+@cache
+def _places() -> dict[str, str]:
+    """Return by the id of a case what pytest calls it."""
+    found = {}
+    for file in Path(cases.__path__[0]).glob("test_*.py"):
+        for clause, name in re.findall(r"^def test_([a-z]\d+)_(\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE):
+            found[f"{clause.upper()}.{name}"] = f"{cases.__name__}.{file.stem}::test_{clause}_{name}"
+    return found

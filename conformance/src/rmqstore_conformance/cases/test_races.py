@@ -19,8 +19,9 @@ Tell = Callable[[object], None]
 PLACES = {Level.CORE: 2, Level.EXTENDED: 2, Level.FULL: 3}
 """At how many places, chosen by chance, the first call of a race is interrupted, besides those between two of its locks."""
 
-RACES_OF_CORE = 16
-"""How many races of two different calls, of one kind and chosen by chance, a run of the core plays; a fuller one plays them all."""
+RACES = {Level.CORE: 16, Level.EXTENDED: 48}
+"""How many races of two different calls, of one kind and chosen by chance, a run plays besides those that are always played; a full run
+plays them all."""
 
 TRIPLES = 12
 
@@ -30,20 +31,18 @@ def pairs_of(kind: type[Arena]) -> list[tuple[str, ...]]:
     return [each for each in combinations_with_replacement(kind.CALLS, 2) if not set(each) <= set(kind.READS)]
 
 
-def some_of(kind: type[Arena], chance: random.Random, count: int) -> list[tuple[str, ...]]:
-    """Return those of each call against itself, those that are always played, and so many others."""
+def some_of(kind: type[Arena], chance: random.Random, target: Target) -> list[tuple[str, ...]]:
+    """Return those of each call against itself, those that are always played, and some others."""
     chosen = [*(each for each in pairs_of(kind) if each[0] == each[1]), *kind.ALWAYS]
     others = [each for each in pairs_of(kind) if each not in chosen]
-    return chosen + chance.sample(others, min(len(others), count))
+    return chosen + chance.sample(others, min(len(others), target.times(RACES.get(target.level, len(others)))))
 
 
 def races_of(kind: type[Arena], chance: random.Random, target: Target) -> list[tuple[str, ...]]:
-    """Return the races of one kind; in a fuller run those of all pairs of calls, and some of three."""
-    if target.level is Level.CORE:
-        return some_of(kind, chance, target.times(RACES_OF_CORE))
-    pairs = pairs_of(kind)
+    """Return the races of one kind; in a fuller run some of three calls, too."""
+    pairs = some_of(kind, chance, target)
     triples = [each for each in combinations(kind.CALLS, 3) if not set(each) & {*kind.READS, "tick"}]
-    return pairs + chance.sample(triples, min(len(triples), target.times(TRIPLES)))
+    return pairs if target.level is Level.CORE else pairs + chance.sample(triples, min(len(triples), target.times(TRIPLES)))
 
 
 def play(stores: Stores, kind: type[Arena], seed: int, target: Target, tell: Tell) -> None:
@@ -103,8 +102,7 @@ def test_x3_no_answer_before_its_sync(engine_stores: Stores, seed: int, target: 
     runs = races = 0
     for kind in (Leases, Timers, Letters):
         chance = random.Random(f"{kind.__name__} {seed}")
-        count = target.times(RACES_OF_CORE if target.level is Level.CORE else 3 * RACES_OF_CORE)
-        pairs = [each for each in some_of(kind, chance, count) if not set(each) & set(kind.READS)]
+        pairs = [each for each in some_of(kind, chance, target) if not set(each) & set(kind.READS)]
         with player(engine_stores, kind) as played:
             for calls in pairs:
                 waits_for_the_disk(played, (calls[0], calls[1]), chance, target.times(PLACES[target.level]))

@@ -44,7 +44,7 @@ def run(arguments: Sequence[str], *, workers: int = 1) -> list[Report]:
         (ini := Path(directory, "pytest.ini")).write_text("[pytest]\nverbosity_assertions = 1\n", encoding="utf-8")
         own = ["--pyargs", _PACKAGE, "-c", str(ini), "--rootdir", directory, "-p", "no:cacheprovider", "-p", "no:terminal"]
         if workers > 1 and importlib.util.find_spec("xdist"):
-            own += ["-n", str(workers), "--dist", "loadfile"]
+            own += ["-n", str(workers), "--dist", "worksteal"]
         # What pytest refuses it says there, and ends with a number.
         with bar.shown(), contextlib.redirect_stderr(io.StringIO()) as said:
             status = pytest.main([*own, *arguments], plugins=[bar])

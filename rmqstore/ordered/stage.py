@@ -11,6 +11,7 @@ from msgspec import structs
 
 from rmqstore.contract import EngineOptions, Ticket
 from rmqstore.message import (
+    DLQ_PREFIX,
     PARKED_TOPIC,
     PROPERTY_DLQ_ATTEMPTS,
     PROPERTY_DLQ_REASON,
@@ -210,6 +211,8 @@ class Stage:
         place = (topic.id, queue, damaged.first)
         if place in self._parked:
             return
+        if topic.name.startswith(DLQ_PREFIX) and not any(parked[:2] == place[:2] for parked in self._parked):
+            self._count_off_unread(topic)
         self._parked.add(place)
         # Before the entry is appended: it may go behind the run in the same queue.
         behind = self._log.take_out(self.write, self.topic_with(topic.name, 1), queue, damaged)
@@ -252,6 +255,21 @@ class Stage:
         known = self._dead_of((group_id, topic_id))
         if known is not None:
             self._dead[group_id, topic_id] = Dead(max(known.letters - sum(at >= known.since for at in offsets), 0), known.since)
+
+    def _count_off_unread(self, letters: Topic) -> None:
+        """Count off the letters that cannot be read, and so do not say which topic they are of: those beyond what can be read."""
+        group_id = self._state.groups.get(letters.name.removeprefix(DLQ_PREFIX))
+        readable: dict[str, list[int]] = {}
+        for run in self._log.runs_from(letters, 0, self.first_kept(letters.id, 0)):
+            for offset, record in () if isinstance(run, DamagedRun) else enumerate(run.records, run.first):
+                origin = self._format.decode_message(record).properties.get(PROPERTY_ORIGIN_TOPIC, "")
+                readable.setdefault(origin, []).append(offset)
+        for (of_group, topic_id), before in self._state.dead.items():
+            if of_group == group_id:
+                known = self._dead_of((of_group, topic_id)) or before
+                there = sum(at >= known.since for at in readable.get(self._state.topic_of(topic_id).name, ()))
+                buried = max(known.letters - before.letters, 0)
+                self._dead[of_group, topic_id] = Dead(min(known.letters, there + buried), known.since)
 
     # ------------------------------------------------------------ leases
 

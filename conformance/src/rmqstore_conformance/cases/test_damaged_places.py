@@ -10,15 +10,15 @@ from rmqstore_conformance.damaging import damage_messages
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import Stores, ids, plain, pop_all
 
-(T,) = topics(__name__.rpartition(".")[2], 1)
+T, OTHER = topics(__name__.rpartition(".")[2], 2)
 (G,) = groups(__name__.rpartition(".")[2], 1)
 
 
-def buried(stores: Stores, store: Store, count: int) -> list[DeadLetter]:
+def buried(stores: Stores, store: Store, count: int, topic: str = T, first: int = 0) -> list[DeadLetter]:
     """Let the group of a store without retries use up messages, one after the other."""
-    for number in range(count):
-        store.send(plain(number))
-        store.pop(T, G, invisible_ms=1)
+    for number in range(first, first + count):
+        store.send(plain(number, topic))
+        store.pop(topic, G, invisible_ms=1)
         stores.clock.advance(1)
         assert store.tick().dead == 1
     return store.dead_letters(G)
@@ -36,6 +36,22 @@ def test_t12_a_letter_that_went_bad_stops_no_other(stores: Stores, resend: bool)
     assert pop_all(store, dlq_topic(G), "repair") == []
     assert len(store.parked()) == 1
     assert store.verify() == []
+
+
+@pytest.mark.clause("P14", "P7", "T12")
+def test_p14_a_letter_that_went_bad_is_counted_off_once_it_is_parked(stores: Stores) -> None:
+    """P14: the lag of the topic that a letter came from counts it no more once it is parked, and that of another topic stays."""
+    store = stores.open(max_retries=0)
+    buried(stores, store, 3)
+    buried(stores, store, 2, OTHER, first=3)
+    damage_messages(store, b"body 1", b"body 4")
+    left = ids(store.pop(dlq_topic(G), "repair", max_messages=32))
+    assert left == ["m0", "m2", "m3"]
+    assert len(store.parked()) == 2
+    assert [store.lag(topic, G).dead for topic in (T, OTHER)] == [2, 1]
+    assert store.verify() == []
+    assert store.drop_dead(store.dead_letters(G)) == 3
+    assert [store.lag(topic, G).dead for topic in (T, OTHER)] == [0, 0]
 
 
 @pytest.mark.clause("P14", "P7")

@@ -51,8 +51,8 @@ MESSAGES: Final = pa.schema(
 )
 """Messages of all queues, system topics included: ``topic`` and ``queue_id`` say where they lie; ``attempt`` counts past deliveries."""
 
-TOPICS: Final = _schema(topic=pa.string(), queue_id=pa.int32(), min_offset=pa.int64(), next_offset=pa.int64())
-"""One row a queue."""
+TOPICS: Final = _schema(topic=pa.string(), queue_id=pa.int32(), min_offset=pa.int64(), next_offset=pa.int64(), is_on_demand=pa.bool_())
+"""One row a queue; ``is_on_demand`` is said of the topic (``TopicInfo``)."""
 
 GROUP_QUEUES: Final = _schema(topic=pa.string(), queues=pa.int32())
 """Topics that have had messages with a group: over how many queues groups are spread (P9)."""

@@ -77,8 +77,13 @@ def _messages(state: PopState, log: QueueLog, after: bytes | None, limit: int) -
 def _topics(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
     for topic in sorted(state.topics.values(), key=lambda topic: topic.name):
         for queue, behind in enumerate(topic.next_offsets):
-            first = state.first_kept(topic.id, queue)
-            yield {"topic": topic.name, "queue_id": queue, "min_offset": first, "next_offset": behind}
+            yield {
+                "topic": topic.name,
+                "queue_id": queue,
+                "min_offset": state.first_kept(topic.id, queue),
+                "next_offset": behind,
+                "is_on_demand": topic.is_on_demand,
+            }
 
 
 def _gaps(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:

@@ -129,8 +129,9 @@ class PopImport:
             name, queue = row["topic"], row["queue_id"]
             topic = self._topics.get(name) or self._state.topics.get(name)
             if topic is None:
-                topic = Topic(self._next_id, name, ())
+                topic = Topic(self._next_id, name, (), is_on_demand=row["is_on_demand"])
                 self._next_id += 1
+            topic = structs.replace(topic, is_on_demand=topic.is_on_demand and row["is_on_demand"])
             self._topics[name] = topic = topic.widened(queue + 1).moved(queue, row["next_offset"])
             if row["min_offset"]:
                 self._write.put(META, KEPT + QUEUE_PREFIX.pack(topic.id, queue), U64.pack(row["min_offset"]))

@@ -94,6 +94,22 @@ def test_s1_what_is_moved_goes_on_as_if_nothing_had_happened(stores: Stores) -> 
 
 
 @pytest.mark.clause("P9", "S1")
+@pytest.mark.needs("fifo", "import_state")
+def test_p9_a_topic_that_a_pop_made_is_so_where_its_store_is_moved(stores: Stores) -> None:
+    """P9: its first message with a group makes it ``fifo_queues`` wide there, too, and one that was asked for stays as it is."""
+    old = stores.open("old", max_retries=1, default_queues=2)
+    old.create_topic("asked", 3)
+    for topic in (T, "asked"):
+        assert old.pop(topic, G, order=True) == []
+    new = moved(stores, old)
+    for store in (old, new):
+        for topic in (T, "asked"):
+            store.send(message(f"first-{topic}", topic, message_group="a"))
+        assert {each.name: each.group_queues for each in store.topics()} == {T: 16, "asked": 3}
+    assert new.verify() == []
+
+
+@pytest.mark.clause("P9", "S1")
 @pytest.mark.needs("import_state", "fifo")
 def test_p9_a_run_goes_on_where_its_store_is_moved(stores: Stores) -> None:
     """P9: what is un-acked of a run stays held, and comes back in place, in the store that took it in."""

@@ -103,8 +103,6 @@ class WholeMachine(OperatedMachine):
         self.transcript.note(f"transfer.load(root / {name + '.dump'!r}, root / {name!r}, **{given | self.settings | {'clock': None}!r})")
         transfer.load(self.stores.root / f"{name}.dump", self.stores.root / name, **given, **self.settings)
         self.transcript.note("store.close()")
-        # A dump does not tell that nobody asked for a topic's number of queues.
-        self.oracle.arranged |= set(self.oracle.queues)
         self._goes_on("loaded", self.stores.open(name, **self.settings), chance)
 
     @operation(1, "read_only_open", when=lambda machine: machine.pair.durable)

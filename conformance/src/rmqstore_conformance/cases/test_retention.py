@@ -309,6 +309,23 @@ def test_q3_an_idle_group_goes_on_where_it_stood(stores: Stores) -> None:
     assert ids(store.pop(T, "idle")) == ["m2", "m3"]
 
 
+@pytest.mark.clause("Q3", "P11")
+@pytest.mark.needs("retention")
+def test_q3_a_group_whose_offset_is_reset_counts_again(stores: Stores) -> None:
+    """Q3: from the reset on, for as long as after a pop: what it was reset to is there when it comes."""
+    store = stores.open(retention_ms=0, reclaim="consumed", group_expiry_ms=8 * HOUR_MS)
+    store.send_batch([message(n) for n in range(4)])
+    store.ack(store.pop(T, "idle", max_messages=4))
+    stores.clock.advance(7 * HOUR_MS)
+    store.reset_offset(T, "idle", 1)
+    for _ in range(7):
+        stores.clock.advance(HOUR_MS)
+        pop_all(store, group="busy")
+        store.tick()
+    assert kept(store) == (1,)
+    assert ids(store.pop(T, "idle")) == ["m1", "m2", "m3"]
+
+
 @pytest.mark.clause("P11", "Q2")
 @pytest.mark.needs("retention")
 def test_p11_a_late_group_starts_within_a_call_that_was_half_consumed(stores: Stores) -> None:

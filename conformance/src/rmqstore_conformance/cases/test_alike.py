@@ -1,0 +1,197 @@
+"""Values that are alike are told apart by every call that looks something up by one: members of each family, and texts that are glued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from rmqstore import AckOutcome, CancelOutcome, Lag, Message, Store
+from rmqstore.contract import MessageState
+from rmqstore.message import MAX_TIME_MS
+from rmqstore_conformance.data import GLUED, IDS, KEYS, MARKS, MESSAGE_GROUPS, NAMES, Family
+from rmqstore_conformance.stores import DAY_MS, START_MS, Stores
+
+MEMBERS = 4
+"""Of each family; whatever a member is taken for is among the first."""
+
+TIMES_MS = (START_MS + 1000, START_MS + 400 * DAY_MS, 2**41 - 1, 2**41 + 7, 2**42 + 1, 2**48 + 1, 2**53 + 1, MAX_TIME_MS)
+"""Due times on both sides of the numbers of bits that an index may have for them."""
+
+
+def members(families: Sequence[Family[Any]]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield a name for each family, which no other one has, and its first members."""
+    for number, family in enumerate(families):
+        yield f"family {number}".replace(" ", "-"), [family.member(each) for each in range(MEMBERS)]
+
+
+@pytest.mark.clause("C6")
+@pytest.mark.needs("cancel_by_key")
+def test_c6_keys_that_are_alike_are_told_apart(engine_stores: Stores) -> None:
+    """C6: of timers whose keys are alike, or make one text with their topic, a cancel by key takes its own, and all others stay."""
+    store = engine_stores.open()
+    places = [(topic, key) for topic, keys in members(KEYS) for key in keys]
+    places += [each for one, two, three, four in dict.fromkeys(GLUED) for each in ((one, two), (three, four))]
+    places += [(name, "k") for family in NAMES for name in (family.member(0), family.member(1))]
+    places = list(dict.fromkeys(places))
+    store.send_batch([Message(topic, b"%d" % at, keys=(key,)) for at, (topic, key) in enumerate(places)], delay_ms=1000)
+    for at, (topic, key) in enumerate(places):
+        if at % 2 == 0:
+            assert store.cancel_key(topic, key) == [CancelOutcome.CANCELLED], f"key {key!r} of topic {topic!r}"
+    left = sorted(int(each.message.body) for each in store.scan(limit=1024).timers)
+    assert left == list(range(1, len(places), 2))
+    if engine_stores.pair.durable:
+        store = engine_stores.reopen(store)
+    for topic, key in places[1::2]:
+        assert store.cancel_key(topic, key) == [CancelOutcome.CANCELLED], f"key {key!r} of topic {topic!r}"
+    assert store.pending().total == 0
+    assert store.verify() == []
+
+
+@pytest.mark.clause("C6", "T5")
+@pytest.mark.needs("cancel_by_key")
+def test_c6_keys_are_found_at_any_time(engine_stores: Stores) -> None:
+    """C6: a cancel by key finds timers that are due at any time there is, one after the other and together."""
+    store = engine_stores.open()
+    store.send_batch([Message("t", b"x", keys=(str(at), "all"), deliver_at_ms=due_ms) for at, due_ms in enumerate(TIMES_MS)])
+    assert [store.cancel_key("t", str(at)) for at in (0, 3, 6)] == [[CancelOutcome.CANCELLED]] * 3
+    assert [each.deliver_at_ms for each in store.scan().timers] == [each for at, each in enumerate(TIMES_MS) if at not in (0, 3, 6)]
+    assert store.cancel_key("t", "all") == [CancelOutcome.CANCELLED] * (len(TIMES_MS) - 3)
+    assert store.pending().total == 0
+
+
+@pytest.mark.clause("T10", "C1")
+def test_t10_any_time_is_counted_listed_and_cancelled(engine_stores: Stores) -> None:
+    """T10: timers due at any time there is are counted, listed from and up to theirs, and cancelled; first and last are those left."""
+    store = engine_stores.open()
+    receipts = store.send_batch([Message("t", b"%d" % at, deliver_at_ms=due_ms) for at, due_ms in enumerate(TIMES_MS)])
+    for at, due_ms in enumerate(TIMES_MS):
+        assert [int(each.message.body) for each in store.scan(from_ms=due_ms).timers] == list(range(at, len(TIMES_MS)))
+        assert [int(each.message.body) for each in store.scan(to_ms=due_ms).timers] == list(range(at))
+    handles = [str(each.handle) for each in receipts]
+    for first, last in zip(range(4), reversed(range(4, 8)), strict=True):
+        found = store.pending()
+        assert (found.total, found.earliest_ms, found.latest_ms) == (last - first + 1, TIMES_MS[first], TIMES_MS[last])
+        assert store.cancel([handles[first], handles[last]]) == [CancelOutcome.CANCELLED] * 2
+    assert store.pending().total == 0
+
+
+@pytest.mark.clause("I1")
+@pytest.mark.parametrize("delay_ms", [None, DAY_MS], ids=["now", "later"])
+def test_i1_marks_that_are_alike_are_told_apart(stores: Stores, delay_ms: int | None) -> None:
+    """I1: a mark that is like another one is new, and a repeat of each gets the answer of its own first call."""
+    store = stores.open()
+    marks = [mark for _, each in members(MARKS) for mark in each]
+    options: dict[str, Any] = {} if delay_ms is None else {"delay_ms": delay_ms}
+    first = [store.send(Message("t", b"%d" % at), marks=[mark], **options) for at, mark in enumerate(marks)]
+    for mark, receipt in zip(marks, first, strict=True):
+        assert not receipt.repeated, f"mark {mark!r} is new"
+    for turn in range(2 if stores.pair.durable else 1):
+        for mark, receipt in zip(marks, first, strict=True):
+            again = store.send(Message("t", b"again"), marks=[mark], **options)
+            assert (again.repeated, again.handle) == (True, receipt.handle), f"mark {mark!r}"
+        if stores.pair.durable and not turn:
+            store = stores.reopen(store)
+    assert (store.lag("t", "g").ready, store.pending().total) == ((len(marks), 0) if delay_ms is None else (0, len(marks)))
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P1")
+def test_p1_attempts_that_are_alike_are_told_apart(engine_stores: Stores) -> None:
+    """P1: an attempt id that is like another one is another attempt: it gets what is next, and its repeat gets that again."""
+    store = engine_stores.open()
+    for topic, attempts in members(IDS):
+        store.send_batch([Message(topic, b"%d" % at, queue_id=0) for at in range(len(attempts))])
+        for at, attempt in enumerate(attempts):
+            assert [each.body for each in store.pop(topic, "g", max_messages=1, attempt_id=attempt)] == [b"%d" % at], f"attempt {attempt!r}"
+        for at, attempt in enumerate(attempts):
+            assert [each.body for each in store.pop(topic, "g", max_messages=1, attempt_id=attempt)] == [b"%d" % at], f"attempt {attempt!r}"
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P14", "T10")
+@pytest.mark.parametrize("delay_ms", [None, DAY_MS], ids=["now", "later"])
+def test_p14_ids_and_keys_that_are_alike_are_told_apart(stores: Stores, delay_ms: int | None) -> None:
+    """P14: a look-up by id or by key finds the messages of exactly that one, wherever they are."""
+    store = stores.open()
+    options: dict[str, Any] = {} if delay_ms is None else {"delay_ms": delay_ms}
+    state = MessageState.READY if delay_ms is None else MessageState.PENDING
+    for topic, ids in members(IDS):
+        store.send_batch([Message(topic, b"%d" % at, message_id=each) for at, each in enumerate(ids)], **options)
+        for at, each in enumerate(ids):
+            found = store.where(id=each, topic=topic)
+            assert [(one.state, one.message.body) for one in found] == [(state, b"%d" % at)], f"id {each!r}"
+    for topic, keys in members(KEYS):
+        store.send_batch([Message(topic, b"%d" % at, keys=(each, "k")) for at, each in enumerate(keys)], **options)
+        for at, each in enumerate(keys):
+            bodies = [one.message.body for one in store.where(key=each, topic=topic) if one.message.keys]
+            assert bodies == [b"%d" % at], f"key {each!r}"
+
+
+@pytest.mark.clause("P2", "P5")
+def test_p2_topics_that_are_alike_are_told_apart(engine_stores: Stores) -> None:
+    """P2: messages, leases, deletion and what comes anew of topics whose names are alike go each their own way."""
+    store = engine_stores.open(default_queues=1)
+    for _, names in members(NAMES):
+        held = {}
+        for name in names:
+            store.send_batch([Message(name, name.encode(), message_id=f"{at}") for at in range(2)])
+            (held[name],) = store.pop(name, "g", max_messages=1)
+            assert held[name].body == name.encode()
+        store.delete_topic(names[1])
+        assert store.lag(names[1], "g") == Lag(0, 0, 0, 0)
+        for name in names:
+            expected = AckOutcome.ACKED if name != names[1] else AckOutcome.STALE
+            assert store.ack(held[name]) in (expected, AckOutcome.UNKNOWN if name == names[1] else expected)
+        store.send(Message(names[1], b"anew"))
+        for name in names:
+            assert [each.body for each in store.pop(name, "g", max_messages=8)] == [b"anew" if name == names[1] else name.encode()]
+        for name in names:
+            store.delete_topic(name)
+    assert store.topics() == []
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P9", "H2")
+@pytest.mark.needs("fifo")
+def test_p9_message_groups_that_are_alike_keep_their_order(engine_stores: Stores) -> None:
+    """P9: messages of each message group come in order from one queue, whatever the other groups of the topic are called."""
+    store = engine_stores.open()
+    for topic, groups in members(MESSAGE_GROUPS):
+        for step in range(3):
+            store.send_batch([Message(topic, b"%d" % step, message_group=group) for group in groups])
+        queues: dict[str, set[int]] = {}
+        steps: dict[str, list[bytes]] = {}
+        while popped := store.pop(topic, "g", max_messages=64, order=True):
+            assert set(store.ack(popped)) == {AckOutcome.ACKED}
+            for each in popped:
+                queues.setdefault(str(each.message_group), set()).add(each.queue_id)
+                steps.setdefault(str(each.message_group), []).append(each.body)
+        assert steps == {group: [b"0", b"1", b"2"] for group in groups}
+        assert {len(each) for each in queues.values()} == {1}
+    assert store.verify() == []
+
+
+def _settings(store: Store, names: Sequence[str]) -> list[int | None]:
+    return [store.group_settings(name).max_retries for name in names]
+
+
+@pytest.mark.clause("P2", "P7")
+def test_p2_groups_that_are_alike_have_their_own_settings(engine_stores: Stores) -> None:
+    """P2: what is set for a group, where it stands, and its deletion are no other one's whose name is like it."""
+    store = engine_stores.open()
+    for topic, names in members(NAMES):
+        store.send_batch([Message(topic, b"%d" % at, queue_id=0) for at in range(MEMBERS)])
+        for at, name in enumerate(names):
+            store.set_group(name, max_retries=at)
+            assert len(store.pop(topic, name, max_messages=at + 1)) == at + 1
+        assert _settings(store, names) == list(range(MEMBERS))
+        assert [store.lag(topic, name).ready for name in names] == [3, 2, 1, 0]
+        store.delete_group(names[2])
+        assert _settings(store, names) == [0, 1, None, 3]
+        assert [store.lag(topic, name).in_flight for name in names] == [1, 2, 0, 4]
+        for name in names:
+            store.delete_group(name)
+    assert store.groups() == []
+    assert store.verify() == []

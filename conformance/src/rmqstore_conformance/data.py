@@ -139,7 +139,7 @@ BODIES: Final[tuple[Family[bytes], ...]] = (
     Family("zeros", lambda index: bytes(index + 1) if index < 4096 else b"\0%d" % index),
     Family("zeros at the end", lambda index: b"x%d" % index + bytes(1 + index % 7)),
     Family("blanks around", lambda index: b" \t%d\r\n " % index),
-    Family("not UTF-8", lambda index: b"\xff\xfe\x80%d\xc3" % index),
+    Family("not UTF-8", lambda index: b"\xff\xfe%d\xc3" % (index // 64) + bytes([0x80 + index % 64]) * 2),
     Family("beside the borders of pages", _sized),
     Family("one CRC-32", lambda index: _spelled(*_CRC, 17)(index).encode()),
     Family("looks like a record", lambda index: b"\0\0\0\x60" + _MAGIC + b"\0\0\0%d" % index + b"RMQS_FRAME\x011\x02" + _MAGIC),
@@ -186,7 +186,7 @@ MARKS: Final[tuple[Family[bytes], ...]] = (
     Family("at the limit", lambda index: _up_to(MAX_MARK_BYTES)(index).encode()),
     Family("one CRC-32", lambda index: _spelled(*_CRC, 17)(index).encode()),
     Family("upper and lower case", lambda index: _spelled("a", "A", 17)(index).encode()),
-    Family("not UTF-8", lambda index: b"\xff\x00\xfe%d" % index),
+    Family("not UTF-8", lambda index: b"\xff\x00%d\xfe" % (index // 64) + bytes([0x80 + index % 64]) * 2),
     Family("separators", lambda index: _listed("a|b", "a", "b", "|", "a:b", "a\x01b", "a\x02b", "\n", "a\n")(index).encode()),
 )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmqstore import AckOutcome, CancelOutcome, Lag, Message, Store
+from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, Lag, Message, ReleaseOutcome, Store
 from rmqstore.contract import MessageState
 from rmqstore.message import MAX_TIME_MS
 from rmqstore_conformance.data import GLUED, IDS, KEYS, MARKS, MESSAGE_GROUPS, NAMES, Family
@@ -57,7 +57,10 @@ def test_c6_keys_are_found_at_any_time(engine_stores: Stores) -> None:
     store.send_batch([Message("t", b"x", keys=(str(at), "all"), deliver_at_ms=due_ms) for at, due_ms in enumerate(TIMES_MS)])
     assert [store.cancel_key("t", str(at)) for at in (0, 3, 6)] == [[CancelOutcome.CANCELLED]] * 3
     assert [each.deliver_at_ms for each in store.scan().timers] == [each for at, each in enumerate(TIMES_MS) if at not in (0, 3, 6)]
-    assert store.cancel_key("t", "all") == [CancelOutcome.CANCELLED] * (len(TIMES_MS) - 3)
+    assert store.cancel_key("t", str(len(TIMES_MS) - 1)) == [CancelOutcome.CANCELLED]
+    left = store.pending()
+    assert (left.total, left.earliest_ms, left.latest_ms) == (len(TIMES_MS) - 4, TIMES_MS[1], TIMES_MS[5])
+    assert store.cancel_key("t", "all") == [CancelOutcome.CANCELLED] * (len(TIMES_MS) - 4)
     assert store.pending().total == 0
 
 
@@ -69,6 +72,7 @@ def test_t10_any_time_is_counted_listed_and_cancelled(engine_stores: Stores) -> 
     for at, due_ms in enumerate(TIMES_MS):
         assert [int(each.message.body) for each in store.scan(from_ms=due_ms).timers] == list(range(at, len(TIMES_MS)))
         assert [int(each.message.body) for each in store.scan(to_ms=due_ms).timers] == list(range(at))
+    assert list(store.pending(TIMES_MS).counts) == [1] * (len(TIMES_MS) - 1)
     handles = [str(each.handle) for each in receipts]
     for first, last in zip(range(4), reversed(range(4, 8)), strict=True):
         found = store.pending()
@@ -129,24 +133,31 @@ def test_p14_ids_and_keys_that_are_alike_are_told_apart(stores: Stores, delay_ms
             assert bodies == [b"%d" % at], f"key {each!r}"
 
 
-@pytest.mark.clause("P2", "P5")
+@pytest.mark.clause("P2", "P5", "P11", "P14")
 def test_p2_topics_that_are_alike_are_told_apart(engine_stores: Stores) -> None:
-    """P2: messages, leases, deletion and what comes anew of topics whose names are alike go each their own way."""
+    """P2: messages, leases, retries, deletion and what comes anew of topics whose names are alike go each their own way."""
     store = engine_stores.open(default_queues=1)
     for _, names in members(NAMES):
         held = {}
         for name in names:
-            store.send_batch([Message(name, name.encode(), message_id=f"{at}") for at in range(2)])
+            store.send_batch([Message(name, name.encode(), message_id=f"{at}") for at in range(3)])
+            assert len(store.pop(name, "g", max_messages=1, invisible_ms=1)) == 1
             (held[name],) = store.pop(name, "g", max_messages=1)
             assert held[name].body == name.encode()
+        engine_stores.clock.advance(1)
+        assert store.tick().retried == len(names)
+        assert [[each.receipt for each in store.leases(name)] for name in names] == [[held[name].receipt] for name in names]
+        assert {store.lag(name, "g") for name in names} == {Lag(ready=1, in_flight=1, retry=1, dead=0)}
         store.delete_topic(names[1])
         assert store.lag(names[1], "g") == Lag(0, 0, 0, 0)
+        assert {store.lag(name, "g") for name in names if name != names[1]} == {Lag(ready=1, in_flight=1, retry=1, dead=0)}
         for name in names:
             expected = AckOutcome.ACKED if name != names[1] else AckOutcome.STALE
             assert store.ack(held[name]) in (expected, AckOutcome.UNKNOWN if name == names[1] else expected)
         store.send(Message(names[1], b"anew"))
         for name in names:
-            assert [each.body for each in store.pop(name, "g", max_messages=8)] == [b"anew" if name == names[1] else name.encode()]
+            left = [b"anew"] if name == names[1] else [name.encode()] * 2
+            assert [each.body for each in store.pop(name, "g", max_messages=8)] == left
         for name in names:
             store.delete_topic(name)
     assert store.topics() == []
@@ -170,6 +181,31 @@ def test_p9_message_groups_that_are_alike_keep_their_order(engine_stores: Stores
                 steps.setdefault(str(each.message_group), []).append(each.body)
         assert steps == {group: [b"0", b"1", b"2"] for group in groups}
         assert {len(each) for each in queues.values()} == {1}
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P8", "P2", "P14")
+def test_p8_leases_that_are_alike_are_told_apart(engine_stores: Stores) -> None:
+    """P8: leases of one moment and one offset, of other groups, topics or queues: calls with a list of them end those, and no other."""
+    store = engine_stores.open()
+    places = [(topic, group, queue) for topic in ("t", "u") for group in ("g", "h") for queue in (0, 1)]
+    for topic in ("t", "u"):
+        store.send_batch([Message(topic, b"%d" % at, queue_id=queue) for at in range(4) for queue in (0, 1)])
+    held = [store.pop(topic, group, max_messages=4, queue=queue) for topic, group, queue in places]
+    rows = [each for of_place in held for each in of_place]
+    assert len(rows) == 4 * len(places)
+    assert store.ack(rows[::4]) == [AckOutcome.ACKED] * len(places)
+    assert store.release(rows[1::4]) == [ReleaseOutcome.RELEASED] * len(places)
+    changed = store.change_invisible(rows[2::4], invisible_ms=DAY_MS)
+    assert [each.outcome for each in changed] == [ChangeOutcome.CHANGED] * len(places)
+    running = [*(each.receipt.text() for each in changed if each.receipt is not None), *(str(each.receipt) for each in rows[3::4])]
+    assert sorted(str(each.receipt) for each in store.leases()) == sorted(running)
+    assert store.ack(rows[3::8]) == [AckOutcome.ACKED] * (len(places) // 2)
+    for at, (topic, group, queue) in enumerate(places):
+        found = {
+            (each.topic, each.group, each.queue_id, each.queue_offset) for each in store.leases(topic, group) if each.queue_id == queue
+        }
+        assert found == {(topic, group, queue, offset) for offset in ((2,) if at % 2 == 0 else (2, 3))}
     assert store.verify() == []
 
 

@@ -1,8 +1,9 @@
 """Answers and the disk: no call answers before all that its answer rests on is durable, whoever else syncs at that time.
 
 While one call stands at some place of its sync, another one runs to its end. What the other one did must be durable then. Also what the
-first one did, if the answer rests on that: if it is another one than without the first call, or if the call had nothing to write and has
-something without. Reads, a pop that gives nothing, a tick that moves nothing, and a refusal say nothing about the disk.
+first one did on the side that was asked, if the answer rests on that: if it is another one than without the first call, or if the call had
+nothing to write and has something without. A cancel that says ALREADY_DELIVERED rests on the seal of the timer side, and not on the message
+that a tick appends behind it. Reads, a pop that gives nothing, a tick that moves nothing, and a refusal say nothing about the disk.
 
 What is durable is what the engine says, and more: where an engine's syncs are seen to reach the system, one of them must have begun behind
 the begin of the call that wrote.
@@ -38,7 +39,8 @@ def waits_for_the_disk(player: Player, calls: tuple[str, str], chance: random.Ra
                 assert is_covered, f"{calls[second]!r} answers, and nothing was synced since it wrote:\n{run.schedule}"
             if not _rests_on_others(answer, alone[calls[second]]):
                 continue
-            early = [f"{side} {at}" for each in answer.others for side, at in each.items() if at > answer.durable[side]]
+            others = [(side, at) for each in answer.others for side, at in each.items() if side in answer.tickets]
+            early = [f"{side} {at}" for side, at in others if at > answer.durable[side]]
             assert not early, (
                 f"{calls[second]!r} answers {answer.text!r}, which rests on {calls[first]!r}, before that is durable "
                 f"({', '.join(early)} of {answer.durable}):\n{run.schedule}"

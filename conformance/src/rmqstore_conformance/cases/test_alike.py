@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, Lag, Message, ReleaseOutcome, Store
 from rmqstore.contract import MessageState
 from rmqstore.message import MAX_TIME_MS
-from rmqstore_conformance.data import GLUED, IDS, KEYS, MARKS, MESSAGE_GROUPS, NAMES, Family
+from rmqstore_conformance.data import GLUED, IDS, KEYS, MARKS, MESSAGE_GROUPS, NAMES, TAGS, Family
 from rmqstore_conformance.stores import DAY_MS, START_MS, Stores
 
 MEMBERS = 4
@@ -207,6 +208,63 @@ def test_p8_leases_that_are_alike_are_told_apart(engine_stores: Stores) -> None:
         }
         assert found == {(topic, group, queue, offset) for offset in ((2,) if at % 2 == 0 else (2, 3))}
     assert store.verify() == []
+
+
+@pytest.mark.clause("P10")
+def test_p10_tags_that_are_alike_are_told_apart(engine_stores: Stores) -> None:
+    """P10: a tag passes the messages that have it, and no other that has its hash, its letters in another case, or its beginning."""
+    store = engine_stores.open()
+    for topic, tags in members([family for family in TAGS if all(_is_word(family.member(at)) for at in range(MEMBERS))]):
+        store.send_batch([Message(topic, b"%d" % at, tag) for at, tag in enumerate(tags)])
+        for at, tag in enumerate(tags):
+            assert [each.body for each in store.pop(topic, f"g{at}", max_messages=8, filter=tag)] == [b"%d" % at], f"tag {tag!r}"
+
+
+def _is_word(tag: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9_]+", tag) is not None
+
+
+@pytest.mark.clause("P10")
+@pytest.mark.needs("sql92_filter")
+def test_p10_properties_that_are_alike_are_told_apart(engine_stores: Stores) -> None:
+    """P10: a condition on a property passes the messages that have that text, or that number to the last digit, and no other."""
+    store = engine_stores.open()
+    for topic, words in members(IDS):
+        store.send_batch([Message(topic, b"%d" % at, properties={"p": word}) for at, word in enumerate(words)])
+        for at, word in enumerate(words):
+            condition = "p = '{}'".format(word.replace("'", "''"))
+            assert [each.body for each in store.pop(topic, f"g{at}", max_messages=8, filter=condition)] == [b"%d" % at], condition
+    numbers = [2**53 - 1, 2**53, 2**53 + 1, 2**53 + 2, 2**62, 2**62 + 1]
+    store.send_batch([Message("numbers", b"%d" % at, properties={"n": str(number)}, queue_id=0) for at, number in enumerate(numbers)])
+    for at, number in enumerate(numbers):
+        for kind, (sign, passed) in enumerate((("=", [at]), (">", range(at + 1, len(numbers))), ("<=", range(at + 1)))):
+            popped = store.pop("numbers", f"g{at}-{kind}", max_messages=8, filter=f"n {sign} {number}")
+            assert [int(each.body) for each in popped] == list(passed), f"n {sign} {number}"
+
+
+@pytest.mark.clause("P8", "P14")
+def test_p8_any_of_a_large_pop_can_be_acked_alone(engine_stores: Stores) -> None:
+    """P8: of the most messages that one pop gives, those behind any number of them are acked: they are done, and the first ones are not."""
+    store = engine_stores.open()
+    store.send_batch([Message("t", b"%d" % at, queue_id=0) for at in range(1024)])
+    popped = store.pop("t", "g", max_messages=1024)
+    for behind in (1000, 513, 256, 255):
+        assert set(store.ack(popped[behind:])) <= {AckOutcome.ACKED, AckOutcome.ALREADY_ACKED}
+        assert [each.queue_offset for each in store.leases("t", "g")] == list(range(behind))
+    assert store.lag("t", "g") == Lag(ready=0, in_flight=255, retry=0, dead=0)
+    assert store.verify() == []
+
+
+@pytest.mark.clause("P14")
+def test_p14_of_one_id_the_newest_is_found(stores: Stores) -> None:
+    """P14: a look-up of one message by id gives the one that came last, also of several that came at one time, in any order of queues."""
+    store = stores.open()
+    for number, queue in enumerate((1, 0, 1, 1)):
+        store.send(Message("t", b"%d" % number, message_id="same", queue_id=queue))
+        stores.clock.advance(int(number == 1))
+    found = store.get("same")
+    assert found is not None
+    assert found.body == b"3"
 
 
 def _settings(store: Store, names: Sequence[str]) -> list[int | None]:

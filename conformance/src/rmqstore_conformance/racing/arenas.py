@@ -141,6 +141,7 @@ class Leases(Arena):
         ("pop", "reset"),
         ("pop", "lag"),
         ("pop", "tick"),
+        ("set group", "set other group"),
         ("send two", "pop"),
         ("send two", "lag"),
     )
@@ -163,6 +164,7 @@ class Leases(Arena):
         "delete topic",
         "delete group",
         "set group",
+        "set other group",
         "create topic",
         *READS,
     )
@@ -229,6 +231,9 @@ class Leases(Arena):
     def set_group(self) -> None:
         self.store.set_group(self.group, max_retries=0)
 
+    def set_other_group(self) -> None:
+        self.store.set_group(self.named("h"), max_retries=1)
+
     def create_topic(self) -> object:
         return self.store.create_topic(self.topic, 2).queues
 
@@ -246,7 +251,8 @@ class Leases(Arena):
         found = self.standing(self.group)
         found.append(("again", self.pop_again()))
         found.append(("acked", [self.store.ack(each).name for each in (self.held, self.ended)]))
-        found.append(("settings", msgspec.structs.asdict(self.store.group_settings(self.group))))
+        for group in (self.group, self.named("h")):
+            found.append(("settings", msgspec.structs.asdict(self.store.group_settings(group))))
         self.tick()
         found.append(("drained", self.drained(self.group)))
         found.append(("lag behind", self.lag()))

@@ -1,0 +1,137 @@
+"""What is deleted and made anew under its name is as new: it lives on as one that never was, whatever its past (P2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from rmqstore import Message, Store
+from rmqstore.contract import InitMode
+from rmqstore_conformance.stores import Stores
+
+SECOND = timedelta(seconds=1)
+
+
+class Life:
+    """A topic and a group, and what comes of them."""
+
+    def __init__(self, stores: Stores, store: Store, topic: str, group: str) -> None:
+        self.stores, self.store, self.topic, self.group = stores, store, topic, group
+        self.receipts: list[str] = []
+
+    def send(self, count: int = 3, **fields: Any) -> None:
+        self.store.send_batch([Message(self.topic, b"%d" % number, **fields) for number in range(count)])
+
+    def pop(self, **options: Any) -> list[tuple[bytes, int]]:
+        popped = self.store.pop(self.topic, self.group, **{"max_messages": 8, "invisible": SECOND, **options})
+        self.receipts += [str(each.receipt) for each in popped]
+        return [(each.body, each.attempt) for each in popped]
+
+    def expire(self) -> tuple[int, int]:
+        self.stores.clock.advance(SECOND)
+        report = self.store.tick()
+        return report.retried, report.dead
+
+    def bury(self) -> None:
+        """Have one letter of the topic, and take it away."""
+        self.store.reject(self.receipts[-1], reason="no")
+        self.store.drop_dead(self.store.dead_letters(self.group))
+
+    def shown(self) -> list[object]:
+        """Return what can be seen of both."""
+        store = self.store
+        found = next((each for each in store.topics() if each.name == self.topic), None)
+        return [
+            None if found is None else (found.queues, sum(found.min_offsets), sum(found.max_offsets), found.group_queues),
+            store.group_settings(self.group),
+            store.lag(self.topic, self.group),
+            len(store.leases(self.topic, self.group)),
+            sum(each.next_offset for each in store.offsets(self.group)),
+            [each.topic == self.topic for each in store.subscriptions(self.group)],
+        ]
+
+    def lived(self) -> list[object]:
+        """Live from the first message to the last letter, and tell all of it."""
+        told: list[object] = [self.shown()]
+        self.send(2)
+        told += [self.shown(), sorted(self.pop()), self.shown(), self.expire(), self.shown(), sorted(self.pop())]
+        told += [self.shown(), self.expire(), self.shown(), self.pop()]
+        return told
+
+
+def _wide(life: Life) -> None:
+    life.store.create_topic(life.topic, 7)
+
+
+def _in_order(life: Life) -> None:
+    life.send(message_group="x")
+    life.pop(order=True, max_messages=2)
+
+
+def _not_in_order(life: Life) -> None:
+    life.send()
+    life.pop()
+
+
+def _retried(life: Life) -> None:
+    life.send()
+    life.pop()
+    life.expire()
+
+
+def _settled(life: Life) -> None:
+    life.send(1)
+    life.pop()
+    life.store.set_group(life.group, max_retries=0, backoff=[SECOND])
+
+
+def _buried(life: Life) -> None:
+    life.send()
+    life.pop()
+    life.bury()
+
+
+def _reset(life: Life) -> None:
+    life.send()
+    life.pop(max_messages=1)
+    life.store.reset_offset(life.topic, life.group, InitMode.MAX)
+
+
+def _backing_off(life: Life) -> None:
+    life.send()
+    life.store.retry_later(life.store.pop(life.topic, life.group, max_messages=3), delay=timedelta(hours=1))
+
+
+OF_BOTH = (_wide, _not_in_order, _retried, _buried, _reset, _backing_off)
+PASTS = [
+    *(
+        pytest.param(past, is_kept, id=f"{past.__name__[1:]}{'-group_kept' if is_kept else ''}")
+        for past in OF_BOTH
+        for is_kept in (False, True)
+    ),
+    pytest.param(_settled, False, id="settled"),
+    pytest.param(_in_order, False, id="in_order", marks=pytest.mark.needs("fifo")),
+    pytest.param(_in_order, True, id="in_order-group_kept", marks=pytest.mark.needs("fifo")),
+]
+
+
+@pytest.mark.clause("P2", "P7", "P9", "P11", "P13", "P14")
+@pytest.mark.parametrize(("past", "is_kept"), PASTS)
+def test_p2_what_is_made_anew_is_as_new(engine_stores: Stores, past: Callable[[Life], None], is_kept: bool) -> None:
+    """P2: a topic that had any past and was deleted, with its group or without, lives as one that never was; no receipt comes again."""
+    store = engine_stores.open(default_queues=2, max_retries=1)
+    old = Life(engine_stores, store, "old", "old-group")
+    past(old)
+    store.delete_topic("old")
+    if not is_kept:
+        store.delete_group("old-group")
+    before = set(old.receipts)
+    new = Life(engine_stores, store, "new", "new-group")
+    # One after the other: a tick is for all.
+    assert old.lived() == new.lived()
+    assert not before & set(old.receipts[len(before) :])
+    assert len(set(old.receipts)) == len(old.receipts)
+    assert store.verify() == []

@@ -46,7 +46,8 @@ def results_of(plugin: str, mutants: Sequence[Wrong], *options: str, sound: tupl
     """Run the cases of each mutant on it, and those of ``sound`` on the engine that is named there."""
     parts = [(each.engine, each.caught_by) for each in mutants] + ([] if sound is None else [sound])
     # Only what is named is collected: of every case for every engine, collecting would take longer than running.
-    chosen = sorted({_places()[case] for _, named in parts for case in named})
+    places = _places()
+    chosen = sorted({places.get(case) or places[_function(case)] for _, named in parts for case in named})
     engines = [option for name, _ in parts for option in ("--rmq-engine", name)]
     selection = " or ".join(f"({engine} and ({' or '.join(sorted({_function(case) for case in named}))}))" for engine, named in parts)
     with TemporaryDirectory(prefix="rmqs-mutants-") as directory:
@@ -69,9 +70,10 @@ def _function(case: str) -> str:
 
 @cache
 def _places() -> dict[str, str]:
-    """Return by the id of a case what pytest calls it."""
+    """Return what pytest calls each case, by its id, or by its name where that says no clause."""
     found = {}
     for file in Path(cases.__path__[0]).glob("test_*.py"):
-        for clause, name in re.findall(r"^def test_([a-z]\d+)_(\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE):
-            found[f"{clause.upper()}.{name}"] = f"{cases.__name__}.{file.stem}::test_{clause}_{name}"
+        for clause, name in re.findall(r"^def test_([a-z]\d+_)?(\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE):
+            id_ = f"{clause[:-1].upper()}.{name}" if clause else name
+            found[id_] = f"{cases.__name__}.{file.stem}::test_{clause}{name}"
     return found

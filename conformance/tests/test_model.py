@@ -43,7 +43,7 @@ def test_a_history_is_the_same_for_the_same_seed_and_another_one_for_another() -
     assert met("one") == met("one") != met("two")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(120)
 def test_a_history_that_fails_is_made_short_and_says_how_to_play_it_again() -> None:
     announce([kit.__name__])
     engine = "mutant_releases_count"

@@ -24,7 +24,7 @@ TIMES_MS = (START_MS + 1000, START_MS + 400 * DAY_MS, 2**41 - 1, 2**41 + 7, 2**4
 def members(families: Sequence[Family[Any]]) -> Iterator[tuple[str, list[Any]]]:
     """Yield a name for each family, which no other one has, and its first members."""
     for number, family in enumerate(families):
-        yield f"family {number}".replace(" ", "-"), [family.member(each) for each in range(MEMBERS)]
+        yield f"family-{number}", [family.member(each) for each in range(MEMBERS)]
 
 
 @pytest.mark.clause("C6")
@@ -130,7 +130,7 @@ def test_p14_ids_and_keys_that_are_alike_are_told_apart(stores: Stores, delay_ms
     for topic, keys in members(KEYS):
         store.send_batch([Message(topic, b"%d" % at, keys=(each, "k")) for at, each in enumerate(keys)], **options)
         for at, each in enumerate(keys):
-            bodies = [one.message.body for one in store.where(key=each, topic=topic) if one.message.keys]
+            bodies = [one.message.body for one in store.where(key=each, topic=topic)]
             assert bodies == [b"%d" % at], f"key {each!r}"
 
 
@@ -153,8 +153,7 @@ def test_p2_topics_that_are_alike_are_told_apart(engine_stores: Stores) -> None:
         assert store.lag(names[1], "g") == Lag(0, 0, 0, 0)
         assert {store.lag(name, "g") for name in names if name != names[1]} == {Lag(ready=1, in_flight=1, retry=1, dead=0)}
         for name in names:
-            expected = AckOutcome.ACKED if name != names[1] else AckOutcome.STALE
-            assert store.ack(held[name]) in (expected, AckOutcome.UNKNOWN if name == names[1] else expected)
+            assert store.ack(held[name]) in ((AckOutcome.STALE, AckOutcome.UNKNOWN) if name == names[1] else (AckOutcome.ACKED,))
         store.send(Message(names[1], b"anew"))
         for name in names:
             left = [b"anew"] if name == names[1] else [name.encode()] * 2

@@ -5,6 +5,7 @@ Nothing of the store's memory changes before :meth:`Stage.commit`, which runs af
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import structs
@@ -42,7 +43,7 @@ from rmqstore.ordered.layout import (
     U64,
 )
 from rmqstore.ordered.leases import ACKED, LEASED, Lease
-from rmqstore.ordered.parked import parked_message
+from rmqstore.ordered.parked import origins_in, parked_message
 from rmqstore.ordered.popstate import PopState
 from rmqstore.ordered.queuelog import DamagedRun, QueueLog
 from rmqstore.ordered.queues import Topic
@@ -211,8 +212,6 @@ class Stage:
         place = (topic.id, queue, damaged.first)
         if place in self._parked:
             return
-        if topic.name.startswith(DLQ_PREFIX) and not any(parked[:2] == place[:2] for parked in self._parked):
-            self._count_off_unread(topic)
         self._parked.add(place)
         # Before the entry is appended: it may go behind the run in the same queue.
         behind = self._log.take_out(self.write, self.topic_with(topic.name, 1), queue, damaged)
@@ -220,6 +219,8 @@ class Stage:
         gaps = self.gaps(topic.id, queue)
         # What was removed behind the run lies in no run, and has a gap already.
         behind = min([behind, *(gap.first for gap in gaps if gap.first > damaged.first)])
+        if topic.name.startswith(DLQ_PREFIX):
+            self._count_off_unread(topic, damaged, range(damaged.first, behind))
         self.set_gaps(topic.id, queue, [*gaps, Gap(damaged.first, behind)])
 
     def bury(self, group: str, topic: str, record: bytes, attempts: int, reason: str) -> None:
@@ -256,20 +257,40 @@ class Stage:
         if known is not None:
             self._dead[group_id, topic_id] = Dead(max(known.letters - sum(at >= known.since for at in offsets), 0), known.since)
 
-    def _count_off_unread(self, letters: Topic) -> None:
-        """Count off the letters that cannot be read, and so do not say which topic they are of: those beyond what can be read."""
+    def _count_off_unread(self, letters: Topic, damaged: DamagedRun, offsets: Sequence[int]) -> None:
+        """Count off letters that cannot be read: for the topics that their bytes still name, else for those that miss some."""
         group_id = self._state.groups.get(letters.name.removeprefix(DLQ_PREFIX))
-        readable: dict[str, list[int]] = {}
-        for run in self._log.runs_from(letters, 0, self.first_kept(letters.id, 0)):
-            for offset, record in () if isinstance(run, DamagedRun) else enumerate(run.records, run.first):
-                origin = self._format.decode_message(record).properties.get(PROPERTY_ORIGIN_TOPIC, "")
-                readable.setdefault(origin, []).append(offset)
+        if group_id is None:
+            return
+        told = origins_in(damaged.raw)
+        if len(told) == len(offsets):
+            for offset, name in zip(offsets, told, strict=True):
+                topic = self.topic(name)
+                if topic is not None:
+                    self.count_off_dead(group_id, topic.id, [offset])
+            return
+        there = self._letters_there(letters, group_id)
+        left = len(offsets)
         for (of_group, topic_id), before in self._state.dead.items():
             if of_group == group_id:
                 known = self._dead_of((of_group, topic_id)) or before
-                there = sum(at >= known.since for at in readable.get(self._state.topic_of(topic_id).name, ()))
-                buried = max(known.letters - before.letters, 0)
-                self._dead[of_group, topic_id] = Dead(min(known.letters, there + buried), known.since)
+                missing = min(left, max(min(known.letters, before.letters) - there[topic_id], 0))
+                self._dead[of_group, topic_id] = Dead(known.letters - missing, known.since)
+                left -= missing
+
+    def _letters_there(self, letters: Topic, group_id: int) -> Counter[int]:
+        """Count the letters of each topic in a dead letter queue that can be read, or whose bytes tell at least what they are of."""
+        there: Counter[int] = Counter()
+        for run in self._log.runs_from(letters, 0, self.first_kept(letters.id, 0)):
+            if not isinstance(run, DamagedRun):
+                names = [self._format.decode_message(each).properties.get(PROPERTY_ORIGIN_TOPIC, "") for each in run.records]
+            else:
+                names = [] if (letters.id, 0, run.first) in self._parked else origins_in(run.raw)
+            for offset, name in enumerate(names, run.first):
+                topic = self.topic(name)
+                known = None if topic is None else self._dead_of((group_id, topic.id))
+                there[topic.id if topic is not None and known is not None and offset >= known.since else 0] += 1
+        return there
 
     # ------------------------------------------------------------ leases
 

@@ -6,7 +6,7 @@ import pytest
 
 from rmqstore import DeadLetter, Store
 from rmqstore.message import dlq_topic
-from rmqstore_conformance.damaging import damage_messages
+from rmqstore_conformance.damaging import Spoiling, cut, damage_messages, flipped
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import Stores, ids, plain, pop_all
 
@@ -39,12 +39,13 @@ def test_t12_a_letter_that_went_bad_stops_no_other(stores: Stores, resend: bool)
 
 
 @pytest.mark.clause("P14", "P7", "T12")
-def test_p14_a_letter_that_went_bad_is_counted_off_once_it_is_parked(stores: Stores) -> None:
+@pytest.mark.parametrize("spoil", [flipped, cut(0)], ids=["changed", "emptied"])
+def test_p14_a_letter_that_went_bad_is_counted_off_once_it_is_parked(stores: Stores, spoil: Spoiling) -> None:
     """P14: the lag of the topic that a letter came from counts it no more once it is parked, and that of another topic stays."""
     store = stores.open(max_retries=0)
     buried(stores, store, 3)
     buried(stores, store, 2, OTHER, first=3)
-    damage_messages(store, b"body 1", b"body 4")
+    damage_messages(store, b"body 1", b"body 4", spoil=spoil)
     left = ids(store.pop(dlq_topic(G), "repair", max_messages=32))
     assert left == ["m0", "m2", "m3"]
     assert len(store.parked()) == 2

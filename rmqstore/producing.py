@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, overload
 
@@ -11,7 +11,6 @@ import pyarrow as pa
 from rmqstore.batch import MessageBatch, topics_in
 from rmqstore.contract import (
     CancelOutcome,
-    PopTxn,
     TimerHandle,
     WriteStatus,
 )
@@ -35,6 +34,7 @@ from rmqstore.owning import Owning
 from rmqstore.sending import SendReceipt, SendReceipts, grouped_topics, ids_of, latest_deliver_ms
 from rmqstore.when import duration_ms, time_ms
 
+_NO_PLACE = "message_group and a deliver time exclude each other: a FIFO group has no place for a later message"
 _ONE_TIME = "deliver_at, delay, delay_level and the message's own deliver time exclude each other; give one"
 
 
@@ -83,8 +83,9 @@ class Producing(Owning):
             raise IllegalArgumentError(f"{_ONE_TIME}; the message has a deliver time of its own")
         deliver_ms = message.deliver_at_ms if asked_ms is None else asked_ms
         if deliver_ms is not None and message.message_group is not None:
-            raise IllegalMessageError("message_group and a deliver time exclude each other: a FIFO group has no place for a later message")
-        rows, timers, repeated = self._store(MessageBatch(messages=(message,)), deliver_ms, deliver_ms, now_ms, marks)
+            raise IllegalMessageError(_NO_PLACE)
+        groups = () if message.message_group is None else (message.topic,)
+        rows, timers, repeated = self._store(MessageBatch(messages=(message,)), groups, deliver_ms, deliver_ms, now_ms, marks)
         return SendReceipt(rows.messages[0].message_id or "", repeated, timers, 0)
 
     def send_batch(
@@ -101,7 +102,8 @@ class Producing(Owning):
         """Store many messages, all or nothing; a time given here holds for all, in place of the messages' own deliver times.
 
         Raises:
-            IllegalMessageError: a row breaks a limit; the error names the row or the column, and nothing was stored.
+            IllegalMessageError: a row breaks a limit, and the error names the row or the column; or some rows have a message group and
+                others a deliver time (P9; :func:`~rmqstore.sending.calls_of` parts them). Nothing was stored.
             IllegalArgumentError: a mark is that of a call with more or fewer messages, which are timers.
         """
         self._check_open()
@@ -116,12 +118,14 @@ class Producing(Owning):
         now_ms = self._clock.now_ms()
         batch = batch_without_requests(batch, now_ms)
         deliver_ms = self._asked_ms(deliver_at, deliver_at_ms, delay, delay_ms, delay_level, now_ms)
-        if deliver_ms is not None and grouped_topics(batch):
-            raise IllegalMessageError("message_group and a deliver time exclude each other: a FIFO group has no place for a later message")
         if not len(batch):
             return SendReceipts((), None, repeated=False)
+        groups = grouped_topics(batch)
         latest_ms = latest_deliver_ms(batch) if deliver_ms is None else deliver_ms
-        rows, timers, repeated = self._store(batch, deliver_ms, latest_ms, now_ms, marks)
+        if groups and latest_ms is not None:
+            # A call with later messages waits as a whole, and what is sent next would overtake the group's.
+            raise IllegalMessageError(f"{_NO_PLACE}; send messages with a group and messages with a time in calls of their own")
+        rows, timers, repeated = self._store(batch, groups, deliver_ms, latest_ms, now_ms, marks)
         return SendReceipts(ids_of(rows), timers, repeated)
 
     @staticmethod
@@ -145,20 +149,22 @@ class Producing(Owning):
         return due_ms
 
     def _store(
-        self, given: MessageBatch, deliver_ms: int | None, latest_ms: int | None, now_ms: int, marks: Sequence[bytes]
+        self,
+        given: MessageBatch,
+        groups: Iterable[str],
+        deliver_ms: int | None,
+        latest_ms: int | None,
+        now_ms: int,
+        marks: Sequence[bytes],
     ) -> tuple[MessageBatch, Any, bool]:
         """Complete a batch; put it if it has a future row, else append it; returns it, its handles, and whether it is a repeat.
 
         A call with marks goes by whether it asks for a time at all: repeated after that time, it must meet its mark on the same side.
+        ``groups``: the topics of messages with a message group.
         """
-        group_queues = {topic: self._group_queues_of(topic) for topic in grouped_topics(given)}
+        group_queues = {topic: self._group_queues_of(topic) for topic in groups}
         batch = self._completer.batch(given, deliver_ms, now_ms, marks, group_queues)
         if latest_ms is not None and (latest_ms > now_ms or marks):
-            if group_queues:
-                fixed, ticket = self._pops.apply(PopTxn(group_queues=group_queues), now_ms)
-                if fixed.status is WriteStatus.MOVED:
-                    return self._store(given, deliver_ms, latest_ms, now_ms, marks)
-                self._settle(self._pops, ticket)
             receipts, ticket = self._timers.put(batch, now_ms, marks)
             self._settle(self._timers, ticket)
             repeated = receipts.status is WriteStatus.REPEATED
@@ -171,7 +177,7 @@ class Producing(Owning):
         result, ticket = self._pops.append(batch, now_ms, marks, group_queues)
         if result.status is WriteStatus.MOVED:
             # Another first message with a group came in between: its number of queues holds.
-            return self._store(given, deliver_ms, latest_ms, now_ms, marks)
+            return self._store(given, groups, deliver_ms, latest_ms, now_ms, marks)
         self._settle(self._pops, ticket)
         self._waits.arrived(topics_in(batch))
         return batch, None, result.status is WriteStatus.REPEATED

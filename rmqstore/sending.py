@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from rmqstore.batch import IN_SCHEMA, MessageBatch, distinct_topics
 from rmqstore.contract import TimerHandle, TimerReceipts
+from rmqstore.delays import batch_without_requests
 from rmqstore.ids import id_of_mark, ids_of_mark, message_ids
 from rmqstore.message import Message
 from rmqstore.when import moment
@@ -194,6 +195,14 @@ def grouped_topics(batch: MessageBatch) -> Iterable[str]:
             return ()
         return distinct_topics(batch.columns.column("topic").filter(groups.is_valid()))
     return {message.topic for message in batch.messages if message.message_group is not None}
+
+
+def calls_of(rows: pa.RecordBatch, mark: bytes) -> list[tuple[bytes, pa.RecordBatch]]:
+    """Return rows in calls that a store takes, each with its mark: messages with a message group apart when others have a time (P9)."""
+    is_grouped = rows.column("message_group").is_valid()
+    if not is_grouped.true_count or latest_deliver_ms(batch_without_requests(MessageBatch(columns=rows), 0)) is None:
+        return [(mark, rows)]
+    return [(mark, rows.filter(is_grouped)), (mark + b"/others", rows.filter(pc.invert(is_grouped)))]
 
 
 def ids_of(batch: MessageBatch) -> Sequence[str] | pa.Array:

@@ -27,6 +27,7 @@ from rmqstore.cli.times import clock_and_relative, duration_option, time_option
 from rmqstore.delays import DELAY_LEVELS_MS
 from rmqstore.errors import IllegalArgumentError, RmqstoreError
 from rmqstore.message import Message, check_message
+from rmqstore.sending import calls_of
 from rmqstore.store import Store
 
 EXAMPLES: Final = examples(
@@ -276,13 +277,14 @@ def _send_batch(store: Store, batch: Batch, due: Due, tally: Tally) -> None:
     if deliver_ms is not None:
         rows = _with_deliver_time(rows, deliver_ms)
     try:
-        sent = store.send_batch(rows, marks=(batch.mark,))
+        for mark, part in calls_of(rows, batch.mark):
+            sent = store.send_batch(part, marks=(mark,))
+            tally.rows += len(part)
+            tally.before += len(part) if sent.repeated else 0
     except RmqstoreError as error:
         error.args = (f"{batch.place}: {error}",)
         raise
-    tally.rows += len(rows)
     tally.batches += 1
-    tally.before += len(rows) if sent.repeated else 0
 
 
 def _with_deliver_time(rows: pa.RecordBatch, deliver_ms: int) -> pa.RecordBatch:

@@ -27,6 +27,7 @@ from rmqstore.errors import (
     TransferError,
 )
 from rmqstore.plugins import get_plugins
+from rmqstore.sending import calls_of
 from rmqstore.spark import witness
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import Failure, encoded, reports
@@ -135,7 +136,7 @@ def chunks(job: Job, record: JobRecord, shard: int) -> Iterator[tuple[bytes, pa.
         for number, batch in read_batches(job.staged / file.name, file, shard):
             batch_bytes = file.sizes_bytes[number]
             if held and (rows + len(batch) > record.chunk_rows or size_bytes + batch_bytes > record.chunk_bytes):
-                yield mark, joined(held)
+                yield from calls_of(joined(held), mark)
                 held, rows, size_bytes = [], 0, 0
             if not held:
                 mark = _mark_prefix(job) + f"{file.name}/{number}".encode()
@@ -143,7 +144,7 @@ def chunks(job: Job, record: JobRecord, shard: int) -> Iterator[tuple[bytes, pa.
             rows += len(batch)
             size_bytes += batch_bytes
     if held:
-        yield mark, joined(held)
+        yield from calls_of(joined(held), mark)
 
 
 def _record(job: Job) -> JobRecord:

@@ -19,7 +19,7 @@ from rmqstore.spark.jobs import Job, JobRecord
 from rmqstore.spark.readout import SCHEMAS, View, Wanted, plan, read
 from rmqstore.spark.stagedfiles import StagedFile
 from rmqstore.spark.staging import stage
-from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, committed, ingested, rows, staged, timers_of
+from tests.spark.datasets import ENGINE, ENGINES, NOW_MS, committed, ingested, numbers_of, rows, staged, timers_of
 
 pytestmark = pytest.mark.skipif(not ENGINES, reason="no durable engine is installed")
 
@@ -69,6 +69,19 @@ def test_a_task_that_dies_after_any_chunk_is_completed(tmp_path: Path, engine: s
             else:
                 assert ingest_shard(job, 0).repeated == 12
     assert sorted(timers_of(dataset.path)) == list(range(31))
+
+
+def test_rows_of_message_groups_stand_beside_later_ones(dataset: Dataset) -> None:
+    """A store takes no call of both, so a chunk becomes two."""
+    count = 20
+    is_grouped = [number % 3 == 0 for number in range(count)]
+    due_ms = [None if grouped else NOW_MS + 1000 for grouped in is_grouped]
+    groups = [f"g{number % 2}" if grouped else None for number, grouped in enumerate(is_grouped)]
+    job = committed(dataset, "load", rows(0, count, deliver_at_ms=pa.array(due_ms, pa.int64()), message_group=pa.array(groups)))
+    ingested(job)
+    assert sum(ingest_shard(job, shard).repeated for shard in dataset.shards) == count
+    assert sorted(timers_of(dataset.path)) == [number for number in range(count) if not is_grouped[number]]
+    assert sorted(numbers_of(dataset.path, View.MESSAGES)) == [number for number in range(count) if is_grouped[number]]
 
 
 def test_attempts_of_one_task_do_not_meet(dataset: Dataset) -> None:

@@ -20,6 +20,7 @@ from rmqstore_conformance.stores import (
     attempt_of,
     ids,
     label,
+    mark_of,
     message,
     message_group_of,
     pop_all,
@@ -93,11 +94,16 @@ def test_f3_a_first_message_of_a_group_that_is_refused_makes_no_topic(engine_sto
     store = engine_stores.open()
     before = state_of(store)
     large = Message(T, b"x", message_group=message_group_of("a"), properties={"p": "x" * 40_000})
+    # Kept together until the later one is due, the first one would be overtaken by what its group sends meanwhile.
+    mixed = [message(1, message_group=message_group_of("a")), message(2, deliver_at_ms=engine_stores.clock.now_ms() + 5000)]
     for call in (
         lambda: store.send(large),
         lambda: store.send_batch([message(1, message_group=message_group_of("a")), large]),
         lambda: store.send(message(1, message_group=message_group_of("a")), marks=[b""]),
         lambda: store.send_batch([message(1, message_group=message_group_of("a"))], delay_ms=1000),
+        lambda: store.send_batch(mixed),
+        lambda: store.send_batch(MessageBatch.of(mixed).columns),
+        lambda: store.send_batch([mixed[0], message(2, properties={"DELAY": "3"})], marks=[mark_of("mixed")]),
     ):
         with pytest.raises(ValueError):
             call()

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, Lag, Store
-from rmqstore.contract import PopTxn, Removal
+from rmqstore.contract import PopRequest, PopTxn, Removal
 from rmqstore.deadletters import DeadLetter
 from rmqstore.delays import RETRY_BACKOFF_MS
 from rmqstore.message import dlq_topic, retry_topic
@@ -271,3 +271,26 @@ def test_p7_dead_letters_of_a_group_with_the_longest_name_are_popped_and_read(st
     assert store.tick().dead == 1
     assert [label(each.origin_message_id) for each in store.dead_letters(group)] == ["m1"]
     assert len(store.read(dlq_topic(group))) == len(store.pop(dlq_topic(group), group)) == 1
+
+
+@pytest.mark.clause("P14", "P7")
+def test_p14_the_rest_of_a_dead_letter_queue_is_exact(stores: Stores) -> None:
+    """P14: what was dropped of it, before where a group stands and behind, is in no ``rest``, as it is in no answer."""
+    store = stores.open(max_retries=0)
+    store.create_topic(T, 1)
+    store.send_batch([message(n) for n in range(8)])
+    store.pop(T, G, max_messages=8, invisible_ms=1000)
+    stores.clock.advance(1000)
+    assert store.tick().dead == 8
+
+    def pop(most: int) -> tuple[int, int]:
+        request = PopRequest(dlq_topic(G), H, max_messages=most, invisible_ms=1000)
+        result, _ = store.pops.pop(request, stores.clock.now_ms())
+        return len(result.messages), result.rest
+
+    assert pop(2) == (2, 6)
+    letters = store.dead_letters(G)
+    assert store.drop_dead([letters[at] for at in (3, 5, 7)]) == 3
+    assert pop(1) == (1, 2)
+    assert pop(8) == (2, 0)
+    assert store.verify() == []

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rmqstore import AckOutcome, CancelOutcome, ReleaseOutcome, Store
+from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, ReleaseOutcome, Store
 from rmqstore.message import dlq_topic
 from rmqstore.transfer import dump, load_into
 from rmqstore_conformance.data import groups, topics
@@ -38,6 +38,7 @@ def used(stores: Stores) -> Past:
     changed = store.change_invisible(held[2], invisible_ms=2 * DAY_MS).receipt
     assert changed is not None
     assert store.release(held[3]) is ReleaseOutcome.RELEASED
+    assert store.retry_later(held[4], delay_ms=3 * DAY_MS, reason="no answer").outcome is ChangeOutcome.CHANGED
     for _ in range(2):
         store.pop(T, "dying", max_messages=32, invisible_ms=1000)
         stores.clock.advance(1000)
@@ -55,7 +56,7 @@ def shown(store: Store) -> dict[str, Any]:
         "messages": {place: store.pops.read(*place, 0, 100).columns.drop_columns(["receipt"]).to_pylist() for place in topics},
         "groups": [(group, store.offsets(group), store.subscriptions(group)) for group in store.groups()],
         "lags": [store.lag(T, group) for group in store.groups()],
-        "leases": [(each.group, each.topic, each.message_id, each.expiry_ms, each.attempt) for each in store.leases()],
+        "leases": [(each.group, each.topic, each.message_id, each.expiry_ms, each.attempt, each.reason) for each in store.leases()],
         "letters": [(each.origin_message_id, each.reason, each.attempts) for each in store.dead_letters("dying")],
         "differences": store.verify(),
     }
@@ -69,7 +70,7 @@ def moved(stores: Stores, store: Store) -> Store:
     return new
 
 
-@pytest.mark.clause("S1", "I1", "C4")
+@pytest.mark.clause("S1", "I1", "C4", "P1", "P5", "P7", "P14", "T10", "H2")
 @pytest.mark.needs("import_state")
 def test_s1_what_is_moved_goes_on_as_if_nothing_had_happened(stores: Stores) -> None:
     """S1: state is exported and taken in whole: what is seen, the answers to handles, receipts, attempts and marks, and what comes next."""

@@ -523,7 +523,7 @@ def _of_families(number: int, *, deliver_at_ms: int | None = None) -> list[Messa
             "t",
             member(BODIES, at, number),
             member(TAGS, at, number),
-            (member(KEYS, at, number), member(KEYS, at, number + 1)),
+            (member(KEYS, at, number), member(KEYS, at, number + 1), member(KEYS, at, number)),
             PROPERTIES[at % len(PROPERTIES)].member(number),
             deliver_at_ms=deliver_at_ms,
             message_id=member(IDS, at, number),
@@ -534,7 +534,7 @@ def _of_families(number: int, *, deliver_at_ms: int | None = None) -> list[Messa
     ]
 
 
-@pytest.mark.clause("H2")
+@pytest.mark.clause("H2", "R1")
 @pytest.mark.parametrize("later", [False, True], ids=["now", "later"])
 def test_h2_every_family_of_values_comes_as_it_was_sent(stores: Stores, later: bool) -> None:
     """H2: members of each family of bodies, ids, keys, tags, properties and times, as rows and as columns: each field comes back."""

@@ -5,6 +5,7 @@ Timers and the hand-over are here, what becomes of the messages then in :mod:`rm
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,12 +129,18 @@ class Oracle(PopOracle):
         timer.cancelled = True
         return {CancelOutcome.CANCELLED}
 
-    def cancel_key(self, topic: str, key: str) -> int:
-        """Cancel every pending timer of (topic, key); returns how many can be."""
-        found = [t for t in self.timers if t.pending and not t.sealed and t.message.topic == topic and key in t.message.keys]
-        for timer in found:
-            timer.cancelled = True
-        return len(found)
+    def cancel_key(self, topic: str, key: str) -> re.Pattern[str]:
+        """Cancel every pending timer of (topic, key) that no tick has sealed; returns what the outcomes' first letters have to be.
+
+        They go by the order of the puts. What was handed over is found as long as a store has not reclaimed it, which nobody promises.
+        """
+        letters = ""
+        for timer in self.timers:
+            if timer.message.topic == topic and key in timer.message.keys and not timer.cancelled:
+                letters += "d" if timer.delivered else "A" if timer.sealed else "C"
+                timer.cancelled = not timer.delivered and not timer.sealed
+        runs = (f"A{{{run.count('A')},{len(run)}}}" for run in letters.split("C"))
+        return re.compile("C".join(runs))
 
     def seal(self, now: int) -> None:
         self.until_ms = now

@@ -280,7 +280,7 @@ def test_c5_a_sealed_tick_is_too_late_also_after_a_reopen(durable_stores: Stores
     assert store.tick().handed_over == 1
 
 
-@pytest.mark.clause("C6")
+@pytest.mark.clause("C6", "T10")
 def test_c6_a_handle_names_one_put(stores: Stores) -> None:
     """C6: equal messages in one call, in later calls and after cancels all have handles of their own."""
     store = stores.open()
@@ -298,6 +298,9 @@ def test_c6_a_handle_names_one_put(stores: Stores) -> None:
         name = alive.pop(victim)
         assert store.cancel(victim) is CANCELLED
         assert name not in ids(each.message for each in store.scan().timers)
+        cancelled = TimerHandle.parse(victim)
+        assert cancelled is not None
+        assert store.timers.get(cancelled) is None
         assert store.pending().total == len(alive)
     for timer in store.scan().timers:
         assert alive[timer.handle.text()] == label(timer.message)

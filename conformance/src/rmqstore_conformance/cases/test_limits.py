@@ -81,13 +81,16 @@ def test_h2_the_largest_message_comes_as_it_was_sent(stores: Stores) -> None:
     assert store.verify() == []
 
 
-@pytest.mark.clause("P12", "P13", "R1")
+@pytest.mark.clause("P12", "P13", "P14", "R1")
 def test_p12_a_topic_of_the_most_queues(stores: Stores) -> None:
     """P12: 1024 queues, each used, retried, counted and there after an open."""
     store = stores.open(flush="async")
     store.create_topic("wide", 1024)
     store.send_batch([message(queue, "wide", queue_id=queue) for queue in range(1024)])
-    assert len(store.pop("wide", "g", max_messages=1024, invisible=SECOND)) == 1024
+    for queue in (0, 11, 1023):
+        assert [each.queue_id for each in store.pop("wide", "g", queue=queue, invisible=SECOND)] == [queue]
+    assert len(store.pop("wide", "g", max_messages=1024, invisible=SECOND)) == 1021
+    assert [each.queue_id for each in store.offsets("g")] == list(range(1024))
     stores.clock.advance(1000)
     store.tick()
     if stores.pair.durable:

@@ -327,7 +327,8 @@ def test_p1_attempts_with_glued_names_are_told_apart(stores: Stores) -> None:
             got = [
                 store.pop(name, group, max_messages=1, attempt_id=attempt) for name, (_, group, attempt) in zip(topics, places, strict=True)
             ]
-            assert [len(each) for each in got] == [1, 1]
+            assert [[each.topic for each in one] for one in got] == [[name] for name in topics]
+            assert got[0][0].receipt != got[1][0].receipt
             again = [
                 store.pop(name, group, max_messages=1, attempt_id=attempt) for name, (_, group, attempt) in zip(topics, places, strict=True)
             ]

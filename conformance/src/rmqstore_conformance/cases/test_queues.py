@@ -197,6 +197,8 @@ def test_p12_in_flight_limit_per_group_topic_and_queue(stores: Stores) -> None:
     assert len(back) == 9, "three from each queue, three from the retry topic"
     assert store.lag(T, G).in_flight == 9
     assert {offset.in_flight for offset in store.offsets(G)} == {3}
+    store.retry_later([m for m in back if m.attempt == 1], delay_ms=60_000)
+    assert store.pop(T, G, max_messages=20) == [], "what backs off is in flight"
 
 
 @pytest.mark.clause("P13")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rmqstore import Store
 from rmqstore.ordered.kv import OrderedKV, WriteBatch
-from rmqstore.ordered.layout import QUEUES, TIMERS
+from rmqstore.ordered.layout import FORMAT_KEY, META, QUEUES, TIMERS
 from rmqstore.ordered.runlog import RunQueueLog
 from rmqstore.ordered.timers import OrderedTimers, layout_of
 
@@ -49,6 +49,18 @@ def damage_messages(store: Store, *bodies: bytes, spoil: Spoiling = flipped) -> 
         damaged = _damage_files(store, store.stats().pop_engine, bodies, spoil)
     log._recent.clear()
     return damaged
+
+
+def renumber_records(store: Store) -> bool:
+    """Say in a key-ordered database that its records have another version; False where the engine has none."""
+    if not isinstance(store.timers, OrderedTimers):
+        return False
+    for side in (store.timers, store.pops):
+        kv = side._shared.kv  # type: ignore[union-attr]
+        write = WriteBatch()
+        write.put(META, FORMAT_KEY, bytes((99,)))
+        kv.sync(kv.write(write))
+    return True
 
 
 def _damage_runs(kv: OrderedKV, space: int, bodies: tuple[bytes, ...], spoil: Spoiling) -> int:

@@ -402,3 +402,38 @@ def test_c2_a_send_is_cancelled_by_its_receipt(stores: Stores) -> None:
     assert store.cancel([later, now, *many]) == [
         CancelOutcome.CANCELLED, CancelOutcome.UNKNOWN, CancelOutcome.CANCELLED, CancelOutcome.CANCELLED,
     ]  # fmt: skip
+
+
+@pytest.mark.clause("C3", "C6")
+@pytest.mark.needs("cancel_by_key")
+def test_c3_a_key_of_what_is_gone_is_of_nothing(stores: Stores) -> None:
+    """C3: what was cancelled or handed over is pending under its key no more, also when others of its call, key and tick are, or were."""
+    store = stores.open()
+    k, other = (key_of("k"),), (key_of("other"),)
+    one, two, three, _ = store.send_batch([message(n, keys=(k, k, other, ())[n], deliver_at_ms=START_MS + 1000) for n in range(4)])
+    assert store.cancel([one, three]) == [CANCELLED] * 2
+    assert store.cancel_key(T, other[0]) == []
+    assert store.cancel_key(T, k[0]) == [CANCELLED]
+    assert store.cancel_key(T, k[0]) == []
+    assert store.cancel([one, two, three]) == [CANCELLED] * 3
+    store.send_batch([message(n, keys=k, deliver_at_ms=START_MS + 1000 * n) for n in (4, 5)])
+    stores.clock.advance(4000)
+    assert store.tick().handed_over == 2
+    store.tick()
+    assert store.cancel_key(T, k[0]) == [CANCELLED]
+    assert store.pending().total == 0
+
+
+@pytest.mark.clause("C6", "C2", "H4")
+@pytest.mark.needs("cancel_by_key")
+def test_c6_outcomes_by_key_go_by_the_puts(stores: Stores) -> None:
+    """C6: what a running tick has sealed and what is pending stand in the order of the puts, not of the ticks."""
+    store = stores.open()
+    key = key_of("k")
+    for number, due_ms in enumerate((9000, 1000, 8000, 1000)):
+        store.send(message(number, keys=(key,)), delay_ms=due_ms)
+    stores.clock.advance(1000)
+    assert next(store._hand_over.steps(stores.clock.now_ms())) == "seal"
+    assert [each.name for each in store.cancel_key(T, key)] == ["CANCELLED", "ALREADY_DELIVERED"] * 2
+    assert store.tick().handed_over == 2
+    assert ids(pop_all(store)) == ["m1", "m3"]

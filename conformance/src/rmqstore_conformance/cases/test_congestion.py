@@ -100,3 +100,15 @@ def test_t9_what_is_handed_over_makes_room(engine_stores: Stores) -> None:
     for n in range(2):
         store.send(message(f"y{n}"), deliver_at_ms=START_MS + 1000)
     assert store.pending().total == 2
+
+
+@pytest.mark.clause("F3", "T9")
+def test_f3_what_was_refused_crowds_nothing(engine_stores: Stores) -> None:
+    """F3: batches that a slot has no room for leave the slot as it was, however many of them come."""
+    store = engine_stores.open(congestion_limit=5, congestion_seed=1)
+    for _ in range(3):
+        with pytest.raises(FlowControlError):
+            store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(10)])
+    for n in range(5):
+        store.send(message(f"room-{n}"), deliver_at_ms=START_MS + 1000)
+    assert store.pending().total == 5

@@ -6,9 +6,9 @@ import pytest
 
 from rmqstore import DeadLetter, Store
 from rmqstore.message import dlq_topic
-from rmqstore_conformance.damaging import Spoiling, cut, damage_messages, flipped
+from rmqstore_conformance.damaging import Spoiling, cut, damage_messages, damage_timers, flipped
 from rmqstore_conformance.data import groups, topics
-from rmqstore_conformance.stores import Stores, ids, plain, pop_all
+from rmqstore_conformance.stores import Stores, ids, label, plain, pop_all
 
 T, OTHER = topics(__name__.rpartition(".")[2], 2)
 (G,) = groups(__name__.rpartition(".")[2], 1)
@@ -64,4 +64,27 @@ def test_p14_leases_are_listed_after_a_letter_among_them_was_dropped(stores: Sto
     assert store.drop_dead(letters[1:2]) == 1
     listed = {each.receipt: each.message_id for each in store.leases(group="repair")}
     assert [listed[str(each.receipt)] for each in (held[0], held[2])] == [held[0].message_id, held[2].message_id]
+    assert store.verify() == []
+
+
+@pytest.mark.clause("R6", "T12")
+@pytest.mark.parametrize("spoil", [flipped, cut(0)], ids=["changed", "emptied"])
+def test_r6_a_message_that_changed_on_the_disk_is_given_to_nobody(stores: Stores, spoil: Spoiling) -> None:
+    """R6: alone in its call or among others, as a timer or in a queue: it is parked with what was found, and comes to no consumer."""
+    store = stores.open(default_queues=1)
+    for number in range(2):
+        store.send(plain(number))
+    store.send_batch([plain(number) for number in range(2, 6)])
+    timers = [plain("later"), plain("sooner")]
+    for number, message in enumerate(timers):
+        store.send(message, delay_ms=1000 * number + 1000)
+    damage_messages(store, b"body 1", b"body 3", spoil=spoil)
+    damage_timers(store, b"body later", spoil=spoil)
+    stores.clock.advance(5000)
+    store.tick()
+    bodies = {label(each): each.body for each in pop_all(store)}
+    assert {"m0", "msooner"} <= set(bodies)
+    assert not {"m1", "m3", "mlater"}.intersection(bodies)
+    assert all(body == f"body {name[1:]}".encode() for name, body in bodies.items())
+    assert len(store.parked()) >= 3
     assert store.verify() == []

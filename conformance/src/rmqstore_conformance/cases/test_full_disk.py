@@ -223,3 +223,25 @@ def test_threads_on_a_disk_that_is_full_at_times(disk: SmallDisk, durable_engine
     assert refused
     assert [name for name in told if stored[name] != 1] == []
     assert [name for name in refused if stored[name]] == []
+
+
+@pytest.mark.clause("X5", "F1")
+def test_x5_a_store_that_was_renamed_meets_a_full_disk(disk: SmallDisk, durable_engine: Pair, target: Target) -> None:
+    """X5: what opens its files again when a disk was full finds them where the store is by then."""
+    clock = ManualClock(START_MS)
+    with _open(disk, durable_engine, target, clock) as store:
+        store.send(Message("t", b"x", message_id="before"))
+        disk.store.rename(disk.path / "moved")
+        disk.fill()
+        is_full = False
+        while not is_full:
+            try:
+                store.send(Message("t", os.urandom(1000), message_id="filler"))
+            except StoreFullError:
+                is_full = True
+        disk.free()
+        store.send(Message("t", b"x", message_id="behind"))
+        found = [name for queue in range(2) for name in read_ids(store, "t", queue)]
+        assert {"before", "behind"} <= set(found)
+        assert store.verify() == []
+    assert not disk.store.exists()

@@ -37,6 +37,8 @@ class Race:
         self.handles = {label(each): each.handle or "" for each in self.store.send_batch(rows)}
         self.sent = set(self.handles)
         self.cancelled: set[str] = set()
+        self.is_sealed = False
+        self.behind_the_seal: set[str] = set()
         self.by_key = 0
         self.made = 0
         self.clock.set(NOW)
@@ -68,6 +70,13 @@ class Race:
         assert handle is not None
         self.handles[f"m{name}"] = handle
         self.sent.add(f"m{name}")
+        if self.is_sealed:
+            self.behind_the_seal.add(f"m{name}")
+
+    def tick_ends(self) -> None:
+        """Look that nothing went along that was put when the tick had its seal."""
+        early = self.behind_the_seal.intersection(read_ids(self.store))
+        assert not early, f"put behind the seal, and handed over with what was there before: {early}"
 
     def _cancel(self, name: str) -> None:
         outcome = self.store.cancel(self.handles[name])
@@ -106,7 +115,9 @@ def play(stores: Stores, calls: tuple[str, ...], places: tuple[int, ...], limit:
 
     call_those_at(0)
     for place, _ in enumerate(race.store._hand_over.steps(NOW), 1):
+        race.is_sealed = True
         call_those_at(place)
+    race.tick_ends()
     reached = not waiting
     for _, call in waiting:
         race.call(call)
@@ -115,7 +126,7 @@ def play(stores: Stores, calls: tuple[str, ...], places: tuple[int, ...], limit:
     return reached
 
 
-@pytest.mark.clause("H4", "H1", "C1", "C2")
+@pytest.mark.clause("H4", "H1", "T3", "C1", "C2")
 @pytest.mark.parametrize("limit", [1, 2])
 def test_h4_every_call_at_every_place(pair: Pair, limit: int) -> None:
     """H4: exactly once, and true answers, wherever a put, a late put, a send or a cancel falls into a running hand-over."""

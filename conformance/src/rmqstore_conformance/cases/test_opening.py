@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import subprocess
-import time
+import sys
 from datetime import timedelta
 from pathlib import Path
 from unittest.mock import patch
@@ -17,8 +17,9 @@ import pytest
 import rmqstore
 from rmqstore import ConfigError, CorruptStoreError, FormatVersionError, Store, StoreClosedError, StoreLockedError, StorePathError
 from rmqstore.message import PARKED_TOPIC
+from rmqstore_conformance.damaging import renumber_records
 from rmqstore_conformance.data import groups, topics
-from rmqstore_conformance.stores import START_MS, Pair, Stores, key_of, message, read_ids, stores_of
+from rmqstore_conformance.stores import START_MS, Pair, Stores, key_of, message, plain, read_ids, stores_of
 
 (T,) = topics(__name__.rpartition(".")[2], 1)
 (G,) = groups(__name__.rpartition(".")[2], 1)
@@ -55,28 +56,51 @@ def test_r4_a_newer_manifest_is_refused(durable_stores: Stores) -> None:
     durable_stores.open()
 
 
+@pytest.mark.clause("R4")
+def test_r4_records_of_another_version_are_refused(durable_stores: Stores) -> None:
+    """R4: the version of the engine's records is looked at by each open, to write or to read, and not only that of the store."""
+    store = durable_stores.open()
+    store.send(message(1), delay_ms=1000)
+    if not renumber_records(store):
+        pytest.skip("not run: only of a key-ordered database is it known where it keeps its version")
+    store.close()
+    for mode in ("own", "read"):
+        with pytest.raises(FormatVersionError):
+            durable_stores.open(mode=mode)
+
+
 @pytest.mark.clause("R5")
-def test_r5_an_open_takes_no_longer_for_a_long_past(durable_stores: Stores) -> None:
-    """R5: ten times the history does not make the open ten times longer."""
+def test_r5_an_open_does_no_more_for_a_long_past(durable_stores: Stores) -> None:
+    """R5: forty times as many timers, messages and leases make an open by no means forty times as much work, counted in calls."""
 
     def fill(name: str, batches: int) -> None:
         store = durable_stores.open(name, flush="async")
         for step in range(batches):
-            store.send_batch([message(f"{step}-{n}", deliver_at_ms=START_MS + 10**9 + n) for n in range(1000)])
+            due_ms = START_MS + 10**9 + 60_000 * step
+            store.send_batch([plain(f"{step}-{n}", deliver_at_ms=due_ms) for n in range(20)])
+            store.send_batch([plain(f"now-{step}-{n}") for n in range(20)])
+            store.ack(store.pop(T, G, max_messages=20))
         store.close()
 
-    def took(name: str) -> float:
-        best = 10.0
-        for _ in range(3):
-            began = time.perf_counter()
-            store = durable_stores.open(name)
-            best = min(best, time.perf_counter() - began)
-            store.close()
-        return best
+    def calls_of(name: str) -> int:
+        calls = 0
 
-    fill("short", 2)
-    fill("long", 40)
-    assert took("long") < 5 * took("short") + 0.05
+        def count(_frame: object, event: str, _arg: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            store = durable_stores.open(name)
+        finally:
+            sys.setprofile(None)
+        store.close()
+        return calls
+
+    fill("short", 10)
+    fill("long", 400)
+    short, long = calls_of("short"), calls_of("long")
+    assert long < 2 * short, f"{short} calls with a short past, {long} with a long one"
 
 
 def _damage(path: Path, at: float) -> None:

@@ -235,7 +235,7 @@ def test_x2_a_forked_child_opens_a_store_of_its_own_or_is_told(durable_stores: S
 
 
 _LEAVER = """
-import json, os, sys
+import json, os, signal, sys
 from datetime import timedelta
 import rmqstore
 from rmqstore import Message
@@ -251,21 +251,38 @@ store.ack([held.pop(f"m{n}") for n in range(4)])
 store.release(held["m4"])
 if end == "quit":
     os._exit(0)
+if end == "killed":
+    child = os.fork()
+    if not child:
+        os.close(1)
+        os.close(2)
+        signal.alarm(60)
+        signal.pause()
+    print(child, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.mark.clause("R1", "X2")
 @pytest.mark.parametrize("has_services", [True, False], ids=["services", "alone"])
-@pytest.mark.parametrize("end", ["quit", "return"])
+@pytest.mark.parametrize("end", ["quit", "return", "killed"])
 def test_r1_an_exit_without_a_close_loses_nothing(durable_stores: Stores, end: str, has_services: bool) -> None:
-    """R1: a process that ends with its store open, at once or after Python's own end, ends well and leaves all that was answered."""
+    """R1: a process that ends with its store open, at once or after Python's own end, ends well and leaves all that was answered.
+
+    So does one that is killed, whose forked child lives on and keeps nobody out.
+    """
     pair, path = durable_stores.pair, durable_stores.root / "store"
     given = {**GIVEN, "services": has_services}
     command = [sys.executable, "-c", _LEAVER, str(path), pair.timers, pair.pops, end, json.dumps(ANNOUNCED), json.dumps(given)]
     left = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=own_environment())
-    assert (left.returncode, left.stderr) == (0, "")
+    assert left.returncode == (-signal.SIGKILL if end == "killed" else 0), left.stderr
+    assert end == "killed" or not left.stderr
     durable_stores.clock.set(1_700_000_001_000)
-    store = durable_stores.open()
+    try:
+        store = durable_stores.open()
+    finally:
+        if end == "killed":
+            os.kill(int(left.stdout), signal.SIGKILL)
     assert store.verify() == []
     assert {label(each) for each in store.leases()} == {f"m{n}" for n in range(5, 10)}
     assert store.pending().total == 1

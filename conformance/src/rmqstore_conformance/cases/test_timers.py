@@ -153,9 +153,13 @@ def test_t5_any_horizon(stores: Stores) -> None:
 def test_t5_above_the_set_horizon_nothing_is_stored(stores: Stores) -> None:
     """T5: one row beyond ``max_delay_ms`` refuses the batch, whose other rows leave nothing behind."""
     store = stores.open(max_delay_ms=60_000)
+    for past_ms in (1, 500, 999, 0):
+        # Between two ticks, too, the limit is what is asked for, not the tick that it is rounded to.
+        stores.clock.set(START_MS + past_ms)
+        store.cancel(store.send(message("at the limit"), delay_ms=60_000))
+        with pytest.raises(DelayTooLongError):
+            store.send(message(1), delay_ms=60_001)
     store.send(message(0), delay_ms=60_000)
-    with pytest.raises(DelayTooLongError):
-        store.send(message(1), delay_ms=60_001)
     with pytest.raises(DelayTooLongError, match="row 1"):
         store.send_batch([message(2, deliver_at_ms=START_MS + 5), message(3, deliver_at_ms=START_MS + 60_001), message(4)])
     assert store.pending().total == 1

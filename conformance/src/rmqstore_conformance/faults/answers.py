@@ -236,6 +236,11 @@ class Answers(Script):
 
     def _settles(self) -> None:
         self._settle("ack", "ack", "pop", "ACKED", "pop", again="ALREADY_ACKED")
+        notes = [f"pop of {group} to ack together" for group in ("g", "two")]
+        for note, group in zip(notes, ("g", "two"), strict=True):
+            self._pop(note, "w", group, 2, "GIVEN", again=False)
+        together = lambda: outcomes_of(self.store.ack([*self.notes[notes[0]], *self.notes[notes[1]]]))  # noqa: E731
+        self._add("ack of two groups", "ack", together, "ACKED", "ALREADY_ACKED", notes[1], "some")
         self.calls["ack of no receipt"] = Call("ack", lambda: outcomes_of([self.store.ack("none")]), "UNKNOWN", "UNKNOWN")
         self.calls["change of no receipt"] = Call(
             "change_invisible", lambda: outcomes_of([self.store.change_invisible("none", invisible_ms=1).outcome]), "UNKNOWN", "UNKNOWN"
@@ -395,6 +400,10 @@ class Answers(Script):
                 self._cancel("cancel behind a seal again", "u0", "ALREADY_DELIVERED", "a seal")
             elif self.has("cancel_by_key"):
                 self._cancel_key("cancel_key behind a seal on its way", "v", "ALREADY_DELIVERED", sealed, again="ALREADY_DELIVERED")
+        # All is durable but the seal.
+        self._send("send what is sealed", messages_of("sealed", 2, "t", due_ms=(6_000,)), [b"sealed"], "APPLIED")
+        sealed = self._first("a seal alone is on its way", partial(timers.seal, START_MS + 6_000))
+        self._cancel("cancel behind a seal alone", "send what is sealed", "ALREADY_DELIVERED", sealed)
         self._tick("tick that hands over", 6_000)
         self._cancel("cancel behind a hand-over", "u0", "ALREADY_DELIVERED", "tick that hands over")
         self._add("flush of nothing", "flush", done(self.store.flush), "DONE", "DONE")

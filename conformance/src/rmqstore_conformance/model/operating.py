@@ -136,7 +136,7 @@ class OperatedMachine(PoppingMachine):
 
     # ------------------------------------------------------------ looking for messages
 
-    @operation(3)
+    @operation(6)
     def find(self, chance: Chance) -> None:
         """Ask where a message is, by id or by key, and get it (P14)."""
         known = [each.message for each in self.oracle.timers[-20:]]

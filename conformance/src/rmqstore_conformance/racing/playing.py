@@ -132,10 +132,14 @@ class Player:
         chance = random.Random(f"{calls} {seed}")
         expected: dict[str, str] = {}
         plans: list[Plan] = []
+        runs: dict[tuple[int, ...], Run] = {}
         for order in permutations(range(len(calls))):
-            run = self.played(calls, Plan(order))
+            run = runs[order] = self.played(calls, Plan(order))
             expected.setdefault(run.outcome, " then ".join(calls[number] for number in order))
             plans += self._plans(run, order, chance, places)
+        for order, run in runs.items():
+            if calls[order[-1]] == _IN_STEPS:
+                plans += _into_steps(run, runs[order[::-1]], order)
         for first in [number for number, call in enumerate(calls) if call == _IN_STEPS]:
             self._between_steps(calls, first, expected)
         for plan in plans:
@@ -168,6 +172,20 @@ class Player:
         return plans + [
             Plan(order, (place, place + chance.randint(1, max(behind, 1)))) for place in _some(between + bare, places // 3, chance)
         ]
+
+
+def _into_steps(run: Run, turned: Run, order: tuple[int, ...]) -> list[Plan]:
+    """Let the first thread stop where it is about to take its first lock in a call, and go on between any two calls that a tick makes.
+
+    So what it had read before is as old as it can be, and what the tick did is half done. ``turned`` is the run in which the tick is first.
+    """
+    own = [(at, step) for at, step in enumerate(run.steps, 1) if step.thread == order[0]]
+    before: dict[int, int] = {}
+    for (at, step), (_, behind) in pairwise(own):
+        if step.call >= 0 and step.call == behind.call and not step.locks and behind.locks:
+            before.setdefault(step.call, at)
+    begins = [call.begin for call in turned.calls if call.thread == order[-1]]
+    return [Plan(order, (at, at + behind)) for at in before.values() for behind in begins if behind]
 
 
 def _between_locks(own: list[tuple[int, Step]], calls: list[Call]) -> list[int]:

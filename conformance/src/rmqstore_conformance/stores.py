@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import rmqstore
 from rmqstore import ManualClock, Message, PoppedMessage, ReadStore, Store
 from rmqstore.contract import Durability, Flush
+from rmqstore.ordered.tree_copy import copy_tree
 from rmqstore.plugins import get_plugins
 from rmqstore_conformance.data import drawn
 from rmqstore_conformance.witness import Witness
@@ -105,6 +106,26 @@ class Stores:
         for store in self._open:
             store.close()
         self._open.clear()
+
+
+def copied_as_it_is(source: Path, copy: Path) -> None:
+    """Copy the directory of an open store that nobody calls, as a kill leaves it: again when the engine changed it meanwhile."""
+    for attempt in range(20):
+        place = copy.with_name(f"{copy.name}-{attempt}")
+        try:
+            before = _listed(source)
+            copy_tree(source, place)
+            if _listed(source) == before:
+                place.rename(copy)
+                return
+        except FileNotFoundError:  # it was removed between being listed and being read
+            continue
+    raise AssertionError("the files of a store that nobody uses do not stand still")
+
+
+def _listed(directory: Path) -> list[tuple[str, int, int]]:
+    states = [(path, path.stat()) for path in directory.rglob("*")]
+    return sorted((str(path), state.st_size, state.st_mtime_ns) for path, state in states)
 
 
 def place() -> Path:

@@ -25,7 +25,7 @@ OTHER_STATES = 60
 pytestmark = [pytest.mark.level("full"), pytest.mark.timeout(1800)]
 
 
-@pytest.mark.clause("R1", "I1", "C2", "C4", "P4", "P5", "P6", "P7")
+@pytest.mark.clause("R1", "I1", "C2", "C4", "P1", "P4", "P5", "P6", "P7", "P11")
 def test_r1_each_answer_is_durable(durable_pair: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]) -> None:
     """R1: power goes right behind each answer of each call: it is as it was said, and the call answers in accord when it is made again."""
     need_power_loss(durable_pair)

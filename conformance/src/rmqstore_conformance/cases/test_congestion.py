@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from rmqstore import FlowControlError
@@ -51,6 +53,18 @@ def test_t9_one_draw_a_batch_at_its_fullest_slot(engine_stores: Stores) -> None:
             store.cancel([handle for handle in handles if handle is not None])
         assert store.pending().total == 10
     assert 0.22 < refused / 400 < 0.38, "13 timers over a limit of 10 are refused with p = 0.3"
+    store = engine_stores.open("many", congestion_limit=10, congestion_seed=3)
+    crowded = [START_MS + 1000 * (1 + slot) for slot in range(5)]
+    store.send_batch([message(f"{due}-{n}", deliver_at_ms=due) for due in crowded for n in range(10)])
+    refused = 0
+    for n in range(200):
+        try:
+            sent = store.send_batch([message(f"{due}-{n}-{i}", deliver_at_ms=due) for due in crowded for i in range(3)])
+        except FlowControlError:
+            refused += 1
+        else:
+            store.cancel(sent)
+    assert 0.2 < refused / 200 < 0.4, "one draw for the call, however many of its slots are as full as its fullest"
 
 
 @pytest.mark.clause("T9")
@@ -102,13 +116,18 @@ def test_t9_what_is_handed_over_makes_room(engine_stores: Stores) -> None:
     assert store.pending().total == 2
 
 
-@pytest.mark.clause("F3", "T9")
+@pytest.mark.clause("F3", "F4", "T9")
 def test_f3_what_was_refused_crowds_nothing(engine_stores: Stores) -> None:
     """F3: batches that a slot has no room for leave the slot as it was, however many of them come."""
     store = engine_stores.open(congestion_limit=5, congestion_seed=1)
     for _ in range(3):
         with pytest.raises(FlowControlError):
             store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(10)])
-    for n in range(5):
+    # From another thread: a refusal leaves no lock behind.
+    other = threading.Thread(target=store.send, args=(message("room-other"),), kwargs={"deliver_at_ms": START_MS + 1000}, daemon=True)
+    other.start()
+    other.join(60)
+    assert not other.is_alive(), "a call that was refused holds up another thread"
+    for n in range(4):
         store.send(message(f"room-{n}"), deliver_at_ms=START_MS + 1000)
     assert store.pending().total == 5

@@ -80,11 +80,15 @@ def test_r6_a_message_that_changed_on_the_disk_is_given_to_nobody(stores: Stores
         store.send(message, delay_ms=1000 * number + 1000)
     damage_messages(store, b"body 1", b"body 3", spoil=spoil)
     damage_timers(store, b"body later", spoil=spoil)
+    large = bytes(range(256)) * 40
+    store.send(plain("large", body=large + b"the end of it"))
+    damage_messages(store, b"the end of it")
     stores.clock.advance(5000)
     store.tick()
     bodies = {label(each): each.body for each in pop_all(store)}
     assert {"m0", "msooner"} <= set(bodies)
-    assert not {"m1", "m3", "mlater"}.intersection(bodies)
+    assert not {"m1", "m3", "mlater", "mlarge"}.intersection(bodies)
+    assert any(large in bytes(each.message.body) for each in store.parked()), "what was found is parked whole"
     assert all(body == f"body {name[1:]}".encode() for name, body in bodies.items())
     assert len(store.parked()) >= 3
     assert store.verify() == []

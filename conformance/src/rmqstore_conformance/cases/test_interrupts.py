@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -59,7 +60,16 @@ class Life:
         except StorePoisonedError:
             self.came["and was poisoned"] += 1
             self._reopen()
+        self._let_others_through()
         self.book.check(self._worker.store)
+
+    def _let_others_through(self) -> None:
+        """See that no lock is held: this thread might take it again, another one could not."""
+        store = self._worker.store
+        other = threading.Thread(target=lambda: (store.pending(), store.lag("t", "g")), daemon=True)
+        other.start()
+        other.join(60)
+        assert not other.is_alive(), "another thread waits for what the interrupted call holds"
 
     def _reopen(self) -> None:
         self._worker.store.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ from rmqstore import ConfigError, CorruptStoreError, FormatVersionError, Store, 
 from rmqstore.message import PARKED_TOPIC
 from rmqstore_conformance.damaging import renumber_records
 from rmqstore_conformance.data import groups, topics
-from rmqstore_conformance.stores import START_MS, Pair, Stores, key_of, message, plain, read_ids, stores_of
+from rmqstore_conformance.stores import START_MS, Pair, Stores, copied_as_it_is, key_of, message, plain, read_ids, stores_of
 
 (T,) = topics(__name__.rpartition(".")[2], 1)
 (G,) = groups(__name__.rpartition(".")[2], 1)
@@ -160,22 +159,6 @@ def _pieces_of(store: Path) -> list[bytes]:
     return [piece for piece in held if piece]
 
 
-def _copy(store: Path, to: Path) -> None:
-    """Copy an open store that nobody calls, as a kill would leave it; again if the engine's threads changed its files meanwhile."""
-    for _ in range(20):
-        with contextlib.suppress(shutil.Error, FileNotFoundError):
-            before = _sizes(store)
-            shutil.copytree(store, to, ignore=shutil.ignore_patterns("LOCK"))
-            if _sizes(store) == before:
-                return
-        shutil.rmtree(to, ignore_errors=True)
-    raise AssertionError(f"the files of {store} change all the time, though nobody calls it")
-
-
-def _sizes(store: Path) -> dict[Path, int]:
-    return {file: file.stat().st_size for file in store.rglob("*")}
-
-
 @pytest.mark.clause("R1", "R6")
 def test_r1_messages_may_hold_pieces_of_the_store(durable_stores: Stores) -> None:
     """R1: bodies are bytes; those that look like records, pages or logs of the engine itself are no part of its files' structure."""
@@ -191,7 +174,7 @@ def test_r1_messages_may_hold_pieces_of_the_store(durable_stores: Stores) -> Non
             sent.append(body)
     # As a kill leaves it, and again with what the next owner wrote behind it.
     for name in ("killed", "again"):
-        _copy(store.path, durable_stores.root / name)
+        copied_as_it_is(store.path, durable_stores.root / name)
         store.close()
         store = durable_stores.open(name)
         assert [each.body for each in store.pops.read("pieces", 0, 0, 1000).messages] == sent

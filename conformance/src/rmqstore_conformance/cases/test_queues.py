@@ -306,3 +306,16 @@ def test_p14_lag_and_rest_are_exact(stores: Stores) -> None:
     assert store.lag("nowhere", G) == Lag(0, 0, 0, 0)
     store.send(message("timer"), deliver_at_ms=START_MS + 9000)
     assert store.lag(T, H).ready == 10, "a timer is not ready"
+
+
+@pytest.mark.clause("F3", "P11")
+def test_f3_a_reset_that_one_queue_refuses_moves_none(stores: Stores) -> None:
+    """F3: an offset that one of the queues does not have moves the group in none of them, nor ends its leases."""
+    store = stores.open()
+    store.create_topic(T, 3)
+    store.send_batch([message(n, queue_id=min(n, 4) // 2) for n in range(5)])
+    store.pop(T, G, max_messages=3)
+    before = (store.offsets(G), store.leases(group=G), store.lag(T, G))
+    with pytest.raises(IllegalArgumentError):
+        store.reset_offset(T, G, 2)
+    assert (store.offsets(G), store.leases(group=G), store.lag(T, G)) == before

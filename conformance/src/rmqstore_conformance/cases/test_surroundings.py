@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rmqstore
-from rmqstore import Store, StoreError, StoreForkedError, StoreFullError, StorePoisonedError
+from rmqstore import CancelOutcome, Store, StoreError, StoreForkedError, StoreFullError, StorePoisonedError
 from rmqstore_conformance.data import groups, topics
-from rmqstore_conformance.stores import ANNOUNCED, GIVEN, Stores, label, message, own_environment, pop_all, read_ids
+from rmqstore_conformance.stores import ANNOUNCED, GIVEN, Stores, copied_as_it_is, label, message, own_environment, pop_all, read_ids
 
 (T,) = topics(__name__.rpartition(".")[2], 1)
 (G,) = groups(__name__.rpartition(".")[2], 1)
@@ -335,3 +336,27 @@ def test_x5_a_removed_store_acknowledges_nothing(durable_stores: Stores, remove:
     except StoreError as error:
         assert "removed" in str(error) or os.fspath(path) in str(error)
     assert remove is _unlock or not path.exists() or not any(path.iterdir())
+
+
+@pytest.mark.clause("C6", "P5", "P1", "P2")
+def test_c6_what_a_crash_took_is_named_by_nothing_that_came_later(durable_stores: Stores) -> None:
+    """C6, P5: handles and receipts of calls that were lost before they were durable mean nothing that the store gave out since."""
+    store = durable_stores.open(flush="async")
+    store.send_batch([message(n) for n in range(4)])
+    store.flush()
+    # What the disk holds now is what a loss of power leaves of all that comes next.
+    copied_as_it_is(durable_stores.root / "store", durable_stores.root / "left")
+
+    def used(store: Store, name: str) -> tuple[list[Any], list[Any]]:
+        timers = [store.send(message(f"{name}{n}"), delay=timedelta(seconds=5)) for n in range(2)]
+        return timers, store.pop(T, G, max_messages=2, invisible=timedelta(minutes=1), attempt_id=f"attempt-{name}")
+
+    timers, held = used(store, "lost")
+    left = durable_stores.open("left")
+    _, own = used(left, "kept")
+    assert left.cancel(timers) == [CancelOutcome.UNKNOWN] * 2
+    assert {each.name for each in left.ack(held)} <= {"UNKNOWN", "STALE"}
+    assert left.pending().total == 2
+    assert left.lag(T, G).in_flight == 2
+    assert {each.name for each in left.ack(own)} == {"ACKED"}
+    assert left.verify() == []

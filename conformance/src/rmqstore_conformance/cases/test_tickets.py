@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from rmqstore import MessageBatch, Store
-from rmqstore.contract import MAX_CORNERS, PopRequest, PopTxn, Receipt, Side, Ticket, TimerCursor, WriteStatus
+from rmqstore.contract import EMPTY_CURSOR, MAX_CORNERS, PopRequest, PopTxn, Receipt, Side, Ticket, TimerCursor, WriteStatus
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.faults.answers import UNSYNCED, Answers
 from rmqstore_conformance.faults.script import SETTINGS
@@ -32,7 +32,7 @@ def positions_of(store: Store) -> dict[str, int]:
 
 
 @pytest.mark.needs("retention")
-@pytest.mark.clause("R1", "I1", "C2", "P5")
+@pytest.mark.clause("R1", "I1", "C2", "C4", "P1", "P4", "P5", "P6", "P7", "P11")
 @pytest.mark.parametrize("flush", ["sync", "async"])
 def test_r1_an_answer_waits_for_what_it_rests_on(stores: Stores, flush: str) -> None:
     """R1: what an answer rests on is durable when it is given, and under flush = async when flush returns."""
@@ -111,7 +111,7 @@ def test_i1_a_repeat_says_the_position_of_the_first_call(stores: Stores) -> None
     assert pops.append(batch(1), START_MS, [b"a"])[0] == again
 
 
-@pytest.mark.clause("H1", "R1")
+@pytest.mark.clause("H1", "H3", "R1")
 def test_h1_the_durable_cursor_is_what_is_durable(stores: Stores) -> None:
     """H1: a cursor is called durable when its call is, never sooner, as the timers forget what it covers."""
     pops = stores.open().pops
@@ -129,3 +129,26 @@ def test_h1_the_durable_cursor_is_what_is_durable(stores: Stores) -> None:
     assert cursors.index(pops.durable_cursor()) >= 4
     pops.sync()
     assert pops.durable_cursor() == cursors[-1]
+
+
+@pytest.mark.clause("H3", "H1")
+def test_h3_a_batch_says_that_it_rests_on_what_is_not_durable(stores: Stores) -> None:
+    """H3: due timers are ``soft`` while their put, or the cancel of another one, is not durable: another engine must not outlive them."""
+    timers = stores.open().timers
+    receipts, ticket = timers.put(batch(*range(4), due_ms=START_MS + 1000), START_MS)
+    timers.seal(START_MS + 1000)
+    if timers.durable_position < ticket.position:
+        assert timers.due(EMPTY_CURSOR, 10).soft
+    timers.sync()
+    assert not timers.due(EMPTY_CURSOR, 10).soft
+    _, ticket = timers.put(batch(*range(4, 8), due_ms=START_MS + 2000), START_MS)
+    timers.sync()
+    _, cancelled = timers.cancel([timers.scan(START_MS + 2000, 2**62).timers[0].handle], START_MS)
+    timers.seal(START_MS + 2000)
+    if timers.durable_position < cancelled.position:
+        assert timers.due(EMPTY_CURSOR, 10).soft
+    timers.sync()
+    found = timers.due(EMPTY_CURSOR, 10)
+    assert not found.soft
+    assert len(found.messages) == 7
+    assert len(receipts) == 4

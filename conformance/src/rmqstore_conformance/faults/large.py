@@ -32,6 +32,9 @@ class Large(Script):
     def __init__(self, store: Store, clock: ManualClock, notes: dict[str, list[str]] | None = None) -> None:
         super().__init__(store, clock, notes)
         self._send("send_batch", messages_of("a", ROWS, _TOPIC, body=hashlib.shake_128(b"noise").digest(1_100)))
+        plain = messages_of("p", ROWS, "plain")
+        self._add("send_batch without a mark", "send_batch", lambda: Answer(str(len(store.send_batch(plain)))), str(ROWS))
+        self._add("delete what was sent without a mark", "delete_topic", done(lambda: store.delete_topic("plain")), "DONE", "DONE")
         if self.has("import_state"):
             self._import("import messages", store.pops, {"topics": _moved, "messages": _moved})
             self._add("delete what was imported", "delete_topic", done(lambda: store.delete_topic(_IMPORTED)), "DONE", "DONE")

@@ -7,10 +7,10 @@ from typing import Any
 
 import rmqstore
 from rmqstore import Store, transfer
-from rmqstore.ordered.tree_copy import copy_tree
 from rmqstore_conformance.model.chance import Chance
 from rmqstore_conformance.model.machine import operation
 from rmqstore_conformance.model.operating import OperatedMachine
+from rmqstore_conformance.stores import copied_as_it_is
 
 
 class WholeMachine(OperatedMachine):
@@ -56,24 +56,9 @@ class WholeMachine(OperatedMachine):
             self.store.flush()
         name = self._next_name()
         self.transcript.note(f"copy_tree(root / {Path(self.store.stats().path).name!r}, root / {name!r})")
-        self._copied_as_it_is(self.stores.root / name)
+        copied_as_it_is(Path(self.store.stats().path), self.stores.root / name)
         self.transcript.note("store.close()")
         self._goes_on("crashed", self.stores.open(name, **self.settings), chance)
-
-    def _copied_as_it_is(self, copy: Path) -> None:
-        """Copy the directory of the open store as of one moment: once more when a thread of the engine changed it meanwhile."""
-        source = Path(self.store.stats().path)
-        for attempt in range(20):
-            place = copy.with_name(f"{copy.name}-{attempt}")
-            try:
-                before = _listed(source)
-                copy_tree(source, place)
-                if _listed(source) == before:
-                    place.rename(copy)
-                    return
-            except FileNotFoundError:  # it was removed between being listed and being read
-                continue
-        raise AssertionError("the files of a store that nobody uses do not stand still")
 
     @operation(2, "snapshot", when=lambda machine: machine.pair.durable)
     def snapshot(self, chance: Chance) -> None:
@@ -148,8 +133,3 @@ class WholeMachine(OperatedMachine):
             for group in self.groups:
                 lag = self.store.lag(topic, group)
                 assert (lag.dead, self.drained_lag(lag)) == (0, 0)
-
-
-def _listed(directory: Path) -> list[tuple[str, int, int]]:
-    states = [(path, path.stat()) for path in directory.rglob("*")]
-    return sorted((str(path), state.st_size, state.st_mtime_ns) for path, state in states)

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise, permutations
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rmqstore import Store
 from rmqstore.plugins import get_plugins
@@ -20,10 +20,15 @@ from rmqstore_conformance.racing.steps import Scope, Stepping
 from rmqstore_conformance.racing.turns import Call, Plan, Seat, Step, Stuck, Turns, schedule_of
 from rmqstore_conformance.stores import Stores
 
+_T = TypeVar("_T")
+
 _IN_STEPS = "tick"
 
 _SYNC = "sync"
 """The call whose places are left out: it changes nothing but what is durable."""
+
+_INTO_STEPS = 8
+"""So many times the places chosen by chance another call goes on in the middle of a tick, at most."""
 
 _MOST_BETWEEN = 24
 """So many places between two locks of a call are tried at most; where an engine takes its locks once a call there is none."""
@@ -139,7 +144,7 @@ class Player:
             plans += self._plans(run, order, chance, places)
         for order, run in runs.items():
             if calls[order[-1]] == _IN_STEPS:
-                plans += _into_steps(run, runs[order[::-1]], order)
+                plans += _some(_into_steps(run, runs[order[::-1]], order), _INTO_STEPS * places, chance)
         for first in [number for number, call in enumerate(calls) if call == _IN_STEPS]:
             self._between_steps(calls, first, expected)
         for plan in plans:
@@ -212,7 +217,7 @@ def _before_another_lock(own: list[tuple[int, Step]]) -> list[int]:
     return sorted(found.values())
 
 
-def _some(places: Sequence[int], count: int, chance: random.Random) -> list[int]:
+def _some(places: Sequence[_T], count: int, chance: random.Random) -> list[_T]:
     return chance.sample(places, min(len(places), count))
 
 

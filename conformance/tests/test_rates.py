@@ -103,6 +103,8 @@ def test_an_engine_is_noticed_within_its_clause_or_outside_it() -> None:
     outside = judge_engine(as_if, "core", 1)
     assert (outside.verdict, outside.within, len(outside.outside)) == ("outside", [], 1)
     assert (outside.core, outside.core_within) == (True, False)
+    only = judge_engine(early, "core", 1, within_only=True)
+    assert (only.verdict, only.core_within, only.outside) == ("within", True, [])
 
 
 def test_a_plugin_without_wrong_engines_is_refused() -> None:

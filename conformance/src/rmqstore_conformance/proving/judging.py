@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import msgspec
 
 from rmqstore.errors import IllegalArgumentError
+from rmqstore_conformance.command import known_cases
 from rmqstore_conformance.proving.operators import Mutation
 from rmqstore_conformance.proving.reach import Reach
 from rmqstore_conformance.proving.trial import Finding, Trial
@@ -304,12 +306,22 @@ def wrong_engines(plugin: str) -> list[WrongEngine]:
     return [WrongEngine(engine=name, plugin=plugin, what=what, kind=kind, clause=clause) for name, what, kind, clause in found]
 
 
-def judge_engine(wrong: WrongEngine, level: str, failures: int, options: Sequence[str] = ()) -> EngineVerdict:
-    """Run the suite on a wrong engine, until a case fails that names its clause, or so many others (0: all) did."""
+@functools.cache
+def _named(clause: str) -> tuple[str, ...]:
+    """Return the ids of the cases that name a clause."""
+    return tuple(each.id for each in known_cases() if clause in each.clauses)
+
+
+def judge_engine(wrong: WrongEngine, level: str, failures: int, options: Sequence[str] = (), *, within_only: bool = False) -> EngineVerdict:
+    """Run the suite on a wrong engine, until a case fails that names its clause, or so many others (0: all) did.
+
+    With ``within_only`` no others are run: what is told is whether it is noticed within its clause, in some seconds.
+    """
     started = time.monotonic()
     own = ["--rmq-plugin", wrong.plugin, "--rmq-engine", wrong.engine, "--rmq-level", level, "--timeout", str(_SECONDS_OF_A_CASE)]
     with tempfile.TemporaryDirectory(prefix="rmqs-trial-") as directory:
-        trial = Trial(findings=str(Path(directory, "findings")), clause=wrong.clause, failures=failures)
+        limits = dict.fromkeys(_named(wrong.clause), float(_SECONDS_OF_A_CASE)) if within_only else None
+        trial = Trial(findings=str(Path(directory, "findings")), clause=wrong.clause, failures=failures, limits=limits)
         found = _try(trial, [*own, *options], Path(directory))
     if not found.findings:
         raise IllegalArgumentError(f"the suite did not run on {wrong.engine}: {found.said}")

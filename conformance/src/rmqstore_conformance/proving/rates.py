@@ -143,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     engines.set_defaults(run=_engines)
     engines.add_argument("plugins", nargs="+", metavar="MODULE")
     engines.add_argument("--failures", type=int, default=10, help="give up after so many failures outside the clause; 0: run all cases")
+    engines.add_argument("--within", action="store_true", help="run no cases but those that name the clause: some seconds an engine")
     for each in (mutations, engines):
         each.add_argument(
             "--again", action="append", default=[], metavar="X", help="judge this one again, or all that are, say, 'survived'"
@@ -190,7 +191,13 @@ def _engines(options: argparse.Namespace) -> None:
     judged = Judged(options.judged, EngineVerdict)
     judged.forget(options.again)
     for plugin in options.plugins:
-        judge_all(wrong_engines(plugin), lambda wrong: judge_engine(wrong, options.level, options.failures), judged, options.jobs, _tell)
+        judge_all(
+            wrong_engines(plugin),
+            lambda wrong: judge_engine(wrong, options.level, options.failures, within_only=options.within),
+            judged,
+            options.jobs,
+            _tell,
+        )
     for name, by in (("kind", lambda each: each.kind or each.plugin.rpartition(".")[2]), ("clauses", _letter)):
         for tally in _of_engines(judged.verdicts, by):
             _tell(f"{name} {tally.name}: {tally.caught} of {tally.engines} caught, {tally.within} within their clause")

@@ -70,7 +70,7 @@ wheels: $(DEV)  ## build all wheels and use them from an empty directory
 conformance-small: $(DEV)  ## the cases of the suite on every engine
 	@echo "== conformance"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
-		--rmq-effort 0.25 -k "not ($(CRASH_CASES))"
+		--rmq-effort 0.15 -k "not ($(CRASH_CASES))"
 	@echo "== conformance, with packed timers"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine lmdb --rmq-config lmdb.layout=packed \
 		--rmq-level extended -k "$(TIMER_CASES)"

@@ -135,13 +135,13 @@ def test_h1_the_durable_cursor_is_what_is_durable(stores: Stores) -> None:
 def test_h3_a_batch_says_that_it_rests_on_what_is_not_durable(stores: Stores) -> None:
     """H3: due timers are ``soft`` while their put, or the cancel of another one, is not durable: another engine must not outlive them."""
     timers = stores.open().timers
-    receipts, ticket = timers.put(batch(*range(4), due_ms=START_MS + 1000), START_MS)
+    _, ticket = timers.put(batch(*range(4), due_ms=START_MS + 1000), START_MS)
     timers.seal(START_MS + 1000)
     if timers.durable_position < ticket.position:
         assert timers.due(EMPTY_CURSOR, 10).soft
     timers.sync()
     assert not timers.due(EMPTY_CURSOR, 10).soft
-    _, ticket = timers.put(batch(*range(4, 8), due_ms=START_MS + 2000), START_MS)
+    timers.put(batch(*range(4, 8), due_ms=START_MS + 2000), START_MS)
     timers.sync()
     _, cancelled = timers.cancel([timers.scan(START_MS + 2000, 2**62).timers[0].handle], START_MS)
     timers.seal(START_MS + 2000)
@@ -151,4 +151,3 @@ def test_h3_a_batch_says_that_it_rests_on_what_is_not_durable(stores: Stores) ->
     found = timers.due(EMPTY_CURSOR, 10)
     assert not found.soft
     assert len(found.messages) == 7
-    assert len(receipts) == 4

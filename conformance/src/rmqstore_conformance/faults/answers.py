@@ -239,8 +239,15 @@ class Answers(Script):
         notes = [f"pop of {group} to ack together" for group in ("g", "two")]
         for note, group in zip(notes, ("g", "two"), strict=True):
             self._pop(note, "w", group, 2, "GIVEN", again=False)
-        together = lambda: outcomes_of(self.store.ack([*self.notes[notes[0]], *self.notes[notes[1]]]))  # noqa: E731
-        self._add("ack of two groups", "ack", together, "ACKED", "ALREADY_ACKED", notes[1], "some")
+        self._add(
+            "ack of two groups",
+            "ack",
+            lambda: outcomes_of(self.store.ack([receipt for note in notes for receipt in self.notes[note]])),
+            "ACKED",
+            "ALREADY_ACKED",
+            notes[1],
+            "some",
+        )
         self.calls["ack of no receipt"] = Call("ack", lambda: outcomes_of([self.store.ack("none")]), "UNKNOWN", "UNKNOWN")
         self.calls["change of no receipt"] = Call(
             "change_invisible", lambda: outcomes_of([self.store.change_invisible("none", invisible_ms=1).outcome]), "UNKNOWN", "UNKNOWN"

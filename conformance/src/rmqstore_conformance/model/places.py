@@ -42,7 +42,7 @@ def places_of(oracle: Oracle, *, message_id: str | None = None, key: str | None 
     Of the places where a group is done with a message, those are left out beside which it has it at another place.
     """
     found = [each for each in _all_places(oracle, topic) if message_id == each.message.message_id or key in each.message.keys]
-    # Of two places where a group is done with a message the one in the topic of the lesser name is told.
+    # A store looks from topic to topic by name, and of two places where a group is done with a message tells the first.
     found.sort(key=lambda place: str(place.lying.get("topic", place.message.topic)))
     has_it = {(each.group, each.message.message_id) for each in found if each.state is not MessageState.DONE}
     kept = []

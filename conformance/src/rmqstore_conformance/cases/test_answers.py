@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from rmqstore import ManualClock
 from rmqstore.contract import Durability, Flush, Support
 from rmqstore_conformance.cases.test_power_loss import judged, need_power_loss
 from rmqstore_conformance.faults.answers import Answers
@@ -16,7 +17,10 @@ from rmqstore_conformance.faults.boundaries import answers_of
 from rmqstore_conformance.faults.cutting import states_of
 from rmqstore_conformance.faults.probes import Probes
 from rmqstore_conformance.faults.recorded import played, recorded
+from rmqstore_conformance.faults.script import START_MS, open_script
 from rmqstore_conformance.faults.workload import Workload
+from rmqstore_conformance.power.content import write_image
+from rmqstore_conformance.power.volume import Fate
 from rmqstore_conformance.stores import Pair, survives
 from rmqstore_conformance.targets import Target, capabilities_of
 
@@ -58,3 +62,24 @@ def test_r1_each_answer_outlives_a_kill(durable_engine: Pair, target: Target, tm
     verdict = judged(play, answers_of(found, play, power=False), unsynced, tmp_path, found.notes)
     tell(verdict)
     assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
+
+
+@pytest.mark.clause("C6", "P5")
+def test_c6_what_the_power_took_names_nothing_that_comes_later(durable_engine: Pair, target: Target, tmp_path: Path) -> None:
+    """C6: under flush = async the power goes, and takes all since the open: handles and receipts given out since are never given again."""
+    need_power_loss(durable_engine)
+    settings = {**target.settings, "flush": "async"}
+    found = recorded(durable_engine, settings, target.recorder, Answers.name)
+    volume = found.recording.volume()
+    opened = next(mark.calls for mark in found.recording.marks if mark.event == "end" and mark.number == 0)
+    for call in found.recording.calls[:opened]:
+        volume.do(call)
+    write_image(tmp_path / "store", volume.image(dict.fromkeys(volume.pending(), Fate.DROPPED)))
+    clock = ManualClock(START_MS)
+    with open_script(tmp_path / "store", durable_engine, settings, clock) as store:
+        script = Answers(store, clock)
+        for each in script.calls.values():
+            each()
+    assert script.notes.keys() == found.notes.keys()
+    same = {name for name, texts in script.notes.items() if {*texts} & {*found.notes[name]} - {""}}
+    assert not same, f"given out a second time: {', '.join(sorted(same))}"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rmqstore_conformance.faults.failing import FAILURES, Failure, Run, faults_of, numbers_of, runs_of
+from rmqstore_conformance.faults.failing import FAILURES, Failure, Run, crowds_of, faults_of, numbers_of, runs_of
 from rmqstore_conformance.faults.opener import Opener
-from rmqstore_conformance.faults.recorded import played, recorded
+from rmqstore_conformance.faults.recorded import need, played, recorded
 from rmqstore_conformance.stores import Pair, directory
 from rmqstore_conformance.targets import Target
 
@@ -24,6 +24,13 @@ LEAST_PLAYS = PLAYS // 2
 """However little effort is asked for: fewer may all fall on calls of background threads, whose failure nobody is told of."""
 
 SHOWN_FAULTS = 5
+
+CROWDS = (
+    ("send 0", "send 1"),
+    ("send later 0", "send later 1"),
+    ("cancel 0", "send later 0", "send 0"),
+    ("ack 0", "ack 1", "pop 0", "pop 1"),
+)
 
 pytestmark = [pytest.mark.level("full"), pytest.mark.timeout(3600)]
 Tell = Callable[[object], None]
@@ -76,6 +83,21 @@ def test_a_sync_that_fails(durable_pair: Pair, target: Target, seed: int, tmp_pa
     """F2: the n-th sync fails: the store is poisoned, never asks again, and what was acknowledged is there at the next open."""
     came = play_with(FAILURES["sync fails"], durable_pair, target, seed, tmp_path, tell)
     assert came["StorePoisonedError"], "no call answered that the store is poisoned"
+
+
+@pytest.mark.clause("F2", "X3")
+def test_f2_threads_that_wait_for_a_sync_that_fails(durable_engine: Pair, target: Target, tmp_path: Path, tell: Tell) -> None:
+    """F2: calls of several threads meet while every sync fails, slowly: none of them is acknowledged, whoever syncs for whom."""
+    need("strace")
+    answers = crowds_of(tmp_path, durable_engine, target.settings, CROWDS)
+    assert all(each.keys() == set(crowd) for crowd, each in zip(CROWDS, answers, strict=True)), f"calls did not come back: {answers}"
+    raised = Counter(outcome for each in answers for outcome in each.values())
+    tell(f"answers: {', '.join(f'{count} {name}' for name, count in raised.most_common())}")
+    if set(raised) == {"ok"}:
+        pytest.skip("not run: no thread that calls makes a sync, so none could be made to fail for it alone")
+    lies = [f"{name!r} beside {crowd}" for crowd, each in zip(CROWDS, answers, strict=True) for name in crowd if each[name] == "ok"]
+    assert not lies, f"acknowledged, though every sync that could have made it durable failed: {'; '.join(lies)}"
+    assert set(raised) == {"StorePoisonedError"}, f"not all answered that the store is poisoned: {raised}"
 
 
 @pytest.mark.clause("F3")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from rmqstore.contract import Durability, Flush
+from rmqstore_conformance.faults.boundaries import SYNC_KINDS
 from rmqstore_conformance.faults.cutting import Notes, State, Verdict, judge, states_of
 from rmqstore_conformance.faults.opener import Opener
 from rmqstore_conformance.faults.recorded import played, recorded
@@ -22,6 +23,7 @@ from rmqstore_conformance.faults.recording import RECORDERS, Playing
 from rmqstore_conformance.faults.script import Play
 from rmqstore_conformance.power.content import write_image
 from rmqstore_conformance.power.fates import fates_of
+from rmqstore_conformance.power.volume import Fate
 from rmqstore_conformance.stores import Pair, directory, survives
 from rmqstore_conformance.targets import Target
 
@@ -113,10 +115,16 @@ def _during_recovery(first: Iterator[State], play: Play, target: Target, seed: i
             write_image(folder / "store", state.image)
             now_ms = play.steps[state.moment.begun].now_ms
             recovery = RECORDERS[target.recorder](folder, Playing(play.pair, target.settings, before=state.image, now_ms=now_ms)).recording
-        cuts = chance.sample(range(1, len(recovery.calls) + 1), min(CUTS_OF_A_RECOVERY, len(recovery.calls)))
+        calls = recovery.calls
+        cuts = chance.sample(range(1, len(calls) + 1), min(CUTS_OF_A_RECOVERY, len(calls)))
+        # A recovery that is more than one step is cut between any two of them, with nothing of the next one.
+        steps = [at for at in range(1, len(calls)) if calls[at - 1].kind in SYNC_KINDS]
+        steps = chance.sample(steps, min(CUTS_OF_A_RECOVERY, len(steps)))
         volume = recovery.volume()
-        for cut, call in enumerate(recovery.calls, start=1):
+        for cut, call in enumerate(calls, start=1):
             volume.do(call)
+            what = f"{state.what}; then behind call {cut} of the recovery"
+            if cut in steps:
+                yield state._replace(what=what, image=volume.image(dict.fromkeys(volume.pending(), Fate.DROPPED)))
             if cut in cuts:
-                image = volume.image(chance.choice(fates_of(volume, 0, chance)))
-                yield state._replace(what=f"{state.what}; then behind call {cut} of the recovery", image=image)
+                yield state._replace(what=what, image=volume.image(chance.choice(fates_of(volume, 0, chance))))

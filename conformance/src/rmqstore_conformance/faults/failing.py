@@ -6,7 +6,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +17,7 @@ from rmqstore_conformance.faults.script import Play
 from rmqstore_conformance.faults.victim import FAILABLE
 from rmqstore_conformance.power.replaying import MARK
 from rmqstore_conformance.power.tracing import LENGTHS, MARKS, SYNCS, WRITES, read_trace, strings_of
+from rmqstore_conformance.stores import Pair
 
 
 class Failure(NamedTuple):
@@ -96,6 +97,18 @@ def runs_of(folder: Path, play: Play, settings: dict[str, Any], failure: Failure
         for number in chosen:
             (_, process), *reports = [json.loads(line) for line in (here / f"report-{number}").read_text().splitlines()]
             yield Run(kind, number, reports, again.get(int(process), []), here / f"store-{number}")
+
+
+_BEFORE: Final = 300
+"""More syncs than a store makes until a crowd comes: so many that a thread of the crowd makes succeed."""
+
+
+def crowds_of(folder: Path, pair: Pair, settings: dict[str, Any], crowds: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    """Let calls of several threads meet whose syncs all fail, each after a while; returns what each answered, as far as they came back."""
+    job = {"do": "crowd", "folder": str(folder), "pair": list(pair), "settings": settings, "crowds": crowds, "at": _BEFORE}
+    run_victim(folder, job, SYNCS, [f"{','.join(SYNCS)}:error=EIO:delay_enter=200000:when={_BEFORE}+"]).unlink()
+    reports = [[json.loads(line) for line in (folder / f"report-{number}").read_text().splitlines()] for number in range(len(crowds))]
+    return [{name: outcome for name, outcome, *_ in report} for report in reports]
 
 
 def _asked_again(trace: Path) -> dict[int, list[str]]:

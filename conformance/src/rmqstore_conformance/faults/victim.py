@@ -2,20 +2,22 @@
 
 strace fails the call number ``at`` of a kind in each thread. Each play is a fork of this process, made before any store is open; it makes
 ``at - n`` calls of that kind on a scratch file first, so that call number n of the store fails. What happened goes to one file a play, by
-``writev``, which is not made to fail.
+``writev``, which is not made to fail. In a crowd all syncs from number ``at`` on fail, so that those of a thread fail that made as many.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from rmqstore import ManualClock, RmqstoreError
+from rmqstore import ManualClock, Message, RmqstoreError, Store
 from rmqstore_conformance.faults.eager import make_eager
 from rmqstore_conformance.faults.script import START_MS, Answer, open_script
 from rmqstore_conformance.faults.scripts import SCRIPTS
@@ -66,6 +68,7 @@ def _calls_of(kind: str, path: Path) -> Callable[[], object]:
     calls: dict[str, Callable[[], object]] = {
         "fsync": lambda: os.fsync(scratch),
         "fdatasync": lambda: os.fdatasync(scratch),
+        "msync": mmap.mmap(-1, mmap.PAGESIZE).flush,
         "pwrite64": lambda: os.pwrite(scratch, b"x", 0),
         "write": lambda: os.write(scratch, b"x"),
         "pwritev": lambda: os.pwritev(scratch, [b"x"], 0),
@@ -146,11 +149,71 @@ def play_with_failures(job: dict[str, Any]) -> None:
         os.waitpid(child, 0)
 
 
+# ---------------------------------------------------------------- all syncs of several threads fail
+
+
+def _crowd_calls(store: Store, clock: ManualClock) -> dict[str, Callable[[], object]]:
+    """Return calls that wait for the disk and can be made in any order; what they need is stored."""
+    calls: dict[str, Callable[[], object]] = {}
+    for number in range(2):
+        topic, later = f"t{number}", Message("later", b"x", deliver_at_ms=START_MS + 60_000)
+        store.send(Message(topic, b"held"))
+        (held,) = store.pop(topic, "g")
+        store.send(Message(topic, b"free"))
+        handle = store.send(later).handle
+        calls |= {
+            f"send {number}": partial(store.send, Message("new", b"x")),
+            f"send later {number}": partial(store.send, later),
+            f"cancel {number}": partial(store.cancel, handle),
+            f"pop {number}": partial(store.pop, topic, "g"),
+            f"ack {number}": partial(store.ack, held),
+        }
+    return calls
+
+
+def play_in_a_crowd(job: dict[str, Any], names: list[str], path: Path, report: Report) -> None:
+    """Make calls at the same time, each in a thread of its own whose syncs fail."""
+    clock = ManualClock(START_MS)
+    store = open_script(path, Pair(*job["pair"]), job["settings"], clock)
+    calls = _crowd_calls(store, clock)
+    together = threading.Barrier(len(names))
+    outcomes: dict[str, list[str]] = {}
+
+    def act(number: int, name: str) -> None:
+        scratch = path.with_name(f"{path.name}-scratch-{number}")
+        for kind in ("fsync", "fdatasync", "msync"):
+            sync = _calls_of(kind, scratch)
+            for _ in range(job["at"] - 1):
+                sync()
+        together.wait()
+        outcomes[name] = _outcome(calls[name])
+
+    threads = [threading.Thread(target=act, args=each) for each in enumerate(names)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name in names:
+        report(name, *outcomes[name])
+
+
+def play_crowds(job: dict[str, Any]) -> None:
+    """Play once for each crowd."""
+    folder = Path(job["folder"])
+    for number, names in enumerate(job["crowds"]):
+        child = os.fork()
+        if child == 0:
+            lines = os.open(folder / f"report-{number}", os.O_WRONLY | os.O_CREAT)
+            play_in_a_crowd(job, names, folder / f"store-{number}", partial(_write, lines))
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
 def main() -> None:
     """Do the job in the file that the command line names."""
     job = json.loads(Path(sys.argv[1]).read_bytes())
     announce(job["plugins"])
-    {"play": play_once, "open": open_once, "fail": play_with_failures}[job["do"]](job)
+    {"play": play_once, "open": open_once, "fail": play_with_failures, "crowd": play_crowds}[job["do"]](job)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import mmap
 import os
+import threading
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -545,6 +546,28 @@ def writes_at_every_tick(directory: Path) -> Callable[[Any], None]:
                 return sound(now_ms, budget)
 
             side.maintain = maintain
+
+    return change
+
+
+@mutant("F2", "F2.threads_that_wait_for_a_sync_that_fails")
+def who_waited_for_a_sync_is_told_that_it_went_well(directory: Path) -> Callable[[Any], None]:
+    """A call that comes while another one syncs waits for that, and is acknowledged however it ended."""
+
+    def change(session: Any) -> None:
+        syncs = threading.Lock()
+
+        def sync(sound: Callable[..., None], ticket: Ticket | None) -> None:
+            if syncs.acquire(blocking=False):
+                try:
+                    sound(ticket)
+                finally:
+                    syncs.release()
+            else:
+                with syncs:
+                    pass
+
+        _synced_by(session, sync)
 
     return change
 

@@ -194,6 +194,8 @@ def _check_name(what: str, name: str) -> None:
 
 def check_marks(marks: Sequence[bytes]) -> None:
     """Raise unless every mark is 1 to 255 bytes."""
+    if marks == ():
+        return
     if isinstance(marks, bytes | str) or not isinstance(marks, Sequence):
         raise IllegalArgumentTypeError(f"marks must be a list of bytes, not {type(marks).__name__}; one mark is written [b'…']")
     for mark in marks:
@@ -261,12 +263,18 @@ def check_message(message: Message) -> None:
 
 def property_overhead_bytes(topic_bytes: int) -> int:
     """Return what the properties of a timer take in RocketMQ's text form, at their longest, for a topic of this length, and their sum."""
-    numbers = sum(_property_bytes(name, 19) for name in _TIMER_NUMBERS)
-    return numbers + _property_bytes("REAL_TOPIC", topic_bytes) + _property_bytes(f"{OWN_PROPERTY_PREFIX}CRC", 8)
+    return _OVERHEAD_BYTES + topic_bytes
 
 
 def _property_bytes(name: str, value_bytes: int) -> int:
     return len(name) + value_bytes + 2
+
+
+_OVERHEAD_BYTES = (
+    sum(_property_bytes(name, 19) for name in _TIMER_NUMBERS)
+    + _property_bytes("REAL_TOPIC", 0)
+    + _property_bytes(f"{OWN_PROPERTY_PREFIX}CRC", 8)
+)
 
 
 def check_word(field: str, value: str, max_bytes: int) -> int:

@@ -77,8 +77,11 @@ class Owning(Reading):
     def _settle(self, side: Side, ticket: Ticket) -> None:
         """Wait for the disk where the setting asks for it."""
         if self._sync_calls and ticket.position:
-            with self._poisoning():
+            try:
                 side.sync(ticket)
+            except StorePoisonedError as error:
+                self._poison = error
+                raise
 
     @contextmanager
     def _poisoning(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, overload
 
@@ -35,6 +35,7 @@ from rmqstore.sending import SendReceipt, SendReceipts, grouped_topics, ids_of, 
 from rmqstore.when import duration_ms, time_ms
 
 _NO_PLACE = "message_group and a deliver time exclude each other: a FIFO group has no place for a later message"
+_NO_GROUPS: Mapping[str, int] = {}
 _ONE_TIME = "deliver_at, delay, delay_level and the message's own deliver time exclude each other; give one"
 
 
@@ -137,9 +138,9 @@ class Producing(Owning):
         delay_level: int | None,
         now_ms: int,
     ) -> int | None:
-        due_ms = time_ms("deliver_at", deliver_at, deliver_at_ms)
-        later_ms = duration_ms("delay", delay, delay_ms)
-        if sum(given is not None for given in (due_ms, later_ms, delay_level)) > 1:
+        due_ms = None if deliver_at is None and deliver_at_ms is None else time_ms("deliver_at", deliver_at, deliver_at_ms)
+        later_ms = None if delay is None and delay_ms is None else duration_ms("delay", delay, delay_ms)
+        if (due_ms, later_ms, delay_level).count(None) < 2:
             raise IllegalArgumentError(_ONE_TIME)
         if delay_level is not None:
             later_ms = level_ms(delay_level)
@@ -162,7 +163,7 @@ class Producing(Owning):
         A call with marks goes by whether it asks for a time at all: repeated after that time, it must meet its mark on the same side.
         ``groups``: the topics of messages with a message group.
         """
-        group_queues = {topic: self._group_queues_of(topic) for topic in groups}
+        group_queues = {topic: self._group_queues_of(topic) for topic in groups} if groups else _NO_GROUPS
         batch = self._completer.batch(given, deliver_ms, now_ms, marks, group_queues)
         if latest_ms is not None and (latest_ms > now_ms or marks):
             receipts, ticket = self._timers.put(batch, now_ms, marks)

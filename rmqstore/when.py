@@ -48,6 +48,8 @@ def duration_ms(what: str, value: timedelta | None, value_ms: int | None, minimu
     """
     if value is None:
         return _given_ms(what, value_ms, minimum)
+    if value_ms is None and isinstance(value, timedelta):
+        return timedelta_ms(what, value, minimum)
     _check_alone(what, value_ms)
     return timedelta_ms(what, value, minimum, f"; ms are written {_keyword_ms(what)}=…")
 

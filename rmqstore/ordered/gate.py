@@ -126,10 +126,12 @@ class Gate:
         """Return when every write up to ``position`` (None: every one that is left) is durable; see ``OrderedKV.sync``."""
         if position is not None and position <= self.durable_position:
             # Not refused, whatever happened since: the caller would repeat a call that was done.
-            self._check_kept(position)
+            if self._lost:
+                self._check_kept(position)
             return
-        # Before the lock, which in a forked child a thread of the parent may hold for ever.
-        self._check_sync(position)
+        if self.refusal is not None:
+            # Before the lock, which in a forked child a thread of the parent may hold for ever.
+            self._check_sync(position)
         target = self.position if position is None else position
         if target > self.position:
             raise IllegalArgumentError(f"no write has position {target} yet, the last one has {self.position}")
@@ -144,15 +146,15 @@ class Gate:
     def _is_durable(self, target: int, position: int | None) -> bool:
         """Say whether nothing is left to be synced; raise when it never will be."""
         with self.lock:
-            if position is not None:
+            if self._lost and position is not None:
                 self._check_kept(position)
-            if target > self.durable_position or position is None:
+            if self.refusal is not None and (target > self.durable_position or position is None):
                 self._check_sync(position)
             return target <= self.durable_position
 
     def _check_kept(self, position: int) -> None:
         """Raise when the write at ``position`` was dropped by a reopen."""
-        if self._lost and any(kept < position <= last for kept, last in self._lost):
+        if any(kept < position <= last for kept, last in self._lost):
             raise StoreFullError(f"{self.name}: the write at position {position} was dropped when the disk was full")
 
     def _check_sync(self, position: int | None) -> None:

@@ -50,6 +50,8 @@ class Shared:
         self.options = options
         self.lock = threading.RLock()
         self.call = Call(self)
+        self.is_fresh = True
+        """Whether :meth:`fresh` need not be asked: the database is neither stale nor poisoned nor closed."""
         self._reloads: list[Callable[[], None]] = []
         self._stale = False
         self._poison: StorePoisonedError | None = None
@@ -78,6 +80,10 @@ class Shared:
             self.kv.reopen()
             self.reload()
             self._stale = False
+            # In this order, as a sync may go wrong in another thread meanwhile.
+            self.is_fresh = True
+            if self._stale or self._poison is not None:
+                self.is_fresh = False
             if self.options.flush is Flush.ASYNC:
                 self._tell_of_lost(last)
         return self.kv
@@ -106,7 +112,7 @@ class Shared:
     def refresh(self) -> None:
         """Read everything anew from what the database holds now; only for a session that writes nothing."""
         with self.lock:
-            self._stale = True
+            self._stale, self.is_fresh = True, False
             with self.call as kv:
                 self.epoch = int.from_bytes(kv.get(META, EPOCH_KEY) or b"", "big")
 
@@ -146,8 +152,10 @@ class Shared:
         """Remember what went wrong with the disk."""
         if isinstance(error, StoreFullError):
             self._stale = True
+            self.is_fresh = False
         elif isinstance(error, StorePoisonedError):
             self._poison = error
+            self.is_fresh = False
 
     def close(self) -> None:
         """Close the database once.
@@ -163,6 +171,7 @@ class Shared:
                     self.fresh()
             finally:
                 self._closed = True
+                self.is_fresh = False
                 self.kv.close()
 
 
@@ -174,16 +183,14 @@ class Call:
         self._is_under_way = False
 
     def __enter__(self) -> OrderedKV:
-        kv = self._shared.fresh()
+        shared = self._shared
+        kv = shared.kv if shared.is_fresh else shared.fresh()
         if self._is_under_way:
-            self._shared.after_interrupt()
+            shared.after_interrupt()
         self._is_under_way = True
         return kv
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None or issubclass(kind, RmqstoreError):
-            self.ended()
-
-    def ended(self) -> None:
-        """Take the note back: memory is what is stored."""
-        self._is_under_way = False
+            # The note is taken back: memory is what is stored.
+            self._is_under_way = False

@@ -21,7 +21,6 @@ import shutil
 import struct
 import zlib
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock, RLock
 from traceback import clear_frames
@@ -142,7 +141,8 @@ class RocksDBKV(GatedKV):
         """Return a page; see ``OrderedKV.scan``."""
         if limit <= 0 or (stop is not None and start >= stop):
             return []
-        self._gate.check()
+        if self._gate.refusal is not None:
+            self._gate.check()
         # One at a time, which costs nothing as all of it holds the GIL; so a close knows by the lock that none is left.
         with self._scanning:
             try:
@@ -153,7 +153,8 @@ class RocksDBKV(GatedKV):
     def _page(self, space: int, start: bytes, stop: bytes | None, limit: int, page_bytes: int, *, reverse: bool) -> list[_Entry]:
         gaps = self._gaps
         with self._lock:
-            self._gate.check()
+            if self._gate.refusal is not None:
+                self._gate.check()
             begin = start if reverse else gaps.floor(space, start)
             if stop is not None and begin >= stop:
                 return []
@@ -176,9 +177,11 @@ class RocksDBKV(GatedKV):
     def write(self, batch: WriteBatch) -> int:
         """Append ``batch`` to the WAL and make it visible, atomically."""
         gate = self._gate
-        gate.check()
-        with self._lock:
+        if gate.refusal is not None:
             gate.check()
+        with self._lock:
+            if gate.refusal is not None:
+                gate.check()
             try:
                 self._db.write(batch)
                 self._gaps.follow(batch)
@@ -224,8 +227,10 @@ class RocksDBKV(GatedKV):
                 raise translated(error, self._home.database) from error
             # RocksDB syncs nothing any more, but the writes that were finished before lie whole in the log.
             wal.sync(self._home.database)
-        with suppress(OSError):  # An older note is a lower bound as well, and what it is about is durable.
+        try:
             os.pwrite(self._mark_fd, _packed_mark(sequence), 0)
+        except OSError:
+            pass  # An older note is a lower bound as well, and what it is about is durable.
         return reached
 
     def _read_mark(self) -> int:

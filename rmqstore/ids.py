@@ -32,20 +32,20 @@ class MessageIds:
 
     def one(self, now_ms: int) -> str:
         """Return a new id."""
-        return f"{self._prefix(now_ms)}{self._take(1) & 0xFFFFFFFF:08X}"
+        with self._lock:
+            counter = self._counter
+            self._counter += 1
+        return f"{self._prefix(now_ms)}{counter & 0xFFFFFFFF:08X}"
 
     def column(self, now_ms: int, count: int) -> pa.Array:
         """Return ``count`` new ids as an Arrow column."""
-        return _counted(self._prefix(now_ms), self._take(count), count)
-
-    def _prefix(self, now_ms: int) -> str:
-        return f"{self._node}{os.getpid() & 0xFFFF:04X}{(now_ms // 1000 - _START_OF_2021_S) & 0xFFFFFFFF:08X}"
-
-    def _take(self, count: int) -> int:
         with self._lock:
             first = self._counter
             self._counter += count
-        return first
+        return _counted(self._prefix(now_ms), first, count)
+
+    def _prefix(self, now_ms: int) -> str:
+        return f"{self._node}{os.getpid() & 0xFFFF:04X}{(now_ms // 1000 - _START_OF_2021_S) & 0xFFFFFFFF:08X}"
 
 
 message_ids = MessageIds()

@@ -52,9 +52,8 @@ class Owning(Reading):
             raise self._poison
 
     def _queues_of(self, topic: str) -> int:
-        known = self._pops.topic(topic)
         # An unknown one is made when its first message arrives, so that a refused send leaves nothing behind.
-        return self._opened.config.default_queues if known is None else known.queues
+        return self._pops.queues(topic) or self._opened.config.default_queues
 
     def _group_queues_of(self, topic: str) -> int:
         """Return over how many queues the message groups of a topic are spread; its first message with a group fixes it (P9)."""

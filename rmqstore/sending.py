@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias, cast, overload
 
 import msgspec
 import numpy as np
@@ -101,7 +101,7 @@ class Completer:
         """
         if batch.has_columns:
             return MessageBatch(columns=self._columns(batch.columns, deliver_at_ms, now_ms, marks, group_queues))
-        rows = [message for message in batch.messages if isinstance(message, Message)]
+        rows = cast("Sequence[Message]", batch.messages)
         return MessageBatch(
             messages=[
                 self._message(message, message.deliver_at_ms if deliver_at_ms is None else deliver_at_ms, now_ms, marks, row, group_queues)

@@ -425,6 +425,11 @@ class PopStore(Side):
     def topic(self, name: str) -> TopicInfo | None:
         """Return a topic, system topics included, or None."""
 
+    def queues(self, topic: str) -> int:
+        """Return how many queues a topic has; 0 when there is no such topic."""
+        known = self.topic(topic)
+        return 0 if known is None else known.queues
+
     @abstractmethod
     def topics(self) -> list[TopicInfo]:
         """List every topic, system topics included, by name."""

@@ -10,7 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 MAX_KEY_BYTES = 511
 """The longest key that ``rmqstore.ordered`` ever writes (LMDB's limit); the shortest is one byte."""
@@ -27,21 +29,21 @@ def at_once(step: Callable[[], None]) -> None:
     step()
 
 
-class PutMany(NamedTuple):
+class PutMany(msgspec.Struct, frozen=True, gc=False):
     """Set every (key, value) of ``items`` in ``space``."""
 
     space: int
     items: Sequence[tuple[bytes, bytes]]
 
 
-class DeleteMany(NamedTuple):
+class DeleteMany(msgspec.Struct, frozen=True, gc=False):
     """Remove every key of ``keys`` from ``space``; keys that are not there do not matter."""
 
     space: int
     keys: Sequence[bytes]
 
 
-class DeleteRange(NamedTuple):
+class DeleteRange(msgspec.Struct, frozen=True, gc=False):
     """Remove every key with ``start <= key < stop`` from ``space``.
 
     Best given tight: ranges that begin where the last one ended are cheaper than ranges that all begin at the same key.

@@ -246,6 +246,10 @@ class OrderedPops(OrderedSide, PopStore):
         known = self._state.topics.get(name)
         return None if known is None else self._state.info(known)
 
+    def queues(self, topic: str) -> int:
+        known = self._state.topics.get(topic)
+        return 0 if known is None else len(known.next_offsets)
+
     def topics(self) -> list[TopicInfo]:
         with self._lock, self._call:
             return [self._state.info(self._state.topics[name]) for name in sorted(self._state.topics)]

@@ -75,7 +75,7 @@ _decoder = msgspec.msgpack.Decoder()
 
 def encode(changes: Sequence[Change]) -> bytes:
     """Return the body of a journal record."""
-    return _encoder.encode([(_KINDS[type(change)], *change) for change in changes])
+    return _encoder.encode([(_KINDS[type(change)], *msgspec.structs.astuple(change)) for change in changes])
 
 
 def decode(body: bytes) -> list[Change]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rmqstore.contract import Durability, Flush
-from rmqstore_conformance.faults.boundaries import SYNC_KINDS
+from rmqstore_conformance.faults.boundaries import DURABLE, answers_of
 from rmqstore_conformance.faults.cutting import Notes, State, Verdict, judge, states_of
 from rmqstore_conformance.faults.opener import Opener
 from rmqstore_conformance.faults.recorded import played, recorded
@@ -57,8 +57,9 @@ def test_power_loss_at_every_call(durable_pair: Pair, target: Target, seed: int,
     """R1: behind any call to the disk the power goes: acknowledged calls are there, the one under way wholly or not at all."""
     need_power_loss(durable_pair)
     play = played(durable_pair, target.settings)
-    states = states_of(recorded(durable_pair, target.settings, target.recorder), play, target.times(STATES), seed, steps=play.calls)
-    verdict = judged(play, states, target, tmp_path)
+    found = recorded(durable_pair, target.settings, target.recorder)
+    states = states_of(found, play, target.times(STATES), seed, steps=play.calls)
+    verdict = judged(play, states, target, tmp_path, found.notes)
     tell(verdict)
     assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
     assert verdict.undone, "no state showed a call undone that was under way, so the states prove nothing"
@@ -99,10 +100,11 @@ def test_the_recovery_loses_power_too(
     need_power_loss(durable_engine)
     play = played(durable_engine, target.settings)
     found = recorded(durable_engine, target.settings, target.recorder)
-    # Behind a tick that was broken off a recovery has most to do.
+    # Behind a tick a recovery has most to do: what was handed over is not forgotten yet.
     ticks = [step for step in play.calls if play.steps[step].call.may_halt]
-    first = chain(*(states_of(found, play, target.times(RECOVERIES), seed, steps=steps) for steps in (ticks, play.calls)))
-    verdict = judged(play, _during_recovery(first, play, target, seed), target, tmp_path)
+    moved = (state for state in answers_of(found, play) if state.moment.begun in ticks)
+    first = chain(moved, *(states_of(found, play, target.times(RECOVERIES), seed, steps=steps) for steps in (ticks, play.calls)))
+    verdict = judged(play, _during_recovery(first, play, target, seed), target, tmp_path, found.notes)
     tell(verdict)
     assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
     assert verdict.states, "no recovery went to the disk"
@@ -117,8 +119,8 @@ def _during_recovery(first: Iterator[State], play: Play, target: Target, seed: i
             recovery = RECORDERS[target.recorder](folder, Playing(play.pair, target.settings, before=state.image, now_ms=now_ms)).recording
         calls = recovery.calls
         cuts = chance.sample(range(1, len(calls) + 1), min(CUTS_OF_A_RECOVERY, len(calls)))
-        # A recovery that is more than one step is cut between any two of them, with nothing of the next one.
-        steps = [at for at in range(1, len(calls)) if calls[at - 1].kind in SYNC_KINDS]
+        # A recovery that is more than one step is cut behind each of them, with nothing of the next one.
+        steps = [at for at, call in enumerate(calls, start=1) if call.kind in DURABLE]
         steps = chance.sample(steps, min(CUTS_OF_A_RECOVERY, len(steps)))
         volume = recovery.volume()
         for cut, call in enumerate(calls, start=1):

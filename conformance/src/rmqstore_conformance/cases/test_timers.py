@@ -10,6 +10,7 @@ import pytest
 import rmqstore
 from rmqstore import DelayTooLongError, MessageBatch, PoppedMessage
 from rmqstore.contract import EMPTY_CURSOR
+from rmqstore_conformance.cases.test_handover import broken_off
 from rmqstore_conformance.data import topics
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, message, pop_all, read_ids
 
@@ -54,6 +55,7 @@ def test_t1_a_deliver_time_within_the_present_tick_waits(stores: Stores) -> None
     assert store.tick().handed_over == 1
 
 
+@pytest.mark.clause("T1", "K1")
 @pytest.mark.clause("T2")
 def test_t2_a_broken_off_tick_does_not_hide_what_it_closed(engine_stores: Stores) -> None:
     """T2: a tick fails after the seal, the clock is set back: the store still wants to be woken for what it closed."""
@@ -217,3 +219,25 @@ def test_t11_overdue_after_any_time_closed(durable_stores: Stores, closed_ms: in
     store.tick()
     due = [n for n, delay in ((1, 1000), (3, 1000), (0, 5000), (2, HOUR_MS)) if delay <= closed_ms]
     assert ids(pop_all(store)) == [f"m{n}" for n in due]
+
+
+@pytest.mark.clause("T11")
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_t11_overdue_below_what_earlier_ticks_closed(durable_stores: Stores, is_sealed: bool) -> None:
+    """T11: what came late, and what a broken off tick closed and left, is there after an open, whatever earlier ticks closed above it."""
+    store = durable_stores.open()
+    store.send(message(0), delay_ms=30_000)
+    durable_stores.clock.advance(60_000)
+    assert store.tick().handed_over == 1
+    late = [message(n, deliver_at_ms=START_MS + at) for n, at in ((1, 3_000), (2, 59_999), (3, 10 * DAY_MS), (4, 1))]
+    store.send_batch(late)
+    if is_sealed:
+        broken_off(store, durable_stores.clock.now_ms(), 1)
+    durable_stores.clock.set(START_MS + 20_000)
+    store.send(message(5), delay_ms=1_000)
+    store = durable_stores.reopen(store)
+    assert (store.tick().handed_over, read_ids(store)) == (2, ["m0", "m4", "m1"])
+    durable_stores.clock.advance(DAY_MS)
+    store = durable_stores.reopen(store)
+    assert (store.tick().handed_over, read_ids(store)) == (2, ["m0", "m4", "m1", "m5", "m2"])
+    assert store.pending().total == 1

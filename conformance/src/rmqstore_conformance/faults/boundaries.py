@@ -13,8 +13,9 @@ from rmqstore_conformance.faults.script import Play
 from rmqstore_conformance.power.content import Image, digest_of
 from rmqstore_conformance.power.volume import Call, Fate, Volume
 
-SYNC_KINDS: Final = ("sync", "names", "everything")
-"""Kinds of calls to the disk that make something durable."""
+_SYNCS: Final = ("sync", "names", "everything")
+DURABLE: Final = (*_SYNCS, "settle")
+"""Kinds of calls to the disk behind which something is durable: the end of a transaction may be a write that is so by itself."""
 
 _MANY: Final = 4
 _SILENT: Final = ("open", "forgotten")
@@ -98,7 +99,7 @@ def split_by_others(eager: Recorded, plain: Recorded, play: Play) -> list[Stretc
     """Return the public calls that another thread's sync can split: with an eager recorder they sync more often than with a plain one."""
 
     def syncs(recorded: Recorded, stretch: Stretch) -> int:
-        return sum(call.kind in SYNC_KINDS for call in recorded.recording.calls[stretch.first : stretch.behind])
+        return sum(call.kind in _SYNCS for call in recorded.recording.calls[stretch.first : stretch.behind])
 
     plainly = {each.step: syncs(plain, each) for each in stretches_of(plain, play)}
     found = [each for each in stretches_of(eager, play) if play.steps[each.step].call.operation]
@@ -125,7 +126,7 @@ def kinds_of(recorded: Recorded, stretches: Sequence[Stretch], play: Play) -> di
     found: dict[Kind, list[Stretch]] = {}
     for each in stretches:
         call = play.steps[each.step].call
-        is_sync = [call.kind in SYNC_KINDS for call in calls[each.first : each.behind] if call.kind not in _SILENT]
+        is_sync = [call.kind in _SYNCS for call in calls[each.first : each.behind] if call.kind not in _SILENT]
         kind = Kind(call.operation or "a call below", call.size, sum(is_sync), min(is_sync.count(False), _MANY))
         found.setdefault(kind, []).append(each)
     return found
@@ -134,7 +135,7 @@ def kinds_of(recorded: Recorded, stretches: Sequence[Stretch], play: Play) -> di
 def _places(calls: Sequence[Call], alike: Sequence[Stretch], wanted: int) -> list[int]:
     """Choose behind which calls of stretches there is a cut; none behind the last one of a stretch, which is for :func:`answers_of`."""
     telling = [at for each in alike for at in range(each.first + 1, each.behind) if calls[at - 1].kind not in _SILENT]
-    beside = [at for at in telling if calls[at - 1].kind in SYNC_KINDS or calls[at].kind in SYNC_KINDS]
+    beside = [at for at in telling if calls[at - 1].kind in DURABLE or calls[at].kind in _SYNCS]
     if len(beside) >= wanted:
         return _spread(beside, wanted)
     return [*beside, *_spread([at for at in telling if at not in beside], wanted - len(beside))]

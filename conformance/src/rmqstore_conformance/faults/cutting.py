@@ -124,10 +124,14 @@ def _told(volume: Volume, fates: Fates) -> str:
 
 
 def look_at(path: Path, moment: Moment, play: Play, opener: Opener, notes: Notes | None = None) -> Answer:
-    """Open what is left at a moment; a step that may halt is made again, and with ``notes`` one that then changes nothing."""
-    step = play.steps[moment.begun]
-    again = Again(play.script, step.name, notes) if notes is not None and moment.asks_again(play) else None
-    return opener.open(path, step.now_ms, go_on_ms=step.now_ms if moment.halts(play) else None, again=again)
+    """Open what is left at a moment; a step that may halt is made again.
+
+    With ``notes`` so is one that then changes nothing, and what was given out is asked for.
+    """
+    step, notes = play.steps[moment.begun], notes or {}
+    again = Again(play.script, step.name, notes) if notes and moment.asks_again(play) else None
+    known = play.given_out(moment.done, notes)
+    return opener.open(path, step.now_ms, go_on_ms=step.now_ms if moment.halts(play) else None, again=again, known=known)
 
 
 def judged(answer: Answer, moment: Moment, play: Play) -> str:
@@ -142,12 +146,18 @@ def judged(answer: Answer, moment: Moment, play: Play) -> str:
         assert answer.gone_on is not None
         wrong = answer.shown["wrong"] + answer.shown["contradictions"]
         if answer.gone_on == last.shown and not wrong:
-            return ""
+            return _judged_unknown(answer)
         return f"expected {expected} once the tick is made again; seen: {difference(answer.gone_on, last.shown)}, wrong {wrong}"
     if answer.shown not in allowed:
         seen = play.number_of(answer.shown) or min((difference(answer.shown, each) for each in allowed), key=len)
         return f"expected {expected}; seen: {seen}"
-    return _judged_again(answer, last, play.steps[moment.begun - 1].shown, happened=moment.done == moment.begun)
+    happened = moment.done == moment.begun
+    return _judged_again(answer, last, play.steps[moment.begun - 1].shown, happened=happened) or _judged_unknown(answer)
+
+
+def _judged_unknown(answer: Answer) -> str:
+    """Say what is wrong with what the store knows of what was given out (C4, P5)."""
+    return f"{len(answer.unknown)} handles or receipts that were given out are UNKNOWN: {answer.unknown[0]}" if answer.unknown else ""
 
 
 def _judged_again(answer: Answer, step: Step, before: Shown, *, happened: bool) -> str:

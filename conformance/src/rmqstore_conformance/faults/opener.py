@@ -1,7 +1,8 @@
 """A child process that opens what is left of stores: a damaged file may take the process that reads it down, or hang it.
 
 It reads a line of JSON for each store from its standard input: ``path``, ``pair``, ``settings``, ``now_ms``; with ``go_on_ms`` a tick
-follows at that time; with ``again`` a call of a script is made once more. It answers with a line: what the store shows, or the error.
+follows at that time; with ``again`` a call of a script is made once more, and at last ``known`` handles and receipts are asked for. It
+answers with a line: what the store shows, or the error.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import select
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from rmqstore import ManualClock, RmqstoreError
+from rmqstore import ManualClock, RmqstoreError, Store
+from rmqstore.contract import Receipt, TimerHandle
 from rmqstore_conformance.faults.script import Answer as Answered
 from rmqstore_conformance.faults.script import open_script
 from rmqstore_conformance.faults.scripts import SCRIPTS
@@ -35,6 +38,7 @@ class Answer:
         shown: what it shows, None when it could not be opened or read.
         gone_on: what it shows after the tick that follows, or after the call that is made again.
         again: what that call answered.
+        unknown: handles and receipts that the store does not know.
         error: the name of the error and its text; "died" or "hangs" for a process that did not answer.
         typed: whether the error is one of rmqstore's.
         place: the file and the offset that the error names.
@@ -44,6 +48,7 @@ class Answer:
         self.shown: Shown | None = found.get("shown")
         self.gone_on: Shown | None = found.get("gone_on")
         self.again: Answered | None = Answered(*found["again"]) if "again" in found else None
+        self.unknown: list[str] = found.get("unknown", [])
         self.error: str = found.get("error", "")
         self.typed: bool = found.get("typed", False)
         self.place: tuple[str, str] = tuple(found.get("place", ("", "")))
@@ -73,7 +78,9 @@ class Opener:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def open(self, path: Path, now_ms: int, *, go_on_ms: int | None = None, again: Again | None = None) -> Answer:
+    def open(
+        self, path: Path, now_ms: int, *, go_on_ms: int | None = None, again: Again | None = None, known: Sequence[str] = ()
+    ) -> Answer:
         """Open what is left of a store, look at it, and close it."""
         if self._child is None:
             self._child = subprocess.Popen(
@@ -86,7 +93,7 @@ class Opener:
             )
         assert self._child.stdin is not None
         assert self._child.stdout is not None
-        job = {**self._given, "path": str(path), "now_ms": now_ms, "go_on_ms": go_on_ms, "again": again}
+        job = {**self._given, "path": str(path), "now_ms": now_ms, "go_on_ms": go_on_ms, "again": again, "known": known}
         self._child.stdin.write((json.dumps(job) + "\n").encode())
         said = b""
         while not said.endswith(b"\n"):
@@ -108,6 +115,14 @@ class Opener:
             self._child = None
 
 
+def _unknown(store: Store, given_out: Sequence[str]) -> list[str]:
+    """Cancel by handles and ack by receipts; returns those of which the store knows nothing."""
+    handles = [text for text in given_out if TimerHandle.parse(text) is not None]
+    receipts = [text for text in given_out if Receipt.parse(text) is not None]
+    outcomes = [*zip(handles, store.cancel(handles), strict=True), *zip(receipts, store.ack(receipts), strict=True)]
+    return [text for text, outcome in outcomes if outcome.name == "UNKNOWN"]
+
+
 def _answer(job: dict[str, Any]) -> dict[str, Any]:
     clock = ManualClock(job["now_ms"])
     try:
@@ -121,6 +136,7 @@ def _answer(job: dict[str, Any]) -> dict[str, Any]:
                 again = Again(*job["again"])
                 found["again"] = SCRIPTS[again.script](store, clock, again.notes).calls[again.step].make()
                 found["gone_on"] = show(store)
+            found["unknown"] = _unknown(store, job["known"])
         return found
     except RmqstoreError as error:
         place = [str(getattr(error, name, "")) for name in ("file", "offset")]

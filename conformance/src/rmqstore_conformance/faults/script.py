@@ -181,6 +181,11 @@ class Play(NamedTuple):
         """The numbers of the steps behind the opening."""
         return range(1, len(self.steps))
 
+    def given_out(self, done: int, notes: dict[str, list[str]]) -> list[str]:
+        """Return the handles and receipts that the steps up to ``done`` gave, as a play noted them."""
+        steps = [step for step in self.steps[: done + 1] if step.call.is_promised]
+        return [text for step in steps for text in notes.get(step.name, ()) if text]
+
     def without_upkeep(self) -> Play:
         """Return the play without steps that promise nothing: what is reclaimed depends on which messages are held, which is free."""
         return self._replace(steps=[step for step in self.steps if step.call.is_promised])

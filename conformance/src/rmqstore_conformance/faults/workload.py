@@ -90,7 +90,13 @@ class Workload(Script):
         self._add("delete the group", "delete_group", done(lambda: store.delete_group("f")))
 
     def _add(self, name: str, operation: str, make: Callable[[], Answer], outcome: str = "") -> None:
-        self.calls[name] = Call(operation, make, outcome, size="some" if operation.endswith("batch") else "one")
+        def noted() -> Answer:
+            before = len(self._handles)
+            answer = make()
+            self.notes[name] = self._handles[before:]
+            return answer
+
+        self.calls[name] = Call(operation, noted, outcome, size="some" if operation.endswith("batch") else "one")
 
     def _tick(self, name: str, ms: int, *, is_promised: bool = True) -> None:
         self.calls[name] = Call("tick", lambda: self.tick(ms), size="some", may_halt=True, is_promised=is_promised)

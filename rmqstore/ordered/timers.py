@@ -40,10 +40,9 @@ from rmqstore.ordered.cancelling import cancel_all
 from rmqstore.ordered.counts import MinuteCounts
 from rmqstore.ordered.forgetting import Removal
 from rmqstore.ordered.importing import is_taken_in, note_taken_in
-from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
-from rmqstore.ordered.layout import FORMAT_KEY, META, PACKED_VERSION, PAIR, SEAL_KEY, SEQ_KEY, TIMERS, TRACES
+from rmqstore.ordered.kv import PAGE_BYTES, WriteBatch
+from rmqstore.ordered.layout import META, PAIR, SEAL_KEY, SEQ_KEY, TIMERS, TRACES
 from rmqstore.ordered.marks import TIMER_SIDE, encode_ticks, find_mark, put_marks
-from rmqstore.ordered.packedlayout import PackedLayout
 from rmqstore.ordered.placing import check_horizon, place
 from rmqstore.ordered.records import Records, deliver_at_of, encode_batch, keys_of, route_of
 from rmqstore.ordered.rowlayout import RowLayout
@@ -51,7 +50,7 @@ from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.staircase import reached
 from rmqstore.ordered.timerexport import export_puts, export_timers
 from rmqstore.ordered.timerimport import TimerImport
-from rmqstore.ordered.timerlayout import LivePut, Place, Seen, TimerLayout
+from rmqstore.ordered.timerlayout import LivePut, Place, Seen
 from rmqstore.ordered.timerside import TimerSide
 
 _DUE_BYTES = 8 * PAGE_BYTES
@@ -77,7 +76,7 @@ class OrderedTimers(TimerSide):
         # After a reload the seqs and seals given before stay given, though their records may be gone.
         self._last_seq = max(self._last_seq, last_seq)
         self._sealed = self._sealed.join(TimerCursor.from_bytes(kv.get(META, SEAL_KEY) or b"").corners)
-        self._layout = layout_of(kv)
+        self._layout = RowLayout(kv)
         first = self._layout.first_tick(0)
         self._low_tick = _NO_TICK if first is None else first
         self._unsealed_tick = first
@@ -322,11 +321,6 @@ class OrderedTimers(TimerSide):
             self._change_position = ticket.position
             self._load()
             return ticket
-
-
-def layout_of(kv: OrderedKV) -> TimerLayout:
-    """Return the layout that the timers of a database were made with."""
-    return PackedLayout(kv) if kv.get(META, FORMAT_KEY) == bytes((PACKED_VERSION,)) else RowLayout(kv)
 
 
 def _deliver_times(batch: MessageBatch, records: Sequence[bytes]) -> list[int]:

@@ -90,7 +90,7 @@ def topics(store: TimerStore, after: TimerCursor = EMPTY_CURSOR, limit: int = 10
 def test_a_crash_at_any_write_loses_and_doubles_nothing(puts: list[list[int]], until: int, limit: int) -> None:
     """Hand over up to a time, with every forget in many writes; a store opened as of any of them hands over the rest, once."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("rmqstore.ordered.rowlayout.FORGET_PAGE", 2)
+        monkeypatch.setattr("rmqstore.ordered.timerruns._FORGET_PAGE", 2)
         kv = TapedKV()
         store = opened(kv)
         for seconds in puts:
@@ -128,7 +128,7 @@ def test_a_list_of_handles_goes_past_a_damaged_run() -> None:
 
 
 def test_the_counters_are_right_after_every_write_of_a_forget_that_meets_damage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmqstore.ordered.rowlayout.FORGET_PAGE", 2)
+    monkeypatch.setattr("rmqstore.ordered.timerruns._FORGET_PAGE", 2)
     kv = TapedKV()
     store = opened(kv)
     put_spread(store, [5, 5, 5])

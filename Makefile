@@ -13,7 +13,6 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 WORKERS ?= 2
 # Many tests wait for the disk, a JVM or a child, so one more than there are cores.
 TEST_WORKERS ?= 3
-TIMER_CASES := test_timers or test_cancel or test_handover or test_pending or test_congestion or test_clock
 CRASH_CASES := test_kill or test_power_loss or test_answers or test_between_writes or test_failing_calls or test_bit_rot
 # Cases that draw disk states by chance.
 STATE_CASES := test_power_loss or test_answers
@@ -71,9 +70,6 @@ conformance-small: $(DEV)  ## the cases of the suite on every engine
 	@echo "== conformance"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
 		--rmq-effort 0.15 -k "not ($(CRASH_CASES))"
-	@echo "== conformance, with packed timers"
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine lmdb --rmq-config lmdb.layout=packed \
-		--rmq-level extended -k "$(TIMER_CASES)"
 	@echo "== conformance: kills, power losses and failing calls, at other places each time"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
 		--rmq-effort 0.25 --rmq-seed fresh -k "($(CRASH_CASES)) and not (rocksdb and ($(STATE_CASES)))"

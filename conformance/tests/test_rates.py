@@ -9,7 +9,6 @@ import pytest
 from rmqstore.errors import IllegalArgumentError
 from rmqstore_conformance.proving.judging import (
     EngineVerdict,
-    Ground,
     Judged,
     MutationVerdict,
     WrongEngine,
@@ -24,7 +23,7 @@ from rmqstore_conformance.proving.rates import Survivor, rates_of
 from rmqstore_conformance.proving.reach import Passed, Reach
 from rmqstore_conformance.proving.sources import modules_of
 
-MEMORY = Ground.of("memory")
+MEMORY = "memory"
 MODULES = modules_of(["rmqstore.handover", "rmqstore.ordered.tree_copy"])
 QUICK = ("T4.null_or_past_is_in_the_topic_at_the_next_tick", "T1.a_deliver_time_within_the_present_tick_waits")
 

@@ -1,6 +1,6 @@
 """``cancel_all``: one call that cancels timers: what it answers for each, and what its one write changes.
 
-A cancelled timer leaves a tombstone. Its entry goes when it held nothing else, otherwise a hole says which of its timers is no more.
+A cancelled timer leaves a tombstone. Its run goes when it held nothing else, otherwise a hole says which of its timers is no more.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from rmqstore.ordered import traces
 from rmqstore.ordered.counts import MINUTE_MS
 from rmqstore.ordered.kv import OrderedKV, WriteBatch
 from rmqstore.ordered.layout import TIMERS, TRACES
+from rmqstore.ordered.placing import Place
 from rmqstore.ordered.records import deliver_at_of
-from rmqstore.ordered.timerlayout import Located, Place, TimerLayout
+from rmqstore.ordered.timerruns import Located, TimerRuns
 from rmqstore.ordered.timerside import is_possible
 
 _UNKNOWN, _CANCELLED, _DELIVERED = CancelOutcome.UNKNOWN, CancelOutcome.CANCELLED, CancelOutcome.ALREADY_DELIVERED
@@ -41,14 +42,14 @@ class Cancelled(msgspec.Struct):
     ticks: list[int]
 
 
-def cancel_all(kv: OrderedKV, layout: TimerLayout, sealed: TimerCursor, places: Sequence[Place | None]) -> Cancelled:
+def cancel_all(kv: OrderedKV, runs: TimerRuns, sealed: TimerCursor, places: Sequence[Place | None]) -> Cancelled:
     """Look up some timers and cancel those that are pending; None is a place that nobody knows.
 
     Args:
         sealed: what was closed, and so is on its way.
     """
-    wanted = layout.in_search_order({place for place in places if is_possible(place)})
-    call = _Cancelling(kv, layout, sealed)
+    wanted = sorted({place for place in places if is_possible(place)})
+    call = _Cancelling(kv, runs, sealed)
     for at in range(0, len(wanted), _AT_ONCE):
         call.cancel(wanted[at : at + _AT_ONCE])
     answers = call.answers
@@ -56,9 +57,9 @@ def cancel_all(kv: OrderedKV, layout: TimerLayout, sealed: TimerCursor, places: 
 
 
 class _Cancelling:
-    def __init__(self, kv: OrderedKV, layout: TimerLayout, sealed: TimerCursor) -> None:
+    def __init__(self, kv: OrderedKV, runs: TimerRuns, sealed: TimerCursor) -> None:
         self._kv = kv
-        self._layout = layout
+        self._runs = runs
         self._sealed = sealed
         self.answers: dict[Place, CancelOutcome] = {}
         self.minutes: Counter[int] = Counter()
@@ -69,11 +70,11 @@ class _Cancelling:
         self._index: list[bytes] = []
 
     def cancel(self, places: Sequence[Place]) -> None:
-        """Cancel timers; their places are in the order of the layout."""
+        """Cancel timers at sorted places."""
         was = dict(zip(places, traces.which_cancelled(self._kv, places), strict=True))
         left = [place for place in places if not was[place]]
         holes = traces.which_holes(self._kv, left)
-        found = self._layout.locate_each(left)
+        found = self._runs.locate_each(left)
         self.answers.update(dict.fromkeys(places, _CANCELLED))
         for place, is_hole, located in zip(left, holes, found, strict=True):
             tick, seq, epoch = place

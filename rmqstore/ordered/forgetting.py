@@ -1,4 +1,4 @@
-"""What a ``forget`` takes away: whole runs, parts of runs, records of packs, and what pointed at them."""
+"""What a ``forget`` takes away: whole runs, parts of runs, and what pointed at them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from rmqstore.contract import TimerCursor
 from rmqstore.ordered import traces
 from rmqstore.ordered.counts import MINUTE_MS
 from rmqstore.ordered.kv import WriteBatch
-from rmqstore.ordered.layout import FORGOTTEN_KEY, META, PAIR, TIMERS, TRACES
+from rmqstore.ordered.layout import PAIR, TIMERS, TRACES
 from rmqstore.ordered.records import deliver_at_of, has_keys
 from rmqstore.ordered.runs import Run, decode_run, encode_run, is_single, single_facts, single_of
 
 
 class Removal:
-    """What one page of ``forget`` takes away, gathered in the order of the timers.
+    """What one page of ``forget`` takes away, gathered run by run in key order.
 
     Attributes:
         delivered: (tick, seq, epoch) of the timers that go.
         deltas: how the number of pending timers changes, by minute of the due time.
         ticks: those of which timers may have gone.
-        kept_tick: tick of the first entry that stays, of those that were looked at; None when none does.
-        forgotten: how far the packs are forgotten afterwards; None: as far as before.
-        put_off_tick: earliest tick at which a damaged entry that was covered stands from now on; None for none.
-        damaged: an entry of which nobody knows how many timers it held goes.
+        kept_tick: tick of the first run that stays, of those that were looked at; None when none does.
+        put_off_tick: earliest tick at which a damaged run that was covered stands from now on; None for none.
+        damaged: a run of which nobody knows how many timers it held goes.
     """
 
     def __init__(self, upto: TimerCursor, holes: set[tuple[int, int]], *, checked: bool) -> None:
@@ -43,13 +42,12 @@ class Removal:
         self.deltas: Counter[int] = Counter()
         self.ticks: set[int] = set()
         self.kept_tick: int | None = None
-        self.forgotten: TimerCursor | None = None
         self.put_off_tick: int | None = None
         self.damaged = False
 
     def __bool__(self) -> bool:
         """Say whether there is anything to write."""
-        return bool(self._stretches) or self.forgotten is not None
+        return bool(self._stretches)
 
     def stage(self, write: WriteBatch) -> None:
         """Add it all to a write, but for the counters."""
@@ -59,8 +57,6 @@ class Removal:
         traces.put_delivered(write, self.delivered)
         write.delete_many(TRACES, self._index)
         write.delete_many(TRACES, [traces.hole_key(*hole) for hole in sorted(self._holes_gone)])
-        if self.forgotten is not None:
-            write.put(META, FORGOTTEN_KEY, self.forgotten.to_bytes())
 
     def add(self, key: bytes, value: bytes) -> None:
         """Look at the next run in key order: it stays, goes, or is cut.
@@ -87,7 +83,7 @@ class Removal:
         run = decode_run(value)
         covered = bisect_right(run.deltas, bound - first_seq)
         for at in range(covered):
-            self.account(tick, first_seq + run.deltas[at], run.epoch, run.records[at])
+            self._account(tick, first_seq + run.deltas[at], run.epoch, run.records[at])
         self._remove(key)
         if covered < len(run.records):
             self._cut(tick, first_seq, run, covered)
@@ -103,9 +99,8 @@ class Removal:
             self._rest.append((PAIR.pack(tick, first_seq + first_left), left))
             self._keep(tick)
 
-    def account(self, tick: int, seq: int, epoch: int, record: bytes) -> None:
-        """Take a timer off the counters and the index; what held it is another's business."""
-        self.ticks.add(tick)
+    def _account(self, tick: int, seq: int, epoch: int, record: bytes) -> None:
+        """Take a timer off the counters and the index."""
         if (tick, seq) in self._holes:
             self._holes_gone.add((tick, seq))
             return
@@ -118,21 +113,19 @@ class Removal:
     def _unindex(self, tick: int, seq: int, record: bytes) -> None:
         self._index += traces.index_keys(record, tick, seq)
 
-    def clear(self, first: bytes, behind: bytes) -> None:
-        """Take away every entry of a range, whose timers are accounted for."""
-        self._open_stretch = None
-        self._stretches.append((first, behind))
-
     def remove_damaged(self, key: bytes, holes: set[tuple[int, int]]) -> None:
-        """Take away an entry that cannot be read, with the holes that lie in it."""
-        self.clear(key, key + b"\x00")
+        """Take away a run that cannot be read, with the holes that lie in it."""
+        self._remove(key)
         self._holes_gone |= holes
         self.damaged = True
 
     def move_damaged(self, key: bytes, value: bytes) -> None:
         """Keep a damaged run that was removed, at a key that is not covered."""
         self._rest.append((key, value))
-        self.put_off(PAIR.unpack(key)[0])
+        tick = PAIR.unpack(key)[0]
+        self._keep(tick)
+        if self.put_off_tick is None:
+            self.put_off_tick = tick
 
     def _remove(self, key: bytes) -> None:
         behind = key + b"\x00"
@@ -144,13 +137,5 @@ class Removal:
 
     def _keep(self, tick: int) -> None:
         self._open_stretch = None
-        self.keep(tick)
-
-    def keep(self, tick: int) -> None:
-        """Note that something of this tick stays."""
-        self.kept_tick = tick if self.kept_tick is None else min(self.kept_tick, tick)
-
-    def put_off(self, tick: int) -> None:
-        """Leave a damaged entry, which is to be parked at a tick."""
-        self.keep(tick)
-        self.put_off_tick = tick if self.put_off_tick is None else min(self.put_off_tick, tick)
+        if self.kept_tick is None:
+            self.kept_tick = tick

@@ -5,7 +5,7 @@ All integers in keys are big-endian, so that they sort as numbers.
 ==========  =======  ==================================================  ==========================================
 space       table    key                                                 value
 ==========  =======  ==================================================  ==========================================
-meta        ``m``    name                                                singletons: format, epoch, seq, seal, cursor, forgot …
+meta        ``m``    name                                                singletons: format, epoch, seq, seal, cursor …
 meta        ``c``    minute of the due time (u64)                        pending timers due in it (i64)
 meta        ``t``    topic name                                          topic: id, queues of message groups, next offsets
 meta        ``g``    group name                                          group: id
@@ -21,7 +21,6 @@ meta        ``l``    side (1 byte), time ms (u64), mark                  empty: 
 meta        ``a``    side (1 byte), store tag u32                        a store whose state was taken in (``Adopted``)
 meta        ``i``    side (1 byte), mark                                 empty: a part of an unfinished load that was taken in
 timers      –        tick ms (u64), first seq (u64)                      run of records (``runs``)
-timers      –        2^63 + minute, last seq (u64), first tick (u32)     pack of records (``packs``), in the packed layout
 traces      ``h``    tick, seq                                           empty: a cancelled record inside a kept run
 traces      ``c``    tick, seq                                           epoch: tombstone of a cancelled put
 traces      ``d``    tick, first seq                                     epoch, seqs: tombstone of delivered puts
@@ -45,14 +44,11 @@ SPACES: Final = ("meta", "timers", "traces", "queues", "leases")
 META, TIMERS, TRACES, QUEUES, LEASES = range(5)
 
 FORMAT_VERSION: Final = 2
-PACKED_VERSION: Final = 3
-"""The version of records among which there may be packs; a release that does not know them must not read them."""
 
 FORMAT_KEY: Final = b"mformat"
 EPOCH_KEY: Final = b"mepoch"
 SEQ_KEY: Final = b"mseq"
 SEAL_KEY: Final = b"mseal"
-FORGOTTEN_KEY: Final = b"mforgot"
 CURSOR_KEY: Final = b"mcursor"
 NEXT_ID_KEY: Final = b"mnext_id"
 POP_FLOOR_KEY: Final = b"mpop_floor"

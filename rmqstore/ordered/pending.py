@@ -11,7 +11,7 @@ from rmqstore.errors import IllegalArgumentError
 from rmqstore.ordered.counts import MINUTE_MS, MinuteCounts
 from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV
 from rmqstore.ordered.layout import HOLE, TICK_SEQ, TRACES, after_prefix
-from rmqstore.ordered.timerlayout import LivePut, OnDamage, TimerLayout, pass_over
+from rmqstore.ordered.timerruns import LivePut, OnDamage, TimerRuns, pass_over
 
 
 class Pending:
@@ -21,13 +21,13 @@ class Pending:
     taken off, so a message is never counted in both places.
     """
 
-    def __init__(self, layout: TimerLayout, counts: MinuteCounts, total: int, handed: TimerCursor, precision_ms: int) -> None:
-        self._layout = layout
+    def __init__(self, runs: TimerRuns, counts: MinuteCounts, total: int, handed: TimerCursor, precision_ms: int) -> None:
+        self._runs = runs
         self._counts = counts
         self._total = total
         self._handed = handed
         self._precision_ms = precision_ms
-        under = layout.live_puts((0, 0), handed.highest_tick + 1, pass_over)
+        under = runs.live_puts((0, 0), handed.highest_tick + 1, pass_over)
         self._gone = [put.due_ms for put in under if handed.covers(put.tick, put.seq)]
 
     def count(self, edges_ms: Sequence[int]) -> PendingCounts:
@@ -48,13 +48,13 @@ class Pending:
         count = self._counts.between(0, minute) - sum(due_ms < first_ms for due_ms in self._gone)
         if edge_ms > first_ms:
             # A put of due time d has d <= tick < d + precision.
-            puts = self._layout.live_puts((first_ms, 0), edge_ms + self._precision_ms, pass_over, self._handed)
+            puts = self._runs.live_puts((first_ms, 0), edge_ms + self._precision_ms, pass_over, self._handed)
             count += sum(first_ms <= put.due_ms < edge_ms for put in puts)
         return count
 
     def _earliest(self) -> int | None:
         earliest: int | None = None
-        for put in self._layout.live_puts((0, 0), None, pass_over, self._handed):
+        for put in self._runs.live_puts((0, 0), None, pass_over, self._handed):
             if earliest is not None and put.tick - self._precision_ms >= earliest:
                 break
             earliest = put.due_ms if earliest is None else min(earliest, put.due_ms)
@@ -63,9 +63,9 @@ class Pending:
     def _latest(self) -> int | None:
         """Walk back from the last tick: the last ones may hold nothing but holes."""
         stop: int | None = None
-        while (tick := self._layout.last_tick(stop)) is not None:
+        while (tick := self._runs.last_tick(stop)) is not None:
             start = max(tick - self._precision_ms, 0)
-            puts = self._layout.live_puts((start, 0), stop, pass_over, self._handed)
+            puts = self._runs.live_puts((start, 0), stop, pass_over, self._handed)
             latest = max((put.due_ms for put in puts), default=None)
             if latest is not None or tick <= self._precision_ms:
                 return latest
@@ -74,7 +74,7 @@ class Pending:
 
 
 def scan_live(
-    layout: TimerLayout,
+    runs: TimerRuns,
     from_ms: int,
     to_ms: int,
     after: tuple[int, int] | None,
@@ -88,7 +88,7 @@ def scan_live(
     start = (from_ms, 0) if after is None else max((from_ms, 0), after)
     found: list[LivePut] = []
     room_bytes = PAGE_BYTES
-    for put in layout.live_puts(start, max(to_ms, 0) + precision_ms, pass_over, handed):
+    for put in runs.live_puts(start, max(to_ms, 0) + precision_ms, pass_over, handed):
         if from_ms <= put.due_ms < to_ms and (after is None or (put.tick, put.seq) > after):
             if len(found) == limit or room_bytes < 0:
                 return found, True
@@ -97,23 +97,21 @@ def scan_live(
     return found, False
 
 
-def count_all(
-    layout: TimerLayout, on_damage: OnDamage = pass_over, without: Set[tuple[int, int]] = frozenset()
-) -> tuple[Counter[int], int]:
+def count_all(runs: TimerRuns, on_damage: OnDamage = pass_over, without: Set[tuple[int, int]] = frozenset()) -> tuple[Counter[int], int]:
     """Count every live put by reading it, but for those at the places ``without``: (by minute, total)."""
     minutes: Counter[int] = Counter()
     total = 0
-    for put in layout.live_puts((0, 0), None, on_damage):
+    for put in runs.live_puts((0, 0), None, on_damage):
         if (put.tick, put.seq) not in without:
             minutes[put.due_ms // MINUTE_MS] += 1
             total += 1
     return minutes, total
 
 
-def verify(kv: OrderedKV, layout: TimerLayout, counts: MinuteCounts, total: int) -> list[str]:
+def verify(kv: OrderedKV, runs: TimerRuns, counts: MinuteCounts, total: int) -> list[str]:
     """Compare the counters with what is there; one sentence a difference."""
     differences: list[str] = []
-    minutes, live = count_all(layout, lambda where, reason: differences.append(f"{where}: {reason}"))
+    minutes, live = count_all(runs, lambda where, reason: differences.append(f"{where}: {reason}"))
     if live != total:
         differences.append(f"{live} timers are pending, the counter says {total}")
     stored = counts.all_minutes()
@@ -124,6 +122,6 @@ def verify(kv: OrderedKV, layout: TimerLayout, counts: MinuteCounts, total: int)
             )
     for key, _ in kv.scan_all(TRACES, HOLE, after_prefix(HOLE)):
         tick, seq = TICK_SEQ.unpack_from(key, 1)
-        if not layout.has_place(tick, seq):
-            differences.append(f"hole {tick}/{seq} lies in no entry")
+        if not runs.has_place(tick, seq):
+            differences.append(f"hole {tick}/{seq} lies in no run")
     return differences

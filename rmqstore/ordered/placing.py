@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -15,8 +15,9 @@ from rmqstore.ordered.runs import encode_run, encode_single, encode_singles, run
 
 Times: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Entries: TypeAlias = "list[tuple[bytes, bytes]]"
-Gather: TypeAlias = Callable[[list[bytes], Times, int, int, int], Entries]
-"""Makes (key, value) entries of records, their ticks, the first seq, the time and the epoch."""
+
+Place: TypeAlias = tuple[int, int, int]
+"""Tick, seq and epoch of a timer."""
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -24,22 +25,17 @@ class Placed(msgspec.Struct, frozen=True):
 
     Attributes:
         ticks: tick of each row, ms.
-        entries: what holds them, in no order.
+        entries: the runs that hold them, in no order.
         by_minute: how many are due in which minute.
     """
 
     ticks: list[int]
-    entries: list[tuple[bytes, bytes]]
+    entries: Entries
     by_minute: dict[int, int]
 
 
-def place(
-    records: list[bytes], delivers: Sequence[int], first_seq: int, now_ms: int, precision_ms: int, epoch: int, gather: Gather
-) -> Placed:
-    """Give every row its tick (-1 = no deliver time); past ones are due with the very next tick (T4), and never early (T1).
-
-    ``gather`` makes the entries of a call with several rows; a lone one is a run in every layout.
-    """
+def place(records: list[bytes], delivers: Sequence[int], first_seq: int, now_ms: int, precision_ms: int, epoch: int) -> Placed:
+    """Give every row its tick (-1 = no deliver time); past ones are due with the very next tick (T4), and never early (T1)."""
     if len(records) == 1:
         tick, due = tick_and_due(delivers[0], now_ms, precision_ms)
         run = (PAIR.pack(tick, first_seq), encode_single(epoch, now_ms, records[0]))
@@ -47,7 +43,7 @@ def place(
     ticks, dues = ticks_and_dues(np.asarray(delivers, np.int64), now_ms, precision_ms)
     minutes, counts = np.unique(dues // MINUTE_MS, return_counts=True)
     by_minute = dict(zip(minutes.tolist(), counts.tolist(), strict=True))
-    return Placed(ticks.tolist(), gather(records, ticks, first_seq, now_ms, epoch), by_minute)
+    return Placed(ticks.tolist(), _runs_of(records, ticks, first_seq, now_ms, epoch), by_minute)
 
 
 def check_horizon(delivers: Sequence[int] | Times, now_ms: int, limit_ms: int) -> None:
@@ -80,10 +76,9 @@ def ticks_and_dues(delivers: Times, now_ms: Times | int, precision_ms: int) -> t
     return ticks, np.where(delivers < 0, ticks, delivers)
 
 
-def runs_of(records: list[bytes], ticks: Times, first_seq: int, now_ms: int, epoch: int, order: Times | None = None) -> Entries:
-    """Group records by tick, keeping their order, into (key, run) entries, in no order; ``order``: only these rows, which are so sorted."""
-    if order is None:
-        order = np.argsort(ticks, kind="stable")
+def _runs_of(records: list[bytes], ticks: Times, first_seq: int, now_ms: int, epoch: int) -> Entries:
+    """Group records by tick, keeping their order, into (key, run) entries, in no order."""
+    order = np.argsort(ticks, kind="stable")
     in_order = ticks[order]
     starts = np.flatnonzero(np.diff(in_order, prepend=-1))
     counts = np.diff(starts, append=len(order))

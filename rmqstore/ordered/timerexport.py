@@ -10,14 +10,16 @@ from rmqstore.ordered import layout as tables
 from rmqstore.ordered import traces
 from rmqstore.ordered.exporting import MARK_AT, Rows, adopted_rows, as_batch, epoch_of, listed, scanned, schema_of
 from rmqstore.ordered.kv import OrderedKV
-from rmqstore.ordered.layout import MARK, MARK_AGE, META, PAIR, SEAL_KEY, SEQ_KEY, TICK_SEQ, TRACES, U64
+from rmqstore.ordered.layout import MARK, MARK_AGE, META, PAIR, SEAL_KEY, SEQ_KEY, TICK_SEQ, TIMERS, TRACES, U64
 from rmqstore.ordered.marks import TIMER_SIDE, decode_ticks
 from rmqstore.ordered.records import decode_columns
-from rmqstore.ordered.timerlayout import TimerLayout
+from rmqstore.ordered.runpages import runs_behind
 
 
 def export_timers(kv: OrderedKV, table: str, after: bytes | None, limit: int, precision_ms: int) -> StatePage:
-    """Answer ``export_state`` of a timer side, but for the timers themselves."""
+    """Answer ``export_state`` of a timer side."""
+    if table == "timers":
+        return _puts(kv, after, limit)
     schema = schema_of(TIMER_TABLES, table)
     if table == "timer_traces":
         return scanned(kv, TRACES, _traces, schema, after, limit, (tables.CANCELLED, tables.DELIVERED))
@@ -30,12 +32,23 @@ def export_timers(kv: OrderedKV, table: str, after: bytes | None, limit: int, pr
     return listed([head], schema, after, limit)
 
 
-def export_puts(layout: TimerLayout, after: bytes | None, limit: int) -> StatePage:
-    """Answer ``export_state`` of the table of timers."""
-    puts, token = layout.page_behind(after, limit)
-    numbers = np.asarray([(put.tick, put.seq, put.epoch, put.store_ms) for put in puts], np.int64).reshape(-1, 4)
+def _puts(kv: OrderedKV, after: bytes | None, limit: int) -> StatePage:
+    places: list[tuple[int, int, int, int]] = []
+    records: list[bytes] = []
+    token: bytes | None = None
+    runs = list(runs_behind(kv, TIMERS, after, limit))
+    if runs:
+        token = runs[-1][0]
+        holes = traces.holes_between(kv, runs[0][0], U64.unpack_from(token)[0])
+        for key, run in runs:
+            tick, first_seq = PAIR.unpack(key)
+            for step, record in zip(run.deltas, run.records, strict=True):
+                if (tick, first_seq + step) not in holes:
+                    places.append((tick, first_seq + step, run.epoch, run.store_ms))
+                    records.append(record)
+    numbers = np.asarray(places, np.int64).reshape(-1, 4)
     extra = {name: pa.array(numbers[:, column]) for column, name in enumerate(("tick", "seq", "epoch", "store_ms"))}
-    columns = {**decode_columns([put.record for put in puts]), **extra}
+    columns = {**decode_columns(records), **extra}
     return StatePage(as_batch(columns, TIMER_TABLES["timers"]), token)
 
 

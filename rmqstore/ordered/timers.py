@@ -1,7 +1,7 @@
-"""``TimerStore`` over an ``OrderedKV``: what is sealed, covered and cancelled; how the timers lie is a layout's (``timerlayout``).
+"""``TimerStore`` over an ``OrderedKV``: what is sealed, covered and cancelled; ``timerruns`` finds the timers.
 
-Why no crash point loses or doubles a timer here: every mutating call is one atomic write. A put is its entries, index entries, counters
-and the last seq; a cancel its tombstone, the removed entry or hole, and the counters; a seal its staircase; a page of a forget what it
+Why no crash point loses or doubles a timer here: every mutating call is one atomic write. A put is its runs, index entries, counters
+and the last seq; a cancel its tombstone, the removed run or hole, and the counters; a seal its staircase; a page of a forget what it
 takes away together with the tombstones that answer for it. So the log of the database always holds a prefix of whole calls, and
 docs/handover.md argues over such prefixes. The fields kept in memory are caches of what is stored, or bounds that are only ever too low.
 """
@@ -40,18 +40,16 @@ from rmqstore.ordered.cancelling import cancel_all
 from rmqstore.ordered.counts import MinuteCounts
 from rmqstore.ordered.forgetting import Removal
 from rmqstore.ordered.importing import is_taken_in, note_taken_in
-from rmqstore.ordered.kv import PAGE_BYTES, OrderedKV, WriteBatch
-from rmqstore.ordered.layout import FORMAT_KEY, META, PACKED_VERSION, PAIR, SEAL_KEY, SEQ_KEY, TIMERS, TRACES
+from rmqstore.ordered.kv import PAGE_BYTES, WriteBatch
+from rmqstore.ordered.layout import META, PAIR, SEAL_KEY, SEQ_KEY, TIMERS, TRACES
 from rmqstore.ordered.marks import TIMER_SIDE, encode_ticks, find_mark, put_marks
-from rmqstore.ordered.packedlayout import PackedLayout
-from rmqstore.ordered.placing import check_horizon, place
+from rmqstore.ordered.placing import Place, check_horizon, place
 from rmqstore.ordered.records import Records, deliver_at_of, encode_batch, keys_of, route_of
-from rmqstore.ordered.rowlayout import RowLayout
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.staircase import reached
-from rmqstore.ordered.timerexport import export_puts, export_timers
+from rmqstore.ordered.timerexport import export_timers
 from rmqstore.ordered.timerimport import TimerImport
-from rmqstore.ordered.timerlayout import LivePut, Place, Seen, TimerLayout
+from rmqstore.ordered.timerruns import LivePut, Seen, TimerRuns
 from rmqstore.ordered.timerside import TimerSide
 
 _DUE_BYTES = 8 * PAGE_BYTES
@@ -59,7 +57,7 @@ _NO_TICK = 2**63 - 1
 
 
 class OrderedTimers(TimerSide):
-    """The timer side of a session; see the module for its layout and argument."""
+    """The timer side of a session; see the module for its argument."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
@@ -77,8 +75,8 @@ class OrderedTimers(TimerSide):
         # After a reload the seqs and seals given before stay given, though their records may be gone.
         self._last_seq = max(self._last_seq, last_seq)
         self._sealed = self._sealed.join(TimerCursor.from_bytes(kv.get(META, SEAL_KEY) or b"").corners)
-        self._layout = layout_of(kv)
-        first = self._layout.first_tick(0)
+        self._runs = TimerRuns(kv)
+        first = self._runs.first_tick(0)
         self._low_tick = _NO_TICK if first is None else first
         self._unsealed_tick = first
         self._adopted = stored_adopted(kv, TIMER_SIDE)
@@ -89,7 +87,7 @@ class OrderedTimers(TimerSide):
             self._sealed = self._sealed.join(cursor.corners)
             self._last_seq = max(self._last_seq, self._sealed.highest_seq)
         self.forget(cursor)
-        self._layout.met_damage = False
+        self._runs.met_damage = False
 
     # ------------------------------------------------------------ put
 
@@ -102,7 +100,7 @@ class OrderedTimers(TimerSide):
                 return self._repeated(answer), Ticket(kv.position)
             check_horizon(delivers, now_ms, self._options.max_delay_ms)
             first_seq = self._last_seq + 1
-            placed = place(records, delivers, first_seq, now_ms, self.precision_ms, self._shared.epoch, self._layout.gather)
+            placed = place(records, delivers, first_seq, now_ms, self.precision_ms, self._shared.epoch)
             ticks = placed.ticks
             self._congestion.check(ticks)
             write = WriteBatch()
@@ -118,18 +116,17 @@ class OrderedTimers(TimerSide):
             self._last_seq = last_seq
             self._pending += len(records)
             self._change_position = ticket.position
-            self._layout.note_put(placed.entries)
             self._note_ticks(ticks)
             return receipts, ticket
 
     def _count_of_tick(self, tick: int) -> int:
-        return self._layout.count_of_tick(tick)
+        return self._runs.count_of_tick(tick)
 
     # ------------------------------------------------------------ cancel
 
     def _is_known(self, tick: int, seq: int, epoch: int) -> bool:
         kv = self._shared.kv
-        found = self._layout.locate(tick, seq)
+        found = self._runs.locate(tick, seq)
         if found is not None and found.put.epoch == epoch:
             return True
         return traces.was_cancelled(kv, tick, seq, epoch) or traces.was_delivered(kv, tick, seq, epoch)
@@ -138,14 +135,14 @@ class OrderedTimers(TimerSide):
         with self._lock, self._call as kv:
             places: list[Place | None] = []
             for tick, seq in sorted(traces.places_of_key(kv, topic, key), key=lambda place: place[1]):
-                found = self._layout.locate(tick, seq)
+                found = self._runs.locate(tick, seq)
                 # The index is by hash, so the record has the last word.
                 if found is not None and route_of(found.put.record)[0] == topic.encode() and key in keys_of(found.put.record):
                     places.append((tick, seq, found.put.epoch))
             return self._cancel(places, now_ms)
 
     def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        done = cancel_all(self._shared.kv, self._layout, self._sealed, places)
+        done = cancel_all(self._shared.kv, self._runs, self._sealed, places)
         position = max(self._change_position, self._seal_position)
         if done.ticks:
             write = done.write
@@ -166,7 +163,7 @@ class OrderedTimers(TimerSide):
             if until_ms != self._until_ms:
                 self._resume = None
             if self._unsealed_tick is not None and self._unsealed_tick <= until_ms:
-                if self._layout.is_open(self._unsealed_tick, until_ms, self._sealed):
+                if self._runs.is_open(self._unsealed_tick, until_ms, self._sealed):
                     self._closed_tick = self._unsealed_tick if self._closed_tick is None else min(self._closed_tick, self._unsealed_tick)
                     sealed = self._trimmed(self._sealed.join([(until_ms, self._last_seq)]))
                     write = WriteBatch()
@@ -174,7 +171,7 @@ class OrderedTimers(TimerSide):
                     self._seal_position = self._shared.write(write).position
                     self._sealed = sealed
                     self._resume = None
-                self._unsealed_tick = self._layout.first_tick(until_ms + 1)
+                self._unsealed_tick = self._runs.first_tick(until_ms + 1)
             self._until_ms = until_ms
 
     def due(self, after: TimerCursor, limit: int) -> DueBatch:
@@ -186,7 +183,7 @@ class OrderedTimers(TimerSide):
             last: tuple[int, int] | None = None
             more = False
             size = 0
-            for tick, seq, record in self._layout.live(start, Seen(self._sealed, after, self._until_ms), limit):
+            for tick, seq, record in self._runs.live(start, Seen(self._sealed, after, self._until_ms), limit):
                 if len(records) == limit or size >= _DUE_BYTES:
                     more = True
                     break
@@ -199,7 +196,7 @@ class OrderedTimers(TimerSide):
                 self._resume = (cursor, last)
             elif self._sealed.highest_tick > self._until_ms:
                 # An earlier seal closed more, before the clock was set back.
-                self._closed_tick = self._layout.first_closed(self._until_ms + 1, self._sealed, after)
+                self._closed_tick = self._runs.first_closed(self._until_ms + 1, self._sealed, after)
             else:
                 self._closed_tick = None
             soft = self._change_position > kv.durable_position
@@ -213,7 +210,7 @@ class OrderedTimers(TimerSide):
         if len(cursor.corners) <= MAX_CORNERS or (is_receivers and self._forget_position > self._shared.kv.durable_position):
             return cursor
         corners = list(cursor.corners)
-        while len(corners) > MAX_CORNERS and not self._layout.is_anything_under(self._low_tick, *corners[0]):
+        while len(corners) > MAX_CORNERS and not self._runs.is_anything_under(self._low_tick, *corners[0]):
             corners.pop(0)
         return TimerCursor(tuple(corners))
 
@@ -222,7 +219,7 @@ class OrderedTimers(TimerSide):
             return
         with self._lock, self._call:
             kept_ticks: list[int] = []
-            for removal in self._layout.removals(self._low_tick, upto):
+            for removal in self._runs.removals(self._low_tick, upto):
                 if removal:
                     self._write_removal(removal)
                 if removal.kept_tick is not None:
@@ -245,15 +242,14 @@ class OrderedTimers(TimerSide):
         self._counts.commit(staged)
         self._pending = pending_left
         self._congestion.lose(removal.ticks)
-        self._layout.note_removal(removal)
         if (tick := removal.put_off_tick) is not None:
             self._unsealed_tick = tick if self._unsealed_tick is None else min(self._unsealed_tick, tick)
             self._resume = None
 
     def _recount(self, removal: Removal) -> tuple[Counter[int], int]:
-        """Return what sets the counters to what a removal leaves, and how much that is: a damaged entry held nobody knows how many."""
+        """Return what sets the counters to what a removal leaves, and how much that is: a damaged run held nobody knows how many."""
         gone = {(tick, seq) for tick, seq, _ in removal.delivered}
-        left, total = counting.count_all(self._layout, without=gone)
+        left, total = counting.count_all(self._runs, without=gone)
         left.subtract(self._counts.all_minutes())
         return left, total
 
@@ -262,7 +258,7 @@ class OrderedTimers(TimerSide):
     def pending(self, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
         with self._lock, self._call:
             handed = self._unforgotten(handed)
-            return counting.Pending(self._layout, self._counts, self._pending, handed, self.precision_ms).count(edges_ms)
+            return counting.Pending(self._runs, self._counts, self._pending, handed, self.precision_ms).count(edges_ms)
 
     def _unforgotten(self, handed: TimerCursor) -> TimerCursor:
         """Return what of ``handed`` may still be kept here: nothing, once just that was forgotten."""
@@ -272,7 +268,7 @@ class OrderedTimers(TimerSide):
         self, from_ms: int, to_ms: int, after: tuple[int, int] | None = None, limit: int = 1000, handed: TimerCursor = EMPTY_CURSOR
     ) -> ScanPage:
         with self._lock, self._call:
-            found, is_more = counting.scan_live(self._layout, from_ms, to_ms, after, limit, self.precision_ms, self._unforgotten(handed))
+            found, is_more = counting.scan_live(self._runs, from_ms, to_ms, after, limit, self.precision_ms, self._unforgotten(handed))
             timers = tuple(self._pending_timer(put) for put in found)
             return ScanPage(timers, (found[-1].tick, found[-1].seq) if is_more else None)
 
@@ -282,7 +278,7 @@ class OrderedTimers(TimerSide):
             if place is None:
                 return None
             tick, seq, epoch = place
-            found = self._layout.locate(tick, seq)
+            found = self._runs.locate(tick, seq)
             if found is None or found.put.epoch != epoch or kv.get(TRACES, traces.hole_key(tick, seq)) is not None:
                 return None
             return self._pending_timer(found.put)
@@ -293,7 +289,7 @@ class OrderedTimers(TimerSide):
 
     def verify(self) -> list[str]:
         with self._lock, self._call as kv:
-            return counting.verify(kv, self._layout, self._counts, self._pending)
+            return counting.verify(kv, self._runs, self._counts, self._pending)
 
     def stats(self) -> TimerStats:
         with self._lock, self._call as kv:
@@ -303,8 +299,6 @@ class OrderedTimers(TimerSide):
 
     def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
         with self._lock, self._call as kv:
-            if table == "timers":
-                return export_puts(self._layout, after, limit)
             return export_timers(kv, table, after, limit, self.precision_ms)
 
     def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
@@ -322,11 +316,6 @@ class OrderedTimers(TimerSide):
             self._change_position = ticket.position
             self._load()
             return ticket
-
-
-def layout_of(kv: OrderedKV) -> TimerLayout:
-    """Return the layout that the timers of a database were made with."""
-    return PackedLayout(kv) if kv.get(META, FORMAT_KEY) == bytes((PACKED_VERSION,)) else RowLayout(kv)
 
 
 def _deliver_times(batch: MessageBatch, records: Sequence[bytes]) -> list[int]:

@@ -29,9 +29,9 @@ from rmqstore.ordered.congestion import Congestion
 from rmqstore.ordered.kv import WriteBatch
 from rmqstore.ordered.layout import PAIR
 from rmqstore.ordered.marks import TIMER_SIDE, decode_ticks, drop_old_marks
+from rmqstore.ordered.placing import Place
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.side import OrderedSide
-from rmqstore.ordered.timerlayout import Place
 
 _LIMIT: Final = 2**63
 

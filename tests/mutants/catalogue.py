@@ -24,9 +24,9 @@ from rmqstore.ordered.leases import MOVED, Lease
 from rmqstore.ordered.leasing import Leasing
 from rmqstore.ordered.popping import Popping
 from rmqstore.ordered.pops import OrderedPops
-from rmqstore.ordered.rowlayout import RowLayout
 from rmqstore.ordered.stage import Stage
 from rmqstore.ordered.standings import Seat, Standing
+from rmqstore.ordered.timerruns import TimerRuns
 from rmqstore.ordered.timers import OrderedTimers
 
 
@@ -222,8 +222,8 @@ def tombstone_dropped() -> Iterator[None]:
 @contextmanager
 def cancelled_rows_of_a_kept_call_go_out() -> Iterator[None]:
     """The hand-over does not look which rows of a call were cancelled."""
-    live_of = RowLayout._live_of
-    with patch.object(RowLayout, "_live_of", lambda self, page, seen, holes: live_of(self, page, seen, set())):
+    live_of = TimerRuns._live_of
+    with patch.object(TimerRuns, "_live_of", lambda self, page, seen, holes: live_of(self, page, seen, set())):
         yield
 
 

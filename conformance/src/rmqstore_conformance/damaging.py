@@ -13,7 +13,7 @@ from rmqstore import Store
 from rmqstore.ordered.kv import OrderedKV, WriteBatch
 from rmqstore.ordered.layout import FORMAT_KEY, META, QUEUES, TIMERS
 from rmqstore.ordered.runlog import RunQueueLog
-from rmqstore.ordered.timers import OrderedTimers, layout_of
+from rmqstore.ordered.timers import OrderedTimers
 
 Spoiling = Callable[[bytes], bytes]
 
@@ -33,10 +33,7 @@ def damage_timers(store: Store, *bodies: bytes, spoil: Spoiling = flipped) -> in
     """Damage the timers with these bodies; returns how many pieces were damaged: timers that are stored as one are damaged as one."""
     kv = store.timers._shared.kv  # type: ignore[attr-defined]
     if isinstance(store.timers, OrderedTimers):
-        damaged = _damage_runs(kv, TIMERS, bodies, spoil)
-        # It may have read them before.
-        store.timers._layout = layout_of(kv)
-        return damaged
+        return _damage_runs(kv, TIMERS, bodies, spoil)
     return _damage_files(store, store.stats().timer_engine, bodies, spoil)
 
 

@@ -334,10 +334,9 @@ def test_settings_are_the_tuning() -> None:
     assert rmqstore_engines() == [INFO]
     tuning = RocksDBTuning()
     assert {setting.key.removeprefix("rocksdb."): setting.default for setting in INFO.settings} == {
-        "layout": "row",
-        **{name: getattr(tuning, name) for name in RocksDBTuning.__struct_fields__},
+        name: getattr(tuning, name) for name in RocksDBTuning.__struct_fields__
     }
-    assert {setting.key for setting in INFO.settings if setting.baked} == {"rocksdb.layout", "rocksdb.values"}
+    assert {setting.key for setting in INFO.settings if setting.baked} == {"rocksdb.values"}
 
 
 def test_the_engine_opens_and_opens_again(tmp_path: Path) -> None:

@@ -31,33 +31,12 @@ _SLOWER: Final = 4
 _SECONDS_OF_A_CASE: Final = 120
 
 
-class Ground(NamedTuple):
-    """An engine and the settings of its stores that a mutation is tried with."""
-
-    engine: str
-    settings: tuple[str, ...]
-
-    @classmethod
-    def of(cls, text: str) -> Ground:
-        """Return what ``lmdb,lmdb.layout=packed`` names."""
-        engine, *settings = text.split(",")
-        return cls(engine, tuple(settings))
-
-    def __str__(self) -> str:
-        return ",".join((self.engine, *self.settings))
-
-    @property
-    def options(self) -> list[str]:
-        """The options of the suite."""
-        return ["--rmq-engine", self.engine, *(f"--rmq-config={each}" for each in self.settings)]
-
-
 class MutationVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the suite said to a mutation.
 
     Attributes:
         verdict: ``caught``, ``survived``, ``not reached`` by any case, or ``stillborn``: the engine does not even open.
-        ground: where it was caught.
+        ground: the engine with which it was caught.
         case: the first case that failed; empty: the run did not end in its time.
         level: of that case.
         tried: so many cases ran through its line.
@@ -213,7 +192,7 @@ def _try(trial: Trial, options: Sequence[str], directory: Path, seconds: float |
     return _Ran([msgspec.json.decode(line, type=Finding) for line in lines], ended, said)
 
 
-def reach_of(ground: Ground, level: str, modules: dict[str, Path], file: Path, *further: str) -> Reach:
+def reach_of(engine: str, level: str, modules: dict[str, Path], file: Path, *further: str) -> Reach:
     """Return what the suite runs through on a sound engine, traced once and kept in ``file``.
 
     Raises:
@@ -228,28 +207,29 @@ def reach_of(ground: Ground, level: str, modules: dict[str, Path], file: Path, *
                 str(file.resolve()),
                 "--rmq-level",
                 level,
-                *ground.options,
+                "--rmq-engine",
+                engine,
             ]
             options += [*further, *(f"--rmq-reach-module={name}={source}" for name, source in modules.items())]
             _, said = _suite(Path(directory), options, None)
         if not file.exists():
-            raise IllegalArgumentError(f"the suite did not run on {ground}: {said}")
+            raise IllegalArgumentError(f"the suite did not run on {engine}: {said}")
     return msgspec.json.decode(file.read_bytes(), type=Reach)
 
 
 # ---------------------------------------------------------------- mutations
 
 
-def judge_mutation(mutation: Mutation, reaches: dict[Ground, Reach], level: str) -> MutationVerdict:
-    """Run the cases that a mutation can make fail, ground by ground, the shortest first, until one fails.
+def judge_mutation(mutation: Mutation, reaches: dict[str, Reach], level: str) -> MutationVerdict:
+    """Run the cases that a mutation can make fail, engine by engine, the shortest first, until one fails.
 
-    A case that passed on one ground is not run on the next, unless the mutation is of what is worked out at import: who uses that is
+    A case that passed on one engine is not run on the next, unless the mutation is of what is worked out at import: who uses that is
     not known.
     """
     started = time.monotonic()
     tried = 0
     passed: set[str] = set()
-    for ground, reach in reaches.items():
+    for engine, reach in reaches.items():
         cases = {name: seconds for name, seconds in reach.cases_at(mutation).items() if name not in passed}
         if not cases:
             continue
@@ -257,7 +237,7 @@ def judge_mutation(mutation: Mutation, reaches: dict[Ground, Reach], level: str)
         with tempfile.TemporaryDirectory(prefix="rmqs-trial-") as directory:
             trial = Trial(findings=str(Path(directory, "findings")), mutation=mutation, limits=limits)
             patience = 60 + 2 * sum(cases.values())
-            found = _try(trial, ["--rmq-level", level, *ground.options], Path(directory), patience)
+            found = _try(trial, ["--rmq-level", level, "--rmq-engine", engine], Path(directory), patience)
         tried += len(found.findings)
         if mutation.function:
             passed.update(each.case for each in found.findings if not each.failed)
@@ -267,7 +247,7 @@ def judge_mutation(mutation: Mutation, reaches: dict[Ground, Reach], level: str)
             return MutationVerdict(
                 mutation=mutation,
                 verdict=verdict,
-                ground=str(ground),
+                ground=engine,
                 case=failed.case if failed else "",
                 level=failed.level if failed else "",
                 seen=failed.seen if failed else found.said[-300:],

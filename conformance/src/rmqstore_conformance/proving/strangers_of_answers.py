@@ -34,9 +34,9 @@ from rmqstore.ordered.layout import LEASE_KEY, MARK, META, SPACES
 from rmqstore.ordered.leases import Lease
 from rmqstore.ordered.leasing import Leasing
 from rmqstore.ordered.marks import TIMER_SIDE, find_mark
+from rmqstore.ordered.placing import Place
 from rmqstore.ordered.session import open_session
 from rmqstore.ordered.stage import Stage
-from rmqstore.ordered.timerlayout import Place
 from rmqstore_conformance.proving.strangers_planting import LMDB, Pops, Timers, Whole, stranger
 
 _AT_ONCE = Ticket(0)
@@ -86,7 +86,7 @@ class HandlesByPlace(Timers):
 
     def _place_of(self, handle: TimerHandle) -> Place | None:
         place = super()._place_of(handle)
-        found = None if place is None else self._layout.locate(place[0], place[1])
+        found = None if place is None else self._runs.locate(place[0], place[1])
         return place if found is None else (found.put.tick, found.put.seq, found.put.epoch)
 
 

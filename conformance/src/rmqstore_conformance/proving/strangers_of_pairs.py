@@ -32,12 +32,12 @@ from rmqstore.ordered.layout import MARK, META
 from rmqstore.ordered.leases import LEASED
 from rmqstore.ordered.leasing import Leasing
 from rmqstore.ordered.marks import TIMER_SIDE
+from rmqstore.ordered.placing import Place
 from rmqstore.ordered.popping import Popping, _Taken
 from rmqstore.ordered.records import decode_message
 from rmqstore.ordered.retention import Retention
 from rmqstore.ordered.stage import Stage
 from rmqstore.ordered.standings import Seat, Standing
-from rmqstore.ordered.timerlayout import Place
 from rmqstore_conformance.proving.strangers_planting import Pops, Timers, stranger
 
 # ---------------------------------------------------------------- timers with the clock, with marks, with cancels by key

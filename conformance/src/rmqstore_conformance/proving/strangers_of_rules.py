@@ -28,12 +28,12 @@ from rmqstore.message import Message
 from rmqstore.ordered.kv import PutMany, WriteBatch
 from rmqstore.ordered.layout import CANCELLED, LEASE, LEASES, PURGE, TICK_SEQ, TRACES, U64
 from rmqstore.ordered.leasing import Leasing
+from rmqstore.ordered.placing import Place
 from rmqstore.ordered.popping import Popping
 from rmqstore.ordered.queuelog import DamagedRun
 from rmqstore.ordered.retention import Retention
 from rmqstore.ordered.runlog import RunQueueLog
 from rmqstore.ordered.stage import Stage
-from rmqstore.ordered.timerlayout import Place
 from rmqstore_conformance.proving.strangers_of_data import with_rows
 from rmqstore_conformance.proving.strangers_planting import LMDB, Pops, Timers, stranger
 
@@ -58,7 +58,7 @@ class GetSeesCancelled(Timers):
     def get(self, handle: TimerHandle) -> PendingTimer | None:
         with self._lock, self._call:
             place = self._place_of(handle)
-            found = None if place is None else self._layout.locate(place[0], place[1])
+            found = None if place is None else self._runs.locate(place[0], place[1])
             return None if found is None or place is None or found.put.epoch != place[2] else self._pending_timer(found.put)
 
 

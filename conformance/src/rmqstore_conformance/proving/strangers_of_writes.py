@@ -43,7 +43,7 @@ from rmqstore.ordered.layout import (
     U64,
 )
 from rmqstore.ordered.marks import POP_SIDE
-from rmqstore.ordered.timerlayout import Place
+from rmqstore.ordered.placing import Place
 from rmqstore_conformance.proving.strangers_planting import LMDB, Behind, Pops, Timers, in_two, parted, stranger, written_by
 
 _MANY = 1000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rmqstore.contract.engine import Capabilities, Durability, EngineInfo, Setting, Support, same_durability
 from rmqstore.hookspecs import hookimpl
-from rmqstore.ordered.session import layout_setting
 
 INFO = EngineInfo(
     name="lmdb",
@@ -21,7 +20,6 @@ INFO = EngineInfo(
     install_hint="pip install rmqstore-lmdb",
     preference=20,
     settings=(
-        layout_setting("lmdb"),
         Setting(
             key="lmdb.map_bytes",
             type=int,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rmqstore.contract.engine import Capabilities, Durability, EngineInfo, Setting, Support, same_durability
 from rmqstore.hookspecs import hookimpl
-from rmqstore.ordered.session import layout_setting
 
 INFO = EngineInfo(
     name="rocksdb",
@@ -21,7 +20,6 @@ INFO = EngineInfo(
     install_hint="pip install rmqstore-rocksdb",
     preference=30,
     settings=(
-        layout_setting("rocksdb"),
         Setting(
             key="rocksdb.values",
             type=str,

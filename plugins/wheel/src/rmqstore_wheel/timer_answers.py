@@ -9,7 +9,7 @@ import numpy as np
 
 from rmqstore.contract import CancelOutcome, TimerCursor
 from rmqstore.ordered import traces
-from rmqstore.ordered.timerlayout import Place
+from rmqstore.ordered.placing import Place
 from rmqstore.ordered.timerside import is_possible
 from rmqstore_wheel.facts import TIMER, FactRows
 from rmqstore_wheel.formats.binary_columns import Ints

@@ -42,10 +42,9 @@ from rmqstore.ordered.importing import is_taken_in, note_taken_in
 from rmqstore.ordered.kv import WriteBatch
 from rmqstore.ordered.layout import META, SEAL_KEY
 from rmqstore.ordered.marks import TIMER_SIDE, encode_ticks, find_mark, put_marks
-from rmqstore.ordered.placing import check_horizon
+from rmqstore.ordered.placing import Place, check_horizon
 from rmqstore.ordered.shared import Shared
 from rmqstore.ordered.staircase import reached
-from rmqstore.ordered.timerlayout import Place
 from rmqstore.ordered.timerside import TimerSide
 from rmqstore_wheel import facts as fact_log
 from rmqstore_wheel.appending import Messages, One

@@ -1,26 +1,31 @@
-"""The row layout: one run a tick and call, keyed by (tick, first seq), so that the order of hand-over is the order of the keys.
+"""``TimerRuns``: the timers of a store as they lie in their space, one run a tick and call, keyed by (tick, first seq).
 
-With deliver times that differ, that is one entry a timer; a burst into one tick is a few entries, whatever its size.
+So the order of hand-over is the order of the keys. With deliver times that differ, that is one entry a timer; a burst into one tick is a
+few entries, whatever its size. ``timers`` says what is sealed, covered and cancelled, and makes each call one write. Here timers are found
+again: by place, in order, and what a ``forget`` takes away.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from rmqstore.contract import EMPTY_CURSOR, TimerCursor
+from rmqstore.message import Message
 from rmqstore.ordered import traces
 from rmqstore.ordered.forgetting import Removal
 from rmqstore.ordered.kv import OrderedKV
 from rmqstore.ordered.layout import PAIR, TIMERS, U64
-from rmqstore.ordered.placing import Entries, Times, runs_of
-from rmqstore.ordered.runpages import runs_behind
+from rmqstore.ordered.parked import parked_message
+from rmqstore.ordered.placing import Place
+from rmqstore.ordered.records import decode_message, deliver_at_of, encode_message
 from rmqstore.ordered.runs import DamagedRunError, Run, count_of, decode_run, is_single, single_of
-from rmqstore.ordered.timerlayout import FORGET_PAGE, LivePut, Located, OnDamage, Place, Seen, TimerLayout, parked_record
 
-BEHIND_RUNS: Final = U64.pack(2**63)
-"""Behind the key of every run."""
+_FORGET_PAGE: Final = 4096
+"""So many runs a ``forget`` takes away in one write."""
 
 _READ_PAGE: Final = 512
 _FIND_PAGE: Final = 32
@@ -29,44 +34,82 @@ _FIND_BYTES: Final = 1024 * 1024
 _PEEK_PAGE: Final = 64
 
 
-def run_at(tick: int, seq: int) -> str:
-    """Return how messages name a run."""
-    return f"timer run {tick}/{seq}"
+class LivePut(msgspec.Struct, frozen=True):
+    """A kept, uncancelled put."""
+
+    tick: int
+    seq: int
+    epoch: int
+    record: bytes
+
+    @property
+    def due_ms(self) -> int:
+        """Its deliver time, or its tick when it was sent without one."""
+        deliver = deliver_at_of(self.record)
+        return self.tick if deliver < 0 else deliver
+
+    def message(self) -> Message:
+        """Its message, decoded."""
+        return decode_message(self.record)
 
 
-class RowLayout(TimerLayout):
-    """Finds timers by the keys of their runs."""
+class Located(msgspec.Struct, frozen=True):
+    """A kept put that was found by its place, cancelled or not: the key of the run that holds it, and whether it is alone in that."""
+
+    key: bytes
+    put: LivePut
+    is_alone: bool
+
+
+class Seen(NamedTuple):
+    """What a ``due`` may give: what is sealed and not after the last ``until_ms``, without what ``after`` covers."""
+
+    sealed: TimerCursor
+    after: TimerCursor
+    until_ms: int
+
+
+OnDamage = Callable[[str, str], None]
+"""Is told of a run that cannot be read: where it is, and what is wrong with it."""
+
+
+class TimerRuns:
+    """The timers of one open database.
+
+    Attributes:
+        met_damage: a run that ``forget`` is to remove may be damaged.
+    """
 
     def __init__(self, kv: OrderedKV) -> None:
-        super().__init__(kv)
-        # Keys of the damaged entries that ``due`` gave since the database was opened.
+        self._kv = kv
+        # Until the first ``forget`` is done, nobody has checked the runs that it removes.
+        self.met_damage = True
+        # Keys of the damaged runs that ``due`` gave since the database was opened.
         self._parked: set[bytes] = set()
-
-    def gather(self, records: list[bytes], ticks: Times, first_seq: int, now_ms: int, epoch: int) -> Entries:
-        return runs_of(records, ticks, first_seq, now_ms, epoch)
-
-    def note_put(self, entries: Entries) -> None:
-        pass
 
     # ------------------------------------------------------------ finding
 
     def locate(self, tick: int, seq: int) -> Located | None:
+        """Find the kept put (tick, seq), cancelled or not; a damaged run holds none."""
         run = self._run_at(tick, seq)
         return None if run is None else run.locate(tick, seq)
 
     def _run_at(self, tick: int, seq: int) -> _FoundRun | None:
-        """Return the run that would hold a place: the last of its tick that begins at or before it."""
         if tick >= 2**63 or seq >= 2**63:
             return None
-        entry = self._kv.floor(TIMERS, PAIR.pack(tick, seq))
-        return None if entry is None or entry[0][: U64.size] != U64.pack(tick) else _FoundRun.of(*entry)
+        entry = self._entry_at(tick, seq)
+        return None if entry is None else _FoundRun.of(*entry)
 
-    def in_search_order(self, places: Iterable[Place]) -> list[Place]:
-        return sorted(places)
+    def _entry_at(self, tick: int, seq: int) -> tuple[bytes, bytes] | None:
+        """Return the run that would hold a place: the last of its tick that begins at or before it."""
+        key = PAIR.pack(tick, seq)
+        entry = self._kv.floor(TIMERS, key)
+        return entry if entry is not None and entry[0][: U64.size] == key[: U64.size] else None
 
     def locate_each(self, places: Sequence[Place]) -> Iterator[Located | None]:
+        """Yield what :meth:`locate` gives for each of some sorted places, one after the other: records may be large."""
         # Most runs have one timer, whose place is the key; of one that has more, several may be wanted.
-        runs = Runs(self._run_at)
+        run: _FoundRun | None = None
         at, step = 0, 1
         while at < len(places):
             some = places[at : at + step]
@@ -74,33 +117,37 @@ class RowLayout(TimerLayout):
             values = self._kv.get_many(TIMERS, keys)
             for (tick, seq, _), key, value in zip(some, keys, values, strict=True):
                 if value is not None:
-                    runs.last = _FoundRun.of(key, value)
-                    yield None if runs.last is None else runs.last.locate(tick, seq)
-                else:
-                    yield runs.locate(tick, seq)
+                    run = _FoundRun.of(key, value)
+                elif run is None or not run.spans(tick, seq):
+                    run = self._run_at(tick, seq)
+                yield None if run is None else run.locate(tick, seq)
             at += step
             step = min(2 * step, _FIND_PAGE) if sum(len(value or b"") for value in values) < _FIND_BYTES else 1
 
     def has_place(self, tick: int, seq: int) -> bool:
-        entry = self._kv.floor(TIMERS, PAIR.pack(tick, seq))
-        return entry is not None and entry[0][: U64.size] == U64.pack(tick)
+        """Say whether there is a run that could hold (tick, seq)."""
+        return self._entry_at(tick, seq) is not None
 
     def count_of_tick(self, tick: int) -> int:
+        """Return how many live timers a tick has."""
         prefix = U64.pack(tick)
         kept = sum(count_of(value) for _, value in self._kv.scan_all(TIMERS, prefix, U64.pack(tick + 1)))
         return kept - len(traces.holes_between(self._kv, prefix, tick))
 
     def first_tick(self, from_tick: int) -> int | None:
-        first = self._kv.scan(TIMERS, U64.pack(from_tick), BEHIND_RUNS, 1)
+        """Return the tick of the first kept put at or after ``from_tick``; None when there is none."""
+        first = self._kv.scan(TIMERS, U64.pack(from_tick), None, 1)
         return U64.unpack_from(first[0][0])[0] if first else None
 
     def last_tick(self, before_tick: int | None) -> int | None:
-        last = self._kv.scan(TIMERS, b"", BEHIND_RUNS if before_tick is None else U64.pack(before_tick), 1, reverse=True)
+        """Return the tick of the last kept put before ``before_tick``, None for the last of all; None when there is none."""
+        last = self._kv.scan(TIMERS, b"", None if before_tick is None else U64.pack(before_tick), 1, reverse=True)
         return U64.unpack_from(last[0][0])[0] if last else None
 
     # ------------------------------------------------------------ seal and due
 
     def is_open(self, from_tick: int, until_ms: int, sealed: TimerCursor) -> bool:
+        """Say whether a live put of ``from_tick`` <= tick <= ``until_ms`` is not sealed."""
         for key, value in self._kv.scan_all(TIMERS, U64.pack(from_tick), U64.pack(until_ms + 1), page=_PEEK_PAGE):
             tick, first_seq = PAIR.unpack(key)
             # One call's runs are sealed together, so the first record speaks for all of them.
@@ -118,6 +165,7 @@ class RowLayout(TimerLayout):
         return False
 
     def first_closed(self, from_tick: int, sealed: TimerCursor, after: TimerCursor) -> int | None:
+        """Return the tick of the first kept put at or after ``from_tick`` that is sealed and not covered by ``after``."""
         stop = U64.pack(sealed.highest_tick + 1)
         for key, value in self._kv.scan_all(TIMERS, U64.pack(from_tick), stop, page=_PEEK_PAGE):
             tick, first_seq = PAIR.unpack(key)
@@ -128,6 +176,10 @@ class RowLayout(TimerLayout):
         return None
 
     def live(self, start: tuple[int, int], seen: Seen, limit: int) -> Iterator[tuple[int, int, bytes]]:
+        """Yield (tick, seq, record) of what ``seen`` lets out and is not cancelled, from the place ``start`` on, by tick and seq.
+
+        A damaged run yields one parked message. About ``limit`` are wanted.
+        """
         at = self._start_of(start)
         stop = U64.pack(seen.until_ms + 1)
         while at < stop and (page := self._kv.scan(TIMERS, at, stop, limit + 1)):
@@ -153,7 +205,7 @@ class RowLayout(TimerLayout):
             except DamagedRunError as error:
                 self.met_damage = True
                 if done_bound < first_seq:
-                    yield tick, first_seq, parked_record(value, str(error), run_at(tick, first_seq))
+                    yield tick, first_seq, encode_message(parked_message(value, str(error), _name_of(tick, first_seq)))
                     # Only now, since what was asked for last is not always given.
                     self._parked.add(key)
                 continue
@@ -164,12 +216,14 @@ class RowLayout(TimerLayout):
     # ------------------------------------------------------------ forget
 
     def is_anything_under(self, low_tick: int, tick: int, seq: int) -> bool:
+        """Say whether a kept put from ``low_tick`` on lies under the corner (tick, seq)."""
         kept = self._kv.scan_all(TIMERS, U64.pack(low_tick), U64.pack(tick + 1))
         return any(PAIR.unpack(key)[1] <= seq for key, _ in kept)
 
     def removals(self, low_tick: int, upto: TimerCursor) -> Iterator[Removal]:
+        """Yield, page by page, what ``upto`` covers from ``low_tick`` on; a page is written before the next one is asked for."""
         start, stop = U64.pack(low_tick), U64.pack(upto.highest_tick + 1)
-        while start < stop and (page := self._kv.scan(TIMERS, start, stop, FORGET_PAGE)):
+        while start < stop and (page := self._kv.scan(TIMERS, start, stop, _FORGET_PAGE)):
             start = page[-1][0] + b"\x00"
             holes = traces.holes_between(self._kv, page[0][0], U64.unpack_from(page[-1][0])[0])
             removal = Removal(upto, holes, checked=not self.met_damage)
@@ -193,16 +247,14 @@ class RowLayout(TimerLayout):
             if key not in self._parked and bound < min(upto.bound(tick - 1), last_seq):
                 removal.move_damaged(PAIR.pack(tick, bound + 1), value)
 
-    def note_removal(self, removal: Removal) -> None:
-        pass
-
     # ------------------------------------------------------------ reading all
 
     def live_puts(
         self, start: tuple[int, int], stop_tick: int | None, on_damage: OnDamage, handed: TimerCursor = EMPTY_CURSOR
     ) -> Iterator[LivePut]:
+        """Yield the live puts from the place ``start`` on and before ``stop_tick``, by tick and seq, without those ``handed`` covers."""
         at = self._start_of(start)
-        stop = BEHIND_RUNS if stop_tick is None else U64.pack(min(stop_tick, 2**63))
+        stop = None if stop_tick is None else U64.pack(min(stop_tick, 2**63))
         while page := self._kv.scan(TIMERS, at, stop, _READ_PAGE):
             at = page[-1][0] + b"\x00"
             holes = traces.holes_between(self._kv, page[0][0], U64.unpack_from(page[-1][0])[0])
@@ -211,46 +263,17 @@ class RowLayout(TimerLayout):
                 try:
                     run = decode_run(value)
                 except DamagedRunError as error:
-                    on_damage(run_at(tick, first_seq), str(error))
+                    on_damage(_name_of(tick, first_seq), str(error))
                     continue
                 for step, record in zip(run.deltas, run.records, strict=True):
                     place = (tick, first_seq + step)
                     if place >= start and place not in holes and not handed.covers(*place):
-                        yield LivePut(*place, run.epoch, run.store_ms, record)
+                        yield LivePut(*place, run.epoch, record)
 
     def _start_of(self, place: tuple[int, int]) -> bytes:
         """Return the key of the run that would hold a place, which starts at or before it."""
-        key = PAIR.pack(*place)
-        entry = self._kv.floor(TIMERS, key) if place[1] else None
-        return entry[0] if entry is not None and entry[0][: U64.size] == key[: U64.size] else key
-
-    def page_behind(self, after: bytes | None, limit: int) -> tuple[Sequence[LivePut], bytes | None]:
-        runs = list(runs_behind(self._kv, TIMERS, after, limit))
-        if not runs:
-            return [], None
-        (first_key, _), (last_key, _) = runs[0], runs[-1]
-        holes = traces.holes_between(self._kv, first_key, U64.unpack_from(last_key)[0])
-        found = []
-        for key, run in runs:
-            tick, first_seq = PAIR.unpack(key)
-            for step, record in zip(run.deltas, run.records, strict=True):
-                if (tick, first_seq + step) not in holes:
-                    found.append(LivePut(tick, first_seq + step, run.epoch, run.store_ms, record))
-        return found, last_key
-
-
-class Runs:
-    """The run that was found last, and how the next one is found."""
-
-    def __init__(self, run_at: Callable[[int, int], _FoundRun | None]) -> None:
-        self._run_at = run_at
-        self.last: _FoundRun | None = None
-
-    def locate(self, tick: int, seq: int) -> Located | None:
-        """Return the timer of a place; None when there is none."""
-        if self.last is None or not self.last.spans(tick, seq):
-            self.last = self._run_at(tick, seq)
-        return None if self.last is None else self.last.locate(tick, seq)
+        entry = self._entry_at(*place) if place[1] else None
+        return PAIR.pack(*place) if entry is None else entry[0]
 
 
 class _FoundRun(NamedTuple):
@@ -279,7 +302,7 @@ class _FoundRun(NamedTuple):
         run, delta = self.run, seq - self.first_seq
         if not self.spans(tick, seq) or run.deltas[at := bisect_right(run.deltas, delta) - 1] != delta:
             return None
-        put = LivePut(tick, seq, run.epoch, run.store_ms, run.records[at])
+        put = LivePut(tick, seq, run.epoch, run.records[at])
         return Located(self.key, put, is_alone=len(run.records) == 1)
 
 
@@ -289,3 +312,12 @@ def _last_delta(value: bytes) -> int:
         return 0 if is_single(value) else decode_run(value).deltas[-1]
     except DamagedRunError:
         return 0
+
+
+def pass_over(where: str, reason: str) -> None:
+    """Leave out what cannot be read."""
+
+
+def _name_of(tick: int, seq: int) -> str:
+    """Return how messages name a run."""
+    return f"timer run {tick}/{seq}"

@@ -29,11 +29,11 @@ def test_any_history_agrees_with_the_oracle(pair: Pair, seed: int, target: Targe
 
 
 @pytest.mark.level("core")
-@pytest.mark.clause("P8", "P10", "P12", "P13", "P14", "K1", "I1")
+@pytest.mark.clause("P8", "P10", "P11", "P12", "P13", "P14", "K1", "I1")
 @pytest.mark.clause("T1", "T2", "T3", "T10", "C1", "C2", "C3", "C4", "H1", "H2", "P1", "P2", "P3", "P4", "P5", "P6", "P7")
 def test_any_history_of_core_calls_agrees_with_the_oracle(engine_pair: Pair, seed: int, tell: Callable[[object], None]) -> None:
     """Random calls without anything optional, side by side with lists and dicts: every answer and all that can be seen is the same."""
     histories = Histories(engine_pair, support=frozenset())
-    for number in range(10):
+    for number in range(20):
         histories.run(f"{seed} core {number}", steps=100)
     tell(histories.told())

@@ -11,7 +11,7 @@ import pytest
 from rmqstore import ManualClock
 from rmqstore_conformance.faults.opener import Opener
 from rmqstore_conformance.faults.recorded import played
-from rmqstore_conformance.faults.rotting import Rot, judge_rot, pairs_of, rots_of
+from rmqstore_conformance.faults.rotting import Rot, judge_rot, losses_of, pairs_of, rots_of
 from rmqstore_conformance.faults.script import START_MS, open_script
 from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.power.content import Image, read_image
@@ -38,6 +38,12 @@ def _closed(pair: Pair, target: Target) -> Image:
 def test_bit_rot_is_told(durable_engine: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]) -> None:
     """R6: a bit is flipped, or a sector zeroed: the store answers right, refuses with an error that names the place, or parks the entry."""
     _judge(durable_engine, target, tmp_path, tell, lambda image: ((rot,) for rot in rots_of(image, target.times(PLACES_OF_A_FILE), seed)))
+
+
+@pytest.mark.clause("R6")
+def test_a_file_that_is_lost_is_told(durable_engine: Pair, target: Target, tmp_path: Path, tell: Callable[[object], None]) -> None:
+    """R6: a file is emptied, or gone: the store makes it anew and answers right, or refuses; never is it taken for a new one."""
+    _judge(durable_engine, target, tmp_path, tell, lambda image: ((rot,) for rot in losses_of(image)))
 
 
 @pytest.mark.clause("R6")

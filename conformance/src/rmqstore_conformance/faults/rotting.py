@@ -20,10 +20,11 @@ LATER_MS: Final = START_MS + 30 * DAY_MS
 """By then every timer of the script was due."""
 
 KINDS: Final = ("flip", "zero")
+WHOLE: Final = ("emptied", "missing")
 
 
 class Rot(NamedTuple):
-    """What happened to a file: one bit flipped at ``at``, the sector there zeroed, or all of it gone (``missing``)."""
+    """What happened to a file: a bit flipped at ``at``, the sector there zeroed, the file ``emptied`` or ``missing``."""
 
     path: str
     kind: str
@@ -36,15 +37,17 @@ class Rot(NamedTuple):
         if self.kind == "missing":
             return {path: other for path, other in image.items() if path != self.path}
         damaged = content.copy()
-        if self.kind == "flip":
+        if self.kind == "emptied":
+            damaged.resize(0)
+        elif self.kind == "flip":
             damaged.write(self.at, bytes((content.read(self.at, 1)[0] ^ (1 << self.at % 8),)))
         else:
             damaged.write(self.at, bytes(min(SECTOR, content.length - self.at)))
         return {**image, self.path: damaged}
 
     def __str__(self) -> str:
-        if self.kind == "missing":
-            return f"{self.path} gone"
+        if self.kind in WHOLE:
+            return f"{self.path} {self.kind}"
         what = f"bit {self.at % 8} of byte {self.at}" if self.kind == "flip" else f"the sector at {self.at}"
         return f"{what} of {self.path} {'flipped' if self.kind == 'flip' else 'zeroed'}"
 
@@ -63,6 +66,13 @@ def rots_of(image: Image, per_file: int, seed: int) -> Iterator[Rot]:
             at = page + chance.choice(places)
             found.add(Rot(path, kind, at if kind == "flip" else at - at % SECTOR))
         yield from sorted(found)
+
+
+def losses_of(image: Image) -> Iterator[Rot]:
+    """Yield the loss of all bytes of each file that is not empty, and of the file itself."""
+    for path, content in sorted(image.items()):
+        if content is not None and content.places:
+            yield from (Rot(path, kind, 0) for kind in WHOLE)
 
 
 def pairs_of(image: Image, per_file: int, seed: int) -> Iterator[tuple[Rot, Rot]]:

@@ -17,7 +17,7 @@ RocketMQ's form beside them, for those who read the log with other eyes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -30,14 +30,14 @@ _FORM: Final = Form(TOPIC.encode())
 PUT, DELETE, DELETE_RANGE, DROP_QUEUE, CLEAR, RESTART, COPIED = range(7)
 
 
-class DropQueue(NamedTuple):
+class DropQueue(msgspec.Struct, frozen=True):
     """Remove a queue with all its messages."""
 
     topic: str
     queue: int
 
 
-class ClearOffsets(NamedTuple):
+class ClearOffsets(msgspec.Struct, frozen=True):
     """Remove messages from a queue; nothing lies at their offsets then."""
 
     topic: str
@@ -45,11 +45,11 @@ class ClearOffsets(NamedTuple):
     offsets: list[int]
 
 
-class Restart(NamedTuple):
+class Restart(msgspec.Struct, frozen=True):
     """Everything so far is void: a whole copy of the state follows."""
 
 
-class Copied(NamedTuple):
+class Copied(msgspec.Struct, frozen=True):
     """What copies of timers do not say themselves: seqs (``<i8``), epochs (``<u4``), whether each is cancelled (``u1``)."""
 
     seqs: bytes

@@ -167,7 +167,7 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         store_tag, broker: the store's number and name, as they are in its handles and receipts.
         epoch: its largest epoch.
-        last_seq: the largest seq that it had given; later ones were given by the store that took it in.
+        last_seq: the largest seq that it had given, 0 for none; later ones were given by the store that took it in.
         precisions: widths of ticks, ms, by which handles of it may still go.
         dump_id: which dump it came from.
         is_complete: False while a load is under way.

@@ -160,11 +160,12 @@ class Taking:
     def _planned(self) -> Adopted:
         rows = self._source.rows("timer_adopted")
         former = [Adopted.from_bytes(row["record"]) for row in rows if row["store_tag"] == self._source.store_id]
+        loaded_seq = max((record.last_seq for record in self._adopted_by_source()), default=0)
         plan = Adopted(
             store_tag=self._source.store_id,
             broker=self._source.broker,
             epoch=self._source.epoch,
-            last_seq=self._source.last_seq,
+            last_seq=self._source.last_seq if self._source.last_seq > loaded_seq else 0,
             precisions=tuple(each for record in former for each in record.precisions),
             dump_id=self._source.dump_id,
         )

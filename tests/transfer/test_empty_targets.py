@@ -158,6 +158,20 @@ def test_a_store_that_was_filled_is_dumped_and_loaded_again(engine: str) -> None
         assert third.cancel(later) is CancelOutcome.UNKNOWN
 
 
+def test_a_handle_survives_stores_that_gave_none() -> None:
+    """What a store passes on that never had a timer of its own goes on naming the store that gave it."""
+    with stores_of(Pair("memory", "memory")) as stores:
+        store = stores.open("store")
+        handle = store.send(message("later"), delay_ms=60_000).handle or ""
+        for number in range(12):
+            dump(store, stores.root / f"dump{number}")
+            store = stores.open(f"store{number}")
+            load_into(stores.root / f"dump{number}", store)
+            assert [each.handle.text() for each in store.scan().timers] == [handle]
+        own = store.send(message("own"), delay_ms=60_000).handle or ""
+        assert store.cancel([handle, own]) == [CancelOutcome.CANCELLED] * 2
+
+
 def _ordered(store: Store, *, order: bool) -> None:
     store.send(message(1))
     store.pop("t", "g", order=order)

@@ -64,7 +64,7 @@ def load(
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of a new store.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Load a dump into a directory where no store is, or an empty one.
+    """Load a dump into an empty directory or store.
 
     All handles and receipts are still good in it; use only one of the two stores from then on. A store that holds anything is left as it
     is. The same command goes on after an interruption.

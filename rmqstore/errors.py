@@ -168,7 +168,7 @@ class StorePoisonedError(StoreError):
 
 
 class TransferError(StoreError, ValueError):
-    """A dump, a load or a migration would lose or double something, so nothing was written; the message names it."""
+    """A dump, a load or a migration would lose, double or mix something, so nothing was written; the message names it."""
 
 
 class FormatVersionError(StoreError, ValueError):

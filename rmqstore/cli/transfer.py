@@ -21,7 +21,7 @@ from rmqstore.settings import CORE_SETTINGS, allowed
 from rmqstore.transfer.dumps import MANIFEST, PROGRESS
 
 DUMP_EXAMPLES: Final = examples("rmqstore dump data data.dump", "rmqstore dump data data.dump --resume")
-LOAD_EXAMPLES: Final = examples("rmqstore load data.dump copy", "rmqstore load shop-1.dump shop-2.dump shops --engine NAME")
+LOAD_EXAMPLES: Final = examples("rmqstore load data.dump copy", "rmqstore load data.dump copy --engine NAME")
 MIGRATE_EXAMPLES: Final = examples("rmqstore migrate data --engine NAME", "rmqstore migrate data --precision 100ms")
 
 EngineOption = Annotated[
@@ -57,24 +57,24 @@ def dump(
 
 
 def load(
-    dumps: Annotated[list[Path], typer.Argument(metavar="DUMP...", help="Directories of dumps.", show_default=False)],
+    dump: Annotated[Path, typer.Argument(metavar="DUMP", help="Directory of the dump.", show_default=False)],
     store: StoreArgument,
     engine: EngineOption = None,
     precision: PrecisionOption = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of a new store.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Load dumps into a store, all or nothing.
+    """Load a dump into an empty directory or store.
 
-    Where no store is, the first dump becomes one, with all handles and receipts still good; use only one of the two from then on. Further
-    dumps, and all where a store is, are merged. The same command goes on after an interruption.
+    All handles and receipts are still good in it; use only one of the two stores from then on. A store that holds anything is left as it
+    is. The same command goes on after an interruption.
     """
     given = stores.parsed_settings(settings or ())
     if precision is not None:
         given["precision_ms"] = _precision_ms(precision)
     with _progress("loading") as told:
-        report = transfer.load(dumps, store, engine=engine, clock=stores.clock_factory(), progress=told, **given)
-    _report(report.path, report.tables, report.previous, as_json)
+        report = transfer.load(dump, store, engine=engine, clock=stores.clock_factory(), progress=told, **given)
+    _report(report.path, report.tables, None, as_json)
 
 
 def migrate(store: StoreArgument, engine: EngineOption = None, precision: PrecisionOption = None, as_json: JsonOption = False) -> None:

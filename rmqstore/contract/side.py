@@ -92,7 +92,7 @@ class Side(ABC):
         raise UnsupportedOperationError(f"{type(self).__name__} cannot take in the state of another store")
 
     def adopted(self) -> dict[int, Adopted]:
-        """Return how the state of other stores lies in this one, by their tag."""
+        """Return the stores whose state was loaded into this one, by their tag."""
         return {}
 
     def held(self) -> AbstractContextManager[object]:

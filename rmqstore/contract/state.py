@@ -112,7 +112,7 @@ POP_HEAD: Final = _schema(cursor=pa.binary(), epoch=pa.int64(), pop_floor_ms=pa.
 """One row: the timer cursor, as ``TimerCursor.to_bytes``, the largest epoch given, and the latest pop time of standings that are gone."""
 
 ADOPTED: Final = _schema(store_tag=pa.int64(), record=pa.binary())
-"""Stores whose state was taken in; ``record`` is :meth:`Adopted.to_bytes`."""
+"""Stores whose state was loaded; ``record`` is :meth:`Adopted.to_bytes`."""
 
 TIMER_TABLES: Final[Mapping[str, pa.Schema]] = {
     "timer_head": TIMER_HEAD,
@@ -160,32 +160,26 @@ class StatePage(msgspec.Struct, frozen=True):
 
 
 class Adopted(msgspec.Struct, frozen=True, kw_only=True):
-    """How the state of another store lies in this one, so that what it gave out stays good: handles, receipts.
+    """A store whose state was loaded into this one, so that what it gave out stays good here: handles, receipts.
+
+    A load goes into an empty store, so all that is there is the loaded store's: offsets, seqs and epochs stay as they are.
 
     Attributes:
         store_tag, broker: the store's number and name, as they are in its handles and receipts.
         epoch: its largest epoch.
-        last_seq: the largest seq that it had given; a handle with a larger one was given later, and names nothing here.
-        seq_shift: what its seqs were raised by.
-        queues: how many queues of each topic came along; of other topics nothing did.
-        queue_shifts: what they were raised by, by topic.
+        last_seq: the largest seq that it had given, 0 for none; later ones were given by the store that took it in.
         precisions: widths of ticks, ms, by which handles of it may still go.
         dump_id: which dump it came from.
         is_complete: False while a load is under way.
-        before: digests of the tables as they were before the load began, as JSON.
     """
 
     store_tag: int
     broker: str
     epoch: int
-    last_seq: int = 2**62
-    seq_shift: int = 0
-    queues: dict[str, int] = {}
-    queue_shifts: dict[str, int] = {}
+    last_seq: int
     precisions: tuple[int, ...] = ()
     dump_id: str = ""
     is_complete: bool = False
-    before: str = ""
 
     def to_bytes(self) -> bytes:
         """Return the stored form: JSON with sorted keys."""

@@ -1,12 +1,11 @@
-"""Stores whose state was taken in: their handles and receipts go on meaning what they meant (``rmqstore.contract.state.Adopted``)."""
+"""Stores whose state was loaded: their handles and receipts go on meaning what they meant (``rmqstore.contract.state.Adopted``)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from rmqstore.contract import NO_RETRY, Receipt, TimerHandle
+from rmqstore.contract import TimerHandle
 from rmqstore.contract.state import Adopted
-from rmqstore.message import retry_topic
 from rmqstore.ordered.kv import OrderedKV, WriteBatch
 from rmqstore.ordered.layout import ADOPTED, IMPORTED, META, U32, after_prefix
 
@@ -35,40 +34,33 @@ class Adoptions:
         self._broker = broker
         self._by_broker = {record.broker: record for record in self.by_tag.values()}
 
-    def form_of(self, granter: int, topic: str) -> tuple[str, int]:
-        """Return (broker, queue shift) of the receipts of a lease, which are those that its own store gave."""
+    def broker_of(self, granter: int) -> str:
+        """Return the name in the receipts of a lease, which is that of the store that gave it."""
         record = self.by_tag.get(granter)
-        return (self._broker, 0) if record is None or record.broker == self._broker else (record.broker, record.queue_shifts.get(topic, 0))
+        return self._broker if record is None else record.broker
 
-    def home_of(self, receipt: Receipt) -> tuple[int | None, int, int] | None:
-        """Return (queue id, largest epoch, number of the store) of a receipt that another store gave; None when nothing of it is here.
+    def store_of(self, broker: str) -> Adopted | None:
+        """Return the store of a name; None when nothing of it is here."""
+        return self._by_broker.get(broker)
 
-        The queue is None when it did not come along, since the other store had deleted its topic.
-        """
-        record = self._by_broker.get(receipt.broker)
-        if record is None:
-            return None
-        name = receipt.topic if receipt.retry_flag == NO_RETRY else retry_topic(receipt.group, receipt.topic)
-        came_along = receipt.queue_id < record.queues.get(name, 0)
-        return receipt.queue_id + record.queue_shifts.get(name, 0) if came_along else None, record.epoch, record.store_tag
+
+def giver_of(seq: int, store_tag: int, adopted: Mapping[int, Adopted]) -> int:
+    """Return the number of the store that gave a seq: each one that is loaded was there before those that the next one gave."""
+    return min(((each.last_seq, each.store_tag) for each in adopted.values() if seq <= each.last_seq), default=(0, store_tag))[1]
 
 
 def place_of(
     handle: TimerHandle, store_tag: int, adopted: Mapping[int, Adopted], precision_ms: int, is_known: Callable[[int, int, int], bool]
 ) -> tuple[int, int, int] | None:
-    """Return (tick, seq, epoch) of the put that a handle names; None when it is of a store of which nothing is here.
+    """Return (tick, seq, epoch) of the put that a handle names; None when the store that it names did not give it, or is not here.
 
     ``is_known`` tells whether a put of this tick, seq and epoch is or was here.
     """
+    if handle.store_tag != giver_of(handle.seq, store_tag, adopted):
+        return None
+    own = (handle.tick, handle.seq, handle.epoch)
     record = adopted.get(handle.store_tag)
     if record is None:
-        if handle.store_tag != store_tag:
-            return None
-        own = (handle.tick, handle.seq, handle.epoch)
-        # A mark of a merged store is answered with its ticks, which may have had another width.
-        ticks = (tick for each in adopted.values() for tick in each.ticks_of(handle.tick, precision_ms))
-        return next((place for tick in ticks if is_known(*(place := (tick, handle.seq, handle.epoch)))), own)
-    if handle.store_tag != store_tag and (handle.epoch > record.epoch or handle.seq > record.last_seq):
-        return None
-    places = [(tick, handle.seq + record.seq_shift, handle.epoch) for tick in record.ticks_of(handle.tick, precision_ms)]
-    return next((place for place in places if is_known(*place)), places[0])
+        return own
+    places = ((tick, handle.seq, handle.epoch) for tick in record.ticks_of(handle.tick, precision_ms))
+    return next((place for place in places if is_known(*place)), own)

@@ -12,13 +12,14 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from rmqstore.contract.state import StatePage
-from rmqstore.errors import UnsupportedOperationError
+from rmqstore.errors import CorruptStoreError, UnsupportedOperationError
 from rmqstore.ordered.adopting import stored_adopted
 from rmqstore.ordered.kv import OrderedKV
 from rmqstore.ordered.layout import EPOCH_KEY, MARK_AGE, META, U64, after_prefix
+from rmqstore.ordered.marks import find_mark
 
 Rows: TypeAlias = Iterable[Mapping[str, Any]]
-MARK_AT: Final = len(MARK_AGE) + 1 + U64.size
+_MARK_AT: Final = len(MARK_AGE) + 1 + U64.size
 """Where the mark begins in a key of marks by age."""
 
 
@@ -69,6 +70,19 @@ def scanned(
                     return StatePage(pa.RecordBatch.from_pylist(rows, schema=schema), key)
             start = entries[-1][0] + b"\x00"
     return StatePage(pa.RecordBatch.from_pylist(rows, schema=schema), None)
+
+
+def mark_of(kv: OrderedKV, side: bytes, key: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return what a key of marks by age says, and the first answer of its mark.
+
+    Raises:
+        CorruptStoreError: there is no answer.
+    """
+    mark = key[_MARK_AT:]
+    answer = find_mark(kv, side, [mark])
+    if answer is None:
+        raise CorruptStoreError(f"mark {mark!r} has no answer")
+    return {"mark": mark, "time_ms": U64.unpack_from(key, 2)[0]}, answer
 
 
 def adopted_rows(kv: OrderedKV, side: bytes) -> Rows:

@@ -18,7 +18,7 @@ meta        ``n``    topic u32, queue u32                                first k
 meta        ``x``    topic u32, queue u32, first offset (u64)            offset behind a gap (u64), u8 1 = made by removals
 meta        ``k``    side (1 byte), mark                                 first answer of the call that carried the mark
 meta        ``l``    side (1 byte), time ms (u64), mark                  empty: marks by age
-meta        ``a``    side (1 byte), store tag u32                        a store whose state was taken in (``Adopted``)
+meta        ``a``    side (1 byte), store tag u32                        a store whose state was loaded (``Adopted``)
 meta        ``i``    side (1 byte), mark                                 empty: a part of an unfinished load that was taken in
 timers      –        tick ms (u64), first seq (u64)                      run of records (``runs``)
 traces      ``h``    tick, seq                                           empty: a cancelled record inside a kept run

@@ -33,9 +33,9 @@ def list_leases(
             value = shared.kv.get(LEASES, LEASE + key)
             if value is not None:
                 lease = Lease.decode(key, value)
-                form = adoptions.form_of(lease.granter, source)
+                broker = adoptions.broker_of(lease.granter)
                 found += [
-                    _lease_info(state, log, lease, holder, popped, index, form) for index, s in enumerate(lease.states) if s == LEASED
+                    _lease_info(state, log, lease, holder, popped, index, broker) for index, s in enumerate(lease.states) if s == LEASED
                 ]
     return sorted(found, key=lambda info: (info.topic, info.group, info.queue_id, info.queue_offset, info.receipt))
 
@@ -52,8 +52,8 @@ def progress_of(
         standing, waiting = state.standings.get(seat), state.fifo.get(seat, {}).get(offset)
         lease = _lease_on(shared, state, seat, offset)
         if lease is not None:
-            form = adoptions.form_of(lease.granter, topic.name)
-            info = _lease_info(state, log, lease, group, origin_topic(group, topic.name), lease.offsets.index(offset), form)
+            broker = adoptions.broker_of(lease.granter)
+            info = _lease_info(state, log, lease, group, origin_topic(group, topic.name), lease.offsets.index(offset), broker)
             progress = GroupProgress(group, MessageState.BACKING_OFF if info.is_backing_off else MessageState.LEASED, info)
         elif standing is None or offset >= standing.next_offset:
             progress = GroupProgress(group, MessageState.READY if owner is None else MessageState.RETRY)
@@ -76,9 +76,8 @@ def _lease_on(shared: Shared, state: PopState, seat: Seat, offset: int) -> Lease
     return None
 
 
-def _lease_info(state: PopState, log: QueueLog, lease: Lease, group: str, topic: str, index: int, form: tuple[str, int]) -> LeaseInfo:
+def _lease_info(state: PopState, log: QueueLog, lease: Lease, group: str, topic: str, index: int, broker: str) -> LeaseInfo:
     seat_group, topic_id, queue, ck_start, pop_ms = lease.place
-    broker, queue_shift = form
     offset = lease.offsets[index]
     found = log.record_at(state.topic_of(topic_id), queue, offset)
     record_format = log.format
@@ -103,7 +102,6 @@ def _lease_info(state: PopState, log: QueueLog, lease: Lease, group: str, topic:
         ck_start,
         lease.first_pop_ms,
         revive_qid,
-        queue_shift,
     )
     firsts = [at for at in (-1 if record is None else record_format.first_pop_of(record), lease.first_pop_ms, pop_ms) if at >= 0]
     return LeaseInfo(

@@ -59,17 +59,14 @@ class Leasing:
 
     def _check_point(self, stage: Stage, receipt: Receipt) -> Lease | bool:
         """Find the check point of a receipt; True when it is one of ours that is gone (STALE), False when it is unknown."""
-        queue_id, last_epoch, older = receipt.queue_id, self._shared.epoch, receipt.epoch < self._shared.epoch
+        last_epoch, older = self._shared.epoch, receipt.epoch < self._shared.epoch
         granter = self._options.store_tag
         if receipt.broker != self._options.broker:
-            home = self._adoptions.home_of(receipt)
-            if home is None:
+            record = self._adoptions.store_of(receipt.broker)
+            if record is None:
                 return False
             # What another store gave is as old as a receipt of an earlier open.
-            place, last_epoch, granter = home
-            if place is None:
-                return receipt.epoch <= last_epoch
-            queue_id, older = place, True
+            last_epoch, granter, older = record.epoch, record.store_tag, True
         if receipt.epoch > last_epoch:
             return False
         if min(receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms) < 0 or receipt.queue_id >= MAX_QUEUES:
@@ -78,9 +75,9 @@ class Leasing:
         topic = self._state.topics.get(receipt.topic if receipt.retry_flag == NO_RETRY else retry_topic(receipt.group, receipt.topic))
         if group_id is None or topic is None:
             return older
-        key = LEASE_KEY.pack(group_id, topic.id, queue_id, receipt.ck_start_offset, receipt.pop_time_ms)
+        key = LEASE_KEY.pack(group_id, topic.id, receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms)
         lease = stage.lease(key)
-        # Seats of merged stores meet by name, so a lease is known by who gave it as well.
+        # A loaded store may have had the same seats by name, so a lease is known by who gave it as well.
         return older if lease is None or (lease.epoch, lease.granter) != (receipt.epoch, granter) else lease
 
     def _find(self, stage: Stage, receipt: Receipt) -> tuple[Lease, int] | bool:

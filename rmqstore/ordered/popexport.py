@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from rmqstore.contract.state import POP_TABLES, StatePage
-from rmqstore.ordered.exporting import MARK_AT, Rows, adopted_rows, as_batch, epoch_of, listed, scanned, schema_of
+from rmqstore.ordered.exporting import Rows, adopted_rows, as_batch, epoch_of, listed, mark_of, scanned, schema_of
 from rmqstore.ordered.kv import OrderedKV
-from rmqstore.ordered.layout import ATTEMPT, CURSOR_KEY, EXPIRY, LEASE, LEASE_KEY, LEASES, MARK, MARK_AGE, META, PURGE, U64
+from rmqstore.ordered.layout import ATTEMPT, CURSOR_KEY, EXPIRY, LEASE, LEASE_KEY, LEASES, MARK_AGE, META, PURGE, U64
 from rmqstore.ordered.leases import Lease
 from rmqstore.ordered.marks import POP_SIDE
 from rmqstore.ordered.popstate import PopState
@@ -201,7 +201,5 @@ def _attempt(topics: Mapping[int, str], groups: Mapping[int, str], key: bytes, v
 
 
 def _pop_mark(kv: OrderedKV, key: bytes) -> Rows:
-    mark, time_ms = key[MARK_AT:], U64.unpack_from(key, 2)[0]
-    answer = kv.get(META, MARK + POP_SIDE + mark)
-    # One that was taken in twice, with different times, is dropped with the older one.
-    return [] if answer is None else [{"mark": mark, "time_ms": time_ms, "position": U64.unpack(answer)[0]}]
+    row, answer = mark_of(kv, POP_SIDE, key)
+    return [{**row, "position": U64.unpack(answer)[0]}]

@@ -1,4 +1,4 @@
-"""``import_state`` of the pop side: engine-neutral tables become queues and leases, beside those that are there."""
+"""``import_state`` of the pop side: engine-neutral tables become queues and leases, beside those that earlier calls took in."""
 
 from __future__ import annotations
 
@@ -131,7 +131,6 @@ class PopImport:
             if topic is None:
                 topic = Topic(self._next_id, name, (), is_on_demand=row["is_on_demand"])
                 self._next_id += 1
-            topic = structs.replace(topic, is_on_demand=topic.is_on_demand and row["is_on_demand"])
             self._topics[name] = topic = topic.widened(queue + 1).moved(queue, row["next_offset"])
             if row["min_offset"]:
                 self._write.put(META, KEPT + QUEUE_PREFIX.pack(topic.id, queue), U64.pack(row["min_offset"]))
@@ -173,19 +172,12 @@ class PopImport:
             self._standings[seat] = Standing(row["next_offset"], row["last_pop_ms"], self._standing(seat).in_flight)
 
     def _subscriptions(self, rows: pa.RecordBatch) -> None:
-        """Take groups on topics in; of one that is here already, what died and what expired adds up and the later activity counts."""
         for row in rows.to_pylist():
             place = (self._group(row["group"]), self._topic(row["topic"]).id)
             if row["dead"]:
-                known_dead = self._state.dead.get(place)
-                since = row["dead_since"] if known_dead is None or not known_dead.letters else min(row["dead_since"], known_dead.since)
-                dead = Dead(row["dead"] + (known_dead.letters if known_dead is not None else 0), since)
-                self._write.put(META, DEAD + QUEUE_PREFIX.pack(*place), dead.encode())
+                self._write.put(META, DEAD + QUEUE_PREFIX.pack(*place), Dead(row["dead"], row["dead_since"]).encode())
             if row["active_ms"] is not None:
-                known = self._state.registered.get(place)
                 how = Registered(row["is_ordered"], row["active_ms"], row["expired"])
-                if known is not None:
-                    how = structs.replace(how, active_ms=max(how.active_ms, known.active_ms), expired=how.expired + known.expired)
                 self._write.put(META, Registered.key(*place), how.encode())
 
     def _group_settings(self, rows: pa.RecordBatch) -> None:

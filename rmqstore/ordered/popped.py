@@ -15,10 +15,7 @@ from rmqstore.ordered.recordformat import Delivery, RecordFormat
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """Messages of one queue: ``topic`` as the consumer sees it, and what their receipts share; no lease when ``group`` is None.
-
-    ``queue_shift`` is what a merge raised the queue by since the receipts were given.
-    """
+    """Messages of one queue: ``topic`` as the consumer sees it, and what their receipts share; no lease when ``group`` is None."""
 
     topic: str
     queue_id: int
@@ -34,7 +31,6 @@ class Slice(msgspec.Struct, frozen=True):
     ck_start: int = 0
     first_pop_ms: int = -1
     revive_qid: int = 0
-    queue_shift: int = 0
 
     def receipts(self) -> list[Receipt]:
         """Return one receipt a message."""
@@ -45,7 +41,7 @@ class Slice(msgspec.Struct, frozen=True):
         return Receipt(
             self.topic,
             self.group or "",
-            self.queue_id - self.queue_shift,
+            self.queue_id,
             offset,
             self.ck_start,
             self.pop_time_ms,

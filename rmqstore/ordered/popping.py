@@ -51,7 +51,6 @@ class _Turn(msgspec.Struct, gc=False):
 
     credit: float = 0.0
     queue: int = 0
-    retry_queue: int = 0
 
 
 class _Look:
@@ -160,10 +159,7 @@ class Popping:
         if retry is not None:
             turn.credit += self._options.retry_share
             retry_first = turn.credit >= 1.0
-            # It has one queue, and more once stores were merged.
-            start = turn.retry_queue
-            turn.retry_queue = (start + 1) % retry.queues
-            retries = [(retry, (start + step) % retry.queues, RETRY_V2) for step in range(retry.queues)]
+            retries = [(retry, 0, RETRY_V2)]
         if retry_first:
             turn.credit -= 1.0
             yield from retries
@@ -298,8 +294,6 @@ class Popping:
 
     def _slice(self, lease: Lease, request: PopRequest, offsets: list[int], records: list[bytes], stores: list[int]) -> Slice:
         _, _, queue, ck_start, pop_ms = lease.place
-        source = request.topic if lease.retry_flag == NO_RETRY else retry_topic(request.group, request.topic)
-        broker, queue_shift = self._adoptions.form_of(lease.granter, source)
         return Slice(
             request.topic,
             queue,
@@ -310,12 +304,11 @@ class Popping:
             pop_ms,
             lease.invisible_ms,
             lease.retry_flag,
-            broker,
+            self._adoptions.broker_of(lease.granter),
             lease.epoch,
             ck_start,
             lease.first_pop_ms,
             ORDERED_QID if request.order and lease.retry_flag == NO_RETRY else revive_qid_of(pop_ms),
-            queue_shift,
         )
 
     def _result(

@@ -325,7 +325,7 @@ class Stage:
     def grant(self, seat: Seat, offsets: list[int], invisible_ms: int, retry_flag: int, first_pop_ms: int = -1) -> Lease:
         """Lease messages of one queue; the pop time strictly rises per seat, so no other lease has this key (P2)."""
         standing = self.standing_or_new(seat)
-        # The standing of a merged store knows nothing of what was deleted here.
+        # The standing of a loaded store knows nothing of what was deleted here before.
         pop_ms = max(self.now_ms, standing.last_pop_ms + 1, self._state.pop_floor_ms + 1)
         key = LEASE_KEY.pack(*seat, offsets[0], pop_ms)
         lease = Lease(key, self.now_ms + invisible_ms, invisible_ms, self._shared.epoch, retry_flag, offsets, first_pop_ms=first_pop_ms)

@@ -8,9 +8,9 @@ import pyarrow as pa
 from rmqstore.contract.state import CANCELLED, DELIVERED, TIMER_TABLES, StatePage
 from rmqstore.ordered import layout as tables
 from rmqstore.ordered import traces
-from rmqstore.ordered.exporting import MARK_AT, Rows, adopted_rows, as_batch, epoch_of, listed, scanned, schema_of
+from rmqstore.ordered.exporting import Rows, adopted_rows, as_batch, epoch_of, listed, mark_of, scanned, schema_of
 from rmqstore.ordered.kv import OrderedKV
-from rmqstore.ordered.layout import MARK, MARK_AGE, META, PAIR, SEAL_KEY, SEQ_KEY, TICK_SEQ, TIMERS, TRACES, U64
+from rmqstore.ordered.layout import MARK_AGE, META, PAIR, SEAL_KEY, SEQ_KEY, TICK_SEQ, TIMERS, TRACES, U64
 from rmqstore.ordered.marks import TIMER_SIDE, decode_ticks
 from rmqstore.ordered.records import decode_columns
 from rmqstore.ordered.runpages import runs_behind
@@ -61,10 +61,6 @@ def _traces(key: bytes, value: bytes) -> Rows:
 
 
 def _timer_mark(kv: OrderedKV, key: bytes) -> Rows:
-    mark, time_ms = key[MARK_AT:], U64.unpack_from(key, 2)[0]
-    answer = kv.get(META, MARK + TIMER_SIDE + mark)
-    if answer is None:
-        # Taken in twice, from stores that had it since different times, and dropped with the older time.
-        return []
+    row, answer = mark_of(kv, TIMER_SIDE, key)
     epoch, first_seq = PAIR.unpack_from(answer)
-    return [{"mark": mark, "time_ms": time_ms, "epoch": epoch, "first_seq": first_seq, "ticks": decode_ticks(answer)}]
+    return [{**row, "epoch": epoch, "first_seq": first_seq, "ticks": decode_ticks(answer)}]

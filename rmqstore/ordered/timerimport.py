@@ -1,4 +1,4 @@
-"""``import_state`` of the timer side: engine-neutral tables become records, beside those that are there.
+"""``import_state`` of the timer side: engine-neutral tables become records, beside those that earlier calls took in.
 
 Runs are cut where a tick, a call or a stretch of consecutive seqs ends, so that no two runs of a tick overlap, and where the sealed set
 ends, so that one record of a run speaks for all of them.

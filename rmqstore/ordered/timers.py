@@ -284,7 +284,7 @@ class OrderedTimers(TimerSide):
             return self._pending_timer(found.put)
 
     def _pending_timer(self, put: LivePut) -> PendingTimer:
-        handle = TimerHandle(self._options.store_tag, put.epoch, put.seq, put.tick)
+        handle = TimerHandle(self._giver_of(put.seq), put.epoch, put.seq, put.tick)
         return PendingTimer(handle, put.due_ms, put.message())
 
     def verify(self) -> list[str]:

@@ -24,7 +24,7 @@ from rmqstore.contract import (
 )
 from rmqstore.contract.state import Adopted
 from rmqstore.ordered import traces
-from rmqstore.ordered.adopting import place_of
+from rmqstore.ordered.adopting import giver_of, place_of
 from rmqstore.ordered.congestion import Congestion
 from rmqstore.ordered.kv import WriteBatch
 from rmqstore.ordered.layout import PAIR
@@ -37,7 +37,7 @@ _LIMIT: Final = 2**63
 
 
 def is_possible(place: Place | None) -> TypeGuard[Place]:
-    """Say whether a timer can have a place; that of a store with other numbers may have got too large on the way here."""
+    """Say whether a timer can have a place; that of a handle from ticks of another width may be too large."""
     return place is not None and 0 <= place[0] < _LIMIT and 0 <= place[1] < _LIMIT
 
 
@@ -46,7 +46,7 @@ class TimerSide(OrderedSide, TimerStore):
 
     Attributes of its own, for those that derive from it:
         _sealed: what was closed, and what the receiver had when the store was opened.
-        _adopted: stores whose state was taken in.
+        _adopted: stores whose state was loaded.
         _until_ms: of the last seal.
         _low_tick: no timer that ``due`` may have to give is of an earlier tick.
         _unsealed_tick: nor is any, that a seal may have to close, of an earlier one than this; None when there is none.
@@ -89,7 +89,7 @@ class TimerSide(OrderedSide, TimerStore):
     def _repeated(self, answer: bytes) -> TimerReceipts:
         """Return the receipts of a put that came before, by what its marks remember."""
         epoch, first_seq = PAIR.unpack_from(answer)
-        return TimerReceipts(WriteStatus.REPEATED, self._options.store_tag, epoch, first_seq, decode_ticks(answer))
+        return TimerReceipts(WriteStatus.REPEATED, self._giver_of(first_seq), epoch, first_seq, decode_ticks(answer))
 
     def _note_ticks(self, ticks: Sequence[int]) -> None:
         """Lower the bounds that the new puts undercut."""
@@ -103,6 +103,10 @@ class TimerSide(OrderedSide, TimerStore):
     def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
         with self._lock, self._call:
             return self._cancel([self._place_of(handle) for handle in handles], now_ms)
+
+    def _giver_of(self, seq: int) -> int:
+        """Return the number of the store that gave a seq, which its handle carries."""
+        return giver_of(seq, self._options.store_tag, self._adopted)
 
     def _place_of(self, handle: TimerHandle) -> Place | None:
         return place_of(handle, self._options.store_tag, self._adopted, self.precision_ms, self._is_known)

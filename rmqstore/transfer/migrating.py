@@ -20,10 +20,9 @@ from rmqstore.readstore import ReadStore
 from rmqstore.store import Store
 from rmqstore.transfer.dumping import check_transferable
 from rmqstore.transfer.incoming import IncomingStore
-from rmqstore.transfer.loading import check_keeps, check_settings, free_name, new_store_settings
+from rmqstore.transfer.loading import built, check_settings, free_name, new_store_settings
 from rmqstore.transfer.progress import Progress, silent
 from rmqstore.transfer.replacing import Replacement
-from rmqstore.transfer.taking import Taking
 
 
 class MigrateReport(msgspec.Struct, frozen=True):
@@ -88,28 +87,13 @@ class _Migration:
             if note is None or note.get("wish") != wish:
                 replacement.claim()
                 replacement.begin({"wish": wish})
-            target = stack.enter_context(
-                Store(Opened(replacement.staging, settings, source.store_id, parted_epoch(source.epoch)), SystemClock(), services=False)
-            )
-            tables = self._moved(target, source)
+            opened = Opened(replacement.staging, settings, source.store_id, parted_epoch(source.epoch))
+            tables = built(replacement, Store(opened, SystemClock(), services=False), source, self._progress)
             old = (
                 baked["timer_engine"] if baked["timer_engine"] == baked["pop_engine"] else f"{baked['timer_engine']}+{baked['pop_engine']}"
             )
             replacement.ready(tables, source.epoch, free_name(self._place, f"before-{old}"))
             return MigrateReport(self._place, replacement.publish().previous, tables)
-
-    def _moved(self, target: Store, source: IncomingStore) -> dict[str, int]:
-        with target:
-            try:
-                check_transferable(target)
-                check_keeps(target)
-                taking = Taking(target, source, self._progress, takes_over=True)
-                taking.check(resuming=True)
-            except BaseException:
-                target.close()
-                self._replacement.abandon()
-                raise
-            return taking.run(resuming=True)
 
     def _check_wish(self, baked: dict[str, Any]) -> None:
         same_engine = baked["timer_engine"] == baked["pop_engine"] == self._engine

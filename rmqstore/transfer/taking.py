@@ -1,53 +1,37 @@
-"""Taking the state of one store into another that is open: planned first, then chunk by chunk, then compared by digest.
+"""Taking the state of one store into an empty one that is open: planned first, then chunk by chunk, then compared by digest.
 
 The plan is stored in the target before anything else, as its record of the source (``Adopted``), and every chunk carries a mark. So an
 interrupted run leaves a target that knows what it is in the middle of, and the next run of the same dump goes on with the same plan.
+
+Rows stay as they are, unless the widths of ticks differ: then a put that waits for its own tick gets the one of the new width, and a put
+that was late keeps its tick. Such a change of order leaves the source's cursor and seal behind; the dump holds pending timers only.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from typing import Final
-
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rmqstore.contract import Capabilities, Side, Support
 from rmqstore.contract.state import ADOPTED, Adopted
 from rmqstore.digests import TableDigest, digest_rows
 from rmqstore.errors import CorruptStoreError, TransferError
-from rmqstore.message import MAX_QUEUES
 from rmqstore.plugins import get_plugins
 from rmqstore.store import Store
 from rmqstore.tables import DIGESTED, TABLES, State
 from rmqstore.transfer.incoming import Incoming, is_timer_table
 from rmqstore.transfer.progress import Progress
-from rmqstore.transfer.shifting import Shift
-
-_SEQ_GAP: Final = 2**32
-"""Seqs of a merged store begin so far above those there are, that no handle of a put that a crash took away can name one of them."""
-
-_KEYS: Final = {"timer_marks": "mark", "pop_marks": "mark", "attempts": "attempt", "group_settings": "group", "group_queues": "topic"}
-"""Tables in which a row of the target's own wins over one that has the same name."""
-
-
-_SHARED: Final = ("subscriptions", "group_settings", "group_queues")
-"""Tables that do not add up in a merge, as what both stores had becomes one row; in a new store nothing meets."""
 
 
 class Taking:
-    """One source on its way into one open store.
+    """One source on its way into one open store."""
 
-    Args:
-        takes_over: the store is new and has the source's number; it becomes the source.
-    """
-
-    def __init__(self, target: Store, source: Incoming, progress: Progress, *, takes_over: bool) -> None:
+    def __init__(self, target: Store, source: Incoming, progress: Progress) -> None:
         self._target = target
         self._source = source
         self._progress = progress
-        self._takes_over = takes_over
         self._now_ms = 0
 
     def check(self, *, resuming: bool = False) -> None:
@@ -59,12 +43,11 @@ class Taking:
         Raises:
             TransferError: it cannot; the message says what.
         """
-        if self.is_unfinished or (resuming and self._finished() is not None):
+        if self._is_unfinished or (resuming and self._finished() is not None):
             return
-        self._check_known()
+        self._check_empty()
+        self._adopted_by_source()
         self._check_capabilities()
-        if not self._takes_over:
-            self._check_topics()
 
     def run(self, *, resuming: bool = False) -> dict[str, int]:
         """Take everything in; returns the rows by table. With ``resuming``, what an earlier run has finished is left as it is.
@@ -74,7 +57,7 @@ class Taking:
             CorruptStoreError: what the target holds in the end is not what it should hold.
         """
         finished = self._finished()
-        if finished is not None and (resuming or self.is_unfinished):
+        if finished is not None and (resuming or self._is_unfinished):
             # Everything was taken in and compared; perhaps one side does not know yet.
             self._adopt(finished)
             return self._source.counts()
@@ -82,60 +65,61 @@ class Taking:
         if plan is None:
             self.check()
             plan = self._planned()
-        shift = Shift(
-            seq_shift=plan.seq_shift,
-            queue_shifts=plan.queue_shifts,
-            from_precision_ms=self._source.precision_ms,
-            to_precision_ms=self._target.timers.precision_ms,
-            takes_over=self._takes_over,
-        )
         # Both sides know the plan before either has anything else.
         self._adopt(plan)
-        expected, counts = self._take(shift)
+        expected, counts = self._take()
         self._flush()
-        self._compare(plan, expected)
-        self._adopt(*(shift.adopted(each) for each in self._adopted_by_source()))
-        self._adopt(msgspec.structs.replace(plan, is_complete=True, before=""))
+        self._compare(expected)
+        self._adopt(*map(self._brought, self._adopted_by_source()))
+        self._adopt(msgspec.structs.replace(plan, is_complete=True))
         self._flush()
         return counts
 
     # ------------------------------------------------------------ before the first write
 
     def _records(self) -> list[Adopted]:
-        """Return what the sides know of the source."""
+        """Return what the sides know of this very load."""
         found = (side.adopted().get(self._source.store_id) for side in (self._target.timers, self._target.pops))
-        return [record for record in found if record is not None]
+        return [record for record in found if record is not None and record.dump_id == self._source.dump_id]
 
     def _unfinished(self) -> Adopted | None:
         """Return the plan of an interrupted load of the same dump, as long as rows may be missing."""
-        records = [record for record in self._records() if record.dump_id == self._source.dump_id]
+        records = self._records()
         return records[0] if records and not any(record.is_complete for record in records) else None
 
     def _finished(self) -> Adopted | None:
         """Return the record of a complete load of the same dump; one side may not know yet that it is complete."""
-        return next((record for record in self._records() if record.is_complete and record.dump_id == self._source.dump_id), None)
+        return next((record for record in self._records() if record.is_complete), None)
 
     @property
-    def is_unfinished(self) -> bool:
+    def _is_unfinished(self) -> bool:
         """Whether an earlier run of this very load was interrupted."""
-        records = [record for record in self._records() if record.dump_id == self._source.dump_id]
-        return any(not record.is_complete for record in records)
+        return any(not record.is_complete for record in self._records())
 
-    def _check_known(self) -> None:
-        known = self._records()
-        if any(not record.is_complete for record in known):
+    def _check_empty(self) -> None:
+        """Refuse a store that holds anything, or did: it may have given handles to which timers of the source would answer."""
+        target = self._target
+        known = {**target.timers.adopted(), **target.pops.adopted()}.values()
+        for record in known:
+            if not record.is_complete:
+                raise TransferError(
+                    f"store {target.path} is in the middle of a load of another dump, of store {record.broker}; go on with that one"
+                )
+        if holds := self._held() or [f"what is left of store {record.broker}" for record in known]:
             raise TransferError(
-                f"store {self._target.path} is in the middle of a load of another dump of store {self._source.broker}; go on with that one"
+                f"store {target.path} is not empty, it holds {', '.join(holds)}; load {self._source.name} into an empty directory, or send "
+                "its messages to this store, by send or `rmqstore send --from-file`"
             )
-        if known or (self._source.store_id == self._target.store_id and not self._takes_over):
-            raise TransferError(
-                f"{self._source.name} is of store {self._source.broker}, which store {self._target.path} holds already; "
-                "a second time would double every message"
-            )
-        here = {**self._target.timers.adopted(), **self._target.pops.adopted()}
-        for record in self._adopted_by_source():
-            if record.store_tag in here or record.store_tag == self._target.store_id:
-                raise TransferError(f"{self._source.name} holds store {record.broker}, and so does store {self._target.path}")
+
+    def _held(self) -> list[str]:
+        """Return what the target holds, in words; nothing when it is empty."""
+        target = self._target
+        counts = {"timers": target.pending().total, "messages": target.stats().pops.messages}
+        if any(counts.values()):
+            return [f"{count} {what}" for what, count in counts.items()]
+        state = State(target.timers, target.pops)
+        rows = [f"rows of {table}" for table in DIGESTED if any(len(page) for _, page in state.pages(table))]
+        return rows or (["the seqs of timers that are gone"] if state.last_seq else [])
 
     def _adopted_by_source(self) -> list[Adopted]:
         records = {}
@@ -166,53 +150,32 @@ class Taking:
             ("keys", needs.key_bytes, capabilities.max_key_bytes),
         ]
 
-    def _check_topics(self) -> None:
-        for topic, shift in self._queue_shifts().items():
-            queues = shift + self._source_queues()[topic]
-            if queues > MAX_QUEUES:
-                raise TransferError(f"topic {topic!r} would get {queues} queues; a topic has at most {MAX_QUEUES}")
-        own = {(each.group, each.topic): each.is_ordered for each in self._target.pops.subscriptions()}
-        for row in self._source.rows("subscriptions"):
-            known = own.get((row["group"], row["topic"]))
-            if row["active_ms"] is not None and known is not None and known != row["is_ordered"]:
-                raise TransferError(
-                    f"group {row['group']!r} pops topic {row['topic']!r} in order in one of the stores and not in the other; "
-                    "delete the group in one of them"
-                )
-
     # ------------------------------------------------------------ the plan
 
-    def _source_queues(self) -> dict[str, int]:
-        queues: dict[str, int] = {}
-        for row in self._source.rows("topics"):
-            queues[row["topic"]] = max(queues.get(row["topic"], 0), row["queue_id"] + 1)
-        return queues
-
-    def _queue_shifts(self) -> dict[str, int]:
-        here = {topic.name: topic.queues for topic in self._target.pops.topics()}
-        return {topic: here[topic] for topic in self._source_queues() if topic in here}
+    @property
+    def _keeps_ticks(self) -> bool:
+        """Whether ticks, cursor and seal mean the same in the target."""
+        return self._source.precision_ms == self._target.timers.precision_ms
 
     def _planned(self) -> Adopted:
-        state = State(self._target.timers, self._target.pops)
-        precision_ms = self._target.timers.precision_ms
-        former = [
-            Adopted.from_bytes(row["record"]) for row in self._source.rows("timer_adopted") if row["store_tag"] == self._source.store_id
-        ]
-        precisions = [each for record in former for each in record.precisions]
-        if self._source.precision_ms != precision_ms:
-            precisions.append(self._source.precision_ms)
-        return Adopted(
+        rows = self._source.rows("timer_adopted")
+        former = [Adopted.from_bytes(row["record"]) for row in rows if row["store_tag"] == self._source.store_id]
+        loaded_seq = max((record.last_seq for record in self._adopted_by_source()), default=0)
+        plan = Adopted(
             store_tag=self._source.store_id,
             broker=self._source.broker,
             epoch=self._source.epoch,
-            last_seq=self._source.last_seq,
-            seq_shift=0 if self._takes_over else state.last_seq + _SEQ_GAP,
-            queues=self._source_queues(),
-            queue_shifts={} if self._takes_over else self._queue_shifts(),
-            precisions=tuple(dict.fromkeys(precisions)),
+            last_seq=self._source.last_seq if self._source.last_seq > loaded_seq else 0,
+            precisions=tuple(each for record in former for each in record.precisions),
             dump_id=self._source.dump_id,
-            before=json.dumps({table: digest.text() for table, digest in self._target.digest().items()}),
         )
+        return self._brought(plan)
+
+    def _brought(self, record: Adopted) -> Adopted:
+        """Return a record of a store whose timers come from the source: their handles may go by the ticks of the source, too."""
+        if self._keeps_ticks:
+            return record
+        return msgspec.structs.replace(record, precisions=tuple(dict.fromkeys((*record.precisions, self._source.precision_ms))))
 
     def _adopt(self, *records: Adopted) -> None:
         rows = [{"store_tag": record.store_tag, "record": record.to_bytes()} for record in records]
@@ -223,14 +186,15 @@ class Taking:
 
     # ------------------------------------------------------------ the rows
 
-    def _take(self, shift: Shift) -> tuple[dict[str, TableDigest], dict[str, int]]:
+    def _take(self) -> tuple[dict[str, TableDigest], dict[str, int]]:
         expected = dict.fromkeys(DIGESTED, TableDigest())
         counts = dict.fromkeys(TABLES, 0)
         totals = self._source.counts()
         for table in TABLES:
             if table.endswith("_adopted"):
                 continue
-            for chunk, rows in self._moved(table, shift):
+            for chunk, source_rows in self._source.chunks(table):
+                rows = self._as_taken(table, source_rows)
                 mark = f"{self._source.dump_id}/{chunk}".encode()
                 self._side(table).import_state([(table, rows)], self._now_ms, [mark])
                 counts[table] += len(rows)
@@ -239,22 +203,25 @@ class Taking:
                 self._progress(table, counts[table], max(totals.get(table, 0), counts[table]))
         return expected, counts
 
-    def _moved(self, table: str, shift: Shift) -> Iterator[tuple[str, pa.RecordBatch]]:
-        own = self._own_keys(table)
-        for chunk, source_rows in self._source.chunks(table):
-            rows = shift.rows(table, source_rows)
-            if own:
-                name = _KEYS[table]
-                # A row that an interrupted run took in is not the target's own.
-                keep = [own.get(row[name], row) == row for row in rows.to_pylist()]
-                rows = rows.filter(pa.array(keep))
-            yield chunk, rows
+    def _as_taken(self, table: str, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows as they go into the target."""
+        if table == "timer_head":
+            # Of two engines the pops may know of later seqs than the timers.
+            rows = _with(rows, "last_seq", pa.array([self._source.last_seq] * len(rows)))
+        if self._keeps_ticks:
+            return rows
+        if table == "timers":
+            return _with(rows, "tick", self._ticks(rows))
+        order = {"timer_head": "sealed", "pop_head": "cursor"}.get(table)
+        return rows if order is None else _with(rows, order, pa.array([b""] * len(rows)))
 
-    def _own_keys(self, table: str) -> dict[bytes, object]:
-        """Return what the target has of a table in which names could meet, by name."""
-        if table not in _KEYS or self._takes_over:
-            return {}
-        return {row[_KEYS[table]]: row for row in State(self._target.timers, self._target.pops).rows(table)}
+    def _ticks(self, rows: pa.RecordBatch) -> pa.Array:
+        """Return the ticks by the new width; a put without a deliver time, or a late one, keeps its own."""
+        from_ms, to_ms = self._source.precision_ms, self._target.timers.precision_ms
+        ticks = rows.column("tick").to_numpy()
+        dues = pc.fill_null(rows.column("deliver_at_ms"), -1).to_numpy(zero_copy_only=False)
+        own = (dues >= 0) & (ticks == -(-dues // from_ms) * from_ms)
+        return pa.array(np.where(own, -(-dues // to_ms) * to_ms, ticks))
 
     def _side(self, table: str) -> Side:
         return self._target.timers if is_timer_table(table) else self._target.pops
@@ -263,20 +230,18 @@ class Taking:
         self._target.timers.sync()
         self._target.pops.sync()
 
-    def _compare(self, plan: Adopted, expected: dict[str, TableDigest]) -> None:
-        """Compare what the target holds with what it held plus what was taken in."""
-        before = {table: TableDigest.parse(text) for table, text in json.loads(plan.before).items()}
+    def _compare(self, expected: dict[str, TableDigest]) -> None:
+        """Compare what the target holds with what was taken in."""
         found = self._target.digest()
-        compared = [table for table in DIGESTED if table not in _SHARED or self._takes_over]
-        wrong = [table for table in compared if found[table] != before[table] + expected[table]]
+        wrong = [f"{table}: {found[table].text()}, not {expected[table].text()}" for table in DIGESTED if found[table] != expected[table]]
         if wrong:
-            shown = "; ".join(f"{table}: {found[table].text()}, not {(before[table] + expected[table]).text()}" for table in wrong)
-            raise CorruptStoreError(f"store {self._target.path} does not hold what was loaded ({shown})", file=str(self._target.path))
-        self._check_subscriptions()
+            raise CorruptStoreError(
+                f"store {self._target.path} does not hold what was loaded ({'; '.join(wrong)})", file=str(self._target.path)
+            )
 
-    def _check_subscriptions(self) -> None:
-        found = {(row["group"], row["topic"]): row for row in State(self._target.timers, self._target.pops).rows("subscriptions")}
-        for row in self._source.rows("subscriptions"):
-            here = found.get((row["group"], row["topic"]))
-            if here is None or here["dead"] < row["dead"] or here["is_ordered"] != row["is_ordered"]:
-                raise CorruptStoreError(f"store {self._target.path} lacks group {row['group']!r} on topic {row['topic']!r} after the load")
+
+def _with(rows: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
+    """Return the rows with one column replaced."""
+    at = rows.schema.get_field_index(name)
+    columns = [column.cast(rows.schema.field(at).type) if number == at else rows.column(number) for number in range(rows.num_columns)]
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)

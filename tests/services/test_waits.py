@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rmqstore
-from rmqstore import IllegalArgumentError, ManualClock, Message, Store, StoreClosedError, transfer
+from rmqstore import IllegalArgumentError, ManualClock, Message, MessageBatch, Store, StoreClosedError
 from rmqstore.opening import Opened
 from rmqstore.services.signals import Signal, Waits
 from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
@@ -110,12 +110,10 @@ def test_a_timer_of_the_topic_that_fell_due_wakes_who_waits(store: Store, clock:
     assert waiting.result() == ["timer"]
 
 
-def test_messages_loaded_from_a_dump_wake_who_waits(store: Store, tmp_path: Path) -> None:
-    with rmqstore.open(tmp_path / "source", engine="memory", clock=ManualClock(), services=False) as source:
-        source.send(Message("t", b"loaded"))
-        transfer.dump(source, tmp_path / "dump")
+def test_messages_that_came_by_another_way_wake_who_waits(store: Store, clock: ManualClock) -> None:
     waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
-    transfer.load_into(tmp_path / "dump", store)
+    store.pops.append(MessageBatch.of([Message("t", b"loaded", message_id="m", born_ms=1)]), clock.now_ms())
+    store.wake()
     assert waiting.result() == ["loaded"]
 
 

@@ -132,7 +132,7 @@ def test_the_digest_finds_rows_that_got_lost_on_the_way(stores: Stores, source: 
                 return original(self, [(name, rows.slice(1) if name == table else rows) for name, rows in tables], now_ms, marks)
 
             monkeypatch.setattr(kind, "import_state", losing)
-        with pytest.raises(CorruptStoreError, match=r"does not hold|no row of the table of topics|lacks group"):
+        with pytest.raises(CorruptStoreError, match=r"does not hold|no row of the table of topics"):
             load(stores.root / "dump", stores.root / "new", engine="rocksdb")
         assert not (stores.root / "new").exists()
         monkeypatch.undo()
@@ -172,8 +172,8 @@ def test_a_dump_goes_into_a_new_directory(stores: Stores, source: Store, tmp_pat
         dump(tmp_path / "nothing", tmp_path / "dump")
     with pytest.raises(rmqstore.IllegalArgumentTypeError):
         dump(5, tmp_path / "dump")  # type: ignore[arg-type]
-    with pytest.raises(TransferError, match="at least one"):
-        load([], tmp_path / "new")
+    with pytest.raises(rmqstore.IllegalArgumentTypeError):
+        load([stores.root / "dump"], tmp_path / "new")  # type: ignore[arg-type]
     with pytest.raises(StorePathError, match="does not exist"):
         load(stores.root / "dump", tmp_path / "a" / "b")
     with pytest.raises(StorePathError, match="no store and not empty"):

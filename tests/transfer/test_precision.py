@@ -72,18 +72,18 @@ def test_a_precision_that_changed_twice(engine: str) -> None:
         assert store.pending().total == 0
 
 
-def test_a_dump_of_another_precision_is_merged() -> None:
+def test_a_dump_of_another_precision_fills_an_open_store() -> None:
     with stores_of(Pair("memory", "memory")) as stores:
         store, handles = _filled(stores, 1000)
         target = stores.open("target", precision_ms=100)
-        target.send(message("own", deliver_at_ms=START_MS + 60_020))
         dump(store, stores.root / "dump")
         load_into(stores.root / "dump", target)
+        target.send(message("own", deliver_at_ms=START_MS + 60_020))
         assert target.pending().total == 102
         assert target.cancel(handles[::2]) == [CancelOutcome.CANCELLED] * 51
         stores.clock.set(START_MS + 60_100)
         target.tick()
-        assert ids(pop_all(target)) == ["mown", "m1"]
+        assert ids(pop_all(target)) == ["m1", "mown"]
         assert target.verify() == []
 
 

@@ -81,14 +81,6 @@ def test_the_file_of_the_place_wins(tmp_path: Path) -> None:
         assert (stores.root / "new" / "rmqstore.toml").read_text() == "max_retries = 7\n"
 
 
-def test_stores_that_do_not_agree_leave_the_choice_to_the_user() -> None:
-    with stores_of(Pair("rocksdb", "rocksdb")) as stores:
-        for name, text in (("one", "max_retries = 1\n"), ("two", "max_retries = 2\n")):
-            dump(made(stores, name, text), stores.root / f"{name}.dump")
-        load([stores.root / "one.dump", stores.root / "two.dump"], stores.root / "new", clock=stores.clock)
-        assert not (stores.root / "new" / "rmqstore.toml").exists()
-
-
 def test_any_value_can_be_written_as_toml() -> None:
     import tomllib
 

@@ -53,14 +53,14 @@ class MemoryIsTrustedAfterAnInterrupt(Pops):
         try:
             return super().apply(txn, now_ms)
         except BaseException:
-            self._call.ended()
+            self._call.__exit__(None, None, None)
             raise
 
     def pop(self, request: PopRequest, now_ms: int) -> _Popped:
         try:
             return super().pop(request, now_ms)
         except BaseException:
-            self._call.ended()
+            self._call.__exit__(None, None, None)
             raise
 
 

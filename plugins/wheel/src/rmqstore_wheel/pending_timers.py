@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -17,12 +17,16 @@ from rmqstore_wheel.timer_index import TimerIndex
 
 
 class PendingTimers:
-    """Reads of the timer side; see ``TimerStore`` for what they are asked. ``handed`` covers what is pending no more."""
+    """Reads of the timer side; see ``TimerStore`` for what they are asked. ``handed`` covers what is pending no more.
 
-    def __init__(self, index: TimerIndex, fetcher: Fetcher, store_tag: int) -> None:
+    Args:
+        giver_of: returns the number of the store that gave a seq.
+    """
+
+    def __init__(self, index: TimerIndex, fetcher: Fetcher, giver_of: Callable[[int], int]) -> None:
         self._index = index
         self._fetcher = fetcher
-        self._store_tag = store_tag
+        self._giver_of = giver_of
 
     def count(self, edges_ms: Sequence[int], handed: TimerCursor) -> PendingCounts:
         """Count by due time.
@@ -78,4 +82,4 @@ class PendingTimers:
         messages = [each for each in self._fetcher.messages(found.seqs).messages if isinstance(each, Message)]
         epochs = self._index.facts.gather(found.seqs - 1)["epoch"].tolist()
         rows = zip(found.ticks.tolist(), found.seqs.tolist(), found.dues.tolist(), epochs, messages, strict=True)
-        return [PendingTimer(TimerHandle(self._store_tag, epoch, seq, tick), due, each) for tick, seq, due, epoch, each in rows]
+        return [PendingTimer(TimerHandle(self._giver_of(seq), epoch, seq, tick), due, each) for tick, seq, due, epoch, each in rows]

@@ -79,7 +79,7 @@ class WheelTimers(TimerSide):
         self._fetcher = Fetcher(ledger)
         self._answers = TimerAnswers(ledger, index)
         self._parts = TimerParts(index, self._fetcher)
-        self._pending = PendingTimers(index, self._fetcher, shared.options.store_tag)
+        self._pending = PendingTimers(index, self._fetcher, self._giver_of)
         self._export = TimerExport(ledger, index, self._fetcher)
         self._copies_rolled = self._options.engine.get("roll") == "copy"
         self._sealed = self._received = EMPTY_CURSOR

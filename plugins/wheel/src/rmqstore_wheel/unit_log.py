@@ -4,8 +4,8 @@ A cache can always be made again from the commit log. So it needs no order among
 block of :data:`BLOCK` units has a CRC-32, kept in the check point (:class:`Sums`); a block that a check point vouches for is checked when
 somebody first looks into it, and what was written since the store was opened needs no check.
 
-Numbers may leave gaps, which a merge makes by the thousand million: a fill unit stands at a number that nothing was written to, and a file
-that would hold nothing else is not there.
+Numbers may leave gaps, which a load makes by the million: a fill unit stands at a number that nothing was written to, and a file that would
+hold nothing else is not there.
 """
 
 from __future__ import annotations

@@ -1,0 +1,339 @@
+"""A load goes into an empty store and into no other; everything that the dumped store gave out stays good in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import rmqstore
+from rmqstore import AckOutcome, CancelOutcome, Message, Store, TransferError, UnsupportedOperationError
+from rmqstore.contract import Engine, EngineInfo, Receipt, Support
+from rmqstore.plugins import get_plugins
+from rmqstore.transfer import dump, load, load_into, taking
+from rmqstore_conformance.stores import DAY_MS, START_MS, Pair, Stores, ids, message, pop_all, stores_of
+from tests.pairs import ENGINES
+from tests.transfer.states import SETTINGS, Past, drained, shown
+
+DURABLE = [engine for engine in ENGINES if engine != "memory"]
+
+
+def _told(outcomes: list[AckOutcome]) -> list[str]:
+    return [outcome.value if outcome is not AckOutcome.UNKNOWN else "stale" for outcome in outcomes]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_dump_fills_an_open_store_that_is_empty(engine: str) -> None:
+    with stores_of(Pair(engine, engine)) as stores:
+        source, target = stores.open("source", **SETTINGS), stores.open("target", **SETTINGS)
+        past = Past(stores, 1)
+        past.live(source, 80)
+        target.tick()
+        dump(source, stores.root / "dump")
+        report = load_into(stores.root / "dump", target)
+        assert report.tables["messages"] == len(shown(source)["messages"])
+        assert shown(target) == shown(source)
+        assert target.digest() == source.digest()
+        assert target.store_id != source.store_id
+        assert [each.handle for each in target.scan(limit=10**6).timers] == [each.handle for each in source.scan(limit=10**6).timers]
+        assert [each.receipt for each in target.leases()] == [each.receipt for each in source.leases()]
+        assert target.cancel(past.handles) == source.cancel(past.handles)
+        assert _told(target.ack(past.receipts)) == _told(source.ack(past.receipts))
+        assert drained(target, stores) == drained(source, stores)
+        assert target.verify() == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_store_that_is_not_empty_is_left_as_it_is(engine: str) -> None:
+    """The error names the store, what it holds, and what to do instead."""
+    with stores_of(Pair(engine, engine)) as stores:
+        source, target = stores.open("source"), stores.open("target")
+        source.send(message("theirs"))
+        dump(source, stores.root / "dump")
+        held: list[tuple[Callable[[], object], str]] = [
+            (lambda: target.create_topic("t"), "rows of topics"),
+            (lambda: target.set_group("g", max_retries=1), "rows of group_settings"),
+            (lambda: target.send_batch([message(n) for n in range(3)]), "0 timers, 3 messages"),
+            (lambda: target.send(message("later"), delay_ms=1000), "1 timers, 0 messages"),
+        ]
+        for number, (fill, what) in enumerate(held):
+            target = stores.open(f"target{number}")
+            fill()
+            before = target.digest()
+            with pytest.raises(TransferError, match=f"store {target.path} is not empty, it holds {what}; load .* into an empty directory"):
+                load_into(stores.root / "dump", target)
+            assert target.digest() == before
+            assert target.timers.adopted() == target.pops.adopted() == {}
+        handle = target.scan().timers[0].handle.text()
+        stores.clock.advance(1000)
+        target.tick()
+        target.delete_topic("t")
+        stores.clock.advance(10 * DAY_MS)
+        target.tick()
+        assert not any(found.rows for found in target.digest().values())
+        with pytest.raises(TransferError, match="seqs of timers that are gone"):
+            load_into(stores.root / "dump", target)
+        assert target.cancel(handle) is CancelOutcome.UNKNOWN
+        empty = stores.open("empty")
+        load_into(stores.root / "dump", empty)
+        with pytest.raises(TransferError, match="0 timers, 1 messages"):
+            load_into(stores.root / "dump", empty)
+        empty.delete_topic("t")
+        with pytest.raises(TransferError, match=f"what is left of store rmqs-{source.store_id:08x}"):
+            load_into(stores.root / "dump", empty)
+
+
+@pytest.mark.parametrize("engine", DURABLE)
+def test_a_load_leaves_a_store_that_is_not_empty_as_it_is(engine: str) -> None:
+    with stores_of(Pair(engine, engine)) as stores:
+        source, target = stores.open("source"), stores.open("target")
+        source.send(message("theirs"))
+        target.send(message("ours"))
+        dump(source, stores.root / "dump")
+        with pytest.raises(rmqstore.StoreLockedError):
+            load(stores.root / "dump", target.path)
+        target.close()
+        with pytest.raises(TransferError, match=f"store {target.path} is not empty, it holds 0 timers, 1 messages"):
+            load(stores.root / "dump", target.path)
+        assert {path.name for path in stores.root.iterdir()} == {"source", "target", "dump"}
+        assert ids(pop_all(stores.open("target"))) == ["mours"]
+
+
+@pytest.mark.parametrize("engine", DURABLE)
+def test_a_load_fills_the_store_that_is_there_when_it_is_empty(engine: str) -> None:
+    with stores_of(Pair(engine, engine)) as stores:
+        source, target = stores.open("source", **SETTINGS), stores.open("target", **SETTINGS)
+        past = Past(stores, 1)
+        past.live(source, 80)
+        dump(source, stores.root / "dump")
+        target.close()
+        number = target.store_id
+        with pytest.raises(rmqstore.ConfigError, match="precision_ms"):
+            load(stores.root / "dump", target.path, precision_ms=100)
+        load(stores.root / "dump", target.path, clock=stores.clock)
+        target = stores.open("target", **SETTINGS)
+        assert target.store_id == number
+        assert shown(target) == shown(source)
+        assert target.cancel(past.handles) == source.cancel(past.handles)
+        assert _told(target.ack(past.receipts)) == _told(source.ack(past.receipts))
+        assert {path.name for path in stores.root.iterdir()} == {"source", "target", "dump"}
+
+
+def test_an_engine_that_keeps_nothing_is_loaded_while_it_is_open(tmp_path: Path) -> None:
+    with stores_of(Pair("memory", "memory")) as stores:
+        source = stores.open("source")
+        source.send(message(1))
+        dump(source, tmp_path / "dump")
+        empty = stores.open("empty").path
+        stores.close()
+        for place in (tmp_path / "new", empty):
+            with pytest.raises(UnsupportedOperationError, match="memory"):
+                load(tmp_path / "dump", place)
+        assert {path.name for path in tmp_path.iterdir()} == {"dump"}
+
+
+@pytest.mark.parametrize("engine", ["rocksdb", "wheel"])
+def test_a_store_that_was_filled_is_dumped_and_loaded_again(engine: str) -> None:
+    """Receipts and handles of a store survive two loads, the second of a store that had taken in the first."""
+    with stores_of(Pair(engine, engine)) as stores:
+        first, second, third = (stores.open(name, default_queues=2) for name in ("first", "second", "third"))
+        first.send_batch([message(n) for n in range(6)])
+        handles = [first.send(message("later"), delay_ms=60_000).handle or ""]
+        held = list(first.pop("t", "g", max_messages=4))
+        dump(first, stores.root / "1")
+        load_into(stores.root / "1", second)
+        handles.append(second.send(message("later"), delay_ms=60_000).handle or "")
+        held += second.pop("t", "g")
+        dump(second, stores.root / "2")
+        load_into(stores.root / "2", third)
+        handles.append(third.send(message("later"), delay_ms=60_000).handle or "")
+        assert [each.handle.text() for each in third.scan().timers] == handles
+        assert third.ack([each.receipt for each in held]) == [AckOutcome.ACKED] * len(held)
+        assert third.cancel(handles) == [CancelOutcome.CANCELLED] * 3
+        assert third.verify() == []
+        later = second.send(message("later"), delay_ms=60_000).handle or ""
+        assert third.cancel(later) is CancelOutcome.UNKNOWN
+
+
+def test_a_handle_survives_stores_that_gave_none() -> None:
+    """What a store passes on that never had a timer of its own goes on naming the store that gave it."""
+    with stores_of(Pair("memory", "memory")) as stores:
+        store = stores.open("store")
+        handle = store.send(message("later"), delay_ms=60_000).handle or ""
+        for number in range(12):
+            dump(store, stores.root / f"dump{number}")
+            store = stores.open(f"store{number}")
+            load_into(stores.root / f"dump{number}", store)
+            assert [each.handle.text() for each in store.scan().timers] == [handle]
+        own = store.send(message("own"), delay_ms=60_000).handle or ""
+        assert store.cancel([handle, own]) == [CancelOutcome.CANCELLED] * 2
+
+
+def _ordered(store: Store, *, order: bool) -> None:
+    store.send(message(1))
+    store.pop("t", "g", order=order)
+
+
+@pytest.mark.parametrize(
+    ("limits", "what"),
+    [
+        ({"max_body_bytes": 99}, "bodies of up to 99 bytes"),
+        ({"max_properties_bytes": 9}, "properties of up to 9 bytes"),
+        ({"max_key_bytes": 4}, "keys of up to 4 bytes"),
+        ({"fifo": Support.NOT_YET}, "pop in order"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_an_engine_cannot_hold_is_found_before_the_first_write(
+    limits: dict[str, object], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stores_of(Pair("memory", "memory")) as stores:
+        source, target = stores.open("source"), stores.open("target")
+        _ordered(source, order=True)
+        source.send(message("big", keys=("abcde",), properties={"colour": "green"}, deliver_at_ms=START_MS + 5000))
+        source.send(Message("t", b"x" * 100))
+        dump(source, tmp_path / "dump")
+        load_into(tmp_path / "dump", stores.open("able"))
+        found = get_plugins()
+
+        class Limited:
+            def load_engine(self, name: str) -> tuple[EngineInfo, Engine]:
+                info, engine = found.load_engine(name)
+                return msgspec.structs.replace(info, capabilities=msgspec.structs.replace(info.capabilities, **limits)), engine
+
+        monkeypatch.setattr(taking, "get_plugins", Limited)
+        before = target.digest()
+        with pytest.raises(TransferError, match=what):
+            load_into(tmp_path / "dump", target)
+        assert target.digest() == before
+        assert target.timers.adopted() == target.pops.adopted() == {}
+
+
+def test_pop_times_rise_above_those_that_were_deleted_elsewhere() -> None:
+    """A topic of a name that the other store deleted is made here: no lease of it has the pop time of an old one."""
+    with stores_of(Pair("memory", "memory")) as stores:
+        source, target = stores.open("source"), stores.open("target")
+        source.send(message(1))
+        (old,) = source.pop("t", "g")
+        source.delete_topic("t")
+        dump(source, stores.root / "dump")
+        load_into(stores.root / "dump", target)
+        target.send(message(2))
+        (new,) = target.pop("t", "g")
+        mine, theirs = Receipt.parse(new.receipt), Receipt.parse(old.receipt)
+        assert mine is not None
+        assert theirs is not None
+        assert mine.pop_time_ms > theirs.pop_time_ms
+        assert target.ack(old.receipt) is AckOutcome.STALE
+        assert target.ack(new.receipt) is AckOutcome.ACKED
+
+
+def test_an_attempt_that_is_repeated_after_a_load_gets_its_leases() -> None:
+    with stores_of(Pair("memory", "memory")) as stores:
+        source, target = stores.open("source"), stores.open("target")
+        source.send_batch([message(n) for n in range(3)])
+        held = source.pop("t", "g", attempt_id="a", max_messages=2)
+        dump(source, stores.root / "dump")
+        load_into(stores.root / "dump", target)
+        again = target.pop("t", "g", attempt_id="a")
+        assert [each.receipt for each in again] == [each.receipt for each in held]
+        assert target.ack(again) == [AckOutcome.ACKED] * 2
+
+
+def _two(stores: Stores) -> tuple[Store, Store]:
+    source, target = stores.open("source"), stores.open("target")
+    for store in (source, target):
+        store.send(message(store.path.name))
+    return source, target
+
+
+@pytest.mark.clause("P2", "P5")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_receipt_of_a_deleted_topic_ends_no_loaded_lease(engine: str, tmp_path: Path) -> None:
+    """P2: a store had the same seat by name, at one time and in one epoch; each receipt still ends the lease that it was given for."""
+    with stores_of(Pair(engine, engine)) as stores:
+        source, target = _two(stores)
+        (old,) = target.pop("t", "g")
+        target.delete_topic("t")
+        (new,) = source.pop("t", "g")
+        source.dump(tmp_path / "dump")
+        load_into(tmp_path / "dump", target)
+        assert target.ack(old) is not AckOutcome.ACKED
+        assert [each.receipt for each in target.leases()] == [new.receipt]
+        assert target.ack(new) is AckOutcome.ACKED
+
+
+@pytest.mark.clause("P2")
+def test_a_loaded_standing_gives_no_receipt_of_a_deleted_topic_again(tmp_path: Path) -> None:
+    """P2: pop times go on above those of what was deleted, also where a loaded group stands at an earlier one."""
+    with stores_of(Pair("memory", "memory")) as stores:
+        source, target = _two(stores)
+        source.ack(source.pop("t", "g"))
+        source.send(message("next"))
+        source.dump(tmp_path / "dump")
+        target.send(message("second"))
+        stores.clock.advance(1000)
+        target.ack(target.pop("t", "g", max_messages=1))
+        (old,) = target.pop("t", "g")
+        target.delete_topic("t")
+        load_into(tmp_path / "dump", target)
+        (new,) = target.pop("t", "g")
+        assert new.receipt != old.receipt
+        assert target.ack(old) is not AckOutcome.ACKED
+
+
+@pytest.mark.clause("C6", "P5")
+def test_what_the_source_gave_out_after_its_dump_names_nothing_here(tmp_path: Path) -> None:
+    """C6: a dump of an open store goes on in the same epoch; what that store gives later is not of this one."""
+    with stores_of(Pair("memory", "memory")) as stores:
+        source, target = stores.open("source"), stores.open("target")
+        source.send(message("now"))
+        source.dump(tmp_path / "dump")
+        later = source.send(message("later"), delay_ms=9000)
+        (popped,) = source.pop("t", "g")
+        load_into(tmp_path / "dump", target)
+        target.send(message("own"), delay_ms=9000)
+        target.pop("t", "g", max_messages=1)
+        held = len(target.leases())
+        assert target.cancel(str(later.handle)) is CancelOutcome.UNKNOWN
+        assert target.ack(popped) is not AckOutcome.ACKED
+        assert target.pending().total == 1
+        assert len(target.leases()) == held == 1
+
+
+@pytest.mark.clause("I1", "C3")
+def test_a_mark_of_a_store_with_other_ticks_is_answered_with_handles_that_cancel(tmp_path: Path) -> None:
+    """I1: the repeat gives the first answer, and its handle names the timer."""
+    with stores_of(Pair("memory", "memory")) as stores:
+        source, target = stores.open("source", precision_ms=1000), stores.open("target", precision_ms=100)
+        batch = [message(1, deliver_at_ms=START_MS + 500_150)]
+        (sent,) = source.send_batch(batch, marks=[b"m"])
+        source.dump(tmp_path / "dump")
+        load_into(tmp_path / "dump", target)
+        (again,) = target.send_batch(batch, marks=[b"m"])
+        assert again.repeated
+        assert again.handle == sent.handle
+        assert target.cancel(str(again.handle)) is CancelOutcome.CANCELLED
+        assert target.pending().total == 0
+
+
+def test_settings_of_groups_move_along(tmp_path: Path) -> None:
+    """What waits for its next attempt still does, with its reason."""
+    clock = rmqstore.ManualClock(START_MS)
+    minute = timedelta(minutes=1)
+    with rmqstore.open(tmp_path / "one", engine="wheel", clock=clock, services=False) as store:
+        store.set_group("g", max_retries=7, backoff=[minute])
+        store.set_group("other", max_retries=1)
+        store.send(rmqstore.Message("t", b"x"))
+        store.retry_later(store.pop("t", "g"), minute, reason="no answer")
+        dump(store, tmp_path / "dump")
+    with rmqstore.open(tmp_path / "two", engine="wheel", clock=clock, services=False) as store:
+        load_into(tmp_path / "dump", store)
+        assert [store.group_settings(name).max_retries for name in ("g", "other")] == [7, 1]
+        assert store.group_settings("g").backoff_ms == (60_000,)
+        assert [(each.group, each.is_backing_off, each.reason) for each in store.leases()] == [("g", True, "no answer")]
+        assert store.lag("t", "g").backing_off == 1
+        assert store.verify() == []

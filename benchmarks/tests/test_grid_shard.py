@@ -14,11 +14,10 @@ import pytest
 
 import rmqstore
 from rmqstore_benchmarks.grid import aside
-from rmqstore_benchmarks.grid.executing import shard_result, table_of
 from rmqstore_benchmarks.grid.named import workload_named
-from rmqstore_benchmarks.grid.shard import run_shard
+from rmqstore_benchmarks.grid.shard import run_shard, shard_result, table_of
+from rmqstore_benchmarks.grid.stores import NULL_ENGINE, ShardTask, open_store
 from rmqstore_benchmarks.grid.tables import HISTOGRAMS, PHASES, SECONDS, TABLES
-from rmqstore_benchmarks.grid.task import NULL_ENGINE, ShardTask, open_store
 
 SHORT_S = 0.1
 

@@ -14,13 +14,21 @@ from typing import Any, Final
 
 import msgspec
 
-from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence
+from rmqstore_benchmarks.machine import (
+    command_line,
+    default_directory,
+    described,
+    installed,
+    keep_results,
+    replace_part,
+    require_room,
+    sentence,
+)
 from rmqstore_benchmarks.peers.measuring import LIMIT_S
 from rmqstore_benchmarks.peers.ours import LIST
 from rmqstore_benchmarks.peers.peer import Durability, Task
 from rmqstore_benchmarks.peers.report import Results, tables
 from rmqstore_benchmarks.peers.systems import PEERS, system
-from rmqstore_benchmarks.runs import command_line, installed, keep_results, require_room
 from rmqstore_benchmarks.workloads import BODY_BYTES, DISTRIBUTIONS
 
 ENGINES: Final = ("wheel", "rocksdb", "lmdb")

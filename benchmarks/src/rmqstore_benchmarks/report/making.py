@@ -276,7 +276,8 @@ def _table(known: _Known, columns: Sequence[_Column], caption: str, measured: Me
     variants = ordered({variant for variant, engine in known.engines.items() if not engine.startswith("raw-")}, measured.looks)
     cells = {variant: [column.shown(known, variant) for column in columns] for variant in variants}
     told = [at for at in range(len(columns)) if any(row[at] != NOT_TOLD for row in cells.values())]
-    rows = [(variant, *(row[at] for at in told)) for variant, row in cells.items() if any(each != NOT_TOLD for each in row)]
+    own = [at for at in told if columns[at].side == "own"]
+    rows = [(variant, *(row[at] for at in told)) for variant, row in cells.items() if any(row[at] != NOT_TOLD for at in own)]
     return TextTable(caption, ("variant", *(columns[at].heading for at in told)), rows)
 
 

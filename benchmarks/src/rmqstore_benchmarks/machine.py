@@ -100,7 +100,7 @@ def _file_system(directory: Path) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table, columns aligned so that it reads as plain text too; all columns but the first are right-aligned."""
-    widths = [max(len(row[at]) for row in (header, *rows)) for at in range(len(header))]
+    widths = [max(3, *(len(row[at]) for row in (header, *rows))) for at in range(len(header))]
     lines = [header, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])], *rows]
     aligned = [
         [cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True))]

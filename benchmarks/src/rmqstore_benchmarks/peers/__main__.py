@@ -24,11 +24,10 @@ from rmqstore_benchmarks.machine import (
     require_room,
     sentence,
 )
-from rmqstore_benchmarks.peers.measuring import LIMIT_S
 from rmqstore_benchmarks.peers.ours import LIST
 from rmqstore_benchmarks.peers.peer import Durability, Task
 from rmqstore_benchmarks.peers.report import Results, tables
-from rmqstore_benchmarks.peers.systems import PEERS, system
+from rmqstore_benchmarks.peers.systems import LIMIT_S, PEERS, system
 from rmqstore_benchmarks.workloads import BODY_BYTES, DISTRIBUTIONS
 
 ENGINES: Final = ("wheel", "rocksdb", "lmdb")
@@ -96,7 +95,7 @@ def run(plan: Plan, name: str, durability: Durability, distribution: str) -> dic
     """Run one measurement in a fresh process and a fresh directory; returns its figures, or why there are none under ``error``."""
     with tempfile.TemporaryDirectory(prefix="rmqstore-peers-", dir=plan.directory) as fresh:
         task = Task(system=name, durability=durability, directory=fresh, distribution=distribution, timers=plan.timers, batch=plan.batch)
-        command = [sys.executable, "-m", "rmqstore_benchmarks.peers.measuring", msgspec.json.encode(task).decode()]
+        command = [sys.executable, "-m", "rmqstore_benchmarks.peers.systems", msgspec.json.encode(task).decode()]
         status, output, errors = _finished(command)
     if status:
         error = (errors.strip().splitlines() or [f"it ended with {status}"])[-1]

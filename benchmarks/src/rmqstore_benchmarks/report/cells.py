@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from rmqstore_benchmarks.grid.results import Cell, Results
@@ -147,7 +147,7 @@ def place(cell: Cell) -> tuple[Any, ...]:
 
 def described(fixed: Mapping[str, Any]) -> str:
     """Return coordinates as a line: ``order-timeout, 256 B, 100 k pending, power loss, 1 shard``."""
-    forms = {
+    forms: dict[str, Callable[[Any], str]] = {
         "workload": str,
         "body_bytes": lambda value: f"bodies of {text.size(value)}",
         "backlog": lambda value: f"{text.short(value)} pending",

@@ -155,10 +155,10 @@ def _line(axes: Axes, look: Look, points: Rows, x: str) -> None:
 
 def _legend(figure: Figure, variants: Sequence[str], looks: Looks) -> None:
     """Name the variants once, below the figure."""
-    handles = [
-        Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.dash, label=variant)
-        for variant, look in ((variant, looks[variant]) for variant in variants)
-    ]
+    handles = []
+    for variant in variants:
+        look: dict[str, Any] = looks[variant]._asdict()
+        handles.append(Line2D([], [], color=look["colour"], marker=look["marker"], linestyle=look["dash"], label=variant))
     figure.legend(handles=handles, loc="outside lower left", ncols=min(len(handles), 5), handlelength=2.6)
 
 
@@ -223,7 +223,8 @@ def _balance_rows(measured: Measured) -> Rows:
     known = [each for each in measured.of("schedule") if "rate" in each.metrics and each.cell.cell_id in drains]
     rows = []
     for along in _ALONG:
-        for each in (found := slices(known, (along,))) and found[0].rows:
+        found = slices(known, (along,))
+        for each in found[0].rows if found else ():
             of_point: dict[str, Any] = {"along": along, "variant": each.cell.variant, "at": getattr(each.cell, along)}
             for name, rate in (("schedule", each.metrics["rate"]), ("drain", drains[each.cell.cell_id])):
                 of_point |= {f"{name}_rate": rate.median, f"{name}_low": rate.low, f"{name}_high": rate.high}
@@ -471,8 +472,14 @@ def _overhead_rows(measured: Measured) -> Rows:
                 rate = each.metrics["rate"]
                 time_us = Spread(1e6 / rate.median, 1e6 / rate.high, 1e6 / rate.low, rate.repeats)
                 names = {"panel": _OVERHEAD[each.phase], "part": "", "unit": "µs a message", "variant": each.cell.variant}
-                names |= {"is_null": each.cell.engine == NULL_ENGINE}
-                rows.append({**names, **_values(time_us), "setting": described(dict(zip(COORDINATES, at, strict=True)))})
+                rows.append(
+                    {
+                        **names,
+                        "is_null": each.cell.engine == NULL_ENGINE,
+                        **_values(time_us),
+                        "setting": described(dict(zip(COORDINATES, at, strict=True))),
+                    }
+                )
         best = max(best, rows, key=len)
     return best
 

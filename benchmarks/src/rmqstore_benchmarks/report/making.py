@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from markdown_it import MarkdownIt
 
 from rmqstore.errors import StorePathError
+from rmqstore_benchmarks import machine
 from rmqstore_benchmarks.grid.results import Results, read
 from rmqstore_benchmarks.grid.tables import ON_REQUEST
 from rmqstore_benchmarks.report import text
@@ -381,8 +382,7 @@ def _cell(value: Any) -> str:
 
 
 def _as_markdown(table: TextTable) -> str:
-    lines = [table.header, ("---",) * len(table.header), *table.rows]
-    rows = "\n".join("| " + " | ".join(_escaped(cell) for cell in line) + " |" for line in lines)
+    rows = machine.table(list(map(_escaped, table.header)), [list(map(_escaped, row)) for row in table.rows])
     return f"**{_escaped(table.caption)}**\n\n{rows}" if table.caption else rows
 
 

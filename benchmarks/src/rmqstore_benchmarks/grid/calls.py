@@ -131,7 +131,7 @@ class Calls:
             begin_ns = time.perf_counter_ns()
             outcomes = self.store.ack(messages)
             end_ns = time.perf_counter_ns()
-            self._note_acks(ids, outcomes)
+            self.note_acks(ids, outcomes)
             phase.call("ack", begin_ns, end_ns, len(messages))
         return len(messages), ticks
 
@@ -150,7 +150,7 @@ class Calls:
         begin_ns = time.perf_counter_ns()
         outcomes = self.store.ack(batch)
         phase.call("ack", begin_ns, time.perf_counter_ns(), len(batch))
-        self._note_acks(ids, outcomes)
+        self.note_acks(ids, outcomes)
         self.ready -= len(batch)
         return len(batch)
 
@@ -159,7 +159,7 @@ class Calls:
         phase.call("pop", begin_ns, popped_ns, len(messages))
         phase.call("ack", popped_ns, acked_ns, len(messages))
         ids, _ = self._popped(messages)
-        self._note_acks(ids, outcomes)
+        self.note_acks(ids, outcomes)
 
     def _popped(self, messages: Sequence[Any]) -> tuple[Ids, Ids]:
         """Enter what was popped; returns the numbers, and the ticks of those that came for the first time."""
@@ -177,7 +177,8 @@ class Calls:
             self.account.refuse("damaged", ids[load.frayed(ids, lengths, tails)])
         return self.account.pop(ids, attempts, now_ms)
 
-    def _note_acks(self, ids: Ids, outcomes: list[rmqstore.AckOutcome]) -> None:
+    def note_acks(self, ids: Ids, outcomes: list[rmqstore.AckOutcome]) -> None:
+        """Enter what the store said of acks, all of which were within their lease."""
         are_acked = np.fromiter((outcome is rmqstore.AckOutcome.ACKED for outcome in outcomes), bool, len(outcomes))
         self.account.refuse("acked within their lease and refused", ids[~are_acked])
         self.account.ack(ids[are_acked])

@@ -77,12 +77,16 @@ def hand_over(calls: Calls, phase: Phase, seconds: float) -> int:
     while calls.pending and time.perf_counter() < until_s:
         count = calls.tick(phase, calls.clock.now_ms() + step_ms)
         moved += count
-        if count < _TICK_MESSAGES // 2:
-            # No longer than a wait: where a message is lost, nothing ends this but the phase's time.
-            step_ms = min(2 * step_ms, max(int(calls.load.mean_wait_ms), 1))
-        elif count > 2 * _TICK_MESSAGES:
-            step_ms = max(step_ms // 2, 1)
+        # No longer than a wait: where a message is lost, nothing ends this but the phase's time.
+        step_ms = min(next_step_ms(step_ms, count), max(int(calls.load.mean_wait_ms), 1))
     return moved
+
+
+def next_step_ms(step_ms: int, moved: int) -> int:
+    """Return how far simulated time moves next, when the last step moved so many messages: some thousand are due at a time."""
+    if moved < _TICK_MESSAGES // 2:
+        return 2 * step_ms
+    return max(step_ms // 2, 1) if moved > 2 * _TICK_MESSAGES else step_ms
 
 
 def hand_over_at_once(calls: Calls, phase: Phase, due_ms: int) -> int:

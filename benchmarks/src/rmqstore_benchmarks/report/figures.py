@@ -430,7 +430,9 @@ def _draw_amplification(table: pa.Table, looks: Looks) -> Drawn:
         axes.set_title(title)
         last = here if title in _SUMS else [row for row in here if row["part"] == parts[-1]]
         totals = {variant: sum(row["median"] for row in mine) for variant, mine in _by_variant(last, looks).items()}
-        stages = "" if title in _SUMS and len(parts) == len(_STAGES) else f" ({text.joined(parts if title in _SUMS else parts[-1:])} only)"
+        stages = f" ({text.joined(parts)} only)" if len(parts) < len(_STAGES) else ""
+        if title not in _SUMS:
+            stages = f" ({parts[-1]})"
         low, high = min(totals, key=lambda name: totals[name]), max(totals, key=lambda name: totals[name])
         sentences.append(f"{title}{stages}: from {text.factor(totals[low])} for {low} to {text.factor(totals[high])} for {high}.")
     if absent := [title.lower() for title in dict.fromkeys(panel.title for panel in _AMPLIFIED) if title not in shown]:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import itertools
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -209,28 +210,27 @@ def _cells(place: str, table: dict[str, Any], variants: dict[str, Variant], repe
         _known(f"{place}: phases", name, dict.fromkeys(PHASE_NAMES))
     repeats = _number("repeats", table.get("repeats", repeats), place)
     seconds = _seconds(f"{place}: seconds", table.get("seconds", seconds))
-    for workload in workloads:
-        kept = tuple(name for name in workload.phases if name == "fill" or (name not in ON_REQUEST if phases is None else name in phases))
-        for body in sizes["bodies"]:
-            for backlog in sizes["backlogs"]:
-                for shards in sizes["shards"]:
-                    if backlog % shards:
-                        raise ConfigError(f"{place}: a backlog of {backlog} cannot be divided among {shards} shards")
-                    for durability in durabilities:
-                        for variant in chosen:
-                            flush = "sync" if variant.engine in HOLLOW else flush_for(_installed(variant.engine), durability)
-                            yield Cell(
-                                variant=variant,
-                                workload=workload.name,
-                                body_bytes=body,
-                                backlog=backlog,
-                                durability=durability,
-                                flush=flush,
-                                shards=shards,
-                                phases=kept,
-                                repeats=repeats,
-                                seconds=seconds,
-                            )
+    for backlog, count in itertools.product(sizes["backlogs"], sizes["shards"]):
+        if backlog % count:
+            raise ConfigError(f"{place}: a backlog of {backlog} cannot be divided among {count} shards")
+    points = itertools.product(workloads, sizes["bodies"], sizes["backlogs"], sizes["shards"], durabilities, chosen)
+    for workload, body, backlog, shards, durability, variant in points:
+        yield Cell(
+            variant=variant,
+            workload=workload.name,
+            body_bytes=body,
+            backlog=backlog,
+            durability=durability,
+            flush="sync" if variant.engine in HOLLOW else flush_for(_installed(variant.engine), durability),
+            shards=shards,
+            phases=tuple(name for name in workload.phases if name == "fill" or _is_wanted(name, phases)),
+            repeats=repeats,
+            seconds=seconds,
+        )
+
+
+def _is_wanted(phase: str, phases: Sequence[str] | None) -> bool:
+    return phase not in ON_REQUEST if phases is None else phase in phases
 
 
 def _joined(one: Cell, other: Cell) -> Cell:

@@ -113,14 +113,13 @@ SECONDS: Final = pa.schema(
     ]
 )
 
-OPERATIONS: Final = ("schedule", "cancel", "hand_over", "pop", "ack", "slip", "lateness")
-"""``slip``: how late the load itself began a call; ``lateness``: hand-over less due time. The others run from the intended start."""
-
 HISTOGRAMS: Final = pa.schema(
     [
         ("run_id", pa.string()),
         ("shard", pa.int32()),
         ("phase", pa.string()),
+        # schedule, cancel, hand_over, pop, ack, from the intended start; slip: how late the load itself began a call;
+        # lateness: hand-over less due time
         ("operation", pa.string()),
         ("bucket", pa.int32()),
         ("n", pa.int64()),

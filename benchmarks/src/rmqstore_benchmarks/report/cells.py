@@ -27,12 +27,6 @@ class Look(NamedTuple):
     marker: str
     dash: str
 
-    @property
-    def text_colour(self) -> str:
-        """A darker shade of the colour, readable as text on white."""
-        parts = (int(self.colour[at : at + 2], 16) for at in (1, 3, 5))
-        return "#" + "".join(f"{round(part * 0.68):02x}" for part in parts)
-
 
 _LOOKS: Final = {
     ("wheel", "reference"): Look("#0072b2", "o", "-"),

@@ -434,7 +434,8 @@ def _draw_amplification(table: pa.Table, looks: Looks) -> Drawn:
         if title not in _SUMS:
             stages = f" ({parts[-1]})"
         low, high = min(totals, key=lambda name: totals[name]), max(totals, key=lambda name: totals[name])
-        sentences.append(f"{title}{stages}: from {text.factor(totals[low])} for {low} to {text.factor(totals[high])} for {high}.")
+        span = f"from {text.factor(totals[low])} for {low} to {text.factor(totals[high])} for {high}"
+        sentences.append(f"{title}{stages}: {span if low != high else f'{text.factor(totals[low])} for {low}'}.")
     if absent := [title.lower() for title in dict.fromkeys(panel.title for panel in _AMPLIFIED) if title not in shown]:
         sentences.append(f"Not told: {text.joined(absent)}.")
     return Drawn(figure, " ".join(sentences))

@@ -84,14 +84,18 @@ conformance: $(DEV)  ## the reports of docs/conformance, one for each engine and
 		--workers $(WORKERS) --report docs/conformance/$$pair.md --report build/conformance/$$pair.json; done
 	@$(BIN)/python docs/make_matrix.py
 
-bench: $(DEV)  ## speed of every engine beside its raw database; options by ARGS="..."
-	@$(BIN)/python -m rmqstore_benchmarks.speed $(ARGS)
+# Run a specification of the grid and make its report, in build/NAME.
+grid = rm -rf build/$(1) && mkdir -p build && $(BIN)/rmqstore bench run benchmarks/specs/$(2).toml --out build/$(1) $(ARGS) && \
+	$(BIN)/rmqstore bench report build/$(1)
 
-bench-consumers: $(DEV)  ## 1 to 64 consumer threads over 1 to 8 queues; options by ARGS="..."
-	@$(BIN)/python -m rmqstore_benchmarks.consumers $(ARGS)
+bench: $(DEV)  ## speed of every engine beside its raw database, in some minutes; the report is in build/speed
+	@$(call grid,speed,speed)
 
-bench-backlog: $(DEV)  ## what a large backlog costs, which takes long; options by ARGS="..."
-	@$(BIN)/python -m rmqstore_benchmarks.backlog $(ARGS)
+bench-consumers: $(DEV)  ## 1 to 64 consumer threads over 1 and 8 queues; the report is in build/consumers
+	@$(call grid,consumers,consumers)
+
+bench-backlog: $(DEV)  ## what a large backlog costs, which takes long; the report is in build/backlog
+	@$(call grid,backlog,backlog)
 
 bench-peers: $(DEV)  ## beside Redis, beanstalkd, PostgreSQL, SQLite, litequeue, RocketMQ, those that are there; options by ARGS="..."
 	@$(PIP) install 'rmqstore-benchmarks[peers]'
@@ -103,9 +107,7 @@ load-test: $(DEV)  ## producers and consumers in failing Spark tasks, every mess
 
 grid-small: $(DEV)  ## the grid of engines in small, with its report; under two minutes
 	@echo "== grid"
-	@rm -rf build/grid-small && mkdir -p build
-	@$(BIN)/rmqstore bench run benchmarks/specs/small.toml --out build/grid-small
-	@$(BIN)/rmqstore bench report build/grid-small
+	@$(call grid,grid-small,small)
 
 crash: $(DEV)  ## the slow tier: kills, disk states, long runs
 	@$(BIN)/pytest -n $(WORKERS) --dist load --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \

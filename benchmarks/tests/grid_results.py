@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmqstore_benchmarks.grid.tables import TABLES
-from rmqstore_benchmarks.histogram import bucket_of
+from rmqstore_benchmarks.statistics import bucket_of
 
 LOADS = {"open_50": 0.5, "open_80": 0.8, "open_95": 0.95}
 
@@ -150,6 +150,7 @@ class Grid:
                 "compaction_bytes": round(1.4 * user_bytes) if design.engine == "rocksdb" and point.backlog > 50_000 else None,
                 "stalls": 1,
                 "longest_call_ms": 130.0,
+                "call_s": 0.9 * wall_s,
                 "rolled": (0 if design.engine != "wheel" else 4 * point.backlog) if phase == "roll" else None,
                 "memory_limit_bytes": live_bytes // 4 if phase == "cold_drain" else None,
             }

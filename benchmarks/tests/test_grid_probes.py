@@ -14,7 +14,7 @@ import pytest
 from rmqstore_benchmarks.grid.memory_limit import FLOOR_BYTES, NoLimitError, limit_for, limited_group
 from rmqstore_benchmarks.grid.probes import Probes, anon_bytes, compaction_bytes, difference
 from rmqstore_benchmarks.grid.recording import Phase
-from rmqstore_benchmarks.histogram import bucket_of, buckets_of
+from rmqstore_benchmarks.statistics import bucket_of, buckets_of
 
 MIB = 1024 * 1024
 _TAKE = """

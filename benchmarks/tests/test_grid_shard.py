@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 from collections import Counter
 from contextlib import nullcontext
@@ -14,11 +15,12 @@ import pytest
 
 import rmqstore
 from rmqstore_benchmarks.grid import aside
-from rmqstore_benchmarks.grid.executing import shard_result, table_of
+from rmqstore_benchmarks.grid.load import Load, ticks_of
 from rmqstore_benchmarks.grid.named import workload_named
-from rmqstore_benchmarks.grid.shard import run_shard
+from rmqstore_benchmarks.grid.shard import run_shard, shard_result, table_of
+from rmqstore_benchmarks.grid.stores import NULL_ENGINE, RAW, ShardTask, open_store
 from rmqstore_benchmarks.grid.tables import HISTOGRAMS, PHASES, SECONDS, TABLES
-from rmqstore_benchmarks.grid.task import NULL_ENGINE, ShardTask, open_store
+from rmqstore_benchmarks.workloads import START_MS
 
 SHORT_S = 0.1
 
@@ -104,6 +106,53 @@ def test_the_null_engine_does_what_needs_no_store(tmp_path: Path) -> None:
     assert phase(outcome, "mixed")["messages"] > 0
 
 
+def test_timers_go_in_by_lists_and_one_at_a_time_and_messages_come_out_by_one_and_by_many(tmp_path: Path) -> None:
+    phases = ("fill", "schedule", "send_lists", "send_one", "hand_over", "pop_one", "pop_ack", "pop_many")
+    outcome = run_shard(task(tmp_path, workload="eight-oclock", phases=phases, backlog=20_000, seconds=0.05))
+    assert outcome.wrong == ""
+    assert [row["phase"] for row in outcome.rows["phases"]] == list(phases)
+    for name in phases:
+        assert 0 < phase(outcome, name)["call_s"] <= phase(outcome, name)["wall_s"]
+    assert phase(outcome, "send_one")["messages"] == phase(outcome, "send_one")["calls"]
+    assert phase(outcome, "pop_one")["messages"] * 2 == phase(outcome, "pop_one")["calls"]
+    assert phase(outcome, "pop_many")["messages"] > 16 * phase(outcome, "pop_many")["calls"]
+
+
+def test_consumers_share_what_is_ready(tmp_path: Path) -> None:
+    settings = {"default_queues": 4}
+    outcome = run_shard(task(tmp_path, settings=settings, phases=("fill", "consume_1", "consume_8"), backlog=4000))
+    assert outcome.wrong == ""
+    for name in ("consume_1", "consume_8"):
+        row = phase(outcome, name)
+        assert row["messages"] == 4000
+        assert 0.5 < row["first_queue_dry"] <= 1, "one queue was emptied long before another"
+        assert 0 <= row["slowest_thread"] <= 1
+    assert phase(outcome, "consume_1")["slowest_thread"] == 1
+
+
+@pytest.mark.parametrize("engine", ["wheel", "rocksdb", "lmdb"])
+def test_what_lies_under_an_engine_takes_the_same_timers(tmp_path: Path, engine: str) -> None:
+    pytest.importorskip({"wheel": "rmqstore_wheel", "rocksdb": "rocksdict", "lmdb": "lmdb"}[engine])
+    outcome = run_shard(task(tmp_path, engine=f"raw-{engine}", phases=("fill", "schedule", "send_one", "hand_over")))
+    assert outcome.wrong == ""
+    assert [row["phase"] for row in outcome.rows["phases"]] == ["fill", "schedule", "send_one"]
+    assert phase(outcome, "fill")["messages"] == 1500
+    assert phase(outcome, "send_one")["calls"] > 0
+
+
+def test_a_raw_value_is_as_long_as_what_is_stored(tmp_path: Path) -> None:
+    made = Load(workload_named("within-the-hour"), 64, 1).fresh(START_MS, 1)
+    with rmqstore.open(tmp_path / "s", engine="memory", clock=rmqstore.ManualClock(START_MS), services=False) as store:
+        store.send_batch(made.columns)
+        stored = [len(value) for _, value in store.timers._shared.kv.scan(1, b"", None, 10)]  # type: ignore[attr-defined]
+    pytest.importorskip("lmdb")
+    raw = RAW["raw-lmdb"](tmp_path / "raw")
+    entries = raw.prepared(made.columns, START_MS)
+    assert [len(value) for _, value in entries] == stored
+    assert [struct.unpack(">QQ", key) for key, _ in entries] == [(ticks_of(made.due_ms)[0], 0)]
+    raw.close()
+
+
 class Losing:
     """A store of which one message goes, without a word."""
 
@@ -120,6 +169,16 @@ class Losing:
             self._store.cancel(receipts[5].handle)
             self._done = True
         return receipts
+
+
+class Forgetful(Losing):
+    """A store that refuses one ack."""
+
+    def ack(self, messages: Any) -> Any:
+        outcomes = self._store.ack(messages)
+        return [rmqstore.AckOutcome.STALE, *outcomes[1:]]
+
+    send_batch = property(lambda self: self._store.send_batch)  # type: ignore[assignment]
 
 
 class Doubling(Losing):
@@ -141,6 +200,12 @@ def test_a_store_that_loses_or_doubles_a_message_is_refused(tmp_path: Path, wron
     given = task(tmp_path, workload="retry-backoff", phases=("fill", "hand_over", "pop_ack"))
     outcome = run_shard(given, lambda each, clock: wrong_store(open_store(each, clock)))
     assert told in outcome.wrong
+
+
+def test_consumers_of_a_store_that_forgets_an_ack_get_no_figures(tmp_path: Path) -> None:
+    given = task(tmp_path, workload="retry-backoff", phases=("fill", "consume_8"))
+    outcome = run_shard(given, lambda each, clock: Forgetful(open_store(each, clock)))
+    assert "acked within their lease and refused" in outcome.wrong
 
 
 class Wrapped:

@@ -10,6 +10,7 @@ import pytest
 from rmqstore.errors import ConfigError, IllegalArgumentError, RmqstoreError
 from rmqstore_benchmarks.grid import harness
 from rmqstore_benchmarks.grid.spec import Spec, parse_spec, read_spec
+from rmqstore_benchmarks.grid.tables import ON_REQUEST
 
 SPECS = Path(__file__).parents[1] / "specs"
 NULL = {"name": "null", "engine": "null"}
@@ -22,7 +23,7 @@ def document(*grids: dict[str, Any], **given: Any) -> dict[str, Any]:
     return {"variants": [NULL, LMDB, ROCKSDB], "grid": list(grids) or [GRID]} | given
 
 
-@pytest.mark.parametrize("name", ["small", "full"])
+@pytest.mark.parametrize("name", ["small", "full", "speed", "consumers", "backlog"])
 def test_the_specifications_that_ship_are_right(name: str) -> None:
     spec = read_spec(SPECS / f"{name}.toml")
     assert {"wheel", "rocksdb", "lmdb"} <= {cell.variant.engine for cell in spec.cells}
@@ -50,6 +51,20 @@ def test_a_cell_of_two_tables_is_measured_once() -> None:
     assert (cell.repeats, cell.seconds) == (3, 9.0)
 
 
+def test_phases_that_run_on_request_are_named() -> None:
+    (cell,) = parse_spec(document()).cells
+    assert "schedule" in cell.phases
+    assert not ON_REQUEST & set(cell.phases)
+    (cell,) = parse_spec(document(GRID | {"phases": ["send_one", "consume_8"]})).cells
+    assert cell.phases == ("fill", "send_one", "consume_8")
+
+
+def test_a_variant_may_have_any_setting_of_a_store() -> None:
+    wide = {"name": "wide", "engine": "lmdb", "settings": {"default_queues": 8}}
+    (cell,) = parse_spec(document(GRID | {"variants": ["wide"]}, variants=[wide])).cells
+    assert cell.variant.settings == {"default_queues": 8}
+
+
 def test_durability_chooses_the_cheapest_flush_that_the_engine_declares_it_for() -> None:
     grid = GRID | {"variants": ["lmdb", "apart"], "durabilities": ["power_loss", "process_crash"]}
     found = {(cell.variant.name, cell.durability): cell.flush for cell in parse_spec(document(grid)).cells}
@@ -73,6 +88,7 @@ def test_durability_chooses_the_cheapest_flush_that_the_engine_declares_it_for()
         (document(GRID | {"workloads": ["mixd"]}), r"'mixd'; did you mean 'mixed'"),
         (document(GRID | {"variants": ["lmbd"]}), r"'lmbd' is unknown; did you mean 'lmdb'"),
         (document(GRID | {"durabilities": ["none"]}), r"durabilities: 'none' is unknown"),
+        (document(variants=[{"name": "x", "engine": "raw-lmdb", "settings": {"a": 1}}]), r"'raw-lmdb' has no settings"),
         (document(GRID | {"phases": ["drain"]}), r"phases: 'drain' is unknown"),
         (document(GRID | {"shards": [3]}), r"1000 cannot be divided among 3 shards"),
         (document(GRID | {"seconds": 0}), r"seconds must be a number of seconds"),

@@ -19,12 +19,12 @@ from rmqstore.cli import main
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_OK
 from rmqstore.spark import sessions
 from rmqstore_benchmarks.load import command, run
-from rmqstore_benchmarks.load.calls import Cell
 from rmqstore_benchmarks.load.closing import STATES, Closed
 from rmqstore_benchmarks.load.command import Request, durable_engines
 from rmqstore_benchmarks.load.failures import Failure
 from rmqstore_benchmarks.load.plan import VERSION, Plan
 from rmqstore_benchmarks.load.progress import Begun, Done, UnfinishedError, done_of, held, mark_done, read_begun, write_begun
+from rmqstore_benchmarks.statistics import CallSums
 
 PROGRAM = Path(__file__).with_name("killed_jvm.py")
 
@@ -42,7 +42,7 @@ def end(plan: Plan) -> None:
     states = dict.fromkeys(STATES, 0) | {"acked": plan.messages, "none": 0}
     closed = Closed(plan.messages, states, {"cancelled": 0, "acked": 0}, 10, 0, 4, 0, 0, 0, 0, 0, {}, [], [])
     for job in run.job_names(plan):
-        mark_done(plan, job, Done(2.0, [Cell("ack", 3, 1, 4, 500)], closed if job == "ledger" else None))
+        mark_done(plan, job, Done(2.0, [CallSums("ack", 3, 1, 4, 500)], closed if job == "ledger" else None))
     run.note_once(plan.injected_path(), run.Note(Failure.TASK.value, 0, 0))
 
 
@@ -147,7 +147,7 @@ def test_a_job_that_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytes
 
     def play(spark: Any, plan: Plan, round_: int, cluster: Any, victim: int) -> Done:
         played.append(round_)
-        return Done(calls=[Cell("tick", 1, 1, 1, 1)])
+        return Done(calls=[CallSums("tick", 1, 1, 1, 1)])
 
     monkeypatch.setattr(run, "_played", play)
     monkeypatch.setattr(run, "_audited", lambda spark, plan: Done())

@@ -14,12 +14,12 @@ from rmqstore.cli.exits import EXIT_ERROR, EXIT_NOT_DONE
 from rmqstore.spark import sessions
 from rmqstore_benchmarks.load import command, report
 from rmqstore_benchmarks.load.audit import audit
+from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.closing import FAULTS, STATES, Closed, Fault
 from rmqstore_benchmarks.load.command import Request, durable_engines
 from rmqstore_benchmarks.load.failures import Failure, InjectedFailureError
 from rmqstore_benchmarks.load.ledger import files_of, table_of
 from rmqstore_benchmarks.load.plan import Plan
-from rmqstore_benchmarks.load.rounds import run_round
 from rmqstore_benchmarks.load.run import Op, Outcome, run_load
 
 PAGE = Path(__file__).parents[2] / "docs" / "load-test.md"

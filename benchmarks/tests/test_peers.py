@@ -14,12 +14,10 @@ import pytest
 from rmqstore_benchmarks.machine import default_directory
 from rmqstore_benchmarks.peers import __main__ as command
 from rmqstore_benchmarks.peers import report
-from rmqstore_benchmarks.peers.measuring import measure
-from rmqstore_benchmarks.peers.peer import Durability, PeerError, Task
-from rmqstore_benchmarks.peers.phases import compare, popped
+from rmqstore_benchmarks.peers.peer import Durability, PeerError, Task, compare, popped
 from rmqstore_benchmarks.peers.servers import running
 from rmqstore_benchmarks.peers.sqlite import SQLite
-from rmqstore_benchmarks.peers.systems import PEERS
+from rmqstore_benchmarks.peers.systems import PEERS, measure
 
 PHASES = {"schedule", "cancel", "drain", "pop_32", "pop_1024"}
 

@@ -19,7 +19,9 @@ from rmqstore_benchmarks.grid.tables import TABLES
 
 pytest.importorskip("matplotlib", reason="the report needs rmqstore-benchmarks[report]")
 
-from rmqstore_benchmarks.report.making import ALL_CLAIMS, PLOTS, Made, make
+from rmqstore_benchmarks.report.claims import ALL_CLAIMS
+from rmqstore_benchmarks.report.figures import PLOTS
+from rmqstore_benchmarks.report.making import Made, make
 
 DPI = 40
 

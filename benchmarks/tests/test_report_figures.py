@@ -6,29 +6,31 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.tests.grid_results import Grid, Point
-from rmqstore_benchmarks.histogram import bucket_of, percentile
-from rmqstore_benchmarks.report import quantities
-from rmqstore_benchmarks.report.aggregates import DRAIN, CellPhase, cell_phases, run_metrics, spread
-from rmqstore_benchmarks.report.claims import Verdict, verdict_of
-from rmqstore_benchmarks.report.comparing import ROCKSDB, WHEEL, Comparison, comparisons, told
-from rmqstore_benchmarks.report.lateness import LATENESS
-from rmqstore_benchmarks.report.looks import Look, kind_of, looks_of
-from rmqstore_benchmarks.report.pareto import front
-from rmqstore_benchmarks.report.percentiles import LARGEST, at_shares, latencies
-from rmqstore_benchmarks.report.reading import Cell, Results, read
-from rmqstore_benchmarks.report.rocksdb_claims import ROCKSDB_CLAIMS
-from rmqstore_benchmarks.report.slices import slices
-from rmqstore_benchmarks.report.source_size import code_lines
-from rmqstore_benchmarks.report.wheel_claims import WHEEL_CLAIMS
+from rmqstore_benchmarks.grid.results import Cell, Results, read
+from rmqstore_benchmarks.report import text as words
+from rmqstore_benchmarks.report.cells import Look, kind_of, looks_of, slices
+from rmqstore_benchmarks.report.claims import ALL_CLAIMS, ROCKSDB, WHEEL, Comparison, Verdict, code_lines, comparisons, told, verdict_of
+from rmqstore_benchmarks.report.figures import LATENESS, front
+from rmqstore_benchmarks.statistics import (
+    DRAIN,
+    LARGEST,
+    CellPhase,
+    at_shares,
+    bucket_of,
+    cell_phases,
+    latencies,
+    percentile,
+    run_metrics,
+    spread,
+)
 
-CLAIMS = {claim.name: claim for claim in (*ROCKSDB_CLAIMS, *WHEEL_CLAIMS)}
+CLAIMS = {claim.name: claim for claim in ALL_CLAIMS}
 _POINTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12)
 
 
@@ -57,7 +59,7 @@ def test_the_front_is_what_no_point_beats(points: list[tuple[int, int]]) -> None
 def shard(**columns: Any) -> dict[str, Any]:
     names = (
         "messages offered_rate wall_s cpu_s user_bytes live_bytes wchar_bytes device_write_bytes device_read_bytes disk_bytes "
-        "anon_peak_bytes compaction_bytes stalls longest_call_ms rolled memory_limit_bytes"
+        "anon_peak_bytes compaction_bytes stalls longest_call_ms rolled memory_limit_bytes call_s slowest_thread first_queue_dry"
     )
     return dict.fromkeys(names.split()) | columns
 
@@ -109,7 +111,7 @@ def test_a_drain_takes_as_long_as_both_its_phases(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 10**10), min_size=1, max_size=300))
 def test_percentiles_are_those_of_the_histogram(values: list[int]) -> None:
     counts = Counter(map(bucket_of, values))
-    found = at_shares(np.array(list(counts)), np.array(list(counts.values())), (0.5, 0.9, 0.99))
+    found = at_shares(counts, (0.5, 0.9, 0.99))
     for share, ms in found.items():
         assert ms == percentile(counts, share) / 1e6
     assert set(found) == {share for share in (0.5, 0.9, 0.99) if len(values) * (1 - share) >= 1 - 1e-9}
@@ -302,13 +304,13 @@ def test_lines_of_code_leave_out_comments_and_docstrings(tmp_path: Path) -> None
     [(0, "0"), (0.0123456, "0.0123"), (999.6, "1 k"), (1234, "1.23 k"), (2_500_000, "2.5 M"), (120, "120"), (100_000, "100 k")],
 )
 def test_short(value: float, text: str) -> None:
-    assert quantities.short(value) == text
+    assert words.short(value) == text
 
 
 def test_units() -> None:
-    assert [quantities.size(each) for each in (64, 4096, 65_536, 3 << 20)] == ["64 B", "4 KiB", "64 KiB", "3 MiB"]
-    assert [quantities.time_ms(each) for each in (0.25, 12, 3400)] == ["250 µs", "12 ms", "3.4 s"]
-    assert [quantities.joined(list(each)) for each in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
+    assert [words.size(each) for each in (64, 4096, 65_536, 3 << 20)] == ["64 B", "4 KiB", "64 KiB", "3 MiB"]
+    assert [words.time_ms(each) for each in (0.25, 12, 3400)] == ["250 µs", "12 ms", "3.4 s"]
+    assert [words.joined(list(each)) for each in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
 
 
 # ---------------------------------------------------------------- what is said of it

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 import pytest
 
-import rmqstore
 from rmqstore_benchmarks.workloads import (
     BODY_BYTES,
     DISTRIBUTIONS,
     HALF_HOUR_MS,
     HOUR_MS,
     LONGEST_DELAY_MS,
-    PRECISION_MS,
-    START_MS,
     TOPIC,
     Workload,
     delays_ms,
@@ -47,22 +42,10 @@ def test_a_batch_does_not_depend_on_those_before_it() -> None:
     assert not first.arrow(1).equals(Workload("uniform", 50, seed=2).arrow(1))
 
 
-def test_all_forms_hold_the_same_timers() -> None:
+def test_both_forms_hold_the_same_timers() -> None:
     work = Workload("lognormal", 200)
-    columns, messages, raw = work.arrow(3), work.messages(3), work.raw(3)
+    columns, messages = work.arrow(3), work.messages(3)
     assert [message.body for message in messages] == columns.column("body").to_pylist()
     assert [message.deliver_at_ms for message in messages] == columns.column("deliver_at_ms").to_pylist()
     assert {message.topic for message in messages} == {TOPIC}
     assert all(len(message.body) == BODY_BYTES for message in messages)
-    assert raw == sorted(raw)
-    ticks = sorted(-(-(message.deliver_at_ms or 0) // PRECISION_MS) * PRECISION_MS for message in messages)
-    assert [struct.unpack(">QQ", key)[0] for key, _ in raw] == ticks
-    assert sorted(struct.unpack(">QQ", key)[1] for key, _ in raw) == list(range(600, 800))
-
-
-def test_a_raw_value_is_as_long_as_what_is_stored(tmp_path: object) -> None:
-    work = Workload("uniform", 2)
-    with rmqstore.open(str(tmp_path) + "/s", engine="memory", clock=rmqstore.ManualClock(START_MS), services=False) as store:
-        store.send(work.messages(0)[0])
-        run_bytes = [len(value) for _, value in store.timers._shared.kv.scan(1, b"", None, 10)]  # type: ignore[attr-defined]
-    assert run_bytes == [len(value) for _, value in work.raw(0)[:1]]

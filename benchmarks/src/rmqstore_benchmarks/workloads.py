@@ -5,7 +5,6 @@ Bodies are random bytes, so that no engine gains by compression. Batch ``k`` is 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
@@ -13,8 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from rmqstore import Message
-from rmqstore.ordered.records import HEADER_BYTES
-from rmqstore.ordered.runs import HEAD_BYTES
 
 START_MS: Final = 1_700_000_000_000
 """The first time of every simulated clock, ms."""
@@ -30,8 +27,6 @@ BATCH_GAP_MS: Final = 10
 
 TOPIC: Final = "orders"
 PRECISION_MS: Final = 1000
-_ID_BYTES: Final = 34
-_TICK_SEQ: Final = struct.Struct(">QQ")
 
 Delays: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
@@ -83,12 +78,3 @@ class Workload:
         """Return batch ``number`` as structs."""
         body, due = self._columns(number)
         return [Message(TOPIC, data, deliver_at_ms=at) for data, at in zip(body.to_pylist(), due.tolist(), strict=True)]
-
-    def raw(self, number: int) -> list[tuple[bytes, bytes]]:
-        """Return batch ``number`` as sorted entries for a database: key (tick, seq), value as long as the run that rmqstore stores."""
-        body, due = self._columns(number)
-        ticks = -(-due // PRECISION_MS) * PRECISION_MS
-        head = bytes(HEAD_BYTES + HEADER_BYTES + len(TOPIC) + _ID_BYTES)
-        first = number * self.batch
-        rows = zip(ticks.tolist(), range(first, first + self.batch), body.to_pylist(), strict=True)
-        return sorted((_TICK_SEQ.pack(tick, seq), head + data) for tick, seq, data in rows)

@@ -16,7 +16,7 @@ from rmqstore_benchmarks.grid.load import Load, Made, ticks_of
 from rmqstore_benchmarks.grid.memory_limit import FLOOR_BYTES, NoLimitError, limit_for, limited_group
 from rmqstore_benchmarks.grid.named import workload_named
 from rmqstore_benchmarks.grid.recording import Rows, merged
-from rmqstore_benchmarks.grid.task import ShardTask, open_store
+from rmqstore_benchmarks.grid.stores import ShardTask, open_store
 
 if TYPE_CHECKING:
     from rmqstore_benchmarks.grid.shard import _Shard
@@ -35,7 +35,6 @@ class ChildJob(msgspec.Struct, frozen=True, kw_only=True):
         now_ms: where simulated time stands.
         first_id: number of the first message that it makes.
         count: messages to send before it dies, or to drain.
-        group: the control group to enter; "" for none.
         answer: the file for its answer.
     """
 
@@ -44,7 +43,6 @@ class ChildJob(msgspec.Struct, frozen=True, kw_only=True):
     now_ms: int
     first_id: int
     count: int
-    group: str
     limit_bytes: int
     answer: str
 
@@ -74,7 +72,7 @@ def recover(shard: _Shard) -> None:
     acknowledged = int(ended.stdout.split()[-1]) if ended.stdout.split() else 0
     tail = tail_load(shard.task, load.made)
     for made in tail_batches(tail, shard.clock.now_ms(), acknowledged):
-        calls.ledger.make(made.ids, ticks_of(made.due_ms), 0)
+        calls.account.make(made.ids, ticks_of(made.due_ms), 0)
     calls.loads.append(tail)
 
     def open_again(_: object) -> int:
@@ -87,8 +85,8 @@ def recover(shard: _Shard) -> None:
     finally:
         calls.store.close()
     # The call in which the child died may have been stored; it was never acknowledged, so both is right.
-    calls.ledger.settle(held[held < calls.ledger.made], shard.clock.now_ms())
-    unacknowledged = int((held >= calls.ledger.made).sum())
+    calls.account.settle(held[held < calls.account.made], shard.clock.now_ms())
+    unacknowledged = int((held >= calls.account.made).sum())
     if unacknowledged:
         shard.notes.append(f"{unacknowledged} timers of the call that the kill cut short were stored")
 
@@ -96,7 +94,7 @@ def recover(shard: _Shard) -> None:
 def cold_drain(shard: _Shard) -> None:
     """Drop the store's files from the page cache, and let a child with little memory hand over, pop and ack everything."""
     calls = shard.calls
-    expected = calls.ledger.open_ids()
+    expected = calls.account.open_ids()
     backlog_bytes = len(expected) * shard.load.message_bytes
     limit = limit_for(backlog_bytes)
     shard.probes.forget_pages()
@@ -115,12 +113,12 @@ def cold_drain(shard: _Shard) -> None:
         if _lacked_memory(ended):
             shard.notes.append(failure)
         else:
-            calls.ledger.fail(failure)
+            calls.account.fail(failure)
         return
     drained = msgspec.msgpack.decode(answer.read_bytes(), type=Drained)
     calls.note_pops(*np.frombuffer(drained.popped, np.int64).reshape(-1, 5).T)
-    calls.ledger.ack(np.frombuffer(drained.acked, np.int64))
-    calls.ledger.settle(np.zeros(0, np.int64), shard.clock.now_ms())
+    calls.account.ack(np.frombuffer(drained.acked, np.int64))
+    calls.account.settle(np.zeros(0, np.int64), shard.clock.now_ms())
     merged(shard.rows, drained.rows)
     if limit == FLOOR_BYTES:
         shard.notes.append(f"cold_drain: a quarter of {backlog_bytes:,} bytes is less than a process needs, so it had {limit:,} bytes")
@@ -153,9 +151,10 @@ def _child(shard: _Shard, what: str, count: int, group: Path | None, limit_bytes
         now_ms=shard.clock.now_ms(),
         first_id=shard.load.made,
         count=count,
-        group=str(group or ""),
         limit_bytes=limit_bytes,
         answer=str(Path(shard.task.directory, "answer")),
     )
     command = [sys.executable, "-m", "rmqstore_benchmarks.grid.child", msgspec.json.encode(job).decode()]
+    if group is not None:  # entered before the child is, so that all of its memory counts
+        command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"), *command]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_CHILD_PATIENCE_S)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -13,16 +14,23 @@ import rmqstore
 from rmqstore.contract import TimerHandle
 from rmqstore.message import MAX_POP
 from rmqstore.tables import State
-from rmqstore_benchmarks.grid.ledger import Ledger
+from rmqstore_benchmarks.grid.account import Account
 from rmqstore_benchmarks.grid.load import Calendar, Ids, Load, Made, ends_of, ids_in, ticks_of
-from rmqstore_benchmarks.grid.recording import Phase
-from rmqstore_benchmarks.grid.repeating import every
-from rmqstore_benchmarks.grid.task import page_messages
+from rmqstore_benchmarks.grid.recording import Phase, every
+from rmqstore_benchmarks.grid.stores import Raw, page_messages
 from rmqstore_benchmarks.workloads import PRECISION_MS, TOPIC
 
 GROUP: Final = "workers"
 _FLUSH_S: Final = 0.5
 _CALENDAR_DAYS: Final = 512
+
+
+class Form(enum.Enum):
+    """How timers are given to a store."""
+
+    COLUMNS = enum.auto()
+    LIST = enum.auto()
+    ONE = enum.auto()
 
 
 class Calls:
@@ -40,7 +48,7 @@ class Calls:
         self.clock = clock
         self.load = load
         self.loads = [load]
-        self.ledger = Ledger()
+        self.account = Account()
         self.calendar = Calendar(int(load.mean_wait_ms) // _CALENDAR_DAYS)
         self.ready = 0
         self.handed = 0
@@ -53,35 +61,41 @@ class Calls:
     @property
     def pending(self) -> int:
         """How many timers are neither cancelled nor handed over."""
-        return self.ledger.made - self.ledger.cancelled - self.handed
+        return self.account.made - self.account.cancelled - self.handed
 
     # ------------------------------------------------------------ one call each
 
-    def send(self, phase: Phase, made: Made, intended_ns: int | None = None) -> None:
-        """Store a batch."""
+    def send(self, phase: Phase, made: Made, intended_ns: int | None = None, form: Form = Form.COLUMNS) -> None:
+        """Store a batch; one timer in the form ONE."""
+        given: Any = made.columns
+        if isinstance(self.store, Raw):
+            given = self.store.prepared(made.columns, self.clock.now_ms())
+        elif form is not Form.COLUMNS:
+            given = [rmqstore.Message(**{**row, "keys": tuple(row.get("keys", ()))}) for row in made.columns.to_pylist()]
+        is_one = form is Form.ONE and not isinstance(self.store, Raw)
         begin_ns = time.perf_counter_ns()
-        receipts = self.store.send_batch(made.columns)
+        receipts = [self.store.send(given[0])] if is_one else self.store.send_batch(given)
         phase.call("schedule", begin_ns, time.perf_counter_ns(), len(made.ids), intended_ns)
         first = TimerHandle.parse(receipts[0].handle or "")
         if first is None or len(receipts) != len(made.ids):
             raise RuntimeError(f"a batch of {len(made.ids)} timers was answered with {len(receipts)} receipts, the first {receipts[0]}")
         self._name = (first.store_tag, first.epoch)
-        self.ledger.make(made.ids, ticks_of(made.due_ms), first.seq)
+        self.account.make(made.ids, ticks_of(made.due_ms), first.seq)
         self.calendar.add(made.ids, made.cancel_ms)
 
     def cancel(self, phase: Phase, ids: Ids, intended_ns: int | None = None) -> None:
         """Cancel those of the timers that are not due yet."""
-        ids = self.ledger.waiting(ids, self.clock.now_ms())
+        ids = self.account.waiting(ids, self.clock.now_ms())
         if not len(ids):
             return
-        handles = [TimerHandle(*self._name, seq, tick) for seq, tick in zip(*self.ledger.places(ids), strict=True)]
+        handles = [TimerHandle(*self._name, seq, tick) for seq, tick in zip(*self.account.places(ids), strict=True)]
         begin_ns = time.perf_counter_ns()
         outcomes = self.store.cancel(handles)
         end_ns = time.perf_counter_ns()
         are_cancelled = np.fromiter((outcome is rmqstore.CancelOutcome.CANCELLED for outcome in outcomes), bool, len(outcomes))
         are_unknown = np.fromiter((outcome is rmqstore.CancelOutcome.UNKNOWN for outcome in outcomes), bool, len(outcomes))
-        self.ledger.refuse("unknown to the store", ids[are_unknown])
-        self.ledger.cancel(ids[are_cancelled])
+        self.account.refuse("unknown to the store", ids[are_unknown])
+        self.account.cancel(ids[are_cancelled])
         phase.call("cancel", begin_ns, end_ns, int(are_cancelled.sum()), intended_ns)
 
     def tick(self, phase: Phase, now_ms: int, intended_ns: int | None = None, *, counted: bool = True) -> int:
@@ -99,26 +113,25 @@ class Calls:
         self.ready += report.handed_over + report.retried
         return int(report.handed_over)
 
-    def pop(self, phase: Phase, intended_ns: int | None = None) -> tuple[int, Ids]:
-        """Pop once and ack, unless the consumer dies; returns how many came, and the ticks of those that came for the first time."""
+    def pop(self, phase: Phase, intended_ns: int | None = None, most: int = 0) -> tuple[int, Ids]:
+        """Pop once and ack, unless the consumer dies; returns how many came, and the ticks of those that came for the first time.
+
+        Args:
+            most: messages of the pop; as many as the workload says by default.
+        """
         workload = self.load.workload
         begin_ns = time.perf_counter_ns()
-        messages = self.store.pop(TOPIC, GROUP, max_messages=workload.pop_messages, invisible_ms=workload.invisible_ms)
+        messages = self.store.pop(TOPIC, GROUP, max_messages=most or workload.pop_messages, invisible_ms=workload.invisible_ms)
         end_ns = time.perf_counter_ns()
         if not messages:
             return 0, np.zeros(0, np.int64)
         phase.call("pop", begin_ns, end_ns, len(messages), intended_ns)
-        ids = np.fromiter((int.from_bytes(message.body[:8], "little") for message in messages), np.int64, len(messages))
-        attempts = np.fromiter((message.attempt for message in messages), np.int64, len(messages))
-        lengths = np.fromiter((len(message.body) for message in messages), np.int64, len(messages))
-        tails = np.fromiter((int.from_bytes(message.body[-8:], "little", signed=True) for message in messages), np.int64, len(messages))
-        ticks = self.note_pops(ids, attempts, lengths, tails, np.full(len(messages), self.clock.now_ms()))
-        self.ready -= len(messages)
+        ids, ticks = self._popped(messages)
         if workload.acked == 1 or self._chance.random() < workload.acked:
             begin_ns = time.perf_counter_ns()
             outcomes = self.store.ack(messages)
             end_ns = time.perf_counter_ns()
-            self._note_acks(ids, outcomes)
+            self.note_acks(ids, outcomes)
             phase.call("ack", begin_ns, end_ns, len(messages))
         return len(messages), ticks
 
@@ -137,20 +150,38 @@ class Calls:
         begin_ns = time.perf_counter_ns()
         outcomes = self.store.ack(batch)
         phase.call("ack", begin_ns, time.perf_counter_ns(), len(batch))
-        self._note_acks(ids, outcomes)
+        self.note_acks(ids, outcomes)
         self.ready -= len(batch)
         return len(batch)
+
+    def taken(self, phase: Phase, begin_ns: int, popped_ns: int, acked_ns: int, messages: Sequence[Any], outcomes: Any) -> None:
+        """Enter a pop and the ack of all that it gave, which a thread of its own made."""
+        phase.call("pop", begin_ns, popped_ns, len(messages))
+        phase.call("ack", popped_ns, acked_ns, len(messages))
+        ids, _ = self._popped(messages)
+        self.note_acks(ids, outcomes)
+
+    def _popped(self, messages: Sequence[Any]) -> tuple[Ids, Ids]:
+        """Enter what was popped; returns the numbers, and the ticks of those that came for the first time."""
+        rows = [
+            (int.from_bytes(each.body[:8], "little"), each.attempt, len(each.body), int.from_bytes(each.body[-8:], "little", signed=True))
+            for each in messages
+        ]
+        ids, attempts, lengths, tails = np.asarray(rows, np.int64).T
+        self.ready -= len(messages)
+        return ids, self.note_pops(ids, attempts, lengths, tails, np.full(len(messages), self.clock.now_ms()))
 
     def note_pops(self, ids: Ids, attempts: Ids, lengths: Ids, tails: Ids, now_ms: Ids) -> Ids:
         """Enter deliveries in the ledger, bodies checked by their ends; returns the ticks of those that came for the first time."""
         for load in self.loads:
-            self.ledger.refuse("damaged", ids[load.frayed(ids, lengths, tails)])
-        return self.ledger.pop(ids, attempts, now_ms)
+            self.account.refuse("damaged", ids[load.frayed(ids, lengths, tails)])
+        return self.account.pop(ids, attempts, now_ms)
 
-    def _note_acks(self, ids: Ids, outcomes: list[rmqstore.AckOutcome]) -> None:
+    def note_acks(self, ids: Ids, outcomes: list[rmqstore.AckOutcome]) -> None:
+        """Enter what the store said of acks, all of which were within their lease."""
         are_acked = np.fromiter((outcome is rmqstore.AckOutcome.ACKED for outcome in outcomes), bool, len(outcomes))
-        self.ledger.refuse("acked within their lease and refused", ids[~are_acked])
-        self.ledger.ack(ids[are_acked])
+        self.account.refuse("acked within their lease and refused", ids[~are_acked])
+        self.account.ack(ids[are_acked])
 
     # ------------------------------------------------------------ several
 
@@ -165,6 +196,16 @@ class Calls:
             self.send(phase, self.load.found(origin_ms, min(missing, self.load.batch_rows)))
             if time.perf_counter() > until_s:
                 raise TimeoutError(f"only {self.pending:,} of {backlog:,} timers were stored in {give_up_s:.0f} s")
+
+    def make_ready(self, phase: Phase, count: int) -> None:
+        """Let the topic hold so many ready messages, and no others."""
+        self.drain_ready(phase)
+        due_ms = int(ticks_of(np.asarray(self.clock.now_ms()))) + PRECISION_MS
+        while count > 0:
+            made = self.load.due_at(due_ms, min(count, self.load.batch_rows))
+            self.send(phase, made)
+            count -= len(made.ids)
+        self.tick(phase, due_ms)
 
     def cancel_overdue(self, phase: Phase) -> None:
         """Cancel what was to be cancelled while time passed in phases that cancel nothing."""
@@ -186,15 +227,15 @@ class Calls:
             self.drain_ready(phase)
         self.ready = 0
         self._compare_ticks()
-        self.ledger.settle(self.held(), self.clock.now_ms())
+        self.account.settle(self.held(), self.clock.now_ms())
 
     def _compare_ticks(self) -> None:
         """Compare how much each tick had handed over with what was due by then (T2): what is cancelled is so before it is due."""
-        due_by = self.ledger.due_by(np.asarray(self.hand_over_ms, np.int64))
+        due_by = self.account.due_by(np.asarray(self.hand_over_ms, np.int64))
         wrong = np.flatnonzero(due_by != np.asarray(self._handed_by, np.int64))
         if len(wrong):
             row = int(wrong[0])
-            self.ledger.fail(
+            self.account.fail(
                 f"{len(wrong)} ticks did not hand over what was due: behind the first, at {self.hand_over_ms[row]}, "
                 f"{self._handed_by[row]:,} messages were handed over and {due_by[row]:,} were due"
             )
@@ -206,7 +247,7 @@ class Calls:
             bodies = page.column("body")
             ids = ids_in(bodies)
             for load in self.loads:
-                self.ledger.refuse("damaged", ids[load.damaged(ids, bodies)])
+                self.account.refuse("damaged", ids[load.damaged(ids, bodies)])
             found.append(ids)
         return np.concatenate(found)
 

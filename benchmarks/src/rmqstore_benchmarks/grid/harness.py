@@ -1,7 +1,7 @@
 """The driver of the grid: one Spark job a run, one run after the other, each kept as soon as it ends; so a grid that was ended goes on.
 
 ``DIR`` holds ``spec.json`` (what was asked for), ``environment.json``, ``parts/<run>/`` (Parquet files of one run, which are there when it
-is finished) and, at the end, ``results/``: the tables of ``tables``, and ``rates`` and ``latencies``, which Spark SQL makes of them.
+is finished) and, at the end, ``results/``: the tables of ``tables``, and ``summary`` and ``latencies``, which ``statistics`` makes of them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import pyarrow.parquet as pq
 
 from rmqstore.errors import ConfigError, IllegalArgumentError
 from rmqstore.spark.sessions import session, why_not
-from rmqstore_benchmarks.grid.executing import RESULT_DDL, progress_of, runner, table_of
 from rmqstore_benchmarks.grid.recording import as_batch
 from rmqstore_benchmarks.grid.results import write_results
+from rmqstore_benchmarks.grid.shard import RESULT_DDL, progress_of, runner, table_of
 from rmqstore_benchmarks.grid.spec import Cell, Spec
+from rmqstore_benchmarks.grid.stores import ShardTask
 from rmqstore_benchmarks.grid.tables import TABLES
-from rmqstore_benchmarks.grid.task import ShardTask
 from rmqstore_benchmarks.machine import described
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ def run_grid(
                 told = Told(run.run_id, number, len(runs))
                 outcome, reason = _one_run(spark, run, out, place, partial(_tell_phase, tell, told))
                 tell(Told(run.run_id, number + 1, len(runs), "", outcome, reason))
-            return write_results(spark, out)
     finally:
         shutil.rmtree(place, ignore_errors=True)
+    return write_results(out)
 
 
 def _tell_phase(tell: Callable[[Told], None], told: Told, phase: str) -> None:

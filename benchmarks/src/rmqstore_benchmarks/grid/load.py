@@ -131,6 +131,11 @@ class Load:
         cancel_ms = np.where(cancels[rows] == NEVER_MS, NEVER_MS, now_ms + cancels[rows] - ages)
         return self._batch(rng, now_ms + delays[rows] - ages, cancel_ms)
 
+    def due_at(self, due_ms: int, count: int) -> Made:
+        """Return a batch of timers that are all due at one time, and not cancelled."""
+        rng, _ = self._next(count)
+        return self._batch(rng, np.full(count, due_ms, np.int64), np.full(count, NEVER_MS, np.int64))
+
     def _next(self, count: int | None) -> tuple[np.random.Generator, int]:
         self._batches += 1
         return np.random.default_rng((*self._seed, 1 + self._batches)), self.batch_rows if count is None else count

@@ -97,6 +97,10 @@ def _reminders(rng: np.random.Generator, count: int) -> Delays:
     return _whole(rng.uniform(1, 30 * DAY_MS, count))
 
 
+def _within_the_hour(rng: np.random.Generator, count: int) -> Delays:
+    return _whole(rng.uniform(1, HOUR_MS, count))
+
+
 def _until_eight(rng: np.random.Generator, count: int) -> Delays:
     return np.full(count, 8 * HOUR_MS, np.int64)
 
@@ -138,11 +142,17 @@ _OWN: Final = (
         phases=PHASE_NAMES,
     ),
     NamedWorkload(
+        name="within-the-hour",
+        about="Due times uniform over one hour, nothing cancelled.",
+        delays_ms=_within_the_hour,
+        phases=tuple(name for name in STEADY_PHASES if name != "cancel"),
+    ),
+    NamedWorkload(
         name="eight-oclock",
         about="Everything is due at eight o'clock, in one tick: how fast the engine gets rid of it.",
         delays_ms=_until_eight,
         at_once=True,
-        phases=("fill", "schedule", "hand_over", "pop_ack", "recover", "cold_drain"),
+        phases=tuple(name for name in STEADY_PHASES if name not in ("mixed", "open_50", "open_80", "open_95")),
     ),
     NamedWorkload(
         name="pop-heavy",

@@ -6,6 +6,7 @@ millions.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -17,9 +18,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rmqstore_benchmarks.grid.probes import Probes, anon_bytes, difference
-from rmqstore_benchmarks.grid.repeating import every
 from rmqstore_benchmarks.grid.tables import PHASES, SECONDS
-from rmqstore_benchmarks.histogram import buckets_of
+from rmqstore_benchmarks.statistics import buckets_of
 
 STALL_NS: Final = 100_000_000
 _LOOK_S: Final = 0.1
@@ -48,7 +48,7 @@ class Phase:
         self._latencies: dict[str, list[int]] = defaultdict(list)
         self._arrays: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
         self._seconds: dict[int, dict[str, Any]] = {}
-        self._stalls = self._calls = self._longest_ns = 0
+        self._stalls = self._calls = self._longest_ns = self._spent_ns = 0
         self._anon_peak = 0
         self.begin_ns = time.perf_counter_ns()
         self._written: int | None = None
@@ -61,6 +61,7 @@ class Phase:
         spent_ns = end_ns - begin_ns
         self._stalls += spent_ns > STALL_NS
         self._longest_ns = max(self._longest_ns, spent_ns)
+        self._spent_ns += spent_ns
         self._latencies[operation].append(end_ns - (begin_ns if intended_ns is None else intended_ns))
         second = self._second(end_ns)
         second["longest_call_ms"] = max(second["longest_call_ms"] or 0.0, spent_ns / 1e6)
@@ -109,6 +110,7 @@ class Phase:
         """Return the rows of the three tables; ``spent`` are the columns of ``phases`` that only the caller knows."""
         row: dict[str, Any] = {field.name: None for field in PHASES} | self._key
         row |= {"calls": self._calls, "stalls": self._stalls, "longest_call_ms": self._longest_ns / 1e6}
+        row["call_s"] = self._spent_ns / 1e9
         row |= {"anon_peak_bytes": self._anon_peak or None} | spent
         folded = {operation: np.asarray(values, np.int64) for operation, values in self._latencies.items()}
         folded |= {operation: np.concatenate(parts) for operation, parts in self._arrays.items()}
@@ -118,6 +120,24 @@ class Phase:
             pairs = zip(buckets.tolist(), counts.tolist(), strict=True)
             histograms += [{**self._key, "operation": operation, "bucket": bucket, "n": count} for bucket, count in pairs]
         return {"phases": [row], "seconds": [self._seconds[number] for number in sorted(self._seconds)], "histograms": histograms}
+
+
+@contextmanager
+def every(seconds: float, call: Callable[[], object], name: str) -> Iterator[None]:
+    """Call it every so many seconds, in a thread of this name, until the block ends; then the thread is gone."""
+    done = threading.Event()
+
+    def run() -> None:
+        while not done.wait(seconds):
+            call()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 @contextmanager

@@ -1,30 +1,33 @@
-"""One shard of one run: its phases in their order, then the account of every message."""
+"""One shard of one run: its phases in their order, then the account of every message; its tables go back to the driver as Arrow."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
 
 import rmqstore
-from rmqstore_benchmarks.grid import aside, phases, steady
-from rmqstore_benchmarks.grid.calls import Calls, flushing
+from rmqstore_benchmarks.grid import aside, pacing, phases
+from rmqstore_benchmarks.grid.calls import Calls, Form, flushing
 from rmqstore_benchmarks.grid.load import Load
 from rmqstore_benchmarks.grid.named import ROLL_SPAN_MS, NamedWorkload, workload_named
-from rmqstore_benchmarks.grid.pacing import MachineTime
 from rmqstore_benchmarks.grid.probes import Probes
-from rmqstore_benchmarks.grid.recording import Phase, Rows, Spent, looking, merged, no_rows
-from rmqstore_benchmarks.grid.tables import PHASE_NAMES
-from rmqstore_benchmarks.grid.task import NULL_ENGINE, NULL_PHASES, ShardTask, open_store
+from rmqstore_benchmarks.grid.recording import Phase, Rows, Spent, as_batch, looking, merged, no_rows
+from rmqstore_benchmarks.grid.stores import HOLLOW, NULL_ENGINE, NULL_PHASES, RAW_PHASES, ShardTask, open_store
+from rmqstore_benchmarks.grid.tables import PHASE_NAMES, TABLES
 from rmqstore_benchmarks.workloads import START_MS
 
 OPEN_SHARES: Final = {"open_50": 0.50, "open_80": 0.80, "open_95": 0.95}
+_FORMS: Final = {"schedule": Form.COLUMNS, "send_lists": Form.LIST, "send_one": Form.ONE}
+_CONSUMERS: Final = {"consume_1": 1, "consume_8": 8, "consume_64": 64}
 _ORDER: Final = ("fill", "roll", *(name for name in PHASE_NAMES if name not in ("fill", "roll", "cold_drain", "recover")))
 _FILL_PATIENCE_S: Final = 900.0
 
@@ -61,8 +64,8 @@ class _Shard:
         self.sustainable_rate: float | None = None
         self.calls = Calls(opener(task, self.clock), self.clock, self.load, task.seed)
         self.wanted = [name for name in task.phases if name in workload.phases]
-        if task.engine == NULL_ENGINE:
-            self.wanted = [name for name in self.wanted if name in NULL_PHASES]
+        if task.engine in HOLLOW:
+            self.wanted = [name for name in self.wanted if name in (NULL_PHASES if task.engine == NULL_ENGINE else RAW_PHASES)]
 
     def begin(self, name: str) -> Phase:
         """Return a phase that is noted."""
@@ -72,20 +75,30 @@ class _Shard:
         """Return a phase that nobody reads."""
         return self.begin("aside")
 
-    def measured(self, name: str, run: Callable[[Phase], int], offered_rate: float | None = None) -> float:
-        """Run a phase and keep its rows; returns messages a second."""
+    def measured(
+        self,
+        name: str,
+        run: Callable[[Phase], int],
+        offered_rate: float | None = None,
+        after: Callable[[Phase], dict[str, Any]] = lambda phase: {},
+    ) -> float:
+        """Run a phase and keep its rows; returns messages a second. ``after`` is not measured, and gives more columns of ``phases``."""
         _tell(self.task, name)
         spent = Spent(self.probes)
         phase = self.begin(name)
         with looking(phase):
             messages = run(phase)
             spent.stop()
-        columns = spent.columns() | {
-            "offered_rate": offered_rate,
-            "messages": messages,
-            "user_bytes": messages * self.load.message_bytes,
-            "live_bytes": None if self.task.engine == NULL_ENGINE else self.calls.ledger.kept * self.load.message_bytes,
-        }
+        columns = (
+            spent.columns()
+            | after(phase)
+            | {
+                "offered_rate": offered_rate,
+                "messages": messages,
+                "user_bytes": messages * self.load.message_bytes,
+                "live_bytes": None if self.task.engine in HOLLOW else self.calls.account.kept * self.load.message_bytes,
+            }
+        )
         merged(self.rows, phase.rows(columns))
         return messages / spent.wall_s if spent.wall_s else 0.0
 
@@ -108,25 +121,25 @@ def run_shard(task: ShardTask, opener: StoreOpener = open_store) -> Outcome:
 
 def _run(shard: _Shard) -> Outcome:
     calls, task = shard.calls, shard.task
-    is_null = task.engine == NULL_ENGINE
+    is_hollow = task.engine in HOLLOW
     try:
         with flushing(calls.store, task.flush):
             for name in _ORDER:
                 if name in shard.wanted:
                     _run_phase(shard, name)
-            if not is_null:
+            if not is_hollow:
                 _tell(task, "verify")
                 calls.settle(shard.aside())
     finally:
         calls.store.close()
-    if not is_null and not calls.ledger.verdict():
+    if not is_hollow and not calls.account.verdict():
         if "recover" in shard.wanted:
             _tell(task, "recover")
             aside.recover(shard)
         if "cold_drain" in shard.wanted:
             _tell(task, "cold_drain")
             aside.cold_drain(shard)
-    return Outcome(shard.rows, calls.ledger.verdict(), tuple(shard.notes))
+    return Outcome(shard.rows, calls.account.verdict(), tuple(shard.notes))
 
 
 def _run_phase(shard: _Shard, name: str) -> None:
@@ -138,8 +151,8 @@ def _run_phase(shard: _Shard, name: str) -> None:
         shard.measured("fill", lambda phase: _made(calls, lambda: calls.fill(phase, backlog, origin_ms, _FILL_PATIENCE_S)))
     elif name == "roll":
         shard.measured("roll", lambda phase: phases.roll(calls, phase))
-    elif name == "schedule":
-        shard.measured("schedule", lambda phase: phases.schedule(calls, phase, seconds, backlog))
+    elif name in _FORMS:
+        shard.measured(name, lambda phase: phases.schedule(calls, phase, seconds, backlog, _FORMS[name]))
     elif name == "cancel":
         shard.measured("cancel", lambda phase: phases.cancel(calls, phase, seconds, backlog))
     elif name == "hand_over" and workload.at_once:
@@ -147,8 +160,14 @@ def _run_phase(shard: _Shard, name: str) -> None:
         shard.measured("hand_over", lambda phase: phases.hand_over_at_once(calls, phase, due_ms))
     elif name == "hand_over":
         shard.measured("hand_over", lambda phase: phases.hand_over(calls, phase, seconds))
-    elif name == "pop_ack":
-        shard.measured("pop_ack", lambda phase: phases.pop_ack(calls, phase, seconds))
+    elif name in ("pop_one", "pop_ack"):
+        shard.measured(name, lambda phase: phases.pop_ack(calls, phase, seconds, 1 if name == "pop_one" else 0))
+    elif name == "pop_many":
+        shard.measured(name, lambda phase: phases.pop_many(calls, phase, seconds))
+    elif name in _CONSUMERS:
+        calls.make_ready(shard.aside(), backlog)
+        consumers = phases.Consumers(calls, _CONSUMERS[name])
+        shard.measured(name, consumers.run, after=consumers.entered)
     else:
         _run_steady(shard, name)
 
@@ -156,26 +175,26 @@ def _run_phase(shard: _Shard, name: str) -> None:
 def _run_steady(shard: _Shard, name: str) -> None:
     """Run the closed loop of everything, or the open loop at a share of its rate, on a backlog that has its size again."""
     calls, seconds, backlog = shard.calls, shard.task.seconds, shard.task.backlog
-    if shard.task.engine != NULL_ENGINE:
+    if shard.task.engine not in HOLLOW:
         calls.drain_ready(shard.aside())
         calls.ready = 0
     calls.cancel_overdue(shard.aside())
     phases.trim(calls, shard.aside(), backlog)
     calls.fill(shard.aside(), backlog, calls.clock.now_ms(), _FILL_PATIENCE_S)
     if name == "mixed":
-        shard.sustainable_rate = shard.measured("mixed", lambda phase: steady.mixed(calls, phase, seconds, backlog))
+        shard.sustainable_rate = shard.measured("mixed", lambda phase: pacing.mixed(calls, phase, seconds, backlog))
         return
     if not shard.sustainable_rate:
         shard.notes.append(f"{name} was not run: its rate is a share of what the phase mixed reaches")
         return
     rate = shard.sustainable_rate * OPEN_SHARES[name]
-    shard.measured(name, lambda phase: steady.at_rate(calls, phase, seconds, backlog, rate, MachineTime()), rate)
+    shard.measured(name, lambda phase: pacing.at_rate(calls, phase, seconds, backlog, rate, pacing.MachineTime()), rate)
 
 
 def _made(calls: Calls, run: Callable[[], None]) -> int:
-    before = calls.ledger.made
+    before = calls.account.made
     run()
-    return calls.ledger.made - before
+    return calls.account.made - before
 
 
 def _tell(task: ShardTask, phase: str) -> None:
@@ -183,3 +202,73 @@ def _tell(task: ShardTask, phase: str) -> None:
     if task.progress:
         with suppress(OSError):
             Path(task.progress).write_text(json.dumps({"phase": phase, "at_s": time.time()}), encoding="utf-8")
+
+
+# ---------------------------------------------------------------- as a task of Spark
+
+RESULT_DDL: Final = "shard int, kind string, payload binary"
+"""``kind``: name of a table, with its rows as an Arrow stream; or ``wrong``, ``failed``, ``note``, with a text."""
+
+RESULT: Final = pa.schema([("shard", pa.int32()), ("kind", pa.string()), ("payload", pa.binary())])
+
+Batches = Iterator[pa.RecordBatch]
+
+
+def runner(tasks: tuple[ShardTask, ...]) -> Callable[[Batches], Batches]:
+    """Return the function that runs the shards that its rows name."""
+
+    def run(batches: Batches) -> Batches:
+        for batch in batches:
+            for shard in batch.column("shard").to_pylist():
+                yield shard_result(tasks[shard])
+
+    return run
+
+
+def shard_result(task: ShardTask) -> pa.RecordBatch:
+    """Run one shard; whatever happens there becomes rows, so that the rest of the grid goes on."""
+    try:
+        return _rows(task.shard, run_shard(task))
+    except Exception as error:  # a failing engine must not end the grid
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"shard {task.shard}: {type(error).__name__}: {error} ({where.name}, line {where.lineno})"
+        return _batch(task.shard, [("failed", text.encode())])
+
+
+def _rows(shard: int, outcome: Outcome) -> pa.RecordBatch:
+    rows = [("note", f"shard {shard}: {note}".encode()) for note in outcome.notes]
+    if outcome.wrong:
+        rows.append(("wrong", f"shard {shard}: {outcome.wrong}".encode()))
+    else:
+        rows += [(table, _stream(as_batch(found, TABLES[table]))) for table, found in outcome.rows.items()]
+    return _batch(shard, rows)
+
+
+def _batch(shard: int, rows: list[tuple[str, bytes]]) -> pa.RecordBatch:
+    kinds, payloads = zip(*rows, strict=True) if rows else ((), ())
+    return pa.RecordBatch.from_arrays(
+        [pa.array([shard] * len(rows), pa.int32()), pa.array(kinds, pa.string()), pa.array(payloads, pa.binary())], schema=RESULT
+    )
+
+
+def _stream(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def table_of(payload: bytes) -> pa.Table:
+    """Return the rows of a payload."""
+    with pa.ipc.open_stream(payload) as reader:
+        return reader.read_all()
+
+
+def progress_of(text: str) -> str:
+    """Return the phase that a progress file names; "" when it cannot be read now."""
+    try:
+        found: Any = json.loads(text)
+        return str(found["phase"])
+    except (ValueError, KeyError, TypeError):
+        return ""

@@ -6,7 +6,7 @@
     repeats = 3
     seconds = 3.0           # of every timed phase
 
-    [[variants]]            # an engine with its settings, under a name; "null" is Spark and the load alone
+    [[variants]]            # an engine with its settings, under a name; "null" is Spark and the load alone, "raw-lmdb" LMDB alone
     name = "rocksdb-separated"
     engine = "rocksdb"
     settings = { "rocksdb.values" = "separated" }
@@ -16,9 +16,9 @@
     workloads = ["order-timeout"]
     bodies = [256, 4096]            # bytes
     backlogs = [10_000, 1_000_000]  # timers pending, of all shards together
-    durabilities = ["power_loss"]   # or "process_crash"
+    durabilities = ["power_loss"]   # "process_crash", or "nothing"
     shards = [1]
-    phases = ["fill", "schedule"]   # all that the workload has, when left out
+    phases = ["fill", "schedule"]   # when left out, all that the workload has but those of ``tables.ON_REQUEST``
     repeats = 5                     # for these cells; so can ``seconds``
 
 A cell that stands in two tables is measured once, with the phases of both and the larger of the numbers.
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import itertools
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -39,13 +40,13 @@ from rmqstore.contract import Durability, EngineInfo, Flush
 from rmqstore.errors import ConfigError, RmqstoreError
 from rmqstore.message import MAX_BODY_BYTES
 from rmqstore.plugins import EngineState, get_plugins
-from rmqstore.settings import Origin, Source, Value, checked
+from rmqstore.settings import CORE_SETTINGS, Origin, Source, Value, checked
 from rmqstore_benchmarks.grid.load import ID_BYTES, MAX_BATCH_BYTES
 from rmqstore_benchmarks.grid.named import workload_named
-from rmqstore_benchmarks.grid.tables import PHASE_NAMES
-from rmqstore_benchmarks.grid.task import NULL_ENGINE
+from rmqstore_benchmarks.grid.stores import HOLLOW
+from rmqstore_benchmarks.grid.tables import ON_REQUEST, PHASE_NAMES
 
-DURABILITIES: Final = {"power_loss": Durability.POWER_LOSS, "process_crash": Durability.PROCESS_CRASH}
+DURABILITIES: Final = {"power_loss": Durability.POWER_LOSS, "process_crash": Durability.PROCESS_CRASH, "nothing": Durability.NONE}
 _TOP: Final = {"seed", "repeats", "seconds", "variants", "grid"}
 _VARIANT: Final = {"name", "engine", "settings"}
 _GRID: Final = {"variants", "workloads", "bodies", "backlogs", "durabilities", "shards", "phases", "repeats", "seconds"}
@@ -170,12 +171,12 @@ def _variant(place: str, table: dict[str, Any]) -> Variant:
     given = table.get("settings", {})
     if not isinstance(given, dict):
         raise ConfigError(f"{place}: settings must be a table, not {given!r}")
-    if engine == NULL_ENGINE:
+    if engine in HOLLOW:
         if given:
-            raise ConfigError(f"{place}: the engine 'null' has no settings")
+            raise ConfigError(f"{place}: the engine {engine!r} has no settings")
         return Variant(name, engine, {})
     _installed(engine)
-    known = {setting.key: setting for setting in get_plugins().engine_settings()[engine]}
+    known = {setting.key: setting for setting in (*CORE_SETTINGS, *get_plugins().engine_settings()[engine])}
     for key in given:
         if key not in known:
             raise ConfigError(f"{place}: engine '{engine}' has no setting {key!r}{_nearest(key, known)}")
@@ -209,28 +210,27 @@ def _cells(place: str, table: dict[str, Any], variants: dict[str, Variant], repe
         _known(f"{place}: phases", name, dict.fromkeys(PHASE_NAMES))
     repeats = _number("repeats", table.get("repeats", repeats), place)
     seconds = _seconds(f"{place}: seconds", table.get("seconds", seconds))
-    for workload in workloads:
-        kept = tuple(name for name in workload.phases if phases is None or name in phases or name == "fill")
-        for body in sizes["bodies"]:
-            for backlog in sizes["backlogs"]:
-                for shards in sizes["shards"]:
-                    if backlog % shards:
-                        raise ConfigError(f"{place}: a backlog of {backlog} cannot be divided among {shards} shards")
-                    for durability in durabilities:
-                        for variant in chosen:
-                            flush = "sync" if variant.engine == NULL_ENGINE else flush_for(_installed(variant.engine), durability)
-                            yield Cell(
-                                variant=variant,
-                                workload=workload.name,
-                                body_bytes=body,
-                                backlog=backlog,
-                                durability=durability,
-                                flush=flush,
-                                shards=shards,
-                                phases=kept,
-                                repeats=repeats,
-                                seconds=seconds,
-                            )
+    for backlog, count in itertools.product(sizes["backlogs"], sizes["shards"]):
+        if backlog % count:
+            raise ConfigError(f"{place}: a backlog of {backlog} cannot be divided among {count} shards")
+    points = itertools.product(workloads, sizes["bodies"], sizes["backlogs"], sizes["shards"], durabilities, chosen)
+    for workload, body, backlog, shards, durability, variant in points:
+        yield Cell(
+            variant=variant,
+            workload=workload.name,
+            body_bytes=body,
+            backlog=backlog,
+            durability=durability,
+            flush="sync" if variant.engine in HOLLOW else flush_for(_installed(variant.engine), durability),
+            shards=shards,
+            phases=tuple(name for name in workload.phases if name == "fill" or _is_wanted(name, phases)),
+            repeats=repeats,
+            seconds=seconds,
+        )
+
+
+def _is_wanted(phase: str, phases: Sequence[str] | None) -> bool:
+    return phase not in ON_REQUEST if phases is None else phase in phases
 
 
 def _joined(one: Cell, other: Cell) -> Cell:

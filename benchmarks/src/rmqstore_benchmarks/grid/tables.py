@@ -1,7 +1,7 @@
 """What a run of the grid leaves: Parquet tables under ``DIR/results``, which the report reads and anybody can query.
 
 A *cell* is one point of the grid with its settings, a *run* one repeat of it, a *phase* one part of a run on one shard. Every table names
-the run; times are ns in histograms (buckets of :mod:`rmqstore_benchmarks.histogram`) and ms or s, as the name says, elsewhere. What a
+the run; times are ns in histograms (buckets of :mod:`rmqstore_benchmarks.statistics`) and ms or s, as the name says, elsewhere. What a
 machine or an engine cannot tell is null, never 0.
 
 =================  ================================  =====================================================
@@ -24,13 +24,13 @@ RUNS: Final = pa.schema(
     [
         ("run_id", pa.string()),  # cell_id and repeat
         ("cell_id", pa.string()),
-        ("engine", pa.string()),  # name of the plug-in; "null" for Spark alone
+        ("engine", pa.string()),  # name of the plug-in; "null" for Spark alone, "raw-…" for what lies under one
         ("variant", pa.string()),  # name of the engine with its settings, as in the spec: "rocksdb-separated"
         ("settings", pa.map_(pa.string(), pa.string())),
         ("workload", pa.string()),
         ("body_bytes", pa.int32()),
         ("backlog", pa.int64()),  # timers pending before the measured phases begin
-        ("durability", pa.string()),  # "power_loss" or "process_crash"
+        ("durability", pa.string()),  # "power_loss", "process_crash" or "nothing"
         ("shards", pa.int32()),
         ("repeat", pa.int32()),
         ("seed", pa.int64()),
@@ -43,10 +43,17 @@ RUNS: Final = pa.schema(
 
 PHASE_NAMES: Final = (
     "fill",  # the backlog is written, as fast as it goes
-    "schedule",  # closed loop: timers are added on top of the backlog
+    "schedule",  # closed loop: timers are added on top of the backlog, by Arrow columns
+    "send_lists",  # the same by lists of ``Message``
+    "send_one",  # one at a time, at most 1000
     "cancel",
     "hand_over",  # closed loop: what is due becomes messages of its topic
+    "pop_one",  # closed loop: one message at a time is popped and acked
     "pop_ack",  # closed loop: 32 at a time unless the workload says otherwise
+    "pop_many",  # closed loop: 1024 at a time, as columns
+    "consume_1",  # so many threads pop and ack as many messages as the backlog, until none is left
+    "consume_8",
+    "consume_64",
     "mixed",  # closed loop: schedule, cancel, hand-over, pop and ack in the shares of the workload; its rate is the sustainable one
     "open_50",  # open loop at so many percent of it
     "open_80",
@@ -55,6 +62,9 @@ PHASE_NAMES: Final = (
     "cold_drain",  # hand-over, pop and ack with memory limited to a quarter of the backlog's bytes
     "recover",  # open after kill -9
 )
+
+ON_REQUEST: Final = frozenset({"send_lists", "send_one", "pop_one", "pop_many", "consume_1", "consume_8", "consume_64"})
+"""Phases that run only where a specification names them."""
 
 PHASES: Final = pa.schema(
     [
@@ -65,6 +75,7 @@ PHASES: Final = pa.schema(
         ("messages", pa.int64()),
         ("calls", pa.int64()),
         ("wall_s", pa.float64()),
+        ("call_s", pa.float64()),  # of it in calls of the store; of threads at once, the sum
         ("cpu_s", pa.float64()),  # of the process, all threads
         ("user_bytes", pa.int64()),  # topics, bodies, keys and properties of ``messages``
         ("wchar_bytes", pa.int64()),
@@ -76,6 +87,8 @@ PHASES: Final = pa.schema(
         ("compaction_bytes", pa.int64()),  # written by the engine's own compaction, where it tells
         ("stalls", pa.int32()),  # calls that took over 100 ms
         ("longest_call_ms", pa.float64()),
+        ("slowest_thread", pa.float64()),  # consumers: messages of the thread that got least, as a share of an even part
+        ("first_queue_dry", pa.float64()),  # consumers: when the last message of the first empty queue was popped, as a share of the time
         ("rolled", pa.int64()),
         ("memory_limit_bytes", pa.int64()),  # of the process and of the pages that it reads; null: none
     ]
@@ -100,14 +113,13 @@ SECONDS: Final = pa.schema(
     ]
 )
 
-OPERATIONS: Final = ("schedule", "cancel", "hand_over", "pop", "ack", "slip", "lateness")
-"""``slip``: how late the load itself began a call; ``lateness``: hand-over less due time. The others run from the intended start."""
-
 HISTOGRAMS: Final = pa.schema(
     [
         ("run_id", pa.string()),
         ("shard", pa.int32()),
         ("phase", pa.string()),
+        # schedule, cancel, hand_over, pop, ack, from the intended start; slip: how late the load itself began a call;
+        # lateness: hand-over less due time
         ("operation", pa.string()),
         ("bucket", pa.int32()),
         ("n", pa.int64()),

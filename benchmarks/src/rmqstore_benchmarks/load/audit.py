@@ -10,9 +10,9 @@ import pyarrow as pa
 
 import rmqstore
 from rmqstore.message import PoppedMessage, retry_topic
+from rmqstore_benchmarks.load.attempt import open_store
 from rmqstore_benchmarks.load.ledger import NO_ID, last_ms
 from rmqstore_benchmarks.load.plan import GROUP, KEPT_TOPIC, NO_TIME, TOPIC, Ids, Plan, ids_in
-from rmqstore_benchmarks.load.shard import open_store
 from rmqstore_benchmarks.workloads import START_MS
 
 FOUND: Final = "shard int, id long, place string, attempts int, note string"

@@ -17,9 +17,9 @@ import msgspec
 
 from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError, RmqstoreError, StoreLockedError
 from rmqstore.spark.dataset import write_json
-from rmqstore_benchmarks.load.calls import Cell
 from rmqstore_benchmarks.load.closing import Closed
 from rmqstore_benchmarks.load.plan import VERSION, Plan
+from rmqstore_benchmarks.statistics import CallSums
 
 _FILE: Final = "load-test.json"
 
@@ -57,7 +57,7 @@ class Done(msgspec.Struct, frozen=True):
     """
 
     seconds: float = 0.0
-    calls: list[Cell] = []
+    calls: list[CallSums] = []
     closed: Closed | None = None
 
 

@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import pyarrow as pa
 
-from rmqstore_benchmarks.histogram import percentile
 from rmqstore_benchmarks.load.audit import FOUND, audit
-from rmqstore_benchmarks.load.calls import CALLS, Cell
+from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.closing import Closed, close_ledger
 from rmqstore_benchmarks.load.failures import Failure, Note, note_once, notes, of_round
 from rmqstore_benchmarks.load.ledger import TABLE, files_of, table_of
 from rmqstore_benchmarks.load.plan import Plan
 from rmqstore_benchmarks.load.progress import Done, done_of, mark_done
-from rmqstore_benchmarks.load.rounds import run_round
+from rmqstore_benchmarks.statistics import CallSums, percentile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +34,10 @@ if TYPE_CHECKING:
 Batches = Iterator[pa.RecordBatch]
 Told = Callable[[str], None]
 _LOOK_AGAIN_S: Final = 0.02
+_CALLS: Final = "op string, bucket int, calls long, messages long, ns long"
+_CALLS_SCHEMA: Final = pa.schema(
+    [("op", pa.string()), ("bucket", pa.int32())] + [(name, pa.int64()) for name in ("calls", "messages", "ns")]
+)
 
 
 class Op(msgspec.Struct, frozen=True):
@@ -131,7 +134,7 @@ class _Round:
         calls = run_round(plan, shard, self._round)
         if copy:
             note_once(plan.injected_path(), Note(Failure.TWIN.value, self._round, shard))
-        yield calls
+        yield pa.RecordBatch.from_pylist([each._asdict() for each in calls], _CALLS_SCHEMA)
 
 
 def _told(plan: Plan, shard: int) -> Batches:
@@ -145,12 +148,12 @@ def _played(spark: SparkSession, plan: Plan, round_: int, cluster: StandaloneClu
     due = of_round(plan.failures, round_, plan.rounds)
     copies = 2 if Failure.TWIN in due else 1
     tasks = plan.shards * copies
-    made = spark.range(0, tasks, 1, tasks).mapInArrow(_Task(plan, _Round(round_, copies)), CALLS)
+    made = spark.range(0, tasks, 1, tasks).mapInArrow(_Task(plan, _Round(round_, copies)), _CALLS)
     sums = [functions.sum(name).alias(name) for name in ("calls", "messages", "ns")]
     killing = _killed(cluster, plan, round_, victim) if cluster is not None and Failure.EXECUTOR in due else nullcontext()
     with killing:
         rows = made.groupBy("op", "bucket").agg(*sums).collect()
-    return Done(calls=[Cell(row["op"], row["bucket"], row["calls"], row["messages"], row["ns"]) for row in rows])
+    return Done(calls=[CallSums(row["op"], row["bucket"], row["calls"], row["messages"], row["ns"]) for row in rows])
 
 
 def _audited(spark: SparkSession, plan: Plan) -> Done:
@@ -199,8 +202,8 @@ def _injected(plan: Plan, closed: Closed) -> dict[str, int]:
     return {failure.value: noted[failure.value] for failure in plan.failures}
 
 
-def _ops(cells: Iterable[Cell]) -> dict[str, Op]:
-    by_op: dict[str, list[Cell]] = {}
+def _ops(cells: Iterable[CallSums]) -> dict[str, Op]:
+    by_op: dict[str, list[CallSums]] = {}
     for cell in cells:
         by_op.setdefault(cell.op, []).append(cell)
     found: dict[str, Op] = {}

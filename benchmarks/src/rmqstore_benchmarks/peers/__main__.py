@@ -14,13 +14,20 @@ from typing import Any, Final
 
 import msgspec
 
-from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence
-from rmqstore_benchmarks.peers.measuring import LIMIT_S
+from rmqstore_benchmarks.machine import (
+    command_line,
+    default_directory,
+    described,
+    installed,
+    keep_results,
+    replace_part,
+    require_room,
+    sentence,
+)
 from rmqstore_benchmarks.peers.ours import LIST
 from rmqstore_benchmarks.peers.peer import Durability, Task
 from rmqstore_benchmarks.peers.report import Results, tables
-from rmqstore_benchmarks.peers.systems import PEERS, system
-from rmqstore_benchmarks.runs import command_line, installed, keep_results, require_room
+from rmqstore_benchmarks.peers.systems import LIMIT_S, PEERS, system
 from rmqstore_benchmarks.workloads import BODY_BYTES, DISTRIBUTIONS
 
 ENGINES: Final = ("wheel", "rocksdb", "lmdb")
@@ -88,7 +95,7 @@ def run(plan: Plan, name: str, durability: Durability, distribution: str) -> dic
     """Run one measurement in a fresh process and a fresh directory; returns its figures, or why there are none under ``error``."""
     with tempfile.TemporaryDirectory(prefix="rmqstore-peers-", dir=plan.directory) as fresh:
         task = Task(system=name, durability=durability, directory=fresh, distribution=distribution, timers=plan.timers, batch=plan.batch)
-        command = [sys.executable, "-m", "rmqstore_benchmarks.peers.measuring", msgspec.json.encode(task).decode()]
+        command = [sys.executable, "-m", "rmqstore_benchmarks.peers.systems", msgspec.json.encode(task).decode()]
         status, output, errors = _finished(command)
     if status:
         error = (errors.strip().splitlines() or [f"it ended with {status}"])[-1]

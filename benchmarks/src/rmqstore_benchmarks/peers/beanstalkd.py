@@ -17,8 +17,20 @@ from typing import Any, BinaryIO, ClassVar, Final
 
 import msgspec
 
-from rmqstore_benchmarks.peers.peer import LEASE_MS, Durability, Figures, PeerError, Task, Timer, rows
-from rmqstore_benchmarks.peers.phases import TimerPeer, expect, popped, scheduled, timed
+from rmqstore_benchmarks.peers.peer import (
+    LEASE_MS,
+    Durability,
+    Figures,
+    PeerError,
+    Task,
+    Timer,
+    TimerPeer,
+    expect,
+    popped,
+    rows,
+    scheduled,
+    timed,
+)
 from rmqstore_benchmarks.peers.servers import free_port, program, running, said
 from rmqstore_benchmarks.workloads import Workload
 

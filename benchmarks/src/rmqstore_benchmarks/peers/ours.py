@@ -7,8 +7,7 @@ import time
 from typing import Any, ClassVar, Final
 
 import rmqstore
-from rmqstore_benchmarks.peers.peer import LEASE_MS, Durability, Figures, PeerError, Task
-from rmqstore_benchmarks.peers.phases import TimerPeer, expect, scheduled
+from rmqstore_benchmarks.peers.peer import LEASE_MS, Durability, Figures, PeerError, Task, TimerPeer, expect, scheduled
 from rmqstore_benchmarks.workloads import TOPIC, Workload
 
 GROUP: Final = "workers"

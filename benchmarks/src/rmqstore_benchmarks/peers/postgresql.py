@@ -11,8 +11,7 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Any, ClassVar, Final
 
-from rmqstore_benchmarks.peers.peer import HAND_OVER_BATCH, LEASE_MS, Durability, PeerError, Timer
-from rmqstore_benchmarks.peers.phases import TimerPeer
+from rmqstore_benchmarks.peers.peer import HAND_OVER_BATCH, LEASE_MS, Durability, PeerError, Timer, TimerPeer
 from rmqstore_benchmarks.peers.servers import program, running, said, unprivileged
 
 _TABLES: Final = """

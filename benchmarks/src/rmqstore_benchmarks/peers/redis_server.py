@@ -6,8 +6,7 @@ import contextlib
 import importlib.util
 from typing import Any, ClassVar, Final
 
-from rmqstore_benchmarks.peers.peer import HAND_OVER_BATCH, LEASE_MS, Durability, Timer
-from rmqstore_benchmarks.peers.phases import TimerPeer
+from rmqstore_benchmarks.peers.peer import HAND_OVER_BATCH, LEASE_MS, Durability, Timer, TimerPeer
 from rmqstore_benchmarks.peers.servers import program, running, said
 
 _CANCEL: Final = """

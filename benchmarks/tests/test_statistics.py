@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqstore_benchmarks.histogram import bounds_of, bucket_of, percentile
+from rmqstore_benchmarks.statistics import bounds_of, bucket_of, percentile
 
 
 @given(st.integers(0, 2**62))

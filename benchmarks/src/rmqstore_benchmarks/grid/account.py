@@ -21,7 +21,7 @@ _ACKED: Final = 2
 _SHOWN: Final = 3
 
 
-class Ledger:
+class Account:
     """The account of one shard; numbers count up from 0."""
 
     def __init__(self) -> None:

@@ -1,28 +1,190 @@
-"""A consumer: pops, checks what it got, and acks; now and then it releases, changes a lease, or dies with all that it holds."""
+"""What the clients of a shard do in a round: a producer sends, consumers pop, ack or die, and a thread lets time pass and ticks.
+
+A round has all three at the same time; the drain behind the last round sends nothing.
+"""
 
 from __future__ import annotations
 
+import queue
 import random
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from rmqstore import AckOutcome, ChangeOutcome, MessageBatch
+from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, MessageBatch, TickReport
 from rmqstore.contract import ReleaseOutcome
 from rmqstore.leased import LeasedMany, receipts_of
+from rmqstore.sending import SendReceipts
+from rmqstore_benchmarks.load.attempt import Attempt, StoppedError, opened
 from rmqstore_benchmarks.load.ledger import Event
-from rmqstore_benchmarks.load.plan import GROUP, HELD_MS, LEASE_MS, LONGER_MS, TOPIC, Ids, Mask, ids_in
-from rmqstore_benchmarks.load.shard import Shard
+from rmqstore_benchmarks.load.plan import (
+    GROUP,
+    HELD_MS,
+    HORIZON_MS,
+    KEPT_TOPIC,
+    LEASE_MS,
+    LONGER_MS,
+    TOPIC,
+    Ids,
+    Mask,
+    Plan,
+    ids_in,
+    key_of,
+)
+from rmqstore_benchmarks.statistics import CallSums
+
+# ---------------------------------------------------------------- rounds
+
+_STEP_MS: Final = 20_000
+
+
+def run_round(plan: Plan, number: int, round_: int) -> list[CallSums]:
+    """Play a round of a shard and return the calls that were made; the round ``plan.rounds`` is the drain.
+
+    Raises:
+        InjectedFailureError: the load test lets this task fail.
+        StoreLockedError: another attempt held the store for too long.
+    """
+    with opened(plan, number, round_) as shard:
+        threads = [_started(shard, partial(consume, shard, consumer)) for consumer in range(plan.consumers)]
+        try:
+            (_drain if round_ >= plan.rounds else _send)(shard)
+            shard.stop()
+        except BaseException as error:
+            shard.stop(error)
+        finally:
+            for thread in threads:
+                thread.join()
+        shard.raise_error()
+    return shard.calls.sums()
+
+
+def _send(shard: Attempt) -> None:
+    """Send the chunks of the round while time passes and consumers consume; what is not due then is left to the next round."""
+    sent: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def all_chunks() -> None:
+        try:
+            produce(shard, shard.plan.chunks_of_round(shard.number, shard.round), lambda: sent.put(True))
+        finally:
+            sent.put(False)
+
+    producer = _started(shard, all_chunks)
+    try:
+        while sent.get():
+            _tick(shard)
+    finally:
+        producer.join()
+    _tick(shard)
+    shard.wait_until_idle()
+
+
+def _drain(shard: Attempt) -> None:
+    """Let time pass until nothing is due within a day, or all that may take is over (the wheel also wakes to roll far timers)."""
+    until_ms = shard.now_ms + shard.plan.drain_ms()
+    while True:
+        _tick(shard)
+        shard.wait_until_idle()
+        ahead_ms = shard.store.next_wake_ms()
+        if ahead_ms is None or ahead_ms > HORIZON_MS or shard.now_ms > until_ms:
+            return
+        shard.move_to(shard.now_ms + max(ahead_ms, _STEP_MS))
+
+
+def _tick(shard: Attempt) -> None:
+    def moved(report: TickReport) -> int:
+        return report.moved
+
+    shard.call("tick", shard.store.tick, moved)
+    shard.strike()
+
+
+def _started(shard: Attempt, act: Callable[[], None]) -> threading.Thread:
+    """Start a thread whose error ends the attempt."""
+
+    def run() -> None:
+        try:
+            act()
+        except StoppedError:
+            shard.stop()
+        except BaseException as error:
+            shard.stop(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+# ---------------------------------------------------------------- the producer
+
+_CANCEL_LATER: Final = 2
+"""So many chunks lie between a send and its cancels, so that some come too late."""
+
+_CANCELS: Final = {
+    CancelOutcome.CANCELLED: Event.CANCELLED,
+    CancelOutcome.ALREADY_DELIVERED: Event.CANCEL_LATE,
+    CancelOutcome.UNKNOWN: Event.CANCEL_UNKNOWN,
+}
+
+
+def produce(shard: Attempt, chunks: Sequence[int], sent: Callable[[], None]) -> None:
+    """Send ``chunks`` in order, time passing as planned, and call ``sent`` behind each.
+
+    An attempt behind one that died sends all of them again, under the same marks, and cancels again.
+    """
+    waiting: deque[tuple[Ids, SendReceipts]] = deque()
+    for number in chunks:
+        ids = shard.plan.ids(shard.number, number)
+        shard.move_to(int(shard.plan.sent_ms(np.array([number]))[0]))
+        waiting.append((ids, _send_chunk(shard, ids, number)))
+        if len(waiting) > _CANCEL_LATER:
+            _cancel(shard, *waiting.popleft())
+        sent()
+    while waiting:
+        _cancel(shard, *waiting.popleft())
+
+
+def _send_chunk(shard: Attempt, ids: Ids, number: int) -> SendReceipts:
+    batch, mark = shard.plan.batch(ids), shard.plan.mark(shard.number, number)
+    began = shard.ledger.intend(Event.SENDING, ids, shard.now_ms)
+    receipts = shard.call("send_batch", partial(shard.store.send_batch, batch, marks=(mark,)), len)
+    shard.ledger.tell(Event.SENT, ids, began, shard.now_ms)
+    if receipts.repeated:
+        shard.ledger.tell(Event.REPEATED, ids, began, shard.now_ms)
+    return receipts
+
+
+def _cancel(shard: Attempt, ids: Ids, receipts: SendReceipts) -> None:
+    rows = np.flatnonzero(shard.plan.cancelled_by_handle(ids))
+    if len(rows):
+        handles = [handle for row in rows.tolist() if (handle := receipts[row].handle) is not None]
+        began = shard.ledger.intend(Event.CANCELLING, ids[rows], shard.now_ms)
+        outcomes = shard.call("cancel", lambda: shard.store.cancel(handles), len)
+        shard.ledger.tell(np.array([_CANCELS[outcome] for outcome in outcomes]), ids[rows], began, shard.now_ms)
+    for row in np.flatnonzero(shard.plan.cancelled_by_key(ids)).tolist():
+        mine = ids[row : row + 1]
+        topic = KEPT_TOPIC if shard.plan.is_kept(mine)[0] else TOPIC
+        began = shard.ledger.intend(Event.CANCELLING, mine, shard.now_ms)
+        found = shard.call("cancel_key", partial(shard.store.cancel_key, topic, key_of(int(mine[0]))), len)
+        # None is found when the timer was delivered, or cancelled by an attempt that died before it was told.
+        events = [_CANCELS[outcome] for outcome in found] or [Event.CANCEL_MISSED]
+        shard.ledger.tell(np.array(events), np.repeat(mine, len(events)), began, shard.now_ms)
+        if len(found) > 1:
+            shard.ledger.tell(Event.COPIES, mine, began, shard.now_ms)
+
+
+# ---------------------------------------------------------------- consumers
 
 _MOST: Final = 512
 _DEATH_SHARE: Final = 0.03
 _RELEASE_SHARE: Final = 0.02
 _CHANGE_SHARE: Final = 0.02
 
-_Answers = TypeVar("_Answers", bound=Sequence[Any])
 _ACKS: Final = {
     AckOutcome.ACKED: Event.ACKED,
     AckOutcome.ALREADY_ACKED: Event.ACK_REPEATED,
@@ -31,7 +193,7 @@ _ACKS: Final = {
 }
 
 
-def consume(shard: Shard, number: int) -> None:
+def consume(shard: Attempt, number: int) -> None:
     """Consume until the shard is stopped; a consumer that dies is followed by another one, which knows nothing of it."""
     rng = random.Random(f"{shard.plan.seed}/{shard.round}/{shard.number}/{number}/{shard.now_ms}")
     while not _Consumer(shard, number, rng).run():
@@ -39,7 +201,7 @@ def consume(shard: Shard, number: int) -> None:
 
 
 class _Consumer:
-    def __init__(self, shard: Shard, number: int, rng: random.Random) -> None:
+    def __init__(self, shard: Attempt, number: int, rng: random.Random) -> None:
         self._shard = shard
         self._ledger = shard.ledger
         self._plan = shard.plan

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import rmqstore
-from rmqstore_benchmarks.load.calls import Calls
 from rmqstore_benchmarks.load.failures import Failure, Injector, of_round
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile, last_ms
 from rmqstore_benchmarks.load.plan import SETTINGS, Plan
+from rmqstore_benchmarks.statistics import CallCounter
 from rmqstore_benchmarks.workloads import START_MS
 
 _Answer = TypeVar("_Answer")
@@ -24,11 +24,18 @@ class StoppedError(Exception):
     """Another thread of this attempt failed, so this one ends as well."""
 
 
-class Shard:
+class Attempt:
     """What producer, consumers and the thread that lets time pass have in common."""
 
     def __init__(
-        self, plan: Plan, number: int, round_: int, store: rmqstore.Store, clock: rmqstore.ManualClock, ledger: LedgerFile, calls: Calls
+        self,
+        plan: Plan,
+        number: int,
+        round_: int,
+        store: rmqstore.Store,
+        clock: rmqstore.ManualClock,
+        ledger: LedgerFile,
+        calls: CallCounter,
     ) -> None:
         self.plan = plan
         self.number = number
@@ -134,13 +141,13 @@ class Shard:
 
 
 @contextmanager
-def opened(plan: Plan, number: int, round_: int) -> Iterator[Shard]:
+def opened(plan: Plan, number: int, round_: int) -> Iterator[Attempt]:
     """Give the shard, its store opened; waits while another attempt, which may be dying, has it.
 
     Raises:
         StoreLockedError: it is still held after ``plan.patience_s``.
     """
-    calls = Calls(number)
+    calls = CallCounter()
     clock = rmqstore.ManualClock(START_MS)
     start_ns = time.perf_counter_ns()
     store, waited = open_store(plan, number, clock)
@@ -154,7 +161,7 @@ def opened(plan: Plan, number: int, round_: int) -> Iterator[Shard]:
             ledger.say(Event.OPENED, clock.now_ms())
             if waited:
                 ledger.say(Event.WAITED, clock.now_ms())
-            yield Shard(plan, number, round_, store, clock, ledger, calls)
+            yield Attempt(plan, number, round_, store, clock, ledger, calls)
             store.close()
             ledger.say(Event.CLOSED, clock.now_ms())
         finally:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+NOT_TOLD: Final = "–"
 
 _STEPS: Final = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, ""))
 _BYTE_STEPS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
@@ -54,3 +57,15 @@ def factor(ratio: float) -> str:
 def joined(words: list[str]) -> str:
     """Return ``a``, ``a and b``, or ``a, b and c``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+
+
+class TextTable(NamedTuple):
+    """A table as text.
+
+    Attributes:
+        caption: what holds for all of it.
+    """
+
+    caption: str
+    header: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]

@@ -1,0 +1,249 @@
+"""What one task of the grid is told, and the store that it opens: an engine's, what lies under one, or none at all.
+
+Beside the engines there are four names from which nothing comes back. ``null`` stores nothing: what is measured with it is the load and
+Spark themselves. ``raw-wheel``, ``raw-rocksdb`` and ``raw-lmdb`` are the file or the database under an engine: one atomic batch a call,
+synced; the batch is made before it is timed. A database gets 16-byte keys (tick, seq) in order and values as long as a stored timer;
+the file gets the very bytes of the wheel's commit log, into space that was filled with zeros, with one fdatasync.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+import rmqstore
+from rmqstore import MessageBatch
+from rmqstore.contract import CancelOutcome, TimerHandle
+from rmqstore.ordered.records import HEADER_BYTES
+from rmqstore.ordered.runs import HEAD_BYTES
+from rmqstore.ticking import TickReport
+from rmqstore_benchmarks.workloads import PRECISION_MS
+
+NULL_ENGINE: Final = "null"
+NULL_PHASES: Final = frozenset({"fill", "schedule", "cancel", "mixed", "open_50", "open_80", "open_95"})
+"""What can be done without anything ever coming back."""
+
+RAW_PHASES: Final = frozenset({"fill", "schedule", "send_one"})
+_PAGE_BYTES: Final = 16 * 1024 * 1024
+_LEAST_PAGE: Final = 64
+_FILL_BYTES: Final = 4 * 1024 * 1024
+_ID_BYTES: Final = 34
+_TICK_SEQ: Final = struct.Struct(">QQ")
+
+
+class ShardTask(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard of one run.
+
+    Attributes:
+        settings: of the engine, by dotted key.
+        flush: "sync" or "async", what the durability of the cell asks for.
+        backlog: timers pending on this shard.
+        seconds: how long a timed phase lasts.
+        directory: where the store goes; made by the task, removed when it ends.
+        progress: a file that the task keeps up to date with where it is; "" for none.
+    """
+
+    run_id: str
+    engine: str
+    settings: dict[str, Any]
+    workload: str
+    body_bytes: int
+    backlog: int
+    flush: str
+    shard: int
+    seed: int
+    seconds: float
+    phases: tuple[str, ...]
+    directory: str
+    progress: str = ""
+
+
+def open_store(task: ShardTask, clock: rmqstore.ManualClock) -> Any:
+    """Open the task's store, or make it."""
+    if task.engine == NULL_ENGINE:
+        return NullStore()
+    if task.engine in RAW:
+        return RAW[task.engine](store_path(task))
+    given = {key.replace(".", "__"): value for key, value in task.settings.items()}
+    # Messages are handed over in pages of bounded bytes, not only of bounded number, as who stores large ones would set it.
+    limit = page_messages(task.body_bytes, 4096)
+    # Simulated months go by within a run, so nothing may go by its age; what was consumed goes.
+    settings: dict[str, Any] = {
+        "retention_ms": 0,
+        "reclaim": "consumed",
+        "group_expiry_ms": 0,
+        "hand_over_limit": limit,
+        "flush": task.flush,
+    } | given
+    return rmqstore.open(store_path(task), engine=task.engine, clock=clock, services=False, **settings)
+
+
+def page_messages(body_bytes: int, most: int) -> int:
+    """Return how many messages of this size are moved at once, at most ``most`` and about 16 MiB, but no fewer than 64."""
+    return max(min(most, _PAGE_BYTES // body_bytes), _LEAST_PAGE)
+
+
+def store_path(task: ShardTask) -> Path:
+    """Return where the task's store lies."""
+    return Path(task.directory, "store")
+
+
+class _NullReceipts(Sequence[Any]):
+    """Receipts of what was not stored."""
+
+    def __init__(self, count: int, first_seq: int) -> None:
+        self._count = count
+        self._first_seq = first_seq
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, row: Any) -> Any:
+        return _NullReceipt(self._first_seq + int(row))
+
+
+class _NullReceipt(msgspec.Struct, frozen=True):
+    seq: int
+
+    @property
+    def handle(self) -> str:
+        return TimerHandle(0, 1, self.seq, 0).text()
+
+
+class NullStore:
+    """Takes the calls of a store and drops them; nothing is ever due."""
+
+    def __init__(self) -> None:
+        self._sent = 0
+
+    def send_batch(self, columns: Any) -> Any:
+        self._sent += len(columns)
+        return _NullReceipts(len(columns), self._sent - len(columns) + 1)
+
+    def cancel(self, handles: Sequence[Any]) -> list[CancelOutcome]:
+        return [CancelOutcome.CANCELLED] * len(handles)
+
+    def tick(self) -> TickReport:
+        return TickReport()
+
+    def pop(self, *_: Any, **__: Any) -> list[Any]:
+        return []
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Raw(NullStore, ABC):
+    """What lies under an engine, made in ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+
+    @abstractmethod
+    def prepared(self, columns: pa.RecordBatch, now_ms: int) -> Any:
+        """Return what :meth:`send_batch` takes for these timers; not measured."""
+
+    @abstractmethod
+    def _put(self, prepared: Any) -> int:
+        """Store it durably; returns how many timers that were."""
+
+    def send_batch(self, prepared: Any) -> Any:
+        count = self._put(prepared)
+        self._sent += count
+        return _NullReceipts(count, self._sent - count + 1)
+
+
+class _RawDatabase(Raw):
+    """A key-ordered database."""
+
+    def prepared(self, columns: pa.RecordBatch, now_ms: int) -> list[tuple[bytes, bytes]]:
+        ticks = -(-columns.column("deliver_at_ms").to_numpy() // PRECISION_MS) * PRECISION_MS
+        topics, bodies = columns.column("topic").to_pylist(), columns.column("body").to_pylist()
+        seqs = range(self._sent, self._sent + len(columns))
+        head = bytes(HEAD_BYTES + HEADER_BYTES + _ID_BYTES)
+        rows = zip(ticks.tolist(), seqs, topics, bodies, strict=True)
+        return sorted((_TICK_SEQ.pack(tick, seq), head + topic.encode() + body) for tick, seq, topic, body in rows)
+
+
+class _RawRocksDB(_RawDatabase):
+    """RocksDB: a write batch, then a sync of the WAL."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        import rocksdict
+
+        self._batch = rocksdict.WriteBatch
+        self._db = rocksdict.Rdict(str(path), rocksdict.Options(raw_mode=True))
+
+    def _put(self, prepared: list[tuple[bytes, bytes]]) -> int:
+        batch = self._batch(raw_mode=True)
+        for key, value in prepared:
+            batch[key] = value
+        self._db.write(batch)
+        self._db.flush_wal(True)
+        return len(prepared)
+
+    def close(self) -> None:
+        self._db.close()
+
+
+class _RawLMDB(_RawDatabase):
+    """LMDB: a transaction, committed with a sync."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        import lmdb
+
+        self._env = lmdb.open(str(path), map_size=1 << 36)
+
+    def _put(self, prepared: list[tuple[bytes, bytes]]) -> int:
+        with self._env.begin(write=True) as txn:
+            txn.cursor().putmulti(prepared)
+        return len(prepared)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class _PlainAppend(Raw):
+    """A file: a positioned write, then fdatasync."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        self._end = self._filled = 0
+
+    def prepared(self, columns: pa.RecordBatch, now_ms: int) -> tuple[int, memoryview]:
+        from rmqstore_wheel.timer_records import encode_timers
+
+        ids = pa.array([f"{row:0{_ID_BYTES}x}" for row in range(len(columns))])
+        batch = MessageBatch.from_arrow(columns.append_column("message_id", ids))
+        return len(columns), encode_timers(batch, now_ms, PRECISION_MS).records.data.data
+
+    def _put(self, prepared: tuple[int, memoryview]) -> int:
+        count, data = prepared
+        if self._end + len(data) > self._filled:
+            os.pwrite(self._fd, bytes(_FILL_BYTES), self._filled)
+            self._filled += _FILL_BYTES
+        os.pwrite(self._fd, data, self._end)
+        self._end += len(data)
+        os.fdatasync(self._fd)
+        return count
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+RAW: Final[dict[str, type[Raw]]] = {"raw-wheel": _PlainAppend, "raw-rocksdb": _RawRocksDB, "raw-lmdb": _RawLMDB}
+HOLLOW: Final = frozenset({NULL_ENGINE, *RAW})
+"""The names that are no engine: nothing that was sent comes back from them, so there is nothing to account for."""

@@ -33,9 +33,7 @@ _LOOKS: Final = {
     ("wheel", "copy"): Look("#56b4e9", "s", "--"),
     ("rocksdb", "inline"): Look("#d55e00", "^", "-"),
     ("rocksdb", "separated"): Look("#e69f00", "v", "--"),
-    ("rocksdb", "packed"): Look("#a0522d", "<", ":"),
     ("lmdb", ""): Look("#009e73", "D", "-"),
-    ("lmdb", "packed"): Look("#7cae00", "d", ":"),
     ("memory", ""): Look("#cc79a7", "P", ":"),
     ("null", ""): Look("#8a939b", "x", ":"),
     ("raw-wheel", ""): Look("#8fb8d4", "x", ":"),
@@ -59,10 +57,8 @@ _KINDS: Final = {"wheel": ("roll", "reference"), "rocksdb": ("values", "inline")
 def kind_of(cell: Cell) -> str:
     """Return the design of a cell's engine.
 
-    "copy" or "reference" for the wheel, "inline" or "separated" for RocksDB, "packed" for packed timers, else empty.
+    "copy" or "reference" for the wheel, "inline" or "separated" for RocksDB, else empty.
     """
-    if cell.setting("layout") == "packed":
-        return "packed"
     if cell.engine not in _KINDS:
         return ""
     name, default = _KINDS[cell.engine]

@@ -47,8 +47,10 @@ class MinuteCounts:
                 changed.append((COUNT + U64.pack(minute), count.to_bytes(8, "big")))
             else:
                 emptied.append(COUNT + U64.pack(minute))
-        batch.put_many(META, changed)
-        batch.delete_many(META, emptied)
+        if changed:
+            batch.put_many(META, changed)
+        if emptied:
+            batch.delete_many(META, emptied)
         return staged
 
     def commit(self, staged: Mapping[int, int]) -> None:

@@ -90,7 +90,7 @@ class Leasing:
 
     def ack(self, stage: Stage, receipts: Sequence[Receipt]) -> tuple[AckOutcome, ...]:
         """End leases for good, one outcome a receipt (P4, P5, P8)."""
-        if isinstance(receipts, SliceReceipts):
+        if type(receipts) is SliceReceipts:
             return tuple(each for part in receipts.slices for each in self._ack_run(stage, part.receipt(part.offsets[0]), part.offsets))
         outcomes: list[AckOutcome] = []
         # Neighbours mostly share their check point.

@@ -24,9 +24,8 @@ def find_mark(kv: OrderedKV, side: bytes, marks: Sequence[bytes]) -> bytes | Non
 
 def put_marks(batch: WriteBatch, side: bytes, marks: Sequence[bytes], answer: bytes, now_ms: int) -> None:
     """Add the marks of a call to its write."""
-    if marks:
-        batch.put_many(META, [(MARK + side + mark, answer) for mark in marks])
-        batch.put_many(META, [(MARK_AGE + side + U64.pack(now_ms) + mark, b"") for mark in marks])
+    batch.put_many(META, [(MARK + side + mark, answer) for mark in marks])
+    batch.put_many(META, [(MARK_AGE + side + U64.pack(now_ms) + mark, b"") for mark in marks])
 
 
 def encode_ticks(epoch: int, first_seq: int, ticks: Sequence[int]) -> bytes:

@@ -113,28 +113,31 @@ class OrderedPops(OrderedSide, PopStore):
     # ------------------------------------------------------------ the atomic primitive
 
     def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        check_marks(txn.marks)
+        if txn.marks != ():
+            check_marks(txn.marks)
         for change in txn.changes:
             check_time_ms("invisible_ms", change.invisible_ms, minimum=1)
         records = self._log.encode(txn.appends) if txn.appends is not None else ()
         with self._lock, self._call as kv:
             if txn.marks and (answer := find_mark(kv, POP_SIDE, txn.marks)) is not None:
                 return PopTxnResult(WriteStatus.REPEATED, U64.unpack(answer)[0]), Ticket(kv.position)
-            stage = self._stage(now_ms)
-            if not all(stage.spread_groups(topic, queues) for topic, queues in txn.group_queues.items()):
-                return PopTxnResult(WriteStatus.MOVED, 0), Ticket(0)
-            acks = self._leasing.ack(stage, txn.acks)
-            changes = tuple(self._leasing.change(stage, change) for change in txn.changes)
-            releases = tuple(self._leasing.release(stage, receipt) for receipt in txn.releases)
-            rejects = tuple(self._leasing.reject(stage, reject) for reject in txn.rejects)
-            removals = self._administration.remove(stage, txn.removals)
-            stage.append(records)
+            stage, leasing = self._stage(now_ms), self._leasing
+            for topic, queues in txn.group_queues.items():
+                if not stage.spread_groups(topic, queues):
+                    return PopTxnResult(WriteStatus.MOVED, 0), Ticket(0)
+            acks = leasing.ack(stage, txn.acks) if txn.acks else ()
+            changes = tuple([leasing.change(stage, change) for change in txn.changes]) if txn.changes else ()
+            releases = tuple([leasing.release(stage, receipt) for receipt in txn.releases]) if txn.releases else ()
+            rejects = tuple([leasing.reject(stage, reject) for reject in txn.rejects]) if txn.rejects else ()
+            removals = self._administration.remove(stage, txn.removals) if txn.removals else ()
+            if len(records):
+                stage.append(records)
             if txn.timer_cursor is not None:
                 stage.write.put(META, CURSOR_KEY, txn.timer_cursor.to_bytes())
             if txn.only_acks:
                 stage.write.waits_from_ms = now_ms
-            position = kv.position + 1
-            put_marks(stage.write, POP_SIDE, txn.marks, U64.pack(position), now_ms)
+            if txn.marks:
+                put_marks(stage.write, POP_SIDE, txn.marks, U64.pack(kv.position + 1), now_ms)
             ticket = stage.commit()
             if txn.timer_cursor is not None:
                 self._cursor = txn.timer_cursor

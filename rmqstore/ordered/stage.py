@@ -342,7 +342,7 @@ class Stage:
     def end_many(self, lease: Lease, indexes: Sequence[int], state: int) -> None:
         """End the leases of several messages of one check point."""
         if lease.key not in self._touched:
-            self._touched[lease.key] = (lease, lease.live, False)
+            self._touched[lease.key] = (lease, lease.states.count(LEASED), False)
         for index in indexes:
             lease.states[index] = state
         seat = Seat(*lease.place[:3])
@@ -372,7 +372,8 @@ class Stage:
                 puts.append((PURGE + U64.pack(keep_until) + LEASE + key, b""))
         puts.sort()
         self.write.put_many(LEASES, puts)
-        self.write.delete_many(LEASES, deletes)
+        if deletes:
+            self.write.delete_many(LEASES, deletes)
 
     # ------------------------------------------------------------ the end
 
@@ -386,26 +387,33 @@ class Stage:
 
     def commit(self) -> Ticket:
         """Write everything in one step, then take it over into memory; a ticket of 0 when there was nothing to do."""
-        self._write_leases()
+        if self._touched:
+            self._write_leases()
         for topic in self._topics.values():
             self.write.put(META, *topic.entry())
         for name, group_id in self._groups.items():
             self.write.put(META, GROUP + name.encode(), group_id.to_bytes(4, "big"))
-        self.write.put_many(META, [(seat.key(), standing.encode()) for seat, standing in self._standings.items()])
+        if self._standings:
+            self.write.put_many(META, [(seat.key(), standing.encode()) for seat, standing in self._standings.items()])
         for place, dead in self._dead.items():
             self.write.put(META, DEAD + QUEUE_PREFIX.pack(*place), dead.encode())
         for place, how in self._registered.items():
             self.write.put(META, Registered.key(*place), how.encode())
         for place, offset in self._kept.items():
             self.write.put(META, KEPT + QUEUE_PREFIX.pack(*place), U64.pack(offset))
-        runs = {seat: run for seat, run in self._fifo.items() if run != self._state.fifo.get(seat, {})}
-        self.write.put_many(LEASES, [(fifo_key(seat), encode_fifo(run)) for seat, run in runs.items() if run])
-        self.write.delete_many(LEASES, [fifo_key(seat) for seat, run in runs.items() if not run])
+        runs: dict[Seat, FifoRun] = {}
+        for seat, run in self._fifo.items():
+            if run != self._state.fifo.get(seat, {}):
+                runs[seat] = run
+                if run:
+                    self.write.put(LEASES, fifo_key(seat), encode_fifo(run))
+                else:
+                    self.write.delete(LEASES, fifo_key(seat))
         if self._next_id != self._state.next_id:
             self.write.put(META, NEXT_ID_KEY, self._next_id.to_bytes(4, "big"))
         if self._pop_floor_ms != self._state.pop_floor_ms:
             self.write.put(META, POP_FLOOR_KEY, U64.pack(self._pop_floor_ms))
-        if not self.write:
+        if not (self.write.ops or self.write.parts):
             return Ticket(0)
         ticket = self._shared.write(self.write)
         self._state.topics.update(self._topics)

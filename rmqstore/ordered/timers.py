@@ -92,7 +92,8 @@ class OrderedTimers(TimerSide):
     # ------------------------------------------------------------ put
 
     def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        check_marks(marks)
+        if marks != ():
+            check_marks(marks)
         records = encode_batch(batch)
         delivers = _deliver_times(batch, records)
         with self._lock, self._call as kv:
@@ -106,11 +107,13 @@ class OrderedTimers(TimerSide):
             write = WriteBatch()
             write.put_many(TIMERS, placed.entries)
             staged = self._counts.stage(write, placed.by_minute)
-            write.put_many(TRACES, _index_entries(batch, records, ticks, first_seq))
+            if index := _index_entries(batch, records, ticks, first_seq):
+                write.put_many(TRACES, index)
             last_seq = self._last_seq + len(records)
             write.put(META, SEQ_KEY, PAIR.pack(last_seq, self._pending + len(records)))
             receipts = TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, ticks)
-            put_marks(write, TIMER_SIDE, marks, encode_ticks(receipts.epoch, first_seq, ticks) if marks else b"", now_ms)
+            if marks:
+                put_marks(write, TIMER_SIDE, marks, encode_ticks(receipts.epoch, first_seq, ticks), now_ms)
             ticket = self._shared.write(write)
             self._counts.commit(staged)
             self._last_seq = last_seq

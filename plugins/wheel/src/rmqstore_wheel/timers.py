@@ -128,7 +128,8 @@ class WheelTimers(TimerSide):
             self._congestion.check(ticks)
             receipts = TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, ticks)
             changes = WriteBatch()
-            put_marks(changes, TIMER_SIDE, marks, encode_ticks(receipts.epoch, first_seq, ticks) if marks else b"", now_ms)
+            if marks:
+                put_marks(changes, TIMER_SIDE, marks, encode_ticks(receipts.epoch, first_seq, ticks), now_ms)
             position = self._append(part, changes)
             self._change_position = position
             self._note_ticks(ticks)

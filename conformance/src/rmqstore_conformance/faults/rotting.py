@@ -10,14 +10,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from rmqstore_conformance.faults.opener import Answer, Opener
-from rmqstore_conformance.faults.script import START_MS, Play
+from rmqstore_conformance.faults.script import LATER_MS, Play
 from rmqstore_conformance.faults.showing import difference
 from rmqstore_conformance.power.content import PAGE_BYTES, Image, write_image
 from rmqstore_conformance.power.volume import SECTOR
-from rmqstore_conformance.stores import DAY_MS
-
-LATER_MS: Final = START_MS + 30 * DAY_MS
-"""By then every timer of the script was due."""
 
 KINDS: Final = ("flip", "zero")
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from rmqstore import ManualClock, RmqstoreError
+from rmqstore import ManualClock, Message, RmqstoreError
 from rmqstore_conformance.faults.eager import make_eager
 from rmqstore_conformance.faults.script import START_MS, Answer, open_script
 from rmqstore_conformance.faults.scripts import SCRIPTS
@@ -53,8 +53,10 @@ def play_once(job: dict[str, Any]) -> None:
 
 
 def open_once(job: dict[str, Any]) -> None:
-    """Open a store, and go without closing it."""
-    open_script(job["path"], Pair(*job["pair"]), job["settings"], ManualClock(job["now_ms"]))
+    """Open a store, send a message there if the job names a topic for it, and go without closing the store."""
+    store = open_script(job["path"], Pair(*job["pair"]), job["settings"], ManualClock(job["now_ms"]))
+    if job["send_to"]:
+        store.send(Message(job["send_to"], b"sent after a kill"))
     os._exit(0)
 
 

@@ -19,7 +19,7 @@ KINDS: Final = ("flip", "zero")
 
 
 class Rot(NamedTuple):
-    """What happened to a file: one bit flipped at ``at``, the sector there zeroed, or all of it gone (``missing``)."""
+    """What happened to a file: one bit flipped at ``at``, the sector there zeroed, or all behind it ``cut`` off; or it is ``missing``."""
 
     path: str
     kind: str
@@ -34,6 +34,8 @@ class Rot(NamedTuple):
         damaged = content.copy()
         if self.kind == "flip":
             damaged.write(self.at, bytes((content.read(self.at, 1)[0] ^ (1 << self.at % 8),)))
+        elif self.kind == "cut":
+            damaged.resize(self.at)
         else:
             damaged.write(self.at, bytes(min(SECTOR, content.length - self.at)))
         return {**image, self.path: damaged}
@@ -41,6 +43,8 @@ class Rot(NamedTuple):
     def __str__(self) -> str:
         if self.kind == "missing":
             return f"{self.path} gone"
+        if self.kind == "cut":
+            return f"{self.path} cut off at {self.at}"
         what = f"bit {self.at % 8} of byte {self.at}" if self.kind == "flip" else f"the sector at {self.at}"
         return f"{what} of {self.path} {'flipped' if self.kind == 'flip' else 'zeroed'}"
 

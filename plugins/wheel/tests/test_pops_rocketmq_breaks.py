@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from plugins.wheel.tests.breaking import Power, WheelStores, parked_reasons, refusing_writes
 from rmqstore import AckOutcome, ChangeOutcome, InitMode, Lag, PoppedMessage, Store, StoreFullError
 from rmqstore.contract import Receipt
 from rmqstore.message import PARKED_TOPIC, retry_topic
 from rmqstore_conformance.damaging import damage_messages
 from rmqstore_conformance.stores import HOUR_MS, ids, message, pop_all
-from tests.breaking import Power, WheelStores, parked_reasons, refusing_writes
 
 ORDERED = {"order": True, "invisible_ms": 1000}
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from plugins.wheel.tests.breaking import WheelStores
 from rmqstore import CancelOutcome, IllegalArgumentError
 from rmqstore.contract import Receipt
 from rmqstore_conformance.stores import DAY_MS, message
 from rmqstore_wheel.formats import timer_log
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from tests.breaking import WheelStores
 
 HERE = Path(__file__).parent
 PAGE = (HERE.parents[2] / "docs" / "rip43.md").read_text(encoding="utf-8")

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from plugins.wheel.tests.breaking import Power, WheelStores, everywhere, failing_syncs, parked_reasons, refusing_writes, rolls
 from rmqstore import CancelOutcome, IllegalMessageError, MessageBatch, Store, StoreClosedError, StoreFullError, StorePoisonedError
 from rmqstore_conformance.damaging import damage_timers
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, message, pop_all, read_ids
-from tests.breaking import Power, WheelStores, everywhere, failing_syncs, parked_reasons, refusing_writes, rolls
 
 
 def sent(count: int) -> list[str]:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from plugins.wheel.tests.breaking import Power, WheelStores, everywhere, parked_reasons, refusing_writes, small_files
 from rmqstore import CancelOutcome, ConfigError, CorruptStoreError, IllegalMessageError, Message, StoreFullError, StoreLockedError
 from rmqstore.message import MAX_BODY_BYTES
 from rmqstore_conformance.damaging import damage_timers
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, message, pop_all, read_ids
-from tests.breaking import Power, WheelStores, everywhere, parked_reasons, refusing_writes, small_files
 
 LAP_SLOTS = 1_209_600
 

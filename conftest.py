@@ -32,8 +32,8 @@ _LONG = (
     "conformance/tests/test_runs.py",
     "tests/spark/test_spark.py",
     "tests/transfer/test_interruptions.py",
-    "plugins/wheel/tests/power/test_power_loss.py",
-    "plugins/wheel/tests/power/test_failing_calls.py",
+    "plugins/wheel/tests/power/test_small_wheel.py",
+    "plugins/wheel/tests/power/test_builds.py",
 )
 """Files that take a minute or more come first, so that in the end no core is idle while another has one of them before it."""
 

@@ -12,7 +12,6 @@ from rmqstore_conformance.kills.census import ACKED, DELETED, DROPPED, RECLAIMED
 from rmqstore_conformance.kills.consumer import RETENTION_MS, SETTINGS, do_pop, do_tick
 from rmqstore_conformance.kills.worker import open_store
 from rmqstore_conformance.stores import START_MS
-from tests.pairs import ENGINES
 
 
 class Life:
@@ -20,7 +19,7 @@ class Life:
 
     def __init__(self, path: Path) -> None:
         self.clock = ManualClock(START_MS)
-        self.store: Store = open_store(str(path), {"engine": ENGINES[0]}, self.clock, **SETTINGS)
+        self.store: Store = open_store(str(path), {"engine": "memory"}, self.clock, **SETTINGS)
         self.census = Census(START_MS)
         self.receipts: dict[str, list[str]] = {}
         self.send("orders", 8)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-# What the framework's own tests share lies in ``tests.…``; an editable install of rmqstore has the root on the path already.
+# What these tests share is imported as ``plugins.wheel.tests.…``; an editable install of rmqstore has the root on the path already.
 if (_ROOT := str(Path(__file__).parents[3])) not in sys.path:
     sys.path.insert(0, _ROOT)
 
+from plugins.wheel.tests.breaking import Power, WheelStores
 from rmqstore_conformance.stores import directory
-from tests.breaking import Power, WheelStores
 
 
 @pytest.fixture

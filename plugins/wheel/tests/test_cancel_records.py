@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from plugins.wheel.tests.breaking import WheelStores
 from rmqstore import CancelOutcome, Message, Store
 from rmqstore.batch import MessageBatch
 from rmqstore_conformance.stores import DAY_MS, START_MS, message
@@ -15,7 +16,6 @@ from rmqstore_wheel.formats import log_reading, timer_log
 from rmqstore_wheel.formats.commit_log import decode_record
 from rmqstore_wheel.formats.log_columns import Columns
 from rmqstore_wheel.timer_records import encode_cancel, encode_cancels, encode_timers
-from tests.breaking import WheelStores
 
 
 @pytest.mark.parametrize("precision_ms", [1000, 100])

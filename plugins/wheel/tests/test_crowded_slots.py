@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from plugins.wheel.tests.breaking import WheelStores
 from rmqstore_conformance.stores import START_MS, message, pop_all
 from rmqstore_wheel import timer_index
 from rmqstore_wheel.formats.timer_log import UNIT
 from rmqstore_wheel.timer_index import TimerIndex
 from rmqstore_wheel.unit_log import UnitLog
-from tests.breaking import WheelStores
 
 COUNT = 5000
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from plugins.wheel.tests.breaking import WheelStores
 from rmqstore_conformance.stores import message
 from rmqstore_wheel import queue_log
 from rmqstore_wheel.queue_log import WheelQueueLog
-from tests.breaking import WheelStores
 
 MIB = 1024 * 1024
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import rmqstore
+from plugins.wheel.tests.breaking import WheelStores, refusing_writes
 from plugins.wheel.tests.broker_view import BROKER, bodies_of, running
 from plugins.wheel.tests.test_revive_log import NOW, History, send, take
 from rmqstore import UnsupportedOperationError
@@ -37,14 +38,12 @@ from rmqstore.message import Message
 from rmqstore.ordered.layout import ATTEMPT, LEASES, after_prefix
 from rmqstore.ordered.tree_copy import copy_tree
 from rmqstore_conformance.model.history import Histories
-from rmqstore_conformance.stores import Pair
+from rmqstore_conformance.stores import Pair, installed
 from rmqstore_wheel.engine import WheelEngine
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.ledger_ports import Sizes
 from rmqstore_wheel.plugin import INFO
-from tests.breaking import WheelStores, refusing_writes
-from tests.pairs import PAIRS
 
 LIMITS = PopBuffer()
 
@@ -490,7 +489,7 @@ def test_the_weaker_durability_is_declared() -> None:
         assert declared.durability_of(operation, Flush.SYNC) is Durability.POWER_LOSS
 
 
-@pytest.mark.parametrize("engine", [pair.pops for pair in PAIRS if pair.pops == pair.timers != "wheel"])
+@pytest.mark.parametrize("engine", [name for name in installed() if name != "wheel"])
 def test_an_engine_without_one_refuses_the_setting(tmp_path: Path, engine: str) -> None:
     with pytest.raises(
         UnsupportedOperationError, match=f"pop__buffer: pop.buffer = true needs an engine with a pop buffer, which '{engine}'"

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from plugins.wheel.tests.breaking import Power, WheelStores, parked_reasons, refusing_writes
 from rmqstore import AckOutcome, ChangeOutcome, InitMode, Lag, PoppedMessage, Store, StoreFullError
 from rmqstore.contract import Receipt
 from rmqstore.message import PARKED_TOPIC, retry_topic
 from rmqstore_conformance.damaging import damage_messages
 from rmqstore_conformance.stores import HOUR_MS, ids, message, pop_all
-from tests.breaking import Power, WheelStores, parked_reasons, refusing_writes
-
-ORDERED = {"order": True, "invisible_ms": 1000}
 
 
 def fill(store: Store, count: int = 6) -> list[str]:
@@ -44,32 +41,6 @@ def test_p1_no_lease_ends_because_a_lock_is_old(stores: WheelStores) -> None:
         store = stores.killed(store)
     assert seen == [f"m{n}" for n in range(6)]
     assert store.ack(held) == [AckOutcome.ACKED] * 3
-
-
-def test_p1_threads_never_get_one_message_twice(stores: WheelStores) -> None:
-    """RocketMQ's queue lock is a flag without an owner; here pops of many threads at once share out the messages."""
-    store = stores.open(flush="async")
-    store.create_topic("t", 3)
-    store.send_batch([message(n) for n in range(600)])
-    given: list[str] = []
-    errors: list[BaseException] = []
-
-    def consume() -> None:
-        try:
-            while popped := store.pop("t", "g", max_messages=7):
-                given.extend(ids(popped))
-                store.ack(popped[::2])
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=consume) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert sorted(given) == sorted(f"m{n}" for n in range(600))
-    assert store.verify() == []
 
 
 def test_p2_a_kill_after_a_pop_gives_nothing_again(stores: WheelStores) -> None:
@@ -246,7 +217,7 @@ def test_p7_no_power_cut_keeps_the_offset_and_drops_the_lease(stores: WheelStore
     assert len(images) >= 12
 
 
-# ---------------------------------------------------------------- P8, P9: keys and order
+# ---------------------------------------------------------------- P8: keys
 
 
 def test_p8_glued_keys_cannot_meet(stores: WheelStores) -> None:
@@ -281,51 +252,6 @@ def test_p8_equal_offsets_of_many_queues_are_revived_all(stores: WheelStores) ->
     stores.clock.advance(1000)
     assert store.tick().retried == 40
     assert sorted(ids(pop_all(store))) == sorted(f"m{n}" for n in range(40))
-
-
-@pytest.mark.parametrize("killed", [False, True])
-def test_p9_an_ack_counts_until_the_lease_is_revived(stores: WheelStores, killed: bool) -> None:
-    """RocketMQ ignores an ack that comes before its check point or after it was read; here it counts, or says that it is too late."""
-    store = stores.open(flush="async")
-    fill(store, 3)
-    popped = store.pop("t", "g", invisible_ms=1000)
-    assert store.ack(popped[0]) is AckOutcome.ACKED
-    if killed:
-        store = stores.killed(store)
-    stores.clock.advance(500_000)
-    assert store.ack(popped[1]) is AckOutcome.ACKED, "it has expired and was not revived"
-    assert store.tick().retried == 1
-    assert store.ack(popped) == [AckOutcome.ALREADY_ACKED, AckOutcome.ALREADY_ACKED, AckOutcome.STALE]
-    (again,) = store.pop("t", "g")
-    assert store.ack(popped[2]) is AckOutcome.STALE
-    assert store.ack(again) is AckOutcome.ACKED
-    stores.clock.advance(HOUR_MS)
-    assert store.tick().retried == 0
-
-
-# ---------------------------------------------------------------- P11: in order
-
-
-@pytest.mark.parametrize("killed", [False, True])
-def test_p11_the_acked_tail_of_a_run_stays_acked(stores: WheelStores, killed: bool) -> None:
-    """RocketMQ starts again at the first message that is not acked, acked ones included, and its file is 10 s old; here not."""
-    store = stores.open()
-    fill(store, 8)
-    run = store.pop("t", "g", max_messages=5, **ORDERED)  # type: ignore[arg-type]
-    store.ack([run[1], run[3], run[4]])
-    if killed:
-        store = stores.killed(store)
-    assert store.pop("t", "g", **ORDERED) == [], "the run still blocks its queue"  # type: ignore[arg-type]
-    stores.clock.advance(1000)
-    store.tick()
-    if killed:
-        store = stores.killed(store)
-    again = store.pop("t", "g", max_messages=4, **ORDERED)  # type: ignore[arg-type]
-    assert [(each.message_id, each.attempt) for each in again] == [("m0", 2), ("m2", 2), ("m5", 1), ("m6", 1)]
-    assert store.ack(run[3]) is AckOutcome.ALREADY_ACKED
-    assert store.ack(run[0]) is AckOutcome.STALE
-    assert store.ack(again) == [AckOutcome.ACKED] * 4
-    assert ids(store.pop("t", "g", **ORDERED)) == ["m7"]  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- P12: unreadable

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import rmqstore
-from plugins.wheel.tests.power.small_store import small_wheel
+from plugins.wheel.tests.breaking import refusing_writes
+from plugins.wheel.tests.power.builds import make_small
 from rmqstore import CancelOutcome, ManualClock, Message, Store, StoreFullError
 from rmqstore.contract import TimerHandle
 from rmqstore.ordered.tree_copy import copy_tree
@@ -22,7 +23,6 @@ from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.ledger_ports import Sizes
 from rmqstore_wheel.reclaim import AGAIN_MS
-from tests.breaking import refusing_writes
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -40,10 +40,8 @@ SMALL = Sizes(
 
 
 @pytest.fixture(autouse=True)
-def _small_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL)
-    with small_wheel(slots=4096, roll_window=1024, again_ms=AGAIN_MS):
-        yield
+def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_small(monkeypatch, SMALL, slots=4096, roll_window=1024, again_ms=AGAIN_MS)
 
 
 class Run:

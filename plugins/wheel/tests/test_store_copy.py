@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 import rmqstore
-from plugins.wheel.tests.power.small_store import small_wheel
+from plugins.wheel.tests.power.builds import make_small
 from rmqstore import ManualClock, Message, Store, StoreFullError
 from rmqstore.ordered import tree_copy
 from rmqstore_conformance.stores import START_MS
-from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel import store_copy
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.ledger_ports import Sizes
@@ -29,10 +28,8 @@ SMALL = Sizes(log_file_bytes=16 * 1024, queue_file_units=64, timer_file_units=64
 
 
 @pytest.fixture(autouse=True)
-def _small_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL)
-    with small_wheel(slots=4096, roll_window=1024, again_ms=1000):
-        yield
+def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_small(monkeypatch, SMALL, slots=4096, roll_window=1024)
 
 
 @pytest.fixture

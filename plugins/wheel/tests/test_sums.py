@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plugins.wheel.tests.breaking import WheelStores, parked_reasons
 from plugins.wheel.tests.summed import ROOM, summed, with_room
 from rmqstore import CancelOutcome, CorruptStoreError, Store
 from rmqstore.contract import TimerHandle
@@ -20,7 +21,6 @@ from rmqstore_wheel.formats.commit_log import HOST_V6_BYTES, LOCAL_HOST, Record,
 from rmqstore_wheel.formats.log_columns import joined
 from rmqstore_wheel.formats.log_reading import scan
 from rmqstore_wheel.record_parts import parts_of
-from tests.breaking import WheelStores, parked_reasons
 
 FRAME = b"RMQS_FRAME\x01" + b"0" * 54 + b"\x02"
 HOSTS = st.sampled_from([LOCAL_HOST, LOCAL_HOST, LOCAL_HOST, b"\x01" * HOST_V6_BYTES])

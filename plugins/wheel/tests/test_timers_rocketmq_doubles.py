@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmqstore import CancelOutcome, IllegalMessageError, MessageBatch, Store, StoreClosedError, StoreFullError, StorePoisonedError
+from plugins.wheel.tests.breaking import Power, WheelStores, everywhere, failing_syncs, parked_reasons, refusing_writes, rolls
+from rmqstore import CancelOutcome, MessageBatch, Store, StoreClosedError, StoreFullError, StorePoisonedError
 from rmqstore_conformance.damaging import damage_timers
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, message, pop_all, read_ids
-from tests.breaking import Power, WheelStores, everywhere, failing_syncs, parked_reasons, refusing_writes, rolls
 
 
 def sent(count: int) -> list[str]:
@@ -82,17 +82,6 @@ def test_d3_a_batch_that_fails_leaves_nothing_to_double(stores: WheelStores) -> 
     assert set(Counter(read_ids(store)).values()) == {1}
     assert len(read_ids(store)) == 1 + 20 * (failed + 1)
     assert store.verify() == []
-
-
-def test_d3_one_bad_row_refuses_its_batch_and_the_repeat_stores_it_once(stores: WheelStores) -> None:
-    """RocketMQ stores the good entries of a batch again with each redo; here a batch is all or nothing, and marks make repeats harmless."""
-    store = stores.open()
-    with pytest.raises(IllegalMessageError):
-        store.send_batch([message(0), message(1, tag="a b")], delay_ms=1000)
-    assert store.pending().total == 0
-    assert [store.send_batch([message(0), message(1)], delay_ms=1000, marks=(b"batch",)).repeated for _ in range(3)] == [False, True, True]
-    stores.clock.advance(1000)
-    assert store.tick().handed_over == 2
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])

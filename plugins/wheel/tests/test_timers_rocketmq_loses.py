@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rmqstore import CancelOutcome, ConfigError, CorruptStoreError, IllegalMessageError, Message, StoreFullError, StoreLockedError
+from plugins.wheel.tests.breaking import Power, WheelStores, everywhere, parked_reasons, refusing_writes, small_files
+from rmqstore import CancelOutcome, CorruptStoreError, IllegalMessageError, Message, StoreFullError, StoreLockedError
 from rmqstore.message import MAX_BODY_BYTES
 from rmqstore_conformance.damaging import damage_timers
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, message, pop_all, read_ids
-from tests.breaking import Power, WheelStores, everywhere, parked_reasons, refusing_writes, small_files
 
 LAP_SLOTS = 1_209_600
 
@@ -143,7 +143,7 @@ def test_l9_what_was_cut_off_is_not_read_as_something_else(stores: WheelStores, 
     assert after.verify() == []
 
 
-# ---------------------------------------------------------------- L4, L5: closed for long, opened otherwise
+# ---------------------------------------------------------------- L4: closed for long
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -180,22 +180,6 @@ def test_l4_two_laps_meet_in_one_slot(stores: WheelStores, precision_ms: int) ->
     assert store.tick().handed_over == 3
     assert read_ids(store) == ["mold", "mnew0", "mnew1", "mnew2"]
     assert store.verify() == []
-
-
-def test_l5_another_precision_is_refused(stores: WheelStores) -> None:
-    """RocketMQ finds the slots of another precision empty; here the open is refused, touches nothing, and the timers stay."""
-    store = stores.open(precision_ms=100)
-    store.send(message(1), deliver_at_ms=START_MS + 1234)
-    store.close()
-    for other in (200, 500, 1000):
-        with pytest.raises(ConfigError, match="precision"):
-            stores.open(precision_ms=other)
-    store = stores.open()
-    stores.clock.advance(1299)
-    assert store.tick().handed_over in (0, 1)
-    stores.clock.advance(1)
-    store.tick()
-    assert read_ids(store) == ["m1"]
 
 
 # ---------------------------------------------------------------- L6, L7: slots that end early
@@ -323,7 +307,7 @@ def test_l11_a_message_of_any_legal_size_passes(stores: WheelStores) -> None:
     assert pop_all(store)[1].body == body
 
 
-# ---------------------------------------------------------------- L10, L12, L13
+# ---------------------------------------------------------------- L10, L12
 
 
 def test_l10_one_owner_at_a_time(stores: WheelStores) -> None:
@@ -354,29 +338,3 @@ def test_l12_a_user_cannot_set_what_the_wheel_sets(stores: WheelStores, name: st
         store.send_batch([message(1), wrong], delay_ms=1000)
     assert store.pending().total == 0
     assert store.topics() == []
-
-
-@pytest.mark.parametrize("apart_ms", [0, 5000])
-@pytest.mark.parametrize("reopened", [False, True])
-def test_l13_a_cancel_takes_one_of_two_with_equal_ids(stores: WheelStores, apart_ms: int, reopened: bool) -> None:
-    """RocketMQ matches a cancel by topic and id, so it takes both of a resend or misses one; here a handle names one timer."""
-    store = stores.open()
-    first, second, third = [store.send(message("same", body=f"{n}".encode()), delay_ms=1000 + n * apart_ms) for n in range(3)]
-    assert len({first.handle, second.handle, third.handle}) == 3
-    assert store.cancel(second.handle) is CancelOutcome.CANCELLED
-    if reopened:
-        store = stores.killed(stores.reopen(store))
-    assert store.cancel(second.handle) is CancelOutcome.CANCELLED
-    stores.clock.advance(1000 + 2 * apart_ms)
-    store.tick()
-    assert [each.body for each in pop_all(store)] == [b"0", b"2"]
-
-
-def test_l13_a_cancel_by_key_takes_all_of_them(stores: WheelStores) -> None:
-    """RocketMQ's cancel is blind; here one by topic and key answers for every timer that it found."""
-    store = stores.open()
-    store.send_batch([message("same", keys=("k",)), message("same", "u", keys=("k",)), message("same", keys=("k", "l"))], delay_ms=1000)
-    assert store.cancel_key("t", "k") == [CancelOutcome.CANCELLED] * 2
-    stores.clock.advance(1000)
-    assert store.tick().handed_over == 1
-    assert [each.name for each in store.topics() if any(each.max_offsets)] == ["u"]

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
+from plugins.wheel.tests.breaking import WheelStores
 from rmqstore import CancelOutcome, Store
 from rmqstore_conformance.stores import DAY_MS, START_MS, message, read_ids
-from tests.breaking import WheelStores
 
 YEAR_MS = 365 * DAY_MS
 

@@ -6,6 +6,9 @@ What the store then shows is the state after step ``done``, or that after step `
 between them. Of the steps that may halt on the way (a tick), making the same call again must lead to the state after them. Steps that
 promise nothing (a call that nobody waited for, the upkeep) may be lost as long as no later one was acknowledged.
 
+A store that shows the right state must go on from it as well: by a time at which all is due, every timer that it showed is handed over
+and every lease is over.
+
 What cannot be seen, such as a mark or a seal, shows when the call is made again: it must answer as a call does that happened before, or
 that did not, in accord with what the store showed, and lead to the state after it.
 """
@@ -22,7 +25,7 @@ from typing import Final, NamedTuple
 
 from rmqstore_conformance.faults.opener import Again, Answer, Opener
 from rmqstore_conformance.faults.recording import Recorded
-from rmqstore_conformance.faults.script import Play, Step
+from rmqstore_conformance.faults.script import LATER_MS, Play, Step
 from rmqstore_conformance.faults.showing import Shown, difference
 from rmqstore_conformance.power.content import Image, digest_of, write_image
 from rmqstore_conformance.power.fates import Fates, fates_of
@@ -124,12 +127,14 @@ def _told(volume: Volume, fates: Fates) -> str:
 
 
 def look_at(path: Path, moment: Moment, play: Play, opener: Opener, notes: Notes | None = None) -> Answer:
-    """Open what is left at a moment; a step that may halt is made again.
+    """Open what is left at a moment, and go on: a step that may halt is made again.
 
-    With ``notes`` so is one that then changes nothing, and what was given out is asked for.
+    With ``notes`` so is one that then changes nothing, and what was given out is asked for; without them all becomes due.
     """
-    step, notes = play.steps[moment.begun], notes or {}
-    again = Again(play.script, step.name, notes) if notes and moment.asks_again(play) else None
+    step = play.steps[moment.begun]
+    if notes is None:
+        return opener.open(path, step.now_ms, go_on_ms=step.now_ms if moment.halts(play) else LATER_MS)
+    again = Again(play.script, step.name, notes) if moment.asks_again(play) else None
     known = play.given_out(moment.done, notes)
     return opener.open(path, step.now_ms, go_on_ms=step.now_ms if moment.halts(play) else None, again=again, known=known)
 
@@ -151,6 +156,8 @@ def judged(answer: Answer, moment: Moment, play: Play) -> str:
     if answer.shown not in allowed:
         seen = play.number_of(answer.shown) or min((difference(answer.shown, each) for each in allowed), key=len)
         return f"expected {expected}; seen: {seen}"
+    if answer.again is None:
+        return _judged_unknown(answer) or ("" if answer.gone_on is None else _judged_later(answer.shown, answer.gone_on))
     happened = moment.done == moment.begun
     return _judged_again(answer, last, play.steps[moment.begun - 1].shown, happened=happened) or _judged_unknown(answer)
 
@@ -158,6 +165,21 @@ def judged(answer: Answer, moment: Moment, play: Play) -> str:
 def _judged_unknown(answer: Answer) -> str:
     """Say what is wrong with what the store knows of what was given out (C4, P5)."""
     return f"{len(answer.unknown)} handles or receipts that were given out are UNKNOWN: {answer.unknown[0]}" if answer.unknown else ""
+
+
+def _judged_later(shown: Shown, later: Shown) -> str:
+    """Say what is wrong with what a store shows when all that it showed before is due."""
+    came = _given_to_topics(later) - _given_to_topics(shown)
+    found = []
+    if came != shown["pending"]["total"] or later["pending"]["total"]:
+        found.append(f"of {shown['pending']['total']} timers {came} are handed over, and {later['pending']['total']} are pending still")
+    found += [f"{name}: {later[name]}" for name in ("leases", "parked", "contradictions", "wrong") if later[name]]
+    return f"it shows what it should, but not once all of it is due: {'; '.join(found)}" if found else ""
+
+
+def _given_to_topics(shown: Shown) -> int:
+    """Return how many messages came to topics so far, system topics left out."""
+    return sum(sum(topic["max_offsets"]) for topic in shown["topics"] if not topic["name"].startswith("%"))
 
 
 def _judged_again(answer: Answer, step: Step, before: Shown, *, happened: bool) -> str:

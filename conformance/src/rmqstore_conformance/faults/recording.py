@@ -59,6 +59,7 @@ class Playing(NamedTuple):
 
     Attributes:
         before: what was left; the store is then opened at ``now_ms``, and no script is played.
+        send_to: a topic that a message is sent to once the store is open; empty: none is sent.
         lying: every sync answers that it is done and does nothing.
         eager: what an engine keeps back until somebody syncs goes to the disk at once, as if another thread had synced (:mod:`.eager`).
     """
@@ -68,13 +69,15 @@ class Playing(NamedTuple):
     script: str = "workload"
     before: Image | None = None
     now_ms: int | None = None
+    send_to: str = ""
     lying: bool = False
     eager: bool = False
 
     def job(self, path: Path, told: Path, **more: str) -> dict[str, Any]:
         """Return what the recorded program is told to do."""
         job = {"do": "play" if self.before is None else "open", "path": str(path), "told": str(told), "pair": list(self.pair), **more}
-        return {**job, "settings": self.settings, "script": self.script, "now_ms": self.now_ms, "eager": self.eager}
+        how = {"settings": self.settings, "script": self.script, "now_ms": self.now_ms, "send_to": self.send_to, "eager": self.eager}
+        return {**job, **how}
 
     def recorded(self, recording: Recording | FuseRecording, left: Image, told: Path) -> Recorded:
         """Return what came out of it."""

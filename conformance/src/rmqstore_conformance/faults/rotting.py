@@ -10,21 +10,16 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from rmqstore_conformance.faults.opener import Answer, Opener
-from rmqstore_conformance.faults.script import START_MS, Play
+from rmqstore_conformance.faults.script import LATER_MS, Play
 from rmqstore_conformance.faults.showing import difference
 from rmqstore_conformance.power.content import PAGE_BYTES, Image, write_image
 from rmqstore_conformance.power.volume import SECTOR
-from rmqstore_conformance.stores import DAY_MS
-
-LATER_MS: Final = START_MS + 30 * DAY_MS
-"""By then every timer of the script was due."""
 
 KINDS: Final = ("flip", "zero")
-WHOLE: Final = ("emptied", "missing")
 
 
 class Rot(NamedTuple):
-    """What happened to a file: a bit flipped at ``at``, the sector there zeroed, the file ``emptied`` or ``missing``."""
+    """What happened to a file: one bit flipped at ``at``, the sector there zeroed, or all behind it ``cut`` off; or it is ``missing``."""
 
     path: str
     kind: str
@@ -37,17 +32,19 @@ class Rot(NamedTuple):
         if self.kind == "missing":
             return {path: other for path, other in image.items() if path != self.path}
         damaged = content.copy()
-        if self.kind == "emptied":
-            damaged.resize(0)
-        elif self.kind == "flip":
+        if self.kind == "flip":
             damaged.write(self.at, bytes((content.read(self.at, 1)[0] ^ (1 << self.at % 8),)))
+        elif self.kind == "cut":
+            damaged.resize(self.at)
         else:
             damaged.write(self.at, bytes(min(SECTOR, content.length - self.at)))
         return {**image, self.path: damaged}
 
     def __str__(self) -> str:
-        if self.kind in WHOLE:
-            return f"{self.path} {self.kind}"
+        if self.kind == "missing":
+            return f"{self.path} gone"
+        if self.kind == "cut":
+            return f"{self.path} cut off at {self.at}"
         what = f"bit {self.at % 8} of byte {self.at}" if self.kind == "flip" else f"the sector at {self.at}"
         return f"{what} of {self.path} {'flipped' if self.kind == 'flip' else 'zeroed'}"
 
@@ -72,7 +69,7 @@ def losses_of(image: Image) -> Iterator[Rot]:
     """Yield the loss of all bytes of each file that is not empty, and of the file itself."""
     for path, content in sorted(image.items()):
         if content is not None and content.places:
-            yield from (Rot(path, kind, 0) for kind in WHOLE)
+            yield from (Rot(path, kind, 0) for kind in ("cut", "missing"))
 
 
 def pairs_of(image: Image, per_file: int, seed: int) -> Iterator[tuple[Rot, Rot]]:

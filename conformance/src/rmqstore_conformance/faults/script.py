@@ -12,10 +12,13 @@ import rmqstore
 from rmqstore import ManualClock, Message, PoppedMessage, Store
 from rmqstore.contract import Receipt, Support
 from rmqstore_conformance.faults.showing import Shown, rows_of
-from rmqstore_conformance.stores import Pair
+from rmqstore_conformance.stores import DAY_MS, Pair
 from rmqstore_conformance.targets import capabilities_of
 
 START_MS: Final = 1_700_000_000_000
+LATER_MS: Final = START_MS + 30 * DAY_MS
+"""By then every timer of a script was due, and every lease is over."""
+
 SETTINGS: Final[dict[str, Any]] = {
     "precision_ms": 100,
     "default_queues": 2,

@@ -55,8 +55,10 @@ def play_once(job: dict[str, Any]) -> None:
 
 
 def open_once(job: dict[str, Any]) -> None:
-    """Open a store, and go without closing it."""
-    open_script(job["path"], Pair(*job["pair"]), job["settings"], ManualClock(job["now_ms"]))
+    """Open a store, send a message there if the job names a topic for it, and go without closing the store."""
+    store = open_script(job["path"], Pair(*job["pair"]), job["settings"], ManualClock(job["now_ms"]))
+    if job["send_to"]:
+        store.send(Message(job["send_to"], b"sent after a kill"))
     os._exit(0)
 
 

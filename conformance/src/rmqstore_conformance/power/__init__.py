@@ -1,5 +1,4 @@
-"""What a disk may hold when the power goes: a model of it, and the two ways to feed that model.
+"""What a disk may hold when the power goes: a model of it, and how a process of any engine is recorded from outside to feed that model.
 
-An engine of any kind is recorded from outside, by its system calls (:mod:`.tracing`, :mod:`.replaying`). One that goes to the disk through
-a seam of its own may record the calls there and feed the :class:`~.volume.Volume` itself, which is faster and finds the same states.
+It is recorded by its system calls (:mod:`.tracing`, :mod:`.replaying`), or by a file system of the suite's own (:mod:`.fusing`).
 """

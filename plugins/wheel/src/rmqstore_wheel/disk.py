@@ -1,8 +1,7 @@
 """The seam between the engine and the disk: everything that the engine ever does to its files goes through here.
 
 Writes are positioned writes into space that was filled with zeros before, so that only :meth:`DiskFile.zero_fill` can find no room and
-make a file longer; reads are maps of whole files. Tests put a :class:`Disk` of their own in its place, which records every call, refuses
-the n-th, or keeps, drops and tears what was not synced.
+make a file longer; reads are maps of whole files. Tests put a :class:`Disk` of their own in its place, which refuses the n-th call.
 
 What a crash leaves, as the engine counts on it: of a file, all that was written before its last :meth:`DiskFile.sync`, and any part of what
 was written since; of a directory, all names of before its last :meth:`Disk.sync_directory`, and any of the changes since, a rename whole.

@@ -131,7 +131,7 @@ def small_files(log_file_bytes: int = 64 * 1024) -> Iterator[None]:
 class Power:
     """Keeps what was synced of every file, so that an image can be made of what a power cut leaves when nothing else reached the disk.
 
-    Names are taken to be durable at once; ``tests/crash`` looks at those. Begin it before a store is opened.
+    Names are taken to be durable at once; the suite's cases of power losses look at those. Begin it before a store is opened.
     """
 
     def __init__(self, root: Path) -> None:

@@ -27,19 +27,19 @@ class MessageIds:
 
     def __init__(self) -> None:
         self._node = f"{_VERSION:02X}{uuid.getnode() & (2**48 - 1):012X}"
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._counter = secrets.randbits(31)
 
     def one(self, now_ms: int) -> str:
         """Return a new id."""
-        with self._lock:
+        with self.lock:
             counter = self._counter
             self._counter += 1
         return f"{self._prefix(now_ms)}{counter & 0xFFFFFFFF:08X}"
 
     def column(self, now_ms: int, count: int) -> pa.Array:
         """Return ``count`` new ids as an Arrow column."""
-        with self._lock:
+        with self.lock:
             first = self._counter
             self._counter += count
         return _counted(self._prefix(now_ms), first, count)
@@ -50,6 +50,9 @@ class MessageIds:
 
 message_ids = MessageIds()
 """The one maker of this process: two stores never give the same id."""
+
+# Else a child of a fork would wait for ever for a thread that held the lock then.
+os.register_at_fork(before=message_ids.lock.acquire, after_in_parent=message_ids.lock.release, after_in_child=message_ids.lock.release)
 
 
 def id_of_mark(mark: bytes, row: int) -> str:

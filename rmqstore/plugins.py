@@ -426,6 +426,15 @@ _lock = threading.Lock()
 _plugins: list[Plugins] = []
 
 
+def _look_again_in_forked_child() -> None:
+    # A thread of the parent may have been about to discover them.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_look_again_in_forked_child)
+
+
 def get_plugins() -> Plugins:
     """Return the plug-ins of this process; discovered at the first call."""
     with _lock:

@@ -236,11 +236,11 @@ def test_a_gap_is_empty(batches: list[list[PutMany | DeleteMany | DeleteRange]])
             else:
                 here = {key for key in here if not op.start <= key < op.stop}
         gaps.follow(batch)
-        gap = gaps.of(0)
+        gap = gaps.gaps[0]
         if gap is not None:
             assert [key for key in here if gap.low <= key < gap.high] == []
         for start in starts:
-            assert [key for key in here if start <= key < gaps.floor(0, start)] == []
+            assert [key for key in here if start <= key < gaps.floors[0].get(start, start)] == []
             if gaps.has_floor(0, start):
                 gaps.raise_floor(0, start, min((key for key in here if key >= start), default=b"g"))
 
@@ -305,21 +305,21 @@ def test_a_scan_teaches_nothing_about_a_state_that_is_gone(tmp_path: Path, monke
 def test_gaps_grow_by_what_touches_them() -> None:
     gaps = Gaps(1)
     gaps.learn(0, b"a", b"b")
-    assert gaps.of(0) is None
+    assert gaps.gaps[0] is None
     batch = WriteBatch()
     batch.delete_range(0, b"f", b"h")
     batch.delete_range(0, b"h", b"k")
     gaps.follow(batch)
-    assert gaps.of(0) == Gap(b"f", b"k")
+    assert gaps.gaps[0] == Gap(b"f", b"k")
     assert not gaps.touches(0, b"a", b"c")
     assert not gaps.touches(0, b"g", b"h")
     assert gaps.touches(0, b"", b"f")
     gaps.learn(0, b"", b"f")
-    assert gaps.of(0) == Gap(b"", b"k")
+    assert gaps.gaps[0] == Gap(b"", b"k")
     batch = WriteBatch()
     batch.put_many(0, [(b"c", b""), (b"d", b""), (b"x", b"")])
     gaps.follow(batch)
-    assert gaps.of(0) == Gap(b"d\x00", b"k")
+    assert gaps.gaps[0] == Gap(b"d\x00", b"k")
 
 
 # ---------------------------------------------------------------- the announcement

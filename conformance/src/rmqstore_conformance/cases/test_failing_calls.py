@@ -100,6 +100,15 @@ def test_f2_threads_that_wait_for_a_sync_that_fails(durable_engine: Pair, target
     assert set(raised) == {"StorePoisonedError"}, f"not all answered that the store is poisoned: {raised}"
 
 
+@pytest.mark.clause("F2")
+def test_f2_a_sync_that_fails_in_a_close(durable_engine: Pair, target: Target, tmp_path: Path) -> None:
+    """F2: under flush = async a close makes durable what was answered, so it says when it cannot."""
+    need("strace")
+    settings = {**target.settings, "flush": "async", "flush_interval_ms": 3_600_000}
+    ((outcome,),) = [[*answers.values()] for answers in crowds_of(tmp_path, durable_engine, settings, [["close"]])]
+    assert outcome == "StorePoisonedError"
+
+
 @pytest.mark.clause("F3")
 @pytest.mark.parametrize("name", ["write fails", "interrupted", "nothing written"])
 def test_a_call_that_fails(durable_engine: Pair, target: Target, seed: int, tmp_path: Path, tell: Tell, name: str) -> None:

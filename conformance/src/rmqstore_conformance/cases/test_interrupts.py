@@ -45,7 +45,7 @@ class Life:
 
     def _act(self, call: Callable[[], Any]) -> Any:
         assert self.book.open_call is not None
-        return self._interrupts.during(self.book.open_call["op"], call)
+        return self._interrupts.during(self._worker.store, self.book.open_call["op"], call)
 
     def go_on(self) -> None:
         """Make calls until one is interrupted, and see what is there then; a store that refuses to go on is opened again."""

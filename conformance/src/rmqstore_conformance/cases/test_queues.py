@@ -209,13 +209,13 @@ def test_p12_in_flight_limit_per_group_topic_and_queue(stores: Stores) -> None:
 def test_p13_retries_get_their_share_under_full_load(stores: Stores, share: float) -> None:
     """P13: with both sides always full, the configured share of the pops looks at the retry topic first, evenly spread."""
     store = stores.open(retry_share=share)
-    store.send_batch([message(n) for n in range(600)])
+    store.send_batch([message(n, queue_id=0) for n in range(600)])
     store.pop(T, G, max_messages=250, invisible_ms=1)
     stores.clock.advance(1)
     store.tick()
     retried = []
-    for _ in range(200):
-        popped = store.pop(T, G, max_messages=1)
+    for at in range(200):
+        popped = store.pop(T, G, max_messages=1, queue=0 if at % 3 else None)
         retried.append(popped[0].attempt == 2)
         store.ack(popped)
     assert sum(retried) == 200 * share

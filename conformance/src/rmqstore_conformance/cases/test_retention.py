@@ -257,6 +257,24 @@ def test_q2_consumed_messages_go_once_every_group_has_them(durable_stores: Store
     assert store.verify() == []
 
 
+@pytest.mark.clause("Q2")
+@pytest.mark.needs("retention")
+def test_q2_a_topic_whose_last_group_is_deleted_keeps_what_it_has(stores: Stores) -> None:
+    """Q2: without a group nothing is freed, also where there was one; the next group gets what the last one left."""
+    store = stores.open()
+    store.send_batch([message(n) for n in range(6)])
+    store.ack(store.pop(T, G, max_messages=2))
+    store.ack(store.pop(T, H, max_messages=4))
+    store.tick()
+    for group, first in ((H, 2), (G, 2)):
+        store.delete_group(group)
+        for _ in range(3):
+            stores.clock.advance(DAY_MS)
+            store.tick()
+        assert kept(store) == (first,), f"after {group!r} was deleted"
+    assert ids(pop_all(store, group="next")) == [f"m{n}" for n in range(2, 6)]
+
+
 @pytest.mark.clause("Q2", "Q1")
 @pytest.mark.needs("retention")
 def test_q2_age_takes_what_no_group_has_consumed(stores: Stores) -> None:

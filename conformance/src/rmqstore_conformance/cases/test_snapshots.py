@@ -22,7 +22,7 @@ from rmqstore_conformance.stores import Stores, label, message, read_ids, state_
 from rmqstore_conformance.targets import Target
 
 (T,) = topics(__name__.rpartition(".")[2], 1)
-(G,) = groups(__name__.rpartition(".")[2], 1)
+G, H = groups(__name__.rpartition(".")[2], 2)
 
 Answer = TypeVar("Answer")
 
@@ -36,6 +36,7 @@ LEAST, MOST = 40, 1500
 FAR = timedelta(days=1)
 SOON = timedelta(milliseconds=300)
 INTERRUPTS = 40
+BETWEEN = 30
 
 
 class Pops(NamedTuple):
@@ -175,6 +176,42 @@ def test_r7_a_snapshot_is_one_moment(durable_stores: Stores) -> None:
         copy.close()
 
 
+@pytest.mark.clause("R7")
+def test_r7_a_snapshot_is_one_moment_whatever_comes_between(durable_stores: Stores, target: Target, seed: int) -> None:
+    """R7: at some step of a snapshot another thread sends, cancels, pops and acks: the copy is as before that call, or behind it."""
+    store = durable_stores.open()
+    chance = random.Random(f"{durable_stores.pair} {seed}")
+    steps = Interrupts(chance)
+    keys = (label("key"),)
+    for number in range(target.times(BETWEEN)):
+        ready = [store.send(message(f"ready{number}-{n}", keys=keys), delay=FAR) for n in range(2)]
+        store.send_batch([message(f"now{number}-{n}") for n in range(3)])
+        held = store.pop(T, G, max_messages=1, invisible=FAR)
+        calls: list[Callable[[], object]] = [
+            partial(store.send_batch, [message(f"far{number}-{n}", keys=keys) for n in range(2)], delay=FAR),
+            partial(store.cancel, ready),
+            partial(store.ack, held),
+            partial(store.pop, T, H, max_messages=2, invisible=FAR, attempt_id=f"a{number}"),
+        ]
+        call = chance.choice(calls)
+        before = state_of(store)
+        other = threading.Thread(target=call)
+
+        def come(other: threading.Thread = other) -> None:
+            other.start()
+            # The snapshot may hold what it waits for.
+            other.join(0.2)
+
+        steps.during(store, "snapshot", partial(store.snapshot, durable_stores.root / "copy"), come)
+        if other.ident is not None:
+            other.join()
+        copy = durable_stores.open("copy")
+        assert copy.verify() == []
+        assert state_of(copy) in (before, state_of(store)), "the copy has a part of a call"
+        copy.close()
+        shutil.rmtree(durable_stores.root / "copy")
+
+
 @pytest.mark.clause("R7", "F4")
 @pytest.mark.level("extended")
 # An interrupt between the opening of a file and the statement that closes it leaves that to Python, which says so.
@@ -194,7 +231,7 @@ def test_r7_an_interrupted_snapshot_is_not_there(durable_stores: Stores, target:
         before = state_of(store)
         path = durable_stores.root / "copy"
         try:
-            interrupts.during("snapshot", partial(store.snapshot, path))
+            interrupts.during(store, "snapshot", partial(store.snapshot, path))
         except (Interrupted, TimedOut):
             came += 1
         except StorePoisonedError:

@@ -4,26 +4,44 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 import rmqstore
-from rmqstore import CancelOutcome, Store, StoreError, StoreForkedError, StoreFullError, StorePoisonedError
+from rmqstore import CancelOutcome, ManualClock, Store, StoreError, StoreForkedError, StoreFullError, StorePoisonedError
 from rmqstore_conformance.data import groups, topics
-from rmqstore_conformance.stores import ANNOUNCED, GIVEN, Stores, copied_as_it_is, label, message, own_environment, pop_all, read_ids
+from rmqstore_conformance.faults.interrupting import modules_of, stepped
+from rmqstore_conformance.stores import (
+    ANNOUNCED,
+    GIVEN,
+    START_MS,
+    Stores,
+    copied_as_it_is,
+    label,
+    message,
+    own_environment,
+    pop_all,
+    read_ids,
+)
+from rmqstore_conformance.targets import Target
 
 (T,) = topics(__name__.rpartition(".")[2], 1)
 (G,) = groups(__name__.rpartition(".")[2], 1)
+
+FORKS = 30
 
 BODY_BYTES = 1 << 20
 """So much a message makes engines begin new files."""
@@ -218,21 +236,63 @@ def test_x2_a_forked_child_opens_a_store_of_its_own_or_is_told(durable_stores: S
         store.close()
     child = os.fork()
     if not child:
-        signal.alarm(60)  # what hangs ends by it
-        status = 1
-        try:
-            with suppress(StoreForkedError), durable_stores.open("child") as own:
-                own.send(message("child"))
-                assert read_ids(own) == ["mchild"]
-            status = 0
-        finally:
-            os._exit(status)
+        _live_as_a_child(durable_stores, "child")
     _, status = os.waitpid(child, 0)
     assert status == 0, "the child hangs" if os.WIFSIGNALED(status) else "the child failed"
     if not is_open:
         store = durable_stores.open()
     store.send(message("again"))
     assert read_ids(store) == ["mparent", "magain"]
+
+
+@pytest.mark.clause("X2")
+@pytest.mark.level("extended")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_x2_a_fork_while_another_thread_is_in_a_call(durable_stores: Stores, target: Target, seed: int) -> None:
+    """X2: wherever another thread is in a call or an open, and whatever it holds there: a forked child opens a store, or is told."""
+    store = durable_stores.open()
+    chance = random.Random(f"{durable_stores.pair} {seed}")
+    own = modules_of(store)
+
+    def opened() -> None:
+        durable_stores.open("other").close()
+
+    calls: list[Callable[[], object]] = [partial(store.send, message("now")), partial(store.send, message("later"), delay_ms=1000), opened]
+    steps = [stepped(call, 0, lambda: None, own)[1] for call in calls]
+    for number in range(target.times(FORKS)):
+        which = number % len(calls)
+        is_there, goes_on = threading.Event(), threading.Event()
+
+        def come(is_there: threading.Event = is_there, goes_on: threading.Event = goes_on) -> None:
+            is_there.set()
+            goes_on.wait(60)
+
+        other = threading.Thread(target=stepped, args=(calls[which], chance.randint(1, steps[which]), come, own))
+        other.start()
+        while other.is_alive() and not is_there.wait(0.01):
+            pass
+        child = os.fork()
+        if not child:
+            _live_as_a_child(durable_stores, f"child-{number}")
+        goes_on.set()
+        other.join()
+        _, status = os.waitpid(child, 0)
+        assert status == 0, "the child hangs" if os.WIFSIGNALED(status) else "the child failed"
+    assert store.verify() == []
+
+
+def _live_as_a_child(stores: Stores, name: str) -> NoReturn:
+    signal.alarm(60)  # what hangs ends by it
+    # Another thread may hold the lock of the parent's.
+    stores.clock = ManualClock(START_MS)
+    status = 1
+    try:
+        with suppress(StoreForkedError), stores.open(name) as own:
+            own.send(message("child"))
+            assert read_ids(own) == ["mchild"]
+        status = 0
+    finally:
+        os._exit(status)
 
 
 _LEAVER = """
@@ -264,7 +324,7 @@ if end == "killed":
 """
 
 
-@pytest.mark.clause("R1", "X2")
+@pytest.mark.clause("R1", "X2", "X4")
 @pytest.mark.parametrize("has_services", [True, False], ids=["services", "alone"])
 @pytest.mark.parametrize("end", ["quit", "return", "killed"])
 def test_r1_an_exit_without_a_close_loses_nothing(durable_stores: Stores, end: str, has_services: bool) -> None:
@@ -275,15 +335,20 @@ def test_r1_an_exit_without_a_close_loses_nothing(durable_stores: Stores, end: s
     pair, path = durable_stores.pair, durable_stores.root / "store"
     given = {**GIVEN, "services": has_services}
     command = [sys.executable, "-c", _LEAVER, str(path), pair.timers, pair.pops, end, json.dumps(ANNOUNCED), json.dumps(given)]
-    left = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=own_environment())
-    assert left.returncode == (-signal.SIGKILL if end == "killed" else 0), left.stderr
-    assert end == "killed" or not left.stderr
     durable_stores.clock.set(1_700_000_001_000)
-    try:
-        store = durable_stores.open()
-    finally:
-        if end == "killed":
-            os.kill(int(left.stdout), signal.SIGKILL)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own_environment()) as left:
+        assert left.stdout is not None
+        assert left.stderr is not None
+        child, complaint = left.stdout.read(), left.stderr.read()
+        os.waitid(os.P_PID, left.pid, os.WEXITED | os.WNOWAIT)
+        try:
+            # Nobody has asked for its end yet, so there still is a process of its number.
+            store = durable_stores.open()
+        finally:
+            if end == "killed":
+                os.kill(int(child), signal.SIGKILL)
+    assert left.returncode == (-signal.SIGKILL if end == "killed" else 0), complaint
+    assert end == "killed" or not complaint
     assert store.verify() == []
     assert {label(each) for each in store.leases()} == {f"m{n}" for n in range(5, 10)}
     assert store.pending().total == 1

@@ -17,11 +17,12 @@ from itertools import pairwise
 from types import CodeType, FrameType
 from typing import Any, Final, TypeVar
 
+from rmqstore import Store
+
 T = TypeVar("T")
 
 _LOOKS: Final = ("RESUME", "CALL", "CALL_FUNCTION_EX")
-_OWN: Final = "rmqstore"
-_NOT_OWN: Final = "rmqstore_conformance"
+_NOT_OWN: Final = ("abc", "builtins", "rmqstore_conformance")
 _LIBRARY: Final = ("contextlib", "threading")
 
 _FIRST_STEPS: Final = 300
@@ -51,13 +52,25 @@ def steps_of(code: CodeType) -> frozenset[int]:
     )
 
 
-def _is_interrupted(frame: FrameType) -> bool:
-    module = str(frame.f_globals.get("__name__", ""))
-    return (module.startswith(_OWN) and not module.startswith(_NOT_OWN)) or module in _LIBRARY
+def modules_of(store: Store) -> Callable[[str], bool]:
+    """Return what tells by its name whether a module is the framework's, or that of an engine of this store."""
+    modules = {kind.__module__ for side in (store.timers, store.pops) for kind in type(side).__mro__}
+    packages = {name.partition(".")[0] for name in modules}.difference(_NOT_OWN)
+
+    @functools.cache
+    def is_own(name: str) -> bool:
+        package = name.partition(".")[0]
+        is_framework = package.startswith("rmqstore") and package not in _NOT_OWN
+        return is_framework or package in packages or name in modules or name in _LIBRARY
+
+    return is_own
 
 
-def interrupted(act: Callable[[], T], step: int, kind: type[BaseException] = Interrupted) -> tuple[T, int]:
-    """Make a call, and raise ``kind`` at a step of it, counted from 1; returns what it gave and how many steps it took if it has fewer."""
+def stepped(act: Callable[[], T], step: int, come: Callable[[], None], is_own: Callable[[str], bool]) -> tuple[T, int]:
+    """Make a call, and have something else ``come`` at a step of it, counted from 1.
+
+    Returns what the call gave, and how many steps it took.
+    """
     done = 0
 
     def look(frame: FrameType, event: str, _: Any) -> Any:
@@ -65,11 +78,11 @@ def interrupted(act: Callable[[], T], step: int, kind: type[BaseException] = Int
         if event == "opcode" and frame.f_lasti in steps_of(frame.f_code):
             done += 1
             if done == step:
-                raise kind
+                come()
         return look
 
     def begin(frame: FrameType, event: str, _: Any) -> Any:
-        if not _is_interrupted(frame):
+        if not is_own(str(frame.f_globals.get("__name__", ""))):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return look
@@ -89,10 +102,13 @@ class Interrupts:
         self._chance = chance
         self._lengths: dict[str, deque[int]] = {}
 
-    def during(self, name: str, act: Callable[[], T]) -> T:
-        """Make a call of a kind ``name``, and most often raise in the middle of it."""
+    def during(self, store: Store, name: str, act: Callable[[], T], come: Callable[[], None] | None = None) -> T:
+        """Make a call of a kind ``name``, and most often raise in the middle of it, or have something else ``come`` there."""
         lengths = self._lengths.setdefault(name, deque([_FIRST_STEPS], _LENGTHS))
         step = self._chance.randint(1, self._chance.choice(lengths)) if self._chance.random() < 2 / 3 else 0
-        result, length = interrupted(act, step, self._chance.choice((Interrupted, TimedOut)))
+        result, length = stepped(act, step, come or self._raise, modules_of(store))
         lengths.append(length + 1)
         return result
+
+    def _raise(self) -> None:
+        raise self._chance.choice((Interrupted, TimedOut))

@@ -170,7 +170,7 @@ def _crowd_calls(store: Store, clock: ManualClock) -> dict[str, Callable[[], obj
             f"pop {number}": partial(store.pop, topic, "g"),
             f"ack {number}": partial(store.ack, held),
         }
-    return calls
+    return {**calls, "close": store.close}
 
 
 def play_in_a_crowd(job: dict[str, Any], names: list[str], path: Path, report: Report) -> None:

@@ -28,21 +28,18 @@ class Gap(NamedTuple):
 
 
 class Gaps:
-    """Kept under the lock that orders writes; a scan takes its gap and its iterator under that lock too."""
+    """Kept under the lock that orders writes; a scan takes its gap and its iterator under that lock too.
+
+    Attributes:
+        gaps: by space, what is known to be empty.
+        floors: by space, where a forward scan from a key may begin: no key is stored between the two.
+    """
 
     def __init__(self, spaces: int) -> None:
-        self._gaps: list[Gap | None] = [None] * spaces
+        self.gaps: list[Gap | None] = [None] * spaces
         self._range_deletes = [0] * spaces
-        self._floors: list[dict[bytes, bytes]] = [{} for _ in range(spaces)]
+        self.floors: list[dict[bytes, bytes]] = [{} for _ in range(spaces)]
         self._thinned: list[set[bytes]] = [set() for _ in range(spaces)]
-
-    def of(self, space: int) -> Gap | None:
-        """Return what is known of ``space``."""
-        return self._gaps[space]
-
-    def floor(self, space: int, start: bytes) -> bytes:
-        """Return where a forward scan from ``start`` may begin: no key lies between the two."""
-        return self._floors[space].get(start, start)
 
     def has_floor(self, space: int, start: bytes) -> bool:
         """Tell whether ``start`` is the beginning of a table from which keys were taken one by one."""
@@ -51,34 +48,34 @@ class Gaps:
     def raise_floor(self, space: int, start: bytes, floor: bytes) -> None:
         """Remember what a scan found: no key with ``start <= key < floor``; nothing may have been written since."""
         # Only keys that begin with ``start`` lower it again.
-        self._floors[space][start] = min(floor, after_prefix(start))
+        self.floors[space][start] = min(floor, after_prefix(start))
 
     def follow(self, batch: WriteBatch) -> None:
         """Take account of a batch that was written."""
         for op in batch.ops:
             if isinstance(op, DeleteMany):
                 self._thinned[op.space].update(op.keys[0][:1] for _ in op.keys[:1])
-            elif not isinstance(op, DeleteRange) and (floors := self._floors[op.space]):
+            elif not isinstance(op, DeleteRange) and (floors := self.floors[op.space]):
                 for key, _ in op.items:
                     for size in range(1, _PREFIX_BYTES + 1):
                         if key < floors.get(key[:size], b""):
                             floors[key[:size]] = key
-            gap = self._gaps[op.space]
+            gap = self.gaps[op.space]
             if isinstance(op, DeleteRange):
                 self._range_deletes[op.space] += 1
-                self._gaps[op.space] = _joined(gap, op.start, op.stop) or Gap(op.start, op.stop)
+                self.gaps[op.space] = _joined(gap, op.start, op.stop) or Gap(op.start, op.stop)
             elif gap is not None and not isinstance(op, DeleteMany):
                 low, high = gap
                 inside = [key for key, _ in op.items if low <= key < high]
                 if inside:
                     # The part above the highest new key is the one next to the live keys.
-                    self._gaps[op.space] = Gap(max(inside) + b"\x00", high)
+                    self.gaps[op.space] = Gap(max(inside) + b"\x00", high)
 
     def learn(self, space: int, low: bytes, high: bytes) -> None:
         """Widen the gap by an interval that a scan found empty, if the two touch; nothing may have been written since the scan."""
-        joined = _joined(self._gaps[space], low, high)
+        joined = _joined(self.gaps[space], low, high)
         if joined is not None:
-            self._gaps[space] = joined
+            self.gaps[space] = joined
 
     def crowded(self, limit: int) -> list[int]:
         """Return the spaces with ``limit`` range deletes or more since they were last returned here."""
@@ -91,7 +88,7 @@ class Gaps:
 
     def touches(self, space: int, low: bytes, high: bytes) -> bool:
         """Tell whether :meth:`learn` would widen the gap."""
-        gap = self._gaps[space]
+        gap = self.gaps[space]
         return gap is not None and low <= gap.high and high >= gap.low and (low < gap.low or high > gap.high)
 
 

@@ -149,14 +149,15 @@ class RocksDBKV(CommittedKV):
                 raise self._problem(error) from error
 
     def _page(self, space: int, start: bytes, stop: bytes | None, limit: int, page_bytes: int, *, reverse: bool) -> list[_Entry]:
+        # In a function of its own, whose frame can be cleared.
         gaps = self._gaps
         with self._lock:
             if self._commits.refusal is not None:
                 self._commits.check()
-            begin = start if reverse else gaps.floor(space, start)
+            begin = start if reverse else gaps.floors[space].get(start, start)
             if stop is not None and begin >= stop:
                 return []
-            scan = (BackwardScan if reverse else ForwardScan)(self._db.families[space], begin, stop, gaps.of(space))
+            scan = (BackwardScan if reverse else ForwardScan)(self._db.families[space], begin, stop, gaps.gaps[space])
             sequence = self._sequence
         page = scan.page(limit, page_bytes)
         floor = page[0][0] if page else stop
@@ -164,7 +165,7 @@ class RocksDBKV(CommittedKV):
             with self._lock:
                 if sequence == self._sequence:
                     gaps.raise_floor(space, start, floor)
-        if scan.empty is not None and gaps.touches(space, *scan.empty):
+        if scan.empty is not None and gaps.gaps[space] is not None and gaps.touches(space, *scan.empty):
             with self._lock:
                 if sequence == self._sequence:
                     gaps.learn(space, *scan.empty)

@@ -21,12 +21,13 @@ KNOWN := not (rocksdb and the_recovery_loses_power_too)
 
 RUN_PARTS := ./plugins/memory ./plugins/wheel ./plugins/rocksdb ./plugins/lmdb
 DEV_PARTS := $(RUN_PARTS) ./conformance ./benchmarks
-PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml benchmarks/pyproject.toml
+# All distributions take their version from the last file.
+PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml benchmarks/pyproject.toml rmqstore/__init__.py
 
 # Run a command and show what it printed only when it fails.
 quietly = log=$$(mktemp); trap 'rm -f $$log' EXIT; $(1) >$$log 2>&1 || { cat $$log; exit 1; }
 
-# Stamps of what .venv holds; a changed pyproject.toml makes them stale.
+# Stamps of what .venv holds; a change of PROJECTS makes them stale.
 BASE := $(VENV)/.installed-base
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev

@@ -142,6 +142,14 @@ def test_files_that_pages_name_are_there() -> None:
     assert {path: page for path, page in named.items() if not (ROOT / path).exists()} == {}
 
 
+def test_classes_of_the_walks_are_where_the_page_says() -> None:
+    page = text_of(ROOT / "docs" / "architecture.md")
+    taking_part = re.findall(r"participant \w+ as (?:[\w ]+: )?(\w+)[^<\n]*<br/>([\w/]+\.py)", page)
+    assert len(taking_part) > 10
+    for name, path in taking_part:
+        assert re.search(rf"^(?:class|def) {name}\b", text_of(ROOT / path), re.MULTILINE), f"{name} is not in {path}"
+
+
 def test_what_the_architecture_page_says_is_somewhere_is_there() -> None:
     table = text_of(ROOT / "docs" / "architecture.md").partition("## Where is what")[2]
     rows = re.findall(r"^\| .+? \| (`.+`) \| (`.+`) \|$", table, re.MULTILINE)

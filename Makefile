@@ -21,23 +21,31 @@ KNOWN := not (rocksdb and the_recovery_loses_power_too)
 
 RUN_PARTS := ./plugins/memory ./plugins/wheel ./plugins/rocksdb ./plugins/lmdb
 DEV_PARTS := $(RUN_PARTS) ./conformance ./benchmarks
-PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml benchmarks/pyproject.toml
+# All distributions take their version from the last file.
+PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml benchmarks/pyproject.toml rmqstore/__init__.py
 
 # Run a command and show what it printed only when it fails.
 quietly = log=$$(mktemp); trap 'rm -f $$log' EXIT; $(1) >$$log 2>&1 || { cat $$log; exit 1; }
 
-# Stamps of what .venv holds; a changed pyproject.toml makes them stale.
+# Stamps of what .venv holds; a change of PROJECTS makes them stale.
 BASE := $(VENV)/.installed-base
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help demo test lint types memory-only wheels conformance-small conformance bench bench-backlog bench-consumers bench-peers grid grid-small load-test crash clean
+.PHONY: help demo check changed test lint types memory-only wheels conformance-small conformance bench bench-backlog bench-consumers bench-peers grid grid-small load-test crash clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 demo: $(RUN)  ## see what it does, in a minute; leaves the store demo-store to look into
 	@$(BIN)/rmqstore demo --store demo-store
+
+check: $(DEV)  ## lint, types and the quick tests of what changed; under three minutes
+	@$(MAKE) -j2 lint types changed
+
+changed: $(DEV)
+	@echo "== tests of what changed"
+	@$(BIN)/pytest -q -n $(WORKERS) -m "not (long or slow or crash or spark)" $$($(BIN)/python tests/changed.py) || [ $$? = 5 ]  # 5: none is quick
 
 test: $(DEV)  ## everything that CI checks; the tests come last
 	@$(MAKE) -j2 lint types wheels

@@ -34,8 +34,10 @@ _LONG = (
     "tests/transfer/test_interruptions.py",
     "plugins/wheel/tests/power/test_small_wheel.py",
     "plugins/wheel/tests/power/test_builds.py",
+    "tests/test_demo.py",
+    "tests/test_guide.py",
 )
-"""Files that take a minute or more come first, so that in the end no core is idle while another has one of them before it."""
+"""Files that take half a minute or more come first, so that in the end no core is idle while another has one of them before it."""
 
 collect_ignore = [path for path, packages in _NEEDS.items() if not all(map(find_spec, packages))]
 
@@ -46,6 +48,9 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let long files come first."""
+    """Let long files come first, and mark them, for ``make check`` to leave them out."""
     turns = {Path(__file__).parent / path: turn for turn, path in enumerate(_LONG)}
+    for item in items:
+        if item.path in turns:
+            item.add_marker("long")
     items.sort(key=lambda item: turns.get(item.path, len(_LONG)))

@@ -15,7 +15,7 @@ from rmqstore.contract import Capabilities, Operation
 
 ROOT = Path(__file__).parents[1]
 CONTRACT = ROOT / "docs" / "contract.md"
-PAGES = sorted([*ROOT.glob("README.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 CLAUSES = [
     f"{family}{number}"
@@ -30,6 +30,7 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _THREAD = re.compile(r"(?<![\w/.])([\w.-]+/)*[\w.-]*#\d+")
 _CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _CODE_SPAN = re.compile(r"`[^`\n]*`")
+_PATH = re.compile(r"(?<![\w/.])(?:rmqstore|plugins|conformance|benchmarks|tests|docs)/[\w./-]*\w\.py\b")
 
 
 def text_of(page: Path) -> str:
@@ -131,6 +132,32 @@ def test_every_capability_and_operation_is_named() -> None:
     text = all_docs()
     assert [field for field in Capabilities.__struct_fields__ if f"`{field}`" not in text] == []
     assert [operation.name for operation in Operation if f"`{operation.name}`" not in text] == []
+
+
+# ---------------------------------------------------------------- where is what
+
+
+def test_files_that_pages_name_are_there() -> None:
+    named = {path: page.name for page in PAGES for path in _PATH.findall(text_of(page))}
+    assert {path: page for path, page in named.items() if not (ROOT / path).exists()} == {}
+
+
+def test_classes_of_the_walks_are_where_the_page_says() -> None:
+    page = text_of(ROOT / "docs" / "architecture.md")
+    taking_part = re.findall(r"participant \w+ as (?:[\w ]+: )?(\w+)[^<\n]*<br/>([\w/]+\.py)", page)
+    assert len(taking_part) > 10
+    for name, path in taking_part:
+        assert re.search(rf"^(?:class|def) {name}\b", text_of(ROOT / path), re.MULTILINE), f"{name} is not in {path}"
+
+
+def test_what_the_architecture_page_says_is_somewhere_is_there() -> None:
+    table = text_of(ROOT / "docs" / "architecture.md").partition("## Where is what")[2]
+    rows = re.findall(r"^\| .+? \| (`.+`) \| (`.+`) \|$", table, re.MULTILINE)
+    assert len(rows) > 20
+    for paths, names in rows:
+        text = "\n".join(text_of(ROOT / path) for path in re.findall(r"`(.+?)`", paths))
+        for name in re.findall(r"`(.+?)`", names):
+            assert re.search(rf"^ *(?:def |class |){name}\b", text, re.MULTILINE), f"{name} is not in {paths}"
 
 
 # ---------------------------------------------------------------- links

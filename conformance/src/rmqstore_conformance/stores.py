@@ -232,7 +232,7 @@ def state_of(store: Store) -> list[object]:
     """Return everything that a user can see."""
     topics = [(each.name, each.queues, each.max_offsets) for each in store.topics(system=True)]
     stored = [list(store.pops.read(name, queue, 0, 1000).messages) for name, queues, _ in topics for queue in range(queues)]
-    groups = [(group, store.offsets(group)) for group in store.groups()]
-    lags = [store.lag(name, group) for name, _, _ in topics if not name.startswith("%") for group, _ in groups]
+    groups = [(group, store.offsets(group), store.group_settings(group)) for group in store.groups()]
+    lags = [store.lag(name, group) for name, _, _ in topics if not name.startswith("%") for group, *_ in groups]
     timers = store.scan().timers
     return [topics, stored, groups, lags, timers, store.pending([0, START_MS, 2**50]), store.pops.timer_cursor(), store.verify()]

@@ -53,6 +53,10 @@ def test_t9_one_draw_a_batch_at_its_fullest_slot(engine_stores: Stores) -> None:
             store.cancel([handle for handle in handles if handle is not None])
         assert store.pending().total == 10
     assert 0.22 < refused / 400 < 0.38, "13 timers over a limit of 10 are refused with p = 0.3"
+    rows = [message(f"{due}-{n}", deliver_at_ms=due) for due in (START_MS + 60_000, START_MS + 1000) for n in range(10)]
+    with pytest.raises(FlowControlError):
+        # Both slots get ten, and one of them would hold twenty.
+        store.send_batch(rows)
     store = engine_stores.open("many", congestion_limit=10, congestion_seed=3)
     crowded = [START_MS + 1000 * (1 + slot) for slot in range(5)]
     store.send_batch([message(f"{due}-{n}", deliver_at_ms=due) for due in crowded for n in range(10)])

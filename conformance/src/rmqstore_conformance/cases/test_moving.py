@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import pytest
@@ -44,6 +45,8 @@ def used(stores: Stores) -> Past:
         stores.clock.advance(1000)
         store.tick()
     assert store.drop_dead(store.dead_letters("dying")[1:2]) == 1
+    for group in (G, "never-popped"):
+        store.set_group(group, max_retries=3, backoff=[timedelta(seconds=5), timedelta(hours=9)])
     return Past(store, [*later, str(due.handle)], [*(str(each.receipt) for each in held), changed.text()])
 
 
@@ -55,6 +58,7 @@ def shown(store: Store) -> dict[str, Any]:
         "pending": store.pending([0, 2**50]),
         "messages": {place: store.pops.read(*place, 0, 100).columns.drop_columns(["receipt"]).to_pylist() for place in topics},
         "groups": [(group, store.offsets(group), store.subscriptions(group)) for group in store.groups()],
+        "settings": [store.group_settings(group) for group in (*store.groups(), "never-popped")],
         "lags": [store.lag(T, group) for group in store.groups()],
         "leases": [(each.group, each.topic, each.message_id, each.expiry_ms, each.attempt, each.reason) for each in store.leases()],
         "letters": [(each.origin_message_id, each.reason, each.attempts) for each in store.dead_letters("dying")],

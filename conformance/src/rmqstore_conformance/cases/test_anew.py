@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rmqstore import Message, Store
+from rmqstore import AckOutcome, Lag, Message, Store
 from rmqstore.contract import InitMode
-from rmqstore_conformance.stores import Stores
+from rmqstore_conformance.stores import Stores, label, message
 
 SECOND = timedelta(seconds=1)
 
@@ -135,3 +135,31 @@ def test_p2_what_is_made_anew_is_as_new(engine_stores: Stores, past: Callable[[L
     assert not before & set(old.receipts[len(before) :])
     assert len(set(old.receipts)) == len(old.receipts)
     assert store.verify() == []
+
+
+@pytest.mark.clause("P2", "P4", "P14")
+def test_p2_what_is_made_behind_a_deletion_and_an_open_is_another_one(durable_stores: Stores) -> None:
+    """P2: the last topic, or the last group, is deleted, the store opened again: what upkeep still has to remove is nobody else's."""
+    store = durable_stores.open(reclaim="age")
+    for number, is_topic in enumerate((True, False, True)):
+        group = f"group-{number}"
+        for topic in (f"kept-{number}", f"last-{number}"):
+            store.send_batch([message(f"{topic}-{n}", topic) for n in range(2)])
+            store.ack(store.pop(topic, group, max_messages=1))
+            store.pop(topic, f"last-{number}", max_messages=1, invisible=timedelta(days=1))
+        store.delete_topic(f"last-{number}") if is_topic else store.delete_group(f"last-{number}")
+        store = durable_stores.reopen(store, reclaim="age")
+        new = f"new-{number}"
+        store.send_batch([message(f"{new}-{n}", new) for n in range(2)])
+        readers = (group, f"reader-{number}")
+        acked = {reader: store.pop(new, reader, max_messages=1) for reader in readers}
+        for popped in acked.values():
+            assert store.ack(popped) == [AckOutcome.ACKED]
+        for _ in range(3):
+            durable_stores.clock.advance(timedelta(seconds=10))
+            store.tick()
+        store = durable_stores.reopen(store, reclaim="age")
+        for reader in readers:
+            assert store.lag(new, reader) == Lag(1, 0, 0, 0)
+            assert label(store.pop(new, reader)[0]) != label(acked[reader][0]), "it was acked"
+        assert store.verify() == []

@@ -120,7 +120,6 @@ class CommitLog:
         """
         data = frames.whole(records, self.tail, epoch, self.durable)
         try:
-            self.chain.reserve(self.tail + len(data))
             self.chain.write_at(self.tail, data)
         except BaseException:
             self._take_back()

@@ -161,11 +161,6 @@ class UnitLog:
             if first < behind:
                 yield first, behind
 
-    def reserve(self, count: int) -> None:
-        """See to it that ``count`` more units find room."""
-        if count:
-            self._reserve(self.count, self.count + count)
-
     def _reserve(self, first: int, behind: int) -> None:
         for file in range(first // self.per_file, (behind - 1) // self.per_file + 1):
             start, stop = file * self.chain.file_bytes, (file + 1) * self.per_file
@@ -176,9 +171,6 @@ class UnitLog:
 
     def reserve_at(self, numbers: Ints) -> None:
         """See to it that units at these numbers, which rise, find room, and what has to fill the gaps between them."""
-        if self._follow(numbers):
-            self.reserve(len(numbers))
-            return
         if len(numbers) and int(numbers[-1]) >= self.count and self.count % self.per_file:
             self._reserve(self.count, min(int(numbers[-1]), self.count // self.per_file * self.per_file + self.per_file - 1) + 1)
         files = numbers // self.per_file
@@ -186,37 +178,26 @@ class UnitLog:
         for file, last in zip(files[lasts].tolist(), numbers[lasts].tolist(), strict=True):
             self._reserve(file * self.per_file, last + 1)
 
-    def append(self, data: Bytes) -> int:
-        """Append units, in space that was reserved; returns the number of the first."""
-        first = self.count
-        self.write_ahead(data)
-        self.advance(data)
-        return first
-
-    def write_ahead(self, data: Bytes) -> None:
-        """Write units behind the last one, where nobody sees them until :meth:`advance`."""
-        self._write(self.count, data)
-
-    def _write(self, first: int, data: Bytes) -> None:
+    def write_ahead(self, data: Bytes, number: int | None = None) -> None:
+        """Write units, and make room for them, behind the last one or from a later number on; nobody sees them before :meth:`advance`."""
         view = memoryview(data).cast("B")
-        size = self.unit.itemsize
-        at = first
+        size, blank = self.unit.itemsize, len(self._blank)
+        first = at = self.count if number is None else number
         behind = first + len(view) // size
         while at < behind:
-            stop = min(behind, (at // self.per_file + 1) * self.per_file)
-            self.chain.write_at(self.position(at), view[(at - first) * size : (stop - first) * size])
-            if self._blank and stop % self.per_file == 0:
-                self.chain.write_at(self.position(stop - 1) + size, self._blank)
+            file, row = divmod(at, self.per_file)
+            stop = min(behind, at - row + self.per_file)
+            position = file * self.chain.file_bytes + row * size
+            self.chain.write_at(position, view[(at - first) * size : (stop - first) * size], blank)
+            if blank and stop % self.per_file == 0:
+                self.chain.write_at(position + (stop - at) * size, self._blank)
             at = stop
 
     def advance(self, data: Bytes) -> None:
         """Count in what was written ahead."""
         view = memoryview(data).cast("B")
-        self._sum(view, self.count + len(view) // self.unit.itemsize)
-
-    def _sum(self, view: memoryview, behind: int) -> None:
-        """Take appended units into the sums."""
         size, first, at = self.unit.itemsize, self.count, self.count
+        behind = first + len(view) // size
         crcs = []
         while at < behind:
             stop = min(behind, (at // BLOCK + 1) * BLOCK)
@@ -245,15 +226,15 @@ class UnitLog:
 
         Those that are there already are written anew only then. What lies between them and was never written is filled.
         """
-        self.reserve_at(numbers)
         if self._follow(numbers):
             data = np.ascontiguousarray(units).view(np.uint8).data
             self.write_ahead(data)
-            return lambda: self.advance(data)
+            return partial(self.advance, data)
+        self.reserve_at(numbers)
         known = int(np.searchsorted(numbers, self.count))
         pieces = list(self._pieces(numbers[known:], units[known:]))
         for number, data in pieces:
-            self._write(number, data)
+            self.write_ahead(data, number)
 
         def commit() -> None:
             if known:
@@ -269,7 +250,6 @@ class UnitLog:
         """As :meth:`prepare`, of one unit given as bytes."""
         if number != self.count:
             return self.prepare(np.array([number]), np.frombuffer(data, self.unit))
-        self.reserve(1)
         self.write_ahead(data)
         return partial(self.advance, data)
 

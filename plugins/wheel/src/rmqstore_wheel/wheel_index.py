@@ -154,7 +154,6 @@ class WheelIndex:
         live = timers > 0 and held_slot == slot
         if ahead < -self.ring.slots or (timers > 0 and not live):
             return PlacingOne(rolled, True, lambda: None)
-        self.units.reserve(1)
         position = self.units.position(self.units.count)
         data = timer_log.encode_one(
             last if live else timer_log.NO_POSITION,
@@ -196,7 +195,6 @@ class WheelIndex:
         count = len(slots)
         if not count:
             return lambda: None
-        self.units.reserve(count)
         order = _stable_order(slots)
         last_slot = slots[-1]
         if count > 1 and slots[order[-1]] != last_slot:

@@ -41,7 +41,7 @@ from rmqstore_wheel.held_pops import HeldPops
 from rmqstore_wheel.journal import Change, Copied
 from rmqstore_wheel.ledger_ports import Beside, ForReaders, Sizes, TimerCaches
 from rmqstore_wheel.replay import Replay
-from rmqstore_wheel.state import KEPT_SPACES, State, cut
+from rmqstore_wheel.state import KEPT_SPACES, State
 from rmqstore_wheel.store_copy import StoreCopy
 from rmqstore_wheel.unit_log import Doubt, UnitLog
 
@@ -132,10 +132,11 @@ class Ledger(GatedKV):
         changes += batch.ops
         held = self.held
         if held is None:
-            return self.append(messages, changes, beside=self._beside(changes))
+            return self.append(messages, changes, beside=self._beside(changes) if changes else None)
         if batch.waits_from_ms is not None and not messages and held.takes(changes, batch.waits_from_ms):
             return self._hold(changes)
-        self._free_names(messages)
+        if self.queues.dropped:
+            self._free_names(messages)
         if not (batch.waits_from_ms is not None or held.concerns(changes)):
             return self.append(messages, changes, beside=self._beside(changes))
         before = held.changes()
@@ -150,8 +151,7 @@ class Ledger(GatedKV):
         """Apply a call that the log is told later; see ``held_pops``."""
         self._gate.check()
         with self._gate.lock:
-            for change in changes:
-                self._apply(change)
+            self._apply(changes)
             return self._gate.position
 
     def write_back(self) -> bool:
@@ -177,10 +177,9 @@ class Ledger(GatedKV):
         """
         self._gate.check()
         changes = list(changes)
-        self._free_names(messages)
-        said = [*noted, *changes]
-        groups = cut(said) if said else []
-        call = Call(messages, groups, beside, self._journal_records, self.store_ms, self.epoch)
+        if self.queues.dropped:
+            self._free_names(messages)
+        call = Call(messages, [*noted, *changes], beside, self._journal_records, self.store_ms, self.epoch)
         try:  # as ``translated`` does, without its generator: every call comes by here
             written = write(self.log, self.queues, call)
         except OSError as error:
@@ -188,8 +187,7 @@ class Ledger(GatedKV):
         for commit in written.commits:
             commit()
         with self._gate.lock:
-            for change in changes:
-                self._apply(change)
+            self._apply(changes)
             self._gate.position += 1
             position = self._gate.position
         self._journal_records += written.journal_records
@@ -201,7 +199,7 @@ class Ledger(GatedKV):
         return position
 
     def _free_names(self, messages: Sequence[Messages | One]) -> None:
-        if any(self.queues.is_dropped(each.topic, each.queue) for each in messages):
+        if any((each.topic, each.queue) in self.queues.dropped for each in messages):
             # The files of a queue of this name are still there.
             self.make_check_point()
 
@@ -222,25 +220,26 @@ class Ledger(GatedKV):
             return StoreFullError(f"{self._gate.name}: no room ({error.strerror}); make room and try again")
         return self._gate.refuse_poisoned(error, "a write")
 
-    def apply_again(self, changes: Iterable[Change], offset: int) -> None:
+    def apply_again(self, changes: Sequence[Change], offset: int) -> None:
         """Apply what a journal record says that lies at an offset of the log, at an open."""
         for change in changes:
             if isinstance(change, journal.Restart):
                 self.restart = offset
-            self._apply(change)
+        self._apply(changes)
         self._journal_records += 1
 
-    def _apply(self, change: Change) -> None:
-        if isinstance(change, journal.DropQueue):
-            self.queues.drop(change.topic, change.queue)
-        elif isinstance(change, journal.ClearOffsets):
-            self.queues.clear(change.topic, change.queue, change.offsets)
-        elif isinstance(change, journal.Restart):
-            self.state.clear()
-        elif isinstance(change, Copied):
-            self.timers.take_copied(change)
-        else:
-            self.state.apply(change)
+    def _apply(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            if isinstance(change, journal.DropQueue):
+                self.queues.drop(change.topic, change.queue)
+            elif isinstance(change, journal.ClearOffsets):
+                self.queues.clear(change.topic, change.queue, change.offsets)
+            elif isinstance(change, journal.Restart):
+                self.state.clear()
+            elif isinstance(change, Copied):
+                self.timers.take_copied(change)
+            else:
+                self.state.apply(change)
 
     # ------------------------------------------------------------ durability
 

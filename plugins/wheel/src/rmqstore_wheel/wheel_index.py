@@ -143,7 +143,7 @@ class WheelIndex:
         """As :meth:`prepare`, of one timer."""
         precision = self.ring.precision_ms
         now = write_ms // precision
-        slot = self.slot_of(tick)
+        slot = -(-tick // precision) - 1
         ahead = slot - now
         rolled = ahead >= self.window
         if rolled:

@@ -119,10 +119,6 @@ class DiskFile:
             self._map = mmap.mmap(self._fd, length, access=mmap.ACCESS_READ)
         return memoryview(self._map)
 
-    def read(self, offset: int, size: int) -> memoryview:
-        """Return a part of :meth:`view`, shorter where the file ends."""
-        return self.view(offset + size)[offset : offset + size]
-
     @contextmanager
     def unordered(self) -> Iterator[None]:
         """Within this block, let the system read nothing around the pages of the view that somebody comes to."""

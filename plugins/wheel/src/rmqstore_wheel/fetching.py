@@ -8,8 +8,10 @@ why (T12).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from itertools import starmap
+from typing import Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -26,11 +28,17 @@ from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.formats.log_columns import Columns
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.ledger import Ledger
-from rmqstore_wheel.records import LogRecords
+from rmqstore_wheel.records import LogRecords, as_delivered
 from rmqstore_wheel.soundness import fault_of, gather
 
+_FEW: Final = 8
+"""So few messages are read one by one."""
 
-class Located(NamedTuple):
+_NONE: Final = LogRecords.of([])
+_TOPIC: Final = WHEEL_TOPIC.encode()
+
+
+class Located(msgspec.Struct, frozen=True, gc=False):
     """Where messages lie in the log, and how long they are."""
 
     offsets: Ints
@@ -39,8 +47,11 @@ class Located(NamedTuple):
 
 def joined_places(pieces: Sequence[Located]) -> Located:
     """Return the places of several pieces, one behind the other."""
-    none = np.zeros(0, np.int64)
-    return Located(*(np.concatenate(column) for column in zip(*pieces, strict=True))) if pieces else Located(none, none)
+    if len(pieces) == 1:
+        return pieces[0]
+    if not pieces:
+        return Located(*np.zeros((2, 0), np.int64))
+    return Located(*(np.concatenate(column) for column in zip(*map(msgspec.structs.astuple, pieces), strict=True)))
 
 
 class Fetcher:
@@ -56,13 +67,17 @@ class Fetcher:
 
     def messages(self, seqs: Ints, located: Located | None = None) -> MessageBatch:
         """Return the messages of timers, in the order of ``seqs``, as they go to their topics."""
-        offsets, sizes = self.locate(seqs) if located is None else located
         if not len(seqs):
-            return MessageBatch(source=LogRecords.of([]))
+            return MessageBatch(source=_NONE)
+        found = self.locate(seqs) if located is None else located
+        offsets, sizes = found.offsets, found.sizes
+        if len(seqs) <= _FEW:
+            places = zip(seqs.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
+            return MessageBatch(source=LogRecords.of(list(starmap(self._message, places))))
         log = self._ledger.log
         made: list[Bytes] = [b""] * len(seqs)
         for file_start, rows in _by_file(log, offsets):
-            data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], WHEEL_TOPIC.encode(), 0, seqs[rows] - 1)
+            data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], _TOPIC, 0, seqs[rows] - 1)
             if sound.all() and len(rows) == len(seqs):
                 return MessageBatch(source=for_delivery(data, starts, sizes[rows]))
             good = rows[sound]
@@ -71,6 +86,13 @@ class Fetcher:
             for row in rows[~sound].tolist():
                 made[row] = self._parked(int(seqs[row]), int(offsets[row]), int(sizes[row]))
         return MessageBatch(source=LogRecords.of(made))
+
+    def _message(self, seq: int, offset: int, size: int) -> bytes:
+        """Return the message of one timer as it goes to its topic."""
+        log = self._ledger.log
+        record = bytes(log.read(offset, size)) if log.holds(offset, size) else b""
+        is_sound = fault_of(record, offset, _TOPIC, 0, seq - 1) is None
+        return as_delivered(record) if is_sound else self._parked(seq, offset, size)
 
     def _parked(self, seq: int, offset: int, size: int) -> bytes:
         raw = bytes(self._ledger.log.read(offset, size)) if self._ledger.log.holds(offset, size) else b""
@@ -82,12 +104,13 @@ class Fetcher:
         Raises:
             CorruptStoreError: a record is not what it should be.
         """
-        offsets, sizes = self.locate(seqs)
+        located = self.locate(seqs)
+        offsets, sizes = located.offsets, located.sizes
         log = self._ledger.log
         places: list[Ints] = []
         pieces: list[dict[str, pa.Array]] = []
         for file_start, rows in _by_file(log, offsets):
-            data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], WHEEL_TOPIC.encode(), 0, seqs[rows] - 1)
+            data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], _TOPIC, 0, seqs[rows] - 1)
             if not sound.all():
                 at = int(rows[sound.argmin()])
                 raise self._damage(int(seqs[at]), int(offsets[at]), int(sizes[at]))
@@ -107,22 +130,21 @@ class Fetcher:
 
     def timer_columns(self, seqs: Ints) -> Columns:
         """Return the records of timers; one that cannot be read is empty."""
-        offsets, sizes = self.locate(seqs)
+        located = self.locate(seqs)
+        offsets, sizes = located.offsets, located.sizes
         log = self._ledger.log
         file_start = int(offsets[0]) // log.file_bytes * log.file_bytes
-        data, starts, sound = gather(log, file_start, offsets - file_start, sizes, WHEEL_TOPIC.encode(), 0, seqs - 1)
+        data, starts, sound = gather(log, file_start, offsets - file_start, sizes, _TOPIC, 0, seqs - 1)
         if sound.all():
             return log_reading.decode_columns(data, starts, sizes, verify=False)
         found = [self.record(offset, size) for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True)]
         texts = [b"" if each is None else each.properties for each in found]
-        return Columns(
-            topic=WHEEL_TOPIC.encode(), body=pa.array([b""] * len(found), pa.binary()), properties=(pa.array(texts, pa.binary()),)
-        )
+        return Columns(topic=_TOPIC, body=pa.array([b""] * len(found), pa.binary()), properties=(pa.array(texts, pa.binary()),))
 
     def properties(self, seq: int) -> bytes:
         """Return the properties of the message of a timer; empty when it cannot be read."""
-        offsets, sizes = self.locate(np.array([seq]))
-        record = self.record(int(offsets[0]), int(sizes[0]))
+        located = self.locate(np.array([seq]))
+        record = self.record(int(located.offsets[0]), int(located.sizes[0]))
         return b"" if record is None else record.properties
 
     def record(self, offset: int, size: int) -> Record | None:
@@ -161,7 +183,7 @@ class Fetcher:
                 seq = int.from_bytes(head[log_format.QUEUE_OFFSET_AT :], signed=True) + 1
                 if (size := self._size_at(seq, offset)) is not None:
                     yield seq, self._damage(seq, offset, size)
-            elif record.topic == WHEEL_TOPIC.encode():
+            elif record.topic == _TOPIC:
                 fields = messages.decode_fields(record)
                 if fields["topic"] == topic and key in fields["keys"]:
                     yield record.queue_offset + 1, None
@@ -171,8 +193,8 @@ class Fetcher:
         queue = self._ledger.queues.of(WHEEL_TOPIC, 0)
         if not queue.first < seq <= queue.count:
             return None
-        offsets, sizes = self.locate(np.array([seq]))
-        return int(sizes[0]) if int(offsets[0]) == offset else None
+        located = self.locate(np.array([seq]))
+        return int(located.sizes[0]) if int(located.offsets[0]) == offset else None
 
 
 def _reason(raw: bytes, seq: int, offset: int) -> str:
@@ -183,7 +205,7 @@ def _reason(raw: bytes, seq: int, offset: int) -> str:
         log_format.decode_record(raw, log_offset=offset)
     except CorruptStoreError as error:
         return str(error)
-    return f"no sound record at offset {offset}: {fault_of(raw, offset, WHEEL_TOPIC.encode(), 0, seq - 1)}"
+    return f"no sound record at offset {offset}: {fault_of(raw, offset, _TOPIC, 0, seq - 1)}"
 
 
 def _by_file(log: CommitLog, offsets: Ints) -> Iterator[tuple[int, Ints]]:

@@ -393,13 +393,15 @@ class Ledger(GatedKV):
 
     def upkeep(self, now_ms: int) -> bool:
         """Write what was held for long enough, and make a check point when one is due, if there is room; says whether it made one."""
-        with suppress(StoreFullError):
+        try:
             if self.held is not None and self.held.is_due(now_ms):
                 self.write_back()
-            if self.is_long() and not self.copying.locked():
+            is_due = self.is_long() and not self.copying.locked()
+            if is_due:
                 self.make_check_point()
-                return True
-        return False
+            return is_due
+        except StoreFullError:
+            return False
 
     def make_check_point(self) -> None:
         """Write a check point of now, unless nothing happened since the last one; the caller keeps other calls out meanwhile."""

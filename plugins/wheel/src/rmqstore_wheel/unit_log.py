@@ -109,8 +109,11 @@ class UnitLog:
 
     def numbers(self, positions: Ints) -> Ints:
         """Return which units lie at these bytes; -1 where none does."""
-        found: Ints = positions // self.chain.file_bytes * self.per_file + positions % self.chain.file_bytes // self.unit.itemsize
-        return np.where(self.positions(found) == positions, found, -1)
+        files, places = np.divmod(positions, self.chain.file_bytes)
+        rows, rest = np.divmod(places, self.unit.itemsize)
+        found: Ints = files * self.per_file + rows
+        found[(rows >= self.per_file) | (rest != 0)] = -1
+        return found
 
     # ------------------------------------------------------------ writing
 
@@ -358,7 +361,7 @@ class UnitLog:
 
     def _stretch(self, number: int, count: int) -> Units:
         """Return units that follow one another in one file."""
-        if not self.chain.has(number // self.per_file * self.chain.file_bytes):
+        if number // self.per_file * self.chain.file_bytes not in self.chain.starts:
             return np.repeat(self._fill, count)
         data = self.chain.read(self.position(number), count * self.unit.itemsize)
         if len(data) < count * self.unit.itemsize:
@@ -370,35 +373,35 @@ class UnitLog:
         """Return units of any numbers, in their order; see :meth:`read`."""
         if not len(numbers):
             return np.zeros(0, self.unit)
-        low, high = int(numbers.min()), int(numbers.max())
+        low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) > 1 else (int(numbers[0]),) * 2
         if not self._trusted[low // BLOCK : high // BLOCK + 1].all():
             for block in np.unique(numbers // BLOCK).tolist():
                 self.check(block * BLOCK, 1)
         if low // self.per_file == high // self.per_file:
-            return self._in_file(low // self.per_file, numbers)
+            return self._in_file(low // self.per_file, numbers, high)
         units = np.empty(len(numbers), self.unit)
         files = numbers // self.per_file
         for file in np.unique(files).tolist():
             rows = np.flatnonzero(files == file)
-            put_rows(units, rows, self._in_file(file, numbers[rows]))
+            put_rows(units, rows, self._in_file(file, numbers[rows], int(numbers[rows].max())))
         return units
 
-    def _in_file(self, file: int, numbers: Ints) -> Units:
+    def _in_file(self, file: int, numbers: Ints, highest: int) -> Units:
         """Return units of one file."""
-        if not self.chain.has(file * self.chain.file_bytes):
+        start, first = file * self.chain.file_bytes, file * self.per_file
+        if start not in self.chain.starts:
             return np.repeat(self._fill, len(numbers))
-        at = numbers - file * self.per_file
-        data = self.chain.view(file * self.chain.file_bytes, (int(at.max(initial=0)) + 1) * self.unit.itemsize)
+        data = self.chain.view(start, (highest - first + 1) * self.unit.itemsize)
         units = np.frombuffer(data, self.unit, min(len(data) // self.unit.itemsize, self.per_file))
-        if len(at) and int(at.max()) >= len(units):
-            self._refuse(file * self.per_file + len(units), int(numbers.max()) + 1)
-        found: Units = units.take(at)
+        if highest - first >= len(units):
+            self._refuse(first + len(units), highest + 1)
+        found: Units = units.take(numbers - first)
         return self._with_replaced(found, numbers) if len(self._new_numbers) else found
 
     def check(self, number: int, count: int) -> None:
         """Check the blocks of some units, as far as nobody has looked into them yet."""
         first, stop = number // BLOCK, (number + count - 1) // BLOCK + 1 if count > 0 else 0
-        for block in (np.flatnonzero(~self._trusted[first:stop]) + first).tolist():
+        for block in ((~self._trusted[first:stop]).nonzero()[0] + first).tolist():
             begin, end = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self.count)
             if crc32(self._raw(begin, end - begin).tobytes()) != self._crcs[block]:
                 self._refuse(begin, end)

@@ -116,6 +116,7 @@ def server_message_id(store_host: bytes, physical_offset: int) -> str:
     return (store_host + physical_offset.to_bytes(8)).hex().upper()
 
 
+@functools.lru_cache(4096)
 def topic_field(topic: bytes) -> bytes:
     """Return the topic with its length before it, in the form of the version that the length asks for."""
     if len(topic) > MAX_TOPIC_BYTES:

@@ -374,7 +374,7 @@ class UnitLog:
         if not len(numbers):
             return np.zeros(0, self.unit)
         low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) > 1 else (int(numbers[0]),) * 2
-        if not self._trusted[low // BLOCK : high // BLOCK + 1].all():
+        if False in self._trusted[low // BLOCK : high // BLOCK + 1]:
             for block in np.unique(numbers // BLOCK).tolist():
                 self.check(block * BLOCK, 1)
         if low // self.per_file == high // self.per_file:

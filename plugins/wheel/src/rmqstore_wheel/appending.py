@@ -76,15 +76,12 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     store_ms: int
 
 
-_APPENDED = (Messages, One, Append)
-
-
 def gathered(parts: Sequence[Any]) -> tuple[list[Messages | One], list[Change]]:
     """Return what a call appends, and what else it changes; appends to one queue that follow one another become one."""
     appended: list[Messages | One | Append] = []
     changes: list[Change] = []
     for part in parts:
-        (appended if isinstance(part, _APPENDED) else changes).append(part)
+        (appended if isinstance(part, (Messages, One, Append)) else changes).append(part)
     if len(appended) == 1 and (one := _one_of(appended[0])) is not None:
         return [one], changes
     messages: list[Messages | One] = []

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import starmap
-from typing import Final
+from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -38,7 +37,7 @@ _NONE: Final = LogRecords.of([])
 _TOPIC: Final = WHEEL_TOPIC.encode()
 
 
-class Located(msgspec.Struct, frozen=True, gc=False):
+class Located(NamedTuple):
     """Where messages lie in the log, and how long they are."""
 
     offsets: Ints
@@ -49,9 +48,8 @@ def joined_places(pieces: Sequence[Located]) -> Located:
     """Return the places of several pieces, one behind the other."""
     if len(pieces) == 1:
         return pieces[0]
-    if not pieces:
-        return Located(*np.zeros((2, 0), np.int64))
-    return Located(*(np.concatenate(column) for column in zip(*map(msgspec.structs.astuple, pieces), strict=True)))
+    none = np.zeros(0, np.int64)
+    return Located(*(np.concatenate(column) for column in zip(*pieces, strict=True))) if pieces else Located(none, none)
 
 
 class Fetcher:
@@ -69,8 +67,7 @@ class Fetcher:
         """Return the messages of timers, in the order of ``seqs``, as they go to their topics."""
         if not len(seqs):
             return MessageBatch(source=_NONE)
-        found = self.locate(seqs) if located is None else located
-        offsets, sizes = found.offsets, found.sizes
+        offsets, sizes = self.locate(seqs) if located is None else located
         if len(seqs) <= _FEW:
             places = zip(seqs.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
             return MessageBatch(source=LogRecords.of(list(starmap(self._message, places))))
@@ -84,18 +81,15 @@ class Fetcher:
             for row, record in zip(good.tolist(), for_delivery(data, starts[sound], sizes[good]).records, strict=True):
                 made[row] = record
             for row in rows[~sound].tolist():
-                made[row] = self._parked(int(seqs[row]), int(offsets[row]), int(sizes[row]))
+                made[row] = self._message(int(seqs[row]), int(offsets[row]), int(sizes[row]))
         return MessageBatch(source=LogRecords.of(made))
 
     def _message(self, seq: int, offset: int, size: int) -> bytes:
-        """Return the message of one timer as it goes to its topic."""
+        """Return the message of one timer as it goes to its topic, or what parks it."""
         log = self._ledger.log
-        record = bytes(log.read(offset, size)) if log.holds(offset, size) else b""
-        is_sound = fault_of(record, offset, _TOPIC, 0, seq - 1) is None
-        return as_delivered(record) if is_sound else self._parked(seq, offset, size)
-
-    def _parked(self, seq: int, offset: int, size: int) -> bytes:
-        raw = bytes(self._ledger.log.read(offset, size)) if self._ledger.log.holds(offset, size) else b""
+        raw = bytes(log.read(offset, size)) if log.holds(offset, size) else b""
+        if fault_of(raw, offset, _TOPIC, 0, seq - 1) is None:
+            return as_delivered(raw)
         return records.encode_message(parked_message(raw, _reason(raw, seq, offset), f"timer {seq}"))
 
     def columns(self, seqs: Ints) -> dict[str, pa.Array]:
@@ -104,8 +98,7 @@ class Fetcher:
         Raises:
             CorruptStoreError: a record is not what it should be.
         """
-        located = self.locate(seqs)
-        offsets, sizes = located.offsets, located.sizes
+        offsets, sizes = self.locate(seqs)
         log = self._ledger.log
         places: list[Ints] = []
         pieces: list[dict[str, pa.Array]] = []
@@ -130,8 +123,7 @@ class Fetcher:
 
     def timer_columns(self, seqs: Ints) -> Columns:
         """Return the records of timers; one that cannot be read is empty."""
-        located = self.locate(seqs)
-        offsets, sizes = located.offsets, located.sizes
+        offsets, sizes = self.locate(seqs)
         log = self._ledger.log
         file_start = int(offsets[0]) // log.file_bytes * log.file_bytes
         data, starts, sound = gather(log, file_start, offsets - file_start, sizes, _TOPIC, 0, seqs - 1)
@@ -143,8 +135,8 @@ class Fetcher:
 
     def properties(self, seq: int) -> bytes:
         """Return the properties of the message of a timer; empty when it cannot be read."""
-        located = self.locate(np.array([seq]))
-        record = self.record(int(located.offsets[0]), int(located.sizes[0]))
+        offsets, sizes = self.locate(np.array([seq]))
+        record = self.record(int(offsets[0]), int(sizes[0]))
         return b"" if record is None else record.properties
 
     def record(self, offset: int, size: int) -> Record | None:
@@ -193,8 +185,8 @@ class Fetcher:
         queue = self._ledger.queues.of(WHEEL_TOPIC, 0)
         if not queue.first < seq <= queue.count:
             return None
-        located = self.locate(np.array([seq]))
-        return int(located.sizes[0]) if int(located.offsets[0]) == offset else None
+        offsets, sizes = self.locate(np.array([seq]))
+        return int(sizes[0]) if int(offsets[0]) == offset else None
 
 
 def _reason(raw: bytes, seq: int, offset: int) -> str:

@@ -240,9 +240,8 @@ class FileChain:
 
     def read(self, offset: int, size: int) -> memoryview:
         """Return bytes that lie in one file."""
-        start = offset // self.file_bytes * self.file_bytes
-        at = offset - start
-        return (self._open.get(start) or self.file(start)).view(at + size)[at : at + size]
+        at = offset % self.file_bytes
+        return (self._open.get(offset - at) or self.file(offset - at)).view(at + size)[at : at + size]
 
     # ------------------------------------------------------------ removing
 

@@ -91,7 +91,7 @@ def _write_many(log: CommitLog, queues: ConsumeQueues, call: Call) -> Written:
     queue_offsets = [each.offsets for each in messages]
     for each, offsets in zip(messages, queue_offsets, strict=True):
         cells(each.records.data, ">i8")[each.records.starts + log_format.QUEUE_OFFSET_AT] = offsets
-    groups, last = cut(call.changes), pieces[-1] if pieces else None
+    groups, last = cut(call.changes) if call.changes else [], pieces[-1] if pieces else None
     if not groups and (last is None or not frames.has_room_in(bytes(last.data[int(last.starts[-1]) :]))):
         groups = [[]]
     for at, group in enumerate(groups):

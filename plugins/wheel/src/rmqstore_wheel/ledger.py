@@ -396,8 +396,7 @@ class Ledger(GatedKV):
         try:
             if self.held is not None and self.held.is_due(now_ms):
                 self.write_back()
-            is_due = self.is_long() and not self.copying.locked()
-            if is_due:
+            if is_due := self.is_long() and not self.copying.locked():
                 self.make_check_point()
             return is_due
         except StoreFullError:

@@ -95,9 +95,7 @@ def _bytes_of(change: Change) -> int:
 
 
 def cut(changes: Sequence[Change]) -> list[list[Change]]:
-    """Return changes in groups that each make a journal record of moderate size; none when there are no changes."""
-    if not changes:
-        return []
+    """Return changes in groups that each make a journal record of moderate size."""
     if sum(map(_bytes_of, changes)) <= PIECE_BYTES:
         return [list(changes)]
     groups: list[list[Change]] = [[]]

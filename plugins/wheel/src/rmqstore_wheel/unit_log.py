@@ -361,9 +361,11 @@ class UnitLog:
 
     def _stretch(self, number: int, count: int) -> Units:
         """Return units that follow one another in one file."""
-        if number // self.per_file * self.chain.file_bytes not in self.chain.starts:
+        file, row = divmod(number, self.per_file)
+        start = file * self.chain.file_bytes
+        if start not in self.chain.starts:
             return np.repeat(self._fill, count)
-        data = self.chain.read(self.position(number), count * self.unit.itemsize)
+        data = self.chain.read(start + row * self.unit.itemsize, count * self.unit.itemsize)
         if len(data) < count * self.unit.itemsize:
             self._refuse(number, number + count)
         units = np.frombuffer(data, self.unit)

@@ -12,7 +12,7 @@ from itertools import accumulate
 import msgspec
 import numpy as np
 
-from rmqstore_wheel import frames, journal
+from rmqstore_wheel import frames, journal, state
 from rmqstore_wheel.appending import Messages, One
 from rmqstore_wheel.commit_log import CommitLog
 from rmqstore_wheel.consume_queues import ConsumeQueues
@@ -21,7 +21,6 @@ from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
 from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.journal import Change
 from rmqstore_wheel.ledger_ports import Beside
-from rmqstore_wheel.state import PIECE_BYTES, cut
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
@@ -66,7 +65,7 @@ def write(log: CommitLog, queues: ConsumeQueues, call: Call) -> Written:
     records += before
     if call.changes or one is None or not frames.has_room_in(one.record):
         body = journal.encode(call.changes)
-        if len(body) > PIECE_BYTES:
+        if len(body) > state.PIECE_BYTES:
             return _write_many(log, queues, call)
         records.append(journal.record(body, call.journal, call.store_ms))
     places = log.places_of(records)
@@ -91,7 +90,7 @@ def _write_many(log: CommitLog, queues: ConsumeQueues, call: Call) -> Written:
     queue_offsets = [each.offsets for each in messages]
     for each, offsets in zip(messages, queue_offsets, strict=True):
         cells(each.records.data, ">i8")[each.records.starts + log_format.QUEUE_OFFSET_AT] = offsets
-    groups, last = cut(call.changes) if call.changes else [], pieces[-1] if pieces else None
+    groups, last = state.cut(call.changes) if call.changes else [], pieces[-1] if pieces else None
     if not groups and (last is None or not frames.has_room_in(bytes(last.data[int(last.starts[-1]) :]))):
         groups = [[]]
     for at, group in enumerate(groups):

@@ -22,8 +22,8 @@ _NEEDS = {
     "conformance/tests": ("rmqstore_memory",),
     "tests/test_guide.py": ("rmqstore_rocksdb", "rmqstore_lmdb"),
     "tests/transfer": ("rmqstore_rocksdb", "rmqstore_lmdb"),
-    "tests/ordered/test_kv.py": _ADAPTERS,
-    "tests/ordered/test_kv_faults.py": _ADAPTERS,
+    "tests/engine/test_kv.py": _ADAPTERS,
+    "tests/engine/test_kv_faults.py": _ADAPTERS,
 }
 
 _LONG = (

@@ -63,7 +63,7 @@ RATES = """
 Two samples of what is wrong, with the suite as the only judge. Each wrong engine runs in a process of its own.
 
 **Small changes of the source.** An operator changes one place of the `memory` engine or of the kit that engines are made with
-(`rmqstore.ordered`, the contract, and the calls of a store above it). The sample is drawn by a seed, evenly over modules and operators. A
+(`rmqstore.engine`, the contract, and the calls of a store above it). The sample is drawn by a seed, evenly over modules and operators. A
 traced run on the sound engine tells which cases run through a line. Only these are run on a mutation, the shortest first, until one fails
 or does not end. They run on `memory`, then on `lmdb`, at level extended; nothing is killed there. What no case runs through is counted
 apart. A mutation that survives and that no user can tell from the sound engine is *equivalent*; it does not count. For the others cases

@@ -12,11 +12,10 @@ from typing import Final
 
 from rmqstore.config import FILE_NAME as CONFIG_NAME
 from rmqstore.directory import LOCK_NAME, MANIFEST_NAME, StoreDirectory, read_manifest, translated, write_manifest
+from rmqstore.engine.kv.directory import copy_file, sync_path, sync_tree
 from rmqstore.epochs import epoch_of, parted_epoch
 from rmqstore.errors import StorePathError
 from rmqstore.opening import Opened, checked_path
-from rmqstore.ordered.home import sync_path, sync_tree
-from rmqstore.ordered.tree_copy import copy_file
 
 _SHOWN: Final = 40
 """How much of a name goes into that of the directory aside, which may not be too long."""

@@ -12,8 +12,7 @@ import pytest
 
 import rmqstore
 from rmqstore import AckOutcome, CancelOutcome, FormatVersionError, StoreFullError, StoreLockedError, StorePathError
-from rmqstore.ordered.home import EngineHome
-from rmqstore.ordered.tree_copy import copy_file
+from rmqstore.engine.kv.directory import EngineHome, copy_file
 from rmqstore_conformance.stores import START_MS, Pair, Stores, message, pop_all, read_ids, stores_of
 from tests.pairs import DURABLE_PAIRS
 

@@ -109,7 +109,7 @@ def test_a_mutation_of_another_source_is_refused() -> None:
 
 
 def test_a_sample_is_spread_evenly_and_grows_without_changing() -> None:
-    modules = modules_of([*MEMORY, "rmqstore.ordered.c*", "rmqstore.handover"])
+    modules = modules_of([*MEMORY, "rmqstore.engine.c*", "rmqstore.handover"])
     taken = sample(modules, 80, seed=5)
     assert sample(modules, 40, seed=5) == taken[:40] != sample(modules, 40, seed=6)
     assert len({each.id for each in taken}) == 80
@@ -121,12 +121,12 @@ def test_a_sample_is_spread_evenly_and_grows_without_changing() -> None:
 
 def test_the_default_modules_are_those_of_memory_and_the_kit() -> None:
     found = modules_of([*MEMORY, *KIT])
-    assert {"rmqstore_memory.kv", "rmqstore.ordered.pops", "rmqstore.contract.timers", "rmqstore.handover"} <= found.keys()
+    assert {"rmqstore_memory.kv", "rmqstore.engine.pops.store", "rmqstore.contract.timers", "rmqstore.handover"} <= found.keys()
     with pytest.raises(IllegalArgumentError, match="no module fits"):
         modules_of(["rmqstore.nowhere"])
 
 
 def test_every_mutation_of_a_module_compiles() -> None:
-    source = modules_of(["rmqstore.ordered.popping"])["rmqstore.ordered.popping"].read_text(encoding="utf-8")
+    source = modules_of(["rmqstore.engine.pops.lease"])["rmqstore.engine.pops.lease"].read_text(encoding="utf-8")
     for each in mutations_of("m", source)[::7]:
         compile(mutated(each, source), "m", "exec")

@@ -24,7 +24,7 @@ from rmqstore_conformance.proving.reach import Passed, Reach
 from rmqstore_conformance.proving.sources import modules_of
 
 MEMORY = "memory"
-MODULES = modules_of(["rmqstore.handover", "rmqstore.ordered.tree_copy"])
+MODULES = modules_of(["rmqstore.handover", "rmqstore.engine.kv.directory"])
 QUICK = ("T4.null_or_past_is_in_the_topic_at_the_next_tick", "T1.a_deliver_time_within_the_present_tick_waits")
 
 
@@ -35,7 +35,7 @@ def mutation(module: str, before: str, after: str) -> Mutation:
 
 FORGETS_NOTHING = mutation("rmqstore.handover", "timers.forget(pops.durable_cursor())", "pass")
 GIVES_NOTHING = mutation("rmqstore.handover", "not len(batch.messages)", "len(batch.messages)")
-COPIES_NOTHING = mutation("rmqstore.ordered.tree_copy", "copy_file(entry.path, copy / entry.name)", "pass")
+COPIES_NOTHING = mutation("rmqstore.engine.kv.directory", "copy_file(entry.path, copy / entry.name)", "pass")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_a_mutation_is_caught_survives_or_is_not_reached(reach: Reach) -> None:
 
 
 def test_an_engine_that_does_not_open_is_stillborn() -> None:
-    module = "rmqstore.ordered.layout"
+    module = "rmqstore.engine.schema"
     source = modules_of([module])[module].read_text(encoding="utf-8")
     too_many = next(each for each in mutations_of(module, source) if (each.before, each.after) == ("5", "6"))
     reach = Reach(cases={QUICK[0]: Passed(seconds=1, blind=False, lines={})}, imported=[module])

@@ -29,6 +29,7 @@ from rmqstore.clock import ManualClock
 from rmqstore.contract import Durability, Flush, Operation
 from rmqstore.directory import MANIFEST_NAME as STORE_MANIFEST
 from rmqstore.directory import StoreDirectory, read_manifest, translated
+from rmqstore.engine.kv.directory import sync_path, sync_tree
 from rmqstore.errors import (
     ConfigError,
     CorruptStoreError,
@@ -40,7 +41,6 @@ from rmqstore.errors import (
     UnsupportedOperationError,
 )
 from rmqstore.opening import checked_path
-from rmqstore.ordered.home import sync_path, sync_tree
 from rmqstore.plugins import get_plugins
 from rmqstore.settings import CORE_SETTINGS, Value
 from rmqstore.spark.routing import ROUTING

@@ -41,8 +41,8 @@ from typing import Any, Final
 import msgspec
 
 from rmqstore.directory import StoreDirectory
+from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError, IllegalArgumentTypeError, TransferError
-from rmqstore.ordered.home import sync_path
 from rmqstore.spark.dataset import Dataset, write_json
 from rmqstore.spark.stagedfiles import StagedFile
 

@@ -12,22 +12,22 @@ from unittest.mock import patch
 
 import msgspec
 
-import rmqstore.ordered.pops as pops_module
-import rmqstore.ordered.timers as timers_module
+import rmqstore.engine.pops.store as pops_module
+import rmqstore.engine.timers.store as timers_module
 from rmqstore.contract import CancelOutcome, DueBatch, PopTxn, ReviveReport, Ticket, TimerCursor, TimerHandle, WriteStatus
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.pops.checkpoint import MOVED, Lease
+from rmqstore.engine.pops.lease import Popping
+from rmqstore.engine.pops.offsets import Seat, Standing
+from rmqstore.engine.pops.settle import Leasing
+from rmqstore.engine.pops.store import OrderedPops
+from rmqstore.engine.pops.transaction import Transaction
+from rmqstore.engine.schema import SEAL_KEY
+from rmqstore.engine.timers import tombstones as traces
+from rmqstore.engine.timers.rows import TimerRuns
+from rmqstore.engine.timers.store import OrderedTimers
 from rmqstore.handover import HandOver
 from rmqstore.message import RETRY_PREFIX
-from rmqstore.ordered import traces
-from rmqstore.ordered.kv import WriteBatch
-from rmqstore.ordered.layout import SEAL_KEY
-from rmqstore.ordered.leases import MOVED, Lease
-from rmqstore.ordered.leasing import Leasing
-from rmqstore.ordered.popping import Popping
-from rmqstore.ordered.pops import OrderedPops
-from rmqstore.ordered.stage import Stage
-from rmqstore.ordered.standings import Seat, Standing
-from rmqstore.ordered.timerruns import TimerRuns
-from rmqstore.ordered.timers import OrderedTimers
 
 
 @contextmanager
@@ -157,11 +157,11 @@ def groups_share_a_receipt() -> Iterator[None]:
     """A lease is found by queue, offset and time alone, whoever's it is."""
     find = Leasing._find
 
-    def mutated(self: Leasing, stage: Stage, receipt: Any) -> Any:
-        found = find(self, stage, receipt)
+    def mutated(self: Leasing, transaction: Transaction, receipt: Any) -> Any:
+        found = find(self, transaction, receipt)
         for group in self._state.groups:
             if isinstance(found, bool):
-                found = find(self, stage, msgspec.structs.replace(receipt, group=group))
+                found = find(self, transaction, msgspec.structs.replace(receipt, group=group))
         return found
 
     with patch.object(Leasing, "_find", mutated):
@@ -176,7 +176,7 @@ def ack_is_not_written() -> Iterator[None]:
     def mutated(self: OrderedPops, txn: PopTxn, now_ms: int) -> Any:
         if not txn.acks:
             return apply(self, txn, now_ms)
-        with patch.object(Stage, "commit", lambda stage: Ticket(0)):
+        with patch.object(Transaction, "commit", lambda transaction: Ticket(0)):
             return apply(self, txn, now_ms)
 
     with patch.object(OrderedPops, "apply", mutated):
@@ -205,8 +205,8 @@ def release_counts_the_attempt() -> Iterator[None]:
     """A released message comes back with the next attempt number."""
     give_back = Leasing._give_back
 
-    def mutated(self: Leasing, stage: Stage, lease: Lease, index: int, group: str, topic: str, *, counted: bool) -> str:
-        return give_back(self, stage, lease, index, group, topic, counted=True)
+    def mutated(self: Leasing, transaction: Transaction, lease: Lease, index: int, group: str, topic: str, *, counted: bool) -> str:
+        return give_back(self, transaction, lease, index, group, topic, counted=True)
 
     with patch.object(Leasing, "_give_back", mutated):
         yield
@@ -232,11 +232,11 @@ def offset_without_lease() -> Iterator[None]:
     """A pop moves the group's offset behind one message more than it leases."""
     take = Popping._take
 
-    def mutated(self: Popping, stage: Stage, request: Any, source: Any, seat: Seat, *args: Any) -> Any:
-        found = take(self, stage, request, source, seat, *args)
-        at = stage.standing(seat)
+    def mutated(self: Popping, transaction: Transaction, request: Any, source: Any, seat: Seat, *args: Any) -> Any:
+        found = take(self, transaction, request, source, seat, *args)
+        at = transaction.standing(seat)
         if found is not None and at is not None and at.next_offset < source.next_offsets[seat.queue]:
-            stage.set_standing(seat, Standing(at.next_offset + 1, at.last_pop_ms, at.in_flight))
+            transaction.set_standing(seat, Standing(at.next_offset + 1, at.last_pop_ms, at.in_flight))
         return found
 
     with patch.object(Popping, "_take", mutated):
@@ -246,13 +246,13 @@ def offset_without_lease() -> Iterator[None]:
 @contextmanager
 def revive_without_ending_the_lease() -> Iterator[None]:
     """An expired message goes to the retry topic, and its old receipt goes on working."""
-    end = Stage.end
+    end = Transaction.end
 
-    def mutated(self: Stage, lease: Lease, index: int, state: int) -> None:
+    def mutated(self: Transaction, lease: Lease, index: int, state: int) -> None:
         if state != MOVED or lease.expiry_ms > self.now_ms:
             end(self, lease, index, state)
 
-    with patch.object(Stage, "end", mutated):
+    with patch.object(Transaction, "end", mutated):
         yield
 
 

@@ -9,19 +9,18 @@ from unittest.mock import patch
 
 import rmqstore.delays as delays_module
 from rmqstore.contract import PopRequest, Reclaim
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.pops.administration import Administration
+from rmqstore.engine.pops.checkpoint import ACKED, Lease
+from rmqstore.engine.pops.fifo import Unacked
+from rmqstore.engine.pops.lease import Popping
+from rmqstore.engine.pops.offsets import Registered, Seat, Standing, Topic
+from rmqstore.engine.pops.retention import Retention
+from rmqstore.engine.pops.settle import Leasing
+from rmqstore.engine.pops.state import PopState
+from rmqstore.engine.pops.transaction import Transaction
+from rmqstore.engine.schema import QUEUES
 from rmqstore.message import REQUEST_PROPERTIES, RETRY_PREFIX
-from rmqstore.ordered.administration import Administration
-from rmqstore.ordered.fifo import Unacked
-from rmqstore.ordered.kv import WriteBatch
-from rmqstore.ordered.layout import QUEUES
-from rmqstore.ordered.leases import ACKED, Lease
-from rmqstore.ordered.leasing import Leasing
-from rmqstore.ordered.popping import Popping
-from rmqstore.ordered.popstate import PopState
-from rmqstore.ordered.queues import Topic
-from rmqstore.ordered.retention import Retention
-from rmqstore.ordered.stage import Stage
-from rmqstore.ordered.standings import Registered, Seat, Standing
 
 # ---------------------------------------------------------------- FIFO (P9)
 
@@ -29,15 +28,15 @@ from rmqstore.ordered.standings import Registered, Seat, Standing
 @contextmanager
 def acked_messages_of_a_run_come_back() -> Iterator[None]:
     """Until all of a run is acked, what is acked waits to be given again, as in RocketMQ."""
-    end_many = Stage.end_many
+    end_many = Transaction.end_many
 
-    def mutated(self: Stage, lease: Lease, indexes: Sequence[int], state: int) -> None:
+    def mutated(self: Transaction, lease: Lease, indexes: Sequence[int], state: int) -> None:
         end_many(self, lease, indexes, state)
         seat = Seat(*lease.place[:3])
         if state == ACKED and self.is_ordered(seat) and self.fifo(seat):
             self.fifo(seat).update((lease.offsets[index], Unacked(waits=True)) for index in indexes)
 
-    with patch.object(Stage, "end_many", mutated):
+    with patch.object(Transaction, "end_many", mutated):
         yield
 
 
@@ -46,12 +45,12 @@ def a_second_run_while_one_is_leased() -> Iterator[None]:
     """A queue gives new messages although some of the last run are leased."""
     take_run = Popping._take_run
 
-    def mutated(self: Popping, stage: Stage, request: PopRequest, source: Topic, seat: Seat, *args: Any) -> Any:
-        held = stage.standing_or_new(seat)
-        stage.set_standing(seat, Standing(held.next_offset, held.last_pop_ms))
-        found = take_run(self, stage, request, source, seat, *args)
-        after = stage.standing_or_new(seat)
-        stage.set_standing(seat, Standing(after.next_offset, after.last_pop_ms, after.in_flight + held.in_flight))
+    def mutated(self: Popping, transaction: Transaction, request: PopRequest, source: Topic, seat: Seat, *args: Any) -> Any:
+        held = transaction.standing_or_new(seat)
+        transaction.set_standing(seat, Standing(held.next_offset, held.last_pop_ms))
+        found = take_run(self, transaction, request, source, seat, *args)
+        after = transaction.standing_or_new(seat)
+        transaction.set_standing(seat, Standing(after.next_offset, after.last_pop_ms, after.in_flight + held.in_flight))
         return found
 
     with patch.object(Popping, "_take_run", mutated):
@@ -63,10 +62,10 @@ def the_mode_is_not_fixed() -> Iterator[None]:
     """Every pop says anew whether the group pops in order."""
     register = Popping._register
 
-    def mutated(self: Popping, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> bool:
-        if (known := stage.registered(group_id, topic.id)) is not None:
-            stage.register(group_id, topic.id, Registered(request.order, known.active_ms))
-        return register(self, stage, topic, group_id, request)
+    def mutated(self: Popping, transaction: Transaction, topic: Topic, group_id: int, request: PopRequest) -> bool:
+        if (known := transaction.registered(group_id, topic.id)) is not None:
+            transaction.register(group_id, topic.id, Registered(request.order, known.active_ms))
+        return register(self, transaction, topic, group_id, request)
 
     with patch.object(Popping, "_register", mutated):
         yield
@@ -123,8 +122,8 @@ def one_old_message_takes_all() -> Iterator[None]:
     """When the head of a queue is too old, all of the queue goes."""
     aged = Retention._aged
 
-    def mutated(self: Retention, stage: Stage, topic: Topic, queue: int, first: int) -> int:
-        return topic.next_offsets[queue] if aged(self, stage, topic, queue, first) > first else first
+    def mutated(self: Retention, transaction: Transaction, topic: Topic, queue: int, first: int) -> int:
+        return topic.next_offsets[queue] if aged(self, transaction, topic, queue, first) > first else first
 
     with patch.object(Retention, "_aged", mutated):
         yield
@@ -135,8 +134,8 @@ def no_retention_keeps_nothing() -> Iterator[None]:
     """A retention of 0 is taken for a time of 0 ms."""
     aged = Retention._aged
 
-    def mutated(self: Retention, stage: Stage, topic: Topic, queue: int, first: int) -> int:
-        return aged(self, stage, topic, queue, first) if self._options.retention_ms else topic.next_offsets[queue]
+    def mutated(self: Retention, transaction: Transaction, topic: Topic, queue: int, first: int) -> int:
+        return aged(self, transaction, topic, queue, first) if self._options.retention_ms else topic.next_offsets[queue]
 
     with patch.object(Retention, "_aged", mutated):
         yield
@@ -147,9 +146,9 @@ def retry_topics_go_by_age() -> Iterator[None]:
     """What waits to be given again goes when it is old."""
     wanted = Retention._wanted
 
-    def mutated(self: Retention, stage: Stage, topic: Topic, queue: int, first: int) -> int:
-        found = wanted(self, stage, topic, queue, first)
-        return max(found, self._aged(stage, topic, queue, first)) if topic.name.startswith(RETRY_PREFIX) else found
+    def mutated(self: Retention, transaction: Transaction, topic: Topic, queue: int, first: int) -> int:
+        found = wanted(self, transaction, topic, queue, first)
+        return max(found, self._aged(transaction, topic, queue, first)) if topic.name.startswith(RETRY_PREFIX) else found
 
     with patch.object(Retention, "_wanted", mutated):
         yield
@@ -200,12 +199,12 @@ def idle_groups_forget_their_position() -> Iterator[None]:
     """A group that comes back after its expiry starts like a new one."""
     register = Popping._register
 
-    def mutated(self: Popping, stage: Stage, topic: Topic, group_id: int, request: PopRequest) -> bool:
-        known, expiry_ms = stage.registered(group_id, topic.id), self._options.group_expiry_ms
-        if known is not None and expiry_ms and stage.now_ms - known.active_ms > expiry_ms:
+    def mutated(self: Popping, transaction: Transaction, topic: Topic, group_id: int, request: PopRequest) -> bool:
+        known, expiry_ms = transaction.registered(group_id, topic.id), self._options.group_expiry_ms
+        if known is not None and expiry_ms and transaction.now_ms - known.active_ms > expiry_ms:
             for queue in range(topic.queues):
-                stage.set_standing(Seat(group_id, topic.id, queue), Standing(0, stage.now_ms))
-        return register(self, stage, topic, group_id, request)
+                transaction.set_standing(Seat(group_id, topic.id, queue), Standing(0, transaction.now_ms))
+        return register(self, transaction, topic, group_id, request)
 
     with patch.object(Popping, "_register", mutated):
         yield
@@ -217,7 +216,7 @@ def late_groups_start_at_0() -> Iterator[None]:
     read_on = Popping._read_on
 
     def mutated(self: Popping, *args: Any) -> Any:
-        with patch.object(Stage, "first_kept", lambda *place: 0):
+        with patch.object(Transaction, "first_kept", lambda *place: 0):
             return read_on(self, *args)
 
     with patch.object(Popping, "_read_on", mutated):
@@ -230,7 +229,7 @@ def resets_go_back_to_0() -> Iterator[None]:
     reset = Administration.reset
 
     def mutated(self: Administration, *args: Any) -> None:
-        with patch.object(Stage, "first_kept", lambda *place: 0):
+        with patch.object(Transaction, "first_kept", lambda *place: 0):
             reset(self, *args)
 
     with patch.object(Administration, "reset", mutated):
@@ -258,15 +257,19 @@ def resend_without_removing() -> Iterator[None]:
     """What was sent back lies among the dead letters still."""
     remove_from = Administration._remove_from
 
-    def mutated(self: Administration, stage: Stage, *args: Any) -> list[int]:
+    def mutated(self: Administration, transaction: Transaction, *args: Any) -> list[int]:
         def put(batch: WriteBatch, space: int, key: bytes, value: bytes) -> None:
             assert space == QUEUES
 
         def delete(batch: WriteBatch, space: int, key: bytes) -> None:
             assert space == QUEUES
 
-        with patch.object(WriteBatch, "put", put), patch.object(WriteBatch, "delete", delete), patch.object(Stage, "set_gaps", nothing):
-            return remove_from(self, stage, *args)
+        with (
+            patch.object(WriteBatch, "put", put),
+            patch.object(WriteBatch, "delete", delete),
+            patch.object(Transaction, "set_gaps", nothing),
+        ):
+            return remove_from(self, transaction, *args)
 
     with patch.object(Administration, "_remove_from", mutated):
         yield
@@ -275,26 +278,26 @@ def resend_without_removing() -> Iterator[None]:
 @contextmanager
 def drop_without_counting() -> Iterator[None]:
     """What leaves the dead letters stays in the count of them."""
-    with patch.object(Stage, "count_off_dead", nothing):
+    with patch.object(Transaction, "count_off_dead", nothing):
         yield
 
 
 @contextmanager
 def letters_of_a_deleted_topic_count() -> Iterator[None]:
     """Every letter that goes is taken off the count of the topic that has its topic's name now."""
-    count_off_dead = Stage.count_off_dead
+    count_off_dead = Transaction.count_off_dead
 
-    def mutated(self: Stage, group_id: int, topic_id: int, offsets: Sequence[int]) -> None:
+    def mutated(self: Transaction, group_id: int, topic_id: int, offsets: Sequence[int]) -> None:
         count_off_dead(self, group_id, topic_id, [2**62] * len(offsets))
 
-    with patch.object(Stage, "count_off_dead", mutated):
+    with patch.object(Transaction, "count_off_dead", mutated):
         yield
 
 
 @contextmanager
 def pop_times_start_anew() -> Iterator[None]:
     """A group that is made anew may get the receipts of the one that was deleted."""
-    with patch.object(Stage, "raise_pop_floor", nothing):
+    with patch.object(Transaction, "raise_pop_floor", nothing):
         yield
 
 

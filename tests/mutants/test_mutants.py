@@ -24,8 +24,8 @@ from rmqstore_conformance.cases import (
     test_timers,
 )
 from rmqstore_conformance.stores import Pair, Stores, stores_of
+from tests.engine import test_unsynced
 from tests.mutants import catalogue, consumption
-from tests.ordered import test_unsynced
 from tests.pairs import DURABLE_PAIRS, MIXED, PAIRS
 
 

@@ -14,8 +14,8 @@ import pytest
 import rmqstore
 from rmqstore import CorruptStoreError, FormatVersionError, Store, StorePathError, TransferError, UnsupportedOperationError
 from rmqstore.contract import Side
-from rmqstore.ordered.kv import WriteBatch
-from rmqstore.ordered.layout import QUEUES, TIMERS
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.schema import QUEUES, TIMERS
 from rmqstore.tables import TABLES
 from rmqstore.transfer import dump, load, load_into, open_dump
 from rmqstore.transfer.dumps import sha256_of

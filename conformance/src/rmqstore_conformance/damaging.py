@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rmqstore import Store
-from rmqstore.ordered.kv import OrderedKV, WriteBatch
-from rmqstore.ordered.layout import FORMAT_KEY, META, QUEUES, TIMERS
-from rmqstore.ordered.runlog import RunQueueLog
-from rmqstore.ordered.timers import OrderedTimers
+from rmqstore.engine.kv.base import OrderedKV, WriteBatch
+from rmqstore.engine.pops.kv_queue_log import RunQueueLog
+from rmqstore.engine.schema import FORMAT_KEY, META, QUEUES, TIMERS
+from rmqstore.engine.timers.store import OrderedTimers
 
 Spoiling = Callable[[bytes], bytes]
 

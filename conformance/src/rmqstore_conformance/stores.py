@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import rmqstore
 from rmqstore import ManualClock, Message, PoppedMessage, ReadStore, Store
 from rmqstore.contract import Durability, Flush
-from rmqstore.ordered.tree_copy import copy_tree
+from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.plugins import get_plugins
 from rmqstore_conformance.data import drawn
 from rmqstore_conformance.witness import Witness

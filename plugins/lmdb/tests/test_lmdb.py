@@ -14,9 +14,9 @@ import lmdb
 import pytest
 
 from rmqstore.contract.engine import EngineOptions
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.kv.buffered import BufferedKV
 from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreFullError, StorePoisonedError
-from rmqstore.ordered.buffered import BufferedKV
-from rmqstore.ordered.kv import WriteBatch
 from rmqstore_lmdb.kv import LmdbBase, open_lmdb
 from rmqstore_lmdb.plugin import INFO, rmqstore_engines
 

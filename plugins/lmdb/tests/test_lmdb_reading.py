@@ -11,8 +11,8 @@ import lmdb
 import pytest
 
 from rmqstore import StoreError, StorePathError
-from rmqstore.ordered.kv import OrderedKV, WriteBatch
-from rmqstore.ordered.layout import SPACES
+from rmqstore.engine.kv.base import OrderedKV, WriteBatch
+from rmqstore.engine.schema import SPACES
 from rmqstore_lmdb import reading
 from rmqstore_lmdb.kv import FORMAT_VERSION, open_lmdb
 from rmqstore_lmdb.reading import view_lmdb
@@ -20,7 +20,7 @@ from rmqstore_lmdb.reading import view_lmdb
 _READER = """
 import sys
 from pathlib import Path
-from rmqstore.ordered.layout import SPACES
+from rmqstore.engine.schema import SPACES
 from rmqstore_lmdb.reading import view_lmdb
 
 kv = view_lmdb(Path(sys.argv[1]), 1, SPACES)
@@ -120,8 +120,8 @@ def test_a_map_beyond_the_readers_is_taken_over(tmp_path: Path, monkeypatch: pyt
     views = [view_lmdb(tmp_path, FORMAT_VERSION, SPACES) for _ in range(3)]
     writer = f"""
 from pathlib import Path
-from rmqstore.ordered.kv import WriteBatch
-from rmqstore.ordered.layout import SPACES
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.schema import SPACES
 from rmqstore_lmdb.kv import open_lmdb
 kv = open_lmdb(Path({str(tmp_path)!r}), SPACES, map_bytes=1 << 20)
 for step in range(1, 6):

@@ -15,7 +15,7 @@ Killed = Callable[[int, int, int], Path]
 _WRITER = """
 import os, signal, sys
 from pathlib import Path
-from rmqstore.ordered.kv import WriteBatch
+from rmqstore.engine.kv.base import WriteBatch
 from rmqstore_rocksdb.kv import open_rocksdb
 from rmqstore_rocksdb.tuning import RocksDBTuning
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqstore.contract.engine import EngineOptions
+from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany, WriteBatch
+from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreClosedError, StoreError, StoreFullError, StoreLockedError
-from rmqstore.ordered.kv import DeleteMany, DeleteRange, PutMany, WriteBatch
-from rmqstore.ordered.tree_copy import copy_tree
 from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
 from rmqstore_conformance.stores import directory
 from rmqstore_rocksdb.gaps import Gap, Gaps

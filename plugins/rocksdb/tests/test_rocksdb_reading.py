@@ -12,9 +12,9 @@ import pytest
 
 import rmqstore
 from rmqstore import CorruptStoreError, ManualClock, Message, StorePathError
-from rmqstore.ordered.home import EngineHome
-from rmqstore.ordered.kv import WriteBatch
-from rmqstore.ordered.layout import SPACES
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.kv.directory import EngineHome
+from rmqstore.engine.schema import SPACES
 from rmqstore_rocksdb import reading
 from rmqstore_rocksdb.kv import FORMAT_VERSION, open_rocksdb
 from rmqstore_rocksdb.reading import OutrunError, StandIn, view_rocksdb
@@ -23,8 +23,8 @@ from rmqstore_rocksdb.tuning import RocksDBTuning
 _BUSY_OWNER = """
 import os, sys
 from pathlib import Path
-from rmqstore.ordered.kv import WriteBatch
-from rmqstore.ordered.layout import SPACES
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.schema import SPACES
 from rmqstore_rocksdb.kv import open_rocksdb
 from rmqstore_rocksdb.tuning import RocksDBTuning
 

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from rmqstore import Store
-from rmqstore.ordered.tree_copy import copy_tree
+from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_conformance.stores import Pair, Stores, read_ids
 from rmqstore_wheel.disk import Disk, DiskFile
 from rmqstore_wheel.formats import timer_log

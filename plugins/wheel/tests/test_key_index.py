@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import rmqstore
 from rmqstore import CancelOutcome, ManualClock, Message, Store
+from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.errors import CorruptStoreError
-from rmqstore.ordered.tree_copy import copy_tree
 from rmqstore_conformance.stores import directory
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel import facts

@@ -33,10 +33,10 @@ from rmqstore.contract import (
     Receipt,
     Reclaim,
 )
+from rmqstore.engine.kv.directory import copy_tree
+from rmqstore.engine.schema import ATTEMPT, LEASES, after_prefix
 from rmqstore.errors import IllegalArgumentError, StoreFullError
 from rmqstore.message import Message
-from rmqstore.ordered.layout import ATTEMPT, LEASES, after_prefix
-from rmqstore.ordered.tree_copy import copy_tree
 from rmqstore_conformance.model.history import Histories
 from rmqstore_conformance.stores import Pair, installed
 from rmqstore_wheel.engine import WheelEngine

@@ -17,7 +17,7 @@ import pytest
 
 import rmqstore
 from rmqstore import CorruptStoreError, ManualClock, Message, ReadStore, Store
-from rmqstore.ordered.tree_copy import copy_tree
+from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel import read_view
 from rmqstore_wheel.check_point import CheckPoint

@@ -14,7 +14,7 @@ from plugins.wheel.tests.breaking import refusing_writes
 from plugins.wheel.tests.power.builds import make_small
 from rmqstore import CancelOutcome, ManualClock, Message, Store, StoreFullError
 from rmqstore.contract import TimerHandle
-from rmqstore.ordered.tree_copy import copy_tree
+from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel import reclaim, state
 from rmqstore_wheel.disk import Disk, DiskFile

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from plugins.wheel.tests.made_records import FRAME, MESSAGE, V6, WHEEL
 from plugins.wheel.tests.summed import bare, summed
 from rmqstore.batch import IN_SCHEMA, MessageBatch, columns_of
+from rmqstore.engine import records as ordered
+from rmqstore.engine.records import Delivery, RecordFormat
 from rmqstore.message import Message, PoppedMessage, retry_topic
-from rmqstore.ordered import records as ordered
-from rmqstore.ordered.recordformat import Delivery, RecordFormat
 from rmqstore_wheel import addressing, records
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import properties

@@ -16,7 +16,7 @@ import pytest
 import rmqstore
 from plugins.wheel.tests.power.builds import make_small
 from rmqstore import ManualClock, Message, Store, StoreFullError
-from rmqstore.ordered import tree_copy
+from rmqstore.engine.kv import directory as tree_copy
 from rmqstore_conformance.stores import START_MS
 from rmqstore_wheel import store_copy
 from rmqstore_wheel.ledger import Ledger

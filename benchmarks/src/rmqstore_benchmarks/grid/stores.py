@@ -21,8 +21,8 @@ import pyarrow as pa
 import rmqstore
 from rmqstore import MessageBatch
 from rmqstore.contract import CancelOutcome, TimerHandle
-from rmqstore.ordered.records import HEADER_BYTES
-from rmqstore.ordered.runs import HEAD_BYTES
+from rmqstore.engine.records import HEADER_BYTES
+from rmqstore.engine.runs import HEAD_BYTES
 from rmqstore.ticking import TickReport
 from rmqstore_benchmarks.workloads import PRECISION_MS
 

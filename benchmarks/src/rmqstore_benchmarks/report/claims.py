@@ -192,7 +192,7 @@ DECIDED: Final = "decided against RocksDB"
 
 
 def _simple_flow(phases: Sequence[CellPhase]) -> Judgement:
-    ordered, wheel = package_lines("rmqstore.ordered", "rmqstore_rocksdb"), package_lines("rmqstore_wheel")
+    ordered, wheel = package_lines("rmqstore.engine", "rmqstore_rocksdb"), package_lines("rmqstore_wheel")
     if not ordered or not wheel:
         return not_measured("both engines installed beside the report: their source is counted, no run can show this")
     share = ordered / wheel

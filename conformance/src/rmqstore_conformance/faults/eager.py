@@ -7,8 +7,8 @@ calls alone, both are in one transaction as long as no other thread comes in bet
 from __future__ import annotations
 
 from rmqstore import Store
-from rmqstore.ordered.buffered import BufferedKV
-from rmqstore.ordered.kv import WriteBatch
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.kv.buffered import BufferedKV
 
 
 def _buffers_of(store: Store) -> list[BufferedKV]:

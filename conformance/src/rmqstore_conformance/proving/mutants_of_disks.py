@@ -32,9 +32,9 @@ from rmqstore.contract import (
     UpkeepReport,
     WriteStatus,
 )
+from rmqstore.engine.marks import POP_SIDE, TIMER_SIDE, find_mark
 from rmqstore.errors import StoreFullError, StorePoisonedError
 from rmqstore.hookspecs import hookimpl
-from rmqstore.ordered.marks import POP_SIDE, TIMER_SIDE, find_mark
 from rmqstore.plugins import get_plugins
 from rmqstore_conformance.proving.planting import PREFIX
 

@@ -27,9 +27,9 @@ from rmqstore.contract import (
     TimerReceipts,
     WriteStatus,
 )
+from rmqstore.engine.marks import TIMER_SIDE, find_mark
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import Message, PoppedMessage
-from rmqstore.ordered.marks import TIMER_SIDE, find_mark
 from rmqstore_conformance.proving.mutants_of_attempts import edited
 from rmqstore_conformance.proving.planting import Pops, Timers, mutant
 

@@ -29,8 +29,8 @@ class _Fault:
 
 
 if TYPE_CHECKING:
-    from rmqstore.ordered.pops import OrderedPops
-    from rmqstore.ordered.timers import OrderedTimers
+    from rmqstore.engine.pops.store import OrderedPops
+    from rmqstore.engine.timers.store import OrderedTimers
 
     class Timers(_Fault, OrderedTimers):
         """Base of faults of the timers; put before the class of the engine's own timers."""

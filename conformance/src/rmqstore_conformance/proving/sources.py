@@ -15,7 +15,7 @@ from rmqstore_conformance.proving.operators import Mutation, mutations_of
 
 MEMORY: Final = ("rmqstore_memory.*",)
 KIT: Final = (
-    "rmqstore.ordered.*",
+    "rmqstore.engine.*",
     "rmqstore.contract.*",
     *(f"rmqstore.{name}" for name in ("handover", "ticking", "sending", "producing", "consuming", "leased", "deadletters")),
     *(f"rmqstore.{name}" for name in ("lookup", "reading", "opening", "owning", "store", "message", "batch", "epochs", "digests")),
@@ -24,7 +24,7 @@ KIT: Final = (
 
 
 def modules_of(patterns: Iterable[str]) -> dict[str, Path]:
-    """Return the source of each module whose import name fits one of some patterns (``rmqstore.ordered.*``), in their order.
+    """Return the source of each module whose import name fits one of some patterns (``rmqstore.engine.*``), in their order.
 
     Raises:
         IllegalArgumentError: no module fits a pattern.

@@ -28,15 +28,15 @@ from rmqstore.contract import (
     TimerReceipts,
     WriteStatus,
 )
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.marks import TIMER_SIDE, find_mark
+from rmqstore.engine.pops.checkpoint import Lease
+from rmqstore.engine.pops.settle import Leasing
+from rmqstore.engine.pops.transaction import Transaction
+from rmqstore.engine.schema import LEASE_KEY, MARK, META, SPACES
+from rmqstore.engine.session import open_session
+from rmqstore.engine.timers.ticks import Place
 from rmqstore.errors import StoreFullError
-from rmqstore.ordered.kv import WriteBatch
-from rmqstore.ordered.layout import LEASE_KEY, MARK, META, SPACES
-from rmqstore.ordered.leases import Lease
-from rmqstore.ordered.leasing import Leasing
-from rmqstore.ordered.marks import TIMER_SIDE, find_mark
-from rmqstore.ordered.placing import Place
-from rmqstore.ordered.session import open_session
-from rmqstore.ordered.stage import Stage
 from rmqstore_conformance.proving.strangers_planting import LMDB, Pops, Timers, Whole, stranger
 
 _AT_ONCE = Ticket(0)
@@ -222,14 +222,14 @@ class SettingsAtOnce(Pops):
 
 
 class _ByPlace(Leasing):
-    def _check_point(self, stage: Stage, receipt: Receipt) -> Lease | bool:
-        found = super()._check_point(stage, receipt)
+    def _check_point(self, transaction: Transaction, receipt: Receipt) -> Lease | bool:
+        found = super()._check_point(transaction, receipt)
         topic = self._state.topics.get(receipt.topic)
         group_id = self._state.groups.get(receipt.group)
         if found is not True or topic is None or group_id is None or receipt.retry_flag or receipt.broker != self._options.broker:
             return found
         key = LEASE_KEY.pack(group_id, topic.id, receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms)
-        return stage.lease(key) or found
+        return transaction.lease(key) or found
 
 
 @stranger("P5", "durability", LMDB)
@@ -280,8 +280,8 @@ class ClosesWithoutSync(Whole):
         kv = session._shared.kv
 
         def close() -> None:
-            if not kv._gate.closed:
-                kv._gate.close()
+            if not kv._commits.closed:
+                kv._commits.close()
                 kv._base.close()
 
         if options.flush is Flush.ASYNC:

@@ -27,11 +27,11 @@ from rmqstore.contract import (
     WriteStatus,
 )
 from rmqstore.contract.state import StatePage
+from rmqstore.engine.pops.administration import Administration
+from rmqstore.engine.pops.popped import PoppedRecords
+from rmqstore.engine.pops.settle import Leasing
+from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.message import PROPERTY_DLQ_ATTEMPTS, PROPERTY_DLQ_REASON, RETRY_PREFIX, Message, PoppedMessage
-from rmqstore.ordered.administration import Administration
-from rmqstore.ordered.leasing import Leasing
-from rmqstore.ordered.popped import PoppedRecords
-from rmqstore.ordered.stage import Stage
 from rmqstore_conformance.proving.strangers_of_data import with_rows
 from rmqstore_conformance.proving.strangers_planting import LMDB, Pops, Timers, stranger
 
@@ -146,7 +146,7 @@ class RetriesBornAgain(Pops):
         return super().apply(txn, now_ms)
 
 
-class _SortedKeys(Stage):
+class _SortedKeys(Transaction):
     def bury(self, group: str, topic: str, record: bytes, attempts: int, reason: str) -> None:
         message = self._format.decode_message(record)
         kept = msgspec.structs.replace(message, keys=tuple(sorted(message.keys)))
@@ -154,12 +154,12 @@ class _SortedKeys(Stage):
 
 
 class _StageFault(Pops):
-    stage_class: type[Stage] = Stage
+    stage_class: type[Transaction] = Transaction
 
-    def _stage(self, now_ms: int) -> Stage:
-        stage = super()._stage(now_ms)
-        stage.__class__ = self.stage_class
-        return stage
+    def _stage(self, now_ms: int) -> Transaction:
+        transaction = super()._stage(now_ms)
+        transaction.__class__ = self.stage_class
+        return transaction
 
 
 @stranger("P7", "fidelity")
@@ -169,7 +169,7 @@ class DeadKeysSorted(_StageFault):
     stage_class = _SortedKeys
 
 
-class _DeadUngrouped(Stage):
+class _DeadUngrouped(Transaction):
     def bury(self, group: str, topic: str, record: bytes, attempts: int, reason: str) -> None:
         message = self._format.decode_message(record)
         super().bury(
@@ -202,11 +202,11 @@ class _NotesReasons(_FormatWith):
 class _ReformingAdministration(Administration):
     form: type[_FormatWith] = _FormatWith
 
-    def _remove_from(self, stage: Any, topic: Any, queue: int, asked: Any) -> list[int]:
+    def _remove_from(self, transaction: Any, topic: Any, queue: int, asked: Any) -> list[int]:
         record_format: Any = self._log.format
         self._log.format = self.form(record_format)
         try:
-            return super()._remove_from(stage, topic, queue, asked)
+            return super()._remove_from(transaction, topic, queue, asked)
         finally:
             self._log.format = record_format
 
@@ -249,7 +249,7 @@ class ResentCountsOn(Pops):
 
 
 class _ForgettingRelease(Leasing):
-    def release(self, stage: Any, receipt: Any) -> Any:
+    def release(self, transaction: Any, receipt: Any) -> Any:
         plain = self._format
 
         class Format(_FormatWith):
@@ -259,7 +259,7 @@ class _ForgettingRelease(Leasing):
 
         self._format = Format(plain)
         try:
-            return super().release(stage, receipt)
+            return super().release(transaction, receipt)
         finally:
             self._format = plain
 
@@ -277,7 +277,7 @@ class _StickyReasons(Leasing):
         found: dict[str, str] = self.__dict__.setdefault("_sticky", {})
         return found
 
-    def _give_back(self, stage: Any, lease: Any, index: int, group: str, topic: str, **how: Any) -> str:
+    def _give_back(self, transaction: Any, lease: Any, index: int, group: str, topic: str, **how: Any) -> str:
         found = self._log.record_at(self._state.topic_of(lease.place[1]), lease.place[2], lease.offsets[index])
         if found is not None and not hasattr(found, "raw"):
             name = f"{group}+{topic}+{self._format.message_id_of(found[0]).decode()}"
@@ -285,7 +285,7 @@ class _StickyReasons(Leasing):
                 self._reasons()[name] = lease.reason
             elif name in self._reasons():
                 lease.reason = self._reasons()[name]
-        return super()._give_back(stage, lease, index, group, topic, **how)
+        return super()._give_back(transaction, lease, index, group, topic, **how)
 
 
 @stranger("P7", "fidelity")
@@ -502,7 +502,7 @@ class DumpsNoAttempts(Pops):
         return msgspec.structs.replace(page, rows=page.rows.slice(0, 0)) if table == "attempts" else page
 
 
-class _UncountedRejects(Stage):
+class _UncountedRejects(Transaction):
     def bury(self, group: str, topic: str, record: bytes, attempts: int, reason: str) -> None:
         super().bury(group, topic, record, attempts if reason.startswith("delivered ") else attempts - 1, reason)
 
@@ -574,7 +574,7 @@ class ReopenForgetsBackoff(Pops):
         settings.update({name: msgspec.structs.replace(each, backoff_ms=()) for name, each in settings.items()})
 
 
-class _ParkingShort(Stage):
+class _ParkingShort(Transaction):
     def park(self, raw: bytes, reason: str, origin: str, origin_topic: str) -> None:
         super().park(raw[:1024], reason, origin, origin_topic)
 
@@ -587,10 +587,10 @@ class ParksShort(_StageFault):
 
 
 class _ChangingLeasing(Leasing):
-    def change(self, stage: Any, change: Any) -> Any:
-        result = super().change(stage, change)
+    def change(self, transaction: Any, change: Any) -> Any:
+        result = super().change(transaction, change)
         if result.receipt is not None:
-            for lease, _, is_new in stage._touched.values():
+            for lease, _, is_new in transaction._touched.values():
                 if is_new and lease.place[4] == result.receipt.pop_time_ms and lease.offsets == [result.receipt.queue_offset]:
                     lease.first_pop_ms = -1
         return result

@@ -27,14 +27,12 @@ from rmqstore.contract import (
     TimerReceipts,
 )
 from rmqstore.contract.timers import EMPTY_CURSOR
+from rmqstore.engine.pops.administration import Administration, Deleting
+from rmqstore.engine.pops.lease import Picker, Popping, TagPicker, picker_of
+from rmqstore.engine.pops.settle import Leasing
+from rmqstore.engine.timers.counts import MINUTE_MS
 from rmqstore.filters import TagFilter, parse_filter
 from rmqstore.message import Message
-from rmqstore.ordered.administration import Administration
-from rmqstore.ordered.counts import MINUTE_MS
-from rmqstore.ordered.deleting import Deleting
-from rmqstore.ordered.leasing import Leasing
-from rmqstore.ordered.picking import Picker, TagPicker, picker_of
-from rmqstore.ordered.popping import Popping
 from rmqstore_conformance.proving.strangers_planting import Pops, Timers, stranger
 
 _FAR: Final = 2**62

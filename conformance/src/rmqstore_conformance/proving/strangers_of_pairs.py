@@ -22,22 +22,21 @@ from rmqstore.contract import (
     TimerReceipts,
 )
 from rmqstore.contract.timers import EMPTY_CURSOR
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.marks import TIMER_SIDE
+from rmqstore.engine.pops.administration import Administration, Deleting
+from rmqstore.engine.pops.checkpoint import LEASED
+from rmqstore.engine.pops.fifo import Unacked, as_delivered
+from rmqstore.engine.pops.lease import Popping, _Taken
+from rmqstore.engine.pops.offsets import Seat, Standing
+from rmqstore.engine.pops.retention import Retention
+from rmqstore.engine.pops.settle import Leasing
+from rmqstore.engine.pops.transaction import Transaction
+from rmqstore.engine.records import decode_message
+from rmqstore.engine.schema import MARK, META
+from rmqstore.engine.timers.ticks import Place
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import DLQ_PREFIX
-from rmqstore.ordered.administration import Administration
-from rmqstore.ordered.deleting import Deleting
-from rmqstore.ordered.fifo import Unacked, as_delivered
-from rmqstore.ordered.kv import WriteBatch
-from rmqstore.ordered.layout import MARK, META
-from rmqstore.ordered.leases import LEASED
-from rmqstore.ordered.leasing import Leasing
-from rmqstore.ordered.marks import TIMER_SIDE
-from rmqstore.ordered.placing import Place
-from rmqstore.ordered.popping import Popping, _Taken
-from rmqstore.ordered.records import decode_message
-from rmqstore.ordered.retention import Retention
-from rmqstore.ordered.stage import Stage
-from rmqstore.ordered.standings import Seat, Standing
 from rmqstore_conformance.proving.strangers_planting import Pops, Timers, stranger
 
 # ---------------------------------------------------------------- timers with the clock, with marks, with cancels by key
@@ -128,10 +127,10 @@ class KeysCancelByTick(Timers):
 
 
 class _ByEnds(Popping):
-    def _read_back(self, stage: Stage, source: Any, seat: Seat, run: dict[int, Unacked], wanted: int, room: int) -> _Taken:
+    def _read_back(self, transaction: Transaction, source: Any, seat: Seat, run: dict[int, Unacked], wanted: int, room: int) -> _Taken:
         ends = [at for at, one in run.items() if one.waits]
         if ends == sorted(ends):
-            return super()._read_back(stage, source, seat, run, wanted, room)
+            return super()._read_back(transaction, source, seat, run, wanted, room)
         taken = _Taken([], [], [], 0)
         for offset in ends[:wanted]:
             found: Any = self._log.record_at(source, seat.queue, offset)
@@ -151,16 +150,16 @@ class WaitsInOrderOfEnds(Pops):
 
 
 class _WaitsOpen(Popping):
-    def _take_run(self, stage: Stage, request: PopRequest, source: Any, seat: Seat, *rest: Any) -> Any:
-        standing = stage.standing_or_new(seat)
+    def _take_run(self, transaction: Transaction, request: PopRequest, source: Any, seat: Seat, *rest: Any) -> Any:
+        standing = transaction.standing_or_new(seat)
         waits = self._state.backing_off.get(seat, set())
         if standing.in_flight and waits and waits >= self._state.running.get(seat, {}).keys():
-            stage.set_standing(seat, Standing(standing.next_offset, standing.last_pop_ms, 0))
-            part = super()._take_run(stage, request, source, seat, *rest)
-            now = stage.standing_or_new(seat)
-            stage.set_standing(seat, Standing(now.next_offset, now.last_pop_ms, now.in_flight + standing.in_flight))
+            transaction.set_standing(seat, Standing(standing.next_offset, standing.last_pop_ms, 0))
+            part = super()._take_run(transaction, request, source, seat, *rest)
+            now = transaction.standing_or_new(seat)
+            transaction.set_standing(seat, Standing(now.next_offset, now.last_pop_ms, now.in_flight + standing.in_flight))
             return part
-        return super()._take_run(stage, request, source, seat, *rest)
+        return super()._take_run(transaction, request, source, seat, *rest)
 
 
 @stranger("P9", "pairs")
@@ -172,13 +171,13 @@ class WaitsOpenTheQueue(Pops):
 
 
 class _ChangesCount(Leasing):
-    def change(self, stage: Stage, change: Any) -> Any:
-        result = super().change(stage, change)
+    def change(self, transaction: Transaction, change: Any) -> Any:
+        result = super().change(transaction, change)
         if result.receipt is not None:
             group_id = self._state.groups[change.receipt.group]
             topic = self._state.topics.get(change.receipt.topic)
             seat = None if topic is None else Seat(group_id, topic.id, change.receipt.queue_id)
-            if seat is not None and stage.is_ordered(seat) and change.receipt.queue_offset in (run := stage.fifo(seat)):
+            if seat is not None and transaction.is_ordered(seat) and change.receipt.queue_offset in (run := transaction.fifo(seat)):
                 one = run[change.receipt.queue_offset]
                 run[change.receipt.queue_offset] = one._replace(delivered=one.delivered + 1)
         return result
@@ -193,15 +192,15 @@ class ChangesCountInOrder(Pops):
 
 
 class _RejectsRun(Leasing):
-    def reject(self, stage: Stage, reject: Any) -> Any:
-        found = self._find(stage, reject.receipt)
-        outcome = super().reject(stage, reject)
+    def reject(self, transaction: Transaction, reject: Any) -> Any:
+        found = self._find(transaction, reject.receipt)
+        outcome = super().reject(transaction, reject)
         if not isinstance(found, bool):
             lease, _ = found
             seat = Seat(*lease.place[:3])
-            if stage.is_ordered(seat):
+            if transaction.is_ordered(seat):
                 for index in [index for index, state in enumerate(lease.states) if state == LEASED]:
-                    self._give_back(stage, lease, index, reject.receipt.group, reject.receipt.topic, counted=False)
+                    self._give_back(transaction, lease, index, reject.receipt.group, reject.receipt.topic, counted=False)
         return outcome
 
 
@@ -214,13 +213,13 @@ class RejectsEndRuns(Pops):
 
 
 class _KeepsRuns(Administration):
-    def reset(self, stage: Stage, topic: Any, group: str, queues: Any, offset: int | InitMode) -> None:
+    def reset(self, transaction: Transaction, topic: Any, group: str, queues: Any, offset: int | InitMode) -> None:
         numbers = list(queues)
-        seats = [Seat(stage.group_id(group), topic.id, number) for number in numbers]
-        waits = {seat: {at: one for at, one in stage.fifo(seat).items() if one.waits} for seat in seats}
-        super().reset(stage, topic, group, numbers, offset)
+        seats = [Seat(transaction.group_id(group), topic.id, number) for number in numbers]
+        waits = {seat: {at: one for at, one in transaction.fifo(seat).items() if one.waits} for seat in seats}
+        super().reset(transaction, topic, group, numbers, offset)
         for seat, run in waits.items():
-            stage.fifo(seat).update(run)
+            transaction.fifo(seat).update(run)
 
 
 @stranger("P11", "pairs")
@@ -232,8 +231,8 @@ class ResetKeepsRuns(Pops):
 
 
 class _ResetsFirstQueue(Administration):
-    def _running(self, stage: Stage, seat: Seat) -> Any:
-        return super()._running(stage, seat) if seat.queue == 0 else iter(())
+    def _running(self, transaction: Transaction, seat: Seat) -> Any:
+        return super()._running(transaction, seat) if seat.queue == 0 else iter(())
 
 
 @stranger("P11", "pairs")
@@ -245,11 +244,11 @@ class ResetVoidsFirstQueue(Pops):
 
 
 class _UnpinnedRuns(Retention):
-    def _pinned(self, stage: Stage, holders: Any, first: int, wanted: int) -> int:
+    def _pinned(self, transaction: Transaction, holders: Any, first: int, wanted: int) -> int:
         kept = self._state.fifo
         self._state.fifo = {seat: {at: one for at, one in run.items() if not one.waits} for seat, run in kept.items()}
         try:
-            return super()._pinned(stage, holders, first, wanted)
+            return super()._pinned(transaction, holders, first, wanted)
         finally:
             self._state.fifo = kept
 
@@ -263,15 +262,15 @@ class RunsThatWaitGo(Pops):
 
 
 class _LimitsWork(Popping):
-    def _take(self, stage: Stage, request: PopRequest, source: Any, seat: Seat, *rest: Any) -> Any:
+    def _take(self, transaction: Transaction, request: PopRequest, source: Any, seat: Seat, *rest: Any) -> Any:
         limit = self._options.max_in_flight
-        waiting = sum(lease.live for key in self._state.backing_off.get(seat, ()) if (lease := stage.lease(key)) is not None)
+        waiting = sum(lease.live for key in self._state.backing_off.get(seat, ()) if (lease := transaction.lease(key)) is not None)
         if not limit or not waiting:
-            return super()._take(stage, request, source, seat, *rest)
+            return super()._take(transaction, request, source, seat, *rest)
         kept = self._options
         self._options = msgspec.structs.replace(kept, max_in_flight=limit + waiting)
         try:
-            return super()._take(stage, request, source, seat, *rest)
+            return super()._take(transaction, request, source, seat, *rest)
         finally:
             self._options = kept
 
@@ -285,8 +284,8 @@ class LimitForgetsWaits(Pops):
 
 
 class _RememberedAttempts(Popping):
-    def _repeated(self, stage: Stage, request: PopRequest, attempt_id: str) -> Any:
-        return super()._repeated(stage, request, attempt_id) or None
+    def _repeated(self, transaction: Transaction, request: PopRequest, attempt_id: str) -> Any:
+        return super()._repeated(transaction, request, attempt_id) or None
 
 
 @stranger("P1", "pairs")
@@ -300,7 +299,7 @@ class AckedAttemptsPopAnew(Pops):
 # ---------------------------------------------------------------- deleted and made anew
 
 
-class _LowFloor(Stage):
+class _LowFloor(Transaction):
     def raise_pop_floor(self, last_pops_ms: Any) -> None:
         del last_pops_ms
 
@@ -309,19 +308,19 @@ class _LowFloor(Stage):
 class DeletedGivesReceiptsAgain(Pops):
     """What is deleted and made anew within a millisecond gives the receipts of before."""
 
-    def _stage(self, now_ms: int) -> Stage:
-        stage = super()._stage(now_ms)
-        stage.__class__ = _LowFloor
-        return stage
+    def _stage(self, now_ms: int) -> Transaction:
+        transaction = super()._stage(now_ms)
+        transaction.__class__ = _LowFloor
+        return transaction
 
 
 class _KeepsRetries(Deleting):
-    def delete_topic(self, stage: Stage, name: str) -> None:
+    def delete_topic(self, transaction: Transaction, name: str) -> None:
         own = self._state.topics.get(name)
         if own is None or name.startswith(DLQ_PREFIX):
-            super().delete_topic(stage, name)
+            super().delete_topic(transaction, name)
         else:
-            self._delete_topics(stage, [own])
+            self._delete_topics(transaction, [own])
 
 
 @stranger("P11", "pairs")
@@ -385,9 +384,9 @@ class QueuesOutliveTopics(Pops):
 
 
 class _AgesByBirth(Retention):
-    def _aged(self, stage: Stage, topic: Any, queue: int, first: int) -> int:
-        offset = super()._aged(stage, topic, queue, first)
-        before_ms = stage.now_ms - self._options.retention_ms
+    def _aged(self, transaction: Transaction, topic: Any, queue: int, first: int) -> int:
+        offset = super()._aged(transaction, topic, queue, first)
+        before_ms = transaction.now_ms - self._options.retention_ms
         if not self._options.retention_ms or before_ms <= 0:
             return offset
         for run in self._log.runs_from(topic, queue, offset):
@@ -407,8 +406,8 @@ class AgeFromBirth(Pops):
 
 
 class _CountsLetters(Popping):
-    def _rest(self, stage: Stage, topic: Any, group_id: int, request: PopRequest) -> int:
-        rest = super()._rest(stage, topic, group_id, request)
+    def _rest(self, transaction: Transaction, topic: Any, group_id: int, request: PopRequest) -> int:
+        rest = super()._rest(transaction, topic, group_id, request)
         known = self._state.topics.get(topic.name, topic)
         if not topic.name.startswith(DLQ_PREFIX):
             return rest
@@ -428,16 +427,25 @@ class RestCountsDropped(Pops):
 
 class _RetryFilter(Popping):
     def _take(
-        self, stage: Stage, request: PopRequest, source: Any, seat: Seat, retry_flag: int, picker: Any, wanted: int, room: int, look: Any
+        self,
+        transaction: Transaction,
+        request: PopRequest,
+        source: Any,
+        seat: Seat,
+        retry_flag: int,
+        picker: Any,
+        wanted: int,
+        room: int,
+        look: Any,
     ) -> Any:
         if retry_flag == NO_RETRY or picker is None or not request.filter.isalnum():
-            return super()._take(stage, request, source, seat, retry_flag, picker, wanted, room, look)
-        standing = stage.standing_or_new(seat)
-        taken = self._read_on(stage, source, seat.queue, standing.next_offset, picker, wanted, room, look)
-        stage.set_standing(seat, Standing(taken.next_offset, standing.last_pop_ms, standing.in_flight))
+            return super()._take(transaction, request, source, seat, retry_flag, picker, wanted, room, look)
+        standing = transaction.standing_or_new(seat)
+        taken = self._read_on(transaction, source, seat.queue, standing.next_offset, picker, wanted, room, look)
+        transaction.set_standing(seat, Standing(taken.next_offset, standing.last_pop_ms, standing.in_flight))
         if not taken.records:
             return None
-        lease = stage.grant(seat, taken.offsets, request.invisible_ms, retry_flag)
+        lease = transaction.grant(seat, taken.offsets, request.invisible_ms, retry_flag)
         return self._slice(lease, request, taken.offsets, taken.records, taken.store_ms)
 
 

@@ -24,16 +24,16 @@ from rmqstore.contract import (
     UpkeepReport,
 )
 from rmqstore.contract.timers import EMPTY_CURSOR
+from rmqstore.engine.kv.base import PutMany, WriteBatch
+from rmqstore.engine.pops.kv_queue_log import RunQueueLog
+from rmqstore.engine.pops.lease import Popping
+from rmqstore.engine.pops.queue_log import DamagedRun
+from rmqstore.engine.pops.retention import Retention
+from rmqstore.engine.pops.settle import Leasing
+from rmqstore.engine.pops.transaction import Transaction
+from rmqstore.engine.schema import CANCELLED, LEASE, LEASES, PURGE, TICK_SEQ, TRACES, U64
+from rmqstore.engine.timers.ticks import Place
 from rmqstore.message import Message
-from rmqstore.ordered.kv import PutMany, WriteBatch
-from rmqstore.ordered.layout import CANCELLED, LEASE, LEASES, PURGE, TICK_SEQ, TRACES, U64
-from rmqstore.ordered.leasing import Leasing
-from rmqstore.ordered.placing import Place
-from rmqstore.ordered.popping import Popping
-from rmqstore.ordered.queuelog import DamagedRun
-from rmqstore.ordered.retention import Retention
-from rmqstore.ordered.runlog import RunQueueLog
-from rmqstore.ordered.stage import Stage
 from rmqstore_conformance.proving.strangers_of_data import with_rows
 from rmqstore_conformance.proving.strangers_planting import LMDB, Pops, Timers, stranger
 
@@ -155,14 +155,14 @@ class RevivesOnePage(Pops):
 
 
 class _NoZero(Leasing):
-    def _give_back(self, stage: Stage, lease: Any, index: int, group: str, topic: str, **how: Any) -> str:
+    def _give_back(self, transaction: Transaction, lease: Any, index: int, group: str, topic: str, **how: Any) -> str:
         settings = self._state.group_settings
         own = settings.get(group)
         if own is None or own.max_retries != 0:
-            return super()._give_back(stage, lease, index, group, topic, **how)
+            return super()._give_back(transaction, lease, index, group, topic, **how)
         settings[group] = msgspec.structs.replace(own, max_retries=None)
         try:
-            return super()._give_back(stage, lease, index, group, topic, **how)
+            return super()._give_back(transaction, lease, index, group, topic, **how)
         finally:
             settings[group] = own
 
@@ -211,7 +211,7 @@ class MarksOfSendsAgeEarly(Pops):
                 self._options = kept
 
 
-class _PurgesByAck(Stage):
+class _PurgesByAck(Transaction):
     def _write_leases(self) -> None:
         super()._write_leases()
         keep_ms = U64.pack(self.now_ms + self.options.outcome_memory_ms)
@@ -230,15 +230,15 @@ class _PurgesByAck(Stage):
 class OutcomesAgeFromAck(Pops):
     """What became of a lease is remembered from its ack on, so that of a long lease is forgotten before it would have expired."""
 
-    def _stage(self, now_ms: int) -> Stage:
-        stage = super()._stage(now_ms)
-        stage.__class__ = _PurgesByAck
-        return stage
+    def _stage(self, now_ms: int) -> Transaction:
+        transaction = super()._stage(now_ms)
+        transaction.__class__ = _PurgesByAck
+        return transaction
 
 
 class _OneGroup(Retention):
-    def _count_expired(self, stage: Stage, topic: Any, queue: int, first: int, target: int) -> Counter[tuple[int, int]]:
-        found = super()._count_expired(stage, topic, queue, first, target)
+    def _count_expired(self, transaction: Transaction, topic: Any, queue: int, first: int, target: int) -> Counter[tuple[int, int]]:
+        found = super()._count_expired(transaction, topic, queue, first, target)
         return Counter(dict(sorted(found.items())[:1]))
 
 
@@ -251,11 +251,11 @@ class ExpiredOfOneGroup(Pops):
 
 
 class _BusyGroups(Popping):
-    def _register(self, stage: Stage, topic: Any, group_id: int, request: Any) -> bool:
-        how = stage.registered(group_id, topic.id)
-        must_wait = super()._register(stage, topic, group_id, request)
+    def _register(self, transaction: Transaction, topic: Any, group_id: int, request: Any) -> bool:
+        how = transaction.registered(group_id, topic.id)
+        must_wait = super()._register(transaction, topic, group_id, request)
         if how is not None and not self._state.waiting(topic, group_id):
-            stage.register(group_id, topic.id, how)
+            transaction.register(group_id, topic.id, how)
         return must_wait
 
 
@@ -331,8 +331,8 @@ class HandlesOfAnyStore(Timers):
 
 
 class _AnyBroker(Leasing):
-    def _check_point(self, stage: Stage, receipt: Any) -> Any:
-        return super()._check_point(stage, msgspec.structs.replace(receipt, broker=self._options.broker))
+    def _check_point(self, transaction: Transaction, receipt: Any) -> Any:
+        return super()._check_point(transaction, msgspec.structs.replace(receipt, broker=self._options.broker))
 
 
 @stranger("P5", "logic")
@@ -374,7 +374,7 @@ class TracesAgeFromCancel(Timers):
             return super().maintain(now_ms, budget)
 
 
-class _ByPopTime(Stage):
+class _ByPopTime(Transaction):
     def grant(self, *lease_of: Any, **how: Any) -> Any:
         lease = super().grant(*lease_of, **how)
         lease.expiry_ms = lease.place[4] + lease.invisible_ms
@@ -385,10 +385,10 @@ class _ByPopTime(Stage):
 class LeasesEndByPopTime(Pops):
     """A lease ends some time after its pop time, which stays ahead of a clock that was set back."""
 
-    def _stage(self, now_ms: int) -> Stage:
-        stage = super()._stage(now_ms)
-        stage.__class__ = _ByPopTime
-        return stage
+    def _stage(self, now_ms: int) -> Transaction:
+        transaction = super()._stage(now_ms)
+        transaction.__class__ = _ByPopTime
+        return transaction
 
 
 class _SkippingLog(RunQueueLog):

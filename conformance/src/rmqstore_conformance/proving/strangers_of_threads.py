@@ -20,14 +20,14 @@ from rmqstore.contract import (
     TimerReceipts,
     WriteStatus,
 )
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.marks import POP_SIDE, TIMER_SIDE, encode_ticks, find_mark, put_marks
+from rmqstore.engine.pops.lease import Popping
+from rmqstore.engine.pops.offsets import Seat, Standing
+from rmqstore.engine.pops.queue_log import DamagedRun
+from rmqstore.engine.pops.transaction import Transaction
+from rmqstore.engine.schema import U64
 from rmqstore.message import GRAVE_PROPERTIES, Message
-from rmqstore.ordered.kv import WriteBatch
-from rmqstore.ordered.layout import U64
-from rmqstore.ordered.marks import POP_SIDE, TIMER_SIDE, encode_ticks, find_mark, put_marks
-from rmqstore.ordered.popping import Popping
-from rmqstore.ordered.queuelog import DamagedRun
-from rmqstore.ordered.stage import Stage
-from rmqstore.ordered.standings import Seat, Standing
 from rmqstore_conformance.proving.strangers_planting import LMDB, Pops, Timers, stranger
 
 
@@ -64,12 +64,12 @@ class SendMarksLookedForEarly(Pops):
 class _From(Popping):
     seen: dict[Seat, int]
 
-    def pop(self, stage: Stage, request: PopRequest, picker: Any) -> tuple[PopResult, Ticket]:
+    def pop(self, transaction: Transaction, request: PopRequest, picker: Any) -> tuple[PopResult, Ticket]:
         for seat, offset in self.seen.items():
-            standing = stage.standing(seat)
+            standing = transaction.standing(seat)
             if standing is not None and standing.next_offset > offset:
-                stage.set_standing(seat, Standing(offset, standing.last_pop_ms, standing.in_flight))
-        return super().pop(stage, request, picker)
+                transaction.set_standing(seat, Standing(offset, standing.last_pop_ms, standing.in_flight))
+        return super().pop(transaction, request, picker)
 
 
 @stranger("P1", "concurrency")

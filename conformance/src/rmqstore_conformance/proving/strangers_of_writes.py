@@ -19,9 +19,9 @@ from rmqstore.contract import (
     TimerReceipts,
     UpkeepReport,
 )
-from rmqstore.message import DLQ_PREFIX
-from rmqstore.ordered.kv import PutMany, WriteBatch
-from rmqstore.ordered.layout import (
+from rmqstore.engine.kv.base import PutMany, WriteBatch
+from rmqstore.engine.marks import POP_SIDE
+from rmqstore.engine.schema import (
     CANCELLED,
     COUNT,
     CURSOR_KEY,
@@ -42,8 +42,8 @@ from rmqstore.ordered.layout import (
     U32,
     U64,
 )
-from rmqstore.ordered.marks import POP_SIDE
-from rmqstore.ordered.placing import Place
+from rmqstore.engine.timers.ticks import Place
+from rmqstore.message import DLQ_PREFIX
 from rmqstore_conformance.proving.strangers_planting import LMDB, Behind, Pops, Timers, in_two, parted, stranger, written_by
 
 _MANY = 1000

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from rmqstore.contract import Engine, EngineInfo, EngineOptions, EngineSession, Ticket
-from rmqstore.ordered.kv import DeleteMany, DeleteRange, PutMany, WriteBatch
+from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany, WriteBatch
 from rmqstore.plugins import get_plugins
 from rmqstore_conformance.proving.planting import PREFIX
 
@@ -44,8 +44,8 @@ class _Fault:
 
 
 if TYPE_CHECKING:
-    from rmqstore.ordered.pops import OrderedPops
-    from rmqstore.ordered.timers import OrderedTimers
+    from rmqstore.engine.pops.store import OrderedPops
+    from rmqstore.engine.timers.store import OrderedTimers
 
     class Timers(_Fault, OrderedTimers):
         """Base of faults of the timers."""

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from rmqstore.contract.engine import EngineOptions
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.kv.buffered import BufferedKV
 from rmqstore.errors import CorruptStoreError, StoreError, StoreFullError, StoreLockedError, StorePoisonedError
-from rmqstore.ordered.buffered import BufferedKV
-from rmqstore.ordered.kv import WriteBatch
 from rmqstore_sqlite.engine import SqliteEngine
 from rmqstore_sqlite.kv import FILE, WAL_BYTES, SqliteBase, open_sqlite
 from rmqstore_sqlite.plugin import INFO, rmqstore_engines
@@ -26,7 +26,7 @@ OPTIONS = EngineOptions(store_tag=1, broker="b")
 CHILD = """
 import os, sys
 from pathlib import Path
-from rmqstore.ordered.kv import WriteBatch
+from rmqstore.engine.kv.base import WriteBatch
 from rmqstore_sqlite.kv import open_sqlite
 kv = open_sqlite(Path(sys.argv[1]), 2)
 def put(number):

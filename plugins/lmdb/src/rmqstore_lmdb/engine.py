@@ -1,12 +1,12 @@
-"""The ``lmdb`` engine: ``rmqstore.ordered`` over LMDB, one durable transaction per group of calls."""
+"""The ``lmdb`` engine: ``rmqstore.engine`` over LMDB, one durable transaction per group of calls."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from rmqstore.contract.engine import Engine, EngineOptions, EngineSession
-from rmqstore.ordered.layout import SPACES
-from rmqstore.ordered.session import open_session
+from rmqstore.engine.schema import SPACES
+from rmqstore.engine.session import open_session
 from rmqstore_lmdb.kv import AUTO, FORMAT_VERSION, MAP_BYTES, open_lmdb
 from rmqstore_lmdb.reading import view_lmdb
 

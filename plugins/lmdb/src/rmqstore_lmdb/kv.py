@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, Final
 
 import lmdb
 
+from rmqstore.engine.kv.buffered import Base, BufferedKV, Entry, View, ViewLostError
+from rmqstore.engine.kv.directory import NO_ROOM, EngineHome
+from rmqstore.engine.kv.overlay import SpaceChange
 from rmqstore.errors import (
     CorruptStoreError,
     StoreClosedError,
     StoreFullError,
     StorePathError,
 )
-from rmqstore.ordered.buffered import Base, BufferedKV, Entry, View, ViewLostError
-from rmqstore.ordered.home import NO_ROOM, EngineHome
-from rmqstore.ordered.overlay import SpaceChange
 from rmqstore_lmdb import reading
 from rmqstore_lmdb.memory import stays_in_memory
 from rmqstore_lmdb.pages import page_of, translated

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import lmdb
 
+from rmqstore.engine.kv.base import take_page
+from rmqstore.engine.kv.buffered import Entry
 from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreError, StoreFullError, StoreLockedError, StorePathError
-from rmqstore.ordered.buffered import Entry
-from rmqstore.ordered.kv import take_page
 
 if TYPE_CHECKING:
     from lmdb import _Database

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Final
 
 import lmdb
 
+from rmqstore.engine.kv.directory import EngineHome
+from rmqstore.engine.kv.snapshot_view import Entry, FixedView, ViewKV
 from rmqstore.errors import CorruptStoreError, StoreError, StorePathError
-from rmqstore.ordered.home import EngineHome
-from rmqstore.ordered.viewing import Entry, FixedView, ViewKV
 from rmqstore_lmdb.memory import stays_in_memory
 from rmqstore_lmdb.pages import page_of, translated
 

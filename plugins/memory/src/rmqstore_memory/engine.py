@@ -16,11 +16,11 @@ An engine is three things, one module each:
    - *a creation that crashed half way*: start afresh, never fail;
    - *damage*: ``CorruptStoreError`` with the file's name.
 
-   ``rmqstore.ordered.home.EngineHome`` does the first three for an engine that keeps files; the ``lmdb`` engine shows how.
+   ``rmqstore.engine.kv.directory.EngineHome`` does the first three for an engine that keeps files; the ``lmdb`` engine shows how.
 
 3. ``kv.py`` adapts the database. If it keeps keys in order, adapt it to ``OrderedKV`` and hand that to ``open_session``, which brings
    timers, pops, leases, retries and dead letters with it. A database that only knows durable transactions implements the smaller
-   ``rmqstore.ordered.buffered.Base`` instead. An engine with a design of its own implements ``TimerStore`` and ``PopStore`` directly.
+   ``rmqstore.engine.kv.buffered.Base`` instead. An engine with a design of its own implements ``TimerStore`` and ``PopStore`` directly.
 
 Then run the conformance suite against it: it reads the declared capabilities and tries to refute them.
 """
@@ -30,9 +30,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rmqstore.contract.engine import Engine, EngineOptions, EngineSession
+from rmqstore.engine.schema import SPACES
+from rmqstore.engine.session import open_session
 from rmqstore.errors import FormatVersionError
-from rmqstore.ordered.layout import SPACES
-from rmqstore.ordered.session import open_session
 from rmqstore_memory.kv import MemoryKV
 
 

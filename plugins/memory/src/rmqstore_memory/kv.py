@@ -1,54 +1,53 @@
 """A sorted map in memory as an ``OrderedKV``.
 
-This is all that a key-ordered database has to give. Read it beside ``rmqstore.ordered.kv``, which says what each method promises.
+This is all that a key-ordered database has to give. Read it beside ``rmqstore.engine.kv.base``, which says what each method promises.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from rmqstore.engine.kv.base import PAGE_BYTES, Alone, DeleteMany, PutMany, WriteBatch, at_once, take_page
+from rmqstore.engine.kv.group_commit import CommittedKV, GroupCommit
+from rmqstore.engine.kv.overlay import SortedMap
 from rmqstore.errors import UnsupportedOperationError
-from rmqstore.ordered.gate import Gate
-from rmqstore.ordered.gated import GatedKV
-from rmqstore.ordered.kv import PAGE_BYTES, Alone, DeleteMany, PutMany, WriteBatch, at_once, take_page
-from rmqstore.ordered.overlay import SortedMap
 
 
-class MemoryKV(GatedKV):
+class MemoryKV(CommittedKV):
     """One sorted map per space, one lock around them all.
 
-    ``Gate`` is the part that every adapter shares: it counts positions, lets one thread sync for all that wait, and refuses calls on a
-    closed store or in a forked child. A sync has nothing to do here, but positions become durable by it as in any other adapter, so
+    ``GroupCommit`` is the part that every adapter shares: it counts positions, lets one thread sync for all that wait, and refuses calls
+    on a closed store or in a forked child. A sync has nothing to do here, but positions become durable by it as in any other adapter, so
     code that forgets to sync shows up with this one too.
     """
 
     def __init__(self, name: str, spaces: int) -> None:
         self._maps: list[SortedMap[bytes]] = [SortedMap() for _ in range(spaces)]
         self._under_way: WriteBatch | None = None
-        self._gate = Gate(name, lambda: self._gate.position)
+        self._commits = GroupCommit(name, lambda: self._commits.position)
 
     # ------------------------------------------------------------ reads: under the lock, so that half a batch is never seen
 
     def get(self, space: int, key: bytes) -> bytes | None:
         """Return the value of ``key``, or None."""
-        self._gate.check()
-        with self._gate.lock:
+        self._commits.check()
+        with self._commits.lock:
             return self._maps[space].items.get(key)
 
     def scan(
         self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool = False, page_bytes: int = PAGE_BYTES
     ) -> list[tuple[bytes, bytes]]:
         """Return a page of a range; ``take_page`` ends it at either bound."""
-        self._gate.check()
-        with self._gate.lock:
+        self._commits.check()
+        with self._commits.lock:
             return take_page(self._maps[space].range(start, stop, reverse=reverse), limit, page_bytes)
 
     # ------------------------------------------------------------ writes: visible at once, durable by sync
 
     def write(self, batch: WriteBatch) -> int:
         """Apply the changes in their order, all or nothing, and give the batch the next position."""
-        self._gate.check()
-        with self._gate.lock:
+        self._commits.check()
+        with self._commits.lock:
             self._under_way = batch
             return self._finish(batch)
 
@@ -62,13 +61,13 @@ class MemoryKV(GatedKV):
                 entries.remove_many(op.keys)
             else:
                 entries.remove_range(op.start, op.stop)
-        position = self._gate.position = self._gate.position + 1
+        position = self._commits.position = self._commits.position + 1
         self._under_way = None
         return position
 
     def after_interrupt(self) -> None:
         """Finish a write that was cut short; the order of the keys is worked out anew, as a read may have been cut short over it."""
-        with self._gate.lock:
+        with self._commits.lock:
             for entries in self._maps:
                 entries.sort_anew()
             if self._under_way is not None:
@@ -86,6 +85,6 @@ class MemoryKV(GatedKV):
 
     def close(self) -> None:
         """Forget everything."""
-        if not self._gate.closed:
-            self._gate.close()
+        if not self._commits.closed:
+            self._commits.close()
             self._maps = [SortedMap() for _ in self._maps]

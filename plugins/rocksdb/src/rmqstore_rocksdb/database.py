@@ -14,8 +14,8 @@ from pathlib import Path
 import rocksdict
 from rocksdict import Rdict
 
+from rmqstore.engine.kv.base import DeleteMany, PutMany, WriteBatch
 from rmqstore.errors import StoreForkedError
-from rmqstore.ordered.kv import DeleteMany, PutMany, WriteBatch
 from rmqstore_rocksdb.tuning import RocksDBTuning, options, translated
 
 

@@ -1,4 +1,4 @@
-"""The ``rocksdb`` engine: ``rmqstore.ordered`` over :class:`~rmqstore_rocksdb.kv.RocksDBKV`."""
+"""The ``rocksdb`` engine: ``rmqstore.engine`` over :class:`~rmqstore_rocksdb.kv.RocksDBKV`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from rmqstore.contract.engine import Engine, EngineOptions, EngineSession
-from rmqstore.ordered.layout import SPACES
-from rmqstore.ordered.session import open_session
+from rmqstore.engine.schema import SPACES
+from rmqstore.engine.session import open_session
 from rmqstore_rocksdb.kv import open_rocksdb
 from rmqstore_rocksdb.reading import view_rocksdb
 from rmqstore_rocksdb.tuning import RocksDBTuning

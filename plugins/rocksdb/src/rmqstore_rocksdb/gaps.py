@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rmqstore.ordered.kv import DeleteMany, DeleteRange, WriteBatch
-from rmqstore.ordered.layout import after_prefix
+from rmqstore.engine.kv.base import DeleteMany, DeleteRange, WriteBatch
+from rmqstore.engine.schema import after_prefix
 
 _PREFIX_BYTES = 2
 """The beginning of a table is a byte, and maybe another one, of what its keys share."""

@@ -26,12 +26,10 @@ from threading import Lock, RLock
 from traceback import clear_frames
 from typing import Any, Final
 
+from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once
+from rmqstore.engine.kv.directory import EngineHome, copy_tree
+from rmqstore.engine.kv.group_commit import CommittedKV, GroupCommit
 from rmqstore.errors import CorruptStoreError, StoreFullError
-from rmqstore.ordered.gate import Gate
-from rmqstore.ordered.gated import GatedKV
-from rmqstore.ordered.home import EngineHome
-from rmqstore.ordered.kv import PAGE_BYTES, Alone, WriteBatch, at_once
-from rmqstore.ordered.tree_copy import copy_tree
 from rmqstore_rocksdb import wal
 from rmqstore_rocksdb.database import Database
 from rmqstore_rocksdb.gaps import Gaps
@@ -68,15 +66,15 @@ def open_rocksdb(directory: Path, spaces: Sequence[str], tuning: RocksDBTuning) 
         raise
 
 
-class RocksDBKV(GatedKV):
+class RocksDBKV(CommittedKV):
     """See the module docstring; made by :func:`open_rocksdb`."""
 
     def __init__(self, home: EngineHome, spaces: Sequence[str], tuning: RocksDBTuning) -> None:
         self._home = home
         self._spaces = tuple(spaces)
         self._tuning = tuning
-        self._gate = Gate(str(home.directory), self._sync_wal, keeps_written=True)
-        self._lock = self._gate.lock
+        self._commits = GroupCommit(str(home.directory), self._sync_wal, keeps_written=True)
+        self._lock = self._commits.lock
         self._found_no_room = False
         self._gaps = Gaps(len(spaces))
         self._scanning = Lock()
@@ -126,13 +124,13 @@ class RocksDBKV(GatedKV):
 
     def _values(self, space: int, keys: Any) -> Any:
         """Return what the database gives for one key or a list of them."""
-        gate = self._gate
-        if gate.refusal is not None:
-            gate.check()
+        commits = self._commits
+        if commits.refusal is not None:
+            commits.check()
         try:
             return self._db.families[space].get(keys)
         except Exception as error:
-            gate.check()
+            commits.check()
             raise translated(error, self._home.database) from error
 
     def scan(
@@ -141,8 +139,8 @@ class RocksDBKV(GatedKV):
         """Return a page; see ``OrderedKV.scan``."""
         if limit <= 0 or (stop is not None and start >= stop):
             return []
-        if self._gate.refusal is not None:
-            self._gate.check()
+        if self._commits.refusal is not None:
+            self._commits.check()
         # One at a time, which costs nothing as all of it holds the GIL; so a close knows by the lock that none is left.
         with self._scanning:
             try:
@@ -153,8 +151,8 @@ class RocksDBKV(GatedKV):
     def _page(self, space: int, start: bytes, stop: bytes | None, limit: int, page_bytes: int, *, reverse: bool) -> list[_Entry]:
         gaps = self._gaps
         with self._lock:
-            if self._gate.refusal is not None:
-                self._gate.check()
+            if self._commits.refusal is not None:
+                self._commits.check()
             begin = start if reverse else gaps.floor(space, start)
             if stop is not None and begin >= stop:
                 return []
@@ -176,25 +174,25 @@ class RocksDBKV(GatedKV):
 
     def write(self, batch: WriteBatch) -> int:
         """Append ``batch`` to the WAL and make it visible, atomically."""
-        gate = self._gate
-        if gate.refusal is not None:
-            gate.check()
+        commits = self._commits
+        if commits.refusal is not None:
+            commits.check()
         with self._lock:
-            if gate.refusal is not None:
-                gate.check()
+            if commits.refusal is not None:
+                commits.check()
             try:
                 self._db.write(batch)
                 self._gaps.follow(batch)
                 self._sequence = self._db.sequence()
-                gate.position += 1
-                return gate.position
+                commits.position += 1
+                return commits.position
             except BaseException as error:
                 problem = self._problem(error)
                 self._found_no_room |= isinstance(problem, StoreFullError)
                 cause = error
         if isinstance(problem, StoreFullError):
-            raise gate.refuse_full(problem) from cause
-        raise gate.refuse_poisoned(problem, "a write") from cause
+            raise commits.refuse_full(problem) from cause
+        raise commits.refuse_poisoned(problem, "a write") from cause
 
     def _problem(self, error: BaseException) -> Exception:
         """Return what RocksDB said, in the store's terms; raise what came from elsewhere, a signal handler for one."""
@@ -209,12 +207,12 @@ class RocksDBKV(GatedKV):
         with self._lock:
             self._gaps = Gaps(len(self._spaces))
             if (sequence := self._db.sequence()) != self._sequence:
-                self._gate.position += 1
+                self._commits.position += 1
                 self._sequence = sequence
 
     def _sync_wal(self) -> int:
         with self._lock:
-            reached, sequence = self._gate.position, self._sequence
+            reached, sequence = self._commits.position, self._sequence
             crowded = self._gaps.crowded(_TOMBSTONES)
         try:
             for space in crowded:
@@ -241,9 +239,9 @@ class RocksDBKV(GatedKV):
 
     def reopen(self) -> None:
         """Open the database again; what its WAL still holds is there and durable afterwards."""
-        if self._gate.refusal is None:
+        if self._commits.refusal is None:
             self.sync()
-        self._gate.wait_refused()
+        self._commits.wait_refused()
         self._let_go()
         self._db = self._open()
         self._gaps = Gaps(len(self._spaces))
@@ -251,7 +249,7 @@ class RocksDBKV(GatedKV):
         kept = self.position if recovered >= self._sequence else self.durable_position
         self._sequence = recovered
         self._found_no_room = False
-        self._gate.readmit(kept)
+        self._commits.readmit(kept)
 
     def snapshot(self, path: Path, alone: Alone = at_once) -> None:
         """Write a RocksDB checkpoint, which shares the table files by hard links where the file system can.
@@ -277,7 +275,7 @@ class RocksDBKV(GatedKV):
 
     def _checkpoint(self, path: Path) -> None:
         with self._copying:
-            self._gate.check()
+            self._commits.check()
             try:
                 self._db.checkpoint(path)
             except Exception as error:
@@ -285,14 +283,14 @@ class RocksDBKV(GatedKV):
 
     def close(self) -> None:
         """Sync, flush what is in memory so that the next open replays nothing, and let go of the files; idempotent."""
-        gate = self._gate
-        if gate.closed:
+        commits = self._commits
+        if commits.closed:
             return
         try:
-            if gate.refusal is None:
-                gate.sync(None)
+            if commits.refusal is None:
+                commits.sync(None)
         finally:
-            gate.close()
+            commits.close()
             self._let_go()
             os.close(self._mark_fd)
             self._home.close()

@@ -22,9 +22,9 @@ from pathlib import Path
 from traceback import clear_frames
 from typing import Final
 
+from rmqstore.engine.kv.directory import EngineHome
+from rmqstore.engine.kv.snapshot_view import FixedView, ViewKV
 from rmqstore.errors import CorruptStoreError, RmqstoreError, StorePathError
-from rmqstore.ordered.home import EngineHome
-from rmqstore.ordered.viewing import FixedView, ViewKV
 from rmqstore_rocksdb import wal
 from rmqstore_rocksdb.database import Database
 from rmqstore_rocksdb.kv import FORMAT_VERSION, promise_broken, read_mark

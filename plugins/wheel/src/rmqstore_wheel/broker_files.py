@@ -29,12 +29,11 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from rmqstore.contract import NO_RETRY
+from rmqstore.engine.pops.checkpoint import LEASED, Lease
+from rmqstore.engine.pops.fifo import FifoRun, load_fifo
+from rmqstore.engine.pops.offsets import Seat, load_groups, load_standings, load_topics
+from rmqstore.engine.schema import EXPIRY, LEASE, LEASE_KEY, LEASES, U64, after_prefix
 from rmqstore.errors import CorruptStoreError
-from rmqstore.ordered.fifo import FifoRun, load_fifo
-from rmqstore.ordered.layout import EXPIRY, LEASE, LEASE_KEY, LEASES, U64, after_prefix
-from rmqstore.ordered.leases import LEASED, Lease
-from rmqstore.ordered.queues import load_topics
-from rmqstore.ordered.standings import Seat, load_groups, load_standings
 from rmqstore_wheel.check_point import CheckPoint
 from rmqstore_wheel.formats import consumer_offsets, order_info, timer_check
 from rmqstore_wheel.formats.config_files import BACKUP_SUFFIX, DataVersion

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from rmqstore.batch import MessageBatch
+from rmqstore.engine.runs import parked_message
 from rmqstore.errors import CorruptStoreError
-from rmqstore.ordered.parked import parked_message
 from rmqstore_wheel import records, sums
 from rmqstore_wheel.addressing import for_delivery
 from rmqstore_wheel.commit_log import CommitLog

@@ -28,8 +28,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from rmqstore.contract import PopBuffer
-from rmqstore.ordered.kv import DeleteMany, PutMany
-from rmqstore.ordered.layout import COUNT, EPOCH_KEY, FIFO, LEASE, LEASES, MARK, MARK_AGE, META, STANDING, TOPIC, TRACES
+from rmqstore.engine.kv.base import DeleteMany, PutMany
+from rmqstore.engine.schema import COUNT, EPOCH_KEY, FIFO, LEASE, LEASES, MARK, MARK_AGE, META, STANDING, TOPIC, TRACES
 from rmqstore_wheel.journal import Change
 from rmqstore_wheel.state import State
 

@@ -2,7 +2,7 @@
 
 A record of the topic :data:`TOPIC`, whose body is MessagePack: a list of changes, each a list that begins with its kind::
 
-    [0, space, [[key, value], …]]     set keys                 spaces and keys are those of rmqstore.ordered.layout
+    [0, space, [[key, value], …]]     set keys                 spaces and keys are those of rmqstore.engine.schema
     [1, space, [key, …]]              remove keys
     [2, space, start, stop]           remove the keys from start to before stop
     [3, topic, queue]                 remove a queue with all its messages
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rmqstore.ordered.kv import DeleteMany, DeleteRange, PutMany
+from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany
 from rmqstore_wheel.formats.commit_log import Form
 
 TOPIC: Final = "rmq_sys_rmqstore_journal"

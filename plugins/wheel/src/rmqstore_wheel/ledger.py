@@ -22,14 +22,12 @@ from threading import Lock
 from typing import Final
 
 from rmqstore.contract import PopBuffer
+from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once
+from rmqstore.engine.kv.directory import NO_ROOM, EngineHome
+from rmqstore.engine.kv.group_commit import CommittedKV, GroupCommit, is_from_outside
+from rmqstore.engine.pops.offsets import load_kept, load_topics
+from rmqstore.engine.schema import EPOCH_KEY, META
 from rmqstore.errors import CorruptStoreError, StoreError, StoreFullError
-from rmqstore.ordered.gate import Gate, is_from_outside
-from rmqstore.ordered.gated import GatedKV
-from rmqstore.ordered.home import NO_ROOM, EngineHome
-from rmqstore.ordered.kv import PAGE_BYTES, Alone, WriteBatch, at_once
-from rmqstore.ordered.layout import EPOCH_KEY, META
-from rmqstore.ordered.queues import load_topics
-from rmqstore.ordered.standings import load_kept
 from rmqstore_wheel import check_point, frames, journal
 from rmqstore_wheel.appending import Messages, One, gathered
 from rmqstore_wheel.check_point import CheckPoint
@@ -49,7 +47,7 @@ _REBUILD: Final = "rebuild"
 """A file of this name says that the caches are to be made anew."""
 
 
-class Ledger(GatedKV):
+class Ledger(CommittedKV):
     """One open engine directory; see the module docstring.
 
     Args:
@@ -105,25 +103,25 @@ class Ledger(GatedKV):
         self._journal_records = 0
         self._check_point = CheckPoint()
         self._calls = 0
-        self._gate = Gate(str(root.parent), self._sync_log, keeps_written=True)
+        self._commits = GroupCommit(str(root.parent), self._sync_log, keeps_written=True)
 
     # ------------------------------------------------------------ reads
 
     def get(self, space: int, key: bytes) -> bytes | None:
-        self._gate.check()
-        with self._gate.lock:
+        self._commits.check()
+        with self._commits.lock:
             return self.state.get(space, key)
 
     def scan(
         self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool = False, page_bytes: int = PAGE_BYTES
     ) -> list[tuple[bytes, bytes]]:
-        self._gate.check()
-        with self._gate.lock:
+        self._commits.check()
+        with self._commits.lock:
             return self.state.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
 
     def check(self) -> None:
         """Raise when calls are refused."""
-        self._gate.check()
+        self._commits.check()
 
     # ------------------------------------------------------------ writes
 
@@ -149,10 +147,10 @@ class Ledger(GatedKV):
 
     def _hold(self, changes: Sequence[Change]) -> int:
         """Apply a call that the log is told later; see ``held_pops``."""
-        self._gate.check()
-        with self._gate.lock:
+        self._commits.check()
+        with self._commits.lock:
             self._apply(changes)
-            return self._gate.position
+            return self._commits.position
 
     def write_back(self) -> bool:
         if not self.held:
@@ -175,7 +173,7 @@ class Ledger(GatedKV):
             StoreFullError: no room; nothing was written.
             StorePoisonedError: the disk failed.
         """
-        self._gate.check()
+        self._commits.check()
         changes = list(changes)
         if self.queues.dropped:
             self._free_names(messages)
@@ -186,10 +184,10 @@ class Ledger(GatedKV):
             raise self._refusal(error) from error
         for commit in written.commits:
             commit()
-        with self._gate.lock:
+        with self._commits.lock:
             self._apply(changes)
-            self._gate.position += 1
-            position = self._gate.position
+            self._commits.position += 1
+            position = self._commits.position
         self._journal_records += written.journal_records
         self._calls += 1
         for each in messages:
@@ -217,8 +215,8 @@ class Ledger(GatedKV):
         if is_from_outside(error):
             raise error
         if error.errno in NO_ROOM:
-            return StoreFullError(f"{self._gate.name}: no room ({error.strerror}); make room and try again")
-        return self._gate.refuse_poisoned(error, "a write")
+            return StoreFullError(f"{self._commits.name}: no room ({error.strerror}); make room and try again")
+        return self._commits.refuse_poisoned(error, "a write")
 
     def apply_again(self, changes: Sequence[Change], offset: int) -> None:
         """Apply what a journal record says that lies at an offset of the log, at an open."""
@@ -244,14 +242,14 @@ class Ledger(GatedKV):
     # ------------------------------------------------------------ durability
 
     def _sync_log(self) -> int:
-        with self._gate.lock:
-            position = self._gate.position
+        with self._commits.lock:
+            position = self._commits.position
         self.log.sync()
         return position
 
     def reopen(self) -> None:
         """A write that found no room changed nothing, so there is nothing to read anew."""
-        self._gate.check()
+        self._commits.check()
 
     def after_interrupt(self) -> None:
         """Let go of all files and open them again, as after a crash: what is in the log is there, and all else is made from that.
@@ -261,15 +259,15 @@ class Ledger(GatedKV):
         """
         if self.held:
             held = InterruptedError("it was interrupted, and pops and acks are in the buffer that the log does not know")
-            raise self._gate.refuse_poisoned(held, "a call")
+            raise self._commits.refuse_poisoned(held, "a call")
         # No sync comes between.
-        with self._gate.leading:
+        with self._commits.leading:
             try:
                 self._open_again()
             except Exception as error:
                 if is_from_outside(error):
                     raise
-                raise self._gate.refuse_poisoned(error, "opening the files again after an interrupt") from error
+                raise self._commits.refuse_poisoned(error, "opening the files again after an interrupt") from error
         for begin_anew in self.reopened:
             begin_anew()
 
@@ -281,9 +279,9 @@ class Ledger(GatedKV):
         self.open(self.timers)
         # It is the same session.
         self.epoch = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
-        with self._gate.lock:
-            self._gate.position += 1
-            self._gate.durable_position = self._gate.position
+        with self._commits.lock:
+            self._commits.position += 1
+            self._commits.durable_position = self._commits.position
 
     # ------------------------------------------------------------ opening
 
@@ -309,7 +307,7 @@ class Ledger(GatedKV):
                 self.queues.trim(ids[topic_id], queue, first)
         stored = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
         self.epoch = max(stored + 1, self._min_epoch, self.epoch)
-        self._gate.durable_position = self._gate.position
+        self._commits.durable_position = self._commits.position
         self._doubts = {Doubt.REWRITTEN} if (self._own / _REBUILD).exists() else set()
 
     def doubt(self, why: Doubt) -> None:
@@ -471,9 +469,9 @@ class Ledger(GatedKV):
             self._home.snapshot(path, lambda copy: StoreCopy(self, copy).make(alone))
 
     def close(self) -> None:
-        if self._gate.closed:
+        if self._commits.closed:
             return
-        refusal = self._gate.refusal
+        refusal = self._commits.refusal
         try:
             if refusal is None:
                 self.write_back()
@@ -485,7 +483,7 @@ class Ledger(GatedKV):
                     with self.translated():
                         self.readers.closed()
         finally:
-            self._gate.close()
+            self._commits.close()
             if self.readers is not None:
                 self.readers.close()
             self.timers.close()

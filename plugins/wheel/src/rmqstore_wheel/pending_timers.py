@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 
 from rmqstore.contract import PendingCounts, PendingTimer, ScanPage, TimerCursor, TimerHandle
+from rmqstore.engine.kv.base import PAGE_BYTES
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import Message
-from rmqstore.ordered.kv import PAGE_BYTES
 from rmqstore_wheel.due import Due, joined
 from rmqstore_wheel.fetching import Fetcher
 from rmqstore_wheel.timer_index import TimerIndex

@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 
 from rmqstore.batch import MessageBatch
+from rmqstore.engine.kv.base import PAGE_BYTES, WriteBatch
+from rmqstore.engine.pops.offsets import Topic
+from rmqstore.engine.pops.queue_log import Aged, DamagedRun, PlacedRun, QueueLog, Run
+from rmqstore.engine.records import RecordFormat
+from rmqstore.engine.schema import QUEUE
 from rmqstore.errors import CorruptStoreError
-from rmqstore.ordered.kv import PAGE_BYTES, WriteBatch
-from rmqstore.ordered.layout import QUEUE
-from rmqstore.ordered.queuelog import Aged, DamagedRun, PlacedRun, QueueLog, Run
-from rmqstore.ordered.queues import Topic
-from rmqstore.ordered.recordformat import RecordFormat
 from rmqstore_wheel import records as log_records
 from rmqstore_wheel.appending import Append
 from rmqstore_wheel.formats import commit_log as log_format

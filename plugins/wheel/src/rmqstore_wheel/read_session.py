@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from rmqstore.contract import EngineOptions, PendingTimer, TimerCursor, TimerHandle
+from rmqstore.engine.kv.directory import EngineHome
+from rmqstore.engine.kv.snapshot_view import ViewKV
+from rmqstore.engine.schema import CURSOR_KEY, META
+from rmqstore.engine.session import ReadingTimers, ReadOnlyPops, ReadSession, check_read_layout
+from rmqstore.engine.shared import Shared
 from rmqstore.errors import CorruptStoreError
-from rmqstore.ordered.home import EngineHome
-from rmqstore.ordered.layout import CURSOR_KEY, META
-from rmqstore.ordered.readonly import ReadingTimers, ReadOnlyPops
-from rmqstore.ordered.session import ReadSession, check_read_layout
-from rmqstore.ordered.shared import Shared
-from rmqstore.ordered.viewing import ViewKV
 from rmqstore_wheel.ledger_ports import Sizes
 from rmqstore_wheel.queue_log import WheelQueueLog
 from rmqstore_wheel.read_units import OutrunError

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from rmqstore.contract import EngineOptions
+from rmqstore.engine.kv.directory import EngineHome
+from rmqstore.engine.kv.snapshot_view import Entry, FixedView
 from rmqstore.errors import CorruptStoreError, RmqstoreError, StorePathError
-from rmqstore.ordered.home import EngineHome
-from rmqstore.ordered.viewing import Entry, FixedView
 from rmqstore_wheel import check_point
 from rmqstore_wheel.check_point import CheckPoint
 from rmqstore_wheel.ledger import Ledger

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.batch import IN_SCHEMA, MessageBatch
+from rmqstore.engine.records import Delivery
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import Message, PoppedMessage, Proof
-from rmqstore.ordered.recordformat import Delivery
 from rmqstore_wheel import sums
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import log_columns, log_reading, messages

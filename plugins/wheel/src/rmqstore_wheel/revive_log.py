@@ -29,10 +29,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rmqstore.contract import NO_RETRY, REVIVE_QUEUES, revive_qid_of
-from rmqstore.ordered.kv import DeleteMany, DeleteRange, PutMany
-from rmqstore.ordered.layout import GONE, GROUP, LEASE, LEASE_KEY, LEASES, META, REGISTERED, STANDING, TOPIC, U32, after_prefix
-from rmqstore.ordered.leases import LEASED, MOVED, Lease
-from rmqstore.ordered.standings import Registered
+from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany
+from rmqstore.engine.pops.checkpoint import LEASED, MOVED, Lease
+from rmqstore.engine.pops.offsets import Registered
+from rmqstore.engine.schema import GONE, GROUP, LEASE, LEASE_KEY, LEASES, META, REGISTERED, STANDING, TOPIC, U32, after_prefix
 from rmqstore_wheel.formats import check_points as codec
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import consume_queue

@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from rmqstore.ordered.layout import LEASES
-from rmqstore.ordered.leases import LEASED, Lease
+from rmqstore.engine.pops.checkpoint import LEASED, Lease
+from rmqstore.engine.schema import LEASES
 from rmqstore_wheel.ledger import Ledger
 
 _PAGE: Final = 4096

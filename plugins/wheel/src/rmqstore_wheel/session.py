@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from rmqstore.contract import EngineOptions
+from rmqstore.engine.kv.directory import NO_ROOM, EngineHome
+from rmqstore.engine.session import SharedSession, check_layout
+from rmqstore.engine.shared import Shared
 from rmqstore.errors import StoreError, StoreFullError, StorePathError
-from rmqstore.ordered.home import NO_ROOM, EngineHome
-from rmqstore.ordered.session import SharedSession, check_layout
-from rmqstore.ordered.shared import Shared
 from rmqstore_wheel.disk import Disk
 from rmqstore_wheel.for_brokers import ForBrokers
 from rmqstore_wheel.ledger import Ledger

@@ -1,6 +1,6 @@
 """The state of both sides beside messages and timers: sorted maps in memory, one a space, which the journal makes durable.
 
-Leases, outcomes, offsets, groups, marks: what ``rmqstore.ordered.layout`` calls ``meta``, ``traces`` and ``leases``.
+Leases, outcomes, offsets, groups, marks: what ``rmqstore.engine.schema`` calls ``meta``, ``traces`` and ``leases``.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from rmqstore.ordered.kv import DeleteMany, DeleteRange, PutMany, take_page
-from rmqstore.ordered.layout import LEASES, META, SPACES, TRACES
-from rmqstore.ordered.overlay import SortedMap
+from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany, take_page
+from rmqstore.engine.kv.overlay import SortedMap
+from rmqstore.engine.schema import LEASES, META, SPACES, TRACES
 from rmqstore_wheel.journal import Change, Copied
 
 KEPT_SPACES: Final = (META, TRACES, LEASES)

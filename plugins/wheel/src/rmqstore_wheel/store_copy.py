@@ -21,8 +21,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rmqstore.ordered.kv import Alone
-from rmqstore.ordered.tree_copy import copy_file, copy_tree
+from rmqstore.engine.kv.base import Alone
+from rmqstore.engine.kv.directory import copy_file, copy_tree
 from rmqstore_wheel.open_marks import OF_OPEN_STORE
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rmqstore.contract import CancelOutcome, TimerCursor
-from rmqstore.ordered import traces
-from rmqstore.ordered.placing import Place
-from rmqstore.ordered.timerside import is_possible
+from rmqstore.engine.timers import tombstones as traces
+from rmqstore.engine.timers.side import is_possible
+from rmqstore.engine.timers.ticks import Place
 from rmqstore_wheel.facts import TIMER, FactRows
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.ledger import Ledger

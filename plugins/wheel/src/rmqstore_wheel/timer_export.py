@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from rmqstore.contract import TimerCursor
 from rmqstore.contract.state import CANCELLED, DELIVERED, TIMER_TABLES, StatePage
+from rmqstore.engine.schema import META, PAIR, SEAL_KEY, U64
+from rmqstore.engine.state.exports import as_batch, epoch_of, listed, schema_of
+from rmqstore.engine.timers.transfer import export_timers
 from rmqstore.errors import CorruptStoreError
-from rmqstore.ordered.exporting import as_batch, epoch_of, listed, schema_of
-from rmqstore.ordered.layout import META, PAIR, SEAL_KEY, U64
-from rmqstore.ordered.timerexport import export_timers
 from rmqstore_wheel import facts as fact_log
 from rmqstore_wheel.due import Due, joined
 from rmqstore_wheel.facts import TIMER

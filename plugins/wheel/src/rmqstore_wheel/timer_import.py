@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from rmqstore.contract import TimerCursor
-from rmqstore.ordered.importing import numbers
-from rmqstore.ordered.kv import OrderedKV, WriteBatch
-from rmqstore.ordered.layout import META, U64
-from rmqstore.ordered.timerimport import TimerImport
+from rmqstore.engine.kv.base import OrderedKV, WriteBatch
+from rmqstore.engine.schema import META, U64
+from rmqstore.engine.state.imports import numbers
+from rmqstore.engine.timers.transfer import TimerImport
 from rmqstore_wheel.appending import Messages
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.timer_index import LAST_SEQ_KEY, TimerIndex, noted_last_seq

@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from rmqstore.contract import EMPTY_CURSOR, TimerCursor
-from rmqstore.ordered.kv import OrderedKV, PutMany
-from rmqstore.ordered.layout import META, U64
+from rmqstore.engine.kv.base import OrderedKV, PutMany
+from rmqstore.engine.schema import META, U64
 from rmqstore_wheel import facts as fact_log
 from rmqstore_wheel.bits import Bits
 from rmqstore_wheel.check_point import TimerSection

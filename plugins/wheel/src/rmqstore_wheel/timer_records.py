@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 
 from rmqstore.batch import MessageBatch
 from rmqstore.columns import constant_of
+from rmqstore.engine.state.imports import messages_in
+from rmqstore.engine.timers.ticks import tick_and_due, ticks_and_dues
 from rmqstore.message import Message
-from rmqstore.ordered.importing import messages_in
-from rmqstore.ordered.placing import tick_and_due, ticks_and_dues
 from rmqstore_wheel import sums
 from rmqstore_wheel.addressing import EPOCH, TICK
 from rmqstore_wheel.facts import CANCEL, COPY, TIMER

@@ -35,17 +35,16 @@ from rmqstore.contract import (
     WriteStatus,
 )
 from rmqstore.contract.state import StatePage
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.marks import TIMER_SIDE, encode_ticks, find_mark, put_marks
+from rmqstore.engine.schema import META, SEAL_KEY
+from rmqstore.engine.shared import Shared
+from rmqstore.engine.state.adopted import stored_adopted
+from rmqstore.engine.state.imports import is_taken_in, note_taken_in
+from rmqstore.engine.timers.side import TimerSide
+from rmqstore.engine.timers.ticks import Place, check_horizon, reached
 from rmqstore.errors import IllegalArgumentError, StoreFullError
 from rmqstore.message import check_marks
-from rmqstore.ordered.adopting import stored_adopted
-from rmqstore.ordered.importing import is_taken_in, note_taken_in
-from rmqstore.ordered.kv import WriteBatch
-from rmqstore.ordered.layout import META, SEAL_KEY
-from rmqstore.ordered.marks import TIMER_SIDE, encode_ticks, find_mark, put_marks
-from rmqstore.ordered.placing import Place, check_horizon
-from rmqstore.ordered.shared import Shared
-from rmqstore.ordered.staircase import reached
-from rmqstore.ordered.timerside import TimerSide
 from rmqstore_wheel import facts as fact_log
 from rmqstore_wheel.appending import Messages, One
 from rmqstore_wheel.copying import copy_timers

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from rmqstore.contract import UpkeepReport
-from rmqstore.ordered.pops import LogFactory, OrderedPops
-from rmqstore.ordered.shared import Shared
+from rmqstore.engine.pops.store import LogFactory, OrderedPops
+from rmqstore.engine.shared import Shared
 from rmqstore_wheel.ledger import Ledger
 from rmqstore_wheel.reclaim import Reclaim
 from rmqstore_wheel.timer_index import TimerIndex

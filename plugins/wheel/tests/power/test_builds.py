@@ -12,8 +12,8 @@ from plugins.wheel.tests.power.builds import SOUND, build
 from plugins.wheel.tests.power.playing import PAIR, STORE, Run
 from rmqstore import ManualClock, Message
 from rmqstore.batch import MessageBatch
-from rmqstore.ordered.kv import WriteBatch
-from rmqstore.ordered.layout import EPOCH_KEY, META
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.schema import EPOCH_KEY, META
 from rmqstore_conformance.faults.cutting import State, judge, states_of
 from rmqstore_conformance.faults.opener import Opener
 from rmqstore_conformance.faults.recording import Playing, record

@@ -1,4 +1,4 @@
-"""The ``sqlite`` engine: ``rmqstore.ordered`` over one SQLite file.
+"""The ``sqlite`` engine: ``rmqstore.engine`` over one SQLite file.
 
 Everything that a user sees comes from ``open_session``: timers, cancels, pops, leases, retries, dead letters, marks. An engine gives it a
 key-ordered database, and closes that database when the session cannot be opened.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rmqstore.contract.engine import Engine, EngineOptions, EngineSession
-from rmqstore.ordered.layout import SPACES
-from rmqstore.ordered.session import open_session
+from rmqstore.engine.schema import SPACES
+from rmqstore.engine.session import open_session
 from rmqstore_sqlite.kv import open_sqlite
 
 

@@ -1,6 +1,6 @@
 """SQLite as the durable base of a ``BufferedKV``: one file, one table, one connection, one transaction per group of calls.
 
-SQLite knows durable transactions and nothing between "not committed" and "on the disk". For such a database ``rmqstore.ordered.buffered``
+SQLite knows durable transactions and nothing between "not committed" and "on the disk". For such a database ``rmqstore.engine.kv.buffered``
 gathers writes in memory and asks for a transaction when somebody waits for a sync. What is left to write is a ``Base``: read, scan, hold
 one state still while it is read (``view``), commit, open again after a full disk, copy, close.
 
@@ -20,11 +20,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
+from rmqstore.engine.kv.base import take_page
+from rmqstore.engine.kv.buffered import Base, BufferedKV, Entry, View
+from rmqstore.engine.kv.directory import EngineHome, sync_path
+from rmqstore.engine.kv.overlay import SpaceChange
 from rmqstore.errors import CorruptStoreError, StoreClosedError, StoreError, StoreFullError, StoreLockedError, StorePathError
-from rmqstore.ordered.buffered import Base, BufferedKV, Entry, View
-from rmqstore.ordered.home import EngineHome, sync_path
-from rmqstore.ordered.kv import take_page
-from rmqstore.ordered.overlay import SpaceChange
 
 FILE: Final = "entries.sqlite"
 """The database; while it is open, or after a crash, ``entries.sqlite-wal`` beside it is part of it."""

@@ -10,7 +10,7 @@ INFO = EngineInfo(
     capabilities=Capabilities(
         # Without a sync, calls are kept in memory alone: see kv.py.
         durability=same_durability(sync=Durability.POWER_LOSS, asynchronous=Durability.NONE),
-        # These four come with rmqstore.ordered, whatever database lies below.
+        # These four come with rmqstore.engine, whatever database lies below.
         fifo=Support.FULL,
         sql92_filter=Support.FULL,
         retention=Support.FULL,

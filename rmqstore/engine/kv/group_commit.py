@@ -1,0 +1,216 @@
+"""Who may call an open database, and who syncs it for whom: the part of every ``OrderedKV`` that has nothing to do with keys.
+
+A :class:`GroupCommit` counts positions, lets one thread do the disk sync that all waiting threads share, and refuses calls once the
+database is full, poisoned, closed, or seen from a forked child. Refusal is one attribute, so an open one costs one look.
+
+Threads wait for one another at locks, taken by ``with``, and at nothing else: a thread that a signal handler interrupts anywhere lets go
+of them, so none of the others waits for ever.
+
+``CommittedKV``: the part of an ``OrderedKV`` that its :class:`~rmqstore.engine.kv.group_commit.GroupCommit` answers for.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from threading import Lock
+from typing import NamedTuple
+
+from rmqstore.engine.kv.base import OrderedKV
+from rmqstore.errors import (
+    CorruptStoreError,
+    IllegalArgumentError,
+    RmqstoreError,
+    StoreClosedError,
+    StoreForkedError,
+    StoreFullError,
+    StorePoisonedError,
+)
+
+
+class Refusal(NamedTuple):
+    """Why calls are refused; every call gets an exception of its own."""
+
+    error: type[RmqstoreError]
+    message: str
+    cause: BaseException | None = None
+
+
+class GroupCommit:
+    """State, positions and group commit of one open database.
+
+    ``lock`` guards the positions and whatever the owner adds; who holds ``leading`` syncs, or keeps others from it.
+
+    Args:
+        name: what the messages call the database, its path for example.
+        sync_to_disk: makes at least every write durable that was finished when it was called, and returns the position reached.
+            Called by one thread at a time, without the lock. Raises ``StoreFullError`` for lack of room; any other error poisons.
+        keeps_written: a write that finds no room leaves the finished ones in place, and they can still be synced.
+    """
+
+    def __init__(self, name: str, sync_to_disk: Callable[[], int], *, keeps_written: bool = False) -> None:
+        self.name = name
+        self._keeps_written = keeps_written
+        self.lock = Lock()
+        self.refusal: Refusal | None = None
+        self.position = 0
+        self.durable_position = 0
+        self._sync_to_disk = sync_to_disk
+        self.leading = Lock()
+        self._lost: list[tuple[int, int]] = []
+        _all_commits.add(self)
+
+    # ------------------------------------------------------------ calls let in or refused
+
+    def check(self) -> None:
+        """Raise when calls are refused."""
+        refusal = self.refusal
+        if refusal is not None:
+            raise refusal.error(refusal.message) from refusal.cause
+
+    @property
+    def closed(self) -> bool:
+        """Whether there is nothing left to close."""
+        refusal = self.refusal
+        return refusal is not None and refusal.error in (StoreClosedError, StoreForkedError)
+
+    def refuse_full(self, cause: BaseException) -> StoreFullError:
+        """Refuse calls until :meth:`readmit`, for lack of room; return the error to raise."""
+        message = f"{self.name}: no room on the disk ({cause}); make room, then reopen"
+        self._refuse(Refusal(StoreFullError, message, cause))
+        return StoreFullError(message)
+
+    def refuse_poisoned(self, cause: BaseException, what: str) -> StorePoisonedError:
+        """Refuse calls for good; return the error to raise."""
+        message = f"{self.name}: {what} failed ({cause}), so what is durable is unknown; close the store and open it again"
+        self._refuse(Refusal(StorePoisonedError, message, cause))
+        return StorePoisonedError(message)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        with self.lock:
+            # The first reason stays, except that a full database may turn out to be worse than full.
+            if self.refusal is None or self.refusal.error is StoreFullError:
+                self.refusal = refusal
+
+    def close(self) -> None:
+        """Refuse calls from now on, because the database is closed, and wait for a sync under way."""
+        with self.lock:
+            self.refusal = Refusal(StoreClosedError, f"{self.name} is closed; open it again")
+        with self.leading:
+            pass
+
+    def wait_refused(self) -> None:
+        """For a reopen: return when calls are refused for lack of room and no sync is under way. Raise when refused for another reason."""
+        if self.closed:
+            self.check()
+        with self.lock:
+            if self.refusal is None:
+                self.refusal = Refusal(StoreFullError, f"{self.name} is being reopened")
+            if self.refusal.error is not StoreFullError:
+                self.check()
+        with self.leading:
+            pass
+
+    def readmit(self, kept: int) -> None:
+        """Let calls in again after the database was reopened; of the writes so far, those up to position ``kept`` are there, durably.
+
+        Positions go on: the ones after ``kept`` name writes that are gone, and a sync of one of them says so for ever.
+        """
+        with self.lock:
+            if kept < self.position:
+                self._lost.append((kept, self.position))
+            self.durable_position = self.position
+            self.refusal = None
+
+    # ------------------------------------------------------------ group commit
+
+    def sync(self, position: int | None) -> None:
+        """Return when every write up to ``position`` (None: every one that is left) is durable; see ``OrderedKV.sync``."""
+        if position is not None and position <= self.durable_position:
+            # Not refused, whatever happened since: the caller would repeat a call that was done.
+            if self._lost:
+                self._check_kept(position)
+            return
+        if self.refusal is not None:
+            # Before the lock, which in a forked child a thread of the parent may hold for ever.
+            self._check_sync(position)
+        target = self.position if position is None else position
+        if target > self.position:
+            raise IllegalArgumentError(f"no write has position {target} yet, the last one has {self.position}")
+        while not self._is_durable(target, position):
+            # Those that come meanwhile wait here; the first of them leads for all that was written until then.
+            with self.leading:
+                if not self._is_durable(target, position):
+                    reached = self._lead()
+                    with self.lock:
+                        self.durable_position = max(self.durable_position, reached)
+
+    def _is_durable(self, target: int, position: int | None) -> bool:
+        """Say whether nothing is left to be synced; raise when it never will be."""
+        with self.lock:
+            if self._lost and position is not None:
+                self._check_kept(position)
+            if self.refusal is not None and (target > self.durable_position or position is None):
+                self._check_sync(position)
+            return target <= self.durable_position
+
+    def _check_kept(self, position: int) -> None:
+        """Raise when the write at ``position`` was dropped by a reopen."""
+        if any(kept < position <= last for kept, last in self._lost):
+            raise StoreFullError(f"{self.name}: the write at position {position} was dropped when the disk was full")
+
+    def _check_sync(self, position: int | None) -> None:
+        """Raise when calls are refused, unless a write that is there can be synced all the same."""
+        is_full = self.refusal is not None and self.refusal.error is StoreFullError
+        if not (is_full and self._keeps_written and position is not None):
+            self.check()
+
+    def _lead(self) -> int:
+        """Sync on behalf of everyone who waits."""
+        try:
+            return self._sync_to_disk()
+        except StoreFullError as error:
+            raise self.refuse_full(error) from error
+        except CorruptStoreError as error:
+            self.refuse_poisoned(error, "a disk sync")
+            raise
+        except Exception as error:
+            if is_from_outside(error):
+                # The disk said nothing, so the next thread may ask it.
+                raise
+            raise self.refuse_poisoned(error, "a disk sync") from error
+
+
+def is_from_outside(error: Exception) -> bool:
+    """Say whether a signal handler raised an error: what an engine raises is of rmqstore, or numbered by the system (F4)."""
+    return not isinstance(error, RmqstoreError) and getattr(error, "errno", None) is None
+
+
+_all_commits: weakref.WeakSet[GroupCommit] = weakref.WeakSet()
+
+
+def _refuse_in_forked_child() -> None:
+    for each in list(_all_commits):
+        if not each.closed:
+            each.refusal = Refusal(StoreForkedError, f"{each.name} was opened before the fork; a forked child must open a store of its own")
+
+
+os.register_at_fork(after_in_child=_refuse_in_forked_child)
+
+
+class CommittedKV(OrderedKV):
+    """A database of one's own, with positions and a group commit."""
+
+    _commits: GroupCommit
+
+    def sync(self, position: int | None = None) -> None:
+        self._commits.sync(position)
+
+    @property
+    def position(self) -> int:
+        return self._commits.position
+
+    @property
+    def durable_position(self) -> int:
+        return self._commits.durable_position

@@ -1,0 +1,99 @@
+"""``ViewKV``: an ``OrderedKV`` that shows one state of a database and refuses to change it.
+
+The owner of the database may be another process that goes on writing. :meth:`ViewKV.reopen` moves the view on to what is there then.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from threading import RLock
+from typing import Never
+
+from rmqstore.engine.kv.base import PAGE_BYTES, Alone, OrderedKV, WriteBatch, at_once
+from rmqstore.engine.kv.group_commit import GroupCommit
+from rmqstore.errors import UnsupportedOperationError
+
+Entry = tuple[bytes, bytes]
+
+
+class FixedView(ABC):
+    """One state of a database that somebody else may own; called by one thread at a time."""
+
+    name: str
+    """What messages call it: the path of the engine's directory."""
+
+    @abstractmethod
+    def get(self, space: int, key: bytes) -> bytes | None:
+        """Return the value of ``key`` in this state, or None."""
+
+    @abstractmethod
+    def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
+        """As ``OrderedKV.scan``, of this state."""
+
+    @abstractmethod
+    def renew(self) -> None:
+        """Move on to the newest state; when that fails, the old one stays."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the files."""
+
+
+class ViewKV(OrderedKV):
+    """See the module docstring; owns ``view`` from now on."""
+
+    def __init__(self, view: FixedView) -> None:
+        self._view = view
+        self._lock = RLock()
+        self._commits = GroupCommit(view.name, lambda: 0)
+
+    def get(self, space: int, key: bytes) -> bytes | None:
+        self._commits.check()
+        with self._lock:
+            return self._view.get(space, key)
+
+    def scan(
+        self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool = False, page_bytes: int = PAGE_BYTES
+    ) -> list[Entry]:
+        self._commits.check()
+        if limit <= 0 or (stop is not None and start >= stop):
+            return []
+        with self._lock:
+            return self._view.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
+
+    def write(self, batch: WriteBatch) -> int:
+        self._refuse("written to")
+
+    def sync(self, position: int | None = None) -> None:
+        """There is nothing to make durable."""
+        self._commits.check()
+
+    @property
+    def position(self) -> int:
+        return 0
+
+    @property
+    def durable_position(self) -> int:
+        return 0
+
+    def reopen(self) -> None:
+        """Move on to what is there now."""
+        self._commits.check()
+        with self._lock:
+            self._view.renew()
+
+    def after_interrupt(self) -> None:
+        """A view keeps nothing in memory."""
+
+    def snapshot(self, path: Path, alone: Alone = at_once) -> None:
+        self._refuse("copied")
+
+    def _refuse(self, what: str) -> Never:
+        raise UnsupportedOperationError(f"{self._view.name} is open for reading and cannot be {what}; open it without mode='read' for that")
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._commits.closed:
+                self._commits.close()
+                self._view.close()

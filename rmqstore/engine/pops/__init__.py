@@ -1,0 +1,1 @@
+"""The pop side over an ``OrderedKV``, whatever its queues are kept in."""

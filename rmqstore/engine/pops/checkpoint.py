@@ -1,0 +1,137 @@
+"""Check points: the leases of one pop on one queue, as one value.
+
+::
+
+    key    group u32, topic u32, queue u32, start offset u64, pop time u64   (big-endian)
+    value  i64 expiry ms, i64 invisible ms, i64 first pop ms (-1 = this pop), u32 open epoch, u16 n, u8 retry flag,
+           u32 number of the store that gave it   (little-endian)
+           n × u32 queue offset less the start offset, n × u8 state, the reason (UTF-8)
+
+The highest bit of the retry flag says that the lease is a wait: its attempt failed, for the reason, and nobody works on the message.
+
+RocketMQ's check point (``PopCheckPoint``) with 64-bit fields, up to 1024 messages, and a state a message in place of a 32-bit map of
+acks; the key is structured, where the original's concatenated merge key can name two check points.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import Final
+
+import numpy as np
+
+from rmqstore.engine.schema import LEASE_KEY
+
+LEASED: Final = 0
+ACKED: Final = 1
+MOVED: Final = 2
+"""The lease ended otherwise: revived, released, changed or reset; its receipts are STALE."""
+
+_HEAD = struct.Struct("<qqqIHBI")
+_COUNT_AT = 28
+_BACKING_OFF = 0x80
+
+
+@functools.lru_cache(64)
+def _row_of(count: int) -> bytes:
+    """Return the distances of so many offsets that follow one another."""
+    return np.arange(count, dtype="<u4").tobytes()
+
+
+class Lease:
+    """One check point, decoded and changeable; ``states[i]`` belongs to queue offset ``offsets[i]``."""
+
+    __slots__ = (
+        "_places", "epoch", "expiry_ms", "first_pop_ms", "granter", "invisible_ms", "is_backing_off", "key", "offsets", "reason",
+        "retry_flag", "states",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        key: bytes,
+        expiry_ms: int,
+        invisible_ms: int,
+        epoch: int,
+        retry_flag: int,
+        offsets: list[int],
+        states: bytearray | None = None,
+        first_pop_ms: int = -1,
+        granter: int = 0,
+    ) -> None:
+        self.key = key
+        self.expiry_ms = expiry_ms
+        self.invisible_ms = invisible_ms
+        self.epoch = epoch
+        self.retry_flag = retry_flag
+        self.offsets = offsets
+        self.states = bytearray(len(offsets)) if states is None else states
+        self.first_pop_ms = first_pop_ms
+        self.granter = granter
+        self.is_backing_off = False
+        self.reason = ""
+        self._places: dict[int, int] | None = None
+
+    def encode(self) -> bytes:
+        """Return the value."""
+        start = self.offsets[0]
+        flags = self.retry_flag | _BACKING_OFF * self.is_backing_off
+        head = _HEAD.pack(self.expiry_ms, self.invisible_ms, self.first_pop_ms, self.epoch, len(self.offsets), flags, self.granter)
+        count = len(self.offsets)
+        # Mostly, they follow one another.
+        follow = self.offsets == list(range(start, start + count))
+        distances = _row_of(count) if follow else (np.asarray(self.offsets, np.int64) - start).astype("<u4").tobytes()
+        return b"".join((head, distances, self.states, self.reason.encode()))
+
+    @classmethod
+    def decode(cls, key: bytes, value: bytes) -> Lease:
+        """Read a value."""
+        expiry_ms, invisible_ms, first_pop_ms, epoch, count, retry_flag, granter = _HEAD.unpack_from(value)
+        start = LEASE_KEY.unpack(key)[3]
+        end = _HEAD.size + 4 * count
+        if value[_HEAD.size : end] == _row_of(count):
+            offsets = list(range(start, start + count))
+        else:
+            offsets = [start + distance for distance in struct.unpack_from(f"<{count}I", value, _HEAD.size)]
+        states = bytearray(value[end : end + count])
+        lease = cls(key, expiry_ms, invisible_ms, epoch, retry_flag & ~_BACKING_OFF, offsets, states, first_pop_ms, granter)
+        lease.is_backing_off = bool(retry_flag & _BACKING_OFF)
+        lease.reason = value[end + count :].decode()
+        return lease
+
+    @staticmethod
+    def expiry_of(value: bytes) -> int:
+        """Return when the lease in a value ends, ms, without decoding the rest."""
+        return int.from_bytes(value[:8], "little", signed=True)
+
+    @staticmethod
+    def states_of(value: bytes) -> bytes:
+        """Return the states in a value, without decoding the rest."""
+        count = int.from_bytes(value[_COUNT_AT : _COUNT_AT + 2], "little")
+        first = _HEAD.size + 4 * count
+        return value[first : first + count]
+
+    @property
+    def place(self) -> tuple[int, int, int, int, int]:
+        """(group id, topic id, queue, start offset, pop time ms)."""
+        return LEASE_KEY.unpack(self.key)
+
+    @property
+    def live(self) -> int:
+        """How many messages are still leased."""
+        return self.states.count(LEASED)
+
+    @property
+    def first_leased(self) -> int | None:
+        """The offset of the first message that is still leased; None when none is."""
+        at = self.states.find(LEASED)
+        return None if at < 0 else self.offsets[at]
+
+    def index_of(self, offset: int) -> int | None:
+        """Return which message lies at ``offset``, or None."""
+        at = offset - self.offsets[0]
+        if 0 <= at < len(self.offsets) and self.offsets[at] == offset:
+            return at
+        if self._places is None:
+            self._places = {known: index for index, known in enumerate(self.offsets)}
+        return self._places.get(offset)

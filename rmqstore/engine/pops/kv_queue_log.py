@@ -1,0 +1,194 @@
+"""``QueueLog`` over an ``OrderedKV``: the messages of one call for one queue are runs (``runs``) in the space ``queues``."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from rmqstore.engine import records as ordered_format
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.pops.offsets import Topic
+from rmqstore.engine.pops.queue_log import Aged, DamagedRun, PlacedRun, QueueLog, Run
+from rmqstore.engine.records import RecordFormat
+from rmqstore.engine.runs import DamagedRunError, count_of, damage_of, decode_run, encode_run, run_lengths, runs_behind, store_ms_of
+from rmqstore.engine.schema import QUEUE, QUEUE_PREFIX, QUEUES, U32, U64
+from rmqstore.engine.shared import Shared
+from rmqstore.errors import CorruptStoreError
+
+_CACHED_QUEUES = 64
+_CACHED_RUNS = 4
+_PAST_OFFSETS = b"\xff" * 9
+"""Sorts behind every offset."""
+
+
+class RunQueueLog(QueueLog):
+    """The queues of a key-ordered database; the last runs of a queue are kept, since consumers take a run in several pops."""
+
+    format: RecordFormat = ordered_format
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._kv = shared.kv
+        self._recent: dict[tuple[int, int], list[Run]] = {}
+
+    # ------------------------------------------------------------ reading
+
+    def runs_from(self, topic: Topic, queue: int, offset: int) -> Iterator[Run | DamagedRun]:
+        prefix = QUEUE_PREFIX.pack(topic.id, queue)
+        start = prefix + U64.pack(offset)
+        cached = self._cached(topic.id, queue, offset)
+        if cached is not None:
+            yield cached
+            start = prefix + U64.pack(cached.first + len(cached.records))
+        else:
+            entry = self._kv.floor(QUEUES, start)
+            if entry is not None and entry[0][:8] == prefix and offset < U64.unpack_from(entry[0], 8)[0] + count_of(entry[1]):
+                yield self._decoded(topic.id, queue, *entry)
+                start = entry[0] + b"\x00"
+        stop = prefix + _PAST_OFFSETS
+        page = 16
+        while entries := self._kv.scan(QUEUES, start, stop, page):
+            for key, value in entries:
+                yield self._decoded(topic.id, queue, key, value)
+            start = entries[-1][0] + b"\x00"
+            page = min(2 * page, 1024)
+
+    def _decoded(self, topic_id: int, queue: int, key: bytes, value: bytes) -> Run | DamagedRun:
+        first: int = QUEUE.unpack(key)[2]
+        try:
+            decoded = decode_run(value)
+        except DamagedRunError as error:
+            return DamagedRun(first, value, str(error))
+        run = Run(first, decoded.store_ms, decoded.records)
+        if len(run.records) > 1:
+            if len(self._recent) >= _CACHED_QUEUES and (topic_id, queue) not in self._recent:
+                self._recent.pop(next(iter(self._recent)))
+            runs = self._recent.setdefault((topic_id, queue), [])
+            runs.append(run)
+            del runs[:-_CACHED_RUNS]
+        return run
+
+    def _cached(self, topic_id: int, queue: int, offset: int) -> Run | None:
+        for run in self._recent.get((topic_id, queue), ()):
+            if run.first <= offset < run.first + len(run.records):
+                return run
+        return None
+
+    def drop(self, topic: Topic, queue: int) -> None:
+        """Keep nothing of a queue whose runs were rewritten or removed."""
+        self._recent.pop((topic.id, queue), None)
+
+    def aged(self, topic: Topic, queue: int, offset: int, before_ms: int, room_bytes: int) -> Aged:
+        start = self._begin(topic, queue, offset)
+        stop = QUEUE_PREFIX.pack(topic.id, queue) + _PAST_OFFSETS
+        passed: list[DamagedRun] = []
+        latest: list[DamagedRun] = []
+        while room_bytes > 0 and (page := self._kv.scan(QUEUES, start, stop, 256)):
+            for key, value in page:
+                first: int = QUEUE.unpack(key)[2]
+                if (reason := damage_of(value)) is not None:
+                    latest.append(DamagedRun(first, value, reason))
+                    continue
+                if (store_ms := store_ms_of(value)) >= before_ms:
+                    return Aged(latest[0].first if latest else first, store_ms, passed)
+                passed += latest
+                latest.clear()
+                room_bytes -= len(value)
+            start = page[-1][0] + b"\x00"
+        return Aged(latest[0].first if latest else self._next_run(topic, queue, start), None, passed)
+
+    def _begin(self, topic: Topic, queue: int, offset: int) -> bytes:
+        """Return the key of the last run that begins at or below ``offset``, or where that would lie."""
+        entry = self._entry_below(topic, queue, offset)
+        return QUEUE.pack(topic.id, queue, offset) if entry is None else entry[0]
+
+    def _entry_below(self, topic: Topic, queue: int, offset: int) -> tuple[bytes, bytes] | None:
+        """Return the last run that begins at or below ``offset``."""
+        key = QUEUE.pack(topic.id, queue, offset)
+        entry = self._kv.floor(QUEUES, key)
+        return None if entry is None or entry[0][:8] != key[:8] else entry
+
+    def _next_run(self, topic: Topic, queue: int, key: bytes) -> int:
+        """Return the first offset of the next run from ``key`` on, or the end of the queue."""
+        later = self._kv.scan(QUEUES, key, QUEUE_PREFIX.pack(topic.id, queue) + _PAST_OFFSETS, 1)
+        return int(QUEUE.unpack(later[0][0])[2]) if later else topic.next_offsets[queue]
+
+    def stored(self, topics: Iterable[Topic], after: bytes | None, limit: int) -> Iterator[tuple[bytes, PlacedRun]]:
+        known = {topic.id: topic for topic in topics}
+        for key, run in runs_behind(self._kv, QUEUES, after, limit):
+            topic_id, queue, first = QUEUE.unpack(key)
+            if topic_id not in known:
+                raise CorruptStoreError(f"the run at offset {first} belongs to no topic (number {topic_id})", offset=first)
+            yield key, PlacedRun(known[topic_id], queue, Run(first, run.store_ms, run.records))
+
+    # ------------------------------------------------------------ adding
+
+    def append(self, write: WriteBatch, topic: Topic, queue: int, offset: int, records: Sequence[bytes], now_ms: int) -> int:
+        entries = self._entries(topic, queue, offset, records, now_ms)
+        write.put_many(QUEUES, entries)
+        return sum(len(value) for _, value in entries)
+
+    def place(self, write: WriteBatch, runs: Iterable[PlacedRun]) -> None:
+        entries = [entry for topic, queue, run in runs for entry in self._entries(topic, queue, run.first, run.records, run.store_ms)]
+        write.put_many(QUEUES, sorted(entries))
+
+    def _entries(self, topic: Topic, queue: int, offset: int, records: Sequence[bytes], store_ms: int) -> list[tuple[bytes, bytes]]:
+        epoch = self._shared.epoch
+        return [
+            (QUEUE.pack(topic.id, queue, offset + start), encode_run(epoch, store_ms, records[start:stop]))
+            for start, stop in run_lengths([len(record) for record in records])
+        ]
+
+    # ------------------------------------------------------------ removing
+
+    def remove(
+        self, write: WriteBatch, topic: Topic, queue: int, offsets: Sequence[int], is_wanted: Callable[[int, bytes], bool]
+    ) -> list[int]:
+        removed: list[int] = []
+        at = 0
+        while at < len(offsets):
+            entry = self._entry_below(topic, queue, offsets[at])
+            try:
+                run = None if entry is None else decode_run(entry[1])
+            except DamagedRunError:
+                run = None
+            if entry is None or run is None:
+                at += 1
+                continue
+            first: int = QUEUE.unpack(entry[0])[2]
+            behind = first + len(run.records)
+            stop = bisect_left(offsets, behind, at)
+            going = [offset for offset in offsets[at:stop] if is_wanted(offset, run.records[offset - first])]
+            if going:
+                write.delete(QUEUES, entry[0])
+                for begin, end in zip([first, *(offset + 1 for offset in going)], [*going, behind], strict=True):
+                    if begin < end:
+                        piece = encode_run(run.epoch, run.store_ms, run.records[begin - first : end - first])
+                        write.put(QUEUES, QUEUE.pack(topic.id, queue, begin), piece)
+            removed += going
+            at = max(stop, at + 1)
+        if removed:
+            self.drop(topic, queue)
+        return removed
+
+    def take_out(self, write: WriteBatch, topic: Topic, queue: int, damaged: DamagedRun) -> int:
+        key = QUEUE.pack(topic.id, queue, damaged.first)
+        write.delete(QUEUES, key)
+        self.drop(topic, queue)
+        return self._next_run(topic, queue, key + b"\x00")
+
+    def cut(self, write: WriteBatch, topic: Topic, queue: int, first: int, target: int) -> None:
+        last = self._entry_below(topic, queue, target - 1)
+        if last is None:
+            return
+        # The counts in runs are not trusted: a damaged one might say anything.
+        is_cut = target < self._next_run(topic, queue, last[0] + b"\x00")
+        write.delete_range(QUEUES, self._begin(topic, queue, first), last[0] if is_cut else last[0] + b"\x00")
+
+    def was_cut(self, topic: Topic, queue: int, target: int) -> None:
+        self.drop(topic, queue)
+
+    def delete(self, write: WriteBatch, topic: Topic) -> None:
+        write.delete_range(QUEUES, U32.pack(topic.id), U32.pack(topic.id + 1))
+        for queue in range(topic.queues):
+            self.drop(topic, queue)

@@ -1,0 +1,441 @@
+"""Which records of a run pass a filter (P10), decoding no more of them than the filter asks for.
+
+How a pop picks messages: queues in their turn, what passes the filter, FIFO runs, what a repeated attempt gets (P1, P9–P13).
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from rmqstore.contract import NO_RETRY, ORDERED_QID, RETRY_V2, InitMode, PopRequest, PopResult, Ticket, revive_qid_of
+from rmqstore.engine.pops.checkpoint import LEASED, Lease
+from rmqstore.engine.pops.fifo import FifoRun, Unacked, as_delivered, waiting_in
+from rmqstore.engine.pops.offsets import Registered, Seat, Standing, Topic
+from rmqstore.engine.pops.popped import PoppedRecords, Slice
+from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
+from rmqstore.engine.pops.retention import ACTIVITY_PARTS
+from rmqstore.engine.pops.state import PopState
+from rmqstore.engine.pops.transaction import Transaction
+from rmqstore.engine.records import RecordFormat
+from rmqstore.engine.schema import ATTEMPT, LEASE_KEY, LEASES, PURGE, U64, digest
+from rmqstore.engine.shared import Shared
+from rmqstore.engine.state.adopted import Adoptions
+from rmqstore.errors import IllegalArgumentError
+from rmqstore.filters import Filter, TagFilter
+from rmqstore.message import retry_topic
+
+_BY_ROW = 16
+"""So few records are looked at one by one: Arrow's kernels cost more than that before they begin."""
+
+
+class Picker(ABC):
+    """Picks records by a filter."""
+
+    @abstractmethod
+    def pick(self, records: Sequence[bytes], skip: int, wanted: int) -> tuple[Sequence[int], int]:
+        """Return the places of up to ``wanted`` records from ``skip`` on that pass, and the place behind the last one looked at."""
+
+
+class TagPicker(Picker):
+    """Compares tags as bytes."""
+
+    def __init__(self, tags: frozenset[str], record_format: RecordFormat) -> None:
+        self._tags = frozenset(tag.encode() for tag in tags)
+        self._tag_of = record_format.tag_of
+
+    def pick(self, records: Sequence[bytes], skip: int, wanted: int) -> tuple[Sequence[int], int]:
+        taken: list[int] = []
+        tag_of, tags = self._tag_of, self._tags
+        for at in range(skip, len(records)):
+            if tag_of(records[at]) in tags:
+                taken.append(at)
+                if len(taken) == wanted:
+                    return taken, at + 1
+        return taken, len(records)
+
+
+class ColumnPicker(Picker):
+    """Evaluates any filter on the columns of the properties that it names."""
+
+    def __init__(self, filter: Filter, record_format: RecordFormat) -> None:
+        self._filter = filter
+        self._format = record_format
+
+    def pick(self, records: Sequence[bytes], skip: int, wanted: int) -> tuple[Sequence[int], int]:
+        names = self._filter.names
+        if len(records) - skip <= _BY_ROW:
+            texts = self._format.property_texts
+            passing = [at for at in range(skip, len(records)) if self._filter.matches(texts(records[at], names))]
+        else:
+            mask = self._filter.mask(self._format.property_columns(records[skip:], names), len(records) - skip)
+            passing = (np.flatnonzero(mask) + skip).tolist()
+        if len(passing) < wanted:
+            return passing, len(records)
+        return passing[:wanted], passing[wanted - 1] + 1
+
+
+def picker_of(filter: Filter, record_format: RecordFormat) -> Picker | None:
+    """Return what picks records of a format by a filter; None when every record passes."""
+    if isinstance(filter, TagFilter):
+        return None if filter.tags is None else TagPicker(filter.tags, record_format)
+    return ColumnPicker(filter, record_format)
+
+
+_LOOK_LIMIT = 1024
+"""One pop looks at so many messages with its filter, and what lies behind them has to wait for the next one (P10)."""
+
+_POP_BYTES = 64 * 1024 * 1024
+"""One pop ends early once it holds this many bytes, so that memory stays bounded."""
+
+_TURNS = 65_536
+"""Turns of so many groups on topics are remembered."""
+
+_ATTEMPT_HEAD = struct.Struct(">Q")
+
+
+class _Taken(NamedTuple):
+    """What was read of one queue, and the offset behind all that was looked at with the filter."""
+
+    offsets: list[int]
+    records: list[bytes]
+    store_ms: list[int]
+    next_offset: int
+
+
+class _Turn(msgspec.Struct, gc=False):
+    """Whose turn it is for one (group, topic): the retry topic by its share, the queues one after the other (P13)."""
+
+    credit: float = 0.0
+    queue: int = 0
+
+
+class _Look:
+    """How many messages one pop may still look at with its filter."""
+
+    __slots__ = ("is_cut", "left")
+
+    def __init__(self) -> None:
+        self.left = _LOOK_LIMIT
+        self.is_cut = False
+
+
+def _fitting(records: list[bytes], room: int) -> tuple[list[bytes], int]:
+    """Return the first of some records, up to the one that leaves no room, and what is left then.
+
+    Args:
+        room: what would be left with all of them, which is less than 0.
+    """
+    count = len(records)
+    while count > 1 and room + len(records[count - 1]) <= 0:
+        count -= 1
+        room += len(records[count])
+    return records[:count], room
+
+
+class Popping:
+    """Picks and leases; the turns live in memory, since losing one is harmless."""
+
+    def __init__(self, shared: Shared, state: PopState, log: QueueLog, adoptions: Adoptions) -> None:
+        self._shared = shared
+        self._options = shared.options
+        self._state = state
+        self._log = log
+        self._adoptions = adoptions
+        self._turns: dict[tuple[int, int], _Turn] = {}
+
+    def pop(self, transaction: Transaction, request: PopRequest, picker: Picker | None) -> tuple[PopResult, Ticket]:
+        """Answer one request."""
+        topic = transaction.topic(request.topic) or transaction.topic_with(request.topic, self._options.default_queues)
+        if request.queue is not None and not (type(request.queue) is int and 0 <= request.queue < topic.queues):
+            raise IllegalArgumentError(f"topic {topic.name!r} has queues 0 to {topic.queues - 1}, not {request.queue!r}")
+        group_id = transaction.group_id(request.group)
+        registered = self._register(transaction, topic, group_id, request)
+        if request.attempt_id is not None:
+            again = self._repeated(transaction, request, request.attempt_id)
+            if again is not None:
+                # The leases may not be durable yet: their first call may still be waiting for the disk.
+                ticket = Ticket(max(transaction.commit().position, self._shared.kv.position))
+                return self._result(transaction, topic, group_id, request, again), ticket
+        slices: list[Slice] = []
+        wanted = request.max_messages
+        room = _POP_BYTES
+        look = _Look()
+        for source, queue, retry_flag in self._sources(transaction, topic, group_id, request):
+            take = self._take_run if request.order and retry_flag == NO_RETRY else self._take
+            part = take(transaction, request, source, Seat(group_id, source.id, queue), retry_flag, picker, wanted, room, look)
+            if part is not None:
+                slices.append(part)
+                wanted -= len(part.records)
+                room -= sum(map(len, part.records))
+            if wanted <= 0 or room <= 0:
+                break
+        if request.attempt_id is not None and slices:
+            self._remember(transaction, request, request.attempt_id)
+        must_wait = bool(slices) or registered
+        ticket = transaction.commit()
+        result = self._result(transaction, topic, group_id, request, slices, more=look.is_cut and not slices)
+        return result, ticket if must_wait else Ticket(0)
+
+    def _register(self, transaction: Transaction, topic: Topic, group_id: int, request: PopRequest) -> bool:
+        """Fix how the group pops the topic, and where it starts on every queue at once; later queues are read from the beginning (P9, P11).
+
+        Returns whether the caller must wait for it to be durable.
+        """
+        registered = transaction.registered(group_id, topic.id)
+        if registered is not None and registered.is_ordered != request.order:
+            mode, other = ("in order", "order=True") if registered.is_ordered else ("out of order", "order=False")
+            raise IllegalArgumentError(
+                f"group {request.group!r} pops topic {topic.name!r} {mode}, as its first pop fixed; pop with {other}, or use another group"
+            )
+        seats = [Seat(group_id, topic.id, queue) for queue in range(topic.queues)]
+        missing = [seat for seat in seats if transaction.standing(seat) is None]
+        starts_at_end = registered is None and request.init is InitMode.MAX
+        for seat in missing:
+            transaction.set_standing(seat, transaction.standing_or_new(seat, topic.next_offsets[seat.queue] if starts_at_end else 0))
+        expiry_ms = self._options.group_expiry_ms
+        if registered is None or (expiry_ms and transaction.now_ms - registered.active_ms >= max(expiry_ms // ACTIVITY_PARTS, 1)):
+            transaction.register(
+                group_id, topic.id, Registered(request.order, transaction.now_ms, registered.expired if registered is not None else 0)
+            )
+        return bool(missing) or registered is None
+
+    def _turn_of(self, place: tuple[int, int]) -> _Turn:
+        turn = self._turns.get(place)
+        if turn is None:
+            if len(self._turns) >= _TURNS:
+                del self._turns[next(iter(self._turns))]
+            turn = self._turns[place] = _Turn()
+        return turn
+
+    def _sources(self, transaction: Transaction, topic: Topic, group_id: int, request: PopRequest) -> Iterator[tuple[Topic, int, int]]:
+        """Yield (topic, queue, retry flag) in the order of this pop."""
+        turn = self._turn_of((group_id, topic.id))
+        # A group that pops in order has one too when dead letters were sent back to it before its first pop.
+        retry = transaction.topic(retry_topic(request.group, request.topic))
+        retries: list[tuple[Topic, int, int]] = []
+        retry_first = False
+        if retry is not None:
+            turn.credit += self._options.retry_share
+            retry_first = turn.credit >= 1.0
+            retries = [(retry, 0, RETRY_V2)]
+        if retry_first:
+            turn.credit -= 1.0
+            yield from retries
+        if request.queue is not None:
+            yield topic, request.queue, NO_RETRY
+        else:
+            start = turn.queue
+            turn.queue = (start + 1) % topic.queues
+            for step in range(topic.queues):
+                yield topic, (start + step) % topic.queues, NO_RETRY
+        if not retry_first:
+            yield from retries
+
+    def _take(
+        self,
+        transaction: Transaction,
+        request: PopRequest,
+        source: Topic,
+        seat: Seat,
+        retry_flag: int,
+        picker: Picker | None,
+        wanted: int,
+        room: int,
+        look: _Look,
+    ) -> Slice | None:
+        """Lease what is ready on one queue, and move the group's offset behind what was looked at."""
+        standing = transaction.standing_or_new(seat)
+        if self._options.max_in_flight:
+            wanted = min(wanted, self._options.max_in_flight - standing.in_flight)
+        if wanted <= 0 or standing.next_offset >= source.next_offsets[seat.queue]:
+            return None
+        # What was given to the group once is never dropped by a later filter.
+        taken = self._read_on(transaction, source, seat.queue, standing.next_offset, None if retry_flag else picker, wanted, room, look)
+        transaction.set_standing(seat, Standing(taken.next_offset, standing.last_pop_ms, standing.in_flight))
+        if not taken.records:
+            return None
+        lease = transaction.grant(seat, taken.offsets, request.invisible_ms, retry_flag)
+        return self._slice(lease, request, taken.offsets, taken.records, taken.store_ms)
+
+    def _take_run(
+        self,
+        transaction: Transaction,
+        request: PopRequest,
+        source: Topic,
+        seat: Seat,
+        retry_flag: int,
+        picker: Picker | None,
+        wanted: int,
+        room: int,
+        look: _Look,
+    ) -> Slice | None:
+        """Lease the next run of one queue (P9): nothing while the last one is leased, else what of it is not acked, then new messages."""
+        standing = transaction.standing_or_new(seat)
+        if standing.in_flight:
+            return None
+        wanted = min(wanted, self._options.max_in_flight or wanted)
+        run = transaction.fifo(seat)
+        taken = self._read_back(transaction, source, seat, run, wanted, room)
+        room -= sum(map(len, taken.records))
+        if not waiting_in(run) and len(taken.records) < wanted and room > 0:
+            new = self._read_on(transaction, source, seat.queue, standing.next_offset, picker, wanted - len(taken.records), room, look)
+            for offset in new.offsets:
+                run[offset] = Unacked()
+            transaction.set_standing(seat, Standing(new.next_offset, standing.last_pop_ms, standing.in_flight))
+            taken = _Taken(taken.offsets + new.offsets, taken.records + new.records, taken.store_ms + new.store_ms, new.next_offset)
+        if not taken.records:
+            return None
+        lease = transaction.grant(seat, taken.offsets, request.invisible_ms, retry_flag)
+        return self._slice(lease, request, taken.offsets, taken.records, taken.store_ms)
+
+    def _read_back(self, transaction: Transaction, source: Topic, seat: Seat, run: FifoRun, wanted: int, room: int) -> _Taken:
+        """Read the un-acked messages of a run again; what cannot be read any more leaves it."""
+        taken = _Taken([], [], [], 0)
+        for offset in waiting_in(run):
+            if len(taken.records) == wanted or room <= 0:
+                break
+            found = self._log.record_at(source, seat.queue, offset)
+            if found is None or isinstance(found, DamagedRun):
+                if found is not None:
+                    transaction.park_run(source, seat.queue, found)
+                del run[offset]
+                continue
+            record = as_delivered(found[0], run[offset], self._log.format)
+            run[offset] = run[offset]._replace(waits=False)
+            taken.offsets.append(offset)
+            taken.records.append(record)
+            taken.store_ms.append(found[1])
+            room -= len(record)
+        return taken
+
+    def _read_on(
+        self,
+        transaction: Transaction,
+        source: Topic,
+        queue: int,
+        next_offset: int,
+        picker: Picker | None,
+        wanted: int,
+        room: int,
+        look: _Look,
+    ) -> _Taken:
+        """Read messages that pass from ``next_offset`` on; damaged runs on the way are parked."""
+        offsets: list[int] = []
+        records: list[bytes] = []
+        stores: list[int] = []
+        offset = max(next_offset, transaction.first_kept(source.id, queue))
+        for run in self._log.runs_from(source, queue, offset):
+            if isinstance(run, DamagedRun):
+                transaction.park_run(source, queue, run)
+                continue
+            first = run.first
+            skip = max(offset - first, 0)
+            taken: Sequence[int]
+            if picker is None:
+                taken = range(skip, skip + min(len(run.records) - skip, wanted - len(records)))
+                offset = first + taken.stop
+            else:
+                if not look.left:
+                    look.is_cut = True
+                    break
+                end = skip + look.left
+                taken, behind = picker.pick(run.records if end >= len(run.records) else run.records[:end], skip, wanted - len(records))
+                look.left -= behind - skip
+                offset = first + behind
+                look.is_cut |= behind < len(run.records) and not look.left
+            passed = run.records[skip : taken.stop] if isinstance(taken, range) else [run.records[at] for at in taken]
+            room -= sum(map(len, passed))
+            if room < 0:
+                passed, room = _fitting(passed, room)
+                taken = taken[: len(passed)]
+                offset = first + taken[-1] + 1
+            offsets += [first + at for at in taken]
+            records += passed
+            stores += [run.store_ms] * len(taken)
+            if len(records) >= wanted or look.is_cut or room <= 0:
+                break
+        else:
+            offset = source.next_offsets[queue]
+        return _Taken(offsets, records, stores, offset)
+
+    def _slice(self, lease: Lease, request: PopRequest, offsets: list[int], records: list[bytes], stores: list[int]) -> Slice:
+        _, _, queue, ck_start, pop_ms = lease.place
+        return Slice(
+            request.topic,
+            queue,
+            offsets,
+            records,
+            stores,
+            request.group,
+            pop_ms,
+            lease.invisible_ms,
+            lease.retry_flag,
+            self._adoptions.broker_of(lease.granter),
+            lease.epoch,
+            ck_start,
+            lease.first_pop_ms,
+            ORDERED_QID if request.order and lease.retry_flag == NO_RETRY else revive_qid_of(pop_ms),
+        )
+
+    def _result(
+        self, transaction: Transaction, topic: Topic, group_id: int, request: PopRequest, slices: Sequence[Slice], *, more: bool = False
+    ) -> PopResult:  # fmt: skip
+        return PopResult(PoppedRecords(slices, self._log.format), self._rest(transaction, topic, group_id, request), more)
+
+    def _rest(self, transaction: Transaction, topic: Topic, group_id: int, request: PopRequest) -> int:
+        state = self._state
+        topic = state.topics.get(topic.name, topic)
+        retry = state.topics.get(retry_topic(request.group, request.topic))
+        retries = state.waiting(retry, group_id) if retry is not None else 0
+        if not request.order:
+            return state.waiting(topic, group_id, request.queue) + retries
+        # A queue whose run is leased gives nothing until that ends, so it must not wake anybody.
+        queues = range(topic.queues) if request.queue is None else (request.queue,)
+        free = [queue for queue in queues if not state.standing(group_id, topic.id, queue).in_flight]
+        return sum(state.waiting(topic, group_id, queue) + state.returned(topic, group_id, queue) for queue in free) + retries
+
+    # ------------------------------------------------------------ attempts
+
+    def _remember(self, transaction: Transaction, request: PopRequest, attempt_id: str) -> None:
+        """Note which check points this attempt got, until they expire."""
+        key = ATTEMPT + digest(request.group, request.topic, attempt_id)
+        expiry = _ATTEMPT_HEAD.pack(transaction.now_ms + request.invisible_ms)
+        transaction.write.put(LEASES, key, expiry + b"".join(transaction.granted()))
+        transaction.write.put(LEASES, PURGE + expiry + key, b"")
+
+    def _repeated(self, transaction: Transaction, request: PopRequest, attempt_id: str) -> list[Slice] | None:
+        """Return what an earlier pop of the same attempt still holds, maybe nothing; None when there was none within the invisible time."""
+        stored = self._shared.kv.get(LEASES, ATTEMPT + digest(request.group, request.topic, attempt_id))
+        if stored is None or _ATTEMPT_HEAD.unpack_from(stored)[0] <= transaction.now_ms:
+            return None
+        slices: list[Slice] = []
+        for at in range(_ATTEMPT_HEAD.size, len(stored), LEASE_KEY.size):
+            lease = transaction.lease(stored[at : at + LEASE_KEY.size])
+            if lease is None or lease.expiry_ms <= transaction.now_ms or not self._state.has_topic(lease.place[1]):
+                continue
+            group_id, topic_id, queue, _, _ = lease.place
+            source = self._state.topic_of(topic_id)
+            run = self._state.fifo.get(Seat(group_id, topic_id, queue), {})
+            offsets: list[int] = []
+            records: list[bytes] = []
+            stores: list[int] = []
+            for index, state in enumerate(lease.states):
+                found = self._log.record_at(source, queue, lease.offsets[index]) if state == LEASED else None
+                if found is not None and not isinstance(found, DamagedRun):
+                    offsets.append(lease.offsets[index])
+                    records.append(as_delivered(found[0], run.get(lease.offsets[index]), self._log.format))
+                    stores.append(found[1])
+            if records:
+                slices.append(self._slice(lease, request, offsets, records, stores))
+        return slices
+
+
+def attempt_is_over(stored: bytes, now_ms: int) -> bool:
+    """Say whether the leases of a remembered attempt have all expired."""
+    return int(U64.unpack_from(stored)[0]) <= now_ms

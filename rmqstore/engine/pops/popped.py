@@ -1,0 +1,149 @@
+"""The messages of one pop or read, decoded only when somebody looks inside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+import msgspec
+import pyarrow as pa
+
+from rmqstore.batch import OUT_SCHEMA, MessageBatch
+from rmqstore.contract import PoppedBatch, Receipt
+from rmqstore.engine.records import Delivery, RecordFormat
+from rmqstore.message import PoppedMessage
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """Messages of one queue: ``topic`` as the consumer sees it, and what their receipts share; no lease when ``group`` is None."""
+
+    topic: str
+    queue_id: int
+    offsets: Sequence[int]
+    records: Sequence[bytes]
+    store_ms: Sequence[int]
+    group: str | None = None
+    pop_time_ms: int = 0
+    invisible_ms: int = 0
+    retry_flag: int = 0
+    broker: str = ""
+    epoch: int = 0
+    ck_start: int = 0
+    first_pop_ms: int = -1
+    revive_qid: int = 0
+
+    def receipts(self) -> list[Receipt]:
+        """Return one receipt a message."""
+        return [] if self.group is None else [self.receipt(offset) for offset in self.offsets]
+
+    def receipt(self, offset: int) -> Receipt:
+        """Return the receipt of the message at ``offset``; the slice must be leased."""
+        return Receipt(
+            self.topic,
+            self.group or "",
+            self.queue_id,
+            offset,
+            self.ck_start,
+            self.pop_time_ms,
+            self.invisible_ms,
+            self.retry_flag,
+            self.broker,
+            self.epoch,
+            self.revive_qid,
+        )
+
+    @property
+    def known_first_pop_ms(self) -> int | None:
+        """When the messages were first popped, this pop included, unless their records say so; None when they never were."""
+        for candidate in (self.first_pop_ms, self.pop_time_ms if self.group is not None else -1):
+            if candidate >= 0:
+                return candidate
+        return None
+
+
+class SliceReceipts(Sequence[Receipt]):
+    """The receipts of whole slices; an ack of all of them looks up each check point once."""
+
+    def __init__(self, slices: Sequence[Slice]) -> None:
+        self.slices = [part for part in slices if part.group is not None]
+        self._receipts: list[Receipt] | None = None
+
+    def __len__(self) -> int:
+        return sum(len(part.offsets) for part in self.slices)
+
+    @overload
+    def __getitem__(self, at: int) -> Receipt: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Receipt]: ...
+    def __getitem__(self, at: int | slice) -> Receipt | list[Receipt]:
+        if self._receipts is None:
+            self._receipts = [receipt for part in self.slices for receipt in part.receipts()]
+        return self._receipts[at]
+
+
+class PoppedRecords(PoppedBatch):
+    """Slices of several queues, one behind the other; all records have one format."""
+
+    def __init__(self, slices: Sequence[Slice], record_format: RecordFormat) -> None:
+        self.slices = slices
+        self.format = record_format
+        self._count = sum(len(part.records) for part in slices)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def receipts(self) -> Sequence[Receipt]:
+        return SliceReceipts(self.slices)
+
+    def messages(self) -> list[PoppedMessage]:
+        make = self.format.popped_message
+        messages = []
+        for part in self.slices:
+            proofs: Sequence[Receipt | None] = part.receipts() or [None] * len(part.records)
+            delivery = Delivery(part.topic, part.queue_id, int(part.group is not None), part.known_first_pop_ms)
+            messages += [
+                make(record, delivery, offset, store_ms, proof)
+                for offset, record, store_ms, proof in zip(part.offsets, part.records, part.store_ms, proofs, strict=True)
+            ]
+        return messages
+
+    def columns(self) -> MessageBatch:
+        return MessageBatch(source=_Columns(self))
+
+
+class _Columns:
+    """The same messages as a batch source."""
+
+    def __init__(self, popped: PoppedRecords) -> None:
+        self.popped = popped
+
+    def __len__(self) -> int:
+        return len(self.popped)
+
+    def messages(self) -> list[PoppedMessage]:
+        return self.popped.messages()
+
+    def receipts(self) -> Sequence[Receipt]:
+        return self.popped.receipts()
+
+    def columns(self) -> pa.RecordBatch:
+        parts, record_format = self.popped.slices, self.popped.format
+        records = [record for part in parts for record in part.records]
+        columns = record_format.decode_columns(records)
+        count = len(records)
+        columns["topic"] = pa.array([part.topic for part in parts for _ in part.records], pa.string())
+        columns["queue_id"] = pa.array([part.queue_id for part in parts for _ in part.records], pa.int32())
+        columns["queue_offset"] = pa.array([offset for part in parts for offset in part.offsets], pa.int64())
+        columns["store_ms"] = pa.array([store_ms for part in parts for store_ms in part.store_ms], pa.int64())
+        attempt_of, first_pop_of = record_format.attempt_of, record_format.first_pop_of
+        columns["attempt"] = pa.array(
+            [attempt_of(record) + (part.group is not None) for part in parts for record in part.records], pa.int32()
+        )
+        first_pops = []
+        for part in parts:
+            known_ms = part.known_first_pop_ms
+            first_pops += [known_ms if recorded < 0 else recorded for recorded in map(first_pop_of, part.records)]
+        columns["first_pop_ms"] = pa.array(first_pops, pa.int64())
+        receipts = [receipt.text() for receipt in self.popped.receipts()]
+        columns["receipt"] = pa.array(receipts, pa.string()) if len(receipts) == count else pa.nulls(count, pa.string())
+        return pa.RecordBatch.from_arrays([columns[name] for name in OUT_SCHEMA.names], schema=OUT_SCHEMA)

@@ -1,0 +1,203 @@
+"""Which messages of a queue may go, and taking them away (Q1–Q3).
+
+Each queue has a *first kept* offset. It only rises, and stops at what is *pinned*: the first message under a running lease, or un-acked
+under FIFO. Below it nothing is read any more; a run goes from the disk when all of it lies below.
+
+- **Age**: the runs at the head whose store time is more than ``retention_ms`` ago. A run is one call's, so all of it has one age.
+- **Consumed**: where every group that counts stands, whatever the age. A group counts from its first pop on until it was idle for
+  ``group_expiry_ms``. Without one, nothing goes.
+- A **retry topic** belongs to one group and goes as that group consumes it, never by age: what waits there is pinned.
+- **Dead letters and parked entries** go when somebody removes them; here only what was removed at the head is passed.
+
+Why no crash point loses a message: the first kept offset, the removed runs and the removed gaps are one write, and the offset rises only
+over what was chosen from the state that the same write would leave. What goes before a group has popped it is counted in the same write.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from msgspec import structs
+
+from rmqstore.contract import Expired, Reclaim, UpkeepReport
+from rmqstore.engine.pops.offsets import Registered, Seat, Topic, count_between
+from rmqstore.engine.pops.queue_log import QueueLog
+from rmqstore.engine.pops.state import PopState
+from rmqstore.engine.pops.transaction import Transaction
+from rmqstore.engine.shared import Shared
+from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC, RETRY_PREFIX
+
+_LOOKED_AT = 256
+"""So many queues a step of upkeep looks at, so that it takes a few ms however many there are; each has its turn."""
+
+_READERS = 16
+"""So many groups that pop a topic are as much work as another queue."""
+
+ACTIVITY_PARTS = 8
+"""A group's last activity is written once in this part of ``group_expiry_ms``, so that an empty pop costs no write."""
+
+_AGED_BYTES = 64 * 1024 * 1024
+"""So much of a queue is looked at for its age in one call."""
+
+
+class Retention:
+    """Reclaims queues in turn; it remembers the age of each queue's head, so an idle queue costs no read."""
+
+    def __init__(self, shared: Shared, state: PopState, log: QueueLog) -> None:
+        self._options = shared.options
+        self._state = state
+        self._log = log
+        self._round: Iterator[tuple[Topic, int]] | None = None
+        self._head_ms: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def reclaim(self, transaction: Transaction, budget: int) -> UpkeepReport:
+        """Transaction the removal of what may go, in up to ``budget`` queues, and count in how many something went."""
+        done = 0
+        expired: Counter[tuple[int, int]] = Counter()
+        found: list[tuple[Topic, int, int, int]] = []
+        for topic, queue in self._next_queues(budget):
+            first = transaction.first_kept(topic.id, queue)
+            wanted = self._wanted(transaction, topic, queue, first)
+            if wanted > first:
+                found.append((topic, queue, first, wanted))
+        holders = self._holders({(topic.id, queue) for topic, queue, _, _ in found})
+        for topic, queue, first, wanted in found:
+            target = self._pinned(transaction, holders.get((topic.id, queue), ()), first, wanted)
+            if target > first:
+                expired += self._count_expired(transaction, topic, queue, first, target)
+                self._raise(transaction, topic, queue, first, target)
+                done += 1
+        return UpkeepReport(done, expired=self._note_expired(transaction, expired))
+
+    def _next_queues(self, count: int) -> Iterator[tuple[Topic, int]]:
+        """Yield up to ``count`` queues, none of them twice, that go on where the last ones ended; fewer where many groups pop them."""
+        left, topics = min(count, _LOOKED_AT), self._state.topics
+        work = left
+        if len(topics) < left:
+            left = min(left, sum(topic.queues for topic in topics.values()))
+        while left > 0:
+            if self._round is None:
+                self._round = self._all_queues()
+            for found in self._round:
+                yield found
+                left -= 1
+                work -= 1 + self._state.count_readers(found[0].id) // _READERS
+                if not left or work <= 0:
+                    return
+            self._round = None
+
+    def _all_queues(self) -> Iterator[tuple[Topic, int]]:
+        """Yield every queue of the topics that there are now, as far as it is there when its turn comes."""
+        for name in list(self._state.topics):
+            topic = self._state.topics.get(name)
+            for queue in range(0 if topic is None else topic.queues):
+                if (topic := self._state.topics.get(name)) is None:
+                    break
+                yield topic, queue
+
+    def _count_expired(self, transaction: Transaction, topic: Topic, queue: int, first: int, target: int) -> Counter[tuple[int, int]]:
+        """Return how many of the messages that go each group has not popped yet, by group and topic."""
+        gaps = transaction.gaps(topic.id, queue)
+        expired: Counter[tuple[int, int]] = Counter()
+        for group_id, _ in self._state.readers(topic.id):
+            start = max(self._state.standing(group_id, topic.id, queue).next_offset, first)
+            if start < target and (messages := count_between(gaps, start, target)):
+                expired[group_id, topic.id] = messages
+        return expired
+
+    def _note_expired(self, transaction: Transaction, expired: Mapping[tuple[int, int], int]) -> tuple[Expired, ...]:
+        if not expired:
+            return ()
+        groups = self._state.group_names()
+        for place, messages in expired.items():
+            registered = self._state.registered[place]
+            transaction.register(*place, structs.replace(registered, expired=registered.expired + messages))
+        return tuple(Expired(groups[group], self._state.topic_of(topic).name, count) for (group, topic), count in expired.items())
+
+    def _wanted(self, transaction: Transaction, topic: Topic, queue: int, first: int) -> int:
+        """Return where the queue should begin, pins aside."""
+        end = topic.next_offsets[queue]
+        if first >= end:
+            return first
+        if topic.name.startswith(RETRY_PREFIX):
+            owner = self._state.groups.get(topic.name.removeprefix(RETRY_PREFIX).partition("+")[0])
+            wanted = first if owner is None else self._state.standing(owner, topic.id, queue).next_offset
+        elif topic.name == PARKED_TOPIC or topic.name.startswith(DLQ_PREFIX):
+            wanted = first
+        else:
+            wanted = self._consumed(topic, queue, transaction.now_ms) if self._options.reclaim is Reclaim.CONSUMED else first
+            wanted = max(wanted, self._aged(transaction, topic, queue, first))
+        return self._past_gaps(transaction, topic, queue, max(wanted, first))
+
+    @staticmethod
+    def _past_gaps(transaction: Transaction, topic: Topic, queue: int, offset: int) -> int:
+        """Return the first offset from ``offset`` on that is in no gap."""
+        for gap in transaction.gaps(topic.id, queue):
+            if gap.first <= offset < gap.behind:
+                offset = gap.behind
+        return offset
+
+    def _consumed(self, topic: Topic, queue: int, now_ms: int) -> int:
+        """Return up to where every group that counts has popped."""
+        counting = (group_id for group_id, how in self._state.readers(topic.id) if self._counts(how, now_ms))
+        return min((self._state.standing(group_id, topic.id, queue).next_offset for group_id in counting), default=0)
+
+    def _counts(self, registered: Registered, now_ms: int) -> bool:
+        expiry_ms = self._options.group_expiry_ms
+        return not expiry_ms or now_ms - registered.active_ms <= expiry_ms + expiry_ms // ACTIVITY_PARTS
+
+    def _aged(self, transaction: Transaction, topic: Topic, queue: int, first: int) -> int:
+        """Return the offset behind the runs at the head that are too old."""
+        before_ms = transaction.now_ms - self._options.retention_ms
+        if not self._options.retention_ms or before_ms <= 0:
+            return first
+        place = (topic.id, queue)
+        known = self._head_ms.get(place)
+        if known is not None and known[0] == first and known[1] >= before_ms:
+            return first
+        aged = self._log.aged(topic, queue, first, before_ms, _AGED_BYTES)
+        for run in aged.damaged:
+            # It is older than what lies behind it, and must not go unseen (T12).
+            transaction.park_run(topic, queue, run)
+        offset = max(aged.behind, first)
+        if aged.store_ms is not None:
+            self._head_ms[place] = (offset, aged.store_ms)
+        return offset
+
+    def _holders(self, queues: Collection[tuple[int, int]]) -> dict[tuple[int, int], set[Seat]]:
+        """Return who holds messages of some queues, under a lease or un-acked under FIFO."""
+        holders: dict[tuple[int, int], set[Seat]] = {}
+        for seats in (self._state.running, self._state.fifo) if queues else ():
+            for seat in seats:
+                # Kept for these alone: thousands of objects a tick would set off Python's garbage collector.
+                if (place := (seat.topic_id, seat.queue)) in queues:
+                    holders.setdefault(place, set()).add(seat)
+        return holders
+
+    def _pinned(self, transaction: Transaction, holders: Iterable[Seat], first: int, wanted: int) -> int:
+        """Return the first offset that any of the holders pins, or ``wanted`` when that is lower; none pins less than ``first``."""
+        running = self._state.running
+        bounds: list[tuple[int, bytes, Seat]] = []
+        for seat in holders:
+            if run := self._state.fifo.get(seat):
+                wanted = min(wanted, min(run))
+            if leases := running.get(seat):
+                bounds += [(bound, key, seat) for key, bound in leases.items() if bound < wanted]
+        # The lowest first: mostly it is the pin itself, so that one lease is read, however many groups hold the queue.
+        for bound, key, seat in sorted(bounds):
+            if bound >= wanted or wanted <= first:
+                break
+            lease = transaction.lease(key)
+            leased = None if lease is None else lease.first_leased
+            if leased is not None:
+                running[seat][key] = leased
+                wanted = min(wanted, leased)
+        return wanted
+
+    def _raise(self, transaction: Transaction, topic: Topic, queue: int, first: int, target: int) -> None:
+        """Let a queue begin at ``target``, and remove the runs and gaps that lie below."""
+        transaction.set_first_kept(topic.id, queue, target)
+        transaction.set_gaps(topic.id, queue, [gap for gap in transaction.gaps(topic.id, queue) if gap.behind > target])
+        self._log.cut(transaction.write, topic, queue, first, target)
+        transaction.afterwards(lambda _: self._log.was_cut(topic, queue, target))

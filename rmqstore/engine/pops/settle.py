@@ -1,0 +1,271 @@
+"""How leases end: acks, changes, releases, expiry (P3–P9).
+
+Every way goes through one check point of the caller's receipt, and through one :class:`Transaction`, so that it is one atomic write.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
+
+from rmqstore.contract import (
+    NO_RETRY,
+    ORDERED_QID,
+    AckOutcome,
+    Change,
+    ChangeOutcome,
+    ChangeResult,
+    Receipt,
+    Reject,
+    RejectOutcome,
+    ReleaseOutcome,
+    ReviveReport,
+    revive_qid_of,
+)
+from rmqstore.engine.pops.checkpoint import ACKED, LEASED, MOVED, Lease
+from rmqstore.engine.pops.fifo import Unacked, as_delivered
+from rmqstore.engine.pops.offsets import Seat
+from rmqstore.engine.pops.popped import SliceReceipts
+from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
+from rmqstore.engine.pops.state import PopState
+from rmqstore.engine.pops.transaction import Transaction, origin_topic
+from rmqstore.engine.schema import EXPIRY, LEASE, LEASE_KEY, LEASES, U64
+from rmqstore.engine.shared import Shared
+from rmqstore.engine.state.adopted import Adoptions
+from rmqstore.message import MAX_QUEUES, retry_topic
+
+_REVIVE_BYTES = 8 * 1024 * 1024
+_REVIVE_GROUPS = 64
+"""Of so many groups and topics one call gives messages back: each has a retry queue, which may have to be made."""
+_CHECK_POINT_OF = attrgetter("ck_start_offset", "pop_time_ms", "queue_id", "group", "topic", "retry_flag", "epoch", "broker")
+_ACK = {LEASED: AckOutcome.ACKED, ACKED: AckOutcome.ALREADY_ACKED, MOVED: AckOutcome.STALE}
+_RELEASE = {LEASED: ReleaseOutcome.RELEASED, ACKED: ReleaseOutcome.ALREADY_ACKED, MOVED: ReleaseOutcome.STALE}
+_REJECT = {LEASED: RejectOutcome.REJECTED, ACKED: RejectOutcome.ALREADY_ACKED, MOVED: RejectOutcome.STALE}
+_CHANGE = {LEASED: ChangeOutcome.CHANGED, ACKED: ChangeOutcome.ALREADY_ACKED, MOVED: ChangeOutcome.STALE}
+
+
+class Leasing:
+    """Stages the end of leases."""
+
+    def __init__(self, shared: Shared, state: PopState, log: QueueLog, adoptions: Adoptions) -> None:
+        self._shared = shared
+        self._options = shared.options
+        self._state = state
+        self._log = log
+        self._format = log.format
+        self._adoptions = adoptions
+
+    def _check_point(self, transaction: Transaction, receipt: Receipt) -> Lease | bool:
+        """Find the check point of a receipt; True when it is one of ours that is gone (STALE), False when it is unknown."""
+        last_epoch, older = self._shared.epoch, receipt.epoch < self._shared.epoch
+        granter = self._options.store_tag
+        if receipt.broker != self._options.broker:
+            record = self._adoptions.store_of(receipt.broker)
+            if record is None:
+                return False
+            # What another store gave is as old as a receipt of an earlier open.
+            last_epoch, granter, older = record.epoch, record.store_tag, True
+        if receipt.epoch > last_epoch:
+            return False
+        if min(receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms) < 0 or receipt.queue_id >= MAX_QUEUES:
+            return False
+        group_id = self._state.groups.get(receipt.group)
+        topic = self._state.topics.get(receipt.topic if receipt.retry_flag == NO_RETRY else retry_topic(receipt.group, receipt.topic))
+        if group_id is None or topic is None:
+            return older
+        key = LEASE_KEY.pack(group_id, topic.id, receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms)
+        lease = transaction.lease(key)
+        # A loaded store may have had the same seats by name, so a lease is known by who gave it as well.
+        return older if lease is None or (lease.epoch, lease.granter) != (receipt.epoch, granter) else lease
+
+    def _find(self, transaction: Transaction, receipt: Receipt) -> tuple[Lease, int] | bool:
+        """Find the leased message of a receipt; a bool as in :meth:`_check_point`."""
+        lease = self._check_point(transaction, receipt)
+        if isinstance(lease, bool):
+            return lease
+        index = lease.index_of(receipt.queue_offset)
+        return (lease, index) if index is not None else False
+
+    def ack(self, transaction: Transaction, receipts: Sequence[Receipt]) -> tuple[AckOutcome, ...]:
+        """End leases for good, one outcome a receipt (P4, P5, P8)."""
+        if type(receipts) is SliceReceipts:
+            return tuple(
+                each for part in receipts.slices for each in self._ack_run(transaction, part.receipt(part.offsets[0]), part.offsets)
+            )
+        outcomes: list[AckOutcome] = []
+        # Neighbours mostly share their check point.
+        for _, sharing in groupby(receipts, _CHECK_POINT_OF):
+            run = list(sharing)
+            outcomes += self._ack_run(transaction, run[0], [receipt.queue_offset for receipt in run])
+        return tuple(outcomes)
+
+    def _ack_run(self, transaction: Transaction, receipt: Receipt, offsets: Sequence[int]) -> list[AckOutcome]:
+        """Ack messages of one check point, that of a receipt."""
+        lease = self._check_point(transaction, receipt)
+        if isinstance(lease, bool):
+            return [AckOutcome.STALE if lease else AckOutcome.UNKNOWN] * len(offsets)
+        if lease.offsets == offsets and lease.live == len(offsets):
+            transaction.end_many(lease, range(len(offsets)), ACKED)
+            return [AckOutcome.ACKED] * len(offsets)
+        outcomes = []
+        ending: dict[int, None] = {}
+        for index in map(lease.index_of, offsets):
+            if index is None:
+                outcomes.append(AckOutcome.UNKNOWN)
+            elif index in ending:
+                outcomes.append(AckOutcome.ALREADY_ACKED)
+            else:
+                outcomes.append(_ACK[lease.states[index]])
+                if lease.states[index] == LEASED:
+                    ending[index] = None
+        if ending:
+            transaction.end_many(lease, list(ending), ACKED)
+        return outcomes
+
+    def change(self, transaction: Transaction, change: Change) -> ChangeResult:
+        """Put a new lease in the place of one (P6)."""
+        receipt = change.receipt
+        found = self._find(transaction, receipt)
+        if isinstance(found, bool):
+            return ChangeResult(ChangeOutcome.STALE if found else ChangeOutcome.UNKNOWN)
+        lease, index = found
+        outcome = _CHANGE[lease.states[index]]
+        if outcome is not ChangeOutcome.CHANGED:
+            return ChangeResult(outcome)
+        transaction.end(lease, index, MOVED)
+        group_id, topic_id, queue, _, pop_ms = lease.place
+        first_pop_ms = pop_ms if lease.first_pop_ms < 0 else lease.first_pop_ms
+        seat = Seat(group_id, topic_id, queue)
+        new = transaction.grant(seat, [receipt.queue_offset], change.invisible_ms, lease.retry_flag, first_pop_ms)
+        new.is_backing_off, new.reason = change.is_backing_off, change.reason
+        new_pop_ms = new.place[4]
+        return ChangeResult(
+            outcome,
+            Receipt(
+                receipt.topic,
+                receipt.group,
+                queue,
+                receipt.queue_offset,
+                receipt.queue_offset,
+                new_pop_ms,
+                change.invisible_ms,
+                lease.retry_flag,
+                self._options.broker,
+                self._shared.epoch,
+                ORDERED_QID if receipt.revive_qid == ORDERED_QID else revive_qid_of(new_pop_ms),
+            ),
+        )
+
+    def release(self, transaction: Transaction, receipt: Receipt) -> ReleaseOutcome:
+        """Give a lease back at once, the attempt not counted (P7)."""
+        found = self._find(transaction, receipt)
+        if isinstance(found, bool):
+            return ReleaseOutcome.STALE if found else ReleaseOutcome.UNKNOWN
+        lease, index = found
+        outcome = _RELEASE[lease.states[index]]
+        if outcome is ReleaseOutcome.RELEASED:
+            self._give_back(transaction, lease, index, receipt.group, receipt.topic, counted=False)
+        return outcome
+
+    def reject(self, transaction: Transaction, reject: Reject) -> RejectOutcome:
+        """Make a leased message a dead letter at once (P7)."""
+        receipt = reject.receipt
+        found = self._find(transaction, receipt)
+        if isinstance(found, bool):
+            return RejectOutcome.STALE if found else RejectOutcome.UNKNOWN
+        lease, index = found
+        outcome = _REJECT[lease.states[index]]
+        if outcome is RejectOutcome.REJECTED:
+            self._give_back(transaction, lease, index, receipt.group, receipt.topic, counted=True, rejected=reject.reason or "rejected")
+        return outcome
+
+    def _give_back(
+        self,
+        transaction: Transaction,
+        lease: Lease,
+        index: int,
+        group: str,
+        topic: str,
+        *,
+        counted: bool,
+        is_head: bool = True,
+        rejected: str = "",
+    ) -> str:
+        """End a lease and put the message where it goes next; returns ``retried``, ``dead``, ``parked`` or ``gone``."""
+        group_id, topic_id, queue, _, pop_ms = lease.place
+        seat = Seat(group_id, topic_id, queue)
+        offset = lease.offsets[index]
+        found = self._log.record_at(self._state.topic_of(topic_id), queue, offset)
+        transaction.end(lease, index, MOVED)
+        run = transaction.fifo(seat) if transaction.is_ordered(seat) else None
+        one = Unacked() if run is None else run.pop(offset, Unacked())
+        if found is None or isinstance(found, DamagedRun):
+            if any(gap.is_removal and gap.first <= offset < gap.behind for gap in transaction.gaps(topic_id, queue)):
+                return "gone"
+            reason = f"leased by group {group}: " + ("nothing lies at its offset" if found is None else found.reason)
+            transaction.park(b"" if found is None else found.raw, reason, f"{topic}/{queue}/{offset}", topic)
+            return "parked"
+        record = as_delivered(found[0], one, self._format)
+        attempts = self._format.attempt_of(record) + counted
+        own = self._state.group_settings.get(group)
+        max_retries = self._options.max_retries if own is None or own.max_retries is None else own.max_retries
+        if rejected or (counted and is_head and attempts > max_retries):
+            transaction.bury(group, topic, record, attempts, rejected or _unacked(attempts, lease.reason))
+            return "dead"
+        first_pop_ms = next(at for at in (self._format.first_pop_of(record), lease.first_pop_ms, pop_ms) if at >= 0)
+        if run is not None:
+            run[offset] = Unacked(one.delivered + counted, first_pop_ms, waits=True)
+        else:
+            transaction.append_to(retry_topic(group, topic), 0, [self._format.with_delivery(record, attempts, first_pop_ms)])
+        return "retried"
+
+    # ------------------------------------------------------------ expiry
+
+    def revive(self, transaction: Transaction, limit: int) -> ReviveReport:
+        """Give back leases whose time has ended, in the order of their ends; a FIFO run of one queue as a whole, whatever the limit.
+
+        A call is bounded by messages, bytes and :data:`_REVIVE_GROUPS`, since nobody else can use the store meanwhile.
+        """
+        expired = self._shared.kv.scan(LEASES, EXPIRY, EXPIRY + U64.pack(transaction.now_ms + 1), limit + 1)
+        groups = self._state.group_names() if expired else {}
+        counts: Counter[str] = Counter()
+        served: set[tuple[int, int]] = set()
+        heads: dict[tuple[Seat, int], int] = {}
+        deleted = {left.topic_id for left in self._state.gone.values()}
+        for key, _ in expired:
+            lease = transaction.lease(key[1 + U64.size :])
+            if lease is None or lease.place[1] in deleted:
+                transaction.write.delete_many(LEASES, [key, LEASE + key[1 + U64.size :]])
+                continue
+            group_id, topic_id, queue, _, _ = lease.place
+            seat = Seat(group_id, topic_id, queue)
+            is_full = sum(counts.values()) >= limit or transaction.appended_bytes >= _REVIVE_BYTES
+            if is_full and (seat, lease.expiry_ms) not in heads:
+                return _report(counts, more=True)
+            if LEASED in lease.states:
+                served.add((group_id, topic_id))
+            if len(served) > _REVIVE_GROUPS:
+                return _report(counts, more=True)
+            group = groups[group_id]
+            topic = origin_topic(group, self._state.topic_of(topic_id).name)
+            is_ordered = transaction.is_ordered(seat)
+            # Only what blocks the others is dead-lettered, since the consumer may not have come to them: one message of a run, however
+            # many of its check points end together.
+            head = heads.setdefault((seat, lease.expiry_ms), min(transaction.fifo(seat), default=-1)) if is_ordered else -1
+            for index in [index for index, state in enumerate(lease.states) if state == LEASED]:
+                if not is_ordered and (sum(counts.values()) >= limit or transaction.appended_bytes >= _REVIVE_BYTES):
+                    return _report(counts, more=True)
+                is_head = not is_ordered or lease.offsets[index] == head
+                counts[self._give_back(transaction, lease, index, group, topic, counted=True, is_head=is_head)] += 1
+        return _report(counts, more=len(expired) > limit)
+
+
+def _unacked(attempts: int, reason: str) -> str:
+    """Return why a message is dead whose last attempt failed for ``reason``; empty when nobody said."""
+    return f"delivered {attempts} time{'' if attempts == 1 else 's'} without an ack" + (f": {reason}" if reason else "")
+
+
+def _report(counts: Counter[str], *, more: bool) -> ReviveReport:
+    return ReviveReport(counts["retried"], counts["dead"], counts["parked"], more)

@@ -1,0 +1,421 @@
+"""``PopStore`` over an ``OrderedKV``: queue logs, standings and check points, every call one atomic write.
+
+Why no crash point loses or doubles a message here: a pop writes its check points together with the group's next offset, an ack its state
+together with the counters, a revive the copy in the retry topic together with the end of the lease, a hand-over the messages together
+with the timer cursor. So after a crash each message is, for each group, in exactly one place: before the next offset's reach, under a
+running lease, in a retry topic, in the dead letter queue, or acked. Memory is changed after the write (``transaction``).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from rmqstore.batch import MessageBatch
+from rmqstore.contract import (
+    GroupOffset,
+    GroupProgress,
+    GroupSettings,
+    InitMode,
+    Lag,
+    LeaseInfo,
+    PopRequest,
+    PopResult,
+    PopStats,
+    PopStore,
+    PopTxn,
+    PopTxnResult,
+    ReviveReport,
+    Subscription,
+    Ticket,
+    TimerCursor,
+    TopicInfo,
+    UpkeepReport,
+    WriteStatus,
+)
+from rmqstore.contract.state import Adopted, StatePage
+from rmqstore.engine.kv.base import PAGE_BYTES, OrderedKV, WriteBatch
+from rmqstore.engine.marks import POP_SIDE, drop_old_marks, find_mark, put_marks
+from rmqstore.engine.pops.administration import Administration, Deleting
+from rmqstore.engine.pops.lease import Popping, attempt_is_over, picker_of
+from rmqstore.engine.pops.listing import list_leases, progress_of, verify_pops
+from rmqstore.engine.pops.offsets import Dead, Topic
+from rmqstore.engine.pops.popped import PoppedRecords, Slice
+from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
+from rmqstore.engine.pops.retention import Retention
+from rmqstore.engine.pops.settle import Leasing
+from rmqstore.engine.pops.state import PopState
+from rmqstore.engine.pops.transaction import Transaction
+from rmqstore.engine.pops.transfer import PopImport, export_pops
+from rmqstore.engine.schema import ATTEMPT, CURSOR_KEY, EXPIRY, LEASES, META, PURGE, QUEUE_PREFIX, U64, after_prefix
+from rmqstore.engine.shared import OrderedSide, Shared
+from rmqstore.engine.state.adopted import Adoptions
+from rmqstore.engine.state.imports import is_taken_in, note_taken_in
+from rmqstore.errors import IllegalArgumentError
+from rmqstore.filters import parse_filter
+from rmqstore.message import (
+    MAX_POP,
+    MAX_QUEUES,
+    check_count,
+    check_group,
+    check_marks,
+    check_readable_topic,
+    check_time_ms,
+    retry_topic,
+)
+
+LogFactory: TypeAlias = Callable[[Shared], QueueLog]
+"""Opens the log of the queues of a database, as it stands now."""
+
+
+class OrderedPops(OrderedSide, PopStore):
+    """The pop side of a session; see the module for its argument.
+
+    Args:
+        open_log: called once now, and again whenever the state has to be read anew.
+    """
+
+    def __init__(self, shared: Shared, open_log: LogFactory) -> None:
+        super().__init__(shared)
+        self._open_log = open_log
+        self._load()
+        shared.on_reload(self._load)
+
+    def _load(self) -> None:
+        kv = self._shared.kv
+        self._state = PopState(kv)
+        self._log = self._open_log(self._shared)
+        self._adoptions = Adoptions(kv, POP_SIDE, self._options.broker)
+        self._popping = Popping(self._shared, self._state, self._log, self._adoptions)
+        self._leasing = Leasing(self._shared, self._state, self._log, self._adoptions)
+        self._retention = Retention(self._shared, self._state, self._log)
+        self._administration = Administration(self._state, self._log)
+        self._deleting = Deleting(self._state, self._log)
+        self._cursor = TimerCursor.from_bytes(kv.get(META, CURSOR_KEY) or b"")
+        # What was read at open is durable: the epoch was synced behind it.
+        self._durable_cursor = self._cursor
+        self._undurable_cursors: deque[tuple[int, TimerCursor]] = deque()
+
+    def _stage(self, now_ms: int) -> Transaction:
+        return Transaction(self._shared, self._state, self._log, now_ms)
+
+    # ------------------------------------------------------------ the atomic primitive
+
+    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
+        if txn.marks != ():
+            check_marks(txn.marks)
+        for change in txn.changes:
+            check_time_ms("invisible_ms", change.invisible_ms, minimum=1)
+        records = self._log.encode(txn.appends) if txn.appends is not None else ()
+        with self._lock, self._call as kv:
+            if txn.marks and (answer := find_mark(kv, POP_SIDE, txn.marks)) is not None:
+                return PopTxnResult(WriteStatus.REPEATED, U64.unpack(answer)[0]), Ticket(kv.position)
+            transaction, leasing = self._stage(now_ms), self._leasing
+            for topic, queues in txn.group_queues.items():
+                if not transaction.spread_groups(topic, queues):
+                    return PopTxnResult(WriteStatus.MOVED, 0), Ticket(0)
+            acks = leasing.ack(transaction, txn.acks) if txn.acks else ()
+            changes = tuple([leasing.change(transaction, change) for change in txn.changes]) if txn.changes else ()
+            releases = tuple([leasing.release(transaction, receipt) for receipt in txn.releases]) if txn.releases else ()
+            rejects = tuple([leasing.reject(transaction, reject) for reject in txn.rejects]) if txn.rejects else ()
+            removals = self._administration.remove(transaction, txn.removals) if txn.removals else ()
+            if len(records):
+                transaction.append(records)
+            if txn.timer_cursor is not None:
+                transaction.write.put(META, CURSOR_KEY, txn.timer_cursor.to_bytes())
+            if txn.only_acks:
+                transaction.write.waits_from_ms = now_ms
+            if txn.marks:
+                put_marks(transaction.write, POP_SIDE, txn.marks, U64.pack(kv.position + 1), now_ms)
+            ticket = transaction.commit()
+            if txn.timer_cursor is not None:
+                self._cursor = txn.timer_cursor
+                self._undurable_cursors.append((ticket.position, txn.timer_cursor))
+            ticket = self._resting(ticket)
+            return PopTxnResult(WriteStatus.APPLIED, ticket.position, acks, changes, releases, rejects, removals), ticket
+
+    def _resting(self, ticket: Ticket) -> Ticket:
+        """Return what to wait for: an answer that changed nothing may still rest on a call that is not durable yet."""
+        return ticket if ticket.position else Ticket(self._shared.kv.position)
+
+    # ------------------------------------------------------------ pop and revive
+
+    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
+        check_readable_topic(request.topic)
+        check_group(request.group)
+        check_time_ms("invisible_ms", request.invisible_ms, minimum=1)
+        if type(request.max_messages) is not int or not 1 <= request.max_messages <= MAX_POP:
+            raise IllegalArgumentError(f"max_messages must be an int of 1 to {MAX_POP}, not {request.max_messages!r}")
+        picker = picker_of(parse_filter(request.filter), self._log.format)
+        with self._lock, self._call:
+            transaction = self._stage(now_ms)
+            transaction.write.waits_from_ms = now_ms
+            return self._popping.pop(transaction, request, picker)
+
+    def ready(self, topic: str, group: str, filter: str, now_ms: int) -> bool | int | None:
+        parse_filter(filter)
+        with self._lock, self._call as kv:
+            state = self._state
+            group_id = state.groups.get(group)
+            limit = self._options.max_in_flight
+            holding: set[bytes] = set()
+            for known in state.topics_of_group(topic, group):
+                is_ordered = group_id is not None and state.is_ordered(group_id, known.id)
+                for queue in range(known.queues):
+                    in_flight = state.standing(group_id, known.id, queue).in_flight
+                    if in_flight and group_id is not None:
+                        holding.add(QUEUE_PREFIX.pack(group_id, known.id))
+                    is_open = not in_flight if is_ordered else not limit or in_flight < limit
+                    if is_open and (state.waiting(known, group_id, queue) or state.returned(known, group_id, queue)):
+                        return True
+            ends = kv.scan_all(LEASES, EXPIRY, after_prefix(EXPIRY), 64) if holding else ()
+            return next((U64.unpack_from(key, 1)[0] for key, _ in ends if key[9:17] in holding), None)
+
+    def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
+        with self._lock, self._call:
+            transaction = self._stage(now_ms)
+            report = self._leasing.revive(transaction, limit)
+            return report, transaction.commit()
+
+    # ------------------------------------------------------------ administration
+
+    def reset_offset(self, topic: str, group: str, queue: int | None, offset: int | InitMode, now_ms: int) -> Ticket:
+        check_group(group)
+        with self._lock, self._call:
+            known = self._known_topic(topic, queue)
+            transaction = self._stage(now_ms)
+            self._administration.reset(transaction, known, group, range(known.queues) if queue is None else (queue,), offset)
+            return self._resting(transaction.commit())
+
+    def delete_topic(self, name: str) -> Ticket:
+        with self._lock, self._call:
+            transaction = self._stage(0)
+            self._deleting.delete_topic(transaction, name)
+            return self._resting(transaction.commit())
+
+    def delete_group(self, name: str) -> Ticket:
+        with self._lock, self._call:
+            transaction = self._stage(0)
+            self._administration.set_group(transaction, name, GroupSettings())
+            self._deleting.delete_group(transaction, name)
+            return self._resting(transaction.commit())
+
+    def set_group(self, name: str, settings: GroupSettings) -> Ticket:
+        check_group(name)
+        if settings.max_retries is not None:
+            check_count("max_retries", settings.max_retries)
+        for each in settings.backoff_ms:
+            check_time_ms("a duration of backoff", each, minimum=1)
+        with self._lock, self._call:
+            transaction = self._stage(0)
+            self._administration.set_group(transaction, name, settings)
+            return self._resting(transaction.commit())
+
+    def create_topic(self, name: str, queues: int) -> tuple[TopicInfo, Ticket]:
+        if type(queues) is not int or not 1 <= queues <= MAX_QUEUES:
+            raise IllegalArgumentError(f"queues must be an int of 1 to {MAX_QUEUES}, not {queues!r}")
+        check_readable_topic(name)
+        with self._lock, self._call:
+            transaction = self._stage(0)
+            topic = transaction.arranged_topic(name, queues)
+            ticket = self._resting(transaction.commit())
+            return self._state.info(topic), ticket
+
+    # ------------------------------------------------------------ reads
+
+    def timer_cursor(self) -> TimerCursor:
+        with self._lock, self._call:
+            return self._cursor
+
+    def durable_cursor(self) -> TimerCursor:
+        with self._lock, self._call as kv:
+            durable = kv.durable_position
+            while self._undurable_cursors and self._undurable_cursors[0][0] <= durable:
+                self._durable_cursor = self._undurable_cursors.popleft()[1]
+            return self._durable_cursor
+
+    def topic(self, name: str) -> TopicInfo | None:
+        known = self._state.topics.get(name)
+        return None if known is None else self._state.info(known)
+
+    def queues(self, topic: str) -> int:
+        known = self._state.topics.get(topic)
+        return 0 if known is None else len(known.next_offsets)
+
+    def topics(self) -> list[TopicInfo]:
+        with self._lock, self._call:
+            return [self._state.info(self._state.topics[name]) for name in sorted(self._state.topics)]
+
+    def groups(self) -> list[str]:
+        with self._lock, self._call:
+            known = {seat.group_id for seat in self._state.standings} | {group_id for group_id, _ in self._state.registered}
+            return sorted(name for name, group_id in self._state.groups.items() if group_id in known)
+
+    def group_settings(self) -> dict[str, GroupSettings]:
+        with self._lock, self._call:
+            return dict(self._state.group_settings)
+
+    def subscriptions(self, group: str | None = None) -> list[Subscription]:
+        with self._lock, self._call:
+            topics, groups = self._state.names_by_id(), self._state.group_names()
+            found = [
+                Subscription(groups[group_id], topics[topic_id], how.is_ordered, how.active_ms)
+                for (group_id, topic_id), how in self._state.registered.items()
+            ]
+            return sorted((each for each in found if group is None or each.group == group), key=lambda each: (each.group, each.topic))
+
+    def leases(self, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
+        with self._lock, self._call:
+            return list_leases(self._shared, self._state, self._log, self._adoptions, topic, group)
+
+    def progress(self, topic: str, queue: int, offset: int) -> list[GroupProgress]:
+        with self._lock, self._call:
+            known = self._known_topic(topic, queue)
+            return progress_of(self._shared, self._state, self._log, self._adoptions, known, queue, offset)
+
+    def offsets(self, group: str) -> list[GroupOffset]:
+        with self._lock, self._call:
+            group_id = self._state.groups.get(group)
+            names = self._state.names_by_id()
+            return sorted(
+                (
+                    GroupOffset(names[seat.topic_id], seat.queue, standing.next_offset, standing.in_flight)
+                    for seat, standing in self._state.standings.items()
+                    if seat.group_id == group_id
+                ),
+                key=lambda entry: (entry.topic, entry.queue_id),
+            )
+
+    def read(self, topic: str, queue: int, offset: int, limit: int) -> MessageBatch:
+        if offset < 0 or limit < 1:
+            raise IllegalArgumentError(f"offset must be at least 0 and limit at least 1, not {offset} and {limit}")
+        with self._lock, self._call:
+            known = self._known_topic(topic, queue)
+            offset = max(offset, self._state.first_kept(known.id, queue))
+            offsets: list[int] = []
+            records: list[bytes] = []
+            stores: list[int] = []
+            room_bytes = PAGE_BYTES
+            for run in self._log.runs_from(known, queue, offset):
+                if isinstance(run, DamagedRun):
+                    continue
+                first = run.first
+                skip = max(offset - first, 0)
+                taken = run.records[skip : skip + limit - len(records)]
+                ends = list(accumulate(map(len, taken), initial=0))
+                taken = taken[: bisect_right(ends, room_bytes)]
+                records += taken
+                offsets += range(first + skip, first + skip + len(taken))
+                stores += [run.store_ms] * len(taken)
+                room_bytes -= ends[len(taken)]
+                if len(records) == limit or room_bytes < 0:
+                    break
+            return PoppedRecords([Slice(topic, queue, offsets, records, stores)], self._log.format).columns()
+
+    def _known_topic(self, name: str, queue: int | None) -> Topic:
+        known = self._state.topics.get(name)
+        if known is None:
+            raise IllegalArgumentError(f"there is no topic {name!r}; topics() lists those there are")
+        if queue is not None and not (type(queue) is int and 0 <= queue < known.queues):
+            raise IllegalArgumentError(f"topic {name!r} has queues 0 to {known.queues - 1}, not {queue!r}")
+        return known
+
+    def lag(self, topic: str, group: str) -> Lag:
+        with self._lock, self._call:
+            state = self._state
+            group_id = state.groups.get(group)
+            known, retry = state.topics.get(topic), state.topics.get(retry_topic(group, topic))
+            both = [each for each in (known, retry) if each is not None]
+            backing_off = 0 if group_id is None else sum(state.backs_off(each, group_id) for each in both)
+            return Lag(
+                ready=0 if known is None else state.waiting(known, group_id),
+                in_flight=0 if group_id is None else sum(state.in_flight(each, group_id) for each in both) - backing_off,
+                retry=(0 if retry is None else state.waiting(retry, group_id)) + (0 if known is None else state.returned(known, group_id)),
+                dead=0 if group_id is None or known is None else state.dead.get((group_id, known.id), Dead(0)).letters,
+                expired=0 if group_id is None or known is None else state.expired(group_id, known.id),
+                backing_off=backing_off,
+            )
+
+    def next_expiry_ms(self) -> int | None:
+        with self._lock, self._call as kv:
+            first = kv.scan(LEASES, EXPIRY, EXPIRY + b"\xff", 1)
+            return U64.unpack_from(first[0][0], 1)[0] if first else None
+
+    def stats(self) -> PopStats:
+        with self._lock, self._call as kv:
+            state = self._state
+            return PopStats(
+                topics=len(state.topics),
+                groups=len(state.groups),
+                messages=sum(map(state.messages, state.topics.values())),
+                in_flight=sum(standing.in_flight for standing in state.standings.values()),
+                epoch=self._shared.epoch,
+                durable_position=kv.durable_position,
+                position=kv.position,
+            )
+
+    def verify(self) -> list[str]:
+        with self._lock, self._call as kv:
+            return verify_pops(kv, self._state, self._log)
+
+    # ------------------------------------------------------------ state
+
+    def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
+        with self._lock, self._call as kv:
+            return export_pops(kv, self._state, self._log, table, after, limit)
+
+    def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
+        with self._lock, self._call as kv:
+            if is_taken_in(kv, POP_SIDE, marks):
+                return Ticket(kv.position)
+            if self._state.gone:
+                # What is taken in may have their names.
+                transaction = self._stage(now_ms)
+                self._deleting.remove_all(transaction)
+                transaction.commit()
+            write = WriteBatch()
+            taken = PopImport(kv, write, self._state, self._log)
+            for table, rows in tables:
+                taken.take(table, rows)
+            taken.finish()
+            note_taken_in(write, POP_SIDE, marks)
+            ticket = self._shared.write(write)
+            if taken.has_cursor:
+                # The timers reclaim by the cursor that a load of the state calls durable.
+                self._shared.sync(ticket)
+            if any(table != "messages" for table, _ in tables):
+                self._load()
+            return ticket
+
+    def adopted(self) -> dict[int, Adopted]:
+        with self._lock, self._call:
+            return dict(self._adoptions.by_tag)
+
+    # ------------------------------------------------------------ upkeep
+
+    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
+        with self._lock, self._call as kv:
+            transaction = self._stage(now_ms)
+            done = drop_old_marks(kv, transaction.write, POP_SIDE, now_ms - self._options.mark_memory_ms, budget)
+            over = [key for key, _ in kv.scan(LEASES, PURGE, PURGE + U64.pack(now_ms + 1), budget)]
+            transaction.write.delete_many(LEASES, over)
+            transaction.write.delete_many(LEASES, sorted(self._purged(kv, [key[1 + U64.size :] for key in over], now_ms)))
+            done += len(over)
+            done += self._deleting.remove_left(transaction, max(budget - done, budget // 16))
+            # Where much is remembered too long, queues are looked at as well, but fewer of them a step.
+            reclaimed = self._retention.reclaim(transaction, max(budget - done, budget // 16))
+            transaction.commit()
+            return UpkeepReport(done + reclaimed.done, more=done >= budget, expired=reclaimed.expired)
+
+    @staticmethod
+    def _purged(kv: OrderedKV, keys: Sequence[bytes], now_ms: int) -> Iterator[bytes]:
+        """Yield what may really go: an attempt id that was used again since has a later end."""
+        for key in keys:
+            stored = kv.get(LEASES, key) if key[:1] == ATTEMPT else None
+            if stored is None or attempt_is_over(stored, now_ms):
+                yield key

@@ -1,0 +1,449 @@
+"""One mutating call of the pop store in the making: everything it reads and changes, until it is written in one atomic step.
+
+Nothing of the store's memory changes before the end of :meth:`Transaction.commit`, behind the write; so a call that fails changes
+nothing (F3).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec import structs
+
+from rmqstore.contract import EngineOptions, Ticket
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.pops.checkpoint import ACKED, LEASED, Lease
+from rmqstore.engine.pops.fifo import FifoRun, encode_fifo, fifo_key
+from rmqstore.engine.pops.offsets import Dead, Gap, Registered, Seat, Standing, Topic
+from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
+from rmqstore.engine.pops.state import PopState
+from rmqstore.engine.runs import origins_in, parked_message
+from rmqstore.engine.schema import (
+    DEAD,
+    EXPIRY,
+    GONE,
+    GROUP,
+    KEPT,
+    LEASE,
+    LEASE_KEY,
+    LEASES,
+    META,
+    NEXT_ID_KEY,
+    POP_FLOOR_KEY,
+    PURGE,
+    QUEUE_PREFIX,
+    REGISTERED,
+    U64,
+)
+from rmqstore.engine.shared import Shared
+from rmqstore.message import (
+    DLQ_PREFIX,
+    PARKED_TOPIC,
+    PROPERTY_DLQ_ATTEMPTS,
+    PROPERTY_DLQ_REASON,
+    PROPERTY_ORIGIN_ID,
+    PROPERTY_ORIGIN_TOPIC,
+    RESERVED_PREFIXES,
+    RETRY_PREFIX,
+    Message,
+    dlq_topic,
+)
+
+_SYSTEM = tuple(prefix.encode() for prefix in RESERVED_PREFIXES)
+
+
+class Transaction:
+    """Reads through to :class:`PopState`, keeps changes to itself."""
+
+    def __init__(self, shared: Shared, state: PopState, log: QueueLog, now_ms: int) -> None:
+        self._shared = shared
+        self._state = state
+        self._log = log
+        self._format = log.format
+        self.options: EngineOptions = shared.options
+        self.now_ms = now_ms
+        self.write = WriteBatch()
+        self._topics: dict[str, Topic] = {}
+        self._groups: dict[str, int] = {}
+        self._standings: dict[Seat, Standing] = {}
+        self._dead: dict[tuple[int, int], Dead] = {}
+        self._registered: dict[tuple[int, int], Registered] = {}
+        self._kept: dict[tuple[int, int], int] = {}
+        self._gaps: dict[tuple[int, int], list[Gap]] = {}
+        self._fifo: dict[Seat, FifoRun] = {}
+        self._parked: set[tuple[int, int, int]] = set()
+        self._leases: dict[bytes, Lease | None] = {}
+        self._touched: dict[bytes, tuple[Lease, int, bool]] = {}
+        self._next_id = state.next_id
+        self._pop_floor_ms = state.pop_floor_ms
+        self._afterwards: list[Callable[[PopState], None]] = []
+        self.appended_bytes = 0
+
+    # ------------------------------------------------------------ topics and groups
+
+    def topic(self, name: str) -> Topic | None:
+        """Return a topic as this call sees it."""
+        return self._topics.get(name) or self._state.topics.get(name)
+
+    def topic_with(self, name: str, queues: int) -> Topic:
+        """Return a topic with at least ``queues`` queues, made or widened as needed."""
+        topic = self.topic(name)
+        if topic is None:
+            if name in self._state.gone:
+                self.remove_left(name, list(self._state.gone[name].seats))
+            topic = Topic(self._new_id(), name, (0,) * max(queues, 1), is_on_demand=True)
+            self._topics[name] = topic
+        elif topic.queues < queues:
+            self._topics[name] = topic = topic.widened(queues)
+        return topic
+
+    def arranged_topic(self, name: str, queues: int) -> Topic:
+        """Return a topic with at least as many queues as somebody asked for."""
+        self._topics[name] = topic = structs.replace(self.topic_with(name, queues), is_on_demand=False)
+        return topic
+
+    def spread_groups(self, name: str, queues: int) -> bool:
+        """Spread the message groups of a topic over ``queues`` queues, or say that another number is fixed already."""
+        topic = self.topic(name)
+        if topic is None or not topic.group_queues:
+            self._topics[name] = structs.replace(self.topic_with(name, queues), group_queues=queues)
+            return True
+        return topic.group_queues == queues
+
+    def group_id(self, name: str) -> int:
+        """Return the id of a group, made as needed."""
+        known = self._groups.get(name) or self._state.groups.get(name)
+        if known is None:
+            known = self._groups[name] = self._new_id()
+        return known
+
+    def registered(self, group_id: int, topic_id: int) -> Registered | None:
+        """Return how the group pops the topic; None when it never has."""
+        return self._registered.get((group_id, topic_id)) or self._state.registered.get((group_id, topic_id))
+
+    def register(self, group_id: int, topic_id: int, how: Registered) -> None:
+        """Note how the group pops the topic, and that it does now."""
+        self._registered[group_id, topic_id] = how
+
+    def is_ordered(self, seat: Seat) -> bool:
+        """Say whether the group of a seat pops its topic in order."""
+        registered = self.registered(seat.group_id, seat.topic_id)
+        return registered is not None and registered.is_ordered
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+    def standing(self, seat: Seat) -> Standing | None:
+        """Return where a group stands; None when it has not popped the queue."""
+        return self._standings.get(seat) or self._state.standings.get(seat)
+
+    def standing_or_new(self, seat: Seat, next_offset: int = 0) -> Standing:
+        """Return where a group stands, or shall stand when it begins; its pop times are above those of all that was deleted (P2)."""
+        return self.standing(seat) or Standing(next_offset, self._state.pop_floor_ms)
+
+    def raise_pop_floor(self, last_pops_ms: Iterable[int]) -> None:
+        """Note the last pop times of standings that are deleted: no later lease has a receipt of theirs, as names may come again (P2)."""
+        self._pop_floor_ms = max(self._pop_floor_ms, max(last_pops_ms, default=0))
+
+    def set_standing(self, seat: Seat, standing: Standing) -> None:
+        """Change where a group stands."""
+        self._standings[seat] = standing
+
+    def fifo(self, seat: Seat) -> FifoRun:
+        """Return the un-acked messages of a queue under FIFO; what is changed in it is part of this call."""
+        if seat not in self._fifo:
+            self._fifo[seat] = dict(self._state.fifo.get(seat, {}))
+        return self._fifo[seat]
+
+    def first_kept(self, topic_id: int, queue: int) -> int:
+        """Return the first offset of a queue that retention has left."""
+        return self._kept.get((topic_id, queue), self._state.first_kept(topic_id, queue))
+
+    def set_first_kept(self, topic_id: int, queue: int, offset: int) -> None:
+        """Move the beginning of a queue."""
+        self._kept[topic_id, queue] = offset
+
+    def gaps(self, topic_id: int, queue: int) -> list[Gap]:
+        """Return the gaps of a queue, by first offset."""
+        return self._gaps.get((topic_id, queue), self._state.gaps.get((topic_id, queue), []))
+
+    def set_gaps(self, topic_id: int, queue: int, gaps: Sequence[Gap]) -> None:
+        """Replace the gaps of a queue; those that touch and are alike become one."""
+        joined: list[Gap] = []
+        for gap in sorted(gaps):
+            if joined and joined[-1].behind == gap.first and joined[-1].is_removal == gap.is_removal:
+                joined[-1] = Gap(joined[-1].first, gap.behind, gap.is_removal)
+            else:
+                joined.append(gap)
+        before, after = set(self.gaps(topic_id, queue)), set(joined)
+        self.write.delete_many(META, [gap.entry(topic_id, queue)[0] for gap in sorted(before - after)])
+        self.write.put_many(META, [gap.entry(topic_id, queue) for gap in sorted(after - before)])
+        self._gaps[topic_id, queue] = joined
+
+    # ------------------------------------------------------------ appends
+
+    def append(self, records: Sequence[bytes]) -> None:
+        """Append records to the topics and queues that they name, in order; a record without a queue goes where the topic's turn is."""
+        for name, queue, group in self._log.routed(records):
+            topic = self.topic_with(name.decode(), max(queue + 1, 1 if name.startswith(_SYSTEM) else self.options.default_queues))
+            if queue >= 0:
+                self.append_to(topic.name, queue, group)
+                continue
+            for turn in range(topic.queues):
+                self.append_to(topic.name, (self._state.turn + turn) % topic.queues, group[turn :: topic.queues])
+
+    def append_to(self, name: str, queue: int, records: Sequence[bytes]) -> None:
+        """Append records to one queue, in order."""
+        if not len(records):
+            return
+        topic = self.topic_with(name, queue + 1)
+        offset = topic.next_offsets[queue]
+        self.appended_bytes += self._log.append(self.write, topic, queue, offset, records, self.now_ms)
+        self._topics[name] = topic.moved(queue, offset + len(records))
+
+    def park(self, raw: bytes, reason: str, origin: str, origin_topic: str) -> None:
+        """Append what cannot be read to the topic of parked entries (T12)."""
+        self.append_to(PARKED_TOPIC, 0, [self._format.encode_message(parked_message(raw, reason, origin, origin_topic))])
+
+    def park_run(self, topic: Topic, queue: int, damaged: DamagedRun) -> None:
+        """Move a damaged run of a queue to the parked entries, once; its offsets become a gap."""
+        place = (topic.id, queue, damaged.first)
+        if place in self._parked:
+            return
+        self._parked.add(place)
+        # Before the entry is appended: it may go behind the run in the same queue.
+        behind = self._log.take_out(self.write, self.topic_with(topic.name, 1), queue, damaged)
+        self.park(damaged.raw, damaged.reason, f"{topic.name}/{queue}/{damaged.first}", topic.name)
+        gaps = self.gaps(topic.id, queue)
+        # What was removed behind the run lies in no run, and has a gap already.
+        behind = min([behind, *(gap.first for gap in gaps if gap.first > damaged.first)])
+        if topic.name.startswith(DLQ_PREFIX):
+            self._count_off_unread(topic, damaged, range(damaged.first, behind))
+        self.set_gaps(topic.id, queue, [*gaps, Gap(damaged.first, behind)])
+
+    def bury(self, group: str, topic: str, record: bytes, attempts: int, reason: str) -> None:
+        """Append a message that was delivered ``attempts`` times to the group's dead letter queue, with where it came from and why (P7)."""
+        message = self._format.decode_message(record)
+        properties = dict(message.properties)
+        properties[PROPERTY_DLQ_REASON] = reason
+        properties[PROPERTY_DLQ_ATTEMPTS] = str(attempts)
+        properties[PROPERTY_ORIGIN_TOPIC] = topic
+        properties[PROPERTY_ORIGIN_ID] = message.message_id or ""
+        dead = Message(
+            dlq_topic(group),
+            message.body,
+            message.tag,
+            message.keys,
+            {name: value for name, value in properties.items() if value},
+            message.message_group,
+            message.deliver_at_ms,
+            message.message_id,
+            message.born_ms,
+            0,
+        )
+        place = (self.group_id(group), self.topic_with(topic, 1).id)
+        known = self._dead_of(place) or Dead(0, self.topic_with(dead.topic, 1).next_offsets[0])
+        self._dead[place] = Dead(known.letters + 1, known.since)
+        self.append_to(dead.topic, 0, [self._format.encode_message(dead)])
+
+    def _dead_of(self, place: tuple[int, int]) -> Dead | None:
+        return self._dead.get(place) or self._state.dead.get(place)
+
+    def count_off_dead(self, group_id: int, topic_id: int, offsets: Sequence[int]) -> None:
+        """Count off letters of a topic's name that leave the group's dead letter queue; those of a deleted topic were never counted."""
+        known = self._dead_of((group_id, topic_id))
+        if known is not None:
+            self._dead[group_id, topic_id] = Dead(max(known.letters - sum(at >= known.since for at in offsets), 0), known.since)
+
+    def _count_off_unread(self, letters: Topic, damaged: DamagedRun, offsets: Sequence[int]) -> None:
+        """Count off letters that cannot be read: for the topics that their bytes still name, else for those that miss some."""
+        group_id = self._state.groups.get(letters.name.removeprefix(DLQ_PREFIX))
+        if group_id is None:
+            return
+        told = origins_in(damaged.raw)
+        if len(told) == len(offsets):
+            for offset, name in zip(offsets, told, strict=True):
+                topic = self.topic(name)
+                if topic is not None:
+                    self.count_off_dead(group_id, topic.id, [offset])
+            return
+        there = self._letters_there(letters, group_id)
+        left = len(offsets)
+        for (of_group, topic_id), before in self._state.dead.items():
+            if of_group == group_id:
+                known = self._dead_of((of_group, topic_id)) or before
+                missing = min(left, max(min(known.letters, before.letters) - there[topic_id], 0))
+                self._dead[of_group, topic_id] = Dead(known.letters - missing, known.since)
+                left -= missing
+
+    def _letters_there(self, letters: Topic, group_id: int) -> Counter[int]:
+        """Count the letters of each topic in a dead letter queue that can be read, or whose bytes tell at least what they are of."""
+        there: Counter[int] = Counter()
+        for run in self._log.runs_from(letters, 0, self.first_kept(letters.id, 0)):
+            if not isinstance(run, DamagedRun):
+                names = [self._format.decode_message(each).properties.get(PROPERTY_ORIGIN_TOPIC, "") for each in run.records]
+            else:
+                names = [] if (letters.id, 0, run.first) in self._parked else origins_in(run.raw)
+            for offset, name in enumerate(names, run.first):
+                topic = self.topic(name)
+                known = None if topic is None else self._dead_of((group_id, topic.id))
+                there[topic.id if topic is not None and known is not None and offset >= known.since else 0] += 1
+        return there
+
+    # ------------------------------------------------------------ leases
+
+    def lease(self, key: bytes) -> Lease | None:
+        """Return a lease as this call sees it."""
+        if key not in self._leases:
+            value = self._shared.kv.get(LEASES, LEASE + key)
+            self._leases[key] = None if value is None else Lease.decode(key, value)
+        return self._leases[key]
+
+    def remove_seats(self, seats: Iterable[Seat], leases: Iterable[bytes]) -> None:
+        """Remove where groups stand, their FIFO runs, and running leases by key; upkeep drops those that ended, as it would have done."""
+        there, keys = sorted(seats), sorted(leases)
+        self.write.delete_many(META, [seat.key() for seat in there])
+        self.write.delete_many(LEASES, [fifo_key(seat) for seat in there])
+        found = self._shared.kv.get_many(LEASES, [LEASE + key for key in keys])
+        ends_ms = {key: Lease.expiry_of(value) for key, value in zip(keys, found, strict=True) if value is not None}
+        self.write.delete_many(LEASES, [LEASE + key for key in ends_ms])
+        self.write.delete_many(LEASES, sorted(EXPIRY + U64.pack(end_ms) + key for key, end_ms in ends_ms.items()))
+
+    def remove_left(self, name: str, seats: Sequence[Seat]) -> None:
+        """Remove what is left of a deleted topic (``deleting``) under some seats, all those of a group; its note goes with the last."""
+        left = self._state.gone[name]
+        self.remove_seats(seats, [key for seat in seats for key in left.seats[seat]])
+        pairs = [QUEUE_PREFIX.pack(group_id, left.topic_id) for group_id in sorted({seat.group_id for seat in seats})]
+        self.write.delete_many(META, [REGISTERED + pair for pair in pairs])
+        self.write.delete_many(META, [DEAD + pair for pair in pairs])
+        if len(seats) == len(left.seats):
+            self.write.delete(META, GONE + name.encode())
+        self.afterwards(lambda state: state.forget_left(name, seats))
+
+    def grant(self, seat: Seat, offsets: list[int], invisible_ms: int, retry_flag: int, first_pop_ms: int = -1) -> Lease:
+        """Lease messages of one queue; the pop time strictly rises per seat, so no other lease has this key (P2)."""
+        standing = self.standing_or_new(seat)
+        # The standing of a loaded store knows nothing of what was deleted here before.
+        pop_ms = max(self.now_ms, standing.last_pop_ms + 1, self._state.pop_floor_ms + 1)
+        key = LEASE_KEY.pack(*seat, offsets[0], pop_ms)
+        lease = Lease(key, self.now_ms + invisible_ms, invisible_ms, self._shared.epoch, retry_flag, offsets, first_pop_ms=first_pop_ms)
+        lease.granter = self.options.store_tag
+        self._leases[key] = lease
+        self._touched[key] = (lease, 0, True)
+        self.set_standing(seat, Standing(standing.next_offset, pop_ms, standing.in_flight + len(offsets)))
+        return lease
+
+    def end(self, lease: Lease, index: int, state: int) -> None:
+        """End the lease of one message."""
+        self.end_many(lease, (index,), state)
+
+    def end_many(self, lease: Lease, indexes: Sequence[int], state: int) -> None:
+        """End the leases of several messages of one check point."""
+        if lease.key not in self._touched:
+            self._touched[lease.key] = (lease, lease.states.count(LEASED), False)
+        for index in indexes:
+            lease.states[index] = state
+        seat = Seat(*lease.place[:3])
+        if state == ACKED and self.is_ordered(seat):
+            run = self.fifo(seat)
+            for index in indexes:
+                run.pop(lease.offsets[index], None)
+        standing = self.standing_or_new(seat)
+        self.set_standing(seat, Standing(standing.next_offset, standing.last_pop_ms, standing.in_flight - len(indexes)))
+
+    def _write_leases(self) -> None:
+        puts: list[tuple[bytes, bytes]] = []
+        deletes = []
+        for key, (lease, live_before, is_new) in self._touched.items():
+            live = LEASED in lease.states
+            if not live:
+                # By now the message says it, where it matters.
+                lease.reason = ""
+            puts.append((LEASE + key, lease.encode()))
+            expiry = EXPIRY + U64.pack(lease.expiry_ms) + key
+            if live and is_new:
+                puts.append((expiry, b"\1" if lease.is_backing_off else b""))
+            elif not live and (live_before or is_new):
+                if not is_new:
+                    deletes.append(expiry)
+                keep_until = max(lease.expiry_ms, self.now_ms) + self.options.outcome_memory_ms
+                puts.append((PURGE + U64.pack(keep_until) + LEASE + key, b""))
+        puts.sort()
+        self.write.put_many(LEASES, puts)
+        if deletes:
+            self.write.delete_many(LEASES, deletes)
+
+    # ------------------------------------------------------------ the end
+
+    def afterwards(self, change: Callable[[PopState], None]) -> None:
+        """Have ``change`` done to the memory of the store once everything is written."""
+        self._afterwards.append(change)
+
+    def granted(self) -> list[bytes]:
+        """Return the keys of the leases that this call gave."""
+        return [key for key, (_, _, is_new) in self._touched.items() if is_new]
+
+    def commit(self) -> Ticket:
+        """Write everything in one step, then take it over into memory; a ticket of 0 when there was nothing to do."""
+        if self._touched:
+            self._write_leases()
+        for topic in self._topics.values():
+            self.write.put(META, *topic.entry())
+        for name, group_id in self._groups.items():
+            self.write.put(META, GROUP + name.encode(), group_id.to_bytes(4, "big"))
+        if self._standings:
+            self.write.put_many(META, [(seat.key(), standing.encode()) for seat, standing in self._standings.items()])
+        for place, dead in self._dead.items():
+            self.write.put(META, DEAD + QUEUE_PREFIX.pack(*place), dead.encode())
+        for place, how in self._registered.items():
+            self.write.put(META, Registered.key(*place), how.encode())
+        for place, offset in self._kept.items():
+            self.write.put(META, KEPT + QUEUE_PREFIX.pack(*place), U64.pack(offset))
+        runs: dict[Seat, FifoRun] = {}
+        for seat, run in self._fifo.items():
+            if run != self._state.fifo.get(seat, {}):
+                runs[seat] = run
+                if run:
+                    self.write.put(LEASES, fifo_key(seat), encode_fifo(run))
+                else:
+                    self.write.delete(LEASES, fifo_key(seat))
+        if self._next_id != self._state.next_id:
+            self.write.put(META, NEXT_ID_KEY, self._next_id.to_bytes(4, "big"))
+        if self._pop_floor_ms != self._state.pop_floor_ms:
+            self.write.put(META, POP_FLOOR_KEY, U64.pack(self._pop_floor_ms))
+        if not (self.write.ops or self.write.parts):
+            return Ticket(0)
+        ticket = self._shared.write(self.write)
+        self._state.topics.update(self._topics)
+        self._state.groups.update(self._groups)
+        self._state.standings.update(self._standings)
+        self._state.dead.update(self._dead)
+        for place, how in self._registered.items():
+            self._state.register(*place, how)
+        self._state.kept.update(self._kept)
+        self._state.gaps.update(self._gaps)
+        self._take_over_runs(runs)
+        self._state.next_id = self._next_id
+        self._state.pop_floor_ms = self._pop_floor_ms
+        self._state.turn += 1
+        for change in self._afterwards:
+            change(self._state)
+        return ticket
+
+    def _take_over_runs(self, runs: dict[Seat, FifoRun]) -> None:
+        for seat, run in runs.items():
+            if run:
+                self._state.fifo[seat] = run
+            else:
+                self._state.fifo.pop(seat, None)
+        for key, (lease, live_before, is_new) in self._touched.items():
+            first = lease.first_leased
+            if first is not None or live_before or is_new:
+                self._state.note_running(key, first, waits=lease.is_backing_off)
+
+
+def origin_topic(group: str, topic: str) -> str:
+    """Return the topic that a retry topic of ``group`` belongs to, or ``topic`` itself."""
+    return topic.removeprefix(f"{RETRY_PREFIX}{group}+")

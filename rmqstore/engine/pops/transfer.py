@@ -1,0 +1,419 @@
+"""``export_state`` of the pop side: its queues and leases as the engine-neutral tables of ``rmqstore.contract.state``.
+
+``import_state`` of the pop side: engine-neutral tables become queues and leases, beside those that earlier calls took in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import structs
+
+from rmqstore.contract import GroupSettings
+from rmqstore.contract.state import POP_TABLES, StatePage
+from rmqstore.engine.kv.base import OrderedKV, WriteBatch
+from rmqstore.engine.marks import POP_SIDE, put_marks
+from rmqstore.engine.pops.checkpoint import LEASED, Lease
+from rmqstore.engine.pops.fifo import FifoRun, Unacked, encode_fifo, fifo_key
+from rmqstore.engine.pops.offsets import Dead, Gap, Registered, Seat, Standing, Topic, group_settings_entry
+from rmqstore.engine.pops.queue_log import PlacedRun, QueueLog, Run
+from rmqstore.engine.pops.state import PopState
+from rmqstore.engine.records import NONE
+from rmqstore.engine.schema import (
+    ATTEMPT,
+    CURSOR_KEY,
+    DEAD,
+    EXPIRY,
+    GROUP,
+    KEPT,
+    LEASE,
+    LEASE_KEY,
+    LEASES,
+    MARK_AGE,
+    META,
+    NEXT_ID_KEY,
+    POP_FLOOR_KEY,
+    PURGE,
+    QUEUE_PREFIX,
+    U64,
+)
+from rmqstore.engine.state.exports import Rows, adopted_rows, as_batch, epoch_of, listed, mark_of, scanned, schema_of
+from rmqstore.engine.state.imports import messages_in, numbers, put_all_adopted, raise_epoch, stretches, taker
+from rmqstore.errors import CorruptStoreError
+
+
+def export_pops(kv: OrderedKV, state: PopState, log: QueueLog, table: str, after: bytes | None, limit: int) -> StatePage:
+    """Answer ``export_state`` of a pop side."""
+    schema = schema_of(POP_TABLES, table)
+    if table == "messages":
+        return _messages(state, log, after, limit)
+    topics, groups = state.names_by_id(), state.group_names()
+    if table == "leases":
+        return scanned(kv, LEASES, lambda key, _: _lease(kv, topics, groups, key), schema, after, limit, (EXPIRY, PURGE))
+    if table == "attempts":
+        return scanned(kv, LEASES, lambda key, value: _attempt(topics, groups, key, value), schema, after, limit, (ATTEMPT,))
+    if table == "pop_marks":
+        return scanned(kv, META, lambda key, _: _pop_mark(kv, key), schema, after, limit, (MARK_AGE + POP_SIDE,))
+    if table == "pop_adopted":
+        return listed(adopted_rows(kv, POP_SIDE), schema, after, limit)
+    if table == "pop_head":
+        head = {"cursor": kv.get(META, CURSOR_KEY) or b"", "epoch": epoch_of(kv), "pop_floor_ms": state.pop_floor_ms}
+        return listed([head], schema, after, limit)
+    rows = {
+        "topics": _topics,
+        "group_queues": _group_queues,
+        "gaps": _gaps,
+        "standings": _standings,
+        "subscriptions": _subscriptions,
+        "fifo": _fifo,
+        "group_settings": _group_settings,
+    }[table]
+    return listed(rows(state, topics, groups), schema, after, limit)
+
+
+def _messages(state: PopState, log: QueueLog, after: bytes | None, limit: int) -> StatePage:
+    records: list[bytes] = []
+    topics: list[str] = []
+    numbers: list[tuple[int, int, int]] = []
+    counts: list[int] = []
+    behind: bytes | None = None
+    for key, (topic, queue, run) in log.stored(state.topics.values(), after, limit):
+        kept = min(max(state.first_kept(topic.id, queue) - run.first, 0), len(run.records))
+        records += run.records[kept:]
+        topics.append(topic.name)
+        numbers.append((queue, run.first + kept, run.store_ms))
+        counts.append(len(run.records) - kept)
+        behind = key
+    repeated = np.repeat(np.asarray(numbers, np.int64).reshape(-1, 3), counts, axis=0)
+    starts = np.cumsum(counts) - counts if counts else np.zeros(0, np.int64)
+    steps = np.arange(len(records)) - np.repeat(starts, counts) if counts else np.zeros(0, np.int64)
+    extra = {
+        "topic": pa.array(topics, pa.string()).take(pa.array(np.repeat(np.arange(len(topics)), counts))),
+        "queue_id": pa.array(repeated[:, 0]),
+        "queue_offset": pa.array(repeated[:, 1] + steps),
+        "store_ms": pa.array(repeated[:, 2]),
+    }
+    columns = {**log.format.decode_columns(records), **extra}
+    return StatePage(as_batch(columns, POP_TABLES["messages"]), behind)
+
+
+def _topics(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
+    for topic in sorted(state.topics.values(), key=lambda topic: topic.name):
+        for queue, behind in enumerate(topic.next_offsets):
+            yield {
+                "topic": topic.name,
+                "queue_id": queue,
+                "min_offset": state.first_kept(topic.id, queue),
+                "next_offset": behind,
+                "is_on_demand": topic.is_on_demand,
+            }
+
+
+def _gaps(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
+    for (topic_id, queue), gaps in sorted(state.gaps.items(), key=lambda entry: (topics[entry[0][0]], entry[0][1])):
+        for gap in gaps:
+            yield {"topic": topics[topic_id], "queue_id": queue, "first": gap.first, "behind": gap.behind, "is_removal": gap.is_removal}
+
+
+def _group_queues(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
+    for topic in sorted(state.topics.values(), key=lambda topic: topic.name):
+        if topic.group_queues:
+            yield {"topic": topic.name, "queues": topic.group_queues}
+
+
+def _seat(seat: Seat, topics: Mapping[int, str], groups: Mapping[int, str]) -> dict[str, Any]:
+    return {"group": groups[seat.group_id], "topic": topics[seat.topic_id], "queue_id": seat.queue}
+
+
+def _standings(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
+    rows = [
+        {**_seat(seat, topics, groups), "next_offset": standing.next_offset, "last_pop_ms": standing.last_pop_ms}
+        for seat, standing in state.standings.items()
+    ]
+    return sorted(rows, key=lambda row: (row["group"], row["topic"], row["queue_id"]))
+
+
+def _subscriptions(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
+    rows = []
+    for group_id, topic_id in state.registered.keys() | {place for place, dead in state.dead.items() if dead.letters}:
+        how = state.registered.get((group_id, topic_id))
+        dead = state.dead.get((group_id, topic_id), Dead(0))
+        rows.append(
+            {
+                "group": groups[group_id],
+                "topic": topics[topic_id],
+                "is_ordered": how is not None and how.is_ordered,
+                "dead": dead.letters,
+                "dead_since": dead.since if dead.letters else 0,
+                "active_ms": None if how is None else how.active_ms,
+                "expired": 0 if how is None else how.expired,
+            }
+        )
+    return sorted(rows, key=lambda row: (row["group"], row["topic"]))
+
+
+def _group_settings(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
+    for group, settings in sorted(state.group_settings.items()):
+        yield {"group": group, "backoff_ms": list(settings.backoff_ms), "max_retries": settings.max_retries}
+
+
+def _fifo(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
+    rows = [
+        {
+            **_seat(seat, topics, groups),
+            "queue_offset": offset,
+            "delivered": one.delivered,
+            "first_pop_ms": one.first_pop_ms,
+            "waits": one.waits,
+        }
+        for seat, run in state.fifo.items()
+        for offset, one in run.items()
+    ]
+    return sorted(rows, key=lambda row: (row["group"], row["topic"], row["queue_id"], row["queue_offset"]))
+
+
+def _lease(kv: OrderedKV, topics: Mapping[int, str], groups: Mapping[int, str], key: bytes) -> Rows:
+    """Return the check point that an entry by expiry or by purge time names, unless its topic is gone; others name attempts."""
+    is_running = key[:1] == EXPIRY
+    named = key[1 + U64.size :] if is_running else key[1 + U64.size + 1 :]
+    if not is_running and key[1 + U64.size :][:1] != LEASE:
+        return []
+    value = kv.get(LEASES, LEASE + named)
+    if value is None:
+        return []
+    lease = Lease.decode(named, value)
+    *place, ck_start, pop_time_ms = lease.place
+    seat = Seat(*place)
+    if seat.topic_id not in topics:
+        return []
+    return [
+        {
+            **_seat(seat, topics, groups),
+            "ck_start": ck_start,
+            "pop_time_ms": pop_time_ms,
+            "invisible_ms": lease.invisible_ms,
+            "expiry_ms": lease.expiry_ms,
+            "first_pop_ms": lease.first_pop_ms,
+            "epoch": lease.epoch,
+            "store_tag": lease.granter,
+            "retry_flag": lease.retry_flag,
+            "is_backing_off": lease.is_backing_off,
+            "reason": lease.reason,
+            "keep_until_ms": -1 if is_running else U64.unpack_from(key, 1)[0],
+            "offsets": lease.offsets,
+            "states": list(lease.states),
+        }
+    ]
+
+
+def _attempt(topics: Mapping[int, str], groups: Mapping[int, str], key: bytes, value: bytes) -> Rows:
+    places = [LEASE_KEY.unpack_from(value, at) for at in range(U64.size, len(value), LEASE_KEY.size)]
+    # A check point whose topic or group was deleted gives nothing any more, and so does a repeat of its attempt (P1).
+    places = [place for place in places if place[0] in groups and place[1] in topics]
+    return [
+        {
+            "attempt": key[1:],
+            "expiry_ms": U64.unpack_from(value)[0],
+            "group": groups[places[0][0]] if places else "",
+            "topics": [topics[place[1]] for place in places],
+            "queue_ids": [place[2] for place in places],
+            "ck_starts": [place[3] for place in places],
+            "pop_times_ms": [place[4] for place in places],
+        }
+    ]
+
+
+def _pop_mark(kv: OrderedKV, key: bytes) -> Rows:
+    row, answer = mark_of(kv, POP_SIDE, key)
+    return [{**row, "position": U64.unpack(answer)[0]}]
+
+
+class PopImport:
+    """One call's rows of a pop side, on their way into a write."""
+
+    def __init__(self, kv: OrderedKV, write: WriteBatch, state: PopState, log: QueueLog) -> None:
+        self._kv = kv
+        self._write = write
+        self._state = state
+        self._log = log
+        self._next_id = state.next_id
+        self._topics: dict[str, Topic] = {}
+        self._groups: dict[str, int] = {}
+        self._standings: dict[Seat, Standing] = {}
+        self._fifo: dict[Seat, FifoRun] = {}
+        self.has_cursor = False
+
+    def take(self, table: str, rows: pa.RecordBatch) -> None:
+        """Transaction the rows of one table.
+
+        Raises:
+            UnsupportedOperationError: there is no such table.
+            CorruptStoreError: a row names a topic that no row of ``topics`` made.
+        """
+        takers: dict[str, Callable[[pa.RecordBatch], None]] = {
+            "pop_head": self._head,
+            "topics": self._take_topics,
+            "group_queues": self._group_queues,
+            "gaps": self._gaps,
+            "messages": self._messages,
+            "standings": self._take_standings,
+            "subscriptions": self._subscriptions,
+            "group_settings": self._group_settings,
+            "leases": self._leases,
+            "fifo": self._take_fifo,
+            "attempts": self._attempts,
+            "pop_marks": self._marks,
+            "pop_adopted": lambda found: put_all_adopted(self._write, POP_SIDE, found),
+        }
+        taker(takers, table, POP_TABLES)(rows)
+
+    def finish(self) -> None:
+        """Transaction what several tables changed."""
+        for topic in self._topics.values():
+            self._write.put(META, *topic.entry())
+        for name, group_id in self._groups.items():
+            self._write.put(META, GROUP + name.encode(), group_id.to_bytes(4, "big"))
+        if self._next_id != self._state.next_id:
+            self._write.put(META, NEXT_ID_KEY, self._next_id.to_bytes(4, "big"))
+        self._write.put_many(META, [(seat.key(), standing.encode()) for seat, standing in self._standings.items()])
+        self._write.put_many(LEASES, [(fifo_key(seat), encode_fifo(run)) for seat, run in self._fifo.items()])
+
+    # ------------------------------------------------------------ names
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._topics.get(name) or self._state.topics.get(name)
+        if topic is None:
+            raise CorruptStoreError(f"a row names topic {name!r}, which no row of the table of topics makes")
+        return topic
+
+    def _group(self, name: str) -> int:
+        known = self._groups.get(name) or self._state.groups.get(name)
+        if known is None:
+            known = self._groups[name] = self._next_id
+            self._next_id += 1
+        return known
+
+    def _seat(self, row: dict[str, Any]) -> Seat:
+        return Seat(self._group(row["group"]), self._topic(row["topic"]).id, row["queue_id"])
+
+    def _standing(self, seat: Seat) -> Standing:
+        return self._standings.get(seat) or self._state.standings.get(seat) or Standing(0)
+
+    # ------------------------------------------------------------ queues
+
+    def _head(self, rows: pa.RecordBatch) -> None:
+        for row in rows.to_pylist():
+            raise_epoch(self._kv, self._write, row["epoch"])
+            if row["pop_floor_ms"] > self._state.pop_floor_ms:
+                self._write.put(META, POP_FLOOR_KEY, U64.pack(row["pop_floor_ms"]))
+            if row["cursor"]:
+                self._write.put(META, CURSOR_KEY, row["cursor"])
+                self.has_cursor = True
+
+    def _take_topics(self, rows: pa.RecordBatch) -> None:
+        for row in rows.to_pylist():
+            name, queue = row["topic"], row["queue_id"]
+            topic = self._topics.get(name) or self._state.topics.get(name)
+            if topic is None:
+                topic = Topic(self._next_id, name, (), is_on_demand=row["is_on_demand"])
+                self._next_id += 1
+            self._topics[name] = topic = topic.widened(queue + 1).moved(queue, row["next_offset"])
+            if row["min_offset"]:
+                self._write.put(META, KEPT + QUEUE_PREFIX.pack(topic.id, queue), U64.pack(row["min_offset"]))
+
+    def _group_queues(self, rows: pa.RecordBatch) -> None:
+        for row in rows.to_pylist():
+            self._topics[row["topic"]] = structs.replace(self._topic(row["topic"]), group_queues=row["queues"])
+
+    def _gaps(self, rows: pa.RecordBatch) -> None:
+        for row in rows.to_pylist():
+            gap = Gap(row["first"], row["behind"], row["is_removal"])
+            self._write.put(META, *gap.entry(self._topic(row["topic"]).id, row["queue_id"]))
+
+    def _messages(self, rows: pa.RecordBatch) -> None:
+        if not len(rows):
+            return
+        queues, offsets, stores = (numbers(rows, name) for name in ("queue_id", "queue_offset", "store_ms"))
+        named = rows.column("topic").dictionary_encode()
+        topics = [self._topic(name) for name in named.dictionary.to_pylist()]
+        places = named.indices.to_numpy()
+        record_format = self._log.format
+        records = record_format.encode_columns(messages_in(rows))
+        attempts = numbers(rows, "attempt")
+        first_pops = pc.fill_null(rows.column("first_pop_ms"), NONE).to_numpy(zero_copy_only=False)
+        for at in np.flatnonzero((attempts != 0) | (first_pops != NONE)).tolist():
+            records[at] = record_format.with_delivery(records[at], int(attempts[at]), int(first_pops[at]))
+        changes = [np.diff(column, prepend=column[:1]) != 0 for column in (places, queues, stores)]
+        runs = [
+            PlacedRun(topics[places[at]], int(queues[at]), Run(int(offsets[at]), int(stores[at]), records[at:stop]))
+            for at, stop in stretches(*changes, np.diff(offsets, prepend=offsets[:1]) != 1)
+        ]
+        self._log.place(self._write, runs)
+
+    # ------------------------------------------------------------ groups
+
+    def _take_standings(self, rows: pa.RecordBatch) -> None:
+        for row in rows.to_pylist():
+            seat = self._seat(row)
+            self._standings[seat] = Standing(row["next_offset"], row["last_pop_ms"], self._standing(seat).in_flight)
+
+    def _subscriptions(self, rows: pa.RecordBatch) -> None:
+        for row in rows.to_pylist():
+            place = (self._group(row["group"]), self._topic(row["topic"]).id)
+            if row["dead"]:
+                self._write.put(META, DEAD + QUEUE_PREFIX.pack(*place), Dead(row["dead"], row["dead_since"]).encode())
+            if row["active_ms"] is not None:
+                how = Registered(row["is_ordered"], row["active_ms"], row["expired"])
+                self._write.put(META, Registered.key(*place), how.encode())
+
+    def _group_settings(self, rows: pa.RecordBatch) -> None:
+        for row in rows.to_pylist():
+            settings = GroupSettings(max_retries=row["max_retries"], backoff_ms=tuple(row["backoff_ms"]))
+            self._write.put(META, *group_settings_entry(row["group"], settings))
+
+    def _leases(self, rows: pa.RecordBatch) -> None:
+        for row in rows.to_pylist():
+            seat = self._seat(row)
+            key = LEASE_KEY.pack(*seat, row["ck_start"], row["pop_time_ms"])
+            lease = Lease(
+                key,
+                row["expiry_ms"],
+                row["invisible_ms"],
+                row["epoch"],
+                row["retry_flag"],
+                row["offsets"],
+                bytearray(row["states"]),
+                row["first_pop_ms"],
+                row["store_tag"],
+            )
+            lease.is_backing_off, lease.reason = row["is_backing_off"], row["reason"]
+            self._write.put(LEASES, LEASE + key, lease.encode())
+            if LEASED in lease.states:
+                self._write.put(LEASES, EXPIRY + U64.pack(lease.expiry_ms) + key, b"\1" if lease.is_backing_off else b"")
+                standing = self._standing(seat)
+                self._standings[seat] = Standing(standing.next_offset, standing.last_pop_ms, standing.in_flight + lease.live)
+            else:
+                self._write.put(LEASES, PURGE + U64.pack(row["keep_until_ms"]) + LEASE + key, b"")
+
+    def _take_fifo(self, rows: pa.RecordBatch) -> None:
+        for row in rows.to_pylist():
+            seat = self._seat(row)
+            run = self._fifo.setdefault(seat, dict(self._state.fifo.get(seat, {})))
+            run[row["queue_offset"]] = Unacked(row["delivered"], row["first_pop_ms"], row["waits"])
+
+    def _attempts(self, rows: pa.RecordBatch) -> None:
+        for row in rows.to_pylist():
+            group_id = self._group(row["group"]) if row["topics"] else 0
+            places = zip(row["topics"], row["queue_ids"], row["ck_starts"], row["pop_times_ms"], strict=True)
+            keys = [LEASE_KEY.pack(group_id, self._topic(name).id, *place) for name, *place in places]
+            expiry, key = U64.pack(row["expiry_ms"]), ATTEMPT + row["attempt"]
+            self._write.put(LEASES, key, expiry + b"".join(keys))
+            self._write.put(LEASES, PURGE + expiry + key, b"")
+
+    def _marks(self, rows: pa.RecordBatch) -> None:
+        for row in rows.to_pylist():
+            put_marks(self._write, POP_SIDE, [row["mark"]], U64.pack(row["position"]), row["time_ms"])

@@ -1,0 +1,443 @@
+"""``RecordFormat``: how a message lies in a record, as far as the pop side has to know; ``records`` is the one of key-ordered engines.
+
+A record is ``bytes`` that only its format reads. It holds a message with where it goes, how often it was delivered, and since when.
+
+How one message lies in a value: a record (all integers little-endian).
+
+::
+
+    0   u32  bytes of the record, this field included
+    4   i32  queue id, -1 = not chosen
+    8   u16  bytes of topic           10  u16  bytes of message id
+    12  u16  bytes of tag             14  u16  bytes of message group
+    16  u16  bytes of keys            18  u16  bytes of properties, see below
+    20  i32  deliveries counted so far
+    24  i64  deliver time, ms, -1 = none
+    32  i64  born time, ms
+    40  i64  first pop time, ms, -1 = never popped
+    48  topic, message id, tag, message group, keys joined by a blank, properties as RocketMQ writes them
+        (name U+0001 value U+0002 …), body: the rest
+
+A length of 0 is "none". Records are made row by row for small calls and column by column for big ones; both give the same bytes.
+A record that an engine made from a dead letter may have longer properties than a user may send, still below 65 536 bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmqstore.batch import IN_SCHEMA, MessageBatch, map_parts
+from rmqstore.message import Message, PoppedMessage, Proof
+
+NONE: Final = -1
+
+
+class Delivery(NamedTuple):
+    """What messages that are handed out together share, whatever their records say of where they were before.
+
+    Attributes:
+        counted: deliveries, to be added to those that a record counts.
+        first_pop_ms: when they were popped first, unless their records say so.
+    """
+
+    topic: str
+    queue_id: int
+    counted: int
+    first_pop_ms: int | None
+
+
+class RecordFormat(Protocol):
+    """Makes and reads records; a module of functions will do."""
+
+    def encode_batch(self, batch: MessageBatch) -> list[bytes]:
+        """Return one record per message; the messages have an id and a born time."""
+
+    def encode_columns(self, columns: pa.RecordBatch) -> list[bytes]:
+        """Return one record per row of a batch of ``IN_SCHEMA``."""
+
+    def encode_message(self, message: Message | PoppedMessage, attempt: int = 0, first_pop_ms: int = NONE) -> bytes:
+        """Return the record of one message that was counted as delivered ``attempt`` times."""
+
+    def with_delivery(self, record: bytes, attempt: int, first_pop_ms: int) -> bytes:
+        """Return a copy of ``record`` that counts ``attempt`` deliveries and was first popped at ``first_pop_ms``."""
+
+    def route_of(self, record: bytes) -> tuple[bytes, int]:
+        """Return (topic, queue id) of a record; queue id -1 when the store has not chosen one."""
+
+    def attempt_of(self, record: bytes) -> int:
+        """Return how many deliveries were counted."""
+
+    def first_pop_of(self, record: bytes) -> int:
+        """Return when the message was first popped, ms, or -1."""
+
+    def tag_of(self, record: bytes) -> bytes:
+        """Return the tag, empty when there is none."""
+
+    def message_id_of(self, record: bytes) -> bytes:
+        """Return the message id."""
+
+    def decode_message(self, record: bytes) -> Message:
+        """Return the record as a message on its way in."""
+
+    def popped_message(self, record: bytes, delivery: Delivery, queue_offset: int, store_ms: int, proof: Proof | None) -> PoppedMessage:
+        """Return the record as a message on its way out."""
+
+    def decode_columns(self, records: Sequence[bytes]) -> dict[str, pa.Array]:
+        """Return every column of the records, ``attempt`` and ``first_pop_ms`` included."""
+
+    def property_columns(self, records: Sequence[bytes], names: Iterable[str]) -> dict[str, pa.Array]:
+        """Return the named properties of the records, fields that RocketMQ keeps as properties included, as columns of texts or nulls."""
+
+    def property_texts(self, record: bytes, names: Iterable[str]) -> dict[str, str]:
+        """Return the named properties of one record, as :meth:`property_columns` gives them for many."""
+
+
+HEADER: Final = struct.Struct("<IiHHHHHHiqqq")
+HEADER_BYTES: Final = HEADER.size
+ROUTE: Final = struct.Struct("<iH")
+_ATTEMPT_AT: Final = 20
+_FIRST_POP_AT: Final = 40
+_I64: Final = struct.Struct("<q")
+DELIVER_AT: Final = 24
+_I32: Final = struct.Struct("<i")
+_LENGTHS: Final = struct.Struct("<HHHHH")
+KEYS_AT: Final = 16
+
+_DTYPE = np.dtype(
+    [
+        ("size", "<u4"),
+        ("queue_id", "<i4"),
+        ("topic", "<u2"),
+        ("message_id", "<u2"),
+        ("tag", "<u2"),
+        ("message_group", "<u2"),
+        ("keys", "<u2"),
+        ("properties", "<u2"),
+        ("attempt", "<i4"),
+        ("deliver_at_ms", "<i8"),
+        ("born_ms", "<i8"),
+        ("first_pop_ms", "<i8"),
+    ]
+)
+_TEXTS = ("topic", "message_id", "tag", "message_group", "keys", "properties")
+
+Bytes: TypeAlias = bytes | memoryview
+
+
+# ---------------------------------------------------------------- writing
+
+
+def encode_batch(batch: MessageBatch) -> list[bytes]:
+    """Return one record per message, by the way that is quicker for this batch.
+
+    The messages must have an id and a born time already: the store fills them in.
+    """
+    if isinstance(batch.source, Records):
+        return batch.source.records
+    if batch.has_columns:
+        return encode_columns(batch.columns)
+    return [encode_message(message) for message in batch.messages]
+
+
+def encode_message(message: Message | PoppedMessage, attempt: int = 0, first_pop_ms: int = NONE) -> bytes:
+    """Return the record of one message that was counted as delivered ``attempt`` times."""
+    topic = message.topic.encode()
+    message_id = (message.message_id or "").encode()
+    tag = message.tag.encode() if message.tag else b""
+    group = message.message_group.encode() if message.message_group else b""
+    keys = " ".join(message.keys).encode() if message.keys else b""
+    properties = encode_properties(message.properties) if message.properties else b""
+    size = HEADER_BYTES + len(topic) + len(message_id) + len(tag) + len(group) + len(keys) + len(properties) + len(message.body)
+    header = HEADER.pack(
+        size,
+        NONE if message.queue_id is None else message.queue_id,
+        len(topic),
+        len(message_id),
+        len(tag),
+        len(group),
+        len(keys),
+        len(properties),
+        attempt,
+        NONE if message.deliver_at_ms is None else message.deliver_at_ms,
+        message.born_ms or 0,
+        first_pop_ms,
+    )
+    return b"".join((header, topic, message_id, tag, group, keys, properties, message.body))
+
+
+def encode_properties(properties: Any) -> bytes:
+    """Return properties as RocketMQ's text form."""
+    return "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode()
+
+
+def encode_columns(columns: pa.RecordBatch) -> list[bytes]:
+    """Return one record per row of a batch of :data:`IN_SCHEMA`, column-wise."""
+    texts = {name: _text_column(columns, name) for name in _TEXTS}
+    body = columns.column("body")
+    header = np.zeros(len(columns), _DTYPE)
+    size = np.full(len(columns), HEADER_BYTES, np.int64) + _lengths(body)
+    for name, column in texts.items():
+        lengths = _lengths(column)
+        header[name] = lengths
+        size += lengths
+    header["size"] = size
+    for name, absent in (("queue_id", NONE), ("deliver_at_ms", NONE), ("born_ms", 0)):
+        header[name] = pc.fill_null(columns.column(name), absent).to_numpy(zero_copy_only=False)
+    header["first_pop_ms"] = NONE
+    heads = pa.FixedSizeBinaryArray.from_buffers(pa.binary(HEADER_BYTES), len(columns), [None, pa.py_buffer(header)]).cast(pa.binary())
+    parts = [heads, *(column for column in texts.values() if column is not None), body]
+    if int(size.sum()) >= 2**31 - 1:
+        parts = [part.cast(pa.large_binary()) for part in parts]
+        return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary())).to_pylist()  # type: ignore[no-any-return]
+    return pc.binary_join_element_wise(*parts, b"").to_pylist()  # type: ignore[no-any-return]
+
+
+def _text_column(columns: pa.RecordBatch, name: str) -> pa.Array | None:
+    column = columns.column(name)
+    if column.null_count == len(column):
+        return None
+    if name == "keys":
+        column = pc.binary_join(column, " ")
+    elif name == "properties":
+        names, values, offsets = map_parts(column)
+        entries = pc.binary_join_element_wise(names, "\x01", values, "\x02", "")
+        column = pc.binary_join(pa.ListArray.from_arrays(offsets, entries), "")
+    return pc.fill_null(column.cast(pa.binary()), b"")
+
+
+def _lengths(column: pa.Array | None) -> Any:
+    return 0 if column is None else pc.binary_length(column).to_numpy(zero_copy_only=False)
+
+
+def with_delivery(record: Bytes, attempt: int, first_pop_ms: int) -> bytes:
+    """Return a copy of ``record`` that counts ``attempt`` deliveries and was first popped at ``first_pop_ms``."""
+    copy = bytearray(record)
+    _I32.pack_into(copy, _ATTEMPT_AT, attempt)
+    _I64.pack_into(copy, _FIRST_POP_AT, first_pop_ms)
+    return bytes(copy)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def route_of(record: Bytes) -> tuple[bytes, int]:
+    """Return (topic, queue id) of a record; queue id -1 when the store has not chosen one."""
+    queue_id, topic_bytes = ROUTE.unpack_from(record, 4)
+    return bytes(record[HEADER_BYTES : HEADER_BYTES + topic_bytes]), queue_id
+
+
+def deliver_at_of(record: Bytes) -> int:
+    """Return the deliver time of a record, ms, or -1."""
+    return int(_I64.unpack_from(record, DELIVER_AT)[0])
+
+
+def attempt_of(record: Bytes) -> int:
+    """Return how many deliveries were counted."""
+    return int(_I32.unpack_from(record, _ATTEMPT_AT)[0])
+
+
+def first_pop_of(record: Bytes) -> int:
+    """Return when the message was first popped, ms, or -1."""
+    return int(_I64.unpack_from(record, _FIRST_POP_AT)[0])
+
+
+def tag_of(record: Bytes) -> bytes:
+    """Return the tag, empty when there is none."""
+    topic_bytes, id_bytes, tag_bytes = struct.unpack_from("<HHH", record, 8)
+    start = HEADER_BYTES + topic_bytes + id_bytes
+    return bytes(record[start : start + tag_bytes])
+
+
+def has_keys(record: Bytes) -> bool:
+    """Say whether a record has keys."""
+    return bool(record[KEYS_AT] or record[KEYS_AT + 1])
+
+
+def keys_of(record: Bytes) -> list[str]:
+    """Return the keys of a record."""
+    return [key.decode() for key in key_bytes_of(record)]
+
+
+def key_bytes_of(record: Bytes) -> list[bytes]:
+    """Return the keys of a record in UTF-8, without decoding the rest."""
+    if not has_keys(record):
+        return []
+    topic_bytes, id_bytes, tag_bytes, group_bytes, keys_bytes = _LENGTHS.unpack_from(record, 8)
+    start = HEADER_BYTES + topic_bytes + id_bytes + tag_bytes + group_bytes
+    return bytes(record[start : start + keys_bytes]).split(b" ")
+
+
+def message_id_of(record: Bytes) -> bytes:
+    """Return the message id."""
+    topic_bytes, id_bytes = struct.unpack_from("<HH", record, 8)
+    start = HEADER_BYTES + topic_bytes
+    return bytes(record[start : start + id_bytes])
+
+
+def decode_message(record: Bytes) -> Message:
+    """Return the record as a message on its way in."""
+    fields = decode_fields(bytes(record))
+    return Message(**{name: fields[name] for name in IN_SCHEMA.names})
+
+
+def decode_fields(record: bytes) -> dict[str, Any]:
+    """Return every field of a record by its column name."""
+    size, queue_id, topic_n, id_n, tag_n, group_n, keys_n, properties_n, attempt, deliver, born, first_pop = HEADER.unpack_from(record)
+    topic_end = HEADER_BYTES + topic_n
+    id_end = topic_end + id_n
+    tag_end = id_end + tag_n
+    group_end = tag_end + group_n
+    keys_end = group_end + keys_n
+    body_at = keys_end + properties_n
+    return {
+        "topic": record[HEADER_BYTES:topic_end].decode(),
+        "body": record[body_at:size],
+        "tag": record[id_end:tag_end].decode() if tag_n else None,
+        "keys": tuple(record[group_end:keys_end].decode().split(" ")) if keys_n else (),
+        "properties": _decode_properties(record[keys_end:body_at]) if properties_n else {},
+        "message_group": record[tag_end:group_end].decode() if group_n else None,
+        "deliver_at_ms": None if deliver < 0 else deliver,
+        "message_id": record[topic_end:id_end].decode(),
+        "born_ms": born,
+        "queue_id": None if queue_id < 0 else queue_id,
+        "attempt": attempt,
+        "first_pop_ms": None if first_pop < 0 else first_pop,
+    }
+
+
+def popped_message(record: bytes, delivery: Delivery, queue_offset: int, store_ms: int, proof: Proof | None) -> PoppedMessage:
+    """Return a record as a message on its way out."""
+    topic, queue_id, counted, first_pop_ms = delivery
+    fields = decode_fields(record)
+    recorded_ms = fields["first_pop_ms"]
+    return PoppedMessage(
+        topic,
+        fields["body"],
+        fields["tag"],
+        fields["keys"],
+        fields["properties"],
+        fields["message_group"],
+        fields["deliver_at_ms"],
+        fields["message_id"],
+        fields["born_ms"],
+        queue_id,
+        queue_offset,
+        store_ms,
+        fields["attempt"] + counted,
+        first_pop_ms if recorded_ms is None else recorded_ms,
+        proof,
+    )
+
+
+def _decode_properties(text: bytes) -> dict[str, str]:
+    return dict(entry.split("\x01", 1) for entry in text.decode().split("\x02") if entry)
+
+
+class Records:
+    """Records as a :class:`~rmqstore.batch.BatchSource`: decoded only when somebody looks inside."""
+
+    def __init__(self, records: list[bytes]) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def messages(self) -> list[Message]:
+        """Return one struct a record."""
+        return [decode_message(record) for record in self.records]
+
+    def columns(self) -> pa.RecordBatch:
+        """Return the columns of :data:`IN_SCHEMA`."""
+        columns = decode_columns(self.records)
+        return pa.RecordBatch.from_arrays([columns[name] for name in IN_SCHEMA.names], schema=IN_SCHEMA)
+
+
+def decode_columns(records: Sequence[Bytes]) -> dict[str, pa.Array]:
+    """Return every column of the records, ``attempt`` and ``first_pop_ms`` included, by slices of one buffer."""
+    data = np.frombuffer(b"".join(records), np.uint8)
+    sizes = np.fromiter((len(record) for record in records), np.int64, len(records))
+    starts = np.cumsum(sizes) - sizes
+    header = data[starts[:, None] + np.arange(HEADER_BYTES)].view(_DTYPE).reshape(-1) if len(records) else np.zeros(0, _DTYPE)
+    columns: dict[str, pa.Array] = {}
+    at = starts + HEADER_BYTES
+    for name in _TEXTS:
+        lengths = header[name].astype(np.int64)
+        columns[name] = _gather(data, at, lengths, pa.string(), nullable=name not in ("topic", "message_id"))
+        at = at + lengths
+    columns["body"] = _gather(data, at, starts + sizes - at, pa.binary(), nullable=False)
+    columns["keys"] = pc.split_pattern(columns["keys"], " ")
+    columns["properties"] = _decode_property_column(columns["properties"])
+    for name, kind in (("queue_id", pa.int32()), ("deliver_at_ms", pa.int64()), ("first_pop_ms", pa.int64())):
+        values = header[name]
+        columns[name] = pa.array(values, kind, mask=values < 0)
+    columns["born_ms"] = pa.array(header["born_ms"], pa.int64())
+    columns["attempt"] = pa.array(header["attempt"], pa.int32())
+    return columns
+
+
+_FIELD_NAMES = {"UNIQ_KEY": "message_id", "TAGS": "tag", "__SHARDINGKEY": "message_group", "KEYS": "keys"}
+"""Fields of a message that RocketMQ keeps among its properties."""
+
+
+def property_columns(records: Sequence[Bytes], names: Iterable[str]) -> dict[str, pa.Array]:
+    """Return the named properties of the records, fields that RocketMQ keeps as properties included, as columns of texts or nulls."""
+    data = np.frombuffer(b"".join(records), np.uint8)
+    sizes = np.fromiter((len(record) for record in records), np.int64, len(records))
+    starts = np.cumsum(sizes) - sizes
+    header = data[starts[:, None] + np.arange(HEADER_BYTES)].view(_DTYPE).reshape(-1)
+    columns: dict[str, pa.Array] = {}
+    at = starts + HEADER_BYTES
+    texts: dict[str, pa.Array] = {}
+    wanted = {_FIELD_NAMES.get(name, "properties") for name in names}
+    for field in _TEXTS:
+        lengths = header[field].astype(np.int64)
+        if field in wanted:
+            texts[field] = _gather(data, at, lengths, pa.string(), nullable=True)
+        at = at + lengths
+    for name in names:
+        if name in _FIELD_NAMES:
+            columns[name] = texts[_FIELD_NAMES[name]]
+        else:
+            pattern = f"(?:^|\\x02){re.escape(name)}\\x01(?P<value>[^\\x02]*)\\x02"
+            columns[name] = pc.struct_field(pc.extract_regex(texts["properties"], pattern), "value")
+    return columns
+
+
+def property_texts(record: bytes, names: Iterable[str]) -> dict[str, str]:
+    """Return the named properties of one record, as :func:`property_columns` gives them for many."""
+    fields = decode_fields(record)
+    found: dict[str, str] = {}
+    for name in names:
+        field = _FIELD_NAMES.get(name)
+        value = fields["properties"].get(name) if field is None else fields[field]
+        text = " ".join(value) if isinstance(value, tuple) else value
+        if text:
+            found[name] = text
+    return found
+
+
+def _gather(data: Any, starts: Any, lengths: Any, kind: pa.DataType, *, nullable: bool) -> pa.Array:
+    """Copy the slices ``data[starts[i] : starts[i] + lengths[i]]`` into one Arrow array."""
+    total = int(lengths.sum())
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    picked = data[np.arange(total) + np.repeat(starts - offsets[:-1], lengths)]
+    validity = None
+    if nullable and (lengths == 0).any():
+        validity = pa.py_buffer(np.packbits(lengths > 0, bitorder="little").tobytes())
+    buffers = [validity, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(picked)]
+    return pa.Array.from_buffers(kind, len(lengths), buffers)
+
+
+def _decode_property_column(texts: pa.Array) -> pa.Array:
+    kind = IN_SCHEMA.field("properties").type
+    if texts.null_count == len(texts):
+        return pa.nulls(len(texts), kind)
+    pairs = [None if text is None else list(_decode_properties(text.encode()).items()) for text in texts.to_pylist()]
+    return pa.array(pairs, kind)

@@ -1,0 +1,1 @@
+"""What the exports and imports of both sides share."""

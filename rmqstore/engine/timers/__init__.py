@@ -1,0 +1,1 @@
+"""The timer side over an ``OrderedKV``."""

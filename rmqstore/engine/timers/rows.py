@@ -1,0 +1,322 @@
+"""``TimerRuns``: the timers of a store as they lie in their space, one run a tick and call, keyed by (tick, first seq).
+
+So the order of hand-over is the order of the keys. With deliver times that differ, that is one entry a timer; a burst into one tick is a
+few entries, whatever its size. ``timers`` says what is sealed, covered and cancelled, and makes each call one write. Here timers are found
+again: by place, in order, and what a ``forget`` takes away.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from rmqstore.contract import EMPTY_CURSOR, TimerCursor
+from rmqstore.engine.kv.base import OrderedKV
+from rmqstore.engine.records import decode_message, deliver_at_of, encode_message
+from rmqstore.engine.runs import DamagedRunError, Run, count_of, decode_run, is_single, parked_message, single_of
+from rmqstore.engine.schema import PAIR, TIMERS, U64
+from rmqstore.engine.timers import tombstones
+from rmqstore.engine.timers.reclaim import Removal
+from rmqstore.engine.timers.ticks import Place
+from rmqstore.message import Message
+
+_FORGET_PAGE: Final = 4096
+"""So many runs a ``forget`` takes away in one write."""
+
+_READ_PAGE: Final = 512
+_FIND_PAGE: Final = 32
+_FIND_BYTES: Final = 1024 * 1024
+"""Runs of more bytes together are looked up one by one, since a body may be of some MiB."""
+_PEEK_PAGE: Final = 64
+
+
+class LivePut(msgspec.Struct, frozen=True):
+    """A kept, uncancelled put."""
+
+    tick: int
+    seq: int
+    epoch: int
+    record: bytes
+
+    @property
+    def due_ms(self) -> int:
+        """Its deliver time, or its tick when it was sent without one."""
+        deliver = deliver_at_of(self.record)
+        return self.tick if deliver < 0 else deliver
+
+    def message(self) -> Message:
+        """Its message, decoded."""
+        return decode_message(self.record)
+
+
+class Located(msgspec.Struct, frozen=True):
+    """A kept put that was found by its place, cancelled or not: the key of the run that holds it, and whether it is alone in that."""
+
+    key: bytes
+    put: LivePut
+    is_alone: bool
+
+
+class Seen(NamedTuple):
+    """What a ``due`` may give: what is sealed and not after the last ``until_ms``, without what ``after`` covers."""
+
+    sealed: TimerCursor
+    after: TimerCursor
+    until_ms: int
+
+
+OnDamage = Callable[[str, str], None]
+"""Is told of a run that cannot be read: where it is, and what is wrong with it."""
+
+
+class TimerRuns:
+    """The timers of one open database.
+
+    Attributes:
+        met_damage: a run that ``forget`` is to remove may be damaged.
+    """
+
+    def __init__(self, kv: OrderedKV) -> None:
+        self._kv = kv
+        # Until the first ``forget`` is done, nobody has checked the runs that it removes.
+        self.met_damage = True
+        # Keys of the damaged runs that ``due`` gave since the database was opened.
+        self._parked: set[bytes] = set()
+
+    # ------------------------------------------------------------ finding
+
+    def locate(self, tick: int, seq: int) -> Located | None:
+        """Find the kept put (tick, seq), cancelled or not; a damaged run holds none."""
+        run = self._run_at(tick, seq)
+        return None if run is None else run.locate(tick, seq)
+
+    def _run_at(self, tick: int, seq: int) -> _FoundRun | None:
+        if tick >= 2**63 or seq >= 2**63:
+            return None
+        entry = self._entry_at(tick, seq)
+        return None if entry is None else _FoundRun.of(*entry)
+
+    def _entry_at(self, tick: int, seq: int) -> tuple[bytes, bytes] | None:
+        """Return the run that would hold a place: the last of its tick that begins at or before it."""
+        key = PAIR.pack(tick, seq)
+        entry = self._kv.floor(TIMERS, key)
+        return entry if entry is not None and entry[0][: U64.size] == key[: U64.size] else None
+
+    def locate_each(self, places: Sequence[Place]) -> Iterator[Located | None]:
+        """Yield what :meth:`locate` gives for each of some sorted places, one after the other: records may be large."""
+        # Most runs have one timer, whose place is the key; of one that has more, several may be wanted.
+        run: _FoundRun | None = None
+        at, step = 0, 1
+        while at < len(places):
+            some = places[at : at + step]
+            keys = [PAIR.pack(tick, seq) for tick, seq, _ in some]
+            values = self._kv.get_many(TIMERS, keys)
+            for (tick, seq, _), key, value in zip(some, keys, values, strict=True):
+                if value is not None:
+                    run = _FoundRun.of(key, value)
+                elif run is None or not run.spans(tick, seq):
+                    run = self._run_at(tick, seq)
+                yield None if run is None else run.locate(tick, seq)
+            at += step
+            step = min(2 * step, _FIND_PAGE) if sum(len(value or b"") for value in values) < _FIND_BYTES else 1
+
+    def has_place(self, tick: int, seq: int) -> bool:
+        """Say whether there is a run that could hold (tick, seq)."""
+        return self._entry_at(tick, seq) is not None
+
+    def count_of_tick(self, tick: int) -> int:
+        """Return how many live timers a tick has."""
+        prefix = U64.pack(tick)
+        kept = sum(count_of(value) for _, value in self._kv.scan_all(TIMERS, prefix, U64.pack(tick + 1)))
+        return kept - len(tombstones.holes_between(self._kv, prefix, tick))
+
+    def first_tick(self, from_tick: int) -> int | None:
+        """Return the tick of the first kept put at or after ``from_tick``; None when there is none."""
+        first = self._kv.scan(TIMERS, U64.pack(from_tick), None, 1)
+        return U64.unpack_from(first[0][0])[0] if first else None
+
+    def last_tick(self, before_tick: int | None) -> int | None:
+        """Return the tick of the last kept put before ``before_tick``, None for the last of all; None when there is none."""
+        last = self._kv.scan(TIMERS, b"", None if before_tick is None else U64.pack(before_tick), 1, reverse=True)
+        return U64.unpack_from(last[0][0])[0] if last else None
+
+    # ------------------------------------------------------------ seal and due
+
+    def is_open(self, from_tick: int, until_ms: int, sealed: TimerCursor) -> bool:
+        """Say whether a live put of ``from_tick`` <= tick <= ``until_ms`` is not sealed."""
+        for key, value in self._kv.scan_all(TIMERS, U64.pack(from_tick), U64.pack(until_ms + 1), page=_PEEK_PAGE):
+            tick, first_seq = PAIR.unpack(key)
+            # One call's runs are sealed together, so the first record speaks for all of them.
+            if first_seq <= sealed.bound(tick):
+                continue
+            if count_of(value) == 1:
+                return True
+            try:
+                run = decode_run(value)
+            except DamagedRunError:
+                return True
+            holes = tombstones.holes_between(self._kv, key, tick)
+            if any((tick, first_seq + step) not in holes for step in run.deltas):
+                return True
+        return False
+
+    def first_closed(self, from_tick: int, sealed: TimerCursor, after: TimerCursor) -> int | None:
+        """Return the tick of the first kept put at or after ``from_tick`` that is sealed and not covered by ``after``."""
+        stop = U64.pack(sealed.highest_tick + 1)
+        for key, value in self._kv.scan_all(TIMERS, U64.pack(from_tick), stop, page=_PEEK_PAGE):
+            tick, first_seq = PAIR.unpack(key)
+            done = after.bound(tick)
+            # A batch may have ended within a run.
+            if first_seq <= sealed.bound(tick) and (done < first_seq or done < first_seq + _last_delta(value)):
+                return int(tick)
+        return None
+
+    def live(self, start: tuple[int, int], seen: Seen, limit: int) -> Iterator[tuple[int, int, bytes]]:
+        """Yield (tick, seq, record) of what ``seen`` lets out and is not cancelled, from the place ``start`` on, by tick and seq.
+
+        A damaged run yields one parked message. About ``limit`` are wanted.
+        """
+        at = self._start_of(start)
+        stop = U64.pack(seen.until_ms + 1)
+        while at < stop and (page := self._kv.scan(TIMERS, at, stop, limit + 1)):
+            at = page[-1][0] + b"\x00"
+            holes = tombstones.holes_between(self._kv, page[0][0], U64.unpack_from(page[-1][0])[0])
+            yield from self._live_of(page, seen, holes)
+
+    def _live_of(self, page: Sequence[tuple[bytes, bytes]], seen: Seen, holes: set[tuple[int, int]]) -> Iterator[tuple[int, int, bytes]]:
+        last_tick = -1
+        sealed_bound = done_bound = 0
+        for key, value in page:
+            tick, first_seq = PAIR.unpack(key)
+            if tick != last_tick:
+                last_tick, sealed_bound, done_bound = tick, seen.sealed.bound(tick), seen.after.bound(tick)
+            if first_seq > sealed_bound:
+                continue
+            try:
+                if is_single(value):
+                    if first_seq > done_bound:
+                        yield tick, first_seq, single_of(value)
+                    continue
+                run = decode_run(value)
+            except DamagedRunError as error:
+                self.met_damage = True
+                if done_bound < first_seq:
+                    yield tick, first_seq, encode_message(parked_message(value, str(error), _name_of(tick, first_seq)))
+                    # Only now, since what was asked for last is not always given.
+                    self._parked.add(key)
+                continue
+            for step, record in zip(run.deltas, run.records):  # noqa: B905 - a checked run has both; this is the hottest loop
+                if done_bound < first_seq + step <= sealed_bound and (not holes or (tick, first_seq + step) not in holes):
+                    yield tick, first_seq + step, record
+
+    # ------------------------------------------------------------ forget
+
+    def is_anything_under(self, low_tick: int, tick: int, seq: int) -> bool:
+        """Say whether a kept put from ``low_tick`` on lies under the corner (tick, seq)."""
+        kept = self._kv.scan_all(TIMERS, U64.pack(low_tick), U64.pack(tick + 1))
+        return any(PAIR.unpack(key)[1] <= seq for key, _ in kept)
+
+    def removals(self, low_tick: int, upto: TimerCursor) -> Iterator[Removal]:
+        """Yield, page by page, what ``upto`` covers from ``low_tick`` on; a page is written before the next one is asked for."""
+        start, stop = U64.pack(low_tick), U64.pack(upto.highest_tick + 1)
+        while start < stop and (page := self._kv.scan(TIMERS, start, stop, _FORGET_PAGE)):
+            start = page[-1][0] + b"\x00"
+            holes = tombstones.holes_between(self._kv, page[0][0], U64.unpack_from(page[-1][0])[0])
+            removal = Removal(upto, holes, checked=not self.met_damage)
+            for key, value in page:
+                self._add(removal, key, value, upto)
+            yield removal
+
+    def _add(self, removal: Removal, key: bytes, value: bytes, upto: TimerCursor) -> None:
+        """Show a removal the next run."""
+        try:
+            removal.add(key, value)
+        except DamagedRunError:
+            tick, first_seq = PAIR.unpack(key)
+            following = self._kv.scan(TIMERS, key + b"\x00", U64.pack(tick + 1), 1)
+            last_seq = PAIR.unpack(following[0][0])[1] - 1 if following else 2**63
+            holes = tombstones.holes_from(self._kv, (tick, first_seq), (tick, last_seq))
+            removal.remove_damaged(key, {hole for hole in holes if self.locate(*hole) is None})
+            bound = upto.bound(tick)
+            # A batch that ended within a tick covers more of the ticks before. What lies behind it is still to come, so the run moves there
+            # to be parked. That seq was given out, so no put will take the place.
+            if key not in self._parked and bound < min(upto.bound(tick - 1), last_seq):
+                removal.move_damaged(PAIR.pack(tick, bound + 1), value)
+
+    # ------------------------------------------------------------ reading all
+
+    def live_puts(
+        self, start: tuple[int, int], stop_tick: int | None, on_damage: OnDamage, handed: TimerCursor = EMPTY_CURSOR
+    ) -> Iterator[LivePut]:
+        """Yield the live puts from the place ``start`` on and before ``stop_tick``, by tick and seq, without those ``handed`` covers."""
+        at = self._start_of(start)
+        stop = None if stop_tick is None else U64.pack(min(stop_tick, 2**63))
+        while page := self._kv.scan(TIMERS, at, stop, _READ_PAGE):
+            at = page[-1][0] + b"\x00"
+            holes = tombstones.holes_between(self._kv, page[0][0], U64.unpack_from(page[-1][0])[0])
+            for key, value in page:
+                tick, first_seq = PAIR.unpack(key)
+                try:
+                    run = decode_run(value)
+                except DamagedRunError as error:
+                    on_damage(_name_of(tick, first_seq), str(error))
+                    continue
+                for step, record in zip(run.deltas, run.records, strict=True):
+                    place = (tick, first_seq + step)
+                    if place >= start and place not in holes and not handed.covers(*place):
+                        yield LivePut(*place, run.epoch, record)
+
+    def _start_of(self, place: tuple[int, int]) -> bytes:
+        """Return the key of the run that would hold a place, which starts at or before it."""
+        entry = self._entry_at(*place) if place[1] else None
+        return PAIR.pack(*place) if entry is None else entry[0]
+
+
+class _FoundRun(NamedTuple):
+    """A run in which a timer is looked for."""
+
+    key: bytes
+    tick: int
+    first_seq: int
+    run: Run
+
+    @classmethod
+    def of(cls, key: bytes, value: bytes) -> _FoundRun | None:
+        """Decode a run; a damaged one holds no timer."""
+        tick, first_seq = PAIR.unpack(key)
+        try:
+            return cls(key, tick, first_seq, decode_run(value))
+        except DamagedRunError:
+            return None
+
+    def spans(self, tick: int, seq: int) -> bool:
+        """Say whether a place lies between those of the first and the last timer, so that it is in this run or in none."""
+        return tick == self.tick and 0 <= seq - self.first_seq <= self.run.deltas[-1]
+
+    def locate(self, tick: int, seq: int) -> Located | None:
+        """Return the timer of a place; None when there is none."""
+        run, delta = self.run, seq - self.first_seq
+        if not self.spans(tick, seq) or run.deltas[at := bisect_right(run.deltas, delta) - 1] != delta:
+            return None
+        put = LivePut(tick, seq, run.epoch, run.records[at])
+        return Located(self.key, put, is_alone=len(run.records) == 1)
+
+
+def _last_delta(value: bytes) -> int:
+    """Return how far the last seq of a run is behind its first one; 0 when the run cannot be read."""
+    try:
+        return 0 if is_single(value) else decode_run(value).deltas[-1]
+    except DamagedRunError:
+        return 0
+
+
+def pass_over(where: str, reason: str) -> None:
+    """Leave out what cannot be read."""
+
+
+def _name_of(tick: int, seq: int) -> str:
+    """Return how messages name a run."""
+    return f"timer run {tick}/{seq}"

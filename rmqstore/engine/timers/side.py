@@ -1,0 +1,130 @@
+"""``TimerSide``: what all timer sides over an ``OrderedKV`` do alike, wherever they keep their timers.
+
+That is the bounds between which ``seal`` and ``due`` look, what was sealed, where a timer that another store gave out has its place here,
+and how marks and old answers go.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Final, TypeGuard
+
+from rmqstore.contract import (
+    EMPTY_CURSOR,
+    CancelOutcome,
+    Ticket,
+    TimerCursor,
+    TimerHandle,
+    TimerReceipts,
+    TimerStore,
+    UpkeepReport,
+    WriteStatus,
+)
+from rmqstore.contract.state import Adopted
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.marks import TIMER_SIDE, decode_ticks, drop_old_marks
+from rmqstore.engine.schema import PAIR
+from rmqstore.engine.shared import OrderedSide, Shared
+from rmqstore.engine.state.adopted import giver_of, place_of
+from rmqstore.engine.timers import tombstones
+from rmqstore.engine.timers.ticks import Congestion, Place
+
+_LIMIT: Final = 2**63
+
+
+def is_possible(place: Place | None) -> TypeGuard[Place]:
+    """Say whether a timer can have a place; that of a handle from ticks of another width may be too large."""
+    return place is not None and 0 <= place[0] < _LIMIT and 0 <= place[1] < _LIMIT
+
+
+class TimerSide(OrderedSide, TimerStore):
+    """A timer side of a session.
+
+    Attributes of its own, for those that derive from it:
+        _sealed: what was closed, and what the receiver had when the store was opened.
+        _adopted: stores whose state was loaded.
+        _until_ms: of the last seal.
+        _low_tick: no timer that ``due`` may have to give is of an earlier tick.
+        _unsealed_tick: nor is any, that a seal may have to close, of an earlier one than this; None when there is none.
+        _closed_tick: the first tick beyond the last seal that an earlier seal closed; None for none.
+        _forgotten: the cursor that was forgotten last.
+        _change_position, _seal_position, _forget_position: where in the log the last of each lies.
+    """
+
+    _sealed: TimerCursor
+    _adopted: dict[int, Adopted]
+    _low_tick: int
+    _unsealed_tick: int | None
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.precision_ms = shared.options.precision_ms
+        self._random = random.Random(shared.options.congestion_seed)
+        self._until_ms = -1
+        self._change_position = self._seal_position = self._forget_position = 0
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        """Forget what was worked out from the state, which is read anew."""
+        self._congestion = Congestion(self._count_of_tick, self._options.congestion_limit, self._random)
+        self._closed_tick: int | None = None
+        self._forgotten = EMPTY_CURSOR
+
+    @abstractmethod
+    def _count_of_tick(self, tick: int) -> int:
+        """Return how many timers a tick has."""
+
+    @abstractmethod
+    def _is_known(self, tick: int, seq: int, epoch: int) -> bool:
+        """Say whether a timer of this place is here, or is remembered."""
+
+    @abstractmethod
+    def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        """Cancel the timers at some places, None for one that nobody knows."""
+
+    def _repeated(self, answer: bytes) -> TimerReceipts:
+        """Return the receipts of a put that came before, by what its marks remember."""
+        epoch, first_seq = PAIR.unpack_from(answer)
+        return TimerReceipts(WriteStatus.REPEATED, self._giver_of(first_seq), epoch, first_seq, decode_ticks(answer))
+
+    def _note_ticks(self, ticks: Sequence[int]) -> None:
+        """Lower the bounds that the new puts undercut."""
+        if not ticks:
+            return
+        earliest = min(ticks)
+        self._low_tick = min(self._low_tick, earliest)
+        self._unsealed_tick = earliest if self._unsealed_tick is None else min(self._unsealed_tick, earliest)
+        self._congestion.note(ticks, 1)
+
+    def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        with self._lock, self._call:
+            return self._cancel([self._place_of(handle) for handle in handles], now_ms)
+
+    def _giver_of(self, seq: int) -> int:
+        """Return the number of the store that gave a seq, which its handle carries."""
+        return giver_of(seq, self._options.store_tag, self._adopted)
+
+    def _place_of(self, handle: TimerHandle) -> Place | None:
+        return place_of(handle, self._options.store_tag, self._adopted, self.precision_ms, self._is_known)
+
+    def next_tick_ms(self) -> int | None:
+        ticks = [tick for tick in (self._unsealed_tick, self._closed_tick) if tick is not None]
+        return min(ticks) if ticks else None
+
+    def adopted(self) -> dict[int, Adopted]:
+        with self._lock, self._call:
+            return dict(self._adopted)
+
+    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
+        with self._lock, self._call as kv:
+            write = WriteBatch()
+            done = drop_old_marks(kv, write, TIMER_SIDE, now_ms - self._options.mark_memory_ms, budget)
+            before = now_ms - self._options.cancel_memory_ms
+            if tombstones.any_tombstone(kv, before):
+                tombstones.drop_tombstones(write, before)
+                done += 1
+            if write:
+                self._shared.write(write)
+            return UpkeepReport(done, more=done >= budget)

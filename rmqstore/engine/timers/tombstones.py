@@ -1,0 +1,136 @@
+"""What stays of a timer beside its record: tombstones that keep answers true (C1–C6), holes, and the index by key.
+
+- A *hole* marks a cancelled record inside a kept run of several; it goes with the run.
+- A *cancelled* tombstone answers CANCELLED, a *delivered* one ALREADY_DELIVERED, until ``cancel_memory_ms`` past the tick.
+- The *key index* lists pending timers by (topic, key), only for messages that have keys.
+
+Delivered tombstones are one entry a tick and ``forget``, not one a timer: within a tick, later ones hold greater seqs, so the one that
+could hold a put is the last that starts at or below its seq.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+import numpy as np
+
+from rmqstore.engine.kv.base import OrderedKV, WriteBatch
+from rmqstore.engine.records import key_bytes_of, route_of
+from rmqstore.engine.schema import CANCELLED, DELIVERED, HOLE, KEY_INDEX, LAST, TICK_SEQ, TRACES, U64
+
+_EPOCH_BYTES = 4
+
+
+def put_cancelled(batch: WriteBatch, puts: Iterable[tuple[int, int, int]]) -> None:
+    """Remember that puts were cancelled, given as (tick, seq, epoch)."""
+    pack = TICK_SEQ.pack
+    batch.put_many(TRACES, [(CANCELLED + pack(tick, seq), epoch.to_bytes(_EPOCH_BYTES, "big")) for tick, seq, epoch in puts])
+
+
+def was_cancelled(kv: OrderedKV, tick: int, seq: int, epoch: int) -> bool:
+    """Say whether the put was cancelled, as far as it is remembered."""
+    return kv.get(TRACES, CANCELLED + TICK_SEQ.pack(tick, seq)) == epoch.to_bytes(_EPOCH_BYTES, "big")
+
+
+def which_cancelled(kv: OrderedKV, puts: Sequence[tuple[int, int, int]]) -> list[bool]:
+    """Say of each put, given as (tick, seq, epoch), whether it was cancelled, as far as that is remembered."""
+    pack = TICK_SEQ.pack
+    found = kv.get_many(TRACES, [CANCELLED + pack(tick, seq) for tick, seq, _ in puts])
+    return [value is not None and value == put[2].to_bytes(_EPOCH_BYTES, "big") for put, value in zip(puts, found, strict=True)]
+
+
+def put_delivered(batch: WriteBatch, delivered: Iterable[tuple[int, int, int]]) -> None:
+    """Remember delivered puts, given as (tick, seq, epoch) in (tick, seq) order."""
+    entries = []
+    for (tick, epoch), group in groupby(delivered, key=lambda put: (put[0], put[2])):
+        seqs = [seq for _, seq, _ in group]
+        steps = np.asarray(seqs, np.int64) - seqs[0]
+        value = epoch.to_bytes(_EPOCH_BYTES, "big") + steps.astype("<u4" if steps[-1] < 2**32 else "<u8").tobytes()
+        entries.append((DELIVERED + TICK_SEQ.pack(tick, seqs[0]), len(seqs).to_bytes(4, "big") + value))
+    batch.put_many(TRACES, entries)
+
+
+def was_delivered(kv: OrderedKV, tick: int, seq: int, epoch: int) -> bool:
+    """Say whether the put was delivered, as far as it is remembered."""
+    found = kv.floor(TRACES, DELIVERED + TICK_SEQ.pack(tick, seq))
+    if found is None or found[0][: 1 + U64.size] != DELIVERED + U64.pack(tick):
+        return False
+    key, value = found
+    count = int.from_bytes(value[:4], "big")
+    data = value[4 + _EPOCH_BYTES :]
+    steps = np.frombuffer(data, "<u4" if len(data) == 4 * count else "<u8")
+    step = seq - int.from_bytes(key[-U64.size :], "big")
+    at = int(np.searchsorted(steps, step))
+    return int.from_bytes(value[4 : 4 + _EPOCH_BYTES], "big") == epoch and at < count and int(steps[at]) == step
+
+
+def delivered_of(value: bytes) -> tuple[int, list[int]]:
+    """Return (epoch, seqs less the first one) of a tombstone of delivered puts."""
+    count = int.from_bytes(value[:4], "big")
+    data = value[4 + _EPOCH_BYTES :]
+    steps: list[int] = np.frombuffer(data, "<u4" if len(data) == 4 * count else "<u8").tolist()
+    return int.from_bytes(value[4 : 4 + _EPOCH_BYTES], "big"), steps
+
+
+def drop_tombstones(batch: WriteBatch, before_tick: int) -> None:
+    """Forget the answers about every put of an earlier tick."""
+    if before_tick > 0:
+        for table in (CANCELLED, DELIVERED):
+            batch.delete_range(TRACES, table, table + U64.pack(before_tick))
+
+
+def hole_key(tick: int, seq: int) -> bytes:
+    """Return the key that marks a cancelled record inside a kept run."""
+    return HOLE + TICK_SEQ.pack(tick, seq)
+
+
+def which_holes(kv: OrderedKV, puts: Iterable[tuple[int, int, int]]) -> list[bool]:
+    """Say of each put, given as (tick, seq, epoch), whether its place is a hole."""
+    return [value is not None for value in kv.get_many(TRACES, [hole_key(tick, seq) for tick, seq, _ in puts])]
+
+
+def holes_between(kv: OrderedKV, first_key: bytes, last_tick: int) -> set[tuple[int, int]]:
+    """Return the holes from the run key ``first_key`` to the end of ``last_tick``, as (tick, seq)."""
+    entries = kv.scan_all(TRACES, HOLE + first_key, HOLE + U64.pack(last_tick) + LAST[:9])
+    return {TICK_SEQ.unpack_from(key, 1) for key, _ in entries}
+
+
+def holes_from(kv: OrderedKV, first: tuple[int, int], last: tuple[int, int]) -> set[tuple[int, int]]:
+    """Return the holes between two places (tick, seq), both included."""
+    entries = kv.scan_all(TRACES, hole_key(*first), hole_key(*last) + b"\x00")
+    return {TICK_SEQ.unpack_from(key, 1) for key, _ in entries}
+
+
+def index_keys(record: bytes, tick: int, seq: int) -> list[bytes]:
+    """Return the index keys of one put; none for a message without keys."""
+    keys = key_bytes_of(record)
+    if not keys:
+        return []
+    topic = route_of(record)[0]
+    place = TICK_SEQ.pack(tick, seq)
+    if len(keys) == 1:
+        return [_prefix(topic, keys[0]) + place]
+    return [_prefix(topic, key) + place for key in dict.fromkeys(keys)]
+
+
+def key_prefix(topic: str, key: str) -> bytes:
+    """Return what every index entry of (topic, key) starts with."""
+    return _prefix(topic.encode(), key.encode())
+
+
+def _prefix(topic: bytes, key: bytes) -> bytes:
+    # The topic has no blank, so the first blank ends it: no two pairs are alike.
+    return KEY_INDEX + hashlib.blake2b(b"%b %b" % (topic, key), digest_size=16).digest()
+
+
+def places_of_key(kv: OrderedKV, topic: str, key: str) -> list[tuple[int, int]]:
+    """Return (tick, seq) of every indexed put of (topic, key), by tick and seq."""
+    prefix = key_prefix(topic, key)
+    return [TICK_SEQ.unpack_from(entry, len(prefix)) for entry, _ in kv.scan_all(TRACES, prefix, prefix + LAST + b"\xff")]
+
+
+def any_tombstone(kv: OrderedKV, before_tick: int) -> bool:
+    """Say whether there is a tombstone of a tick before ``before_tick``."""
+    return before_tick > 0 and any(kv.scan(TRACES, table, table + U64.pack(before_tick), 1) for table in (CANCELLED, DELIVERED))

@@ -1,0 +1,514 @@
+"""``BufferedKV`` over a base that the tests hold up, break and interrupt."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany, WriteBatch, take_page
+from rmqstore.engine.kv.buffered import OVERLAY_ENTRIES, Base, BufferedKV, Entry, View, ViewLostError
+from rmqstore.engine.kv.overlay import Overlay, SortedKeys, SortedMap, SpaceChange
+from rmqstore.errors import IllegalArgumentError, StoreClosedError, StoreFullError, StorePoisonedError
+
+SPACES = 2
+Model = list[dict[bytes, bytes]]
+
+
+def page_of(model: dict[bytes, bytes], start: bytes, stop: bytes | None, limit: int, reverse: bool) -> list[Entry]:
+    """What a scan should return, without a bound in bytes."""
+    keys = sorted((key for key in model if key >= start and (stop is None or key < stop)), reverse=reverse)
+    return [(key, model[key]) for key in keys[:limit]]
+
+
+class FakeView(View):
+    def __init__(self, state: Model, lost: bool) -> None:
+        self.state = state
+        self.lost = lost
+        self.closed = False
+
+    def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
+        if self.lost:
+            raise ViewLostError
+        return take_page(iter(page_of(self.state[space], start, stop, limit, reverse)), limit, page_bytes)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeBase(Base):
+    """Keeps dicts. ``before_commit`` and ``after_commit`` may wait or raise; ``views_to_lose`` views break at their first page."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.state: Model = [{} for _ in range(SPACES)]
+        self.commits: list[list[SpaceChange]] = []
+        self.before_commit: Callable[[], None] = lambda: None
+        self.after_commit: Callable[[], None] = lambda: None
+        self.views_to_lose = 0
+        self.views: list[FakeView] = []
+        self.reopened = 0
+        self.closed = 0
+
+    def get(self, space: int, key: bytes) -> bytes | None:
+        return self.state[space].get(key)
+
+    def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
+        return FakeView(self.state, False).scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
+
+    def view(self) -> FakeView:
+        lost, self.views_to_lose = self.views_to_lose > 0, max(self.views_to_lose - 1, 0)
+        self.views.append(FakeView([dict(space) for space in self.state], lost))
+        return self.views[-1]
+
+    def commit(self, changes: Sequence[SpaceChange]) -> None:
+        self.before_commit()
+        state = [dict(space) for space in self.state]
+        for change in changes:
+            entries = state[change.space]
+            for start, stop in change.ranges:
+                for key in [key for key in entries if start <= key < stop]:
+                    del entries[key]
+            for key in change.deletes:
+                entries.pop(key, None)
+            assert change.puts == sorted(change.puts)
+            entries.update(change.puts)
+        self.state = state
+        self.commits.append(list(changes))
+        self.after_commit()
+
+    def reopen(self) -> None:
+        self.reopened += 1
+
+    def snapshot(self, path: Path) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def base() -> FakeBase:
+    return FakeBase()
+
+
+@pytest.fixture
+def kv(base: FakeBase) -> BufferedKV:
+    return BufferedKV(base, SPACES)
+
+
+def put(kv: BufferedKV, key: bytes, value: bytes, space: int = 0) -> int:
+    batch = WriteBatch()
+    batch.put(space, key, value)
+    return kv.write(batch)
+
+
+def raiser(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+class Held:
+    """Holds the first commit up until ``release``; every commit then begins with ``then``."""
+
+    def __init__(self, base: FakeBase, then: Callable[[], None] = lambda: None) -> None:
+        self.reached = threading.Event()
+        self._go_on = threading.Event()
+        self._then = then
+        base.before_commit = self._hold
+
+    def _hold(self) -> None:
+        self.reached.set()
+        assert self._go_on.wait(30)
+        self._then()
+
+    def release(self) -> None:
+        self._go_on.set()
+
+
+@pytest.fixture
+def in_thread() -> Iterator[Callable[[Callable[[], object]], Callable[[], BaseException | None]]]:
+    """Start a call in a thread; the returned function joins it and gives what it raised."""
+    threads: list[threading.Thread] = []
+
+    def start(call: Callable[[], object]) -> Callable[[], BaseException | None]:
+        raised: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                call()
+            except BaseException as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=run)
+        threads.append(thread)
+        thread.start()
+
+        def join() -> BaseException | None:
+            thread.join(30)
+            assert not thread.is_alive()
+            return raised[0] if raised else None
+
+        return join
+
+    yield start
+    for thread in threads:
+        thread.join(30)
+
+
+# ---------------------------------------------------------------- reads and writes beside a commit
+
+
+def test_reads_and_writes_go_on_beside_a_commit(base: FakeBase, kv: BufferedKV, in_thread) -> None:
+    held = Held(base)
+    put(kv, b"a", b"1")
+    put(kv, b"b", b"1")
+    join = in_thread(kv.sync)
+    assert held.reached.wait(30)
+    put(kv, b"b", b"2")
+    batch = WriteBatch()
+    batch.delete(0, b"a")
+    batch.put(0, b"c", b"2")
+    kv.write(batch)
+    assert kv.scan(0, b"", None, 10) == [(b"b", b"2"), (b"c", b"2")]
+    assert (kv.get(0, b"a"), kv.get(0, b"b")) == (None, b"2")
+    assert base.state[0] == {}
+    held.release()
+    assert join() is None
+    assert base.state[0] == {b"a": b"1", b"b": b"1"}
+    assert (kv.position, kv.durable_position) == (4, 2)
+    assert kv.scan(0, b"", None, 10) == [(b"b", b"2"), (b"c", b"2")]
+    kv.sync()
+    assert base.state[0] == {b"b": b"2", b"c": b"2"}
+
+
+def test_a_range_delete_hides_what_is_being_committed(base: FakeBase, kv: BufferedKV) -> None:
+    base.state[0].update({b"%d" % number: b"base" for number in range(10)})
+    batch = WriteBatch()
+    batch.put_many(0, [(b"%d" % number, b"flushing") for number in range(2, 8)])
+    kv.write(batch)
+    kv._layers = (Overlay(SPACES, kv.position), kv._layers[0])
+    batch = WriteBatch()
+    batch.delete_range(0, b"1", b"7")
+    batch.put(0, b"4", b"active")
+    kv.write(batch)
+    expected = [(b"0", b"base"), (b"4", b"active"), (b"7", b"flushing"), (b"8", b"base"), (b"9", b"base")]
+    for _ in ("before the commit", "after it"):
+        assert kv.scan(0, b"", None, 100) == expected
+        assert kv.scan(0, b"", None, 100, reverse=True) == expected[::-1]
+        assert [kv.scan(0, b"1", None, limit) for limit in (1, 2)] == [expected[1:2], expected[1:3]]
+        assert [kv.scan(0, b"", b"7", limit, reverse=True) for limit in (1, 2)] == [expected[1:2], expected[1::-1]]
+        assert [kv.get(0, key) for key in (b"1", b"3", b"4", b"7")] == [None, None, b"active", b"flushing"]
+        base.commit(kv._layers[1].effects())
+
+
+def test_concurrent_syncs_share_a_commit(base: FakeBase, kv: BufferedKV, in_thread) -> None:
+    held = Held(base)
+    first = put(kv, b"first", b"")
+    joins = [in_thread(lambda: kv.sync(first))]
+    assert held.reached.wait(30)
+    positions = [put(kv, b"%d" % number, b"") for number in range(16)]
+    joins += [in_thread(lambda position=position: kv.sync(position)) for position in positions]
+    held.release()
+    assert [join() for join in joins] == [None] * 17
+    assert len(base.commits) == 2
+    assert kv.durable_position == 17
+
+
+def test_a_durable_position_needs_no_commit(base: FakeBase, kv: BufferedKV) -> None:
+    position = put(kv, b"a", b"")
+    kv.sync(position)
+    kv.sync(position)
+    kv.sync(0)
+    kv.sync()
+    assert len(base.commits) == 1
+    with pytest.raises(IllegalArgumentError):
+        kv.sync(position + 1)
+
+
+def test_a_sync_of_what_is_durable_does_not_disturb_the_leader(base: FakeBase, kv: BufferedKV, in_thread) -> None:
+    """Otherwise a second leader would commit beside the first."""
+    durable = put(kv, b"a", b"")
+    kv.sync(durable)
+    held = Held(base)
+    second = put(kv, b"b", b"")
+    joins = [in_thread(lambda: kv.sync(second))]
+    assert held.reached.wait(30)
+    kv.sync(durable)
+    assert kv._commits.leading.locked()
+    third = put(kv, b"c", b"")
+    joins.append(in_thread(lambda: kv.sync(third)))
+    held.release()
+    assert [join() for join in joins] == [None, None]
+    assert len(base.commits) == 3
+
+
+def test_untouched_spaces_are_read_without_a_view(base: FakeBase, kv: BufferedKV) -> None:
+    base.state[1][b"k"] = b"v"
+    put(kv, b"k", b"w", space=0)
+    assert kv.get(1, b"k") == b"v"
+    assert kv.scan(1, b"", None, 5) == [(b"k", b"v")]
+    assert base.views == []
+
+
+def test_a_lost_view_is_read_again(base: FakeBase, kv: BufferedKV) -> None:
+    base.state[0][b"k"] = b"v"
+    put(kv, b"l", b"w")
+    base.views_to_lose = 2
+    assert kv.scan(0, b"", None, 5) == [(b"k", b"v"), (b"l", b"w")]
+    assert [view.closed for view in base.views] == [True] * 3
+
+
+def test_a_large_overlay_is_committed_by_the_next_write(base: FakeBase, kv: BufferedKV) -> None:
+    batch = WriteBatch()
+    batch.put_many(0, [(number.to_bytes(4, "big"), b"") for number in range(OVERLAY_ENTRIES + 1)])
+    kv.write(batch)
+    assert base.commits == []
+    put(kv, b"next", b"")
+    assert len(base.commits) == 1
+    assert kv.durable_position == 1
+
+
+def test_pages_end_at_their_bytes(base: FakeBase, kv: BufferedKV) -> None:
+    base.state[0].update({b"%02d" % number: b"x" * 10 for number in range(0, 20, 2)})
+    for number in range(1, 20, 2):
+        put(kv, b"%02d" % number, b"y" * 10)
+    assert [key for key, _ in kv.scan(0, b"", None, 100, page_bytes=45)] == [b"%02d" % number for number in range(5)]
+    assert [key for key, _ in kv.scan(0, b"", None, 100, reverse=True, page_bytes=0)] == [b"19"]
+
+
+def test_a_page_is_not_empty_because_what_it_read_is_deleted(base: FakeBase, kv: BufferedKV) -> None:
+    base.state[0].update({number.to_bytes(2, "big"): b"x" * 100 for number in range(1000)})
+    batch = WriteBatch()
+    batch.delete_many(0, [number.to_bytes(2, "big") for number in range(999)])
+    kv.write(batch)
+    assert kv.scan(0, b"", None, 1, page_bytes=50) == [((999).to_bytes(2, "big"), b"x" * 100)]
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_full_disk_refuses_until_reopened_and_drops_what_was_not_durable(base: FakeBase, kv: BufferedKV, in_thread) -> None:
+    kept = put(kv, b"kept", b"1")
+    kv.sync(kept)
+    held = Held(base, then=raiser(StoreFullError("no room")))
+    gone = put(kv, b"gone", b"1")
+    joins = [in_thread(lambda: kv.sync(gone))]
+    assert held.reached.wait(30)
+    later = put(kv, b"later", b"1")
+    joins += [in_thread(lambda: kv.sync(later)) for _ in range(3)]
+    held.release()
+    errors = [join() for join in joins]
+    assert all(isinstance(error, StoreFullError) for error in errors), errors
+    for call in (lambda: kv.get(0, b"kept"), lambda: kv.scan(0, b"", None, 1), lambda: put(kv, b"x", b""), kv.sync):
+        with pytest.raises(StoreFullError):
+            call()
+    base.before_commit = lambda: None
+    kv.reopen()
+    assert base.reopened == 1
+    assert kv.scan(0, b"", None, 10) == [(b"kept", b"1")]
+    assert (kv.position, kv.durable_position) == (3, 3)
+    kv.sync(kept)
+    for lost in (gone, later):
+        with pytest.raises(StoreFullError, match=f"position {lost} "):
+            kv.sync(lost)
+    kv.sync()
+    assert put(kv, b"new", b"1") == 4
+    kv.sync(4)
+    assert base.state[0] == {b"kept": b"1", b"new": b"1"}
+
+
+def test_any_other_failure_poisons_for_good(base: FakeBase, kv: BufferedKV) -> None:
+    put(kv, b"a", b"")
+    base.before_commit = raiser(OSError(errno.EIO, "broken"))
+    with pytest.raises(StorePoisonedError, match="broken"):
+        kv.sync()
+    base.before_commit = lambda: None
+    for call in (lambda: kv.get(0, b"a"), lambda: kv.scan(0, b"", None, 1), lambda: put(kv, b"x", b""), kv.sync, kv.reopen):
+        with pytest.raises(StorePoisonedError):
+            call()
+    kv.close()
+    assert (base.closed, base.commits) == (1, [])
+
+
+@pytest.mark.parametrize("moment", ["before_commit", "after_commit"])
+def test_an_interrupted_leader_is_followed_by_one_that_commits_first_what_it_left(base: FakeBase, kv: BufferedKV, moment: str) -> None:
+    put(kv, b"a", b"1")
+    setattr(base, moment, raiser(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        kv.sync()
+    assert kv.durable_position == 0
+    put(kv, b"a", b"2")
+    batch = WriteBatch()
+    batch.delete_range(0, b"a", b"b")
+    kv.write(batch)
+    assert kv.get(0, b"a") is None
+    setattr(base, moment, lambda: None)
+    kv.sync()
+    assert base.state[0] == {}
+    assert [change.puts for commit in base.commits[-2:] for change in commit] == [[(b"a", b"1")], []]
+    assert kv.durable_position == 3
+
+
+def test_a_leader_interrupted_after_its_commit_leaves_nothing_to_wait_for(base: FakeBase, kv: BufferedKV, monkeypatch) -> None:
+    position = put(kv, b"a", b"1")
+    commit = kv._commit
+
+    def interrupted() -> int:
+        commit()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kv._commits, "_sync_to_disk", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            kv.sync(position)
+    kv.sync(position)
+    assert kv.durable_position == position
+    assert base.state[0] == {b"a": b"1"}
+
+
+def test_half_a_batch_is_never_committed(base: FakeBase, kv: BufferedKV, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = Overlay.apply
+
+    def half(overlay: Overlay, batch: WriteBatch) -> None:
+        monkeypatch.setattr(Overlay, "apply", apply)
+        apply(overlay, batch)
+        overlay.spaces[0] = None
+        raise KeyboardInterrupt
+
+    put(kv, b"a", b"1")
+    monkeypatch.setattr(Overlay, "apply", half)
+    with pytest.raises(KeyboardInterrupt):
+        put(kv, b"b", b"2")
+    kv.sync()
+    assert base.state[0] == {b"a": b"1", b"b": b"2"}
+
+
+def test_after_an_interrupt_a_batch_is_there_and_its_position_too(kv: BufferedKV, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = Overlay.apply
+
+    def whole(overlay: Overlay, batch: WriteBatch) -> None:
+        monkeypatch.setattr(Overlay, "apply", apply)
+        apply(overlay, batch)
+        raise KeyboardInterrupt
+
+    put(kv, b"a", b"1")
+    monkeypatch.setattr(Overlay, "apply", whole)
+    with pytest.raises(KeyboardInterrupt):
+        put(kv, b"b", b"2")
+    kv.after_interrupt()
+    assert (kv.get(0, b"b"), kv.position) == (b"2", 2)
+    assert [key for key, _ in kv.scan(0, b"", None, 9)] == [b"a", b"b"]
+
+
+def test_close_commits_once_and_refuses_afterwards(base: FakeBase, kv: BufferedKV) -> None:
+    put(kv, b"a", b"1")
+    kv.close()
+    kv.close()
+    assert (base.closed, base.state[0]) == (1, {b"a": b"1"})
+    with pytest.raises(StoreClosedError):
+        kv.get(0, b"a")
+
+
+# ---------------------------------------------------------------- against a model, with all layers in play
+
+keys = st.binary(min_size=1, max_size=2).map(lambda raw: bytes(byte % 6 + 97 for byte in raw))
+values = st.binary(max_size=3)
+changes = st.one_of(
+    st.builds(PutMany, st.just(0), st.lists(st.tuples(keys, values), min_size=1, max_size=12)),
+    st.builds(DeleteMany, st.just(0), st.lists(keys, min_size=1, max_size=6)),
+    st.builds(lambda a, b: DeleteRange(0, min(a, b), max(a, b) + b"\x00"), keys, keys),
+)
+steps = st.one_of(
+    st.lists(changes, min_size=1, max_size=3),
+    st.sampled_from(["begin flush", "commit", "end flush"]),
+    st.tuples(
+        st.one_of(st.just(b""), keys), st.none() | keys, st.sampled_from([1, 2, 3, 7, 100]), st.booleans(), st.sampled_from([0, 5, 1000])
+    ),
+)
+
+
+def apply(model: dict[bytes, bytes], change: PutMany | DeleteMany | DeleteRange) -> None:
+    if isinstance(change, PutMany):
+        model.update(change.items)
+    elif isinstance(change, DeleteMany):
+        for key in change.keys:
+            model.pop(key, None)
+    else:
+        for key in [key for key in model if change.start <= key < change.stop]:
+            del model[key]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(steps, max_size=40))
+def test_reads_see_the_layers_as_one(script: list[object]) -> None:
+    base = FakeBase()
+    kv = BufferedKV(base, SPACES)
+    model: dict[bytes, bytes] = {}
+    for step in script:
+        if isinstance(step, list):
+            batch = WriteBatch()
+            for change in step:
+                batch.ops.append(change)
+                apply(model, change)
+            kv.write(batch)
+        elif isinstance(step, tuple):
+            start, stop, limit, reverse, page_bytes = step
+            page = kv.scan(0, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
+            assert page == take_page(iter(page_of(model, start, stop, limit, reverse)), limit, page_bytes)
+            assert kv.get(0, start or b"a") == model.get(start or b"a")
+        elif step == "begin flush" and len(kv._layers) == 1:
+            kv._layers = (Overlay(SPACES, kv.position), kv._layers[0])
+        elif step == "commit" and len(kv._layers) == 2:
+            base.commit(kv._layers[1].effects())
+        elif step == "end flush":
+            kv._commit()
+    kv.sync()
+    assert base.state[0] == model
+
+
+@given(st.lists(st.tuples(st.sampled_from(["put", "remove", "range"]), st.lists(keys, min_size=2, max_size=40)), max_size=20))
+def test_sorted_map_matches_a_dict(script: list[tuple[str, list[bytes]]]) -> None:
+    entries: SortedMap[bytes] = SortedMap()
+    model: dict[bytes, bytes] = {}
+    for what, some in script:
+        if what == "put":
+            entries.put_many([(key, key) for key in some])
+            model.update((key, key) for key in some)
+        elif what == "remove":
+            entries.remove_many(some)
+            for key in some:
+                model.pop(key, None)
+        else:
+            entries.remove_range(min(some), max(some))
+            apply(model, DeleteRange(0, min(some), max(some)))
+        for reverse in (False, True):
+            assert list(entries.range(min(some), max(some), reverse=reverse)) == page_of(model, min(some), max(some), 1000, reverse)
+    assert list(entries.range(b"", None)) == page_of(model, b"", None, 1000, False)
+
+
+@pytest.mark.parametrize("batch_keys", [3, 700, 5000])
+def test_sorted_keys_in_many_chunks(batch_keys: int) -> None:
+    sorted_keys = SortedKeys()
+    here: set[int] = set()
+    for turn in range(8):
+        fresh = {(number * 7919 + turn * 31) % 40_009 for number in range(batch_keys)} - here
+        sorted_keys.add([number.to_bytes(4, "big") for number in fresh])
+        here |= fresh
+        for number in sorted(here)[:: 97 + turn]:
+            sorted_keys.remove(number.to_bytes(4, "big"))
+            here.discard(number)
+        low, high = 5000 * turn, 5000 * turn + 1700
+        gone = sorted_keys.remove_range(low.to_bytes(4, "big"), high.to_bytes(4, "big"))
+        assert gone == [number.to_bytes(4, "big") for number in sorted(here) if low <= number < high]
+        here = {number for number in here if not low <= number < high}
+        assert [key for run in sorted_keys.runs(b"", None) for key in run] == [number.to_bytes(4, "big") for number in sorted(here)]
+    assert len(sorted_keys) == len(here)

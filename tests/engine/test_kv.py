@@ -1,0 +1,335 @@
+"""What every ``OrderedKV`` promises, run on every adapter: against a model, across reopening, from many threads."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmqstore.engine.kv.base import DeleteMany, DeleteRange, OrderedKV, PutMany, WriteBatch
+from rmqstore.errors import StoreClosedError, StorePathError, UnsupportedOperationError
+from rmqstore_lmdb.kv import open_lmdb
+from rmqstore_memory.kv import MemoryKV
+from rmqstore_rocksdb.kv import open_rocksdb
+from rmqstore_rocksdb.tuning import RocksDBTuning
+
+SPACES = ("meta", "timers", "queues")
+
+
+class Adapter(NamedTuple):
+    name: str
+    durable: bool
+    examples: int
+    open: Callable[[Path], OrderedKV]
+
+
+ADAPTERS = (
+    Adapter("memory", False, 80, lambda path: MemoryKV(str(path), len(SPACES))),
+    Adapter("lmdb", True, 40, lambda path: open_lmdb(path, SPACES, map_bytes=1 << 20)),
+    Adapter("rocksdb", True, 15, lambda path: open_rocksdb(path, SPACES, RocksDBTuning(write_buffer_mib=4))),
+    Adapter("rocksdb-separated", True, 10, lambda path: open_rocksdb(path, SPACES, RocksDBTuning(values="separated", separate_bytes=64))),
+)
+every_adapter = pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.name)
+durable_adapter = pytest.mark.parametrize("adapter", [each for each in ADAPTERS if each.durable], ids=lambda adapter: adapter.name)
+
+
+@contextmanager
+def opened(adapter: Adapter, path: Path) -> Iterator[OrderedKV]:
+    path.mkdir(exist_ok=True)
+    kv = adapter.open(path)
+    try:
+        yield kv
+    finally:
+        kv.close()
+
+
+def put(kv: OrderedKV, key: bytes, value: bytes, space: int = 0) -> int:
+    batch = WriteBatch()
+    batch.put(space, key, value)
+    return kv.write(batch)
+
+
+# ---------------------------------------------------------------- against a model
+
+spaces = st.integers(0, len(SPACES) - 1)
+keys = st.binary(min_size=1, max_size=3).map(lambda raw: bytes(byte % 5 + 97 for byte in raw))
+values = st.one_of(st.binary(max_size=5), st.binary(min_size=100, max_size=120))
+changes = st.one_of(
+    st.builds(PutMany, spaces, st.lists(st.tuples(keys, values), min_size=1, max_size=20)),
+    st.builds(DeleteMany, spaces, st.lists(keys, min_size=1, max_size=8)),
+    st.builds(lambda space, a, b: DeleteRange(space, min(a, b), max(a, b) + b"\x00"), spaces, keys, keys),
+    # A queue: the low end goes first.
+    st.builds(lambda space, low: DeleteRange(space, b"\x00", low), spaces, keys),
+)
+
+
+class Get(NamedTuple):
+    space: int
+    key: bytes
+
+
+class GetMany(NamedTuple):
+    space: int
+    keys: list[bytes]
+
+
+class Scan(NamedTuple):
+    space: int
+    start: bytes
+    stop: bytes | None
+    limit: int
+    reverse: bool
+
+
+class Floor(NamedTuple):
+    space: int
+    key: bytes
+
+
+steps = st.one_of(
+    st.lists(changes, min_size=1, max_size=4),
+    st.builds(Get, spaces, keys),
+    st.builds(GetMany, spaces, st.lists(keys, max_size=6)),
+    st.builds(Scan, spaces, st.just(b"") | keys, st.none() | keys, st.sampled_from([1, 2, 5, 100]), st.booleans()),
+    st.builds(Floor, spaces, keys),
+    st.sampled_from(["sync", "sync", "sync", "reopen", "close"]),
+)
+
+
+def apply(model: dict[bytes, bytes], change: PutMany | DeleteMany | DeleteRange) -> None:
+    if isinstance(change, PutMany):
+        model.update(change.items)
+    elif isinstance(change, DeleteMany):
+        for key in change.keys:
+            model.pop(key, None)
+    else:
+        for key in [key for key in model if change.start <= key < change.stop]:
+            del model[key]
+
+
+@every_adapter
+def test_matches_a_model(adapter: Adapter) -> None:
+    @settings(max_examples=adapter.examples, deadline=None)
+    @given(st.lists(steps, min_size=1, max_size=40))
+    def run(script: list[object]) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            follow(adapter, Path(name), script)
+
+    run()
+
+
+def follow(adapter: Adapter, path: Path, script: list[object]) -> None:
+    model: list[dict[bytes, bytes]] = [{} for _ in SPACES]
+    written = synced = 0
+    kv = adapter.open(path)
+    try:
+        for step in script:
+            if isinstance(step, list):
+                batch = WriteBatch()
+                for change in step:
+                    batch.ops.append(change)
+                    apply(model[change.space], change)
+                assert kv.write(batch) == written + 1
+                written += 1
+            elif isinstance(step, Get):
+                assert kv.get(*step) == model[step.space].get(step.key)
+            elif isinstance(step, GetMany):
+                assert kv.get_many(*step) == [model[step.space].get(key) for key in step.keys]
+            elif isinstance(step, Floor):
+                below = [entry for entry in model[step.space].items() if entry[0] <= step.key]
+                assert kv.floor(*step) == max(below, default=None)
+            elif isinstance(step, Scan):
+                space, start, stop, limit, reverse = step
+                inside = [entry for entry in model[space].items() if entry[0] >= start and (stop is None or entry[0] < stop)]
+                assert kv.scan(space, start, stop, limit, reverse=reverse) == sorted(inside, reverse=reverse)[:limit]
+            elif step == "sync":
+                kv.sync(written)
+                synced = written
+            elif step == "reopen":
+                kv.reopen()
+                synced = written
+            elif adapter.durable:
+                kv.close()
+                kv = adapter.open(path)
+                written = synced = 0
+            assert kv.position == written
+            assert synced <= kv.durable_position <= written
+        assert [dict(kv.scan_all(space, page=7)) for space in range(len(SPACES))] == model
+    finally:
+        kv.close()
+
+
+# ---------------------------------------------------------------- pages
+
+
+@every_adapter
+def test_pages_end_at_their_bytes_in_both_directions(adapter: Adapter, tmp_path: Path) -> None:
+    with opened(adapter, tmp_path / "s") as kv:
+        batch = WriteBatch()
+        batch.put_many(1, [(b"%03d" % number, b"x" * 100) for number in range(50)])
+        kv.write(batch)
+        for _ in ("in memory", "on disk"):
+            assert len(kv.scan(1, b"", None, 50, page_bytes=999)) == 10
+            assert [key for key, _ in kv.scan(1, b"010", b"020", 50, reverse=True, page_bytes=200)] == [b"019", b"018", b"017"]
+            assert len(kv.scan(1, b"", None, 50, page_bytes=0)) == 1
+            assert kv.scan(1, b"", None, 0) == []
+            assert kv.scan(1, b"020", b"020", 5) == []
+            assert [len(list(kv.scan_all(1, b"005", b"045", page=page))) for page in (1, 7, 1000)] == [40, 40, 40]
+            kv.sync()
+
+
+@every_adapter
+def test_large_values_are_paged_and_found(adapter: Adapter, tmp_path: Path) -> None:
+    big = bytes(4 * 1024 * 1024)
+    with opened(adapter, tmp_path / "s") as kv:
+        for number in range(4):
+            kv.sync(put(kv, b"%d" % number, big + b"%d" % number, space=2))
+        assert [key for key, _ in kv.scan(2, b"", None, 10)] == [b"0", b"1"]
+        assert kv.get(2, b"3") == big + b"3"
+
+
+@every_adapter
+def test_a_queue_is_read_from_its_low_end_and_floor_looks_below(adapter: Adapter, tmp_path: Path) -> None:
+    def key(number: int) -> bytes:
+        return number.to_bytes(8, "big")
+
+    with opened(adapter, tmp_path / "s") as kv:
+        put(kv, b"\x00", b"the key below all others", space=1)
+        for turn in range(60):
+            batch = WriteBatch()
+            batch.put_many(1, [(key(turn * 10 + number), b"v") for number in range(10)])
+            kv.write(batch)
+            if turn < 3:
+                continue
+            low = (turn - 3) * 10
+            assert [entry[0] for entry in kv.scan(1, key(low), None, 10)] == [key(low + number) for number in range(10)]
+            batch = WriteBatch()
+            batch.delete_range(1, key(low), key(low + 10))
+            if turn % 7 == 0:
+                # A late one, below the low end.
+                batch.put(1, key(low + 5), b"late")
+            kv.write(batch)
+            below = [entry[0] for entry in kv.scan(1, b"\x01", key(low + 10), 10, reverse=True)]
+            assert below == []
+            late = (turn // 7 * 7 - 3) * 10 + 5 if turn >= 7 else None
+            found = kv.floor(1, key(low + 9))
+            assert found is not None
+            assert found[0] == (b"\x00" if late is None else key(late))
+            first = kv.scan(1, b"\x00\x00", None, 1)[0][0]
+            assert first == (key(low + 10) if late is None else key(45))
+            if turn % 5 == 0:
+                kv.sync()
+
+
+# ---------------------------------------------------------------- life cycle
+
+
+@durable_adapter
+def test_closed_and_snapshot_copies_open_with_what_they_had(adapter: Adapter, tmp_path: Path) -> None:
+    with opened(adapter, tmp_path / "s") as kv:
+        put(kv, b"k", b"v")
+        kv.snapshot(tmp_path / "copy")
+        put(kv, b"later", b"v")
+        with pytest.raises(StorePathError):
+            kv.snapshot(tmp_path / "copy")
+        with opened(adapter, tmp_path / "copy") as copy:
+            assert list(copy.scan_all(0)) == [(b"k", b"v")]
+            copy.sync(put(copy, b"own", b"v"))
+    with opened(adapter, tmp_path / "s") as kv:
+        assert list(kv.scan_all(0)) == [(b"k", b"v"), (b"later", b"v")]
+
+
+@every_adapter
+def test_a_closed_one_refuses(adapter: Adapter, tmp_path: Path) -> None:
+    with opened(adapter, tmp_path / "s") as kv:
+        put(kv, b"k", b"v")
+    kv.close()
+    for call in (
+        lambda: kv.get(0, b"k"),
+        lambda: kv.get_many(0, [b"k"]),
+        lambda: kv.scan(0, b"", None, 1),
+        lambda: put(kv, b"k", b""),
+        kv.sync,
+        kv.reopen,
+    ):
+        with pytest.raises(StoreClosedError):
+            call()
+
+
+def test_memory_keeps_nothing_and_refuses_a_snapshot(tmp_path: Path) -> None:
+    with opened(ADAPTERS[0], tmp_path / "s") as kv:
+        put(kv, b"k", b"v")
+        kv.sync()
+        with pytest.raises(UnsupportedOperationError):
+            kv.snapshot(tmp_path / "copy")
+    with opened(ADAPTERS[0], tmp_path / "s") as kv:
+        assert kv.get(0, b"k") is None
+    assert list((tmp_path / "s").iterdir()) == []
+
+
+# ---------------------------------------------------------------- threads
+
+
+@every_adapter
+def test_threads_lose_nothing_and_see_whole_batches(adapter: Adapter, tmp_path: Path) -> None:
+    """Writers move a pair of keys in two spaces together and delete behind themselves; readers must never see half of it."""
+    rounds, writers = 60, 4
+    stop = threading.Event()
+    problems: list[str] = []
+
+    def guarded(work: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                problems.append(repr(error))
+                stop.set()
+
+        return run
+
+    def write(name: int) -> None:
+        for turn in range(rounds):
+            batch = WriteBatch()
+            prefix = b"%d/" % name
+            batch.delete_range(0, prefix, prefix + b"\xff")
+            batch.put_many(0, [(prefix + b"%04d" % (turn + number), b"%d" % turn) for number in range(8)])
+            batch.put_many(1, [(prefix + b"%04d" % turn, b"x" * 300)])
+            kv.sync(kv.write(batch))
+
+    def read(name: int) -> None:
+        prefix = b"%d/" % name
+        while not stop.is_set():
+            page = kv.scan(0, prefix, prefix + b"\xff", 100, reverse=bool(name % 2))
+            turns = {value for _, value in page}
+            if page and (len(page) != 8 or len(turns) != 1):
+                problems.append(f"half a batch: {page}")
+                return
+            if page:
+                turn = b"%04d" % int(next(iter(turns)))
+                if kv.get(1, prefix + turn) is None:
+                    problems.append(f"{turn!r} is in one space only")
+                    return
+
+    with opened(adapter, tmp_path / "s") as kv:
+        writing = [threading.Thread(target=guarded(lambda name=name: write(name))) for name in range(writers)]
+        reading = [threading.Thread(target=guarded(lambda name=name: read(name))) for name in range(2)]
+        for thread in reading + writing:
+            thread.start()
+        for thread in writing:
+            thread.join()
+        stop.set()
+        for thread in reading:
+            thread.join()
+        assert problems == []
+        assert kv.durable_position == kv.position == rounds * writers
+    if adapter.durable:
+        with opened(adapter, tmp_path / "s") as kv:
+            assert sum(1 for _ in kv.scan_all(1)) == rounds * writers
+            assert sum(1 for _ in kv.scan_all(0)) == 8 * writers

@@ -1,0 +1,62 @@
+"""Picking by filter gives what the filter says of each message, whatever way it is evaluated."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from rmqstore import Message
+from rmqstore.engine import records as record_format
+from rmqstore.engine.pops.lease import picker_of
+from rmqstore.engine.records import encode_message, property_columns, property_texts
+from rmqstore.filters import columns_of, parse_filter
+
+NAMES = ("a", "b.c", "a\\", "é", "TAGS", "KEYS", "UNIQ_KEY", "__SHARDINGKEY")
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=5)
+words = st.text("abc0.1-", min_size=1, max_size=4)
+messages = st.builds(
+    Message,
+    topic=st.just("t"),
+    body=st.binary(min_size=1, max_size=5),
+    tag=st.none() | words,
+    keys=st.lists(words, max_size=2).map(tuple),
+    properties=st.dictionaries(st.sampled_from(("a", "b.c", "a\\", "é", "aa")) | texts, texts | words, max_size=4),
+    message_group=st.none() | words,
+    message_id=words,
+)
+
+
+@given(st.lists(messages, min_size=1, max_size=40))
+def test_columns_and_single_records_agree(sent: list[Message]) -> None:
+    records = [encode_message(each) for each in sent]
+    rows = [property_texts(record, NAMES) for record in records]
+    columns = property_columns(records, NAMES)
+    assert {name: columns[name].to_pylist() for name in NAMES} == {
+        name: column.to_pylist() for name, column in columns_of(rows, NAMES).items()
+    }
+    for each, row in zip(sent, rows, strict=True):
+        assert row.get("a") == each.properties.get("a")
+        assert row.get("TAGS") == each.tag
+        assert row.get("KEYS", "") == " ".join(each.keys)
+
+
+@given(
+    st.lists(messages, min_size=1, max_size=40),
+    st.sampled_from(
+        ("*", "a || b", "a > 0", "a = TRUE OR b IS NULL", "TAGS IN ('a', 'b') AND a IS NOT NULL", "KEYS LIKE '%a%'", "NOT a = 'a'")
+    ),
+    st.integers(0, 40),
+    st.integers(1, 40),
+)
+def test_picking_takes_the_first_that_pass(sent: list[Message], expression: str, skip: int, wanted: int) -> None:
+    records = [encode_message(each) for each in sent]
+    skip = min(skip, len(records))
+    chosen = parse_filter(expression)
+    picker = picker_of(chosen, record_format)
+    passing = [at for at in range(skip, len(records)) if chosen.matches(property_texts(records[at], chosen.names))]
+    if picker is None:
+        assert passing == list(range(skip, len(records)))
+        return
+    taken, behind = picker.pick(records, skip, wanted)
+    assert list(taken) == passing[:wanted]
+    assert behind == (passing[wanted - 1] + 1 if len(passing) >= wanted else len(records))

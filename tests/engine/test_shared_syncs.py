@@ -1,0 +1,63 @@
+"""X3: threads that wait at once share one disk sync."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from unittest.mock import patch
+
+import pytest
+
+from rmqstore.engine.kv.group_commit import GroupCommit
+from rmqstore.errors import StoreFullError
+from rmqstore_conformance.cases.test_threads import together
+from rmqstore_conformance.stores import Pair, message, stores_of
+from tests.pairs import DURABLE_PAIRS
+
+
+@pytest.mark.clause("X3")
+@pytest.mark.parametrize("pair", [pair for pair in DURABLE_PAIRS if pair.timers == pair.pops], ids=str)
+def test_x3_concurrent_calls_share_disk_syncs(pair: Pair) -> None:
+    """X3, §5.1: sixteen threads of single sends need far fewer disk syncs than sends; each is durable when it returns."""
+    with stores_of(pair) as stores:
+        store = stores.open()
+        store.send(message("first"))
+        commits: GroupCommit = store.pops._shared.kv._commits  # type: ignore[attr-defined]
+        original, syncs = commits._sync_to_disk, 0
+        hold = threading.Event()
+
+        def counted() -> int:
+            nonlocal syncs
+            syncs += 1
+            if syncs == 1:
+                hold.wait(10)
+            return original()
+
+        before = commits.position
+        target = before + 16
+
+        def work(number: int) -> None:
+            if number == 16:
+                # While the first sync is held up, all others queue behind it; then one sync serves them all.
+                while commits.position < target:
+                    hold.wait(0.001)
+                hold.set()
+                return
+            store.send(message(number))
+
+        with patch.object(commits, "_sync_to_disk", counted):
+            together(work, 17)
+        assert syncs <= 4, f"{syncs} disk syncs for 16 concurrent sends"
+        assert commits.durable_position >= target
+
+
+def test_what_is_durable_is_not_refused() -> None:
+    """A caller that wakes late from the sync that covered its write must not get the failure of a later one: its call was done."""
+    commits = GroupCommit("a database", lambda: 1)
+    commits.position = 1
+    commits.sync(1)
+    commits.position = 2
+    commits.refuse_full(OSError(errno.ENOSPC, "later"))
+    commits.sync(1)
+    with pytest.raises(StoreFullError):
+        commits.sync(2)

@@ -1,0 +1,254 @@
+"""Timers in runs: what damage does to some of them, what a ``forget`` leaves at every write, and a clock that is set back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmqstore import Message, MessageBatch
+from rmqstore.contract import EMPTY_CURSOR, CancelOutcome, EngineOptions, TimerCursor, TimerHandle, TimerStore
+from rmqstore.engine import session
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.schema import HOLE, SPACES, TIMERS, TRACES
+from rmqstore_memory.kv import MemoryKV
+
+MINUTE = 1_700_000_040_000
+"""A whole minute."""
+
+
+class TapedKV(MemoryKV):
+    """Remembers every write, so that a store can be opened as of any of them."""
+
+    def __init__(self) -> None:
+        super().__init__("taped", len(SPACES))
+        self.tape: list[WriteBatch] = []
+
+    def write(self, batch: WriteBatch) -> int:
+        self.tape.append(batch)
+        return super().write(batch)
+
+    def as_of(self, writes: int) -> TapedKV:
+        """Return the database as a crash after so many writes leaves it."""
+        copy = TapedKV()
+        for batch in self.tape[:writes]:
+            copy.write(batch)
+        copy.sync()
+        return copy
+
+
+def opened(kv: TapedKV, cursor: TimerCursor = EMPTY_CURSOR, **options: Any) -> TimerStore:
+    timers = session.open_session(kv, EngineOptions(store_tag=7, broker="b", precision_ms=1000, **options)).timers()
+    timers.recover(cursor)
+    return timers
+
+
+def crashed(kv: TapedKV, cursor: TimerCursor = EMPTY_CURSOR) -> tuple[TapedKV, TimerStore]:
+    """Open a database anew, with what the receiver has durably."""
+    kv = kv.as_of(len(kv.tape))
+    return kv, opened(kv, cursor)
+
+
+def put_spread(store: TimerStore, seconds: list[int], first: int = 0) -> list[TimerHandle]:
+    rows = [
+        Message(
+            "t",
+            b"%d" % (first + n) + bytes(8),
+            keys=(f"k{n % 3}",) if n % 2 else (),
+            message_id=f"m{first + n}",
+            born_ms=1,
+            deliver_at_ms=MINUTE + 1000 * each,
+        )
+        for n, each in enumerate(seconds)
+    ]
+    receipts = store.put(MessageBatch.of(rows), MINUTE)[0]
+    return [receipts.handle(row) for row in range(len(receipts))]
+
+
+def spoil(kv: TapedKV, which: int = 0) -> None:
+    """Change the last byte of a run of timers."""
+    key, value = kv.scan(TIMERS, b"", None, 99)[which]
+    write = WriteBatch()
+    write.put(TIMERS, key, value[:-1] + bytes((value[-1] ^ 1,)))
+    kv.write(write)
+    kv.sync()
+
+
+def ids(found: Any) -> list[str]:
+    return [message.message_id for message in found]
+
+
+def topics(store: TimerStore, after: TimerCursor = EMPTY_CURSOR, limit: int = 10) -> tuple[list[str], TimerCursor]:
+    due = store.due(after, limit)
+    return [message.topic for message in due.messages.messages], due.cursor
+
+
+@settings(max_examples=25)
+@given(st.lists(st.lists(st.integers(0, 130), min_size=2, max_size=9), min_size=1, max_size=5), st.integers(1, 130), st.integers(1, 7))
+def test_a_crash_at_any_write_loses_and_doubles_nothing(puts: list[list[int]], until: int, limit: int) -> None:
+    """Hand over up to a time, with every forget in many writes; a store opened as of any of them hands over the rest, once."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("rmqstore.engine.timers.rows._FORGET_PAGE", 2)
+        kv = TapedKV()
+        store = opened(kv)
+        for seconds in puts:
+            put_spread(store, seconds, 100 * len(kv.tape))
+        everything = {each.message.message_id for each in store.scan(0, 2**50).timers}
+        store.seal(MINUTE + 1000 * until)
+        given_out: list[str] = []
+        # What the receiver held durably, as of each write.
+        held = [(len(kv.tape), EMPTY_CURSOR, 0)]
+        while found := store.due(held[-1][1], limit):
+            if not len(found.messages):
+                break
+            given_out += ids(found.messages.messages)
+            held.append((len(kv.tape), found.cursor, len(given_out)))
+            store.forget(found.cursor)
+        for writes in range(held[0][0], len(kv.tape) + 1):
+            _, cursor, count = next(each for each in reversed(held) if each[0] <= writes)
+            again = opened(kv.as_of(writes), cursor)
+            assert again.verify() == []
+            assert again.pending(handed=cursor).total == again.stats().pending == len(everything) - count
+            again.seal(MINUTE + 600_000)
+            rest = ids(again.due(cursor, 1000).messages.messages)
+            assert sorted(given_out[:count] + rest) == sorted(everything)
+
+
+def test_a_list_of_handles_goes_past_a_damaged_run() -> None:
+    """C3: those in it are unknown, those of runs before and behind it in the same tick are cancelled."""
+    kv = TapedKV()
+    store = opened(kv)
+    handles = [handle for n in range(3) for handle in put_spread(store, [20, 20, 20], 10 * n)]
+    spoil(kv, 1)
+    expected = [CancelOutcome.CANCELLED] * 9
+    expected[3:6] = [CancelOutcome.UNKNOWN] * 3
+    assert store.cancel(handles, MINUTE)[0] == expected
+
+
+def test_the_counters_are_right_after_every_write_of_a_forget_that_meets_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqstore.engine.timers.rows._FORGET_PAGE", 2)
+    kv = TapedKV()
+    store = opened(kv)
+    put_spread(store, [5, 5, 5])
+    put_spread(store, [6, 7, 8, 8, 30, 99], 10)
+    spoil(kv)
+    kv, store = crashed(kv)
+    store.seal(MINUTE + 60_000)
+    found, cursor = topics(store)
+    assert sorted(found) == ["%PARKED%"] + 5 * ["t"]
+    before = len(kv.tape)
+    store.forget(cursor)
+    assert len(kv.tape) > before + 1
+    assert store.verify() == []
+    for writes in range(before, len(kv.tape) + 1):
+        again = opened(kv.as_of(writes), cursor)
+        assert again.verify() == []
+        assert again.stats().pending == 1
+
+
+def test_a_second_damaged_run_is_known_as_such_after_the_first_was_forgotten() -> None:
+    kv = TapedKV()
+    store = opened(kv)
+    put_spread(store, [1])
+    put_spread(store, [2])
+    put_spread(store, [3])
+    spoil(kv, 0)
+    spoil(kv, 1)
+    kv, store = crashed(kv)
+    store.seal(MINUTE + 9000)
+    _, first = topics(store, limit=1)
+    _, second = topics(store, first, limit=1)
+    store.forget(first)
+    store.forget(second)
+    assert store.verify() == []
+    assert store.stats().pending == 1
+
+
+@pytest.mark.parametrize("seconds", [[5] * 8, [1, 2, 3, 5, 5, 6]], ids=["one tick", "several"])
+def test_the_rest_of_a_batch_that_ended_within_a_run_is_announced_after_the_clock_was_set_back(seconds: list[int]) -> None:
+    store = opened(TapedKV())
+    put_spread(store, seconds)
+    store.seal(MINUTE + 9000)
+    first, cursor = topics(store, limit=3)
+    store.seal(MINUTE)
+    none, cursor = topics(store, cursor)
+    assert (len(first), none, store.next_tick_ms()) == (3, [], MINUTE + 5000)
+    store.seal(MINUTE + 9000)
+    rest, cursor = topics(store, cursor)
+    assert len(first) + len(rest) == len(seconds)
+    store.seal(MINUTE)
+    topics(store, cursor)
+    assert store.next_tick_ms() is None
+
+
+def test_times_may_be_as_late_as_numbers_go() -> None:
+    store = opened(TapedKV())
+    put_spread(store, [5, 20, 40, 99])
+    for last in (2**63 - 2000, 2**63 - 1, 2**64):
+        assert len(store.scan(0, last).timers) == 4
+        assert store.pending([0, MINUTE + 20_000, last]).counts == (1, 3)
+
+
+def test_to_forget_nothing_after_something_changes_nothing() -> None:
+    kv = TapedKV()
+    store = opened(kv)
+    put_spread(store, [5, 20, 40, 99])
+    store.seal(MINUTE + 6000)
+    store.forget(topics(store)[1])
+    before = len(kv.tape)
+    store.forget(EMPTY_CURSOR)
+    assert len(kv.tape) == before
+    assert store.stats().pending == 3
+
+
+def test_the_holes_of_a_damaged_run_go_with_it_and_no_other_ones() -> None:
+    kv = TapedKV()
+    store = opened(kv)
+    calls = [put_spread(store, [5, 5, 5], 10 * n) for n in range(5)]
+    store.cancel([handles[1] for handles in calls], MINUTE)
+    spoil(kv, 1)
+    kv, store = crashed(kv)
+    store.seal(MINUTE + 5000)
+    found, cursor = topics(store, limit=20)
+    assert "%PARKED%" in found
+    store.forget(cursor)
+    assert store.verify() == []
+    store.seal(MINUTE + 60_000)
+    assert topics(store, cursor, limit=20)[0] == []
+    assert not kv.scan(TRACES, HOLE, HOLE + b"\xff", 1)
+
+
+def test_a_run_that_is_damaged_after_a_part_of_it_went_out_is_parked() -> None:
+    kv = TapedKV()
+    store = opened(kv)
+    put_spread(store, [5, 5, 5])
+    put_spread(store, [5, 5], 10)
+    store.seal(MINUTE + 9000)
+    _, part = topics(store, limit=2)
+    _, whole = topics(store, part, limit=1)
+    spoil(kv)
+    # All of the run went out.
+    again, store = crashed(kv, whole)
+    assert len(again.scan(TIMERS, b"", None, 9)) == 1
+    assert store.verify() == []
+    # Two of its three timers did; the receiver has them, and a crash comes again before the parked one is forgotten.
+    kv, store = crashed(kv, part)
+    kv, store = crashed(kv, part)
+    store.seal(MINUTE + 9000)
+    found, cursor = topics(store, part)
+    assert found == ["%PARKED%", "t", "t"]
+    store.forget(cursor)
+    assert not kv.scan(TIMERS, b"", None, 1)
+    assert store.verify() == []
+
+
+def test_a_tick_has_the_timers_of_all_its_runs_but_for_the_cancelled_ones() -> None:
+    store = opened(TapedKV(), congestion_limit=10)
+    handles = put_spread(store, [1, 2, 2, 3])
+    put_spread(store, [2, 2], 10)
+    counts = [store._count_of_tick(MINUTE + 1000 * second) for second in range(5)]  # type: ignore[attr-defined]
+    assert counts == [0, 1, 4, 1, 0]
+    store.cancel(handles[1:2], MINUTE)
+    assert store._count_of_tick(MINUTE + 2000) == 3  # type: ignore[attr-defined]

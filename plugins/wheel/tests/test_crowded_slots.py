@@ -11,8 +11,10 @@ import pytest
 from plugins.wheel.tests.breaking import WheelStores
 from rmqstore_conformance.stores import START_MS, message, pop_all
 from rmqstore_wheel import timer_index
+from rmqstore_wheel.formats.log_columns import joined
 from rmqstore_wheel.formats.timer_log import UNIT
 from rmqstore_wheel.timer_index import TimerIndex
+from rmqstore_wheel.timer_records import EncodedTimers
 from rmqstore_wheel.unit_log import UnitLog
 
 COUNT = 5000
@@ -65,7 +67,9 @@ def test_a_tick_that_is_no_end_of_a_slot_is_told_of_in_time(stores: WheelStores)
     store = stores.open()
     index: TimerIndex = store.timers._index  # type: ignore[attr-defined]
     ticks = np.array([START_MS + 4300, START_MS + 5000])
-    index.prepare_put(np.array([1, 2]), ticks, ticks, 1, START_MS, np.array([0, 0]), np.array([100, 100]))()
+    none = np.zeros(0, np.int64)
+    found = EncodedTimers(joined([]), ticks, ticks, 0, none, none)
+    index.prepare_put(found, np.array([1, 2]), 1, START_MS, np.array([0, 0]), np.array([100, 100]))()
     assert index.first_tick(START_MS) == START_MS + 4300
     assert index.first_tick(START_MS + 4300) == START_MS + 5000
     index.cancel(np.array([1]))

@@ -43,7 +43,6 @@ def test_a_view_reaches_as_far_as_is_asked(file: DiskFile, upto: int | None) -> 
 
 def test_a_view_ends_where_the_file_ends(file: DiskFile) -> None:
     assert file.view(100) == b"first"
-    assert file.read(3, 100) == b"st"
 
 
 def test_a_file_that_was_cut_off_is_mapped_again(file: DiskFile) -> None:

@@ -571,17 +571,19 @@ def test_units_of_a_reader_go_the_way_of_the_owners(tmp_path: Path) -> None:
     def units(count: int) -> bytes:
         return rng.integers(0, 256, count * unit.itemsize, np.uint8).tobytes()
 
+    def append(log: UnitLog, data: bytes) -> None:
+        log.write_ahead(data)
+        log.advance(data)
+
     for count in (0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 7):
         written = UnitLog(Disk(), tmp_path / str(count), unit, 1000, blank=b"blank")
-        written.reserve(count)
-        written.append(units(count))
+        append(written, units(count))
         sums = written.sync()
         before = _contents(tmp_path / str(count)) if count else {}
         read = ReadUnits(ReadDisk(), tmp_path / str(count), unit, 1000, blank=b"blank")
         read.start(sums)
         own = UnitLog(Disk(), tmp_path / f"own {count}", unit, 1000, blank=b"blank")
-        own.reserve(count)
-        own.append(written.read(0, count).tobytes())
+        append(own, written.read(0, count).tobytes())
         for step in range(12):
             data = units(int(rng.integers(1, 3000)))
             if step % 3 == 1 and own.count > 10:
@@ -589,8 +591,7 @@ def test_units_of_a_reader_go_the_way_of_the_owners(tmp_path: Path) -> None:
                 for log in (own, read):
                     log.prepare(np.arange(at, at + 5), np.frombuffer(data, unit)[:5])()
             for log in (own, read):
-                log.reserve(len(data) // unit.itemsize)
-                log.append(data)
+                append(log, data)
             assert read.count == own.count
             assert read.read(0, own.count).tobytes() == own.read(0, own.count).tobytes()
             numbers = rng.integers(0, own.count, 50)

@@ -11,14 +11,18 @@ from rmqstore_wheel.formats import consume_queue, timer_log
 from rmqstore_wheel.unit_log import UnitLog
 
 
+def _append(log: UnitLog, data: bytes) -> None:
+    log.write_ahead(data)
+    log.advance(data)
+
+
 @pytest.mark.parametrize("unit", [consume_queue.UNIT, timer_log.UNIT], ids=["consume queue", "timer log"])
 def test_a_block_that_lies_in_several_files_is_what_was_written(tmp_path: Path, unit: object) -> None:
     written = UnitLog(Disk(), tmp_path / "units", unit, 7)  # type: ignore[arg-type]
     data = bytes(range(256)) * 20
     count = 16
     size = written.unit.itemsize
-    written.reserve(count)
-    written.append(data[: count * size])
+    _append(written, data[: count * size])
     sums = written.sync()
     written.close()
     read = UnitLog(Disk(), tmp_path / "units", unit, 7)  # type: ignore[arg-type]
@@ -31,11 +35,9 @@ def test_a_block_of_which_nothing_is_left_begins_anew(tmp_path: Path) -> None:
     written = UnitLog(Disk(), tmp_path / "units", timer_log.UNIT, 8)
     size = written.unit.itemsize
     data = bytes(range(256)) * 8
-    written.reserve(8)
-    written.append(data[: 8 * size])
+    _append(written, data[: 8 * size])
     written.trim(8)
-    written.reserve(2)
-    written.append(data[: 2 * size])
+    _append(written, data[: 2 * size])
     sums = written.sync()
     written.release()
     written.close()

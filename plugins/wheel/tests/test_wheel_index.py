@@ -86,7 +86,7 @@ def test_one_timer_goes_where_a_batch_of_one_does(
             if leaves and not alone.aside and not alone.rolled:
                 wheel.count_off(np.array([wheel.slot_of(tick)]))
         assert (one.slots == many.slots).all()
-        assert one.next_roll_ms == many.next_roll_ms
+        assert one.first_roll == many.first_roll
     assert one.check_point() == many.check_point()
     assert (one.units.read(0, one.units.count) == many.units.read(0, many.units.count)).all()
     for wheel in (one, many):

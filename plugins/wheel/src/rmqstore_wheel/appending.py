@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from rmqstore_wheel import records
@@ -22,7 +23,7 @@ Prepare = Callable[[Ints, Ints], Callable[[], None]]
 """Takes offsets and sizes of records in the log."""
 
 
-class Messages(NamedTuple):
+class Messages(msgspec.Struct, frozen=True, gc=False):
     """Messages of one queue, ready for the log.
 
     Attributes:
@@ -47,7 +48,7 @@ class Messages(NamedTuple):
         return self.offset + np.arange(len(self.records.starts)) if isinstance(self.offset, int) else self.offset
 
 
-class One(NamedTuple):
+class One(msgspec.Struct, frozen=True, gc=False):
     """One message of a queue, as :class:`Messages`; its queue offset is in its record."""
 
     topic: str
@@ -65,7 +66,7 @@ class One(NamedTuple):
         return Messages(self.topic, self.queue, self.offset, joined([self.record]), self.store_ms, self.code, wrapped)
 
 
-class Append(NamedTuple):
+class Append(msgspec.Struct, frozen=True, gc=False):
     """Records that go to a queue, whatever topic they name."""
 
     topic: str
@@ -77,20 +78,22 @@ class Append(NamedTuple):
 
 def gathered(parts: Sequence[Any]) -> tuple[list[Messages | One], list[Change]]:
     """Return what a call appends, and what else it changes; appends to one queue that follow one another become one."""
-    appended = [part for part in parts if isinstance(part, Messages | One | Append)]
-    if len(appended) == 1 and (one := _one_of(appended[0])) is not None:
-        return [one], [part for part in parts if part is not appended[0]]
-    messages: list[Messages | One] = []
+    appended: list[Messages | One | Append] = []
     changes: list[Change] = []
+    for part in parts:
+        (appended if isinstance(part, (Messages, One, Append)) else changes).append(part)
+    if len(appended) == 1 and (one := _one_of(appended[0])) is not None:
+        return [one], changes
+    messages: list[Messages | One] = []
     appends: dict[tuple[str, int, int, int], Sequence[bytes]] = {}
     growing: dict[tuple[str, int, int, int], list[bytes]] = {}
     ends: dict[tuple[str, int, int], tuple[str, int, int, int]] = {}
-    for part in parts:
+    for part in appended:
         if isinstance(part, Messages):
             messages.append(part)
         elif isinstance(part, One):
             messages.append(part.many())
-        elif isinstance(part, Append):
+        else:
             name = (part.topic, part.queue, part.store_ms)
             key = ends.get(name)
             if key is None or key[2] + len(appends[key]) != part.offset:
@@ -101,8 +104,6 @@ def gathered(parts: Sequence[Any]) -> tuple[list[Messages | One], list[Change]]:
             if key not in growing:
                 appends[key] = growing[key] = list(appends[key])
             growing[key] += part.records
-        else:
-            changes.append(part)
     for (topic, queue, offset, store_ms), found in appends.items():
         messages.append(Messages(topic, queue, offset, placed(found, topic.encode(), queue, offset, store_ms), store_ms, tags_codes(found)))
     return messages, changes

@@ -34,10 +34,10 @@ def walk(units: UnitLog, lasts: Ints, firsts: Ints, owners: Ints) -> tuple[Ints,
     hops = 0
     while len(current):
         if len(current) < _SIDE_BY_SIDE or hops >= _RUN_UNITS:
-            for number, first, owner in zip(current.tolist(), firsts.tolist(), owners.tolist(), strict=True):
-                run = _walk_one(units, number, first)
+            for at, (number, first) in enumerate(zip(current.tolist(), firsts.tolist(), strict=True)):
+                run = current[at : at + 1] if number == first else _walk_one(units, number, first)
                 found.append(run)
-                of_owner.append(np.full(len(run), owner))
+                of_owner.append(owners[at : at + 1].repeat(len(run)))
             break
         found.append(current)
         of_owner.append(owners)
@@ -48,8 +48,8 @@ def walk(units: UnitLog, lasts: Ints, firsts: Ints, owners: Ints) -> tuple[Ints,
             _check(units, before, current, firsts)
             current = before
         hops += 1
-    if not found:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    if len(found) < 2:
+        return (found[0], of_owner[0]) if found else (current, owners)
     return np.concatenate(found), np.concatenate(of_owner)
 
 

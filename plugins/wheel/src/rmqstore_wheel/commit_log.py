@@ -109,8 +109,8 @@ class CommitLog:
         """Return where the records of the next frame will lie; None when it begins another file."""
         start = self.tail
         *places, last = accumulate(map(len, records), initial=start)
-        left = self.file_bytes - start % self.file_bytes
-        return places if log.fits(last + frames.PROPERTY_BYTES - start, left) else None
+        end = start // self.file_bytes * self.file_bytes + self.file_bytes
+        return places if last + frames.PROPERTY_BYTES + log.BLANK_BYTES <= end else None
 
     def write_few(self, records: Sequence[Bytes], epoch: int) -> None:
         """Append a frame of a few records, for which :meth:`places_of` found room; the last has room for the frame's property.
@@ -120,7 +120,6 @@ class CommitLog:
         """
         data = frames.whole(records, self.tail, epoch, self.durable)
         try:
-            self.chain.reserve(self.tail + len(data))
             self.chain.write_at(self.tail, data)
         except BaseException:
             self._take_back()

@@ -26,7 +26,11 @@ QueueName = tuple[str, int]
 
 
 class ConsumeQueues:
-    """The consume queues of a store, opened as they are needed; only so many keep their files open."""
+    """The consume queues of a store, opened as they are needed; only so many keep their files open.
+
+    Attributes:
+        dropped: names of queues whose files wait for the next check point.
+    """
 
     def __init__(
         self, disk: Disk, directory: Path, per_file: int, doubt: Callable[[Doubt], None], unit_log: type[UnitLog] = UnitLog
@@ -42,7 +46,7 @@ class ConsumeQueues:
         self._most_open = min(_OPEN_QUEUES, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE_OF_DESCRIPTORS, 1))
         self._trimmed: dict[QueueName, int] = {}
         self._cleared: dict[QueueName, set[int]] = {}
-        self._dropped: set[QueueName] = set()
+        self.dropped: set[QueueName] = set()
 
     def start(self, sums: Mapping[QueueName, Sums], cleared: Mapping[QueueName, Sequence[int]]) -> None:
         """Begin with the queues that a check point vouches for.
@@ -73,7 +77,7 @@ class ConsumeQueues:
             sums = self._sums.get(name)
             if sums is None:
                 # Files of a queue of this name that is gone hold nothing any more.
-                self._dropped.discard(name)
+                self.dropped.discard(name)
                 log.chain.drop_from(0)
                 sums = Sums()
             log.start(sums)
@@ -158,7 +162,7 @@ class ConsumeQueues:
         self._trimmed.pop((topic, queue), None)
         self._cleared.pop((topic, queue), None)
         self._recent.pop((topic, queue), None)
-        self._dropped.add((topic, queue))
+        self.dropped.add((topic, queue))
 
     def sync(self) -> dict[QueueName, Sums]:
         """Make everything durable; returns what a check point has to know."""
@@ -174,13 +178,9 @@ class ConsumeQueues:
         """Remove the files of what was trimmed or dropped, once a durable check point says so."""
         for name in self._trimmed:
             self.of(*name).release()
-        for topic, queue in self._dropped:
+        for topic, queue in self.dropped:
             self._disk.remove_tree(self._path_of(topic, queue))
-        self._dropped.clear()
-
-    def is_dropped(self, topic: str, queue: int) -> bool:
-        """Say whether files of a queue of this name wait for the next check point."""
-        return (topic, queue) in self._dropped
+        self.dropped.clear()
 
     def close(self) -> None:
         """Let go of the files."""

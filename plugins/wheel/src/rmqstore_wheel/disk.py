@@ -111,20 +111,13 @@ class DiskFile:
             upto: as much as is needed: the view may end anywhere behind it. The system finds each page anew after the file is mapped anew,
                 so a file that grows is not mapped again for bytes that were there before.
         """
-        if self._map is None or not self._reaches(len(self._map), upto):
+        if self._map is None or (len(self._map) != self.length if upto is None else len(self._map) < upto):
             length = self.length
             if not length:
                 return memoryview(b"")
             # The map before is not closed: whoever still holds a view of it keeps it, and it goes with the last of them.
             self._map = mmap.mmap(self._fd, length, access=mmap.ACCESS_READ)
         return memoryview(self._map)
-
-    def _reaches(self, mapped: int, upto: int | None) -> bool:
-        return mapped >= upto if upto is not None else mapped == self.length
-
-    def read(self, offset: int, size: int) -> memoryview:
-        """Return a part of :meth:`view`, shorter where the file ends."""
-        return self.view(offset + size)[offset : offset + size]
 
     @contextmanager
     def unordered(self) -> Iterator[None]:

@@ -8,7 +8,8 @@ why (T12).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from itertools import starmap
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +27,14 @@ from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.formats.log_columns import Columns
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.ledger import Ledger
-from rmqstore_wheel.records import LogRecords
+from rmqstore_wheel.records import LogRecords, as_delivered
 from rmqstore_wheel.soundness import fault_of, gather
+
+_FEW: Final = 8
+"""So few messages are read one by one."""
+
+_NONE: Final = LogRecords.of([])
+_TOPIC: Final = WHEEL_TOPIC.encode()
 
 
 class Located(NamedTuple):
@@ -39,6 +46,8 @@ class Located(NamedTuple):
 
 def joined_places(pieces: Sequence[Located]) -> Located:
     """Return the places of several pieces, one behind the other."""
+    if len(pieces) == 1:
+        return pieces[0]
     none = np.zeros(0, np.int64)
     return Located(*(np.concatenate(column) for column in zip(*pieces, strict=True))) if pieces else Located(none, none)
 
@@ -56,24 +65,31 @@ class Fetcher:
 
     def messages(self, seqs: Ints, located: Located | None = None) -> MessageBatch:
         """Return the messages of timers, in the order of ``seqs``, as they go to their topics."""
-        offsets, sizes = self.locate(seqs) if located is None else located
         if not len(seqs):
-            return MessageBatch(source=LogRecords.of([]))
+            return MessageBatch(source=_NONE)
+        offsets, sizes = self.locate(seqs) if located is None else located
+        if len(seqs) <= _FEW:
+            places = zip(seqs.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
+            return MessageBatch(source=LogRecords.of(list(starmap(self._message, places))))
         log = self._ledger.log
         made: list[Bytes] = [b""] * len(seqs)
         for file_start, rows in _by_file(log, offsets):
-            data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], WHEEL_TOPIC.encode(), 0, seqs[rows] - 1)
+            data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], _TOPIC, 0, seqs[rows] - 1)
             if sound.all() and len(rows) == len(seqs):
                 return MessageBatch(source=for_delivery(data, starts, sizes[rows]))
             good = rows[sound]
             for row, record in zip(good.tolist(), for_delivery(data, starts[sound], sizes[good]).records, strict=True):
                 made[row] = record
             for row in rows[~sound].tolist():
-                made[row] = self._parked(int(seqs[row]), int(offsets[row]), int(sizes[row]))
+                made[row] = self._message(int(seqs[row]), int(offsets[row]), int(sizes[row]))
         return MessageBatch(source=LogRecords.of(made))
 
-    def _parked(self, seq: int, offset: int, size: int) -> bytes:
-        raw = bytes(self._ledger.log.read(offset, size)) if self._ledger.log.holds(offset, size) else b""
+    def _message(self, seq: int, offset: int, size: int) -> bytes:
+        """Return the message of one timer as it goes to its topic, or what parks it."""
+        log = self._ledger.log
+        raw = bytes(log.read(offset, size)) if log.holds(offset, size) else b""
+        if fault_of(raw, offset, _TOPIC, 0, seq - 1) is None:
+            return as_delivered(raw)
         return records.encode_message(parked_message(raw, _reason(raw, seq, offset), f"timer {seq}"))
 
     def columns(self, seqs: Ints) -> dict[str, pa.Array]:
@@ -87,7 +103,7 @@ class Fetcher:
         places: list[Ints] = []
         pieces: list[dict[str, pa.Array]] = []
         for file_start, rows in _by_file(log, offsets):
-            data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], WHEEL_TOPIC.encode(), 0, seqs[rows] - 1)
+            data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], _TOPIC, 0, seqs[rows] - 1)
             if not sound.all():
                 at = int(rows[sound.argmin()])
                 raise self._damage(int(seqs[at]), int(offsets[at]), int(sizes[at]))
@@ -110,14 +126,12 @@ class Fetcher:
         offsets, sizes = self.locate(seqs)
         log = self._ledger.log
         file_start = int(offsets[0]) // log.file_bytes * log.file_bytes
-        data, starts, sound = gather(log, file_start, offsets - file_start, sizes, WHEEL_TOPIC.encode(), 0, seqs - 1)
+        data, starts, sound = gather(log, file_start, offsets - file_start, sizes, _TOPIC, 0, seqs - 1)
         if sound.all():
             return log_reading.decode_columns(data, starts, sizes, verify=False)
         found = [self.record(offset, size) for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True)]
         texts = [b"" if each is None else each.properties for each in found]
-        return Columns(
-            topic=WHEEL_TOPIC.encode(), body=pa.array([b""] * len(found), pa.binary()), properties=(pa.array(texts, pa.binary()),)
-        )
+        return Columns(topic=_TOPIC, body=pa.array([b""] * len(found), pa.binary()), properties=(pa.array(texts, pa.binary()),))
 
     def properties(self, seq: int) -> bytes:
         """Return the properties of the message of a timer; empty when it cannot be read."""
@@ -161,7 +175,7 @@ class Fetcher:
                 seq = int.from_bytes(head[log_format.QUEUE_OFFSET_AT :], signed=True) + 1
                 if (size := self._size_at(seq, offset)) is not None:
                     yield seq, self._damage(seq, offset, size)
-            elif record.topic == WHEEL_TOPIC.encode():
+            elif record.topic == _TOPIC:
                 fields = messages.decode_fields(record)
                 if fields["topic"] == topic and key in fields["keys"]:
                     yield record.queue_offset + 1, None
@@ -183,7 +197,7 @@ def _reason(raw: bytes, seq: int, offset: int) -> str:
         log_format.decode_record(raw, log_offset=offset)
     except CorruptStoreError as error:
         return str(error)
-    return f"no sound record at offset {offset}: {fault_of(raw, offset, WHEEL_TOPIC.encode(), 0, seq - 1)}"
+    return f"no sound record at offset {offset}: {fault_of(raw, offset, _TOPIC, 0, seq - 1)}"
 
 
 def _by_file(log: CommitLog, offsets: Ints) -> Iterator[tuple[int, Ints]]:

@@ -172,11 +172,19 @@ class FileChain:
             file.truncate(self.file_bytes)
             self._unsynced.add(start)
 
-    def write_at(self, offset: int, data: Bytes) -> None:
-        """Write within one file, into space that was reserved."""
-        start = self._start_of(offset)
+    def write_at(self, offset: int, data: Bytes, behind: int = 0) -> None:
+        """Write within one file, and set space aside before for that, and for so many bytes ``behind`` it in the same file.
+
+        Raises:
+            OSError: no room, and nothing was written; or the disk failed.
+        """
+        start = offset // self.file_bytes * self.file_bytes
+        file, upto = self._open.get(start), offset + len(data) + behind
+        if file is None or upto > self._filled:
+            self.reserve_in(start, upto)
+            file = self.file(start)
         self._unsynced.add(start)
-        self.file(start).write_at(offset - start, data)
+        file.write_at(offset - start, data)
 
     def clear_from(self, offset: int) -> None:
         """Let everything from ``offset`` on read as zeros, or end there."""
@@ -204,14 +212,15 @@ class FileChain:
             try:
                 # Before the sync: what is written meanwhile is for the next one.
                 self._unsynced.discard(start)
-                self.file(start).sync()
+                (self._open.get(start) or self.file(start)).sync()
             except BaseException as error:
                 self._unsynced.add(start)
                 if isinstance(error, OSError) and error.errno is not None:
                     # The system tells of a failed write once: another sync would say that all is well.
                     raise OSError(errno.EIO, f"a sync failed: {error.strerror}") from error
                 raise
-        self._sync_names()
+        if self._has_new_names:
+            self._sync_names()
 
     def _sync_names(self) -> None:
         if self._has_new_names:
@@ -227,12 +236,12 @@ class FileChain:
 
     def view(self, start: int, upto: int | None = None) -> memoryview:
         """Return the content of the file that starts at ``start``; with ``upto``, an offset in it, it may end anywhere behind that."""
-        return self.file(start).view(upto)
+        return (self._open.get(start) or self.file(start)).view(upto)
 
     def read(self, offset: int, size: int) -> memoryview:
         """Return bytes that lie in one file."""
-        start = self._start_of(offset)
-        return self.file(start).read(offset - start, size)
+        at = offset % self.file_bytes
+        return (self._open.get(offset - at) or self.file(offset - at)).view(at + size)[at : at + size]
 
     # ------------------------------------------------------------ removing
 

@@ -55,15 +55,10 @@ class Trailer(NamedTuple):
     crc: int
 
 
-def has_room(properties_bytes: int) -> bool:
-    """Say whether a record with so long properties can be the last one of a frame."""
-    return properties_bytes + PROPERTY_BYTES <= log.MAX_PROPERTIES_BYTES
-
-
 def has_room_in(record: Bytes) -> bool:
     """Say whether a record can be the last one of a frame."""
-    at = log.properties_at(record)
-    return has_room(int.from_bytes(record[at : at + 2]))
+    most = log.MAX_PROPERTIES_BYTES - PROPERTY_BYTES
+    return len(record) <= most or int.from_bytes(record[(at := log.properties_at(record)) : at + 2]) <= most
 
 
 def with_room(records: Encoded) -> Encoded:

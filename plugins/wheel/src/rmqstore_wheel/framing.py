@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
-from rmqstore_wheel import frames, journal
+from rmqstore_wheel import frames, journal, state
 from rmqstore_wheel.appending import Messages, One
 from rmqstore_wheel.commit_log import CommitLog
 from rmqstore_wheel.consume_queues import ConsumeQueues
@@ -23,12 +23,12 @@ from rmqstore_wheel.journal import Change
 from rmqstore_wheel.ledger_ports import Beside
 
 
-class Call(NamedTuple):
+class Call(msgspec.Struct, frozen=True, gc=False):
     """What a call writes.
 
     Attributes:
         messages: that it appends.
-        groups: what else it changes, a list for each journal record.
+        changes: what else it changes, which becomes one journal record or more.
         beside: records that go before the first of these.
         journal: number of the next journal record.
         store_ms: the store time of journal records.
@@ -36,14 +36,14 @@ class Call(NamedTuple):
     """
 
     messages: Sequence[Messages | One]
-    groups: Sequence[list[Change]]
+    changes: Sequence[Change]
     beside: Beside | None
     journal: int
     store_ms: int
     epoch: int
 
 
-class Written(NamedTuple):
+class Written(msgspec.Struct, frozen=True, gc=False):
     """What is to be done once the frame is written, and how many journal records it has."""
 
     commits: list[Callable[[], None]]
@@ -51,29 +51,26 @@ class Written(NamedTuple):
 
 
 def write(log: CommitLog, queues: ConsumeQueues, call: Call) -> Written:
-    """Write a call.
+    """Write a call; one of one message at most goes without arrays, unless its frame begins another file.
 
     Raises:
         OSError: the disk failed or has no room; nobody sees anything of the call.
     """
-    written = _write_few(log, queues, call)
-    return _write_many(log, queues, call) if written is None else written
-
-
-def _write_few(log: CommitLog, queues: ConsumeQueues, call: Call) -> Written | None:
-    """Write a call of one message at most without arrays; None when it has more, or when its frame begins another file."""
     one = call.messages[0] if call.messages else None
-    if len(call.messages) > 1 or len(call.groups) > 1 or isinstance(one, Messages):
-        return None
+    if len(call.messages) > 1 or isinstance(one, Messages):
+        return _write_many(log, queues, call)
     records: list[Bytes] = [] if one is None else [one.record]
     before = () if call.beside is None else call.beside.records
     first_beside = len(records)
     records += before
-    if call.groups or one is None or not frames.has_room_in(one.record):
-        records.append(journal.record(call.groups[0] if call.groups else [], call.journal, call.store_ms))
+    if call.changes or one is None or not frames.has_room_in(one.record):
+        body = journal.encode(call.changes)
+        if len(body) > state.PIECE_BYTES:
+            return _write_many(log, queues, call)
+        records.append(journal.record(body, call.journal, call.store_ms))
     places = log.places_of(records)
     if places is None:
-        return None
+        return _write_many(log, queues, call)
     commits: list[Callable[[], None]] = []
     if one is not None:
         size = len(one.record) + (frames.PROPERTY_BYTES if len(records) == 1 else 0)
@@ -93,11 +90,11 @@ def _write_many(log: CommitLog, queues: ConsumeQueues, call: Call) -> Written:
     queue_offsets = [each.offsets for each in messages]
     for each, offsets in zip(messages, queue_offsets, strict=True):
         cells(each.records.data, ">i8")[each.records.starts + log_format.QUEUE_OFFSET_AT] = offsets
-    groups, last = call.groups, pieces[-1] if pieces else None
+    groups, last = state.cut(call.changes) if call.changes else [], pieces[-1] if pieces else None
     if not groups and (last is None or not frames.has_room_in(bytes(last.data[int(last.starts[-1]) :]))):
         groups = [[]]
     for at, group in enumerate(groups):
-        record = journal.record(group, call.journal + at, call.store_ms)
+        record = journal.record(journal.encode(group), call.journal + at, call.store_ms)
         before = call.beside.records if call.beside is not None and not at else ()
         pieces.append(frames.one(record, is_last=at == len(groups) - 1, before=before))
     if not groups and last is not None:

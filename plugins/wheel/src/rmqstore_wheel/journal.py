@@ -75,7 +75,10 @@ _decoder = msgspec.msgpack.Decoder()
 
 def encode(changes: Sequence[Change]) -> bytes:
     """Return the body of a journal record."""
-    return _encoder.encode([(_KINDS[type(change)], *msgspec.structs.astuple(change)) for change in changes])
+    found = []
+    for change in changes:  # as a loop: every call comes by here
+        found.append((_KINDS[type(change)], *msgspec.structs.astuple(change)))
+    return _encoder.encode(found)
 
 
 def decode(body: bytes) -> list[Change]:
@@ -83,6 +86,6 @@ def decode(body: bytes) -> list[Change]:
     return [_TYPES[kind](*fields) for kind, *fields in _decoder.decode(body)]
 
 
-def record(changes: Sequence[Change], number: int, store_ms: int) -> bytes:
+def record(body: bytes, number: int, store_ms: int) -> bytes:
     """Return the ``number``-th journal record."""
-    return _FORM.encode(encode(changes), b"", 0, number, store_ms)
+    return _FORM.encode(body, b"", 0, number, store_ms)

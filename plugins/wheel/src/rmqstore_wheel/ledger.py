@@ -39,7 +39,7 @@ from rmqstore_wheel.held_pops import HeldPops
 from rmqstore_wheel.journal import Change, Copied
 from rmqstore_wheel.ledger_ports import Beside, ForReaders, Sizes, TimerCaches
 from rmqstore_wheel.replay import Replay
-from rmqstore_wheel.state import KEPT_SPACES, State, cut
+from rmqstore_wheel.state import KEPT_SPACES, State
 from rmqstore_wheel.store_copy import StoreCopy
 from rmqstore_wheel.unit_log import Doubt, UnitLog
 
@@ -130,10 +130,11 @@ class Ledger(CommittedKV):
         changes += batch.ops
         held = self.held
         if held is None:
-            return self.append(messages, changes, beside=self._beside(changes))
+            return self.append(messages, changes, beside=self._beside(changes) if changes else None)
         if batch.waits_from_ms is not None and not messages and held.takes(changes, batch.waits_from_ms):
             return self._hold(changes)
-        self._free_names(messages)
+        if self.queues.dropped:
+            self._free_names(messages)
         if not (batch.waits_from_ms is not None or held.concerns(changes)):
             return self.append(messages, changes, beside=self._beside(changes))
         before = held.changes()
@@ -148,8 +149,7 @@ class Ledger(CommittedKV):
         """Apply a call that the log is told later; see ``held_pops``."""
         self._commits.check()
         with self._commits.lock:
-            for change in changes:
-                self._apply(change)
+            self._apply(changes)
             return self._commits.position
 
     def write_back(self) -> bool:
@@ -175,10 +175,9 @@ class Ledger(CommittedKV):
         """
         self._commits.check()
         changes = list(changes)
-        self._free_names(messages)
-        said = [*noted, *changes]
-        groups = cut(said) if said else []
-        call = Call(messages, groups, beside, self._journal_records, self.store_ms, self.epoch)
+        if self.queues.dropped:
+            self._free_names(messages)
+        call = Call(messages, [*noted, *changes], beside, self._journal_records, self.store_ms, self.epoch)
         try:  # as ``translated`` does, without its generator: every call comes by here
             written = write(self.log, self.queues, call)
         except OSError as error:
@@ -186,8 +185,7 @@ class Ledger(CommittedKV):
         for commit in written.commits:
             commit()
         with self._commits.lock:
-            for change in changes:
-                self._apply(change)
+            self._apply(changes)
             self._commits.position += 1
             position = self._commits.position
         self._journal_records += written.journal_records
@@ -199,7 +197,7 @@ class Ledger(CommittedKV):
         return position
 
     def _free_names(self, messages: Sequence[Messages | One]) -> None:
-        if any(self.queues.is_dropped(each.topic, each.queue) for each in messages):
+        if any((each.topic, each.queue) in self.queues.dropped for each in messages):
             # The files of a queue of this name are still there.
             self.make_check_point()
 
@@ -220,25 +218,26 @@ class Ledger(CommittedKV):
             return StoreFullError(f"{self._commits.name}: no room ({error.strerror}); make room and try again")
         return self._commits.refuse_poisoned(error, "a write")
 
-    def apply_again(self, changes: Iterable[Change], offset: int) -> None:
+    def apply_again(self, changes: Sequence[Change], offset: int) -> None:
         """Apply what a journal record says that lies at an offset of the log, at an open."""
         for change in changes:
             if isinstance(change, journal.Restart):
                 self.restart = offset
-            self._apply(change)
+        self._apply(changes)
         self._journal_records += 1
 
-    def _apply(self, change: Change) -> None:
-        if isinstance(change, journal.DropQueue):
-            self.queues.drop(change.topic, change.queue)
-        elif isinstance(change, journal.ClearOffsets):
-            self.queues.clear(change.topic, change.queue, change.offsets)
-        elif isinstance(change, journal.Restart):
-            self.state.clear()
-        elif isinstance(change, Copied):
-            self.timers.take_copied(change)
-        else:
-            self.state.apply(change)
+    def _apply(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            if isinstance(change, journal.DropQueue):
+                self.queues.drop(change.topic, change.queue)
+            elif isinstance(change, journal.ClearOffsets):
+                self.queues.clear(change.topic, change.queue, change.offsets)
+            elif isinstance(change, journal.Restart):
+                self.state.clear()
+            elif isinstance(change, Copied):
+                self.timers.take_copied(change)
+            else:
+                self.state.apply(change)
 
     # ------------------------------------------------------------ durability
 
@@ -392,13 +391,14 @@ class Ledger(CommittedKV):
 
     def upkeep(self, now_ms: int) -> bool:
         """Write what was held for long enough, and make a check point when one is due, if there is room; says whether it made one."""
-        with suppress(StoreFullError):
+        try:
             if self.held is not None and self.held.is_due(now_ms):
                 self.write_back()
-            if self.is_long() and not self.copying.locked():
+            if is_due := self.is_long() and not self.copying.locked():
                 self.make_check_point()
-                return True
-        return False
+            return is_due
+        except StoreFullError:
+            return False
 
     def make_check_point(self) -> None:
         """Write a check point of now, unless nothing happened since the last one; the caller keeps other calls out meanwhile."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from rmqstore_wheel.check_point import CheckPoint, TimerSection
 from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats import index_file
@@ -64,7 +66,7 @@ class TimerCaches(Protocol):
         """Let go of the files."""
 
 
-class Beside(NamedTuple):
+class Beside(msgspec.Struct, frozen=True, gc=False):
     """Records that go before the journal record of a call. Their queue offsets are in them, their units are somebody else's business.
 
     Attributes:

@@ -11,7 +11,7 @@ from rmqstore.contract import PendingCounts, PendingTimer, ScanPage, TimerCursor
 from rmqstore.engine.kv.base import PAGE_BYTES
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import Message
-from rmqstore_wheel.due import Due
+from rmqstore_wheel.due import Due, joined
 from rmqstore_wheel.fetching import Fetcher
 from rmqstore_wheel.timer_index import TimerIndex
 
@@ -67,14 +67,13 @@ class PendingTimers:
 
     def _first_behind(self, from_ms: int, to_ms: int, after: tuple[int, int] | None, limit: int, handed: TimerCursor) -> Due:
         """Return the first ``limit`` pending timers of a span of due times, by tick and seq."""
-        best = Due(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+        best = joined([])
         for piece in self._index.live(handed):
             keep = (piece.dues >= from_ms) & (piece.dues < to_ms)
             if after is not None:
                 keep &= (piece.ticks > after[0]) | ((piece.ticks == after[0]) & (piece.seqs > after[1]))
             if keep.any():
-                both = Due(*(np.append(old, new[keep]) for old, new in zip(best, piece, strict=True)))
-                best = both.in_order().select(slice(0, limit))
+                best = joined([best, piece.select(keep)]).in_order().select(slice(0, limit))
         return best
 
     def timers(self, found: Due) -> list[PendingTimer]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from rmqstore.batch import MessageBatch
@@ -37,7 +38,7 @@ _BY_COLUMN: Final = 8
 """From so many on, records are read by the column."""
 
 
-class _Page(NamedTuple):
+class _Page(msgspec.Struct, frozen=True, gc=False):
     """Runs of a queue that were read, the offset behind them, and their bytes."""
 
     first: int
@@ -97,9 +98,11 @@ class WheelQueueLog(QueueLog):
         units = self._ledger.queues.read(topic, queue, offset, count)
         if not len(units):
             return None
-        sizes = np.cumsum(np.where(units["size"] == FILL_SIZE, 0, units["size"].astype(np.int64)))
+        sizes = units["size"].astype(np.int64)
+        sizes[sizes == FILL_SIZE] = 0
+        sizes = sizes.cumsum()
         if sizes[-1] > PAGE_BYTES:
-            units = units[: max(int(np.searchsorted(sizes, PAGE_BYTES, "right")), 1)]
+            units = units[: max(int(sizes.searchsorted(PAGE_BYTES, "right")), 1)]
         first = max(offset, self._ledger.queues.first(topic, queue))
         runs = self._runs_of(topic, queue, first, units) if len(units) >= _BY_COLUMN else None
         size = int(sizes[len(units) - 1])

@@ -16,8 +16,8 @@ from rmqstore_wheel.disk import Disk, DiskFile
 class ReadFile(DiskFile):
     """A file that its owner may cut off at any time, so each look asks how long it is."""
 
-    def _reaches(self, mapped: int, upto: int | None) -> bool:
-        return mapped == self.length
+    def view(self, upto: int | None = None) -> memoryview:
+        return super().view()
 
 
 class ReadDisk(Disk):

@@ -58,9 +58,6 @@ class ReadUnits(UnitLog):
 
     # ------------------------------------------------------------ writing
 
-    def reserve(self, count: int) -> None:
-        """Do nothing: memory is taken as it is needed."""
-
     def prepare(self, numbers: Ints, units: Units) -> Callable[[], None]:
         known = int(np.searchsorted(numbers, self.count))
 
@@ -73,7 +70,7 @@ class ReadUnits(UnitLog):
 
         return commit
 
-    def write_ahead(self, data: Bytes) -> None:
+    def write_ahead(self, data: Bytes, number: int | None = None) -> None:
         """Do nothing: nobody can see it."""
 
     def advance(self, data: Bytes) -> None:

@@ -47,8 +47,7 @@ _END: Final = b"\x02"
 
 def body_at(record: Bytes) -> int:
     """Return where the body lies; its length is what lies before it."""
-    bits = record[39] & HOST_BITS
-    return log.FIXED_BYTES + V6_MORE * bits.bit_count() if bits else log.FIXED_BYTES
+    return log.FIXED_BYTES + V6_MORE * (record[39] & HOST_BITS).bit_count()
 
 
 def store_ms_at(record: Bytes) -> int:
@@ -58,7 +57,7 @@ def store_ms_at(record: Bytes) -> int:
 
 def parts_of(record: Bytes) -> tuple[int, int, int, int]:
     """Return where the body, the length of the topic, and the topic start, and where that ends; the length of the properties is next."""
-    body = body_at(record)
+    body = log.FIXED_BYTES + V6_MORE * (record[39] & HOST_BITS).bit_count()
     at = body + int(_I32.unpack_from(record, body - 4)[0])
     if record[7] == V2_BYTE:
         return body, at, at + 2, at + 2 + int.from_bytes(record[at : at + 2])

@@ -337,15 +337,18 @@ class LogRecords(Sequence[bytes]):
 
     def by_route(self) -> list[tuple[bytes, int, Sequence[bytes]]]:
         """Return (topic, queue, its records in their order) of each queue that they go to, in the order in which the first ones stand."""
-        if not len(self):
+        count = len(self.encoded.starts)
+        if not count:
             return []
+        if count == 1:
+            return [(*route_of(self.records[0]), self)]
         topics, numbers, queue_ids = self.routes
         keys = (numbers.astype(np.int64) << 32) + queue_ids
         if (keys == keys[0]).all():
             return [(topics[numbers[0]], int(queue_ids[0]), self)]
         firsts = np.sort(np.unique(keys, return_index=True)[1])
         groups: Iterable[Sequence[bytes]]
-        if len(self) >= _BY_COLUMN * len(firsts):
+        if count >= _BY_COLUMN * len(firsts):
             groups = (self.take(np.flatnonzero(keys == keys[first])) for first in firsts.tolist())
         else:
             pieces: dict[int, list[bytes]] = {}

@@ -26,6 +26,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
+import msgspec
+
 from rmqstore.contract import NO_RETRY, REVIVE_QUEUES, revive_qid_of
 from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany
 from rmqstore.engine.pops.checkpoint import LEASED, MOVED, Lease
@@ -65,16 +67,15 @@ class _Names(NamedTuple):
     quoted_group: str
 
 
-class _Written:
+class _Written(msgspec.Struct):
     """What one call writes into one queue: bodies and properties, and what a consume queue has of each.
 
     ``begun`` has a lease's key by the row of its first check point.
     """
 
-    def __init__(self) -> None:
-        self.texts: list[tuple[str, str]] = []
-        self.codes: list[int] = []
-        self.begun: list[tuple[int, bytes]] = []
+    texts: list[tuple[str, str]] = []
+    codes: list[int] = []
+    begun: list[tuple[int, bytes]] = []
 
     def add(self, body: str, properties: str, code: int) -> None:
         """Add a message."""
@@ -132,7 +133,9 @@ class ReviveLog:
                             leases[key] = value
             elif isinstance(change, DeleteMany):
                 if change.space == LEASES:
-                    leases |= dict.fromkeys([key for key in change.keys if key[0] == _LEASE_BYTE])
+                    for key in change.keys:
+                        if key[0] == _LEASE_BYTE:
+                            leases[key] = None
             elif isinstance(change, DeleteRange) and change.space == LEASES:
                 leases |= dict.fromkeys(self._within(change))
         if not leases:
@@ -227,19 +230,19 @@ class ReviveLog:
             written[revive_qid_of(pop_ms)].add(body, f"TAGS\x01{tag}\x02UNIQ_KEY\x01{key}\x02", code)
 
     def _as_records(self, written: dict[int, _Written]) -> Beside:
-        pop_times = [_pop_ms_of(key) for mine in written.values() for _, key in mine.begun]
-        store_ms = max(self._ledger.store_ms, *pop_times) if pop_times else self._ledger.store_ms
-        records = [
-            self._form.encode(body.encode(), text.encode(), queue, offset, store_ms)
-            for queue, mine in written.items()
-            for offset, (body, text) in enumerate(mine.texts, self.queues[queue].next)
-        ]
+        store_ms = self._ledger.store_ms
+        for mine in written.values():
+            for _, key in mine.begun:
+                store_ms = max(store_ms, _pop_ms_of(key))
+        records = []
+        for queue, mine in written.items():
+            for offset, (body, text) in enumerate(mine.texts, self.queues[queue].next):
+                records.append(self._form.encode(body.encode(), text.encode(), queue, offset, store_ms))
 
         def commit(places: Iterable[int]) -> None:
             units = zip(places, map(len, records), strict=True)
             for queue, mine in written.items():
-                rows = zip(islice(units, len(mine.codes)), mine.codes, strict=True)
-                self.queues[queue].take([(place, size, code) for (place, size), code in rows], mine.begun)
+                self.queues[queue].take(islice(units, len(mine.codes)), mine.codes, mine.begun)
 
         return Beside(records, store_ms, commit)
 

@@ -33,7 +33,7 @@ class ReviveQueue:
         self.next = ledger.queues.of(*self._name).count if self._name in ledger.queues else 0
         if self.next:
             ledger.queues.trim(*self._name, self._first_there())
-        self._units: list[tuple[int, int, int]] = []
+        self._units: list[tuple[tuple[int, int], int]] = []
         self._points: list[tuple[int, bytes]] = []
         self._older = set(older)
 
@@ -48,16 +48,17 @@ class ReviveQueue:
             offset += len(units)
         return self.next
 
-    def take(self, units: Sequence[tuple[int, int, int]], begun: Iterable[tuple[int, bytes]]) -> None:
-        """Take in what was written: its units, and the keys of leases by the row of their first check point."""
-        self._points += [(self.next + row, key) for row, key in begun]
-        self._units += units
-        self.next += len(units)
+    def take(self, places: Iterable[tuple[int, int]], codes: Sequence[int], begun: Iterable[tuple[int, bytes]]) -> None:
+        """Take in what was written: its places and sizes, its codes, and keys of leases by the row of their first check point."""
+        for row, key in begun:
+            self._points.append((self.next + row, key))
+        self._units += zip(places, codes, strict=True)
+        self.next += len(codes)
 
     def settle(self) -> None:
         """Bring the consume queue to what was written, and let it begin at the check point of the oldest lease that runs."""
         if self._units:
-            places, sizes, codes = np.array(self._units, np.int64).T
+            places, sizes, codes = np.array([(place, size, code) for (place, size), code in self._units], np.int64).T
             offsets = np.arange(self.next - len(places), self.next)
             self._ledger.queues.prepare(*self._name, offsets, places, sizes, codes)()
             self._units.clear()

@@ -6,6 +6,7 @@ import struct
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from rmqstore_wheel import sums
 from rmqstore_wheel.commit_log import CommitLog
@@ -135,7 +136,7 @@ def fault_of(record: bytes, log_offset: int, topic: bytes, queue_id: int, queue_
         return f"it says that it is number {found} of queue {queue}, at offset {place}"
     body = body_at(record)
     end = body + int(_I32.unpack_from(record, body - 4)[0])
-    if not body <= end < size or log_format.body_crc(memoryview(record)[body:end]) != crc:
+    if not body <= end < size or crc32(memoryview(record)[body:end]) & 0x7FFFFFFF != crc:
         return "the CRC-32 of the body is another"
     width = 1 if magic == log_format.MAGIC_V1 else 2
     if record[end + width : end + width + len(topic) + 2][: len(topic)] != topic or int.from_bytes(record[end : end + width]) != len(topic):

@@ -17,7 +17,9 @@ from rmqstore_wheel.journal import Change, Copied
 KEPT_SPACES: Final = (META, TRACES, LEASES)
 """The spaces that live here; timers and queues have files of their own."""
 
-_PIECE_BYTES: Final = 512 * 1024
+PIECE_BYTES: Final = 512 * 1024
+"""About as long is the body of a journal record at most."""
+
 _PIECE_KEYS: Final = 4096
 
 
@@ -41,7 +43,7 @@ class State:
         """Do one change."""
         entries = self._maps[change.space]
         if isinstance(change, PutMany):
-            entries.put_many((key, value) for key, value in change.items)
+            entries.put_many(change.items)
         elif isinstance(change, DeleteMany):
             entries.remove_many(change.keys)
         else:
@@ -77,7 +79,7 @@ def pieces(space: int, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[PutMa
         first = size = 0
         for at, (key, value) in enumerate(chunk):
             size += len(key) + len(value)
-            if size > _PIECE_BYTES:
+            if size > PIECE_BYTES:
                 yield PutMany(space, chunk[first : at + 1])
                 first, size = at + 1, 0
         if first < len(chunk):
@@ -94,7 +96,7 @@ def _bytes_of(change: Change) -> int:
 
 def cut(changes: Sequence[Change]) -> list[list[Change]]:
     """Return changes in groups that each make a journal record of moderate size."""
-    if sum(map(_bytes_of, changes)) <= _PIECE_BYTES:
+    if sum(map(_bytes_of, changes)) <= PIECE_BYTES:
         return [list(changes)]
     groups: list[list[Change]] = [[]]
     size = 0
@@ -104,7 +106,7 @@ def cut(changes: Sequence[Change]) -> list[list[Change]]:
             parts = list(pieces(change.space, change.items))
         for part in parts:
             part_bytes = _bytes_of(part)
-            if groups[-1] and size + part_bytes > _PIECE_BYTES:
+            if groups[-1] and size + part_bytes > PIECE_BYTES:
                 groups.append([])
                 size = 0
             groups[-1].append(part)

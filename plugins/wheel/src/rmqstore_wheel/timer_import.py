@@ -6,7 +6,7 @@ log again learns the same. Pages of another store come by tick, so their seqs co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,6 @@ from rmqstore.engine.schema import META, U64
 from rmqstore.engine.state.imports import numbers
 from rmqstore.engine.timers.transfer import TimerImport
 from rmqstore_wheel.appending import Messages
-from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.timer_index import LAST_SEQ_KEY, TimerIndex, noted_last_seq
 from rmqstore_wheel.timer_records import EncodedTimers, encode_timers_as_they_were
@@ -51,14 +50,5 @@ class WheelTimerImport(TimerImport):
         seqs, epochs = numbers(rows, "seq"), numbers(rows, "epoch")
         store_ms = int(numbers(rows, "store_ms").max())
         self.last_seq = max(self.last_seq, int(seqs[-1]))
-
-        def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
-            take_in = self._index.prepare_put(seqs, found.ticks, found.dues, epochs, store_ms, offsets, sizes, found.hashes)
-
-            def commit() -> None:
-                take_in()
-                self._index.keys.add_many(found.key_hashes, offsets[found.key_rows], store_ms)
-
-            return commit
-
+        prepare = partial(self._index.prepare_put, found, seqs, epochs, store_ms)
         return Messages(WHEEL_TOPIC, 0, seqs - 1, found.records, store_ms, prepare=prepare)

@@ -22,7 +22,7 @@ from rmqstore_wheel.formats.wheel import SLOTS, Ring
 from rmqstore_wheel.journal import Change, Copied
 from rmqstore_wheel.key_index import KeyIndex
 from rmqstore_wheel.ledger import Ledger
-from rmqstore_wheel.timer_records import read_timers
+from rmqstore_wheel.timer_records import EncodedTimer, EncodedTimers, read_timers
 from rmqstore_wheel.unit_log import Sums
 from rmqstore_wheel.wheel_index import WheelIndex
 
@@ -75,6 +75,8 @@ class TimerIndex:
         self.write_ms = 0
         self.first_kept = 0
         self.answered_from = 0
+        # Up to this tick, what is the first to be kept stays so.
+        self._stays_before = -1
         self.forgotten = EMPTY_CURSOR
 
     @property
@@ -85,25 +87,26 @@ class TimerIndex:
     # ------------------------------------------------------------ putting
 
     def prepare_put(
-        self, seqs: Ints, ticks: Ints, dues: Ints, epochs: Ints | int, write_ms: int, log_offsets: Ints, sizes: Ints, hashes: Ints | int = 0
+        self, found: EncodedTimers, seqs: Ints, epochs: Ints | int, write_ms: int, log_offsets: Ints, sizes: Ints
     ) -> Callable[[], None]:  # fmt: skip
         """Write what is known of timers where nobody sees it; returns what takes them in. Their seqs rise."""
-        add_facts = self.facts.prepare(seqs - 1, fact_log.rows_of(ticks, dues, epochs))
-        place = self._prepare_places(seqs, ticks, write_ms, log_offsets, sizes, hashes)
+        add_facts = self.facts.prepare(seqs - 1, fact_log.rows_of(found.ticks, found.dues, epochs))
+        place = self._prepare_places(seqs, found.ticks, write_ms, log_offsets, sizes, found.hashes)
 
         def commit() -> None:
             add_facts()
             place()
             self.pending += len(seqs)
+            self.keys.add_many(found.key_hashes, log_offsets[found.key_rows], write_ms)
 
         return commit
 
     def prepare_put_one(
-        self, seq: int, tick: int, due: int, epoch: int, write_ms: int, log_offset: int, size: int, topic_hash: int
+        self, found: EncodedTimer, seq: int, epoch: int, write_ms: int, log_offset: int, size: int
     ) -> Callable[[], None]:  # fmt: skip
         """As :meth:`prepare_put`, of one timer."""
-        add_fact = self.facts.prepare_one(seq - 1, fact_log.encode_one(tick, due, epoch))
-        placing = self.wheel.prepare_one(seq, tick, write_ms, log_offset, size, topic_hash)
+        add_fact = self.facts.prepare_one(seq - 1, fact_log.encode_one(found.tick, found.due, epoch))
+        placing = self.wheel.prepare_one(seq, found.tick, write_ms, log_offset, size, found.hash)
 
         def commit() -> None:
             add_fact()
@@ -112,8 +115,10 @@ class TimerIndex:
             if placing.rolled or placing.aside:
                 self.rolled.set_many(np.array([seq]))
             if placing.aside:
-                self.aside[seq] = tick
+                self.aside[seq] = found.tick
             self.pending += 1
+            if found.key_hashes:
+                self.keys.add_many(np.array(found.key_hashes), np.full(len(found.key_hashes), log_offset), write_ms)
 
         return commit
 
@@ -243,14 +248,17 @@ class TimerIndex:
 
         About ``limit`` timers, whole slots, in the order of their hand-over; cancelled ones are left out, forgotten ones may be there.
         """
-        slots = self.wheel.live_slots(self.wheel.slot_of(low_tick), self.wheel.slot_of(until_ms), limit=limit)
+        last = self.wheel.slot_of(until_ms)
+        slots = self.wheel.live_slots(self.wheel.slot_of(low_tick), last, limit=limit)
         bound: int | None = None
-        if len(slots) and self.wheel.next_in(int(slots[-1]), self.wheel.slot_of(until_ms)):
+        if len(slots) and len(self.wheel.live_slots(int(slots[-1]) + 1, last)):
             bound = (int(slots[-1]) + 1) * self.precision_ms
         numbers, owners = self.wheel.walk(slots)
-        pieces = [slice(begin, begin + _WINDOW_TIMERS) for begin in range(0, len(numbers), _WINDOW_TIMERS)]
+        pieces = []
         # A slot may hold any number of timers: of what was read of them only what is needed stays in memory.
-        found = joined([self._of_units(numbers[piece], owners[piece], low_tick, until_ms) for piece in pieces])
+        for at in range(0, len(numbers), _WINDOW_TIMERS):
+            pieces.append(self._of_units(numbers[at : at + _WINDOW_TIMERS], owners[at : at + _WINDOW_TIMERS], low_tick, until_ms))
+        found = joined(pieces)
         if self.aside:
             found = self._with_aside(found, low_tick, until_ms if bound is None else min(bound, until_ms))
         return found.in_order(), bound
@@ -275,7 +283,7 @@ class TimerIndex:
 
     def first_tick(self, after: int) -> int | None:
         """Return the first tick behind ``after`` at which something must be done; None when nothing is there."""
-        ticks = [tick for tick in self.aside.values() if tick > after]
+        ticks = [tick for tick in self.aside.values() if tick > after] if self.aside else []
         slot = self.wheel.next_live(self.wheel.slot_of(after) - 1)
         while slot is not None:
             end = (slot + 1) * self.precision_ms
@@ -319,9 +327,9 @@ class TimerIndex:
 
     def forget(self, gone: Due) -> None:
         """Take timers out that were handed over."""
-        if len(gone):
+        if len(gone.seqs):
             self._leave(gone.seqs, gone.ticks)
-            self.pending -= len(gone)
+            self.pending -= len(gone.seqs)
 
     def drop_answers(self, before_tick: int) -> bool:
         """Remember nothing any more of timers that are gone and whose tick is before ``before_tick``; says whether there were any.
@@ -329,12 +337,17 @@ class TimerIndex:
         A later call may give an earlier tick, as the clock may go back: what is put then is remembered like all else.
         """
         self.answered_from = before_tick
+        if before_tick <= self._stays_before:
+            return False
+        self._stays_before = -1
         first = max(self.first_kept, self.facts.first)
         for number, facts in fact_log.pages(self.facts, first):
             seqs = np.arange(number + 1, number + 1 + len(facts))
             stays = (facts["kind"] == TIMER) & ((facts["tick"] >= before_tick) | ~self.is_gone(seqs, facts["tick"]))
             if stays.any():
-                self.first_kept = number + int(stays.argmax())
+                row = int(stays.argmax())
+                self.first_kept = number + row
+                self._stays_before = int(facts["tick"][row])
                 break
             self.first_kept = number + len(facts)
         if self.first_kept == first:

@@ -6,6 +6,7 @@ Of one message or one timer it goes without arrays, which gives the same.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -35,31 +36,12 @@ class TimerParts:
             return self._put_one(alone, first_seq, epoch, now_ms)
         found = encode_timers(batch, now_ms, self._index.precision_ms)
         seqs = np.arange(first_seq, first_seq + len(found.ticks))
-
-        def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
-            take_in = self._index.prepare_put(seqs, found.ticks, found.dues, epoch, now_ms, offsets, sizes, found.hashes)
-
-            def commit() -> None:
-                take_in()
-                self._index.keys.add_many(found.key_hashes, offsets[found.key_rows], now_ms)
-
-            return commit
-
+        prepare = partial(self._index.prepare_put, found, seqs, epoch, now_ms)
         return Messages(WHEEL_TOPIC, 0, first_seq - 1, found.records, now_ms, prepare=prepare), found.ticks.tolist()
 
     def _put_one(self, message: Message, seq: int, epoch: int, now_ms: int) -> tuple[One, list[int]]:
         found = encode_timer(message, now_ms, self._index.precision_ms, seq - 1)
-
-        def prepare(offset: int, size: int) -> Callable[[], None]:
-            take_in = self._index.prepare_put_one(seq, found.tick, found.due, epoch, now_ms, offset, size, found.hash)
-
-            def commit() -> None:
-                take_in()
-                if found.key_hashes:
-                    self._index.keys.add_many(np.array(found.key_hashes), np.full(len(found.key_hashes), offset), now_ms)
-
-            return commit
-
+        prepare = partial(self._index.prepare_put_one, found, seq, epoch, now_ms)
         return One(WHEEL_TOPIC, 0, seq - 1, found.record, now_ms, prepare=prepare), [found.tick]
 
     # ------------------------------------------------------------ cancels

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -133,7 +133,7 @@ def _keys_of(topics: pa.Array, keys: pa.ListArray) -> tuple[Ints, Ints]:
     return index_file.key_hashes(joined), rows.to_numpy().astype(np.int64)
 
 
-class EncodedTimer(NamedTuple):
+class EncodedTimer(msgspec.Struct, frozen=True, gc=False):
     """The message of one timer; see :class:`EncodedTimers`."""
 
     record: bytes
@@ -154,7 +154,7 @@ def encode_timer(message: Message, now_ms: int, precision_ms: int, queue_offset:
     text = texts.encode_message(message) + system.encode() + sums.ROOM
     record = _FORM.encode(message.body, text, 0, queue_offset, now_ms, message.born_ms or 0)
     record = sums.sealed(record, len(record) - len(text))
-    keys = [index_file.key_hash(index_file.index_key(message.topic, key)) for key in message.keys]
+    keys = [index_file.key_hash(index_file.index_key(message.topic, key)) for key in message.keys] if message.keys else []
     return EncodedTimer(record, tick, due, _hash_of(message.topic), keys)
 
 

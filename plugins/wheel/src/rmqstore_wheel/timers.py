@@ -143,10 +143,10 @@ class WheelTimers(TimerSide):
 
     def _note_ticks(self, ticks: Sequence[int]) -> None:
         super()._note_ticks(ticks)
-        roll_ms = self._index.wheel.next_roll_ms
-        if roll_ms is not None and self._unsealed_tick is not None:
+        first_roll = self._index.wheel.first_roll
+        if first_roll is not None and self._unsealed_tick is not None:
             # A seal has timers to roll before it has any to close.
-            self._unsealed_tick = min(self._unsealed_tick, roll_ms)
+            self._unsealed_tick = min(self._unsealed_tick, (first_roll + 1) * self.precision_ms)
 
     def _count_of_tick(self, tick: int) -> int:
         slot = self._index.wheel.slot_of(tick)
@@ -218,6 +218,10 @@ class WheelTimers(TimerSide):
             self._until_ms = until_ms
 
     def _roll(self, until_ms: int) -> None:
+        if self._index.wheel.first_roll is None and not self._index.aside:
+            # All of them lie in slots of their own.
+            self._index.write_ms = until_ms
+            return
         if self._copies_rolled:
             # Without room they roll by reference.
             with suppress(StoreFullError):
@@ -232,9 +236,7 @@ class WheelTimers(TimerSide):
 
     def _closes_anything(self, until_ms: int) -> bool:
         """Say whether a live put of tick <= ``until_ms`` is not sealed yet."""
-        return any(
-            True for due in self._windows(self._unsealed_tick or 0, until_ms) if (~self._sealed.covers_each(due.ticks, due.seqs)).any()
-        )
+        return any(not self._sealed.covers_each(due.ticks, due.seqs).all() for due in self._windows(self._unsealed_tick or 0, until_ms))
 
     def _windows(self, low: int | None, high: int) -> Iterator[Due]:
         """Yield what was not forgotten of ticks from ``low`` to ``high``, in order."""
@@ -244,8 +246,8 @@ class WheelTimers(TimerSide):
             due = due if left.all() else due.select(left)
             if low == self._low_tick:
                 # All that lies before was looked at.
-                self._low_tick = int(due.ticks[0]) if len(due) else (high if bound is None else bound) + 1
-            if len(due):
+                self._low_tick = int(due.ticks[0]) if len(due.ticks) else (high if bound is None else bound) + 1
+            if len(due.ticks):
                 yield due
             low = None if bound is None else bound + 1
 
@@ -266,12 +268,12 @@ class WheelTimers(TimerSide):
                     break
                 piece = waiting.select(slice(0, limit - taken))
                 located = self._fetcher.locate(piece.seqs)
-                sizes = np.cumsum(located.sizes)
-                count = max(int(np.searchsorted(sizes, _DUE_BYTES - size, side="right")), 1)
+                sizes = located.sizes.cumsum()
+                count = max(int(sizes.searchsorted(_DUE_BYTES - size, side="right")), 1)
                 pieces.append(piece.select(slice(0, count)))
                 places.append(Located(located.offsets[:count], located.sizes[:count]))
-                taken, size = taken + len(pieces[-1]), size + int(sizes[len(pieces[-1]) - 1])
-                self._waiting = waiting.select(slice(len(pieces[-1]), None))
+                taken, size = taken + count, size + int(sizes[count - 1])
+                self._waiting = waiting.select(slice(count, None))
             given = joined(pieces)
             last = (int(given.ticks[-1]), int(given.seqs[-1])) if more else None
             cursor = self._trimmed(after.join(reached(self._sealed, self._until_ms, last)), durable=True)
@@ -285,7 +287,7 @@ class WheelTimers(TimerSide):
 
     def _next_waiting(self, after: TimerCursor) -> Due | None:
         """Return what was read and not handed out yet, read on as needed; None when nothing is due any more."""
-        while self._waiting is None or not len(self._waiting):
+        while self._waiting is None or not len(self._waiting.seqs):
             due = next(self._rest, None)
             if due is None:
                 return None

@@ -109,8 +109,11 @@ class UnitLog:
 
     def numbers(self, positions: Ints) -> Ints:
         """Return which units lie at these bytes; -1 where none does."""
-        found: Ints = positions // self.chain.file_bytes * self.per_file + positions % self.chain.file_bytes // self.unit.itemsize
-        return np.where(self.positions(found) == positions, found, -1)
+        files, places = np.divmod(positions, self.chain.file_bytes)
+        rows, rest = np.divmod(places, self.unit.itemsize)
+        found: Ints = files * self.per_file + rows
+        found[(rows >= self.per_file) | (rest != 0)] = -1
+        return found
 
     # ------------------------------------------------------------ writing
 
@@ -161,11 +164,6 @@ class UnitLog:
             if first < behind:
                 yield first, behind
 
-    def reserve(self, count: int) -> None:
-        """See to it that ``count`` more units find room."""
-        if count:
-            self._reserve(self.count, self.count + count)
-
     def _reserve(self, first: int, behind: int) -> None:
         for file in range(first // self.per_file, (behind - 1) // self.per_file + 1):
             start, stop = file * self.chain.file_bytes, (file + 1) * self.per_file
@@ -176,9 +174,6 @@ class UnitLog:
 
     def reserve_at(self, numbers: Ints) -> None:
         """See to it that units at these numbers, which rise, find room, and what has to fill the gaps between them."""
-        if self._follow(numbers):
-            self.reserve(len(numbers))
-            return
         if len(numbers) and int(numbers[-1]) >= self.count and self.count % self.per_file:
             self._reserve(self.count, min(int(numbers[-1]), self.count // self.per_file * self.per_file + self.per_file - 1) + 1)
         files = numbers // self.per_file
@@ -186,37 +181,26 @@ class UnitLog:
         for file, last in zip(files[lasts].tolist(), numbers[lasts].tolist(), strict=True):
             self._reserve(file * self.per_file, last + 1)
 
-    def append(self, data: Bytes) -> int:
-        """Append units, in space that was reserved; returns the number of the first."""
-        first = self.count
-        self.write_ahead(data)
-        self.advance(data)
-        return first
-
-    def write_ahead(self, data: Bytes) -> None:
-        """Write units behind the last one, where nobody sees them until :meth:`advance`."""
-        self._write(self.count, data)
-
-    def _write(self, first: int, data: Bytes) -> None:
+    def write_ahead(self, data: Bytes, number: int | None = None) -> None:
+        """Write units, and make room for them, behind the last one or from a later number on; nobody sees them before :meth:`advance`."""
         view = memoryview(data).cast("B")
-        size = self.unit.itemsize
-        at = first
+        size, blank = self.unit.itemsize, len(self._blank)
+        first = at = self.count if number is None else number
         behind = first + len(view) // size
         while at < behind:
-            stop = min(behind, (at // self.per_file + 1) * self.per_file)
-            self.chain.write_at(self.position(at), view[(at - first) * size : (stop - first) * size])
-            if self._blank and stop % self.per_file == 0:
-                self.chain.write_at(self.position(stop - 1) + size, self._blank)
+            file, row = divmod(at, self.per_file)
+            stop = min(behind, at - row + self.per_file)
+            position = file * self.chain.file_bytes + row * size
+            self.chain.write_at(position, view[(at - first) * size : (stop - first) * size], blank)
+            if blank and stop % self.per_file == 0:
+                self.chain.write_at(position + (stop - at) * size, self._blank)
             at = stop
 
     def advance(self, data: Bytes) -> None:
         """Count in what was written ahead."""
         view = memoryview(data).cast("B")
-        self._sum(view, self.count + len(view) // self.unit.itemsize)
-
-    def _sum(self, view: memoryview, behind: int) -> None:
-        """Take appended units into the sums."""
         size, first, at = self.unit.itemsize, self.count, self.count
+        behind = first + len(view) // size
         crcs = []
         while at < behind:
             stop = min(behind, (at // BLOCK + 1) * BLOCK)
@@ -245,15 +229,15 @@ class UnitLog:
 
         Those that are there already are written anew only then. What lies between them and was never written is filled.
         """
-        self.reserve_at(numbers)
         if self._follow(numbers):
             data = np.ascontiguousarray(units).view(np.uint8).data
             self.write_ahead(data)
-            return lambda: self.advance(data)
+            return partial(self.advance, data)
+        self.reserve_at(numbers)
         known = int(np.searchsorted(numbers, self.count))
         pieces = list(self._pieces(numbers[known:], units[known:]))
         for number, data in pieces:
-            self._write(number, data)
+            self.write_ahead(data, number)
 
         def commit() -> None:
             if known:
@@ -269,7 +253,6 @@ class UnitLog:
         """As :meth:`prepare`, of one unit given as bytes."""
         if number != self.count:
             return self.prepare(np.array([number]), np.frombuffer(data, self.unit))
-        self.reserve(1)
         self.write_ahead(data)
         return partial(self.advance, data)
 
@@ -378,9 +361,11 @@ class UnitLog:
 
     def _stretch(self, number: int, count: int) -> Units:
         """Return units that follow one another in one file."""
-        if not self.chain.has(number // self.per_file * self.chain.file_bytes):
+        file, row = divmod(number, self.per_file)
+        start = file * self.chain.file_bytes
+        if start not in self.chain.starts:
             return np.repeat(self._fill, count)
-        data = self.chain.read(self.position(number), count * self.unit.itemsize)
+        data = self.chain.read(start + row * self.unit.itemsize, count * self.unit.itemsize)
         if len(data) < count * self.unit.itemsize:
             self._refuse(number, number + count)
         units = np.frombuffer(data, self.unit)
@@ -390,35 +375,35 @@ class UnitLog:
         """Return units of any numbers, in their order; see :meth:`read`."""
         if not len(numbers):
             return np.zeros(0, self.unit)
-        low, high = int(numbers.min()), int(numbers.max())
-        if not self._trusted[low // BLOCK : high // BLOCK + 1].all():
+        low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) > 1 else (int(numbers[0]),) * 2
+        if False in self._trusted[low // BLOCK : high // BLOCK + 1]:
             for block in np.unique(numbers // BLOCK).tolist():
                 self.check(block * BLOCK, 1)
         if low // self.per_file == high // self.per_file:
-            return self._in_file(low // self.per_file, numbers)
+            return self._in_file(low // self.per_file, numbers, high)
         units = np.empty(len(numbers), self.unit)
         files = numbers // self.per_file
         for file in np.unique(files).tolist():
             rows = np.flatnonzero(files == file)
-            put_rows(units, rows, self._in_file(file, numbers[rows]))
+            put_rows(units, rows, self._in_file(file, numbers[rows], int(numbers[rows].max())))
         return units
 
-    def _in_file(self, file: int, numbers: Ints) -> Units:
+    def _in_file(self, file: int, numbers: Ints, highest: int) -> Units:
         """Return units of one file."""
-        if not self.chain.has(file * self.chain.file_bytes):
+        start, first = file * self.chain.file_bytes, file * self.per_file
+        if start not in self.chain.starts:
             return np.repeat(self._fill, len(numbers))
-        at = numbers - file * self.per_file
-        data = self.chain.view(file * self.chain.file_bytes, (int(at.max(initial=0)) + 1) * self.unit.itemsize)
+        data = self.chain.view(start, (highest - first + 1) * self.unit.itemsize)
         units = np.frombuffer(data, self.unit, min(len(data) // self.unit.itemsize, self.per_file))
-        if len(at) and int(at.max()) >= len(units):
-            self._refuse(file * self.per_file + len(units), int(numbers.max()) + 1)
-        found: Units = units.take(at)
+        if highest - first >= len(units):
+            self._refuse(first + len(units), highest + 1)
+        found: Units = units.take(numbers - first)
         return self._with_replaced(found, numbers) if len(self._new_numbers) else found
 
     def check(self, number: int, count: int) -> None:
         """Check the blocks of some units, as far as nobody has looked into them yet."""
         first, stop = number // BLOCK, (number + count - 1) // BLOCK + 1 if count > 0 else 0
-        for block in (np.flatnonzero(~self._trusted[first:stop]) + first).tolist():
+        for block in ((~self._trusted[first:stop]).nonzero()[0] + first).tolist():
             begin, end = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self.count)
             if crc32(self._raw(begin, end - begin).tobytes()) != self._crcs[block]:
                 self._refuse(begin, end)

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from rmqstore_wheel.chains import walk
@@ -40,7 +41,7 @@ _SPREAD_SHIFT: Final = 33
 _NO_ROWS: Final = np.zeros(0, np.int64)
 
 
-class Placing(NamedTuple):
+class Placing(msgspec.Struct, frozen=True, gc=False):
     """Where timers go: ``rolled`` says of each whether it lies in another slot than its own, ``aside`` which found no place at all."""
 
     rolled: np.ndarray[Any, np.dtype[np.bool_]]
@@ -48,7 +49,7 @@ class Placing(NamedTuple):
     commit: Callable[[], None]
 
 
-class PlacingOne(NamedTuple):
+class PlacingOne(msgspec.Struct, frozen=True, gc=False):
     """Where one timer goes: whether it lies in another slot than its own, and whether it found no place at all."""
 
     rolled: bool
@@ -63,6 +64,9 @@ class WheelIndex:
         directory: RocketMQ's store directory.
         roll_window: slots ahead beyond which a timer is rolled.
         unit_log: how the timer log is reached.
+
+    Attributes:
+        first_roll: the first slot that holds timers to be rolled; None when there is none.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class WheelIndex:
         unit_log: type[UnitLog] = UnitLog,
     ) -> None:
         self.ring = ring
+        self._length = ring.length
         self._snapshot = WheelSnapshot(disk, directory / "timerwheel", ring)
         self.window = roll_window
         self.units = unit_log(
@@ -89,7 +94,9 @@ class WheelIndex:
         )
         self.slots = np.zeros(ring.length, wheel.SLOT)
         self._pages = np.zeros(-(-ring.length // PAGE_SLOTS), np.bool_)
-        self._first_roll: int | None = None
+        self.first_roll: int | None = None
+        # Behind it, no slot holds timers.
+        self._last = -1
 
     # ------------------------------------------------------------ numbers
 
@@ -119,7 +126,7 @@ class WheelIndex:
             spread = (seqs.astype(np.uint64) * np.uint64(_SPREAD) >> np.uint64(_SPREAD_SHIFT)).astype(np.int64)
             slots = np.where(rolled, now + half + spread % (self.window - half), own)
         aside = ahead < -self.ring.slots
-        held = self.slots.take(self.ring.places(slots))
+        held = self.slots.take(slots % self._length)
         aside |= (held["timers"] > 0) & (held["tick"] != slots)
         marks = np.where(rolled, ROLLS, np.where(ticks % precision, FRAYED, 0))
         if not aside.any():
@@ -134,7 +141,7 @@ class WheelIndex:
         """Write the cancels of timers that lie in their own slots behind them, for a broker; they count for nothing here."""
         now = write_ms // self.ring.precision_ms
         slots = self.slots_of(ticks)
-        held = self.slots.take(self.ring.places(slots))
+        held = self.slots.take(slots % self._length)
         rows = np.flatnonzero((held["timers"] > 0) & (held["tick"] == slots) & (np.abs(slots - now) <= self.ring.slots))
         none = np.zeros(len(rows), np.int64)
         return self._write(seqs[rows], slots[rows], none, now, log_offsets[rows], sizes[rows], 0, timer_log.DEFAULT | timer_log.DELETE)
@@ -143,18 +150,17 @@ class WheelIndex:
         """As :meth:`prepare`, of one timer."""
         precision = self.ring.precision_ms
         now = write_ms // precision
-        slot = self.slot_of(tick)
+        slot = -(-tick // precision) - 1
         ahead = slot - now
         rolled = ahead >= self.window
         if rolled:
             half = self.window // 2
             slot = now + half + ((seq * _SPREAD & _MASK) >> _SPREAD_SHIFT) % (self.window - half)
-        place = slot % self.ring.length
+        place = slot % self._length
         held_slot, first, last, timers, _ = self.slots[place].item()
         live = timers > 0 and held_slot == slot
         if ahead < -self.ring.slots or (timers > 0 and not live):
             return PlacingOne(rolled, True, lambda: None)
-        self.units.reserve(1)
         position = self.units.position(self.units.count)
         data = timer_log.encode_one(
             last if live else timer_log.NO_POSITION,
@@ -176,8 +182,9 @@ class WheelIndex:
             count, marks = max(timers, 0) if stays else 0, magic if stays else 0
             self.slots[place] = (slot, first if live else position, position, count + 1, marks | mark)
             self._pages[place // PAGE_SLOTS] = True
+            self._last = max(self._last, slot)
             if rolled:
-                self._first_roll = slot if self._first_roll is None else min(self._first_roll, slot)
+                self.first_roll = slot if self.first_roll is None else min(self.first_roll, slot)
 
         return PlacingOne(rolled, False, commit)
 
@@ -196,7 +203,6 @@ class WheelIndex:
         count = len(slots)
         if not count:
             return lambda: None
-        self.units.reserve(count)
         order = _stable_order(slots)
         last_slot = slots[-1]
         if count > 1 and slots[order[-1]] != last_slot:
@@ -211,7 +217,7 @@ class WheelIndex:
         lasts = np.append(firsts[1:], count) - 1
         numbers = self.units.count + np.arange(count)
         positions = self.units.positions(numbers)
-        places = self.ring.places(in_order[firsts])
+        places = in_order[firsts] % self._length
         held = self.slots.take(places)
         live = (held["timers"] > 0) & (held["tick"] == in_order[firsts])
         rolled = marks == ROLLS
@@ -245,18 +251,19 @@ class WheelIndex:
             rows["magic"] = np.where(stays, held["magic"], 0) | slot_marks
             put_rows(self.slots, places, rows)
             self._pages[places // PAGE_SLOTS] = True
+            self._last = max(self._last, int(in_order.max()))
             if first_roll is not None:
-                self._first_roll = first_roll if self._first_roll is None else min(self._first_roll, first_roll)
+                self.first_roll = first_roll if self.first_roll is None else min(self.first_roll, first_roll)
 
         return commit
 
     def count_off(self, slots: Ints) -> None:
         """Take timers off the counts of their slots, one for each mention; an empty slot is free for another lap."""
-        distinct, counts = counted(slots)
-        places = self.ring.places(distinct)
+        distinct, counts = counted(slots) if len(slots) > 1 else (slots, 1)
+        places = distinct % self._length
         rows = self.slots.take(places)
         ours = rows["tick"] == distinct
-        left = rows["timers"] - np.where(ours, counts, 0)
+        left = rows["timers"] - counts * ours
         self.slots["timers"][places] = left
         self.slots["magic"][places[left <= 0]] = 0
 
@@ -267,74 +274,69 @@ class WheelIndex:
 
         ``limit``: enough slots to hold about that many timers, at least one.
         """
+        last = min(last, self._last)
         if last < first:
-            return np.zeros(0, np.int64)
-        if last - first + 1 < self.ring.length:
-            at, end = first % self.ring.length, last % self.ring.length
-            spans = [(at, end + 1)] if at <= end else [(at, self.ring.length), (0, end + 1)]
-            found = [self._live_in(begin, stop, rolls) for begin, stop in spans]
-            slots = np.concatenate(found)
-            slots = slots[(slots >= first) & (slots <= last)]
+            return _NO_ROWS
+        if last - first + 1 < self._length:
+            at, end = first % self._length, last % self._length
+            if at <= end:
+                slots = self._live_in(at, end + 1, rolls)
+            else:
+                slots = np.concatenate((self._live_in(at, self._length, rolls), self._live_in(0, end + 1, rolls)))
         else:
-            slots = self._live_in(0, self.ring.length, rolls)
-            slots = np.sort(slots[(slots >= first) & (slots <= last)])
-        if limit is not None and len(slots):
-            counts = np.cumsum(self.slots["timers"][self.ring.places(slots)])
-            slots = slots[: int(np.searchsorted(counts, limit)) + 1]
+            slots = np.sort(self._live_in(0, self._length, rolls))
+        slots = slots[(slots >= first) & (slots <= last)]
+        if limit is not None and len(slots) > 1:
+            counts = self.slots["timers"][slots % self._length].cumsum()
+            slots = slots[: int(counts.searchsorted(limit)) + 1]
         return slots
 
     def _live_in(self, begin: int, stop: int, rolls: bool = False) -> Ints:
-        places = np.flatnonzero(self.slots["magic"][begin:stop] & ROLLS if rolls else self.slots["timers"][begin:stop] > 0) + begin
-        found: Ints = self.slots["tick"][places].astype(np.int64)
+        rows = self.slots[begin:stop]
+        places = (rows["magic"] & ROLLS if rolls else rows["timers"] > 0).nonzero()[0]
+        found: Ints = rows["tick"][places].astype(np.int64)
         return found
 
     def slots_to_roll(self, last: int) -> Ints:
         """Return the slots up to ``last`` that hold timers to be rolled, rising."""
-        if self._first_roll is None or self._first_roll > last:
+        if self.first_roll is None or self.first_roll > last:
             return np.zeros(0, np.int64)
-        return self.live_slots(self._first_roll, last, rolls=True)
-
-    @property
-    def next_roll_ms(self) -> int | None:
-        """When the first slot ends that holds timers to be rolled; None when there is none."""
-        return None if self._first_roll is None else (self._first_roll + 1) * self.ring.precision_ms
+        return self.live_slots(self.first_roll, last, rolls=True)
 
     def note_rolled(self, slots: Ints) -> None:
         """Note that the timers of these slots were rolled."""
-        places = self.ring.places(slots)
+        places = slots % self._length
         self.slots["magic"][places[self.slots["tick"][places] == slots]] &= ~ROLLS
         self._find_first_roll()
 
     def _find_first_roll(self) -> None:
-        left = self._live_in(0, self.ring.length, rolls=True)
-        self._first_roll = int(left.min()) if len(left) else None
-
-    def next_in(self, after: int, last: int) -> bool:
-        """Say whether a slot behind ``after``, up to ``last``, holds timers."""
-        return bool(len(self.live_slots(after + 1, last)))
+        left = self._live_in(0, self._length, rolls=True)
+        self.first_roll = int(left.min()) if len(left) else None
 
     def next_live(self, after: int) -> int | None:
         """Return the first slot behind ``after`` that holds timers; None when there is none."""
         step = 4096
         low = after + 1
-        while low <= after + self.ring.length:
-            high = min(low + step, after + self.ring.length)
+        while low <= min(after + self._length, self._last):
+            high = min(low + step, after + self._length)
             found = self.live_slots(low, high)
             if len(found):
                 return int(found[0])
             low, step = high + 1, 8 * step
-        beyond = self._live_in(0, self.ring.length)
+        if self._last <= after + self._length:
+            return None
+        beyond = self._live_in(0, self._length)
         beyond = beyond[beyond > after]
         return int(beyond.min()) if len(beyond) else None
 
     def is_even(self, slot: int) -> bool:
         """Say whether all timers that lie in a slot are due at its end."""
-        row = self.slots[slot % self.ring.length]
+        row = self.slots[slot % self._length]
         return bool(row["tick"] == slot and not row["magic"])
 
     def count_in(self, slot: int) -> int:
         """Return how many timers a slot holds."""
-        row = self.slots[slot % self.ring.length]
+        row = self.slots[slot % self._length]
         return max(int(row["timers"]), 0) if row["tick"] == slot else 0
 
     def walk(self, slots: Ints) -> tuple[Ints, Ints]:
@@ -343,7 +345,7 @@ class WheelIndex:
         Raises:
             CorruptStoreError: a chain does not lead from newer to older units.
         """
-        rows = self.slots.take(self.ring.places(slots))
+        rows = self.slots.take(slots % self._length)
         return walk(self.units, rows["last"].astype(np.int64), rows["first"].astype(np.int64), slots)
 
     # ------------------------------------------------------------ snapshots
@@ -356,15 +358,17 @@ class WheelIndex:
         """
         self.units.start(sums)
         self.slots, self._pages = self._snapshot.read(crc)
+        self._last = int(self.slots["tick"].max())
         self._find_first_roll()
 
     def start_empty(self) -> None:
         """Begin with nothing."""
         self.units.chain.drop_from(0)
         self.units.start(Sums())
-        self.slots = np.zeros(self.ring.length, wheel.SLOT)
+        self.slots = np.zeros(self._length, wheel.SLOT)
         self._pages[:] = False
-        self._first_roll = None
+        self.first_roll = None
+        self._last = -1
 
     def check_point(self) -> tuple[Sums, int]:
         """Write a snapshot, the one before it being kept; returns what a check point has to know."""

@@ -18,7 +18,7 @@ import pytest
 from plugins.wheel.tests.power.reclaiming import Reclaiming
 from rmqstore_conformance.faults.scripts import SCRIPTS
 from rmqstore_conformance.stores import ANNOUNCED
-from rmqstore_wheel import check_point, commit_log, engine, facts, frames, reclaim, timer_index
+from rmqstore_wheel import check_point, commit_log, engine, facts, frames, reclaim, state, timer_index
 from rmqstore_wheel.commit_log import CommitLog
 from rmqstore_wheel.disk import Disk, DiskFile
 from rmqstore_wheel.ledger_ports import Sizes
@@ -48,6 +48,8 @@ def make_small(patch: Patch, sizes: Sizes = SIZES, *, slots: int = 256, roll_win
     They look at the files of the log anew after ``again_ms``.
     """
     patch.setattr(engine, "sizes_of", lambda options: sizes)
+    # A record has to fit into a file, so a copy of the state is cut into many.
+    patch.setattr(state, "PIECE_BYTES", min(state.PIECE_BYTES, sizes.log_file_bytes // 4))
     patch.setattr(facts, "PER_FILE", 16)
     patch.setattr(timer_index, "SLOTS", slots)
     patch.setattr(timer_index, "WheelIndex", functools.partial(WheelIndex, roll_window=roll_window))

@@ -116,6 +116,7 @@ def server_message_id(store_host: bytes, physical_offset: int) -> str:
     return (store_host + physical_offset.to_bytes(8)).hex().upper()
 
 
+@functools.lru_cache(4096)
 def topic_field(topic: bytes) -> bytes:
     """Return the topic with its length before it, in the form of the version that the length asks for."""
     if len(topic) > MAX_TOPIC_BYTES:
@@ -195,10 +196,11 @@ class Form:
         Raises:
             IllegalArgumentError: the properties are too long.
         """
-        _check_properties(properties)
+        if len(properties) > MAX_PROPERTIES_BYTES:
+            _check_properties(properties)
         size = FIXED_BYTES + len(body) + len(self._field) + 2 + len(properties)
         head = self._pack(
-            size, self._magic, body_crc(body), queue_id, 0, queue_offset, 0, 0,
+            size, self._magic, crc32(body) & 0x7FFFFFFF, queue_id, 0, queue_offset, 0, 0,
             store_ms if born_ms is None else born_ms, LOCAL_HOST, store_ms, LOCAL_HOST, 0, 0, len(body)
         )  # fmt: skip
         return b"".join((head, body, self._field, len(properties).to_bytes(2), properties))
@@ -286,7 +288,7 @@ def _decode(data: memoryview, physical_offset: int | None) -> Record:
 def properties_at(record: Bytes) -> int:
     """Return where the length of the properties lies in a sound record; the properties are its last part."""
     magic, sys_flag = _I32.unpack_from(record, 4)[0], _I32.unpack_from(record, 36)[0]
-    at = FIXED_BYTES + sum(HOST_V6_BYTES - HOST_V4_BYTES for bit in (BORN_HOST_V6, STORE_HOST_V6) if sys_flag & bit)
+    at = FIXED_BYTES + (HOST_V6_BYTES - HOST_V4_BYTES) * int(sys_flag & (BORN_HOST_V6 | STORE_HOST_V6)).bit_count()
     at += int(_I32.unpack_from(record, at - 4)[0])
     width = 1 if magic == MAGIC_V1 else 2
     return at + width + int.from_bytes(record[at : at + width])

@@ -33,8 +33,6 @@ FILL_SIZE: Final = 2**31 - 1
 
 UNIT: Final = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 
-_UNIT: Final = struct.Struct(">qiq")
-
 Units = np.ndarray[Any, np.dtype[np.void]]
 
 
@@ -73,9 +71,8 @@ def encode(log_offsets: Ints, sizes: Ints, codes: Ints | int = 0) -> bytes:
     return rows_of(log_offsets, sizes, codes).tobytes()
 
 
-def encode_one(log_offset: int, size: int, code: int) -> bytes:
-    """Return one unit."""
-    return _UNIT.pack(log_offset, size, code)
+encode_one: Final = struct.Struct(">qiq").pack
+"""Returns one unit, of the offset in the log, the size and the code of the tag."""
 
 
 def encode_fill(count: int) -> bytes:

@@ -212,7 +212,7 @@ def encode_columns(columns: Columns) -> Encoded:
 def joined(records: Sequence[Bytes]) -> Encoded:
     """Return records that are bytes already, one behind the other."""
     sizes = np.fromiter(map(len, records), np.int64, len(records))
-    return Encoded(np.frombuffer(bytearray().join(records), np.uint8), np.cumsum(sizes) - sizes, sizes)
+    return Encoded(np.frombuffer(bytearray().join(records), np.uint8), sizes.cumsum() - sizes, sizes)
 
 
 def _one_length(host: Part, rows: int) -> int | None:

@@ -19,8 +19,9 @@ A queue id of -1 stands for one that was not chosen. ``reconsume_times`` counts 
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -139,10 +140,10 @@ def fields_of(topic: bytes, queue_id: int, text: bytes) -> dict[str, Any]:
         name = found[texts.REAL_TOPIC]
         real = texts.integer(found.get(texts.REAL_QUEUE_ID))
         queue_id = NO_QUEUE if real is None else real
-    return {"topic": name, "queue_id": None if queue_id < 0 else queue_id} | told_by(found)._asdict()
+    return {"topic": name, "queue_id": None if queue_id < 0 else queue_id} | msgspec.structs.asdict(told_by(found))
 
 
-class Told(NamedTuple):
+class Told(msgspec.Struct, frozen=True, gc=False):
     """The fields of a message that lie among its properties."""
 
     tag: str | None

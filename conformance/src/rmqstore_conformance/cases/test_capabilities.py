@@ -25,17 +25,17 @@ def _open_fresh(**settings: Any) -> Call:
     return lambda stores, store: stores.open("fresh", **settings).close()
 
 
-CALLS: dict[str, Call] = {
-    "cancel_by_key": lambda stores, store: store.cancel_key(T, key_of("k")),
-    "fifo": lambda stores, store: store.pop("elsewhere", "g2", order=True),
-    "sql92_filter": lambda stores, store: store.pop("elsewhere", "g3", filter="price > 10"),
-    "read_only_open": lambda stores, store: rmqstore.open(stores.root / "store", mode="read", clock=stores.clock).close(),
-    "retention": _open_fresh(retention_ms=HOUR_MS),
-    "import_state": lambda stores, store: dump(store, stores.root / "dump"),
-    "snapshot": lambda stores, store: store.snapshot(stores.root / "copy"),
-    "pop_buffer": _open_fresh(pop__buffer=True),
+CALLS: dict[str, tuple[Call, ...]] = {
+    "cancel_by_key": (lambda stores, store: store.cancel_key(T, key_of("k")),),
+    "fifo": (lambda stores, store: store.pop("elsewhere", "g2", order=True),),
+    "sql92_filter": (lambda stores, store: store.pop("elsewhere", "g3", filter="price > 10"),),
+    "read_only_open": (lambda stores, store: rmqstore.open(stores.root / "store", mode="read", clock=stores.clock).close(),),
+    "retention": (_open_fresh(retention_ms=HOUR_MS),),
+    "import_state": (lambda stores, store: dump(store, stores.root / "dump"), lambda stores, store: store.digest()),
+    "snapshot": (lambda stores, store: store.snapshot(stores.root / "copy"),),
+    "pop_buffer": (_open_fresh(pop__buffer=True),),
 }
-"""By capability: a call that has no use but for it, and that would leave a trace if it did something before it is refused."""
+"""By capability: calls that have no use but for it, and that would leave a trace if they did something before they are refused."""
 
 
 @pytest.mark.clause("S1")
@@ -49,14 +49,16 @@ def test_s1_declared_is_offered_and_absent_is_refused(stores: Stores, flag: str)
     declared = [getattr(each, flag) for each in capabilities_of(stores.pair)]
     asked = {"cancel_by_key": declared[:1]}.get(flag, declared if flag in ("read_only_open", "import_state", "snapshot") else declared[1:])
     if all(each is Support.FULL for each in asked):
-        CALLS[flag](stores, store)
+        for call in CALLS[flag]:
+            call(stores, store)
         return
-    with pytest.raises(UnsupportedOperationError):
-        CALLS[flag](stores, store)
+    for call in CALLS[flag]:
+        with pytest.raises(UnsupportedOperationError):
+            call(stores, store)
     if flag in ("cancel_by_key", "fifo", "sql92_filter"):
         # Refused for what it is, also where it would have found nothing.
         with pytest.raises(UnsupportedOperationError):
-            CALLS[flag](stores, stores.open("empty"))
+            CALLS[flag][0](stores, stores.open("empty"))
         files.add("empty")
     assert state_of(store) == before
     assert {path.name for path in stores.root.iterdir()} == files

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rmqstore import ClockStepError
+from rmqstore import CancelOutcome, ClockStepError
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import DAY_MS, START_MS, Stores, ids, message, pop_all, read_ids
 
@@ -25,10 +25,13 @@ def test_k1_a_day_ahead_and_back(stores: Stores) -> None:
     assert store.tick().handed_over == 1
     stores.clock.set(START_MS)
     store.send(message(2), delay_ms=300_000)
+    open_still = [store.send(message(f"cancelled{delay_ms}"), delay_ms=delay_ms) for delay_ms in (300_000, 600_000)]
     stores.clock.set(START_MS + 299_999)
     assert store.tick().handed_over == 0
+    assert store.cancel(open_still[0]) is CancelOutcome.CANCELLED, "no tick has reached it since it was put"
     stores.clock.set(START_MS + 300_000)
     assert store.tick().handed_over == 1
+    assert store.cancel(open_still[1]) is CancelOutcome.CANCELLED, "nor this one"
     assert read_ids(store) == ["m1", "m2"]
 
 

@@ -344,6 +344,27 @@ def test_q3_a_group_whose_offset_is_reset_counts_again(stores: Stores) -> None:
     assert ids(store.pop(T, "idle")) == ["m1", "m2", "m3"]
 
 
+@pytest.mark.clause("Q3")
+@pytest.mark.needs("retention")
+def test_q3_no_group_is_idle_before_its_time(stores: Stores) -> None:
+    """Q3: the time runs from a group's last pop, though not every pop is noted: one just before the next is due counts as well."""
+    settings: dict[str, Any] = {"retention_ms": 0, "reclaim": "consumed", "group_expiry_ms": 8 * HOUR_MS}
+    store = stores.open(**settings)
+    store.send_batch([message(n) for n in range(4)])
+    store.ack(store.pop(T, G, max_messages=1))
+    stores.clock.advance(HOUR_MS - 1)
+    store.ack(store.pop(T, G, max_messages=1))
+    pop_all(store, group=H)
+    stores.clock.advance(8 * HOUR_MS - 1)
+    store.pop(T, H)
+    store.tick()
+    assert kept(store) == (2,), "it popped less than the expiry ago"
+    stores.clock.advance(HOUR_MS + 2)
+    store.pop(T, H)
+    store.tick()
+    assert kept(store) == (4,)
+
+
 @pytest.mark.clause("P11", "Q2")
 @pytest.mark.needs("retention")
 def test_p11_a_late_group_starts_within_a_call_that_was_half_consumed(stores: Stores) -> None:

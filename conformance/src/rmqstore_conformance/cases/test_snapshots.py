@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import pytest
 
+import rmqstore
 from rmqstore import CancelOutcome, Store
 from rmqstore.errors import StorePoisonedError
 from rmqstore_conformance.data import groups, topics
@@ -246,3 +247,20 @@ def test_r7_an_interrupted_snapshot_is_not_there(durable_stores: Stores, target:
     assert came
     store.snapshot(durable_stores.root / "copy")
     assert state_of(durable_stores.open("copy")) == state_of(store)
+
+
+@pytest.mark.clause("C3", "C6", "P5", "R7")
+def test_c3_a_restored_copy_and_its_original_give_out_nothing_alike(durable_stores: Stores) -> None:
+    """C3: both go on from one state; what one of them gives out since, the other never held."""
+    store = durable_stores.open()
+    store.send_batch([message(number) for number in range(4)])
+    store.snapshot(durable_stores.root / "snapshot")
+    rmqstore.restore(durable_stores.root / "snapshot", durable_stores.root / "copy")
+    both = (durable_stores.reopen(store), durable_stores.open("copy"))
+    timers = [each.send(message(f"later{at}"), delay=FAR) for at, each in enumerate(both)]
+    held = [each.pop(T, G, max_messages=2, invisible=FAR) for each in both]
+    for own, other in ((0, 1), (1, 0)):
+        assert both[own].cancel(timers[other]) is CancelOutcome.UNKNOWN
+        assert {each.name for each in both[own].ack(held[other])} <= {"UNKNOWN", "STALE"}
+        assert both[own].lag(T, G).in_flight == 2
+        assert both[own].pending().total == 1

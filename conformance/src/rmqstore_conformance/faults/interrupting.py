@@ -56,14 +56,21 @@ def modules_of(store: Store) -> Callable[[str], bool]:
     """Return what tells by its name whether a module is the framework's, or that of an engine of this store."""
     modules = {kind.__module__ for side in (store.timers, store.pops) for kind in type(side).__mro__}
     packages = {name.partition(".")[0] for name in modules}.difference(_NOT_OWN)
+    return functools.cache(lambda name: _is_framework(name) or name.partition(".")[0] in packages or name in modules)
 
-    @functools.cache
-    def is_own(name: str) -> bool:
-        package = name.partition(".")[0]
-        is_framework = package.startswith("rmqstore") and package not in _NOT_OWN
-        return is_framework or package in packages or name in modules or name in _LIBRARY
 
-    return is_own
+def _is_framework(name: str) -> bool:
+    package = name.partition(".")[0]
+    return (package.startswith("rmqstore") and package not in _NOT_OWN) or name in _LIBRARY
+
+
+def interrupted(act: Callable[[], T], step: int) -> tuple[T, int]:
+    """Make a call of the framework or of one of its own engines, interrupted at a step; returns as :func:`stepped` does."""
+
+    def interrupt() -> None:
+        raise Interrupted
+
+    return stepped(act, step, interrupt, _is_framework)
 
 
 def stepped(act: Callable[[], T], step: int, come: Callable[[], None], is_own: Callable[[str], bool]) -> tuple[T, int]:

@@ -80,7 +80,7 @@ conformance-small: $(DEV)  ## the cases of the suite on every engine
 		--rmq-effort 0.15 -k "not ($(CRASH_CASES))"
 	@echo "== conformance: kills, power losses and failing calls, at other places each time"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
-		--rmq-effort 0.25 --rmq-seed fresh -k "($(CRASH_CASES)) and not (rocksdb and ($(STATE_CASES)))"
+		--rmq-effort 0.2 --rmq-seed fresh -k "($(CRASH_CASES)) and not (rocksdb and ($(STATE_CASES)))"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --pyargs rmqstore_conformance --rmq-engine all --rmq-level full \
 		--rmq-effort 0.25 -k "rocksdb and ($(STATE_CASES)) and $(KNOWN)"
 

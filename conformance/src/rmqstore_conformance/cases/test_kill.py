@@ -75,8 +75,9 @@ def test_a_killed_store_keeps_its_word(
     typical = Typical(chance.randrange(1 << 30))
     fallen: Counter[tuple[str, bool]] = Counter()
     fates: Counter[str] = Counter()
-    kills = 0
-    while kills < rounds:
+    kills = inside = 0
+    # Where a kill falls is a matter of time, so it goes on until enough of them fell into a call.
+    while kills < rounds or (inside < 0.6 * rounds and kills < 5 * rounds):
         path = tmp_path / f"store-{kills}"
         book: Book | Census = (Book if kills % (2 * KILLS_IN_A_ROW) else Census)(START_MS)
         for _ in range(KILLS_IN_A_ROW):
@@ -92,7 +93,9 @@ def test_a_killed_store_keeps_its_word(
             }
             child = nursery.child(job)
             try:
-                fallen[_follow(child, book, typical, chance)] += 1
+                place = _follow(child, book, typical, chance)
+                fallen[place] += 1
+                inside += place[1]
                 kills += 1
                 clock = ManualClock(book.now_ms)
                 with open_store(str(path), engines, clock, **book.settings) as store:
@@ -104,10 +107,9 @@ def test_a_killed_store_keeps_its_word(
         with open_store(str(path), engines, clock, **book.settings) as store:
             book.drain(store, clock)
         fates.update(book.fates() if isinstance(book, Census) else ())
-    inside = sum(count for (_, is_inside), count in fallen.items() if is_inside)
     where = ", ".join(f"{count} {'in' if within else 'after'} {op}" for (op, within), count in fallen.most_common())
     tell(f"{kills} kills, {inside} within a call: {where}; what became of messages: {dict(fates)}")
-    assert inside >= 0.6 * kills
+    assert inside >= 0.6 * rounds
     assert kills < 50 or len(fates) >= 4, "the workers let messages come to few ends, so little is proved"
 
 

@@ -51,8 +51,13 @@ class MessageIds:
 message_ids = MessageIds()
 """The one maker of this process: two stores never give the same id."""
 
-# Else a child of a fork would wait for ever for a thread that held the lock then.
-os.register_at_fork(before=message_ids.lock.acquire, after_in_parent=message_ids.lock.release, after_in_child=message_ids.lock.release)
+
+def _renew_lock_in_forked_child() -> None:
+    # A thread of the parent may have held it.
+    message_ids.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock_in_forked_child)
 
 
 def id_of_mark(mark: bytes, row: int) -> str:

@@ -1,8 +1,7 @@
-"""``RecordFormat``: how a message lies in a record, as far as the pop side has to know; ``records`` is the one of key-ordered engines.
+"""Records: the bytes in which one message is stored, with where it goes, how often it was delivered, and since when.
 
-A record is ``bytes`` that only its format reads. It holds a message with where it goes, how often it was delivered, and since when.
-
-How one message lies in a value: a record (all integers little-endian).
+Only its format reads a record. :class:`RecordFormat` is what the pop side has to know of one; that of key-ordered engines is this (all
+integers little-endian).
 
 ::
 

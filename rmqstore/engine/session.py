@@ -1,6 +1,6 @@
 """One open database as an engine session: both sides over one atomic log.
 
-The two sides of a session that was opened for reading: the reads of the real ones, and a refusal for everything else (X1, S1).
+A session that was opened for reading has the reads of both, and a refusal for everything else (X1, S1).
 """
 
 from __future__ import annotations

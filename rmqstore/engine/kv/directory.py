@@ -7,7 +7,7 @@
     <directory>/db/FORMAT  one line, "rmqstore <engine> <format version>"
     <directory>/db.new/    a creation that has not finished; starts afresh at the next open
 
-A copy of the files of a store, in which holes stay holes.
+Copies of its files keep holes as holes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What operators do to a pop store: move a group, arrange it, take messages out of a dead letter queue; ``deleting`` has the rest.
+"""What operators do to a pop store: move a group, arrange it, take messages out of a dead letter queue, delete.
 
 Each is one atomic write like any other call, however much it removes.
 

@@ -1,6 +1,6 @@
-"""Which records of a run pass a filter (P10), decoding no more of them than the filter asks for.
+"""How a pop picks messages: queues in their turn, what passes the filter, FIFO runs, what a repeated attempt gets (P1, P9–P13).
 
-How a pop picks messages: queues in their turn, what passes the filter, FIFO runs, what a repeated attempt gets (P1, P9–P13).
+A picker tells which records of a run pass a filter, and decodes no more of them than the filter asks for.
 """
 
 from __future__ import annotations

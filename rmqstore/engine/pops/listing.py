@@ -1,6 +1,6 @@
-"""Listing running leases: who holds which message until when, and how far groups are with one message.
+"""Looking over a pop store: running leases (who holds which message until when), how far groups are with a message, and the recount.
 
-The recount behind ``PopStore.verify``: standings against leases, offsets against runs, indexes against what they index.
+The recount is the one behind ``PopStore.verify``: standings against leases, offsets against runs, indexes against what they index.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The topics of a pop store: how many queues each has, and where the next message of each goes.
+"""Offsets: where the next message of each queue of a topic goes, and where groups stand.
 
-Where groups stand: per (group, topic, queue) the next offset, the last pop time and the number of leases, exact and stored.
+Of a group, per topic and queue: the next offset to pop, the last pop time and the number of leases, exact and stored.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def load_kept(kv: OrderedKV) -> dict[tuple[int, int], int]:
 
 
 def load_gone(kv: OrderedKV) -> dict[int, str]:
-    """Read the names of deleted topics, of which something is left (``deleting``), by the ids that they had."""
+    """Read the names of deleted topics, of which something is left (``administration``), by the ids that they had."""
     return {int.from_bytes(value, "big"): key[1:].decode() for key, value in kv.scan_all(META, GONE, after_prefix(GONE))}
 
 

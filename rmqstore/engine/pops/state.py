@@ -33,7 +33,7 @@ _NOBODY = Standing(0)
 
 
 class Left(NamedTuple):
-    """What groups had of a deleted topic and is stored still (``deleting``): their seats in order, with the keys of leases that ran."""
+    """What groups had of a deleted topic and is left (``administration``): their seats in order, with the keys of leases that ran."""
 
     topic_id: int
     seats: dict[Seat, Collection[bytes]]

@@ -312,7 +312,7 @@ class Transaction:
         self.write.delete_many(LEASES, sorted(EXPIRY + U64.pack(end_ms) + key for key, end_ms in ends_ms.items()))
 
     def remove_left(self, name: str, seats: Sequence[Seat]) -> None:
-        """Remove what is left of a deleted topic (``deleting``) under some seats, all those of a group; its note goes with the last."""
+        """Remove what is left of a deleted topic under some seats, all those of a group (``administration``); the last takes its note."""
         left = self._state.gone[name]
         self.remove_seats(seats, [key for seat in seats for key in left.seats[seat]])
         pairs = [QUEUE_PREFIX.pack(group_id, left.topic_id) for group_id in sorted({seat.group_id for seat in seats})]

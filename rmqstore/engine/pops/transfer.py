@@ -1,6 +1,6 @@
-"""``export_state`` of the pop side: its queues and leases as the engine-neutral tables of ``rmqstore.contract.state``.
+"""``export_state`` and ``import_state`` of the pop side: queues and leases as the engine-neutral tables of ``rmqstore.contract.state``.
 
-``import_state`` of the pop side: engine-neutral tables become queues and leases, beside those that earlier calls took in.
+An import adds to what earlier calls took in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``TimerStore`` over an ``OrderedKV``: what is sealed, covered and cancelled; ``timerruns`` finds the timers.
+"""``TimerStore`` over an ``OrderedKV``: what is sealed, covered and cancelled; ``rows`` finds the timers.
 
 Why no crash point loses or doubles a timer here: every mutating call is one atomic write. A put is its runs, index entries, counters
 and the last seq; a cancel its tombstone, the removed run or hole, and the counters; a seal its staircase; a page of a forget what it

@@ -1,8 +1,7 @@
-"""Where the rows of a put go: their ticks, and the entries that hold them.
+"""Ticks: which one each row of a put gets, and the entries that hold it (T1, T4); where a batch of ``due`` ends; how crowded one may be.
 
-Where a batch of ``due`` ends, as the contract has it (docs/handover.md).
-
-Flow control of a crowded tick (T9): RocketMQ's test the right way round, once a batch.
+The end of a batch is as the contract has it (docs/handover.md). Flow control of a crowded tick (T9) is RocketMQ's test the right way round,
+once a batch.
 """
 
 from __future__ import annotations

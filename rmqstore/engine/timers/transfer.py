@@ -1,9 +1,7 @@
-"""``export_state`` of the timer side: its records as the engine-neutral tables of ``rmqstore.contract.state``.
+"""``export_state`` and ``import_state`` of the timer side: records as the engine-neutral tables of ``rmqstore.contract.state``.
 
-``import_state`` of the timer side: engine-neutral tables become records, beside those that earlier calls took in.
-
-Runs are cut where a tick, a call or a stretch of consecutive seqs ends, so that no two runs of a tick overlap, and where the sealed set
-ends, so that one record of a run speaks for all of them.
+An import adds to what earlier calls took in. Runs are cut where a tick, a call or a stretch of consecutive seqs ends, so that no two runs
+of a tick overlap, and where the sealed set ends, so that one record of a run speaks for all of them.
 """
 
 from __future__ import annotations

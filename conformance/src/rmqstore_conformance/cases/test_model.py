@@ -23,7 +23,7 @@ HISTORIES: Final = int(os.environ.get("RMQS_TEST_HISTORIES", "0"))
 def test_any_history_agrees_with_the_oracle(pair: Pair, seed: int, target: Target, tell: Callable[[object], None]) -> None:
     """Random calls on a store and on lists and dicts, side by side: every answer and all that can be seen is the same, whole."""
     histories = Histories(pair)
-    for number in range(HISTORIES or target.times(10 if pair.durable else 30)):
+    for number in range(HISTORIES or target.times(16 if pair.durable else 48)):
         histories.run(f"{seed} {number}", steps=120)
     tell(histories.told())
 
@@ -34,6 +34,6 @@ def test_any_history_agrees_with_the_oracle(pair: Pair, seed: int, target: Targe
 def test_any_history_of_core_calls_agrees_with_the_oracle(engine_pair: Pair, seed: int, tell: Callable[[object], None]) -> None:
     """Random calls without anything optional, side by side with lists and dicts: every answer and all that can be seen is the same."""
     histories = Histories(engine_pair, support=frozenset())
-    for number in range(20):
+    for number in range(30):
         histories.run(f"{seed} core {number}", steps=100)
     tell(histories.told())

@@ -22,7 +22,7 @@ from rmqstore import ManualClock, RmqstoreError, Store
 from rmqstore.contract import Receipt, TimerHandle
 from rmqstore_conformance.faults.script import Answer as Answered
 from rmqstore_conformance.faults.script import open_script
-from rmqstore_conformance.faults.scripts import SCRIPTS
+from rmqstore_conformance.faults.scripts import script_of
 from rmqstore_conformance.faults.showing import Shown, show
 from rmqstore_conformance.stores import ANNOUNCED, Pair, own_environment
 from rmqstore_conformance.targets import announce
@@ -134,7 +134,7 @@ def _answer(job: dict[str, Any]) -> dict[str, Any]:
                 found["gone_on"] = show(store)
             if job["again"] is not None:
                 again = Again(*job["again"])
-                found["again"] = SCRIPTS[again.script](store, clock, again.notes).calls[again.step].make()
+                found["again"] = script_of(again.script)(store, clock, again.notes).calls[again.step].make()
                 found["gone_on"] = show(store)
             found["unknown"] = _unknown(store, job["known"])
         return found

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Protocol
 
-from rmqstore import ManualClock
+from rmqstore import ManualClock, Store
 from rmqstore_conformance.faults.answers import Answers
 from rmqstore_conformance.faults.large import Large
+from rmqstore_conformance.faults.random_script import PREFIX, RandomScript
 from rmqstore_conformance.faults.script import START_MS, Answer, Call, Play, Script, Step, open_script
 from rmqstore_conformance.faults.showing import show
 from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.stores import Pair, directory
 
-SCRIPTS: Final[dict[str, type[Script]]] = {each.name: each for each in (Workload, Answers, Large)}
+_SCRIPTS: Final[dict[str, type[Script]]] = {each.name: each for each in (Workload, Answers, Large)}
+
+
+class _Made(Protocol):
+    def __call__(self, store: Store, clock: ManualClock, notes: dict[str, list[str]] | None = None) -> Script:
+        """Make a script for a store."""
+        ...
+
+
+def script_of(name: str) -> _Made:
+    """Return what makes the script of a name."""
+    return partial(RandomScript, name=name) if name.startswith(PREFIX) else _SCRIPTS[name]
 
 
 def play_of(pair: Pair, settings: dict[str, Any], script: str = Workload.name) -> Play:
@@ -21,7 +34,7 @@ def play_of(pair: Pair, settings: dict[str, Any], script: str = Workload.name) -
     opening = Call("open", lambda: Answer("DONE"))
     with directory() as root, open_script(root / "store", pair, settings, clock) as store:
         steps = [Step("open", opening, START_MS, Answer("DONE"), show(store))]
-        for name, call in SCRIPTS[script](store, clock).calls.items():
+        for name, call in script_of(script)(store, clock).calls.items():
             try:
                 answer = call()
             except AssertionError as error:

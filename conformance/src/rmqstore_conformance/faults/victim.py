@@ -20,7 +20,7 @@ from typing import Any, Final
 from rmqstore import ManualClock, Message, RmqstoreError, Store
 from rmqstore_conformance.faults.eager import make_eager
 from rmqstore_conformance.faults.script import START_MS, Answer, open_script
-from rmqstore_conformance.faults.scripts import SCRIPTS
+from rmqstore_conformance.faults.scripts import script_of
 from rmqstore_conformance.faults.showing import Shown, difference, show
 from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.power.replaying import MARK
@@ -44,7 +44,7 @@ def play_once(job: dict[str, Any]) -> None:
     if job["eager"]:
         make_eager(store)
     marked("end", 0)
-    script = SCRIPTS[job["script"]](store, clock)
+    script = script_of(job["script"])(store, clock)
     answers: list[Answer] = []
     for number, call in enumerate(script.calls.values(), start=1):
         marked("begin", number)

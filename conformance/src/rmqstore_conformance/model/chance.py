@@ -61,6 +61,9 @@ _OF_RETENTION: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 """By setting: what it may be, the plain value first."""
 
+CHANGEABLE: Final = ("hand_over_limit", "max_retries", "max_in_flight", "retry_share", "flush", "init", "reclaim", "retention_ms")
+"""Settings that the next open of a store may change; nothing of what they were before matters then."""
+
 _PLAIN_FAMILIES: Final[Mapping[str, Family[Any]]] = {
     "topic": NAMES[0],
     "group": NAMES[0],
@@ -197,6 +200,12 @@ class Plan:
                 message.tag == red or 5 <= int(message.properties["n"]) <= 12
             )
         return {"tags": tags, "filters": filters, "keys": (data.key("k1"), data.key("k2"), data.key("k3"))}
+
+    def changed(self, chance: Chance) -> dict[str, Any]:
+        """Return some settings with which a store is opened the next time."""
+        choices = {**_SETTINGS, **(_OF_RETENTION if "retention" in self.support else {})}
+        names = chance.some([name for name in CHANGEABLE if name in choices], 3, least=0)
+        return {name: choices[name][0] if name in self.plain else chance.pick(choices[name]) for name in names}
 
     def without(self, part: str) -> Plan:
         """Return this plan with one more part plain."""

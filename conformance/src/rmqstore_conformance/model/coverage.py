@@ -41,6 +41,9 @@ cancel | UNKNOWN | delivered; cancelled
 cancel key | CANCELLED; ALREADY_DELIVERED; none | any
 tick | handed over; retried; dead; nothing; expired | any
 tick that breaks off | in the middle | 0 moved; 1 moved
+tick with calls between | send; send_batch; fill; send_again; cancel; pop; ack; release; reject; change_invisible | any
+tick with calls between | reset_offset; create_topic; delete_topic; delete_group; set_group; find; refused_call | any
+refused call | a reserved topic; a queue that is none; no messages; a filter that is none; a reset beyond the end | any
 pop | some; none | KIND, new; KIND, made anew; KIND, with leases; KIND, with none; KIND, messages; KIND, columns; KIND, request
 pop | some; none | plain, with leases that back off
 pop | some; none | filter of tags; filter SQL92

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from rmqstore import InitMode
+from rmqstore import InitMode, Message, RmqstoreError
+from rmqstore.message import MAX_TIME_MS, retry_topic
+from rmqstore_conformance.fidelity import came_out, matching
 from rmqstore_conformance.model.chance import BACKOFFS_MS, Chance
 from rmqstore_conformance.model.machine import operation
 from rmqstore_conformance.model.places import copies_of, is_one_of, places_of
@@ -131,8 +133,69 @@ class OperatedMachine(PoppingMachine):
     def _made_anew(self, chance: Chance, name: str, places: Sequence[tuple[str, str]]) -> None:
         """Take note of a deletion; what comes under that name may be popped in the other way."""
         self.deleted.add(name)
+        self.read_to.clear()
         if self.has_fifo and chance.one_in(2):
             self.in_order ^= {chance.pick(places)}
+
+    # ------------------------------------------------------------ calls that are refused
+
+    @operation(4)
+    def refused_call(self, chance: Chance) -> None:
+        """Make a call that cannot be done, for one of its parts that is not the first; it is refused, and nothing of it is done (F3)."""
+        topic, group = chance.pick(self.topics), chance.pick(self.groups)
+        good = [self.drawn(chance, topic=topic, may_group=False) for _ in range(chance.number(1, 3))]
+        bad: dict[str, Callable[[], object]] = {
+            "a reserved topic": lambda: self.store.send_batch([*good, Message(retry_topic(group, topic), b"")]),
+            "a topic that is none": lambda: self.store.send_batch([*good, Message("no topic!", b"")], marks=[b"refused"]),
+            "a queue that is none": lambda: self.store.send_batch([*good, Message(topic, b"", queue_id=-1)]),
+            "a time before all times": lambda: self.store.send_batch([*good, Message(topic, b"", deliver_at_ms=-1)]),
+            "a key that is none": lambda: self.store.send_batch([*good, Message(topic, b"", keys=("a b",))]),
+            "no level": lambda: self.store.send(good[0], delay_level=19),
+            "a group in order that waits": lambda: self.store.send(Message(topic, b"", message_group="a"), deliver_at_ms=self.now + 5000),
+            "no messages": lambda: self.store.pop(topic, group, max_messages=0),
+            "no time": lambda: self.store.pop(topic, group, invisible_ms=0),
+            "a filter that is none": lambda: self.store.pop("t-refused", group, filter="a ||"),
+            "a queue that no topic has": lambda: self.store.pop(topic, group, queue=10_000),
+            "a change to no time": lambda: self.store.change_invisible(list(self.oracle.live)[:3], invisible_ms=0),
+            "less than no retries": lambda: self.store.set_group(group, max_retries=-1),
+            "no queues": lambda: self.store.create_topic(topic, 0),
+            "a reset beyond the end": lambda: self.store.reset_offset(topic, group, 10_000, queue=0),
+            "a reset of a queue that is none": lambda: self.store.reset_offset(topic, group, InitMode.MAX, queue=10_000),
+            "a deletion of a retry topic": lambda: self.store.delete_topic(retry_topic(group, topic)),
+        }
+        what = chance.pick(list(bad))
+        try:
+            bad[what]()
+        except RmqstoreError:
+            self.saw("refused call", what)
+        else:
+            raise AssertionError(f"a call with {what} was not refused")
+        self.look(whole=chance.one_in(3))
+
+    # ------------------------------------------------------------ looking in part
+
+    @operation(3)
+    def look_in_part(self, chance: Chance) -> None:
+        """List a part of what there is: timers between two times, in small pages, leases of one topic or group, some messages."""
+        pending = self.oracle.pending()
+        times = [0, self.now, *(timer.due + chance.pick((-1, 0, 1)) for timer in pending[:20])]
+        first, behind = sorted(min(max(chance.pick(times), 0), MAX_TIME_MS) for _ in range(2))
+        page = self.store.scan(from_ms=first, to_ms=behind, limit=chance.pick((1, 2, 5)))
+        listed = list(page.timers)
+        while page.next_after is not None:
+            page = self.store.scan(from_ms=first, to_ms=behind, after=page.next_after, limit=chance.pick((1, 2, 5)))
+            listed += page.timers
+        assert [each.handle.text() for each in listed] == [each.handle for each in pending if first <= each.due < behind]
+        counted = self.store.pending([first, behind]).counts if first < behind else [len(listed)]
+        assert list(counted) == [len(listed)], f"{counted} timers are counted from {first} to {behind}, and {len(listed)} listed"
+        topic, group = chance.pick((None, *self.topics)), chance.pick((None, *self.groups))
+        leases = [each.receipt for each in self.store.leases(topic, group)]
+        assert leases == [each[-1] for each in self.oracle.running_leases() if topic in (None, each[0]) and group in (None, each[1])]
+        name = chance.pick(self.topics)
+        for number, queue in enumerate(self.oracle.queues.get(name, ())):
+            offset, limit = chance.number(0, len(queue.entries)), chance.pick((1, 3))
+            offsets = range(max(offset, queue.first), len(queue.entries))[:limit]
+            assert [each.queue_offset for each in came_out(self.store.read(name, number, offset, limit))] == list(offsets)
 
     # ------------------------------------------------------------ looking for messages
 
@@ -156,9 +219,9 @@ class OperatedMachine(PoppingMachine):
             expected = places_of(self.oracle, key=message.keys[0], topic=topic)
         found = self.store.where(topic=topic, **asked)
         for each in found:
-            faults = [place.differences(each) for place in expected]
-            assert [] in faults, f"where({asked}): {each.state} of {each.group!r}: {min(faults, key=len, default=['no such place'])}"
-            place = expected.pop(faults.index([]))
+            what = f"where({asked}): {each.state} of {each.group!r}"
+            place = matching(what, expected, lambda place: place.differences(each))  # noqa: B023 - called at once
+            expected = [other for other in expected if other is not place]
             self.saw("find", place.state.name, "by id" if "id" in asked else "by key")
         assert not expected, f"where({asked}) does not say {expected}"
         if not found:

@@ -26,7 +26,7 @@ from rmqstore.message import (
     reason_text,
     retry_topic,
 )
-from rmqstore_conformance.fidelity import check, differences
+from rmqstore_conformance.fidelity import check, differences, matching
 
 RETRY = -1
 """The source of a lease that came from the retry topic; other sources are queue numbers."""
@@ -123,7 +123,13 @@ class Standing:
     retry_offset: int = 0
     expired: int = 0
     is_loose: bool = False
-    """Whether messages came to the retry topic in an order that is not known yet."""
+    since_first: int | None = None
+    lasts: int = 0
+    """Whether messages came to the retry topic in an order that is not known yet.
+
+    ``since_first`` counts pops since the last one that certainly looked at the retry topic first, None: there was none since the open;
+    ``lasts`` those in a row that certainly looked at it last.
+    """
 
 
 class PopOracle:
@@ -137,12 +143,14 @@ class PopOracle:
         outcome_memory_ms: int = 600_000,
         starts_at_end: bool = False,
         group_expiry_ms: int = 0,
+        retry_share: float = 0.2,
     ) -> None:
         self.max_retries = max_retries
         self.max_in_flight = max_in_flight
         self.outcome_memory_ms = outcome_memory_ms
         self.starts_at_end = starts_at_end
         self.group_expiry_ms = group_expiry_ms
+        self.retry_share = retry_share
         self.queues: dict[str, list[Queue]] = {}
         self.standings: dict[Place, Standing] = {}
         self.leases: dict[str, Held] = {}
@@ -280,11 +288,13 @@ class PopOracle:
         """Check a pop and take it over; ``offsets`` is where the group stands on each queue afterwards."""
         self.register(topic, group, now, order=order)
         at = self.standing(topic, group)
+        at.since_first = None if at.since_first is None else at.since_first + 1
         if attempt_id is not None and (again := self.repeated(topic, group, attempt_id, now)) is not None:
             assert sorted(str(m.receipt) for m in got) == sorted(again), "a repeated attempt gets the same leases"
             for each in got:
                 held = self.live[str(each.receipt)]
                 self._came_out(topic, group, held.source, each, held.entry, held.offset)
+            at.lasts = 0
             return
         asked = [queue] if queue is not None else list(range(len(self.queues[topic])))
         sources = [RETRY, *asked]
@@ -297,6 +307,7 @@ class PopOracle:
         new = {source: [e for e in self.new_ones(topic, group, source) if source == RETRY or passes(e[1].message)] for source in sources}
         free = {source: min(len(back[source]) + len(new[source]), room[source]) for source in sources}
         assert len(got) == min(max_messages, sum(free.values())), f"{len(got)} popped, {free} were there for {max_messages}"
+        self._check_turn(at, len(by_source.get(RETRY, ())), len(got), free, max_messages)
         for source in sources:
             taken, listed = by_source.get(source, []), back[source] + new[source]
             assert len(taken) <= free[source], "more than the in-flight limit lets out"
@@ -321,6 +332,28 @@ class PopOracle:
             assert offset == at.offsets.get(number, 0), f"queue {number} was not asked for"
         if attempt_id is not None and got:
             self.attempts[topic, group, attempt_id] = (now + invisible, [str(m.receipt) for m in got])
+
+    def _check_turn(self, at: Standing, of_retry: int, got: int, free: Mapping[int, int], most: int) -> None:
+        """Check that every so many pops the retry topic comes first, and last in all others (P13); mostly a pop does not tell."""
+        retry, queues = free[RETRY], sum(free.values()) - free[RETRY]
+        if not (retry and queues and most < retry + queues):
+            at.lasts = 0
+            return
+        is_first = of_retry == min(most, retry)
+        assert is_first or got - of_retry == min(most, queues), f"{of_retry} of {got} from the retry topic, of {retry} beside {queues}"
+        period = round(1 / self.retry_share) if self.retry_share else None
+        if is_first:
+            assert period is not None, "the retry topic comes first, and its share is 0"
+            assert at.since_first is None or at.since_first >= period, f"the retry topic comes first again after {at.since_first} pops"
+            at.since_first, at.lasts = 0, 0
+        else:
+            at.lasts += 1
+            assert period is None or at.lasts < period, f"the retry topic comes last {at.lasts} times in a row"
+
+    def forget_turns(self) -> None:
+        """Take note of an open: whose turn it is begins anew."""
+        for at in self.standings.values():
+            at.since_first, at.lasts = None, 0
 
     def _lease(self, topic: str, group: str, source: int, got: PoppedMessage, entry: Entry, now: int, invisible: int) -> None:
         popped_ms = _pop_time_of(str(got.receipt))
@@ -445,12 +478,13 @@ class PopOracle:
         pool = at.retry.entries[begin:]
         ordered: list[Entry] = []
         for offset, seen in enumerate(lying, begin):
-            faults = [differences(each.message, seen, **each.lying(retry_topic(group, topic), 0, offset)) for each in pool]
-            assert [] in faults, (
-                f"in the retry topic of {group!r}, at {offset}, of {len(pool)} that may: {min(faults, key=len, default=[])}"
-            )
-            same = [each for each, found in zip(pool, faults, strict=True) if not found]
-            ordered.append(next((each for each in same if each is at.retry.entries[offset]), same[0]))
+            known = at.retry.entries[offset] if offset < len(at.retry.entries) else None
+
+            def differs(each: Entry, seen: PoppedMessage = seen, offset: int = offset) -> list[str]:
+                return differences(each.message, seen, **each.lying(retry_topic(group, topic), 0, offset))
+
+            what = f"in the retry topic of {group!r}, at {offset}, of {len(pool)} that may"
+            ordered.append(matching(what, sorted(pool, key=lambda each: each is not known), differs))
             pool = [each for each in pool if each is not ordered[-1]]
         assert not pool, f"missing from the retry topic: {pool}"
         popped = max(at.retry_offset - begin, 0)
@@ -495,9 +529,8 @@ class PopOracle:
         pool = list(self.letters.get(group, []))
         ordered = []
         for each in found:
-            faults = [letter.differences(each, group) for letter in pool]
-            assert [] in faults, f"dead letter {each.message.queue_offset} of {group!r}: {min(faults, key=len, default=['expected none'])}"
-            letter = pool[faults.index([])]
+            what = f"dead letter {each.message.queue_offset} of {group!r}"
+            letter = matching(what, pool, lambda letter: letter.differences(each, group))  # noqa: B023 - called at once
             letter.offset = each.message.queue_offset
             pool = [other for other in pool if other is not letter]
             ordered.append(letter)

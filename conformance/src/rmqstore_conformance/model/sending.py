@@ -10,7 +10,7 @@ import msgspec
 
 from rmqstore import CancelOutcome, Message, MessageBatch
 from rmqstore.message import MAX_TIME_MS
-from rmqstore_conformance.fidelity import differences
+from rmqstore_conformance.fidelity import differences, matching
 from rmqstore_conformance.model.chance import FIFO_QUEUES, Chance
 from rmqstore_conformance.model.machine import Machine, operation
 from rmqstore_conformance.model.timer_oracle import MarkedCall, Timer
@@ -31,6 +31,13 @@ REQUESTS: Final[tuple[Mapping[str, str], ...]] = (
 _REQUEST_NAMES: Final = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 _UNKNOWN: Final = ("", "x", "AAAA", "ASqYmcgAAAABAAAAAAAAAAEAAAGLz-VoAKm-d7g")
 """Texts that are no handle of the store."""
+
+
+_BETWEEN: Final = (
+    *("send", "send_batch", "fill", "send_again", "cancel", "cancel", "cancel_key", "pop", "attempt_again", "ack", "release", "reject"),
+    *("change_invisible", "reset_offset", "create_topic", "delete_topic", "delete_group", "set_group", "find", "refused_call"),
+)
+"""Operations that other threads may come with while a tick is under way; those that tick themselves wait for it."""
 
 
 class SendingMachine(Machine):
@@ -160,9 +167,9 @@ class SendingMachine(Machine):
                 at = 0
                 for seen in self._read(self.store, topic, number, len(queue.entries)):
                     place = {"queue_offset": len(queue.entries), "store_ms": self.now, "attempt": 0, "first_pop_ms": None}
-                    faults = [differences(each, seen, **place) for each in rows]
-                    assert [] in faults, f"{seen.message_id!r} did not come as it was sent: {min(faults, key=len, default=['too many'])}"
-                    row = faults.index([])
+                    what = f"{seen.message_id!r} did not come as it was sent"
+                    found = matching(what, rows, lambda each: differences(each, seen, **place))  # noqa: B023 - called at once
+                    row = next(number for number, each in enumerate(rows) if each is found)
                     assert row >= at or not in_order, f"{seen.message_id!r} is out of its order in queue {number} of {topic!r}"
                     at = row
                     self.oracle.enqueue(msgspec.structs.replace(rows.pop(row), queue_id=number), self.now)
@@ -347,17 +354,36 @@ class SendingMachine(Machine):
     @operation(3, when=lambda machine: machine.oracle.pending())
     def tick_that_breaks_off(self, chance: Chance) -> None:
         """A tick that ends in the middle, as by an error, between any two steps of the hand-over."""
-        steps = chance.number(1, 8)
-        self.transcript.note(f"print(*zip(range({steps}), store._hand_over.steps(clock.now_ms())))  # a tick that breaks off")
-        moved = 0
+        if self._stepped(chance, chance.number(1, 8), calls_between=False):
+            self.saw("tick that breaks off", "in the middle", f"{min(self._moved, 1)} moved")
+
+    @operation(3, when=lambda machine: machine.oracle.pending())
+    def tick_with_calls_between(self, chance: Chance) -> None:
+        """A tick that others call into, between any two steps of the hand-over; it may break off too."""
+        self._stepped(chance, chance.pick((2, 4, 6, 1000)), calls_between=True)
+
+    def _stepped(self, chance: Chance, most: int, *, calls_between: bool) -> bool:
+        """Make so many steps of a hand-over at most, with calls between them; says whether it broke off in the middle."""
+        self.transcript.note("steps = store._hand_over.steps(clock.now_ms())  # a tick, step by step")
+        self._moved = 0
         self.is_broken_off = True
-        for number, step in enumerate(self.store._hand_over.steps(self.now)):
+        for number, step in enumerate(self.store._hand_over.steps(self.now), start=1):
+            self.transcript.note("next(steps)")
             if step == "seal":
                 self.oracle.seal(self.now)
             elif isinstance(step, tuple):
-                moved += self.oracle.hand_over(self.oracle.limit, self.now)
-                assert step[0] == moved
-            if number + 1 == steps:
-                self.saw("tick that breaks off", "in the middle", f"{min(moved, 1)} moved")
-                return
-        self.saw("tick that breaks off", "at the end")
+                self._moved += self.oracle.hand_over(self.oracle.limit, self.now)
+                assert step[0] == self._moved
+            if number == most:
+                return True
+            if calls_between and chance.one_in(2):
+                self._call_between(chance)
+        return False
+
+    def _call_between(self, chance: Chance) -> None:
+        known = [self.operations[name] for name in _BETWEEN if name in self.operations]
+        possible = [each for each in known if set(each.needs) <= self.plan.support and each.when(self)]
+        called = chance.pick(possible)
+        called.act(self, Chance(str(chance.seed())))
+        self.saw("tick with calls between", called.name)
+        self.look(whole=False)

@@ -22,6 +22,8 @@ class WholeMachine(OperatedMachine):
         old.close()
         self.lives.append(how)
         self.oracle.until_ms = -1
+        self.oracle.forget_turns()
+        self.read_to.clear()
         for what, there in (
             ("leases", self.oracle.live),
             ("backing off", any(each.is_backing_off for each in self.oracle.live.values())),
@@ -37,6 +39,17 @@ class WholeMachine(OperatedMachine):
         self.settle_some(chance, list(self.oracle.leases)[-30:])
         self.settle_some(chance, list(self.oracle.live))
 
+    def _settings_of_the_next(self, chance: Chance) -> dict[str, Any]:
+        """Return the settings of the next open, some of them other ones than before, and take over what they change."""
+        if chance.one_in(2):
+            self.settings |= self.plan.changed(chance)
+            self.oracle.limit = self.settings["hand_over_limit"]
+            self.oracle.max_retries = self.settings["max_retries"]
+            self.oracle.max_in_flight = self.settings["max_in_flight"]
+            self.oracle.retry_share = self.settings["retry_share"]
+            self.oracle.starts_at_end = self.settings["init"] == "max"
+        return self.settings
+
     @operation(2, when=lambda machine: machine.pair.durable)
     def reopen(self, chance: Chance) -> None:
         """Close the store and open it again."""
@@ -44,7 +57,7 @@ class WholeMachine(OperatedMachine):
         name = Path(self.store.stats().path).name
         self.transcript.note("store.close()")
         self.store.close()
-        self._goes_on("reopened", self.stores.open(name, **self.settings), chance)
+        self._goes_on("reopened", self.stores.open(name, **self._settings_of_the_next(chance)), chance)
 
     @operation(5, when=lambda machine: machine.pair.durable and machine.survives_crashes)
     def crash(self, chance: Chance) -> None:
@@ -58,7 +71,7 @@ class WholeMachine(OperatedMachine):
         self.transcript.note(f"copy_tree(root / {Path(self.store.stats().path).name!r}, root / {name!r})")
         copied_as_it_is(Path(self.store.stats().path), self.stores.root / name)
         self.transcript.note("store.close()")
-        self._goes_on("crashed", self.stores.open(name, **self.settings), chance)
+        self._goes_on("crashed", self.stores.open(name, **self._settings_of_the_next(chance)), chance)
 
     @operation(2, "snapshot", when=lambda machine: machine.pair.durable)
     def snapshot(self, chance: Chance) -> None:
@@ -72,6 +85,7 @@ class WholeMachine(OperatedMachine):
             self._goes_on("copied", copy, chance)
             return
         original, self.store, until_ms = self.store, copy, self.oracle.until_ms
+        self.read_to.clear()
         self.look(whole=True)
         self.store, self.oracle.until_ms = original, until_ms
         copy.close()
@@ -88,7 +102,7 @@ class WholeMachine(OperatedMachine):
         self.transcript.note(f"transfer.load(root / {name + '.dump'!r}, root / {name!r}, **{given | self.settings | {'clock': None}!r})")
         transfer.load(self.stores.root / f"{name}.dump", self.stores.root / name, **given, **self.settings)
         self.transcript.note("store.close()")
-        self._goes_on("loaded", self.stores.open(name, **self.settings), chance)
+        self._goes_on("loaded", self.stores.open(name, **self._settings_of_the_next(chance)), chance)
 
     @operation(1, "read_only_open", when=lambda machine: machine.pair.durable)
     def read_beside(self, chance: Chance) -> None:
@@ -127,6 +141,7 @@ class WholeMachine(OperatedMachine):
             lags = [self.oracle.lag(topic, group) for topic in self.topics for group in self.groups]
             if not any(map(self.drained_lag, lags)) and not any(self.oracle.letters.values()):
                 break
+        self.read_to.clear()
         self.look(whole=True)
         assert not self.oracle.pending()
         for topic in self.topics:

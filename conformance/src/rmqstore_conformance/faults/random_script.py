@@ -1,0 +1,244 @@
+"""A script drawn by a seed: every call of a store in an order of chance, so that cuts meet pairs of calls that no case names.
+
+Whatever an engine is free to choose is not left to it: a pop names its queue or takes all there is, and :data:`SETTLED_SHARE` says when it
+looks at the retry topic. What a call is about is drawn from what the calls before it gave, in every play alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from rmqstore import InitMode, ManualClock, Message, MessageBatch, PoppedMessage, Store
+from rmqstore.contract import Receipt, TimerHandle
+from rmqstore.deadletters import DeadLetter
+from rmqstore_conformance.faults.script import Answer, Call, Script, messages_of, outcomes_of
+from rmqstore_conformance.model.chance import Chance
+
+PREFIX: Final = "random "
+"""A name of such a script is this and a seed."""
+
+SETTLED_SHARE: Final[dict[str, Any]] = {"retry_share": 1.0, "hand_over_limit": 3}
+"""Settings for such a script: every pop looks at the retry topic first, and a tick hands over in several steps."""
+
+_STEPS: Final = 40
+_LONGEST_MS: Final = 15_000
+"""No message of the script is old enough to be reclaimed by then; what is reclaimed is durable with a later call only."""
+_TOPICS: Final = ("t", "u")
+_GROUPS: Final = ("g", "h")
+_ORDERED: Final = "o"
+"""The topic, and the group, of pops in order; its messages are all in queue 0."""
+_ALL: Final = 1000
+_KEYS: Final = ("k", "l")
+_DUE_MS: Final = (1, 100, 250, 600, 1000, 2500, 6000, 400_000)
+_INVISIBLE_MS: Final = (50, 300, 1000, 5000, 60_000)
+
+_OPERATIONS: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("create_topic", "delete_topic", "set_group", "delete_group", "reset_offset", "drop_dead"), 1),
+    **dict.fromkeys(("send_again", "cancel_key", "change_invisible", "release", "reject", "retry_later", "resend_dead"), 2),
+    **dict.fromkeys(("send", "cancel", "pop_in_order", "ack"), 4),
+    **dict.fromkeys(("send_batch", "pop", "tick"), 6),
+}
+_NEEDS: Final = {"cancel_key": "cancel_by_key", "pop_in_order": "fifo"}
+_SETTLING: Final = ("ack", "change_invisible", "release", "reject", "retry_later")
+_REMOVING: Final = ("resend_dead", "drop_dead")
+
+
+class RandomScript(Script):
+    """See the module.
+
+    Args:
+        name: :data:`PREFIX` and the seed.
+    """
+
+    def __init__(self, store: Store, clock: ManualClock, notes: dict[str, list[str]] | None = None, *, name: str) -> None:
+        super().__init__(store, clock, notes)
+        self._popped: dict[str, PoppedMessage] = {}
+        self._marked: list[Callable[[str], Answer]] = []
+        chance = Chance(name)
+        offered = {each: weight * chance.pick((0, 1, 1, 2, 5)) for each, weight in _OPERATIONS.items() if self.has(*_needs(each))}
+        now_ms = 0
+        for number in range(_STEPS):
+            operation = chance.weighted({"send_batch": 1, "pop": 1, "tick": 1} if not any(offered.values()) else offered)
+            step = f"{operation}-{number}"
+            its_own = Chance(f"{name} {step}")
+            if operation == "tick":
+                now_ms = min(now_ms + its_own.pick((0, 100, 300, 600, 1000, 2000)), _LONGEST_MS)
+                self._tick(step, now_ms)
+            elif operation in _SETTLING:
+                self._settle(step, operation, its_own)
+            elif operation in _REMOVING:
+                self._remove(step, operation, its_own)
+            else:
+                getattr(self, f"_{operation}")(step, its_own)
+
+    def _add(self, step: str, operation: str, make: Callable[[], Answer], again: str | None = None) -> None:
+        self.calls[step] = Call(operation, make, again=again, size="some")
+
+    def _tick(self, step: str, ms: int) -> None:
+        self.calls[step] = Call("tick", lambda: self.tick(ms), size="some", may_halt=True)
+
+    # ------------------------------------------------------------ sends and cancels
+
+    def _drawn(self, step: str, chance: Chance, count: int, kinds: Sequence[str]) -> list[Message]:
+        kind, topic = chance.pick(kinds), chance.pick(_TOPICS)
+        body = bytes(chance.pick((0, 0, 0, 3_000)))
+        if kind == "in order" and self.has("fifo"):
+            return messages_of(f"{step}-", count, _ORDERED, body=body, message_group="two")
+        now_ms = self._ms_of(step)
+        later: list[int | None] = [now_ms + chance.pick(_DUE_MS) for _ in range(count)]
+        due_ms = {"later": later, "mixed": [None, *later]}.get(kind, [None])
+        queue, keys = chance.number(0, 1), (chance.pick(_KEYS), step)
+        return messages_of(f"{step}-", count, topic, body=body, due_ms=due_ms, queue_id=queue, keys=keys)
+
+    def _ms_of(self, step: str) -> int:
+        """Return a time near that of a step; all of its draws are made before the first call is."""
+        return int(step.rpartition("-")[2]) * _LONGEST_MS // _STEPS // 2
+
+    def _sent(self, step: str, receipts: Sequence[Any]) -> Answer:
+        self.notes[step] = [each.handle or "" for each in receipts]
+        return Answer("REPEATED" if receipts[0].repeated else "APPLIED", [each.message_id for each in receipts])
+
+    def _add_send(self, step: str, operation: str, send: Callable[[], Sequence[Any]], marks: Sequence[bytes]) -> None:
+        """Add a send; one with marks can be made again, at once or by a later step."""
+        if marks:
+            self._marked.append(lambda step: self._sent(step, send()))
+        self._add(step, operation, lambda: self._sent(step, send()), "REPEATED" if marks else None)
+
+    def _send_again(self, step: str, chance: Chance) -> None:
+        if self._marked:
+            send = chance.pick(self._marked)
+            self._add(step, "send again", lambda: send(step), "REPEATED")
+
+    def _marks(self, step: str, chance: Chance) -> list[bytes]:
+        return [f"{step} mark {number}".encode() for number in range(chance.pick((0, 0, 1, 2)))]
+
+    def _send(self, step: str, chance: Chance) -> None:
+        (message,), marks = self._drawn(step, chance, 1, ("now", "later", "later", "in order")), self._marks(step, chance)
+        self._add_send(step, "send", lambda: [self.store.send(message, marks=marks)], marks)
+
+    def _send_batch(self, step: str, chance: Chance) -> None:
+        messages = self._drawn(step, chance, chance.number(2, 7), ("now", "now", "later", "mixed", "in order"))
+        marks = self._marks(step, chance)
+        given: Any = MessageBatch.of(messages).columns if chance.one_in(3) else messages
+        self._add_send(step, "send_batch", lambda: self.store.send_batch(given, marks=marks), marks)
+
+    def _cancel(self, step: str, chance: Chance) -> None:
+        def make() -> Answer:
+            handles = [text for text in self._given_before(step) if TimerHandle.parse(text) is not None]
+            return outcomes_of(self.store.cancel(chance.some(handles[-12:], 4)) if handles else [])
+
+        self._add(step, "cancel", make)
+
+    def _cancel_key(self, step: str, chance: Chance) -> None:
+        topic, key = chance.pick(_TOPICS), chance.pick(_KEYS)
+        self._add(step, "cancel_key", lambda: outcomes_of(self.store.cancel_key(topic, key)))
+
+    # ------------------------------------------------------------ pops and what becomes of leases
+
+    def _given_before(self, step: str) -> list[str]:
+        """Return the handles and receipts that calls before a step gave and that no deletion took."""
+        names = list(self.calls)
+        return [text for name in names[: names.index(step)] for text in self.notes.get(name, ()) if text]
+
+    def _took(self, step: str, messages: Sequence[PoppedMessage]) -> Answer:
+        self._popped.update((str(each.receipt), each) for each in messages)
+        return self.given(step, messages)
+
+    def _pop(self, step: str, chance: Chance) -> None:
+        topic, group, invisible_ms = chance.pick(_TOPICS), chance.pick(_GROUPS), chance.pick(_INVISIBLE_MS)
+        queue = chance.pick((0, 1, None))
+        most = _ALL if queue is None else chance.pick((1, 2, 4, _ALL))
+        attempt = chance.pick((None, None, "a", step))
+        self._add(
+            step,
+            "pop",
+            lambda: self._took(
+                step, self.store.pop(topic, group, max_messages=most, invisible_ms=invisible_ms, queue=queue, attempt_id=attempt)
+            ),
+        )
+
+    def _pop_in_order(self, step: str, chance: Chance) -> None:
+        most, invisible_ms = chance.pick((1, 2, 4)), chance.pick(_INVISIBLE_MS)
+
+        def make() -> Answer:
+            popped = self.store.pop(_ORDERED, _ORDERED, max_messages=most, invisible_ms=invisible_ms, queue=0, order=True)
+            return self._took(step, popped)
+
+        self._add(step, "pop in order", make)
+
+    def _settle(self, step: str, operation: str, chance: Chance) -> None:
+        invisible_ms, reason = chance.pick(_INVISIBLE_MS), chance.pick(("", "no answer"))
+
+        def make() -> Answer:
+            held = [text for text in self._given_before(step) if text in self._popped]
+            if not held:
+                return Answer("NOTHING")
+            chosen = chance.some(held[-10:], 4)
+            if operation == "ack":
+                return outcomes_of(self.store.ack(chosen))
+            if operation == "release":
+                return outcomes_of(self.store.release(chosen))
+            if operation == "reject":
+                return outcomes_of(self.store.reject(chosen, reason=reason))
+            if operation == "change_invisible":
+                results = self.store.change_invisible(chosen, invisible_ms=invisible_ms)
+            else:
+                delay = timedelta(milliseconds=invisible_ms)
+                results = self.store.retry_later([self._popped[each] for each in chosen], delay, reason=reason)
+            changed = {new.receipt.text(): old for old, new in zip(chosen, results, strict=True) if new.receipt is not None}
+            self._popped.update((new, self._popped[old]) for new, old in changed.items())
+            self.notes[step] = list(changed)
+            return outcomes_of([each.outcome for each in results])
+
+        self._add(step, operation, make)
+
+    # ------------------------------------------------------------ what operators do
+
+    def _remove(self, step: str, operation: str, chance: Chance) -> None:
+        def make() -> Answer:
+            letters: list[DeadLetter] = [each for group in (*_GROUPS, _ORDERED) for each in self.store.dead_letters(group)]
+            chosen = chance.some(letters, 3) if letters else []
+            return Answer(str(getattr(self.store, operation)(chosen)))
+
+        self._add(step, operation, make)
+
+    def _reset_offset(self, step: str, chance: Chance) -> None:
+        topic, group, to = chance.pick(_TOPICS), chance.pick(_GROUPS), chance.pick((InitMode.MIN, InitMode.MAX))
+        self._add(step, "reset_offset", lambda: self._done(topic, lambda: self.store.reset_offset(topic, group, to)))
+
+    def _create_topic(self, step: str, chance: Chance) -> None:
+        topic, queues = chance.pick(_TOPICS), chance.pick((2, 3))
+        self._add(step, "create_topic", lambda: Answer(str(self.store.create_topic(topic, queues).queues)))
+
+    def _delete_topic(self, step: str, chance: Chance) -> None:
+        topic = chance.pick((*_TOPICS, _ORDERED))
+        self._add(step, "delete_topic", lambda: self._deleted(lambda: self.store.delete_topic(topic), topic, "topic"))
+
+    def _delete_group(self, step: str, chance: Chance) -> None:
+        group = chance.pick((*_GROUPS, _ORDERED))
+        self._add(step, "delete_group", lambda: self._deleted(lambda: self.store.delete_group(group), group, "group"))
+
+    def _set_group(self, step: str, chance: Chance) -> None:
+        group, retries = chance.pick((*_GROUPS, _ORDERED)), chance.pick((None, 0, 2))
+        backoff = [timedelta(milliseconds=each) for each in chance.pick(((), (200,), (100, 900)))]
+        self._add(step, "set_group", lambda: self._done("", lambda: self.store.set_group(group, max_retries=retries, backoff=backoff)))
+
+    def _done(self, topic: str, make: Callable[[], object]) -> Answer:
+        if topic and all(each.name != topic for each in self.store.topics()):
+            return Answer("NOTHING")
+        make()
+        return Answer("DONE")
+
+    def _deleted(self, make: Callable[[], object], name: str, field: str) -> Answer:
+        """Delete; what a deletion takes is asked for no more, since nobody promises that it is known."""
+        make()
+        gone = {text for text in self._popped if getattr(Receipt.parse(text), field, "") == name}
+        self._popped = {text: each for text, each in self._popped.items() if text not in gone}
+        self.notes.update({step: [text for text in texts if text not in gone] for step, texts in self.notes.items()})
+        return Answer("DONE")
+
+
+def _needs(operation: str) -> tuple[str, ...]:
+    return (_NEEDS[operation],) if operation in _NEEDS else ()

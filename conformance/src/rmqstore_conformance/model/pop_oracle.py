@@ -8,7 +8,7 @@ elsewhere it is exact.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -125,10 +125,12 @@ class Standing:
     is_loose: bool = False
     since_first: int | None = None
     lasts: int = 0
+    passed_over: dict[int, int] = field(default_factory=dict)
     """Whether messages came to the retry topic in an order that is not known yet.
 
     ``since_first`` counts pops since the last one that certainly looked at the retry topic first, None: there was none since the open;
-    ``lasts`` those in a row that certainly looked at it last.
+    ``lasts`` those in a row that certainly looked at it last. ``passed_over`` counts, by queue, pops of any queue that gave messages of
+    others while it had some, too.
     """
 
 
@@ -308,6 +310,8 @@ class PopOracle:
         free = {source: min(len(back[source]) + len(new[source]), room[source]) for source in sources}
         assert len(got) == min(max_messages, sum(free.values())), f"{len(got)} popped, {free} were there for {max_messages}"
         self._check_turn(at, len(by_source.get(RETRY, ())), len(got), free, max_messages)
+        if queue is None:
+            self._check_rotation(at, by_source.keys(), {number: free[number] for number in asked})
         for source in sources:
             taken, listed = by_source.get(source, []), back[source] + new[source]
             assert len(taken) <= free[source], "more than the in-flight limit lets out"
@@ -350,10 +354,21 @@ class PopOracle:
             at.lasts += 1
             assert period is None or at.lasts < period, f"the retry topic comes last {at.lasts} times in a row"
 
+    @staticmethod
+    def _check_rotation(at: Standing, gave: Set[int], free: Mapping[int, int]) -> None:
+        """Check that the queue that a pop looks at first goes round: none that has messages is passed over for two rounds (P13)."""
+        for number, ready in free.items():
+            if not ready or number in gave:
+                at.passed_over[number] = 0
+            elif gave - {RETRY}:
+                at.passed_over[number] = at.passed_over.get(number, 0) + 1
+                assert at.passed_over[number] <= 2 * len(free), f"queue {number} was passed over by {at.passed_over[number]} pops"
+
     def forget_turns(self) -> None:
         """Take note of an open: whose turn it is begins anew."""
         for at in self.standings.values():
             at.since_first, at.lasts = None, 0
+            at.passed_over.clear()
 
     def _lease(self, topic: str, group: str, source: int, got: PoppedMessage, entry: Entry, now: int, invisible: int) -> None:
         popped_ms = _pop_time_of(str(got.receipt))

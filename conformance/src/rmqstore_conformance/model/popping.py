@@ -126,6 +126,16 @@ class PoppingMachine(SendingMachine):
                 self.settle_some(chance, [each.receipt for each in self.oracle.held_by(topic, group) if each.expiry <= self.now])
             self.ticked()
 
+    @operation(2)
+    def pop_in_turns(self, chance: Chance) -> None:
+        """Let all groups pop one message each in turn, round after round, so that it shows to whom a turn belongs."""
+        topic = chance.pick(self.topics)
+        rounds = 2 * self.queues_of(topic) + 2
+        self.filled(chance, topic, 2 * self.queues_of(topic) + rounds)
+        for _ in range(rounds):
+            for group in self.groups:
+                self.popped_by(topic, group, 1, 60_000)
+
     @operation(3)
     def attempt_again(self, chance: Chance) -> None:
         """Pop with an attempt id that was used already, perhaps with other wishes."""

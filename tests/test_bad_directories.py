@@ -26,7 +26,7 @@ from rmqstore import (
     StorePathError,
     UnknownEngineError,
 )
-from rmqstore.directory import read_manifest
+from rmqstore.store.directory import read_manifest
 
 NOW_MS = 1_700_000_000_000
 DURABLE = [
@@ -175,7 +175,7 @@ def test_a_store_that_another_open_makes_meanwhile_is_no_stranger(made: Path, en
         looked.append(path)
         return None if len(looked) == 1 else read_manifest(path)
 
-    monkeypatch.setattr("rmqstore.directory.read_manifest", late)
+    monkeypatch.setattr("rmqstore.store.directory.read_manifest", late)
     rmqstore.open(made, engine=engine, services=False).close()
     assert len(looked) > 1
 

@@ -12,9 +12,9 @@ from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import JsonOption, StoreArgument, complete_group, examples
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import clock_time, duration_option, relative
-from rmqstore.deadletters import DeadLetter
 from rmqstore.message import DLQ_PREFIX
-from rmqstore.reading import Reading
+from rmqstore.store.dead_letters import DeadLetter
+from rmqstore.store.reader import Reader
 
 LIST_EXAMPLES: Final = examples(
     "rmqstore dlq list data billing", "rmqstore dlq list data --parked", "rmqstore dlq list data billing --json"
@@ -99,7 +99,7 @@ def drop(
     _report("dropped", done, missing, as_json)
 
 
-def _letters(store: Reading, group: str | None, *, parked: bool) -> list[DeadLetter]:
+def _letters(store: Reader, group: str | None, *, parked: bool) -> list[DeadLetter]:
     if parked == (group is not None):
         raise typer.BadParameter("give a group, or --parked", param_hint="GROUP")
     if group is None:
@@ -133,7 +133,7 @@ def _report(what: str, done: int, missing: Sequence[str], as_json: bool) -> None
         raise typer.Exit(EXIT_NOT_DONE)
 
 
-def _list_groups(store: Reading, *, as_json: bool) -> None:
+def _list_groups(store: Reader, *, as_json: bool) -> None:
     groups = [info.name.removeprefix(DLQ_PREFIX) for info in store.topics(system=True) if info.name.startswith(DLQ_PREFIX)]
     counts = {group: number for group in groups if (number := len(store.dead_letters(group)))}
     if as_json:

@@ -12,7 +12,7 @@ from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import JsonOption, StoreArgument, complete_topic, examples
 from rmqstore.cli.times import clock_and_relative
 from rmqstore.message import PoppedMessage
-from rmqstore.reading import Reading
+from rmqstore.store.reader import Reader
 
 EXAMPLES: Final = examples(
     "rmqstore peek data orders",
@@ -72,7 +72,7 @@ def peek(
         raise typer.Exit(EXIT_NOT_DONE)
 
 
-def _from(opened: Reading, topic: str, queue: int, offset: int, maximum: int) -> list[PoppedMessage]:
+def _from(opened: Reader, topic: str, queue: int, offset: int, maximum: int) -> list[PoppedMessage]:
     messages: list[PoppedMessage] = []
     while len(messages) < maximum and (page := opened.read(topic, queue, offset, maximum - len(messages)).messages):
         messages += [each for each in page if isinstance(each, PoppedMessage)]

@@ -12,7 +12,7 @@ from rmqstore.cli.options import GroupOption, JsonOption, StoreArgument, TopicOp
 from rmqstore.cli.show import Column
 from rmqstore.contract import GroupOffset, Lag
 from rmqstore.message import RETRY_PREFIX
-from rmqstore.reading import Reading
+from rmqstore.store.reader import Reader
 
 TOPICS_EXAMPLES: Final = examples("rmqstore topics data", "rmqstore topics data --system --json")
 LAG_EXAMPLES: Final = examples("rmqstore lag data", "rmqstore lag data --group billing --queues", "rmqstore lag data --json")
@@ -111,7 +111,7 @@ def lag(
         show.note(f"`rmqstore dlq list {store} {dead.group}` shows what is dead.")
 
 
-def _standings(store: Reading, group: str | None, topic: str | None) -> list[Standing]:
+def _standings(store: Reader, group: str | None, topic: str | None) -> list[Standing]:
     ends = {info.name: info.max_offsets for info in store.topics(system=True)}
     found = []
     for name in store.groups() if group is None else [group]:

@@ -27,13 +27,13 @@ from rmqstore.errors import (
     TransferError,
 )
 from rmqstore.plugins import get_plugins
-from rmqstore.sending import calls_of
 from rmqstore.spark import witness
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import Failure, encoded, reports
 from rmqstore.spark.jobs import Job, JobRecord, ShardProgress
 from rmqstore.spark.stagedfiles import StagedFile, joined, read_batches
 from rmqstore.store import Store
+from rmqstore.store.sending import calls_of
 
 
 class ShardReport(msgspec.Struct, frozen=True, tag=True, kw_only=True):

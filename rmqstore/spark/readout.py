@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from rmqstore.batch import IN_SCHEMA, OUT_SCHEMA
 from rmqstore.contract import LeaseInfo
 from rmqstore.contract.state import timers_from
-from rmqstore.directory import read_manifest
 from rmqstore.errors import IllegalArgumentError, StorePathError
 from rmqstore.message import MAX_TIME_MS, RESERVED_PREFIXES
-from rmqstore.readstore import ReadStore
 from rmqstore.spark.dataset import Dataset, is_dataset, place_of, what_is
+from rmqstore.store.directory import read_manifest
+from rmqstore.store.reader import ReadStore
 from rmqstore.tables import State
 
 PAGE_ROWS: Final = 8192

@@ -19,14 +19,13 @@ import pyarrow.parquet as pq
 
 from rmqstore.contract import EngineInfo, Support
 from rmqstore.digests import TableDigest, digest_rows
-from rmqstore.directory import read_manifest, translated
 from rmqstore.errors import StorePathError, TransferError, UnsupportedOperationError
-from rmqstore.opening import broker_name, checked_path
 from rmqstore.plugins import get_plugins
-from rmqstore.reading import Reading
-from rmqstore.readstore import ReadStore
 from rmqstore.store import Store
 from rmqstore.store import open as open_store
+from rmqstore.store.directory import read_manifest, translated
+from rmqstore.store.opening import broker_name, checked_path
+from rmqstore.store.reader import Reader, ReadStore
 from rmqstore.tables import HEADS, TABLES, State
 from rmqstore.transfer.dumps import FORMAT_VERSION, MANIFEST, PROGRESS, DumpFile, Manifest, Needs, check_file, joined_needs
 from rmqstore.transfer.given import given_settings
@@ -46,7 +45,7 @@ class DumpReport(msgspec.Struct, frozen=True):
     reused_files: int
 
 
-def dump(source: Reading | str | os.PathLike[str], path: str | os.PathLike[str], *, progress: Progress | None = None) -> DumpReport:
+def dump(source: Reader | str | os.PathLike[str], path: str | os.PathLike[str], *, progress: Progress | None = None) -> DumpReport:
     """Write all that a store holds into the new directory ``path``: one consistent state of it.
 
     Args:
@@ -70,10 +69,10 @@ def dump(source: Reading | str | os.PathLike[str], path: str | os.PathLike[str],
 
 
 @contextmanager
-def _standing_still(source: Reading | str | os.PathLike[str]) -> Iterator[tuple[Reading, State]]:
+def _standing_still(source: Reader | str | os.PathLike[str]) -> Iterator[tuple[Reader, State]]:
     """Give a store that does not change, and its state."""
     with ExitStack() as stack:
-        if not isinstance(source, Reading):
+        if not isinstance(source, Reader):
             place = checked_path(source)
             if read_manifest(place) is None:
                 raise StorePathError(f"there is no store at {place} to dump")
@@ -97,7 +96,7 @@ def _opened(place: Path) -> Store | ReadStore:
         return open_store(place, services=False)
 
 
-def _engines(store: Reading) -> set[str]:
+def _engines(store: Reader) -> set[str]:
     return {store.config.timer_engine, store.config.pop_engine}
 
 
@@ -105,7 +104,7 @@ def _info(name: str) -> EngineInfo:
     return get_plugins().load_engine(name)[0]
 
 
-def check_transferable(store: Reading) -> None:
+def check_transferable(store: Reader) -> None:
     """Refuse engines that cannot give or take their state.
 
     Raises:
@@ -119,7 +118,7 @@ def check_transferable(store: Reading) -> None:
 class _Writer:
     """Writes one dump."""
 
-    def __init__(self, path: Path, store: Reading, state: State, progress: Progress) -> None:
+    def __init__(self, path: Path, store: Reader, state: State, progress: Progress) -> None:
         self._path = path
         self._store = store
         self._state = state

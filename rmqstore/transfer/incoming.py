@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from rmqstore.contract.state import TIMER_TABLES
-from rmqstore.opening import broker_name
-from rmqstore.readstore import ReadStore
+from rmqstore.store.opening import broker_name
+from rmqstore.store.reader import ReadStore
 from rmqstore.tables import State
 from rmqstore.transfer.dumps import Needs, joined_needs
 

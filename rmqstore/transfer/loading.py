@@ -13,12 +13,12 @@ import msgspec
 from rmqstore import config
 from rmqstore.clock import Clock
 from rmqstore.contract import Durability, Flush, Operation
-from rmqstore.directory import StoreDirectory, read_manifest, translated
-from rmqstore.epochs import parted_epoch
 from rmqstore.errors import StorePathError, UnsupportedOperationError
-from rmqstore.opening import Opened, checked_clock, checked_path
 from rmqstore.plugins import get_plugins
 from rmqstore.store import Store
+from rmqstore.store.directory import StoreDirectory, read_manifest, translated
+from rmqstore.store.opening import OwnedEngines, checked_clock, checked_path
+from rmqstore.store.snapshots import parted_epoch
 from rmqstore.transfer.dumping import check_transferable
 from rmqstore.transfer.dumps import Dump, open_dump
 from rmqstore.transfer.given import give_settings
@@ -124,7 +124,7 @@ class _Load:
             replacement.claim()
             replacement.begin({"plan": self._plan})
             self._give_settings()
-        opened = Opened(replacement.staging, self._settings, self._dump.store_id, parted_epoch(self._dump.epoch))
+        opened = OwnedEngines(replacement.staging, self._settings, self._dump.store_id, parted_epoch(self._dump.epoch))
         tables = built(replacement, Store(opened, self._clock, services=False), self._dump, self._progress)
         replacement.ready(tables, 0, free_name(self._place, "before-load"))
         replacement.publish()
@@ -132,7 +132,7 @@ class _Load:
 
     def _fill(self) -> LoadReport:
         """Load into the store that is there."""
-        with Store(Opened(self._place, self._given), self._clock, services=False) as store:
+        with Store(OwnedEngines(self._place, self._given), self._clock, services=False) as store:
             check_keeps(store)
             return _filled(store, self._dump, self._progress)
 

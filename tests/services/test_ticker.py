@@ -13,8 +13,8 @@ import pytest
 
 import rmqstore
 from rmqstore import ManualClock, Message
-from rmqstore.services.signals import Signal
-from rmqstore.services.ticker import Ticker
+from rmqstore.store.ticker import Ticker
+from rmqstore.store.waits import Signal
 
 
 class Failing:

@@ -13,8 +13,8 @@ import pytest
 
 import rmqstore
 from rmqstore import IllegalArgumentError, ManualClock, Message, MessageBatch, Store, StoreClosedError
-from rmqstore.opening import Opened
-from rmqstore.services.signals import Signal, Waits
+from rmqstore.store.opening import OwnedEngines
+from rmqstore.store.waits import Signal, Waits
 from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
 
 pytestmark = pytest.mark.timeout(90)
@@ -118,11 +118,11 @@ def test_messages_that_came_by_another_way_wake_who_waits(store: Store, clock: M
 
 
 def test_a_close_that_fails_ends_every_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Opened) -> None:
+    def fail(_: OwnedEngines) -> None:
         raise OSError("the disk is gone")
 
     waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
-    monkeypatch.setattr(Opened, "close", fail)
+    monkeypatch.setattr(OwnedEngines, "close", fail)
     with pytest.raises(OSError, match="the disk is gone"):
         store.close()
     assert waiting.result() == ["closed"]

@@ -56,7 +56,7 @@ class Owner:
 
     @property
     def ledger(self) -> Ledger:
-        session: Any = self.store._opened.sessions["wheel"]
+        session: Any = self.store.engine.sessions["wheel"]
         ledger: Ledger = session._shared.kv
         return ledger
 

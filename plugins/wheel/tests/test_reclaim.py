@@ -65,7 +65,7 @@ class Run:
 
     @property
     def ledger(self) -> Ledger:
-        session: Any = self.store._opened.sessions["wheel"]
+        session: Any = self.store.engine.sessions["wheel"]
         ledger: Ledger = session._shared.kv
         return ledger
 
@@ -219,7 +219,7 @@ def test_far_timers_survive_the_removal_of_fifty_files(run: Run) -> None:
     assert len(run.files) < 6
     assert run.store.cancel(handles[3]) is CancelOutcome.CANCELLED
     assert list(run.store.cancel_key("late", "k-a5")) == [CancelOutcome.CANCELLED]
-    found = run.store._opened.timers.get(handle_of(handles[4]))
+    found = run.store.engine.timers.get(handle_of(handles[4]))
     assert found is not None
     assert found.message.message_id == "a4"
     assert {each.message.message_id for each in run.store.scan().timers} == {f"a{number}" for number in (0, 1, 2, 4, 6, 7, 8, 9)}
@@ -373,7 +373,7 @@ def test_numbers_of_timers_are_never_given_twice(run: Run) -> None:
     run.upkeep()
     assert run.files[0] > 0
     # Cancels have numbers, too.
-    last_seq = run.store._opened.timers.stats().last_seq
+    last_seq = run.store.engine.timers.stats().last_seq
     assert last_seq > handle_of(last).seq
     run.reopen(rebuild=True)
     assert handle_of(run.far("new")[0]).seq > last_seq
@@ -400,7 +400,7 @@ def test_disk_usage_is_bounded(run: Run) -> None:
 def test_a_call_looks_at_a_bounded_piece(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL._replace(slice_bytes=1000))
     run.reopen()
-    timers = run.store._opened.sessions["wheel"]._timers
+    timers = run.store.engine.sessions["wheel"]._timers
     run.fill(4)
     run.store.tick()
     looked = []
@@ -514,7 +514,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     disk.is_on = True
     for _ in range(4):
         run.clock.advance(1000)
-        run.store._opened.timers.maintain(run.clock.now_ms(), 100)
+        run.store.engine.timers.maintain(run.clock.now_ms(), 100)
     disk.note()
     disk.is_on = False
     assert run.files[0] >= before[0] + 3

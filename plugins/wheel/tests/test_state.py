@@ -15,7 +15,7 @@ import rmqstore
 from rmqstore import CancelOutcome, CorruptStoreError, Store
 from rmqstore.contract import EMPTY_CURSOR, TimerCursor, TimerHandle
 from rmqstore.contract.state import CANCELLED, DELIVERED, TIMER_TRACES, TIMERS
-from rmqstore.reading import Reading
+from rmqstore.store.reader import Reader
 from rmqstore_conformance.stores import DAY_MS, START_MS, Pair, Stores, message, stores_of
 
 WHEEL = Pair("wheel", "wheel")
@@ -69,7 +69,7 @@ def _fill(store: Store) -> None:
     store.timers.sync()
 
 
-def _exported(store: Reading, table: str, limit: int = 3) -> list[dict[str, Any]]:
+def _exported(store: Reader, table: str, limit: int = 3) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     after: bytes | None = None
     while True:

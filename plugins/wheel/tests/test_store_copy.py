@@ -51,7 +51,7 @@ def _opened(path: Path, clock: ManualClock) -> Store:
 
 
 def _ledger(store: Store) -> Ledger:
-    session: Any = store._opened.sessions["wheel"]
+    session: Any = store.engine.sessions["wheel"]
     ledger: Ledger = session._shared.kv
     return ledger
 

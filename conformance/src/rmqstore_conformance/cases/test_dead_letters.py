@@ -10,9 +10,9 @@ import pytest
 
 from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, Lag, Store
 from rmqstore.contract import PopRequest, PopTxn, Removal
-from rmqstore.deadletters import DeadLetter
 from rmqstore.delays import RETRY_BACKOFF_MS
 from rmqstore.message import dlq_topic, retry_topic
+from rmqstore.store.dead_letters import DeadLetter
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, label, message, pop_all, read_ids
 

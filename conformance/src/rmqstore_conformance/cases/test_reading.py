@@ -258,12 +258,12 @@ def test_x1_what_would_change_the_store_is_refused(durable_stores: Stores) -> No
                     getattr(side, name)(*[None] * _arguments(kind, name))
                 refused += 1
         assert refused >= 13
-        for session in reader._sessions.values():
+        for session in reader.engine.sessions.values():
             with pytest.raises(UnsupportedOperationError):
                 session.snapshot(durable_stores.root / "copy")
     assert _files(durable_stores.root) == before
     owner = durable_stores.open()
-    for session in owner._opened.sessions.values():
+    for session in owner.engine.sessions.values():
         with pytest.raises(UnsupportedOperationError):
             session.refresh()
 

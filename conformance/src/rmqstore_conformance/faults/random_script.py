@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rmqstore import InitMode, ManualClock, Message, MessageBatch, PoppedMessage, Store
 from rmqstore.contract import Receipt, TimerHandle
-from rmqstore.deadletters import DeadLetter
+from rmqstore.store.dead_letters import DeadLetter
 from rmqstore_conformance.faults.script import Answer, Call, Script, messages_of, outcomes_of
 from rmqstore_conformance.model.chance import Chance
 

@@ -16,8 +16,8 @@ import msgspec
 
 from rmqstore import Store
 from rmqstore.contract import LeaseInfo, PendingTimer, TopicInfo
-from rmqstore.deadletters import DeadLetter
 from rmqstore.message import DLQ_PREFIX, RETRY_PREFIX, Message, PoppedMessage
+from rmqstore.store.dead_letters import DeadLetter
 
 Shown = dict[str, Any]
 """What is shown, as JSON has it, by name: timers, queues, where the groups stand, letters, leases, and what is wrong."""

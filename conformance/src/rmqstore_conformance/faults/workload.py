@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 from rmqstore import InitMode, ManualClock, Message, PoppedMessage, Store
-from rmqstore.deadletters import DeadLetter
+from rmqstore.store.dead_letters import DeadLetter
 from rmqstore_conformance.faults.script import Answer, Call, Script, done, messages_of, outcomes_of
 
 GROUPS: Final = ("g", "h", "f")

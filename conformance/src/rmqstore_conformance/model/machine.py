@@ -11,7 +11,7 @@ from rmqstore import IllegalArgumentError, PoppedMessage, ReadStore, Store
 from rmqstore.contract import Durability, Flush, GroupSettings
 from rmqstore.contract import Operation as Does
 from rmqstore.message import MAX_TIME_MS, RESERVED_PREFIXES, retry_topic
-from rmqstore.opening import pop_buffer_of
+from rmqstore.store.opening import pop_buffer_of
 from rmqstore_conformance.fidelity import check
 from rmqstore_conformance.model.chance import Chance, Plan
 from rmqstore_conformance.model.coverage import Coverage

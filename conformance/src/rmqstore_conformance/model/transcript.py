@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from rmqstore import Message, PoppedMessage, Store
 from rmqstore.contract import Receipt
-from rmqstore.deadletters import DeadLetter
+from rmqstore.store.dead_letters import DeadLetter
 from rmqstore_conformance.stores import ANNOUNCED, GIVEN, START_MS, Pair, Stores
 
 CALLS: Final = frozenset(

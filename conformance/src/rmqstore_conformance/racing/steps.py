@@ -27,7 +27,7 @@ _NOTHING_SHARED: Final = (
     "rmqstore.errors",
     "rmqstore.filters",
     "rmqstore.ids",
-    "rmqstore.leased",
+    "rmqstore.store.receipts",
     "rmqstore.message",
     "rmqstore.when",
 )

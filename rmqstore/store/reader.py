@@ -1,4 +1,4 @@
-"""``Reading``: what an open store tells of itself without changing anything; the part that an owner and a reader share."""
+"""``Reader``: what an open store tells of itself without changing anything; and ``ReadStore``, which does nothing else (X1)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -27,17 +27,16 @@ from rmqstore.contract import (
     TimerStore,
     TopicInfo,
 )
-from rmqstore.deadletters import DeadLetter, letters_in
 from rmqstore.digests import TableDigest
 from rmqstore.errors import (
     IllegalArgumentError,
     IllegalArgumentTypeError,
+    RmqstoreError,
     StoreClosedError,
     StoreForkedError,
-    StorePoisonedError,
+    UnsupportedOperationError,
     named,
 )
-from rmqstore.lookup import Wanted, Whereabouts, look_up
 from rmqstore.message import (
     BEHIND_ALL_MS,
     MAX_ID_BYTES,
@@ -53,6 +52,9 @@ from rmqstore.message import (
     check_word,
     dlq_topic,
 )
+from rmqstore.store.dead_letters import DeadLetter, letters_in
+from rmqstore.store.lookup import Wanted, Whereabouts, look_up
+from rmqstore.store.opening import Engines, ReadEngines
 from rmqstore.tables import State
 from rmqstore.when import time_ms
 
@@ -71,18 +73,16 @@ class StoreStats(msgspec.Struct, frozen=True):
     pops: PopStats
 
 
-class Reading:
-    """The reading calls of a store; each answers for one moment and changes nothing."""
+class Reader:
+    """The calls of a store that change nothing; each answers for one moment."""
 
-    def __init__(self, path: Path, config: Config, store_id: int, timers: TimerStore, pops: PopStore) -> None:
+    def __init__(self, path: Path, engine: Engines) -> None:
         self._path = path
-        self._config = config
-        self._store_id = store_id
-        self._timers = timers
-        self._pops = pops
+        self.engine = engine
+        self._timers = engine.timers
+        self._pops = engine.pops
         self._pid = os.getpid()
-        self._closed = False
-        self._poison: StorePoisonedError | None = None
+        self._refusal: RmqstoreError | None = None  # what every call raises from now on
 
     @property
     def path(self) -> Path:
@@ -92,7 +92,7 @@ class Reading:
     @property
     def store_id(self) -> int:
         """The number that the store got when it was made; its handles and receipts carry it."""
-        return self._store_id
+        return self.engine.store_id
 
     @property
     def timers(self) -> TimerStore:
@@ -107,7 +107,7 @@ class Reading:
     @property
     def config(self) -> Config:
         """The settings that the store was opened with."""
-        return self._config
+        return self.engine.config
 
     def pending(self, edges_ms: Sequence[int] = ()) -> PendingCounts:
         """Count pending timers by due time, exactly: n rising edges (ms) make n - 1 buckets, plus total, earliest and latest."""
@@ -249,7 +249,7 @@ class Reading:
         """Return counters and gauges."""
         self._check_open()
         timers = msgspec.structs.replace(self._timers.stats(), pending=self.pending().total)
-        return StoreStats(str(self._path), self._config.timer_engine, self._config.pop_engine, timers, self._pops.stats())
+        return StoreStats(str(self._path), self.engine.config.timer_engine, self.engine.config.pop_engine, timers, self._pops.stats())
 
     def verify(self) -> list[str]:
         """Recount every counter and read every record; one sentence a difference, empty when all is well."""
@@ -273,10 +273,71 @@ class Reading:
         self._check_open()
         return dump(self, path, progress=progress)
 
+    @property
+    def _is_closed(self) -> bool:
+        return isinstance(self._refusal, StoreClosedError)
+
     def _check_open(self) -> None:
+        """Refuse the call of a store that is closed, poisoned or another process's; asked once a call."""
+        if self._refusal is not None or os.getpid() != self._pid:
+            self._refuse()
+
+    def _refuse(self) -> None:
         if os.getpid() != self._pid:
             raise StoreForkedError("this store was opened by the parent process; open a store of your own in the child")
-        if self._closed:
-            raise StoreClosedError(f"store {self._path} is closed; open it again")
-        if self._poison is not None:
-            raise StorePoisonedError(*self._poison.args) from self._poison
+        if (refusal := self._refusal) is not None:
+            raise type(refusal)(*refusal.args) from (None if self._is_closed else refusal)
+
+    def close(self) -> None:
+        """Let go of the store; idempotent."""
+        if self._is_closed:
+            return
+        if os.getpid() != self._pid:
+            self._refuse()
+        self._end()
+
+    def _end(self) -> None:
+        self._refusal = StoreClosedError(f"store {self._path} is closed; open it again")
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<rmqstore.{type(self).__name__} {self._path} ({'closed' if self._is_closed else 'open'})>"
+
+
+class ReadStore(Reader):
+    """A store opened with ``mode="read"``: the state as of the open, or of the last :meth:`refresh`.
+
+    It takes no lock and changes no file of the store, so it works beside a running owner, and also when nobody has the store open. What
+    it shows is a prefix of the owner's calls that holds everything durable. docs/engine.md says what each engine does to keep that state,
+    and what it costs the owner.
+    """
+
+    engine: ReadEngines
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        super().__init__(path, ReadEngines(path, settings))
+
+    def refresh(self) -> None:
+        """Move on to the newest state; no other thread may be reading meanwhile. When it fails, refresh again or close."""
+        self._check_open()
+        self.engine.refresh()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            """Answer for the calls of an owner, which a reader has not."""
+            from rmqstore.store.store import Store  # it is made of this module
+
+            if name.startswith("_") or not hasattr(Store, name):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+            def refuse(*_, **__):
+                raise UnsupportedOperationError(f"{name} is for the owner of a store; {self!r} is open for reading")
+
+            return refuse

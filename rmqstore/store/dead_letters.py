@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from rmqstore.contract import PopStore, Removal
-from rmqstore.errors import IllegalArgumentError
+from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError
 from rmqstore.message import (
     DLQ_PREFIX,
     PARKED_TOPIC,
@@ -20,7 +20,7 @@ from rmqstore.message import (
     dlq_topic,
     retry_topic,
 )
-from rmqstore.sending import group_queue
+from rmqstore.store.sending import group_queue
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -82,3 +82,18 @@ def removal_of(
         return Removal(*place, resend_to=retry_topic(letter.group, topic), resend_queue=0)
     queue = None if at.message_group is None else group_queue(at.message_group, (queues or {}).get(topic, 1))
     return Removal(*place, resend_to=topic, resend_queue=queue)
+
+
+def checked_letters(letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+    """Return what a caller gives as dead letters.
+
+    Raises:
+        IllegalArgumentTypeError: it is no list of them.
+    """
+    expected = "expected a list of what dead_letters() or parked() gave"
+    if not isinstance(letters, Sequence) or isinstance(letters, str | bytes):
+        raise IllegalArgumentTypeError(f"{expected}, not {type(letters).__name__}")
+    for row, each in enumerate(letters):
+        if not isinstance(each, DeadLetter):
+            raise IllegalArgumentTypeError(f"{expected}; row {row} is of type {type(each).__name__}")
+    return letters

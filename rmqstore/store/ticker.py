@@ -10,7 +10,7 @@ import weakref
 from typing import Protocol
 
 from rmqstore.errors import ClockStepError, RmqstoreError, StoreClosedError, StorePoisonedError
-from rmqstore.services.signals import Signal
+from rmqstore.store.waits import Signal
 
 _log = logging.getLogger("rmqstore")
 

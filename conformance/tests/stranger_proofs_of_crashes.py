@@ -394,7 +394,7 @@ def closes_without_sync(stores: Stores) -> None:
 def refreshes_half(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
-    with rmqstore.open(stores.root / "store", mode="read", engine=stores.pair.timers) as reader:
+    with rmqstore.open(stores.root / "store", read_only=True, engine=stores.pair.timers) as reader:
         store.send(message(2), delay_ms=5000)
         reader.refresh()
         assert reader.pending().total == 1

@@ -69,7 +69,7 @@ def reading(path: Path) -> Iterator[Reader]:
     require(path)
     reader: ReadStore | Store
     try:
-        reader = open_store(path, mode="read", clock=clock_factory())
+        reader = open_store(path, read_only=True, clock=clock_factory())
     except UnsupportedOperationError:
         reader = _owned(path)
     with reader:

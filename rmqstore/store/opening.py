@@ -152,7 +152,7 @@ class ReadEngines(Engines):
         found = get_plugins()
         manifest = read_manifest(path)
         if manifest is None:
-            raise StorePathError(f"there is no store at {path}; only an open without mode='read' makes one")
+            raise StorePathError(f"there is no store at {path}; only an open without read_only=True makes one")
         self.config = config.load(path, settings, found.engine_settings()).with_stored(manifest["baked"], str(path))
         self.manifest = manifest
         names = list(dict.fromkeys((self.config.timer_engine, self.config.pop_engine)))

@@ -311,7 +311,7 @@ class Reader:
 
 
 class ReadStore(Reader):
-    """A store opened with ``mode="read"``: the state as of the open, or of the last :meth:`refresh`.
+    """A store opened with ``read_only=True``: the state as of the open, or of the last :meth:`refresh`.
 
     It takes no lock and changes no file of the store, so it works beside a running owner, and also when nobody has the store open. What
     it shows is a prefix of the owner's calls that holds everything durable. docs/engine.md says what each engine does to keep that state,

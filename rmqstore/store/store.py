@@ -114,7 +114,7 @@ _NO_GROUPS: Final[Mapping[str, int]] = {}
 def open(  # noqa: A001
     path: str | os.PathLike[str],
     *,
-    mode: Literal["own"] = "own",
+    read_only: Literal[False] = False,
     engine: str | None = None,
     timer_engine: str | None = None,
     pop_engine: str | None = None,
@@ -126,7 +126,7 @@ def open(  # noqa: A001
 def open(  # noqa: A001
     path: str | os.PathLike[str],
     *,
-    mode: Literal["read"],
+    read_only: Literal[True],
     engine: str | None = None,
     timer_engine: str | None = None,
     pop_engine: str | None = None,
@@ -137,7 +137,7 @@ def open(  # noqa: A001
 def open(  # noqa: A001 - a store opens like a file
     path: str | os.PathLike[str],
     *,
-    mode: Literal["own", "read"] = "own",
+    read_only: bool = False,
     engine: str | None = None,
     timer_engine: str | None = None,
     pop_engine: str | None = None,
@@ -148,8 +148,8 @@ def open(  # noqa: A001 - a store opens like a file
     """Open the store in the directory ``path``, made as needed; its parent must exist.
 
     Args:
-        mode: "own" the store, or "read" one state of it while somebody else owns it, or nobody does (X1). A reader makes nothing, takes no
-            lock and runs no services, so ``clock`` and ``services`` mean nothing to it.
+        read_only: read one state of the store, whether a process owns it or not (X1), in place of owning it. A reader makes nothing, takes
+            no lock and runs no services, so ``clock`` and ``services`` mean nothing to it.
         engine: the storage engine; ``timer_engine`` and ``pop_engine`` choose one for each side.
         clock: where time comes from; the machine's by default.
         services: run a background thread that hands over, revives and flushes. Without it the store moves only by :meth:`Store.tick`.
@@ -163,13 +163,12 @@ def open(  # noqa: A001 - a store opens like a file
         FormatVersionError, CorruptStoreError: what is there cannot be read.
         UnsupportedOperationError: the engine cannot be opened for reading (S1).
     """
-    if mode not in ("own", "read"):
-        raise IllegalArgumentError(f"mode must be 'own' or 'read', not {mode!r}")
     names = {"engine": engine, "timer_engine": timer_engine, "pop_engine": pop_engine}
-    if not isinstance(services, bool):
-        raise IllegalArgumentTypeError(f"services must be True or False, not {services!r}")
+    for name, flag in (("read_only", read_only), ("services", services)):
+        if not isinstance(flag, bool):
+            raise IllegalArgumentTypeError(f"{name} must be True or False, not {flag!r}")
     clock = checked_clock(clock)
-    if mode == "read":
+    if read_only:
         return ReadStore(checked_path(path), {**names, **settings})
     store = Store(OwnedEngines(checked_path(path), {**names, **settings}), clock, services=services)
     get_plugins().notify_opened(store)

@@ -91,7 +91,7 @@ def _standing_still(source: Reader | str | os.PathLike[str]) -> Iterator[tuple[R
 
 def _opened(place: Path) -> Store | ReadStore:
     try:
-        return open_store(place, mode="read")
+        return open_store(place, read_only=True)
     except UnsupportedOperationError:
         return open_store(place, services=False)
 

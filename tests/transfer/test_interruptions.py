@@ -98,7 +98,7 @@ def test_a_dump_goes_on(stores: Stores) -> None:
     assert report.reused_files == 5
     assert {entry.name for entry in path.iterdir() if entry.suffix != ".parquet"} == {"manifest.json"}
     load(path, stores.root / "new")
-    with rmqstore.open(stores.root / "new", mode="read") as new:
+    with rmqstore.open(stores.root / "new", read_only=True) as new:
         assert new.digest() == store.digest()
 
 
@@ -110,7 +110,7 @@ def test_a_dump_of_a_store_that_changed_starts_over(stores: Stores) -> None:
     store.send(message("onemore"))
     assert dump(store, path).reused_files == 0
     load(path, stores.root / "new")
-    with rmqstore.open(stores.root / "new", mode="read") as new:
+    with rmqstore.open(stores.root / "new", read_only=True) as new:
         assert new.digest() == store.digest()
 
 
@@ -138,7 +138,7 @@ def test_a_load_into_a_new_store_goes_on_from_every_chunk(stores: Stores) -> Non
     report, runs = _until_done(run)
     assert runs > 10
     assert report.tables["messages"] == len(shown(store)["messages"])
-    with rmqstore.open(place, mode="read") as new:
+    with rmqstore.open(place, read_only=True) as new:
         assert new.digest() == store.digest()
         assert new.verify() == []
     assert {entry.name for entry in stores.root.iterdir()} == {"source", "dump", "new"}
@@ -187,7 +187,7 @@ def test_a_migration_goes_on_from_every_chunk(stores: Stores) -> None:
     store.close()
 
     def run(cut: _Cut) -> Any:
-        with rmqstore.open(store.path, mode="read") as old:
+        with rmqstore.open(store.path, read_only=True) as old:
             assert old.config.timer_engine == stores.pair.timers
         return migrate(store.path, engine=engine, progress=cut)
 
@@ -195,7 +195,7 @@ def test_a_migration_goes_on_from_every_chunk(stores: Stores) -> None:
     assert runs > 10
     _check_migrated(store.path, engine, digest)
     assert report.previous.name.startswith(f"source.before-{stores.pair.timers}-")
-    with rmqstore.open(report.previous, mode="read") as old:
+    with rmqstore.open(report.previous, read_only=True) as old:
         assert old.digest() == digest
     assert {entry.name for entry in stores.root.iterdir()} == {"source", report.previous.name}
     with pytest.raises(TransferError, match="already"):
@@ -203,7 +203,7 @@ def test_a_migration_goes_on_from_every_chunk(stores: Stores) -> None:
 
 
 def _check_migrated(path: Path, engine: str, digest: Any) -> None:
-    with rmqstore.open(path, mode="read") as new:
+    with rmqstore.open(path, read_only=True) as new:
         assert new.config.timer_engine == new.config.pop_engine == engine
         assert new.digest() == digest
         assert new.verify() == []
@@ -244,7 +244,7 @@ def test_a_migration_survives_a_cut_at_every_step_of_the_change(
             migrate(store.path, engine=engine)
         except CutShortError:
             if can_exchange:
-                with rmqstore.open(store.path, mode="read") as found:
+                with rmqstore.open(store.path, read_only=True) as found:
                     assert found.digest() == digest
     report = migrate(store.path, engine=engine) if (store.path.with_name("source.migrating.json")).exists() else None
     _check_migrated(store.path, engine, digest)
@@ -260,7 +260,7 @@ def test_a_killed_migration_leaves_the_old_store_and_goes_on(stores: Stores) -> 
     store.close()
     killed = subprocess.run([sys.executable, "-c", _DYING, str(store.path), engine], check=False)
     assert killed.returncode == -signal.SIGKILL
-    with rmqstore.open(store.path, mode="read") as old:
+    with rmqstore.open(store.path, read_only=True) as old:
         assert old.digest() == digest
     migrate(store.path, engine=engine)
     _check_migrated(store.path, engine, digest)

@@ -94,7 +94,7 @@ def test_a_load_may_choose_a_precision(engine: str) -> None:
         dump(store, stores.root / "dump")
         load(stores.root / "dump", stores.root / "new", precision_ms=100)
         load(stores.root / "dump", stores.root / "same")
-        with rmqstore.open(stores.root / "new", mode="read") as new, rmqstore.open(stores.root / "same", mode="read") as same:
+        with rmqstore.open(stores.root / "new", read_only=True) as new, rmqstore.open(stores.root / "same", read_only=True) as same:
             assert new.config.precision_ms == 100
             assert same.config.precision_ms == 1000
             assert new.pending() == same.pending() == store.pending()

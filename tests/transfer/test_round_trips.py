@@ -118,7 +118,7 @@ def test_two_engines_become_one_and_two_again(pair: Pair) -> None:
         view = shown(old)
         dump(old, root / "dump")
         load(root / "dump", root / "one", engine=pair.timers)
-        with rmqstore.open(root / "one", mode="read") as one:
+        with rmqstore.open(root / "one", read_only=True) as one:
             assert one.digest() == old.digest()
             dump(one, root / "again")
         load(root / "again", root / "two", timer_engine=pair.pops, pop_engine=pair.timers)

@@ -124,7 +124,7 @@ def seen(store: Store | ReadStore) -> Seen:
 
 
 def _reader(path: Path) -> ReadStore:
-    return rmqstore.open(path, mode="read")
+    return rmqstore.open(path, read_only=True)
 
 
 def _contents(root: Path) -> dict[str, tuple[int, bytes]]:
@@ -602,8 +602,8 @@ def test_units_of_a_reader_go_the_way_of_the_owners(tmp_path: Path) -> None:
             log.close()
 
 
-@pytest.mark.parametrize("mode", ["own", "read"])
-def test_a_closed_store_keeps_no_slots_until_the_collector_comes(tmp_path: Path, mode: Any) -> None:
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_closed_store_keeps_no_slots_until_the_collector_comes(tmp_path: Path, read_only: Any) -> None:
     """A task that opens one store after the other would hold some GiB of them, as references go round in circles."""
     store = rmqstore.open(tmp_path / "s", engine="wheel", services=False)
     slots_bytes = store.timers._index.wheel.slots.nbytes  # type: ignore[attr-defined]
@@ -614,7 +614,7 @@ def test_a_closed_store_keeps_no_slots_until_the_collector_comes(tmp_path: Path,
     tracemalloc.start()
     try:
         for _ in range(3):
-            rmqstore.open(tmp_path / "s", mode=mode, services=False).close()
+            rmqstore.open(tmp_path / "s", read_only=read_only, services=False).close()
         assert tracemalloc.get_traced_memory()[0] < slots_bytes / 4
     finally:
         tracemalloc.stop()

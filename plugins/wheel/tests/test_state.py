@@ -160,7 +160,7 @@ def test_a_reader_sees_what_is_taken_in_meanwhile(stores: Stores) -> None:
     store = stores.open()
     store.send(message("first", deliver_at_ms=START_MS + 100_000))
     store = stores.reopen(store)
-    with rmqstore.open(stores.root / "store", mode="read") as view:
+    with rmqstore.open(stores.root / "store", read_only=True) as view:
         assert view.pending().total == 1
         _fill(store)
         view.refresh()
@@ -183,7 +183,7 @@ def test_a_reader_leaves_the_files_of_the_owner(stores: Stores) -> None:
     store.timers.import_state([("timers", _rows(slice(0, 1)))], START_MS)
     store.timers.sync()
     files = sorted(stores.root.rglob("facts/*"))
-    with rmqstore.open(stores.root / "store", mode="read") as view:
+    with rmqstore.open(stores.root / "store", read_only=True) as view:
         assert _exported(view, "timers") == _exported(store, "timers")
     assert sorted(stores.root.rglob("facts/*")) == files
     assert store.timers.verify() == []

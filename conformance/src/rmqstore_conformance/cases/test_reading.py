@@ -86,7 +86,7 @@ def _owner(path: Path, pair: Pair) -> Iterator[_Owner]:
 
 
 def _reader(stores: Stores, name: str = "store", **settings: Any) -> ReadStore:
-    return rmqstore.open(stores.root / name, mode="read", **settings)
+    return rmqstore.open(stores.root / name, read_only=True, **settings)
 
 
 def _files(root: Path) -> dict[str, tuple[int, int]]:
@@ -290,8 +290,8 @@ def test_x1_there_must_be_a_store(durable_stores: Stores) -> None:
     durable_stores.open(precision_ms=100).close()
     with pytest.raises(rmqstore.ConfigError, match="precision_ms"):
         _reader(durable_stores, precision_ms=1000)
-    with pytest.raises(rmqstore.IllegalArgumentError, match="mode"):
-        rmqstore.open(durable_stores.root / "store", mode="write")  # type: ignore[call-overload]
+    with pytest.raises(rmqstore.IllegalArgumentTypeError, match="read_only"):
+        rmqstore.open(durable_stores.root / "store", read_only="no")  # type: ignore[call-overload]
 
 
 @pytest.mark.clause("X1", "X2")

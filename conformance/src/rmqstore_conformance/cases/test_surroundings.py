@@ -156,7 +156,7 @@ def test_x5_a_reader_stays_with_its_store(durable_stores: Stores) -> None:
     """X5: a reader of a store that was moved reads and refreshes there, whatever has its name now."""
     store = durable_stores.open()
     _use(store, 1, durable_stores)
-    reader = rmqstore.open(durable_stores.root / "store", mode="read")
+    reader = rmqstore.open(durable_stores.root / "store", read_only=True)
     (durable_stores.root / "store").rename(durable_stores.root / "moved")
     other = durable_stores.open()
     _use(other, 2, durable_stores)

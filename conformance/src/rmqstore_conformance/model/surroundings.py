@@ -109,7 +109,7 @@ class WholeMachine(OperatedMachine):
         """Open the store for reading beside its owner, and look at it from there (X1)."""
         self.store.flush()
         given: dict[str, Any] = {"timer_engine": self.pair.timers, "pop_engine": self.pair.pops, **self.settings}
-        with rmqstore.open(self.store.stats().path, mode="read", **given) as reader:
+        with rmqstore.open(self.store.stats().path, read_only=True, **given) as reader:
             self.look(reader, whole=True)
         self.saw("read beside", "looked at")
 

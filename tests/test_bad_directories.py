@@ -323,7 +323,7 @@ def test_half_a_creation_starts_afresh(made: Path, engine: str) -> None:
     assert (made / engine).exists(), "a store that lost its manifest was thrown away"
     (made / "rmqstore.creating").touch()
     with _open(made, engine=engine) as store:
-        assert store.topics() == []
+        assert store.topics.list() == []
 
 
 def test_a_store_whose_database_is_gone(made: Path, engine: str, tmp_path: Path) -> None:

@@ -274,7 +274,7 @@ def test_put_cancel_and_tick_race(store: Store) -> None:
     """A timer that a cancel took is never delivered, one that came too late to cancel always is (C1, C2, H4)."""
     outcomes: dict[str, str] = {}
     together = Together()
-    store.create_topic("t", 4)
+    store.topics.create("t", 4)
 
     def send_and_cancel(thread: int) -> None:
         chance = random.Random(thread)

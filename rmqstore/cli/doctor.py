@@ -309,7 +309,7 @@ def _contents(store: Reader) -> Iterator[Finding]:
     pending = store.pending((0, max(now_ms, 1)))
     if pending.counts[0] and pending.earliest_ms is not None:
         yield _overdue(store.path, pending.counts[0], now_ms - pending.earliest_ms)
-    for info in store.topics(system=True):
+    for info in store.topics.list(system=True):
         kept = sum(info.max_offsets) - sum(info.min_offsets)
         if kept and info.name == PARKED_TOPIC:
             yield Finding(
@@ -321,7 +321,7 @@ def _contents(store: Reader) -> Iterator[Finding]:
 
 
 def _expired(store: Reader) -> Iterator[Finding]:
-    for each in store.subscriptions():
+    for each in store.groups.subscriptions():
         if expired := store.lag(each.topic, each.group).expired:
             took = f"retention took {show.count(expired, 'message')} of topic {each.topic} before group {each.group} had popped them"
             yield Finding("retention", Level.WARNING, f"{took}; `rmqstore config {store.path}` shows retention_ms, where 0 is no age limit")
@@ -335,7 +335,7 @@ def _overdue(path: Path, number: int, late_ms: int) -> Finding:
 
 
 def _dead(store: Reader, group: str) -> Iterator[Finding]:
-    dead = len(store.dead_letters(group, limit=_COUNTED))
+    dead = len(store.dead_letters.list(group, limit=_COUNTED))
     if dead:
         what = f"group {group} gave up {show.count(dead, 'message')}{' or more' if dead == _COUNTED else ''}"
         yield Finding("dead", Level.WARNING, f"{what}; `rmqstore dlq list {store.path} {group}` shows why")

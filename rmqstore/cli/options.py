@@ -30,7 +30,7 @@ def _in_the_store(names: Callable[[Reader], Iterable[str]]) -> Callable[[typer.C
 
 
 def _topics_of(store: Reader) -> list[str]:
-    return [topic.name for topic in store.topics()]
+    return [topic.name for topic in store.topics.list()]
 
 
 def complete_engine(incomplete: str) -> list[str]:
@@ -39,7 +39,7 @@ def complete_engine(incomplete: str) -> list[str]:
 
 
 complete_topic = _in_the_store(_topics_of)
-complete_group = _in_the_store(Reader.groups)
+complete_group = _in_the_store(lambda store: store.groups.list())
 
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False, parser=checked_path)]
 """Parsed here, since an empty text would become the current directory."""

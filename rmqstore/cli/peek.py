@@ -52,7 +52,7 @@ def peek(
             next_offset = None
         else:
             stores.require_topic(opened, topic or "")
-            info = next(each for each in opened.topics(system=True) if each.name == topic)
+            info = next(each for each in opened.topics.list(system=True) if each.name == topic)
             if queue >= info.queues:
                 raise typer.BadParameter(f"topic {topic} has {show.count(info.queues, 'queue')}, counted from 0", param_hint="--queue")
             start = info.min_offsets[queue] if offset is None else offset

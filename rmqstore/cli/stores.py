@@ -133,7 +133,7 @@ def require_topic(store: Reader, topic: str, *, or_timers: bool = False) -> None
     Raises:
         IllegalArgumentError: the store has no such topic.
     """
-    names = [info.name for info in store.topics(system=True)]
+    names = [info.name for info in store.topics.list(system=True)]
     if topic in names:
         return
     users = set(names)
@@ -153,8 +153,8 @@ def require_group(store: Reader, group: str) -> None:
     Raises:
         IllegalArgumentError: the store knows no such group.
     """
-    dead = (info.name.removeprefix(DLQ_PREFIX) for info in store.topics(system=True) if info.name.startswith(DLQ_PREFIX))
-    names = {*store.groups(), *dead}
+    dead = (info.name.removeprefix(DLQ_PREFIX) for info in store.topics.list(system=True) if info.name.startswith(DLQ_PREFIX))
+    names = {*store.groups.list(), *dead}
     if group not in names:
         raise IllegalArgumentError(f"store {store.path} has no group {group!r}; {_instead(group, names, names)}")
 

@@ -25,7 +25,7 @@ def topics(
 ) -> None:
     """List the topics, with queues, messages and offsets."""
     with stores.reading(store) as opened:
-        infos = opened.topics(system=system)
+        infos = opened.topics.list(system=system)
     if as_json:
         found = [
             {
@@ -112,10 +112,10 @@ def lag(
 
 
 def _standings(store: Reader, group: str | None, topic: str | None) -> list[Standing]:
-    ends = {info.name: info.max_offsets for info in store.topics(system=True)}
+    ends = {info.name: info.max_offsets for info in store.topics.list(system=True)}
     found = []
-    for name in store.groups() if group is None else [group]:
-        offsets = store.offsets(name)
+    for name in store.groups.list() if group is None else [group]:
+        offsets = store.groups.offsets(name)
         popped = {each.topic for each in offsets if not each.topic.startswith(RETRY_PREFIX)}
         for wanted in sorted(popped) if topic is None else [topic]:
             if topic is not None and group is None and topic not in popped:

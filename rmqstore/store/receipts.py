@@ -36,6 +36,12 @@ class Given(NamedTuple):
             answers.insert(place, unknown)
         return answers
 
+    def answer(self, outcomes: Sequence[_T], unknown: _T) -> _T | list[_T]:
+        """Return the outcome of a single thing, or the outcomes of what was a list."""
+        if self.is_single:
+            return unknown if self.unknown else outcomes[0]
+        return self.spread(outcomes, unknown)
+
 
 def receipts_of(leased: Leased | LeasedMany) -> Given:
     """Return what was given as receipts.

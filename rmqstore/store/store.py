@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
+from typing import Final, ParamSpec, TypeVar, overload
 
 import pyarrow as pa
 
@@ -27,21 +27,18 @@ from rmqstore.contract import (
     ChangeOutcome,
     ChangeResult,
     Flush,
-    GroupSettings,
-    InitMode,
+    PoppedBatch,
     PopRequest,
     PopResult,
     PopTxn,
     Reject,
     RejectOutcome,
     ReleaseOutcome,
-    Removal,
     Side,
     Support,
     Ticket,
     TimerHandle,
     TimerReceipts,
-    TopicInfo,
     WriteStatus,
 )
 from rmqstore.delays import RETRY_BACKOFF_MS, backoff_ms, backoff_table, batch_without_requests, without_requests
@@ -70,11 +67,9 @@ from rmqstore.message import (
     dlq_topic,
     reason_text,
 )
-from rmqstore.plugins import get_plugins
-from rmqstore.store.dead_letters import DeadLetter, checked_letters, removal_of
 from rmqstore.store.handover import HandOver
-from rmqstore.store.opening import OwnedEngines, checked_clock, checked_path
-from rmqstore.store.reader import Reader, ReadStore
+from rmqstore.store.opening import OwnedEngines, checked_path
+from rmqstore.store.reader import Reader
 from rmqstore.store.receipts import Leased, LeasedMany, Popped, popped_in, receipts_of, renewed
 from rmqstore.store.sending import (
     ONE_TIME,
@@ -94,7 +89,7 @@ from rmqstore.store.ticker import Ticker
 from rmqstore.store.waits import Signal, Waits
 from rmqstore.when import duration_ms
 
-_topic_of = attrgetter("topic")
+_topic_of = attrgetter("topic")  # of a receipt; no function of Python, which would be one call more each time
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -108,71 +103,6 @@ thread that calls in a loop would keep the steps out for seconds, and steps that
 
 _NO_PLACE: Final = "message_group and a deliver time exclude each other: a FIFO group has no place for a later message"
 _NO_GROUPS: Final[Mapping[str, int]] = {}
-
-
-@overload
-def open(  # noqa: A001
-    path: str | os.PathLike[str],
-    *,
-    read_only: Literal[False] = False,
-    engine: str | None = None,
-    timer_engine: str | None = None,
-    pop_engine: str | None = None,
-    clock: Clock | None = None,
-    services: bool = True,
-    **settings: Any,
-) -> Store: ...
-@overload
-def open(  # noqa: A001
-    path: str | os.PathLike[str],
-    *,
-    read_only: Literal[True],
-    engine: str | None = None,
-    timer_engine: str | None = None,
-    pop_engine: str | None = None,
-    clock: Clock | None = None,
-    services: bool = True,
-    **settings: Any,
-) -> ReadStore: ...
-def open(  # noqa: A001 - a store opens like a file
-    path: str | os.PathLike[str],
-    *,
-    read_only: bool = False,
-    engine: str | None = None,
-    timer_engine: str | None = None,
-    pop_engine: str | None = None,
-    clock: Clock | None = None,
-    services: bool = True,
-    **settings: Any,
-) -> Store | ReadStore:
-    """Open the store in the directory ``path``, made as needed; its parent must exist.
-
-    Args:
-        read_only: read one state of the store, whether a process owns it or not (X1), in place of owning it. A reader makes nothing, takes
-            no lock and runs no services, so ``clock`` and ``services`` mean nothing to it.
-        engine: the storage engine; ``timer_engine`` and ``pop_engine`` choose one for each side.
-        clock: where time comes from; the machine's by default.
-        services: run a background thread that hands over, revives and flushes. Without it the store moves only by :meth:`Store.tick`.
-        settings: any setting of docs/configuration.md; a dot in its key is written ``__``.
-
-    Raises:
-        ConfigError: a setting is wrong, or differs from what the store was made with.
-        UnknownEngineError, EngineNotInstalledError, BrokenEngineError: the engine cannot be used.
-        StorePathError: the directory cannot be used.
-        StoreLockedError: the store is open elsewhere.
-        FormatVersionError, CorruptStoreError: what is there cannot be read.
-        UnsupportedOperationError: the engine cannot be opened for reading (S1).
-    """
-    names = {"engine": engine, "timer_engine": timer_engine, "pop_engine": pop_engine}
-    for name, flag in (("read_only", read_only), ("services", services)):
-        if not isinstance(flag, bool):
-            raise IllegalArgumentTypeError(f"{name} must be True or False, not {flag!r}")
-    clock = checked_clock(clock)
-    if read_only:
-        return ReadStore(checked_path(path), {**names, **settings})
-    store = Store(OwnedEngines(checked_path(path), {**names, **settings}), clock, services=services)
-    get_plugins().notify_opened(store)
-    return store
 
 
 class Store(Reader):
@@ -388,10 +318,8 @@ class Store(Reader):
             attempt_id: a repeat with the same id within the invisible time returns the same leases.
             queue: one queue of the topic; any by default.
         """
-        leased_ms = None if invisible is None and invisible_ms is None else duration_ms("invisible", invisible, invisible_ms, minimum=1)
-        patience_ms = None if wait is None and wait_ms is None else duration_ms("wait", wait, wait_ms)
-        result = self._pop(topic, group, max_messages, leased_ms, patience_ms, order, filter, attempt_id, queue)
-        return result.messages.messages()
+        popped = self._pop(topic, group, max_messages, invisible, invisible_ms, wait, wait_ms, order, filter, attempt_id, queue)
+        return popped.messages()
 
     def pop_batch(
         self,
@@ -409,22 +337,27 @@ class Store(Reader):
         queue: int | None = None,
     ) -> MessageBatch:
         """Like :meth:`pop`, as columns; give the batch to :meth:`ack` as it is."""
-        leased_ms = None if invisible is None and invisible_ms is None else duration_ms("invisible", invisible, invisible_ms, minimum=1)
-        patience_ms = None if wait is None and wait_ms is None else duration_ms("wait", wait, wait_ms)
-        return self._pop(topic, group, max_messages, leased_ms, patience_ms, order, filter, attempt_id, queue).messages.columns()
+        popped = self._pop(topic, group, max_messages, invisible, invisible_ms, wait, wait_ms, order, filter, attempt_id, queue)
+        return popped.columns()
 
     def _pop(
         self,
         topic: str,
         group: str,
         max_messages: int,
+        invisible: timedelta | None,
         invisible_ms: int | None,
+        wait: timedelta | None,
         wait_ms: int | None,
         order: bool,
         filter: str,
         attempt_id: str | None,
         queue: int | None,
-    ) -> PopResult:
+    ) -> PoppedBatch:
+        leased_ms = _INVISIBLE_MS
+        if invisible is not None or invisible_ms is not None:
+            leased_ms = duration_ms("invisible", invisible, invisible_ms, minimum=1) or leased_ms
+        patience_ms = None if wait is None and wait_ms is None else duration_ms("wait", wait, wait_ms)
         self._check_open()
         check_readable_topic(topic)
         check_group(group)
@@ -438,22 +371,12 @@ class Store(Reader):
             self._require("fifo", "pop in order (order=True)")
         if not isinstance(parse_filter(filter), TagFilter):
             self._require("sql92_filter", "take SQL92 filters")
-        request = PopRequest(
-            topic,
-            group,
-            max_messages,
-            _INVISIBLE_MS if invisible_ms is None else invisible_ms,
-            queue,
-            order,
-            attempt_id,
-            filter,
-            self.engine.config.init,
-        )
-        if not wait_ms:
+        request = PopRequest(topic, group, max_messages, leased_ms, queue, order, attempt_id, filter, self.engine.config.init)
+        if not patience_ms:
             result, ticket = self._look(request)
             self._settle(self._pops, ticket)
-            return result
-        until_ms, until_s = self._clock.now_ms() + wait_ms, time.monotonic() + wait_ms / 1000
+            return result.messages
+        until_ms, until_s = self._clock.now_ms() + patience_ms, time.monotonic() + patience_ms / 1000
         is_manual = not isinstance(self._clock, SystemClock)
         with self._waits.on(topic, for_acks=order or bool(self.engine.config.max_in_flight)) as waiting:
             while True:
@@ -463,7 +386,7 @@ class Store(Reader):
                 left_s = until_s - time.monotonic()
                 if len(result.messages) or left_s <= 0 or (is_manual and self._clock.now_ms() >= until_ms):
                     self._settle(self._pops, ticket)
-                    return result
+                    return result.messages
                 waiting.wait_beyond(seen, min(left_s, threading.TIMEOUT_MAX))
                 self._check_open()
 
@@ -497,8 +420,7 @@ class Store(Reader):
         outcomes, ticket = self._pops.ack(given.receipts, self._clock.now_ms())
         self._settle(self._pops, ticket)
         self._waits.acked(map(_topic_of, given.receipts))
-        answers = given.spread(outcomes, AckOutcome.UNKNOWN)
-        return answers[0] if given.is_single else answers
+        return given.answer(outcomes, AckOutcome.UNKNOWN)
 
     @overload
     def change_invisible(  # type: ignore[overload-overlap] # as above
@@ -537,8 +459,7 @@ class Store(Reader):
         outcomes, ticket = self._pops.release(given.receipts, self._clock.now_ms())
         self._settle(self._pops, ticket)
         self._waits.arrived(map(_topic_of, given.receipts))
-        answers = given.spread(outcomes, ReleaseOutcome.UNKNOWN)
-        return answers[0] if given.is_single else answers
+        return given.answer(outcomes, ReleaseOutcome.UNKNOWN)
 
     @overload
     def retry_later(
@@ -575,7 +496,7 @@ class Store(Reader):
             delay: how long to wait, a ``timedelta`` of at least 1 ms; by default the entry of ``backoff`` for the attempt.
             delay_ms: the same in ms.
             reason: why it failed; ``leases`` lists it, and the dead letter if this was the last attempt. What is beyond 1024 bytes is cut.
-            backoff: a table by attempt, whose last entry repeats; by default that of the group (``set_group``), or else RocketMQ's: 10 s,
+            backoff: a table by attempt, whose last entry repeats; by default that of the group (``groups.set``), or else RocketMQ's: 10 s,
                 30 s, 1 min … 2 h.
         """
         self._check_open()
@@ -603,7 +524,7 @@ class Store(Reader):
     def reject(self, leased: Leased | LeasedMany, *, reason: str = "") -> RejectOutcome | list[RejectOutcome]:
         """Give messages up: they go to the dead letter queue of their group at once, with ``reason``, however many attempts are left.
 
-        Of a reason, what is beyond 1024 bytes is cut. ``dead_letters`` lists it, and ``resend_dead`` gives the message back.
+        Of a reason, what is beyond 1024 bytes is cut. ``dead_letters.list`` shows it, and ``dead_letters.resend`` gives the message back.
         """
         self._check_open()
         given = receipts_of(leased)
@@ -612,83 +533,7 @@ class Store(Reader):
         self._settle(self._pops, ticket)
         self._waits.acked(map(_topic_of, given.receipts))
         self._waits.arrived(dlq_topic(receipt.group) for receipt in given.receipts)
-        answers = given.spread(result.rejects, RejectOutcome.UNKNOWN)
-        return answers[0] if given.is_single else answers
-
-    # ------------------------------------------------------------ dead letters
-
-    def resend_dead(self, letters: Sequence[DeadLetter]) -> int:
-        """Give dead letters back to the group that did not ack them, as if never delivered; returns how many were still there.
-
-        They go to the group's retry topic, so that no other group sees them; those of a group that pops in order go to the end of the
-        topic itself. Each goes exactly once, also when two operators resend it at the same time.
-        """
-        letters = checked_letters(letters)
-        ordered = {(each.group, each.topic): each.is_ordered for group in {x.group for x in letters} for each in self.subscriptions(group)}
-        queues = {topic.name: topic.group_queues or topic.queues for topic in self.topics()}
-        return self._remove_dead([removal_of(each, ordered, queues) for each in letters])
-
-    def drop_dead(self, letters: Sequence[DeadLetter]) -> int:
-        """Remove dead letters, or parked entries, for good; returns how many were still there."""
-        return self._remove_dead([removal_of(each) for each in checked_letters(letters)])
-
-    def _remove_dead(self, removals: Sequence[Removal]) -> int:
-        self._check_open()
-        result, ticket = self._pops.apply(PopTxn(removals=removals), self._clock.now_ms())
-        self._settle(self._pops, ticket)
-        self._waits.anything()
-        return sum(result.removals)
-
-    # ------------------------------------------------------------ arranging
-
-    def create_topic(self, name: str, queues: int = 1) -> TopicInfo:
-        """Make a topic with ``queues`` queues, or widen it; sends make topics by themselves, with ``default_queues``."""
-        self._check_open()
-        check_topic(name)
-        info, ticket = self._pops.create_topic(name, queues)
-        self._settle(self._pops, ticket)
-        return info
-
-    def delete_topic(self, name: str) -> None:
-        """Remove a topic with its messages, leases, positions and retry topics. Pending timers stay, and make it anew when they are due."""
-        self._check_open()
-        check_readable_topic(name)
-        self._settle(self._pops, self._pops.delete_topic(name))
-        self._waits.anything()
-
-    def set_group(self, name: str, *, max_retries: int | None = None, backoff: Sequence[timedelta] = ()) -> None:
-        """Set how often and when a group tries again; the settings are kept in the store and replace those that the group had.
-
-        Args:
-            max_retries: redeliveries before the dead letter queue; None: as the store has it. It counts from the next lease that ends.
-            backoff: what ``retry_later`` waits after the 1st, 2nd … failed attempt; empty: RocketMQ's table.
-        """
-        self._check_open()
-        if max_retries is not None:
-            check_count("max_retries", max_retries)
-        table = () if backoff in ((), []) else tuple(backoff_table(backoff))
-        check_group(name)
-        self._settle(self._pops, self._pops.set_group(name, GroupSettings(max_retries=max_retries, backoff_ms=table)))
-
-    def delete_group(self, name: str) -> None:
-        """Remove a group with its leases, positions and retry topics; its dead letter queue stays."""
-        self._check_open()
-        check_group(name)
-        self._settle(self._pops, self._pops.delete_group(name))
-        self._waits.anything()
-
-    def reset_offset(self, topic: str, group: str, to: int | InitMode, *, queue: int | None = None) -> None:
-        """Move a group to an offset, to the first kept message or to the next one; its leases there turn STALE (P11)."""
-        self._check_open()
-        check_readable_topic(topic)
-        if isinstance(to, str):
-            raise IllegalArgumentTypeError(f"to must be an offset, InitMode.MIN or InitMode.MAX, not {to!r}")
-        if not isinstance(to, InitMode):
-            check_count("offset", to)
-        if queue is not None:
-            check_count("queue", queue)
-        self._settle(self._pops, self._pops.reset_offset(topic, group, queue, to, self._clock.now_ms()))
-        self._waits.arrived((topic,))
+        return given.answer(result.rejects, RejectOutcome.UNKNOWN)
 
     # ------------------------------------------------------------ moving on
 
@@ -702,17 +547,17 @@ class Store(Reader):
         """
         return self._tick(always=True)
 
-    def service_tick(self) -> TickReport:
+    def _service_tick(self) -> TickReport:
         """Do a tick of the background thread: revive and upkeep take their turns at their intervals."""
         with self._serving():
             return self._tick(always=False)
 
-    def service_flush(self) -> None:
+    def _service_flush(self) -> None:
         """Flush for the background thread."""
         with self._serving():
             self.flush()
 
-    def service_wake_ms(self) -> int | None:
+    def _service_wake_ms(self) -> int | None:
         """Return in how many ms the background thread may have something to do, 0 or less when it has; None when nothing is waiting."""
         now_ms = self._clock.now_ms()
         wake_ms = self._ticking.next_wake_ms(now_ms)
@@ -806,6 +651,10 @@ class Store(Reader):
             )
             raise self._refusal
 
+    def _as_owner(self, call: str) -> Store:
+        self._check_open()
+        return self
+
     def _settle(self, side: Side, ticket: Ticket) -> None:
         """Wait for the disk where the setting asks for it."""
         if self._sync_calls and ticket.position:
@@ -830,11 +679,6 @@ class Store(Reader):
         """Return the next offset of each queue of a topic; none when there is no such topic."""
         known = self._pops.topic(topic)
         return () if known is None else known.max_offsets
-
-    def wake(self) -> None:
-        """Let everything that waits look again, after messages came in by another way than a call of the store."""
-        self._check_open()
-        self._clock_moved()
 
     def _clock_moved(self) -> None:
         self._ticker_wake.notify()

@@ -84,9 +84,9 @@ def _standing_still(source: Reader | str | os.PathLike[str]) -> Iterator[tuple[R
                 source.flush()
                 source = stack.enter_context(ReadStore(source.path, {}))
             else:
-                stack.enter_context(source.timers.held())
-                stack.enter_context(source.pops.held())
-        yield source, State(source.timers, source.pops)
+                stack.enter_context(source.engine.timers.held())
+                stack.enter_context(source.engine.pops.held())
+        yield source, State(source.engine.timers, source.engine.pops)
 
 
 def _opened(place: Path) -> Store | ReadStore:
@@ -97,7 +97,7 @@ def _opened(place: Path) -> Store | ReadStore:
 
 
 def _engines(store: Reader) -> set[str]:
-    return {store.config.timer_engine, store.config.pop_engine}
+    return {store.engine.config.timer_engine, store.engine.config.pop_engine}
 
 
 def _info(name: str) -> EngineInfo:
@@ -139,13 +139,13 @@ class _Writer:
         digests = dict.fromkeys(TABLES, TableDigest())
         for file in self._files:
             digests[file.table] += TableDigest.parse(file.digest)
-        config = self._store.config
+        config = self._store.engine.config
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             rmqstore_version=importlib.metadata.version("rmqstore"),
             dump_id=self._dump_id,
-            store_id=self._store.store_id,
-            broker=broker_name(self._store.store_id),
+            store_id=self._store.engine.store_id,
+            broker=broker_name(self._store.engine.store_id),
             timer_engine=config.timer_engine,
             pop_engine=config.pop_engine,
             baked=config.baked(),
@@ -171,7 +171,7 @@ class _Writer:
                 digest = sum((digest_rows(page) for _, page in self._state.pages(table)), TableDigest())
                 hashed.update(f"{table} {digest.text()} ".encode())
         stats = self._store.stats()
-        hashed.update(f"{self._store.store_id} {stats.timers.pending} {stats.timers.last_seq} {stats.pops.messages}".encode())
+        hashed.update(f"{self._store.engine.store_id} {stats.timers.pending} {stats.timers.last_seq} {stats.pops.messages}".encode())
         return hashed.hexdigest()
 
     # ------------------------------------------------------------ the directory

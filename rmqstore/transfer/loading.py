@@ -89,9 +89,9 @@ def load_into(dump: str | os.PathLike[str], store: Store, *, progress: Progress 
 
 def _filled(store: Store, dump: Dump, progress: Progress) -> LoadReport:
     check_transferable(store)
-    with store.timers.held(), store.pops.held():
+    with store.engine.timers.held(), store.engine.pops.held():
         tables = Taking(store, dump, progress).run()
-    store.wake()
+    store.transfer.wake()
     return LoadReport(store.path, tables)
 
 
@@ -188,7 +188,7 @@ def check_keeps(store: Store) -> None:
     Raises:
         UnsupportedOperationError: naming the engine.
     """
-    for name in sorted({store.config.timer_engine, store.config.pop_engine}):
+    for name in sorted({store.engine.config.timer_engine, store.engine.config.pop_engine}):
         if get_plugins().load_engine(name)[0].capabilities.durability_of(Operation.PUT, Flush.SYNC) is Durability.NONE:
             raise UnsupportedOperationError(f"engine {name!r} keeps nothing on disk; load into an open store of it with load_into")
 

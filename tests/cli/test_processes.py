@@ -167,7 +167,7 @@ def test_ctrl_c_between_two_batches_of_a_file(data: Path) -> None:
         os.write(write, row * 1500)
         with rmqstore.open(data, read_only=True) as store:
             until_s = time.monotonic() + _PATIENCE_S
-            while "many" not in [topic.name for topic in store.topics()] and time.monotonic() < until_s:
+            while "many" not in [topic.name for topic in store.topics.list()] and time.monotonic() < until_s:
                 store.refresh()
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=_PATIENCE_S)
@@ -175,4 +175,4 @@ def test_ctrl_c_between_two_batches_of_a_file(data: Path) -> None:
     assert (process.returncode, output) == (130, b"")
     assert errors == b"Interrupted: the first 1,000 rows are stored; run the same command again to go on, it stores nothing twice.\n"
     with rmqstore.open(data, services=False) as store:
-        assert [topic.max_offsets for topic in store.topics() if topic.name == "many"] == [(1000,)]
+        assert [topic.max_offsets for topic in store.topics.list() if topic.name == "many"] == [(1000,)]

@@ -97,8 +97,8 @@ class WholeMachine(OperatedMachine):
         self.lease_some(chance)
         name = self._next_name()
         given: dict[str, Any] = {"timer_engine": self.pair.timers, "pop_engine": self.pair.pops, "clock": self.clock}
-        self.transcript.note(f"store.dump(root / {name + '.dump'!r})")
-        self.store.dump(self.stores.root / f"{name}.dump")
+        self.transcript.note(f"store.transfer.dump(root / {name + '.dump'!r})")
+        self.store.transfer.dump(self.stores.root / f"{name}.dump")
         self.transcript.note(f"transfer.load(root / {name + '.dump'!r}, root / {name!r}, **{given | self.settings | {'clock': None}!r})")
         transfer.load(self.stores.root / f"{name}.dump", self.stores.root / name, **given, **self.settings)
         self.transcript.note("store.close()")

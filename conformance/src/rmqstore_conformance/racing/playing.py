@@ -126,7 +126,7 @@ class Player:
         return run
 
     def _durable(self) -> dict[str, int]:
-        return {"timers": self._store.timers.durable_position, "pops": self._store.pops.durable_position}
+        return {"timers": self._store.engine.timers.durable_position, "pops": self._store.engine.pops.durable_position}
 
     def race(self, calls: tuple[str, ...], seed: int, places: int) -> None:
         """Play a race by many plans: at each place between two locks of one call, and at so many others of each order.

@@ -44,7 +44,7 @@ def scratch() -> Iterator[None]:
         contextlib.chdir(folder),
         patch.dict(os.environ, settings, clear=True),
         patch.object(stores, "clock_factory", lambda: ManualClock(NOW_MS)),
-        patch("rmqstore.directory.secrets.randbits", return_value=0x5109),
+        patch("rmqstore.store.directory.secrets.randbits", return_value=0x5109),
     ):
         time.tzset()
         yield

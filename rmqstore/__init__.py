@@ -27,17 +27,16 @@ from rmqstore.contract import (
     Subscription,
     TopicInfo,
 )
-from rmqstore.deadletters import DeadLetter
 from rmqstore.delays import DELAY_LEVELS_MS, RETRY_BACKOFF_MS
 from rmqstore.errors import *  # noqa: F403 - every error is public
-from rmqstore.lookup import Whereabouts
 from rmqstore.message import Message, PoppedMessage
-from rmqstore.reading import StoreStats
-from rmqstore.readstore import ReadStore
-from rmqstore.sending import SendReceipt
-from rmqstore.snapshots import restore
 from rmqstore.store import Store, open  # noqa: A004 - a store opens like a file
-from rmqstore.ticking import TickReport
+from rmqstore.store.dead_letters import DeadLetter
+from rmqstore.store.lookup import Whereabouts
+from rmqstore.store.reader import ReadStore, StoreStats
+from rmqstore.store.sending import SendReceipt
+from rmqstore.store.snapshots import restore
+from rmqstore.store.tick import TickReport
 
 __version__ = "0.1.0"
 

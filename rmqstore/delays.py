@@ -8,6 +8,7 @@ highest, and a level below 1 asks for nothing, as in RocketMQ.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Final
 
 import msgspec
@@ -17,10 +18,12 @@ import pyarrow.compute as pc
 from rmqstore.batch import IN_SCHEMA, MessageBatch, map_parts
 from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError, IllegalMessageError
 from rmqstore.message import MAX_TIME_MS, REQUEST_PROPERTIES, Message
+from rmqstore.when import timedelta_ms
 
 _SECOND_MS = 1000
 _MINUTE_MS = 60 * _SECOND_MS
 _REQUESTS = frozenset(REQUEST_PROPERTIES)
+_MAX_BACKOFF = 100
 
 DELAY_LEVELS_MS: Final = (
     *(seconds * _SECOND_MS for seconds in (1, 5, 10, 30)),
@@ -139,3 +142,14 @@ def _columns_without_requests(batch: MessageBatch, now_ms: int) -> MessageBatch:
     arrays["properties"] = pa.array([list(each.properties.items()) or None for each in kept], IN_SCHEMA.field("properties").type)
     arrays["deliver_at_ms"] = pa.array([each.deliver_at_ms for each in kept], pa.int64())
     return MessageBatch(columns=pa.RecordBatch.from_arrays([arrays[name] for name in IN_SCHEMA.names], schema=IN_SCHEMA))
+
+
+def backoff_table(backoff: Sequence[timedelta]) -> list[int]:
+    """Return a table of back-offs as a caller gives it, in ms.
+
+    Raises:
+        IllegalArgumentTypeError: it is no list of 1 to 100 durations.
+    """
+    if not isinstance(backoff, Sequence) or isinstance(backoff, str | bytes) or not 1 <= len(backoff) <= _MAX_BACKOFF:
+        raise IllegalArgumentTypeError(f"backoff must be a list of 1 to {_MAX_BACKOFF} durations, not {backoff!r}")
+    return [timedelta_ms("each of backoff", each, minimum=1) for each in backoff]

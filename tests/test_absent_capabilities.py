@@ -19,9 +19,9 @@ def test_s1_absent_capabilities_are_refused_without_effect(stores: Stores, monke
     capabilities = [get_plugins().load_engine(name)[0].capabilities for name in stores.pair]
     before = state_of(store)
     poorer = msgspec.structs.replace(capabilities[1], fifo=Support.NOT_YET, sql92_filter=Support.NOT_YET, retention=Support.NOT_YET)
-    info = msgspec.structs.replace(store._opened.infos[stores.pair.pops], capabilities=poorer)
+    info = msgspec.structs.replace(store.engine.infos[stores.pair.pops], capabilities=poorer)
     with monkeypatch.context() as patch:
-        patch.setitem(store._opened.infos, stores.pair.pops, info)
+        patch.setitem(store.engine.infos, stores.pair.pops, info)
         for call in (
             lambda: store.pop("t", "g", order=True),
             lambda: store.pop("fresh", "g2", order=True),

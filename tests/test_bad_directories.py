@@ -26,7 +26,7 @@ from rmqstore import (
     StorePathError,
     UnknownEngineError,
 )
-from rmqstore.directory import read_manifest
+from rmqstore.store.directory import read_manifest
 
 NOW_MS = 1_700_000_000_000
 DURABLE = [
@@ -175,7 +175,7 @@ def test_a_store_that_another_open_makes_meanwhile_is_no_stranger(made: Path, en
         looked.append(path)
         return None if len(looked) == 1 else read_manifest(path)
 
-    monkeypatch.setattr("rmqstore.directory.read_manifest", late)
+    monkeypatch.setattr("rmqstore.store.directory.read_manifest", late)
     rmqstore.open(made, engine=engine, services=False).close()
     assert len(looked) > 1
 
@@ -323,7 +323,7 @@ def test_half_a_creation_starts_afresh(made: Path, engine: str) -> None:
     assert (made / engine).exists(), "a store that lost its manifest was thrown away"
     (made / "rmqstore.creating").touch()
     with _open(made, engine=engine) as store:
-        assert store.topics() == []
+        assert store.topics.list() == []
 
 
 def test_a_store_whose_database_is_gone(made: Path, engine: str, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def _state(store: Store) -> object:
         stats.pops.messages,
         stats.pops.in_flight,
         store.lag("t", "g"),
-        store.topics(system=True),
+        store.topics.list(system=True),
     )
 
 
@@ -265,8 +265,8 @@ CALLS: dict[str, tuple[Callable[[Store], object], str]] = {
     "pending: None": (lambda s: s.pending(None), "edges"),
     "pending: falling": (lambda s: s.pending([3, 1]), "edges"),
     "scan: after text": (lambda s: s.scan(after="x"), "after"),
-    "topics: system text": (lambda s: s.topics(system="x"), "system"),
-    "set_group: backoff text": (lambda s: s.set_group("g", backoff=""), "backoff"),
+    "topics: system text": (lambda s: s.topics.list(system="x"), "system"),
+    "set_group: backoff text": (lambda s: s.groups.set("g", backoff=""), "backoff"),
     "scan: after int": (lambda s: s.scan(after=5), "after"),
     "scan: after texts": (lambda s: s.scan(after=("a", "b")), "after"),
     "scan: after out of range": (lambda s: s.scan(after=(-1, HUGE)), "after"),
@@ -275,19 +275,19 @@ CALLS: dict[str, tuple[Callable[[Store], object], str]] = {
     "read: limit 0": (lambda s: s.read("t", 0, 0, 0), "limit"),
     "read: offset below 0": (lambda s: s.read("t", 0, -1), "offset"),
     "read: offset huge": (lambda s: s.read("t", 0, HUGE), "offset"),
-    "reset: text": (lambda s: s.reset_offset("t", "g", "max"), "offset"),
-    "reset: the name of an end": (lambda s: s.reset_offset("t", "g", "min"), "InitMode.MIN"),
-    "dead letters: limit below 0": (lambda s: s.dead_letters("g", limit=-1), "limit"),
-    "dead letters: limit as text": (lambda s: s.dead_letters("g", limit="5"), "limit"),
-    "parked: limit below 0": (lambda s: s.parked(limit=-1), "limit"),
-    "resend nothing": (lambda s: s.resend_dead(None), "dead_letters()"),
-    "resend a text": (lambda s: s.resend_dead("x"), "dead_letters()"),
-    "resend popped messages": (lambda s: s.resend_dead(list(s.read("t").messages)), "row 0"),
-    "drop a list of None": (lambda s: s.drop_dead([None]), "row 0"),
-    "reset: beyond": (lambda s: s.reset_offset("t", "g", 99), "offset"),
-    "reset: unknown topic": (lambda s: s.reset_offset("nobody", "g", InitMode.MIN), "nobody"),
-    "create_topic: none": (lambda s: s.create_topic("fresh", 0), "queues"),
-    "create_topic: too many": (lambda s: s.create_topic("fresh", 1025), "queues"),
+    "reset: text": (lambda s: s.groups.reset_offset("t", "g", "max"), "offset"),
+    "reset: the name of an end": (lambda s: s.groups.reset_offset("t", "g", "min"), "InitMode.MIN"),
+    "dead letters: limit below 0": (lambda s: s.dead_letters.list("g", limit=-1), "limit"),
+    "dead letters: limit as text": (lambda s: s.dead_letters.list("g", limit="5"), "limit"),
+    "parked: limit below 0": (lambda s: s.dead_letters.parked(limit=-1), "limit"),
+    "resend nothing": (lambda s: s.dead_letters.resend(None), "dead_letters.list()"),
+    "resend a text": (lambda s: s.dead_letters.resend("x"), "dead_letters.list()"),
+    "resend popped messages": (lambda s: s.dead_letters.resend(list(s.read("t").messages)), "row 0"),
+    "drop a list of None": (lambda s: s.dead_letters.drop([None]), "row 0"),
+    "reset: beyond": (lambda s: s.groups.reset_offset("t", "g", 99), "offset"),
+    "reset: unknown topic": (lambda s: s.groups.reset_offset("nobody", "g", InitMode.MIN), "nobody"),
+    "create_topic: none": (lambda s: s.topics.create("fresh", 0), "queues"),
+    "create_topic: too many": (lambda s: s.topics.create("fresh", 1025), "queues"),
     "snapshot: int": (lambda s: s.snapshot(5), "path"),
     "snapshot: no parent": (lambda s: s.snapshot("/nonexistent/copy"), "/nonexistent"),
     "snapshot: there already": (lambda s: s.snapshot("/tmp"), "/tmp"),
@@ -306,31 +306,31 @@ def test_bad_call(store: Store, case: str) -> None:
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=repr)
 def test_bad_name(store: Store, name: Any) -> None:
-    _refused(store, lambda s: s.create_topic(name), "topic")
+    _refused(store, lambda s: s.topics.create(name), "topic")
     _refused(store, lambda s: s.cancel_key(name, "k"), "topic")
     _refused(store, lambda s: s.pop("t", name), "group")
     _refused(store, lambda s: s.lag("t", name), "group")
-    _refused(store, lambda s: s.offsets(name), "group")
-    _refused(store, lambda s: s.reset_offset("t", name, 0), "group")
+    _refused(store, lambda s: s.groups.offsets(name), "group")
+    _refused(store, lambda s: s.groups.reset_offset("t", name, 0), "group")
     if name not in ("%DLQ%x", "%PARKED%"):
         _refused(store, lambda s: s.pop(name, "g"), "topic")
         _refused(store, lambda s: s.lag(name, "g"), "topic")
         _refused(store, lambda s: s.read(name), "topic")
-        _refused(store, lambda s: s.reset_offset(name, "g", 0), "topic")
+        _refused(store, lambda s: s.groups.reset_offset(name, "g", 0), "topic")
 
 
 @pytest.mark.parametrize("value", BAD_INTS, ids=repr)
 def test_bad_number(store: Store, value: Any) -> None:
     _refused(store, lambda s: s.pop("t", "g", max_messages=value), "max_messages")
-    _refused(store, lambda s: s.create_topic("fresh", value), "queues")
+    _refused(store, lambda s: s.topics.create("fresh", value), "queues")
     _refused(store, lambda s: s.scan(limit=value), "limit")
     _refused(store, lambda s: s.read("t", 0, 0, value), "limit")
     _refused(store, lambda s: s.read("t", 0, value), "offset")
-    _refused(store, lambda s: s.reset_offset("t", "g", value), "offset")
+    _refused(store, lambda s: s.groups.reset_offset("t", "g", value), "offset")
     if value is not None:
         _refused(store, lambda s: s.read("t", value), "queue")
         _refused(store, lambda s: s.pop("t", "g", queue=value), "queue")
-        _refused(store, lambda s: s.reset_offset("t", "g", 0, queue=value), "queue")
+        _refused(store, lambda s: s.groups.reset_offset("t", "g", 0, queue=value), "queue")
 
 
 def test_huge_times_are_legal_up_to_the_limit(store: Store) -> None:
@@ -395,7 +395,7 @@ def _forged(store: Store) -> list[str | Receipt]:
 
 def test_forged_receipts_are_unknown(store: Store) -> None:
     forged = _forged(store)
-    store.reset_offset("t", "forger", InitMode.MIN)
+    store.groups.reset_offset("t", "forger", InitMode.MIN)
     before = _state(store)
     for each in forged:
         assert store.ack(each) is AckOutcome.UNKNOWN, each
@@ -412,7 +412,7 @@ def test_receipts_of_the_wrong_types(store: Store, field: str) -> None:
     assert isinstance(receipt, Receipt)
     fields = {name: getattr(receipt, name) for name in receipt.__struct_fields__}
     bare = [value for value in WRONG if not _is_unknown(store.ack, Receipt(**{**fields, field: value}), AckOutcome.UNKNOWN)]
-    store.reset_offset("t", f"wrong-{field}", InitMode.MIN)
+    store.groups.reset_offset("t", f"wrong-{field}", InitMode.MIN)
     assert bare == []
     assert store.verify() == []
 

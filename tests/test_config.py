@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from rmqstore.config import CONTROL_VARIABLES, Config, load
 from rmqstore.contract import EngineOptions, Flush, InitMode, PopBuffer, Setting
 from rmqstore.errors import ConfigError
-from rmqstore.opening import pop_buffer_of
 from rmqstore.settings import CORE_SETTINGS, DEFAULT, Origin, Source, Value, allowed, check_engine_settings, checked, parsed
+from rmqstore.store.opening import pop_buffer_of
 
 ACME = (
     Setting("acme.values", str, "inline", "Where values go.", choices=("inline", "separated"), baked=True),

@@ -35,7 +35,7 @@ def test_all_engines_keep_every_promise(tmp_path: Path, capsys: pytest.CaptureFi
             assert store.verify() == []
             assert store.pending().total == 0
             assert store.lag(TOPIC, GROUP) == rmqstore.Lag(0, 0, 0, 0)
-            assert store.topics()[0].max_offsets == (sum(order.paid_ms is None for order in make_orders(ORDERS, 7)),)
+            assert store.topics.list()[0].max_offsets == (sum(order.paid_ms is None for order in make_orders(ORDERS, 7)),)
 
 
 def test_the_real_clock_part_shows_lateness(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ class Traffic:
     def __init__(self, stores: Stores) -> None:
         self.stores = stores
         self.store = stores.open(flush="async")
-        self.store.create_topic("t", 3)
+        self.store.topics.create("t", 3)
         self.lock = threading.Condition()
         self.moment = 0
         self.sent: dict[str, int] = {}
@@ -146,7 +146,7 @@ def test_every_call_goes_on_while_a_copy_is_made_durable(pair: Pair, monkeypatch
             receipt = store.send(message("timer"), delay=timedelta(hours=1))
             assert store.cancel(str(receipt.handle)) is CancelOutcome.CANCELLED
             assert store.ack(store.pop("t", "g", max_messages=2)) == [AckOutcome.ACKED] * 2
-            store.set_group("g", max_retries=3)
+            store.groups.set("g", max_retries=3)
             store.flush()
             assert store.verify() == []
             if pair.timers == pair.pops:
@@ -168,7 +168,7 @@ def test_every_call_goes_on_while_a_copy_is_made_durable(pair: Pair, monkeypatch
             assert copy.verify() == []
             if pair.timers == pair.pops:
                 assert read_ids(copy) == ["m0", "m1", "m2", "m3"]
-                assert copy.groups() == []
+                assert copy.groups.list() == []
 
 
 @pytest.mark.parametrize("pair", DURABLE_PAIRS, ids=str)
@@ -208,7 +208,7 @@ def test_what_cannot_be_restored(durable_stores: Stores, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("rmqstore.snapshots.copy_file", full)
+        patch.setattr("rmqstore.store.snapshots.copy_file", full)
         with pytest.raises(StoreFullError):
             rmqstore.restore(root / "snapshot", root / "x")
     assert copied

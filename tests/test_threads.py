@@ -261,7 +261,7 @@ def test_while_a_pop_looks_on_in_steps_each_call_stands_back(tmp_path: Path, eng
     with rmqstore.open(tmp_path / "store", engine=engine, services=False) as store:
         pop_of_engine = store._pops.pop
         store.send_batch([Message("t", b"x", tag="red", queue_id=0) for _ in range(10_000)])
-        monkeypatch.setattr("rmqstore.owning.time", SimpleNamespace(sleep=stand_back))
+        monkeypatch.setattr("rmqstore.store.store.time", SimpleNamespace(sleep=stand_back))
         monkeypatch.setattr(store._pops, "pop", send_at_the_third)
         assert store.pop("t", "g", filter="blue") == []
         assert steps >= 4
@@ -274,7 +274,7 @@ def test_put_cancel_and_tick_race(store: Store) -> None:
     """A timer that a cancel took is never delivered, one that came too late to cancel always is (C1, C2, H4)."""
     outcomes: dict[str, str] = {}
     together = Together()
-    store.create_topic("t", 4)
+    store.topics.create("t", 4)
 
     def send_and_cancel(thread: int) -> None:
         chance = random.Random(thread)

@@ -144,7 +144,7 @@ def test_a_raw_value_is_as_long_as_what_is_stored(tmp_path: Path) -> None:
     made = Load(workload_named("within-the-hour"), 64, 1).fresh(START_MS, 1)
     with rmqstore.open(tmp_path / "s", engine="memory", clock=rmqstore.ManualClock(START_MS), services=False) as store:
         store.send_batch(made.columns)
-        stored = [len(value) for _, value in store.timers._shared.kv.scan(1, b"", None, 10)]  # type: ignore[attr-defined]
+        stored = [len(value) for _, value in store.engine.timers._shared.kv.scan(1, b"", None, 10)]  # type: ignore[attr-defined]
     pytest.importorskip("lmdb")
     raw = RAW["raw-lmdb"](tmp_path / "raw")
     entries = raw.prepared(made.columns, START_MS)
@@ -337,7 +337,7 @@ def test_a_store_is_opened_with_the_settings_of_the_task(tmp_path: Path) -> None
     given = task(tmp_path, engine="rocksdb", settings={"rocksdb.values": "separated"}, flush="async", body_bytes=65_536)
     store = open_store(given, rmqstore.ManualClock(1))
     try:
-        values = store.config.values
+        values = store.engine.config.values
         assert (values["rocksdb.values"], values["flush"], values["hand_over_limit"]) == ("separated", "async", 256)
     finally:
         store.close()

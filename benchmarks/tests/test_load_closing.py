@@ -83,14 +83,14 @@ def play(plan: Plan) -> None:
                 assert set(store.ack(store.pop_batch(TOPIC, GROUP))) == {rmqstore.AckOutcome.ACKED}
         if shard == AGAIN:
             with between_rounds(plan, shard) as store:
-                store.reset_offset(TOPIC, GROUP, 0)
+                store.groups.reset_offset(TOPIC, GROUP, 0)
         if shard == SOON_DEAD:
             with between_rounds(plan, shard, LEASE_MS, max_retries=0) as store:
                 assert store.tick().dead > 0
         run_round(plan, shard, 3)
         if shard == BACK:
             with between_rounds(plan, shard) as store:
-                store.reset_offset(TOPIC, GROUP, 0)
+                store.groups.reset_offset(TOPIC, GROUP, 0)
 
 
 def cancelled(plan: Plan, shard: int) -> list[int]:

@@ -53,15 +53,15 @@ def reopen_forgets_deliveries(stores: Stores) -> None:
 def reopen_spreads_anew(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1, message_group="a"))
-    before = store.topics()
-    assert stores.reopen(store).topics() == before
+    before = store.topics.list()
+    assert stores.reopen(store).topics.list() == before
 
 
 @proof
 def reopen_forgets_backoff(stores: Stores) -> None:
     store = stores.open()
-    store.set_group("g", max_retries=3, backoff=[timedelta(seconds=1)])
-    assert stores.reopen(store).group_settings("g").backoff_ms == (1000,)
+    store.groups.set("g", max_retries=3, backoff=[timedelta(seconds=1)])
+    assert stores.reopen(store).groups.settings("g").backoff_ms == (1000,)
 
 
 @proof
@@ -75,7 +75,7 @@ def parks_short(stores: Stores) -> None:
         file.write_bytes(data.replace(b"q" * 3000, b"z" + b"q" * 2999))
     store = stores.open()
     store.pop("t", "g")
-    assert len(store.parked()[0].message.body) >= 3000
+    assert len(store.dead_letters.parked()[0].message.body) >= 3000
 
 
 @proof
@@ -95,14 +95,14 @@ def looks_back_a_week(stores: Stores) -> None:
 @proof
 def put_marks_looked_for_early(stores: Stores) -> None:
     store = stores.open()
-    meeting(store.timers, [partial(store.send, message(1), delay_ms=5000, marks=[b"k"])] * 2)
+    meeting(store.engine.timers, [partial(store.send, message(1), delay_ms=5000, marks=[b"k"])] * 2)
     assert store.pending().total == 1
 
 
 @proof
 def send_marks_looked_for_early(stores: Stores) -> None:
     store = stores.open()
-    meeting(store.pops, [partial(store.send, message(1), marks=[b"k"])] * 2)
+    meeting(store.engine.pops, [partial(store.send, message(1), marks=[b"k"])] * 2)
     assert read_ids(store) == ["m1"]
 
 
@@ -111,7 +111,7 @@ def pops_from_what_they_saw(stores: Stores) -> None:
     store = stores.open()
     store.pop("t", "g")
     store.send_batch(many(2))
-    found = meeting(store.pops, [partial(store.pop, "t", "g", max_messages=1)] * 2)
+    found = meeting(store.engine.pops, [partial(store.pop, "t", "g", max_messages=1)] * 2)
     assert sorted(each[0].message_id for each in found) == ["m0", "m1"]
 
 
@@ -120,7 +120,7 @@ def ack_counts_lost(stores: Stores) -> None:
     store = stores.open()
     store.send_batch(many(2))
     leased = store.pop("t", "g")
-    meeting(store.pops, [partial(store.ack, each) for each in leased])
+    meeting(store.engine.pops, [partial(store.ack, each) for each in leased])
     assert store.lag("t", "g").in_flight == 0
 
 
@@ -128,14 +128,14 @@ def ack_counts_lost(stores: Stores) -> None:
 def cancels_by_seal_they_saw(stores: Stores) -> None:
     store = stores.open()
     receipt = store.send(message(1), delay_ms=5000)
-    found = meeting(store.timers, [lambda: store.cancel(receipt)], lambda: store.timers.seal(S + 5000))
+    found = meeting(store.engine.timers, [lambda: store.cancel(receipt)], lambda: store.engine.timers.seal(S + 5000))
     assert found == [CancelOutcome.ALREADY_DELIVERED]
 
 
 @proof
 def topics_made_twice(stores: Stores) -> None:
     store = stores.open()
-    meeting(store.pops, [partial(store.send, message(number)) for number in range(2)])
+    meeting(store.engine.pops, [partial(store.send, message(number)) for number in range(2)])
     assert len(read_ids(store)) == 2
 
 
@@ -145,15 +145,15 @@ def letters_resent_twice(stores: Stores) -> None:
     store.send(message(1))
     store.reject(store.pop("t", "g"))
     resend = PopTxn(removals=[Removal("%DLQ%g", 0, 0, "m1", resend_to="%RETRY%g+t", resend_queue=0)])
-    meeting(store.pops, [partial(store.pops.apply, resend, S)] * 2)
+    meeting(store.engine.pops, [partial(store.engine.pops.apply, resend, S)] * 2)
     assert store.lag("t", "g").retry == 1
 
 
 @proof
 def settings_read_before_they_are_set(stores: Stores) -> None:
     store = stores.open()
-    meeting(store.pops, [partial(store.set_group, group, max_retries=3) for group in ("g", "h")])
-    assert [store.group_settings(group).max_retries for group in ("g", "h")] == [3, 3]
+    meeting(store.engine.pops, [partial(store.groups.set, group, max_retries=3) for group in ("g", "h")])
+    assert [store.groups.settings(group).max_retries for group in ("g", "h")] == [3, 3]
 
 
 @proof
@@ -171,9 +171,9 @@ def syncs_share_too_much(stores: Stores) -> None:
         plain(base, changes)
 
     def second() -> None:
-        _, ticket = store.pops.append(one_timer(2, deliver_at_ms=None), S)
-        store.pops.sync(ticket)
-        seen.append((store.pops.durable_position, ticket.position))
+        _, ticket = store.engine.pops.append(one_timer(2, deliver_at_ms=None), S)
+        store.engine.pops.sync(ticket)
+        seen.append((store.engine.pops.durable_position, ticket.position))
 
     threads = [threading.Thread(target=store.send, args=(message(1),)), threading.Thread(target=second)]
     LmdbBase.commit = commit
@@ -197,7 +197,7 @@ def syncs_share_too_much(stores: Stores) -> None:
 def late_cancels_at_once(stores: Stores) -> None:
     store = stores.open()
     receipt = store.send(message(1), delay_ms=1000)
-    store.timers.seal(S + 1000)
+    store.engine.timers.seal(S + 1000)
     assert store.cancel(receipt) is CancelOutcome.ALREADY_DELIVERED
     assert copied(stores).cancel(receipt) is CancelOutcome.ALREADY_DELIVERED
 
@@ -207,7 +207,7 @@ def repeated_cancels_at_once(stores: Stores) -> None:
     store = stores.open()
     receipt = store.send(message(1), delay_ms=1000)
     assert receipt.timer is not None
-    store.timers.cancel([receipt.timer], S)
+    store.engine.timers.cancel([receipt.timer], S)
     assert store.cancel(receipt) is CancelOutcome.CANCELLED
     assert copied(stores).pending().total == 0
 
@@ -215,18 +215,18 @@ def repeated_cancels_at_once(stores: Stores) -> None:
 @proof
 def repeated_puts_at_once(stores: Stores) -> None:
     store = stores.open()
-    store.timers.put(one_timer(), S, [b"k"])
-    _, ticket = store.timers.put(one_timer(), S, [b"k"])
-    store.timers.sync(ticket)
+    store.engine.timers.put(one_timer(), S, [b"k"])
+    _, ticket = store.engine.timers.put(one_timer(), S, [b"k"])
+    store.engine.timers.sync(ticket)
     assert copied(stores).pending().total == 1
 
 
 @proof
 def never_soft(stores: Stores) -> None:
     store = stores.open()
-    store.timers.put(one_timer(), S)
-    store.timers.seal(S + 5000)
-    assert store.timers.due(EMPTY_CURSOR, 10).soft
+    store.engine.timers.put(one_timer(), S)
+    store.engine.timers.seal(S + 5000)
+    assert store.engine.timers.due(EMPTY_CURSOR, 10).soft
 
 
 @proof
@@ -259,7 +259,7 @@ def repeated_acks_at_once(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
     leased = store.pop("t", "g")[0]
-    store.pops.ack([leased.proof], S)
+    store.engine.pops.ack([leased.proof], S)
     assert store.ack(leased) is AckOutcome.ALREADY_ACKED
     assert copied(stores).lag("t", "g").in_flight == 0
 
@@ -269,7 +269,7 @@ def stale_at_once(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
     leased = store.pop("t", "g")[0]
-    store.pops.release([leased.proof], S)
+    store.engine.pops.release([leased.proof], S)
     assert store.ack(leased) is AckOutcome.STALE
     assert copied(stores).ack(leased) is AckOutcome.STALE
 
@@ -287,19 +287,19 @@ def letters_gone_at_once(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
     store.reject(store.pop("t", "g"))
-    letters = store.dead_letters("g")
-    store.pops.apply(PopTxn(removals=[Removal("%DLQ%g", 0, 0, "m1")]), S)
-    assert store.drop_dead(letters) == 0
-    assert copied(stores).dead_letters("g") == []
+    letters = store.dead_letters.list("g")
+    store.engine.pops.apply(PopTxn(removals=[Removal("%DLQ%g", 0, 0, "m1")]), S)
+    assert store.dead_letters.drop(letters) == 0
+    assert copied(stores).dead_letters.list("g") == []
 
 
 @proof
 def repeated_sends_at_once(stores: Stores) -> None:
     store = stores.open()
     now = one_timer(deliver_at_ms=None)
-    store.pops.append(now, S, [b"k"])
-    _, ticket = store.pops.append(now, S, [b"k"])
-    store.pops.sync(ticket)
+    store.engine.pops.append(now, S, [b"k"])
+    _, ticket = store.engine.pops.append(now, S, [b"k"])
+    store.engine.pops.sync(ticket)
     assert read_ids(copied(stores)) == ["m1"]
 
 
@@ -317,7 +317,7 @@ def empty_pops_register_at_once(stores: Stores) -> None:
 def repeated_attempts_at_once(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
-    store.pops.pop(PopRequest("t", "g", attempt_id="a"), S)
+    store.engine.pops.pop(PopRequest("t", "g", attempt_id="a"), S)
     assert len(store.pop("t", "g", attempt_id="a")) == 1
     assert copied(stores).pop("t", "g") == []
 
@@ -333,8 +333,8 @@ def large_pops_wait_for_less(stores: Stores) -> None:
 @proof
 def cursor_durable_too_early(stores: Stores) -> None:
     store = stores.open()
-    store.pops.apply(PopTxn(timer_cursor=TimerCursor.of([(S, 5)])), S)
-    assert store.pops.durable_cursor() == EMPTY_CURSOR
+    store.engine.pops.apply(PopTxn(timer_cursor=TimerCursor.of([(S, 5)])), S)
+    assert store.engine.pops.durable_cursor() == EMPTY_CURSOR
 
 
 @proof
@@ -342,14 +342,14 @@ def resets_at_once(stores: Stores) -> None:
     store = stores.open(reclaim="age")
     store.send(message(1))
     store.ack(store.pop("t", "g"))
-    store.reset_offset("t", "g", InitMode.MIN)
+    store.groups.reset_offset("t", "g", InitMode.MIN)
     assert copied(stores, reclaim="age").lag("t", "g").ready == 1
 
 
 @proof
 def settings_at_once(stores: Stores) -> None:
-    stores.open().set_group("g", max_retries=3)
-    assert copied(stores).group_settings("g") == GroupSettings(max_retries=3)
+    stores.open().groups.set("g", max_retries=3)
+    assert copied(stores).groups.settings("g") == GroupSettings(max_retries=3)
 
 
 @proof
@@ -372,7 +372,7 @@ def receipts_by_place(stores: Stores) -> None:
 def epochs_not_synced(stores: Stores) -> None:
     store = stores.open(flush="async")
     copy = copied(stores, flush="async")
-    assert copy.timers.stats().epoch > store.timers.stats().epoch
+    assert copy.engine.timers.stats().epoch > store.engine.timers.stats().epoch
 
 
 @proof
@@ -394,7 +394,7 @@ def closes_without_sync(stores: Stores) -> None:
 def refreshes_half(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
-    with rmqstore.open(stores.root / "store", mode="read", engine=stores.pair.timers) as reader:
+    with rmqstore.open(stores.root / "store", read_only=True, engine=stores.pair.timers) as reader:
         store.send(message(2), delay_ms=5000)
         reader.refresh()
         assert reader.pending().total == 1
@@ -507,8 +507,10 @@ def resent_before_removed(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
     store.reject(store.pop("t", "g"))
-    letters = store.dead_letters("g")
-    _parts(stores, lambda: store.resend_dead(letters), lambda each: len(each.dead_letters("g")) + each.lag("t", "g").retry, {1})
+    letters = store.dead_letters.list("g")
+    _parts(
+        stores, lambda: store.dead_letters.resend(letters), lambda each: len(each.dead_letters.list("g")) + each.lag("t", "g").retry, {1}
+    )
 
 
 @proof
@@ -530,7 +532,7 @@ def dead_counted_behind(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
     leased = store.pop("t", "g")
-    _parts(stores, lambda: store.reject(leased), lambda each: each.lag("t", "g").dead - len(each.dead_letters("g")), {0})
+    _parts(stores, lambda: store.reject(leased), lambda each: each.lag("t", "g").dead - len(each.dead_letters.list("g")), {0})
 
 
 @proof
@@ -565,7 +567,7 @@ def runs_behind_leases(stores: Stores) -> None:
 def names_behind_messages(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
-    _parts(stores, lambda: store.delete_topic("t"), lambda each: each.lag("t", "g").ready - len(read_ids(each)), {0})
+    _parts(stores, lambda: store.topics.delete("t"), lambda each: each.lag("t", "g").ready - len(read_ids(each)), {0})
 
 
 @proof
@@ -635,4 +637,4 @@ def skips_damage(stores: Stores) -> None:
         file.write_bytes(file.read_bytes().replace(b"q" * 3000, b"z" + b"q" * 2999))
     store = stores.open()
     store.pop("t", "g")
-    assert len(store.parked()) == 1
+    assert len(store.dead_letters.parked()) == 1

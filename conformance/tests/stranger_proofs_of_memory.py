@@ -189,8 +189,8 @@ def acks_mix_groups(stores: Stores) -> None:
 @proof
 def deletes_by_suffix(stores: Stores) -> None:
     store = failed_once(stores, message(1, "ab"))
-    store.create_topic("b")
-    store.delete_topic("b")
+    store.topics.create("b")
+    store.topics.delete("b")
     assert ids(store.pop("ab", "g")) == ["m1"]
 
 
@@ -206,15 +206,15 @@ def leases_by_prefix(stores: Stores) -> None:
 @proof
 def offsets_sort_as_text(stores: Stores) -> None:
     store = stores.open()
-    store.create_topic("t", 12)
+    store.topics.create("t", 12)
     store.pop("t", "g")
-    assert [each.queue_id for each in store.offsets("g")] == list(range(12))
+    assert [each.queue_id for each in store.groups.offsets("g")] == list(range(12))
 
 
 @proof
 def queue_zero_is_any(stores: Stores) -> None:
     store = stores.open()
-    store.create_topic("t", 2)
+    store.topics.create("t", 2)
     store.send(message(1, queue_id=1))
     assert store.pop("t", "g", queue=0) == []
 
@@ -224,13 +224,13 @@ def short_reasons(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
     store.reject(store.pop("t", "g"), reason="x" * 1000)
-    assert store.dead_letters("g")[0].reason == "x" * 1000
+    assert store.dead_letters.list("g")[0].reason == "x" * 1000
 
 
 @proof
 def looks_at_sixteen_queues(stores: Stores) -> None:
     store = stores.open()
-    store.create_topic("t", 20)
+    store.topics.create("t", 20)
     store.send(message(1, queue_id=19))
     assert ids(store.pop("t", "g")) == ["m1"]
 
@@ -241,7 +241,7 @@ def dead_of_long_topics(stores: Stores) -> None:
     topic = "t" * 64
     store.send(message(1, topic))
     store.reject(store.pop(topic, "g"))
-    store.drop_dead(store.dead_letters("g"))
+    store.dead_letters.drop(store.dead_letters.list("g"))
     assert store.lag(topic, "g").dead == 0
 
 
@@ -286,7 +286,7 @@ def dumps_no_delivered(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1), delay_ms=5000)
     passed(stores, store, 5000)
-    assert store.timers.export_state("timer_traces", None, 100).rows.num_rows == 1
+    assert store.engine.timers.export_state("timer_traces", None, 100).rows.num_rows == 1
 
 
 @proof
@@ -299,7 +299,7 @@ def dead_keys_sorted(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1, keys=("b", "a")))
     store.reject(store.pop("t", "g"))
-    assert store.dead_letters("g")[0].message.keys == ("b", "a")
+    assert store.dead_letters.list("g")[0].message.keys == ("b", "a")
 
 
 @proof
@@ -307,7 +307,7 @@ def dead_get_tags(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
     store.reject(store.pop("t", "g"))
-    assert store.dead_letters("g")[0].message.tag is None
+    assert store.dead_letters.list("g")[0].message.tag is None
 
 
 @proof
@@ -315,7 +315,7 @@ def resent_remembers(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
     store.reject(store.pop("t", "g"), reason="why")
-    store.resend_dead(store.dead_letters("g"))
+    store.dead_letters.resend(store.dead_letters.list("g"))
     assert store.pop("t", "g")[0].properties == {}
 
 
@@ -324,7 +324,7 @@ def resent_counts_on(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
     store.reject(store.pop("t", "g"))
-    store.resend_dead(store.dead_letters("g"))
+    store.dead_letters.resend(store.dead_letters.list("g"))
     assert store.pop("t", "g")[0].attempt == 1
 
 
@@ -343,13 +343,13 @@ def reasons_stick(stores: Stores) -> None:
     passed(stores, store, 1000)
     assert store.pop("t", "g", invisible_ms=1000)
     passed(stores, store, 1000)
-    assert "early" not in store.dead_letters("g")[0].reason
+    assert "early" not in store.dead_letters.list("g")[0].reason
 
 
 @proof
 def columns_of_one_queue(stores: Stores) -> None:
     store = stores.open()
-    store.create_topic("t", 2)
+    store.topics.create("t", 2)
     store.send_batch([message(queue, queue_id=queue) for queue in range(2)])
     assert set(store.pop_batch("t", "g").columns.column("queue_id").to_pylist()) == {0, 1}
 
@@ -415,7 +415,7 @@ def dumps_no_reasons(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
     store.retry_later(store.pop("t", "g"), delay_ms=1000, reason="why")
-    assert "why" in store.pops.export_state("leases", None, 100).rows.column("reason").to_pylist()
+    assert "why" in store.engine.pops.export_state("leases", None, 100).rows.column("reason").to_pylist()
 
 
 @proof
@@ -423,7 +423,7 @@ def dumps_no_attempts(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
     store.pop("t", "g", attempt_id="a")
-    assert store.pops.export_state("attempts", None, 100).rows.num_rows == 1
+    assert store.engine.pops.export_state("attempts", None, 100).rows.num_rows == 1
 
 
 @proof
@@ -459,7 +459,7 @@ def get_sees_cancelled(stores: Stores) -> None:
     first = store.send_batch(many(2), delay_ms=5000)[0]
     store.cancel(first)
     assert first.timer is not None
-    assert store.timers.get(first.timer) is None
+    assert store.engine.timers.get(first.timer) is None
 
 
 @proof
@@ -514,7 +514,7 @@ def revives_one_page(stores: Stores) -> None:
 @proof
 def zero_retries_are_default(stores: Stores) -> None:
     store = stores.open()
-    store.set_group("g", max_retries=0)
+    store.groups.set("g", max_retries=0)
     store.send(message(1))
     store.pop("t", "g", invisible_ms=1000)
     passed(stores, store, 1000)
@@ -526,13 +526,13 @@ def expiry_without_waits(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
     store.retry_later(store.pop("t", "g"), delay_ms=1000)
-    assert store.pops.next_expiry_ms() == S + 1000
+    assert store.engine.pops.next_expiry_ms() == S + 1000
 
 
 @proof
 def ready_without_retries(stores: Stores) -> None:
     store = failed_once(stores, message(1))
-    assert store.pops.ready("t", "g", "*", S + 1000) is True
+    assert store.engine.pops.ready("t", "g", "*", S + 1000) is True
 
 
 @proof
@@ -569,15 +569,15 @@ def empty_pops_are_idle(stores: Stores) -> None:
     store.pop("t", "g")
     stores.clock.advance(60_000)
     store.pop("t", "g")
-    assert store.subscriptions("g")[0].active_ms == S + 60_000
+    assert store.groups.subscriptions("g")[0].active_ms == S + 60_000
 
 
 @proof
 def reset_to_the_end_forgets_queues(stores: Stores) -> None:
     store = stores.open()
-    store.create_topic("t", 2)
+    store.topics.create("t", 2)
     store.send_batch([message(number, queue_id=min(number, 1)) for number in range(4)])
-    store.reset_offset("t", "g", InitMode.MAX)
+    store.groups.reset_offset("t", "g", InitMode.MAX)
     assert store.lag("t", "g").ready == 0
 
 
@@ -586,17 +586,17 @@ def removed_twice_counts_twice(stores: Stores) -> None:
     store = stores.open()
     store.send_batch(many(2))
     store.reject(store.pop("t", "g"))
-    first = store.dead_letters("g", limit=1)
-    assert [store.drop_dead(first), store.drop_dead(first)] == [1, 0]
+    first = store.dead_letters.list("g", limit=1)
+    assert [store.dead_letters.drop(first), store.dead_letters.drop(first)] == [1, 0]
     assert store.lag("t", "g").dead == 1
 
 
 @proof
 def queues_chosen_on_the_way(stores: Stores) -> None:
     store = stores.open()
-    store.create_topic("t", 1)
+    store.topics.create("t", 1)
     store.send(message(1), delay_ms=5000)
-    store.create_topic("t", 8)
+    store.topics.create("t", 8)
     passed(stores, store, 5000)
     assert read_ids(store) == ["m1"]
 
@@ -608,8 +608,8 @@ def queues_chosen_on_the_way(stores: Stores) -> None:
 def seal_ends_with_the_clock(stores: Stores) -> None:
     store = stores.open()
     receipt = store.send(message(1), delay_ms=5000)
-    store.timers.seal(S + 10_000)
-    store.timers.seal(S)
+    store.engine.timers.seal(S + 10_000)
+    store.engine.timers.seal(S)
     assert store.cancel(receipt) is CancelOutcome.ALREADY_DELIVERED
 
 
@@ -645,7 +645,7 @@ def keys_cancel_by_tick(stores: Stores) -> None:
     store = stores.open()
     for number, delay_ms in ((1, 60_000), (2, 1000)):
         store.send(message(number, keys=("k",)), delay_ms=delay_ms)
-    store.timers.seal(S + 2000)
+    store.engine.timers.seal(S + 2000)
     assert store.cancel_key("t", "k") == [CancelOutcome.CANCELLED, CancelOutcome.ALREADY_DELIVERED]
 
 
@@ -690,17 +690,17 @@ def reset_keeps_runs(stores: Stores) -> None:
     store.send_batch(many(3))
     store.pop("t", "g", order=True, max_messages=1, invisible_ms=1000)
     passed(stores, store, 1000)
-    store.reset_offset("t", "g", 2)
+    store.groups.reset_offset("t", "g", 2)
     assert ids(store.pop("t", "g", order=True)) == ["m2"]
 
 
 @proof
 def reset_voids_first_queue(stores: Stores) -> None:
     store = stores.open()
-    store.create_topic("t", 2)
+    store.topics.create("t", 2)
     store.send(message(1, queue_id=1))
     leased = store.pop("t", "g")[0]
-    store.reset_offset("t", "g", InitMode.MIN)
+    store.groups.reset_offset("t", "g", InitMode.MIN)
     assert store.ack(leased) is AckOutcome.STALE
 
 
@@ -733,14 +733,14 @@ def deleted_gives_receipts_again(stores: Stores) -> None:
     for _ in range(2):
         store.send(message(1))
         receipts.add(store.pop("t", "g")[0].receipt)
-        store.delete_topic("t")
+        store.topics.delete("t")
     assert len(receipts) == 2
 
 
 @proof
 def retries_outlive_topics(stores: Stores) -> None:
     store = failed_once(stores, message(1))
-    store.delete_topic("t")
+    store.topics.delete("t")
     store.send(message(2))
     assert ids(store.pop("t", "g")) == ["m2"]
 
@@ -749,7 +749,7 @@ def retries_outlive_topics(stores: Stores) -> None:
 def modes_outlive_topics(stores: Stores) -> None:
     store = stores.open()
     store.pop("t", "g", order=True)
-    store.delete_topic("t")
+    store.topics.delete("t")
     store.send(message(1))
     try:
         assert ids(store.pop("t", "g")) == ["m1"]
@@ -760,19 +760,19 @@ def modes_outlive_topics(stores: Stores) -> None:
 @proof
 def settings_outlive_groups(stores: Stores) -> None:
     store = stores.open()
-    store.set_group("g", max_retries=0, backoff=[timedelta(seconds=1)])
+    store.groups.set("g", max_retries=0, backoff=[timedelta(seconds=1)])
     store.pop("t", "g")
-    store.delete_group("g")
-    assert store.group_settings("g").max_retries is None
+    store.groups.delete("g")
+    assert store.groups.settings("g").max_retries is None
 
 
 @proof
 def queues_outlive_topics(stores: Stores) -> None:
     store = stores.open()
-    store.create_topic("t", 4)
-    store.delete_topic("t")
+    store.topics.create("t", 4)
+    store.topics.delete("t")
     store.send(message(1))
-    assert [each.queues for each in store.topics()] == [1]
+    assert [each.queues for each in store.topics.list()] == [1]
 
 
 @proof
@@ -788,8 +788,8 @@ def rest_counts_dropped(stores: Stores) -> None:
     store = stores.open()
     store.send_batch(many(3))
     store.reject(store.pop("t", "g"))
-    store.drop_dead(store.dead_letters("g")[1:2])
-    assert store.pops.pop(PopRequest("%DLQ%g", "ops", max_messages=1), S)[0].rest == 1
+    store.dead_letters.drop(store.dead_letters.list("g")[1:2])
+    assert store.engine.pops.pop(PopRequest("%DLQ%g", "ops", max_messages=1), S)[0].rest == 1
 
 
 @proof
@@ -825,8 +825,8 @@ def receipts_of_any_store(stores: Stores) -> None:
 def batches_of_a_thousand(stores: Stores) -> None:
     store = stores.open()
     store.send_batch(many(20), delay_ms=1000)
-    store.timers.seal(S + 1000)
-    assert len(store.timers.due(EMPTY_CURSOR, 10).messages) == 10
+    store.engine.timers.seal(S + 1000)
+    assert len(store.engine.timers.due(EMPTY_CURSOR, 10).messages) == 10
 
 
 @proof
@@ -855,15 +855,15 @@ def rejects_count_less(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
     store.reject(store.pop("t", "g"))
-    assert store.dead_letters("g")[0].attempts == 1
+    assert store.dead_letters.list("g")[0].attempts == 1
 
 
 @proof
 def loads_arrive_now(stores: Stores) -> None:
     source, target = (stores.open(name) for name in ("source", "target"))
     source.send(message(1))
-    tables = [(table, source.pops.export_state(table, None, 100).rows) for table in ("topics", "messages")]
-    target.pops.import_state(tables, S + 5000)
+    tables = [(table, source.engine.pops.export_state(table, None, 100).rows) for table in ("topics", "messages")]
+    target.engine.pops.import_state(tables, S + 5000)
     assert target.read("t").columns.column("store_ms").to_pylist() == [S]
 
 
@@ -871,7 +871,7 @@ def loads_arrive_now(stores: Stores) -> None:
 def loads_taken_in_twice(stores: Stores) -> None:
     source, target = (stores.open(name) for name in ("source", "target"))
     source.send(message(1), delay_ms=5000)
-    rows = source.timers.export_state("timers", None, 100).rows
+    rows = source.engine.timers.export_state("timers", None, 100).rows
     for _ in range(2):
-        target.timers.import_state([("timers", rows)], S, [b"part 1"])
+        target.engine.timers.import_state([("timers", rows)], S, [b"part 1"])
     assert target.pending().total == 1

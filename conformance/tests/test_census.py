@@ -64,15 +64,15 @@ def life(tmp_path: Path) -> Iterator[Life]:
 
 def test_every_end_is_reached_and_told_apart(life: Life) -> None:
     """P7, P9, Q1: acked, dropped, reclaimed, skipped, deleted; the rest is popped to the end, dead letters and all."""
-    letters = life.store.dead_letters("a")[:1]
-    life.do("drop", lambda: life.store.drop_dead(letters), group="a", names=[each.origin_message_id for each in letters])
+    letters = life.store.dead_letters.list("a")[:1]
+    life.do("drop", lambda: life.store.dead_letters.drop(letters), group="a", names=[each.origin_message_id for each in letters])
     life.send("steps", 2)
-    life.do("reset", lambda: life.store.reset_offset("steps", "f", InitMode.MAX), group="f")
+    life.do("reset", lambda: life.store.groups.reset_offset("steps", "f", InitMode.MAX), group="f")
     life.send("orders", 3)
     life.tick(RETENTION_MS + 1)
     life.send("steps", 2)
-    life.do("delete_topic", lambda: life.store.delete_topic("steps"), group="f")
-    life.do("delete_group", lambda: life.store.delete_group("f"), group="f")
+    life.do("delete_topic", lambda: life.store.topics.delete("steps"), group="f")
+    life.do("delete_group", lambda: life.store.groups.delete("f"), group="f")
     life.census.check(life.store)
     life.census.drain(life.store, life.clock)
     assert life.census.fates().keys() == {ACKED, DROPPED, RECLAIMED, SKIPPED, DELETED}
@@ -83,14 +83,14 @@ TAMPERS: dict[str, Callable[[Life], object]] = {
     "an ack in order": lambda life: life.store.ack(life.receipts["f"][0]),
     "a release in order": lambda life: life.store.release(life.receipts["f"][0]),
     "a longer lease": lambda life: life.store.change_invisible(life.receipts["a"][0], invisible_ms=9000),
-    "a letter dropped": lambda life: life.store.drop_dead(life.store.dead_letters("f")[:1]),
-    "a letter resent": lambda life: life.store.resend_dead(life.store.dead_letters("a")[:1]),
+    "a letter dropped": lambda life: life.store.dead_letters.drop(life.store.dead_letters.list("f")[:1]),
+    "a letter resent": lambda life: life.store.dead_letters.resend(life.store.dead_letters.list("a")[:1]),
     "a message doubled": lambda life: life.store.send(Message("orders", b"x", message_id="m7")),
     "a stranger": lambda life: life.store.send(Message("orders", b"x", message_id="stranger")),
     "a pop": lambda life: life.store.pop("orders", "a", max_messages=1),
-    "a reset": lambda life: life.store.reset_offset("steps", "f", InitMode.MAX),
-    "a topic deleted": lambda life: life.store.delete_topic("steps"),
-    "a group deleted": lambda life: life.store.delete_group("a"),
+    "a reset": lambda life: life.store.groups.reset_offset("steps", "f", InitMode.MAX),
+    "a topic deleted": lambda life: life.store.topics.delete("steps"),
+    "a group deleted": lambda life: life.store.groups.delete("a"),
     "a tick": lambda life: (life.clock.advance(1000), life.store.tick()),
 }
 
@@ -124,12 +124,12 @@ def test_half_a_call_is_noticed(life: Life) -> None:
 @pytest.mark.parametrize("op", ["reset", "delete_topic", "resend", "drop", "tick", "release"])
 def test_whole_calls_and_none_are_settled(life: Life, op: str, happened: bool) -> None:
     """R1: a call whose answer was lost is found out, and the ledger closes after it."""
-    letters = life.store.dead_letters("f")
+    letters = life.store.dead_letters.list("f")
     acts: dict[str, Callable[[], object]] = {
-        "reset": lambda: life.store.reset_offset("steps", "f", InitMode.MAX),
-        "delete_topic": lambda: life.store.delete_topic("steps"),
-        "resend": lambda: life.store.resend_dead(letters),
-        "drop": lambda: life.store.drop_dead(letters),
+        "reset": lambda: life.store.groups.reset_offset("steps", "f", InitMode.MAX),
+        "delete_topic": lambda: life.store.topics.delete("steps"),
+        "resend": lambda: life.store.dead_letters.resend(letters),
+        "drop": lambda: life.store.dead_letters.drop(letters),
         "tick": life.store.tick,
         "release": lambda: life.store.release(life.receipts["f"]),
     }

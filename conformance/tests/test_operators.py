@@ -109,7 +109,7 @@ def test_a_mutation_of_another_source_is_refused() -> None:
 
 
 def test_a_sample_is_spread_evenly_and_grows_without_changing() -> None:
-    modules = modules_of([*MEMORY, "rmqstore.engine.pops.*", "rmqstore.handover"])
+    modules = modules_of([*MEMORY, "rmqstore.engine.pops.*", "rmqstore.store.handover"])
     taken = sample(modules, 80, seed=5)
     assert sample(modules, 40, seed=5) == taken[:40] != sample(modules, 40, seed=6)
     assert len({each.id for each in taken}) == 80
@@ -121,7 +121,7 @@ def test_a_sample_is_spread_evenly_and_grows_without_changing() -> None:
 
 def test_the_default_modules_are_those_of_memory_and_the_kit() -> None:
     found = modules_of([*MEMORY, *KIT])
-    assert {"rmqstore_memory.kv", "rmqstore.engine.pops.store", "rmqstore.contract.timers", "rmqstore.handover"} <= found.keys()
+    assert {"rmqstore_memory.kv", "rmqstore.engine.pops.store", "rmqstore.contract.timers", "rmqstore.store.handover"} <= found.keys()
     with pytest.raises(IllegalArgumentError, match="no module fits"):
         modules_of(["rmqstore.nowhere"])
 

@@ -24,7 +24,7 @@ from rmqstore_conformance.proving.reach import Passed, Reach
 from rmqstore_conformance.proving.sources import modules_of
 
 MEMORY = "memory"
-MODULES = modules_of(["rmqstore.handover", "rmqstore.engine.kv.directory"])
+MODULES = modules_of(["rmqstore.store.handover", "rmqstore.engine.kv.directory"])
 QUICK = ("T4.null_or_past_is_in_the_topic_at_the_next_tick", "T1.a_deliver_time_within_the_present_tick_waits")
 
 
@@ -33,8 +33,8 @@ def mutation(module: str, before: str, after: str) -> Mutation:
     return next(each for each in made if (each.before, each.after) == (before, after))
 
 
-FORGETS_NOTHING = mutation("rmqstore.handover", "timers.forget(pops.durable_cursor())", "pass")
-GIVES_NOTHING = mutation("rmqstore.handover", "not len(batch.messages)", "len(batch.messages)")
+FORGETS_NOTHING = mutation("rmqstore.store.handover", "timers.forget(pops.durable_cursor())", "pass")
+GIVES_NOTHING = mutation("rmqstore.store.handover", "not len(batch.messages)", "len(batch.messages)")
 COPIES_NOTHING = mutation("rmqstore.engine.kv.directory", "copy_file(entry.path, copy / entry.name)", "pass")
 
 
@@ -48,7 +48,7 @@ def reach(tmp_path_factory: pytest.TempPathFactory) -> Reach:
 def test_a_mutation_is_tried_by_the_cases_that_run_through_it(reach: Reach) -> None:
     assert reach.cases_at(FORGETS_NOTHING).keys() == set(QUICK)
     assert not reach.cases_at(COPIES_NOTHING)
-    assert "rmqstore.handover" in reach.imported
+    assert "rmqstore.store.handover" in reach.imported
 
 
 def test_the_shortest_cases_come_first_and_import_reaches_all() -> None:

@@ -55,7 +55,7 @@ def test_plain_use_works(stranger: Stranger) -> None:
         [again] = store.pop("t", "g")
         assert (again.message_id, again.attempt) == (second.message_id, 2)
         assert store.reject(again) is RejectOutcome.REJECTED
-        assert [each.message.message_id for each in store.dead_letters("g")] == ["m2"]
+        assert [each.message.message_id for each in store.dead_letters.list("g")] == ["m2"]
         assert store.pending().total == 0
         assert store.verify() == []
 

@@ -15,8 +15,8 @@ import numpy as np
 from rmqstore.clock import ManualClock
 from rmqstore.contract import AckOutcome, CancelOutcome
 from rmqstore.message import Message, PoppedMessage
-from rmqstore.sending import SendReceipt
 from rmqstore.store import Store
+from rmqstore.store.sending import SendReceipt
 
 TOPIC: Final = "close-order"
 GROUP: Final = "closers"

@@ -73,7 +73,7 @@ class _Shop:
 
     def live(self) -> None:
         """Live through the hours up to now."""
-        self._store.create_topic("parcels", 2)
+        self._store.topics.create("parcels", 2)
         self._order_timeouts()
         self._invoices()
         self._parcels()

@@ -12,9 +12,9 @@ from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import JsonOption, StoreArgument, complete_group, examples
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import clock_time, duration_option, relative
-from rmqstore.deadletters import DeadLetter
 from rmqstore.message import DLQ_PREFIX
-from rmqstore.reading import Reading
+from rmqstore.store.dead_letters import DeadLetter
+from rmqstore.store.reader import Reader
 
 LIST_EXAMPLES: Final = examples(
     "rmqstore dlq list data billing", "rmqstore dlq list data --parked", "rmqstore dlq list data billing --json"
@@ -76,7 +76,7 @@ def resend(
     """
     with stores.owning(store) as opened:
         letters, missing = _chosen(_letters(opened, group, parked=False), ids, wants_all=all_)
-        done = opened.resend_dead(letters)
+        done = opened.dead_letters.resend(letters)
     _report("given back", done, missing, as_json)
 
 
@@ -95,17 +95,17 @@ def drop(
         letters, missing = _chosen(_letters(opened, group, parked=parked), ids, wants_all=all_ or age_ms is not None)
         if age_ms is not None:
             letters = [letter for letter in letters if letter.died_ms <= stores.now_ms() - age_ms]
-        done = opened.drop_dead(letters)
+        done = opened.dead_letters.drop(letters)
     _report("dropped", done, missing, as_json)
 
 
-def _letters(store: Reading, group: str | None, *, parked: bool) -> list[DeadLetter]:
+def _letters(store: Reader, group: str | None, *, parked: bool) -> list[DeadLetter]:
     if parked == (group is not None):
         raise typer.BadParameter("give a group, or --parked", param_hint="GROUP")
     if group is None:
-        return store.parked()
+        return store.dead_letters.parked()
     stores.require_group(store, group)
-    return store.dead_letters(group)
+    return store.dead_letters.list(group)
 
 
 def _chosen(letters: Sequence[DeadLetter], ids: list[str] | None, *, wants_all: bool) -> tuple[list[DeadLetter], list[str]]:
@@ -133,9 +133,9 @@ def _report(what: str, done: int, missing: Sequence[str], as_json: bool) -> None
         raise typer.Exit(EXIT_NOT_DONE)
 
 
-def _list_groups(store: Reading, *, as_json: bool) -> None:
-    groups = [info.name.removeprefix(DLQ_PREFIX) for info in store.topics(system=True) if info.name.startswith(DLQ_PREFIX)]
-    counts = {group: number for group in groups if (number := len(store.dead_letters(group)))}
+def _list_groups(store: Reader, *, as_json: bool) -> None:
+    groups = [info.name.removeprefix(DLQ_PREFIX) for info in store.topics.list(system=True) if info.name.startswith(DLQ_PREFIX)]
+    counts = {group: number for group in groups if (number := len(store.dead_letters.list(group)))}
     if as_json:
         show.document({"groups": counts})
     elif counts:

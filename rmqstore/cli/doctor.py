@@ -23,13 +23,13 @@ from rmqstore.cli.config import effective
 from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import JsonOption, StoreArgument, examples
 from rmqstore.cli.times import MINUTE_MS, clock_time, relative, span
-from rmqstore.directory import LOCK_NAME, MANIFEST_NAME
 from rmqstore.errors import RmqstoreError, StoreLockedError
 from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC
 from rmqstore.plugins import BrokenPluginWarning, EngineState, get_plugins
-from rmqstore.reading import Reading
 from rmqstore.spark import repair
 from rmqstore.spark.dataset import Dataset, is_dataset
+from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME
+from rmqstore.store.reader import Reader
 
 EXAMPLES: Final = examples("rmqstore doctor data", "rmqstore doctor data --deep", "rmqstore doctor spark-data --finish")
 
@@ -300,7 +300,7 @@ def _inside(path: Path, *, deep: bool) -> Iterator[Finding]:
         yield Finding("contents", Level.PROBLEM, f"the store cannot be read: {error}")
 
 
-def _contents(store: Reading) -> Iterator[Finding]:
+def _contents(store: Reader) -> Iterator[Finding]:
     now_ms = stores.now_ms()
     stats = store.stats()
     messages = f"{show.count(stats.pops.messages, 'message')} in {show.count(stats.pops.topics, 'topic')}"
@@ -309,7 +309,7 @@ def _contents(store: Reading) -> Iterator[Finding]:
     pending = store.pending((0, max(now_ms, 1)))
     if pending.counts[0] and pending.earliest_ms is not None:
         yield _overdue(store.path, pending.counts[0], now_ms - pending.earliest_ms)
-    for info in store.topics(system=True):
+    for info in store.topics.list(system=True):
         kept = sum(info.max_offsets) - sum(info.min_offsets)
         if kept and info.name == PARKED_TOPIC:
             yield Finding(
@@ -320,8 +320,8 @@ def _contents(store: Reading) -> Iterator[Finding]:
     yield from _expired(store)
 
 
-def _expired(store: Reading) -> Iterator[Finding]:
-    for each in store.subscriptions():
+def _expired(store: Reader) -> Iterator[Finding]:
+    for each in store.groups.subscriptions():
         if expired := store.lag(each.topic, each.group).expired:
             took = f"retention took {show.count(expired, 'message')} of topic {each.topic} before group {each.group} had popped them"
             yield Finding("retention", Level.WARNING, f"{took}; `rmqstore config {store.path}` shows retention_ms, where 0 is no age limit")
@@ -334,8 +334,8 @@ def _overdue(path: Path, number: int, late_ms: int) -> Finding:
     return Finding("timers", Level.WARNING, f"{late}; they are delivered when a program opens the store with its services")
 
 
-def _dead(store: Reading, group: str) -> Iterator[Finding]:
-    dead = len(store.dead_letters(group, limit=_COUNTED))
+def _dead(store: Reader, group: str) -> Iterator[Finding]:
+    dead = len(store.dead_letters.list(group, limit=_COUNTED))
     if dead:
         what = f"group {group} gave up {show.count(dead, 'message')}{' or more' if dead == _COUNTED else ''}"
         yield Finding("dead", Level.WARNING, f"{what}; `rmqstore dlq list {store.path} {group}` shows why")

@@ -45,19 +45,19 @@ def group(
     if changes or reset:
         waits = None if backoff is None else [timedelta(milliseconds=_wait_ms(each)) for each in backoff.split(",")]
         with stores.owning(store) as owned:
-            known = owned.group_settings(name)
+            known = owned.groups.settings(name)
             if reset:
-                owned.set_group(name)
+                owned.groups.set(name)
             else:
-                owned.set_group(
+                owned.groups.set(
                     name,
                     max_retries=known.max_retries if max_retries is None else max_retries,
                     backoff=[timedelta(milliseconds=each) for each in known.backoff_ms] if waits is None else waits,
                 )
-            found, default = owned.group_settings(name), owned.config.max_retries
+            found, default = owned.groups.settings(name), owned.engine.config.max_retries
     else:
         with stores.reading(store) as opened:
-            found, default = opened.group_settings(name), opened.config.max_retries
+            found, default = opened.groups.settings(name), opened.engine.config.max_retries
     retries, table = found.max_retries, found.backoff_ms
     if as_json:
         show.document({"group": name, "max_retries": retries, "backoff_ms": list(table) or None})

@@ -17,9 +17,9 @@ from rmqstore.cli.show import Column
 from rmqstore.cli.times import clock_and_relative, iso, time_option
 from rmqstore.contract import Cell, Damage, Inspection, Inspector, Moment, Section
 from rmqstore.errors import EngineLookupError, StorePathError
-from rmqstore.opening import checked_path
 from rmqstore.plugins import EngineState, get_plugins
 from rmqstore.spark.dataset import is_dataset
+from rmqstore.store.opening import checked_path
 
 EXAMPLES: Final = examples("rmqstore inspect data", "rmqstore inspect ~/store --at 2026-12-01T08:00", "rmqstore inspect ~/store --json")
 

@@ -10,7 +10,7 @@ import typer
 from rmqstore.cli import show, stores
 from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import JsonOption, StoreArgument, examples
-from rmqstore.snapshots import restore as restore_snapshot
+from rmqstore.store.snapshots import restore as restore_snapshot
 
 SNAPSHOT_EXAMPLES: Final = examples("rmqstore snapshot data backup-2026-12-01")
 RESTORE_EXAMPLES: Final = examples("rmqstore restore backup-2026-12-01 data")

@@ -10,12 +10,12 @@ import typer
 
 from rmqstore.cli import stores
 from rmqstore.errors import RmqstoreError
-from rmqstore.opening import checked_path
 from rmqstore.plugins import get_plugins
-from rmqstore.reading import Reading
+from rmqstore.store.opening import checked_path
+from rmqstore.store.reader import Reader
 
 
-def _in_the_store(names: Callable[[Reading], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
+def _in_the_store(names: Callable[[Reader], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
     """Return what completes to names that the store of the command line holds, as far as it can be read."""
 
     def completed(context: typer.Context, incomplete: str) -> list[str]:
@@ -29,8 +29,8 @@ def _in_the_store(names: Callable[[Reading], Iterable[str]]) -> Callable[[typer.
     return completed
 
 
-def _topics_of(store: Reading) -> list[str]:
-    return [topic.name for topic in store.topics()]
+def _topics_of(store: Reader) -> list[str]:
+    return [topic.name for topic in store.topics.list()]
 
 
 def complete_engine(incomplete: str) -> list[str]:
@@ -39,7 +39,7 @@ def complete_engine(incomplete: str) -> list[str]:
 
 
 complete_topic = _in_the_store(_topics_of)
-complete_group = _in_the_store(Reading.groups)
+complete_group = _in_the_store(lambda store: store.groups.list())
 
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False, parser=checked_path)]
 """Parsed here, since an empty text would become the current directory."""

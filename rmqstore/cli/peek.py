@@ -12,7 +12,7 @@ from rmqstore.cli.exits import EXIT_NOT_DONE
 from rmqstore.cli.options import JsonOption, StoreArgument, complete_topic, examples
 from rmqstore.cli.times import clock_and_relative
 from rmqstore.message import PoppedMessage
-from rmqstore.reading import Reading
+from rmqstore.store.reader import Reader
 
 EXAMPLES: Final = examples(
     "rmqstore peek data orders",
@@ -52,7 +52,7 @@ def peek(
             next_offset = None
         else:
             stores.require_topic(opened, topic or "")
-            info = next(each for each in opened.topics(system=True) if each.name == topic)
+            info = next(each for each in opened.topics.list(system=True) if each.name == topic)
             if queue >= info.queues:
                 raise typer.BadParameter(f"topic {topic} has {show.count(info.queues, 'queue')}, counted from 0", param_hint="--queue")
             start = info.min_offsets[queue] if offset is None else offset
@@ -72,7 +72,7 @@ def peek(
         raise typer.Exit(EXIT_NOT_DONE)
 
 
-def _from(opened: Reading, topic: str, queue: int, offset: int, maximum: int) -> list[PoppedMessage]:
+def _from(opened: Reader, topic: str, queue: int, offset: int, maximum: int) -> list[PoppedMessage]:
     messages: list[PoppedMessage] = []
     while len(messages) < maximum and (page := opened.read(topic, queue, offset, maximum - len(messages)).messages):
         messages += [each for each in page if isinstance(each, PoppedMessage)]

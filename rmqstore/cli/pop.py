@@ -108,7 +108,7 @@ def pop(
         opened.tick()
         if not create:
             stores.require_topic(opened, topic)
-        elif topic not in [info.name for info in opened.topics(system=True)]:
+        elif topic not in [info.name for info in opened.topics.list(system=True)]:
             show.note(f"Topic {topic} is not there yet; this makes it.")
         _check_way(opened, wish)
         _consume(opened, wish, tally, interrupt, None if follow else wait_ms)
@@ -125,15 +125,15 @@ def _check_way(store: Store, wish: Wish) -> None:
     Raises:
         IllegalArgumentError: the group pops in order and ``--order`` is missing, or the reverse.
     """
-    known = next((each for each in store.subscriptions(wish.group) if each.topic == wish.topic), None)
+    known = next((each for each in store.groups.subscriptions(wish.group) if each.topic == wish.topic), None)
     if known is not None and known.is_ordered != wish.order:
         how, what = ("in order", "add --order") if known.is_ordered else ("out of order", "leave out --order")
         raise IllegalArgumentError(
             f"group {wish.group!r} pops topic {wish.topic!r} {how}, as its first pop fixed; {what}, or use another group"
         )
-    has_stand = known is not None or any(each.topic == wish.topic for each in store.offsets(wish.group))
-    if not has_stand and wish.topic in [info.name for info in store.topics(system=True)]:
-        begins = "with the first kept message" if store.config.init is InitMode.MIN else "after the last message, since init is max"
+    has_stand = known is not None or any(each.topic == wish.topic for each in store.groups.offsets(wish.group))
+    if not has_stand and wish.topic in [info.name for info in store.topics.list(system=True)]:
+        begins = "with the first kept message" if store.engine.config.init is InitMode.MIN else "after the last message, since init is max"
         show.note(f"Group {wish.group} is new to topic {wish.topic} and begins {begins}.")
 
 

@@ -27,8 +27,8 @@ from rmqstore.cli.times import clock_and_relative, duration_option, time_option
 from rmqstore.delays import DELAY_LEVELS_MS
 from rmqstore.errors import IllegalArgumentError, RmqstoreError
 from rmqstore.message import Message, check_message
-from rmqstore.sending import calls_of
 from rmqstore.store import Store
+from rmqstore.store.sending import calls_of
 
 EXAMPLES: Final = examples(
     'rmqstore send data orders "close 42" --key 42 --delay 30m --create',

@@ -10,17 +10,16 @@ from typing import Any, Final
 
 from rmqstore.clock import Clock, SystemClock
 from rmqstore.contract import PendingTimer
-from rmqstore.directory import MANIFEST_NAME, read_manifest
 from rmqstore.errors import ConfigError, IllegalArgumentError, StoreLockedError, StorePathError, UnsupportedOperationError
 from rmqstore.message import DLQ_PREFIX, RESERVED_PREFIXES
-from rmqstore.opening import checked_path
 from rmqstore.plugins import get_plugins
-from rmqstore.reading import Reading
-from rmqstore.readstore import ReadStore
 from rmqstore.settings import CORE_SETTINGS, Origin, Source, parsed
 from rmqstore.spark.dataset import is_dataset
 from rmqstore.store import Store
 from rmqstore.store import open as open_store
+from rmqstore.store.directory import MANIFEST_NAME, read_manifest
+from rmqstore.store.opening import checked_path
+from rmqstore.store.reader import Reader, ReadStore
 
 _PAGE: Final = 1000
 
@@ -61,7 +60,7 @@ def require(path: Path) -> None:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[Reading]:
+def reading(path: Path) -> Iterator[Reader]:
     """Open a store that exists for reading: beside its owner where its engine can, else as owner for a moment.
 
     Raises:
@@ -70,7 +69,7 @@ def reading(path: Path) -> Iterator[Reading]:
     require(path)
     reader: ReadStore | Store
     try:
-        reader = open_store(path, mode="read", clock=clock_factory())
+        reader = open_store(path, read_only=True, clock=clock_factory())
     except UnsupportedOperationError:
         reader = _owned(path)
     with reader:
@@ -125,7 +124,7 @@ def parsed_settings(given: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def require_topic(store: Reading, topic: str, *, or_timers: bool = False) -> None:
+def require_topic(store: Reader, topic: str, *, or_timers: bool = False) -> None:
     """Refuse a topic that is not there, naming those that are.
 
     Args:
@@ -134,7 +133,7 @@ def require_topic(store: Reading, topic: str, *, or_timers: bool = False) -> Non
     Raises:
         IllegalArgumentError: the store has no such topic.
     """
-    names = [info.name for info in store.topics(system=True)]
+    names = [info.name for info in store.topics.list(system=True)]
     if topic in names:
         return
     users = set(names)
@@ -148,14 +147,14 @@ def require_topic(store: Reading, topic: str, *, or_timers: bool = False) -> Non
     raise IllegalArgumentError(f"store {store.path} has {what}; {_instead(topic, users, shown)}")
 
 
-def require_group(store: Reading, group: str) -> None:
+def require_group(store: Reader, group: str) -> None:
     """Refuse a group that neither popped nor has a dead letter queue, naming those that are known.
 
     Raises:
         IllegalArgumentError: the store knows no such group.
     """
-    dead = (info.name.removeprefix(DLQ_PREFIX) for info in store.topics(system=True) if info.name.startswith(DLQ_PREFIX))
-    names = {*store.groups(), *dead}
+    dead = (info.name.removeprefix(DLQ_PREFIX) for info in store.topics.list(system=True) if info.name.startswith(DLQ_PREFIX))
+    names = {*store.groups.list(), *dead}
     if group not in names:
         raise IllegalArgumentError(f"store {store.path} has no group {group!r}; {_instead(group, names, names)}")
 
@@ -170,7 +169,7 @@ def _instead(given: str, names: Collection[str], shown: Collection[str]) -> str:
     return f"it has {', '.join(sorted(shown)[:10])}" + (f" and {len(shown) - 10} more" if len(shown) > 10 else "")
 
 
-def pending_timers(store: Reading, from_ms: int = 0, to_ms: int | None = None) -> Iterator[PendingTimer]:
+def pending_timers(store: Reader, from_ms: int = 0, to_ms: int | None = None) -> Iterator[PendingTimer]:
     """Yield the pending timers that are due in ``from_ms <= due < to_ms``, by due time, page after page; None for no end."""
     after = None
     while True:

@@ -27,7 +27,7 @@ from rmqstore.cli.times import (
 )
 from rmqstore.contract import PendingTimer
 from rmqstore.message import MAX_TIME_MS
-from rmqstore.reading import Reading
+from rmqstore.store.reader import Reader
 
 EXAMPLES: Final = examples(
     "rmqstore timers data",
@@ -110,7 +110,7 @@ def timers(
 # ---------------------------------------------------------------- the histogram
 
 
-def _histogram(store: Reading, start_ms: int, end_ms: int | None, buckets: int, topic: str | None) -> Histogram:
+def _histogram(store: Reader, start_ms: int, end_ms: int | None, buckets: int, topic: str | None) -> Histogram:
     due_ms = None if topic is None else np.array([timer.deliver_at_ms for timer in _pending(store, 0, None, topic)], np.int64)
     if due_ms is None:
         whole = store.pending()
@@ -254,7 +254,7 @@ def _histogram_document(histogram: Histogram, now_ms: int) -> dict[str, Any]:
 # ---------------------------------------------------------------- the timers themselves
 
 
-def _pending(store: Reading, from_ms: int, to_ms: int | None, topic: str | None) -> Iterator[PendingTimer]:
+def _pending(store: Reader, from_ms: int, to_ms: int | None, topic: str | None) -> Iterator[PendingTimer]:
     return (timer for timer in stores.pending_timers(store, from_ms, to_ms) if topic is None or timer.message.topic == topic)
 
 

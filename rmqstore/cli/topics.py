@@ -12,7 +12,7 @@ from rmqstore.cli.options import GroupOption, JsonOption, StoreArgument, TopicOp
 from rmqstore.cli.show import Column
 from rmqstore.contract import GroupOffset, Lag
 from rmqstore.message import RETRY_PREFIX
-from rmqstore.reading import Reading
+from rmqstore.store.reader import Reader
 
 TOPICS_EXAMPLES: Final = examples("rmqstore topics data", "rmqstore topics data --system --json")
 LAG_EXAMPLES: Final = examples("rmqstore lag data", "rmqstore lag data --group billing --queues", "rmqstore lag data --json")
@@ -25,7 +25,7 @@ def topics(
 ) -> None:
     """List the topics, with queues, messages and offsets."""
     with stores.reading(store) as opened:
-        infos = opened.topics(system=system)
+        infos = opened.topics.list(system=system)
     if as_json:
         found = [
             {
@@ -111,11 +111,11 @@ def lag(
         show.note(f"`rmqstore dlq list {store} {dead.group}` shows what is dead.")
 
 
-def _standings(store: Reading, group: str | None, topic: str | None) -> list[Standing]:
-    ends = {info.name: info.max_offsets for info in store.topics(system=True)}
+def _standings(store: Reader, group: str | None, topic: str | None) -> list[Standing]:
+    ends = {info.name: info.max_offsets for info in store.topics.list(system=True)}
     found = []
-    for name in store.groups() if group is None else [group]:
-        offsets = store.offsets(name)
+    for name in store.groups.list() if group is None else [group]:
+        offsets = store.groups.offsets(name)
         popped = {each.topic for each in offsets if not each.topic.startswith(RETRY_PREFIX)}
         for wanted in sorted(popped) if topic is None else [topic]:
             if topic is not None and group is None and topic not in popped:

@@ -12,8 +12,8 @@ from rmqstore.cli.options import JsonOption, StoreArgument, TopicOption, example
 from rmqstore.cli.show import Column
 from rmqstore.cli.times import clock_time, relative
 from rmqstore.errors import IllegalArgumentError
-from rmqstore.lookup import Whereabouts
 from rmqstore.message import PoppedMessage
+from rmqstore.store.lookup import Whereabouts
 
 EXAMPLES: Final = examples(
     "rmqstore where data --id 7F000001000100000000000000000000AB",

@@ -90,7 +90,7 @@ def check_read_layout(kv: OrderedKV) -> None:
     """
     stored = kv.get(META, FORMAT_KEY)
     if stored is None:
-        raise CorruptStoreError("the database holds no layout version; open the store without mode='read' once")
+        raise CorruptStoreError("the database holds no layout version; open the store without read_only=True once")
     _check_format(stored)
 
 

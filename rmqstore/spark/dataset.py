@@ -27,8 +27,6 @@ import msgspec
 from rmqstore import config
 from rmqstore.clock import ManualClock
 from rmqstore.contract import Durability, Flush, Operation
-from rmqstore.directory import MANIFEST_NAME as STORE_MANIFEST
-from rmqstore.directory import StoreDirectory, read_manifest, translated
 from rmqstore.engine.kv.directory import sync_path, sync_tree
 from rmqstore.errors import (
     ConfigError,
@@ -40,12 +38,14 @@ from rmqstore.errors import (
     StorePathError,
     UnsupportedOperationError,
 )
-from rmqstore.opening import checked_path
 from rmqstore.plugins import get_plugins
 from rmqstore.settings import CORE_SETTINGS, Value
 from rmqstore.spark.routing import ROUTING
 from rmqstore.store import Store
 from rmqstore.store import open as open_store
+from rmqstore.store.directory import MANIFEST_NAME as STORE_MANIFEST
+from rmqstore.store.directory import StoreDirectory, read_manifest, translated
+from rmqstore.store.opening import checked_path
 
 MANIFEST: Final = "rmqstore-dataset.json"
 FORMAT: Final = 1

@@ -27,13 +27,13 @@ from rmqstore.errors import (
     TransferError,
 )
 from rmqstore.plugins import get_plugins
-from rmqstore.sending import calls_of
 from rmqstore.spark import witness
 from rmqstore.spark.dataset import LOCK_WAIT_MS, Dataset
 from rmqstore.spark.failures import Failure, encoded, reports
 from rmqstore.spark.jobs import Job, JobRecord, ShardProgress
 from rmqstore.spark.stagedfiles import StagedFile, joined, read_batches
 from rmqstore.store import Store
+from rmqstore.store.sending import calls_of
 
 
 class ShardReport(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -107,8 +107,8 @@ def _begun(job: Job, record: JobRecord, shard: int, store: Store) -> ShardProgre
     if progress is not None and not witness.stands(store, prefix, progress.begun_ms):
         raise TransferError(
             f"shard {shard} of {job.dataset.path} began with job {job.id!r} and did not finish, and by now it has forgotten its "
-            f"marks (they are kept for mark_memory_ms, here {store.config.mark_memory_ms}) or was set back to an earlier state, so what is "
-            "missing cannot be told any more: compare the shard with the source"
+            f"marks (they are kept for mark_memory_ms, here {store.engine.config.mark_memory_ms}) or was set back to an earlier state, so "
+            "what is missing cannot be told any more: compare the shard with the source"
         )
     if progress is None or now_ms < progress.begun_ms:
         # A clock that was set back gives marks that are older than the witness, so they need another one.

@@ -40,11 +40,11 @@ from typing import Any, Final
 
 import msgspec
 
-from rmqstore.directory import StoreDirectory
 from rmqstore.engine.kv.directory import sync_path
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError, IllegalArgumentTypeError, TransferError
 from rmqstore.spark.dataset import Dataset, write_json
 from rmqstore.spark.stagedfiles import StagedFile
+from rmqstore.store.directory import StoreDirectory
 
 CHUNK_ROWS: Final = 50_000
 CHUNK_BYTES: Final = 32 * 1024 * 1024

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from rmqstore.contract import Durability, Flush, Operation
-from rmqstore.directory import StoreDirectory
 from rmqstore.errors import ConfigError, StorePathError, TransferError, UnsupportedOperationError
 from rmqstore.plugins import get_plugins
 from rmqstore.spark.dataset import Dataset
 from rmqstore.spark.handing import check_no_job_waits
+from rmqstore.store.directory import StoreDirectory
 
 
 class ShardMigration(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from rmqstore.batch import IN_SCHEMA, OUT_SCHEMA
 from rmqstore.contract import LeaseInfo
 from rmqstore.contract.state import timers_from
-from rmqstore.directory import read_manifest
 from rmqstore.errors import IllegalArgumentError, StorePathError
 from rmqstore.message import MAX_TIME_MS, RESERVED_PREFIXES
-from rmqstore.readstore import ReadStore
 from rmqstore.spark.dataset import Dataset, is_dataset, place_of, what_is
+from rmqstore.store.directory import read_manifest
+from rmqstore.store.reader import ReadStore
 from rmqstore.tables import State
 
 PAGE_ROWS: Final = 8192
@@ -179,7 +179,7 @@ def _timer_parts(view: ReadStore, whole: Part, wanted: Wanted, part_rows: int) -
     high = min(high, MAX_TIME_MS)
     number = -(-view.pending((low, high)).counts[0] // part_rows) if low < high else 1
     edges = _even_edges(view, low, high, max(number, 1))
-    precision_ms = view.timers.precision_ms
+    precision_ms = view.engine.timers.precision_ms
     ticks = [-(-edge // precision_ms) * precision_ms for edge in edges]
     # The ends are open: late timers have a tick of their own, behind that of their deliver time.
     first = (-(-low // precision_ms) * precision_ms) if wanted.is_timed else 0
@@ -206,7 +206,7 @@ def _even_edges(view: ReadStore, low: int, high: int, number: int) -> list[int]:
 
 
 def _message_parts(view: ReadStore, whole: Part, wanted: Wanted, part_rows: int) -> Iterator[Part]:
-    for topic in view.topics(system=True):
+    for topic in view.topics.list(system=True):
         if wanted.topic not in (None, topic.name):
             continue
         if wanted.topic is None and not wanted.system and topic.name.startswith(RESERVED_PREFIXES):
@@ -232,7 +232,7 @@ def read(part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
 
 
 def _timers(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    for _, page in State(view.timers, view.pops).pages("timers", timers_from(part.first)):
+    for _, page in State(view.engine.timers, view.engine.pops).pages("timers", timers_from(part.first)):
         if not len(page):
             continue
         last = page.column("tick")[len(page) - 1].as_py()
@@ -246,7 +246,7 @@ def _timers(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBa
 def _messages(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     offset = part.first
     while offset < part.behind:
-        page = view.pops.read(str(part.topic), part.queue_id, offset, min(PAGE_ROWS, part.behind - offset)).columns
+        page = view.engine.pops.read(str(part.topic), part.queue_id, offset, min(PAGE_ROWS, part.behind - offset)).columns
         if not len(page):
             return
         offset = page.column("queue_offset")[len(page) - 1].as_py() + 1
@@ -273,7 +273,7 @@ def _leases(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBa
 
 def _lag(view: ReadStore, part: Part, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     rows = []
-    for each in view.subscriptions():
+    for each in view.groups.subscriptions():
         if wanted.topic in (None, each.topic):
             rows.append({"topic": each.topic, "group": each.group, **msgspec.structs.asdict(view.lag(each.topic, each.group))})
     yield pa.RecordBatch.from_pylist(rows, schema=_without_shard(View.LAG))

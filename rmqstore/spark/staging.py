@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 from rmqstore.batch import MessageBatch
 from rmqstore.clock import SystemClock
 from rmqstore.delays import batch_without_requests
-from rmqstore.directory import translated
 from rmqstore.errors import IllegalMessageError
 from rmqstore.plugins import get_plugins
 from rmqstore.spark.jobs import CHUNK_BYTES, CHUNK_ROWS, Job
 from rmqstore.spark.routing import shard_column
 from rmqstore.spark.stagedfiles import BatchWriter, StagedFile, joined
+from rmqstore.store.directory import translated
 
 HELD_BYTES: Final = 128 * 1024 * 1024
 """What a task holds for all shards together; then the largest chunk goes, full or not."""

@@ -23,15 +23,15 @@ def plant(store: Store, prefix: bytes, begun_ms: int) -> None:
     """Store the witness of a job whose first chunk is sent at ``begun_ms`` or later, durably; done again, it changes nothing."""
     mark, time_ms = _witness(prefix, begun_ms)
     row = {"mark": mark, "time_ms": time_ms}
-    store.timers.import_state([("timer_marks", _rows(TIMER_MARKS, {**row, "epoch": 0, "first_seq": 0, "ticks": []}))], begun_ms)
-    store.pops.import_state([("pop_marks", _rows(POP_MARKS, {**row, "position": 0}))], begun_ms)
+    store.engine.timers.import_state([("timer_marks", _rows(TIMER_MARKS, {**row, "epoch": 0, "first_seq": 0, "ticks": []}))], begun_ms)
+    store.engine.pops.import_state([("pop_marks", _rows(POP_MARKS, {**row, "position": 0}))], begun_ms)
     store.flush()
 
 
 def stands(store: Store, prefix: bytes, begun_ms: int) -> bool:
     """Say whether both sides still have the witness that :func:`plant` left."""
     wanted = _witness(prefix, begun_ms)
-    return _has(store.timers, "timer_marks", wanted) and _has(store.pops, "pop_marks", wanted)
+    return _has(store.engine.timers, "timer_marks", wanted) and _has(store.engine.pops, "pop_marks", wanted)
 
 
 def _witness(prefix: bytes, begun_ms: int) -> tuple[bytes, int]:

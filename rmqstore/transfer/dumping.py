@@ -19,14 +19,13 @@ import pyarrow.parquet as pq
 
 from rmqstore.contract import EngineInfo, Support
 from rmqstore.digests import TableDigest, digest_rows
-from rmqstore.directory import read_manifest, translated
 from rmqstore.errors import StorePathError, TransferError, UnsupportedOperationError
-from rmqstore.opening import broker_name, checked_path
 from rmqstore.plugins import get_plugins
-from rmqstore.reading import Reading
-from rmqstore.readstore import ReadStore
 from rmqstore.store import Store
 from rmqstore.store import open as open_store
+from rmqstore.store.directory import read_manifest, translated
+from rmqstore.store.opening import broker_name, checked_path
+from rmqstore.store.reader import Reader, ReadStore
 from rmqstore.tables import HEADS, TABLES, State
 from rmqstore.transfer.dumps import FORMAT_VERSION, MANIFEST, PROGRESS, DumpFile, Manifest, Needs, check_file, joined_needs
 from rmqstore.transfer.given import given_settings
@@ -46,7 +45,7 @@ class DumpReport(msgspec.Struct, frozen=True):
     reused_files: int
 
 
-def dump(source: Reading | str | os.PathLike[str], path: str | os.PathLike[str], *, progress: Progress | None = None) -> DumpReport:
+def dump(source: Reader | str | os.PathLike[str], path: str | os.PathLike[str], *, progress: Progress | None = None) -> DumpReport:
     """Write all that a store holds into the new directory ``path``: one consistent state of it.
 
     Args:
@@ -70,10 +69,10 @@ def dump(source: Reading | str | os.PathLike[str], path: str | os.PathLike[str],
 
 
 @contextmanager
-def _standing_still(source: Reading | str | os.PathLike[str]) -> Iterator[tuple[Reading, State]]:
+def _standing_still(source: Reader | str | os.PathLike[str]) -> Iterator[tuple[Reader, State]]:
     """Give a store that does not change, and its state."""
     with ExitStack() as stack:
-        if not isinstance(source, Reading):
+        if not isinstance(source, Reader):
             place = checked_path(source)
             if read_manifest(place) is None:
                 raise StorePathError(f"there is no store at {place} to dump")
@@ -85,27 +84,27 @@ def _standing_still(source: Reading | str | os.PathLike[str]) -> Iterator[tuple[
                 source.flush()
                 source = stack.enter_context(ReadStore(source.path, {}))
             else:
-                stack.enter_context(source.timers.held())
-                stack.enter_context(source.pops.held())
-        yield source, State(source.timers, source.pops)
+                stack.enter_context(source.engine.timers.held())
+                stack.enter_context(source.engine.pops.held())
+        yield source, State(source.engine.timers, source.engine.pops)
 
 
 def _opened(place: Path) -> Store | ReadStore:
     try:
-        return open_store(place, mode="read")
+        return open_store(place, read_only=True)
     except UnsupportedOperationError:
         return open_store(place, services=False)
 
 
-def _engines(store: Reading) -> set[str]:
-    return {store.config.timer_engine, store.config.pop_engine}
+def _engines(store: Reader) -> set[str]:
+    return {store.engine.config.timer_engine, store.engine.config.pop_engine}
 
 
 def _info(name: str) -> EngineInfo:
     return get_plugins().load_engine(name)[0]
 
 
-def check_transferable(store: Reading) -> None:
+def check_transferable(store: Reader) -> None:
     """Refuse engines that cannot give or take their state.
 
     Raises:
@@ -119,7 +118,7 @@ def check_transferable(store: Reading) -> None:
 class _Writer:
     """Writes one dump."""
 
-    def __init__(self, path: Path, store: Reading, state: State, progress: Progress) -> None:
+    def __init__(self, path: Path, store: Reader, state: State, progress: Progress) -> None:
         self._path = path
         self._store = store
         self._state = state
@@ -140,13 +139,13 @@ class _Writer:
         digests = dict.fromkeys(TABLES, TableDigest())
         for file in self._files:
             digests[file.table] += TableDigest.parse(file.digest)
-        config = self._store.config
+        config = self._store.engine.config
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             rmqstore_version=importlib.metadata.version("rmqstore"),
             dump_id=self._dump_id,
-            store_id=self._store.store_id,
-            broker=broker_name(self._store.store_id),
+            store_id=self._store.engine.store_id,
+            broker=broker_name(self._store.engine.store_id),
             timer_engine=config.timer_engine,
             pop_engine=config.pop_engine,
             baked=config.baked(),
@@ -172,7 +171,7 @@ class _Writer:
                 digest = sum((digest_rows(page) for _, page in self._state.pages(table)), TableDigest())
                 hashed.update(f"{table} {digest.text()} ".encode())
         stats = self._store.stats()
-        hashed.update(f"{self._store.store_id} {stats.timers.pending} {stats.timers.last_seq} {stats.pops.messages}".encode())
+        hashed.update(f"{self._store.engine.store_id} {stats.timers.pending} {stats.timers.last_seq} {stats.pops.messages}".encode())
         return hashed.hexdigest()
 
     # ------------------------------------------------------------ the directory

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from rmqstore.contract.state import TIMER_TABLES
-from rmqstore.opening import broker_name
-from rmqstore.readstore import ReadStore
+from rmqstore.store.opening import broker_name
+from rmqstore.store.reader import ReadStore
 from rmqstore.tables import State
 from rmqstore.transfer.dumps import Needs, joined_needs
 
@@ -55,15 +55,15 @@ class IncomingStore:
     """A store that nobody changes, read directly; ``dump_id`` names its state by its number and epoch."""
 
     def __init__(self, view: ReadStore) -> None:
-        self._state = State(view.timers, view.pops)
+        self._state = State(view.engine.timers, view.engine.pops)
         self._stats = view.stats()
         self.name = f"store {view.path}"
-        self.store_id = view.store_id
-        self.broker = broker_name(view.store_id)
+        self.store_id = view.engine.store_id
+        self.broker = broker_name(view.engine.store_id)
         self.epoch = self._state.epoch
         self.last_seq = self._state.last_seq
         self.precision_ms = self._state.precision_ms
-        self.dump_id = f"{view.store_id:08x}{self.epoch:08x}"
+        self.dump_id = f"{view.engine.store_id:08x}{self.epoch:08x}"
         self.needs = Needs()
         for table in ("timers", "messages", "subscriptions", "fifo"):
             for _, rows in self._state.pages(table):

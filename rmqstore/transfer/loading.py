@@ -13,12 +13,12 @@ import msgspec
 from rmqstore import config
 from rmqstore.clock import Clock
 from rmqstore.contract import Durability, Flush, Operation
-from rmqstore.directory import StoreDirectory, read_manifest, translated
-from rmqstore.epochs import parted_epoch
 from rmqstore.errors import StorePathError, UnsupportedOperationError
-from rmqstore.opening import Opened, checked_clock, checked_path
 from rmqstore.plugins import get_plugins
 from rmqstore.store import Store
+from rmqstore.store.directory import StoreDirectory, read_manifest, translated
+from rmqstore.store.opening import OwnedEngines, checked_clock, checked_path
+from rmqstore.store.snapshots import parted_epoch
 from rmqstore.transfer.dumping import check_transferable
 from rmqstore.transfer.dumps import Dump, open_dump
 from rmqstore.transfer.given import give_settings
@@ -89,9 +89,9 @@ def load_into(dump: str | os.PathLike[str], store: Store, *, progress: Progress 
 
 def _filled(store: Store, dump: Dump, progress: Progress) -> LoadReport:
     check_transferable(store)
-    with store.timers.held(), store.pops.held():
+    with store.engine.timers.held(), store.engine.pops.held():
         tables = Taking(store, dump, progress).run()
-    store.wake()
+    store.transfer.wake()
     return LoadReport(store.path, tables)
 
 
@@ -124,7 +124,7 @@ class _Load:
             replacement.claim()
             replacement.begin({"plan": self._plan})
             self._give_settings()
-        opened = Opened(replacement.staging, self._settings, self._dump.store_id, parted_epoch(self._dump.epoch))
+        opened = OwnedEngines(replacement.staging, self._settings, self._dump.store_id, parted_epoch(self._dump.epoch))
         tables = built(replacement, Store(opened, self._clock, services=False), self._dump, self._progress)
         replacement.ready(tables, 0, free_name(self._place, "before-load"))
         replacement.publish()
@@ -132,7 +132,7 @@ class _Load:
 
     def _fill(self) -> LoadReport:
         """Load into the store that is there."""
-        with Store(Opened(self._place, self._given), self._clock, services=False) as store:
+        with Store(OwnedEngines(self._place, self._given), self._clock, services=False) as store:
             check_keeps(store)
             return _filled(store, self._dump, self._progress)
 
@@ -188,7 +188,7 @@ def check_keeps(store: Store) -> None:
     Raises:
         UnsupportedOperationError: naming the engine.
     """
-    for name in sorted({store.config.timer_engine, store.config.pop_engine}):
+    for name in sorted({store.engine.config.timer_engine, store.engine.config.pop_engine}):
         if get_plugins().load_engine(name)[0].capabilities.durability_of(Operation.PUT, Flush.SYNC) is Durability.NONE:
             raise UnsupportedOperationError(f"engine {name!r} keeps nothing on disk; load into an open store of it with load_into")
 

@@ -11,13 +11,13 @@ import msgspec
 
 from rmqstore import config
 from rmqstore.clock import SystemClock
-from rmqstore.directory import StoreDirectory, read_manifest, translated
-from rmqstore.epochs import parted_epoch
 from rmqstore.errors import ConfigError, StorePathError, TransferError
-from rmqstore.opening import Opened, checked_path
 from rmqstore.plugins import get_plugins
-from rmqstore.readstore import ReadStore
 from rmqstore.store import Store
+from rmqstore.store.directory import StoreDirectory, read_manifest, translated
+from rmqstore.store.opening import OwnedEngines, checked_path
+from rmqstore.store.reader import ReadStore
+from rmqstore.store.snapshots import parted_epoch
 from rmqstore.transfer.dumping import check_transferable
 from rmqstore.transfer.incoming import IncomingStore
 from rmqstore.transfer.loading import built, check_settings, free_name, new_store_settings
@@ -87,7 +87,7 @@ class _Migration:
             if note is None or note.get("wish") != wish:
                 replacement.claim()
                 replacement.begin({"wish": wish})
-            opened = Opened(replacement.staging, settings, source.store_id, parted_epoch(source.epoch))
+            opened = OwnedEngines(replacement.staging, settings, source.store_id, parted_epoch(source.epoch))
             tables = built(replacement, Store(opened, SystemClock(), services=False), source, self._progress)
             old = (
                 baked["timer_engine"] if baked["timer_engine"] == baked["pop_engine"] else f"{baked['timer_engine']}+{baked['pop_engine']}"

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rmqstore.config import FILE_NAME as CONFIG_NAME
-from rmqstore.directory import LOCK_NAME, StoreDirectory, read_manifest
-from rmqstore.epochs import epoch_of
 from rmqstore.errors import TransferError
+from rmqstore.store.directory import LOCK_NAME, StoreDirectory, read_manifest
+from rmqstore.store.snapshots import epoch_of
 
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2

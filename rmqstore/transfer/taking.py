@@ -79,7 +79,7 @@ class Taking:
 
     def _records(self) -> list[Adopted]:
         """Return what the sides know of this very load."""
-        found = (side.adopted().get(self._source.store_id) for side in (self._target.timers, self._target.pops))
+        found = (side.adopted().get(self._source.store_id) for side in (self._target.engine.timers, self._target.engine.pops))
         return [record for record in found if record is not None and record.dump_id == self._source.dump_id]
 
     def _unfinished(self) -> Adopted | None:
@@ -99,7 +99,7 @@ class Taking:
     def _check_empty(self) -> None:
         """Refuse a store that holds anything, or did: it may have given handles to which timers of the source would answer."""
         target = self._target
-        known = {**target.timers.adopted(), **target.pops.adopted()}.values()
+        known = {**target.engine.timers.adopted(), **target.engine.pops.adopted()}.values()
         for record in known:
             if not record.is_complete:
                 raise TransferError(
@@ -117,7 +117,7 @@ class Taking:
         counts = {"timers": target.pending().total, "messages": target.stats().pops.messages}
         if any(counts.values()):
             return [f"{count} {what}" for what, count in counts.items()]
-        state = State(target.timers, target.pops)
+        state = State(target.engine.timers, target.engine.pops)
         rows = [f"rows of {table}" for table in DIGESTED if any(len(page) for _, page in state.pages(table))]
         return rows or (["the seqs of timers that are gone"] if state.last_seq else [])
 
@@ -133,7 +133,7 @@ class Taking:
         return list(records.values())
 
     def _check_capabilities(self) -> None:
-        config, needs = self._target.config, self._source.needs
+        config, needs = self._target.engine.config, self._source.needs
         found = {name: get_plugins().load_engine(name)[0].capabilities for name in (config.timer_engine, config.pop_engine)}
         for engine, capabilities in found.items():
             for what, size, limit in self._sizes(capabilities):
@@ -155,7 +155,7 @@ class Taking:
     @property
     def _keeps_ticks(self) -> bool:
         """Whether ticks, cursor and seal mean the same in the target."""
-        return self._source.precision_ms == self._target.timers.precision_ms
+        return self._source.precision_ms == self._target.engine.timers.precision_ms
 
     def _planned(self) -> Adopted:
         rows = self._source.rows("timer_adopted")
@@ -181,7 +181,7 @@ class Taking:
         rows = [{"store_tag": record.store_tag, "record": record.to_bytes()} for record in records]
         if rows:
             batch = pa.RecordBatch.from_pylist(rows, schema=ADOPTED)
-            for side, table in ((self._target.timers, "timer_adopted"), (self._target.pops, "pop_adopted")):
+            for side, table in ((self._target.engine.timers, "timer_adopted"), (self._target.engine.pops, "pop_adopted")):
                 side.sync(side.import_state([(table, batch)], self._now_ms))
 
     # ------------------------------------------------------------ the rows
@@ -217,22 +217,22 @@ class Taking:
 
     def _ticks(self, rows: pa.RecordBatch) -> pa.Array:
         """Return the ticks by the new width; a put without a deliver time, or a late one, keeps its own."""
-        from_ms, to_ms = self._source.precision_ms, self._target.timers.precision_ms
+        from_ms, to_ms = self._source.precision_ms, self._target.engine.timers.precision_ms
         ticks = rows.column("tick").to_numpy()
         dues = pc.fill_null(rows.column("deliver_at_ms"), -1).to_numpy(zero_copy_only=False)
         own = (dues >= 0) & (ticks == -(-dues // from_ms) * from_ms)
         return pa.array(np.where(own, -(-dues // to_ms) * to_ms, ticks))
 
     def _side(self, table: str) -> Side:
-        return self._target.timers if is_timer_table(table) else self._target.pops
+        return self._target.engine.timers if is_timer_table(table) else self._target.engine.pops
 
     def _flush(self) -> None:
-        self._target.timers.sync()
-        self._target.pops.sync()
+        self._target.engine.timers.sync()
+        self._target.engine.pops.sync()
 
     def _compare(self, expected: dict[str, TableDigest]) -> None:
         """Compare what the target holds with what was taken in."""
-        found = self._target.digest()
+        found = self._target.transfer.digest()
         wrong = [f"{table}: {found[table].text()}, not {expected[table].text()}" for table in DIGESTED if found[table] != expected[table]]
         if wrong:
             raise CorruptStoreError(

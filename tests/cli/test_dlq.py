@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmqstore import Message
-from rmqstore.reading import Reading
+from rmqstore.store.administration import Groups
 from rmqstore_conformance.stores import DAY_MS, START_MS
 from tests.cli.conftest import ENGINE, Command
 
@@ -56,7 +56,7 @@ def test_a_group_that_nobody_knows_is_an_error(cli: Command, command: tuple[str,
 
 
 def test_a_group_is_known_by_its_dead_letters_alone(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Reading, "groups", lambda store: [])
+    monkeypatch.setattr(Groups, "list", lambda groups: [])
     assert len(cli.good("dlq", "list", "data", "g", "--json").json["dead_letters"]) == 3
 
 

@@ -22,7 +22,7 @@ def cli(cli: Command) -> Command:
     with cli.owner(engine=ENGINE) as store:
         for number in range(5):
             store.send(Message("a", f"body {number}".encode(), tag="new", keys=("k",), message_id=f"m{number}"))
-        store.create_topic("b", 2)
+        store.topics.create("b", 2)
         for queue in range(2):
             store.send(Message("b", b"x", queue_id=queue, message_id=f"b{queue}"))
         store.ack(store.pop("a", "g", max_messages=1))
@@ -234,7 +234,7 @@ def test_leases_of_a_narrow_terminal(cli: Command, terminal: Callable[[int], Non
 
 def test_no_leases(cli: Command) -> None:
     with cli.owner() as store:
-        store.reset_offset("a", "g", 5)
+        store.groups.reset_offset("a", "g", 5)
     assert cli.good("leases", "data").err == "No message is leased.\n"
 
 

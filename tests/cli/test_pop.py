@@ -106,7 +106,7 @@ def test_options_go_to_the_store(cli: Command) -> None:
     cli.good("send", "data", "orders", "x", "--tag", "new", "--queue", "1", "--id", "m1")
     assert [message["message_id"] for message in popped(cli, "--filter", "new", "--no-ack", "--max", "5")] == ["m1"]
     with cli.owner() as store:
-        store.reset_offset("orders", "g", 0)
+        store.groups.reset_offset("orders", "g", 0)
     assert [message["message_id"] for message in popped(cli, "--queue", "0", "--no-ack")] == ["m0"]
 
 
@@ -140,7 +140,7 @@ def test_a_group_that_is_new_to_a_topic_is_told_where_it_begins(cli: Command) ->
     assert "new to" not in cli.good(*POP).err, "it has popped the topic, although there is nothing more"
     assert cli.good("pop", "data", "others", "-g", "g").err.startswith(new.format("others"))
     with cli.owner() as store:
-        store.reset_offset("orders", "moved", 1)
+        store.groups.reset_offset("orders", "moved", 1)
     assert "new to" not in cli.good("pop", "data", "orders", "-g", "moved").err, "reset_offset said where it begins"
     assert "new to" not in cli.good("pop", "data", "none", "-g", "g", "--wait", "1ms", "--create").err
 
@@ -152,10 +152,10 @@ def test_a_typing_error_makes_no_topic(cli: Command) -> None:
         assert "has no topic 'order'; did you mean orders?" in cli.bad(1, "pop", "data", "order", "-g", "typo", *ways)
     assert "add --wait or --follow" in cli.bad(2, "pop", "data", "order", "-g", "typo", "--create")
     with cli.owner() as store:
-        assert ([topic.name for topic in store.topics()], store.groups()) == (["orders"], [])
+        assert ([topic.name for topic in store.topics.list()], store.groups.list()) == (["orders"], [])
     cli.good("pop", "data", "order", "-g", "typo", "--wait", "1ms", "--create")
     with cli.owner() as store:
-        assert ([topic.name for topic in store.topics()], store.groups()) == (["order", "orders"], ["typo"])
+        assert ([topic.name for topic in store.topics.list()], store.groups.list()) == (["order", "orders"], ["typo"])
 
 
 def test_a_new_group_that_begins_at_the_end_is_told_so(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:

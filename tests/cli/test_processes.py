@@ -126,7 +126,7 @@ def test_commands_beside_a_process_that_holds_the_store(data: Path) -> None:
         assert refused.stdout == b""
         assert f"is open elsewhere, by pid {process.pid}" in refused.stderr.decode()
         assert "started" not in refused.stderr.decode()
-        assert 'the commands that only read, and rmqstore.open(path, mode="read"), work beside it' in refused.stderr.decode()
+        assert "the commands that only read, and rmqstore.open(path, read_only=True), work beside it" in refused.stderr.decode()
     assert run("send", data, "t", "x").returncode == 0
 
 
@@ -165,9 +165,9 @@ def test_ctrl_c_between_two_batches_of_a_file(data: Path) -> None:
     with subprocess.Popen(command, stdin=read, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         os.close(read)
         os.write(write, row * 1500)
-        with rmqstore.open(data, mode="read") as store:
+        with rmqstore.open(data, read_only=True) as store:
             until_s = time.monotonic() + _PATIENCE_S
-            while "many" not in [topic.name for topic in store.topics()] and time.monotonic() < until_s:
+            while "many" not in [topic.name for topic in store.topics.list()] and time.monotonic() < until_s:
                 store.refresh()
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=_PATIENCE_S)
@@ -175,4 +175,4 @@ def test_ctrl_c_between_two_batches_of_a_file(data: Path) -> None:
     assert (process.returncode, output) == (130, b"")
     assert errors == b"Interrupted: the first 1,000 rows are stored; run the same command again to go on, it stores nothing twice.\n"
     with rmqstore.open(data, services=False) as store:
-        assert [topic.max_offsets for topic in store.topics() if topic.name == "many"] == [(1000,)]
+        assert [topic.max_offsets for topic in store.topics.list() if topic.name == "many"] == [(1000,)]

@@ -21,8 +21,8 @@ def test_a_store_that_does_not_exist_is_made_only_on_demand(cli: Command) -> Non
     assert not cli.data.exists()
     cli.good("send", "data", "orders", "hi", "--create", "--engine", ENGINE, "--set", "precision_ms=100", "--set", "default_queues=3")
     with cli.owner() as store:
-        assert store.config.precision_ms == 100
-        assert store.topics()[0].queues == 3
+        assert store.engine.config.precision_ms == 100
+        assert store.topics.list()[0].queues == 3
 
 
 def test_a_directory_of_something_else_is_left_alone(cli: Command) -> None:

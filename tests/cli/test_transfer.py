@@ -184,7 +184,7 @@ def test_migrate_the_precision_only(cli: Command) -> None:
     document = cli.good("migrate", "data", "--precision", "100ms", "--json").json
     assert Path(document["previous"]).is_dir()
     with cli.owner() as store:
-        assert (store.config.precision_ms, store.config.timer_engine) == (100, ENGINE)
+        assert (store.engine.config.precision_ms, store.engine.config.timer_engine) == (100, ENGINE)
     assert contents(cli, "data") == before
 
 

@@ -94,7 +94,7 @@ def run(store: Store, clock: ManualClock) -> None:
     with marked("pop empty"):
         assert store.pop("t", "g") == []
     with marked("forget"):
-        store.timers.forget(store.pops.durable_cursor())
+        store.engine.timers.forget(store.engine.pops.durable_cursor())
     with marked("reads"):
         _read_all(store)
     store.flush()
@@ -106,13 +106,13 @@ def _read_all(store: Store) -> None:
     reads: list[Callable[[], Any]] = [
         store.pending,
         store.scan,
-        store.topics,
-        store.groups,
+        store.topics.list,
+        store.groups.list,
         store.stats,
         store.verify,
         store.next_wake_ms,
         lambda: store.lag("t", "g"),
-        lambda: store.offsets("g"),
+        lambda: store.groups.offsets("g"),
         lambda: store.read("t"),
     ]
     for read in reads:

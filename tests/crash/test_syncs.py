@@ -96,8 +96,8 @@ def test_a_repeated_pop_waits_for_the_leases_that_it_gives(tmp_path: Path, engin
     with rmqstore.open(tmp_path / "store", engine=engine, clock=ManualClock(10**12), services=False) as store:
         store.send(Message("t", b"x"))
         request = PopRequest("t", "g", attempt_id="one")
-        first, first_ticket = store.pops.pop(request, 10**12)
-        again, ticket = store.pops.pop(request, 10**12)
+        first, first_ticket = store.engine.pops.pop(request, 10**12)
+        again, ticket = store.engine.pops.pop(request, 10**12)
         assert [m.receipt for m in again.messages.messages()] == [m.receipt for m in first.messages.messages()]
-        assert store.pops.durable_position < first_ticket.position
+        assert store.engine.pops.durable_position < first_ticket.position
         assert ticket.position >= first_ticket.position

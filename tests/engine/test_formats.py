@@ -17,7 +17,7 @@ def test_r4_a_newer_engine_format_is_refused(pair: Pair) -> None:
     """R4: the version of the database directory, and that of the records in it."""
     with stores_of(pair) as stores:
         store = stores.open()
-        kv: OrderedKV = store.timers._shared.kv  # type: ignore[attr-defined]
+        kv: OrderedKV = store.engine.timers._shared.kv  # type: ignore[attr-defined]
         write = WriteBatch()
         write.put(META, FORMAT_KEY, b"\x7f")
         kv.sync(kv.write(write))

@@ -235,7 +235,7 @@ def test_a_letter_that_went_bad_is_counted_off_without_a_look_at_the_others(tmp_
                 yield run
 
         monkeypatch.setattr(RunQueueLog, "runs_from", counted)
-        store.reset_offset(dlq_topic("g"), "repair", 599)
+        store.groups.reset_offset(dlq_topic("g"), "repair", 599)
         store.pop(dlq_topic("g"), "repair")
         assert [store.lag(topic, "g").dead for topic in "ab"] == [599, 600]
         assert len(read) < 100

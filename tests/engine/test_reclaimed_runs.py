@@ -17,7 +17,7 @@ def test_q1_the_disk_gets_the_room_back(engine_stores: Stores) -> None:
     engine_stores.clock.advance(HOUR_MS + 1)
     store.send(message("young"))
     store.tick()
-    topic = store.pops._state.topics["t"]  # type: ignore[attr-defined]
-    assert [run.first for run in store.pops._log.runs_from(topic, 0, 0)] == [10_000]  # type: ignore[attr-defined]
+    topic = store.engine.pops._state.topics["t"]  # type: ignore[attr-defined]
+    assert [run.first for run in store.engine.pops._log.runs_from(topic, 0, 0)] == [10_000]  # type: ignore[attr-defined]
     assert kept(store) == (10_000,)
     assert ids(pop_all(store)) == ["myoung"]

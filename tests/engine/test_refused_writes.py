@@ -17,7 +17,7 @@ from rmqstore_conformance.stores import START_MS, Stores, ids, message, pop_all,
 def test_f3_a_call_that_finds_no_room_changes_nothing(stores: Stores) -> None:
     """F3: every mutating call, failing at its write, leaves the store as it was, in memory too; then it works."""
     store = stores.open()
-    store.create_topic("t", 2)
+    store.topics.create("t", 2)
     sent = store.send_batch([message(n, deliver_at_ms=START_MS + 1000 * n, keys=("k",) if n > 3 else ()) for n in range(1, 6)])
     store.send_batch([message(f"q{n}", queue_id=n % 2) for n in range(8)])
     popped = store.pop("t", "g", max_messages=4, invisible_ms=1000)
@@ -35,8 +35,8 @@ def test_f3_a_call_that_finds_no_room_changes_nothing(stores: Stores) -> None:
         "change": lambda: store.change_invisible(popped[1], invisible_ms=5000),
         "release": lambda: store.release(popped[2]),
         "tick": lambda: store.tick(),
-        "reset": lambda: store.reset_offset("t", "g", 0),
-        "create": lambda: store.create_topic("v", 3),
+        "reset": lambda: store.groups.reset_offset("t", "g", 0),
+        "create": lambda: store.topics.create("v", 3),
     }
     for name, call in calls.items():
         before = state_of(store)

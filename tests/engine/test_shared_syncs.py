@@ -22,7 +22,7 @@ def test_x3_concurrent_calls_share_disk_syncs(pair: Pair) -> None:
     with stores_of(pair) as stores:
         store = stores.open()
         store.send(message("first"))
-        commits: GroupCommit = store.pops._shared.kv._commits  # type: ignore[attr-defined]
+        commits: GroupCommit = store.engine.pops._shared.kv._commits  # type: ignore[attr-defined]
         original, syncs = commits._sync_to_disk, 0
         hold = threading.Event()
 

@@ -31,7 +31,7 @@ class Disk:
         self._store = Path(store.stats().path)
         self._synced: dict[Path, int] = {}
         store.flush()
-        for side, engine in ((store.timers, store.stats().timer_engine), (store.pops, store.stats().pop_engine)):
+        for side, engine in ((store.engine.timers, store.stats().timer_engine), (store.engine.pops, store.stats().pop_engine)):
             commits: GroupCommit = side._shared.kv._commits  # type: ignore[attr-defined]
             commits._sync_to_disk = self._watched(commits._sync_to_disk, engine)
             self._note(engine)
@@ -94,7 +94,7 @@ def histories(pair: Pair, limit: int, schedule: dict[int, str]) -> Iterator[tupl
                 yield stores, disk.after_power_loss(keep), handles, f"step {number} ({step}), kept beyond the sync: {sorted(keep)}"
             stores.clock.set(NOW)
             if number in schedule:
-                (store.timers if schedule[number] == "timers" else store.pops).sync()
+                (store.engine.timers if schedule[number] == "timers" else store.engine.pops).sync()
         store.flush()
         for keep in survivors(pair):
             yield stores, disk.after_power_loss(keep), handles, "the end"

@@ -26,8 +26,8 @@ from rmqstore.engine.schema import SEAL_KEY
 from rmqstore.engine.timers import tombstones as traces
 from rmqstore.engine.timers.rows import TimerRuns
 from rmqstore.engine.timers.store import OrderedTimers
-from rmqstore.handover import HandOver
 from rmqstore.message import RETRY_PREFIX
+from rmqstore.store.handover import HandOver
 
 
 @contextmanager

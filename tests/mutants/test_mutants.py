@@ -123,7 +123,7 @@ KILLS = [
     ),
     Kill(
         consumption.pop_times_start_anew,
-        lambda s: test_found.test_p2_what_is_deleted_and_made_anew_has_receipts_of_its_own(s, lambda store: store.delete_group("g")),
+        lambda s: test_found.test_p2_what_is_deleted_and_made_anew_has_receipts_of_its_own(s, lambda store: store.groups.delete("g")),
         DURABLE,
     ),
     Kill(consumption.requests_in_the_wrong_order, asked_twice, ANY),

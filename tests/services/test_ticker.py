@@ -13,8 +13,8 @@ import pytest
 
 import rmqstore
 from rmqstore import ManualClock, Message
-from rmqstore.services.signals import Signal
-from rmqstore.services.ticker import Ticker
+from rmqstore.store.ticker import Ticker
+from rmqstore.store.waits import Signal
 
 
 class Failing:
@@ -25,17 +25,17 @@ class Failing:
         self.ticks = 0
         self.second = threading.Event()
 
-    def service_tick(self) -> None:
+    def _service_tick(self) -> None:
         self.ticks += 1
         if self.ticks == 1:
             self._wake.notify()  # so that the pause behind the failure ends at once
             raise RuntimeError("a plug-in of somebody's")
         self.second.set()
 
-    def service_wake_ms(self) -> int | None:
+    def _service_wake_ms(self) -> int | None:
         return None
 
-    def service_flush(self) -> None:
+    def _service_flush(self) -> None:
         raise AssertionError("nothing asks for it")
 
 
@@ -71,12 +71,12 @@ def test_an_expired_lease_wakes_nobody_before_the_turn_of_the_revive(tmp_path: P
     clock = ManualClock(1_700_000_000_000)
     with rmqstore.open(tmp_path / "store", engine="memory", services=False, clock=clock, revive_interval_ms=1000) as store:
         store.send(Message("t", b"x"))
-        store.service_tick()
+        store._service_tick()
         assert len(store.pop("t", "g", invisible=timedelta(milliseconds=100))) == 1
-        assert store.service_wake_ms() == 1000
+        assert store._service_wake_ms() == 1000
         clock.advance(300)
-        store.service_tick()
-        assert (store.service_wake_ms(), store.next_wake_ms()) == (700, -200)
+        store._service_tick()
+        assert (store._service_wake_ms(), store.next_wake_ms()) == (700, -200)
         clock.advance(700)
-        assert store.service_tick().retried == 1
-        assert store.service_wake_ms() is None
+        assert store._service_tick().retried == 1
+        assert store._service_wake_ms() is None

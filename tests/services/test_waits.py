@@ -13,8 +13,8 @@ import pytest
 
 import rmqstore
 from rmqstore import IllegalArgumentError, ManualClock, Message, MessageBatch, Store, StoreClosedError
-from rmqstore.opening import Opened
-from rmqstore.services.signals import Signal, Waits
+from rmqstore.store.opening import OwnedEngines
+from rmqstore.store.waits import Signal, Waits
 from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
 
 pytestmark = pytest.mark.timeout(90)
@@ -89,7 +89,7 @@ def test_a_deleted_group_wakes_who_waits_for_what_it_held(store: Store) -> None:
     store.send(Message("t", b"first"))
     store.pop("t", "g", max_messages=1)
     waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
-    store.delete_group("g")
+    store.groups.delete("g")
     assert waiting.result() == ["first"]
 
 
@@ -112,17 +112,17 @@ def test_a_timer_of_the_topic_that_fell_due_wakes_who_waits(store: Store, clock:
 
 def test_messages_that_came_by_another_way_wake_who_waits(store: Store, clock: ManualClock) -> None:
     waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
-    store.pops.append(MessageBatch.of([Message("t", b"loaded", message_id="m", born_ms=1)]), clock.now_ms())
-    store.wake()
+    store.engine.pops.append(MessageBatch.of([Message("t", b"loaded", message_id="m", born_ms=1)]), clock.now_ms())
+    store.transfer.wake()
     assert waiting.result() == ["loaded"]
 
 
 def test_a_close_that_fails_ends_every_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Opened) -> None:
+    def fail(_: OwnedEngines) -> None:
         raise OSError("the disk is gone")
 
     waiting = Waiting(lambda: store.pop("t", "g", wait=LONG))
-    monkeypatch.setattr(Opened, "close", fail)
+    monkeypatch.setattr(OwnedEngines, "close", fail)
     with pytest.raises(OSError, match="the disk is gone"):
         store.close()
     assert waiting.result() == ["closed"]

@@ -72,10 +72,10 @@ def test_a_program_that_opens_a_shard_has_the_settings_of_the_data_set(tmp_path:
     dataset = Dataset.create(tmp_path / "data", shards=2, engine=ENGINE, settings={**settings, "clock__max_step_ms": 5000})
     for shard in dataset.shards:
         with rmqstore.open(dataset.shard_path(shard), services=False) as store:
-            assert (store.config.precision_ms, store.config.retention_ms, store.config.max_retries) == (100, 0, 3)
-            assert store.config.values["clock.max_step_ms"] == 5000
+            assert (store.engine.config.precision_ms, store.engine.config.retention_ms, store.engine.config.max_retries) == (100, 0, 3)
+            assert store.engine.config.values["clock.max_step_ms"] == 5000
         with dataset.open_shard(shard) as store:
-            assert store.config.retention_ms == 0
+            assert store.engine.config.retention_ms == 0
 
 
 def test_of_two_who_create_one_wins(tmp_path: Path) -> None:

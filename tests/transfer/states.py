@@ -122,7 +122,7 @@ class Past:
             return
         if letters:
             place = Removal(f"%DLQ%{group}", 0, self.random.choice(letters).queue_offset)
-            store.pops.apply(PopTxn(removals=[place]), self.now_ms)
+            store.engine.pops.apply(PopTxn(removals=[place]), self.now_ms)
 
 
 def _at(each: Message, due_ms: int) -> Message:
@@ -136,8 +136,8 @@ def shown(store: Store) -> dict[str, Any]:
         "pending": store.pending(),
         "scan": sorted((timer.deliver_at_ms, timer.message.message_id) for timer in store.scan(limit=10**6).timers),
         "lag": {(topic, group): store.lag(topic, group) for topic in (*TOPICS, "ordered") for group in groups},
-        "groups": store.groups(),
-        "topics": sorted(topic.name for topic in store.topics(system=True)),
+        "groups": store.groups.list(),
+        "topics": sorted(topic.name for topic in store.topics.list(system=True)),
         "messages": sorted(everything(store)),
         "verify": store.verify(),
     }
@@ -146,9 +146,9 @@ def shown(store: Store) -> dict[str, Any]:
 def everything(store: Store) -> list[tuple[str, str]]:
     """Return (topic, message id) of all that lies in queues."""
     found = []
-    for topic in store.topics(system=True):
+    for topic in store.topics.list(system=True):
         for queue in range(topic.queues):
-            found += [(topic.name, each.message_id or "") for each in store.pops.read(topic.name, queue, 0, 10**6).messages]
+            found += [(topic.name, each.message_id or "") for each in store.engine.pops.read(topic.name, queue, 0, 10**6).messages]
     return found
 
 

@@ -40,10 +40,10 @@ def source(stores: Stores) -> Store:
 def _refused(stores: Stores, kind: type[Exception], match: str) -> Exception:
     """Load into an open store and as a new one; both refuse, and nothing is there afterwards."""
     with stores.open("target") as target:
-        before = target.digest()
+        before = target.transfer.digest()
         with pytest.raises(kind, match=match):
             load_into(stores.root / "dump", target)
-        assert target.digest() == before
+        assert target.transfer.digest() == before
     with pytest.raises(kind, match=match) as caught:
         load(stores.root / "dump", stores.root / "new", engine="rocksdb")
     assert not list(stores.root.glob("new*"))
@@ -125,7 +125,7 @@ def test_the_digest_finds_rows_that_got_lost_on_the_way(stores: Stores, source: 
     for table in open_dump(stores.root / "dump").counts():
         if table.endswith("_head") or not open_dump(stores.root / "dump").counts()[table]:
             continue
-        for kind in {type(source.timers), type(source.pops)}:
+        for kind in {type(source.engine.timers), type(source.engine.pops)}:
             original = kind.import_state
 
             def losing(self: Side, tables: Any, now_ms: int, marks: Any = (), original: Any = original, table: str = table) -> Any:
@@ -145,7 +145,7 @@ def test_what_cannot_be_read_is_not_left_out(stores: Stores, space: int) -> None
     """A damaged run ends a dump with the place of the run; once it is parked the dump succeeds and holds the parked entry."""
     store = stores.open()
     store.send(message(1, deliver_at_ms=START_MS + 1000)) if space == TIMERS else store.send(message(1))
-    kv = store.timers._shared.kv  # type: ignore[attr-defined]
+    kv = store.engine.timers._shared.kv  # type: ignore[attr-defined]
     ((key, value),) = kv.scan(space, b"", None, 2)
     write = WriteBatch()
     write.put(space, key, value[:-1] + b"?")
@@ -182,7 +182,7 @@ def test_a_dump_goes_into_a_new_directory(stores: Stores, source: Store, tmp_pat
 
 
 def test_an_engine_without_the_tables_is_refused(stores: Stores, source: Store) -> None:
-    for side in (source.timers, source.pops):
+    for side in (source.engine.timers, source.engine.pops):
         with pytest.raises(UnsupportedOperationError, match="no table"):
             side.export_state("nosuch", None, 10)
         with pytest.raises(UnsupportedOperationError, match="no table"):

@@ -36,8 +36,8 @@ def test_a_dump_fills_an_open_store_that_is_empty(engine: str) -> None:
         report = load_into(stores.root / "dump", target)
         assert report.tables["messages"] == len(shown(source)["messages"])
         assert shown(target) == shown(source)
-        assert target.digest() == source.digest()
-        assert target.store_id != source.store_id
+        assert target.transfer.digest() == source.transfer.digest()
+        assert target.engine.store_id != source.engine.store_id
         assert [each.handle for each in target.scan(limit=10**6).timers] == [each.handle for each in source.scan(limit=10**6).timers]
         assert [each.receipt for each in target.leases()] == [each.receipt for each in source.leases()]
         assert target.cancel(past.handles) == source.cancel(past.handles)
@@ -54,26 +54,26 @@ def test_a_store_that_is_not_empty_is_left_as_it_is(engine: str) -> None:
         source.send(message("theirs"))
         dump(source, stores.root / "dump")
         held: list[tuple[Callable[[], object], str]] = [
-            (lambda: target.create_topic("t"), "rows of topics"),
-            (lambda: target.set_group("g", max_retries=1), "rows of group_settings"),
+            (lambda: target.topics.create("t"), "rows of topics"),
+            (lambda: target.groups.set("g", max_retries=1), "rows of group_settings"),
             (lambda: target.send_batch([message(n) for n in range(3)]), "0 timers, 3 messages"),
             (lambda: target.send(message("later"), delay_ms=1000), "1 timers, 0 messages"),
         ]
         for number, (fill, what) in enumerate(held):
             target = stores.open(f"target{number}")
             fill()
-            before = target.digest()
+            before = target.transfer.digest()
             with pytest.raises(TransferError, match=f"store {target.path} is not empty, it holds {what}; load .* into an empty directory"):
                 load_into(stores.root / "dump", target)
-            assert target.digest() == before
-            assert target.timers.adopted() == target.pops.adopted() == {}
+            assert target.transfer.digest() == before
+            assert target.engine.timers.adopted() == target.engine.pops.adopted() == {}
         handle = target.scan().timers[0].handle.text()
         stores.clock.advance(1000)
         target.tick()
-        target.delete_topic("t")
+        target.topics.delete("t")
         stores.clock.advance(10 * DAY_MS)
         target.tick()
-        assert not any(found.rows for found in target.digest().values())
+        assert not any(found.rows for found in target.transfer.digest().values())
         with pytest.raises(TransferError, match="seqs of timers that are gone"):
             load_into(stores.root / "dump", target)
         assert target.cancel(handle) is CancelOutcome.UNKNOWN
@@ -81,8 +81,8 @@ def test_a_store_that_is_not_empty_is_left_as_it_is(engine: str) -> None:
         load_into(stores.root / "dump", empty)
         with pytest.raises(TransferError, match="0 timers, 1 messages"):
             load_into(stores.root / "dump", empty)
-        empty.delete_topic("t")
-        with pytest.raises(TransferError, match=f"what is left of store rmqs-{source.store_id:08x}"):
+        empty.topics.delete("t")
+        with pytest.raises(TransferError, match=f"what is left of store rmqs-{source.engine.store_id:08x}"):
             load_into(stores.root / "dump", empty)
 
 
@@ -110,12 +110,12 @@ def test_a_load_fills_the_store_that_is_there_when_it_is_empty(engine: str) -> N
         past.live(source, 80)
         dump(source, stores.root / "dump")
         target.close()
-        number = target.store_id
+        number = target.engine.store_id
         with pytest.raises(rmqstore.ConfigError, match="precision_ms"):
             load(stores.root / "dump", target.path, precision_ms=100)
         load(stores.root / "dump", target.path, clock=stores.clock)
         target = stores.open("target", **SETTINGS)
-        assert target.store_id == number
+        assert target.engine.store_id == number
         assert shown(target) == shown(source)
         assert target.cancel(past.handles) == source.cancel(past.handles)
         assert _told(target.ack(past.receipts)) == _told(source.ack(past.receipts))
@@ -205,11 +205,11 @@ def test_what_an_engine_cannot_hold_is_found_before_the_first_write(
                 return msgspec.structs.replace(info, capabilities=msgspec.structs.replace(info.capabilities, **limits)), engine
 
         monkeypatch.setattr(taking, "get_plugins", Limited)
-        before = target.digest()
+        before = target.transfer.digest()
         with pytest.raises(TransferError, match=what):
             load_into(tmp_path / "dump", target)
-        assert target.digest() == before
-        assert target.timers.adopted() == target.pops.adopted() == {}
+        assert target.transfer.digest() == before
+        assert target.engine.timers.adopted() == target.engine.pops.adopted() == {}
 
 
 def test_pop_times_rise_above_those_that_were_deleted_elsewhere() -> None:
@@ -218,7 +218,7 @@ def test_pop_times_rise_above_those_that_were_deleted_elsewhere() -> None:
         source, target = stores.open("source"), stores.open("target")
         source.send(message(1))
         (old,) = source.pop("t", "g")
-        source.delete_topic("t")
+        source.topics.delete("t")
         dump(source, stores.root / "dump")
         load_into(stores.root / "dump", target)
         target.send(message(2))
@@ -257,9 +257,9 @@ def test_a_receipt_of_a_deleted_topic_ends_no_loaded_lease(engine: str, tmp_path
     with stores_of(Pair(engine, engine)) as stores:
         source, target = _two(stores)
         (old,) = target.pop("t", "g")
-        target.delete_topic("t")
+        target.topics.delete("t")
         (new,) = source.pop("t", "g")
-        source.dump(tmp_path / "dump")
+        source.transfer.dump(tmp_path / "dump")
         load_into(tmp_path / "dump", target)
         assert target.ack(old) is not AckOutcome.ACKED
         assert [each.receipt for each in target.leases()] == [new.receipt]
@@ -273,12 +273,12 @@ def test_a_loaded_standing_gives_no_receipt_of_a_deleted_topic_again(tmp_path: P
         source, target = _two(stores)
         source.ack(source.pop("t", "g"))
         source.send(message("next"))
-        source.dump(tmp_path / "dump")
+        source.transfer.dump(tmp_path / "dump")
         target.send(message("second"))
         stores.clock.advance(1000)
         target.ack(target.pop("t", "g", max_messages=1))
         (old,) = target.pop("t", "g")
-        target.delete_topic("t")
+        target.topics.delete("t")
         load_into(tmp_path / "dump", target)
         (new,) = target.pop("t", "g")
         assert new.receipt != old.receipt
@@ -291,7 +291,7 @@ def test_what_the_source_gave_out_after_its_dump_names_nothing_here(tmp_path: Pa
     with stores_of(Pair("memory", "memory")) as stores:
         source, target = stores.open("source"), stores.open("target")
         source.send(message("now"))
-        source.dump(tmp_path / "dump")
+        source.transfer.dump(tmp_path / "dump")
         later = source.send(message("later"), delay_ms=9000)
         (popped,) = source.pop("t", "g")
         load_into(tmp_path / "dump", target)
@@ -311,7 +311,7 @@ def test_a_mark_of_a_store_with_other_ticks_is_answered_with_handles_that_cancel
         source, target = stores.open("source", precision_ms=1000), stores.open("target", precision_ms=100)
         batch = [message(1, deliver_at_ms=START_MS + 500_150)]
         (sent,) = source.send_batch(batch, marks=[b"m"])
-        source.dump(tmp_path / "dump")
+        source.transfer.dump(tmp_path / "dump")
         load_into(tmp_path / "dump", target)
         (again,) = target.send_batch(batch, marks=[b"m"])
         assert again.repeated
@@ -325,15 +325,15 @@ def test_settings_of_groups_move_along(tmp_path: Path) -> None:
     clock = rmqstore.ManualClock(START_MS)
     minute = timedelta(minutes=1)
     with rmqstore.open(tmp_path / "one", engine="wheel", clock=clock, services=False) as store:
-        store.set_group("g", max_retries=7, backoff=[minute])
-        store.set_group("other", max_retries=1)
+        store.groups.set("g", max_retries=7, backoff=[minute])
+        store.groups.set("other", max_retries=1)
         store.send(rmqstore.Message("t", b"x"))
         store.retry_later(store.pop("t", "g"), minute, reason="no answer")
         dump(store, tmp_path / "dump")
     with rmqstore.open(tmp_path / "two", engine="wheel", clock=clock, services=False) as store:
         load_into(tmp_path / "dump", store)
-        assert [store.group_settings(name).max_retries for name in ("g", "other")] == [7, 1]
-        assert store.group_settings("g").backoff_ms == (60_000,)
+        assert [store.groups.settings(name).max_retries for name in ("g", "other")] == [7, 1]
+        assert store.groups.settings("g").backoff_ms == (60_000,)
         assert [(each.group, each.is_backing_off, each.reason) for each in store.leases()] == [("g", True, "no answer")]
         assert store.lag("t", "g").backing_off == 1
         assert store.verify() == []

@@ -98,8 +98,8 @@ def test_a_dump_goes_on(stores: Stores) -> None:
     assert report.reused_files == 5
     assert {entry.name for entry in path.iterdir() if entry.suffix != ".parquet"} == {"manifest.json"}
     load(path, stores.root / "new")
-    with rmqstore.open(stores.root / "new", mode="read") as new:
-        assert new.digest() == store.digest()
+    with rmqstore.open(stores.root / "new", read_only=True) as new:
+        assert new.transfer.digest() == store.transfer.digest()
 
 
 def test_a_dump_of_a_store_that_changed_starts_over(stores: Stores) -> None:
@@ -110,8 +110,8 @@ def test_a_dump_of_a_store_that_changed_starts_over(stores: Stores) -> None:
     store.send(message("onemore"))
     assert dump(store, path).reused_files == 0
     load(path, stores.root / "new")
-    with rmqstore.open(stores.root / "new", mode="read") as new:
-        assert new.digest() == store.digest()
+    with rmqstore.open(stores.root / "new", read_only=True) as new:
+        assert new.transfer.digest() == store.transfer.digest()
 
 
 def test_a_dump_whose_files_were_damaged_meanwhile_starts_over(stores: Stores) -> None:
@@ -138,8 +138,8 @@ def test_a_load_into_a_new_store_goes_on_from_every_chunk(stores: Stores) -> Non
     report, runs = _until_done(run)
     assert runs > 10
     assert report.tables["messages"] == len(shown(store)["messages"])
-    with rmqstore.open(place, mode="read") as new:
-        assert new.digest() == store.digest()
+    with rmqstore.open(place, read_only=True) as new:
+        assert new.transfer.digest() == store.transfer.digest()
         assert new.verify() == []
     assert {entry.name for entry in stores.root.iterdir()} == {"source", "dump", "new"}
 
@@ -162,7 +162,7 @@ def test_a_load_into_an_empty_store_goes_on_from_every_chunk(stores: Stores, is_
     if not is_open:
         target = stores.open("target", **SETTINGS)
     assert shown(target) == shown(source)
-    assert target.digest() == source.digest()
+    assert target.transfer.digest() == source.transfer.digest()
     assert {entry.name for entry in stores.root.iterdir()} == {"source", "dump", "target"}
 
 
@@ -183,29 +183,29 @@ def test_another_dump_does_not_mix_with_a_load_that_was_cut_short(stores: Stores
 
 def test_a_migration_goes_on_from_every_chunk(stores: Stores) -> None:
     store = _source(stores)
-    engine, digest = OTHER[stores.pair.timers], store.digest()
+    engine, digest = OTHER[stores.pair.timers], store.transfer.digest()
     store.close()
 
     def run(cut: _Cut) -> Any:
-        with rmqstore.open(store.path, mode="read") as old:
-            assert old.config.timer_engine == stores.pair.timers
+        with rmqstore.open(store.path, read_only=True) as old:
+            assert old.engine.config.timer_engine == stores.pair.timers
         return migrate(store.path, engine=engine, progress=cut)
 
     report, runs = _until_done(run)
     assert runs > 10
     _check_migrated(store.path, engine, digest)
     assert report.previous.name.startswith(f"source.before-{stores.pair.timers}-")
-    with rmqstore.open(report.previous, mode="read") as old:
-        assert old.digest() == digest
+    with rmqstore.open(report.previous, read_only=True) as old:
+        assert old.transfer.digest() == digest
     assert {entry.name for entry in stores.root.iterdir()} == {"source", report.previous.name}
     with pytest.raises(TransferError, match="already"):
         migrate(store.path, engine=engine)
 
 
 def _check_migrated(path: Path, engine: str, digest: Any) -> None:
-    with rmqstore.open(path, mode="read") as new:
-        assert new.config.timer_engine == new.config.pop_engine == engine
-        assert new.digest() == digest
+    with rmqstore.open(path, read_only=True) as new:
+        assert new.engine.config.timer_engine == new.engine.config.pop_engine == engine
+        assert new.transfer.digest() == digest
         assert new.verify() == []
 
 
@@ -216,7 +216,7 @@ def test_a_migration_survives_a_cut_at_every_step_of_the_change(
 ) -> None:
     """Every rename, exchange and removal of the last part is a point to end at; what lies at DIR is the old store or the new one."""
     store = _source(stores)
-    engine, digest = OTHER[stores.pair.timers], store.digest()
+    engine, digest = OTHER[stores.pair.timers], store.transfer.digest()
     store.close()
     steps = 0
 
@@ -244,8 +244,8 @@ def test_a_migration_survives_a_cut_at_every_step_of_the_change(
             migrate(store.path, engine=engine)
         except CutShortError:
             if can_exchange:
-                with rmqstore.open(store.path, mode="read") as found:
-                    assert found.digest() == digest
+                with rmqstore.open(store.path, read_only=True) as found:
+                    assert found.transfer.digest() == digest
     report = migrate(store.path, engine=engine) if (store.path.with_name("source.migrating.json")).exists() else None
     _check_migrated(store.path, engine, digest)
     kept = [path for path in stores.root.iterdir() if path.name.startswith("source.before-")]
@@ -256,12 +256,12 @@ def test_a_migration_survives_a_cut_at_every_step_of_the_change(
 
 def test_a_killed_migration_leaves_the_old_store_and_goes_on(stores: Stores) -> None:
     store = _source(stores)
-    engine, digest = OTHER[stores.pair.timers], store.digest()
+    engine, digest = OTHER[stores.pair.timers], store.transfer.digest()
     store.close()
     killed = subprocess.run([sys.executable, "-c", _DYING, str(store.path), engine], check=False)
     assert killed.returncode == -signal.SIGKILL
-    with rmqstore.open(store.path, mode="read") as old:
-        assert old.digest() == digest
+    with rmqstore.open(store.path, read_only=True) as old:
+        assert old.transfer.digest() == digest
     migrate(store.path, engine=engine)
     _check_migrated(store.path, engine, digest)
 
@@ -276,7 +276,7 @@ def test_a_migration_of_a_store_that_was_used_meanwhile_begins_anew(stores: Stor
     with pytest.raises(rmqstore.StoreLockedError):
         migrate(store.path, engine=engine)
     store.send(message("meanwhile"))
-    digest = store.digest()
+    digest = store.transfer.digest()
     store.close()
     migrate(store.path, engine=engine)
     _check_migrated(store.path, engine, digest)
@@ -291,7 +291,7 @@ def test_settings_that_contradict_a_migration_are_found_first(stores: Stores) ->
     (store.path / "rmqstore.toml").write_text("max_retries = 5\n")
     migrate(store.path, engine=OTHER[stores.pair.timers])
     with stores.open("source", timer_engine=None, pop_engine=None) as moved:
-        assert moved.config.max_retries == 5
+        assert moved.engine.config.max_retries == 5
     with pytest.raises(rmqstore.StorePathError, match="no store"):
         migrate(stores.root / "nothing", engine="lmdb")
     with pytest.raises(rmqstore.UnknownEngineError):
@@ -309,8 +309,8 @@ def test_a_load_goes_into_an_empty_directory_and_keeps_its_settings(stores: Stor
         report = load(stores.root / "dump", place)
         assert report.tables["messages"] == len(shown(store)["messages"])
         with rmqstore.open(place, services=False) as new:
-            assert new.config.max_retries == (16 if content is None else 5)
-            assert new.digest() == store.digest()
+            assert new.engine.config.max_retries == (16 if content is None else 5)
+            assert new.transfer.digest() == store.transfer.digest()
     assert {path.name for path in stores.root.iterdir()} == {"source", "dump", "empty", "with-settings"}
 
 
@@ -337,7 +337,7 @@ def test_a_load_that_ends_between_its_sides_goes_on(stores: Stores, monkeypatch:
     dump(source, stores.root / "dump")
     theirs = shown(source)
     adopted = 0
-    for kind in {type(target.timers), type(target.pops)}:
+    for kind in {type(target.engine.timers), type(target.engine.pops)}:
         original = kind.import_state
 
         def cutting(self: Any, tables: Any, now_ms: int, marks: Any = (), original: Any = original) -> Any:
@@ -358,8 +358,8 @@ def test_a_load_that_ends_between_its_sides_goes_on(stores: Stores, monkeypatch:
         assert shown(target) == theirs
         with pytest.raises(TransferError, match="is not empty"):
             load_into(stores.root / "dump", target)
-        assert all(record.is_complete for side in (target.timers, target.pops) for record in side.adopted().values())
-        assert len(target.timers.adopted()) == len(target.pops.adopted()) == 1
+        assert all(record.is_complete for side in (target.engine.timers, target.engine.pops) for record in side.adopted().values())
+        assert len(target.engine.timers.adopted()) == len(target.engine.pops.adopted()) == 1
         target = stores.reopen(target, **SETTINGS)
 
 
@@ -367,7 +367,7 @@ def test_a_load_that_ends_between_its_sides_goes_on(stores: Stores, monkeypatch:
 def test_settings_that_cannot_be_leave_nothing_behind(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with rmqstore.open(tmp_path / "store", engine="rocksdb", services=False) as store:
         store.send(rmqstore.Message("t", b"x"))
-        store.dump(tmp_path / "dump")
+        store.transfer.dump(tmp_path / "dump")
     for call in (lambda: load(tmp_path / "dump", tmp_path / "new", **wrong), lambda: migrate_with(tmp_path / "store", wrong)):
         with pytest.raises((rmqstore.ConfigError, rmqstore.EngineLookupError)):
             call()

@@ -34,7 +34,7 @@ def test_a_new_precision_keeps_handles_and_marks(engine: str, before_ms: int, af
         store.close()
         migrate(store.path, engine=engine, precision_ms=after_ms)
         store = stores.open("source")
-        assert store.timers.precision_ms == after_ms
+        assert store.engine.timers.precision_ms == after_ms
         assert store.verify() == []
         assert store.pending().total == 100
         for number in range(0, 100, 9):
@@ -94,11 +94,11 @@ def test_a_load_may_choose_a_precision(engine: str) -> None:
         dump(store, stores.root / "dump")
         load(stores.root / "dump", stores.root / "new", precision_ms=100)
         load(stores.root / "dump", stores.root / "same")
-        with rmqstore.open(stores.root / "new", mode="read") as new, rmqstore.open(stores.root / "same", mode="read") as same:
-            assert new.config.precision_ms == 100
-            assert same.config.precision_ms == 1000
+        with rmqstore.open(stores.root / "new", read_only=True) as new, rmqstore.open(stores.root / "same", read_only=True) as same:
+            assert new.engine.config.precision_ms == 100
+            assert same.engine.config.precision_ms == 1000
             assert new.pending() == same.pending() == store.pending()
-            assert new.digest()["timers"] != same.digest()["timers"] == store.digest()["timers"]
+            assert new.transfer.digest()["timers"] != same.transfer.digest()["timers"] == store.transfer.digest()["timers"]
 
 
 @pytest.mark.clause("C4", "C5")

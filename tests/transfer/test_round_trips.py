@@ -52,7 +52,7 @@ def _check_callers(past: Past, old: Store, new: Store) -> None:
     """What callers hold gives the same answers from both, and marks are known."""
     assert new.cancel(past.handles) == old.cancel(past.handles)
     for attempt_id, (topic, group, receipts) in past.attempts.items():
-        running = {lease.receipt for lease in old.pops.leases(topic, group) if lease.expiry_ms > past.now_ms}
+        running = {lease.receipt for lease in old.engine.pops.leases(topic, group) if lease.expiry_ms > past.now_ms}
         if running & receipts:
             assert _popped(new, topic, group, attempt_id) == _popped(old, topic, group, attempt_id)
     changed = [
@@ -90,9 +90,9 @@ def test_a_store_stays_what_it_was(before: str, after: str, seed: int, calls: in
         assert view["verify"] == []
         new = _moved(stores, old, after)
         assert shown(new) == view
-        assert new.digest() == old.digest()
+        assert new.transfer.digest() == old.transfer.digest()
         if after != "memory":
-            assert new.store_id == old.store_id
+            assert new.engine.store_id == old.engine.store_id
         _check_callers(past, old, new)
         assert new.verify() == []
         assert drained(new, stores) == drained(old, stores)
@@ -114,16 +114,16 @@ def test_two_engines_become_one_and_two_again(pair: Pair) -> None:
             if isinstance(step, tuple):
                 break
         old.flush()
-        assert old.timers.stats().pending > old.pending().total
+        assert old.engine.timers.stats().pending > old.pending().total
         view = shown(old)
         dump(old, root / "dump")
         load(root / "dump", root / "one", engine=pair.timers)
-        with rmqstore.open(root / "one", mode="read") as one:
-            assert one.digest() == old.digest()
+        with rmqstore.open(root / "one", read_only=True) as one:
+            assert one.transfer.digest() == old.transfer.digest()
             dump(one, root / "again")
         load(root / "again", root / "two", timer_engine=pair.pops, pop_engine=pair.timers)
         new = stores.open("two", timer_engine=pair.pops, pop_engine=pair.timers, **SETTINGS)
-        assert new.digest() == old.digest()
+        assert new.transfer.digest() == old.transfer.digest()
         assert shown(new) == view
         _check_callers(past, old, new)
         stores.close()
@@ -175,7 +175,7 @@ def test_a_seal_moves_with_the_store(engine: str) -> None:
         old = stores.open()
         now_ms = stores.clock.now_ms()
         early = [each.handle or "" for each in old.send_batch([message(n, deliver_at_ms=now_ms + 1000) for n in range(3)])]
-        old.timers.seal(now_ms + 1000)
+        old.engine.timers.seal(now_ms + 1000)
         # The same tick, the same store time and the next seqs, and yet not sealed: the clock went ahead and back.
         late = [each.handle or "" for each in old.send_batch([message(n, deliver_at_ms=now_ms + 1000) for n in range(3, 6)])]
         new = _moved(stores, old, engine)
@@ -197,7 +197,7 @@ def test_only_what_was_put_after_a_seal_comes_out_later(engine: str) -> None:
         old = stores.open()
         now_ms = stores.clock.now_ms()
         old.send_batch([message(n, deliver_at_ms=now_ms + 1000) for n in range(3)])
-        old.timers.seal(now_ms + 1000)
+        old.engine.timers.seal(now_ms + 1000)
         old.send_batch([message(n, deliver_at_ms=now_ms + 1000) for n in range(3, 6)])
         new = _moved(stores, old, engine)
         stores.clock.advance(1000)
@@ -215,9 +215,9 @@ def test_a_lost_handle_names_no_timer_that_was_loaded(engine: str) -> None:
         load_into(stores.root / "dump", target)
         for handle in loaded:
             assert handle is not None
-            lost = TimerHandle(target.store_id, handle.epoch, handle.seq, handle.tick)
+            lost = TimerHandle(target.engine.store_id, handle.epoch, handle.seq, handle.tick)
             assert target.cancel(lost) is CancelOutcome.UNKNOWN
-            unknown = TimerHandle(source.store_id, handle.epoch + 1, handle.seq, handle.tick)
+            unknown = TimerHandle(source.engine.store_id, handle.epoch + 1, handle.seq, handle.tick)
             assert target.cancel(unknown) is CancelOutcome.UNKNOWN
         assert target.pending().total == 3
         assert target.cancel([each for each in loaded if each]) == [CancelOutcome.CANCELLED] * 3
@@ -237,14 +237,16 @@ def test_what_serves_the_records_moves_with_them(engine: str) -> None:
         old.ack(old.pop("t", "g", attempt_id="a"))
         new = _moved(stores, old, engine)
         assert new.stats().timers.epoch > old.stats().timers.epoch == 5
-        assert State(new.timers, new.pops).rows("attempts") == State(old.timers, old.pops).rows("attempts") != []
+        assert (
+            State(new.engine.timers, new.engine.pops).rows("attempts") == State(old.engine.timers, old.engine.pops).rows("attempts") != []
+        )
         for key in ("k0", "k1", "all", "none"):
             assert new.cancel_key("t", key) == old.cancel_key("t", key)
         assert new.pending().total == 0
         stores.clock.advance(8 * 86_400_000)
         for _ in range(3):
             new.tick()
-        left = {table for table, digest in new.digest().items() if digest.rows}
+        left = {table for table, digest in new.transfer.digest().items() if digest.rows}
         assert left <= {"topics", "messages", "standings", "subscriptions"}
         assert new.verify() == []
 
@@ -261,14 +263,14 @@ def test_what_a_loaded_store_gave_out_later_names_nothing_here() -> None:
         target = stores.reopen(target)
         own = TimerHandle.parse(target.send(message("own"), delay_ms=60_000).handle or "")
         assert own is not None
-        record = target.timers.adopted()[source.store_id]
+        record = target.engine.timers.adopted()[source.engine.store_id]
         assert (own.epoch, own.seq) > (record.epoch, record.last_seq)
-        later = TimerHandle(source.store_id, own.epoch, own.seq, own.tick)
+        later = TimerHandle(source.engine.store_id, own.epoch, own.seq, own.tick)
         assert target.cancel(later) is CancelOutcome.UNKNOWN
         target.send(message("here"))
         (popped,) = target.pop("t", "g")
         receipt = Receipt.parse(popped.receipt)
         assert receipt is not None
-        assert target.ack(msgspec.structs.replace(receipt, broker=f"rmqs-{source.store_id:08x}")) is AckOutcome.UNKNOWN
+        assert target.ack(msgspec.structs.replace(receipt, broker=f"rmqs-{source.engine.store_id:08x}")) is AckOutcome.UNKNOWN
         assert target.ack(receipt) is AckOutcome.ACKED
         assert target.pending().total == 4

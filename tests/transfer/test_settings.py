@@ -39,7 +39,7 @@ def keeps(stores: Stores, path: Path) -> bool:
     """Say whether the copy has the settings and, after its upkeep, the message."""
     with rmqstore.open(path, clock=stores.clock, services=False) as store:
         store.tick()
-        given = {key for key, origin in store.config.origins.items() if origin.source is Source.STORE_FILE}
+        given = {key for key, origin in store.engine.config.origins.items() if origin.source is Source.STORE_FILE}
         assert given >= {"retention_ms", "max_retries", "flush", "clock.max_step_ms"}
         return store.get("m1") is not None
 

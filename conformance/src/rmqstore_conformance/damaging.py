@@ -31,17 +31,17 @@ def cut(keep: int) -> Spoiling:
 
 def damage_timers(store: Store, *bodies: bytes, spoil: Spoiling = flipped) -> int:
     """Damage the timers with these bodies; returns how many pieces were damaged: timers that are stored as one are damaged as one."""
-    kv = store.timers._shared.kv  # type: ignore[attr-defined]
-    if isinstance(store.timers, OrderedTimers):
+    kv = store.engine.timers._shared.kv  # type: ignore[attr-defined]
+    if isinstance(store.engine.timers, OrderedTimers):
         return _damage_runs(kv, TIMERS, bodies, spoil)
     return _damage_files(store, store.stats().timer_engine, bodies, spoil)
 
 
 def damage_messages(store: Store, *bodies: bytes, spoil: Spoiling = flipped) -> int:
     """Damage the messages of queues that hold these bytes last; see :func:`damage_timers`."""
-    log = store.pops._log  # type: ignore[attr-defined]
+    log = store.engine.pops._log  # type: ignore[attr-defined]
     if isinstance(log, RunQueueLog):
-        damaged = _damage_runs(store.pops._shared.kv, QUEUES, bodies, spoil)  # type: ignore[attr-defined]
+        damaged = _damage_runs(store.engine.pops._shared.kv, QUEUES, bodies, spoil)  # type: ignore[attr-defined]
     else:
         damaged = _damage_files(store, store.stats().pop_engine, bodies, spoil)
     log._recent.clear()
@@ -50,9 +50,9 @@ def damage_messages(store: Store, *bodies: bytes, spoil: Spoiling = flipped) -> 
 
 def renumber_records(store: Store) -> bool:
     """Say in a key-ordered database that its records have another version; False where the engine has none."""
-    if not isinstance(store.timers, OrderedTimers):
+    if not isinstance(store.engine.timers, OrderedTimers):
         return False
-    for side in (store.timers, store.pops):
+    for side in (store.engine.timers, store.engine.pops):
         kv = side._shared.kv  # type: ignore[union-attr]
         write = WriteBatch()
         write.put(META, FORMAT_KEY, bytes((99,)))

@@ -91,7 +91,7 @@ class Stores:
             **settings,
         }
         store: Store = rmqstore.open(self.root / name, **settings)
-        self.witness.watch(name, store.timers, store.pops)
+        self.witness.watch(name, store.engine.timers, store.engine.pops)
         self._open.append(store)
         return store
 
@@ -218,11 +218,11 @@ def pop_all(store: Store, topic: str | None = None, group: str | None = None, *,
 def read_ids(store: Store | ReadStore, topic: str | None = None, queue: int = 0) -> list[str]:
     """Return the labels of what is in one queue of any topic, system topics included."""
     topic = topic or drawn().usual_topic
-    if store.pops.topic(topic) is None:
+    if store.engine.pops.topic(topic) is None:
         return []
     found: list[str] = []
     offset = 0
-    while len(page := store.pops.read(topic, queue, offset, 100_000)):
+    while len(page := store.engine.pops.read(topic, queue, offset, 100_000)):
         found += ids(page.messages)
         offset = page.columns.column("queue_offset")[-1].as_py() + 1
     return found
@@ -230,9 +230,9 @@ def read_ids(store: Store | ReadStore, topic: str | None = None, queue: int = 0)
 
 def state_of(store: Store) -> list[object]:
     """Return everything that a user can see."""
-    topics = [(each.name, each.queues, each.max_offsets) for each in store.topics(system=True)]
-    stored = [list(store.pops.read(name, queue, 0, 1000).messages) for name, queues, _ in topics for queue in range(queues)]
-    groups = [(group, store.offsets(group), store.group_settings(group)) for group in store.groups()]
+    topics = [(each.name, each.queues, each.max_offsets) for each in store.topics.list(system=True)]
+    stored = [list(store.engine.pops.read(name, queue, 0, 1000).messages) for name, queues, _ in topics for queue in range(queues)]
+    groups = [(group, store.groups.offsets(group), store.groups.settings(group)) for group in store.groups.list()]
     lags = [store.lag(name, group) for name, _, _ in topics if not name.startswith("%") for group, *_ in groups]
     timers = store.scan().timers
-    return [topics, stored, groups, lags, timers, store.pending([0, START_MS, 2**50]), store.pops.timer_cursor(), store.verify()]
+    return [topics, stored, groups, lags, timers, store.pending([0, START_MS, 2**50]), store.engine.pops.timer_cursor(), store.verify()]

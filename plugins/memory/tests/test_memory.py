@@ -47,8 +47,8 @@ def test_s1_an_engine_that_keeps_nothing_cannot_be_read(tmp_path: Path) -> None:
     """S1: the memory engine declares read_only_open impossible, and refuses."""
     path = tmp_path / "store"
     with rmqstore.open(path, engine="memory", services=False), pytest.raises(UnsupportedOperationError, match="memory"):
-        rmqstore.open(path, mode="read")
+        rmqstore.open(path, read_only=True)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UnsupportedOperationError, match="memory"):
-        rmqstore.open(path, mode="read")
+        rmqstore.open(path, read_only=True)
     assert sorted(tmp_path.rglob("*")) == before

@@ -115,7 +115,7 @@ def test_no_stand_in_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         path = tmp_path / values
         with rmqstore.open(path, engine="rocksdb", services=False, clock=ManualClock(0), rocksdb__values=values) as store:
             store.send(Message("t", b"x" * 2000))
-            with rmqstore.open(path, mode="read") as reader:
+            with rmqstore.open(path, read_only=True) as reader:
                 reader.refresh()
                 assert len(reader.read("t")) == 1
     assert list(places.iterdir()) == []

@@ -52,7 +52,7 @@ class WheelStores(Stores):
 
 def rolls(store: Store) -> int:
     """Return how many times timers were put into a slot that is not their first, since the timer log was made."""
-    index = store.timers._index  # type: ignore[attr-defined]
+    index = store.engine.timers._index  # type: ignore[attr-defined]
     puts = sum(int((facts["kind"] == 1).sum()) for facts in [index.facts.read(index.facts.first, index.facts.count - index.facts.first)])
     units = index.wheel.units
     cancels = int(((units.read(units.first, units.count - units.first)["flags"] & timer_log.DELETE) != 0).sum())
@@ -67,7 +67,7 @@ def everywhere(store: Store, topic: str = "t") -> list[str]:
 
 def parked_reasons(store: Store) -> dict[str, str]:
     """Return the reason of each parked entry by where it lay."""
-    return {each.origin_message_id: each.reason for each in store.parked()}
+    return {each.origin_message_id: each.reason for each in store.dead_letters.parked()}
 
 
 # ---------------------------------------------------------------- disks that refuse

@@ -47,7 +47,7 @@ def test_a_tick_looks_at_no_slot_that_is_to_come(stores: WheelStores, gathered: 
         stores.clock.advance(1000)
         assert store.tick().handed_over == 1
         assert sum(gathered) < 10
-    assert store.timers.next_tick_ms() == START_MS + 3_600_000
+    assert store.engine.timers.next_tick_ms() == START_MS + 3_600_000
 
 
 def test_of_a_crowded_slot_a_stretch_is_read_at_a_time(stores: WheelStores, gathered: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_of_a_crowded_slot_a_stretch_is_read_at_a_time(stores: WheelStores, gath
 def test_a_tick_that_is_no_end_of_a_slot_is_told_of_in_time(stores: WheelStores) -> None:
     """Timers of a store with a finer precision keep their ticks."""
     store = stores.open()
-    index: TimerIndex = store.timers._index  # type: ignore[attr-defined]
+    index: TimerIndex = store.engine.timers._index  # type: ignore[attr-defined]
     ticks = np.array([START_MS + 4300, START_MS + 5000])
     none = np.zeros(0, np.int64)
     found = EncodedTimers(joined([]), ticks, ticks, 0, none, none)

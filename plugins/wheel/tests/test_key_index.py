@@ -393,7 +393,7 @@ def test_a_key_of_timers_that_are_long_forgotten_is_looked_up(tmp_path: Path, mo
         store.tick()
     store.close()
     store = opened()
-    index = store._opened.sessions["wheel"]._timers._index  # type: ignore[attr-defined]
+    index = store.engine.sessions["wheel"]._timers._index  # type: ignore[attr-defined]
     assert index.facts.first >= 2 * BLOCK, "facts of old timers are there"
     assert store.cancel_key("t", "again") == [CancelOutcome.CANCELLED]
     assert store.cancel(late.handle or "") is CancelOutcome.CANCELLED
@@ -438,5 +438,5 @@ def test_a_key_that_is_cancelled_and_sent_again_costs_what_is_pending(
             store.send(Message("t", b"y", keys=("again",)), delay=timedelta(hours=1))
             costs.append(len(reads) + sum(looked))
             if check_points and number % 50 == 49:
-                store._opened.sessions["wheel"]._timers._ledger.make_check_point()  # type: ignore[attr-defined]
+                store.engine.sessions["wheel"]._timers._ledger.make_check_point()  # type: ignore[attr-defined]
         assert max(costs[2:]) <= costs[2]

@@ -38,9 +38,9 @@ def test_pages_of_large_messages_are_short(stores: WheelStores, monkeypatch: pyt
     for first in range(0, 40, 10):
         while popped := store.pop(f"u{first}", "g", max_messages=2):
             store.ack(popped)
-    assert store.digest()["messages"].rows == 80
-    (topic,) = (each for each in store.topics() if each.name == "t")
-    assert sum(map(len, store.pops.pages(topic))) == 40
+    assert store.transfer.digest()["messages"].rows == 80
+    (topic,) = (each for each in store.topics.list() if each.name == "t")
+    assert sum(map(len, store.engine.pops.pages(topic))) == 40
     assert np.max(pages) <= 8 * MIB
     assert np.max(kept) <= 40 * MIB
     assert store.verify() == []

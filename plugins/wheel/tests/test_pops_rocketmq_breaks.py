@@ -176,8 +176,8 @@ def test_p6_leases_and_acks_do_not_ride_the_timer(stores: WheelStores, cache: st
     popped = store.pop("t", "g", invisible_ms=1000)
     store.ack(popped[1:4])
     assert store.pending().total == 0
-    assert store.timers.stats().last_seq == 0
-    store.timers._ledger.make_check_point()  # type: ignore[attr-defined]
+    assert store.engine.timers.stats().last_seq == 0
+    store.engine.timers._ledger.make_check_point()  # type: ignore[attr-defined]
 
     def lose(db: Path) -> None:
         path = db / cache
@@ -223,7 +223,7 @@ def test_p7_no_power_cut_keeps_the_offset_and_drops_the_lease(stores: WheelStore
 def test_p8_glued_keys_cannot_meet(stores: WheelStores) -> None:
     """RocketMQ's merge key of queue 1, offset 23 is that of queue 12, offset 3 in one ms, and one lease is lost; here both are there."""
     store = stores.open()
-    store.create_topic("t", 13)
+    store.topics.create("t", 13)
     store.send_batch([message(f"a{n}", queue_id=1) for n in range(24)] + [message(f"b{n}", queue_id=12) for n in range(4)])
     store.ack(store.pop("t", "g", queue=1, max_messages=23))
     store.ack(store.pop("t", "g", queue=12, max_messages=3))
@@ -244,7 +244,7 @@ def test_p8_glued_keys_cannot_meet(stores: WheelStores) -> None:
 def test_p8_equal_offsets_of_many_queues_are_revived_all(stores: WheelStores) -> None:
     """RocketMQ sorts the check points in flight by their first offset alone, and one replaces another; here all of them come back."""
     store = stores.open()
-    store.create_topic("t", 40)
+    store.topics.create("t", 40)
     store.send_batch([message(n, queue_id=n) for n in range(40)])
     for queue in range(40):
         assert len(store.pop("t", "g", queue=queue, invisible_ms=1000)) == 1
@@ -271,7 +271,7 @@ def test_p12_an_unreadable_leased_message_is_parked(stores: WheelStores, order: 
     assert ids(pop_all(store, order=order)) == ["m0", "m2"]
     assert list(parked_reasons(store)) == ["t/0/1"]
     assert "CRC" in parked_reasons(store)["t/0/1"]
-    assert store.topics(system=True)[0].name == PARKED_TOPIC
+    assert store.topics.list(system=True)[0].name == PARKED_TOPIC
     assert store.lag("t", "g") == Lag(0, 0, 0, 0)
     assert any("CRC" in each for each in store.verify()), "the damage is still told of"
 
@@ -312,13 +312,13 @@ def test_p14_no_lease_is_lost_because_a_group_is_not_known_yet(stores: WheelStor
             if path.name not in ("commitlog", "FORMAT"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    store.delete_group("other")
+    store.groups.delete("other")
     store = stores.killed(store, lose, reclaim="age")
-    assert store.groups() == ["g"]
+    assert store.groups.list() == ["g"]
     stores.clock.advance(1000)
     assert store.tick().retried == 2
-    assert store.pops.topic(retry_topic("g", "t")) is not None
+    assert store.engine.pops.topic(retry_topic("g", "t")) is not None
     assert sorted(ids(pop_all(store))) == ["m0", "m1", "m2", "m3"]
-    store.reset_offset("t", "g", InitMode.MIN)
+    store.groups.reset_offset("t", "g", InitMode.MIN)
     assert all_of_them(store.lag("t", "g")) == 4
     assert store.verify() == []

@@ -56,7 +56,7 @@ class Owner:
 
     @property
     def ledger(self) -> Ledger:
-        session: Any = self.store._opened.sessions["wheel"]
+        session: Any = self.store.engine.sessions["wheel"]
         ledger: Ledger = session._shared.kv
         return ledger
 
@@ -92,7 +92,7 @@ class Owner:
 
     def drop_topic(self) -> None:
         """Drop a topic with its files and begin it anew, with other messages at the same offsets."""
-        self.store.pops.sync(self.store.pops.delete_topic("t"))
+        self.store.engine.pops.sync(self.store.engine.pops.delete_topic("t"))
         self.history.append(seen(self.store))
         self.calls -= self.calls % 4
         self.call(4)
@@ -117,14 +117,14 @@ def _message(message_id: str, body: bytes = b"x", **fields: Any) -> Message:
 def seen(store: Store | ReadStore) -> Seen:
     """Return what a store shows: messages, timers, leases, the epoch."""
     arrived: list[str] = []
-    if store.pops.topic("t") is not None:
-        arrived = [each.message_id or "" for each in store.pops.read("t", 0, 0, 100_000).messages]
+    if store.engine.pops.topic("t") is not None:
+        arrived = [each.message_id or "" for each in store.engine.pops.read("t", 0, 0, 100_000).messages]
     waiting = [each.message.message_id or "" for each in store.scan(limit=100_000).timers]
-    return arrived, waiting, store.lag("t", "g").in_flight, store.timers.stats().epoch
+    return arrived, waiting, store.lag("t", "g").in_flight, store.engine.timers.stats().epoch
 
 
 def _reader(path: Path) -> ReadStore:
-    return rmqstore.open(path, mode="read")
+    return rmqstore.open(path, read_only=True)
 
 
 def _contents(root: Path) -> dict[str, tuple[int, bytes]]:
@@ -440,7 +440,7 @@ def test_a_refresh_applies_only_what_is_new(owner: Owner, monkeypatch: pytest.Mo
     add = Replay.add
     monkeypatch.setattr(Replay, "add", lambda self, frame: (applied.append(frame.start), add(self, frame))[1])
     for n in range(3000):
-        owner.store.pops.apply(rmqstore.contract.PopTxn(appends=rmqstore.MessageBatch.of([_message(f"m{n}")])), _START_MS)
+        owner.store.engine.pops.apply(rmqstore.contract.PopTxn(appends=rmqstore.MessageBatch.of([_message(f"m{n}")])), _START_MS)
     with _reader(owner.path) as early:
         assert len(applied) >= 3000
         owner.make_check_point()
@@ -523,10 +523,10 @@ def test_no_descriptor_is_left_behind(owner: Owner) -> None:
     for _ in range(3):
         with _reader(owner.path) as reader:
             reader.refresh()
-            ledger: Any = reader.timers._ledger  # type: ignore[attr-defined]
+            ledger: Any = reader.engine.timers._ledger  # type: ignore[attr-defined]
             ledger.seal = b"of another log"
             reader.refresh()
-            assert reader.timers._ledger is not ledger  # type: ignore[attr-defined]
+            assert reader.engine.timers._ledger is not ledger  # type: ignore[attr-defined]
             seen(reader)
             reader.verify()
     assert len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208
@@ -540,7 +540,7 @@ def test_what_was_handed_over_is_no_timer_for_a_reader(owner: Owner) -> None:
     with _reader(owner.path) as reader:
         assert seen(reader) == seen(owner.store)
         handles = [rmqstore.contract.TimerHandle.parse(each.handle) for each in sent if each.handle]
-        assert [reader.timers.get(handle) is None for handle in handles] == [True] * 3 + [False] * 3
+        assert [reader.engine.timers.get(handle) is None for handle in handles] == [True] * 3 + [False] * 3
 
 
 def test_a_log_that_goes_on_from_an_earlier_call_is_read_anew(owner: Owner, tmp_path: Path) -> None:
@@ -602,11 +602,11 @@ def test_units_of_a_reader_go_the_way_of_the_owners(tmp_path: Path) -> None:
             log.close()
 
 
-@pytest.mark.parametrize("mode", ["own", "read"])
-def test_a_closed_store_keeps_no_slots_until_the_collector_comes(tmp_path: Path, mode: Any) -> None:
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_closed_store_keeps_no_slots_until_the_collector_comes(tmp_path: Path, read_only: Any) -> None:
     """A task that opens one store after the other would hold some GiB of them, as references go round in circles."""
     store = rmqstore.open(tmp_path / "s", engine="wheel", services=False)
-    slots_bytes = store.timers._index.wheel.slots.nbytes  # type: ignore[attr-defined]
+    slots_bytes = store.engine.timers._index.wheel.slots.nbytes  # type: ignore[attr-defined]
     store.send(Message("t", b"x"), delay_ms=60_000)
     store.close()
     assert slots_bytes > 2**24
@@ -614,7 +614,7 @@ def test_a_closed_store_keeps_no_slots_until_the_collector_comes(tmp_path: Path,
     tracemalloc.start()
     try:
         for _ in range(3):
-            rmqstore.open(tmp_path / "s", mode=mode, services=False).close()
+            rmqstore.open(tmp_path / "s", read_only=read_only, services=False).close()
         assert tracemalloc.get_traced_memory()[0] < slots_bytes / 4
     finally:
         tracemalloc.stop()

@@ -65,7 +65,7 @@ class Run:
 
     @property
     def ledger(self) -> Ledger:
-        session: Any = self.store._opened.sessions["wheel"]
+        session: Any = self.store.engine.sessions["wheel"]
         ledger: Ledger = session._shared.kv
         return ledger
 
@@ -177,11 +177,11 @@ def test_one_side_alone_is_enough_for_check_points_and_for_files_to_go(tmp_path:
 def test_upkeep_that_finds_no_room_takes_nothing_away(tmp_path: Path) -> None:
     run = Run(tmp_path / "store", reclaim="age", retention_ms=HOUR_MS)
     run.fill(1, consume=False)
-    before = run.store.topics()
+    before = run.store.topics.list()
     run.clock.advance(2 * HOUR_MS)
     with refusing_writes(), pytest.raises(StoreFullError):
         run.store.tick()
-    assert run.store.topics() == before
+    assert run.store.topics.list() == before
     assert run.store.verify() == []
     assert len(run.consume()) == min(run.calls, 32)
     run.store.close()
@@ -219,7 +219,7 @@ def test_far_timers_survive_the_removal_of_fifty_files(run: Run) -> None:
     assert len(run.files) < 6
     assert run.store.cancel(handles[3]) is CancelOutcome.CANCELLED
     assert list(run.store.cancel_key("late", "k-a5")) == [CancelOutcome.CANCELLED]
-    found = run.store._opened.timers.get(handle_of(handles[4]))
+    found = run.store.engine.timers.get(handle_of(handles[4]))
     assert found is not None
     assert found.message.message_id == "a4"
     assert {each.message.message_id for each in run.store.scan().timers} == {f"a{number}" for number in (0, 1, 2, 4, 6, 7, 8, 9)}
@@ -313,7 +313,7 @@ def test_dead_letters_survive(tmp_path: Path) -> None:
         run.upkeep(8)
     assert run.files[0] > 4
     run.reopen(rebuild=True)
-    assert sorted(each.message.message_id for each in run.store.dead_letters("g")) == ["d0", "d1", "d2"]
+    assert sorted(each.message.message_id for each in run.store.dead_letters.list("g")) == ["d0", "d1", "d2"]
     run.store.close()
 
 
@@ -347,7 +347,7 @@ def test_the_body_of_a_cancelled_timer_goes_with_its_file(tmp_path: Path, rebuil
     run.fill(3)
     run.upkeep()
     assert 0 not in run.files
-    index: Any = run.store.timers._index  # type: ignore[attr-defined]
+    index: Any = run.store.engine.timers._index  # type: ignore[attr-defined]
     sizes = index.queue_units(np.arange(1, 8))["size"].tolist()
     assert max(sizes[:6]) < 500
     assert sizes[6] > 1000
@@ -373,7 +373,7 @@ def test_numbers_of_timers_are_never_given_twice(run: Run) -> None:
     run.upkeep()
     assert run.files[0] > 0
     # Cancels have numbers, too.
-    last_seq = run.store._opened.timers.stats().last_seq
+    last_seq = run.store.engine.timers.stats().last_seq
     assert last_seq > handle_of(last).seq
     run.reopen(rebuild=True)
     assert handle_of(run.far("new")[0]).seq > last_seq
@@ -400,7 +400,7 @@ def test_disk_usage_is_bounded(run: Run) -> None:
 def test_a_call_looks_at_a_bounded_piece(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "sizes_of", lambda _: SMALL._replace(slice_bytes=1000))
     run.reopen()
-    timers = run.store._opened.sessions["wheel"]._timers
+    timers = run.store.engine.sessions["wheel"]._timers
     run.fill(4)
     run.store.tick()
     looked = []
@@ -479,7 +479,7 @@ def everything_of(path: Path) -> tuple[list[str], list[str], list[str], list[str
     outcome = run.store.cancel(cancelled[0])
     run.store.cancel(cancelled[1])
     late = run.take_late()
-    dead = sorted(each.message.message_id for each in run.store.dead_letters("g"))
+    dead = sorted(each.message.message_id for each in run.store.dead_letters.list("g"))
     run.store.tick()
     retried = run.consume("leased")
     run.store.close()
@@ -514,7 +514,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     disk.is_on = True
     for _ in range(4):
         run.clock.advance(1000)
-        run.store._opened.timers.maintain(run.clock.now_ms(), 100)
+        run.store.engine.timers.maintain(run.clock.now_ms(), 100)
     disk.note()
     disk.is_on = False
     assert run.files[0] >= before[0] + 3
@@ -571,7 +571,7 @@ def test_damage_to_what_nobody_needs_keeps_no_file(run: Run, at: int) -> None:
     """A bit of a journal record, in a file in which messages are live, before and behind it."""
     run.far("before")
     place = run.ledger.log.tail
-    run.store.create_topic("named", 3)
+    run.store.topics.create("named", 3)
     run.far("behind")
     with run.ledger.log.chain.path_of(place).open("r+b") as file:
         file.seek(place + at)

@@ -82,7 +82,7 @@ def test_what_the_page_calls_the_same_is(stores: WheelStores) -> None:
     store.send(message("asked", properties={"TIMER_DELAY_SEC": "3"}))
     (timer,) = store.scan().timers
     assert timer.message.deliver_at_ms == stores.clock.now_ms() + 3000
-    (waiting,) = store.timers._index.wheel.slots[store.timers._index.wheel.slots["timers"] > 0]  # type: ignore[attr-defined]
+    (waiting,) = store.engine.timers._index.wheel.slots[store.engine.timers._index.wheel.slots["timers"] > 0]  # type: ignore[attr-defined]
     assert int(waiting["tick"]) == stores.clock.now_ms() // 1000 + 2
     assert b"TIMER_OUT_MS\x01%d" % (stores.clock.now_ms() + 2000) in next((stores.path(store) / "commitlog").iterdir()).read_bytes()
     stores.clock.advance(3000)

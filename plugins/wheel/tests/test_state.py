@@ -15,7 +15,7 @@ import rmqstore
 from rmqstore import CancelOutcome, CorruptStoreError, Store
 from rmqstore.contract import EMPTY_CURSOR, TimerCursor, TimerHandle
 from rmqstore.contract.state import CANCELLED, DELIVERED, TIMER_TRACES, TIMERS
-from rmqstore.reading import Reading
+from rmqstore.store.reader import Reader
 from rmqstore_conformance.stores import DAY_MS, START_MS, Pair, Stores, message, stores_of
 
 WHEEL = Pair("wheel", "wheel")
@@ -62,18 +62,18 @@ def _traces() -> pa.RecordBatch:
 def _fill(store: Store) -> None:
     """Take everything in, page by page, some of them twice."""
     for _ in range(2):
-        store.timers.import_state([("timer_head", _head())], START_MS, [b"load/head"])
+        store.engine.timers.import_state([("timer_head", _head())], START_MS, [b"load/head"])
         for begin in range(0, len(SEQS), 2):
-            store.timers.import_state([("timers", _rows(slice(begin, begin + 2)))], START_MS, [b"load/%d" % begin])
-        store.timers.import_state([("timer_traces", _traces())], START_MS, [b"load/traces"])
-    store.timers.sync()
+            store.engine.timers.import_state([("timers", _rows(slice(begin, begin + 2)))], START_MS, [b"load/%d" % begin])
+        store.engine.timers.import_state([("timer_traces", _traces())], START_MS, [b"load/traces"])
+    store.engine.timers.sync()
 
 
-def _exported(store: Reading, table: str, limit: int = 3) -> list[dict[str, Any]]:
+def _exported(store: Reader, table: str, limit: int = 3) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     after: bytes | None = None
     while True:
-        page = store.timers.export_state(table, after, limit)
+        page = store.engine.timers.export_state(table, after, limit)
         rows += page.rows.to_pylist()
         if page.next is None:
             return rows
@@ -86,35 +86,35 @@ def _check(store: Store) -> None:
     assert _exported(store, "timers") == _rows(slice(None)).take(pa.array(order)).to_pylist()
     assert _exported(store, "timer_traces") == _traces().to_pylist()
     head = _exported(store, "timer_head")[0]
-    assert head["last_seq"] == store.timers.stats().last_seq >= 2**34
+    assert head["last_seq"] == store.engine.timers.stats().last_seq >= 2**34
     assert head["epoch"] >= EPOCH
     assert TimerCursor.from_bytes(head["sealed"]).covers(START_MS - 90_000, 900)
-    assert store.timers.stats().pending == len(SEQS)
-    assert store.timers.next_tick_ms() == int(TICKS.min())
-    assert store.timers.verify() == []
-    counts = store.timers.pending([0, START_MS, START_MS + DAY_MS])
+    assert store.engine.timers.stats().pending == len(SEQS)
+    assert store.engine.timers.next_tick_ms() == int(TICKS.min())
+    assert store.engine.timers.verify() == []
+    counts = store.engine.timers.pending([0, START_MS, START_MS + DAY_MS])
     assert (counts.counts, counts.total) == ((2, 4), len(SEQS))
-    tag = store.store_id
-    assert store.timers.get(TimerHandle(tag, EPOCH, 2**33, int(TICKS[5]))) is not None
+    tag = store.engine.store_id
+    assert store.engine.timers.get(TimerHandle(tag, EPOCH, 2**33, int(TICKS[5]))) is not None
     asked = [(77, START_MS), (78, START_MS - 5000), (79, START_MS)]
-    outcomes, _ = store.timers.cancel([TimerHandle(tag, EPOCH, seq, tick) for seq, tick in asked], START_MS)
+    outcomes, _ = store.engine.timers.cancel([TimerHandle(tag, EPOCH, seq, tick) for seq, tick in asked], START_MS)
     assert outcomes == [CancelOutcome.CANCELLED, CancelOutcome.ALREADY_DELIVERED, CancelOutcome.UNKNOWN]
 
 
 def _drain(store: Store) -> list[str]:
     """Cancel two, one of them by its key, and let the others become due, those far ahead as well."""
-    handle = TimerHandle(store.store_id, EPOCH, 5, int(TICKS[4]))
-    assert store.timers.cancel([handle], START_MS)[0] == [CancelOutcome.CANCELLED]
-    assert store.timers.cancel_key("t", "k700000", START_MS)[0] == [CancelOutcome.CANCELLED]
+    handle = TimerHandle(store.engine.store_id, EPOCH, 5, int(TICKS[4]))
+    assert store.engine.timers.cancel([handle], START_MS)[0] == [CancelOutcome.CANCELLED]
+    assert store.engine.timers.cancel_key("t", "k700000", START_MS)[0] == [CancelOutcome.CANCELLED]
     got: list[str] = []
     cursor = EMPTY_CURSOR
     for now_ms in range(START_MS, START_MS + 41 * DAY_MS, DAY_MS // 2):
-        store.timers.seal(now_ms)
-        while len((due := store.timers.due(cursor, 3)).messages):
+        store.engine.timers.seal(now_ms)
+        while len((due := store.engine.timers.due(cursor, 3)).messages):
             got += [each.message_id or "" for each in due.messages.messages]
             cursor = due.cursor
-            store.timers.forget(cursor)
-    assert store.timers.verify() == []
+            store.engine.timers.forget(cursor)
+    assert store.engine.timers.verify() == []
     return got
 
 
@@ -160,13 +160,13 @@ def test_a_reader_sees_what_is_taken_in_meanwhile(stores: Stores) -> None:
     store = stores.open()
     store.send(message("first", deliver_at_ms=START_MS + 100_000))
     store = stores.reopen(store)
-    with rmqstore.open(stores.root / "store", mode="read") as view:
+    with rmqstore.open(stores.root / "store", read_only=True) as view:
         assert view.pending().total == 1
         _fill(store)
         view.refresh()
         assert view.pending().total == len(SEQS) + 1
         assert _exported(view, "timers") == _exported(store, "timers")
-        store.timers.cancel_key("t", "k3", START_MS)
+        store.engine.timers.cancel_key("t", "k3", START_MS)
         store = stores.reopen(store)
         view.refresh()
         assert view.pending().total == len(SEQS)
@@ -177,16 +177,16 @@ def test_a_reader_sees_what_is_taken_in_meanwhile(stores: Stores) -> None:
 def test_a_reader_leaves_the_files_of_the_owner(stores: Stores) -> None:
     """Those that were made since the check point lie where it says that none are."""
     store = stores.open()
-    store.timers.import_state([("timers", _rows(slice(5, 6)))], START_MS)
+    store.engine.timers.import_state([("timers", _rows(slice(5, 6)))], START_MS)
     store = stores.reopen(store)
-    store.timers.import_state([("timers", _rows(slice(3, 4)))], START_MS)
-    store.timers.import_state([("timers", _rows(slice(0, 1)))], START_MS)
-    store.timers.sync()
+    store.engine.timers.import_state([("timers", _rows(slice(3, 4)))], START_MS)
+    store.engine.timers.import_state([("timers", _rows(slice(0, 1)))], START_MS)
+    store.engine.timers.sync()
     files = sorted(stores.root.rglob("facts/*"))
-    with rmqstore.open(stores.root / "store", mode="read") as view:
+    with rmqstore.open(stores.root / "store", read_only=True) as view:
         assert _exported(view, "timers") == _exported(store, "timers")
     assert sorted(stores.root.rglob("facts/*")) == files
-    assert store.timers.verify() == []
+    assert store.engine.timers.verify() == []
 
 
 def test_new_timers_go_behind_what_was_taken_in(stores: Stores) -> None:

@@ -51,7 +51,7 @@ def _opened(path: Path, clock: ManualClock) -> Store:
 
 
 def _ledger(store: Store) -> Ledger:
-    session: Any = store._opened.sessions["wheel"]
+    session: Any = store.engine.sessions["wheel"]
     ledger: Ledger = session._shared.kv
     return ledger
 
@@ -91,7 +91,7 @@ def _contents(store: Store) -> tuple[list[str], list[str], list[str]]:
     """Return what is in the store: messages of the topic, pending timers, and those that are leased."""
     timers = sorted(str(each.message.message_id) for each in store.scan().timers)
     leased = sorted(each.message_id for each in store.leases())
-    topics = sorted(each.name for each in store.topics())
+    topics = sorted(each.name for each in store.topics.list())
     return [str(each.message_id) for topic in topics for each in store.read(topic, limit=1000).messages], timers, leased
 
 
@@ -120,9 +120,9 @@ def test_every_call_goes_on_while_files_are_copied(
             store.ack(taken[:2])
         clock.advance(60_000)
         store.tick()
-        store.set_group("g", max_retries=number + 1)
-        store.create_topic(f"new{number}", 2)
-        store.delete_topic(f"new{number}")
+        store.groups.set("g", max_retries=number + 1)
+        store.topics.create(f"new{number}", 2)
+        store.topics.delete(f"new{number}")
         assert store.verify() == []
         store.flush()
         calls += 1
@@ -151,7 +151,7 @@ def test_files_that_are_rewritten_meanwhile_are_copied_anew(
     real = tree_copy.copy_tree
 
     def use_again() -> None:
-        store.delete_topic("again")
+        store.topics.delete("again")
         store.send(Message("again", b"x", message_id=f"again{outrun}"))
         store.pop("t", "g", max_messages=5)
 

@@ -179,13 +179,13 @@ def test_a_message_with_another_property_is_parked_when_it_is_popped(stores: Whe
 def test_what_is_asked_of_a_timer_with_another_property(filled: tuple[WheelStores, Store, list[TimerHandle]]) -> None:
     _, store, handles = filled
     damage_timers(store, b"mark 2")
-    found = store.timers.get(handles[2])
+    found = store.engine.timers.get(handles[2])
     assert found is not None
     assert (found.message.topic, found.handle) == (PARKED_TOPIC, handles[2])
     assert "times and properties" in found.message.properties["PARKED_REASON"]
     assert [each.message.topic for each in store.scan().timers] == ["t", "t", PARKED_TOPIC, "t", "t"]
     with pytest.raises(CorruptStoreError, match=r"timer 3: .*times and properties") as caught:
-        store.timers.export_state("timers", None, 10)
+        store.engine.timers.export_state("timers", None, 10)
     assert caught.value.file
     assert caught.value.offset
 

@@ -41,12 +41,12 @@ def test_d2_a_redo_puts_no_timer_into_the_wheel_twice(stores: WheelStores) -> No
     """RocketMQ's redo keeps units while the queue cursor goes back, so they are put again; here both follow from the log, however often."""
     store = stores.open()
     store.send_batch([message(n) for n in range(5)], delay_ms=1000)
-    store.timers._ledger.make_check_point()  # type: ignore[attr-defined]
+    store.engine.timers._ledger.make_check_point()  # type: ignore[attr-defined]
     for n in range(5, 10):
         store.send(message(n), delay_ms=1000)
     for _ in range(3):
         store = stores.killed(store)
-        index = store.timers._index  # type: ignore[attr-defined]
+        index = store.engine.timers._index  # type: ignore[attr-defined]
         assert index.wheel.count_in(index.wheel.slot_of(START_MS + 1000)) == 10
         assert sorted(index.wheel.units.read(0, index.wheel.units.count)["reserved"].tolist()) == list(range(1, 11))
         assert everywhere(store) == sent(10)
@@ -265,7 +265,7 @@ def test_a_roll_by_copy_writes_the_messages_again(stores: WheelStores) -> None:
     bodies = [b"%04d" % n * 250 for n in range(100)]
     store = stores.open(**copying)
     store.send_batch([message(n, body=bodies[n], keys=(f"k{n}",)) for n in range(100)], delay_ms=9 * DAY_MS)
-    tail = store.timers._ledger.log.tail  # type: ignore[attr-defined]
+    tail = store.engine.timers._ledger.log.tail  # type: ignore[attr-defined]
     assert store.cancel_key("t", "k7") == [CancelOutcome.CANCELLED]
     store = stores.reopen(store, **copying)
     assert damage_timers(store, bodies[8]) == 1
@@ -273,7 +273,7 @@ def test_a_roll_by_copy_writes_the_messages_again(stores: WheelStores) -> None:
         stores.clock.advance(6 * HOUR_MS)
         store.tick()
     assert rolls(store) >= 98
-    assert 1000 * rolls(store) < store.timers._ledger.log.tail - tail < 1500 * rolls(store)  # type: ignore[attr-defined]
+    assert 1000 * rolls(store) < store.engine.timers._ledger.log.tail - tail < 1500 * rolls(store)  # type: ignore[attr-defined]
     for _ in range(3):
         store = stores.killed(store, **copying)
         stores.clock.advance(HOUR_MS)
@@ -290,15 +290,15 @@ def test_8203_what_was_put_at_once_does_not_roll_at_once(stores: WheelStores) ->
     """RocketMQ rolls a burst into one slot again and again; here its timers are spread over half of the window."""
     store = stores.open()
     store.send_batch([message(n) for n in range(1000)], delay_ms=9 * DAY_MS)
-    slots = store.timers._index.wheel.slots  # type: ignore[attr-defined]
+    slots = store.engine.timers._index.wheel.slots  # type: ignore[attr-defined]
     assert int(slots["timers"].max()) <= 5
     assert np.count_nonzero(slots["timers"]) > 900
-    tail = store.timers._ledger.log.tail  # type: ignore[attr-defined]
+    tail = store.engine.timers._ledger.log.tail  # type: ignore[attr-defined]
     for _ in range(30):
         stores.clock.advance(6 * HOUR_MS)
         store.tick()
     assert rolls(store) >= 1000
-    assert store.timers._ledger.log.tail - tail < 30_000, "rolling wrote the messages again"  # type: ignore[attr-defined]
+    assert store.engine.timers._ledger.log.tail - tail < 30_000, "rolling wrote the messages again"  # type: ignore[attr-defined]
     stores.clock.advance(9 * DAY_MS)
     assert store.tick().handed_over == 1000
     assert read_ids(store) == [f"m{n}" for n in range(1000)]

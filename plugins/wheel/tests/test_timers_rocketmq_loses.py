@@ -30,7 +30,7 @@ def test_l1_retention_takes_no_log_from_a_pending_timer(stores: WheelStores) -> 
             store.send_batch([message(f"{hour}-{n}", "flood", body=b"x" * 2048) for n in range(20)])
             stores.clock.advance(2 * HOUR_MS)
             store.tick()
-        assert next(each for each in store.topics() if each.name == "flood").min_offsets[0] >= 200, "retention took nothing"
+        assert next(each for each in store.topics.list() if each.name == "flood").min_offsets[0] >= 200, "retention took nothing"
         assert not (stores.path(store) / "commitlog" / f"{0:020}").exists(), "nothing was reclaimed"
         store = stores.killed(stores.reopen(store, **settings), **settings)
         stores.clock.advance(5 * DAY_MS)
@@ -79,7 +79,7 @@ def test_l2_a_hand_over_that_fails_again_and_again_drops_nothing(stores: WheelSt
         stores.clock.advance(60_000)
     assert store.tick().handed_over == 5
     assert read_ids(store) == [f"m{n}" for n in range(5)]
-    assert store.parked() == []
+    assert store.dead_letters.parked() == []
     assert store.verify() == []
 
 
@@ -103,8 +103,8 @@ def test_l3_no_power_cut_falls_between_the_slot_and_its_messages(stores: WheelSt
         stores.clock.set(START_MS + moment)
         if moment == 1000:
             store.tick()
-        store.timers._ledger.make_check_point()  # type: ignore[attr-defined]
-        store.timers.maintain(stores.clock.now_ms(), 1000)
+        store.engine.timers._ledger.make_check_point()  # type: ignore[attr-defined]
+        store.engine.timers.maintain(stores.clock.now_ms(), 1000)
     power.on_sync = lambda: None
     assert len(images) > 4
     seen = set()
@@ -125,13 +125,13 @@ def test_l9_what_was_cut_off_is_not_read_as_something_else(stores: WheelStores, 
     store.send(message("kept"), delay_ms=5000)
     store.flush()
     lost = [store.send(message(f"lost{n}", body=b"lost" * 10), delay_ms=5000) for n in range(5)]
-    tail = store.timers._ledger.log.tail  # type: ignore[attr-defined]
+    tail = store.engine.timers._ledger.log.tail  # type: ignore[attr-defined]
     # The caches reached the disk with all their writes, the log did not.
     image = power.image(store.path, stores.root / "image", lambda path: path.parent.name != "commitlog")
     after = stores.cut_off(image)
     assert after.pending().total == 1
     new = [after.send(message(f"new{n}", body=b"new!" * 10), delay_ms=6000) for n in range(8)]
-    assert after.timers._ledger.log.tail > tail, "the new ones do not lie where the lost ones lay"  # type: ignore[attr-defined]
+    assert after.engine.timers._ledger.log.tail > tail, "the new ones do not lie where the lost ones lay"  # type: ignore[attr-defined]
     assert after.cancel([each.handle for each in lost]) == [CancelOutcome.UNKNOWN] * 5
     assert after.cancel(new[0].handle) is CancelOutcome.CANCELLED
     stores.clock.advance(6000)
@@ -228,7 +228,7 @@ def test_l6_a_chain_that_breaks_while_the_store_is_open_is_an_error(stores: Whee
     for n in range(40):
         store.send(message(f"a{n}"), deliver_at_ms=START_MS + 1000)
         store.send(message(f"b{n}", "u"), deliver_at_ms=START_MS + 2000)
-    units = store.timers._index.wheel.units  # type: ignore[attr-defined]
+    units = store.engine.timers._index.wheel.units  # type: ignore[attr-defined]
     with units.chain.path_of(0).open("r+b") as file:
         file.seek(units.position(40) + 4)
         file.write((52 * 79).to_bytes(8))
@@ -337,4 +337,4 @@ def test_l12_a_user_cannot_set_what_the_wheel_sets(stores: WheelStores, name: st
     with pytest.raises(IllegalMessageError, match=name):
         store.send_batch([message(1), wrong], delay_ms=1000)
     assert store.pending().total == 0
-    assert store.topics() == []
+    assert store.topics.list() == []

@@ -38,4 +38,4 @@ def test_after_one_send_under_a_wrong_clock_timers_lie_in_the_wheel(stores: Whee
 
 def aside(store: Store) -> int:
     """Return how many timers have no place in the wheel."""
-    return len(store.timers._index.aside)  # type: ignore[attr-defined]
+    return len(store.engine.timers._index.aside)  # type: ignore[attr-defined]

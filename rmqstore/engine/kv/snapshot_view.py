@@ -90,7 +90,9 @@ class ViewKV(OrderedKV):
         self._refuse("copied")
 
     def _refuse(self, what: str) -> Never:
-        raise UnsupportedOperationError(f"{self._view.name} is open for reading and cannot be {what}; open it without mode='read' for that")
+        raise UnsupportedOperationError(
+            f"{self._view.name} is open for reading and cannot be {what}; open it without read_only=True for that"
+        )
 
     def close(self) -> None:
         with self._lock:

@@ -243,7 +243,7 @@ class Calls:
     def held(self) -> Ids:
         """Return the numbers of all pending timers, read from the store; their bodies are compared with what was sent."""
         found = [np.zeros(0, np.int64)]
-        for _, page in State(self.store.timers, self.store.pops).pages("timers"):
+        for _, page in State(self.store.engine.timers, self.store.engine.pops).pages("timers"):
             bodies = page.column("body")
             ids = ids_in(bodies)
             for load in self.loads:

@@ -188,4 +188,4 @@ def roll(calls: Calls, phase: Phase) -> int:
 
 
 def _delivered(calls: Calls) -> int:
-    return sum(sum(topic.max_offsets) for topic in calls.store.topics() if topic.name == TOPIC)
+    return sum(sum(topic.max_offsets) for topic in calls.store.topics.list() if topic.name == TOPIC)

@@ -23,7 +23,7 @@ from rmqstore import MessageBatch
 from rmqstore.contract import CancelOutcome, TimerHandle
 from rmqstore.engine.records import HEADER_BYTES
 from rmqstore.engine.runs import HEAD_BYTES
-from rmqstore.ticking import TickReport
+from rmqstore.store.tick import TickReport
 from rmqstore_benchmarks.workloads import PRECISION_MS
 
 NULL_ENGINE: Final = "null"

@@ -43,7 +43,7 @@ def audit(plan: Plan, number: int) -> Iterator[pa.RecordBatch]:
         ids = ids_in(pa.array([each.message_id for each in leases], pa.string()))
         yield _rows(number, ids, "leased", [each.attempt for each in leases])
         yield _rows(number, ids[np.array([each.expiry_ms <= now_ms for each in leases], bool)], "left")
-        for place, letters in (("dead", store.dead_letters(GROUP)), ("parked", store.parked())):
+        for place, letters in (("dead", store.dead_letters.list(GROUP)), ("parked", store.dead_letters.parked())):
             texts = [each.origin_message_id or each.message.message_id for each in letters]
             ids = ids_in(pa.array(texts, pa.string()))
             yield _rows(number, ids, place, [each.attempts for each in letters], [each.reason for each in letters])
@@ -65,11 +65,11 @@ def _timers(store: rmqstore.Store, number: int, plan: Plan, now_ms: int) -> Iter
 
 def _topic(store: rmqstore.Store, number: int, topic: str, places: tuple[str | None, str], plan: Plan) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a topic; ``places`` are those that the group has passed, left out if None, and of the others."""
-    info = next((each for each in store.topics(system=True) if each.name == topic), None)
-    next_offsets = {each.queue_id: each.next_offset for each in store.offsets(GROUP) if each.topic == topic}
+    info = next((each for each in store.topics.list(system=True) if each.name == topic), None)
+    next_offsets = {each.queue_id: each.next_offset for each in store.groups.offsets(GROUP) if each.topic == topic}
     for queue in range(0 if info is None else info.queues):
         next_offset, offset = next_offsets.get(queue, 0), 0
-        while len(page := store.pops.read(topic, queue, offset, _PAGE)):
+        while len(page := store.engine.pops.read(topic, queue, offset, _PAGE)):
             columns = page.columns
             ids, offsets = ids_in(columns.column("message_id")), columns.column("queue_offset").to_numpy()
             offset = int(offsets[-1]) + 1

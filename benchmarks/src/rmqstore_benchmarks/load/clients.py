@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, MessageBatch, TickReport
 from rmqstore.contract import ReleaseOutcome
-from rmqstore.leased import LeasedMany, receipts_of
-from rmqstore.sending import SendReceipts
+from rmqstore.store.receipts import LeasedMany, receipts_of
+from rmqstore.store.sending import SendReceipts
 from rmqstore_benchmarks.load.attempt import Attempt, StoppedError, opened
 from rmqstore_benchmarks.load.ledger import Event
 from rmqstore_benchmarks.load.plan import (

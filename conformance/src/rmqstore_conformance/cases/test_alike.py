@@ -149,7 +149,7 @@ def test_p2_topics_that_are_alike_are_told_apart(engine_stores: Stores) -> None:
         assert store.tick().retried == len(names)
         assert [[each.receipt for each in store.leases(name)] for name in names] == [[held[name].receipt] for name in names]
         assert {store.lag(name, "g") for name in names} == {Lag(ready=1, in_flight=1, retry=1, dead=0)}
-        store.delete_topic(names[1])
+        store.topics.delete(names[1])
         assert store.lag(names[1], "g") == Lag(0, 0, 0, 0)
         assert {store.lag(name, "g") for name in names if name != names[1]} == {Lag(ready=1, in_flight=1, retry=1, dead=0)}
         for name in names:
@@ -159,8 +159,8 @@ def test_p2_topics_that_are_alike_are_told_apart(engine_stores: Stores) -> None:
             left = [b"anew"] if name == names[1] else [name.encode()] * 2
             assert [each.body for each in store.pop(name, "g", max_messages=8)] == left
         for name in names:
-            store.delete_topic(name)
-    assert store.topics() == []
+            store.topics.delete(name)
+    assert store.topics.list() == []
     assert store.verify() == []
 
 
@@ -267,7 +267,7 @@ def test_p14_of_one_id_the_newest_is_found(stores: Stores) -> None:
 
 
 def _settings(store: Store, names: Sequence[str]) -> list[int | None]:
-    return [store.group_settings(name).max_retries for name in names]
+    return [store.groups.settings(name).max_retries for name in names]
 
 
 @pytest.mark.clause("P2", "P7")
@@ -277,14 +277,14 @@ def test_p2_groups_that_are_alike_have_their_own_settings(engine_stores: Stores)
     for topic, names in members(NAMES):
         store.send_batch([Message(topic, b"%d" % at, queue_id=0) for at in range(MEMBERS)])
         for at, name in enumerate(names):
-            store.set_group(name, max_retries=at)
+            store.groups.set(name, max_retries=at)
             assert len(store.pop(topic, name, max_messages=at + 1)) == at + 1
         assert _settings(store, names) == list(range(MEMBERS))
         assert [store.lag(topic, name).ready for name in names] == [3, 2, 1, 0]
-        store.delete_group(names[2])
+        store.groups.delete(names[2])
         assert _settings(store, names) == [0, 1, None, 3]
         assert [store.lag(topic, name).in_flight for name in names] == [1, 2, 0, 4]
         for name in names:
-            store.delete_group(name)
-    assert store.groups() == []
+            store.groups.delete(name)
+    assert store.groups.list() == []
     assert store.verify() == []

@@ -38,19 +38,19 @@ class Life:
     def bury(self) -> None:
         """Have one letter of the topic, and take it away."""
         self.store.reject(self.receipts[-1], reason="no")
-        self.store.drop_dead(self.store.dead_letters(self.group))
+        self.store.dead_letters.drop(self.store.dead_letters.list(self.group))
 
     def shown(self) -> list[object]:
         """Return what can be seen of both."""
         store = self.store
-        found = next((each for each in store.topics() if each.name == self.topic), None)
+        found = next((each for each in store.topics.list() if each.name == self.topic), None)
         return [
             None if found is None else (found.queues, sum(found.min_offsets), sum(found.max_offsets), found.group_queues),
-            store.group_settings(self.group),
+            store.groups.settings(self.group),
             store.lag(self.topic, self.group),
             len(store.leases(self.topic, self.group)),
-            sum(each.next_offset for each in store.offsets(self.group)),
-            [each.topic == self.topic for each in store.subscriptions(self.group)],
+            sum(each.next_offset for each in store.groups.offsets(self.group)),
+            [each.topic == self.topic for each in store.groups.subscriptions(self.group)],
         ]
 
     def lived(self) -> list[object]:
@@ -63,7 +63,7 @@ class Life:
 
 
 def _wide(life: Life) -> None:
-    life.store.create_topic(life.topic, 7)
+    life.store.topics.create(life.topic, 7)
 
 
 def _in_order(life: Life) -> None:
@@ -85,7 +85,7 @@ def _retried(life: Life) -> None:
 def _settled(life: Life) -> None:
     life.send(1)
     life.pop()
-    life.store.set_group(life.group, max_retries=0, backoff=[SECOND])
+    life.store.groups.set(life.group, max_retries=0, backoff=[SECOND])
 
 
 def _buried(life: Life) -> None:
@@ -97,7 +97,7 @@ def _buried(life: Life) -> None:
 def _reset(life: Life) -> None:
     life.send()
     life.pop(max_messages=1)
-    life.store.reset_offset(life.topic, life.group, InitMode.MAX)
+    life.store.groups.reset_offset(life.topic, life.group, InitMode.MAX)
 
 
 def _backing_off(life: Life) -> None:
@@ -125,9 +125,9 @@ def test_p2_what_is_made_anew_is_as_new(engine_stores: Stores, past: Callable[[L
     store = engine_stores.open(default_queues=2, max_retries=1)
     old = Life(engine_stores, store, "old", "old-group")
     past(old)
-    store.delete_topic("old")
+    store.topics.delete("old")
     if not is_kept:
-        store.delete_group("old-group")
+        store.groups.delete("old-group")
     before = set(old.receipts)
     new = Life(engine_stores, store, "new", "new-group")
     # One after the other: a tick is for all.
@@ -147,7 +147,7 @@ def test_p2_what_is_made_behind_a_deletion_and_an_open_is_another_one(durable_st
             store.send_batch([message(f"{topic}-{n}", topic) for n in range(2)])
             store.ack(store.pop(topic, group, max_messages=1))
             store.pop(topic, f"last-{number}", max_messages=1, invisible=timedelta(days=1))
-        store.delete_topic(f"last-{number}") if is_topic else store.delete_group(f"last-{number}")
+        store.topics.delete(f"last-{number}") if is_topic else store.groups.delete(f"last-{number}")
         store = durable_stores.reopen(store, reclaim="age")
         new = f"new-{number}"
         store.send_batch([message(f"{new}-{n}", new) for n in range(2)])

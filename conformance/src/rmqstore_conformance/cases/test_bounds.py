@@ -30,7 +30,7 @@ MIB = 1024 * 1024
 
 
 def _rows(store: Store) -> dict[str, int]:
-    return {table: found.rows for table, found in store.digest().items()}
+    return {table: found.rows for table, found in store.transfer.digest().items()}
 
 
 @pytest.mark.clause("P5", "C4", "I1")
@@ -50,7 +50,7 @@ def test_p5_what_is_remembered_does_not_grow_with_the_load(stores: Stores) -> No
         for _ in range(PER_SECOND):
             store.ack(store.pop(T, G, max_messages=1, invisible=timedelta(milliseconds=800)))
         stores.clock.advance(1000)
-        store.service_tick()
+        store._service_tick()
         if second == 4:
             half = _rows(store)
     full = _rows(store)
@@ -93,9 +93,9 @@ def _crowded(stores: Stores, name: str, others: int) -> Store:
 
 _OF_A_CROWD: dict[str, Callable[[Store], object]] = {
     "upkeep": Store.tick,
-    "delete_topic": lambda store: store.delete_topic("mine"),
-    "delete_group": lambda store: store.delete_group("m1"),
-    "reset_offset": lambda store: store.reset_offset("mine", "m0", 0),
+    "delete_topic": lambda store: store.topics.delete("mine"),
+    "delete_group": lambda store: store.groups.delete("m1"),
+    "reset_offset": lambda store: store.groups.reset_offset("mine", "m0", 0),
     "pop": lambda store: store.pop("mine", "m0"),
     "send": lambda store: store.send(message("late", "mine")),
     "lag": lambda store: store.lag("mine", "m0"),
@@ -121,8 +121,8 @@ def _longest_revive(stores: Stores, groups: int) -> int:
 
     def revive() -> None:
         nonlocal given_back, is_more
-        report, ticket = store.pops.revive(stores.clock.now_ms(), 10_000)
-        store.pops.sync(ticket)
+        report, ticket = store.engine.pops.revive(stores.clock.now_ms(), 10_000)
+        store.engine.pops.sync(ticket)
         given_back, is_more = given_back + report.retried, report.more
 
     while is_more:
@@ -186,7 +186,7 @@ def test_x3_a_pop_that_passes_over_everything_lets_others_in_between(stores: Sto
         store.send_batch([message(n, tag="red") for n in range(start, start + 3000)])
     asked = PopRequest(T, G, filter="blue")
     calls = 1
-    while store.pops.pop(asked, stores.clock.now_ms())[0].more:
+    while store.engine.pops.pop(asked, stores.clock.now_ms())[0].more:
         calls += 1
     assert calls >= 10, f"12,000 messages that do not pass were looked at in {calls} calls"
     assert store.lag(T, G).ready == 0

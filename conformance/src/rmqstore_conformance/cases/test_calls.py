@@ -212,8 +212,8 @@ def test_names_that_are_legal_are_seen(engine_stores: Stores) -> None:
     """§5.8: ``%`` is a legal letter; such a topic is a user's topic unless its prefix is reserved."""
     store = engine_stores.open(default_queues=2)
     store.send(message(1, "%mine"))
-    assert [topic.name for topic in store.topics()] == ["%mine"]
-    assert store.topics()[0].queues == 2
+    assert [topic.name for topic in store.topics.list()] == ["%mine"]
+    assert store.topics.list()[0].queues == 2
 
 
 @pytest.mark.clause("T5", "F3")
@@ -223,7 +223,7 @@ def test_t5_a_batch_of_nothing_stores_nothing(engine_stores: Stores, max_delay_m
     """T5: a batch without messages is a call like others, with a limit of delays and without."""
     store = engine_stores.open(max_delay_ms=max_delay_ms)
     assert len(store.send_batch([], delay_ms=delay_ms)) == 0
-    assert store.topics() == []
+    assert store.topics.list() == []
     assert store.pending().total == 0
-    receipts, _ = store.timers.put(rmqstore.MessageBatch.of([]), engine_stores.clock.now_ms())
+    receipts, _ = store.engine.timers.put(rmqstore.MessageBatch.of([]), engine_stores.clock.now_ms())
     assert len(receipts) == 0

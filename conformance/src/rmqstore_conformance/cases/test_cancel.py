@@ -73,7 +73,7 @@ def test_c1_cancelled_rows_stay_so_while_their_call_is_reclaimed_bit_by_bit(stor
     for _ in range(3):
         for number, _step in enumerate(store._hand_over.steps(stores.clock.now_ms())):
             store.flush()
-            store.timers.forget(store.pops.durable_cursor())
+            store.engine.timers.forget(store.engine.pops.durable_cursor())
             if number > 90:
                 break
     assert read_ids(store) == [f"m{n}" for n in range(80) if n not in gone] + ["mbehind"]
@@ -300,11 +300,11 @@ def test_c6_a_handle_names_one_put(stores: Stores) -> None:
         assert name not in ids(each.message for each in store.scan().timers)
         cancelled = TimerHandle.parse(victim)
         assert cancelled is not None
-        assert store.timers.get(cancelled) is None
+        assert store.engine.timers.get(cancelled) is None
         assert store.pending().total == len(alive)
     for timer in store.scan().timers:
         assert alive[timer.handle.text()] == label(timer.message)
-        found = store.timers.get(timer.handle)
+        found = store.engine.timers.get(timer.handle)
         assert found is not None
         assert label(found.message) == label(timer.message)
 

@@ -29,9 +29,9 @@ CALLS: dict[str, tuple[Call, ...]] = {
     "cancel_by_key": (lambda stores, store: store.cancel_key(T, key_of("k")),),
     "fifo": (lambda stores, store: store.pop("elsewhere", "g2", order=True),),
     "sql92_filter": (lambda stores, store: store.pop("elsewhere", "g3", filter="price > 10"),),
-    "read_only_open": (lambda stores, store: rmqstore.open(stores.root / "store", mode="read", clock=stores.clock).close(),),
+    "read_only_open": (lambda stores, store: rmqstore.open(stores.root / "store", read_only=True, clock=stores.clock).close(),),
     "retention": (_open_fresh(retention_ms=HOUR_MS),),
-    "import_state": (lambda stores, store: dump(store, stores.root / "dump"), lambda stores, store: store.digest()),
+    "import_state": (lambda stores, store: dump(store, stores.root / "dump"), lambda stores, store: store.transfer.digest()),
     "snapshot": (lambda stores, store: store.snapshot(stores.root / "copy"),),
     "pop_buffer": (_open_fresh(pop__buffer=True),),
 }

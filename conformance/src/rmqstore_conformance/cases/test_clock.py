@@ -70,8 +70,8 @@ def test_k1_sixty_steps_back_keep_the_cursor_small(stores: Stores) -> None:
         store.send(message(step), delay_ms=1000)
         stores.clock.advance(1000)
         assert store.tick().handed_over == 1
-        assert len(store.pops.timer_cursor().corners) <= 15
-        assert len(store.timers.stats().sealed.corners) <= 15
+        assert len(store.engine.pops.timer_cursor().corners) <= 15
+        assert len(store.engine.timers.stats().sealed.corners) <= 15
     assert read_ids(store) == [f"m{n}" for n in range(60)]
     stores.clock.set(start + DAY_MS)
     assert store.tick().handed_over == 0
@@ -87,7 +87,7 @@ def test_k1_back_with_far_timers_below_every_corner(stores: Stores) -> None:
         store.send(message(step), delay_ms=1000)
         stores.clock.advance(1000)
         assert store.tick().handed_over == 1
-        assert len(store.pops.timer_cursor().corners) <= 15
+        assert len(store.engine.pops.timer_cursor().corners) <= 15
     stores.clock.set(START_MS + 60 * DAY_MS)
     assert store.tick().handed_over == 40
     assert len(set(read_ids(store))) == 80

@@ -50,8 +50,8 @@ def test_h2_columns_and_rows_say_what_was_sent(stores: Stores, filled: str) -> N
     sent = rows(_FILLED[filled])
     store.send_batch(sent, delay_ms=1000)
     stores.clock.advance(1000)
-    store.timers.seal(stores.clock.now_ms())
-    check(store.timers.due(EMPTY_CURSOR, COUNT).messages, sent)
+    store.engine.timers.seal(stores.clock.now_ms())
+    check(store.engine.timers.due(EMPTY_CURSOR, COUNT).messages, sent)
     store.tick()
     check(store.read(T), sent)
     for _ in range(2):
@@ -66,7 +66,7 @@ def test_h2_columns_and_rows_say_what_was_sent(stores: Stores, filled: str) -> N
 def test_p9_columns_and_rows_say_what_was_sent_with_a_group(stores: Stores, filled: str) -> None:
     """P9: the message group is among the optional fields of what is sent for now."""
     store = stores.open()
-    store.create_topic(T, queues=1)
+    store.topics.create(T, queues=1)
     sent = rows(_FILLED[filled], message_group="m")
     store.send_batch(sent)
     check(store.read(T), sent, "message_group")

@@ -98,7 +98,7 @@ def test_t9_a_refused_send_leaves_no_topic_behind(engine_stores: Stores) -> None
     store = engine_stores.open(congestion_limit=1)
     with pytest.raises(FlowControlError):
         store.send_batch([message(n, "fresh", deliver_at_ms=START_MS + 1000) for n in range(3)])
-    assert store.topics() == []
+    assert store.topics.list() == []
     assert store.pending().total == 0
 
 

@@ -21,7 +21,7 @@ def buried(stores: Stores, store: Store, count: int, topic: str = T, first: int 
         store.pop(topic, G, invisible_ms=1)
         stores.clock.advance(1)
         assert store.tick().dead == 1
-    return store.dead_letters(G)
+    return store.dead_letters.list(G)
 
 
 @pytest.mark.clause("T12", "P7")
@@ -31,10 +31,10 @@ def test_t12_a_letter_that_went_bad_stops_no_other(stores: Stores, resend: bool)
     store = stores.open(max_retries=0)
     letters = buried(stores, store, 4)
     damage_messages(store, b"body 1")
-    assert (store.resend_dead(letters) if resend else store.drop_dead(letters)) == 3
+    assert (store.dead_letters.resend(letters) if resend else store.dead_letters.drop(letters)) == 3
     assert ids(pop_all(store)) == (["m0", "m2", "m3"] if resend else [])
     assert pop_all(store, dlq_topic(G), "repair") == []
-    assert len(store.parked()) == 1
+    assert len(store.dead_letters.parked()) == 1
     assert store.verify() == []
 
 
@@ -48,10 +48,10 @@ def test_p14_a_letter_that_went_bad_is_counted_off_once_it_is_parked(stores: Sto
     damage_messages(store, b"body 1", b"body 4", spoil=spoil)
     left = ids(store.pop(dlq_topic(G), "repair", max_messages=32))
     assert left == ["m0", "m2", "m3"]
-    assert len(store.parked()) == 2
+    assert len(store.dead_letters.parked()) == 2
     assert [store.lag(topic, G).dead for topic in (T, OTHER)] == [2, 1]
     assert store.verify() == []
-    assert store.drop_dead(store.dead_letters(G)) == 3
+    assert store.dead_letters.drop(store.dead_letters.list(G)) == 3
     assert [store.lag(topic, G).dead for topic in (T, OTHER)] == [0, 0]
 
 
@@ -61,7 +61,7 @@ def test_p14_leases_are_listed_after_a_letter_among_them_was_dropped(stores: Sto
     store = stores.open(max_retries=0)
     letters = buried(stores, store, 3)
     held = store.pop(dlq_topic(G), "repair")
-    assert store.drop_dead(letters[1:2]) == 1
+    assert store.dead_letters.drop(letters[1:2]) == 1
     listed = {each.receipt: each.message_id for each in store.leases(group="repair")}
     assert [listed[str(each.receipt)] for each in (held[0], held[2])] == [held[0].message_id, held[2].message_id]
     assert store.verify() == []
@@ -88,7 +88,7 @@ def test_r6_a_message_that_changed_on_the_disk_is_given_to_nobody(stores: Stores
     bodies = {label(each): each.body for each in pop_all(store)}
     assert {"m0", "msooner"} <= set(bodies)
     assert not {"m1", "m3", "mlater", "mlarge"}.intersection(bodies)
-    assert any(large in bytes(each.message.body) for each in store.parked()), "what was found is parked whole"
+    assert any(large in bytes(each.message.body) for each in store.dead_letters.parked()), "what was found is parked whole"
     assert all(body == f"body {name[1:]}".encode() for name, body in bodies.items())
-    assert len(store.parked()) >= 3
+    assert len(store.dead_letters.parked()) >= 3
     assert store.verify() == []

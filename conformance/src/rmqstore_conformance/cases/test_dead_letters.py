@@ -10,9 +10,9 @@ import pytest
 
 from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, Lag, Store
 from rmqstore.contract import PopRequest, PopTxn, Removal
-from rmqstore.deadletters import DeadLetter
 from rmqstore.delays import RETRY_BACKOFF_MS
 from rmqstore.message import dlq_topic, retry_topic
+from rmqstore.store.dead_letters import DeadLetter
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, label, message, pop_all, read_ids
 
@@ -26,7 +26,7 @@ def bury(stores: Stores, store: Store, count: int, group: str = G, topic: str = 
     assert len(store.pop(topic, group, invisible_ms=1, max_messages=1024)) == count
     stores.clock.advance(1)
     assert store.tick().dead == count
-    return store.dead_letters(group)
+    return store.dead_letters.list(group)
 
 
 @pytest.mark.clause("P7", "P14")
@@ -36,15 +36,15 @@ def test_p7_dead_letters_tell_why_they_are_there(stores: Stores) -> None:
     bury(stores, store, 3)
     bury(stores, store, 2, topic="u")
     bury(stores, store, 1, group="other", topic="w")
-    letters = store.dead_letters(G)
+    letters = store.dead_letters.list(G)
     assert [(each.origin_topic, label(each.origin_message_id)) for each in letters] == [
         *((T, f"m{T}{n}") for n in range(3)), ("u", "mu0"), ("u", "mu1"),
     ]  # fmt: skip
     assert {each.group for each in letters} == {G}
     assert all("delivered 1 time without an ack" in each.reason and each.attempts == 1 and each.died_ms > START_MS for each in letters)
     assert letters[0].message.properties["n"] == "0"
-    assert store.dead_letters(G, limit=2) == letters[:2]
-    assert store.dead_letters("nobody") == []
+    assert store.dead_letters.list(G, limit=2) == letters[:2]
+    assert store.dead_letters.list("nobody") == []
     assert (store.lag(T, G).dead, store.lag("u", G).dead, store.lag("w", "other").dead) == (3, 2, 1)
 
 
@@ -54,12 +54,12 @@ def test_p7_resent_letters_go_to_their_group_alone_exactly_once(durable_stores: 
     store = durable_stores.open(max_retries=0)
     letters = bury(durable_stores, store, 5)
     pop_all(store, group="other")
-    assert store.resend_dead([letters[1], letters[3]]) == 2
-    assert store.resend_dead([letters[1], letters[3], letters[3]]) == 0
+    assert store.dead_letters.resend([letters[1], letters[3]]) == 2
+    assert store.dead_letters.resend([letters[1], letters[3], letters[3]]) == 0
     store = durable_stores.reopen(store, max_retries=0)
-    assert store.resend_dead(letters[:2]) == 1
+    assert store.dead_letters.resend(letters[:2]) == 1
     assert store.lag(T, G) == Lag(0, 0, 3, 2)
-    assert [label(each.origin_message_id) for each in store.dead_letters(G)] == [f"m{T}2", f"m{T}4"]
+    assert [label(each.origin_message_id) for each in store.dead_letters.list(G)] == [f"m{T}2", f"m{T}4"]
     back = store.pop(T, G, invisible_ms=1)
     assert sorted((label(m), m.attempt, m.tag, tuple(m.properties)) for m in back) == [(f"m{T}{n}", 1, "red", ("n",)) for n in (0, 1, 3)]
     assert store.pop(T, "other") == [], "no other group sees them"
@@ -74,19 +74,19 @@ def test_p7_dropped_letters_are_gone(stores: Stores) -> None:
     """P7: from the list, the count and the disk, in any order and in pieces; what is left keeps its offsets."""
     store = stores.open(max_retries=0, reclaim="age")
     letters = bury(stores, store, 9)
-    assert store.drop_dead([letters[n] for n in (4, 2, 3)]) == 3
+    assert store.dead_letters.drop([letters[n] for n in (4, 2, 3)]) == 3
     assert store.read(dlq_topic(G)).columns.column("queue_offset").to_pylist() == [0, 1, 5, 6, 7, 8]
-    assert store.drop_dead(letters[:5]) == 2
+    assert store.dead_letters.drop(letters[:5]) == 2
     assert store.lag(T, G).dead == 4
-    assert store.topics(system=True)[0].min_offsets in ((0,), (5,))
+    assert store.topics.list(system=True)[0].min_offsets in ((0,), (5,))
     store.tick()
-    assert next(each for each in store.topics(system=True) if each.name == dlq_topic(G)).min_offsets == (5,)
+    assert next(each for each in store.topics.list(system=True) if each.name == dlq_topic(G)).min_offsets == (5,)
     assert store.stats().pops.messages == 9 + 4
-    assert store.drop_dead(store.dead_letters(G)) == 4
-    assert store.drop_dead(letters) == 0
+    assert store.dead_letters.drop(store.dead_letters.list(G)) == 4
+    assert store.dead_letters.drop(letters) == 0
     assert store.lag(T, G).dead == 0
     bury(stores, store, 1, topic="v")
-    assert len(store.dead_letters(G)) == 1
+    assert len(store.dead_letters.list(G)) == 1
     assert store.verify() == []
 
 
@@ -96,7 +96,7 @@ def test_p7_a_letter_that_somebody_works_on_can_be_dropped(stores: Stores) -> No
     store = stores.open(max_retries=0)
     letters = bury(stores, store, 3)
     held = store.pop(dlq_topic(G), "repair", invisible_ms=1000)
-    assert store.drop_dead(letters) == 3
+    assert store.dead_letters.drop(letters) == 3
     assert store.ack(held[0]) is AckOutcome.ACKED
     stores.clock.advance(1000)
     report = store.tick()
@@ -111,12 +111,12 @@ def test_p7_removals_are_for_dead_letters_and_parked_entries_only(stores: Stores
     store = stores.open(max_retries=0)
     letters = bury(stores, store, 2)
     with pytest.raises(IllegalArgumentError, match=re.escape(f"not from {T!r}")):
-        store.pops.apply(PopTxn(removals=[Removal(dlq_topic(G), 0, 0), Removal(T, 0, 0)]), stores.clock.now_ms())
+        store.engine.pops.apply(PopTxn(removals=[Removal(dlq_topic(G), 0, 0), Removal(T, 0, 0)]), stores.clock.now_ms())
     for wrong in ("x", [1], letters[0]):
         with pytest.raises(IllegalArgumentError):
-            store.drop_dead(wrong)  # type: ignore[arg-type]
-    assert store.dead_letters(G) == letters
-    assert store.drop_dead([]) == 0
+            store.dead_letters.drop(wrong)  # type: ignore[arg-type]
+    assert store.dead_letters.list(G) == letters
+    assert store.dead_letters.drop([]) == 0
 
 
 @pytest.mark.clause("P7", "X3")
@@ -127,7 +127,7 @@ def test_p7_two_operators_resend_each_letter_once(engine_stores: Stores) -> None
     counts: list[int] = []
 
     def operate() -> None:
-        counts.append(sum(store.resend_dead([letter]) for letter in letters))
+        counts.append(sum(store.dead_letters.resend([letter]) for letter in letters))
 
     threads = [threading.Thread(target=operate) for _ in range(2)]
     for thread in threads:
@@ -174,7 +174,7 @@ def test_p7_retry_later_waits_longer_with_every_attempt(stores: Stores) -> None:
 def test_p14_leases_say_who_holds_what_until_when(stores: Stores) -> None:
     """P14: every running lease with its message, holder, attempt and end, and a receipt that acks it; ended ones are not listed."""
     store = stores.open(reclaim="age")
-    store.create_topic(T, 2)
+    store.topics.create(T, 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(4)])
     store.pop(T, G, max_messages=4, invisible_ms=1000)
     stores.clock.advance(1000)
@@ -209,19 +209,19 @@ def test_removing_a_group_leaves_the_others(durable_stores: Stores) -> None:
     store.tick()
     receipts = {group: store.pop(T, group, max_messages=3, invisible_ms=60_000, order=group == "f") for group in (G, H, "f")}
     before = store.lag(T, H)
-    store.delete_group(G)
-    store.delete_group("f")
-    store.delete_group("nobody")
-    assert store.groups() == [H]
+    store.groups.delete(G)
+    store.groups.delete("f")
+    store.groups.delete("nobody")
+    assert store.groups.list() == [H]
     assert store.lag(T, H) == before
     assert set(store.ack([*receipts[G], *receipts["f"]])) <= {AckOutcome.UNKNOWN, AckOutcome.STALE}
     assert store.ack(receipts[H]) == [AckOutcome.ACKED] * 3
-    assert store.pops.topic(retry_topic(G, T)) is None
+    assert store.engine.pops.topic(retry_topic(G, T)) is None
     assert store.lag(T, G) == Lag(6, 0, 0, 0)
     assert store.verify() == []
     store = durable_stores.reopen(store, max_retries=1)
     assert store.verify() == []
-    assert store.groups() == [H]
+    assert store.groups.list() == [H]
     assert [m.attempt for m in store.pop(T, "f")] == [1] * 6, "it may pop out of order now"
     durable_stores.clock.advance(120_000)
     store.tick()
@@ -239,12 +239,12 @@ def test_removing_a_topic_leaves_the_others(durable_stores: Stores) -> None:
     held = store.pop(T, G, max_messages=2)
     store.pop(T, "f", order=True)
     other = store.pop("u", G)
-    store.delete_topic(T)
-    store.delete_topic("nowhere")
-    assert [each.name for each in store.topics()] == ["u"]
+    store.topics.delete(T)
+    store.topics.delete("nowhere")
+    assert [each.name for each in store.topics.list()] == ["u"]
     assert set(store.ack(held)) <= {AckOutcome.UNKNOWN, AckOutcome.STALE}
     assert store.lag(T, G) == Lag(0, 0, 0, 0)
-    assert len(store.dead_letters(G)) == 2
+    assert len(store.dead_letters.list(G)) == 2
     assert store.verify() == []
     store = durable_stores.reopen(store, max_retries=0)
     assert store.verify() == []
@@ -253,10 +253,10 @@ def test_removing_a_topic_leaves_the_others(durable_stores: Stores) -> None:
     store.tick()
     assert ids(pop_all(store)) == ["mlater"]
     assert read_ids(store) == ["mlater"]
-    assert store.resend_dead(store.dead_letters(G)) == 2
+    assert store.dead_letters.resend(store.dead_letters.list(G)) == 2
     assert sorted(ids(pop_all(store))) == [f"m{T}0", f"m{T}1"]
-    store.delete_topic(dlq_topic(G))
-    assert store.dead_letters(G) == []
+    store.topics.delete(dlq_topic(G))
+    assert store.dead_letters.list(G) == []
     assert store.verify() == []
 
 
@@ -269,7 +269,7 @@ def test_p7_dead_letters_of_a_group_with_the_longest_name_are_popped_and_read(st
     store.pop(T, group, invisible_ms=1)
     stores.clock.advance(1)
     assert store.tick().dead == 1
-    assert [label(each.origin_message_id) for each in store.dead_letters(group)] == ["m1"]
+    assert [label(each.origin_message_id) for each in store.dead_letters.list(group)] == ["m1"]
     assert len(store.read(dlq_topic(group))) == len(store.pop(dlq_topic(group), group)) == 1
 
 
@@ -277,7 +277,7 @@ def test_p7_dead_letters_of_a_group_with_the_longest_name_are_popped_and_read(st
 def test_p14_the_rest_of_a_dead_letter_queue_is_exact(stores: Stores) -> None:
     """P14: what was dropped of it, before where a group stands and behind, is in no ``rest``, as it is in no answer."""
     store = stores.open(max_retries=0)
-    store.create_topic(T, 1)
+    store.topics.create(T, 1)
     store.send_batch([message(n) for n in range(8)])
     store.pop(T, G, max_messages=8, invisible_ms=1000)
     stores.clock.advance(1000)
@@ -285,12 +285,12 @@ def test_p14_the_rest_of_a_dead_letter_queue_is_exact(stores: Stores) -> None:
 
     def pop(most: int) -> tuple[int, int]:
         request = PopRequest(dlq_topic(G), H, max_messages=most, invisible_ms=1000)
-        result, _ = store.pops.pop(request, stores.clock.now_ms())
+        result, _ = store.engine.pops.pop(request, stores.clock.now_ms())
         return len(result.messages), result.rest
 
     assert pop(2) == (2, 6)
-    letters = store.dead_letters(G)
-    assert store.drop_dead([letters[at] for at in (3, 5, 7)]) == 3
+    letters = store.dead_letters.list(G)
+    assert store.dead_letters.drop([letters[at] for at in (3, 5, 7)]) == 3
     assert pop(1) == (1, 2)
     assert pop(8) == (2, 0)
     assert store.verify() == []

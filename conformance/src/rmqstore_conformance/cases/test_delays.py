@@ -105,7 +105,7 @@ def test_t4_bad_requests_are_refused_whole(engine_stores: Stores, properties: di
         with pytest.raises(IllegalMessageError, match=next(iter(properties))) as caught:
             call()
     assert "row 1" in str(caught.value)
-    assert store.topics() == []
+    assert store.topics.list() == []
     assert store.pending().total == 0
 
 

@@ -43,7 +43,7 @@ def test_p9_no_message_of_a_group_overtakes_another_in_a_widened_topic(stores: S
     store = stores.open(default_queues=2)
     groups = [f"customer{number}" for number in range(12)]
     for step, queues in enumerate((2, 3, 16, 16)):
-        store.create_topic(T, queues)
+        store.topics.create(T, queues)
         for each in groups[:6]:
             store.send(message(f"{each}-{step}", message_group=each))
         store.send_batch([message(f"{each}-{step}", message_group=each) for each in groups[6:]])
@@ -59,27 +59,27 @@ def test_p9_no_message_of_a_group_overtakes_another_in_a_widened_topic(stores: S
                 last[got.message_group] = step
         store.ack(run)
     assert set(last.values()) == {3}
-    assert [topic.group_queues for topic in store.topics()] == [2]
+    assert [topic.group_queues for topic in store.topics.list()] == [2]
     assert store.verify() == []
 
 
 @pytest.mark.clause("P9")
 @pytest.mark.needs("fifo")
 def test_p9_a_topic_that_begins_with_a_message_group_has_queues_for_many(stores: Stores) -> None:
-    """P9: it is made with ``fifo_queues``, after a first pop as well; what ``create_topic`` asked for, or a message found, stays."""
+    """P9: it is made with ``fifo_queues``, after a first pop as well; what ``topics.create`` asked for, or a message found, stays."""
     store = stores.open(fifo_queues=5)
     store.send(message("plain", "plain"))
-    store.create_topic("asked", 1)
+    store.topics.create("asked", 1)
     assert store.pop("popped", G, order=True) == []
     for topic in ("new", "popped", "plain", "asked"):
         store.send(message(f"first-{topic}", topic, message_group=message_group_of("a")))
         store.send_batch([message(f"{topic}-{number}", topic, message_group=f"g{number}") for number in range(40)])
-        store.create_topic(topic, 7)
+        store.topics.create(topic, 7)
         store.send(message(f"last-{topic}", topic, message_group=message_group_of("a")))
     if stores.pair.durable:
         store = stores.reopen(store, fifo_queues=3)
     store.send_batch(MessageBatch.of([message(f"c{number}", "columns", message_group=f"g{number}") for number in range(40)]).columns)
-    spread = {topic.name: topic.group_queues for topic in store.topics()}
+    spread = {topic.name: topic.group_queues for topic in store.topics.list()}
     assert spread == {"new": 5, "popped": 5, "plain": 1, "asked": 1, "columns": 3 if stores.pair.durable else 5}
     for topic, queues in spread.items():
         used = {got.queue_id for got in store.pop(topic, G, max_messages=1024, order=True) if got.message_group is not None}
@@ -109,7 +109,7 @@ def test_f3_a_first_message_of_a_group_that_is_refused_makes_no_topic(engine_sto
             call()
         assert state_of(store) == before
     store.send(message(1, message_group=message_group_of("a")))
-    assert [topic.queues for topic in store.topics()] == [16]
+    assert [topic.queues for topic in store.topics.list()] == [16]
 
 
 @pytest.mark.clause("P9", "X3")
@@ -129,7 +129,7 @@ def test_p9_first_messages_of_groups_race_with_more_queues(stores: Stores) -> No
         def arrange(topic: str = topic, start: threading.Barrier = start) -> None:
             start.wait()
             for queues in (2, 4, 8):
-                store.create_topic(topic, queues)
+                store.topics.create(topic, queues)
 
         threads = [threading.Thread(target=produce, args=(name,)) for name in "abc"] + [threading.Thread(target=arrange)]
         for thread in threads:
@@ -173,7 +173,7 @@ def test_p9_un_acked_messages_come_back_in_place_and_acked_ones_do_not(durable_s
     durable_stores.clock.advance(1000)
     report = store.tick()
     assert (report.retried, report.dead) == (3, 0)
-    assert store.pops.topic(retry_topic(G, T)) is None, "there is no retry topic"
+    assert store.engine.pops.topic(retry_topic(G, T)) is None, "there is no retry topic"
     assert store.lag(T, G) == Lag(ready=3, in_flight=0, retry=3, dead=0)
     store = durable_stores.reopen(store)
     assert store.verify() == []
@@ -222,7 +222,7 @@ def test_p9_at_the_last_attempt_the_head_goes_to_the_dead_letters_and_the_rest_m
         stores.clock.advance(1000)
         report = store.tick()
         assert (report.retried, report.dead) == ((3, 0) if attempt < 3 else (2, 1))
-    letters = store.dead_letters(G)
+    letters = store.dead_letters.list(G)
     assert [(label(each.origin_message_id), each.origin_topic) for each in letters] == [("m0", T)]
     assert "3 times" in letters[0].reason
     run = pop(store)
@@ -233,7 +233,7 @@ def test_p9_at_the_last_attempt_the_head_goes_to_the_dead_letters_and_the_rest_m
     assert store.ack(run[0]) is AckOutcome.ACKED
     stores.clock.advance(1000)
     assert store.tick().dead == 1
-    assert [label(each.origin_message_id) for each in store.dead_letters(G)] == ["m0", "m2"]
+    assert [label(each.origin_message_id) for each in store.dead_letters.list(G)] == ["m0", "m2"]
     assert store.lag(T, G) == Lag(0, 0, 0, 2)
     assert pop(store) == []
     assert store.verify() == []
@@ -271,13 +271,13 @@ def test_p9_a_run_in_pieces_that_end_together_buries_its_head_alone(stores: Stor
     stores.clock.advance(5000)
     dead = 0
     while True:
-        report, ticket = store.pops.revive(stores.clock.now_ms(), 1)
-        store.pops.sync(ticket)
+        report, ticket = store.engine.pops.revive(stores.clock.now_ms(), 1)
+        store.engine.pops.sync(ticket)
         dead += report.dead
         if not report.more:
             break
     assert dead == 1
-    assert [label(letter.message) for letter in store.dead_letters(G)] == ["m0"]
+    assert [label(letter.message) for letter in store.dead_letters.list(G)] == ["m0"]
     assert [label(each) for each in store.pop(T, G, order=True, max_messages=4)] == ["m1", "m2", "m3"]
 
 
@@ -308,7 +308,7 @@ def test_p9_the_first_pop_fixes_the_mode(durable_stores: Stores) -> None:
         with pytest.raises(IllegalArgumentError, match=re.escape(f"group {group!r} pops topic {T!r}")):
             store.pop(T, group, order=order)
     assert store.lag(T, G) == store.lag(T, H) == Lag(1, 0, 0, 0)
-    assert {each.group: each.is_ordered for each in store.subscriptions()} == {G: True, H: False}
+    assert {each.group: each.is_ordered for each in store.groups.subscriptions()} == {G: True, H: False}
     assert store.pop("u", G) == [], "another topic is another matter"
 
 
@@ -337,7 +337,7 @@ def test_p9_a_repeated_attempt_gets_the_same_run(stores: Stores) -> None:
 def test_p9_message_groups_keep_their_order_in_one_queue_each(stores: Stores) -> None:
     """P9: the store gives all messages of a group one queue; queues go on independently of each other."""
     store = stores.open()
-    store.create_topic(T, 4)
+    store.topics.create(T, 4)
     for step in range(5):
         for group in range(8):
             store.send(message(f"{group}-{step}", message_group=f"group{group}"))
@@ -360,21 +360,21 @@ def test_p9_message_groups_keep_their_order_in_one_queue_each(stores: Stores) ->
 def test_p9_rest_and_ready_leave_closed_queues_out(stores: Stores) -> None:
     """P9: a queue whose run is leased is not ready, so that nobody is woken for it; an expired run is."""
     store = stores.open()
-    store.create_topic(T, 2)
+    store.topics.create(T, 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(10)])
 
     def ask(queue: int | None, most: int = 2) -> tuple[int, int]:
-        result, _ = store.pops.pop(PopRequest(T, G, most, 1000, queue, order=True), stores.clock.now_ms())
+        result, _ = store.engine.pops.pop(PopRequest(T, G, most, 1000, queue, order=True), stores.clock.now_ms())
         return len(result.messages), result.rest
 
     assert ask(0) == (2, 0)
-    assert store.pops.ready(T, G, "*", stores.clock.now_ms()) is True
+    assert store.engine.pops.ready(T, G, "*", stores.clock.now_ms()) is True
     assert ask(1) == (2, 0)
     assert ask(None) == (0, 0)
-    assert store.pops.ready(T, G, "*", stores.clock.now_ms()) == START_MS + 1000
+    assert store.engine.pops.ready(T, G, "*", stores.clock.now_ms()) == START_MS + 1000
     stores.clock.advance(1000)
     store.tick()
-    assert store.pops.ready(T, G, "*", stores.clock.now_ms()) is True
+    assert store.engine.pops.ready(T, G, "*", stores.clock.now_ms()) is True
     assert ask(None, 1) == (1, 5)
 
 
@@ -388,11 +388,11 @@ def test_p9_a_reset_drops_the_run(stores: Stores) -> None:
     stores.clock.advance(1000)
     store.tick()
     run = pop(store, 3)
-    store.reset_offset(T, G, 1)
+    store.groups.reset_offset(T, G, 1)
     assert store.ack(run) == [AckOutcome.STALE] * 3
     assert store.lag(T, G) == Lag(3, 0, 0, 0)
     assert [(label(m), m.attempt) for m in pop(store)] == [("m1", 1), ("m2", 1), ("m3", 1)]
-    store.reset_offset(T, G, InitMode.MAX)
+    store.groups.reset_offset(T, G, InitMode.MAX)
     assert pop(store) == []
     assert store.verify() == []
 
@@ -419,12 +419,12 @@ def test_p9_filters_and_limits_hold_in_order_too(stores: Stores) -> None:
 def test_p9_dead_letters_of_an_ordered_group_go_back_to_the_end_of_their_queue(stores: Stores) -> None:
     """P9: an ordered group reads no retry topic, so a resent message takes a new place at the end of its message group's queue."""
     store = stores.open(max_retries=0)
-    store.create_topic(T, 3)
+    store.topics.create(T, 3)
     store.send_batch([message(n, message_group=message_group_of("a")) for n in range(3)])
     run = pop(store, 1)
     stores.clock.advance(1000)
     assert store.tick().dead == 1
-    assert store.resend_dead(store.dead_letters(G)) == 1
+    assert store.dead_letters.resend(store.dead_letters.list(G)) == 1
     back = pop_all(store, order=True, max_messages=1)
     assert [(label(m), m.queue_id, m.attempt) for m in back] == [(each, run[0].queue_id, 1) for each in ("m1", "m2", "m0")]
     assert read_ids(store, dlq_topic(G)) == []

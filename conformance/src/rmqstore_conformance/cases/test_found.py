@@ -18,7 +18,7 @@ G, H = groups(__name__.rpartition(".")[2], 2)
 
 
 @pytest.mark.clause("P2", "P5")
-@pytest.mark.parametrize("delete", [lambda store: store.delete_group(G), lambda store: store.delete_topic(T)], ids=["group", "topic"])
+@pytest.mark.parametrize("delete", [lambda store: store.groups.delete(G), lambda store: store.topics.delete(T)], ids=["group", "topic"])
 def test_p2_what_is_deleted_and_made_anew_has_receipts_of_its_own(durable_stores: Stores, delete: Callable[[Store], None]) -> None:
     """P2: also when the clock stands still or goes back, and after a reopen: a receipt of before the deletion acks nothing."""
     store = durable_stores.open()
@@ -32,7 +32,7 @@ def test_p2_what_is_deleted_and_made_anew_has_receipts_of_its_own(durable_stores
         if step == "set back":
             delete(store)
             durable_stores.clock.set(durable_stores.clock.now_ms() - 5)
-        if not store.topics():
+        if not store.topics.list():
             store.send(message(1))
         (new,) = store.pop(T, G)
         assert new.receipt != old.receipt
@@ -49,7 +49,7 @@ def test_p5_what_was_done_to_a_deleted_topic_is_no_part_of_the_state(durable_sto
     store.send_batch([message(n) for n in range(3)])
     store.ack(acked := store.pop(T, G, max_messages=1))
     store.pop(T, G, max_messages=1, invisible=timedelta(seconds=5))
-    store.delete_topic(T)
+    store.topics.delete(T)
     if anew:
         store.send(message(1))
     assert store.ack(acked) == [AckOutcome.UNKNOWN]
@@ -59,7 +59,7 @@ def test_p5_what_was_done_to_a_deleted_topic_is_no_part_of_the_state(durable_sto
         if step == "after upkeep":
             durable_stores.clock.advance(timedelta(seconds=11))
             store.tick()
-        found = {table: each.rows for table, each in store.digest().items()}
+        found = {table: each.rows for table, each in store.transfer.digest().items()}
         assert (found["leases"], found["messages"]) == (0, anew), step
         assert store.verify() == [], step
     assert len(pop_all(store)) == anew
@@ -75,7 +75,7 @@ def test_p5_nothing_comes_back_of_a_topic_that_many_groups_held(durable_stores: 
     held = {group: store.pop(T, group, invisible_ms=5000)[0] for group in groups}
     store.ack(held["g0"])
     store.pop("other", "g1")
-    store.delete_topic(T)
+    store.topics.delete(T)
     if after == "reopened":
         store = durable_stores.reopen(store)
     if after == "after upkeep":
@@ -83,12 +83,12 @@ def test_p5_nothing_comes_back_of_a_topic_that_many_groups_held(durable_stores: 
     if after == "after their ends":
         durable_stores.clock.advance(5000)
         assert store.tick().retried == 0
-    assert store.groups() == ["g1"]
-    assert [each.topic for each in store.subscriptions()] == ["other"]
+    assert store.groups.list() == ["g1"]
+    assert [each.topic for each in store.groups.subscriptions()] == ["other"]
     assert [each.topic for each in store.leases()] == ["other"]
-    assert (store.stats().pops.in_flight, store.pops.offsets("g2")) == (1, [])
+    assert (store.stats().pops.in_flight, store.engine.pops.offsets("g2")) == (1, [])
     assert store.verify() == []
-    store.delete_group("g3")
+    store.groups.delete("g3")
     store.send(message(2))
     assert set(store.ack(list(held.values()))) <= {AckOutcome.STALE, AckOutcome.UNKNOWN}
     assert [ids(store.pop(T, group, invisible_ms=60_000)) for group in groups] == [["m2"]] * len(groups)
@@ -110,11 +110,11 @@ def test_p7_letters_resent_to_a_deleted_group_reach_it_also_in_order(stores: Sto
     store.pop(T, G, max_messages=1, invisible_ms=1)
     stores.clock.advance(1)
     assert store.tick().dead == 1
-    store.delete_group(G)
-    assert store.resend_dead(store.dead_letters(G)) == 1
+    store.groups.delete(G)
+    assert store.dead_letters.resend(store.dead_letters.list(G)) == 1
     assert store.lag(T, G).retry == 1
     assert sorted(ids(pop_all(store, order=True))) == ["m0", "m0", "m1"]
-    assert store.pops.ready(T, G, "*", stores.clock.now_ms()) is None
+    assert store.engine.pops.ready(T, G, "*", stores.clock.now_ms()) is None
     assert store.lag(T, G).retry == 0
     assert store.verify() == []
 
@@ -128,11 +128,11 @@ def test_p14_dead_letters_of_a_topic_that_was_made_anew_are_counted_right(stores
         store.pop(T, G, invisible_ms=1)
         stores.clock.advance(1)
         assert store.tick().dead == 1
-        first = store.dead_letters(G)[0]
-        if len(store.dead_letters(G)) == 1:
-            store.delete_topic(T)
+        first = store.dead_letters.list(G)[0]
+        if len(store.dead_letters.list(G)) == 1:
+            store.topics.delete(T)
     assert store.lag(T, G).dead == 1
-    assert store.drop_dead([first]) == 1
+    assert store.dead_letters.drop([first]) == 1
     assert store.lag(T, G).dead == 1
 
 
@@ -159,7 +159,7 @@ def test_p14_ready_names_the_end_of_a_lease_of_the_group(stores: Stores) -> None
     store.pop(T, G, invisible_ms=5000)
     store.pop(T, H, invisible_ms=1000)
     now_ms = stores.clock.now_ms()
-    assert store.pops.ready(T, G, "*", now_ms) == now_ms + 5000
+    assert store.engine.pops.ready(T, G, "*", now_ms) == now_ms + 5000
 
 
 @pytest.mark.clause("P7")
@@ -172,12 +172,12 @@ def test_p7_a_letter_of_a_deleted_queue_takes_no_other_with_it(stores: Stores) -
         stores.clock.advance(1)
         assert store.tick().dead == 1
         if number == 1:
-            old = store.dead_letters(G)
-            store.delete_topic(dlq_topic(G))
-    assert [each.message.queue_offset for each in store.dead_letters(G)] == [0]
-    assert store.drop_dead(old) == 0
-    assert store.resend_dead(old) == 0
-    assert [label(each.origin_message_id) for each in store.dead_letters(G)] == ["m2"]
+            old = store.dead_letters.list(G)
+            store.topics.delete(dlq_topic(G))
+    assert [each.message.queue_offset for each in store.dead_letters.list(G)] == [0]
+    assert store.dead_letters.drop(old) == 0
+    assert store.dead_letters.resend(old) == 0
+    assert [label(each.origin_message_id) for each in store.dead_letters.list(G)] == ["m2"]
     assert store.verify() == []
 
 
@@ -191,7 +191,7 @@ def test_t12_a_damaged_run_of_parked_entries_is_parked_for_good(stores: Stores) 
     damage_messages(store, store.read(PARKED_TOPIC).messages[0].body[-8:])
     store.pop(PARKED_TOPIC, "operator")
     for _ in range(2):
-        assert [label(each.origin_message_id) for each in store.parked()] == [f"{PARKED_TOPIC}/0/0"]
+        assert [label(each.origin_message_id) for each in store.dead_letters.parked()] == [f"{PARKED_TOPIC}/0/0"]
         store.tick()
     assert store.verify() == []
 
@@ -208,7 +208,7 @@ def test_p9_a_damaged_run_is_parked_once(stores: Stores) -> None:
     pieces = damage_messages(store, *(f"body {n}".encode() for n in range(5)))
     store.send(plain("sound"))
     assert ids(store.pop(T, G, order=True, max_messages=1)) == ["msound"]
-    assert len(store.parked()) == pieces
+    assert len(store.dead_letters.parked()) == pieces
     assert store.lag(T, "other").ready == 1
     assert store.verify() == []
 
@@ -222,12 +222,12 @@ def test_p9_letters_that_wait_in_a_run_can_be_dropped(stores: Stores) -> None:
     store.pop(T, G, invisible_ms=1)
     stores.clock.advance(1)
     store.tick()
-    letters = store.dead_letters(G)
+    letters = store.dead_letters.list(G)
     store.release(store.pop(dlq_topic(G), "repair", order=True))
     assert store.lag(dlq_topic(G), "repair").retry == 1
-    assert store.drop_dead(letters) == 1
+    assert store.dead_letters.drop(letters) == 1
     assert store.lag(dlq_topic(G), "repair").retry == 0
-    assert store.pops.ready(dlq_topic(G), "repair", "*", stores.clock.now_ms()) is None
+    assert store.engine.pops.ready(dlq_topic(G), "repair", "*", stores.clock.now_ms()) is None
     assert store.verify() == []
 
 
@@ -243,6 +243,6 @@ def test_p7_a_letter_of_a_dead_letter_queue_goes_back_to_its_own_group(stores: S
     store.pop(dlq_topic(G), "audit", order=True, invisible_ms=1)
     stores.clock.advance(1)
     assert store.tick().dead == 1
-    assert store.resend_dead(store.dead_letters("audit")) == 1
-    assert [each.origin_topic for each in store.dead_letters(G)] == [T]
+    assert store.dead_letters.resend(store.dead_letters.list("audit")) == 1
+    assert [each.origin_topic for each in store.dead_letters.list(G)] == [T]
     assert ids(store.pop(dlq_topic(G), "audit", order=True)) == ["m1"]

@@ -148,14 +148,14 @@ def test_f1_answers_that_a_full_disk_took_are_told(disk: SmallDisk, durable_engi
             store.send(Message("t", os.urandom(1000)))
             answered += 1
     # The background thread finds out, and can tell nobody but a log.
-    works = [store.service_flush] if asked == "close at once" else [store.service_flush, store.service_flush, store.service_tick]
+    works = [store._service_flush] if asked == "close at once" else [store._service_flush, store._service_flush, store._service_tick]
     for work in works:
         with contextlib.suppress(StoreFullError):
             work()
     disk.free()
     if asked != "close at once":
         with contextlib.suppress(StoreFullError):
-            store.service_tick()
+            store._service_tick()
     told = False
     try:
         store.lag("t", "g") if asked == "a call" else store.close()

@@ -60,7 +60,7 @@ def test_h1_a_failing_apply_is_tried_again(stores: Stores, flush: str) -> None:
     store = stores.open(hand_over_limit=2, flush=flush)
     store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(5)])
     stores.clock.advance(1000)
-    apply = store.pops.apply
+    apply = store.engine.pops.apply
     for fails_at in (1, 2, 1, 3):
         calls = 0
 
@@ -72,7 +72,7 @@ def test_h1_a_failing_apply_is_tried_again(stores: Stores, flush: str) -> None:
             return apply(txn, now_ms)
 
         before = len(read_ids(store))
-        with patch.object(store.pops, "apply", failing):
+        with patch.object(store.engine.pops, "apply", failing):
             try:
                 store.tick()
             except rmqstore.StoreFullError:
@@ -88,12 +88,12 @@ def test_h1_due_is_a_pure_read_and_its_cursor_says_it_all(stores: Stores) -> Non
     store = stores.open()
     for n in range(9):
         store.send(message(n), deliver_at_ms=START_MS + 1000 * (1 + n % 3))
-    store.timers.seal(START_MS + 2000)
+    store.engine.timers.seal(START_MS + 2000)
     for limit in (1, 2, 4, 100):
-        cursor, seen = store.pops.timer_cursor(), []
+        cursor, seen = store.engine.pops.timer_cursor(), []
         while True:
-            batch = store.timers.due(cursor, limit)
-            again = store.timers.due(cursor, limit)
+            batch = store.engine.timers.due(cursor, limit)
+            again = store.engine.timers.due(cursor, limit)
             assert again.cursor == batch.cursor
             assert [label(m) for m in again.messages.messages] == [label(m) for m in batch.messages.messages]
             if not len(batch.messages):
@@ -108,7 +108,7 @@ def test_h1_due_is_a_pure_read_and_its_cursor_says_it_all(stores: Stores) -> Non
 def test_h2_everything_about_a_message_is_restored(stores: Stores) -> None:
     """H2: topic, queue, body, tag, keys, properties, id, born and deliver time, one by one and as columns."""
     store = stores.open()
-    store.create_topic("orders", 4)
+    store.topics.create("orders", 4)
     sent = Message(
         "orders", bytes(range(256)), "réd", ("k1", "k2"), {"ü": "✓ value", "b": "2 = 3"}, None, START_MS + 5000, "id-1", START_MS - 77, 3
     )
@@ -169,20 +169,20 @@ def test_h3_across_two_engines_the_timers_are_synced_first(mixed_pair: Pair) -> 
         sent = store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(5)])
         store.cancel(sent[1].handle or "")
         stores.clock.advance(1000)
-        changed = store.timers.stats().position
+        changed = store.engine.timers.stats().position
         kept = store.pending().total
         applied = False
         for step in store._hand_over.steps(stores.clock.now_ms()):
             if isinstance(step, tuple):
                 applied = True
-                assert store.timers.durable_position >= changed, "applied before the timers' sync"
-                assert store.pops.durable_cursor() != store.pops.timer_cursor()
+                assert store.engine.timers.durable_position >= changed, "applied before the timers' sync"
+                assert store.engine.pops.durable_cursor() != store.engine.pops.timer_cursor()
         assert applied
         assert kept == 4
         for n in (0, 2, 3, 4):
             parsed = rmqstore.contract.TimerHandle.parse(sent[n].handle or "")
             assert parsed is not None
-            assert store.timers.get(parsed) is not None, "reclaimed before it was durable"
+            assert store.engine.timers.get(parsed) is not None, "reclaimed before it was durable"
 
 
 @pytest.mark.clause("H3")

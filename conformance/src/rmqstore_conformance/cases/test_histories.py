@@ -52,7 +52,7 @@ class Racers:
 
     def run(self) -> None:
         """Let two threads send, one tick, one cancel, one see to dead letters, and the others consume."""
-        self.store.create_topic(T, 2)
+        self.store.topics.create(T, 2)
         with restless():
             together(self._work, THREADS)
         self._leftovers()
@@ -121,15 +121,15 @@ class Racers:
         self._call(lambda: self.store.cancel(handle), lambda outcome, *_: [(name, event("cancel", outcome.name))])
 
     def _operate(self, chance: random.Random) -> None:
-        letters = self.store.dead_letters(G)
-        self.store.set_group(G, backoff=[timedelta(seconds=chance.randint(1, 5))])
+        letters = self.store.dead_letters.list(G)
+        self.store.groups.set(G, backoff=[timedelta(seconds=chance.randint(1, 5))])
         if letters:
             letter = chance.choice(letters)
             name = label(letter.message)
             if chance.random() < 0.7:
-                self._call(lambda: self.store.resend_dead([letter]), lambda count, *_: [(name, event("resend", str(count == 1)))])
+                self._call(lambda: self.store.dead_letters.resend([letter]), lambda count, *_: [(name, event("resend", str(count == 1)))])
             else:
-                self._call(lambda: self.store.drop_dead([letter]), lambda count, *_: [(name, event("drop", str(count == 1)))])
+                self._call(lambda: self.store.dead_letters.drop([letter]), lambda count, *_: [(name, event("drop", str(count == 1)))])
         name = f"m{chance.choice('st')}{chance.randrange(EACH)}"
         self._call(
             lambda: self.store.where(id=name),
@@ -215,7 +215,7 @@ class Racers:
         places: dict[str, set[str | None]] = {
             "pending": {label(timer.message) for timer in store.scan(limit=10_000).timers},
             "leased": {label(each) for each in store.leases(group=G)},
-            "dead": {label(each.message) for each in store.dead_letters(G)},
+            "dead": {label(each.message) for each in store.dead_letters.list(G)},
             "ready": set(),
         }
         lag = store.lag(T, G)
@@ -308,7 +308,7 @@ class QueueRacers:
 
     def run(self) -> None:
         """Let six threads make eight calls each."""
-        self._store.create_topic(self._topic, 1)
+        self._store.topics.create(self._topic, 1)
         with restless():
             together(self._work, 6)
         # Where a send came to lie is known now.

@@ -48,14 +48,14 @@ def test_p7_the_longest_names_have_retry_topics_and_dead_letters(durable_stores:
     assert store.tick().dead == 8
     store = durable_stores.reopen(store, max_retries=1)
     for group in (GROUP, LIKE_IT):
-        letters = store.dead_letters(group)
+        letters = store.dead_letters.list(group)
         assert sorted(each.origin_topic for each in letters) == [TOPIC] * 2 + [OTHER] * 2
-    assert store.resend_dead(store.dead_letters(GROUP)) == 4
+    assert store.dead_letters.resend(store.dead_letters.list(GROUP)) == 4
     assert len(pop_all(store, TOPIC, GROUP)) == 2
-    store.delete_topic(TOPIC)
-    store.delete_group(LIKE_IT)
+    store.topics.delete(TOPIC)
+    store.groups.delete(LIKE_IT)
     store = durable_stores.reopen(store)
-    assert {each.name for each in store.topics()} == {OTHER}
+    assert {each.name for each in store.topics.list()} == {OTHER}
     assert store.verify() == []
 
 
@@ -74,9 +74,9 @@ def test_h2_the_largest_message_comes_as_it_was_sent(stores: Stores) -> None:
         assert [each.body == body for each in store.pop(T, G, max_messages=2, invisible=SECOND)] == [True, True]
         stores.clock.advance(1000)
         store.tick()
-    letters = store.dead_letters(G)
+    letters = store.dead_letters.list(G)
     assert [each.message.body == body for each in letters] == [True, True]
-    assert store.resend_dead(letters) == 2
+    assert store.dead_letters.resend(letters) == 2
     assert [each.body == body for each in pop_all(store)] == [True, True]
     assert store.verify() == []
 
@@ -85,12 +85,12 @@ def test_h2_the_largest_message_comes_as_it_was_sent(stores: Stores) -> None:
 def test_p12_a_topic_of_the_most_queues(stores: Stores) -> None:
     """P12: 1024 queues, each used, retried, counted and there after an open."""
     store = stores.open(flush="async")
-    store.create_topic("wide", 1024)
+    store.topics.create("wide", 1024)
     store.send_batch([message(queue, "wide", queue_id=queue) for queue in range(1024)])
     for queue in (0, 11, 1023):
         assert [each.queue_id for each in store.pop("wide", "g", queue=queue, invisible=SECOND)] == [queue]
     assert len(store.pop("wide", "g", max_messages=1024, invisible=SECOND)) == 1021
-    assert [each.queue_id for each in store.offsets("g")] == list(range(1024))
+    assert [each.queue_id for each in store.groups.offsets("g")] == list(range(1024))
     stores.clock.advance(1000)
     store.tick()
     if stores.pair.durable:
@@ -112,9 +112,9 @@ def test_p14_many_topics(stores: Stores) -> None:
         store.ack(store.pop(name, "g", max_messages=1))
     store.tick()
     for name in names[::10]:
-        store.delete_topic(name)
+        store.topics.delete(name)
     if stores.pair.durable:
         store = stores.reopen(store)
-    assert len(store.topics()) == 900
+    assert len(store.topics.list()) == 900
     assert all((store.lag(name, "g").ready == 1) == (number % 10 != 0) for number, name in enumerate(names))
     assert store.verify() == []

@@ -44,24 +44,24 @@ def used(stores: Stores) -> Past:
         store.pop(T, "dying", max_messages=32, invisible_ms=1000)
         stores.clock.advance(1000)
         store.tick()
-    assert store.drop_dead(store.dead_letters("dying")[1:2]) == 1
+    assert store.dead_letters.drop(store.dead_letters.list("dying")[1:2]) == 1
     for group in (G, "never-popped"):
-        store.set_group(group, max_retries=3, backoff=[timedelta(seconds=5), timedelta(hours=9)])
+        store.groups.set(group, max_retries=3, backoff=[timedelta(seconds=5), timedelta(hours=9)])
     return Past(store, [*later, str(due.handle)], [*(str(each.receipt) for each in held), changed.text()])
 
 
 def shown(store: Store) -> dict[str, Any]:
     """Return what a user sees."""
-    topics = [(topic.name, queue) for topic in store.topics(system=True) for queue in range(topic.queues)]
+    topics = [(topic.name, queue) for topic in store.topics.list(system=True) for queue in range(topic.queues)]
     return {
         "timers": [(each.deliver_at_ms, each.message) for each in store.scan().timers],
         "pending": store.pending([0, 2**50]),
-        "messages": {place: store.pops.read(*place, 0, 100).columns.drop_columns(["receipt"]).to_pylist() for place in topics},
-        "groups": [(group, store.offsets(group), store.subscriptions(group)) for group in store.groups()],
-        "settings": [store.group_settings(group) for group in (*store.groups(), "never-popped")],
-        "lags": [store.lag(T, group) for group in store.groups()],
+        "messages": {place: store.engine.pops.read(*place, 0, 100).columns.drop_columns(["receipt"]).to_pylist() for place in topics},
+        "groups": [(group, store.groups.offsets(group), store.groups.subscriptions(group)) for group in store.groups.list()],
+        "settings": [store.groups.settings(group) for group in (*store.groups.list(), "never-popped")],
+        "lags": [store.lag(T, group) for group in store.groups.list()],
         "leases": [(each.group, each.topic, each.message_id, each.expiry_ms, each.attempt, each.reason) for each in store.leases()],
-        "letters": [(each.origin_message_id, each.reason, each.attempts) for each in store.dead_letters("dying")],
+        "letters": [(each.origin_message_id, each.reason, each.attempts) for each in store.dead_letters.list("dying")],
         "differences": store.verify(),
     }
 
@@ -92,7 +92,7 @@ def test_s1_what_is_moved_goes_on_as_if_nothing_had_happened(stores: Stores) -> 
     for store in (new, old):
         assert store.send(message("x"), delay_ms=DAY_MS, marks=[mark_of("fresh")]).repeated is False
         assert store.send_batch([message(n) for n in range(12)], marks=[mark_of("now")]).repeated
-    assert new.resend_dead(new.dead_letters("dying")) == old.resend_dead(old.dead_letters("dying")) > 1
+    assert new.dead_letters.resend(new.dead_letters.list("dying")) == old.dead_letters.resend(old.dead_letters.list("dying")) > 1
     stores.clock.advance(2 * DAY_MS)
     new.tick()
     old.tick()
@@ -107,14 +107,14 @@ def test_s1_what_is_moved_goes_on_as_if_nothing_had_happened(stores: Stores) -> 
 def test_p9_a_topic_that_a_pop_made_is_so_where_its_store_is_moved(stores: Stores) -> None:
     """P9: its first message with a group makes it ``fifo_queues`` wide there, too, and one that was asked for stays as it is."""
     old = stores.open("old", max_retries=1, default_queues=2)
-    old.create_topic("asked", 3)
+    old.topics.create("asked", 3)
     for topic in (T, "asked"):
         assert old.pop(topic, G, order=True) == []
     new = moved(stores, old)
     for store in (old, new):
         for topic in (T, "asked"):
             store.send(message(f"first-{topic}", topic, message_group="a"))
-        assert {each.name: each.group_queues for each in store.topics()} == {T: 16, "asked": 3}
+        assert {each.name: each.group_queues for each in store.topics.list()} == {T: 16, "asked": 3}
     assert new.verify() == []
 
 
@@ -123,7 +123,7 @@ def test_p9_a_topic_that_a_pop_made_is_so_where_its_store_is_moved(stores: Store
 def test_p9_a_run_goes_on_where_its_store_is_moved(stores: Stores) -> None:
     """P9: what is un-acked of a run stays held, and comes back in place, in the store that took it in."""
     old = stores.open("old", max_retries=1, default_queues=2)
-    old.create_topic(T, queues=1)
+    old.topics.create(T, queues=1)
     old.send_batch([message(n) for n in range(6)])
     held = old.pop(T, G, order=True, max_messages=4, invisible_ms=1000)
     old.ack(held[1])
@@ -146,7 +146,10 @@ def test_i1_a_part_of_a_load_is_taken_in_once(stores: Stores) -> None:
     """I1: a load that has no answer gives its part again with its mark: nothing of it is there, or counted, twice."""
     old = used(stores).store
     new = stores.open("new", max_retries=1, default_queues=2)
-    for giver, taker, tables in ((old.timers, new.timers, ("timers",)), (old.pops, new.pops, ("topics", "messages"))):
+    for giver, taker, tables in (
+        (old.engine.timers, new.engine.timers, ("timers",)),
+        (old.engine.pops, new.engine.pops, ("topics", "messages")),
+    ):
         for table in tables:
             part = [(table, giver.export_state(table, None, 10_000).rows)]
             for _ in range(2):

@@ -115,7 +115,7 @@ def test_p9_whatever_is_given_back_keeps_its_place(stores: Stores, values: Data,
     assert queue.numbers(again) == [(1, attempt), (3, attempt), (5, 1)]
     assert queue.store.release(again) == [ReleaseOutcome.RELEASED] * 3
     assert queue.numbers(queue.pop()) == [(1, attempt), (3, attempt), (5, 1), (6, 1)]
-    assert queue.store.pops.topic(retry_topic(queue.group, queue.topic)) is None
+    assert queue.store.engine.pops.topic(retry_topic(queue.group, queue.topic)) is None
     assert queue.store.verify() == []
 
 
@@ -133,9 +133,9 @@ def test_p9_a_rejected_message_goes_alone(stores: Stores, values: Data) -> None:
     stores.clock.advance(1000)
     queue.store.tick()
     assert queue.numbers(queue.pop()) == [(0, 2), (2, 2)]
-    (letter,) = queue.store.dead_letters(queue.group)
+    (letter,) = queue.store.dead_letters.list(queue.group)
     assert (values.label(letter.origin_message_id), letter.origin_topic, letter.reason) == ("1", queue.topic, "no use")
-    assert queue.store.resend_dead([letter]) == 1
+    assert queue.store.dead_letters.resend([letter]) == 1
     assert queue.store.lag(queue.topic, queue.group) == Lag(ready=1, in_flight=2, retry=0, dead=0)
     assert queue.store.verify() == []
 
@@ -150,7 +150,7 @@ def test_p9_a_reset_voids_a_run(stores: Stores, values: Data, to: int | InitMode
     run = queue.pop(3)
     assert queue.store.release(run[0]) is ReleaseOutcome.RELEASED
     delayed = queue.store.retry_later(run[1], timedelta(hours=1))
-    queue.store.reset_offset(queue.topic, queue.group, to)
+    queue.store.groups.reset_offset(queue.topic, queue.group, to)
     assert queue.store.ack([run[0], run[1], run[2]]) == [AckOutcome.STALE] * 3
     assert queue.store.ack(delayed) is AckOutcome.STALE
     assert queue.store.leases() == []
@@ -174,10 +174,10 @@ def test_p9_a_topic_made_anew_knows_no_run_of_the_old_one(stores: Stores, values
     queue.store.release(run[1])
     queue.store.retry_later(run[2], timedelta(hours=1), reason="not yet")
     if what == "topic":
-        queue.store.delete_topic(queue.topic)
+        queue.store.topics.delete(queue.topic)
         queue.send(0, 1, 2)
     else:
-        queue.store.delete_group(queue.group)
+        queue.store.groups.delete(queue.group)
     assert set(queue.store.ack(run)) <= {AckOutcome.STALE, AckOutcome.UNKNOWN}
     again = queue.pop(3, order=False)
     assert queue.numbers(again) == [(0, 1), (1, 1), (2, 1)]
@@ -199,10 +199,10 @@ def test_p7_a_group_made_anew_has_no_settings(stores: Stores, values: Data) -> N
     store = stores.open(max_retries=5)
     topic, group = values.topic("t"), values.group("g")
     store.send(Message(topic, values.body("0")))
-    store.set_group(group, max_retries=0, backoff=[timedelta(hours=9)])
+    store.groups.set(group, max_retries=0, backoff=[timedelta(hours=9)])
     (first,) = store.pop(topic, group, invisible_ms=1000)
-    store.delete_group(group)
-    assert store.group_settings(group).max_retries is None
+    store.groups.delete(group)
+    assert store.groups.settings(group).max_retries is None
     (again,) = store.pop(topic, group, invisible_ms=1000)
     assert again.attempt == 1
     assert store.ack(first) in (AckOutcome.STALE, AckOutcome.UNKNOWN)
@@ -225,12 +225,12 @@ def test_p7_letters_of_a_deleted_topic_go_to_the_new_one(stores: Stores, values:
     store.pop(topic, group, invisible_ms=1000)
     stores.clock.advance(1000)
     assert store.tick().dead == 1
-    store.delete_topic(topic)
-    store.delete_group(group)
+    store.topics.delete(topic)
+    store.groups.delete(group)
     assert store.lag(topic, group).dead == 0
     store.send(Message(topic, values.body("1"), message_id=values.id("1")))
-    (letter,) = store.dead_letters(group)
-    assert store.resend_dead([letter, letter]) == 1
+    (letter,) = store.dead_letters.list(group)
+    assert store.dead_letters.resend([letter, letter]) == 1
     got = {values.label(each.message_id): each for each in store.pop(topic, group)}
     assert set(got) == {"0", "1"}
     check(sent, got["0"], "given back", attempt=1, queue_id=0)
@@ -247,11 +247,11 @@ def test_p2_deletions_go_by_the_whole_name(stores: Stores) -> None:
         for group in names:
             assert len(store.pop(topic, group, max_messages=1)) == 1
     gone = names[1]
-    store.delete_group(gone)
-    store.delete_topic(gone)
+    store.groups.delete(gone)
+    store.topics.delete(gone)
     left = [name for name in names if name != gone]
-    assert store.groups() == sorted(left)
-    assert [topic.name for topic in store.topics()] == sorted(left)
+    assert store.groups.list() == sorted(left)
+    assert [topic.name for topic in store.topics.list()] == sorted(left)
     assert len(store.leases()) == 9
     for topic in left:
         for group in left:
@@ -269,14 +269,14 @@ def test_p2_groups_are_told_apart_by_case(stores: Stores, family: Any) -> None:
     store.send(Message(one, b"x"))
     for group in (one, two, three):
         assert len(store.pop(one, group, invisible_ms=1000)) == 1
-    store.set_group(two, max_retries=0, backoff=[timedelta(hours=1)])
-    assert [store.group_settings(group).max_retries for group in (one, two, three)] == [None, 0, None]
+    store.groups.set(two, max_retries=0, backoff=[timedelta(hours=1)])
+    assert [store.groups.settings(group).max_retries for group in (one, two, three)] == [None, 0, None]
     stores.clock.advance(1000)
     report = store.tick()
     assert (report.retried, report.dead) == (2, 1)
-    assert [len(store.dead_letters(group)) for group in (one, two, three)] == [0, 1, 0]
+    assert [len(store.dead_letters.list(group)) for group in (one, two, three)] == [0, 1, 0]
     assert [store.lag(one, group).retry for group in (one, two, three)] == [1, 0, 1]
-    store.delete_group(one)
+    store.groups.delete(one)
     assert [store.lag(one, group) for group in (two, three)] == [Lag(0, 0, 0, 1), Lag(0, 0, 1, 0)]
     assert store.verify() == []
 
@@ -296,19 +296,19 @@ def test_p2_places_with_glued_names_are_told_apart(stores: Stores) -> None:
         assert [each.body for each in first + second] == [b"0", b"0", b"1", b"1"]
         assert store.ack(first) == [AckOutcome.ACKED] * 2
         assert store.lag(*places[1]) == Lag(ready=1, in_flight=2, retry=0, dead=0)
-        store.reset_offset(*places[0], InitMode.MAX)
+        store.groups.reset_offset(*places[0], InitMode.MAX)
         assert store.lag(*places[1]) == Lag(ready=1, in_flight=2, retry=0, dead=0)
         assert store.reject(second[0]) is RejectOutcome.REJECTED
-        assert (len(store.dead_letters(group)), len(store.dead_letters(other_group))) == (0, 1)
+        assert (len(store.dead_letters.list(group)), len(store.dead_letters.list(other_group))) == (0, 1)
         stores.clock.advance(1000)
         assert store.tick().retried == 1
         assert store.pop(*places[0]) == []
         assert [each.attempt for each in store.pop(*places[1], max_messages=1024)] in ([1, 2], [2, 1])
         for name in {topic, other_topic}:
-            store.delete_topic(name)
+            store.topics.delete(name)
         for name in {group, other_group}:
-            store.drop_dead(store.dead_letters(name))
-            store.delete_group(name)
+            store.dead_letters.drop(store.dead_letters.list(name))
+            store.groups.delete(name)
     assert store.verify() == []
 
 
@@ -334,7 +334,7 @@ def test_p1_attempts_with_glued_names_are_told_apart(stores: Stores) -> None:
             ]
             assert [[each.receipt for each in one] for one in again] == [[each.receipt for each in one] for one in got]
             for name in set(topics):
-                store.delete_topic(name)
+                store.topics.delete(name)
     assert store.verify() == []
 
 
@@ -347,13 +347,13 @@ def test_p1_a_remembered_attempt_of_a_deleted_topic_is_moved(durable_stores: Sto
     store = durable_stores.open()
     store.send(Message(topic, values.body("old")))
     assert len(store.pop(topic, group, attempt_id=attempt)) == 1
-    store.delete_topic(topic)
+    store.topics.delete(topic)
     store.send(Message(topic, values.body("new")))
-    store.dump(durable_stores.root / "dump")
+    store.transfer.dump(durable_stores.root / "dump")
     transfer.load(durable_stores.root / "dump", durable_stores.root / "moved", **engines)
     for each in (store, durable_stores.open("moved")):
         assert each.pop(topic, group, attempt_id=attempt) == []
-        assert "" not in each.groups()
+        assert "" not in each.groups.list()
         assert each.verify() == []
         assert [got.body for got in each.pop(topic, group)] == [values.body("new")]
 
@@ -432,10 +432,10 @@ def test_i1_a_repeat_for_a_topic_that_was_deleted(stores: Stores, values: Data, 
     stores.clock.advance(5000)
     store.tick()
     assert store.lag(topic, "g").ready == 2
-    store.delete_topic(topic)
+    store.topics.delete(topic)
     for _ in range(2):
         assert store.send_batch(rows, marks=[values.mark("0")], **options).repeated
-        assert store.topics() == []
+        assert store.topics.list() == []
         assert store.pending().total == 0
         store.tick()
         if stores.pair.durable:
@@ -580,12 +580,12 @@ def test_p3_every_copy_is_whole(stores: Stores) -> None:
     popped(1, lambda: store.pop("t", "g", max_messages=1000, invisible_ms=1000))
     stores.clock.advance(1000)
     assert store.tick().retried == len(sent)
-    for each in came_out(store.pops.read(retry_topic("g", "t"), 0, 0, 1000)):
+    for each in came_out(store.engine.pops.read(retry_topic("g", "t"), 0, 0, 1000)):
         check(sent[each.message_id], each, "in the retry topic", topic=retry_topic("g", "t"), attempt=1, first_pop_ms=first_ms)
     popped(2, lambda: came_out(store.pop_batch("t", "g", invisible_ms=1000)))
     stores.clock.advance(1000)
     assert store.tick().dead == len(sent)
-    letters = store.dead_letters("g")
+    letters = store.dead_letters.list("g")
     for letter in letters:
         message = sent[letter.origin_message_id]
         reason = "delivered 2 times without an ack"
@@ -594,7 +594,7 @@ def test_p3_every_copy_is_whole(stores: Stores) -> None:
         found = store.get(letter.origin_message_id)
         assert found is not None
         check(message, found, "found", topic="%DLQ%g", properties={**message.properties, **system})
-    assert store.resend_dead(letters) == len(sent)
+    assert store.dead_letters.resend(letters) == len(sent)
     first_ms = stores.clock.now_ms()
     popped(1, lambda: store.pop("t", "g", max_messages=1000))
     assert store.verify() == []

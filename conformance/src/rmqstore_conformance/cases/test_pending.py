@@ -150,7 +150,7 @@ def test_t12_what_went_bad_of_one_call_stops_no_other(stores: Stores, step_ms: i
         store.tick()
     apart = ["m0", "m1", "m3", "m4", "m5", "m7", "m8", "m9"]
     assert read_ids(store) == (apart if pieces == 2 else ["m1", "m3", "m5", "m7", "m9"])
-    assert len(store.parked()) == pieces
+    assert len(store.dead_letters.parked()) == pieces
     assert store.pending().total == 0
     assert store.verify() == []
 
@@ -209,8 +209,8 @@ def test_t12_due_reads_a_damaged_timer_alike_every_time(stores: Stores) -> None:
     for n in range(2):
         store.send(plain(n), deliver_at_ms=START_MS + 1000)
     damage_timers(store, b"body 0")
-    store.timers.seal(START_MS + 1000)
-    first, again = (store.timers.due(EMPTY_CURSOR, 10) for _ in range(2))
+    store.engine.timers.seal(START_MS + 1000)
+    first, again = (store.engine.timers.due(EMPTY_CURSOR, 10) for _ in range(2))
     assert [m.topic for m in first.messages.messages] == [PARKED_TOPIC, T]
     assert first.cursor == again.cursor
     assert first.messages.columns.equals(again.messages.columns)

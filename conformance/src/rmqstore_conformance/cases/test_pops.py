@@ -93,7 +93,7 @@ def test_p1_a_repeated_attempt_gets_nothing_of_a_topic_that_was_made_anew(stores
     first = store.pop(T, G, max_messages=2, invisible_ms=10_000, attempt_id=attempt_of("a"))
     if acked:
         store.ack(first)
-    store.delete_topic(T)
+    store.topics.delete(T)
     store.send_batch([message(n) for n in range(5, 7)])
     assert store.pop(T, G, attempt_id=attempt_of("a")) == []
     store.tick()
@@ -141,7 +141,7 @@ def test_p2_no_two_leases_share_a_receipt(stores: Stores) -> None:
             stores.clock.set(stores.clock.now_ms() + rng.choice((-3000, 0, 5000)))
             store.tick()
         if step % 11 == 10:
-            store.reset_offset(T, group, 0)
+            store.groups.reset_offset(T, group, 0)
         assert not seen & set(texts)
         seen |= set(texts)
     assert len(seen) > 60
@@ -394,7 +394,7 @@ def test_p7_released_pops_do_not_count(stores: Stores) -> None:
 def test_p8_acks_in_any_order_with_holes(stores: Stores) -> None:
     """P8: one call over leases of several pops, queues and groups, duplicates and garbage among them: an outcome per receipt."""
     store = stores.open()
-    store.create_topic(T, 3)
+    store.topics.create(T, 3)
     store.send_batch([message(n, queue_id=n % 3) for n in range(30)])
     rng = random.Random(8)
     leases = [m for group in "gh" for _ in range(5) for m in store.pop(T, group, max_messages=6, invisible_ms=1000)]

@@ -109,7 +109,7 @@ def test_p10_sql92_on_long_runs_stops_where_the_pop_is_full(engine_stores: Store
     found = []
     while popped := store.pop(T, G, filter="n IN ('3', '5') AND n > 4", max_messages=11):
         found += ids(popped)
-        assert store.offsets(G)[0].next_offset in (popped[-1].queue_offset + 1, 1000)
+        assert store.groups.offsets(G)[0].next_offset in (popped[-1].queue_offset + 1, 1000)
         store.ack(popped)
     assert found == [f"m{n}" for n in range(1000) if n % 7 == 5]
 
@@ -125,21 +125,21 @@ def test_p10_a_bad_expression_names_the_position(engine_stores: Stores, expressi
         store.pop(T, G, filter=expression)
     assert caught.value.position == position, str(caught.value)
     assert caught.value.expression == expression
-    assert store.topics() == []
-    assert store.groups() == []
+    assert store.topics.list() == []
+    assert store.groups.list() == []
 
 
 @pytest.mark.clause("P11")
 def test_p11_where_a_new_group_starts(stores: Stores) -> None:
     """P11: MIN with the first kept message, MAX with the next one, on every queue; afterwards the setting changes nothing."""
     store = stores.open(init="max")
-    store.create_topic(T, 2)
+    store.topics.create(T, 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(4)])
     assert store.pop(T, "late", queue=0) == []
     store.send_batch([message(n, queue_id=n % 2) for n in range(4, 6)])
     assert sorted(ids(pop_all(store, group="late"))) == ["m4", "m5"]
     request = PopRequest(T, "early", init=InitMode.MIN)
-    assert len(store.pops.pop(request, stores.clock.now_ms())[0].messages) == 6
+    assert len(store.engine.pops.pop(request, stores.clock.now_ms())[0].messages) == 6
 
 
 @pytest.mark.clause("P11")
@@ -152,13 +152,13 @@ def test_p11_reset_voids_the_leases_and_keeps_the_retries(stores: Stores) -> Non
     store.tick()
     held = store.pop(T, G, max_messages=2, queue=0, invisible_ms=60_000)
     assert store.lag(T, G) == Lag(ready=2, in_flight=2, retry=1, dead=0)
-    store.reset_offset(T, G, InitMode.MAX)
+    store.groups.reset_offset(T, G, InitMode.MAX)
     assert store.ack([*held, *retried]) == [AckOutcome.STALE] * 3
     assert store.lag(T, G) == Lag(ready=0, in_flight=0, retry=1, dead=0)
     assert ids(pop_all(store)) == ["m0"]
-    store.reset_offset(T, G, 3)
+    store.groups.reset_offset(T, G, 3)
     assert ids(pop_all(store)) == ["m3", "m4"]
-    store.reset_offset(T, G, InitMode.MIN)
+    store.groups.reset_offset(T, G, InitMode.MIN)
     again = store.pop(T, G)
     assert ids(again) == [f"m{n}" for n in range(5)]
     assert {m.attempt for m in again} == {1}
@@ -166,9 +166,9 @@ def test_p11_reset_voids_the_leases_and_keeps_the_retries(stores: Stores) -> Non
     assert store.tick().retried == 5, "the voided leases do not come back"
     for wrong in (-1, 6, True, "x"):
         with pytest.raises(IllegalArgumentError):
-            store.reset_offset(T, G, wrong)  # type: ignore[arg-type]
+            store.groups.reset_offset(T, G, wrong)  # type: ignore[arg-type]
     with pytest.raises(IllegalArgumentError):
-        store.reset_offset("nowhere", G, 0)
+        store.groups.reset_offset("nowhere", G, 0)
     assert store.verify() == []
 
 
@@ -176,9 +176,9 @@ def test_p11_reset_voids_the_leases_and_keeps_the_retries(stores: Stores) -> Non
 def test_p11_reset_of_one_queue_leaves_the_others(stores: Stores) -> None:
     """P11: queue by queue; a group that has not popped yet starts elsewhere as configured."""
     store = stores.open(init="max")
-    store.create_topic(T, 2)
+    store.topics.create(T, 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(6)])
-    store.reset_offset(T, G, 1, queue=0)
+    store.groups.reset_offset(T, G, 1, queue=0)
     assert ids(pop_all(store)) == ["m2", "m4"], "queue 1 starts with the next message, as ``init`` says"
 
 
@@ -186,7 +186,7 @@ def test_p11_reset_of_one_queue_leaves_the_others(stores: Stores) -> None:
 def test_p12_in_flight_limit_per_group_topic_and_queue(stores: Stores) -> None:
     """P12: no pop goes beyond it; acks, expiry and releases make room; other queues, topics and groups have room of their own."""
     store = stores.open(max_in_flight=3)
-    store.create_topic(T, 2)
+    store.topics.create(T, 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(20)])
     first = store.pop(T, G, max_messages=20, invisible_ms=1000)
     assert Counter(m.queue_id for m in first) == {0: 3, 1: 3}
@@ -199,7 +199,7 @@ def test_p12_in_flight_limit_per_group_topic_and_queue(stores: Stores) -> None:
     back = store.pop(T, G, max_messages=20)
     assert len(back) == 9, "three from each queue, three from the retry topic"
     assert store.lag(T, G).in_flight == 9
-    assert {offset.in_flight for offset in store.offsets(G)} == {3}
+    assert {offset.in_flight for offset in store.groups.offsets(G)} == {3}
     store.retry_later([m for m in back if m.attempt == 1], delay_ms=60_000)
     assert store.pop(T, G, max_messages=20) == [], "what backs off is in flight"
 
@@ -239,7 +239,7 @@ def test_p13_retries_come_when_there_is_room(stores: Stores) -> None:
 def test_p13_the_start_queue_is_uniform(stores: Stores) -> None:
     """P13: over many pops of one message from full queues, every queue is taken from alike, so none starves."""
     store = stores.open()
-    store.create_topic(T, 5)
+    store.topics.create(T, 5)
     store.send_batch([message(n, queue_id=n % 5) for n in range(1000)])
     taken = Counter(m.queue_id for _ in range(500) for m in store.pop(T, G, max_messages=1))
     assert set(taken) == set(range(5))
@@ -253,7 +253,7 @@ def test_p13_two_topics_in_turn_do_not_fix_the_start_queue(stores: Stores) -> No
     """P13: a consumer that pops two topics alternately starts everywhere in both."""
     store = stores.open()
     for topic in (T, "u"):
-        store.create_topic(topic, 2)
+        store.topics.create(topic, 2)
         store.send_batch([message(f"{topic}{n}", topic, queue_id=n % 2) for n in range(60)])
     taken: dict[str, Counter[int]] = {T: Counter(), "u": Counter()}
     for _ in range(20):
@@ -266,7 +266,7 @@ def test_p13_two_topics_in_turn_do_not_fix_the_start_queue(stores: Stores) -> No
 def test_p13_no_empty_answer_while_another_queue_has_messages(stores: Stores) -> None:
     """P13: one message in one of many queues is found by the very first pop, for any start queue."""
     store = stores.open()
-    store.create_topic(T, 16)
+    store.topics.create(T, 16)
     for n in range(64):
         store.send(message(n, queue_id=(n * 7) % 16))
         assert ids(store.pop(T, G, max_messages=1)) == [f"m{n}"]
@@ -277,19 +277,19 @@ def test_p13_no_empty_answer_while_another_queue_has_messages(stores: Stores) ->
 def test_p14_lag_and_rest_are_exact(stores: Stores) -> None:
     """P14: through pops, acks, expiry, releases and dead letters; ``rest`` of every pop is what a next pop could still get."""
     store = stores.open(max_retries=1, reclaim="age")
-    store.create_topic(T, 2)
+    store.topics.create(T, 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(10)])
 
     def pop(most: int, queue: int | None = None, invisible: int = 1000) -> tuple[list[str], int]:
         request = PopRequest(T, G, max_messages=most, invisible_ms=invisible, queue=queue)
-        result, _ = store.pops.pop(request, stores.clock.now_ms())
+        result, _ = store.engine.pops.pop(request, stores.clock.now_ms())
         return [receipt.text() for receipt in result.messages.receipts()], result.rest
 
     assert store.lag(T, G) == Lag(10, 0, 0, 0)
     receipts, rest = pop(4)
     assert (len(receipts), rest) == (4, 6)
     assert store.lag(T, G) == Lag(6, 4, 0, 0)
-    taken = store.offsets(G)[0].next_offset
+    taken = store.groups.offsets(G)[0].next_offset
     one, rest = pop(1, queue=0)
     assert rest == 5 - taken - 1
     store.ack(one)
@@ -315,10 +315,10 @@ def test_p14_lag_and_rest_are_exact(stores: Stores) -> None:
 def test_f3_a_reset_that_one_queue_refuses_moves_none(stores: Stores) -> None:
     """F3: an offset that one of the queues does not have moves the group in none of them, nor ends its leases."""
     store = stores.open()
-    store.create_topic(T, 3)
+    store.topics.create(T, 3)
     store.send_batch([message(n, queue_id=min(n, 4) // 2) for n in range(5)])
     store.pop(T, G, max_messages=3)
-    before = (store.offsets(G), store.leases(group=G), store.lag(T, G))
+    before = (store.groups.offsets(G), store.leases(group=G), store.lag(T, G))
     with pytest.raises(IllegalArgumentError):
-        store.reset_offset(T, G, 2)
-    assert (store.offsets(G), store.leases(group=G), store.lag(T, G)) == before
+        store.groups.reset_offset(T, G, 2)
+    assert (store.groups.offsets(G), store.leases(group=G), store.lag(T, G)) == before

@@ -18,7 +18,7 @@ G, H = groups(__name__.rpartition(".")[2], 2)
 
 
 def kept(store: Store, topic: str = T) -> tuple[int, ...]:
-    return next(each.min_offsets for each in store.topics(system=True) if each.name == topic)
+    return next(each.min_offsets for each in store.topics.list(system=True) if each.name == topic)
 
 
 @pytest.mark.clause("Q1")
@@ -119,7 +119,7 @@ def test_q1_what_goes_unconsumed_is_counted(durable_stores: Stores) -> None:
         durable_stores.clock.advance(HOUR_MS)
     assert store.lag(T, "half").expired == 6, "it goes on from where it was"
     assert store.lag(T, "done").expired == 2
-    store.delete_group("done")
+    store.groups.delete("done")
     assert store.lag(T, "done").expired == 0
     assert store.verify() == []
 
@@ -231,7 +231,7 @@ def test_q1_dead_letters_and_parked_entries_stay(stores: Stores) -> None:
 def test_q2_consumed_messages_go_once_every_group_has_them(durable_stores: Stores) -> None:
     """Q2: without a group nothing goes; with two, what both have acked; un-acked holes hold; exact to the message."""
     store = durable_stores.open(retention_ms=0, reclaim="consumed")
-    store.create_topic(T, 2)
+    store.topics.create(T, 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(10)])
     durable_stores.clock.advance(DAY_MS)
     store.tick()
@@ -267,7 +267,7 @@ def test_q2_a_topic_whose_last_group_is_deleted_keeps_what_it_has(stores: Stores
     store.ack(store.pop(T, H, max_messages=4))
     store.tick()
     for group, first in ((H, 2), (G, 2)):
-        store.delete_group(group)
+        store.groups.delete(group)
         for _ in range(3):
             stores.clock.advance(DAY_MS)
             store.tick()
@@ -335,7 +335,7 @@ def test_q3_a_group_whose_offset_is_reset_counts_again(stores: Stores) -> None:
     store.send_batch([message(n) for n in range(4)])
     store.ack(store.pop(T, "idle", max_messages=4))
     stores.clock.advance(7 * HOUR_MS)
-    store.reset_offset(T, "idle", 1)
+    store.groups.reset_offset(T, "idle", 1)
     for _ in range(7):
         stores.clock.advance(HOUR_MS)
         pop_all(store, group="busy")
@@ -394,8 +394,8 @@ def test_p11_late_groups_start_with_the_first_kept_message(stores: Stores) -> No
     assert ids(pop_all(store, group="behind")) == ["m3", "m4", "m5"]
     assert ids(pop_all(store, group="late")) == ["m3", "m4", "m5"]
     with pytest.raises(IllegalArgumentError, match="which holds 3 to 6"):
-        store.reset_offset(T, "late", 2)
-    store.reset_offset(T, "late", InitMode.MIN)
+        store.groups.reset_offset(T, "late", 2)
+    store.groups.reset_offset(T, "late", InitMode.MIN)
     assert ids(store.pop(T, "late", max_messages=1)) == ["m3"]
     assert store.read(T, 0, 0).columns.column("queue_offset").to_pylist() == [3, 4, 5]
 

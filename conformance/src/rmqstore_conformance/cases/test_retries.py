@@ -30,9 +30,9 @@ def test_p7_the_last_attempt_says_why_in_the_dead_letter(durable_stores: Stores)
         assert [each.reason for each in store.leases()] == [f"no answer, attempt {attempt}  from the bank"]
         durable_stores.clock.advance(1000)
         store.tick()
-    (letter,) = store.dead_letters(G)
+    (letter,) = store.dead_letters.list(G)
     assert letter.reason == "delivered 2 times without an ack: no answer, attempt 2  from the bank"
-    assert store.resend_dead([letter]) == 1
+    assert store.dead_letters.resend([letter]) == 1
     (again,) = store.pop(T, G, invisible=SECOND)
     assert (again.attempt, again.properties) == (1, sent.properties), "nothing of the grave comes along"
     store.retry_later(again, SECOND)
@@ -41,7 +41,7 @@ def test_p7_the_last_attempt_says_why_in_the_dead_letter(durable_stores: Stores)
     assert len(store.pop(T, G, invisible=SECOND)) == 1
     durable_stores.clock.advance(1000)
     assert store.tick().dead == 1
-    assert store.dead_letters(G)[0].reason == "delivered 2 times without an ack", "the last attempt did not say why"
+    assert store.dead_letters.list(G)[0].reason == "delivered 2 times without an ack", "the last attempt did not say why"
     assert store.verify() == []
 
 
@@ -58,16 +58,16 @@ def test_p7_a_rejected_message_is_a_dead_letter_at_once(durable_stores: Stores) 
     assert store.reject(bad) is RejectOutcome.STALE
     assert store.ack(bad) is AckOutcome.STALE
     store = durable_stores.reopen(store)
-    (letter,) = store.dead_letters(G)
+    (letter,) = store.dead_letters.list(G)
     assert (letter.reason, letter.attempts, letter.origin_topic, letter.origin_message_id) == ("not JSON", 1, T, bad.message_id)
     assert store.lag(T, G) == Lag(0, 1, 0, 1)
     assert len(pop_all(store, group="other")) == 3
     assert store.ack(good) is AckOutcome.ACKED
-    assert store.resend_dead([letter]) == 1
+    assert store.dead_letters.resend([letter]) == 1
     (again,) = store.pop(T, G)
     assert (again.message_id, again.attempt, again.properties) == (bad.message_id, 1, bad.properties)
     assert store.reject(again) is RejectOutcome.REJECTED
-    assert [each.reason for each in store.dead_letters(G)] == ["rejected"]
+    assert [each.reason for each in store.dead_letters.list(G)] == ["rejected"]
     durable_stores.clock.advance(HOUR_MS)
     assert store.tick().retried == 0
     assert store.verify() == []
@@ -84,7 +84,7 @@ def test_p7_a_rejected_message_of_a_run_lets_the_rest_go_on(stores: Stores) -> N
     assert store.pop(T, G, order=True) == [], "the others are still held"
     assert store.release([run[0], run[2]])
     assert [(label(m), m.attempt) for m in store.pop(T, G, order=True)] == [("m0", 1), ("m2", 1), ("m3", 1)]
-    assert [each.reason for each in store.dead_letters(G)] == ["poison"]
+    assert [each.reason for each in store.dead_letters.list(G)] == ["poison"]
     assert store.verify() == []
 
 
@@ -108,7 +108,7 @@ def test_p7_no_reason_is_refused(stores: Stores, given: str, kept: str) -> None:
     assert [each.reason for each in store.leases()] == [kept]
     stores.clock.advance(1000)
     store.tick()
-    assert [each.reason for each in store.dead_letters(G)] == [kept, f"delivered 1 time without an ack: {kept}"]
+    assert [each.reason for each in store.dead_letters.list(G)] == [kept, f"delivered 1 time without an ack: {kept}"]
     for call in (store.reject, store.retry_later):
         with pytest.raises(IllegalArgumentError, match="reason must be a str"):
             call(first, reason=ValueError("x"))  # type: ignore[call-overload]
@@ -123,7 +123,7 @@ def test_p7_a_reason_beside_the_largest_properties_loses_no_message(durable_stor
     (got,) = store.pop(T, G)
     assert store.reject(got, reason="r" * MAX_REASON_BYTES) is RejectOutcome.REJECTED
     store = durable_stores.reopen(store)
-    (letter,) = store.dead_letters(G)
+    (letter,) = store.dead_letters.list(G)
     assert letter.message.properties["p"] == "v" * room
     assert set(letter.reason) <= {"r"}
     assert len(store.pop(dlq_topic(G), "repair")) == 1
@@ -153,7 +153,7 @@ def test_p14_a_wait_for_the_next_attempt_is_not_in_flight(durable_stores: Stores
     again = store.pop(T, G)
     store.retry_later(again, MINUTE)
     assert store.lag(T, G) == Lag(0, 0, 0, 0, backing_off=3), "of the retry topic as well"
-    store.delete_group(G)
+    store.groups.delete(G)
     assert store.lag(T, G).backing_off == 0
     assert store.verify() == []
 
@@ -168,7 +168,7 @@ def test_p14_a_wait_in_a_run_is_told_apart(stores: Stores) -> None:
     store.retry_later(head, MINUTE, reason="later")
     assert store.lag(T, G) == Lag(1, 0, 0, 0, backing_off=1)
     assert store.pop(T, G, order=True) == []
-    store.reset_offset(T, G, 0)
+    store.groups.reset_offset(T, G, 0)
     assert store.lag(T, G) == Lag(2, 0, 0, 0)
     assert store.verify() == []
 
@@ -177,11 +177,11 @@ def test_p14_a_wait_in_a_run_is_told_apart(stores: Stores) -> None:
 def test_p7_a_group_has_retries_of_its_own(durable_stores: Stores) -> None:
     """P7: how often and when are set by group, kept in the store, and go with the group; other groups follow the store."""
     store = durable_stores.open(max_retries=0)
-    store.set_group(G, max_retries=1, backoff=[SECOND, MINUTE])
-    store.set_group("quiet", backoff=[MINUTE])
+    store.groups.set(G, max_retries=1, backoff=[SECOND, MINUTE])
+    store.groups.set("quiet", backoff=[MINUTE])
     store = durable_stores.reopen(store, max_retries=0)
-    assert (store.group_settings(G).max_retries, store.group_settings(G).backoff_ms) == (1, (1000, 60_000))
-    assert store.group_settings(H).max_retries is None
+    assert (store.groups.settings(G).max_retries, store.groups.settings(G).backoff_ms) == (1, (1000, 60_000))
+    assert store.groups.settings(H).max_retries is None
     store.send(message(1))
     for group in (H, "quiet", G):
         store.retry_later(store.pop(T, group))
@@ -192,17 +192,17 @@ def test_p7_a_group_has_retries_of_its_own(durable_stores: Stores) -> None:
     (again,) = store.pop(T, G)
     store.retry_later(again)
     assert [each.expiry_ms for each in store.leases()] == [START_MS + 120_000]
-    store.set_group(G, max_retries=2)
+    store.groups.set(G, max_retries=2)
     durable_stores.clock.advance(60_000)
     assert store.tick().retried == 1, "a change counts from the next lease that ends"
-    store.delete_group(G)
-    assert store.group_settings(G).max_retries is None
+    store.groups.delete(G)
+    assert store.groups.settings(G).max_retries is None
     store = durable_stores.reopen(store, max_retries=0)
-    assert store.group_settings(G) == store.group_settings(H)
-    assert store.group_settings("quiet").backoff_ms == (60_000,)
+    assert store.groups.settings(G) == store.groups.settings(H)
+    assert store.groups.settings("quiet").backoff_ms == (60_000,)
     for wrong in ({"max_retries": -1}, {"max_retries": True}, {"backoff": [timedelta(0)]}, {"backoff": "x"}):
         with pytest.raises(IllegalArgumentError):
-            store.set_group(G, **wrong)
+            store.groups.set(G, **wrong)
 
 
 @pytest.mark.clause("P6")

@@ -110,7 +110,7 @@ class Worker:
         leased = tuple(label(each) for each in copy.leases() if label(each).startswith(f"m{self.topic}-"))
         timers = (each.message for each in copy.scan(limit=100_000).timers)
         held = tuple(sorted((label(each) for each in timers if each.topic == self.topic), key=lambda name: int(str(name).split("-")[-1])))
-        (sent,) = (each.max_offsets[0] for each in copy.topics() if each.name == self.topic)
+        (sent,) = (each.max_offsets[0] for each in copy.topics.list() if each.name == self.topic)
         pops = Pops(sent, lag.ready, leased)
         counts = range(begin, end + 1)
         return {count for count in counts if self.pops[count] == pops}, {count for count in counts if self.timers[count] == held}
@@ -130,7 +130,7 @@ def test_r7_a_snapshot_is_one_moment(durable_stores: Stores) -> None:
     store = durable_stores.open(flush="async")
     workers = [Worker(store, number) for number in range(WORKERS)]
     for worker in workers:
-        store.create_topic(worker.topic, 1)
+        store.topics.create(worker.topic, 1)
         # Registered before the calls that are counted.
         store.pop(worker.topic, G)
     is_over = threading.Event()

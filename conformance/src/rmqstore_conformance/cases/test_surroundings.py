@@ -64,7 +64,7 @@ def _holds(store: Store, *firsts: int) -> None:
     assert store.verify() == []
     wanted = [f"m{first}-{number}" for first in firsts for number in [*range(12), "timer"]]
     assert read_ids(store) == wanted
-    topics = {each.name for each in store.topics()} - {T}
+    topics = {each.name for each in store.topics.list()} - {T}
     assert topics == {f"t{first}-{number}" for first in firsts for number in range(12)}
     for topic in topics:
         assert read_ids(store, topic) == [f"m{topic[1:].replace('-', '-q')}"]
@@ -156,7 +156,7 @@ def test_x5_a_reader_stays_with_its_store(durable_stores: Stores) -> None:
     """X5: a reader of a store that was moved reads and refreshes there, whatever has its name now."""
     store = durable_stores.open()
     _use(store, 1, durable_stores)
-    reader = rmqstore.open(durable_stores.root / "store", mode="read")
+    reader = rmqstore.open(durable_stores.root / "store", read_only=True)
     (durable_stores.root / "store").rename(durable_stores.root / "moved")
     other = durable_stores.open()
     _use(other, 2, durable_stores)
@@ -200,7 +200,7 @@ def test_f1_a_call_that_finds_no_descriptor_changes_nothing(durable_stores: Stor
                 sent.append(number)
     store.send(message("last"))
     assert read_ids(store) == ["mfirst", "mlast"]
-    assert {each.name for each in store.topics()} == {T, *(f"t{number}" for number in sent)}
+    assert {each.name for each in store.topics.list()} == {T, *(f"t{number}" for number in sent)}
     assert store.verify() == []
     store = durable_stores.reopen(store)
     assert read_ids(store) == ["mfirst", "mlast"]
@@ -212,7 +212,7 @@ def test_f1_there_may_be_more_queues_than_descriptors(durable_stores: Stores) ->
     """F1: topics and queues by the hundred in a process that may open few files: sends, syncs, pops, a close and an open."""
     with _descriptors(120):
         store = durable_stores.open(flush="async", default_queues=1)
-        store.create_topic("wide", 150)
+        store.topics.create("wide", 150)
         store.send_batch([message(f"w{queue}", "wide", queue_id=queue) for queue in range(150)])
         store.send_batch([message(number, f"t{number}") for number in range(150)])
         store.flush()

@@ -39,7 +39,7 @@ def together(work: Callable[[int], None], count: int = THREADS) -> None:
 def test_x3_every_message_is_leased_once(stores: Stores) -> None:
     """X3: eight consumers of one group, beside two producers and a ticking thread: each message once, none lost."""
     store = stores.open()
-    store.create_topic(T, 4)
+    store.topics.create(T, 4)
     total = 400
     got: list[str] = []
     done = threading.Event()
@@ -76,7 +76,7 @@ def test_x3_every_message_is_leased_once(stores: Stores) -> None:
 def test_x3_no_queue_starves_under_many_consumers(engine_stores: Stores, threads: int, queues: int) -> None:
     """X3, P13: 1 to 64 consumers on 1 to 8 queues that are always full: after any number of pops the queues have given about the same."""
     store = engine_stores.open(flush="async")
-    store.create_topic(T, queues)
+    store.topics.create(T, queues)
     each = 1600 // queues
     store.send_batch([message(n, queue_id=n % queues) for n in range(each * queues)])
     given: list[int] = []
@@ -206,7 +206,7 @@ def test_f3_a_call_that_meets_a_close_says_whether_it_was_done(durable_stores: S
         "cancel": lambda: store.cancel(handle),
         "ack": lambda: store.ack(popped),
     }
-    for side in (store.timers, store.pops):
+    for side in (store.engine.timers, store.engine.pops):
         _close_before_sync(store, side)
     try:
         calls[call]()

@@ -24,11 +24,11 @@ LATER_MS = START_MS + 60_000
 
 
 def sides_of(store: Store) -> dict[str, Side]:
-    return {"timers": store.timers, "pops": store.pops}
+    return {"timers": store.engine.timers, "pops": store.engine.pops}
 
 
 def positions_of(store: Store) -> dict[str, int]:
-    return {"timers": store.timers.stats().position, "pops": store.pops.stats().position}
+    return {"timers": store.engine.timers.stats().position, "pops": store.engine.pops.stats().position}
 
 
 @pytest.mark.needs("retention")
@@ -63,7 +63,7 @@ def batch(*numbers: int, due_ms: int | None = None) -> MessageBatch:
 def test_r1_tickets_rise_and_a_sync_reaches_them(stores: Stores) -> None:
     """R1: each call that changes something has a ticket above all before it, and a sync of it makes all of them durable."""
     store = stores.open()
-    timers, pops = store.timers, store.pops
+    timers, pops = store.engine.timers, store.engine.pops
 
     def popped() -> Ticket:
         result, ticket = pops.pop(PopRequest(T, G, 2, attempt_id="a"), START_MS)
@@ -98,7 +98,7 @@ def test_r1_tickets_rise_and_a_sync_reaches_them(stores: Stores) -> None:
 @pytest.mark.clause("I1")
 def test_i1_a_repeat_says_the_position_of_the_first_call(stores: Stores) -> None:
     """I1: a repeat on the lower interface gives the first call's position, and a ticket that covers it, whatever came between."""
-    pops = stores.open().pops
+    pops = stores.open().engine.pops
     first, ticket = pops.append(batch(1), START_MS, [b"a", b"b"])
     pops.append(batch(2), START_MS)
     again, covering = pops.append(batch(1), START_MS, [b"b"])
@@ -114,7 +114,7 @@ def test_i1_a_repeat_says_the_position_of_the_first_call(stores: Stores) -> None
 @pytest.mark.clause("H1", "H3", "R1")
 def test_h1_the_durable_cursor_is_what_is_durable(stores: Stores) -> None:
     """H1: a cursor is called durable when its call is, never sooner, as the timers forget what it covers."""
-    pops = stores.open().pops
+    pops = stores.open().engine.pops
     before = pops.durable_cursor()
     tickets = []
     cursors = [TimerCursor(((START_MS + number, number),)) for number in range(1, MAX_CORNERS)]
@@ -134,7 +134,7 @@ def test_h1_the_durable_cursor_is_what_is_durable(stores: Stores) -> None:
 @pytest.mark.clause("H3", "H1")
 def test_h3_a_batch_says_that_it_rests_on_what_is_not_durable(stores: Stores) -> None:
     """H3: due timers are ``soft`` while their put, or the cancel of another one, is not durable: another engine must not outlive them."""
-    timers = stores.open().timers
+    timers = stores.open().engine.timers
     _, ticket = timers.put(batch(*range(4), due_ms=START_MS + 1000), START_MS)
     timers.seal(START_MS + 1000)
     if timers.durable_position < ticket.position:

@@ -65,7 +65,7 @@ def test_t2_a_broken_off_tick_does_not_hide_what_it_closed(engine_stores: Stores
     if due_sooner:
         store.send(message("sooner"), delay_ms=1000)
     engine_stores.clock.advance(5000)
-    with patch.object(store.pops, "apply", side_effect=rmqstore.StoreFullError("no room")), pytest.raises(rmqstore.StoreFullError):
+    with patch.object(store.engine.pops, "apply", side_effect=rmqstore.StoreFullError("no room")), pytest.raises(rmqstore.StoreFullError):
         store.tick()
     engine_stores.clock.set(START_MS + 1000)
     assert store.tick().handed_over == due_sooner
@@ -132,10 +132,10 @@ def test_t4_the_tick_of_a_past_row(stores: Stores) -> None:
     stores.clock.advance(345)
     now = stores.clock.now_ms()
     rows = [message(1), message(2, deliver_at_ms=now - 1), message(3, deliver_at_ms=now - 5500), message(4, deliver_at_ms=now + 1)]
-    receipts, _ = store.timers.put(MessageBatch(messages=rows), now)
+    receipts, _ = store.engine.timers.put(MessageBatch(messages=rows), now)
     assert list(receipts.ticks) == [now, now, START_MS - 5000, START_MS + 1000]
     columns = [message(f"c{n}", deliver_at_ms=row.deliver_at_ms, born_ms=1) for n, row in enumerate(rows * 40)]
-    receipts, _ = store.timers.put(MessageBatch(columns=MessageBatch.of(columns).columns), now)
+    receipts, _ = store.engine.timers.put(MessageBatch(columns=MessageBatch.of(columns).columns), now)
     assert list(receipts.ticks) == [now, now, START_MS - 5000, START_MS + 1000] * 40
 
 
@@ -181,14 +181,14 @@ def test_t8_one_tick_goes_out_in_bounded_batches(engine_stores: Stores) -> None:
     store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(1050)])
     engine_stores.clock.advance(1000)
     sizes = []
-    due = store.timers.due
+    due = store.engine.timers.due
 
     def counted(after: object, limit: int) -> object:
         batch = due(after, limit)  # type: ignore[arg-type]
         sizes.append(len(batch.messages))
         return batch
 
-    with patch.object(store.timers, "due", counted):
+    with patch.object(store.engine.timers, "due", counted):
         assert store.tick().handed_over == 1050
     assert max(sizes) <= 100
     assert sum(sizes) == 1050
@@ -203,10 +203,10 @@ def test_t8_a_batch_of_large_messages_is_bounded_in_bytes(engine_stores: Stores)
     for n in range(40):
         store.send(rmqstore.Message(T, body, message_id=f"m{n}"), deliver_at_ms=START_MS + 1000)
     engine_stores.clock.advance(1000)
-    store.timers.seal(engine_stores.clock.now_ms())
-    batch = store.timers.due(EMPTY_CURSOR, 1000)
+    store.engine.timers.seal(engine_stores.clock.now_ms())
+    batch = store.engine.timers.due(EMPTY_CURSOR, 1000)
     assert 0 < len(batch.messages) < 40
-    assert store.timers.due(EMPTY_CURSOR, 1000).cursor == batch.cursor, "a pure read"
+    assert store.engine.timers.due(EMPTY_CURSOR, 1000).cursor == batch.cursor, "a pure read"
 
 
 @pytest.mark.clause("T11")

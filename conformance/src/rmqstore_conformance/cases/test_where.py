@@ -73,7 +73,7 @@ def test_p14_where_a_message_is_on_its_way(durable_stores: Stores) -> None:
     dead = _only(store, G)
     assert (dead.state, dead.attempt) == (MessageState.DEAD, 2)
     assert "no stock" in dead.reason
-    store.resend_dead(store.dead_letters(G))
+    store.dead_letters.resend(store.dead_letters.list(G))
     assert _only(store, G).state is MessageState.RETRY
     store.ack(store.pop(T, G))
     assert MessageState.RETRY not in _states(store, 1).values()

@@ -122,8 +122,8 @@ class Answers(Script):
         """Return a send on the lower interface."""
         batch = MessageBatch.of(messages)
         if due_ms is None:
-            return lambda: self.store.pops.append(batch, self._now_ms, marks)
-        return lambda: self._note_timers(messages[0].message_id or "", self.store.timers.put(batch, self._now_ms, marks)[0])
+            return lambda: self.store.engine.pops.append(batch, self._now_ms, marks)
+        return lambda: self._note_timers(messages[0].message_id or "", self.store.engine.timers.put(batch, self._now_ms, marks)[0])
 
     def _note_timers(self, note: str, receipts: Any) -> None:
         self.notes[note] = [receipts.handle(row).text() for row in range(len(receipts))]
@@ -140,7 +140,7 @@ class Answers(Script):
         self._add(name, "cancel", lambda: outcomes_of(self.store.cancel(self.notes[note])), outcome, outcome, rests_on, "some")
 
     def _cancels(self) -> None:
-        timers = self.store.timers
+        timers = self.store.engine.timers
         self._cancel("cancel", "send_batch later", "CANCELLED", rests_on="send_batch later")
         self._cancel("cancel again", "send_batch later", "CANCELLED", rests_on="cancel")
         put = self._first("a put is on its way", self._put_below("p", FAR_MS))
@@ -180,7 +180,7 @@ class Answers(Script):
 
     def _pop_below(self, note: str, topic: str, group: str, count: int, **asked: Any) -> Callable[[], object]:
         def make() -> object:
-            result, _ = self.store.pops.pop(self._request(topic, group, count, **asked), self._now_ms)
+            result, _ = self.store.engine.pops.pop(self._request(topic, group, count, **asked), self._now_ms)
             return self.given(note, result.messages.messages())
 
         return make
@@ -198,7 +198,7 @@ class Answers(Script):
         self._pop("pop one", "w", "g", 1, "GIVEN", again=False)
 
     def _created(self, name: str, queues: int) -> Answer:
-        return Answer(str(self.store.create_topic(name, queues).queues))
+        return Answer(str(self.store.topics.create(name, queues).queues))
 
     # ------------------------------------------------------------ receipts
 
@@ -228,7 +228,7 @@ class Answers(Script):
                 "reject": lambda: PopTxn(rejects=[Reject(each, "below") for each in held]),
                 "change_invisible": lambda: PopTxn(changes=[Change(each, LONG_MS + 2) for each in held]),
             }[operation]()
-            result, _ = self.store.pops.apply(txn, self._now_ms)
+            result, _ = self.store.engine.pops.apply(txn, self._now_ms)
             self.notes[f"{note} changed"] = [each.receipt.text() for each in result.changes if each.receipt is not None]
             return result
 
@@ -276,7 +276,7 @@ class Answers(Script):
         popped: list[PoppedMessage] = []
 
         def pop() -> object:
-            result, _ = self.store.pops.pop(self._request("w", "g", 1), self._now_ms)
+            result, _ = self.store.engine.pops.pop(self._request("w", "g", 1), self._now_ms)
             popped[:] = result.messages.messages()
             return popped
 
@@ -300,7 +300,7 @@ class Answers(Script):
             self._settle(f"{operation} after its time", operation, f"pop briefly to {operation}", _DONE_BY[operation], rests_on, again)
         self._pop("pop briefly", "e", "x", 2, "GIVEN", again=False, invisible_ms=100)
         self._first("more time passes", lambda: self.at(2_000))
-        revive = self._first("a revive is on its way", lambda: self.store.pops.revive(self._now_ms, 100))
+        revive = self._first("a revive is on its way", lambda: self.store.engine.pops.revive(self._now_ms, 100))
         for operation in SETTLED:
             self._settle(f"{operation} behind a revive on its way", operation, "pop briefly", "STALE", revive)
         self._pop("pop what was revived", "e", "x", 2, "GIVEN", again=False, invisible_ms=100)
@@ -318,36 +318,38 @@ class Answers(Script):
 
         def remove_below(offset: int, resend_to: str | None) -> Callable[[], object]:
             removal = Removal(queue, 0, offset, resend_to=resend_to, resend_queue=None if resend_to is None else 0)
-            return lambda: self.store.pops.apply(PopTxn(removals=[removal]), self._now_ms)
+            return lambda: self.store.engine.pops.apply(PopTxn(removals=[removal]), self._now_ms)
 
         found: list[Any] = []
 
         def letters() -> list[Any]:
             # Made again after a crash, the call is about what is there.
-            return found or self.store.dead_letters("x")
+            return found or self.store.dead_letters.list("x")
 
         def resent() -> Answer:
-            return Answer(str(self.store.resend_dead(letters()[:1])))
+            return Answer(str(self.store.dead_letters.resend(letters()[:1])))
 
         def dropped() -> Answer:
-            return Answer(str(self.store.drop_dead(letters()[1:2] if found else letters())))
+            return Answer(str(self.store.dead_letters.drop(letters()[1:2] if found else letters())))
 
-        self._first("a look at the letters", lambda: found.extend(self.store.dead_letters("x")))
+        self._first("a look at the letters", lambda: found.extend(self.store.dead_letters.list("x")))
         self._first("a resend is on its way", remove_below(0, retry_topic("x", "e")))
         self._add("resend_dead what is on its way", "resend_dead", resent, "0", None, UNSYNCED + "a resend is on its way")
         self._first("a drop is on its way", remove_below(1, None))
         self._add("drop_dead what is on its way", "drop_dead", dropped, "0", "0", UNSYNCED + "a drop is on its way")
         self._pop("pop what was resent", "e", "x", 1, "GIVEN", again=False)
         self._settle("reject what was resent", "reject", "pop what was resent", "REJECTED", "a resend")
-        self._add("resend_dead", "resend_dead", lambda: Answer(str(self.store.resend_dead(self.store.dead_letters("x")))), "1", "0")
+        self._add(
+            "resend_dead", "resend_dead", lambda: Answer(str(self.store.dead_letters.resend(self.store.dead_letters.list("x")))), "1", "0"
+        )
         self._pop("pop what was resent again", "e", "x", 1, "GIVEN", again=False)
         self._settle("reject again", "reject", "pop what was resent again", "REJECTED", "resend_dead")
-        self._add("drop_dead", "drop_dead", lambda: Answer(str(self.store.drop_dead(self.store.dead_letters("x")))), "1", "0")
+        self._add("drop_dead", "drop_dead", lambda: Answer(str(self.store.dead_letters.drop(self.store.dead_letters.list("x")))), "1", "0")
 
     # ------------------------------------------------------------ topics and groups
 
     def _arrangements(self) -> None:
-        pops = self.store.pops
+        pops = self.store.engine.pops
         settings = GroupSettings(max_retries=3, backoff_ms=(1_000, 2_000))
         backoff = [timedelta(seconds=1), timedelta(seconds=2)]
 
@@ -355,26 +357,26 @@ class Answers(Script):
             rests_on = self._first(f"{name} is on its way", below)
             self._add(f"{name} what is on its way", name, done(public), "DONE", "DONE", rests_on)
 
-        self._add("set_group", "set_group", done(lambda: self.store.set_group("h", max_retries=2)), "DONE", "DONE")
-        both("set_group", lambda: pops.set_group("h", settings), lambda: self.store.set_group("h", max_retries=3, backoff=backoff))
+        self._add("set_group", "set_group", done(lambda: self.store.groups.set("h", max_retries=2)), "DONE", "DONE")
+        both("set_group", lambda: pops.set_group("h", settings), lambda: self.store.groups.set("h", max_retries=3, backoff=backoff))
         rests_on = self._first("create_topic is on its way", lambda: pops.create_topic("made", 3))
         self._add("create_topic what is on its way", "create_topic", lambda: self._created("made", 3), "3", "3", rests_on)
         self._add("create_topic wider", "create_topic", lambda: self._created("made", 4), "4", "4", "create_topic")
         self._pop("pop before a reset", "e", "z", 2, "GIVEN", again=False)
-        self._add("reset_offset", "reset_offset", done(lambda: self.store.reset_offset("e", "z", InitMode.MAX)), "DONE", "DONE")
+        self._add("reset_offset", "reset_offset", done(lambda: self.store.groups.reset_offset("e", "z", InitMode.MAX)), "DONE", "DONE")
         self._settle("ack behind a reset", "ack", "pop before a reset", "STALE", "reset_offset")
         self._pop("pop before another reset", "w", "z", 2, "GIVEN", again=False)
         both(
             "reset_offset",
             lambda: pops.reset_offset("w", "z", None, InitMode.MIN, self._now_ms),
-            lambda: self.store.reset_offset("w", "z", InitMode.MIN),
+            lambda: self.store.groups.reset_offset("w", "z", InitMode.MIN),
         )
         for operation in SETTLED:
             self._settle(f"{operation} behind a reset on its way", operation, "pop before another reset", "STALE", UNSYNCED + "a reset")
-        both("delete_group", lambda: pops.delete_group("z"), lambda: self.store.delete_group("z"))
-        self._add("delete_group", "delete_group", done(lambda: self.store.delete_group("y")), "DONE", "DONE")
-        both("delete_topic", lambda: pops.delete_topic("w"), lambda: self.store.delete_topic("w"))
-        self._add("delete_topic", "delete_topic", done(lambda: self.store.delete_topic("e")), "DONE", "DONE")
+        both("delete_group", lambda: pops.delete_group("z"), lambda: self.store.groups.delete("z"))
+        self._add("delete_group", "delete_group", done(lambda: self.store.groups.delete("y")), "DONE", "DONE")
+        both("delete_topic", lambda: pops.delete_topic("w"), lambda: self.store.topics.delete("w"))
+        self._add("delete_topic", "delete_topic", done(lambda: self.store.topics.delete("e")), "DONE", "DONE")
 
     # ------------------------------------------------------------ runs in order
 
@@ -397,7 +399,7 @@ class Answers(Script):
 
     def _hand_overs(self) -> None:
         """Add what rests on seals and hand-overs; last, as timers are due by then."""
-        timers = self.store.timers
+        timers = self.store.engine.timers
         for name, key, ms in (("u", "u", 5_000), ("v", "v", 6_000)):
             self._first(f"a put of {name}", self._put_below(name, ms, key))
             self._first(f"time comes to {name}", partial(self.at, ms))

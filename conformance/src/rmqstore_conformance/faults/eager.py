@@ -12,7 +12,7 @@ from rmqstore.engine.kv.buffered import BufferedKV
 
 
 def _buffers_of(store: Store) -> list[BufferedKV]:
-    shared = [getattr(side, "_shared", None) for side in (store.timers, store.pops)]
+    shared = [getattr(side, "_shared", None) for side in (store.engine.timers, store.engine.pops)]
     found = [kv for each in shared if isinstance(kv := getattr(each, "kv", None), BufferedKV)]
     return list(dict.fromkeys(found))
 

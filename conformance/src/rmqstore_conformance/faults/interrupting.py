@@ -54,7 +54,7 @@ def steps_of(code: CodeType) -> frozenset[int]:
 
 def modules_of(store: Store) -> Callable[[str], bool]:
     """Return what tells by its name whether a module is the framework's, or that of an engine of this store."""
-    modules = {kind.__module__ for side in (store.timers, store.pops) for kind in type(side).__mro__}
+    modules = {kind.__module__ for side in (store.engine.timers, store.engine.pops) for kind in type(side).__mro__}
     packages = {name.partition(".")[0] for name in modules}.difference(_NOT_OWN)
     return functools.cache(lambda name: _is_framework(name) or name.partition(".")[0] in packages or name in modules)
 

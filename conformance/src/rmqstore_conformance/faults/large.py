@@ -34,14 +34,14 @@ class Large(Script):
         self._send("send_batch", messages_of("a", ROWS, _TOPIC, body=hashlib.shake_128(b"noise").digest(1_100)))
         plain = messages_of("p", ROWS, "plain")
         self._add("send_batch without a mark", "send_batch", lambda: Answer(str(len(store.send_batch(plain)))), str(ROWS))
-        self._add("delete what was sent without a mark", "delete_topic", done(lambda: store.delete_topic("plain")), "DONE", "DONE")
+        self._add("delete what was sent without a mark", "delete_topic", done(lambda: store.topics.delete("plain")), "DONE", "DONE")
         if self.has("import_state"):
-            self._import("import messages", store.pops, {"topics": _moved, "messages": _moved})
-            self._add("delete what was imported", "delete_topic", done(lambda: store.delete_topic(_IMPORTED)), "DONE", "DONE")
+            self._import("import messages", store.engine.pops, {"topics": _moved, "messages": _moved})
+            self._add("delete what was imported", "delete_topic", done(lambda: store.topics.delete(_IMPORTED)), "DONE", "DONE")
         self._settled()
         self._buried()
         self._revived()
-        self._add("delete_topic", "delete_topic", done(lambda: store.delete_topic(_TOPIC)), "DONE", "DONE")
+        self._add("delete_topic", "delete_topic", done(lambda: store.topics.delete(_TOPIC)), "DONE", "DONE")
         self._timers()
 
     def _add(self, name: str, operation: str, make: Callable[[], Answer], outcome: str, again: str | None = None) -> None:
@@ -95,7 +95,7 @@ class Large(Script):
         self._pop("pop to change", "b")
         self._add("change", "change_invisible", self._changed, "CHANGED", "STALE")
         self._add("release", "release", lambda: outcomes_of(store.release(notes["change"])), "RELEASED", "STALE")
-        self._add("delete_group", "delete_group", done(lambda: store.delete_group("b")), "DONE", "DONE")
+        self._add("delete_group", "delete_group", done(lambda: store.groups.delete("b")), "DONE", "DONE")
 
     def _changed(self) -> Answer:
         results = self.store.change_invisible(self.notes["pop to change"], invisible_ms=_LONG_MS + 1)
@@ -107,11 +107,13 @@ class Large(Script):
         store, notes = self.store, self.notes
         self._pop("pop to reject", "c")
         self._add("reject", "reject", lambda: outcomes_of(store.reject(notes["pop to reject"], reason="x" * 1_000)), "REJECTED", "STALE")
-        self._add("resend_dead", "resend_dead", lambda: Answer(str(store.resend_dead(store.dead_letters("c")))), str(MOST), "0")
+        self._add(
+            "resend_dead", "resend_dead", lambda: Answer(str(store.dead_letters.resend(store.dead_letters.list("c")))), str(MOST), "0"
+        )
         self._pop("pop what was resent", "c")
         self._add("reject again", "reject", lambda: outcomes_of(store.reject(notes["pop what was resent"])), "REJECTED", "STALE")
-        self._add("drop_dead", "drop_dead", lambda: Answer(str(store.drop_dead(store.dead_letters("c")))), str(MOST), "0")
-        self._add("delete the group of letters", "delete_group", done(lambda: store.delete_group("c")), "DONE", "DONE")
+        self._add("drop_dead", "drop_dead", lambda: Answer(str(store.dead_letters.drop(store.dead_letters.list("c")))), str(MOST), "0")
+        self._add("delete the group of letters", "delete_group", done(lambda: store.groups.delete("c")), "DONE", "DONE")
 
     def _revived(self) -> None:
         """Add ticks that give back what expired, and bury it the next time."""
@@ -125,7 +127,7 @@ class Large(Script):
         sent = "send_batch later"
         self._send(sent, messages_of("t", ROWS, _TOPIC, due_ms=(_FAR_MS, _FAR_MS + 70), keys=("t",)))
         if self.has("import_state", "cancel_by_key"):
-            self._import("import timers", store.timers, {"timers": _behind})
+            self._import("import timers", store.engine.timers, {"timers": _behind})
             self._add(
                 "cancel_key of the imported", "cancel_key", lambda: outcomes_of(store.cancel_key(_TOPIC, "t")), "CANCELLED", "NOTHING"
             )

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rmqstore import InitMode, ManualClock, Message, MessageBatch, PoppedMessage, Store
 from rmqstore.contract import Receipt, TimerHandle
-from rmqstore.deadletters import DeadLetter
+from rmqstore.store.dead_letters import DeadLetter
 from rmqstore_conformance.faults.script import Answer, Call, Script, messages_of, outcomes_of
 from rmqstore_conformance.model.chance import Chance
 
@@ -198,7 +198,7 @@ class RandomScript(Script):
 
     def _remove(self, step: str, operation: str, chance: Chance) -> None:
         def make() -> Answer:
-            letters: list[DeadLetter] = [each for group in (*_GROUPS, _ORDERED) for each in self.store.dead_letters(group)]
+            letters: list[DeadLetter] = [each for group in (*_GROUPS, _ORDERED) for each in self.store.dead_letters.list(group)]
             chosen = chance.some(letters, 3) if letters else []
             return Answer(str(getattr(self.store, operation)(chosen)))
 
@@ -206,27 +206,27 @@ class RandomScript(Script):
 
     def _reset_offset(self, step: str, chance: Chance) -> None:
         topic, group, to = chance.pick(_TOPICS), chance.pick(_GROUPS), chance.pick((InitMode.MIN, InitMode.MAX))
-        self._add(step, "reset_offset", lambda: self._done(topic, lambda: self.store.reset_offset(topic, group, to)))
+        self._add(step, "reset_offset", lambda: self._done(topic, lambda: self.store.groups.reset_offset(topic, group, to)))
 
     def _create_topic(self, step: str, chance: Chance) -> None:
         topic, queues = chance.pick(_TOPICS), chance.pick((2, 3))
-        self._add(step, "create_topic", lambda: Answer(str(self.store.create_topic(topic, queues).queues)))
+        self._add(step, "create_topic", lambda: Answer(str(self.store.topics.create(topic, queues).queues)))
 
     def _delete_topic(self, step: str, chance: Chance) -> None:
         topic = chance.pick((*_TOPICS, _ORDERED))
-        self._add(step, "delete_topic", lambda: self._deleted(lambda: self.store.delete_topic(topic), topic, "topic"))
+        self._add(step, "delete_topic", lambda: self._deleted(lambda: self.store.topics.delete(topic), topic, "topic"))
 
     def _delete_group(self, step: str, chance: Chance) -> None:
         group = chance.pick((*_GROUPS, _ORDERED))
-        self._add(step, "delete_group", lambda: self._deleted(lambda: self.store.delete_group(group), group, "group"))
+        self._add(step, "delete_group", lambda: self._deleted(lambda: self.store.groups.delete(group), group, "group"))
 
     def _set_group(self, step: str, chance: Chance) -> None:
         group, retries = chance.pick((*_GROUPS, _ORDERED)), chance.pick((None, 0, 2))
         backoff = [timedelta(milliseconds=each) for each in chance.pick(((), (200,), (100, 900)))]
-        self._add(step, "set_group", lambda: self._done("", lambda: self.store.set_group(group, max_retries=retries, backoff=backoff)))
+        self._add(step, "set_group", lambda: self._done("", lambda: self.store.groups.set(group, max_retries=retries, backoff=backoff)))
 
     def _done(self, topic: str, make: Callable[[], object]) -> Answer:
-        if topic and all(each.name != topic for each in self.store.topics()):
+        if topic and all(each.name != topic for each in self.store.topics.list()):
             return Answer("NOTHING")
         make()
         return Answer("DONE")

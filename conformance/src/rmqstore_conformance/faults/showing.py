@@ -16,8 +16,8 @@ import msgspec
 
 from rmqstore import Store
 from rmqstore.contract import LeaseInfo, PendingTimer, TopicInfo
-from rmqstore.deadletters import DeadLetter
 from rmqstore.message import DLQ_PREFIX, RETRY_PREFIX, Message, PoppedMessage
+from rmqstore.store.dead_letters import DeadLetter
 
 Shown = dict[str, Any]
 """What is shown, as JSON has it, by name: timers, queues, where the groups stand, letters, leases, and what is wrong."""
@@ -56,12 +56,12 @@ def _digest(data: bytes) -> str:
 
 def show(store: Store) -> Shown:
     """Return what a store shows."""
-    topics = store.topics(system=True)
-    groups = store.groups()
-    places = sorted((each.topic, each.group) for each in store.subscriptions())
+    topics = store.topics.list(system=True)
+    groups = store.groups.list()
+    places = sorted((each.topic, each.group) for each in store.groups.subscriptions())
     # Of a group that never popped all kept messages count, so it says how much there is.
-    lags = {place: store.lag(*place) for place in [*places, *((topic.name, "nobody") for topic in store.topics())]}
-    letters = [letter for group in groups for letter in store.dead_letters(group)]
+    lags = {place: store.lag(*place) for place in [*places, *((topic.name, "nobody") for topic in store.topics.list())]}
+    letters = [letter for group in groups for letter in store.dead_letters.list(group)]
     timers = _timers_of(store)
     leases = store.leases()
     pending = store.pending()
@@ -73,12 +73,12 @@ def show(store: Store) -> Shown:
         "queues": [[topic.name, rows_of(_lying_in(store, topic))] for topic in topics],
         "lags": [[*place, msgspec.to_builtins(lag)] for place, lag in lags.items()],
         "groups": [
-            [group, msgspec.to_builtins(store.group_settings(group)), msgspec.to_builtins(store.offsets(group))] for group in groups
+            [group, msgspec.to_builtins(store.groups.settings(group)), msgspec.to_builtins(store.groups.offsets(group))] for group in groups
         ],
-        "subscriptions": msgspec.to_builtins(store.subscriptions()),
+        "subscriptions": msgspec.to_builtins(store.groups.subscriptions()),
         "letters": _short([_letter(each) for each in letters]),
         "leases": _short(sorted(map(_lease, leases))),
-        "parked": rows_of(each.message for each in store.parked()),
+        "parked": rows_of(each.message for each in store.dead_letters.parked()),
         "contradictions": _contradictions(store, topics, letters, leases, len(timers)),
         "wrong": store.verify(),
     }
@@ -102,10 +102,12 @@ def _topic(topic: TopicInfo) -> dict[str, Any]:
 
 def _lying_in(store: Store, topic: TopicInfo) -> list[Message | PoppedMessage]:
     """Return what lies in a topic, queue by queue; of a retry topic what its group has not popped yet, as leases say what it holds."""
-    lying = [message for page in store.pops.pages(topic) for message in page.messages]
+    lying = [message for page in store.engine.pops.pages(topic) for message in page.messages]
     if not topic.name.startswith(RETRY_PREFIX):
         return lying
-    popped = {each.queue_id: each.next_offset for group in store.groups() for each in store.offsets(group) if each.topic == topic.name}
+    popped = {
+        each.queue_id: each.next_offset for group in store.groups.list() for each in store.groups.offsets(group) if each.topic == topic.name
+    }
     return [each for each in lying if isinstance(each, PoppedMessage) and each.queue_offset >= popped.get(each.queue_id, 0)]
 
 
@@ -143,8 +145,8 @@ def _contradictions(store: Store, topics: list[TopicInfo], letters: list[DeadLet
         found.append(f"{pending} pending timers are counted, and {timers} are listed")
     held = Counter((each.topic, each.group, each.is_backing_off) for each in leases)
     dead = Counter((each.origin_topic, each.group) for each in letters)
-    at = {(group, each.topic, each.queue_id): each.next_offset for group in store.groups() for each in store.offsets(group)}
-    for each in store.subscriptions():
+    at = {(group, each.topic, each.queue_id): each.next_offset for group in store.groups.list() for each in store.groups.offsets(group)}
+    for each in store.groups.subscriptions():
         lag = store.lag(each.topic, each.group)
         (info,) = [topic for topic in topics if topic.name == each.topic]
         ends = enumerate(zip(info.min_offsets, info.max_offsets, strict=True))

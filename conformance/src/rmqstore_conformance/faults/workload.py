@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 from rmqstore import InitMode, ManualClock, Message, PoppedMessage, Store
-from rmqstore.deadletters import DeadLetter
+from rmqstore.store.dead_letters import DeadLetter
 from rmqstore_conformance.faults.script import Answer, Call, Script, done, messages_of, outcomes_of
 
 GROUPS: Final = ("g", "h", "f")
@@ -67,7 +67,7 @@ class Workload(Script):
         self._add("send in order", "send_batch", lambda: self._send_batch(_in_order("k", 6)))
         if self.has("fifo"):
             self._runs()
-        self._add("delete the topic", "delete_topic", done(lambda: store.delete_topic("s")))
+        self._add("delete the topic", "delete_topic", done(lambda: store.topics.delete("s")))
         if self.has("retention"):
             # All but the youngest messages are too old: nothing moves, and the queues are reclaimed.
             self._tick(UPKEEP, 27_000, is_promised=False)
@@ -80,14 +80,14 @@ class Workload(Script):
         self._tick("tick that ends a run", 7_500)
         self._add("pop the run again", "pop in order", lambda: self._pop_in_order(4))
         self._tick("tick that buries the head", 9_000)
-        self._add("resend", "resend_dead", lambda: self._remove(store.resend_dead))
+        self._add("resend", "resend_dead", lambda: self._remove(store.dead_letters.resend))
         self._add("pop in order once more", "pop in order", lambda: self._pop_in_order(4))
         self._tick("tick that buries another", 10_500)
-        self._add("drop", "drop_dead", lambda: self._remove(store.drop_dead))
-        self._add("reset", "reset_offset", done(lambda: store.reset_offset("s", "f", InitMode.MAX)))
+        self._add("drop", "drop_dead", lambda: self._remove(store.dead_letters.drop))
+        self._add("reset", "reset_offset", done(lambda: store.groups.reset_offset("s", "f", InitMode.MAX)))
         self._add("send after the reset", "send_batch", lambda: self._send_batch(_in_order("l", 3)))
         self._add("pop after the reset", "pop in order", lambda: self._pop_in_order(2))
-        self._add("delete the group", "delete_group", done(lambda: store.delete_group("f")))
+        self._add("delete the group", "delete_group", done(lambda: store.groups.delete("f")))
 
     def _add(self, name: str, operation: str, make: Callable[[], Answer], outcome: str = "") -> None:
         def noted() -> Answer:
@@ -122,7 +122,7 @@ class Workload(Script):
 
     def _remove(self, remove: Callable[[list[DeadLetter]], int]) -> Answer:
         # A call that is made again after it happened finds nothing any more.
-        letters = self.store.dead_letters("f")
+        letters = self.store.dead_letters.list("f")
         assert remove(letters) == len(letters)
         return Answer("REMOVED")
 

@@ -239,7 +239,7 @@ class Census:
         if call is not None:
             self._settle_in_place(call, lag)
             self._check_step(call, targets.keys() - unsure, moved if call["op"] == "pop" else moved - unsure)
-        self._is_registered = dict.fromkeys(TOPIC_OF, False) | {each.group: True for each in store.subscriptions()}
+        self._is_registered = dict.fromkeys(TOPIC_OF, False) | {each.group: True for each in store.groups.subscriptions()}
         for item in self.items.values():
             item.maybe_gone = False
         self._check_lag(lag)
@@ -250,12 +250,12 @@ class Census:
         held = store.leases()
         found += [(each.message_id, HELD, 0) for each in held]
         for topic, group in GROUP_OF.items():
-            found += [(letter.origin_message_id, DEAD, 0) for letter in store.dead_letters(group)]
-            offsets = {(each.topic, each.queue_id): each.next_offset for each in store.offsets(group)}
+            found += [(letter.origin_message_id, DEAD, 0) for letter in store.dead_letters.list(group)]
+            offsets = {(each.topic, each.queue_id): each.next_offset for each in store.groups.offsets(group)}
             for name, place in ((topic, READY), (retry_topic(group, topic), RETRY)):
-                info = store.pops.topic(name)
+                info = store.engine.pops.topic(name)
                 for queue in range(0 if info is None else info.queues):
-                    rows = store.pops.read(name, queue, offsets.get((name, queue), 0), 10_000).messages
+                    rows = store.engine.pops.read(name, queue, offsets.get((name, queue), 0), 10_000).messages
                     found += [(row.message_id or "", place, getattr(row, "store_ms", 0)) for row in rows]
         twice = [name for name, count in Counter(name for name, _, _ in found).items() if count > 1]
         assert not twice, f"in two places: {[each for each in found if each[0] in twice]}"
@@ -357,9 +357,9 @@ class Census:
         assert not left, f"not at an end: {left}"
 
     def _drain_group(self, store: Store, group: str) -> None:
-        if letters := store.dead_letters(group):
+        if letters := store.dead_letters.list(group):
             names = [letter.origin_message_id for letter in letters]
-            self.do(store, "resend", lambda: store.resend_dead(letters), group=group, names=names)
+            self.do(store, "resend", lambda: store.dead_letters.resend(letters), group=group, names=names)
         popped = self.do(store, "pop", lambda: do_pop(store, group, 100, 1000), group=group, wanted=100, invisible=1000)
         receipts: list[str] = [receipt for receipt, _, _ in popped]
         self.do(store, "ack", lambda: [each.name for each in store.ack(receipts)], group=group, receipts=receipts)

@@ -29,7 +29,7 @@ def lags(store: Store) -> dict[str, list[int]]:
 def do_tick(store: Store) -> dict[str, Any]:
     """Tick, and say what moved; with the names of all dead letters when some came."""
     report = store.tick()
-    letters = {group: [each.origin_message_id for each in store.dead_letters(group)] for group in TOPIC_OF} if report.dead else None
+    letters = {group: [each.origin_message_id for each in store.dead_letters.list(group)] for group in TOPIC_OF} if report.dead else None
     return {"handed_over": report.handed_over, "retried": report.retried, "dead": report.dead, "letters": letters}
 
 
@@ -134,14 +134,14 @@ class Consumer:
 
     def _remove(self) -> bool:
         group = self._group()
-        letters = self.store.dead_letters(group)
+        letters = self.store.dead_letters.list(group)
         if not letters:
             return False
         chosen = self._random.sample(letters, min(len(letters), self._random.randint(1, 4)))
         resend = self._random.random() < 0.6
         self._call(
             "resend" if resend else "drop",
-            lambda: (self.store.resend_dead if resend else self.store.drop_dead)(chosen),
+            lambda: (self.store.dead_letters.resend if resend else self.store.dead_letters.drop)(chosen),
             group=group,
             names=[letter.origin_message_id for letter in chosen],
         )
@@ -149,9 +149,9 @@ class Consumer:
 
     def _reset(self) -> bool:
         group = self._group()
-        if self._random.random() < 0.5 or TOPIC_OF[group] not in [topic.name for topic in self.store.topics()]:
+        if self._random.random() < 0.5 or TOPIC_OF[group] not in [topic.name for topic in self.store.topics.list()]:
             return False
-        self._call("reset", lambda: self.store.reset_offset(TOPIC_OF[group], group, InitMode.MAX), group=group)
+        self._call("reset", lambda: self.store.groups.reset_offset(TOPIC_OF[group], group, InitMode.MAX), group=group)
         return True
 
     def _delete(self) -> bool:
@@ -159,7 +159,7 @@ class Consumer:
         group = self._group()
         if self._random.random() < 0.6:
             return False
-        self._call("delete_topic", lambda: self.store.delete_topic(TOPIC_OF[group]), group=group)
+        self._call("delete_topic", lambda: self.store.topics.delete(TOPIC_OF[group]), group=group)
         if self._random.random() < 0.6:
-            self._call("delete_group", lambda: self.store.delete_group(group), group=group)
+            self._call("delete_group", lambda: self.store.groups.delete(group), group=group)
         return True

@@ -215,7 +215,7 @@ class Book:
             if (after := page.next_after) is None:
                 break
         assert store.pending().total == sum(timers.values())
-        queues = next((topic.queues for topic in store.topics() if topic.name == TOPIC), 0)
+        queues = next((topic.queues for topic in store.topics.list() if topic.name == TOPIC), 0)
         rows = [row for queue in range(queues) for row in store.read(TOPIC, queue, 0, 1_000_000).messages]
         names = Counter(str(row.message_id) for row in rows)
         doubled = [name for name, count in (timers + names).items() if count > 1]

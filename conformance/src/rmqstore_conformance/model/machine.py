@@ -11,7 +11,7 @@ from rmqstore import IllegalArgumentError, PoppedMessage, ReadStore, Store
 from rmqstore.contract import Durability, Flush, GroupSettings
 from rmqstore.contract import Operation as Does
 from rmqstore.message import MAX_TIME_MS, RESERVED_PREFIXES, retry_topic
-from rmqstore.opening import pop_buffer_of
+from rmqstore.store.opening import pop_buffer_of
 from rmqstore_conformance.fidelity import check
 from rmqstore_conformance.model.chance import Chance, Plan
 from rmqstore_conformance.model.coverage import Coverage
@@ -97,7 +97,7 @@ class Machine:
         self.is_unsettled = False
         """Whether the last tick did something since which no answer was given that makes it durable."""
         for topic, queues in plan.topics.items():
-            self.store.create_topic(topic, queues)
+            self.store.topics.create(topic, queues)
             self.oracle.create_topic(topic, queues)
             self.oracle.arranged.add(topic)
 
@@ -126,7 +126,7 @@ class Machine:
     @property
     def survives_crashes(self) -> bool:
         """Whether what was answered outlives a kill, by the declaration of both engines for the settings in use."""
-        flush, buffer = Flush(self.settings["flush"]), pop_buffer_of(self.store.config)
+        flush, buffer = Flush(self.settings["flush"]), pop_buffer_of(self.store.engine.config)
         declared = [each.durability_of(does, flush, buffer) for each in capabilities_of(self.pair) for does in Does]
         return min(declared) >= Durability.PROCESS_CRASH
 
@@ -174,13 +174,13 @@ class Machine:
         self._look_at_timers(view, whole=whole)
         for group in self.groups:
             if whole:
-                self.oracle.take_over_letters(group, view.dead_letters(group))
+                self.oracle.take_over_letters(group, view.dead_letters.list(group))
             for topic in self.topics:
                 assert view.lag(topic, group) == self.oracle.lag(topic, group), f"lag of {group!r} on {topic!r}"
                 self._look_at_readiness(view, topic, group)
             expected = GroupSettings(max_retries=self.oracle.retries_of.get(group), backoff_ms=self.oracle.backoffs_of.get(group, ()))
-            assert view.group_settings(group) == expected
-        self.oracle.check_subscriptions(view.subscriptions())
+            assert view.groups.settings(group) == expected
+        self.oracle.check_subscriptions(view.groups.subscriptions())
         found = [
             (each.topic, each.group, each.queue_id, each.queue_offset, each.message_id, each.attempt, each.first_pop_ms, each.expiry_ms,
              each.is_backing_off, each.reason, each.receipt)
@@ -189,7 +189,7 @@ class Machine:
         assert found == self.oracle.running_leases()
         self._look_at_queues(view, whole=whole)
         if whole:
-            assert view.parked() == []
+            assert view.dead_letters.parked() == []
             assert view.verify() == []
 
     def _look_at_timers(self, view: Store | ReadStore, *, whole: bool) -> None:
@@ -221,13 +221,13 @@ class Machine:
             yield page
 
     def _look_at_readiness(self, view: Store | ReadStore, topic: str, group: str) -> None:
-        ready = view.pops.ready(topic, group, "*", self.now)
+        ready = view.engine.pops.ready(topic, group, "*", self.now)
         assert (ready is True) == self.oracle.is_ready(topic, group), f"whether {topic!r} is ready for {group!r}"
         if ready is not True:
             assert ready == min((held.expiry for held in self.oracle.held_by(topic, group)), default=None)
 
     def _look_at_queues(self, view: Store | ReadStore, *, whole: bool) -> None:
-        found = {topic.name: topic for topic in view.topics(system=True)}
+        found = {topic.name: topic for topic in view.topics.list(system=True)}
         assert {name for name in found if not name.startswith(RESERVED_PREFIXES)} == set(self.oracle.queues)
         for name, queues in self.oracle.queues.items():
             assert found[name].min_offsets == tuple(queue.first for queue in queues), f"first offsets of {name!r}"
@@ -250,7 +250,7 @@ class Machine:
     @staticmethod
     def _read(view: Store | ReadStore, topic: str, queue: int, offset: int = 0) -> list[PoppedMessage]:
         found: list[PoppedMessage] = []
-        while page := [each for each in view.pops.read(topic, queue, offset, _ALL).messages if isinstance(each, PoppedMessage)]:
+        while page := [each for each in view.engine.pops.read(topic, queue, offset, _ALL).messages if isinstance(each, PoppedMessage)]:
             found += page
             offset = page[-1].queue_offset + 1
         return found

@@ -22,7 +22,7 @@ class OperatedMachine(PoppingMachine):
         """Move a group on one queue or on all."""
         topic, group = chance.pick(self.topics), chance.pick(self.groups)
         if topic not in self.oracle.queues:
-            self.refused(lambda: self.store.reset_offset(topic, group, InitMode.MIN), "there is no topic")
+            self.refused(lambda: self.store.groups.reset_offset(topic, group, InitMode.MIN), "there is no topic")
             self.saw("reset", "refused", "no topic")
             return
         queues = self.oracle.queues[topic]
@@ -32,13 +32,13 @@ class OperatedMachine(PoppingMachine):
             to = chance.number(queues[number].first, len(queues[number].entries))
             if queues[number].first:
                 before = queues[number].first - 1
-                self.refused(lambda: self.store.reset_offset(topic, group, before, queue=number), "lies outside")
+                self.refused(lambda: self.store.groups.reset_offset(topic, group, before, queue=number), "lies outside")
                 self.saw("reset", "refused", "before the first kept")
         if chance.one_in(2) and not self.oracle.held_by(topic, group):
             self.popped_by(topic, group, 5, 60_000)
         asked = range(len(queues)) if number is None else [number]
         held = [each for source in asked for each in self.oracle.held_by(topic, group, source)]
-        self.store.reset_offset(topic, group, to, queue=number)
+        self.store.groups.reset_offset(topic, group, to, queue=number)
         for each in asked:
             at = to if isinstance(to, int) else {InitMode.MIN: queues[each].first, InitMode.MAX: len(queues[each].entries)}[to]
             self.oracle.reset(topic, group, each, at, self.now)
@@ -59,11 +59,11 @@ class OperatedMachine(PoppingMachine):
 
     def remove_letters(self, group: str, numbers: Sequence[int], *, resend: bool) -> None:
         """Remove the letters with these numbers in the list of a group."""
-        letters = self.store.dead_letters(group)
+        letters = self.store.dead_letters.list(group)
         self.oracle.take_over_letters(group, letters)
         chosen = [letters[number] for number in numbers]
         known = [self.oracle.letters[group][number] for number in sorted(set(numbers))]
-        remove = self.store.resend_dead if resend else self.store.drop_dead
+        remove = self.store.dead_letters.resend if resend else self.store.dead_letters.drop
         assert remove(chosen) == len(set(numbers))
         assert remove(chosen) == 0
         for letter in known:
@@ -81,7 +81,7 @@ class OperatedMachine(PoppingMachine):
         topic = chance.pick(self.topics)
         queues = self.plan.topics[topic] + (chance.one_in(4) and self.queues_of(topic) < 5)
         is_new = topic not in self.oracle.queues
-        assert self.store.create_topic(topic, queues).queues == max(self.queues_of(topic), queues)
+        assert self.store.topics.create(topic, queues).queues == max(self.queues_of(topic), queues)
         wider = queues > self.queues_of(topic)
         self.oracle.create_topic(topic, queues)
         self.oracle.arranged.add(topic)
@@ -98,7 +98,7 @@ class OperatedMachine(PoppingMachine):
             self.saw("delete topic", "deleted", "leases that back off")
         if any(run for (of, _), at in self.oracle.standings.items() if of == topic for run in at.unacked.values()):
             self.saw("delete topic", "deleted", "fifo run")
-        self.store.delete_topic(topic)
+        self.store.topics.delete(topic)
         self.oracle.delete_topic(topic)
         self._made_anew(chance, topic, [(topic, group) for group in self.groups])
         self.settle_some(chance, [each.receipt for each in held])
@@ -107,7 +107,7 @@ class OperatedMachine(PoppingMachine):
     def set_group(self, chance: Chance) -> None:
         """Give a group settings of its own, or none."""
         group, retries, table = chance.pick(self.groups), chance.pick((None, 0, 1, 3)), chance.pick(BACKOFFS_MS)
-        self.store.set_group(group, max_retries=retries, backoff=[timedelta(milliseconds=each) for each in table])
+        self.store.groups.set(group, max_retries=retries, backoff=[timedelta(milliseconds=each) for each in table])
         self.oracle.retries_of.pop(group, None)
         self.oracle.backoffs_of.pop(group, None)
         if retries is not None:
@@ -125,7 +125,7 @@ class OperatedMachine(PoppingMachine):
         self.saw("delete group", "deleted", "leases" if held else "letters" if letters else "nothing left")
         if any(run for (_, of), at in self.oracle.standings.items() if of == group for run in at.unacked.values()):
             self.saw("delete group", "deleted", "fifo run")
-        self.store.delete_group(group)
+        self.store.groups.delete(group)
         self.oracle.delete_group(group)
         self._made_anew(chance, group, [(topic, group) for topic in self.topics])
         self.settle_some(chance, [each.receipt for each in held])
@@ -157,11 +157,11 @@ class OperatedMachine(PoppingMachine):
             "a filter that is none": lambda: self.store.pop("t-refused", group, filter="a ||"),
             "a queue that no topic has": lambda: self.store.pop(topic, group, queue=10_000),
             "a change to no time": lambda: self.store.change_invisible(list(self.oracle.live)[:3], invisible_ms=0),
-            "less than no retries": lambda: self.store.set_group(group, max_retries=-1),
-            "no queues": lambda: self.store.create_topic(topic, 0),
-            "a reset beyond the end": lambda: self.store.reset_offset(topic, group, 10_000, queue=0),
-            "a reset of a queue that is none": lambda: self.store.reset_offset(topic, group, InitMode.MAX, queue=10_000),
-            "a deletion of a retry topic": lambda: self.store.delete_topic(retry_topic(group, topic)),
+            "less than no retries": lambda: self.store.groups.set(group, max_retries=-1),
+            "no queues": lambda: self.store.topics.create(topic, 0),
+            "a reset beyond the end": lambda: self.store.groups.reset_offset(topic, group, 10_000, queue=0),
+            "a reset of a queue that is none": lambda: self.store.groups.reset_offset(topic, group, InitMode.MAX, queue=10_000),
+            "a deletion of a retry topic": lambda: self.store.topics.delete(retry_topic(group, topic)),
         }
         what = chance.pick(list(bad))
         try:
@@ -210,7 +210,7 @@ class OperatedMachine(PoppingMachine):
             return
         message = chance.pick(known)
         for group in self.groups:
-            self.oracle.take_over_letters(group, self.store.dead_letters(group))
+            self.oracle.take_over_letters(group, self.store.dead_letters.list(group))
         topic = chance.pick((None, message.topic))
         asked = {"id": message.message_id}
         expected = places_of(self.oracle, message_id=message.message_id, topic=topic)

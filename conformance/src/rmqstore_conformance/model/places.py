@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from rmqstore import Message, PoppedMessage
 from rmqstore.contract import MessageState
-from rmqstore.lookup import Whereabouts
 from rmqstore.message import dlq_topic, retry_topic
+from rmqstore.store.lookup import Whereabouts
 from rmqstore_conformance.fidelity import differences
 from rmqstore_conformance.model.pop_oracle import RETRY, Entry, Held
 from rmqstore_conformance.model.timer_oracle import Oracle

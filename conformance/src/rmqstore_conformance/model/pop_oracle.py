@@ -16,7 +16,6 @@ import msgspec
 
 from rmqstore import AckOutcome, ChangeOutcome, Lag, Message, PoppedMessage, RejectOutcome, ReleaseOutcome
 from rmqstore.contract import Subscription
-from rmqstore.deadletters import DeadLetter
 from rmqstore.message import (
     PROPERTY_DLQ_ATTEMPTS,
     PROPERTY_DLQ_REASON,
@@ -26,6 +25,7 @@ from rmqstore.message import (
     reason_text,
     retry_topic,
 )
+from rmqstore.store.dead_letters import DeadLetter
 from rmqstore_conformance.fidelity import check, differences, matching
 
 RETRY = -1

@@ -66,14 +66,14 @@ class PoppingMachine(SendingMachine):
             batch = self.store.pop_batch(topic, group, invisible_ms=invisible_ms, **options)
             got = came_out(batch)
         elif form == "request":
-            request = PopRequest(topic, group, invisible_ms=invisible_ms, init=self.store.config.init, **options)
-            result, ticket = self.store.pops.pop(request, self.now)
-            self.store.pops.sync(ticket)
+            request = PopRequest(topic, group, invisible_ms=invisible_ms, init=self.store.engine.config.init, **options)
+            result, ticket = self.store.engine.pops.pop(request, self.now)
+            self.store.engine.pops.sync(ticket)
             got, rest = result.messages.messages(), result.rest
         else:
             got = self.store.pop(topic, group, invisible_ms=invisible_ms, **options)
         repeats = attempt_id is not None and self.oracle.repeated(topic, group, attempt_id, self.now) is not None
-        offsets = {each.queue_id: each.next_offset for each in self.store.offsets(group) if each.topic == topic}
+        offsets = {each.queue_id: each.next_offset for each in self.store.groups.offsets(group) if each.topic == topic}
         self.oracle.popped(
             topic, group, got, self.now, invisible_ms, max_messages=most, passes=self.plan.filters[filter], offsets=offsets, order=order,
             queue=queue, attempt_id=attempt_id,
@@ -201,7 +201,7 @@ class PoppingMachine(SendingMachine):
         order = self.mode_of(topic, group)
         batch: MessageBatch = self.store.pop_batch(topic, group, max_messages=3, invisible_ms=1000, order=order)
         got = came_out(batch)
-        offsets = {each.queue_id: each.next_offset for each in self.store.offsets(group) if each.topic == topic}
+        offsets = {each.queue_id: each.next_offset for each in self.store.groups.offsets(group) if each.topic == topic}
         self.oracle.popped(topic, group, got, self.now, 1000, max_messages=3, passes=self.plan.filters["*"], offsets=offsets, order=order)
         for each, outcome in zip(got, self.store.ack(batch) if got else [], strict=True):
             assert outcome in self.oracle.ack(str(each.receipt))

@@ -328,7 +328,7 @@ class SendingMachine(Machine):
 
     def ticked(self) -> None:
         """Tick, and compare what it says that it did."""
-        self.oracle.check_subscriptions(self.store.subscriptions())
+        self.oracle.check_subscriptions(self.store.groups.subscriptions())
         report = self.store.tick()
         self.is_broken_off = False
         self.oracle.seal(self.now)
@@ -337,7 +337,7 @@ class SendingMachine(Machine):
         revived = self.oracle.revive(self.now)
         assert (report.retried, report.dead, report.parked) == (revived["retried"], revived["dead"], 0)
         self.take_over_retries()
-        begins = {(topic.name, queue): first for topic in self.store.topics() for queue, first in enumerate(topic.min_offsets)}
+        begins = {(topic.name, queue): first for topic in self.store.topics.list() for queue, first in enumerate(topic.min_offsets)}
         expired = self.oracle.reclaimed(
             begins, self.now, retention_ms=self.settings.get("retention_ms", 0), by_consumption=self.settings.get("reclaim") == "consumed"
         )

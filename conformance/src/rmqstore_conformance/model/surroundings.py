@@ -97,8 +97,8 @@ class WholeMachine(OperatedMachine):
         self.lease_some(chance)
         name = self._next_name()
         given: dict[str, Any] = {"timer_engine": self.pair.timers, "pop_engine": self.pair.pops, "clock": self.clock}
-        self.transcript.note(f"store.dump(root / {name + '.dump'!r})")
-        self.store.dump(self.stores.root / f"{name}.dump")
+        self.transcript.note(f"store.transfer.dump(root / {name + '.dump'!r})")
+        self.store.transfer.dump(self.stores.root / f"{name}.dump")
         self.transcript.note(f"transfer.load(root / {name + '.dump'!r}, root / {name!r}, **{given | self.settings | {'clock': None}!r})")
         transfer.load(self.stores.root / f"{name}.dump", self.stores.root / name, **given, **self.settings)
         self.transcript.note("store.close()")
@@ -109,7 +109,7 @@ class WholeMachine(OperatedMachine):
         """Open the store for reading beside its owner, and look at it from there (X1)."""
         self.store.flush()
         given: dict[str, Any] = {"timer_engine": self.pair.timers, "pop_engine": self.pair.pops, **self.settings}
-        with rmqstore.open(self.store.stats().path, mode="read", **given) as reader:
+        with rmqstore.open(self.store.stats().path, read_only=True, **given) as reader:
             self.look(reader, whole=True)
         self.saw("read beside", "looked at")
 

@@ -17,12 +17,13 @@ import pyarrow as pa
 
 from rmqstore import Message, PoppedMessage, Store
 from rmqstore.contract import Receipt
-from rmqstore.deadletters import DeadLetter
+from rmqstore.store.dead_letters import DeadLetter
 from rmqstore_conformance.stores import ANNOUNCED, GIVEN, START_MS, Pair, Stores
 
 CALLS: Final = frozenset(
-    "send send_batch cancel cancel_key tick pop pop_batch ack change_invisible release retry_later reject reset_offset create_topic "
-    "delete_topic set_group delete_group dead_letters resend_dead drop_dead snapshot flush confirm_clock_step".split()
+    "send send_batch cancel cancel_key tick pop pop_batch ack change_invisible release retry_later reject groups.reset_offset "
+    "topics.create topics.delete groups.set groups.delete dead_letters.list dead_letters.resend dead_letters.drop snapshot flush "
+    "confirm_clock_step engine.pops.pop".split()
 )
 """Calls of a store that change it, or that give what such calls are made with."""
 
@@ -63,7 +64,7 @@ class Transcript:
     def watch(self, store: Store) -> Store:
         """Return the store that was just opened, its calls taken down from now on."""
         self._lines.append(f"store = opened({Path(store.stats().path).name!r})")
-        watched: Any = _Watched(store, self, "store", CALLS)
+        watched: Any = _Watched(store, self, "store")
         return watched  # type: ignore[no-any-return]
 
     def note(self, line: str) -> None:
@@ -141,18 +142,17 @@ def _place_of(letter: DeadLetter) -> str:
 
 
 class _Watched:
-    """A store, or its pops, of which some calls are taken down."""
+    """A store, or a part of it, of which some calls are taken down."""
 
-    def __init__(self, watched: Any, transcript: Transcript, path: str, calls: frozenset[str]) -> None:
+    def __init__(self, watched: Any, transcript: Transcript, path: str) -> None:
         self._watched = watched
         self._transcript = transcript
         self._path = path
-        self._calls = calls
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._watched, name)
-        if name == "pops":
-            return _Watched(found, self._transcript, f"{self._path}.pops", frozenset(("pop",)))
-        if name not in self._calls:
-            return found
-        return lambda *arguments, **options: self._transcript.call(f"{self._path}.{name}", found, arguments, options)
+        found, path = getattr(self._watched, name), f"{self._path}.{name}"
+        if path.removeprefix("store.") in CALLS:
+            return lambda *arguments, **options: self._transcript.call(path, found, arguments, options)
+        if name in ("topics", "groups", "dead_letters", "engine", "pops"):
+            return _Watched(found, self._transcript, path)
+        return found

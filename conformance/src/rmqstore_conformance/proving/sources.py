@@ -17,8 +17,9 @@ MEMORY: Final = ("rmqstore_memory.*",)
 KIT: Final = (
     "rmqstore.engine.*",
     "rmqstore.contract.*",
-    *(f"rmqstore.{name}" for name in ("handover", "ticking", "sending", "producing", "consuming", "leased", "deadletters")),
-    *(f"rmqstore.{name}" for name in ("lookup", "reading", "opening", "owning", "store", "message", "batch", "epochs", "digests")),
+    *(f"rmqstore.store.{name}" for name in ("store", "reader", "opening", "sending", "receipts", "handover", "tick", "lookup")),
+    *(f"rmqstore.store.{name}" for name in ("administration", "dead_letters")),
+    *(f"rmqstore.{name}" for name in ("message", "batch", "digests")),
 )
 """What engines are made with, and the calls of a store above it."""
 

@@ -77,9 +77,9 @@ class Arena:
 
     def tear_down(self) -> None:
         """Take away what would go on in the store."""
-        self.store.delete_topic(self.topic)
-        self.store.delete_topic(f"%DLQ%{self.group}")
-        self.store.delete_group(self.group)
+        self.store.topics.delete(self.topic)
+        self.store.topics.delete(f"%DLQ%{self.group}")
+        self.store.groups.delete(self.group)
 
     # ------------------------------------------------------------ telling
 
@@ -107,13 +107,13 @@ class Arena:
             (each.message_id, each.queue_offset, each.attempt, f"<{each.receipt}>", each.is_backing_off, each.reason)
             for each in store.leases(group=group)
         ]
-        found += [("leases", leases), ("offsets", [(each.topic, each.queue_id, each.next_offset) for each in store.offsets(group)])]
+        found += [("leases", leases), ("offsets", [(each.topic, each.queue_id, each.next_offset) for each in store.groups.offsets(group)])]
         for name in names:
-            info = store.pops.topic(name)
-            pages = [] if info is None else [store.pops.read(name, queue, 0, 100) for queue in range(info.queues)]
+            info = store.engine.pops.topic(name)
+            pages = [] if info is None else [store.engine.pops.read(name, queue, 0, 100) for queue in range(info.queues)]
             lying = [(each.message_id, each.queue_offset) for page in pages for each in page.messages if isinstance(each, PoppedMessage)]
             found.append((f"in {name}", lying))
-        found.append(("dead", [(each.message.message_id, each.reason, each.attempts) for each in store.dead_letters(group)]))
+        found.append(("dead", [(each.message.message_id, each.reason, each.attempts) for each in store.dead_letters.list(group)]))
         return found
 
     def drained(self, group: str, **options: Any) -> list[object]:
@@ -170,7 +170,7 @@ class Leases(Arena):
     )
 
     def build(self) -> None:
-        self.store.create_topic(self.topic, 1)
+        self.store.topics.create(self.topic, 1)
         self.store.send_batch([self.message(f"m{n}", tag="ab"[n % 2]) for n in range(4)])
         (self.held,) = self.store.pop(self.topic, self.group, max_messages=1, invisible_ms=_LONG_MS, attempt_id="a")
         (self.ended,) = self.store.pop(self.topic, self.group, max_messages=1, invisible_ms=1000)
@@ -220,22 +220,22 @@ class Leases(Arena):
         return (report.retried, report.dead)
 
     def reset(self) -> None:
-        self.store.reset_offset(self.topic, self.group, InitMode.MIN)
+        self.store.groups.reset_offset(self.topic, self.group, InitMode.MIN)
 
     def delete_topic(self) -> None:
-        self.store.delete_topic(self.topic)
+        self.store.topics.delete(self.topic)
 
     def delete_group(self) -> None:
-        self.store.delete_group(self.group)
+        self.store.groups.delete(self.group)
 
     def set_group(self) -> None:
-        self.store.set_group(self.group, max_retries=0)
+        self.store.groups.set(self.group, max_retries=0)
 
     def set_other_group(self) -> None:
-        self.store.set_group(self.named("h"), max_retries=1)
+        self.store.groups.set(self.named("h"), max_retries=1)
 
     def create_topic(self) -> object:
-        return self.store.create_topic(self.topic, 2).queues
+        return self.store.topics.create(self.topic, 2).queues
 
     def lag(self) -> object:
         return msgspec.structs.asdict(self.store.lag(self.topic, self.group))
@@ -245,14 +245,14 @@ class Leases(Arena):
         return [(each.message_id, each.attempt, f"<{each.receipt}>", each.is_backing_off) for each in found]
 
     def offsets(self) -> object:
-        return [(each.topic, each.queue_id, each.next_offset, each.in_flight) for each in self.store.offsets(self.group)]
+        return [(each.topic, each.queue_id, each.next_offset, each.in_flight) for each in self.store.groups.offsets(self.group)]
 
     def seen(self) -> list[tuple[str, object]]:
         found = self.standing(self.group)
         found.append(("again", self.pop_again()))
         found.append(("acked", [self.store.ack(each).name for each in (self.held, self.ended)]))
         for group in (self.group, self.named("h")):
-            found.append(("settings", msgspec.structs.asdict(self.store.group_settings(group))))
+            found.append(("settings", msgspec.structs.asdict(self.store.groups.settings(group))))
         self.tick()
         found.append(("drained", self.drained(self.group)))
         found.append(("lag behind", self.lag()))
@@ -335,7 +335,7 @@ class Timers(Arena):
         return self.store.lag(self.topic, self.group).ready
 
     def read(self) -> object:
-        info = self.store.pops.topic(self.topic)
+        info = self.store.engine.pops.topic(self.topic)
         return [] if info is None else [f"<{each.message_id}>" for each in self.store.read(self.topic).messages]
 
     def seen(self) -> list[tuple[str, object]]:
@@ -386,16 +386,16 @@ class Letters(Arena):
         self.store.send_batch([self.message(f"m{n}") for n in range(3)])
         *rejected, self.held = self.store.pop(self.topic, self.group, max_messages=3, invisible_ms=_LONG_MS)
         self.store.reject(rejected, reason="no")
-        self.letters = self.store.dead_letters(self.group)
+        self.letters = self.store.dead_letters.list(self.group)
 
     def resend(self) -> object:
-        return self.store.resend_dead(self.letters[:1])
+        return self.store.dead_letters.resend(self.letters[:1])
 
     def resend_both(self) -> object:
-        return self.store.resend_dead(self.letters)
+        return self.store.dead_letters.resend(self.letters)
 
     def drop(self) -> object:
-        return self.store.drop_dead(self.letters[:1])
+        return self.store.dead_letters.drop(self.letters[:1])
 
     def pop_letters(self) -> object:
         return self.popped(self.store.pop(f"%DLQ%{self.group}", self.named("operators"), max_messages=1, invisible_ms=_LONG_MS))
@@ -410,13 +410,13 @@ class Letters(Arena):
         return self.store.reject(self.held, reason="too").name
 
     def delete_group(self) -> None:
-        self.store.delete_group(self.group)
+        self.store.groups.delete(self.group)
 
     def tick(self) -> object:
         return self.store.tick().moved
 
     def dead_letters(self) -> object:
-        return [(each.message.message_id, each.reason) for each in self.store.dead_letters(self.group)]
+        return [(each.message.message_id, each.reason) for each in self.store.dead_letters.list(self.group)]
 
     def lag(self) -> object:
         return msgspec.structs.asdict(self.store.lag(self.topic, self.group))
@@ -427,7 +427,7 @@ class Letters(Arena):
         return found
 
     def tear_down(self) -> None:
-        self.store.delete_group(self.named("operators"))
+        self.store.groups.delete(self.named("operators"))
         super().tear_down()
 
 
@@ -454,7 +454,7 @@ class Runs(Arena):
     )
 
     def build(self) -> None:
-        self.store.create_topic(self.topic, 1)
+        self.store.topics.create(self.topic, 1)
         self.store.send_batch([self.message(f"m{n}", message_group="x") for n in range(4)])
         self.run = self.store.pop(self.topic, self.group, max_messages=2, invisible_ms=1000, order=True, attempt_id="a")
         self.clock.advance(2000)
@@ -499,10 +499,10 @@ class Runs(Arena):
         return (report.retried, report.dead)
 
     def reset(self) -> None:
-        self.store.reset_offset(self.topic, self.group, InitMode.MIN)
+        self.store.groups.reset_offset(self.topic, self.group, InitMode.MIN)
 
     def delete_group(self) -> None:
-        self.store.delete_group(self.group)
+        self.store.groups.delete(self.group)
 
     def lag(self) -> object:
         return msgspec.structs.asdict(self.store.lag(self.topic, self.group))

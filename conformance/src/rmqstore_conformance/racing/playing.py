@@ -6,6 +6,7 @@ A tick is no single step (H4): its serial runs are those in which the other call
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -112,10 +113,13 @@ class Player:
             syncs = tuple(moment for each in threads.values() for moment in each.syncs)
             answers[number] = Answer(arena.text([told[number]]), own.tickets, others, durable, own.wrote, syncs)
 
+        gc.disable()  # what it finds of earlier stores would take steps in the middle of this one, each time elsewhere
         try:
             turns.run([work] * len(calls))
         except Stuck as error:
             raise AssertionError(f"{' and '.join(map(repr, calls))} get stuck:\n{schedule_of(turns, plan)}\n{error}") from None
+        finally:
+            gc.enable()
         schedule = schedule_of(turns, plan)
         for number, raised in turns.errors.items():
             raise AssertionError(f"{calls[number]!r} fails:\n{schedule}") from raised
@@ -126,7 +130,7 @@ class Player:
         return run
 
     def _durable(self) -> dict[str, int]:
-        return {"timers": self._store.timers.durable_position, "pops": self._store.pops.durable_position}
+        return {"timers": self._store.engine.timers.durable_position, "pops": self._store.engine.pops.durable_position}
 
     def race(self, calls: tuple[str, ...], seed: int, places: int) -> None:
         """Play a race by many plans: at each place between two locks of one call, and at so many others of each order.

@@ -27,7 +27,7 @@ _NOTHING_SHARED: Final = (
     "rmqstore.errors",
     "rmqstore.filters",
     "rmqstore.ids",
-    "rmqstore.leased",
+    "rmqstore.store.receipts",
     "rmqstore.message",
     "rmqstore.when",
 )
@@ -49,7 +49,7 @@ class Scope:
     """What is looked at: the modules of a store and of its engines, and the calls of its sides."""
 
     def __init__(self, store: Store) -> None:
-        sides = (store.timers, store.pops)
+        sides = (store.engine.timers, store.engine.pops)
         kinds = {kind for side in sides for kind in type(side).__mro__}
         own = {kind.__module__ for kind in kinds}
         self._packages = {_KIT} | {name.partition(".")[0] for name in own} - {_SUITE, "builtins", "abc"}

@@ -108,9 +108,9 @@ def with_a_frame_too_many(folder: Path) -> Image:
     before = read_image(folder / "store")
     batch = WriteBatch()
     batch.put(META, b"?" * len(EPOCH_KEY), bytes(4))
-    store.timers._shared.write(batch)  # type: ignore[attr-defined]
+    store.engine.timers._shared.write(batch)  # type: ignore[attr-defined]
     between = read_image(folder / "store")
-    store.timers.put(MessageBatch.of([Message("t", b"late", deliver_at_ms=START_MS + 5000)]), START_MS)
+    store.engine.timers.put(MessageBatch.of([Message("t", b"late", deliver_at_ms=START_MS + 5000)]), START_MS)
     image = read_image(folder / "store")
     store.close()
     for path, content in image.items():

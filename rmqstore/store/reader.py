@@ -1,49 +1,37 @@
-"""``Reading``: what an open store tells of itself without changing anything; the part that an owner and a reader share."""
+"""``Reader``: what an open store tells of itself without changing anything; and ``ReadStore``, which does nothing else (X1)."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from rmqstore.batch import MessageBatch
-from rmqstore.config import Config
 from rmqstore.contract import (
-    GroupOffset,
-    GroupSettings,
     Lag,
     LeaseInfo,
     PendingCounts,
     PopStats,
-    PopStore,
     ScanPage,
-    Subscription,
     TimerStats,
-    TimerStore,
-    TopicInfo,
 )
-from rmqstore.deadletters import DeadLetter, letters_in
-from rmqstore.digests import TableDigest
 from rmqstore.errors import (
     IllegalArgumentError,
     IllegalArgumentTypeError,
+    RmqstoreError,
     StoreClosedError,
     StoreForkedError,
-    StorePoisonedError,
+    UnsupportedOperationError,
     named,
 )
-from rmqstore.lookup import Wanted, Whereabouts, look_up
 from rmqstore.message import (
     BEHIND_ALL_MS,
     MAX_ID_BYTES,
     MAX_PROPERTIES_BYTES,
-    PARKED_TOPIC,
-    RESERVED_PREFIXES,
     PoppedMessage,
     check_count,
     check_group,
@@ -51,14 +39,15 @@ from rmqstore.message import (
     check_time_ms,
     check_topic,
     check_word,
-    dlq_topic,
 )
-from rmqstore.tables import State
+from rmqstore.store.administration import Groups, Topics, Transfer
+from rmqstore.store.dead_letters import DeadLetters
+from rmqstore.store.lookup import Wanted, Whereabouts, look_up
+from rmqstore.store.opening import Engines, ReadEngines
 from rmqstore.when import time_ms
 
 if TYPE_CHECKING:
-    from rmqstore.transfer.dumping import DumpReport
-    from rmqstore.transfer.progress import Progress
+    from rmqstore.store.store import Store
 
 
 class StoreStats(msgspec.Struct, frozen=True):
@@ -71,18 +60,20 @@ class StoreStats(msgspec.Struct, frozen=True):
     pops: PopStats
 
 
-class Reading:
-    """The reading calls of a store; each answers for one moment and changes nothing."""
+class Reader:
+    """The calls of a store that change nothing; each answers for one moment.
 
-    def __init__(self, path: Path, config: Config, store_id: int, timers: TimerStore, pops: PopStore) -> None:
+    Attributes:
+        engine: what is beneath, for tools: the two sides, the settings, the store's number.
+    """
+
+    def __init__(self, path: Path, engine: Engines) -> None:
         self._path = path
-        self._config = config
-        self._store_id = store_id
-        self._timers = timers
-        self._pops = pops
+        self.engine = engine
+        self._timers = engine.timers
+        self._pops = engine.pops
         self._pid = os.getpid()
-        self._closed = False
-        self._poison: StorePoisonedError | None = None
+        self._refusal: RmqstoreError | None = None  # what every call raises from now on
 
     @property
     def path(self) -> Path:
@@ -90,24 +81,24 @@ class Reading:
         return self._path
 
     @property
-    def store_id(self) -> int:
-        """The number that the store got when it was made; its handles and receipts carry it."""
-        return self._store_id
+    def topics(self) -> Topics:
+        """The topics: list, create, delete."""
+        return Topics(self)
 
     @property
-    def timers(self) -> TimerStore:
-        """The timer side, for tools that speak the contract."""
-        return self._timers
+    def groups(self) -> Groups:
+        """The groups: list, settings, positions, subscriptions."""
+        return Groups(self)
 
     @property
-    def pops(self) -> PopStore:
-        """The pop side, for tools that speak the contract."""
-        return self._pops
+    def dead_letters(self) -> DeadLetters:
+        """What groups gave up, and what cannot be read: list, resend, drop."""
+        return DeadLetters(self)
 
     @property
-    def config(self) -> Config:
-        """The settings that the store was opened with."""
-        return self._config
+    def transfer(self) -> Transfer:
+        """The state of the store as a whole: digest, dump."""
+        return Transfer(self)
 
     def pending(self, edges_ms: Sequence[int] = ()) -> PendingCounts:
         """Count pending timers by due time, exactly: n rising edges (ms) make n - 1 buckets, plus total, earliest and latest."""
@@ -150,37 +141,6 @@ class Reading:
         check_group(group)
         return self._pops.lag(topic, group)
 
-    def topics(self, *, system: bool = False) -> list[TopicInfo]:
-        """List the topics by name; with ``system`` also retry topics, dead letter queues and parked entries."""
-        self._check_open()
-        if not isinstance(system, bool):
-            raise IllegalArgumentTypeError(f"system must be True or False, not {system!r}")
-        return [topic for topic in self._pops.topics() if system or not topic.name.startswith(RESERVED_PREFIXES)]
-
-    def groups(self) -> list[str]:
-        """List the groups that have popped."""
-        self._check_open()
-        return self._pops.groups()
-
-    def group_settings(self, group: str) -> GroupSettings:
-        """Return what is set for a group (``set_group``); where nothing is, what holds for the store does."""
-        self._check_open()
-        check_group(group)
-        return self._pops.group_settings().get(group) or GroupSettings()
-
-    def offsets(self, group: str) -> list[GroupOffset]:
-        """List where a group stands."""
-        self._check_open()
-        check_group(group)
-        return self._pops.offsets(group)
-
-    def subscriptions(self, group: str | None = None) -> list[Subscription]:
-        """List which groups have popped which topics, and how."""
-        self._check_open()
-        if group is not None:
-            check_group(group)
-        return self._pops.subscriptions(group)
-
     def leases(self, topic: str | None = None, group: str | None = None) -> list[LeaseInfo]:
         """List the running leases: who holds which message until when."""
         self._check_open()
@@ -189,21 +149,6 @@ class Reading:
         if group is not None:
             check_group(group)
         return self._pops.leases(topic, group)
-
-    def dead_letters(self, group: str, *, limit: int | None = None) -> list[DeadLetter]:
-        """List the messages that ``group`` did not ack in all their attempts, oldest first, and why they are there; up to ``limit``."""
-        self._check_open()
-        check_group(group)
-        if limit is not None:
-            check_count("limit", limit)
-        return list(islice(letters_in(self._pops, dlq_topic(group)), limit))
-
-    def parked(self, *, limit: int | None = None) -> list[DeadLetter]:
-        """List the entries that could not be read, and why (T12); up to ``limit``."""
-        self._check_open()
-        if limit is not None:
-            check_count("limit", limit)
-        return list(islice(letters_in(self._pops, PARKED_TOPIC), limit))
 
     def read(self, topic: str, queue: int = 0, offset: int = 0, limit: int = 32) -> MessageBatch:
         """Read messages of a queue without a lease: ``limit``, or fewer when they exceed 8 MiB; none at the end of the queue."""
@@ -249,34 +194,78 @@ class Reading:
         """Return counters and gauges."""
         self._check_open()
         timers = msgspec.structs.replace(self._timers.stats(), pending=self.pending().total)
-        return StoreStats(str(self._path), self._config.timer_engine, self._config.pop_engine, timers, self._pops.stats())
+        return StoreStats(str(self._path), self.engine.config.timer_engine, self.engine.config.pop_engine, timers, self._pops.stats())
 
     def verify(self) -> list[str]:
         """Recount every counter and read every record; one sentence a difference, empty when all is well."""
         self._check_open()
         return list(dict.fromkeys(map(named, self._timers.verify() + self._pops.verify())))  # what both sides share is told once
 
-    def digest(self) -> dict[str, TableDigest]:
-        """Return what the store holds as one number a table, whatever the engine and the order; other calls wait meanwhile.
-
-        Raises:
-            UnsupportedOperationError: the engine does not declare ``import_state``.
-        """
-        self._check_open()
-        with self._timers.held(), self._pops.held():
-            return State(self._timers, self._pops).digest()
-
-    def dump(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> DumpReport:
-        """Write all that the store holds into the new directory ``path``; ``rmqstore.transfer.dump`` says more (docs/transfer.md)."""
-        from rmqstore.transfer.dumping import dump  # a dump reads Parquet, which few programs need at their start
-
-        self._check_open()
-        return dump(self, path, progress=progress)
+    @property
+    def _is_closed(self) -> bool:
+        return isinstance(self._refusal, StoreClosedError)
 
     def _check_open(self) -> None:
+        """Refuse the call of a store that is closed, poisoned or another process's; asked once a call."""
+        if self._refusal is not None or os.getpid() != self._pid:
+            self._refuse()
+
+    def _refuse(self) -> None:
         if os.getpid() != self._pid:
             raise StoreForkedError("this store was opened by the parent process; open a store of your own in the child")
-        if self._closed:
-            raise StoreClosedError(f"store {self._path} is closed; open it again")
-        if self._poison is not None:
-            raise StorePoisonedError(*self._poison.args) from self._poison
+        if (refusal := self._refusal) is not None:
+            raise type(refusal)(*refusal.args) from (None if self._is_closed else refusal)
+
+    def _as_owner(self, call: str) -> Store:
+        """Return the store for a call that changes something, which only its owner makes."""
+        raise UnsupportedOperationError(f"{call} is for the owner of a store; {self!r} is open for reading")
+
+    def close(self) -> None:
+        """Let go of the store; idempotent."""
+        if self._is_closed:
+            return
+        if os.getpid() != self._pid:
+            self._refuse()
+        self._end()
+
+    def _end(self) -> None:
+        self._refusal = StoreClosedError(f"store {self._path} is closed; open it again")
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<rmqstore.{type(self).__name__} {self._path} ({'closed' if self._is_closed else 'open'})>"
+
+
+class ReadStore(Reader):
+    """A store opened with ``read_only=True``: the state as of the open, or of the last :meth:`refresh`.
+
+    It takes no lock and changes no file of the store, so it works beside a running owner, and also when nobody has the store open. What
+    it shows is a prefix of the owner's calls that holds everything durable. docs/engine.md says what each engine does to keep that state,
+    and what it costs the owner.
+    """
+
+    engine: ReadEngines
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        super().__init__(path, ReadEngines(path, settings))
+
+    def refresh(self) -> None:
+        """Move on to the newest state; no other thread may be reading meanwhile. When it fails, refresh again or close."""
+        self._check_open()
+        self.engine.refresh()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            """Answer for the calls of an owner, which a reader has not."""
+            from rmqstore.store.store import Store  # it is made of this module
+
+            if name.startswith("_") or not hasattr(Store, name):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return lambda *_, **__: self._as_owner(name)

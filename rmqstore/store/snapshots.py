@@ -1,4 +1,8 @@
-"""Copies of a whole store: taken while it runs, and put in place as a store."""
+"""Copies of a whole store: taken while it runs, and put in place as a store; and the epochs of a copy and its original.
+
+Every open by an owner raises a store's epoch by one, and handles and receipts carry it. A copy and its original, or a store and what is
+left of it, go on from one state and would give the same ones, so the one that begins there goes on from a later epoch, drawn at random.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,20 @@ from pathlib import Path
 from typing import Final
 
 from rmqstore.config import FILE_NAME as CONFIG_NAME
-from rmqstore.directory import LOCK_NAME, MANIFEST_NAME, StoreDirectory, read_manifest, translated, write_manifest
 from rmqstore.engine.kv.directory import copy_file, sync_path, sync_tree
-from rmqstore.epochs import epoch_of, parted_epoch
 from rmqstore.errors import StorePathError
-from rmqstore.opening import Opened, checked_path
+from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME, StoreDirectory, read_manifest, translated, write_manifest
+from rmqstore.store.opening import OwnedEngines, checked_path
+from rmqstore.store.reader import ReadStore
 
 _SHOWN: Final = 40
 """How much of a name goes into that of the directory aside, which may not be too long."""
 
+_LEAST_STEP: Final = 1 << 10
+_DRAWN_STEP: Final = 1 << 20
 
-def write_snapshot(opened: Opened, path: Path) -> Path:
+
+def write_snapshot(engines: OwnedEngines, path: Path) -> Path:
     """Write a copy of the open store to the new directory ``path``; of two engines the caller holds the hand-over back.
 
     It is made aside and renamed into place, so there is a whole copy at ``path``, or nothing.
@@ -36,17 +43,17 @@ def write_snapshot(opened: Opened, path: Path) -> Path:
         raise translated(error, path) from error
     if is_there:
         raise StorePathError(f"{path} exists already; a snapshot goes into a new directory")
-    if any(above.exists() and above.samefile(opened.directory.held) for above in path.absolute().parents):
+    if any(above.exists() and above.samefile(engines.directory.held) for above in path.absolute().parents):
         raise StorePathError(f"{path} lies in the store itself, which would copy its own copies; a snapshot goes elsewhere")
     with _aside(path, "copying") as copy:
         # Timers first: what is handed over meanwhile by nobody cannot be missing from both.
-        for engine, session in opened.sessions.items():
+        for engine, session in engines.sessions.items():
             session.snapshot(copy / engine)
-        given = opened.directory.held / CONFIG_NAME
+        given = engines.directory.held / CONFIG_NAME
         if given.is_file():
             # A retention that only the file gives decides what the copy keeps.
             shutil.copy2(given, copy / CONFIG_NAME)
-        write_manifest(copy, opened.manifest)
+        write_manifest(copy, engines.manifest)
     return path
 
 
@@ -106,3 +113,17 @@ def _copy(source: Path, target: Path) -> None:
         for name in files:
             if name != LOCK_NAME:
                 copy_file(Path(folder, name), there / name)
+
+
+def epoch_of(path: Path) -> int:
+    """Return the largest epoch of the store at ``path``, 0 when there is no store."""
+    if read_manifest(path) is None:
+        return 0
+    with ReadStore(path, {}) as view:
+        stats = view.stats()
+        return max(stats.timers.epoch, stats.pops.epoch)
+
+
+def parted_epoch(epoch: int) -> int:
+    """Return the least epoch of a store that goes on from another one's state at ``epoch``."""
+    return epoch + _LEAST_STEP + secrets.randbelow(_DRAWN_STEP)

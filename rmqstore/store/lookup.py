@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.contract import GroupProgress, MessageState, PopStore, TimerStore, TopicInfo
-from rmqstore.deadletters import letters_in
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import BEHIND_ALL_MS, DLQ_PREFIX, PARKED_TOPIC, RETRY_PREFIX, Message, PoppedMessage
+from rmqstore.store.dead_letters import letters_in
 
 _PAGE = 1024
 

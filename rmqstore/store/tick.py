@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from rmqstore.contract import Expired, Side, Ticket
+from rmqstore.config import Config
+from rmqstore.contract import Expired, PopStore, Side, Ticket, TimerStore
 from rmqstore.errors import ClockStepError
-from rmqstore.handover import HandOver
-from rmqstore.opening import Opened
+from rmqstore.store.handover import HandOver
 
 _log = logging.getLogger("rmqstore")
 
@@ -48,13 +48,15 @@ class Ticking:
         settle: waits for a ticket where the settings ask for it.
     """
 
-    def __init__(self, opened: Opened, hand_over: HandOver, settle: Callable[[Side, Ticket], None]) -> None:
-        self._timers = opened.timers
-        self._pops = opened.pops
+    def __init__(
+        self, timers: TimerStore, pops: PopStore, config: Config, hand_over: HandOver, settle: Callable[[Side, Ticket], None]
+    ) -> None:
+        self._timers = timers
+        self._pops = pops
         self._hand_over = hand_over
         self._settle = settle
-        self._max_step_ms = opened.config.clock_max_step_ms
-        self._revive_turn = Turn(opened.config.revive_interval_ms)
+        self._max_step_ms = config.clock_max_step_ms
+        self._revive_turn = Turn(config.revive_interval_ms)
         self._upkeep_turn = Turn(_UPKEEP_INTERVAL_MS)
         self._has_more = False
         self._last_ms: int | None = None

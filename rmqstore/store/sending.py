@@ -1,11 +1,12 @@
-"""What the store fills in before a message is stored: id, born time, queue (docs/handover.md)."""
+"""From what a caller sends to what is stored: the time asked for, id, born time, queue (docs/handover.md); and the answers to it."""
 
 from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, cast, overload
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import cast, overload
 
 import msgspec
 import numpy as np
@@ -13,13 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.batch import IN_SCHEMA, MessageBatch, distinct_topics
-from rmqstore.contract import TimerHandle, TimerReceipts
-from rmqstore.delays import batch_without_requests
+from rmqstore.config import Config
+from rmqstore.contract import PopStore, TimerHandle, TimerReceipts
+from rmqstore.delays import batch_without_requests, level_ms
+from rmqstore.errors import IllegalArgumentError, IllegalArgumentTypeError
 from rmqstore.ids import id_of_mark, ids_of_mark, message_ids
-from rmqstore.message import Message
-from rmqstore.when import moment
+from rmqstore.message import Message, check_time_ms
+from rmqstore.when import duration_ms, moment, time_ms
 
-Ints: TypeAlias = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
+ONE_TIME = "deliver_at, delay, delay_level and the message's own deliver time exclude each other; give one"
 
 
 class SendReceipt(msgspec.Struct, frozen=True):
@@ -79,39 +82,96 @@ class SendReceipts(Sequence[SendReceipt]):
         return f"SendReceipts({len(self)} messages)"
 
 
+def asked_ms(
+    deliver_at: datetime | None,
+    deliver_at_ms: int | None,
+    delay: timedelta | None,
+    delay_ms: int | None,
+    delay_level: int | None,
+    now_ms: int,
+) -> int | None:
+    """Return the deliver time that the arguments of a send ask for, in ms; None when they ask for none."""
+    due_ms = None if deliver_at is None and deliver_at_ms is None else time_ms("deliver_at", deliver_at, deliver_at_ms)
+    later_ms = None if delay is None and delay_ms is None else duration_ms("delay", delay, delay_ms)
+    if (due_ms, later_ms, delay_level).count(None) < 2:
+        raise IllegalArgumentError(ONE_TIME)
+    if delay_level is not None:
+        later_ms = level_ms(delay_level)
+    if later_ms is not None:
+        due_ms = now_ms + later_ms
+        check_time_ms("now + delay", due_ms)
+    return due_ms
+
+
+def handle_of(given: SendReceipt | str | TimerHandle) -> TimerHandle | None:
+    """Return the handle in what a caller gives to ``cancel``; None when it names no timer."""
+    if isinstance(given, SendReceipt):
+        return given.timer
+    if isinstance(given, TimerHandle):
+        return given if given.is_sound else None
+    if not isinstance(given, str):
+        raise IllegalArgumentTypeError(
+            f"a handle is a str, not {type(given).__name__}; SendReceipt.handle is None for what was sent for now"
+        )
+    return TimerHandle.parse(given)
+
+
+def new_batch(batch: MessageBatch | pa.RecordBatch | pa.Table | Sequence[Message]) -> MessageBatch:
+    """Return what a caller gives to ``send_batch`` as new messages: the receipts and offsets of popped or read ones stay behind."""
+    if isinstance(batch, MessageBatch):
+        return batch if batch.source is None else MessageBatch.from_arrow(batch.columns)
+    return MessageBatch.from_arrow(batch) if isinstance(batch, pa.RecordBatch | pa.Table) else MessageBatch.of(batch)
+
+
 class Completer:
-    """Fills in what callers leave out.
+    """Fills in what callers leave out."""
 
-    Args:
-        queues_of: returns the number of queues of a topic.
-    """
-
-    def __init__(self, queues_of: Callable[[str], int]) -> None:
-        self._queues_of = queues_of
+    def __init__(self, pops: PopStore, config: Config) -> None:
+        self._pops = pops
+        self._default_queues = config.default_queues
+        self._fifo_queues = config.fifo_queues
         self._turn = itertools.count()
 
+    def group_queues(self, topic: str) -> int:
+        """Return over how many queues the message groups of a topic are spread; its first message with a group fixes it (P9)."""
+        known = self._pops.topic(topic)
+        if known is None or (known.is_on_demand and not known.group_queues and not any(known.max_offsets)):
+            return max(self._fifo_queues, self._default_queues if known is None else known.queues)
+        return known.group_queues or known.queues
+
     def batch(
-        self, batch: MessageBatch, deliver_at_ms: int | None, now_ms: int, marks: Sequence[bytes], group_queues: Mapping[str, int]
+        self,
+        given: Message | MessageBatch,
+        deliver_at_ms: int | None,
+        now_ms: int,
+        marks: Sequence[bytes],
+        group_queues: Mapping[str, int],
     ) -> MessageBatch:
-        """Complete a batch in the form it has.
+        """Complete a message, or a batch in the form it has.
 
         Args:
             deliver_at_ms: the deliver time of all, in place of their own.
             group_queues: over how many queues of a topic message groups are spread, for each topic that has any in the batch.
         """
-        if batch.has_columns:
-            return MessageBatch(columns=self._columns(batch.columns, deliver_at_ms, now_ms, marks, group_queues))
-        rows = cast("Sequence[Message]", batch.messages)
+        if isinstance(given, Message):
+            return MessageBatch(messages=(self._message(given, deliver_at_ms, now_ms, marks, 0, group_queues),))
+        if given.has_columns:
+            return MessageBatch(columns=self._columns(given.columns, deliver_at_ms, now_ms, marks, group_queues))
+        rows = cast("Sequence[Message]", given.messages)
         return MessageBatch(
-            messages=[
-                self._message(message, message.deliver_at_ms if deliver_at_ms is None else deliver_at_ms, now_ms, marks, row, group_queues)
-                for row, message in enumerate(rows)
-            ]
+            messages=[self._message(message, deliver_at_ms, now_ms, marks, row, group_queues) for row, message in enumerate(rows)]
         )
 
     def _message(
         self, message: Message, deliver_at_ms: int | None, now_ms: int, marks: Sequence[bytes], row: int, group_queues: Mapping[str, int]
     ) -> Message:
+        queue = message.queue_id
+        if queue is None and message.message_group is not None:
+            queue = group_queue(message.message_group, group_queues[message.topic])
+        elif queue is None:
+            # An unknown topic is made when its first message arrives, so that a refused send leaves nothing behind.
+            queues = self._pops.queues(message.topic) or self._default_queues
+            queue = 0 if queues == 1 else next(self._turn) % queues
         return Message(
             message.topic,
             message.body,
@@ -119,17 +179,11 @@ class Completer:
             message.keys,
             message.properties,
             message.message_group,
-            deliver_at_ms,
+            message.deliver_at_ms if deliver_at_ms is None else deliver_at_ms,
             message.message_id or (id_of_mark(marks[0], row) if marks else message_ids.one(now_ms)),
             now_ms if message.born_ms is None else message.born_ms,
-            self._queue(message, group_queues) if message.queue_id is None else message.queue_id,
+            queue,
         )
-
-    def _queue(self, message: Message, group_queues: Mapping[str, int]) -> int:
-        if message.message_group is not None:
-            return group_queue(message.message_group, group_queues[message.topic])
-        queues = self._queues_of(message.topic)
-        return 0 if queues == 1 else next(self._turn) % queues
 
     def _columns(
         self, columns: pa.RecordBatch, deliver_at_ms: int | None, now_ms: int, marks: Sequence[bytes], group_queues: Mapping[str, int]
@@ -161,7 +215,7 @@ class Completer:
         start = next(self._turn)
         distinct = distinct_topics(topics) if len(topics) else []
         for topic in distinct:
-            count = self._queues_of(topic)
+            count = self._pops.queues(topic) or self._default_queues
             spread = group_queues.get(topic)
             if count > 1 or spread is not None:
                 rows = np.arange(len(topics))

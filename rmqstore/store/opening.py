@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,71 +23,53 @@ from rmqstore.contract import (
     Support,
     TimerStore,
 )
-from rmqstore.directory import StoreDirectory
-from rmqstore.errors import CorruptStoreError, IllegalArgumentError, IllegalArgumentTypeError, UnsupportedOperationError
+from rmqstore.errors import (
+    CorruptStoreError,
+    IllegalArgumentError,
+    IllegalArgumentTypeError,
+    StorePathError,
+    UnsupportedOperationError,
+)
 from rmqstore.plugins import get_plugins
+from rmqstore.store.directory import HeldDirectory, StoreDirectory, read_manifest
 
 
-class Opened:
-    """Everything that an open store owns; :meth:`close` lets go of it in the right order."""
+class Engines:
+    """What is beneath an open store: its engines, one or two, and what they were opened with.
 
-    def __init__(self, path: str | os.PathLike[str], settings: dict[str, Any], store_id: int | None = None, min_epoch: int = 0) -> None:
-        """Open or make a store; ``store_id`` is the number of a new one, by default a random one, ``min_epoch`` the least of its epochs."""
-        found = get_plugins()
-        known = found.engine_settings()
-        wanted = config.load(path, settings, known)
-        # Engines and baked settings are looked at before the directory is made, so a typo leaves nothing behind.
-        for name in {wanted.timer_engine, wanted.pop_engine} - {""}:
-            info, _ = found.load_engine(name)
-            if name == wanted.pop_engine:
-                refuse_undeclared(wanted, info)
-        with ExitStack() as stack:
-            self.directory = StoreDirectory(path)
-            stack.callback(self.directory.release)
-            manifest = self.directory.manifest
-            is_new = manifest is None
-            if manifest is None:
-                self.config: Config = wanted.with_default_engine(found.default_engine)
-                manifest = self.directory.new_manifest(self.config.baked(), store_id, min_epoch)
-            else:
-                self.config = wanted.with_stored(manifest["baked"], str(path))
-            self.manifest: dict[str, Any] = manifest
-            self.store_tag: int = manifest["store_id"]
-            self.infos: dict[str, EngineInfo] = {}
-            self.sessions: dict[str, EngineSession] = {}
-            for name in dict.fromkeys((self.config.timer_engine, self.config.pop_engine)):
-                self.infos[name], engine = found.load_engine(name)
-                if name == self.config.pop_engine:
-                    refuse_undeclared(self.config, self.infos[name])
-                if not is_new:
-                    refuse_missing_files(self.directory.held / name, self.infos[name])
-                session = engine.open(self.directory.engine_path(name), self.options(self.config, manifest, name))
-                stack.callback(session.close)
-                self.sessions[name] = session
-            self.timers: TimerStore = self.sessions[self.config.timer_engine].timers()
-            self.pops: PopStore = self.sessions[self.config.pop_engine].pops()
-            self.timers.recover(self.pops.durable_cursor())
-            if is_new:
-                self.directory.publish(manifest)
-            self._stack = stack.pop_all()
+    Attributes:
+        timers, pops: the two sides, for tools that speak the contract.
+        config: the settings that the store was opened with.
+        manifest: what the store was made with.
+        sessions: what each engine has open, by the engine's name.
+    """
+
+    config: Config
+    manifest: dict[str, Any]
+    timers: TimerStore
+    pops: PopStore
+    _stack: ExitStack
+
+    def __init__(self) -> None:
+        self.infos: dict[str, EngineInfo] = {}
+        self.sessions: dict[str, EngineSession] = {}
 
     @property
-    def one_log(self) -> bool:
-        """Whether timers and pops live in one atomic log."""
-        return self.config.timer_engine == self.config.pop_engine and self.sessions[self.config.pop_engine].one_log
+    def store_id(self) -> int:
+        """The number that the store got when it was made; its handles and receipts carry it."""
+        number: int = self.manifest["store_id"]
+        return number
 
-    @property
-    def broker(self) -> str:
-        """The store's name in receipts."""
-        return broker_name(self.store_tag)
+    def _take_sides(self) -> None:
+        self.timers = self.sessions[self.config.timer_engine].timers()
+        self.pops = self.sessions[self.config.pop_engine].pops()
 
-    @staticmethod
-    def options(settings: Config, manifest: Mapping[str, Any], engine: str) -> EngineOptions:
+    def _options(self, engine: str) -> EngineOptions:
         """Return what ``engine`` is opened with."""
-        store_tag: int = manifest["store_id"]
+        settings = self.config
         return EngineOptions(
-            store_tag=store_tag,
-            broker=broker_name(store_tag),
+            store_tag=self.store_id,
+            broker=broker_name(self.store_id),
             precision_ms=settings.precision_ms,
             max_delay_ms=settings.max_delay_ms,
             congestion_limit=settings.congestion_limit,
@@ -104,14 +85,96 @@ class Opened:
             reclaim=settings.reclaim,
             group_expiry_ms=settings.group_expiry_ms,
             pop_buffer=pop_buffer_of(settings),
-            min_epoch=manifest.get("min_epoch", 0),
+            min_epoch=self.manifest.get("min_epoch", 0),
             flush=settings.flush,
             engine=settings.engine_options(engine),
         )
 
     def close(self) -> None:
-        """Close the engines, then release the lock, whatever fails on the way."""
+        """Close the engines, then let go of the directory, whatever fails on the way."""
         self._stack.close()
+
+
+class OwnedEngines(Engines):
+    """The engines of a store that this process owns, and its locked directory."""
+
+    def __init__(self, path: str | os.PathLike[str], settings: dict[str, Any], store_id: int | None = None, min_epoch: int = 0) -> None:
+        """Open or make a store; ``store_id`` is the number of a new one, by default a random one, ``min_epoch`` the least of its epochs."""
+        super().__init__()
+        found = get_plugins()
+        wanted = config.load(path, settings, found.engine_settings())
+        # Engines and baked settings are looked at before the directory is made, so a typo leaves nothing behind.
+        for name in {wanted.timer_engine, wanted.pop_engine} - {""}:
+            info, _ = found.load_engine(name)
+            if name == wanted.pop_engine:
+                refuse_undeclared(wanted, info)
+        with ExitStack() as stack:
+            self.directory = StoreDirectory(path)
+            stack.callback(self.directory.release)
+            manifest = self.directory.manifest
+            is_new = manifest is None
+            if manifest is None:
+                self.config = wanted.with_default_engine(found.default_engine)
+                manifest = self.directory.new_manifest(self.config.baked(), store_id, min_epoch)
+            else:
+                self.config = wanted.with_stored(manifest["baked"], str(path))
+            self.manifest = manifest
+            for name in dict.fromkeys((self.config.timer_engine, self.config.pop_engine)):
+                self.infos[name], engine = found.load_engine(name)
+                if name == self.config.pop_engine:
+                    refuse_undeclared(self.config, self.infos[name])
+                if not is_new:
+                    refuse_missing_files(self.directory.held / name, self.infos[name])
+                self.sessions[name] = engine.open(self.directory.engine_path(name), self._options(name))
+                stack.callback(self.sessions[name].close)
+            self._take_sides()
+            self.timers.recover(self.pops.durable_cursor())
+            if is_new:
+                self.directory.publish(manifest)
+            self._stack = stack.pop_all()
+
+    @property
+    def one_log(self) -> bool:
+        """Whether timers and pops live in one atomic log."""
+        return self.config.timer_engine == self.config.pop_engine and self.sessions[self.config.pop_engine].one_log
+
+
+class ReadEngines(Engines):
+    """One state of the engines of a store that another process may own and change (X1); takes no lock and changes no file.
+
+    Raises:
+        StorePathError: there is no store at ``path``.
+        UnsupportedOperationError: an engine cannot be opened for reading.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        super().__init__()
+        found = get_plugins()
+        manifest = read_manifest(path)
+        if manifest is None:
+            raise StorePathError(f"there is no store at {path}; only an open without read_only=True makes one")
+        self.config = config.load(path, settings, found.engine_settings()).with_stored(manifest["baked"], str(path))
+        self.manifest = manifest
+        names = list(dict.fromkeys((self.config.timer_engine, self.config.pop_engine)))
+        engines = [(name, *found.load_engine(name)) for name in names]
+        for name, info, _ in engines:
+            if info.capabilities.read_only_open is not Support.FULL:
+                raise UnsupportedOperationError(f"engine {name!r} cannot be opened for reading ({info.capabilities.read_only_open.value})")
+        with ExitStack() as stack:
+            directory = HeldDirectory(path)
+            stack.callback(directory.close)
+            # The timers go first: what is handed over in between is then seen on both sides, and the pops' cursor says that it is done.
+            for name, info, engine in engines:
+                refuse_missing_files(directory.path / name, info)
+                self.infos[name], self.sessions[name] = info, engine.open_for_reading(directory.path / name, self._options(name))
+                stack.callback(self.sessions[name].close)
+            self._take_sides()
+            self._stack = stack.pop_all()
+
+    def refresh(self) -> None:
+        """Move on to the newest state."""
+        for session in self.sessions.values():
+            session.refresh()
 
 
 def refuse_missing_files(path: Path, info: EngineInfo) -> None:

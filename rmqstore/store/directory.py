@@ -129,7 +129,7 @@ class StoreDirectory:
             handle.close()
             raise StoreLockedError(
                 f"store {self.path} is open elsewhere, by {_named(holder)}; one process at a time may own a store: the commands that only "
-                'read, and rmqstore.open(path, mode="read"), work beside it if its engine allows that'
+                "read, and rmqstore.open(path, read_only=True), work beside it if its engine allows that"
             ) from None
         try:
             handle.truncate(0)

@@ -1,4 +1,4 @@
-"""What users hand to ``ack``, ``change_invisible`` and ``release``, turned into receipts."""
+"""What callers give to ``ack``, ``change_invisible``, ``release``, ``retry_later`` and ``reject``, turned into receipts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ Leased: TypeAlias = PoppedMessage | ChangeResult | Receipt | str
 LeasedMany: TypeAlias = Sequence[PoppedMessage | ChangeResult | Receipt | str] | MessageBatch
 
 
+Popped: TypeAlias = PoppedMessage | ChangeResult
+"""A popped message, or what ``change_invisible`` made of it."""
+
+
 class Given(NamedTuple):
     """What was given: the receipts, the places of the texts that were none, and whether it was a single one."""
 
@@ -32,6 +36,12 @@ class Given(NamedTuple):
             answers.insert(place, unknown)
         return answers
 
+    def answer(self, outcomes: Sequence[_T], unknown: _T) -> _T | list[_T]:
+        """Return the outcome of a single thing, or the outcomes of what was a list."""
+        if self.is_single:
+            return unknown if self.unknown else outcomes[0]
+        return self.spread(outcomes, unknown)
+
 
 def receipts_of(leased: Leased | LeasedMany) -> Given:
     """Return what was given as receipts.
@@ -41,7 +51,8 @@ def receipts_of(leased: Leased | LeasedMany) -> Given:
         IllegalArgumentError: a message or a batch was read without a lease.
     """
     if isinstance(leased, PoppedMessage | ChangeResult | Receipt | str):
-        return _given([_receipt_of(leased)], is_single=True)
+        receipt = _receipt_of(leased)
+        return Given(() if receipt is None else (receipt,), (0,) if receipt is None else (), is_single=True)
     if isinstance(leased, MessageBatch):
         return _receipts_of_batch(leased)
     if not isinstance(leased, Sequence) or isinstance(leased, bytes | bytearray):
@@ -49,9 +60,26 @@ def receipts_of(leased: Leased | LeasedMany) -> Given:
     return _given([_receipt_of(each) for each in leased])
 
 
-def _given(parsed: Sequence[Receipt | None], *, is_single: bool = False) -> Given:
+def popped_in(leased: Popped | Sequence[Popped]) -> list[PoppedMessage]:
+    """Return the popped messages that a caller gives to ``retry_later``.
+
+    Raises:
+        IllegalArgumentTypeError: something else was given.
+    """
+    if isinstance(leased, PoppedMessage | ChangeResult):
+        leased = [leased]
+    if not isinstance(leased, Sequence) or isinstance(leased, str | bytes):
+        raise IllegalArgumentTypeError(f"retry_later takes a popped message or a list of them, not {type(leased).__name__}")
+    given = [each.message if isinstance(each, ChangeResult) else each for each in leased]
+    messages = [each for each in given if isinstance(each, PoppedMessage)]
+    if len(messages) < len(given):
+        raise IllegalArgumentTypeError("retry_later takes popped messages, or what change_invisible gave for them")
+    return messages
+
+
+def _given(parsed: Sequence[Receipt | None]) -> Given:
     unknown = [place for place, receipt in enumerate(parsed) if receipt is None]
-    return Given([receipt for receipt in parsed if receipt is not None], unknown, is_single)
+    return Given([receipt for receipt in parsed if receipt is not None], unknown, is_single=False)
 
 
 def _receipt_of(leased: Leased) -> Receipt | None:

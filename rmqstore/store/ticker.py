@@ -7,27 +7,17 @@ import logging
 import threading
 import time
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rmqstore.errors import ClockStepError, RmqstoreError, StoreClosedError, StorePoisonedError
-from rmqstore.services.signals import Signal
+from rmqstore.store.waits import Signal
+
+if TYPE_CHECKING:
+    from rmqstore.store.store import Store
 
 _log = logging.getLogger("rmqstore")
 
 _AFTER_ERROR_S = 0.5
-
-
-class Tickable(Protocol):
-    """What the ticker drives."""
-
-    def service_tick(self) -> object:
-        """Do what is due now."""
-
-    def service_wake_ms(self) -> int | None:
-        """Return how many ms from now something may be due; None when nothing is waiting."""
-
-    def service_flush(self) -> None:
-        """Make everything durable."""
 
 
 class Ticker:
@@ -37,7 +27,7 @@ class Ticker:
     store ends the thread, and every call of the store then says why.
     """
 
-    def __init__(self, store: Tickable, wake: Signal, precision_ms: int, flush_interval_ms: int | None) -> None:
+    def __init__(self, store: Store, wake: Signal, precision_ms: int, flush_interval_ms: int | None) -> None:
         self._store = store
         self._wake = wake
         self._poll_s = precision_ms / 10_000
@@ -62,9 +52,9 @@ class Ticker:
         while not self._stopping:
             seen = self._wake.count
             try:
-                self._store.service_tick()
+                self._store._service_tick()
                 if self._flush_s is not None and time.monotonic() - flushed_s >= self._flush_s:
-                    self._store.service_flush()
+                    self._store._service_flush()
                     flushed_s = time.monotonic()
                 pause_s = self._pause_s()
             except (StorePoisonedError, StoreClosedError) as error:
@@ -85,7 +75,7 @@ class Ticker:
                 self._wake.wait_beyond(seen, pause_s)
 
     def _pause_s(self) -> float:
-        due_ms = self._store.service_wake_ms()
+        due_ms = self._store._service_wake_ms()
         pause_s = self._poll_s if due_ms is None else max(min(due_ms / 1000, self._poll_s), 0.001)
         return pause_s if self._flush_s is None else min(pause_s, self._flush_s)
 

@@ -1,1 +1,0 @@
-"""The imperative shell: what waits, wakes and runs by the wall clock."""

@@ -1,0 +1,685 @@
+"""``Store``: one directory in which messages wait for their time and for their consumers.
+
+The store joins a ``TimerStore`` and a ``PopStore`` by the hand-over, asks the clock, waits for the disk under ``flush = sync``, and turns
+what users write (datetimes, texts, lists) into what the contract takes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import datetime, timedelta
+from operator import attrgetter
+from pathlib import Path
+from typing import Final, ParamSpec, TypeVar, overload
+
+import pyarrow as pa
+
+from rmqstore.batch import MessageBatch, topics_in
+from rmqstore.clock import Clock, SystemClock
+from rmqstore.contract import (
+    AckOutcome,
+    CancelOutcome,
+    Change,
+    ChangeOutcome,
+    ChangeResult,
+    Flush,
+    PoppedBatch,
+    PopRequest,
+    PopResult,
+    PopTxn,
+    Reject,
+    RejectOutcome,
+    ReleaseOutcome,
+    Side,
+    Support,
+    Ticket,
+    TimerHandle,
+    TimerReceipts,
+    WriteStatus,
+)
+from rmqstore.delays import RETRY_BACKOFF_MS, backoff_ms, backoff_table, batch_without_requests, without_requests
+from rmqstore.errors import (
+    IllegalArgumentError,
+    IllegalArgumentTypeError,
+    IllegalMessageError,
+    IllegalMessageTypeError,
+    LostCallsError,
+    StorePoisonedError,
+    UnsupportedOperationError,
+)
+from rmqstore.filters import TagFilter, parse_filter
+from rmqstore.message import (
+    MAX_ID_BYTES,
+    MAX_PROPERTIES_BYTES,
+    Message,
+    PoppedMessage,
+    check_count,
+    check_group,
+    check_marks,
+    check_message,
+    check_readable_topic,
+    check_topic,
+    check_word,
+    dlq_topic,
+    reason_text,
+)
+from rmqstore.store.handover import HandOver
+from rmqstore.store.opening import OwnedEngines, checked_path
+from rmqstore.store.reader import Reader
+from rmqstore.store.receipts import Leased, LeasedMany, Popped, popped_in, receipts_of, renewed
+from rmqstore.store.sending import (
+    ONE_TIME,
+    Completer,
+    SendReceipt,
+    SendReceipts,
+    asked_ms,
+    grouped_topics,
+    handle_of,
+    ids_of,
+    latest_deliver_ms,
+    new_batch,
+)
+from rmqstore.store.snapshots import write_snapshot
+from rmqstore.store.tick import Ticking, TickReport
+from rmqstore.store.ticker import Ticker
+from rmqstore.store.waits import Signal, Waits
+from rmqstore.when import duration_ms
+
+_topic_of = attrgetter("topic")  # of a receipt; no function of Python, which would be one call more each time
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_INVISIBLE_MS: Final = 60_000
+"""Length of a lease when the pop names none."""
+
+_STAND_BACK_S: Final = 0.0002
+"""So long each call waits first while some call goes on in steps: the lock of an engine is not fair, nor is the interpreter's, so that a
+thread that calls in a loop would keep the steps out for seconds, and steps that follow at once would keep it out."""
+
+_NO_PLACE: Final = "message_group and a deliver time exclude each other: a FIFO group has no place for a later message"
+_NO_GROUPS: Final[Mapping[str, int]] = {}
+
+
+class Store(Reader):
+    """An open store; made by :func:`rmqstore.open`, closed by :meth:`close` or a ``with`` statement. Safe to share between threads.
+
+    Every call raises :class:`StoreClosedError` after ``close``, :class:`StoreForkedError` in a forked child, :class:`StoreFullError` when
+    the disk has no room (then the call has changed nothing), and :class:`StorePoisonedError` after the disk failed.
+    """
+
+    engine: OwnedEngines
+
+    def __init__(self, engine: OwnedEngines, clock: Clock, *, services: bool) -> None:
+        super().__init__(engine.directory.path, engine)
+        config = engine.config
+        self._clock = clock
+        self._sync_calls = config.flush is Flush.SYNC
+        self._completer = Completer(self._pops, config)
+        self._waits = Waits()
+        self._untold: LostCallsError | None = None
+        self._in_steps: set[int] = set()
+        self._tick_lock = threading.RLock()
+        self._snapshot_lock = threading.RLock()
+        self._hand_over = HandOver(self._timers, self._pops, one_log=engine.one_log, limit=config.hand_over_limit, sync=self._sync_calls)
+        self._ticking = Ticking(self._timers, self._pops, config, self._hand_over, self._settle)
+        self._ticker_wake = Signal()
+        self._unsubscribe: Callable[[], None] | None = None
+        if (subscribe := getattr(clock, "subscribe", None)) is not None:
+            self._unsubscribe = subscribe(self._clock_moved)
+        self._ticker: Ticker | None = None
+        if services:
+            flush_ms = None if self._sync_calls else config.flush_interval_ms
+            self._ticker = Ticker(self, self._ticker_wake, config.precision_ms, flush_ms)
+            self._ticker.start()
+
+    # ------------------------------------------------------------ sending
+
+    def send(
+        self,
+        message: Message,
+        *,
+        deliver_at: datetime | None = None,
+        deliver_at_ms: int | None = None,
+        delay: timedelta | None = None,
+        delay_ms: int | None = None,
+        delay_level: int | None = None,
+        marks: Sequence[bytes] = (),
+    ) -> SendReceipt:
+        """Store one message, now or for later.
+
+        Args:
+            deliver_at: when it is due, an aware ``datetime``; past means now.
+            deliver_at_ms: the same in ms since the epoch.
+            delay: how long from now, a ``timedelta``; zero means now.
+            delay_ms: the same in ms.
+            delay_level: how long from now, as one of RocketMQ's levels: 1 (1 s) to 18 (2 h). One of the five, or
+                ``message.deliver_at_ms``, or a property ``DELAY``, ``TIMER_DELAY_SEC``, ``TIMER_DELAY_MS``, ``TIMER_DELIVER_MS``.
+            marks: names of this call; when one is stored already, nothing is stored and the first answer comes back (I1).
+
+        Raises:
+            IllegalMessageError: the message breaks a limit; the error names the field.
+            DelayTooLongError: the deliver time is beyond ``max_delay_ms``.
+            FlowControlError: the tick is congested.
+            IllegalArgumentError: a mark is that of a call with more messages, which are timers.
+        """
+        self._check_open()
+        check_marks(marks)
+        if not isinstance(message, Message):
+            raise IllegalMessageTypeError(f"send takes a Message, not {type(message).__name__}; send_batch takes many")
+        check_message(message)
+        now_ms = self._clock.now_ms()
+        message = without_requests(message, now_ms)
+        due_ms = asked_ms(deliver_at, deliver_at_ms, delay, delay_ms, delay_level, now_ms)
+        if due_ms is not None and message.deliver_at_ms is not None:
+            raise IllegalArgumentError(f"{ONE_TIME}; the message has a deliver time of its own")
+        deliver_ms = message.deliver_at_ms if due_ms is None else due_ms
+        if deliver_ms is not None and message.message_group is not None:
+            raise IllegalMessageError(_NO_PLACE)
+        groups = () if message.message_group is None else (message.topic,)
+        rows, timers, repeated = self._put(message, groups, deliver_ms, deliver_ms, now_ms, marks)
+        return SendReceipt(rows.messages[0].message_id or "", repeated, timers, 0)
+
+    def send_batch(
+        self,
+        batch: MessageBatch | pa.RecordBatch | pa.Table | Sequence[Message],
+        *,
+        deliver_at: datetime | None = None,
+        deliver_at_ms: int | None = None,
+        delay: timedelta | None = None,
+        delay_ms: int | None = None,
+        delay_level: int | None = None,
+        marks: Sequence[bytes] = (),
+    ) -> SendReceipts:
+        """Store many messages, all or nothing; a time given here holds for all, in place of the messages' own deliver times.
+
+        Raises:
+            IllegalMessageError: a row breaks a limit, and the error names the row or the column; or some rows have a message group and
+                others a deliver time (P9; :func:`~rmqstore.store.sending.calls_of` parts them). Nothing was stored.
+            IllegalArgumentError: a mark is that of a call with more or fewer messages, which are timers.
+        """
+        self._check_open()
+        check_marks(marks)
+        batch = new_batch(batch)
+        now_ms = self._clock.now_ms()
+        batch = batch_without_requests(batch, now_ms)
+        deliver_ms = asked_ms(deliver_at, deliver_at_ms, delay, delay_ms, delay_level, now_ms)
+        if not len(batch):
+            return SendReceipts((), None, repeated=False)
+        groups = grouped_topics(batch)
+        latest_ms = latest_deliver_ms(batch) if deliver_ms is None else deliver_ms
+        if groups and latest_ms is not None:
+            # A call with later messages waits as a whole, and what is sent next would overtake the group's.
+            raise IllegalMessageError(f"{_NO_PLACE}; send messages with a group and messages with a time in calls of their own")
+        rows, timers, repeated = self._put(batch, groups, deliver_ms, latest_ms, now_ms, marks)
+        return SendReceipts(ids_of(rows), timers, repeated)
+
+    def _put(
+        self,
+        given: Message | MessageBatch,
+        groups: Iterable[str],
+        deliver_ms: int | None,
+        latest_ms: int | None,
+        now_ms: int,
+        marks: Sequence[bytes],
+    ) -> tuple[MessageBatch, TimerReceipts | None, bool]:
+        """Complete what is sent; put it if it has a future row, else append it; returns it, its handles, and whether it is a repeat.
+
+        A call with marks goes by whether it asks for a time at all: repeated after that time, it must meet its mark on the same side.
+        ``groups``: the topics of messages with a message group.
+        """
+        group_queues = {topic: self._completer.group_queues(topic) for topic in groups} if groups else _NO_GROUPS
+        batch = self._completer.batch(given, deliver_ms, now_ms, marks, group_queues)
+        if latest_ms is not None and (latest_ms > now_ms or marks):
+            receipts, ticket = self._timers.put(batch, now_ms, marks)
+            self._settle(self._timers, ticket)
+            repeated = receipts.status is WriteStatus.REPEATED
+            if repeated and len(receipts) != len(batch):
+                raise IllegalArgumentError(
+                    f"the marks {list(marks)} are those of a call of {len(receipts)} messages, and this one has {len(batch)}: a repeat "
+                    "carries the same messages; give another call other marks"
+                )
+            return batch, receipts, repeated
+        result, ticket = self._pops.append(batch, now_ms, marks, group_queues)
+        if result.status is WriteStatus.MOVED:
+            # Another first message with a group came in between: its number of queues holds.
+            return self._put(given, groups, deliver_ms, latest_ms, now_ms, marks)
+        self._settle(self._pops, ticket)
+        self._waits.arrived(topics_in(batch))
+        return batch, None, result.status is WriteStatus.REPEATED
+
+    # ------------------------------------------------------------ cancelling
+
+    @overload
+    def cancel(self, handle: SendReceipt | str | TimerHandle) -> CancelOutcome: ...  # type: ignore[overload-overlap] # a str is a sequence of str
+    @overload
+    def cancel(self, handle: Sequence[SendReceipt | str | TimerHandle]) -> list[CancelOutcome]: ...
+    def cancel(
+        self, handle: SendReceipt | str | TimerHandle | Sequence[SendReceipt | str | TimerHandle]
+    ) -> CancelOutcome | list[CancelOutcome]:
+        """Cancel a timer by what its send returned, by its handle, or a list of them: one given, one outcome back.
+
+        CANCELLED: it will never be delivered. ALREADY_DELIVERED: too late. UNKNOWN: no such timer was ever stored here, the text is
+        no handle of this store, or the message was sent for now and never was a timer.
+        """
+        self._check_open()
+        is_single = isinstance(handle, SendReceipt | str | TimerHandle)
+        given = [handle] if isinstance(handle, SendReceipt | str | TimerHandle) else handle
+        if not isinstance(given, Sequence):
+            raise IllegalArgumentTypeError(
+                f"cancel takes a receipt of a send, a handle (str) or a list of them, not {type(handle).__name__}"
+            )
+        parsed = [handle_of(each) for each in given]
+        outcomes, ticket = self._timers.cancel([each for each in parsed if each is not None], self._clock.now_ms())
+        self._settle(self._timers, ticket)
+        found = iter(outcomes)
+        answers = [CancelOutcome.UNKNOWN if each is None else next(found) for each in parsed]
+        return answers[0] if is_single else answers
+
+    def cancel_key(self, topic: str, key: str) -> list[CancelOutcome]:
+        """Cancel every pending timer of ``topic`` that carries ``key``: one outcome for each that was found, in order of sending."""
+        self._check_open()
+        check_topic(topic)
+        check_word("a key", key, MAX_PROPERTIES_BYTES)
+        outcomes, ticket = self._timers.cancel_key(topic, key, self._clock.now_ms())
+        self._settle(self._timers, ticket)
+        return outcomes
+
+    # ------------------------------------------------------------ popping
+
+    def pop(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int = 32,
+        invisible: timedelta | None = None,
+        invisible_ms: int | None = None,
+        wait: timedelta | None = None,
+        wait_ms: int | None = None,
+        order: bool = False,
+        filter: str = "*",
+        attempt_id: str | None = None,
+        queue: int | None = None,
+    ) -> list[PoppedMessage]:
+        """Lease up to ``max_messages`` messages to ``group``: until acked they are hidden from it for ``invisible``, then they come back.
+
+        Args:
+            invisible: length of the lease, a ``timedelta`` of at least 1 ms; 60 s by default.
+            invisible_ms: the same in ms.
+            wait: how long to wait for the first message when there is none, a ``timedelta``; by default it does not.
+            wait_ms: the same in ms.
+            order: pop in order (P9): nothing more of a queue before what was popped of it is acked. A group's first pop of a topic decides.
+            filter: ``*``, a tag expression ``a || b``, or an SQL92 expression over properties (docs/filters.md).
+            attempt_id: a repeat with the same id within the invisible time returns the same leases.
+            queue: one queue of the topic; any by default.
+        """
+        popped = self._pop(topic, group, max_messages, invisible, invisible_ms, wait, wait_ms, order, filter, attempt_id, queue)
+        return popped.messages()
+
+    def pop_batch(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int = 1024,
+        invisible: timedelta | None = None,
+        invisible_ms: int | None = None,
+        wait: timedelta | None = None,
+        wait_ms: int | None = None,
+        order: bool = False,
+        filter: str = "*",
+        attempt_id: str | None = None,
+        queue: int | None = None,
+    ) -> MessageBatch:
+        """Like :meth:`pop`, as columns; give the batch to :meth:`ack` as it is."""
+        popped = self._pop(topic, group, max_messages, invisible, invisible_ms, wait, wait_ms, order, filter, attempt_id, queue)
+        return popped.columns()
+
+    def _pop(
+        self,
+        topic: str,
+        group: str,
+        max_messages: int,
+        invisible: timedelta | None,
+        invisible_ms: int | None,
+        wait: timedelta | None,
+        wait_ms: int | None,
+        order: bool,
+        filter: str,
+        attempt_id: str | None,
+        queue: int | None,
+    ) -> PoppedBatch:
+        leased_ms = _INVISIBLE_MS
+        if invisible is not None or invisible_ms is not None:
+            leased_ms = duration_ms("invisible", invisible, invisible_ms, minimum=1) or leased_ms
+        patience_ms = None if wait is None and wait_ms is None else duration_ms("wait", wait, wait_ms)
+        self._check_open()
+        check_readable_topic(topic)
+        check_group(group)
+        if attempt_id is not None:
+            check_word("attempt_id", attempt_id, MAX_ID_BYTES)
+        if queue is not None:
+            check_count("queue", queue)
+        if not isinstance(order, bool):
+            raise IllegalArgumentTypeError(f"order must be True or False, not {order!r}")
+        if order:
+            self._require("fifo", "pop in order (order=True)")
+        if not isinstance(parse_filter(filter), TagFilter):
+            self._require("sql92_filter", "take SQL92 filters")
+        request = PopRequest(topic, group, max_messages, leased_ms, queue, order, attempt_id, filter, self.engine.config.init)
+        if not patience_ms:
+            result, ticket = self._look(request)
+            self._settle(self._pops, ticket)
+            return result.messages
+        until_ms, until_s = self._clock.now_ms() + patience_ms, time.monotonic() + patience_ms / 1000
+        is_manual = not isinstance(self._clock, SystemClock)
+        with self._waits.on(topic, for_acks=order or bool(self.engine.config.max_in_flight)) as waiting:
+            while True:
+                # Count first, then look: what arrives in between moves the count, so the wait ends at once.
+                seen, waiting.ends = waiting.count, self._ends_of(topic)
+                result, ticket = self._look(request)
+                left_s = until_s - time.monotonic()
+                if len(result.messages) or left_s <= 0 or (is_manual and self._clock.now_ms() >= until_ms):
+                    self._settle(self._pops, ticket)
+                    return result.messages
+                waiting.wait_beyond(seen, min(left_s, threading.TIMEOUT_MAX))
+                self._check_open()
+
+    def _look(self, request: PopRequest) -> tuple[PopResult, Ticket]:
+        """Pop until something passes the filter or nothing is left, so that in between other calls have their turn (X3)."""
+        result, ticket = self._pops.pop(request, self._clock.now_ms())
+        if len(result.messages) or not result.more:
+            return result, ticket
+        me = threading.get_ident()
+        try:
+            self._in_steps.add(me)
+            while result.more and not len(result.messages):
+                self._check_open()
+                result, ticket = self._pops.pop(request, self._clock.now_ms())
+        finally:
+            self._in_steps.discard(me)
+        return result, ticket
+
+    @overload
+    def ack(self, leased: Leased) -> AckOutcome: ...  # type: ignore[overload-overlap] # a str is a sequence of str
+    @overload
+    def ack(self, leased: LeasedMany) -> list[AckOutcome]: ...
+    def ack(self, leased: Leased | LeasedMany) -> AckOutcome | list[AckOutcome]:
+        """Say that messages are done: they never come back to the group.
+
+        Takes a message, a receipt, its text, a list of these, or what ``pop_batch`` returned. ACKED also after the lease ended, as long
+        as it was not revived; STALE when the message is somebody else's by now; UNKNOWN for a text that is no receipt of this store.
+        """
+        self._check_open()
+        given = receipts_of(leased)
+        outcomes, ticket = self._pops.ack(given.receipts, self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        self._waits.acked(map(_topic_of, given.receipts))
+        return given.answer(outcomes, AckOutcome.UNKNOWN)
+
+    @overload
+    def change_invisible(  # type: ignore[overload-overlap] # as above
+        self, leased: Leased, invisible: timedelta | None = None, *, invisible_ms: int | None = None
+    ) -> ChangeResult: ...
+    @overload
+    def change_invisible(
+        self, leased: LeasedMany, invisible: timedelta | None = None, *, invisible_ms: int | None = None
+    ) -> list[ChangeResult]: ...
+    def change_invisible(
+        self, leased: Leased | LeasedMany, invisible: timedelta | None = None, *, invisible_ms: int | None = None
+    ) -> ChangeResult | list[ChangeResult]:
+        """Let leases end ``invisible`` (or ``invisible_ms``) from now, longer or shorter.
+
+        The result holds the receipt that counts from then on. It can be given in place of the message to every call that takes one.
+        """
+        self._check_open()
+        given = receipts_of(leased)
+        wanted_ms = duration_ms("invisible", invisible, invisible_ms, minimum=1)
+        if wanted_ms is None:
+            raise IllegalArgumentTypeError("change_invisible needs to know for how long; give invisible=timedelta(…) or invisible_ms=…")
+        changes = [Change(each, wanted_ms) for each in given.receipts]
+        results, ticket = self._pops.change_invisible(changes, self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        answers = renewed(leased, given.spread(results, ChangeResult(ChangeOutcome.UNKNOWN)))
+        return answers[0] if given.is_single else answers
+
+    @overload
+    def release(self, leased: Leased) -> ReleaseOutcome: ...  # type: ignore[overload-overlap] # as above
+    @overload
+    def release(self, leased: LeasedMany) -> list[ReleaseOutcome]: ...
+    def release(self, leased: Leased | LeasedMany) -> ReleaseOutcome | list[ReleaseOutcome]:
+        """Give leases back at once; the attempt is not counted."""
+        self._check_open()
+        given = receipts_of(leased)
+        outcomes, ticket = self._pops.release(given.receipts, self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        self._waits.arrived(map(_topic_of, given.receipts))
+        return given.answer(outcomes, ReleaseOutcome.UNKNOWN)
+
+    @overload
+    def retry_later(
+        self,
+        leased: Popped,
+        delay: timedelta | None = None,
+        *,
+        delay_ms: int | None = None,
+        reason: str = "",
+        backoff: Sequence[timedelta] | None = None,
+    ) -> ChangeResult: ...
+    @overload
+    def retry_later(
+        self,
+        leased: Sequence[Popped],
+        delay: timedelta | None = None,
+        *,
+        delay_ms: int | None = None,
+        reason: str = "",
+        backoff: Sequence[timedelta] | None = None,
+    ) -> list[ChangeResult]: ...
+    def retry_later(
+        self,
+        leased: Popped | Sequence[Popped],
+        delay: timedelta | None = None,
+        *,
+        delay_ms: int | None = None,
+        reason: str = "",
+        backoff: Sequence[timedelta] | None = None,
+    ) -> ChangeResult | list[ChangeResult]:
+        """Say that work on messages failed: each comes again after ``delay``, and the attempt counts.
+
+        Args:
+            delay: how long to wait, a ``timedelta`` of at least 1 ms; by default the entry of ``backoff`` for the attempt.
+            delay_ms: the same in ms.
+            reason: why it failed; ``leases`` lists it, and the dead letter if this was the last attempt. What is beyond 1024 bytes is cut.
+            backoff: a table by attempt, whose last entry repeats; by default that of the group (``groups.set``), or else RocketMQ's: 10 s,
+                30 s, 1 min … 2 h.
+        """
+        self._check_open()
+        messages = popped_in(leased)
+        table: Sequence[int] = () if backoff is None else backoff_table(backoff)
+        wait_ms = duration_ms("delay", delay, delay_ms, minimum=1)
+        if wait_ms is not None:
+            table = [wait_ms]
+        why = reason_text(reason)
+        receipts = receipts_of(messages).receipts
+        own = {} if table else {name: each.backoff_ms for name, each in self._pops.group_settings().items()}
+        changes = [
+            Change(receipt, backoff_ms(each.attempt, table or own.get(receipt.group) or RETRY_BACKOFF_MS), True, why)
+            for receipt, each in zip(receipts, messages, strict=True)
+        ]
+        results, ticket = self._pops.change_invisible(changes, self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        answers = renewed(messages, results)
+        return answers[0] if isinstance(leased, PoppedMessage | ChangeResult) else answers
+
+    @overload
+    def reject(self, leased: Leased, *, reason: str = "") -> RejectOutcome: ...  # type: ignore[overload-overlap] # as above
+    @overload
+    def reject(self, leased: LeasedMany, *, reason: str = "") -> list[RejectOutcome]: ...
+    def reject(self, leased: Leased | LeasedMany, *, reason: str = "") -> RejectOutcome | list[RejectOutcome]:
+        """Give messages up: they go to the dead letter queue of their group at once, with ``reason``, however many attempts are left.
+
+        Of a reason, what is beyond 1024 bytes is cut. ``dead_letters.list`` shows it, and ``dead_letters.resend`` gives the message back.
+        """
+        self._check_open()
+        given = receipts_of(leased)
+        why = reason_text(reason)
+        result, ticket = self._pops.apply(PopTxn(rejects=[Reject(each, why) for each in given.receipts]), self._clock.now_ms())
+        self._settle(self._pops, ticket)
+        self._waits.acked(map(_topic_of, given.receipts))
+        self._waits.arrived(dlq_topic(receipt.group) for receipt in given.receipts)
+        return given.answer(result.rejects, RejectOutcome.UNKNOWN)
+
+    # ------------------------------------------------------------ moving on
+
+    def tick(self) -> TickReport:
+        """Do what is due by the clock: hand over timers, revive expired leases, some upkeep.
+
+        With ``services`` the store does this by itself.
+
+        Raises:
+            ClockStepError: the clock went forward by more than ``clock.max_step_ms`` (K2).
+        """
+        return self._tick(always=True)
+
+    def _service_tick(self) -> TickReport:
+        """Do a tick of the background thread: revive and upkeep take their turns at their intervals."""
+        with self._serving():
+            return self._tick(always=False)
+
+    def _service_flush(self) -> None:
+        """Flush for the background thread."""
+        with self._serving():
+            self.flush()
+
+    def _service_wake_ms(self) -> int | None:
+        """Return in how many ms the background thread may have something to do, 0 or less when it has; None when nothing is waiting."""
+        now_ms = self._clock.now_ms()
+        wake_ms = self._ticking.next_wake_ms(now_ms)
+        return None if wake_ms is None else wake_ms - now_ms
+
+    @contextmanager
+    def _serving(self) -> Iterator[None]:
+        """Keep for the application's next call what no log alone may tell: that calls which were answered are gone."""
+        untold, self._untold = self._untold, None
+        try:
+            yield
+        except LostCallsError as error:
+            untold = error
+            raise
+        finally:
+            if untold is not None:
+                self._untold = untold
+
+    def _tick(self, *, always: bool) -> TickReport:
+        self._check_open()
+        with self._tick_lock:
+            report = self._synced(self._ticking.run, self._clock.now_ms(), always=always)
+        if report.retried or report.dead or report.parked:
+            self._waits.anything()  # a retry topic, or the place in a queue that comes free
+        elif report.handed_over:
+            self._waits.moved(self._ends_of)
+        return report
+
+    def confirm_clock_step(self) -> None:
+        """Accept the present time although the clock jumped by more than ``clock.max_step_ms`` (K2)."""
+        self._check_open()
+        with self._tick_lock:
+            self._ticking.confirm(self._clock.now_ms())
+        self._ticker_wake.notify()
+
+    def next_wake_ms(self) -> int | None:
+        """Return in how many ms something may be due, 0 or less when it is; None when nothing is waiting."""
+        due = [at for at in (self._timers.next_tick_ms(), self._pops.next_expiry_ms()) if at is not None]
+        return min(due) - self._clock.now_ms() if due else None
+
+    # ------------------------------------------------------------ keeping
+
+    def snapshot(self, path: str | os.PathLike[str]) -> Path:
+        """Write a consistent copy of the store, which must not exist yet, while it runs; it opens like any store. Returns its path.
+
+        It is the store of one moment of this call; other calls go on (R7). Where timers and messages are in two engines, each has its own
+        moment, and ticks wait.
+        """
+        self._check_open()
+        # No hand-over runs between two moments, so nothing is forgotten there; the timers go first.
+        with self._snapshot_lock, nullcontext() if self.engine.one_log else self._tick_lock:
+            return write_snapshot(self.engine, checked_path(path))
+
+    def flush(self) -> None:
+        """Make everything durable that was answered so far; only needed under ``flush = async`` or with ``pop.buffer``."""
+        self._check_open()
+        self._synced(self._timers.sync)
+        self._synced(self._pops.sync)
+
+    def _end(self) -> None:
+        """Make everything durable and let go of the directory."""
+        if self._ticker is not None:
+            self._ticker.stop()
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        try:
+            with self._snapshot_lock, self._tick_lock:
+                super()._end()
+        finally:
+            self._waits.anything()
+        if self._untold is not None:
+            raise self._untold
+
+    # ------------------------------------------------------------ what the calls share
+
+    def _check_open(self) -> None:
+        if self._in_steps:
+            time.sleep(_STAND_BACK_S)
+        if self._refusal is not None or self._untold is not None or os.getpid() != self._pid or self.engine.directory.is_removed:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        super()._refuse()
+        if self._untold is not None:
+            untold, self._untold = self._untold, None
+            raise untold
+        if self.engine.directory.is_removed:
+            self._refusal = StorePoisonedError(
+                f"the files of store {self._path}, or its lock file, were removed while it was open; close it, and if nothing is left, "
+                "restore it from a snapshot"
+            )
+            raise self._refusal
+
+    def _as_owner(self, call: str) -> Store:
+        self._check_open()
+        return self
+
+    def _settle(self, side: Side, ticket: Ticket) -> None:
+        """Wait for the disk where the setting asks for it."""
+        if self._sync_calls and ticket.position:
+            self._synced(side.sync, ticket)
+
+    def _synced(self, call: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
+        """Do what syncs; when a sync fails, all later calls are refused, also those that the engine of the other side would answer (F2)."""
+        try:
+            return call(*arguments, **options)
+        except StorePoisonedError as error:
+            if not self._is_closed:
+                self._refusal = error
+            raise
+
+    def _require(self, capability: str, what: str) -> None:
+        """Refuse a call that needs what the pop engine does not declare (S1)."""
+        name = self.engine.config.pop_engine
+        if getattr(self.engine.infos[name].capabilities, capability) is not Support.FULL:
+            raise UnsupportedOperationError(f"engine {name!r} does not {what}; `rmqstore engines` lists what each engine can do")
+
+    def _ends_of(self, topic: str) -> tuple[int, ...]:
+        """Return the next offset of each queue of a topic; none when there is no such topic."""
+        known = self._pops.topic(topic)
+        return () if known is None else known.max_offsets
+
+    def _clock_moved(self) -> None:
+        self._ticker_wake.notify()
+        self._waits.anything()

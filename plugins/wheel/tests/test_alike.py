@@ -13,9 +13,9 @@ from plugins.wheel.tests.made_records import FRAME, V6, WHEEL
 from plugins.wheel.tests.summed import summed
 from plugins.wheel.tests.test_due_records import deliver, waiting
 from rmqstore.message import Message
-from rmqstore_wheel import addressing
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.records import as_delivered, route_of
+from rmqstore_wheel.records import addressing
+from rmqstore_wheel.records.message_records import as_delivered, route_of
 
 OUT_MS: Final = 1_790_000_000_000
 _HOME: Final = b"REAL_TOPIC\x01orders\x02REAL_QID\x013\x02TIMER_OUT_MS\x011790000000000\x02"

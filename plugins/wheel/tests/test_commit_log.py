@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError
-from rmqstore_wheel import frames, sums
-from rmqstore_wheel.commit_log import CommitLog, Frame
-from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.formats.commit_log import Form, Record, decode_record, encode_blank, encode_record
 from rmqstore_wheel.formats.log_columns import Encoded, joined
+from rmqstore_wheel.log import frames
+from rmqstore_wheel.log.commit_log import CommitLog, Frame
+from rmqstore_wheel.records import sums
 
 FILE_BYTES = 4096
 
@@ -261,8 +262,8 @@ def test_a_short_form_of_a_record_is_the_record() -> None:
 _WITHOUT_NEIGHBOURS = """
 import ctypes, mmap, sys
 from pathlib import Path
-from rmqstore_wheel.commit_log import CommitLog
-from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.log.commit_log import CommitLog
+from rmqstore_wheel.files.disk import Disk
 
 class Guarded(CommitLog):
     def _looked_at(self, file_start):

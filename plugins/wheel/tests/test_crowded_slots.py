@@ -10,12 +10,12 @@ import pytest
 
 from plugins.wheel.tests.breaking import WheelStores
 from rmqstore_conformance.stores import START_MS, message, pop_all
-from rmqstore_wheel import timer_index
+from rmqstore_wheel.files.units import UnitLog
 from rmqstore_wheel.formats.log_columns import joined
 from rmqstore_wheel.formats.timer_log import UNIT
-from rmqstore_wheel.timer_index import TimerIndex
-from rmqstore_wheel.timer_records import EncodedTimers
-from rmqstore_wheel.unit_log import UnitLog
+from rmqstore_wheel.timers import index as timer_index
+from rmqstore_wheel.timers.index import TimerIndex
+from rmqstore_wheel.timers.records import EncodedTimers
 
 COUNT = 5000
 

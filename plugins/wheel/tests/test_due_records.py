@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from plugins.wheel.tests.made_records import FRAME, MESSAGE, V6, WHEEL
 from plugins.wheel.tests.summed import ROOM, bare, summed, with_room
 from rmqstore.message import Message
-from rmqstore_wheel import addressing, records
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import messages
+from rmqstore_wheel.records import addressing
+from rmqstore_wheel.records import message_records as records
 
 
 def waiting(message: Message, out_ms: int, noted: bytes = b"", behind: bytes = b"", **fields: Any) -> bytes:

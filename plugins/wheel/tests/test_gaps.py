@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from rmqstore import CorruptStoreError
 from rmqstore_conformance.stores import directory
-from rmqstore_wheel.bits import Bits
-from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.files.bitmap import Bits
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.units import Sums, UnitLog, Units
 from rmqstore_wheel.formats import consume_queue
-from rmqstore_wheel.unit_log import Sums, UnitLog, Units
 
 PER_FILE = 5000
 """No multiple of a block of sums, as the number of units in a file of a consume queue is none."""

@@ -17,14 +17,14 @@ from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.errors import CorruptStoreError
 from rmqstore_conformance.stores import directory
 from rmqstore_wheel import engine as engine_module
-from rmqstore_wheel import facts
-from rmqstore_wheel.commit_log import CommitLog
-from rmqstore_wheel.disk import Disk, DiskFile
+from rmqstore_wheel.files.disk import Disk, DiskFile
+from rmqstore_wheel.files.units import BLOCK, Doubt
 from rmqstore_wheel.formats.index_file import IndexFile, file_bytes
-from rmqstore_wheel.key_file import KeyFileSums
-from rmqstore_wheel.key_index import KeyIndex
-from rmqstore_wheel.ledger_ports import Sizes
-from rmqstore_wheel.unit_log import BLOCK, Doubt
+from rmqstore_wheel.log.commit_log import CommitLog
+from rmqstore_wheel.log.ledger_ports import Sizes
+from rmqstore_wheel.timers import facts
+from rmqstore_wheel.timers.key_file import KeyFileSums
+from rmqstore_wheel.timers.key_index import KeyIndex
 
 SLOTS, ENTRIES = 3000, 40
 NOW_MS = 1_700_000_000_000

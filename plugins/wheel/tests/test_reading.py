@@ -19,16 +19,16 @@ import rmqstore
 from rmqstore import CorruptStoreError, ManualClock, Message, ReadStore, Store
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_wheel import engine as engine_module
-from rmqstore_wheel import read_view
-from rmqstore_wheel.check_point import CheckPoint
-from rmqstore_wheel.disk import Disk
-from rmqstore_wheel.ledger import Ledger
-from rmqstore_wheel.ledger_ports import Sizes
-from rmqstore_wheel.read_disk import ReadDisk
-from rmqstore_wheel.read_log import ReadLog
-from rmqstore_wheel.read_units import ReadUnits
-from rmqstore_wheel.replay import Replay
-from rmqstore_wheel.unit_log import BLOCK, UnitLog
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.units import BLOCK, UnitLog
+from rmqstore_wheel.log.check_point import CheckPoint
+from rmqstore_wheel.log.ledger import Ledger
+from rmqstore_wheel.log.ledger_ports import Sizes
+from rmqstore_wheel.log.replay import Replay
+from rmqstore_wheel.reader import view as read_view
+from rmqstore_wheel.reader.disk import ReadDisk
+from rmqstore_wheel.reader.log import ReadLog
+from rmqstore_wheel.reader.units import ReadUnits
 
 _START_MS = 1_700_000_000_000
 _SMALL = Sizes(log_file_bytes=64 * 1024, queue_file_units=100, timer_file_units=100, check_point_calls=10**9)

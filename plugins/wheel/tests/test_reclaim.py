@@ -16,13 +16,14 @@ from rmqstore import CancelOutcome, ManualClock, Message, Store, StoreFullError
 from rmqstore.contract import TimerHandle
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_wheel import engine as engine_module
-from rmqstore_wheel import reclaim, state
-from rmqstore_wheel.disk import Disk, DiskFile
+from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.formats.binary_columns import Bytes
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.ledger import Ledger
-from rmqstore_wheel.ledger_ports import Sizes
-from rmqstore_wheel.reclaim import AGAIN_MS
+from rmqstore_wheel.log import state
+from rmqstore_wheel.log.ledger import Ledger
+from rmqstore_wheel.log.ledger_ports import Sizes
+from rmqstore_wheel.reclaim import reclaim
+from rmqstore_wheel.reclaim.reclaim import AGAIN_MS
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000

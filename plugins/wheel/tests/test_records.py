@@ -16,11 +16,12 @@ from rmqstore.batch import IN_SCHEMA, MessageBatch, columns_of
 from rmqstore.engine import records as ordered
 from rmqstore.engine.records import Delivery, RecordFormat
 from rmqstore.message import Message, PoppedMessage, retry_topic
-from rmqstore_wheel import addressing, records
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import properties
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.formats.log_reading import scan
+from rmqstore_wheel.records import addressing
+from rmqstore_wheel.records import message_records as records
 
 BATCH = st.lists(MESSAGE, min_size=1, max_size=6) | st.builds(lambda message, count: [message] * count, MESSAGE, st.integers(1, 4))
 ATTEMPT = st.integers(0, 2**31 - 1)

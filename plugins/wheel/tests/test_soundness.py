@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plugins.wheel.tests.summed import summed
-from rmqstore_wheel import frames
-from rmqstore_wheel.commit_log import CommitLog
-from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.formats.commit_log import HOST_V6_BYTES, Record, encode_record
 from rmqstore_wheel.formats.log_columns import joined
-from rmqstore_wheel.soundness import fault_of, gather, sound_rows
+from rmqstore_wheel.log import frames
+from rmqstore_wheel.log.commit_log import CommitLog
+from rmqstore_wheel.queues.soundness import fault_of, gather, sound_rows
 
 TOPIC = b"orders"
 V6 = bytes(HOST_V6_BYTES)

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rmqstore.errors import CorruptStoreError
-from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.units import Doubt, Sums
 from rmqstore_wheel.formats.wheel import Ring
-from rmqstore_wheel.unit_log import Doubt, Sums
-from rmqstore_wheel.wheel_index import WheelIndex
+from rmqstore_wheel.timers.wheel import WheelIndex
 
 SLOTS, WINDOW, PER_FILE = 1000, 200, 64
 NOW_MS = 1_700_000_000_000

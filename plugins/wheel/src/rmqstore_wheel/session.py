@@ -5,28 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
 
 from rmqstore.contract import EngineOptions
-from rmqstore.engine.kv.directory import NO_ROOM, EngineHome
+from rmqstore.engine.kv.directory import NO_ROOM
 from rmqstore.engine.session import SharedSession, check_layout
 from rmqstore.engine.shared import Shared
 from rmqstore.errors import StoreError, StoreFullError, StorePathError
-from rmqstore_wheel.disk import Disk
-from rmqstore_wheel.for_brokers import ForBrokers
-from rmqstore_wheel.ledger import Ledger
-from rmqstore_wheel.ledger_ports import Sizes
-from rmqstore_wheel.open_marks import OpenMarks
-from rmqstore_wheel.queue_log import WheelQueueLog
-from rmqstore_wheel.revive_log import ReviveLog
-from rmqstore_wheel.timer_index import TimerIndex
-from rmqstore_wheel.timers import WheelTimers
-from rmqstore_wheel.upkeep import Upkeep, WheelPops
-
-ENGINE: Final = "wheel"
-FORMAT_VERSION: Final = 2
-OLDEST_VERSION: Final = 2
-"""Messages of version 1 have no sums, so none of them could be told from a damaged one."""
+from rmqstore_wheel.broker.for_brokers import ForBrokers
+from rmqstore_wheel.broker.revive_log import ReviveLog
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.open_marks import OpenMarks
+from rmqstore_wheel.log.ledger import Ledger, home_of
+from rmqstore_wheel.log.ledger_ports import Sizes
+from rmqstore_wheel.queues.queue_log import WheelQueueLog
+from rmqstore_wheel.reclaim.upkeep import Upkeep, WheelPops
+from rmqstore_wheel.timers.index import TimerIndex
+from rmqstore_wheel.timers.store import WheelTimers
 
 
 def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Sizes) -> SharedSession:
@@ -35,7 +29,7 @@ def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Siz
     Raises:
         StoreLockedError, FormatVersionError, CorruptStoreError, StoreFullError, StorePathError
     """
-    home = EngineHome(directory, ENGINE, FORMAT_VERSION, OLDEST_VERSION)
+    home = home_of(directory)
     root = home.open(lambda path: (path / "commitlog").mkdir())
     with ExitStack() as stack, _typed(directory):
         stack.callback(home.close)

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from rmqstore.errors import CorruptStoreError
-from rmqstore_wheel import sums
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import log_reading
 from rmqstore_wheel.formats.binary_columns import Ints, cells
@@ -18,6 +17,7 @@ from rmqstore_wheel.formats.log_columns import Columns
 from rmqstore_wheel.formats.log_reading import Scan, Stop
 from rmqstore_wheel.inspecting.file_sets import FileSet, LogFile, first_written, read
 from rmqstore_wheel.inspecting.findings import Findings
+from rmqstore_wheel.records import sums
 
 WINDOW_BYTES: Final = 8 * 1024**2
 _MOST_RECORD_BYTES: Final = 128 * 1024**2

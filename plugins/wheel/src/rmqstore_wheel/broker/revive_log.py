@@ -1,0 +1,258 @@
+"""``ReviveLog``: leases once more as RocketMQ writes them: check points and acks in the topic ``rmq_sys_REVIVE_LOG_<broker>``.
+
+They are for those who read the log with RocketMQ's eyes (``PopReviveService``); the engine itself never reads them, since the journal
+record of the same frame says all of it. What a call did to leases is taken from the keys that it changes, compared with the state before:
+
+- a new lease: check points (tag ``ck``) of up to 32 messages each, the first with ``RMQS_NEXT``, the next offset of the group on the queue;
+- messages whose leases end, by whatever call: one ack (``ack``, of several ``bAck``) for each of their check points. A change is a new
+  check point and the ack of the old one, as in RocketMQ; a release or a revive is an ack, as the copy in the retry topic is there already;
+- a lease of a FIFO pop: nothing. RocketMQ has no check points for these either (their receipts say revive queue 999);
+  ``config/consumerOrderInfo.json`` tells of them.
+
+What differs from a broker:
+
+- Which of its queues a check point lies in follows from its pop time (``revive_qid_of``), and receipts say it: a broker that is given one
+  of ours acks into that queue, and an ack counts only beside its check point.
+- It comes here at once, not by way of the wheel, so it has no deliver time: a broker takes the latest one that it reads here for the
+  present.
+- ``it`` is what makes ``reviveTime`` the end of the lease: less than the invisible time where the pop time runs ahead of the clock.
+- Of a lease of more than 32 messages, each check point starts (``so``) with its own first message, as two may not have one key.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
+
+import msgspec
+
+from rmqstore.contract import NO_RETRY, REVIVE_QUEUES, revive_qid_of
+from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany
+from rmqstore.engine.pops.checkpoint import LEASED, MOVED, Lease
+from rmqstore.engine.pops.offsets import Registered
+from rmqstore.engine.schema import GONE, GROUP, LEASE, LEASE_KEY, LEASES, META, REGISTERED, STANDING, TOPIC, U32, after_prefix
+from rmqstore_wheel.broker.revive_queue import ReviveQueue, is_running
+from rmqstore_wheel.formats import check_points as codec
+from rmqstore_wheel.formats import commit_log as log
+from rmqstore_wheel.formats import consume_queue
+from rmqstore_wheel.formats import properties as texts
+from rmqstore_wheel.formats.fastjson import quote
+from rmqstore_wheel.log.journal import Change
+from rmqstore_wheel.log.ledger import Ledger
+from rmqstore_wheel.log.ledger_ports import Beside
+
+TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
+GROUP_NAME: Final = "CID_RMQ_SYS_REVIVE_GROUP"
+NEXT: Final = f"{texts.OWN_PREFIX}NEXT"
+
+_MOST: Final = codec.MAX_MESSAGES
+_SEAT_BYTES: Final = 12
+_LEASE_BYTE, _STANDING_BYTE, _REGISTERED_BYTE = LEASE[0], STANDING[0], REGISTERED[0]
+_NAMES: Final = (TOPIC, GROUP, GONE)
+_NAME_BYTES: Final = tuple(table[0] for table in _NAMES)
+_END_OF_LEASES: Final = after_prefix(LEASE)
+_CK, _ACK, _BATCH_ACK = (consume_queue.tags_code(tag) for tag in (codec.CK_TAG, codec.ACK_TAG, codec.BATCH_ACK_TAG))
+_DISTANCES: Final = [",".join(map(str, range(count))) for count in range(_MOST + 1)]
+"""The distances of so many messages without a gap."""
+
+
+class _Names(NamedTuple):
+    """Texts of a group on a topic: in quotes, and as parts of a unique key."""
+
+    topic: str
+    group: str
+    quoted_topic: str
+    quoted_group: str
+
+
+class _Written(msgspec.Struct):
+    """What one call writes into one queue: bodies and properties, and what a consume queue has of each.
+
+    ``begun`` has a lease's key by the row of its first check point.
+    """
+
+    texts: list[tuple[str, str]] = []
+    codes: list[int] = []
+    begun: list[tuple[int, bytes]] = []
+
+    def add(self, body: str, properties: str, code: int) -> None:
+        """Add a message."""
+        self.texts.append((body, properties))
+        self.codes.append(code)
+
+
+class ReviveLog:
+    """Makes the messages of a call; the caller serialises all calls.
+
+    The texts are those of ``formats.check_points``, put together here, as they are part of every pop and ack.
+    """
+
+    def __init__(self, ledger: Ledger, broker: str) -> None:
+        self._ledger = ledger
+        self._broker = broker
+        self._quoted_broker = quote(broker)
+        self.topic = f"{TOPIC_PREFIX}{broker}"
+        self._form = log.Form(self.topic.encode())
+        self._names: dict[int, str] = {}
+        self._texts: dict[tuple[int, int], _Names] = {}
+        self._note_names(entry for table in _NAMES for entry in ledger.scan_all(META, table, after_prefix(table)))
+        # Where their check points lie was not kept, only that it is behind the first offset of the queue.
+        older = [key for key, value in ledger.scan_all(LEASES, LEASE, _END_OF_LEASES) if is_running(value)]
+        self.queues = [
+            ReviveQueue(ledger, self.topic, queue, [key for key in older if revive_qid_of(_pop_ms_of(key)) == queue])
+            for queue in range(REVIVE_QUEUES)
+        ]
+
+    def _note_names(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        """Note names by id. No id is ever given to another one, unless the call failed that gave it first."""
+        for key, value in entries:
+            number, name = U32.unpack_from(value)[0], key[1:].decode()
+            if self._names.get(number) != name:
+                self._names[number] = name
+                self._texts.clear()
+
+    # ------------------------------------------------------------ a call
+
+    def beside(self, changes: Sequence[Change]) -> Beside | None:
+        """Return what a call that makes these changes writes."""
+        meta: dict[bytes, bytes] = {}
+        leases: dict[bytes, bytes | None] = {}
+        for change in changes:
+            if isinstance(change, PutMany):
+                if change.space == META:
+                    for key, value in change.items:
+                        if key[0] in _NAME_BYTES:
+                            self._note_names(((key, value),))
+                        elif key[0] == _STANDING_BYTE or key[0] == _REGISTERED_BYTE:
+                            meta[key] = value
+                elif change.space == LEASES:
+                    for key, value in change.items:
+                        if key[0] == _LEASE_BYTE:
+                            leases[key] = value
+            elif isinstance(change, DeleteMany):
+                if change.space == LEASES:
+                    for key in change.keys:
+                        if key[0] == _LEASE_BYTE:
+                            leases[key] = None
+            elif isinstance(change, DeleteRange) and change.space == LEASES:
+                leases |= dict.fromkeys(self._within(change))
+        if not leases:
+            return None
+        written: dict[int, _Written] = defaultdict(_Written)
+        for key, new in leases.items():
+            self._compare(written, key, new, meta)
+        return self._as_records(written) if written else None
+
+    def _within(self, change: DeleteRange) -> list[bytes]:
+        start, stop = max(change.start, LEASE), min(change.stop, _END_OF_LEASES)
+        return [key for key, _ in self._ledger.scan_all(LEASES, start, stop)] if start < stop else []
+
+    def _compare(self, written: dict[int, _Written], key: bytes, value: bytes | None, meta: dict[bytes, bytes]) -> None:
+        """Add what became of one lease; ``meta`` are keys that change with it."""
+        before = self._ledger.logged(LEASES, key)
+        if before is None:
+            if value is not None and is_running(value):
+                self._add_points(written, Lease.decode(key[1:], value), meta)
+        elif is_running(before):
+            lease = Lease.decode(key[1:], before)
+            states = bytes((MOVED,)) * len(lease.offsets) if value is None else Lease.states_of(value)
+            if states != lease.states:
+                self._add_acks(written, lease, states, meta)
+
+    def _names_of(self, lease: Lease, group_id: int, topic_id: int, meta: dict[bytes, bytes]) -> _Names | None:
+        """Return the names in a lease; None when it is one of a FIFO pop, or nobody knows them any more."""
+        if lease.retry_flag == NO_RETRY:
+            key = Registered.key(group_id, topic_id)
+            how = self._ledger.state.get(META, key) or meta.get(key)
+            if how is not None and how[0]:
+                return None
+        known = self._texts.get((group_id, topic_id))
+        if known is None:
+            topic, group = self._names.get(topic_id), self._names.get(group_id)
+            if topic is None or group is None:
+                return None
+            known = self._texts[group_id, topic_id] = _Names(topic, group, quote(topic), quote(group))
+        return known
+
+    def _add_points(self, written: dict[int, _Written], lease: Lease, meta: dict[bytes, bytes]) -> None:
+        group_id, topic_id, queue, _, pop_ms = lease.place
+        names = self._names_of(lease, group_id, topic_id, meta)
+        if names is None:
+            return
+        seat = STANDING + lease.key[:_SEAT_BYTES]
+        standing = meta.get(seat) or self._ledger.state.get(META, seat)
+        own = "" if standing is None else f"{NEXT}\x01{int.from_bytes(standing[:8])}\x02"
+        mine = written[revive_qid_of(pop_ms)]
+        mine.begun.append((len(mine.texts), LEASE + lease.key))
+        for at in range(0, len(lease.offsets), _MOST):
+            offsets = lease.offsets[at : at + _MOST]
+            start, count = offsets[0], len(offsets)
+            if offsets[-1] - start == count - 1:
+                distances = _DISTANCES[count]
+            else:
+                distances = ",".join([str(offset - start) for offset in offsets])
+            states = lease.states[at : at + _MOST]
+            bits = sum(1 << index for index, state in enumerate(states) if state != LEASED) if any(states) else 0
+            body = (
+                f'{{"bm":{bits - (bits >> 31 << 32)},"bn":{self._quoted_broker},"c":{names.quoted_group},"d":[{distances}],'
+                f'"it":{lease.expiry_ms - pop_ms},"n":{count},"pt":{pop_ms},"q":{queue},"reviveTime":{lease.expiry_ms},"ro":0,'
+                f'"so":{start},"t":{names.quoted_topic}}}'
+            )
+            key = f"{names.topic}@{queue}@{start}@{names.group}@{pop_ms}@{self._broker}@ck"
+            mine.add(body, f"TAGS\x01ck\x02UNIQ_KEY\x01{key}\x02{own}", _CK)
+            own = ""
+
+    def _add_acks(self, written: dict[int, _Written], lease: Lease, states: bytes, meta: dict[bytes, bytes]) -> None:
+        group_id, topic_id, queue, _, pop_ms = lease.place
+        names = self._names_of(lease, group_id, topic_id, meta)
+        if names is None:
+            return
+        for at in range(0, len(states), _MOST):
+            offsets = lease.offsets[at : at + _MOST]
+            old, new = lease.states[at : at + _MOST], states[at : at + _MOST]
+            # Mostly, all of them end together.
+            if any(old) or LEASED in new:
+                offsets = [offset for offset, was, now in zip(offsets, old, new, strict=True) if was == LEASED != now]
+                if not offsets:
+                    continue
+            if len(offsets) == 1:
+                begin, offset, tag, code = f'{{"ao":{offsets[0]}', offsets[0], codec.ACK_TAG, _ACK
+            else:
+                # AckMessageProcessor writes the key of a batch ack over by that of an ack of offset -1.
+                begin, offset, tag, code = f'{{"ao":0,"aol":{offsets}'.replace(" ", ""), -1, codec.BATCH_ACK_TAG, _BATCH_ACK
+            body = (
+                f'{begin},"bn":{self._quoted_broker},"c":{names.quoted_group},"pt":{pop_ms},"q":{queue},"so":{lease.offsets[at]},'
+                f'"t":{names.quoted_topic}}}'
+            )
+            key = f"{names.topic}@{queue}@{offset}@{names.group}@{pop_ms}@{self._broker}@ack"
+            written[revive_qid_of(pop_ms)].add(body, f"TAGS\x01{tag}\x02UNIQ_KEY\x01{key}\x02", code)
+
+    def _as_records(self, written: dict[int, _Written]) -> Beside:
+        store_ms = self._ledger.store_ms
+        for mine in written.values():
+            for _, key in mine.begun:
+                store_ms = max(store_ms, _pop_ms_of(key))
+        records = []
+        for queue, mine in written.items():
+            for offset, (body, text) in enumerate(mine.texts, self.queues[queue].next):
+                records.append(self._form.encode(body.encode(), text.encode(), queue, offset, store_ms))
+
+        def commit(places: Iterable[int]) -> None:
+            units = zip(places, map(len, records), strict=True)
+            for queue, mine in written.items():
+                self.queues[queue].take(islice(units, len(mine.codes)), mine.codes, mine.begun)
+
+        return Beside(records, store_ms, commit)
+
+    def settle(self) -> None:
+        """Bring the consume queues to what was written, and let each begin where it is needed."""
+        for queue in self.queues:
+            queue.settle()
+
+
+def _pop_ms_of(key: bytes) -> int:
+    """Return the pop time of the lease at a key of the state."""
+    pop_ms: int = LEASE_KEY.unpack(key[1:])[4]
+    return pop_ms

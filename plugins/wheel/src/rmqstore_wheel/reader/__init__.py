@@ -1,0 +1,1 @@
+"""Reading an engine directory that somebody else may own."""

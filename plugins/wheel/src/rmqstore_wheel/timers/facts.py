@@ -1,0 +1,73 @@
+"""``Facts``: what is known of every timer by its number, without looking into the log: a side file of our own.
+
+``rmqstore/facts/``, a chain of files of 1 048 576 units; the unit of the timer with seq s has the number s - 1, as its message has the
+queue offset s - 1 in the wheel's topic. 16 bytes, little-endian::
+
+    0    i64  tick, ms
+    8    u32  open epoch in which it was put
+    12   u16  ms that the tick lies behind the due time
+    14   u8   what the message is: 0 nothing, 1 a timer, 2 a cancel, 3 a copy of a rolled timer
+    15   u8   0
+
+A fact never changes. What changes, whether a timer is cancelled, lies in memory (``bits``), in the check point, and in the log.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.units import Doubt, UnitLog
+from rmqstore_wheel.formats.binary_columns import Ints
+
+FACT: Final = np.dtype([("tick", "<i8"), ("epoch", "<u4"), ("early_ms", "<u2"), ("kind", "u1"), ("pad", "u1")])
+_ONE: Final = struct.Struct("<qIHBx")
+PER_FILE: Final = 1024 * 1024
+
+NOTHING, TIMER, CANCEL, COPY = range(4)
+
+_PAGE: Final = 256 * 1024
+
+FactRows = np.ndarray[Any, np.dtype[np.void]]
+
+
+def new_log(disk: Disk, directory: Path, doubt: Callable[[Doubt], None], unit_log: type[UnitLog] = UnitLog) -> UnitLog:
+    """Return the facts of an engine directory."""
+    return unit_log(disk, directory / "rmqstore" / "facts", FACT, PER_FILE, fill_bytes=1024 * 1024, made_above=2, doubt=doubt)
+
+
+def rows_of(ticks: Ints, dues: Ints, epoch: Ints | int, kind: int = TIMER) -> FactRows:
+    """Return facts as they are stored."""
+    rows = np.zeros(len(ticks), FACT)
+    rows["tick"], rows["epoch"], rows["early_ms"], rows["kind"] = ticks, epoch, ticks - dues, kind
+    return rows
+
+
+def encode_one(tick: int, due: int, epoch: int, kind: int = TIMER) -> bytes:
+    """Return one fact as it is stored."""
+    return _ONE.pack(tick, epoch, tick - due, kind)
+
+
+def marks_of(epoch: Ints | int, kind: Ints | int, count: int) -> FactRows:
+    """Return facts of messages that are no timers."""
+    rows = np.zeros(count, FACT)
+    rows["epoch"], rows["kind"] = epoch, kind
+    return rows
+
+
+def dues_of(facts: FactRows) -> Ints:
+    """Return the due times of timers."""
+    found: Ints = facts["tick"] - facts["early_ms"]
+    return found
+
+
+def pages(log: UnitLog, first: int) -> Iterator[tuple[int, FactRows]]:
+    """Yield (number of the first, facts) of all that may be something from ``first`` on, in pieces of moderate size."""
+    for begin, behind in log.held(first):
+        for at in range(begin, behind, _PAGE):
+            yield at, log.read(at, min(_PAGE, behind - at))

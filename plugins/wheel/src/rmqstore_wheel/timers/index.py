@@ -1,0 +1,491 @@
+"""``TimerIndex``: all that is derived from the timers in the log: facts, wheel, cancels, counts; what a check point keeps of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from rmqstore.contract import EMPTY_CURSOR, TimerCursor
+from rmqstore.engine.kv.base import OrderedKV, PutMany
+from rmqstore.engine.schema import META, U64
+from rmqstore_wheel.files.bitmap import Bits
+from rmqstore_wheel.files.units import Sums
+from rmqstore_wheel.formats import timer_log
+from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.formats.wheel import SLOTS, Ring
+from rmqstore_wheel.log.check_point import TimerSection
+from rmqstore_wheel.log.journal import Change, Copied
+from rmqstore_wheel.log.ledger import Ledger
+from rmqstore_wheel.timers import facts as fact_log
+from rmqstore_wheel.timers.due import Due, joined
+from rmqstore_wheel.timers.facts import CANCEL, NOTHING, TIMER
+from rmqstore_wheel.timers.key_index import KeyIndex
+from rmqstore_wheel.timers.records import EncodedTimer, EncodedTimers, read_timers
+from rmqstore_wheel.timers.wheel import WheelIndex
+
+FORGOTTEN_KEY: Final = b"mforgotten"
+LAST_SEQ_KEY: Final = b"mlast_seq"
+
+_ROLLED_SLOTS: Final = 256
+_WINDOW_TIMERS: Final = 131_072
+
+
+def noted_last_seq(kv: OrderedKV) -> int:
+    """Return the largest seq that was noted, because the message that has it is gone, or came with the state of another store."""
+    return int(U64.unpack(kv.get(META, LAST_SEQ_KEY) or bytes(U64.size))[0])
+
+
+class TimerIndex:
+    """See the module docstring. The caller serialises all calls.
+
+    Attributes:
+        pending: timers that are neither cancelled nor forgotten.
+        write_ms: when the last put or seal was, as the clock said then; it may lie before an earlier one.
+        answered_from: of timers that are gone, only those of this tick or a later one are answered for.
+        forgotten: what was handed over and forgotten, as a staircase of any length.
+    """
+
+    def __init__(self, ledger: Ledger, precision_ms: int) -> None:
+        self._ledger = ledger
+        self.precision_ms = precision_ms
+        self._open()
+
+    def _open(self) -> None:
+        ledger = self._ledger
+        self.facts = fact_log.new_log(ledger.disk, ledger.root, ledger.doubt, ledger.unit_log)
+        self.wheel = WheelIndex(
+            ledger.disk,
+            ledger.root,
+            Ring(self.precision_ms, SLOTS),
+            ledger.sizes.timer_file_units,
+            ledger.doubt,
+            unit_log=ledger.unit_log,
+        )
+        self.keys = KeyIndex(ledger.disk, ledger.root / "index", ledger.sizes.index_slots, ledger.sizes.index_entries, ledger.doubt)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.cancelled = Bits()
+        self.rolled = Bits()
+        self.aside: dict[int, int] = {}
+        self.pending = 0
+        self.write_ms = 0
+        self.first_kept = 0
+        self.answered_from = 0
+        # Up to this tick, what is the first to be kept stays so.
+        self._stays_before = -1
+        self.forgotten = EMPTY_CURSOR
+
+    @property
+    def last_seq(self) -> int:
+        """The largest seq given."""
+        return self.facts.count
+
+    # ------------------------------------------------------------ putting
+
+    def prepare_put(
+        self, found: EncodedTimers, seqs: Ints, epochs: Ints | int, write_ms: int, log_offsets: Ints, sizes: Ints
+    ) -> Callable[[], None]:  # fmt: skip
+        """Write what is known of timers where nobody sees it; returns what takes them in. Their seqs rise."""
+        add_facts = self.facts.prepare(seqs - 1, fact_log.rows_of(found.ticks, found.dues, epochs))
+        place = self._prepare_places(seqs, found.ticks, write_ms, log_offsets, sizes, found.hashes)
+
+        def commit() -> None:
+            add_facts()
+            place()
+            self.pending += len(seqs)
+            self.keys.add_many(found.key_hashes, log_offsets[found.key_rows], write_ms)
+
+        return commit
+
+    def prepare_put_one(
+        self, found: EncodedTimer, seq: int, epoch: int, write_ms: int, log_offset: int, size: int
+    ) -> Callable[[], None]:  # fmt: skip
+        """As :meth:`prepare_put`, of one timer."""
+        add_fact = self.facts.prepare_one(seq - 1, fact_log.encode_one(found.tick, found.due, epoch))
+        placing = self.wheel.prepare_one(seq, found.tick, write_ms, log_offset, size, found.hash)
+
+        def commit() -> None:
+            add_fact()
+            self.write_ms = write_ms
+            placing.commit()
+            if placing.rolled or placing.aside:
+                self.rolled.set_many(np.array([seq]))
+            if placing.aside:
+                self.aside[seq] = found.tick
+            self.pending += 1
+            if found.key_hashes:
+                self.keys.add_many(np.array(found.key_hashes), np.full(len(found.key_hashes), log_offset), write_ms)
+
+        return commit
+
+    def prepare_cancels(self, seq: int, targets: Ints, epoch: int, log_offsets: Ints, sizes: Ints) -> Callable[[], None]:
+        """Write that the messages from ``seq`` on are cancels of pending timers; returns what takes these out."""
+        seqs = np.arange(seq, seq + len(targets))
+        add_marks = self.facts.prepare(seqs - 1, fact_log.marks_of(epoch, CANCEL, len(targets)))
+        place = self._prepare_cancel_units(seqs, targets, log_offsets, sizes)
+
+        def commit() -> None:
+            add_marks()
+            place()
+            self.cancel(targets)
+
+        return commit
+
+    def _prepare_cancel_units(self, seqs: Ints, targets: Ints, log_offsets: Ints, sizes: Ints) -> Callable[[], None]:
+        ticks = self.facts.gather(targets - 1)["tick"].astype(np.int64)
+        own = ~self.rolled.get_many(targets)
+        return self.wheel.prepare_cancels(seqs[own], ticks[own], self.write_ms, log_offsets[own], sizes[own])
+
+    def _place_all(self, seqs: Ints, ticks: Ints, write_ms: Ints, log_offsets: Ints, sizes: Ints, hashes: Ints) -> None:
+        """Put timers into the wheel, those together between which no slot begins."""
+        slots = write_ms // self.precision_ms
+        for rows in np.split(np.arange(len(seqs)), np.flatnonzero(np.diff(slots)) + 1):
+            if len(rows):
+                self._prepare_places(seqs[rows], ticks[rows], int(write_ms[rows].max()), log_offsets[rows], sizes[rows], hashes[rows])()
+
+    def _prepare_places(
+        self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints, hashes: Ints | int = 0
+    ) -> Callable[[], None]:  # fmt: skip
+        placing = self.wheel.prepare(seqs, ticks, write_ms, log_offsets, sizes, hashes)
+
+        def commit() -> None:
+            self.write_ms = write_ms
+            placing.commit()
+            if placing.rolled.any():
+                self.rolled.set_many(seqs[placing.rolled])
+            if len(placing.aside):
+                self.rolled.set_many(seqs[placing.aside])
+                self.aside.update(zip(seqs[placing.aside].tolist(), ticks[placing.aside].tolist(), strict=True))
+
+        return commit
+
+    # ------------------------------------------------------------ cancels
+
+    def cancel(self, seqs: Ints) -> None:
+        """Take timers out that are pending."""
+        facts = self.facts.gather(seqs - 1)
+        self.cancelled.set_many(seqs)
+        self._leave(seqs, facts["tick"])
+        self.pending -= len(seqs)
+
+    def _leave(self, seqs: Ints, ticks: Ints) -> None:
+        """Count timers off where they lie."""
+        rolled = self.rolled.get_many(seqs)
+        own = ~rolled
+        if own.any():
+            self.wheel.count_off(self.wheel.slots_of(ticks[own]))
+        if self.aside:
+            for seq in seqs[rolled].tolist():
+                self.aside.pop(seq, None)
+
+    # ------------------------------------------------------------ rolling
+
+    def roll(self, until_ms: int) -> None:
+        """Put timers nearer to their slots that wait in slots which are closed now, as of ``until_ms``."""
+        self.write_ms = until_ms
+        slots = self.wheel.slots_to_roll(self.wheel.slot_of(until_ms))
+        for begin in range(0, len(slots), _ROLLED_SLOTS):
+            self._roll_slots(slots[begin : begin + _ROLLED_SLOTS])
+        if self.aside:
+            self._retry_aside(until_ms)
+
+    def to_roll(self, until_ms: int) -> Iterator[Ints]:
+        """Yield the seqs, which rise, of the timers that :meth:`roll` is going to put elsewhere, some slots at a time."""
+        slots = self.wheel.slots_to_roll(self.wheel.slot_of(until_ms))
+        for begin in range(0, len(slots), _ROLLED_SLOTS):
+            seqs, _, _, live = self._rolling(slots[begin : begin + _ROLLED_SLOTS])
+            yield seqs[live]
+
+    def _rolling(self, slots: Ints) -> tuple[Ints, Ints, Ints, np.ndarray[Any, np.dtype[np.bool_]]]:
+        """Return seqs, ticks and slots of the timers that wait in slots which are not theirs, and which of them are not cancelled."""
+        numbers, owners = self.wheel.walk(slots)
+        seqs = self.wheel.units.gather(numbers)["reserved"].astype(np.int64)
+        ticks = self.facts.gather(seqs - 1)["tick"]
+        away = (self.wheel.slots_of(ticks) != owners) & self.rolled.get_many(seqs)
+        order = np.argsort(seqs[away], kind="stable")
+        seqs, ticks, owners = seqs[away][order], ticks[away][order], owners[away][order]
+        return seqs, ticks, owners, ~self.cancelled.get_many(seqs)
+
+    def _roll_slots(self, slots: Ints) -> None:
+        seqs, ticks, owners, live = self._rolling(slots)
+        place = self._prepare_again(seqs[live], ticks[live])
+        if len(owners):
+            self.wheel.count_off(owners)
+        # The units stay in the chains of these slots, so nobody may roll them a second time.
+        self.wheel.note_rolled(slots)
+        self.rolled.set_many(seqs, on=False)
+        place()
+
+    def _prepare_again(self, seqs: Ints, ticks: Ints) -> Callable[[], None]:
+        if not len(seqs):
+            return lambda: None
+        units = self.queue_units(seqs)
+        return self._prepare_places(seqs, ticks, self.write_ms, units["log_offset"].astype(np.int64), units["size"].astype(np.int64))
+
+    def _retry_aside(self, until_ms: int) -> None:
+        """Find room in the wheel for what lies ahead and was put aside."""
+        ahead = [(seq, tick) for seq, tick in self.aside.items() if tick > until_ms]
+        if ahead:
+            seqs, ticks = np.ascontiguousarray(np.array(ahead, np.int64).T)
+            place = self._prepare_again(seqs, ticks)
+            for seq, _ in ahead:
+                del self.aside[seq]
+            self.rolled.set_many(seqs, on=False)
+            place()
+
+    def queue_units(self, seqs: Ints) -> np.ndarray[Any, np.dtype[np.void]]:
+        """Return where the messages of timers lie in the log."""
+        return self._ledger.queues.of(WHEEL_TOPIC, 0).gather(seqs - 1)
+
+    # ------------------------------------------------------------ looking
+
+    def window(self, low_tick: int, until_ms: int, limit: int = _WINDOW_TIMERS) -> tuple[Due, int | None]:
+        """Return what is there of ticks from ``low_tick`` to ``until_ms``, and the tick up to which that goes; None: all.
+
+        About ``limit`` timers, whole slots, in the order of their hand-over; cancelled ones are left out, forgotten ones may be there.
+        """
+        last = self.wheel.slot_of(until_ms)
+        slots = self.wheel.live_slots(self.wheel.slot_of(low_tick), last, limit=limit)
+        bound: int | None = None
+        if len(slots) and len(self.wheel.live_slots(int(slots[-1]) + 1, last)):
+            bound = (int(slots[-1]) + 1) * self.precision_ms
+        numbers, owners = self.wheel.walk(slots)
+        pieces = []
+        # A slot may hold any number of timers: of what was read of them only what is needed stays in memory.
+        for at in range(0, len(numbers), _WINDOW_TIMERS):
+            pieces.append(self._of_units(numbers[at : at + _WINDOW_TIMERS], owners[at : at + _WINDOW_TIMERS], low_tick, until_ms))
+        found = joined(pieces)
+        if self.aside:
+            found = self._with_aside(found, low_tick, until_ms if bound is None else min(bound, until_ms))
+        return found.in_order(), bound
+
+    def _of_units(self, numbers: Ints, owners: Ints, low_tick: int, until_ms: int) -> Due:
+        """Return the timers of some units of slots that are in these slots for good, of a span of ticks, and not cancelled."""
+        units = self.wheel.units.gather(numbers)
+        seqs = units["reserved"].astype(np.int64)
+        facts = self.facts.gather(seqs - 1)
+        ticks = facts["tick"].astype(np.int64)
+        keep = (facts["kind"] == TIMER) & (ticks <= until_ms) & (ticks >= low_tick) & (self.wheel.slots_of(ticks) == owners)
+        keep &= ((units["flags"] & timer_log.DELETE) == 0) & ~self.cancelled.get_many(seqs)
+        return Due(ticks[keep], seqs[keep], fact_log.dues_of(facts.compress(keep)))
+
+    def _with_aside(self, found: Due, low_tick: int, high_tick: int) -> Due:
+        extra = [(tick, seq) for seq, tick in self.aside.items() if low_tick <= tick <= high_tick]
+        if not extra:
+            return found
+        ticks, seqs = np.array(extra, np.int64).T
+        dues = fact_log.dues_of(self.facts.gather(seqs - 1))
+        return Due(np.append(found.ticks, ticks), np.append(found.seqs, seqs), np.append(found.dues, dues))
+
+    def first_tick(self, after: int) -> int | None:
+        """Return the first tick behind ``after`` at which something must be done; None when nothing is there."""
+        ticks = [tick for tick in self.aside.values() if tick > after] if self.aside else []
+        slot = self.wheel.next_live(self.wheel.slot_of(after) - 1)
+        while slot is not None:
+            end = (slot + 1) * self.precision_ms
+            # Of a slot whose timers are all due at its end, none is looked at, however many they are.
+            found = np.array([end]) if self.wheel.is_even(slot) else self._ticks_in(slot, end)
+            found = found[found > after]
+            if len(found):
+                ticks.append(int(found.min()))
+                break
+            slot = self.wheel.next_live(slot)
+        return min(ticks) if ticks else None
+
+    def _ticks_in(self, slot: int, end: int) -> Ints:
+        """Return when something must be done for each pending timer that lies in a slot.
+
+        Args:
+            end: of the slot, when somebody must come by for timers to be rolled.
+        """
+        numbers, _ = self.wheel.walk(np.array([slot]))
+        seqs = self.wheel.units.gather(numbers)["reserved"].astype(np.int64)
+        facts = self.facts.gather(seqs - 1)
+        ticks = facts["tick"].astype(np.int64)
+        ticks = np.where(self.wheel.slots_of(ticks) == slot, ticks, end)
+        found: Ints = ticks[(facts["kind"] == TIMER) & ~self.cancelled.get_many(seqs)]
+        return found
+
+    def live(self, handed: TimerCursor = EMPTY_CURSOR) -> list[Due]:
+        """Return every pending timer that ``handed`` does not cover, by seq, in pieces."""
+        pieces = []
+        for first, facts in fact_log.pages(self.facts, self.first_kept):
+            seqs = np.arange(first + 1, first + 1 + len(facts))
+            ticks = facts["tick"]
+            keep = (facts["kind"] == TIMER) & ~self.cancelled.get_many(seqs)
+            keep &= ~self.forgotten.covers_each(ticks, seqs) & ~handed.covers_each(ticks, seqs)
+            rows = np.flatnonzero(keep)
+            if len(rows):
+                pieces.append(Due(ticks[rows].astype(np.int64), seqs[rows], fact_log.dues_of(facts.take(rows))))
+        return pieces
+
+    # ------------------------------------------------------------ forgetting
+
+    def forget(self, gone: Due) -> None:
+        """Take timers out that were handed over."""
+        if len(gone.seqs):
+            self._leave(gone.seqs, gone.ticks)
+            self.pending -= len(gone.seqs)
+
+    def drop_answers(self, before_tick: int) -> bool:
+        """Remember nothing any more of timers that are gone and whose tick is before ``before_tick``; says whether there were any.
+
+        A later call may give an earlier tick, as the clock may go back: what is put then is remembered like all else.
+        """
+        self.answered_from = before_tick
+        if before_tick <= self._stays_before:
+            return False
+        self._stays_before = -1
+        first = max(self.first_kept, self.facts.first)
+        for number, facts in fact_log.pages(self.facts, first):
+            seqs = np.arange(number + 1, number + 1 + len(facts))
+            stays = (facts["kind"] == TIMER) & ((facts["tick"] >= before_tick) | ~self.is_gone(seqs, facts["tick"]))
+            if stays.any():
+                row = int(stays.argmax())
+                self.first_kept = number + row
+                self._stays_before = int(facts["tick"][row])
+                break
+            self.first_kept = number + len(facts)
+        if self.first_kept == first:
+            return False
+        self._ledger.queues.trim(WHEEL_TOPIC, 0, self.first_kept)
+        return True
+
+    def is_gone(self, seqs: Ints, ticks: Ints) -> Any:
+        """Say which timers are cancelled or forgotten."""
+        return self.cancelled.get_many(seqs) | self.forgotten.covers_each(ticks, seqs)
+
+    # ------------------------------------------------------------ check points
+
+    def start(self, section: TimerSection | None) -> None:
+        self._clear()
+        if section is None:
+            self.facts.chain.drop_from(0)
+            self.facts.start(Sums())
+            self.wheel.start_empty()
+            self.keys.start([])
+            return
+        self.facts.start(section.facts)
+        self.wheel.start(section.units, section.wheel_crc)
+        self.cancelled, self.rolled = Bits.load(section.cancelled), Bits.load(section.rolled)
+        self.aside = dict(section.aside)
+        self.keys.start(section.keys)
+        self.pending, self.write_ms, self.first_kept = section.pending, section.write_ms, section.first_kept
+        self.forgotten = TimerCursor.from_bytes(section.forgotten)
+
+    def check_point(self) -> TimerSection:
+        self.wheel.units.trim(self.wheel.first_needed())
+        self.facts.trim(self.first_kept)
+        self.cancelled.drop_before(self.facts.first)
+        self.rolled.drop_before(self.facts.first)
+        # What may find no room comes before the wheel's snapshot is replaced.
+        keys, facts = self.keys.check_point(), self.facts.sync()
+        units, crc = self.wheel.check_point()
+        return TimerSection(
+            facts=facts,
+            units=units,
+            wheel_crc=crc,
+            write_ms=self.write_ms,
+            pending=self.pending,
+            cancelled=self.cancelled.dump(),
+            rolled=self.rolled.dump(),
+            aside=list(self.aside.items()),
+            keys=keys,
+            first_kept=self.first_kept,
+            forgotten=self.forgotten.to_bytes(),
+        )
+
+    def release(self) -> None:
+        self.wheel.units.release()
+        self.facts.release()
+        self.keys.release()
+
+    def replay(self, view: memoryview, file_start: int, starts: Ints, sizes: Ints, epochs: Ints) -> None:
+        if not len(starts):
+            return
+        found = read_timers(view, file_start, starts, sizes, epochs, self.precision_ms)
+        rows = fact_log.rows_of(found.ticks, found.dues, found.epochs)
+        others = found.kinds != TIMER
+        rows[others] = fact_log.marks_of(found.epochs[others], found.kinds[others], int(others.sum()))
+        # A message that was copied forward is where it was; it is new when what it is a copy of is gone.
+        fresh = np.flatnonzero(self._kinds(found.seqs) == NOTHING)
+        if len(fresh):
+            fresh = fresh[np.unique(found.seqs[fresh], return_index=True)[1]]
+            self.facts.prepare(found.seqs[fresh] - 1, rows[fresh])()
+        timers = np.sort(fresh[~others[fresh]])
+        self._place_all(
+            found.seqs[timers],
+            found.ticks[timers],
+            found.write_ms[timers],
+            starts[timers] + file_start,
+            sizes[timers],
+            found.hashes[timers],
+        )
+        self.pending += len(timers)
+        self.keys.add_many(found.key_hashes, found.key_offsets, found.key_times)
+        cancels = np.flatnonzero(found.kinds == CANCEL)
+        self._cancel_again(found.targets[cancels], found.seqs[cancels], starts[cancels] + file_start, sizes[cancels])
+
+    def _kinds(self, seqs: Ints) -> Ints:
+        kinds = np.full(len(seqs), NOTHING, np.uint8)
+        known = (seqs > self.facts.first) & (seqs <= self.facts.count)
+        kinds[known] = self.facts.gather(seqs[known] - 1)["kind"]
+        return kinds
+
+    def _cancel_again(self, targets: Ints, seqs: Ints, log_offsets: Ints, sizes: Ints) -> None:
+        """Apply cancels that were found in the log; the message of a timer may be gone since, or follow as a copy that says so itself."""
+        targets, rows = np.unique(targets, return_index=True)
+        pending = (self._kinds(targets) == TIMER) & ~self.cancelled.get_many(targets)
+        targets, rows = targets[pending], rows[pending]
+        if len(targets):
+            place = self._prepare_cancel_units(seqs[rows], targets, log_offsets[rows], sizes[rows])
+            place()
+            self.cancel(targets)
+
+    # ------------------------------------------------------------ copies
+
+    def copied(self, seqs: Ints) -> Copied:
+        """Return what copies of timers, by seqs that rise, do not say themselves."""
+        epochs = self.facts.gather(seqs - 1)["epoch"]
+        return Copied(seqs.astype("<i8").tobytes(), epochs.astype("<u4").tobytes(), self.cancelled.get_many(seqs).tobytes())
+
+    def take_copied(self, change: Copied) -> None:
+        """Apply what was said of copies, behind them."""
+        seqs = np.frombuffer(change.seqs, "<i8").astype(np.int64)
+        known = self._kinds(seqs) == TIMER
+        seqs, epochs = seqs[known], np.frombuffer(change.epochs, "<u4")[known]
+        facts = self.facts.gather(seqs - 1)
+        wrong = facts["epoch"] != epochs
+        if wrong.any():
+            facts = facts[wrong].copy()
+            facts["epoch"] = epochs[wrong]
+            self.facts.prepare(seqs[wrong] - 1, facts)()
+        gone = seqs[np.frombuffer(change.cancelled, np.bool_)[known]]
+        gone = gone[~self.cancelled.get_many(gone)]
+        if len(gone):
+            self.cancel(gone)
+
+    def unsaid(self) -> list[Change]:
+        """Return what of the timers is neither in the state nor follows from messages that are kept."""
+        last_seq = max(self.last_seq, noted_last_seq(self._ledger))
+        return [PutMany(META, [(FORGOTTEN_KEY, self.forgotten.to_bytes()), (LAST_SEQ_KEY, U64.pack(last_seq))])]
+
+    def is_answered(self, seqs: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Say which messages are timers that are pending, or gone and still answered for."""
+        found: np.ndarray[Any, np.dtype[np.bool_]] = self._kinds(seqs) == TIMER
+        ticks = self.facts.gather(seqs[found] - 1)["tick"].astype(np.int64)
+        found[found] = (ticks >= self.answered_from) | ~self.is_gone(seqs[found], ticks)
+        return found
+
+    def reopen(self) -> None:
+        self.close()
+        self._open()
+
+    def close(self) -> None:
+        self.facts.close()
+        self.wheel.close()
+        self.keys.close()

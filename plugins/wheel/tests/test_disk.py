@@ -14,7 +14,7 @@ import pytest
 import rmqstore
 from rmqstore import ManualClock
 from rmqstore_wheel.files.disk import Disk, DiskFile
-from rmqstore_wheel.reader.disk import ReadDisk
+from rmqstore_wheel.reader.log import ReadDisk
 
 
 @pytest.fixture(name="file")

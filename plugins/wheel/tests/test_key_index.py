@@ -22,9 +22,9 @@ from rmqstore_wheel.files.units import BLOCK, Doubt
 from rmqstore_wheel.formats.index_file import IndexFile, file_bytes
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.ledger_ports import Sizes
-from rmqstore_wheel.timers import facts
+from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.key_file import KeyFileSums
-from rmqstore_wheel.timers.key_index import KeyIndex
+from rmqstore_wheel.timers.keys import KeyIndex
 
 SLOTS, ENTRIES = 3000, 40
 NOW_MS = 1_700_000_000_000
@@ -381,7 +381,7 @@ def test_a_key_of_timers_that_are_long_forgotten_is_looked_up(tmp_path: Path, mo
     def opened() -> Store:
         return rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=clock, cancel_memory_ms=60_000)
 
-    monkeypatch.setattr(facts, "PER_FILE", BLOCK)
+    monkeypatch.setattr(timer_table, "PER_FILE", BLOCK)
     store = opened()
     for _ in range(3):
         store.send_batch([Message("t", b"x", keys=("again",)) for _ in range(BLOCK)], delay_ms=1000)

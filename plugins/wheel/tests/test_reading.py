@@ -26,8 +26,7 @@ from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.log.ledger_ports import Sizes
 from rmqstore_wheel.log.replay import Replay
 from rmqstore_wheel.reader import view as read_view
-from rmqstore_wheel.reader.disk import ReadDisk
-from rmqstore_wheel.reader.log import ReadLog
+from rmqstore_wheel.reader.log import ReadDisk, ReadLog
 from rmqstore_wheel.reader.units import ReadUnits
 
 _START_MS = 1_700_000_000_000

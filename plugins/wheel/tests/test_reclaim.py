@@ -19,7 +19,7 @@ from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.formats.binary_columns import Bytes
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.log import state
+from rmqstore_wheel.log import journal
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.log.ledger_ports import Sizes
 from rmqstore_wheel.reclaim import reclaim
@@ -589,7 +589,7 @@ def test_damage_to_what_nobody_needs_keeps_no_file(run: Run, at: int) -> None:
 
 def test_a_store_where_nothing_happens_writes_nothing_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state is larger than a file of the log, so a copy of it fills more than the removal of a file gives back."""
-    monkeypatch.setattr(state, "PIECE_BYTES", FILE_BYTES // 4)
+    monkeypatch.setattr(journal, "PIECE_BYTES", FILE_BYTES // 4)
     run = Run(tmp_path / "store", mark_memory_ms=1000 * HOUR_MS)
     for number in range(100):
         run.store.send_batch([Message("t", b"x")], marks=[b"%05d" % number + bytes(240)])

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rmqstore.contract import EngineOptions
+import msgspec
+
+from rmqstore.contract import EngineOptions, UpkeepReport
 from rmqstore.engine.kv.directory import NO_ROOM
+from rmqstore.engine.pops.store import LogFactory, OrderedPops
 from rmqstore.engine.session import SharedSession, check_layout
 from rmqstore.engine.shared import Shared
 from rmqstore.errors import StoreError, StoreFullError, StorePathError
-from rmqstore_wheel.broker.for_brokers import ForBrokers
+from rmqstore_wheel.broker.files import ForBrokers
 from rmqstore_wheel.broker.revive_log import ReviveLog
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.open_marks import OpenMarks
 from rmqstore_wheel.log.ledger import Ledger, home_of
 from rmqstore_wheel.log.ledger_ports import Sizes
 from rmqstore_wheel.queues.queue_log import WheelQueueLog
-from rmqstore_wheel.reclaim.upkeep import Upkeep, WheelPops
+from rmqstore_wheel.reclaim.reclaim import Reclaim
 from rmqstore_wheel.timers.index import TimerIndex
 from rmqstore_wheel.timers.store import WheelTimers
 
@@ -72,3 +75,34 @@ def _typed(directory: Path) -> Iterator[None]:
             raise
         kind = StoreFullError if error.errno in NO_ROOM else StorePathError
         raise kind(f"{directory}: {error.strerror or error}") from error
+
+
+class Upkeep:
+    """Does a piece of it when a side is maintained, as a store may use the engine for timers alone, or for pops alone."""
+
+    def __init__(self, ledger: Ledger, index: TimerIndex) -> None:
+        self._ledger = ledger
+        self._index = index
+        self._begin()
+        ledger.reopened.append(self._begin)
+
+    def _begin(self) -> None:
+        self._reclaim = Reclaim(self._ledger, self._index)
+
+    def go_on(self, now_ms: int) -> int:
+        """Do what is due; returns how much that was."""
+        return self._ledger.upkeep(now_ms) + self._reclaim.go_on(now_ms)
+
+
+class WheelPops(OrderedPops):
+    """The pop side, whose upkeep is also that of the log."""
+
+    def __init__(self, shared: Shared, open_log: LogFactory, upkeep: Callable[[int], int]) -> None:
+        super().__init__(shared, open_log)
+        self._upkeep = upkeep
+
+    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
+        with self._lock:
+            report = super().maintain(now_ms, budget)
+            with self._call:
+                return msgspec.structs.replace(report, done=report.done + self._upkeep(now_ms))

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from rmqstore.contract.receipts import Receipt
 from rmqstore.errors import IllegalArgumentError
 from rmqstore_wheel.formats import handles
-from rmqstore_wheel.formats.handles import Handle
-from rmqstore_wheel.formats.recall_handle import RecallHandle
+from rmqstore_wheel.formats.handles import Handle, RecallHandle
 
 HANDLE = Handle(100, 1_700_000_000_000, 60_000, 5, handles.RETRY_V2, "broker-a", 3, 104)
 TEXT = "100 1700000000000 60000 5 2 broker-a 3 104"

@@ -10,7 +10,7 @@ from rmqstore.contract import Moment
 from rmqstore_wheel.formats import consumer_offsets, timer_check, wheel
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.inspecting import index_check, inspect, queues, timer_units
-from rmqstore_wheel.inspecting.log_files import LogReader
+from rmqstore_wheel.inspecting.log import LogReader
 
 from .conftest import LOG_BYTES, NOW, REVIVE, RING, TIMER_BYTES, Built, Sizes, fill, rows, section
 

@@ -20,12 +20,12 @@ from rmqstore_conformance.faults.scripts import SCRIPTS
 from rmqstore_conformance.stores import ANNOUNCED
 from rmqstore_wheel import engine
 from rmqstore_wheel.files.disk import Disk, DiskFile
-from rmqstore_wheel.log import check_point, commit_log, frames, state
+from rmqstore_wheel.log import check_point, commit_log, frames, journal
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.ledger_ports import Sizes
 from rmqstore_wheel.reclaim import reclaim
-from rmqstore_wheel.timers import facts
 from rmqstore_wheel.timers import index as timer_index
+from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.index import TimerIndex
 from rmqstore_wheel.timers.store import WheelTimers
 from rmqstore_wheel.timers.wheel import WheelIndex
@@ -53,8 +53,8 @@ def make_small(patch: Patch, sizes: Sizes = SIZES, *, slots: int = 256, roll_win
     """
     patch.setattr(engine, "sizes_of", lambda options: sizes)
     # A record has to fit into a file, so a copy of the state is cut into many.
-    patch.setattr(state, "PIECE_BYTES", min(state.PIECE_BYTES, sizes.log_file_bytes // 4))
-    patch.setattr(facts, "PER_FILE", 16)
+    patch.setattr(journal, "PIECE_BYTES", min(journal.PIECE_BYTES, sizes.log_file_bytes // 4))
+    patch.setattr(timer_table, "PER_FILE", 16)
     patch.setattr(timer_index, "SLOTS", slots)
     patch.setattr(timer_index, "WheelIndex", functools.partial(WheelIndex, roll_window=roll_window))
     patch.setattr(reclaim, "AGAIN_MS", again_ms)

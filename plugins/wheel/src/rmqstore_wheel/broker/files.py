@@ -23,7 +23,7 @@ There is no ``config/timermetrics``: pending timers are not counted by topic, an
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
@@ -35,13 +35,16 @@ from rmqstore.engine.pops.offsets import Seat, load_groups, load_standings, load
 from rmqstore.engine.schema import EXPIRY, LEASE, LEASE_KEY, LEASES, U64, after_prefix
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.broker.revive_log import GROUP_NAME, ReviveLog
+from rmqstore_wheel.files.open_marks import OpenMarks
 from rmqstore_wheel.formats import consumer_offsets, order_info, timer_check
 from rmqstore_wheel.formats.config_files import BACKUP_SUFFIX, DataVersion
 from rmqstore_wheel.formats.consumer_offsets import ConsumerOffsets
 from rmqstore_wheel.formats.order_info import OrderInfo
 from rmqstore_wheel.formats.timer_check import TimerCheck
 from rmqstore_wheel.log.check_point import CheckPoint
+from rmqstore_wheel.log.journal import Change
 from rmqstore_wheel.log.ledger import Ledger
+from rmqstore_wheel.log.ledger_ports import Beside, ForReaders
 from rmqstore_wheel.timers.index import TimerIndex
 
 CONFIG: Final = "config"
@@ -199,3 +202,28 @@ def _order_of(run: FifoRun, leases: list[Lease], last_pop_ms: int) -> OrderInfo:
         visible_ms={offset: end for offset, end in visible.items() if end != pop_ms + invisible_ms} or None,
         consumed={offset: run[offset].delivered for offset in offsets if run[offset].delivered} or None,
     )
+
+
+class ForBrokers(ForReaders):
+    """What a ledger calls; see the module docstring. Without ``revive_log`` there are no check points and acks."""
+
+    def __init__(self, ledger: Ledger, index: TimerIndex, marks: OpenMarks, revive_log: ReviveLog | None) -> None:
+        self._marks = marks
+        self._revive_log = revive_log
+        self._files = BrokerFiles(ledger, index, revive_log)
+
+    def beside(self, changes: Sequence[Change]) -> Beside | None:
+        return None if self._revive_log is None else self._revive_log.beside(changes)
+
+    def settle(self) -> None:
+        if self._revive_log is not None:
+            self._revive_log.settle()
+
+    def check_pointed(self, found: CheckPoint) -> None:
+        self._files.write(found)
+
+    def closed(self) -> None:
+        self._marks.remove_abort()
+
+    def close(self) -> None:
+        self._marks.close()

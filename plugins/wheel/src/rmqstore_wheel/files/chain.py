@@ -10,7 +10,7 @@ from typing import Final
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.formats.binary_columns import Bytes
-from rmqstore_wheel.formats.file_names import file_name, start_offset
+from rmqstore_wheel.formats.commit_log import file_name, start_offset
 
 _FILL_PARTS: Final = 64
 """A new chain sets this part of its usual room aside first, and then twice as much each time, so that many small ones take little."""

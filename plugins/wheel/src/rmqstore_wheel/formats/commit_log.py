@@ -1,6 +1,6 @@
 """Records of the commit log, one at a time; ``log_columns`` does many (``CommitLog``, ``MessageExtEncoder``, ``MessageDecoder``).
 
-The log is a chain of files of one size, 1 GiB in RocketMQ, named by ``file_names``; no record crosses the end of a file. A message::
+The log is a chain of files of one size, 1 GiB in RocketMQ, named by :func:`file_name`; no record crosses the end of a file. A message::
 
     0    i32  bytes of the record, this field included
     4    i32  magic: 0xDAA320A7 (V1) or 0xDAA320AB (V2)
@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import functools
 import ipaddress
+import re
 import struct
 from typing import Final
 
@@ -299,3 +300,25 @@ def _piece(data: memoryview, at: int, length: int, what: str) -> tuple[bytes, in
     if length < 0 or at + length > len(data):
         raise ValueError(f"{length} bytes of {what} where {len(data) - at} are left")
     return bytes(data[at : at + length]), at + length
+
+
+_NAME = re.compile(r"\d{20}", re.ASCII)
+_MAX_OFFSET = 2**63 - 1
+
+
+def file_name(start_offset: int) -> str:
+    """Return the name of the file that starts at ``start_offset`` of the log, bytes."""
+    if not 0 <= start_offset <= _MAX_OFFSET:
+        raise IllegalArgumentError(f"a file of a log starts at 0 to 2**63-1, not at {start_offset}")
+    return f"{start_offset:020d}"
+
+
+def start_offset(name: str) -> int:
+    """Return the offset at which a file starts, from its name.
+
+    Raises:
+        CorruptStoreError: the name is not 20 digits; whoever lists a directory decides what else may lie there.
+    """
+    if not _NAME.fullmatch(name) or int(name) > _MAX_OFFSET:
+        raise CorruptStoreError(f"{name!r} is no name of a log file: 20 digits of a start offset are expected", file=name)
+    return int(name)

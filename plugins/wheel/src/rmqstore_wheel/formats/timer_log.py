@@ -1,6 +1,6 @@
 """Units of the timer log: one per timer that was put into the wheel, chained backwards per slot (``TimerLog``, ``TimerRequest``, RIP-43).
 
-A chain of files named by ``file_names``, 100 MiB each in RocketMQ. A unit, 52 bytes::
+A chain of files named by :func:`file_name`, 100 MiB each in RocketMQ. A unit, 52 bytes::
 
     0    i32  52
     4    i64  position of the unit before in the same slot, -1 = none

@@ -21,10 +21,9 @@ from rmqstore_wheel.formats.consumer_offsets import ConsumerOffsets
 from rmqstore_wheel.formats.order_info import OrderInfo
 from rmqstore_wheel.formats.timer_check import TimerCheck
 from rmqstore_wheel.formats.timer_metrics import TimerMetrics
-from rmqstore_wheel.inspecting.file_sets import read_all
-from rmqstore_wheel.inspecting.findings import Findings
+from rmqstore_wheel.inspecting.files import Findings, read_all
+from rmqstore_wheel.inspecting.log import QueueName
 from rmqstore_wheel.inspecting.popped import REVIVE_GROUP, REVIVE_PREFIX
-from rmqstore_wheel.inspecting.topics import QueueName
 
 CONFIG: Final = "config"
 _MOST_BYTES: Final = 64 * 1024**2

@@ -10,10 +10,10 @@ from rmqstore.contract import Cell, Moment, Section
 from rmqstore_wheel.formats import consumer_offsets
 from rmqstore_wheel.formats.config_files import DataVersion
 from rmqstore_wheel.inspecting import queues, timer_units
-from rmqstore_wheel.inspecting.file_sets import FileSet, length_of
+from rmqstore_wheel.inspecting.files import FileSet, length_of
+from rmqstore_wheel.inspecting.log import QueueName, Tally
 from rmqstore_wheel.inspecting.pending import LABELS
 from rmqstore_wheel.inspecting.survey import COMMIT_LOG, Survey
-from rmqstore_wheel.inspecting.topics import QueueName, Tally
 
 _OWN: Final = "rmqstore"
 _NOT_READ: Final = ("batchconsumequeue", "consumequeue_ext", "kvStore", "transaction", "consumequeue_r", "rocksdbstore", "compaction")

@@ -30,8 +30,7 @@ from typing import Final
 from rmqstore.contract import PopBuffer
 from rmqstore.engine.kv.base import DeleteMany, PutMany
 from rmqstore.engine.schema import COUNT, EPOCH_KEY, FIFO, LEASE, LEASES, MARK, MARK_AGE, META, STANDING, TOPIC, TRACES
-from rmqstore_wheel.log.journal import Change
-from rmqstore_wheel.log.state import State
+from rmqstore_wheel.log.journal import Change, State
 
 MARGIN_MS: Final = 1500
 """What a lease must have left more than ``left_ms`` to be held (``PopBufferMergeService.interval``)."""

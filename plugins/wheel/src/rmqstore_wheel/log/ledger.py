@@ -8,9 +8,9 @@ way leaves what a crash would leave, and is treated so: all files are opened aga
 Why no crash point loses or doubles anything here: after a crash, the log holds a prefix of whole frames that reaches at least to the last
 sync (``frames``), and everything else is a function of such a prefix. The check point is the value of that function for a prefix that was
 durable before the check point was written; an open takes it and applies the frames behind it. Should it be missing, or any cache not be
-what it vouches for, then the whole of the log is applied to nothing, which gives the same. Neither way writes to the log, so a crash
-during an open changes nothing. Caches that are being made anew are in doubt from before the first of them changes until a check point of
-theirs is durable, and older ones are gone (``unit_log.Doubt``): a crash in between, or the loss of another cache, has all made anew again.
+what it vouches for, then the whole of the log is applied to nothing, which gives the same. Neither way writes to the log, so a crash during
+an open changes nothing. Caches that are being made anew are in doubt from before the first of them changes until a check point of theirs is
+durable, and older ones are gone (``files.units.Doubt``): a crash in between, or the loss of another cache, has all made anew again.
 """
 
 from __future__ import annotations
@@ -31,16 +31,14 @@ from rmqstore.errors import CorruptStoreError, StoreError, StoreFullError
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.units import Doubt, UnitLog
 from rmqstore_wheel.log import check_point, frames, journal
-from rmqstore_wheel.log.appending import Messages, One, gathered
+from rmqstore_wheel.log.call import Call, Messages, One, gathered, write
 from rmqstore_wheel.log.check_point import CheckPoint
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.consume_queues import ConsumeQueues
-from rmqstore_wheel.log.framing import Call, write
 from rmqstore_wheel.log.held_pops import HeldPops
-from rmqstore_wheel.log.journal import Change, Copied
+from rmqstore_wheel.log.journal import KEPT_SPACES, Change, Copied, State
 from rmqstore_wheel.log.ledger_ports import Beside, ForReaders, Sizes, TimerCaches
 from rmqstore_wheel.log.replay import Replay
-from rmqstore_wheel.log.state import KEPT_SPACES, State
 from rmqstore_wheel.log.store_copy import StoreCopy
 
 _REBUILD: Final = "rebuild"

@@ -23,7 +23,7 @@ from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats.binary_columns import Ints, cells
 from rmqstore_wheel.formats.consume_queue import FILL_SIZE
-from rmqstore_wheel.log.appending import Append
+from rmqstore_wheel.log.call import Append
 from rmqstore_wheel.log.journal import ClearOffsets, DropQueue
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.queues.soundness import fault_of, sound_rows

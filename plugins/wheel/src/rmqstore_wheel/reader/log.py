@@ -11,16 +11,17 @@ later frame was seen that says that it was on disk.
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Never
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.files.chain import FileChain
+from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.log import frames
 from rmqstore_wheel.log.commit_log import CommitLog, Frame
-from rmqstore_wheel.reader.disk import ReadDisk
 from rmqstore_wheel.reader.units import OutrunError
 
 _FIRST_LOOK_BYTES: Final = 1024 * 1024
@@ -134,3 +135,41 @@ class ReadLog(CommitLog):
 
     def _cut(self, begin: int, epoch: int) -> None:
         """Leave what is there to its owner."""
+
+
+class ReadFile(DiskFile):
+    """A file that its owner may cut off at any time, so each look asks how long it is."""
+
+    def view(self, upto: int | None = None) -> memoryview:
+        return super().view()
+
+
+class ReadDisk(Disk):
+    """A disk of which files are opened for reading, and nothing that changes a file or a name gets through.
+
+    What the engine removes or makes on its way is its own view of the caches only, so those calls do nothing. Writing to a file is refused
+    by the operating system, because the descriptor does not allow it.
+    """
+
+    def create(self, path: Path, length: int = 0) -> Never:
+        """Refuse: a reader has no place for it."""
+        raise PermissionError(f"{path} is open for reading")
+
+    def open(self, path: Path) -> DiskFile:
+        return ReadFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def rename(self, old: Path, new: Path) -> Never:
+        """Refuse, as :meth:`create` does."""
+        self.create(new)
+
+    def remove(self, path: Path) -> None:
+        """Do nothing."""
+
+    def remove_tree(self, path: Path) -> None:
+        """Do nothing."""
+
+    def make_directory(self, path: Path) -> None:
+        """Do nothing."""
+
+    def sync_directory(self, path: Path) -> None:
+        """Do nothing."""

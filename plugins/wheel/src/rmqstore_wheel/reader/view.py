@@ -2,8 +2,8 @@
 
 Why every state is a prefix of the owner's calls with everything durable in it: what is seen is always the value of one function, the one
 of which ``ledger`` says that caches and state are its value, for a prefix of whole frames of the log. The check point is that value for
-the prefix before its offset, and no byte of a cache is believed that it does not vouch for (``read_units``, the CRC of the wheel's
-snapshot). Then all whole frames behind it are applied (``read_log``), and what was durable when the log was looked at is in whole frames.
+the prefix before its offset, and no byte of a cache is believed that it does not vouch for (``units``, the CRC of the wheel's
+snapshot). Then all whole frames behind it are applied (``log``), and what was durable when the log was looked at is in whole frames.
 
 The log's files are opened before the check point is read. So when the owner copies messages forward and removes a file, either the state
 speaks of the old place, in a file that is open here, or of the new one, in a file that was there when the check point was.
@@ -28,8 +28,7 @@ from rmqstore_wheel.log.check_point import CheckPoint
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.log.ledger_ports import Sizes
 from rmqstore_wheel.log.replay import Replay
-from rmqstore_wheel.reader.disk import ReadDisk
-from rmqstore_wheel.reader.log import ReadLog
+from rmqstore_wheel.reader.log import ReadDisk, ReadLog
 from rmqstore_wheel.reader.units import OutrunError, ReadUnits
 from rmqstore_wheel.timers.index import TimerIndex
 

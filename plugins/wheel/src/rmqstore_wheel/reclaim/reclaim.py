@@ -24,8 +24,8 @@ Why no crash point loses or doubles anything here. The log alone says everything
 - **Order.** Copies, then the state, then a check point, which syncs the log first: each is durable before the next. Then the files, one
   after the other, each name gone for good before the next one goes. A crash before the check point leaves all files. Units of consume
   queues that lead to copies are in memory until then; while a check point writes them, caches are in doubt, and an open makes everything
-  anew from the log (``unit_log.Doubt``). A crash behind it leaves some of the files, the newest; the check point needs none of those that
-  went, and neither does making everything anew.
+  anew from the log (``files.units.Doubt``). A crash behind it leaves some of the files, the newest; the check point needs none of those
+  that went, and neither does making everything anew.
 
 - **Damage.** Where a file cannot be read from end to end, consume queues say what is live in it. If all of that is sound, the damage is to
   what nobody needs, and the file goes like any other. Else it stays until no consume queue leads to what is damaged (T12).
@@ -35,11 +35,16 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from rmqstore.errors import CorruptStoreError, StoreFullError
+from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.log_reading import Scan
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.log.call import Messages
 from rmqstore_wheel.log.ledger import Ledger
-from rmqstore_wheel.reclaim.copying import FileCopy
-from rmqstore_wheel.reclaim.file_look import FileLook
-from rmqstore_wheel.reclaim.liveness import Liveness
+from rmqstore_wheel.reclaim.liveness import FileLook, Liveness, Slices
+from rmqstore_wheel.timers.copies import read_sound, with_keys, without_frames
 from rmqstore_wheel.timers.index import TimerIndex
 
 AGAIN_MS: Final = 10 * 60_000
@@ -154,3 +159,46 @@ class Reclaim:
             self._ledger.release_log(self._free_upto)
             self._index.keys.drop_before(self._ledger.log.chain.first)
         return before - len(self._ledger.log.chain.starts)
+
+
+class FileCopy(Slices):
+    """Copies what is live in a file, slice by slice; what was live when somebody looked may be dead now."""
+
+    def __init__(self, ledger: Ledger, index: TimerIndex, liveness: Liveness, file_start: int, known: Scan | None = None) -> None:
+        super().__init__(ledger.log, file_start, known)
+        self._ledger = ledger
+        self._index = index
+        self._liveness = liveness
+
+    def go_on(self, slice_bytes: int) -> int:
+        """Copy what is live in the next slice, as one frame; returns the bytes of the slice.
+
+        Raises:
+            CorruptStoreError: something cannot be read; nothing of the slice was copied.
+            StoreFullError: no room; nothing of the slice was copied.
+        """
+        before = self.at, self.is_done
+        found = self.next(slice_bytes)
+        try:
+            if len(found.starts):
+                self._copy(found.starts, found.sizes)
+        except BaseException:
+            self.at, self.is_done = before
+            raise
+        return max(self.at - before[0], 1)
+
+    def _copy(self, starts: Ints, sizes: Ints) -> None:
+        view = self._ledger.log.chain.view(self.file_start)
+        pieces: list[Messages] = []
+        timers: Ints = np.zeros(0, np.int64)
+        for live in self._liveness.of(self.file_start, starts, sizes):
+            records, store_ms = without_frames(view, self.file_start, starts[live.rows], sizes[live.rows], live.spare)
+            prepare = None
+            if live.topic == WHEEL_TOPIC:
+                timers = live.offsets + 1
+                found = read_sound(self._index, view, self.file_start, starts[live.rows], sizes[live.rows])
+                prepare = with_keys(self._index, found, self.file_start, starts[live.rows])
+            codes = live.units["tags_code"].astype(np.int64)
+            pieces.append(Messages(live.topic, live.queue, live.offsets, records, store_ms, codes, prepare))
+        if pieces:
+            self._ledger.append(pieces, noted=[self._index.copied(timers)])

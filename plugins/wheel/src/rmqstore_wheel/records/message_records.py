@@ -5,7 +5,7 @@ the deliveries so far are the reconsume times, the first pop time is the propert
 chosen. A record that is made here is not placed yet: queue offset, physical offset and store time are 0, and its sum is
 room for one (``addressing`` fills them in). Records that are read must be sound; no CRC is looked at.
 
-``record_parts`` says what gives way where the properties of a dead letter outgrow a record.
+``parts`` says what gives way where the properties of a dead letter outgrow a record.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from rmqstore_wheel.formats.binary_columns import Ints, cells, measure
 from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log import frames
-from rmqstore_wheel.log.appending import Messages, Prepare
+from rmqstore_wheel.log.call import Messages, Prepare
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.queues.soundness import sound_rows
 from rmqstore_wheel.records.parts import body_places, topic_places

@@ -19,11 +19,10 @@ from rmqstore_wheel.formats.wheel import SLOTS, Ring
 from rmqstore_wheel.log.check_point import TimerSection
 from rmqstore_wheel.log.journal import Change, Copied
 from rmqstore_wheel.log.ledger import Ledger
-from rmqstore_wheel.timers import facts as fact_log
-from rmqstore_wheel.timers.due import Due, joined
-from rmqstore_wheel.timers.facts import CANCEL, NOTHING, TIMER
-from rmqstore_wheel.timers.key_index import KeyIndex
+from rmqstore_wheel.timers import table as timer_table
+from rmqstore_wheel.timers.keys import KeyIndex
 from rmqstore_wheel.timers.records import EncodedTimer, EncodedTimers, read_timers
+from rmqstore_wheel.timers.table import CANCEL, NOTHING, TIMER, Due, joined
 from rmqstore_wheel.timers.wheel import WheelIndex
 
 FORGOTTEN_KEY: Final = b"mforgotten"
@@ -55,7 +54,7 @@ class TimerIndex:
 
     def _open(self) -> None:
         ledger = self._ledger
-        self.facts = fact_log.new_log(ledger.disk, ledger.root, ledger.doubt, ledger.unit_log)
+        self.facts = timer_table.new_log(ledger.disk, ledger.root, ledger.doubt, ledger.unit_log)
         self.wheel = WheelIndex(
             ledger.disk,
             ledger.root,
@@ -90,7 +89,7 @@ class TimerIndex:
         self, found: EncodedTimers, seqs: Ints, epochs: Ints | int, write_ms: int, log_offsets: Ints, sizes: Ints
     ) -> Callable[[], None]:  # fmt: skip
         """Write what is known of timers where nobody sees it; returns what takes them in. Their seqs rise."""
-        add_facts = self.facts.prepare(seqs - 1, fact_log.rows_of(found.ticks, found.dues, epochs))
+        add_facts = self.facts.prepare(seqs - 1, timer_table.rows_of(found.ticks, found.dues, epochs))
         place = self._prepare_places(seqs, found.ticks, write_ms, log_offsets, sizes, found.hashes)
 
         def commit() -> None:
@@ -105,7 +104,7 @@ class TimerIndex:
         self, found: EncodedTimer, seq: int, epoch: int, write_ms: int, log_offset: int, size: int
     ) -> Callable[[], None]:  # fmt: skip
         """As :meth:`prepare_put`, of one timer."""
-        add_fact = self.facts.prepare_one(seq - 1, fact_log.encode_one(found.tick, found.due, epoch))
+        add_fact = self.facts.prepare_one(seq - 1, timer_table.encode_one(found.tick, found.due, epoch))
         placing = self.wheel.prepare_one(seq, found.tick, write_ms, log_offset, size, found.hash)
 
         def commit() -> None:
@@ -125,7 +124,7 @@ class TimerIndex:
     def prepare_cancels(self, seq: int, targets: Ints, epoch: int, log_offsets: Ints, sizes: Ints) -> Callable[[], None]:
         """Write that the messages from ``seq`` on are cancels of pending timers; returns what takes these out."""
         seqs = np.arange(seq, seq + len(targets))
-        add_marks = self.facts.prepare(seqs - 1, fact_log.marks_of(epoch, CANCEL, len(targets)))
+        add_marks = self.facts.prepare(seqs - 1, timer_table.marks_of(epoch, CANCEL, len(targets)))
         place = self._prepare_cancel_units(seqs, targets, log_offsets, sizes)
 
         def commit() -> None:
@@ -271,14 +270,14 @@ class TimerIndex:
         ticks = facts["tick"].astype(np.int64)
         keep = (facts["kind"] == TIMER) & (ticks <= until_ms) & (ticks >= low_tick) & (self.wheel.slots_of(ticks) == owners)
         keep &= ((units["flags"] & timer_log.DELETE) == 0) & ~self.cancelled.get_many(seqs)
-        return Due(ticks[keep], seqs[keep], fact_log.dues_of(facts.compress(keep)))
+        return Due(ticks[keep], seqs[keep], timer_table.dues_of(facts.compress(keep)))
 
     def _with_aside(self, found: Due, low_tick: int, high_tick: int) -> Due:
         extra = [(tick, seq) for seq, tick in self.aside.items() if low_tick <= tick <= high_tick]
         if not extra:
             return found
         ticks, seqs = np.array(extra, np.int64).T
-        dues = fact_log.dues_of(self.facts.gather(seqs - 1))
+        dues = timer_table.dues_of(self.facts.gather(seqs - 1))
         return Due(np.append(found.ticks, ticks), np.append(found.seqs, seqs), np.append(found.dues, dues))
 
     def first_tick(self, after: int) -> int | None:
@@ -313,14 +312,14 @@ class TimerIndex:
     def live(self, handed: TimerCursor = EMPTY_CURSOR) -> list[Due]:
         """Return every pending timer that ``handed`` does not cover, by seq, in pieces."""
         pieces = []
-        for first, facts in fact_log.pages(self.facts, self.first_kept):
+        for first, facts in timer_table.pages(self.facts, self.first_kept):
             seqs = np.arange(first + 1, first + 1 + len(facts))
             ticks = facts["tick"]
             keep = (facts["kind"] == TIMER) & ~self.cancelled.get_many(seqs)
             keep &= ~self.forgotten.covers_each(ticks, seqs) & ~handed.covers_each(ticks, seqs)
             rows = np.flatnonzero(keep)
             if len(rows):
-                pieces.append(Due(ticks[rows].astype(np.int64), seqs[rows], fact_log.dues_of(facts.take(rows))))
+                pieces.append(Due(ticks[rows].astype(np.int64), seqs[rows], timer_table.dues_of(facts.take(rows))))
         return pieces
 
     # ------------------------------------------------------------ forgetting
@@ -341,7 +340,7 @@ class TimerIndex:
             return False
         self._stays_before = -1
         first = max(self.first_kept, self.facts.first)
-        for number, facts in fact_log.pages(self.facts, first):
+        for number, facts in timer_table.pages(self.facts, first):
             seqs = np.arange(number + 1, number + 1 + len(facts))
             stays = (facts["kind"] == TIMER) & ((facts["tick"] >= before_tick) | ~self.is_gone(seqs, facts["tick"]))
             if stays.any():
@@ -408,9 +407,9 @@ class TimerIndex:
         if not len(starts):
             return
         found = read_timers(view, file_start, starts, sizes, epochs, self.precision_ms)
-        rows = fact_log.rows_of(found.ticks, found.dues, found.epochs)
+        rows = timer_table.rows_of(found.ticks, found.dues, found.epochs)
         others = found.kinds != TIMER
-        rows[others] = fact_log.marks_of(found.epochs[others], found.kinds[others], int(others.sum()))
+        rows[others] = timer_table.marks_of(found.epochs[others], found.kinds[others], int(others.sum()))
         # A message that was copied forward is where it was; it is new when what it is a copy of is gone.
         fresh = np.flatnonzero(self._kinds(found.seqs) == NOTHING)
         if len(fresh):

@@ -1,6 +1,6 @@
 """``KeyFile``: one index file of the store, ``formats.index_file``, as a cache that a check point vouches for.
 
-Entries are appended and slots are changed only when a check point is made (``key_index``). So a file is what the last check point says,
+Entries are appended and slots are changed only when a check point is made (``keys``). So a file is what the last check point says,
 or a crash came in between. Then entries are behind those that the check point knows, where nobody looks; a slot that was changed holds the
 number of such an entry, as a slot never holds a smaller number than before. Where one does, all slots are worked out from the entries.
 """

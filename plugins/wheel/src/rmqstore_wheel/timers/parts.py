@@ -14,7 +14,7 @@ from rmqstore.batch import MessageBatch
 from rmqstore.message import Message
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.log.appending import Messages, One
+from rmqstore_wheel.log.call import Messages, One
 from rmqstore_wheel.timers.fetching import Fetcher
 from rmqstore_wheel.timers.index import TimerIndex
 from rmqstore_wheel.timers.records import encode_cancel, encode_cancels, encode_timer, encode_timers

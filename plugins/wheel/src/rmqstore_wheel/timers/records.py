@@ -33,7 +33,7 @@ from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.formats.property_columns import decode_column
 from rmqstore_wheel.records import sums
 from rmqstore_wheel.records.addressing import EPOCH, TICK
-from rmqstore_wheel.timers.facts import CANCEL, COPY, TIMER
+from rmqstore_wheel.timers.table import CANCEL, COPY, TIMER
 
 SEQ: Final = "RMQS_SEQ"
 RECALL_TAG: Final = "_RECALL_TAG_"

@@ -46,21 +46,17 @@ from rmqstore.engine.timers.ticks import Place, check_horizon, reached
 from rmqstore.errors import IllegalArgumentError, StoreFullError
 from rmqstore.message import check_marks
 from rmqstore_wheel.formats import index_file
-from rmqstore_wheel.log.appending import Messages, One
+from rmqstore_wheel.log.call import Messages, One
 from rmqstore_wheel.log.ledger import Ledger
-from rmqstore_wheel.timers import facts as fact_log
-from rmqstore_wheel.timers.answers import TimerAnswers
+from rmqstore_wheel.timers import table as timer_table
+from rmqstore_wheel.timers.answers import PendingTimers, TimerAnswers, differences_in
 from rmqstore_wheel.timers.copies import copy_timers
-from rmqstore_wheel.timers.due import Due, joined
-from rmqstore_wheel.timers.exports import TimerExport
-from rmqstore_wheel.timers.facts import TIMER
 from rmqstore_wheel.timers.fetching import Fetcher, Located, joined_places
-from rmqstore_wheel.timers.imports import WheelTimerImport
 from rmqstore_wheel.timers.index import FORGOTTEN_KEY, TimerIndex, noted_last_seq
 from rmqstore_wheel.timers.parts import TimerParts
-from rmqstore_wheel.timers.pending import PendingTimers
 from rmqstore_wheel.timers.records import deliver_times
-from rmqstore_wheel.timers.recount import differences_in
+from rmqstore_wheel.timers.table import TIMER, Due, joined
+from rmqstore_wheel.timers.transfer import TimerExport, WheelTimerImport
 
 _DUE_BYTES: Final = 64 * 1024 * 1024
 _WRITTEN_CORNERS: Final = 4
@@ -389,7 +385,7 @@ class WheelTimers(TimerSide):
             tick, seq, _ = place
             if self._index.cancelled.get(seq) or self._index.forgotten.covers(tick, seq):
                 return None
-            return self._pending.timers(Due(np.array([tick]), np.array([seq]), fact_log.dues_of(np.array([fact]))))[0]
+            return self._pending.timers(Due(np.array([tick]), np.array([seq]), timer_table.dues_of(np.array([fact]))))[0]
 
     def verify(self) -> list[str]:
         with self._lock, self._call:

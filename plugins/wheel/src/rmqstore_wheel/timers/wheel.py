@@ -5,8 +5,13 @@ lie further ahead than the roll window go into a nearer slot, marked to be rolle
 number, so that what was put at once does not meet again (RocketMQ: #8203). A timer that finds its place in the ring taken by another lap,
 or whose slot lies more than a span back, is told to its owner, who keeps it aside.
 
-A slot's units are a chain (``chains``). The slots are in memory and on disk as a snapshot (``wheel_snapshot``); units are appended to the
-timer log, which a check point vouches for.
+A slot's units are a chain in the timer log: each names the one before it, back to the first of its slot. Many chains are walked side by
+side, a unit of each at a time; few or long ones are read in runs, as the units of one call lie one behind the other. A unit must be
+followed by an older one, not before the chain's first, so a walk always ends.
+
+The slots are in memory and on disk as a snapshot, ``timerwheel`` and the one before it as ``timerwheel.bak``. It is written under another
+name and renamed when it is on disk; a check point names the one that belongs to it by its CRC-32. Units are appended to the timer log,
+which a check point vouches for.
 """
 
 from __future__ import annotations
@@ -17,14 +22,14 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
+from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.units import Doubt, Sums, UnitLog
 from rmqstore_wheel.formats import timer_log, wheel
 from rmqstore_wheel.formats.binary_columns import Ints, counted, put_rows
-from rmqstore_wheel.formats.wheel import Ring
-from rmqstore_wheel.timers.chains import walk
-from rmqstore_wheel.timers.wheel_snapshot import PAGE_SLOTS, WheelSnapshot
+from rmqstore_wheel.formats.wheel import SLOT_BYTES, Ring, Slots
 
 ROLL_WINDOW_SLOTS: Final = 172_800
 """RocketMQ's ``timerRollWindowSlot``: two days at a precision of 1 s."""
@@ -395,3 +400,141 @@ def _stable_order(slots: Ints) -> Ints:
 
 def _of(values: Ints | int, rows: Ints) -> Ints | int:
     return values if isinstance(values, int) else values[rows]
+
+
+_SIDE_BY_SIDE: Final = 8
+_RUN_UNITS: Final = 4096
+
+
+def walk(units: UnitLog, lasts: Ints, firsts: Ints, owners: Ints) -> tuple[Ints, Ints]:
+    """Return (units by number, owner of each) of some chains, in no order.
+
+    Args:
+        lasts, firsts: where the newest and the oldest unit of each chain lies.
+        owners: whom each chain belongs to.
+
+    Raises:
+        CorruptStoreError: a chain does not lead from newer to older units.
+    """
+    found: list[Ints] = []
+    of_owner: list[Ints] = []
+    current, firsts = units.numbers(lasts), units.numbers(firsts)
+    hops = 0
+    while len(current):
+        if len(current) < _SIDE_BY_SIDE or hops >= _RUN_UNITS:
+            for at, (number, first) in enumerate(zip(current.tolist(), firsts.tolist(), strict=True)):
+                run = current[at : at + 1] if number == first else _walk_one(units, number, first)
+                found.append(run)
+                of_owner.append(owners[at : at + 1].repeat(len(run)))
+            break
+        found.append(current)
+        of_owner.append(owners)
+        going = current != firsts
+        current, firsts, owners = current[going], firsts[going], owners[going]
+        if len(current):
+            before = units.numbers(units.gather(current)["previous"].astype(np.int64))
+            _check_order(units, before, current, firsts)
+            current = before
+        hops += 1
+    if len(found) < 2:
+        return (found[0], of_owner[0]) if found else (current, owners)
+    return np.concatenate(found), np.concatenate(of_owner)
+
+
+def _walk_one(units: UnitLog, number: int, first: int) -> Ints:
+    """Return the units of one chain from ``number`` back to ``first``, read in runs."""
+    found: list[Ints] = []
+    step = 16
+    while True:
+        begin = max(number - step + 1, first, units.first)
+        read = units.read(begin, number - begin + 1)
+        expected = units.positions(np.arange(begin - 1, number))
+        breaks = np.flatnonzero(read["previous"] != expected)
+        start = begin if not len(breaks) else begin + int(breaks[-1])
+        found.append(np.arange(start, number + 1))
+        if start <= first:
+            return np.concatenate(found)
+        if len(breaks):
+            before = units.numbers(read["previous"][start - begin : start - begin + 1].astype(np.int64))
+            _check_order(units, before, np.array([start]), np.array([first]))
+            number, step = int(before[0]), 16
+        else:
+            number, step = start - 1, min(4 * step, 65_536)
+
+
+def _check_order(units: UnitLog, before: Ints, current: Ints, firsts: Ints) -> None:
+    wrong = (before >= current) | (before < firsts)
+    if wrong.any():
+        at = units.position(int(current[wrong.argmax()]))
+        path = str(units.chain.path_of(at))
+        raise CorruptStoreError(f"{path}: the unit at {at} is not followed by an older one of its slot", file=path, offset=at)
+
+
+PAGE_SLOTS: Final = 4096 // SLOT_BYTES
+"""Slots that are written together, or stay a hole when none of them was ever used."""
+
+Pages = np.ndarray[Any, np.dtype[np.bool_]]
+"""Which pages of slots were ever used."""
+
+
+class WheelSnapshot:
+    """The file at ``path``, of the length that ``ring`` asks for."""
+
+    def __init__(self, disk: Disk, path: Path, ring: Ring) -> None:
+        self._disk = disk
+        self._path = path
+        self._ring = ring
+
+    def read(self, crc: int) -> tuple[Slots, Pages]:
+        """Return the slots that have this CRC-32, and which pages of them were ever used.
+
+        Raises:
+            CorruptStoreError: there is no such snapshot.
+        """
+        for path in (self._path, self._path.with_suffix(".bak")):
+            try:
+                data = np.fromfile(path, wheel.SLOT) if path.stat().st_size == self._ring.file_bytes else None
+            except OSError:
+                data = None
+            if data is not None:
+                pages = _filled_pages(data)
+                if _crc_of(data, pages) == crc:
+                    return data, pages
+        raise CorruptStoreError(f"{self._path} is not the wheel of the check point", file=str(self._path))
+
+    def write(self, slots: Slots, pages: Pages) -> int:
+        """Write a snapshot, the one before it being kept; returns its CRC-32."""
+        new = self._path.with_suffix(".new")
+        file = self._disk.create(new, self._ring.file_bytes)
+        try:
+            used = np.flatnonzero(pages)
+            for run in np.split(used, np.flatnonzero(np.diff(used) != 1) + 1) if len(used) else ():
+                begin = int(run[0]) * PAGE_SLOTS
+                stop = min((int(run[-1]) + 1) * PAGE_SLOTS, self._ring.length)
+                file.write_at(begin * SLOT_BYTES, slots[begin:stop].view(np.uint8).data)
+            file.sync()
+        finally:
+            file.close()
+        if self._path.exists():
+            self._disk.rename(self._path, self._path.with_suffix(".bak"))
+        self._disk.rename(new, self._path)
+        self._disk.sync_directory(self._path.parent)
+        return _crc_of(slots, pages)
+
+
+def _filled_pages(slots: Slots) -> Pages:
+    padded = -(-len(slots) // PAGE_SLOTS) * PAGE_SLOTS
+    raw = slots.view(np.uint64).reshape(len(slots), -1)
+    filled = raw.any(axis=1)
+    pages: Pages = np.any(np.pad(filled, (0, padded - len(slots))).reshape(-1, PAGE_SLOTS), axis=1)
+    return pages
+
+
+def _crc_of(slots: Slots, pages: Pages) -> int:
+    """Return the CRC-32 of the pages that are not empty, with their numbers."""
+    crc = 0
+    for page in np.flatnonzero(pages).tolist():
+        piece = slots[page * PAGE_SLOTS : (page + 1) * PAGE_SLOTS]
+        if piece.view(np.uint64).any():
+            crc = crc32(piece.view(np.uint8).data, crc32(page.to_bytes(4, "big"), crc))
+    return crc

@@ -8,15 +8,16 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import log_reading
+from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints, cells
 from rmqstore_wheel.formats.log_columns import Columns
 from rmqstore_wheel.formats.log_reading import Scan, Stop
-from rmqstore_wheel.inspecting.file_sets import FileSet, LogFile, first_written, read
-from rmqstore_wheel.inspecting.findings import Findings
+from rmqstore_wheel.inspecting.files import FileSet, Findings, LogFile, first_written, read
 from rmqstore_wheel.records import sums
 
 WINDOW_BYTES: Final = 8 * 1024**2
@@ -230,3 +231,108 @@ def _reason(window: bytes, start: int, size: int, base: int) -> str:
     except CorruptStoreError as error:
         return str(error)
     return f"no sound record at offset {base + start}"
+
+
+class QueueName(NamedTuple):
+    """A queue of a topic."""
+
+    topic: str
+    queue_id: int
+
+
+class Tally:
+    """What the log holds of one queue."""
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.bytes = 0
+        self.first_ms = 2**63 - 1
+        self.last_ms = -1
+
+
+def by_queue(records: Records) -> Iterator[tuple[QueueName, Ints]]:
+    """Yield the rows of each queue, in the order of the log."""
+    coded = _as_array(records).dictionary_encode()
+    codes = coded.indices.to_numpy()
+    queues = np.asarray(records.columns.queue_id)
+    order = np.lexsort((queues, codes))
+    codes, queues = codes[order], queues[order]
+    bounds = np.flatnonzero(np.append(True, (codes[1:] != codes[:-1]) | (queues[1:] != queues[:-1]))).tolist()
+    names = [name.decode(errors="replace") for name in coded.dictionary.to_pylist()]
+    for begin, end in zip(bounds, [*bounds[1:], len(order)], strict=True):
+        yield QueueName(names[int(codes[begin])], int(queues[begin])), order[begin:end]
+
+
+def _as_array(records: Records) -> pa.Array:
+    topic = records.columns.topic
+    return topic if isinstance(topic, pa.Array) else pa.repeat(topic, len(records.columns))
+
+
+class Topics:
+    """Counts messages while the records go by."""
+
+    def __init__(self) -> None:
+        self.tallies: dict[QueueName, Tally] = {}
+
+    def take(self, name: QueueName, records: Records, rows: Ints) -> None:
+        """Count records of one queue."""
+        tally = self.tallies.setdefault(name, Tally())
+        stored = np.asarray(records.columns.store_ms)[rows]
+        tally.messages += len(rows)
+        tally.bytes += int(records.sizes[rows].sum())
+        tally.first_ms = min(tally.first_ms, int(stored.min()))
+        tally.last_ms = max(tally.last_ms, int(stored.max()))
+
+
+FRAME: Final = "RMQS_FRAME"
+
+
+class Frames:
+    """Counts frames while the records go by."""
+
+    def __init__(self, files: FileSet, findings: Findings) -> None:
+        self.whole = 0
+        self.torn = 0
+        self.outside = 0
+        self.open_records = 0
+        self._files = files
+        self._findings = findings
+        self._is_known = True  # whether every record since the last frame was seen
+
+    def take(self, records: Records) -> None:
+        """Look at the next records."""
+        if records.follows_gap or records.damaged:
+            self._is_known = False
+        column: pa.Array = records.texts
+        rows = np.flatnonzero(pc.match_substring(column, f"{FRAME}\x01").to_numpy(zero_copy_only=False))
+        offsets = np.asarray(records.columns.physical_offset)
+        behind = 0
+        for row, text in zip(rows.tolist(), column.take(pa.array(rows)).to_pylist(), strict=True):
+            value = texts.decode(text).get(FRAME)
+            if value is not None:
+                self._end(value, self.open_records + row + 1 - behind, int(offsets[row]))
+                self.open_records, behind = 0, row + 1
+        self.open_records += len(records.columns) - behind
+
+    def _end(self, value: str, since: int, offset: int) -> None:
+        """Note a frame whose last record lies at ``offset``; ``since`` records were read after the frame before it."""
+        try:
+            count = int(value.split(" ")[0], 16)
+        except ValueError:
+            self._torn(offset, f"the property {FRAME} is {value[:40]!r}, which does not begin with a number of records")
+            return
+        if count < 1 or count > since:
+            if self._is_known and (self.whole or self.torn):
+                self._torn(offset, f"a call of {count} records ends here, but only {since} are there: the call is torn")
+            else:  # its first records lay in a file that was reclaimed, or in what could not be read
+                self.torn += 1
+        else:
+            self.whole += 1
+            self.outside += since - count
+        self._is_known = True
+
+    def _torn(self, offset: int, what: str) -> None:
+        self.torn += 1
+        file = self._files.file_of(offset)
+        if file is not None:
+            self._findings.add(file.name, offset - file.start, what, kind="calls that are not whole")

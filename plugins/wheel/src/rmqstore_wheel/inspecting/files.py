@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from rmqstore.contract import Damage
 from rmqstore.errors import CorruptStoreError
-from rmqstore_wheel.formats.file_names import start_offset
-from rmqstore_wheel.inspecting.findings import Findings
+from rmqstore_wheel.formats.commit_log import start_offset
 
 _WINDOW_BYTES: Final = 4 * 1024**2
 
@@ -132,3 +133,45 @@ class FileSet:
         """Return up to ``length`` bytes from a position on, of one file: fewer at its end, none where there is no file."""
         file = self.file_of(position)
         return b"" if file is None else read(file.path, position - file.start, length)
+
+
+MOST_OF_A_KIND: Final = 10
+"""Places of one kind of damage that are told of one file; the others are counted."""
+
+
+class Findings:
+    """Damage in the order in which it was found."""
+
+    def __init__(self) -> None:
+        self._told: list[Damage] = []
+        self._number: Counter[tuple[str, str]] = Counter()
+
+    def add(self, file: str, offset: int | None, what: str, *, kind: str = "") -> None:
+        """Note damage in ``file``. ``kind`` is what many places may have in common, of which the first are told."""
+        if kind:
+            self._number[file, kind] += 1
+            if self._number[file, kind] > MOST_OF_A_KIND:
+                return
+        self._told.append(Damage(file, offset, what))
+
+    def count(self, file: str, kind: str, number: int) -> None:
+        """Note more damage of a kind of which enough was told."""
+        self._number[file, kind] += number
+
+    def has_room(self, file: str, kind: str) -> bool:
+        """Say whether one more place of this kind would be told."""
+        return self._number[file, kind] < MOST_OF_A_KIND
+
+    def add_error(self, file: str, error: CorruptStoreError) -> None:
+        """Note what a codec refuses."""
+        self.add(file, error.offset if isinstance(error.offset, int) else None, str(error))
+
+    def all(self) -> tuple[Damage, ...]:
+        """Return all of it, and for each kind that is not told in full how many more there are."""
+        told = Counter({key: min(number, MOST_OF_A_KIND) for key, number in self._number.items()})
+        more = [
+            Damage(file, None, f"{number - told[file, kind]} more: {kind}")
+            for (file, kind), number in self._number.items()
+            if number > told[file, kind]
+        ]
+        return (*self._told, *more)

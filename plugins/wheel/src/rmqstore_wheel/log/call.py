@@ -1,6 +1,7 @@
-"""A call on its way into the log: what caches will hold of it is written first, where nobody looks, then its frame.
+"""A call on its way into the log: what it appends is gathered by queue, what caches will hold of it is written first, then its frame.
 
-Nobody sees any of it before the commits that come out here are done, which cannot fail; see ``ledger`` for why that loses nothing.
+What is written before the frame lies where nobody looks. Nobody sees any of it before the commits that come out here are done, which cannot
+fail; see ``ledger`` for why that loses nothing.
 """
 
 from __future__ import annotations
@@ -8,19 +9,139 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from rmqstore_wheel.formats import commit_log as log_format
+from rmqstore_wheel.formats import consume_queue
+from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
-from rmqstore_wheel.formats.log_columns import Encoded
-from rmqstore_wheel.log import frames, journal, state
-from rmqstore_wheel.log.appending import Messages, One
+from rmqstore_wheel.formats.log_columns import Encoded, joined
+from rmqstore_wheel.log import frames, journal
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.consume_queues import ConsumeQueues
 from rmqstore_wheel.log.journal import Change
 from rmqstore_wheel.log.ledger_ports import Beside
+from rmqstore_wheel.records import message_records as records
+from rmqstore_wheel.records.addressing import placed, placed_one
+
+_FEW = 32
+
+
+Prepare = Callable[[Ints, Ints], Callable[[], None]]
+"""Takes offsets and sizes of records in the log."""
+
+
+class Messages(msgspec.Struct, frozen=True, gc=False):
+    """Messages of one queue, ready for the log.
+
+    Attributes:
+        offset: queue offset of the first one, or those of all, which rise.
+        records: their bytes; store times are in them, offsets are not.
+        store_ms: the latest of their store times.
+        codes: hashes of their tags.
+        prepare: called with their places in the log before the call is written, to do what may fail; returns what is done after it.
+    """
+
+    topic: str
+    queue: int
+    offset: Ints | int
+    records: Encoded
+    store_ms: int
+    codes: Ints | int = 0
+    prepare: Prepare | None = None
+
+    @property
+    def offsets(self) -> Ints:
+        """The queue offset of each."""
+        return self.offset + np.arange(len(self.records.starts)) if isinstance(self.offset, int) else self.offset
+
+
+class One(msgspec.Struct, frozen=True, gc=False):
+    """One message of a queue, as :class:`Messages`; its queue offset is in its record."""
+
+    topic: str
+    queue: int
+    offset: int
+    record: Bytes
+    store_ms: int
+    code: int = 0
+    prepare: Callable[[int, int], Callable[[], None]] | None = None
+
+    def many(self) -> Messages:
+        """Return it as a batch of one."""
+        prepare = self.prepare
+        wrapped = None if prepare is None else lambda offsets, sizes: prepare(int(offsets[0]), int(sizes[0]))
+        return Messages(self.topic, self.queue, self.offset, joined([self.record]), self.store_ms, self.code, wrapped)
+
+
+class Append(msgspec.Struct, frozen=True, gc=False):
+    """Records that go to a queue, whatever topic they name."""
+
+    topic: str
+    queue: int
+    offset: int
+    records: Sequence[bytes]
+    store_ms: int
+
+
+def gathered(parts: Sequence[Any]) -> tuple[list[Messages | One], list[Change]]:
+    """Return what a call appends, and what else it changes; appends to one queue that follow one another become one."""
+    appended: list[Messages | One | Append] = []
+    changes: list[Change] = []
+    for part in parts:
+        (appended if isinstance(part, (Messages, One, Append)) else changes).append(part)
+    if len(appended) == 1 and (one := _one_of(appended[0])) is not None:
+        return [one], changes
+    messages: list[Messages | One] = []
+    appends: dict[tuple[str, int, int, int], Sequence[bytes]] = {}
+    growing: dict[tuple[str, int, int, int], list[bytes]] = {}
+    ends: dict[tuple[str, int, int], tuple[str, int, int, int]] = {}
+    for part in appended:
+        if isinstance(part, Messages):
+            messages.append(part)
+        elif isinstance(part, One):
+            messages.append(part.many())
+        else:
+            name = (part.topic, part.queue, part.store_ms)
+            key = ends.get(name)
+            if key is None or key[2] + len(appends[key]) != part.offset:
+                key = ends[name] = (part.topic, part.queue, part.offset, part.store_ms)
+                appends[key] = part.records
+                continue
+            # A revive appends its messages one by one.
+            if key not in growing:
+                appends[key] = growing[key] = list(appends[key])
+            growing[key] += part.records
+    for (topic, queue, offset, store_ms), found in appends.items():
+        messages.append(Messages(topic, queue, offset, placed(found, topic.encode(), queue, offset, store_ms), store_ms, tags_codes(found)))
+    return messages, changes
+
+
+def _one_of(part: Messages | One | Append) -> One | None:
+    """Return a message that goes alone; None when there are more."""
+    if isinstance(part, One):
+        return part
+    if isinstance(part, Messages) or len(part.records) != 1:
+        return None
+    record = part.records[0]
+    code = consume_queue.tags_code(records.tag_of(record).decode())
+    made = placed_one(record, part.topic.encode(), part.queue, part.offset, part.store_ms)
+    return One(part.topic, part.queue, part.offset, made, part.store_ms, code)
+
+
+def tags_codes(found: Sequence[bytes]) -> Ints | int:
+    """Return what consume queues hold of the tags of records."""
+    if isinstance(found, records.LogRecords):
+        if not found.may_have_tags or records.TAGS not in found.encoded.data.tobytes():
+            return 0
+    elif len(found) <= _FEW:
+        return np.array([consume_queue.tags_code(records.tag_of(each).decode()) for each in found], np.int64)
+    elif not any(records.TAGS in each for each in found):
+        return 0
+    return consume_queue.tags_codes(records.property_columns(found, [texts.TAG])[texts.TAG])
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
@@ -65,7 +186,7 @@ def write(log: CommitLog, queues: ConsumeQueues, call: Call) -> Written:
     records += before
     if call.changes or one is None or not frames.has_room_in(one.record):
         body = journal.encode(call.changes)
-        if len(body) > state.PIECE_BYTES:
+        if len(body) > journal.PIECE_BYTES:
             return _write_many(log, queues, call)
         records.append(journal.record(body, call.journal, call.store_ms))
     places = log.places_of(records)
@@ -90,7 +211,7 @@ def _write_many(log: CommitLog, queues: ConsumeQueues, call: Call) -> Written:
     queue_offsets = [each.offsets for each in messages]
     for each, offsets in zip(messages, queue_offsets, strict=True):
         cells(each.records.data, ">i8")[each.records.starts + log_format.QUEUE_OFFSET_AT] = offsets
-    groups, last = state.cut(call.changes) if call.changes else [], pieces[-1] if pieces else None
+    groups, last = journal.cut(call.changes) if call.changes else [], pieces[-1] if pieces else None
     if not groups and (last is None or not frames.has_room_in(bytes(last.data[int(last.starts[-1]) :]))):
         groups = [[]]
     for at, group in enumerate(groups):

@@ -1,12 +1,17 @@
-"""``export_state`` of the wheel's timer side: what the log, the facts and the journal say, as the tables of ``rmqstore.contract.state``.
+"""``export_state`` and ``import_state`` of the wheel's timer side, by the tables of ``rmqstore.contract.state``.
 
 Timers come in the order of their hand-over, which is sorted once and kept as long as nothing changes. Traces come in two parts: those that
 another store brought along, which are keys of the journal, then those that follow from the facts, by seq.
+
+On the way in, timers become messages of the wheel's topic, all else becomes keys of the journal. A timer keeps its seq, so its message
+keeps the queue offset that goes with it, and says which tick and epoch it had; so a replay of the log learns the same. Pages of another
+store come by tick, so their seqs come in any order and leave gaps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -14,17 +19,21 @@ import pyarrow as pa
 
 from rmqstore.contract import TimerCursor
 from rmqstore.contract.state import CANCELLED, DELIVERED, TIMER_TABLES, StatePage
+from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.schema import META, PAIR, SEAL_KEY, U64
 from rmqstore.engine.state.exports import as_batch, epoch_of, listed, schema_of
-from rmqstore.engine.timers.transfer import export_timers
+from rmqstore.engine.state.imports import numbers
+from rmqstore.engine.timers.transfer import TimerImport, export_timers
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.log.call import Messages
 from rmqstore_wheel.log.ledger import Ledger
-from rmqstore_wheel.timers import facts as fact_log
-from rmqstore_wheel.timers.due import Due, joined
-from rmqstore_wheel.timers.facts import TIMER
+from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.fetching import Fetcher
-from rmqstore_wheel.timers.index import TimerIndex
+from rmqstore_wheel.timers.index import LAST_SEQ_KEY, TimerIndex, noted_last_seq
+from rmqstore_wheel.timers.records import EncodedTimers, encode_timers_as_they_were
+from rmqstore_wheel.timers.table import TIMER, Due, joined
 
 _PAGE_BYTES: Final = 32 * 1024 * 1024
 _FROM_FACTS: Final = b"f"
@@ -117,7 +126,7 @@ class TimerExport:
     def _gone(self, first: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield (number behind, rows) of the timers from a number on that are gone and still answered for."""
         index = self._index
-        for number, facts in fact_log.pages(index.facts, max(first, index.first_kept)):
+        for number, facts in timer_table.pages(index.facts, max(first, index.first_kept)):
             seqs = np.arange(number + 1, number + 1 + len(facts))
             ticks = facts["tick"].astype(np.int64)
             rows = np.flatnonzero((facts["kind"] == TIMER) & (ticks >= index.answered_from) & index.is_gone(seqs, ticks))
@@ -137,3 +146,35 @@ def _behind(order: Due, tick: int, seq: int) -> int:
     """Return how many timers lie up to a place, in the order of the hand-over."""
     low, high = np.searchsorted(order.ticks, [tick, tick + 1])
     return int(low + np.searchsorted(order.seqs[low:high], seq, side="right"))
+
+
+class WheelTimerImport(TimerImport):
+    """One call's rows; the timers among them are one piece of the log, by seq."""
+
+    def __init__(self, kv: OrderedKV, write: WriteBatch, sealed: TimerCursor, index: TimerIndex) -> None:
+        super().__init__(kv, write, sealed)
+        self._index = index
+        self._rows: list[pa.RecordBatch] = []
+
+    def take_timers(self, rows: pa.RecordBatch) -> None:
+        if len(rows):
+            self._rows.append(rows)
+
+    def stage(self) -> list[int]:
+        """Put what all rows together come to into the write; returns the ticks of the timers."""
+        ticks: list[int] = []
+        if self._rows:
+            rows = pa.Table.from_batches(self._rows).combine_chunks().to_batches()[0]
+            rows = rows.take(pa.array(np.argsort(numbers(rows, "seq"), kind="stable")))
+            found = encode_timers_as_they_were(rows, self._index.precision_ms)
+            self.write.parts.append(self._messages(rows, found))
+            ticks = found.ticks.tolist()
+        self.write.put(META, LAST_SEQ_KEY, U64.pack(max(self.last_seq, noted_last_seq(self.kv))))
+        return ticks
+
+    def _messages(self, rows: pa.RecordBatch, found: EncodedTimers) -> Messages:
+        seqs, epochs = numbers(rows, "seq"), numbers(rows, "epoch")
+        store_ms = int(numbers(rows, "store_ms").max())
+        self.last_seq = max(self.last_seq, int(seqs[-1]))
+        prepare = partial(self._index.prepare_put, found, seqs, epochs, store_ms)
+        return Messages(WHEEL_TOPIC, 0, seqs - 1, found.records, store_ms, prepare=prepare)

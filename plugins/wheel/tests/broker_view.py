@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from plugins.wheel.tests.made_records import encode_record
 from rmqstore_wheel.formats import check_points as codec
 from rmqstore_wheel.formats import commit_log, consume_queue, consumer_offsets, properties
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
@@ -64,7 +65,7 @@ def revive_records(root: Path) -> list[Record]:
             record = by_place[int(unit["log_offset"])]
             tag = properties.decode(record.properties)[properties.TAG]
             assert (record.topic.decode(), record.queue_id, record.queue_offset) == (REVIVE_TOPIC, int(path.parent.name), at)
-            assert (int(unit["size"]), int(unit["tags_code"])) == (len(commit_log.encode_record(record)), consume_queue.tags_code(tag))
+            assert (int(unit["size"]), int(unit["tags_code"])) == (len(encode_record(record)), consume_queue.tags_code(tag))
             found.append(record)
     return sorted(found, key=lambda record: record.physical_offset)
 

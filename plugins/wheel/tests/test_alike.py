@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from plugins.wheel.tests.made_records import FRAME, V6, WHEEL
+from plugins.wheel.tests.made_records import FRAME, V6, WHEEL, encode_record
 from plugins.wheel.tests.summed import summed
 from plugins.wheel.tests.test_due_records import deliver, waiting
 from rmqstore.message import Message
@@ -36,7 +36,7 @@ def edited(old: bytes, new: bytes) -> Callable[[int], bytes]:
         record = log.decode_record(timer(row, len(old) - len(new), out_ms=OUT_MS))
         text = record.properties[: record.properties.rindex(b"RMQS_CRC\x01")]
         assert text.count(old) == 1
-        return log.encode_record(summed(msgspec.structs.replace(record, properties=text.replace(old, new))))
+        return encode_record(summed(msgspec.structs.replace(record, properties=text.replace(old, new))))
 
     return made
 
@@ -49,7 +49,7 @@ def pretending(row: int) -> bytes:
     rest = record[text + 60 + (text - begin) : record.rindex(b"RMQS_CRC\x01")]
     assert rest.startswith(b"uuuu")
     whole = log.decode_record(record)
-    return log.encode_record(summed(msgspec.structs.replace(whole, body=body, properties=b"k\x01" + rest[2:])))
+    return encode_record(summed(msgspec.structs.replace(whole, body=body, properties=b"k\x01" + rest[2:])))
 
 
 ODD: Final[dict[str, Callable[[int], bytes]]] = {
@@ -105,7 +105,7 @@ def test_the_queues_of_all_are_read(queue_id: int | None) -> None:
 def test_a_record_of_another_topic_among_them_goes_alone(topic: bytes) -> None:
     made = [timer(row) for row in range(40)]
     record = log.decode_record(made[20])
-    made[20] = log.encode_record(msgspec.structs.replace(record, topic=topic))
+    made[20] = encode_record(msgspec.structs.replace(record, topic=topic))
     assert deliver(made).records == [bytes(as_delivered(memoryview(record))) for record in made]
 
 

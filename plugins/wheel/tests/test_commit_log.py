@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from plugins.wheel.tests.made_records import encode_record
 from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.formats.commit_log import Form, Record, decode_record, encode_blank, encode_record
+from rmqstore_wheel.formats.commit_log import Form, Record, decode_record, encode_blank
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.log import frames
 from rmqstore_wheel.log.commit_log import CommitLog, Frame

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import rmqstore
+from plugins.wheel.tests.broker_index import BrokerIndex
 from rmqstore import CancelOutcome, ManualClock, Message, Store
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.errors import CorruptStoreError
@@ -19,7 +20,7 @@ from rmqstore_conformance.stores import directory
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.files.units import BLOCK, Doubt
-from rmqstore_wheel.formats.index_file import IndexFile, file_bytes
+from rmqstore_wheel.formats.index_file import file_bytes
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.ledger_ports import Sizes
 from rmqstore_wheel.timers import table as timer_table
@@ -139,9 +140,9 @@ def test_a_reader_of_rocketmq_finds_the_same(tmp_path: Path) -> None:
     for file in files:
         data = file.read_bytes()
         assert len(data) == file_bytes(SLOTS, ENTRIES)
-        read = IndexFile(bytearray(data), SLOTS, ENTRIES)
+        read = BrokerIndex(bytearray(data), SLOTS, ENTRIES)
         for hashed in expected(entries):
-            found.setdefault(hashed, []).extend(reversed(read.lookup(hashed, 1000)))
+            found.setdefault(hashed, []).extend(reversed(read.lookup(hashed)))
     assert found == expected(entries)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plugins.wheel.tests.breaking import WheelStores, parked_reasons
+from plugins.wheel.tests.made_records import encode_record
 from plugins.wheel.tests.summed import ROOM, summed, with_room
 from rmqstore import CancelOutcome, CorruptStoreError, Store
 from rmqstore.contract import TimerHandle
@@ -16,7 +17,7 @@ from rmqstore.errors import FormatVersionError
 from rmqstore.message import PARKED_TOPIC
 from rmqstore_conformance.damaging import damage_messages, damage_timers
 from rmqstore_conformance.stores import ids, message, pop_all, read_ids
-from rmqstore_wheel.formats.commit_log import HOST_V6_BYTES, LOCAL_HOST, Record, decode_record, encode_record
+from rmqstore_wheel.formats.commit_log import HOST_V6_BYTES, LOCAL_HOST, Record, decode_record
 from rmqstore_wheel.formats.log_columns import joined
 from rmqstore_wheel.formats.log_reading import scan
 from rmqstore_wheel.log import frames

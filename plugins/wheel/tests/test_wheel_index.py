@@ -143,7 +143,7 @@ def test_a_chain_that_leads_nowhere_is_refused(tmp_path: Path, to: int) -> None:
     for seq in range(1, 6):
         put(wheel, [seq, 100 + seq], [NOW_MS + 1000, NOW_MS + 9000])
     slot = wheel.slot_of(NOW_MS + 1000)
-    last = int(wheel.units.numbers(wheel.slots["last"][wheel.ring.places(np.array([slot]))].astype(np.int64))[0])
+    last = int(wheel.units.numbers(wheel.slots["last"][np.array([slot]) % wheel.ring.length].astype(np.int64))[0])
     unit = wheel.units.read(last, 1).copy()
     unit["previous"] = to * wheel.units.unit.itemsize if to >= 0 else to
     wheel.units.prepare(np.array([last]), unit)()

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from plugins.wheel.tests.broker_index import BrokerIndex
+from plugins.wheel.tests.made_records import encode_record
 from rmqstore.contract import Damage, Inspection, Section
 from rmqstore_wheel.formats import (
     check_points,
@@ -20,7 +22,6 @@ from rmqstore_wheel.formats import (
     properties,
     timer_check,
     timer_log,
-    timer_metrics,
     wheel,
 )
 from rmqstore_wheel.formats.commit_log import Record
@@ -32,6 +33,16 @@ REVIVE = "rmq_sys_REVIVE_LOG_c"
 LOG_BYTES, TIMER_BYTES = 4096, 20 * 52 + 16
 RING = wheel.Ring(1000, 3600)
 INDEX_SLOTS = 8
+
+
+def slot_time_ms(ring: wheel.Ring, due_ms: int) -> int:
+    """Return the time whose slot RocketMQ gives to a deliver time: the last multiple of the precision before it (``HookUtils``)."""
+    return (-(-due_ms // ring.precision_ms) - 1) * ring.precision_ms
+
+
+def ring_place(ring: wheel.Ring, time_ms: int) -> int:
+    """Return the place of a time's slot in the ring."""
+    return time_ms // ring.precision_ms % ring.length
 
 
 class Sizes(NamedTuple):
@@ -56,8 +67,8 @@ class Built:
         self.log = bytearray()
         self.queues: dict[tuple[str, int], bytearray] = defaultdict(bytearray)
         self.units = bytearray()
-        self.wheel = wheel.create(sizes.ring)
-        self.slots = wheel.slots_of(self.wheel, sizes.ring)
+        self.wheel = bytearray(sizes.ring.file_bytes)
+        self.slots = np.frombuffer(self.wheel, wheel.SLOT)
         self.check = timer_check.TimerCheck(read_ms=NOW)
         self.offsets = consumer_offsets.ConsumerOffsets()
         self.index = bytearray(index_file.file_bytes(sizes.index_slots))
@@ -76,21 +87,21 @@ class Built:
             store_ms=store_ms,
             born_ms=store_ms,
         )
-        size = len(commit_log.encode_record(record))
+        size = len(encode_record(record))
         left = self.sizes.log_bytes - len(self.log) % self.sizes.log_bytes
         if not commit_log.fits(size, left):
             self.log += commit_log.encode_blank(left).ljust(left, b"\xee")
         place = record.physical_offset = len(self.log)
-        self.log += commit_log.encode_record(record)
-        queue += consume_queue.encode(np.array([place]), np.array([size]), consume_queue.tags_code(texts.get("TAGS")))
+        self.log += encode_record(record)
+        queue += consume_queue.encode_one(place, size, consume_queue.tags_code(texts.get("TAGS")))
         if texts.get("KEYS"):
             hashed = index_file.key_hash(index_file.index_key(topic, str(texts["KEYS"])))
-            index_file.IndexFile(self.index, self.sizes.index_slots).put(np.array([hashed]), np.array([place]), np.array([store_ms]))
+            BrokerIndex(self.index, self.sizes.index_slots).put([(hashed, place, store_ms)])
         return place
 
     def timer(self, topic: str, due_ms: int, body: bytes = b"timer", flags: int = 1, slot_ms: int | None = None, **texts: object) -> int:
         """Append a timer, its unit in the timer log, and put it into its slot; returns the position of the unit."""
-        out_ms = self.sizes.ring.slot_time_ms(due_ms)
+        out_ms = slot_time_ms(self.sizes.ring, due_ms)
         wanted = {"REAL_TOPIC": topic, "REAL_QID": 0, "TIMER_OUT_MS": out_ms, **texts}
         place = self.append(WHEEL_TOPIC, body, 0, NOW, **wanted)
         self.check = timer_check.TimerCheck(self.check.read_ms, 0, len(self.queues[WHEEL_TOPIC, 0]) // 20)
@@ -99,15 +110,16 @@ class Built:
     def unit(self, slot_ms: int, log_offset: int, flags: int = 1) -> int:
         """Append a unit to the timer log and to its slot."""
         left = self.sizes.timer_bytes - len(self.units) % self.sizes.timer_bytes
-        if not timer_log.units_that_fit(left):
+        if left < timer_log.UNIT_BYTES + timer_log.BLANK_BYTES:
             self.units += timer_log.encode_blank(left).ljust(left, b"\0")
         position = len(self.units)
         slot_ms -= slot_ms % self.sizes.ring.precision_ms
-        slot = wheel.get(self.slots, self.sizes.ring, slot_ms)
-        self.units += timer_log.encode(
-            previous=slot.last, write_ms=NOW, slot_ms=np.array([slot_ms]), log_offset=log_offset, message_bytes=100, flags=flags
-        ).tobytes()
-        wheel.put(self.slots, self.sizes.ring, slot_ms, position if slot.first < 0 else slot.first, position, slot.timers + 1)
+        tick, place = slot_ms // self.sizes.ring.precision_ms, ring_place(self.sizes.ring, slot_ms)
+        known, first, last, timers, _ = self.slots[place].item()
+        if known != tick:
+            first, last, timers = position, -1, 0
+        self.units += timer_log.encode_one(timer_log.UNIT_BYTES, last, flags, NOW, slot_ms - NOW, log_offset, 100, 0, 0)
+        self.slots[place] = (tick, first, position, timers + 1, 0)
         self.check = timer_check.TimerCheck(self.check.read_ms, len(self.units), self.check.queue_offset)
         return position
 
@@ -127,9 +139,9 @@ class Built:
             self._set(f"consumequeue/{topic}/{queue_id}", units, self.sizes.queue_units * 20)
         self._set("timerlog", self.units, self.sizes.timer_bytes)
         self._file("timerwheel", self.wheel)
-        self._file("config/timercheck", timer_check.encode_file(self.check))
+        self._file("config/timercheck", timer_check.encode(self.check).ljust(4096, b"\0"))
         self._file("config/consumerOffset.json", consumer_offsets.encode(self.offsets))
-        self._file("config/timermetrics", timer_metrics.encode(timer_metrics.TimerMetrics({"t": timer_metrics.TimingCount(3, NOW)})))
+        self._file("config/timermetrics", b'{"timingCount":{"t":{"count":3,"timeStamp":%d}}}' % NOW)
         run = order_info.OrderInfo(pop_ms=NOW, invisible_ms=60_000, offsets=[0, 1], last_consume_ms=NOW, acked_bits=1)
         self._file("config/consumerOrderInfo.json", order_info.encode({"t@fifo": {0: run}}))
         self._file("checkpoint", b"".join(number.to_bytes(8) for number in (NOW, NOW, NOW, 0, len(self.log))).ljust(4096, b"\0"))

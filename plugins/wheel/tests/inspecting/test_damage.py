@@ -11,7 +11,7 @@ from rmqstore_wheel.formats import consumer_offsets, index_file, timer_check
 from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 
-from .conftest import INDEX_SLOTS, LOG_BYTES, NOW, RING, TIMER_BYTES, Built, rows
+from .conftest import INDEX_SLOTS, LOG_BYTES, NOW, RING, TIMER_BYTES, Built, ring_place, rows, slot_time_ms
 
 LOG = "commitlog/00000000000000000000"
 LOG_2 = f"commitlog/{LOG_BYTES:020d}"
@@ -217,7 +217,7 @@ def test_offsets_behind_the_end(broker: Built) -> None:
 
 
 def slot_at(time_ms: int) -> int:
-    return RING.place(RING.slot_time_ms(time_ms)) * 32
+    return ring_place(RING, slot_time_ms(RING, time_ms)) * 32
 
 
 def test_a_slot_that_leads_behind_the_timer_log(broker: Built) -> None:

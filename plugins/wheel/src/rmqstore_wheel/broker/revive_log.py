@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -38,7 +38,7 @@ from rmqstore_wheel.formats import check_points as codec
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import consume_queue
 from rmqstore_wheel.formats import properties as texts
-from rmqstore_wheel.formats.fastjson import quote
+from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.log.journal import Change
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.log.ledger_ports import Beside
@@ -54,17 +54,6 @@ _NAMES: Final = (TOPIC, GROUP, GONE)
 _NAME_BYTES: Final = tuple(table[0] for table in _NAMES)
 _END_OF_LEASES: Final = after_prefix(LEASE)
 _CK, _ACK, _BATCH_ACK = (consume_queue.tags_code(tag) for tag in (codec.CK_TAG, codec.ACK_TAG, codec.BATCH_ACK_TAG))
-_DISTANCES: Final = [",".join(map(str, range(count))) for count in range(_MOST + 1)]
-"""The distances of so many messages without a gap."""
-
-
-class _Names(NamedTuple):
-    """Texts of a group on a topic: in quotes, and as parts of a unique key."""
-
-    topic: str
-    group: str
-    quoted_topic: str
-    quoted_group: str
 
 
 class _Written(msgspec.Struct):
@@ -73,30 +62,25 @@ class _Written(msgspec.Struct):
     ``begun`` has a lease's key by the row of its first check point.
     """
 
-    texts: list[tuple[str, str]] = []
+    texts: list[tuple[bytes, str]] = []
     codes: list[int] = []
     begun: list[tuple[int, bytes]] = []
 
-    def add(self, body: str, properties: str, code: int) -> None:
+    def add(self, body: bytes, properties: str, code: int) -> None:
         """Add a message."""
         self.texts.append((body, properties))
         self.codes.append(code)
 
 
 class ReviveLog:
-    """Makes the messages of a call; the caller serialises all calls.
-
-    The texts are those of ``formats.check_points``, put together here, as they are part of every pop and ack.
-    """
+    """Makes the messages of a call; the caller serialises all calls."""
 
     def __init__(self, ledger: Ledger, broker: str) -> None:
         self._ledger = ledger
         self._broker = broker
-        self._quoted_broker = quote(broker)
         self.topic = f"{TOPIC_PREFIX}{broker}"
         self._form = log.Form(self.topic.encode())
         self._names: dict[int, str] = {}
-        self._texts: dict[tuple[int, int], _Names] = {}
         self._note_names(entry for table in _NAMES for entry in ledger.scan_all(META, table, after_prefix(table)))
         # Where their check points lie was not kept, only that it is behind the first offset of the queue.
         older = [key for key, value in ledger.scan_all(LEASES, LEASE, _END_OF_LEASES) if is_running(value)]
@@ -109,9 +93,7 @@ class ReviveLog:
         """Note names by id. No id is ever given to another one, unless the call failed that gave it first."""
         for key, value in entries:
             number, name = U32.unpack_from(value)[0], key[1:].decode()
-            if self._names.get(number) != name:
-                self._names[number] = name
-                self._texts.clear()
+            self._names[number] = name
 
     # ------------------------------------------------------------ a call
 
@@ -161,20 +143,15 @@ class ReviveLog:
             if states != lease.states:
                 self._add_acks(written, lease, states, meta)
 
-    def _names_of(self, lease: Lease, group_id: int, topic_id: int, meta: dict[bytes, bytes]) -> _Names | None:
-        """Return the names in a lease; None when it is one of a FIFO pop, or nobody knows them any more."""
+    def _names_of(self, lease: Lease, group_id: int, topic_id: int, meta: dict[bytes, bytes]) -> tuple[str, str] | None:
+        """Return topic and group of a lease; None when it is one of a FIFO pop, or they are unknown by now."""
         if lease.retry_flag == NO_RETRY:
             key = Registered.key(group_id, topic_id)
             how = self._ledger.state.get(META, key) or meta.get(key)
             if how is not None and how[0]:
                 return None
-        known = self._texts.get((group_id, topic_id))
-        if known is None:
-            topic, group = self._names.get(topic_id), self._names.get(group_id)
-            if topic is None or group is None:
-                return None
-            known = self._texts[group_id, topic_id] = _Names(topic, group, quote(topic), quote(group))
-        return known
+        topic, group = self._names.get(topic_id), self._names.get(group_id)
+        return None if topic is None or group is None else (topic, group)
 
     def _add_points(self, written: dict[int, _Written], lease: Lease, meta: dict[bytes, bytes]) -> None:
         group_id, topic_id, queue, _, pop_ms = lease.place
@@ -187,21 +164,12 @@ class ReviveLog:
         mine = written[revive_qid_of(pop_ms)]
         mine.begun.append((len(mine.texts), LEASE + lease.key))
         for at in range(0, len(lease.offsets), _MOST):
-            offsets = lease.offsets[at : at + _MOST]
+            offsets, states = lease.offsets[at : at + _MOST], lease.states[at : at + _MOST]
             start, count = offsets[0], len(offsets)
-            if offsets[-1] - start == count - 1:
-                distances = _DISTANCES[count]
-            else:
-                distances = ",".join([str(offset - start) for offset in offsets])
-            states = lease.states[at : at + _MOST]
+            distances = [*range(count)] if offsets[-1] - start == count - 1 else [offset - start for offset in offsets]
             bits = sum(1 << index for index, state in enumerate(states) if state != LEASED) if any(states) else 0
-            body = (
-                f'{{"bm":{bits - (bits >> 31 << 32)},"bn":{self._quoted_broker},"c":{names.quoted_group},"d":[{distances}],'
-                f'"it":{lease.expiry_ms - pop_ms},"n":{count},"pt":{pop_ms},"q":{queue},"reviveTime":{lease.expiry_ms},"ro":0,'
-                f'"so":{start},"t":{names.quoted_topic}}}'
-            )
-            key = f"{names.topic}@{queue}@{start}@{names.group}@{pop_ms}@{self._broker}@ck"
-            mine.add(body, f"TAGS\x01ck\x02UNIQ_KEY\x01{key}\x02{own}", _CK)
+            point = CheckPoint(*names, queue, start, pop_ms, lease.expiry_ms - pop_ms, count, distances, bits, 0, self._broker)
+            mine.add(codec.encode_check_point(point), f"TAGS\x01ck\x02UNIQ_KEY\x01{point.unique_key()}\x02{own}", _CK)
             own = ""
 
     def _add_acks(self, written: dict[int, _Written], lease: Lease, states: bytes, meta: dict[bytes, bytes]) -> None:
@@ -211,23 +179,21 @@ class ReviveLog:
             return
         for at in range(0, len(states), _MOST):
             offsets = lease.offsets[at : at + _MOST]
+            start = offsets[0]
             old, new = lease.states[at : at + _MOST], states[at : at + _MOST]
             # Mostly, all of them end together.
             if any(old) or LEASED in new:
                 offsets = [offset for offset, was, now in zip(offsets, old, new, strict=True) if was == LEASED != now]
                 if not offsets:
                     continue
+            # AckMessageProcessor writes the key of a batch ack over by that of an ack of offset -1.
+            ack = Ack(*names, queue, start, pop_ms, offsets[0] if len(offsets) == 1 else -1, self._broker)
             if len(offsets) == 1:
-                begin, offset, tag, code = f'{{"ao":{offsets[0]}', offsets[0], codec.ACK_TAG, _ACK
+                body, tag, code = codec.encode_ack(ack), codec.ACK_TAG, _ACK
             else:
-                # AckMessageProcessor writes the key of a batch ack over by that of an ack of offset -1.
-                begin, offset, tag, code = f'{{"ao":0,"aol":{offsets}'.replace(" ", ""), -1, codec.BATCH_ACK_TAG, _BATCH_ACK
-            body = (
-                f'{begin},"bn":{self._quoted_broker},"c":{names.quoted_group},"pt":{pop_ms},"q":{queue},"so":{lease.offsets[at]},'
-                f'"t":{names.quoted_topic}}}'
-            )
-            key = f"{names.topic}@{queue}@{offset}@{names.group}@{pop_ms}@{self._broker}@ack"
-            written[revive_qid_of(pop_ms)].add(body, f"TAGS\x01{tag}\x02UNIQ_KEY\x01{key}\x02", code)
+                body = codec.encode_batch_ack(BatchAck(*names, queue, start, pop_ms, offsets, self._broker))
+                tag, code = codec.BATCH_ACK_TAG, _BATCH_ACK
+            written[revive_qid_of(pop_ms)].add(body, f"TAGS\x01{tag}\x02UNIQ_KEY\x01{ack.unique_key()}\x02", code)
 
     def _as_records(self, written: dict[int, _Written]) -> Beside:
         store_ms = self._ledger.store_ms
@@ -237,7 +203,7 @@ class ReviveLog:
         records = []
         for queue, mine in written.items():
             for offset, (body, text) in enumerate(mine.texts, self.queues[queue].next):
-                records.append(self._form.encode(body.encode(), text.encode(), queue, offset, store_ms))
+                records.append(self._form.encode(body, text.encode(), queue, offset, store_ms))
 
         def commit(places: Iterable[int]) -> None:
             units = zip(places, map(len, records), strict=True)

@@ -66,7 +66,7 @@ class CheckPoint(msgspec.Struct):
 
     def unique_key(self) -> str:
         """Return the ``UNIQ_KEY`` of its message (``PopMessageProcessor.genCkUniqueId``)."""
-        return f"{self.topic}@{self.queue_id}@{self.start_offset}@{self.group}@{self.pop_ms}@{_java_text(self.broker)}@{CK_TAG}"
+        return f"{self.topic}@{self.queue_id}@{self.start_offset}@{self.group}@{self.pop_ms}@{self.broker or 'null'}@{CK_TAG}"
 
 
 class Ack(msgspec.Struct):
@@ -82,7 +82,7 @@ class Ack(msgspec.Struct):
 
     def unique_key(self) -> str:
         """Return the ``UNIQ_KEY`` of its message (``PopMessageProcessor.genAckUniqueId``)."""
-        return f"{self.topic}@{self.queue_id}@{self.ack_offset}@{self.group}@{self.pop_ms}@{_java_text(self.broker)}@{ACK_TAG}"
+        return f"{self.topic}@{self.queue_id}@{self.ack_offset}@{self.group}@{self.pop_ms}@{self.broker or 'null'}@{ACK_TAG}"
 
 
 class BatchAck(msgspec.Struct):
@@ -100,10 +100,6 @@ class BatchAck(msgspec.Struct):
         """Return the ``UNIQ_KEY`` of its message (``PopMessageProcessor.genBatchAckUniqueId``)."""
         offsets = ", ".join(map(str, self.ack_offsets))
         return f"{self.topic}@{self.queue_id}@[{offsets}]@{self.group}@{self.pop_ms}@{BATCH_ACK_TAG}"
-
-
-def _java_text(text: str | None) -> str:
-    return "null" if text is None else text
 
 
 # ---------------------------------------------------------------- writing

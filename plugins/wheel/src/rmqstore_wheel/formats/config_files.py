@@ -32,10 +32,6 @@ class DataVersion(msgspec.Struct, frozen=True):
     state_version: int = 0
     timestamp_ms: int = 0
 
-    def next(self, now_ms: int, state_version: int = 0) -> DataVersion:
-        """Return the version of the next change."""
-        return DataVersion(self.counter + 1, state_version, now_ms)
-
     def to_json(self) -> dict[str, Any]:
         """Return the object that stands in the file."""
         return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp_ms}

@@ -54,7 +54,7 @@ def encode(offsets: ConsumerOffsets) -> bytes:
         if parts is not None:
             topics.setdefault(parts[1], set()).add(parts[0])
     value = {"dataVersion": offsets.version.to_json(), "groupTopicMap": topics, "offsetTable": offsets.table}
-    return fastjson.dumps(value, pretty=True).encode()
+    return fastjson.dumps(value).encode()
 
 
 def decode(data: Bytes) -> ConsumerOffsets:

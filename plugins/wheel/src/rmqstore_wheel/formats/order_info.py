@@ -51,7 +51,7 @@ Table = dict[str, dict[int, OrderInfo]]
 def encode(table: Table) -> bytes:
     """Return the file."""
     value = {"table": {name: {queue: _to_json(info) for queue, info in queues.items()} for name, queues in table.items()}}
-    return fastjson.dumps(value, pretty=True).encode()
+    return fastjson.dumps(value).encode()
 
 
 def _to_json(info: OrderInfo) -> dict[str, Any]:

@@ -11,7 +11,7 @@ entry of a name win. Fields of a message that are properties here: ``UNIQ_KEY`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -29,10 +29,7 @@ KEYS: Final = "KEYS"
 MESSAGE_GROUP: Final = "__SHARDINGKEY"
 DELIVER_MS: Final = "TIMER_DELIVER_MS"
 OUT_MS: Final = "TIMER_OUT_MS"
-ENQUEUE_MS: Final = "TIMER_ENQUEUE_MS"
-DEQUEUE_MS: Final = "TIMER_DEQUEUE_MS"
 ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
-ROLL_LABEL: Final = "TIMER_ROLL_LABEL"
 DELETE_KEY: Final = "TIMER_DEL_UNIQKEY"
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QUEUE_ID: Final = "REAL_QID"
@@ -189,12 +186,6 @@ def split_keys(text: str | None) -> tuple[str, ...]:
         return ()
     keys = text.split(KEY_SEPARATOR)
     return tuple(filter(None, keys)) if len(keys) > 1 else (text,)
-
-
-def without(text: bytes, names: Iterable[str]) -> bytes:
-    """Return a text without the named properties, all else kept as it is."""
-    starts = tuple(name.encode() + _IS for name in names)
-    return b"".join(entry + _END for entry in text.split(_END) if entry and not entry.startswith(starts))
 
 
 _GROUP: Final = 4

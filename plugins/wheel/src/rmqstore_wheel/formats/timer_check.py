@@ -53,11 +53,6 @@ def encode(check: TimerCheck) -> bytes:
     )
 
 
-def encode_file(check: TimerCheck) -> bytes:
-    """Return the whole file."""
-    return encode(check).ljust(FILE_BYTES, b"\0")
-
-
 def decode(data: Bytes) -> TimerCheck:
     """Read the file, or what a broker sends.
 

@@ -32,12 +32,6 @@ class TimerMetrics(msgspec.Struct):
     version: DataVersion = DataVersion()
 
 
-def encode(metrics: TimerMetrics) -> bytes:
-    """Return the file."""
-    counts = {topic: {"count": each.count, "timeStamp": each.changed_ms} for topic, each in metrics.counts.items()}
-    return fastjson.dumps({"dataVersion": metrics.version.to_json(), "timingCount": counts}, browser=True).encode()
-
-
 def decode(data: Bytes) -> TimerMetrics:
     """Read the file.
 

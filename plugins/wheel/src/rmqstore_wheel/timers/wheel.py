@@ -168,6 +168,7 @@ class WheelIndex:
             return PlacingOne(rolled, True, lambda: None)
         position = self.units.position(self.units.count)
         data = timer_log.encode_one(
+            timer_log.UNIT_BYTES,
             last if live else timer_log.NO_POSITION,
             timer_log.DEFAULT | timer_log.ROLL if rolled else timer_log.DEFAULT,
             now * precision,
@@ -230,14 +231,20 @@ class WheelIndex:
         previous = np.empty(count, np.int64)
         previous[1:] = positions[:-1]
         previous[firsts] = np.where(live, held["last"], timer_log.NO_POSITION)
-        units = np.repeat(np.array([(timer_log.UNIT_BYTES, 0, flags, now * precision, 0, 0, 0, 0, 0)], timer_log.UNIT), count)
-        units["previous"] = previous
-        if rolls:
-            units["flags"] = np.where(rolled[order], timer_log.DEFAULT | timer_log.ROLL, timer_log.DEFAULT)
-        units["delta_ms"], units["reserved"] = (in_order - now) * precision, seqs[order]
-        units["log_offset"], units["message_bytes"] = log_offsets[order], sizes[order]
-        units["topic_hash"] = _of(topic_hashes, order)
-        data = units.view(np.uint8).data
+        data = (
+            timer_log.rows_of(
+                previous,
+                np.where(rolled[order], timer_log.DEFAULT | timer_log.ROLL, timer_log.DEFAULT) if rolls else flags,
+                now * precision,
+                (in_order - now) * precision,
+                log_offsets[order],
+                sizes[order],
+                _of(topic_hashes, order),
+                seqs[order],
+            )
+            .view(np.uint8)
+            .data
+        )
         self.units.write_ahead(data)
         rows = np.empty(len(firsts), wheel.SLOT)
         rows["tick"] = in_order[firsts]

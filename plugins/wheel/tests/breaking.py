@@ -18,7 +18,7 @@ from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_conformance.stores import Pair, Stores, read_ids
 from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.formats import timer_log
-from rmqstore_wheel.log.ledger_ports import Sizes
+from rmqstore_wheel.log.ledger import Sizes
 
 
 class WheelStores(Stores):

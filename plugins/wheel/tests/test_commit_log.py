@@ -14,6 +14,7 @@ import pytest
 from plugins.wheel.tests.made_records import encode_record
 from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError
 from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats.commit_log import Form, Record, decode_record, encode_blank
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.log import frames
@@ -116,7 +117,7 @@ def test_a_copy_of_a_frame_in_a_body_proves_nothing(path: Path) -> None:
     log = opened(path)
     log.append(pieces([1]), 1)
     log.sync()
-    copied = bytes(frames.whole([record(2)], 50_000, 1, 40_000))
+    copied = bytes(frames.whole([record(2)], log_format.properties_at(record(2)), 50_000, 1, 40_000))
     found = encode_record(Record(topic=b"t", body=b"x" * 100 + copied, properties=sums.ROOM))
     log.append([frames.with_room(joined([sums.sealed(found, len(found) - sums.PROPERTY_BYTES)]))], 1)
     end = log.tail
@@ -237,7 +238,7 @@ def test_few_records_make_the_same_frame_as_many(tmp_path: Path) -> None:
             few.append(pieces(numbers), 3)
         else:
             assert places == [few.tail + sum(map(len, records[:at])) for at in range(len(records))]
-            few.write_few(records, 3)
+            few.write_few(records, log_format.properties_at(records[-1]), 3)
         many.append(pieces(numbers), 3)
         assert few.tail == many.tail
         for log in logs:

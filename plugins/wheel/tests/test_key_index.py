@@ -22,7 +22,7 @@ from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.files.units import BLOCK, Doubt
 from rmqstore_wheel.formats.index_file import file_bytes
 from rmqstore_wheel.log.commit_log import CommitLog
-from rmqstore_wheel.log.ledger_ports import Sizes
+from rmqstore_wheel.log.ledger import Sizes
 from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.key_file import KeyFileSums
 from rmqstore_wheel.timers.keys import KeyIndex

@@ -14,7 +14,7 @@ from rmqstore import ManualClock, Message
 from rmqstore.errors import CorruptStoreError, FormatVersionError
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.log import check_point
-from rmqstore_wheel.log.ledger_ports import Sizes
+from rmqstore_wheel.log.ledger import Sizes
 from rmqstore_wheel.log.replay import Replay
 
 _START_MS = 1_700_000_000_000

@@ -41,8 +41,7 @@ from rmqstore_conformance.model.history import Histories
 from rmqstore_conformance.stores import Pair, installed
 from rmqstore_wheel.engine import WheelEngine
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
-from rmqstore_wheel.log.ledger import Ledger
-from rmqstore_wheel.log.ledger_ports import Sizes
+from rmqstore_wheel.log.ledger import Ledger, Sizes
 from rmqstore_wheel.plugin import INFO
 
 LIMITS = PopBuffer()

@@ -22,8 +22,7 @@ from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.units import BLOCK, UnitLog
 from rmqstore_wheel.log.check_point import CheckPoint
-from rmqstore_wheel.log.ledger import Ledger
-from rmqstore_wheel.log.ledger_ports import Sizes
+from rmqstore_wheel.log.ledger import Ledger, Sizes
 from rmqstore_wheel.log.replay import Replay
 from rmqstore_wheel.reader import view as read_view
 from rmqstore_wheel.reader.log import ReadDisk, ReadLog
@@ -588,7 +587,7 @@ def test_units_of_a_reader_go_the_way_of_the_owners(tmp_path: Path) -> None:
             if step % 3 == 1 and own.count > 10:
                 at = int(rng.integers(0, own.count - 5))
                 for log in (own, read):
-                    log.prepare(np.arange(at, at + 5), np.frombuffer(data, unit)[:5])()
+                    log.reserve(np.arange(at, at + 5), np.frombuffer(data, unit)[:5])()
             for log in (own, read):
                 append(log, data)
             assert read.count == own.count

@@ -20,8 +20,7 @@ from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.formats.binary_columns import Bytes
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log import journal
-from rmqstore_wheel.log.ledger import Ledger
-from rmqstore_wheel.log.ledger_ports import Sizes
+from rmqstore_wheel.log.ledger import Ledger, Sizes
 from rmqstore_wheel.reclaim import reclaim
 from rmqstore_wheel.reclaim.reclaim import AGAIN_MS
 

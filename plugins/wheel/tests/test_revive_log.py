@@ -18,7 +18,7 @@ from rmqstore_wheel.engine import WheelEngine
 from rmqstore_wheel.formats import properties
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.log.check_point import DIRECTORY
-from rmqstore_wheel.log.ledger_ports import Sizes
+from rmqstore_wheel.log.ledger import Sizes
 
 NOW = 1_700_000_000_000
 

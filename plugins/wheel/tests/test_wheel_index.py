@@ -28,8 +28,8 @@ def index(path: Path, precision_ms: int = 1000) -> WheelIndex:
 
 def put(wheel: WheelIndex, seqs: list[int], ticks: list[int], now_ms: int = NOW_MS) -> Any:
     numbers = np.array(seqs, np.int64)
-    placing = wheel.prepare(numbers, np.array(ticks, np.int64), now_ms, numbers * 100, np.full(len(seqs), 100))
-    placing.commit()
+    placing = wheel.reserve(numbers, np.array(ticks, np.int64), now_ms, numbers * 100, np.full(len(seqs), 100))
+    wheel.publish(placing)
     return placing
 
 
@@ -78,11 +78,12 @@ def test_one_timer_goes_where_a_batch_of_one_does(
     for seq, (delay, later_ms, leaves) in enumerate(timers, 1):
         now_ms += later_ms
         tick = now_ms + 1000 * delay
-        alone = one.prepare_one(seq, tick, now_ms, seq * 100, 100, 7)
-        batch = many.prepare(np.array([seq]), np.array([tick]), now_ms, np.array([seq * 100]), np.array([100]), 7)
+        alone = one.reserve_one(seq, tick, now_ms, seq * 100, 100, 7)
+        batch = many.reserve(np.array([seq]), np.array([tick]), now_ms, np.array([seq * 100]), np.array([100]), 7)
         assert (alone.rolled, alone.aside) == (bool(batch.rolled[0]), bool(len(batch.aside)))
-        for wheel, placing in ((one, alone), (many, batch)):
-            placing.commit()
+        one.publish_one(alone)
+        many.publish(batch)
+        for wheel in (one, many):
             if leaves and not alone.aside and not alone.rolled:
                 wheel.count_off(np.array([wheel.slot_of(tick)]))
         assert (one.slots == many.slots).all()
@@ -146,7 +147,7 @@ def test_a_chain_that_leads_nowhere_is_refused(tmp_path: Path, to: int) -> None:
     last = int(wheel.units.numbers(wheel.slots["last"][np.array([slot]) % wheel.ring.length].astype(np.int64))[0])
     unit = wheel.units.read(last, 1).copy()
     unit["previous"] = to * wheel.units.unit.itemsize if to >= 0 else to
-    wheel.units.prepare(np.array([last]), unit)()
+    wheel.units.reserve(np.array([last]), unit)()
     if to in (0, 4):
         # That this skips units is what the sums of the blocks are for.
         assert len(seqs_in(wheel, [slot])[slot]) < 5
@@ -196,9 +197,9 @@ def test_timers_roll_out_of_a_slot_that_others_roll_into(tmp_path: Path) -> None
     put(wheel, [1], [NOW_MS + 1000 * WINDOW * 5])
     (slot,) = wheel.slots_to_roll(NOW_MS // 1000 + WINDOW).tolist()
     numbers = np.array([2], np.int64)
-    placing = wheel.prepare(numbers, np.array([(slot + 1) * 1000]), NOW_MS, numbers, numbers)
+    placing = wheel.reserve(numbers, np.array([(slot + 1) * 1000]), NOW_MS, numbers, numbers)
     wheel.count_off(np.array([slot]))
     wheel.note_rolled(np.array([slot]))
-    placing.commit()
+    wheel.publish(placing)
     assert wheel.count_in(slot) == 1
     assert not len(wheel.slots_to_roll(slot))

@@ -14,12 +14,11 @@ from rmqstore.engine.pops.store import LogFactory, OrderedPops
 from rmqstore.engine.session import SharedSession, check_layout
 from rmqstore.engine.shared import Shared
 from rmqstore.errors import StoreError, StoreFullError, StorePathError
-from rmqstore_wheel.broker.files import ForBrokers
+from rmqstore_wheel.broker.files import BrokerFiles
 from rmqstore_wheel.broker.revive_log import ReviveLog
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.open_marks import OpenMarks
-from rmqstore_wheel.log.ledger import Ledger, home_of
-from rmqstore_wheel.log.ledger_ports import Sizes
+from rmqstore_wheel.log.ledger import Ledger, Sizes, home_of
 from rmqstore_wheel.queues.queue_log import WheelQueueLog
 from rmqstore_wheel.reclaim.reclaim import Reclaim
 from rmqstore_wheel.timers.index import TimerIndex
@@ -52,7 +51,7 @@ def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Siz
 
         def begin_for_brokers() -> None:
             revive_log = ReviveLog(ledger, options.broker) if options.engine.get("revive_log", True) else None
-            ledger.readers = ForBrokers(ledger, index, marks, revive_log)
+            ledger.brokers = BrokerFiles(ledger, index, marks, revive_log)
 
         begin_for_brokers()
         ledger.reopened.append(begin_for_brokers)

@@ -22,7 +22,7 @@ from rmqstore_wheel import engine
 from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.log import check_point, commit_log, frames, journal
 from rmqstore_wheel.log.commit_log import CommitLog
-from rmqstore_wheel.log.ledger_ports import Sizes
+from rmqstore_wheel.log.ledger import Sizes
 from rmqstore_wheel.reclaim import reclaim
 from rmqstore_wheel.timers import index as timer_index
 from rmqstore_wheel.timers import table as timer_table

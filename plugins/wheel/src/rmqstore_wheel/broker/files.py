@@ -43,8 +43,7 @@ from rmqstore_wheel.formats.order_info import OrderInfo
 from rmqstore_wheel.formats.timer_check import TimerCheck
 from rmqstore_wheel.log.check_point import CheckPoint
 from rmqstore_wheel.log.journal import Change
-from rmqstore_wheel.log.ledger import Ledger
-from rmqstore_wheel.log.ledger_ports import Beside, ForReaders
+from rmqstore_wheel.log.ledger import BrokerWriter, Ledger
 from rmqstore_wheel.timers.index import TimerIndex
 
 CONFIG: Final = "config"
@@ -56,10 +55,19 @@ _MOST_OF_RUN: Final = 64
 T = TypeVar("T")
 
 
-class BrokerFiles:
-    """Writes the files; the caller serialises all calls."""
+def _no_records(changes: Sequence[Change]) -> None:
+    """Write no check points and acks."""
 
-    def __init__(self, ledger: Ledger, index: TimerIndex, revive_log: ReviveLog | None) -> None:
+
+class BrokerFiles(BrokerWriter):
+    """All that is written for brokers: these files, the revive log, and the end of ``abort`` (``open_marks``).
+
+    The caller serialises all calls. Without ``revive_log`` there are no check points and acks.
+    """
+
+    def __init__(self, ledger: Ledger, index: TimerIndex, marks: OpenMarks, revive_log: ReviveLog | None) -> None:
+        self._marks = marks
+        self.records = _no_records if revive_log is None else revive_log.records
         self._ledger = ledger
         self._disk = ledger.disk
         self._root = ledger.root
@@ -68,7 +76,17 @@ class BrokerFiles:
         self._revive_log = revive_log
         self._written: dict[str, object] = {}
 
-    def write(self, found: CheckPoint) -> None:
+    def settle(self) -> None:
+        if self._revive_log is not None:
+            self._revive_log.settle()
+
+    def closed(self) -> None:
+        self._marks.remove_abort()
+
+    def close(self) -> None:
+        self._marks.close()
+
+    def check_pointed(self, found: CheckPoint) -> None:
         """Write what has changed; ``found`` is the check point that was just written."""
         topics = {topic.id: topic.name for topic in load_topics(self._ledger).values()}
         groups = {group_id: name for name, group_id in load_groups(self._ledger).items()}
@@ -202,28 +220,3 @@ def _order_of(run: FifoRun, leases: list[Lease], last_pop_ms: int) -> OrderInfo:
         visible_ms={offset: end for offset, end in visible.items() if end != pop_ms + invisible_ms} or None,
         consumed={offset: run[offset].delivered for offset in offsets if run[offset].delivered} or None,
     )
-
-
-class ForBrokers(ForReaders):
-    """What a ledger calls; see the module docstring. Without ``revive_log`` there are no check points and acks."""
-
-    def __init__(self, ledger: Ledger, index: TimerIndex, marks: OpenMarks, revive_log: ReviveLog | None) -> None:
-        self._marks = marks
-        self._revive_log = revive_log
-        self._files = BrokerFiles(ledger, index, revive_log)
-
-    def beside(self, changes: Sequence[Change]) -> Beside | None:
-        return None if self._revive_log is None else self._revive_log.beside(changes)
-
-    def settle(self) -> None:
-        if self._revive_log is not None:
-            self._revive_log.settle()
-
-    def check_pointed(self, found: CheckPoint) -> None:
-        self._files.write(found)
-
-    def closed(self) -> None:
-        self._marks.remove_abort()
-
-    def close(self) -> None:
-        self._marks.close()

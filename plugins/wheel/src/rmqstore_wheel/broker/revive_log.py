@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -39,9 +39,9 @@ from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import consume_queue
 from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
+from rmqstore_wheel.log.call import BrokerRecords
 from rmqstore_wheel.log.journal import Change
 from rmqstore_wheel.log.ledger import Ledger
-from rmqstore_wheel.log.ledger_ports import Beside
 
 TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 GROUP_NAME: Final = "CID_RMQ_SYS_REVIVE_GROUP"
@@ -57,19 +57,14 @@ _CK, _ACK, _BATCH_ACK = (consume_queue.tags_code(tag) for tag in (codec.CK_TAG, 
 
 
 class _Written(msgspec.Struct):
-    """What one call writes into one queue: bodies and properties, and what a consume queue has of each.
+    """What one call writes into one queue: body and properties of each message, and what a consume queue has of its tag.
 
     ``begun`` has a lease's key by the row of its first check point.
     """
 
-    texts: list[tuple[bytes, str]] = []
-    codes: list[int] = []
+    messages: list[tuple[bytes, str, int]] = []
     begun: list[tuple[int, bytes]] = []
-
-    def add(self, body: bytes, properties: str, code: int) -> None:
-        """Add a message."""
-        self.texts.append((body, properties))
-        self.codes.append(code)
+    latest_pop_ms: int = 0
 
 
 class ReviveLog:
@@ -97,7 +92,7 @@ class ReviveLog:
 
     # ------------------------------------------------------------ a call
 
-    def beside(self, changes: Sequence[Change]) -> Beside | None:
+    def records(self, changes: Sequence[Change]) -> BrokerRecords | None:
         """Return what a call that makes these changes writes."""
         meta: dict[bytes, bytes] = {}
         leases: dict[bytes, bytes | None] = {}
@@ -135,10 +130,12 @@ class ReviveLog:
         """Add what became of one lease; ``meta`` are keys that change with it."""
         before = self._ledger.logged(LEASES, key)
         if before is None:
-            if value is not None and is_running(value):
-                self._add_points(written, Lease.decode(key[1:], value), meta)
-        elif is_running(before):
-            lease = Lease.decode(key[1:], before)
+            lease = None if value is None else Lease.decode(key[1:], value)
+            if lease is not None and LEASED in lease.states:
+                self._add_points(written, lease, meta)
+            return
+        lease = Lease.decode(key[1:], before)
+        if LEASED in lease.states:
             states = bytes((MOVED,)) * len(lease.offsets) if value is None else Lease.states_of(value)
             if states != lease.states:
                 self._add_acks(written, lease, states, meta)
@@ -162,14 +159,15 @@ class ReviveLog:
         standing = meta.get(seat) or self._ledger.state.get(META, seat)
         own = "" if standing is None else f"{NEXT}\x01{int.from_bytes(standing[:8])}\x02"
         mine = written[revive_qid_of(pop_ms)]
-        mine.begun.append((len(mine.texts), LEASE + lease.key))
+        mine.begun.append((len(mine.messages), LEASE + lease.key))
+        mine.latest_pop_ms = max(mine.latest_pop_ms, pop_ms)
         for at in range(0, len(lease.offsets), _MOST):
             offsets, states = lease.offsets[at : at + _MOST], lease.states[at : at + _MOST]
             start, count = offsets[0], len(offsets)
             distances = [*range(count)] if offsets[-1] - start == count - 1 else [offset - start for offset in offsets]
             bits = sum(1 << index for index, state in enumerate(states) if state != LEASED) if any(states) else 0
             point = CheckPoint(*names, queue, start, pop_ms, lease.expiry_ms - pop_ms, count, distances, bits, 0, self._broker)
-            mine.add(codec.encode_check_point(point), f"TAGS\x01ck\x02UNIQ_KEY\x01{point.unique_key()}\x02{own}", _CK)
+            mine.messages.append((codec.encode_check_point(point), f"TAGS\x01ck\x02UNIQ_KEY\x01{point.unique_key()}\x02{own}", _CK))
             own = ""
 
     def _add_acks(self, written: dict[int, _Written], lease: Lease, states: bytes, meta: dict[bytes, bytes]) -> None:
@@ -193,24 +191,22 @@ class ReviveLog:
             else:
                 body = codec.encode_batch_ack(BatchAck(*names, queue, start, pop_ms, offsets, self._broker))
                 tag, code = codec.BATCH_ACK_TAG, _BATCH_ACK
-            written[revive_qid_of(pop_ms)].add(body, f"TAGS\x01{tag}\x02UNIQ_KEY\x01{ack.unique_key()}\x02", code)
+            written[revive_qid_of(pop_ms)].messages.append((body, f"TAGS\x01{tag}\x02UNIQ_KEY\x01{ack.unique_key()}\x02", code))
 
-    def _as_records(self, written: dict[int, _Written]) -> Beside:
-        store_ms = self._ledger.store_ms
-        for mine in written.values():
-            for _, key in mine.begun:
-                store_ms = max(store_ms, _pop_ms_of(key))
-        records = []
+    def _as_records(self, written: dict[int, _Written]) -> BrokerRecords:
+        store_ms = max(self._ledger.store_ms, max([mine.latest_pop_ms for mine in written.values()]))
+        records = [
+            self._form.encode(body, text.encode(), queue, offset, store_ms)
+            for queue, mine in written.items()
+            for offset, (body, text, _) in enumerate(mine.messages, self.queues[queue].next)
+        ]
+        return BrokerRecords(records, store_ms, partial(self._publish, written, list(map(len, records))))
+
+    def _publish(self, written: dict[int, _Written], sizes: list[int], places: Sequence[int]) -> None:
+        """Take in what was written, now that it has its places."""
+        units = zip(places, sizes, strict=True)
         for queue, mine in written.items():
-            for offset, (body, text) in enumerate(mine.texts, self.queues[queue].next):
-                records.append(self._form.encode(body, text.encode(), queue, offset, store_ms))
-
-        def commit(places: Iterable[int]) -> None:
-            units = zip(places, map(len, records), strict=True)
-            for queue, mine in written.items():
-                self.queues[queue].take(islice(units, len(mine.codes)), mine.codes, mine.begun)
-
-        return Beside(records, store_ms, commit)
+            self.queues[queue].take([(*next(units), code) for _, _, code in mine.messages], mine.begun)
 
     def settle(self) -> None:
         """Bring the consume queues to what was written, and let each begin where it is needed."""
@@ -245,7 +241,7 @@ class ReviveQueue:
         self.next = ledger.queues.of(*self._name).count if self._name in ledger.queues else 0
         if self.next:
             ledger.queues.trim(*self._name, self._first_there())
-        self._units: list[tuple[tuple[int, int], int]] = []
+        self._units: list[tuple[int, int, int]] = []
         self._points: list[tuple[int, bytes]] = []
         self._older = set(older)
 
@@ -260,19 +256,19 @@ class ReviveQueue:
             offset += len(units)
         return self.next
 
-    def take(self, places: Iterable[tuple[int, int]], codes: Sequence[int], begun: Iterable[tuple[int, bytes]]) -> None:
-        """Take in what was written: its places and sizes, its codes, and keys of leases by the row of their first check point."""
+    def take(self, units: Sequence[tuple[int, int, int]], begun: Iterable[tuple[int, bytes]]) -> None:
+        """Take in what was written: places, sizes and codes, and keys of leases by the row of their first check point."""
         for row, key in begun:
             self._points.append((self.next + row, key))
-        self._units += zip(places, codes, strict=True)
-        self.next += len(codes)
+        self._units += units
+        self.next += len(units)
 
     def settle(self) -> None:
         """Bring the consume queue to what was written, and let it begin at the check point of the oldest lease that runs."""
         if self._units:
-            places, sizes, codes = np.array([(place, size, code) for (place, size), code in self._units], np.int64).T
+            places, sizes, codes = np.array(self._units, np.int64).T
             offsets = np.arange(self.next - len(places), self.next)
-            self._ledger.queues.prepare(*self._name, offsets, places, sizes, codes)()
+            self._ledger.queues.reserve(*self._name, offsets, places, sizes, codes)()
             self._units.clear()
         if self.next:
             self._ledger.queues.trim(*self._name, self.first_needed())

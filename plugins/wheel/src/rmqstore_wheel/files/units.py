@@ -164,7 +164,7 @@ class UnitLog:
             if first < behind:
                 yield first, behind
 
-    def _reserve(self, first: int, behind: int) -> None:
+    def _make_room(self, first: int, behind: int) -> None:
         for file in range(first // self.per_file, (behind - 1) // self.per_file + 1):
             start, stop = file * self.chain.file_bytes, (file + 1) * self.per_file
             is_new = not self.chain.has(start)
@@ -172,14 +172,14 @@ class UnitLog:
             if is_new and stop <= self.count:
                 self.chain.write_at(start, np.repeat(self._fill, self.per_file).view(np.uint8).data)
 
-    def reserve_at(self, numbers: Ints) -> None:
+    def make_room_at(self, numbers: Ints) -> None:
         """See to it that units at these numbers, which rise, find room, and what has to fill the gaps between them."""
         if len(numbers) and int(numbers[-1]) >= self.count and self.count % self.per_file:
-            self._reserve(self.count, min(int(numbers[-1]), self.count // self.per_file * self.per_file + self.per_file - 1) + 1)
+            self._make_room(self.count, min(int(numbers[-1]), self.count // self.per_file * self.per_file + self.per_file - 1) + 1)
         files = numbers // self.per_file
         lasts = np.flatnonzero(np.diff(files, append=-1))
         for file, last in zip(files[lasts].tolist(), numbers[lasts].tolist(), strict=True):
-            self._reserve(file * self.per_file, last + 1)
+            self._make_room(file * self.per_file, last + 1)
 
     def write_ahead(self, data: Bytes, number: int | None = None) -> None:
         """Write units, and make room for them, behind the last one or from a later number on; nobody sees them before :meth:`advance`."""
@@ -224,7 +224,7 @@ class UnitLog:
             self._trusted = np.append(self._trusted[:blocks], np.ones(len(crcs), np.bool_))
         self.count = behind
 
-    def prepare(self, numbers: Ints, units: Units) -> Callable[[], None]:
+    def reserve(self, numbers: Ints, units: Units) -> Callable[[], None]:
         """Write units at numbers that rise, where nobody sees them, and make room; returns what makes them seen.
 
         Those that are there already are written anew only then. What lies between them and was never written is filled.
@@ -233,13 +233,13 @@ class UnitLog:
             data = np.ascontiguousarray(units).view(np.uint8).data
             self.write_ahead(data)
             return partial(self.advance, data)
-        self.reserve_at(numbers)
+        self.make_room_at(numbers)
         known = int(np.searchsorted(numbers, self.count))
         pieces = list(self._pieces(numbers[known:], units[known:]))
         for number, data in pieces:
             self.write_ahead(data, number)
 
-        def commit() -> None:
+        def publish() -> None:
             if known:
                 self._replace(numbers[:known], units[:known])
             for number, data in pieces:
@@ -247,13 +247,13 @@ class UnitLog:
                     self._pass_over(number)
                 self.advance(data)
 
-        return commit
+        return publish
 
-    def prepare_one(self, number: int, data: bytes) -> Callable[[], None]:
-        """As :meth:`prepare`, of one unit given as bytes."""
+    def reserve_one(self, number: int, data: bytes) -> Callable[[], None]:
+        """As :meth:`reserve`, of one unit given as bytes, in files without a blank end."""
         if number != self.count:
-            return self.prepare(np.array([number]), np.frombuffer(data, self.unit))
-        self.write_ahead(data)
+            return self.reserve(np.array([number]), np.frombuffer(data, self.unit))
+        self.chain.write_at(number // self.per_file * self.chain.file_bytes + number % self.per_file * self.unit.itemsize, data)
         return partial(self.advance, data)
 
     def _follow(self, numbers: Ints) -> bool:

@@ -117,9 +117,10 @@ def encode_check_point(point: CheckPoint) -> bytes:
     distances = "" if point.distances is None else f'"d":[{",".join(map(str, point.distances))}],'
     rewrites = "" if point.rewrites is None else f'"rp":{quote(point.rewrites)},'
     bits = point.acked_bits - (point.acked_bits >> 31 << 32)
+    revive_ms = point.pop_ms + point.invisible_ms
     return (
         f'{{"bm":{bits},{broker}"c":{quote(point.group)},{distances}"it":{point.invisible_ms},"n":{point.count},"pt":{point.pop_ms},'
-        f'"q":{point.queue_id},"reviveTime":{point.revive_ms},"ro":{point.revive_offset},{rewrites}"so":{point.start_offset},'
+        f'"q":{point.queue_id},"reviveTime":{revive_ms},"ro":{point.revive_offset},{rewrites}"so":{point.start_offset},'
         f'"t":{quote(point.topic)}}}'
     ).encode()
 

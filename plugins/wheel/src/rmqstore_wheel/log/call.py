@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -23,15 +23,42 @@ from rmqstore_wheel.log import frames, journal
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.consume_queues import ConsumeQueues
 from rmqstore_wheel.log.journal import Change
-from rmqstore_wheel.log.ledger_ports import Beside
 from rmqstore_wheel.records import message_records as records
 from rmqstore_wheel.records.addressing import placed, placed_one
 
 _FEW = 32
 
 
-Prepare = Callable[[Ints, Ints], Callable[[], None]]
-"""Takes offsets and sizes of records in the log."""
+class Entries(Protocol):
+    """What caches will hold of messages: it is written where nobody looks before the call is, and counted in after it."""
+
+    def reserve(self, offsets: Ints, sizes: Ints) -> None:
+        """Write it, for messages that will lie at these offsets of the log; raises ``OSError``."""
+
+    def publish(self) -> None:
+        """Count it in, which cannot fail."""
+
+
+class Entry(Protocol):
+    """As :class:`Entries`, of one message."""
+
+    def reserve(self, offset: int, size: int) -> None:
+        """Write it, for a message that will lie at this offset of the log; raises ``OSError``."""
+
+    def publish(self) -> None:
+        """Count it in, which cannot fail."""
+
+
+class _OneOf(msgspec.Struct):
+    """The entry of one message as that of many."""
+
+    entry: Entry
+
+    def reserve(self, offsets: Ints, sizes: Ints) -> None:
+        self.entry.reserve(int(offsets[0]), int(sizes[0]))
+
+    def publish(self) -> None:
+        self.entry.publish()
 
 
 class Messages(msgspec.Struct, frozen=True, gc=False):
@@ -42,7 +69,7 @@ class Messages(msgspec.Struct, frozen=True, gc=False):
         records: their bytes; store times are in them, offsets are not.
         store_ms: the latest of their store times.
         codes: hashes of their tags.
-        prepare: called with their places in the log before the call is written, to do what may fail; returns what is done after it.
+        entries: what caches beside the consume queue hold of them.
     """
 
     topic: str
@@ -51,7 +78,7 @@ class Messages(msgspec.Struct, frozen=True, gc=False):
     records: Encoded
     store_ms: int
     codes: Ints | int = 0
-    prepare: Prepare | None = None
+    entries: Entries | None = None
 
     @property
     def offsets(self) -> Ints:
@@ -60,7 +87,10 @@ class Messages(msgspec.Struct, frozen=True, gc=False):
 
 
 class One(msgspec.Struct, frozen=True, gc=False):
-    """One message of a queue, as :class:`Messages`; its queue offset is in its record."""
+    """One message of a queue, as :class:`Messages`; its queue offset is in its record.
+
+    ``text_at`` is where in the record the length of the properties lies; -1 when that is to be looked up.
+    """
 
     topic: str
     queue: int
@@ -68,13 +98,13 @@ class One(msgspec.Struct, frozen=True, gc=False):
     record: Bytes
     store_ms: int
     code: int = 0
-    prepare: Callable[[int, int], Callable[[], None]] | None = None
+    entry: Entry | None = None
+    text_at: int = -1
 
     def many(self) -> Messages:
         """Return it as a batch of one."""
-        prepare = self.prepare
-        wrapped = None if prepare is None else lambda offsets, sizes: prepare(int(offsets[0]), int(sizes[0]))
-        return Messages(self.topic, self.queue, self.offset, joined([self.record]), self.store_ms, self.code, wrapped)
+        entries = None if self.entry is None else _OneOf(self.entry)
+        return Messages(self.topic, self.queue, self.offset, joined([self.record]), self.store_ms, self.code, entries)
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
@@ -144,96 +174,129 @@ def tags_codes(found: Sequence[bytes]) -> Ints | int:
     return consume_queue.tags_codes(records.property_columns(found, [texts.TAG])[texts.TAG])
 
 
-class Call(msgspec.Struct, frozen=True, gc=False):
-    """What a call writes.
+class BrokerRecords(msgspec.Struct, gc=False):
+    """Records for brokers, which go before the journal record of a call. Their queue offsets are in them.
+
+    Attributes:
+        store_ms: the latest of their store times.
+        publish: called with their places in the log once they are there.
+    """
+
+    records: Sequence[bytes]
+    store_ms: int
+    publish: Callable[[Sequence[int]], None]
+
+
+class Call(msgspec.Struct, gc=False):
+    """What a call writes: :meth:`reserve`, :meth:`write` and :meth:`publish` come one after the other.
 
     Attributes:
         messages: that it appends.
         changes: what else it changes, which becomes one journal record or more.
-        beside: records that go before the first of these.
+        for_brokers: records that go before the first of these.
         journal: number of the next journal record.
         store_ms: the store time of journal records.
         epoch: the open epoch.
+        journal_records: how many it has.
     """
 
+    log: CommitLog
+    queues: ConsumeQueues
     messages: Sequence[Messages | One]
     changes: Sequence[Change]
-    beside: Beside | None
+    for_brokers: BrokerRecords | None
     journal: int
     store_ms: int
     epoch: int
+    journal_records: int = 0
+    _records: list[Bytes] = []
+    _text_at: int = 0
+    _placed: list[tuple[int, Encoded]] = []
+    _publishers: list[Callable[[], None]] = []
 
+    def reserve(self) -> None:
+        """Write what caches will hold, where nobody looks. A call of one message at most goes without arrays, unless it begins another
+        file.
 
-class Written(msgspec.Struct, frozen=True, gc=False):
-    """What is to be done once the frame is written, and how many journal records it has."""
+        Raises:
+            OSError: the disk failed or has no room.
+        """
+        one = self.messages[0] if self.messages else None
+        if len(self.messages) > 1 or isinstance(one, Messages):
+            return self._reserve_many()
+        records: list[Bytes] = [] if one is None else [one.record]
+        if self.for_brokers is not None:
+            records += self.for_brokers.records
+        text_at = -1
+        if one is not None:
+            text_at = log_format.properties_at(one.record) if one.text_at < 0 else one.text_at
+        if self.changes or one is None or len(one.record) - text_at - 2 > frames.MOST_TEXT_BYTES:
+            body = journal.encode(self.changes)
+            if len(body) > journal.PIECE_BYTES:
+                return self._reserve_many()
+            records.append(journal.record(body, self.journal, self.store_ms))
+            text_at = len(records[-1]) - 2
+            self.journal_records = 1
+        places = self.log.places_of(records)
+        if places is None:
+            return self._reserve_many()
+        if one is not None:
+            size = len(one.record) + (frames.PROPERTY_BYTES if len(records) == 1 else 0)
+            self._publishers.append(self.queues.reserve_one(one.topic, one.queue, one.offset, places[0], size, one.code))
+            if one.entry is not None:
+                one.entry.reserve(places[0], size)
+                self._publishers.append(one.entry.publish)
+        if self.for_brokers is not None:
+            self._publishers.append(partial(self.for_brokers.publish, places[len(self.messages) : -1]))
+        self._records, self._text_at = records, text_at
+        return None
 
-    commits: list[Callable[[], None]]
-    journal_records: int
+    def _reserve_many(self) -> None:
+        """As :meth:`reserve`, of any call."""
+        messages = [each.many() if isinstance(each, One) else each for each in self.messages]
+        pieces = [each.records for each in messages]
+        queue_offsets = [each.offsets for each in messages]
+        for each, offsets in zip(messages, queue_offsets, strict=True):
+            cells(each.records.data, ">i8")[each.records.starts + log_format.QUEUE_OFFSET_AT] = offsets
+        groups, last = journal.cut(self.changes) if self.changes else [], pieces[-1] if pieces else None
+        if not groups and (last is None or not frames.has_room_in(bytes(last.data[int(last.starts[-1]) :]))):
+            groups = [[]]
+        for at, group in enumerate(groups):
+            record = journal.record(journal.encode(group), self.journal + at, self.store_ms)
+            before = self.for_brokers.records if self.for_brokers is not None and not at else ()
+            pieces.append(frames.one(record, is_last=at == len(groups) - 1, before=before))
+        if not groups and last is not None:
+            pieces[-1] = frames.with_room(last)
+        self._placed = self.log.plan(pieces)
+        self.journal_records = len(groups)
+        places = [_places_of(piece) for piece in pieces[: len(messages)]]
+        for name, rows in _by_queue(messages).items():
+            units = [(queue_offsets[row], places[row], pieces[row].sizes, _each(messages[row].codes, places[row])) for row in rows]
+            columns = units[0] if len(units) == 1 else [np.concatenate(column) for column in zip(*units, strict=True)]
+            self._publishers.append(self.queues.reserve(*name, *columns))
+        for each, offsets, piece in zip(messages, places, pieces, strict=False):
+            if each.entries is not None:
+                each.entries.reserve(offsets, piece.sizes)
+                self._publishers.append(each.entries.publish)
+        if self.for_brokers is not None:
+            places_of_them = _first_places(pieces[len(messages)], self.for_brokers.records)
+            self._publishers.append(partial(self.for_brokers.publish, places_of_them))
 
+    def write(self) -> None:
+        """Write the frame, which is the commit.
 
-def write(log: CommitLog, queues: ConsumeQueues, call: Call) -> Written:
-    """Write a call; one of one message at most goes without arrays, unless its frame begins another file.
+        Raises:
+            OSError: the disk failed or has no room; nobody sees anything of the call.
+        """
+        if self._records:
+            self.log.write_few(self._records, self._text_at, self.epoch)
+        else:
+            self.log.write(self._placed, self.epoch)
 
-    Raises:
-        OSError: the disk failed or has no room; nobody sees anything of the call.
-    """
-    one = call.messages[0] if call.messages else None
-    if len(call.messages) > 1 or isinstance(one, Messages):
-        return _write_many(log, queues, call)
-    records: list[Bytes] = [] if one is None else [one.record]
-    before = () if call.beside is None else call.beside.records
-    first_beside = len(records)
-    records += before
-    if call.changes or one is None or not frames.has_room_in(one.record):
-        body = journal.encode(call.changes)
-        if len(body) > journal.PIECE_BYTES:
-            return _write_many(log, queues, call)
-        records.append(journal.record(body, call.journal, call.store_ms))
-    places = log.places_of(records)
-    if places is None:
-        return _write_many(log, queues, call)
-    commits: list[Callable[[], None]] = []
-    if one is not None:
-        size = len(one.record) + (frames.PROPERTY_BYTES if len(records) == 1 else 0)
-        commits.append(queues.prepare_one(one.topic, one.queue, one.offset, places[0], size, one.code))
-        if one.prepare is not None:
-            commits.append(one.prepare(places[0], size))
-    if call.beside is not None:
-        commits.append(partial(call.beside.commit, places[first_beside:-1]))
-    log.write_few(records, call.epoch)
-    return Written(commits, len(records) - first_beside - len(before))
-
-
-def _write_many(log: CommitLog, queues: ConsumeQueues, call: Call) -> Written:
-    """Write any call."""
-    messages = [each.many() if isinstance(each, One) else each for each in call.messages]
-    pieces = [each.records for each in messages]
-    queue_offsets = [each.offsets for each in messages]
-    for each, offsets in zip(messages, queue_offsets, strict=True):
-        cells(each.records.data, ">i8")[each.records.starts + log_format.QUEUE_OFFSET_AT] = offsets
-    groups, last = journal.cut(call.changes) if call.changes else [], pieces[-1] if pieces else None
-    if not groups and (last is None or not frames.has_room_in(bytes(last.data[int(last.starts[-1]) :]))):
-        groups = [[]]
-    for at, group in enumerate(groups):
-        record = journal.record(journal.encode(group), call.journal + at, call.store_ms)
-        before = call.beside.records if call.beside is not None and not at else ()
-        pieces.append(frames.one(record, is_last=at == len(groups) - 1, before=before))
-    if not groups and last is not None:
-        pieces[-1] = frames.with_room(last)
-    planned = log.plan(pieces)
-    places = [_places_of(piece) for piece in pieces[: len(messages)]]
-    commits: list[Callable[[], None]] = []
-    for name, rows in _by_queue(messages).items():
-        units = [(queue_offsets[row], places[row], pieces[row].sizes, _each(messages[row].codes, places[row])) for row in rows]
-        columns = units[0] if len(units) == 1 else [np.concatenate(column) for column in zip(*units, strict=True)]
-        commits.append(queues.prepare(*name, *columns))
-    for each, offsets, piece in zip(messages, places, pieces, strict=False):
-        if each.prepare is not None:
-            commits.append(each.prepare(offsets, piece.sizes))
-    if call.beside is not None:
-        commits.append(partial(call.beside.commit, _first_places(pieces[len(messages)], call.beside.records)))
-    log.write(planned, call.epoch)
-    return Written(commits, len(groups))
+    def publish(self) -> None:
+        """Let everybody see it, which cannot fail."""
+        for publish in self._publishers:
+            publish()
 
 
 def _by_queue(messages: Sequence[Messages]) -> dict[tuple[str, int], list[int]]:

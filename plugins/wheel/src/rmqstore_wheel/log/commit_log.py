@@ -112,13 +112,13 @@ class CommitLog:
         end = start // self.file_bytes * self.file_bytes + self.file_bytes
         return places if last + frames.PROPERTY_BYTES + log.BLANK_BYTES <= end else None
 
-    def write_few(self, records: Sequence[Bytes], epoch: int) -> None:
-        """Append a frame of a few records, for which :meth:`places_of` found room; the last has room for the frame's property.
+    def write_few(self, records: Sequence[Bytes], text_at: int, epoch: int) -> None:
+        """Append a frame of a few records, for which :meth:`places_of` found room; see ``frames.whole`` for ``text_at``.
 
         Raises:
             OSError: as for :meth:`append`.
         """
-        data = frames.whole(records, self.tail, epoch, self.durable)
+        data = frames.whole(records, text_at, self.tail, epoch, self.durable)
         try:
             self.chain.write_at(self.tail, data)
         except BaseException:

@@ -91,18 +91,18 @@ class ConsumeQueues:
             self._recent[name] = None
         return log
 
-    def prepare(
+    def reserve(
         self, topic: str, queue: int, offsets: Ints, log_offsets: Ints, sizes: Ints, codes: Ints | int
     ) -> Callable[[], None]:  # fmt: skip
         """Write the units of messages at offsets that rise where nobody sees them; returns what makes them seen.
 
         Nothing lies in gaps between them, nor before the first: timers and copies come in any order.
         """
-        return self.of(topic, queue).prepare(offsets, consume_queue.rows_of(log_offsets, sizes, codes))
+        return self.of(topic, queue).reserve(offsets, consume_queue.rows_of(log_offsets, sizes, codes))
 
-    def prepare_one(self, topic: str, queue: int, offset: int, log_offset: int, size: int, code: int) -> Callable[[], None]:
-        """As :meth:`prepare`, of one message."""
-        return self.of(topic, queue).prepare_one(offset, consume_queue.encode_one(log_offset, size, code))
+    def reserve_one(self, topic: str, queue: int, offset: int, log_offset: int, size: int, code: int) -> Callable[[], None]:
+        """As :meth:`reserve`, of one message."""
+        return self.of(topic, queue).reserve_one(offset, consume_queue.encode_one(log_offset, size, code))
 
     def read(self, topic: str, queue: int, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
         """Return up to ``count`` units from ``offset`` on, fewer at the end of the queue."""

@@ -40,6 +40,9 @@ TAIL_BYTES: Final = 8 + 1
 
 PROPERTY: Final = sums.FRAME
 PROPERTY_BYTES: Final = sums.FRAME_BYTES
+MOST_TEXT_BYTES: Final = log.MAX_PROPERTIES_BYTES - PROPERTY_BYTES
+"""The longest properties that the last record of a frame can have besides."""
+
 _ROOM: Final = PROPERTY + bytes(PROPERTY_BYTES - len(PROPERTY) - 1) + b"\x02"
 
 
@@ -55,8 +58,7 @@ class Trailer(NamedTuple):
 
 def has_room_in(record: Bytes) -> bool:
     """Say whether a record can be the last one of a frame."""
-    most = log.MAX_PROPERTIES_BYTES - PROPERTY_BYTES
-    return len(record) <= most or int.from_bytes(record[(at := log.properties_at(record)) : at + 2]) <= most
+    return len(record) <= MOST_TEXT_BYTES or int.from_bytes(record[(at := log.properties_at(record)) : at + 2]) <= MOST_TEXT_BYTES
 
 
 def with_room(records: Encoded) -> Encoded:
@@ -93,14 +95,18 @@ def finish(pieces: Sequence[Encoded], epoch: int, durable: int) -> None:
     last[-TAIL_BYTES:-1] = np.frombuffer(b"%08x" % crc, np.uint8)
 
 
-def whole(records: Sequence[Bytes], offset: int, epoch: int, durable: int) -> bytearray:
-    """Return a frame of a few records that lie one behind the other from ``offset`` on, all filled in; the last one has room."""
+def whole(records: Sequence[Bytes], text_at: int, offset: int, epoch: int, durable: int) -> bytearray:
+    """Return a frame of a few records that lie one behind the other from ``offset`` on, all filled in.
+
+    Args:
+        text_at: where in the last record, which has room, the length of its properties lies.
+    """
     data = bytearray().join(records)
     at = last = 0
     for record in records:
         _I64.pack_into(data, at + log.PHYSICAL_OFFSET_AT, offset + at)
         last, at = at, at + len(record)
-    length = last + log.properties_at(records[-1])
+    length = last + text_at
     data[length : length + 2] = (at - length - 2 + PROPERTY_BYTES).to_bytes(2)
     data[last : last + 4] = (at - last + PROPERTY_BYTES).to_bytes(4)
     data += PROPERTY + _FORM % (len(records), at + PROPERTY_BYTES, epoch, durable)

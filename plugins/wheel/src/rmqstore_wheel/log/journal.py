@@ -91,7 +91,7 @@ def decode(body: bytes) -> list[Change]:
 
 
 def record(body: bytes, number: int, store_ms: int) -> bytes:
-    """Return the ``number``-th journal record."""
+    """Return the ``number``-th journal record; it has no properties."""
     return _FORM.encode(body, b"", 0, number, store_ms)
 
 
@@ -120,15 +120,23 @@ class State:
         """Return a page of a range; see ``OrderedKV.scan``."""
         return take_page(self._maps[space].range(start, stop, reverse=reverse), limit, page_bytes)
 
-    def apply(self, change: PutMany | DeleteMany | DeleteRange) -> None:
-        """Do one change."""
-        entries = self._maps[change.space]
-        if isinstance(change, PutMany):
-            entries.put_many(change.items)
-        elif isinstance(change, DeleteMany):
-            entries.remove_many(change.keys)
-        else:
-            entries.remove_range(change.start, change.stop)
+    def apply(self, changes: Iterable[Change]) -> list[Change]:
+        """Make changes; returns those that are none of the state's."""
+        others: list[Change] = []
+        maps = self._maps
+        for change in changes:
+            if isinstance(change, PutMany):
+                maps[change.space].put_many(change.items)
+            elif isinstance(change, DeleteMany):
+                maps[change.space].remove_many(change.keys)
+            elif isinstance(change, DeleteRange):
+                maps[change.space].remove_range(change.start, change.stop)
+            elif isinstance(change, Restart):
+                self.clear()
+                maps = self._maps
+            else:
+                others.append(change)
+        return others
 
     def put(self, space: int, entries: Iterable[tuple[bytes, bytes]]) -> None:
         """Set many keys."""

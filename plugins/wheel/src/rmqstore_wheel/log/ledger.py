@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from rmqstore.contract import PopBuffer
 from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once
@@ -30,19 +30,95 @@ from rmqstore.engine.schema import EPOCH_KEY, META
 from rmqstore.errors import CorruptStoreError, StoreError, StoreFullError
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.units import Doubt, UnitLog
+from rmqstore_wheel.formats import commit_log as log_format
+from rmqstore_wheel.formats import index_file
+from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.log import check_point, frames, journal
-from rmqstore_wheel.log.call import Call, Messages, One, gathered, write
-from rmqstore_wheel.log.check_point import CheckPoint
+from rmqstore_wheel.log.call import BrokerRecords, Call, Messages, One, gathered
+from rmqstore_wheel.log.check_point import CheckPoint, TimerSection
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.consume_queues import ConsumeQueues
 from rmqstore_wheel.log.held_pops import HeldPops
 from rmqstore_wheel.log.journal import KEPT_SPACES, Change, Copied, State
-from rmqstore_wheel.log.ledger_ports import Beside, ForReaders, Sizes, TimerCaches
 from rmqstore_wheel.log.replay import Replay
 from rmqstore_wheel.log.store_copy import StoreCopy
 
 _REBUILD: Final = "rebuild"
 """A file of this name says that the caches are to be made anew."""
+
+
+class Sizes(NamedTuple):
+    """Sizes of the files; RocketMQ's, unless somebody asks for less.
+
+    Attributes:
+        check_point_bytes, check_point_calls: after so much of the log, or so many calls, a check point is due.
+        index_slots, index_entries: of an index file.
+        slice_bytes: of the log are looked at, or copied, in a piece.
+        copy_live_percent: from files of which less is live, what is live is copied.
+    """
+
+    log_file_bytes: int = log_format.FILE_BYTES
+    queue_file_units: int = 300_000
+    timer_file_units: int = 2_016_492
+    check_point_bytes: int = 64 * 1024 * 1024
+    check_point_calls: int = 50_000
+    index_slots: int = index_file.SLOTS
+    index_entries: int = index_file.SLOTS * index_file.ENTRIES_PER_SLOT
+    slice_bytes: int = 4 * 1024 * 1024
+    copy_live_percent: int = 30
+
+
+class TimerCaches(Protocol):
+    """What the timers derive from the log."""
+
+    def start(self, section: TimerSection | None) -> None:
+        """Begin with what a check point says, or with nothing."""
+
+    def replay(self, view: memoryview, file_start: int, starts: Ints, sizes: Ints, frame_epochs: Ints) -> None:
+        """Apply records of the wheel's topic that were found in a file of the log."""
+
+    def check_point(self) -> TimerSection:
+        """Make everything durable that a check point vouches for."""
+
+    def release(self) -> None:
+        """Let files go that the check point written last needs no more."""
+
+    def copied(self, seqs: Ints) -> Copied:
+        """Return what copies of timers do not say themselves."""
+
+    def take_copied(self, change: Copied) -> None:
+        """Apply what was said of copies, behind them."""
+
+    def unsaid(self) -> list[Change]:
+        """Return what is neither in the state nor follows from messages that are kept."""
+
+    def reopen(self) -> None:
+        """Let go of the files, and forget everything; ``start`` comes next."""
+
+    def close(self) -> None:
+        """Let go of the files."""
+
+
+class BrokerWriter(Protocol):
+    """What is written for those who read the files as a broker does.
+
+    Attributes:
+        records: returns what a call that makes some changes appends as well.
+    """
+
+    records: Callable[[Sequence[Change]], BrokerRecords | None]
+
+    def settle(self) -> None:
+        """Bring caches to what was written, and let go of what is of no use any more, before a check point."""
+
+    def check_pointed(self, found: CheckPoint) -> None:
+        """Write what goes with a check point that was just written."""
+
+    def closed(self) -> None:
+        """Note that the end was an orderly one."""
+
+    def close(self) -> None:
+        """Let go of the files."""
 
 
 def home_of(directory: Path) -> EngineHome:
@@ -66,7 +142,8 @@ class Ledger(CommittedKV):
         store_ms: the latest store time of a message.
         held: what is to be written later, if anything may be.
         restart: where the last whole copy of the state begins in the log, -1 for none.
-        readers: what is written for other readers, once it is there.
+        brokers: what is written for brokers, once it is there.
+        logged: returns what the log says of a key.
         reopened: called once all was opened again after an interrupt, to begin anew too.
         copying: held while the files are copied: check points and removals that can wait do.
         rewrites: grows before files change otherwise than behind what the check point vouches for.
@@ -97,7 +174,9 @@ class Ledger(CommittedKV):
         self.queues = self._new_queues()
         self.state = State()
         self.held = None if pop_buffer is None else HeldPops(pop_buffer, self.state)
-        self.readers: ForReaders | None = None
+        # What the log says of a key, which is what the state says unless a pop or an ack is held.
+        self.logged = self.state.get if self.held is None else self.held.logged
+        self.brokers: BrokerWriter | None = None
         self.reopened: list[Callable[[], None]] = []
         self.copying = Lock()
         self.rewrites = 0
@@ -129,24 +208,30 @@ class Ledger(CommittedKV):
     # ------------------------------------------------------------ writes
 
     def write(self, batch: WriteBatch) -> int:
-        messages, changes = gathered(batch.parts)
-        changes += batch.ops
+        parts = batch.parts
+        messages: Sequence[Messages | One]
+        changes: list[Change]
+        if len(parts) == 1 and isinstance(parts[0], One):
+            messages, changes = parts, list(batch.ops)
+        else:
+            messages, changes = gathered(parts) if parts else ([], [])
+            changes += batch.ops
         held = self.held
         if held is None:
-            return self.append(messages, changes, beside=self._beside(changes) if changes else None)
+            return self.append(messages, changes, for_brokers=self.brokers.records(changes) if changes and self.brokers else None)
         if batch.waits_from_ms is not None and not messages and held.takes(changes, batch.waits_from_ms):
             return self._hold(changes)
         if self.queues.dropped:
             self._free_names(messages)
         if not (batch.waits_from_ms is not None or held.concerns(changes)):
-            return self.append(messages, changes, beside=self._beside(changes))
+            return self.append(messages, changes, for_brokers=self._for_brokers(changes))
         before = held.changes()
-        position = self.append(messages, changes, before, self._beside([*before, *changes]))
+        position = self.append(messages, changes, before, self._for_brokers([*before, *changes]))
         held.clear()
         return position
 
-    def _beside(self, changes: Sequence[Change]) -> Beside | None:
-        return None if self.readers is None else self.readers.beside(changes)
+    def _for_brokers(self, changes: Sequence[Change]) -> BrokerRecords | None:
+        return None if self.brokers is None else self.brokers.records(changes)
 
     def _hold(self, changes: Sequence[Change]) -> int:
         """Apply a call that the log is told later; see ``held_pops``."""
@@ -159,16 +244,16 @@ class Ledger(CommittedKV):
         if not self.held:
             return False
         if changes := self.held.changes():
-            self.append([], noted=changes, beside=self._beside(changes))
+            self.append([], noted=changes, for_brokers=self._for_brokers(changes))
         self.held.clear()
         return True
 
-    def logged(self, space: int, key: bytes) -> bytes | None:
-        """Return what the log says of a key, which is what the state says unless a pop or an ack is held."""
-        return self.state.get(space, key) if self.held is None else self.held.logged(space, key)
-
     def append(
-        self, messages: Sequence[Messages | One], changes: Iterable[Change] = (), noted: Iterable[Change] = (), beside: Beside | None = None
+        self,
+        messages: Sequence[Messages | One],
+        changes: Iterable[Change] = (),
+        noted: Iterable[Change] = (),
+        for_brokers: BrokerRecords | None = None,
     ) -> int:
         """Write one call as a frame and apply it; returns its position. What is ``noted`` is so already; it is written first, and no more.
 
@@ -180,23 +265,24 @@ class Ledger(CommittedKV):
         changes = list(changes)
         if self.queues.dropped:
             self._free_names(messages)
-        call = Call(messages, [*noted, *changes], beside, self._journal_records, self.store_ms, self.epoch)
+        call = Call(self.log, self.queues, messages, [*noted, *changes], for_brokers, self._journal_records, self.store_ms, self.epoch)
         try:  # as ``translated`` does, without its generator: every call comes by here
-            written = write(self.log, self.queues, call)
+            call.reserve()
+            call.write()
         except OSError as error:
             raise self._refusal(error) from error
-        for commit in written.commits:
-            commit()
+        call.publish()
         with self._commits.lock:
-            self._apply(changes)
+            if changes:
+                self._apply(changes)
             self._commits.position += 1
             position = self._commits.position
-        self._journal_records += written.journal_records
+        self._journal_records += call.journal_records
         self._calls += 1
         for each in messages:
             self.store_ms = max(self.store_ms, each.store_ms)
-        if beside is not None:
-            self.store_ms = max(self.store_ms, beside.store_ms)
+        if for_brokers is not None:
+            self.store_ms = max(self.store_ms, for_brokers.store_ms)
         return position
 
     def _free_names(self, messages: Sequence[Messages | One]) -> None:
@@ -230,17 +316,13 @@ class Ledger(CommittedKV):
         self._journal_records += 1
 
     def _apply(self, changes: Iterable[Change]) -> None:
-        for change in changes:
+        for change in self.state.apply(changes):
             if isinstance(change, journal.DropQueue):
                 self.queues.drop(change.topic, change.queue)
             elif isinstance(change, journal.ClearOffsets):
                 self.queues.clear(change.topic, change.queue, change.offsets)
-            elif isinstance(change, journal.Restart):
-                self.state.clear()
             elif isinstance(change, Copied):
                 self.timers.take_copied(change)
-            else:
-                self.state.apply(change)
 
     # ------------------------------------------------------------ durability
 
@@ -436,15 +518,15 @@ class Ledger(CommittedKV):
                 self.disk.sync_directory(self._own)
         self._check_point = found
         self._calls = 0
-        if self.readers is not None:
+        if self.brokers is not None:
             with self.translated():
-                self.readers.check_pointed(found)
+                self.brokers.check_pointed(found)
 
     def settle(self) -> None:
-        """Bring the queues that are written for other readers to where the log is."""
-        if self.readers is not None:
+        """Bring the queues that are written for brokers to where the log is."""
+        if self.brokers is not None:
             with self.translated():
-                self.readers.settle()
+                self.brokers.settle()
 
     # ------------------------------------------------------------ files that go
 
@@ -482,13 +564,13 @@ class Ledger(CommittedKV):
                 with suppress(StoreFullError):
                     # Without it the next open only takes longer.
                     self.make_check_point()
-                if self.readers is not None:
+                if self.brokers is not None:
                     with self.translated():
-                        self.readers.closed()
+                        self.brokers.closed()
         finally:
             self._commits.close()
-            if self.readers is not None:
-                self.readers.close()
+            if self.brokers is not None:
+                self.brokers.close()
             self.timers.close()
             self.queues.close()
             self.log.close()

@@ -87,4 +87,4 @@ class Replay:
             topic, queue = names[numbers[group[0]]], int(queue_ids[group[0]])
             group = group[np.append(np.diff(offsets[group]) != 0, True)]
             places = starts[group] + self._file_start
-            self._ledger.queues.prepare(topic, queue, offsets[group], places, sizes[group], codes[group])()
+            self._ledger.queues.reserve(topic, queue, offsets[group], places, sizes[group], codes[group])()

@@ -16,8 +16,7 @@ from rmqstore.engine.schema import CURSOR_KEY, META
 from rmqstore.engine.session import ReadingTimers, ReadOnlyPops, ReadSession, check_read_layout
 from rmqstore.engine.shared import Shared
 from rmqstore.errors import CorruptStoreError
-from rmqstore_wheel.log.ledger import home_of
-from rmqstore_wheel.log.ledger_ports import Sizes
+from rmqstore_wheel.log.ledger import Sizes, home_of
 from rmqstore_wheel.queues.queue_log import WheelQueueLog
 from rmqstore_wheel.reader.units import OutrunError
 from rmqstore_wheel.reader.view import ReadLedger, ReadView

@@ -58,24 +58,24 @@ class ReadUnits(UnitLog):
 
     # ------------------------------------------------------------ writing
 
-    def prepare(self, numbers: Ints, units: Units) -> Callable[[], None]:
+    def reserve(self, numbers: Ints, units: Units) -> Callable[[], None]:
         known = int(np.searchsorted(numbers, self.count))
 
-        def commit() -> None:
+        def publish() -> None:
             self._put(numbers[:known], units[:known])
             if known < len(numbers):
                 self._begin_own()
                 self.count = int(numbers[-1]) + 1
                 self._put(numbers[known:], units[known:])
 
-        return commit
+        return publish
 
     def write_ahead(self, data: Bytes, number: int | None = None) -> None:
         """Do nothing: nobody can see it."""
 
     def advance(self, data: Bytes) -> None:
         units = np.frombuffer(data, self.unit)
-        self.prepare(self.count + np.arange(len(units)), units)()
+        self.reserve(self.count + np.arange(len(units)), units)()
 
     def _begin_own(self) -> None:
         """Take the block in which the check point ends over from the file, before more is put behind it."""

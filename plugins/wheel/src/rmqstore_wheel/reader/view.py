@@ -25,8 +25,7 @@ from rmqstore.engine.kv.snapshot_view import Entry, FixedView
 from rmqstore.errors import CorruptStoreError, RmqstoreError, StorePathError
 from rmqstore_wheel.log import check_point
 from rmqstore_wheel.log.check_point import CheckPoint
-from rmqstore_wheel.log.ledger import Ledger
-from rmqstore_wheel.log.ledger_ports import Sizes
+from rmqstore_wheel.log.ledger import Ledger, Sizes
 from rmqstore_wheel.log.replay import Replay
 from rmqstore_wheel.reader.log import ReadDisk, ReadLog
 from rmqstore_wheel.reader.units import OutrunError, ReadUnits

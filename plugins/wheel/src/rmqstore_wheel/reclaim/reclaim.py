@@ -193,12 +193,12 @@ class FileCopy(Slices):
         timers: Ints = np.zeros(0, np.int64)
         for live in self._liveness.of(self.file_start, starts, sizes):
             records, store_ms = without_frames(view, self.file_start, starts[live.rows], sizes[live.rows], live.spare)
-            prepare = None
+            entries = None
             if live.topic == WHEEL_TOPIC:
                 timers = live.offsets + 1
                 found = read_sound(self._index, view, self.file_start, starts[live.rows], sizes[live.rows])
-                prepare = with_keys(self._index, found, self.file_start, starts[live.rows])
+                entries = with_keys(self._index, found, self.file_start, starts[live.rows])
             codes = live.units["tags_code"].astype(np.int64)
-            pieces.append(Messages(live.topic, live.queue, live.offsets, records, store_ms, codes, prepare))
+            pieces.append(Messages(live.topic, live.queue, live.offsets, records, store_ms, codes, entries))
         if pieces:
             self._ledger.append(pieces, noted=[self._index.copied(timers)])

@@ -22,7 +22,7 @@ from zlib_ng.zlib_ng import crc32
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells, crcs_of, matrix_at
 from rmqstore_wheel.formats.log_columns import Encoded
-from rmqstore_wheel.records.parts import HOST_BITS, V6_MORE, body_at, text_places
+from rmqstore_wheel.records.parts import HOST_BITS, V6_MORE, text_places
 
 PROPERTY: Final = b"RMQS_CRC\x01"
 ROOM: Final = PROPERTY + b"00000000\x02"
@@ -52,9 +52,10 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 # ---------------------------------------------------------------- one record
 
 
-def sealed(record: Bytes, text: int) -> bytes:
+def sealed(record: bytes, text: int) -> bytes:
     """Return a record that ends with room for its sum with the sum in it; its properties start at byte ``text``."""
-    return b"".join((memoryview(record)[:-PROPERTY_BYTES], _property_of(record, text, len(record) - PROPERTY_BYTES)))
+    crc = crc32(record[text:-PROPERTY_BYTES], crc32(record[_HEAD_AT : _HEAD_END + V6_MORE * (record[_HOSTS_AT] & HOST_BITS).bit_count()]))
+    return b"%b%b%08x\x02" % (record[:-PROPERTY_BYTES], PROPERTY, crc)
 
 
 def seal(record: bytearray, text: int) -> None:
@@ -89,7 +90,7 @@ def text_end(record: Bytes) -> int:
 
 
 def _property_of(record: Bytes, text: int, end: int) -> bytes:
-    head = crc32(record[_HEAD_AT : body_at(record) - 4])
+    head = crc32(record[_HEAD_AT : _HEAD_END + V6_MORE * (record[_HOSTS_AT] & HOST_BITS).bit_count()])
     return b"%b%08x\x02" % (PROPERTY, crc32(record[text:end], head))
 
 

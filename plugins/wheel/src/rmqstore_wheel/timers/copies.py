@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from rmqstore_wheel.formats import commit_log as log_format
@@ -14,7 +15,7 @@ from rmqstore_wheel.formats.binary_columns import Ints, cells, measure
 from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log import frames
-from rmqstore_wheel.log.call import Messages, Prepare
+from rmqstore_wheel.log.call import Messages
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.queues.soundness import sound_rows
 from rmqstore_wheel.records.parts import body_places, topic_places
@@ -48,8 +49,7 @@ def copy_timers(ledger: Ledger, index: TimerIndex, seqs: Ints) -> None:
         view, starts = log.chain.view(file_start), starts[sound]
         found = read_sound(index, view, file_start, starts, sizes[rows])
         records, store_ms = without_frames(view, file_start, starts, sizes[rows], np.zeros(len(rows), np.bool_))
-        prepare = with_keys(index, found, file_start, starts)
-        copies = Messages(WHEEL_TOPIC, 0, seqs[rows] - 1, records, store_ms, prepare=prepare)
+        copies = Messages(WHEEL_TOPIC, 0, seqs[rows] - 1, records, store_ms, entries=with_keys(index, found, file_start, starts))
         ledger.append([copies], noted=[index.copied(seqs[rows])])
 
 
@@ -58,15 +58,26 @@ def read_sound(index: TimerIndex, view: memoryview, file_start: int, starts: Int
     return read_timers(view, file_start, starts, sizes, np.zeros(len(starts), np.int64), index.precision_ms)
 
 
-def with_keys(index: TimerIndex, found: ReadTimers, file_start: int, starts: Ints) -> Prepare:
-    """Return what enters the keys of timers for their new places."""
+class CopiedKeys(msgspec.Struct, gc=False):
+    """The keys of timers that are copied, for their new places; see ``log.call.Entries``."""
+
+    index: TimerIndex
+    found: ReadTimers
+    rows: Ints
+    _offsets: Ints | None = None
+
+    def reserve(self, offsets: Ints, sizes: Ints) -> None:
+        self._offsets = offsets[self.rows]
+
+    def publish(self) -> None:
+        assert self._offsets is not None
+        self.index.keys.add_many(self.found.key_hashes, self._offsets, self.found.key_times)
+
+
+def with_keys(index: TimerIndex, found: ReadTimers, file_start: int, starts: Ints) -> CopiedKeys:
+    """Return what enters the keys of timers, read from ``starts`` of a file, for their new places."""
     by_start = np.argsort(starts)
-    rows = by_start[np.searchsorted(starts, found.key_offsets - file_start, sorter=by_start)]
-
-    def prepare(offsets: Ints, sizes: Ints) -> Callable[[], None]:
-        return lambda: index.keys.add_many(found.key_hashes, offsets[rows], found.key_times)
-
-    return prepare
+    return CopiedKeys(index, found, by_start[np.searchsorted(starts, found.key_offsets - file_start, sorter=by_start)])
 
 
 def without_frames(view: memoryview, file_start: int, starts: Ints, sizes: Ints, spare: Any) -> tuple[Encoded, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from rmqstore.contract import EMPTY_CURSOR, TimerCursor
@@ -23,7 +24,7 @@ from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.keys import KeyIndex
 from rmqstore_wheel.timers.records import EncodedTimer, EncodedTimers, read_timers
 from rmqstore_wheel.timers.table import CANCEL, NOTHING, TIMER, Due, joined
-from rmqstore_wheel.timers.wheel import WheelIndex
+from rmqstore_wheel.timers.wheel import Placement, PlacementOfOne, WheelIndex
 
 FORGOTTEN_KEY: Final = b"mforgotten"
 LAST_SEQ_KEY: Final = b"mlast_seq"
@@ -85,82 +86,30 @@ class TimerIndex:
 
     # ------------------------------------------------------------ putting
 
-    def prepare_put(
-        self, found: EncodedTimers, seqs: Ints, epochs: Ints | int, write_ms: int, log_offsets: Ints, sizes: Ints
-    ) -> Callable[[], None]:  # fmt: skip
-        """Write what is known of timers where nobody sees it; returns what takes them in. Their seqs rise."""
-        add_facts = self.facts.prepare(seqs - 1, timer_table.rows_of(found.ticks, found.dues, epochs))
-        place = self._prepare_places(seqs, found.ticks, write_ms, log_offsets, sizes, found.hashes)
+    def publish_places(self, placed: Placement, seqs: Ints, ticks: Ints, write_ms: int) -> None:
+        """Count in timers that were written for their slots at ``write_ms``."""
+        self.write_ms = write_ms
+        self.wheel.publish(placed)
+        if placed.rolled.any():
+            self.rolled.set_many(seqs[placed.rolled])
+        if len(placed.aside):
+            self.rolled.set_many(seqs[placed.aside])
+            self.aside.update(zip(seqs[placed.aside].tolist(), ticks[placed.aside].tolist(), strict=True))
 
-        def commit() -> None:
-            add_facts()
-            place()
-            self.pending += len(seqs)
-            self.keys.add_many(found.key_hashes, log_offsets[found.key_rows], write_ms)
-
-        return commit
-
-    def prepare_put_one(
-        self, found: EncodedTimer, seq: int, epoch: int, write_ms: int, log_offset: int, size: int
-    ) -> Callable[[], None]:  # fmt: skip
-        """As :meth:`prepare_put`, of one timer."""
-        add_fact = self.facts.prepare_one(seq - 1, timer_table.encode_one(found.tick, found.due, epoch))
-        placing = self.wheel.prepare_one(seq, found.tick, write_ms, log_offset, size, found.hash)
-
-        def commit() -> None:
-            add_fact()
-            self.write_ms = write_ms
-            placing.commit()
-            if placing.rolled or placing.aside:
-                self.rolled.set_many(np.array([seq]))
-            if placing.aside:
-                self.aside[seq] = found.tick
-            self.pending += 1
-            if found.key_hashes:
-                self.keys.add_many(np.array(found.key_hashes), np.full(len(found.key_hashes), log_offset), write_ms)
-
-        return commit
-
-    def prepare_cancels(self, seq: int, targets: Ints, epoch: int, log_offsets: Ints, sizes: Ints) -> Callable[[], None]:
-        """Write that the messages from ``seq`` on are cancels of pending timers; returns what takes these out."""
-        seqs = np.arange(seq, seq + len(targets))
-        add_marks = self.facts.prepare(seqs - 1, timer_table.marks_of(epoch, CANCEL, len(targets)))
-        place = self._prepare_cancel_units(seqs, targets, log_offsets, sizes)
-
-        def commit() -> None:
-            add_marks()
-            place()
-            self.cancel(targets)
-
-        return commit
-
-    def _prepare_cancel_units(self, seqs: Ints, targets: Ints, log_offsets: Ints, sizes: Ints) -> Callable[[], None]:
+    def reserve_cancels(self, seqs: Ints, targets: Ints, log_offsets: Ints, sizes: Ints) -> Placement:
+        """Write cancels behind the timers that lie in slots of their own, for a broker."""
         ticks = self.facts.gather(targets - 1)["tick"].astype(np.int64)
         own = ~self.rolled.get_many(targets)
-        return self.wheel.prepare_cancels(seqs[own], ticks[own], self.write_ms, log_offsets[own], sizes[own])
+        return self.wheel.reserve_cancels(seqs[own], ticks[own], self.write_ms, log_offsets[own], sizes[own])
 
     def _place_all(self, seqs: Ints, ticks: Ints, write_ms: Ints, log_offsets: Ints, sizes: Ints, hashes: Ints) -> None:
         """Put timers into the wheel, those together between which no slot begins."""
         slots = write_ms // self.precision_ms
         for rows in np.split(np.arange(len(seqs)), np.flatnonzero(np.diff(slots)) + 1):
             if len(rows):
-                self._prepare_places(seqs[rows], ticks[rows], int(write_ms[rows].max()), log_offsets[rows], sizes[rows], hashes[rows])()
-
-    def _prepare_places(
-        self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints, hashes: Ints | int = 0
-    ) -> Callable[[], None]:  # fmt: skip
-        placing = self.wheel.prepare(seqs, ticks, write_ms, log_offsets, sizes, hashes)
-
-        def commit() -> None:
-            self.write_ms = write_ms
-            placing.commit()
-            if placing.rolled.any():
-                self.rolled.set_many(seqs[placing.rolled])
-            if len(placing.aside):
-                self.rolled.set_many(seqs[placing.aside])
-                self.aside.update(zip(seqs[placing.aside].tolist(), ticks[placing.aside].tolist(), strict=True))
-
-        return commit
+                latest_ms = int(write_ms[rows].max())
+                placed = self.wheel.reserve(seqs[rows], ticks[rows], latest_ms, log_offsets[rows], sizes[rows], hashes[rows])
+                self.publish_places(placed, seqs[rows], ticks[rows], latest_ms)
 
     # ------------------------------------------------------------ cancels
 
@@ -211,30 +160,29 @@ class TimerIndex:
 
     def _roll_slots(self, slots: Ints) -> None:
         seqs, ticks, owners, live = self._rolling(slots)
-        place = self._prepare_again(seqs[live], ticks[live])
+        seqs_live, ticks_live = seqs[live], ticks[live]
+        placed = self._place_again(seqs_live, ticks_live)
         if len(owners):
             self.wheel.count_off(owners)
         # The units stay in the chains of these slots, so nobody may roll them a second time.
         self.wheel.note_rolled(slots)
         self.rolled.set_many(seqs, on=False)
-        place()
+        self.publish_places(placed, seqs_live, ticks_live, self.write_ms)
 
-    def _prepare_again(self, seqs: Ints, ticks: Ints) -> Callable[[], None]:
-        if not len(seqs):
-            return lambda: None
+    def _place_again(self, seqs: Ints, ticks: Ints) -> Placement:
         units = self.queue_units(seqs)
-        return self._prepare_places(seqs, ticks, self.write_ms, units["log_offset"].astype(np.int64), units["size"].astype(np.int64))
+        return self.wheel.reserve(seqs, ticks, self.write_ms, units["log_offset"].astype(np.int64), units["size"].astype(np.int64))
 
     def _retry_aside(self, until_ms: int) -> None:
         """Find room in the wheel for what lies ahead and was put aside."""
         ahead = [(seq, tick) for seq, tick in self.aside.items() if tick > until_ms]
         if ahead:
             seqs, ticks = np.ascontiguousarray(np.array(ahead, np.int64).T)
-            place = self._prepare_again(seqs, ticks)
+            placed = self._place_again(seqs, ticks)
             for seq, _ in ahead:
                 del self.aside[seq]
             self.rolled.set_many(seqs, on=False)
-            place()
+            self.publish_places(placed, seqs, ticks, self.write_ms)
 
     def queue_units(self, seqs: Ints) -> np.ndarray[Any, np.dtype[np.void]]:
         """Return where the messages of timers lie in the log."""
@@ -414,7 +362,7 @@ class TimerIndex:
         fresh = np.flatnonzero(self._kinds(found.seqs) == NOTHING)
         if len(fresh):
             fresh = fresh[np.unique(found.seqs[fresh], return_index=True)[1]]
-            self.facts.prepare(found.seqs[fresh] - 1, rows[fresh])()
+            self.facts.reserve(found.seqs[fresh] - 1, rows[fresh])()
         timers = np.sort(fresh[~others[fresh]])
         self._place_all(
             found.seqs[timers],
@@ -441,8 +389,7 @@ class TimerIndex:
         pending = (self._kinds(targets) == TIMER) & ~self.cancelled.get_many(targets)
         targets, rows = targets[pending], rows[pending]
         if len(targets):
-            place = self._prepare_cancel_units(seqs[rows], targets, log_offsets[rows], sizes[rows])
-            place()
+            self.wheel.publish(self.reserve_cancels(seqs[rows], targets, log_offsets[rows], sizes[rows]))
             self.cancel(targets)
 
     # ------------------------------------------------------------ copies
@@ -462,7 +409,7 @@ class TimerIndex:
         if wrong.any():
             facts = facts[wrong].copy()
             facts["epoch"] = epochs[wrong]
-            self.facts.prepare(seqs[wrong] - 1, facts)()
+            self.facts.reserve(seqs[wrong] - 1, facts)()
         gone = seqs[np.frombuffer(change.cancelled, np.bool_)[known]]
         gone = gone[~self.cancelled.get_many(gone)]
         if len(gone):
@@ -488,3 +435,94 @@ class TimerIndex:
         self.facts.close()
         self.wheel.close()
         self.keys.close()
+
+
+# ---------------------------------------------------------------- what a call puts
+
+
+def _nothing() -> None:
+    """Do nothing: it is not reserved yet."""
+
+
+class PutTimers(msgspec.Struct, gc=False):
+    """Timers that a call puts, by seqs that rise; see ``log.call.Entries``."""
+
+    index: TimerIndex
+    found: EncodedTimers
+    seqs: Ints
+    epochs: Ints | int
+    write_ms: int
+    _offsets: Ints | None = None
+    _placed: Placement | None = None
+    _publish_facts: Callable[[], None] = _nothing
+
+    def reserve(self, offsets: Ints, sizes: Ints) -> None:
+        found, index = self.found, self.index
+        self._offsets = offsets
+        self._publish_facts = index.facts.reserve(self.seqs - 1, timer_table.rows_of(found.ticks, found.dues, self.epochs))
+        self._placed = index.wheel.reserve(self.seqs, found.ticks, self.write_ms, offsets, sizes, found.hashes)
+
+    def publish(self) -> None:
+        found, index = self.found, self.index
+        assert self._placed is not None
+        assert self._offsets is not None
+        self._publish_facts()
+        index.publish_places(self._placed, self.seqs, found.ticks, self.write_ms)
+        index.pending += len(self.seqs)
+        index.keys.add_many(found.key_hashes, self._offsets[found.key_rows], self.write_ms)
+
+
+class PutTimer(msgspec.Struct, gc=False):
+    """As :class:`PutTimers`, of one timer; see ``log.call.Entry``."""
+
+    index: TimerIndex
+    found: EncodedTimer
+    seq: int
+    epoch: int
+    write_ms: int
+    _offset: int = 0
+    _placed: PlacementOfOne | None = None
+    _publish_fact: Callable[[], None] = _nothing
+
+    def reserve(self, offset: int, size: int) -> None:
+        found, index, seq = self.found, self.index, self.seq
+        self._offset = offset
+        self._publish_fact = index.facts.reserve_one(seq - 1, timer_table.encode_one(found.tick, self.epoch, found.tick - found.due, TIMER))
+        self._placed = index.wheel.reserve_one(seq, found.tick, self.write_ms, offset, size, found.hash)
+
+    def publish(self) -> None:
+        found, index, placed = self.found, self.index, self._placed
+        assert placed is not None
+        self._publish_fact()
+        index.write_ms = self.write_ms
+        index.wheel.publish_one(placed)
+        if placed.rolled or placed.aside:
+            index.rolled.set_many(np.array([self.seq]))
+        if placed.aside:
+            index.aside[self.seq] = found.tick
+        index.pending += 1
+        if found.key_hashes:
+            index.keys.add_many(np.array(found.key_hashes), np.full(len(found.key_hashes), self._offset), self.write_ms)
+
+
+class PutCancels(msgspec.Struct, gc=False):
+    """Messages from ``seq`` on that are cancels of pending timers; see ``log.call.Entries``."""
+
+    index: TimerIndex
+    seq: int
+    targets: Ints
+    epoch: int
+    _placed: Placement | None = None
+    _publish_marks: Callable[[], None] = _nothing
+
+    def reserve(self, offsets: Ints | int, sizes: Ints | int) -> None:
+        index, targets = self.index, self.targets
+        seqs = np.arange(self.seq, self.seq + len(targets))
+        self._publish_marks = index.facts.reserve(seqs - 1, timer_table.marks_of(self.epoch, CANCEL, len(targets)))
+        self._placed = index.reserve_cancels(seqs, targets, np.atleast_1d(offsets), np.atleast_1d(sizes))
+
+    def publish(self) -> None:
+        assert self._placed is not None
+        self._publish_marks()
+        self.index.wheel.publish(self._placed)
+        self.index.cancel(self.targets)

@@ -134,13 +134,14 @@ def _keys_of(topics: pa.Array, keys: pa.ListArray) -> tuple[Ints, Ints]:
 
 
 class EncodedTimer(msgspec.Struct, frozen=True, gc=False):
-    """The message of one timer; see :class:`EncodedTimers`."""
+    """The message of one timer; see :class:`EncodedTimers`. ``text_at`` is where in it the length of its properties lies."""
 
     record: bytes
     tick: int
     due: int
     hash: int
     key_hashes: list[int]
+    text_at: int
 
 
 def encode_timer(message: Message, now_ms: int, precision_ms: int, queue_offset: int = 0) -> EncodedTimer:
@@ -155,7 +156,7 @@ def encode_timer(message: Message, now_ms: int, precision_ms: int, queue_offset:
     record = _FORM.encode(message.body, text, 0, queue_offset, now_ms, message.born_ms or 0)
     record = sums.sealed(record, len(record) - len(text))
     keys = [index_file.key_hash(index_file.index_key(message.topic, key)) for key in message.keys] if message.keys else []
-    return EncodedTimer(record, tick, due, _hash_of(message.topic), keys)
+    return EncodedTimer(record, tick, due, _hash_of(message.topic), keys, len(record) - len(text) - 2)
 
 
 def _encode_rows(rows: Sequence[Message], now_ms: int, precision_ms: int) -> EncodedTimers:

@@ -44,17 +44,18 @@ from rmqstore.engine.state.imports import is_taken_in, note_taken_in
 from rmqstore.engine.timers.side import TimerSide
 from rmqstore.engine.timers.ticks import Place, check_horizon, reached
 from rmqstore.errors import IllegalArgumentError, StoreFullError
-from rmqstore.message import check_marks
+from rmqstore.message import Message, check_marks
 from rmqstore_wheel.formats import index_file
+from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log.call import Messages, One
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.answers import PendingTimers, TimerAnswers, differences_in
 from rmqstore_wheel.timers.copies import copy_timers
 from rmqstore_wheel.timers.fetching import Fetcher, Located, joined_places
-from rmqstore_wheel.timers.index import FORGOTTEN_KEY, TimerIndex, noted_last_seq
-from rmqstore_wheel.timers.parts import TimerParts
-from rmqstore_wheel.timers.records import deliver_times
+from rmqstore_wheel.timers.index import FORGOTTEN_KEY, PutCancels, PutTimer, PutTimers, TimerIndex, noted_last_seq
+from rmqstore_wheel.timers.records import deliver_times, encode_cancel, encode_cancels, encode_timer, encode_timers
 from rmqstore_wheel.timers.table import TIMER, Due, joined
 from rmqstore_wheel.timers.transfer import TimerExport, WheelTimerImport
 
@@ -73,7 +74,6 @@ class WheelTimers(TimerSide):
         super().__init__(shared)
         self._fetcher = Fetcher(ledger)
         self._answers = TimerAnswers(ledger, index)
-        self._parts = TimerParts(index, self._fetcher)
         self._pending = PendingTimers(index, self._fetcher, self._giver_of)
         self._export = TimerExport(ledger, index, self._fetcher)
         self._copies_rolled = self._options.engine.get("roll") == "copy"
@@ -119,23 +119,31 @@ class WheelTimers(TimerSide):
             first_seq = self._first_free_seq()
             if not len(batch):
                 return TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, []), Ticket(0)
-            part, ticks = self._parts.put(batch, first_seq, self._shared.epoch, now_ms)
+            part, ticks = self._timers_of(batch, first_seq, now_ms)
             self._congestion.check(ticks)
             receipts = TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, ticks)
             changes = WriteBatch()
             if marks:
                 put_marks(changes, TIMER_SIDE, marks, encode_ticks(receipts.epoch, first_seq, ticks), now_ms)
-            position = self._append(part, changes)
-            self._change_position = position
+            changes.parts.append(part)
+            position = self._change_position = self._shared.write(changes).position
             self._note_ticks(ticks)
             return receipts, Ticket(position)
 
-    def _first_free_seq(self) -> int:
-        return max(self._index.last_seq, self._noted_seq, self._sealed.highest_seq) + 1
+    def _timers_of(self, batch: MessageBatch, first_seq: int, now_ms: int) -> tuple[Messages | One, list[int]]:
+        """Return what a put of one message or more appends, and the ticks of its timers, ms; of one message it goes without arrays."""
+        index, epoch = self._index, self._shared.epoch
+        alone = batch.messages[0] if len(batch) == 1 and not batch.has_columns else None
+        if isinstance(alone, Message):
+            one = encode_timer(alone, now_ms, index.precision_ms, first_seq - 1)
+            put = PutTimer(index, one, first_seq, epoch, now_ms)
+            return One(WHEEL_TOPIC, 0, first_seq - 1, one.record, now_ms, 0, put, one.text_at), [one.tick]
+        found = encode_timers(batch, now_ms, index.precision_ms)
+        puts = PutTimers(index, found, np.arange(first_seq, first_seq + len(found.ticks)), epoch, now_ms)
+        return Messages(WHEEL_TOPIC, 0, first_seq - 1, found.records, now_ms, 0, puts), found.ticks.tolist()
 
-    def _append(self, messages: Messages | One, write: WriteBatch) -> int:
-        write.parts.append(messages)
-        return self._shared.write(write).position
+    def _first_free_seq(self) -> int:
+        return max(self._index.facts.count, self._noted_seq, self._sealed.highest_seq) + 1
 
     def _note_ticks(self, ticks: Sequence[int]) -> None:
         super()._note_ticks(ticks)
@@ -188,11 +196,22 @@ class WheelTimers(TimerSide):
         outcomes, ending = self._answers.cancel(places, self._sealed)
         position = max(self._change_position, self._seal_position)
         if len(ending.seqs):
-            part = self._parts.cancel(ending.seqs, ending.ticks, self._first_free_seq(), self._shared.epoch, now_ms)
-            position = self._append(part, WriteBatch())
-            self._change_position = position
+            write = WriteBatch()
+            write.parts.append(self._cancels_of(ending.seqs, ending.ticks, max(now_ms, 0)))
+            position = self._change_position = self._shared.write(write).position
             self._congestion.note(ending.ticks.tolist(), -1)
         return outcomes, Ticket(position)
+
+    def _cancels_of(self, targets: Ints, ticks: Ints, store_ms: int) -> Messages | One:
+        """Return what a cancel of pending timers appends, given by their seqs and ticks, one at least."""
+        index, first_seq = self._index, self._first_free_seq()
+        put = PutCancels(index, first_seq, targets, self._shared.epoch)
+        if len(targets) == 1:
+            seq, tick = int(targets[0]), int(ticks[0])
+            record = encode_cancel(self._fetcher.properties(seq), seq, tick, store_ms, index.precision_ms, first_seq - 1)
+            return One(WHEEL_TOPIC, 0, first_seq - 1, record, store_ms, 0, put)
+        found = encode_cancels(self._fetcher.timer_columns(targets), targets, ticks, store_ms, index.precision_ms)
+        return Messages(WHEEL_TOPIC, 0, first_seq - 1, found, store_ms, 0, put)
 
     # ------------------------------------------------------------ seal, due, forget
 

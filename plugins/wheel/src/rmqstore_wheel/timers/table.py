@@ -27,7 +27,9 @@ from rmqstore_wheel.files.units import Doubt, UnitLog
 from rmqstore_wheel.formats.binary_columns import Ints
 
 FACT: Final = np.dtype([("tick", "<i8"), ("epoch", "<u4"), ("early_ms", "<u2"), ("kind", "u1"), ("pad", "u1")])
-_ONE: Final = struct.Struct("<qIHBx")
+encode_one: Final = struct.Struct("<qIHBx").pack
+"""Returns one fact, of the tick, the epoch, the ms that the tick lies behind the due time, and what the message is."""
+
 PER_FILE: Final = 1024 * 1024
 
 NOTHING, TIMER, CANCEL, COPY = range(4)
@@ -47,11 +49,6 @@ def rows_of(ticks: Ints, dues: Ints, epoch: Ints | int, kind: int = TIMER) -> Fa
     rows = np.zeros(len(ticks), FACT)
     rows["tick"], rows["epoch"], rows["early_ms"], rows["kind"] = ticks, epoch, ticks - dues, kind
     return rows
-
-
-def encode_one(tick: int, due: int, epoch: int, kind: int = TIMER) -> bytes:
-    """Return one fact as it is stored."""
-    return _ONE.pack(tick, epoch, tick - due, kind)
 
 
 def marks_of(epoch: Ints | int, kind: Ints | int, count: int) -> FactRows:

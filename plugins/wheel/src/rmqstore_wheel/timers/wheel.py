@@ -46,20 +46,40 @@ _SPREAD_SHIFT: Final = 33
 _NO_ROWS: Final = np.zeros(0, np.int64)
 
 
-class Placing(msgspec.Struct, frozen=True, gc=False):
-    """Where timers go: ``rolled`` says of each whether it lies in another slot than its own, ``aside`` which found no place at all."""
+class SlotUnits(msgspec.Struct, gc=False):
+    """Units that lie ahead of the last one of the timer log, and what becomes of the slots at ``places`` with them."""
 
-    rolled: np.ndarray[Any, np.dtype[np.bool_]]
+    data: memoryview
+    places: Ints
+    rows: Any
+    counts: Ints | int
+    marks: Ints
+    first_roll: int | None
+
+
+class Placement(msgspec.Struct, gc=False):
+    """Timers that were written for their slots, and are not counted in yet.
+
+    Attributes:
+        rolled: says of each whether it lies in another slot than its own.
+        aside: which of them found no place at all.
+    """
+
+    rolled: Flags
     aside: Ints
-    commit: Callable[[], None]
+    units: SlotUnits | None
 
 
-class PlacingOne(msgspec.Struct, frozen=True, gc=False):
-    """Where one timer goes: whether it lies in another slot than its own, and whether it found no place at all."""
+class PlacementOfOne(msgspec.Struct, gc=False):
+    """As :class:`Placement`, of one timer: its unit, the slot that it goes to, and what becomes of it."""
 
     rolled: bool
     aside: bool
-    commit: Callable[[], None]
+    data: bytes = b""
+    slot: int = 0
+    first: int = 0
+    position: int = 0
+    mark: int = 0
 
 
 class WheelIndex:
@@ -116,10 +136,10 @@ class WheelIndex:
 
     # ------------------------------------------------------------ putting
 
-    def prepare(
+    def reserve(
         self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints, topic_hashes: Ints | int = 0
-    ) -> Placing:  # fmt: skip
-        """Write timers for their slots, as of ``write_ms``, where nobody sees them until ``Placing.commit`` is called."""
+    ) -> Placement:  # fmt: skip
+        """Write timers for their slots, as of ``write_ms``, where nobody sees them before :meth:`publish`."""
         precision = self.ring.precision_ms
         now = write_ms // precision
         own = self.slots_of(ticks)
@@ -135,24 +155,23 @@ class WheelIndex:
         aside |= (held["timers"] > 0) & (held["tick"] != slots)
         marks = np.where(rolled, ROLLS, np.where(ticks % precision, FRAYED, 0))
         if not aside.any():
-            return Placing(rolled, _NO_ROWS, self._write(seqs, slots, marks, now, log_offsets, sizes, topic_hashes))
+            return Placement(rolled, _NO_ROWS, self._write(seqs, slots, marks, now, log_offsets, sizes, topic_hashes))
         rows = np.flatnonzero(~aside)
-        commit = self._write(seqs[rows], slots[rows], marks[rows], now, log_offsets[rows], sizes[rows], _of(topic_hashes, rows))
-        return Placing(rolled, np.flatnonzero(aside), commit)
+        units = self._write(seqs[rows], slots[rows], marks[rows], now, log_offsets[rows], sizes[rows], _of(topic_hashes, rows))
+        return Placement(rolled, np.flatnonzero(aside), units)
 
-    def prepare_cancels(
-        self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints
-    ) -> Callable[[], None]:  # fmt: skip
+    def reserve_cancels(self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints) -> Placement:
         """Write the cancels of timers that lie in their own slots behind them, for a broker; they count for nothing here."""
         now = write_ms // self.ring.precision_ms
         slots = self.slots_of(ticks)
         held = self.slots.take(slots % self._length)
         rows = np.flatnonzero((held["timers"] > 0) & (held["tick"] == slots) & (np.abs(slots - now) <= self.ring.slots))
         none = np.zeros(len(rows), np.int64)
-        return self._write(seqs[rows], slots[rows], none, now, log_offsets[rows], sizes[rows], 0, timer_log.DEFAULT | timer_log.DELETE)
+        units = self._write(seqs[rows], slots[rows], none, now, log_offsets[rows], sizes[rows], 0, timer_log.DEFAULT | timer_log.DELETE)
+        return Placement(np.zeros(len(seqs), np.bool_), _NO_ROWS, units)
 
-    def prepare_one(self, seq: int, tick: int, write_ms: int, log_offset: int, size: int, topic_hash: int) -> PlacingOne:
-        """As :meth:`prepare`, of one timer."""
+    def reserve_one(self, seq: int, tick: int, write_ms: int, log_offset: int, size: int, topic_hash: int) -> PlacementOfOne:
+        """As :meth:`reserve`, of one timer."""
         precision = self.ring.precision_ms
         now = write_ms // precision
         slot = -(-tick // precision) - 1
@@ -165,8 +184,9 @@ class WheelIndex:
         held_slot, first, last, timers, _ = self.slots[place].item()
         live = timers > 0 and held_slot == slot
         if ahead < -self.ring.slots or (timers > 0 and not live):
-            return PlacingOne(rolled, True, lambda: None)
-        position = self.units.position(self.units.count)
+            return PlacementOfOne(rolled, True)
+        units = self.units
+        position = units.count // units.per_file * units.chain.file_bytes + units.count % units.per_file * timer_log.UNIT_BYTES
         data = timer_log.encode_one(
             timer_log.UNIT_BYTES,
             last if live else timer_log.NO_POSITION,
@@ -178,21 +198,41 @@ class WheelIndex:
             topic_hash,
             seq,
         )
-        self.units.write_ahead(data)
+        units.write_ahead(data)
         mark = ROLLS if rolled else FRAYED if tick % precision else 0
+        return PlacementOfOne(rolled, False, data, slot, first if live else position, position, mark)
 
-        def commit() -> None:
-            self.units.advance(data)
-            held_slot, _, _, timers, magic = self.slots[place].item()
-            stays = held_slot == slot
-            count, marks = max(timers, 0) if stays else 0, magic if stays else 0
-            self.slots[place] = (slot, first if live else position, position, count + 1, marks | mark)
-            self._pages[place // PAGE_SLOTS] = True
-            self._last = max(self._last, slot)
-            if rolled:
-                self.first_roll = slot if self.first_roll is None else min(self.first_roll, slot)
+    def publish_one(self, placed: PlacementOfOne) -> None:
+        """Count in a timer that was written."""
+        if placed.aside:
+            return
+        slot, place = placed.slot, placed.slot % self._length
+        self.units.advance(placed.data)
+        # It may have been emptied since, and then its marks are those of nobody.
+        held_slot, _, _, timers, magic = self.slots[place].item()
+        count, marks = (max(timers, 0), magic) if held_slot == slot else (0, 0)
+        self.slots[place] = (slot, placed.first, placed.position, count + 1, marks | placed.mark)
+        self._pages[place // PAGE_SLOTS] = True
+        self._last = max(self._last, slot)
+        if placed.rolled:
+            self.first_roll = slot if self.first_roll is None else min(self.first_roll, slot)
 
-        return PlacingOne(rolled, False, commit)
+    def publish(self, placed: Placement) -> None:
+        """Count in what was written."""
+        units = placed.units
+        if units is None:
+            return
+        self.units.advance(units.data)
+        # Timers may have left these slots since: some roll from a slot while others roll into it.
+        held, rows, places = self.slots.take(units.places), units.rows, units.places
+        stays = held["tick"] == rows["tick"]
+        rows["timers"] = np.where(stays, np.maximum(held["timers"], 0), 0) + units.counts
+        rows["magic"] = np.where(stays, held["magic"], 0) | units.marks
+        put_rows(self.slots, places, rows)
+        self._pages[places // PAGE_SLOTS] = True
+        self._last = max(self._last, int(rows["tick"].max()))
+        if units.first_roll is not None:
+            self.first_roll = units.first_roll if self.first_roll is None else min(self.first_roll, units.first_roll)
 
     def _write(
         self,
@@ -204,11 +244,11 @@ class WheelIndex:
         sizes: Ints,
         topic_hashes: Ints | int,
         flags: int = timer_log.DEFAULT,
-    ) -> Callable[[], None]:
+    ) -> SlotUnits | None:
         precision = self.ring.precision_ms
         count = len(slots)
         if not count:
-            return lambda: None
+            return None
         order = _stable_order(slots)
         last_slot = slots[-1]
         if count > 1 and slots[order[-1]] != last_slot:
@@ -252,22 +292,7 @@ class WheelIndex:
         rows["last"] = positions[lasts]
         counts = 0 if flags & timer_log.DELETE else lasts - firsts + 1
         slot_marks = np.bitwise_or.reduceat(marks[order], firsts)
-        first_roll = int(slots[rolled].min()) if rolls else None
-
-        def commit() -> None:
-            self.units.advance(data)
-            # Timers may have left these slots since: some roll from a slot while others roll into it.
-            held = self.slots.take(places)
-            stays = held["tick"] == rows["tick"]
-            rows["timers"] = np.where(stays, np.maximum(held["timers"], 0), 0) + counts
-            rows["magic"] = np.where(stays, held["magic"], 0) | slot_marks
-            put_rows(self.slots, places, rows)
-            self._pages[places // PAGE_SLOTS] = True
-            self._last = max(self._last, int(in_order.max()))
-            if first_roll is not None:
-                self.first_roll = first_roll if self.first_roll is None else min(self.first_roll, first_roll)
-
-        return commit
+        return SlotUnits(data, places, rows, counts, slot_marks, int(slots[rolled].min()) if rolls else None)
 
     def count_off(self, slots: Ints) -> None:
         """Take timers off the counts of their slots, one for each mention; an empty slot is free for another lap."""
@@ -480,8 +505,7 @@ def _check_order(units: UnitLog, before: Ints, current: Ints, firsts: Ints) -> N
 PAGE_SLOTS: Final = 4096 // SLOT_BYTES
 """Slots that are written together, or stay a hole when none of them was ever used."""
 
-Pages = np.ndarray[Any, np.dtype[np.bool_]]
-"""Which pages of slots were ever used."""
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class WheelSnapshot:
@@ -492,7 +516,7 @@ class WheelSnapshot:
         self._path = path
         self._ring = ring
 
-    def read(self, crc: int) -> tuple[Slots, Pages]:
+    def read(self, crc: int) -> tuple[Slots, Flags]:
         """Return the slots that have this CRC-32, and which pages of them were ever used.
 
         Raises:
@@ -509,7 +533,7 @@ class WheelSnapshot:
                     return data, pages
         raise CorruptStoreError(f"{self._path} is not the wheel of the check point", file=str(self._path))
 
-    def write(self, slots: Slots, pages: Pages) -> int:
+    def write(self, slots: Slots, pages: Flags) -> int:
         """Write a snapshot, the one before it being kept; returns its CRC-32."""
         new = self._path.with_suffix(".new")
         file = self._disk.create(new, self._ring.file_bytes)
@@ -529,15 +553,15 @@ class WheelSnapshot:
         return _crc_of(slots, pages)
 
 
-def _filled_pages(slots: Slots) -> Pages:
+def _filled_pages(slots: Slots) -> Flags:
     padded = -(-len(slots) // PAGE_SLOTS) * PAGE_SLOTS
     raw = slots.view(np.uint64).reshape(len(slots), -1)
     filled = raw.any(axis=1)
-    pages: Pages = np.any(np.pad(filled, (0, padded - len(slots))).reshape(-1, PAGE_SLOTS), axis=1)
+    pages: Flags = np.any(np.pad(filled, (0, padded - len(slots))).reshape(-1, PAGE_SLOTS), axis=1)
     return pages
 
 
-def _crc_of(slots: Slots, pages: Pages) -> int:
+def _crc_of(slots: Slots, pages: Flags) -> int:
     """Return the CRC-32 of the pages that are not empty, with their numbers."""
     crc = 0
     for page in np.flatnonzero(pages).tolist():

@@ -14,7 +14,6 @@ from plugins.wheel.tests.summed import summed
 from plugins.wheel.tests.test_due_records import deliver, waiting
 from rmqstore.message import Message
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.records import addressing
 from rmqstore_wheel.records.message_records import as_delivered, route_of
 
 OUT_MS: Final = 1_790_000_000_000
@@ -110,11 +109,10 @@ def test_a_record_of_another_topic_among_them_goes_alone(topic: bytes) -> None:
 
 
 @pytest.mark.parametrize("framed", [0, 3])
-def test_those_that_are_alike_are_cut_together(monkeypatch: pytest.MonkeyPatch, framed: int) -> None:
+def test_those_that_are_alike_are_cut_together(framed: int) -> None:
     """Also when some are the last ones of their calls, and end with a frame's property."""
     made = [timer(row, behind=FRAME if row < framed else b"") for row in range(40)]
     expected = [bytes(as_delivered(memoryview(record))) for record in made]
-    monkeypatch.delattr(addressing, "_find_waiting")
     found = deliver(made)
     assert found.records == expected
     assert found.routes.topics == [b"orders"]

@@ -81,7 +81,7 @@ def test_regular_timers_are_not_cut_one_by_one(monkeypatch: pytest.MonkeyPatch) 
         return one_by_one(buffer, starts, sizes)
 
     monkeypatch.setattr(addressing, "_one_by_one", count)
-    timers = [(Message(f"topic-{'x' * (row % 20)}{row % 100}", b"b" * row, message_id="m"), 10 ** (row % 15)) for row in range(1, 3000)]
+    timers = [(Message(f"topic-{'x' * (row % 5)}{row % 100:02d}", b"b" * row, message_id="m"), 10 ** (row % 3)) for row in range(1, 3000)]
     made = [waiting(message, out_ms, behind=FRAME * (row % 7 == 0)) for row, (message, out_ms) in enumerate(timers)]
     assert deliver(made).records == [expected_of(*timer) for timer in timers]
     assert alone == []

@@ -61,8 +61,6 @@ def test_the_sum_is_what_the_page_says_by_both_ways(made: list[Record]) -> None:
     for record, sealed in zip(map(bytearray, empty), expected, strict=True):
         sums.seal(record, text_of(record))
         assert record == sealed
-    sums.empty(encoded.data, encoded.starts + encoded.sizes)
-    assert encoded.data.tobytes() == b"".join(empty)
 
 
 @settings(max_examples=150)

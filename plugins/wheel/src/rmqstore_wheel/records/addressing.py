@@ -7,23 +7,19 @@ with the store time. Where a record lies in the log is written last, by ``Encode
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from rmqstore.columns import bytes_of
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells, matrix_at, pieces_of, taken
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.records import alike, sums
+from rmqstore_wheel.records import sums
 from rmqstore_wheel.records.message_records import NONE, TAGS, LogRecords, as_delivered, one_topic
 from rmqstore_wheel.records.parts import (
-    HOST_BITS,
     OF_WAITING,
     parts_of,
     store_ms_at,
@@ -36,18 +32,18 @@ TICK: Final = f"{texts.OWN_PREFIX}TICK"
 EPOCH: Final = f"{texts.OWN_PREFIX}EPOCH"
 """Properties of a timer that another store had: its tick and its epoch."""
 
-_BEHIND: Final = (EPOCH, TICK)
-"""What may stand between ``TIMER_OUT_MS`` and the sum, the last one first."""
 
 _FEW: Final = 24
-_LENGTHS_TRIED: Final = 160
-_ROWS_PASSED_OVER: Final = 16
+_KINDS_OF_A_WIDTH: Final = 16
 _WHEEL_FIELD: Final = log.topic_field(WHEEL_TOPIC.encode())
 _LENGTH_BYTES: Final = 2
 _MAX_DIGITS: Final = 9
 _END: Final = 2
-_MAGIC_V1: Final = log.MAGIC_V1.to_bytes(4, signed=True)
-_TOPIC, _QUEUE, _OUT = (f"\x02{name}\x01".encode() for name in (texts.REAL_TOPIC, texts.REAL_QUEUE_ID, texts.OUT_MS))
+_TOPIC: Final = f"\x02{texts.REAL_TOPIC}\x01".encode()
+_QUEUE, _OUT = (f"{name}\x01".encode() for name in (texts.REAL_QUEUE_ID, texts.OUT_MS))
+_NOTED: Final = tuple(f"{name}\x01".encode() for name in (TICK, EPOCH))
+"""What may stand between ``TIMER_OUT_MS`` and the sum."""
+
 _SIZE_MAGIC: Final = struct.Struct(">ii")
 _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
@@ -137,27 +133,49 @@ def _with_topic(held: Encoded, topic: bytes) -> Encoded:
 def for_delivery(buffer: Bytes, starts: Ints, sizes: Ints) -> LogRecords:
     """Return due timers, records of the wheel topic that lie in ``buffer``, as records of the topics that they wait for, in this order.
 
-    The same bytes as ``records.as_delivered`` gives for each. A record whose last properties are ``REAL_TOPIC``, ``REAL_QID``,
-    ``TIMER_OUT_MS`` and its sum, with nothing more but what the engine noted, is cut there by the column; any other goes alone.
+    The same bytes as ``message_records.as_delivered`` gives for each. What stands behind the bodies is mostly alike: those of one kind are
+    cut together, as the columns of a matrix; of any other record, or where there are few of a kind, each goes alone.
     """
     if len(starts) <= _FEW:
         return LogRecords(joined(_one_by_one(buffer, starts, sizes)))
-    data, starts, sizes, rows = _in_order(buffer, starts, sizes)
-    if rows is None and (delivered := _cut_alike(data, starts, sizes)) is not None:
-        return delivered
-    found, may_have_tags = _find_waiting(data, starts, starts + sizes)
-    if found.regular.all():
-        return LogRecords(_cut(data, starts, found, rows), may_have_tags=may_have_tags)
-    regular = np.flatnonzero(found.regular)
-    made: list[Bytes] = [b""] * len(starts)
-    if len(regular):
-        cut = _cut(data, starts[regular], Waiting(*(column[regular] for column in found)), None)
-        for row, record in zip(regular.tolist(), LogRecords(cut).records, strict=True):
-            made[row] = record
-    others = np.flatnonzero(~found.regular)
-    for row, alone in zip(others.tolist(), _one_by_one(data.data, starts[others], sizes[others]), strict=True):
-        made[row] = alone
-    return LogRecords(joined(made if rows is None else [made[row] for row in rows.tolist()]))
+    data, view = np.frombuffer(buffer, np.uint8), memoryview(buffer)
+    behind = topic_places(data, starts)
+    kinds = list(_kinds(data, starts, behind, starts + sizes))
+    rest = np.ones(len(starts), np.bool_)
+    for kind in kinds:
+        rest[kind.rows] = False
+    alone = np.flatnonzero(rest)
+    heads = behind - starts
+    if len(kinds) == 1 and not len(alone) and (heads == heads[0]).all():
+        (only,), head_bytes = kinds, int(heads[0])
+        made = np.empty((len(starts), head_bytes + only.tails.shape[1]), np.uint8)
+        # Of one kind that is all of them, the rows are in their order.
+        made[:, :head_bytes] = matrix_at(data, starts, head_bytes)
+        made[:, head_bytes:] = only.tails
+        ends = np.arange(1, len(starts) + 1) * made.shape[1]
+        held = Encoded(made.reshape(-1), ends - made.shape[1], np.full(len(starts), made.shape[1]))
+    else:
+        pieces: list[Bytes] = [view[start:end] for start, end in zip(starts.tolist(), behind.tolist(), strict=True)]
+        tails: list[Bytes] = [b""] * len(starts)
+        for kind in kinds:
+            whole, width = kind.tails.tobytes(), kind.tails.shape[1]
+            for at, row in enumerate(kind.rows.tolist()):
+                tails[row] = whole[at * width : (at + 1) * width]
+        if len(alone):
+            for row, record in zip(alone.tolist(), _one_by_one(buffer, starts[alone], sizes[alone]), strict=True):
+                pieces[row] = record
+        lengths = np.fromiter(map(len, pieces), np.int64, len(pieces)) + np.fromiter(map(len, tails), np.int64, len(tails))
+        whole_data = np.frombuffer(bytearray().join([piece for pair in zip(pieces, tails, strict=True) for piece in pair]), np.uint8)
+        ends = lengths.cumsum()
+        held = Encoded(whole_data, ends - lengths, lengths)
+    cells(held.data, ">i4")[held.starts] = held.sizes
+    queue_ids = cells(held.data, ">i4")[held.starts + 12].astype(np.int64)
+    for kind in kinds:
+        queue_ids[kind.rows] = kind.queue_ids
+    address(held, queue_ids, np.zeros(len(starts), np.int64), 0)
+    may_have_tags = any(kind.may_have_tags for kind in kinds) or any(TAGS in bytes(pieces[row]) for row in alone.tolist())
+    is_one = len(kinds) == 1 and not len(alone) and kinds[0].topic is not None
+    return LogRecords(held, one_topic(kinds[0].topic or b"", held) if is_one else None, may_have_tags=may_have_tags)
 
 
 def _one_by_one(buffer: Bytes, starts: Ints, sizes: Ints) -> list[Bytes]:
@@ -165,228 +183,131 @@ def _one_by_one(buffer: Bytes, starts: Ints, sizes: Ints) -> list[Bytes]:
     return [as_delivered(view[start:end]) for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
 
 
-def _in_order(buffer: Bytes, starts: Ints, sizes: Ints) -> tuple[Any, Ints, Ints, Ints | None]:
-    """Return the records so that each starts behind the end of the one before it, and which of them is row i; None when it is the i-th."""
-    data = np.frombuffer(buffer, np.uint8)
-    ends = starts + sizes
-    if (starts[1:] >= ends[:-1]).all():
-        return data, starts, sizes, None
-    order = np.argsort(starts, kind="stable")
-    starts, sizes = starts[order], sizes[order]
-    rows = np.argsort(order, kind="stable")
-    if (starts[1:] >= (starts + sizes)[:-1]).all():
-        return data, starts, sizes, rows
-    copy = joined([data.data[start:end] for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)])
-    return copy.data, copy.starts, copy.sizes, rows
+class Kind(NamedTuple):
+    """Timers that are alike behind their bodies: which rows they are, what their records have there, and their queues.
 
-
-class Waiting(NamedTuple):
-    """Where the parts of timers lie whose last properties are the regular ones; rows that are not ``regular`` hold anything.
-
-    ``kept`` are the properties up to ``REAL_TOPIC``, ``topic`` is the value of that, ``out`` the property ``TIMER_OUT_MS``, and ``sum`` is
-    where the sum starts.
+    ``topic`` is None when they go to several.
     """
 
-    topic_field: Ints
-    kept: Ints
-    kept_end: Ints
-    topic: Ints
-    topic_end: Ints
-    out: Ints
-    out_end: Ints
-    sum: Ints
+    rows: Ints
+    tails: Any
     queue_ids: Ints
-    regular: Flags
+    topic: bytes | None
+    may_have_tags: bool
 
 
-def _find_waiting(data: Any, starts: Ints, ends: Ints) -> tuple[Waiting, bool]:
-    """Return where the parts of timers lie, and whether one of the regular ones may have a tag."""
-    at = topic_places(data, starts)
-    field = cells(data, f"S{len(_WHEEL_FIELD)}")[np.minimum(at, len(data) - len(_WHEEL_FIELD))]
-    regular = (field == _WHEEL_FIELD) & (cells(data, ">i4")[starts + 4] == log.MAGIC_V1)
-    low = at + len(_WHEEL_FIELD) + _LENGTH_BYTES
-    low = np.where(regular, low, ends)
-    sum_at = sums.places_of(data, low, ends)
-    regular &= sum_at >= 0
-    out_end = np.where(regular, sum_at, low)
-    out = _find_entries(data, low, out_end, texts.OUT_MS)
-    for name in _BEHIND:
-        rest = np.flatnonzero(regular & (out < 0))
-        if not len(rest):
-            break
-        found = _find_entries(data, low[rest], out_end[rest], name)
-        rest, found = rest[found >= 0], found[found >= 0]
-        out_end[rest] = found
-        out[rest] = _find_entries(data, low[rest], found, texts.OUT_MS)
-    regular &= out >= 0
-    queue = _find_entries(data, low, np.where(regular, out, low), texts.REAL_QUEUE_ID)
-    regular &= queue >= 0
-    topic = _find_entries(data, low, np.where(regular, queue, low), texts.REAL_TOPIC)
-    regular &= topic >= 0
-    queue_ids, is_number = _numbers(data, np.where(regular, queue + len(texts.REAL_QUEUE_ID) + 1, 0), np.where(regular, out - 1, 0))
-    value = topic + len(texts.REAL_TOPIC) + 1
-    topic_bytes = queue - 1 - value
-    regular &= is_number & (topic_bytes > 0) & (topic_bytes <= log.MAX_V1_TOPIC_BYTES)
-    leftovers, may_have_tags = _look_through(data, np.where(regular, low, 0), np.where(regular, topic, 0))
-    regular &= ~leftovers
-    return Waiting(at, low, topic, value, queue - 1, out, out_end, sum_at, queue_ids, regular), may_have_tags
-
-
-def _find_entries(data: Any, low: Ints, ends: Ints, name: str) -> Ints:
-    """Return where the property of this name starts that ends at ``ends``, not before ``low`` and not as the first one; -1 where none does.
-
-    Its length is learned from one row and then tried on all others, as there are few lengths.
-    """
-    found = np.full(len(ends), -1)
-    start = f"\x02{name}\x01".encode()
-    at_name = cells(data, f"S{len(start)}")
-    todo = np.flatnonzero((ends - low > len(start)) & (data[ends - 1] == _END))
-    passed_over = 0
-    for _ in range(_LENGTHS_TRIED):
-        if not len(todo):
-            break
-        text = data[int(low[todo[0]]) : int(ends[todo[0]])].tobytes()
-        at = text.rfind(start)
-        if at < 0 or text.find(b"\x02", at + 1) != len(text) - 1:
-            passed_over += 1
-            if passed_over > _ROWS_PASSED_OVER:
+def _kinds(data: Any, starts: Ints, behind: Ints, ends: Ints) -> Iterator[Kind]:
+    """Yield the kinds of which there are many; what lies behind the bodies starts at ``behind``."""
+    widths = np.where(cells(data, ">i4")[starts + 4] == log.MAGIC_V1, ends - behind, 0)
+    for width in np.unique(widths[widths > len(_WHEEL_FIELD)]).tolist():
+        rows = np.flatnonzero(widths == width)
+        for _ in range(_KINDS_OF_A_WIDTH):
+            if len(rows) <= _FEW:
                 break
-            todo = todo[1:]
-            continue
-        length = len(text) - at
-        places = ends[todo] - length
-        good = (places >= low[todo]) & (at_name[np.maximum(places, 0)] == start)
-        right = todo[good]
-        inside = matrix_at(data, places[good] + len(start), length - len(start) - 1)
-        clean = (inside != _END).all(axis=1)
-        found[right[clean]] = places[good][clean] + 1
-        todo = todo[~good]
-    return found
+            tails = matrix_at(data, behind[rows], width)
+            layout = _layout_of(tails[0].tobytes())
+            if layout is None:
+                rows = rows[1:]
+                continue
+            alike, queue_ids = _alike(tails, layout)
+            if not alike.all():
+                tails, queue_ids = tails[alike], queue_ids[alike]
+            if (kind := _cut(rows[alike], tails, queue_ids, layout)) is not None:
+                yield kind
+            rows = rows[~alike]
 
 
-def _numbers(data: Any, starts: Ints, ends: Ints) -> tuple[Ints, Flags]:
-    """Read decimal numbers, and -1; the other answer is whether there is one that is not too long."""
-    numbers = np.full(len(starts), NONE, np.int64)
-    good = np.zeros(len(starts), bool)
-    lengths = ends - starts
-    for width in np.unique(lengths).tolist():
-        if not 0 < width <= _MAX_DIGITS:
-            continue
-        rows = np.flatnonzero(lengths == width)
-        digits = matrix_at(data, starts[rows], width)
-        is_number = ((digits >= ord("0")) & (digits <= ord("9"))).all(axis=1)
-        numbers[rows] = np.where(is_number, (digits.astype(np.int64) - ord("0")) @ 10 ** np.arange(width)[::-1], NONE)
-        good[rows] = is_number | ((digits == np.frombuffer(b"-1", np.uint8)).all(axis=1) if width == len(b"-1") else False)
-    return numbers, good
+class Entry(NamedTuple):
+    """Where a property starts, where its value does, and where that ends."""
+
+    start: int
+    value: int
+    end: int
 
 
-def _look_through(data: Any, starts: Ints, ends: Ints) -> tuple[Flags, bool]:
-    """Say where the properties that are to be kept may hold one that is not, and whether a tag may be among them.
+class Layout(NamedTuple):
+    """Where the parts lie of what stands behind the body of a timer.
 
-    Where none lies, both bounds are 0.
+    Its own properties are the last ones: ``entries`` are ``REAL_TOPIC``, ``REAL_QID``, ``TIMER_OUT_MS``, and what the engine noted.
+    ``kept`` is where the properties before them start, and ``sum`` where the sum does.
     """
-    rows = np.flatnonzero(ends)
-    found = np.zeros(len(starts), bool)
-    may_have_tags = False
-    if len(rows):
-        kept = pieces_of(data, np.stack((starts[rows], ends[rows]), axis=1).reshape(-1)).take(pa.array(2 * np.arange(len(rows))))
-        whole = bytes(bytes_of(kept))
-        may_have_tags = TAGS in whole
-        for name in OF_WAITING:
-            if name in whole:
-                found[rows] |= pc.match_substring(kept, name).to_numpy(zero_copy_only=False)
-    return found, may_have_tags
+
+    kept: int
+    entries: list[Entry]
+    sum: int
 
 
-def _cut_alike(data: Any, starts: Ints, sizes: Ints) -> LogRecords | None:
-    """Return timers as records of their topics, when nearly all are alike and the others become as long as these; None otherwise."""
-    width = alike.common_bytes(sizes)
-    if width is None:
+def _layout_of(tail: bytes) -> Layout | None:
+    """Return where the parts lie; None when it is no regular timer, or has more than these."""
+    kept, sum_at = len(_WHEEL_FIELD) + _LENGTH_BYTES, sums.place_in(tail)
+    if not tail.startswith(_WHEEL_FIELD) or sum_at < kept or tail[sum_at - 1] != _END:
         return None
-    # In place of each other record stands one that is alike, until it is written over.
-    is_other = sizes != width
-    matrix = matrix_at(data, np.where(is_other, starts[is_other.argmin()], starts), width)
-    layout = _layout_of(matrix[0].tobytes())
-    same = alike.same_columns(matrix)
-    if layout is None or not alike.are_alike(matrix, same, layout):
+    at = tail.rfind(_TOPIC, kept, sum_at) + 1
+    if not at:
         return None
-    firsts = np.arange(len(alike.telling_rows(matrix, same, layout.queue, layout.out - 1))) * width
-    queue_ids, are_numbers = _numbers(matrix.reshape(-1), firsts + layout.queue, firsts + layout.out - 1)
-    queue_ids = np.broadcast_to(queue_ids, len(sizes)).copy()
-    kept = alike.side_by_side(alike.telling_rows(matrix, same, layout.kept, layout.kept_end), ((layout.kept, layout.kept_end),)).tobytes()
-    if not are_numbers.all() or any(name in kept for name in OF_WAITING):
-        return None
-    front, topic_bytes = layout.topic_field, layout.topic_end - layout.topic
-    made = alike.side_by_side(
-        matrix, ((0, front), (layout.topic - 1, layout.topic_end + 2), (layout.kept, layout.kept_end), (layout.out, layout.end))
-    )
-    text = front + 1 + topic_bytes
-    made[:, front] = topic_bytes
-    made[:, text : text + 2] = np.frombuffer((made.shape[1] - text - 2).to_bytes(2), np.uint8)
-    made[:, :4] = np.frombuffer(made.shape[1].to_bytes(4), np.uint8)
-    may_have_tags = TAGS in kept
-    other_topics: list[bytes] = []
-    if is_other.any():
-        rest = np.flatnonzero(is_other)
-        others = joined(_one_by_one(data.data, starts[rest], sizes[rest]))
-        if (others.sizes != made.shape[1]).any():
+    entries = []
+    while at < sum_at:
+        value, end = tail.find(b"\x01", at, sum_at) + 1, tail.find(b"\x02", at, sum_at)
+        if not at < value <= end:
             return None
-        may_have_tags |= TAGS in others.data.tobytes()
-        other_topics = LogRecords(others).routes.topics
-        made[rest] = others.data.reshape(len(rest), -1)
-        queue_ids[rest] = cells(others.data, ">i4")[others.starts + 12]
-    ends = np.arange(1, len(sizes) + 1) * made.shape[1]
-    held = Encoded(made.reshape(-1), ends - made.shape[1], np.full(len(sizes), made.shape[1]))
-    sums.empty(held.data, ends)
-    address(held, queue_ids, np.zeros(len(sizes), np.int64), 0)
-    topic = matrix[0, layout.topic : layout.topic_end].tobytes()
-    is_one = same[layout.topic : layout.topic_end].all() and other_topics in ([], [topic])
-    return LogRecords(held, one_topic(topic, held) if is_one else None, may_have_tags=may_have_tags)
-
-
-def _layout_of(record: bytes) -> alike.Layout | None:
-    """Return where the parts of a timer lie; None when it is no regular one, or has more than these."""
-    _, at, _, behind = parts_of(record)
-    end, kept = len(record), behind + _LENGTH_BYTES
-    sum_at = sums.place_in(record)
-    if record[4:8] != _MAGIC_V1 or record[39] & HOST_BITS or record[at:behind] != _WHEEL_FIELD or sum_at != end - sums.PROPERTY_BYTES:
+        entries.append(Entry(at, value, end))
+        at = end + 1
+    names = [tail[each.start : each.value] for each in entries]
+    topic_bytes = entries[0].end - entries[0].value
+    if names[1:3] != [_QUEUE, _OUT] or not all(name in _NOTED for name in names[3:]) or not 0 < topic_bytes <= log.MAX_V1_TOPIC_BYTES:
         return None
-    out = record.rfind(_OUT, kept, sum_at) + 1
-    queue = record.rfind(_QUEUE, kept, out) + 1
-    topic = record.rfind(_TOPIC, kept, queue) + 1
-    value = topic + len(_TOPIC) - 1
-    if not out or not queue or not topic or record[sum_at - 1] != _END or not 0 < queue - 1 - value <= log.MAX_V1_TOPIC_BYTES:
-        return None
-    return alike.Layout(at, kept, topic, value, queue - 1, queue + len(_QUEUE) - 1, out, out + len(_OUT) - 1, sum_at, end)
+    return Layout(kept, entries, sum_at)
 
 
-def _cut(data: Any, starts: Ints, found: Waiting, rows: Ints | None) -> Encoded:
-    """Return regular timers as records of their topics.
+def _alike(tails: Any, layout: Layout) -> tuple[Flags, Ints]:
+    """Say which timers have the parts that the first one has, where that has them; and their queues.
 
-    A column is laid over the buffer, whose elements are in turn: all up to the topic, the old topic, the properties that are kept, the
-    name of ``REAL_TOPIC``, its value with one byte before and two behind it, the rest of ``REAL_QID``, ``TIMER_OUT_MS``, what the engine
-    noted, the sum, and all up to the next record. The bytes round the value become the length of the topic and that of the properties.
+    Compared is all that says so: the wheel's topic, the length of the properties, and the names of those that are not kept, with what ends
+    their values.
     """
-    count = len(starts)
-    kept = (starts, found.topic_field, found.kept, found.kept_end, found.topic - 1, found.topic_end + 2, found.out, found.out_end)
-    columns = (*kept, found.sum, found.sum + sums.PROPERTY_BYTES)
-    bounds = np.append(np.stack(columns, axis=1).reshape(-1), len(data))
-    at = np.arange(count) if rows is None else rows
-    picks = at[:, None] * len(columns) + np.array((0, 4, 2, 6, 8))
-    front = found.topic_field - starts
-    topic_bytes = found.topic_end - found.topic
-    text_bytes = (found.kept_end - found.kept) + (found.out_end - found.out) + sums.PROPERTY_BYTES
-    if rows is not None:
-        front, topic_bytes, text_bytes = front[rows], topic_bytes[rows], text_bytes[rows]
-    sizes = front + 1 + topic_bytes + _LENGTH_BYTES + text_bytes
-    made = taken(pieces_of(data, bounds), picks)
-    ends = np.cumsum(sizes)
-    first = ends - sizes
-    held = Encoded(made, first, sizes)
-    queue_ids = found.queue_ids if rows is None else found.queue_ids[rows]
-    cells(made, ">i4")[first] = sizes
-    made[first + front] = topic_bytes
-    cells(made, ">i2")[first + front + 1 + topic_bytes] = text_bytes
-    sums.empty(made, ends)
-    address(held, queue_ids, np.zeros(count, np.int64), 0)
-    return held
+    fixed = [(0, layout.kept), (layout.sum - 1, layout.sum + sums.DIGITS_AT), (tails.shape[1] - 1, tails.shape[1])]
+    fixed += [(entry.start - 1, entry.value) for entry in layout.entries]
+    values = [(entry.value, entry.end) for entry in layout.entries]
+    if tails.shape[1] > (frame := layout.sum + sums.PROPERTY_BYTES):
+        fixed.append((frame - 1, frame + len(sums.FRAME)))
+        values.append((frame, tails.shape[1] - 1))
+    alike = np.ones(len(tails), np.bool_)
+    for right in (
+        *(tails[:, begin:end] == tails[0, begin:end] for begin, end in fixed),
+        *(tails[:, begin:end] != _END for begin, end in values),
+    ):
+        if not right.all():
+            alike &= right.all(axis=1)
+    digits = tails[:, layout.entries[1].value : layout.entries[1].end]
+    width = digits.shape[1]
+    if not 0 < width <= _MAX_DIGITS:
+        return np.zeros(len(tails), np.bool_), np.zeros(len(tails), np.int64)
+    if (digits == digits[0]).all() and digits[0].tobytes().isdigit():
+        return alike, np.full(len(tails), int(digits[0].tobytes()))
+    are_numbers = ((digits >= ord("0")) & (digits <= ord("9"))).all(axis=1)
+    queue_ids = np.where(are_numbers, (digits.astype(np.int64) - ord("0")) @ 10 ** np.arange(width)[::-1], NONE)
+    if width == len(b"-1"):
+        are_numbers |= (digits == np.frombuffer(b"-1", np.uint8)).all(axis=1)
+    return alike & are_numbers, queue_ids
+
+
+def _cut(rows: Ints, tails: Any, queue_ids: Ints, layout: Layout) -> Kind | None:
+    """Return timers of one kind as they go to their topics; None when there is none, or some keep what only one that waits has use for."""
+    if not len(rows):
+        return None
+    topic, _, out = layout.entries[:3]
+    kept = np.ascontiguousarray(tails[:, layout.kept : topic.start]).tobytes()
+    if any(name in kept for name in OF_WAITING):
+        return None
+    topic_bytes, kept_bytes, out_bytes = topic.end - topic.value, topic.start - layout.kept, out.end + 1 - out.start
+    text = 1 + topic_bytes + _LENGTH_BYTES
+    made = np.empty((len(rows), text + kept_bytes + out_bytes + sums.PROPERTY_BYTES), np.uint8)
+    made[:, 0] = topic_bytes
+    made[:, 1 : 1 + topic_bytes] = tails[:, topic.value : topic.end]
+    made[:, 1 + topic_bytes : text] = np.frombuffer((made.shape[1] - text).to_bytes(_LENGTH_BYTES), np.uint8)
+    made[:, text : text + kept_bytes] = tails[:, layout.kept : topic.start]
+    made[:, text + kept_bytes : -sums.PROPERTY_BYTES] = tails[:, out.start : out.end + 1]
+    made[:, -sums.PROPERTY_BYTES :] = np.frombuffer(sums.ROOM, np.uint8)
+    topics = tails[:, topic.value : topic.end]
+    name = topics[0].tobytes() if (topics == topics[0]).all() else None
+    return Kind(rows, made, queue_ids, name, TAGS in kept)

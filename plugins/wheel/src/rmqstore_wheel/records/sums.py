@@ -37,7 +37,7 @@ FRAME_BYTES: Final = len(FRAME) + len(b"count--- bytes----- epoch--- durable----
 """What may stand behind the sum, in the last record of a call: the name of the property, and how long the whole of it is."""
 
 _BOTH_BYTES: Final = PROPERTY_BYTES + FRAME_BYTES
-_DIGITS_AT: Final = len(PROPERTY)
+DIGITS_AT: Final = len(PROPERTY)
 _HEAD_AT: Final = 36
 _HEAD_END: Final = log.FIXED_BYTES - 4
 _HEAD: Final = np.dtype(f"V{_HEAD_END - _HEAD_AT}")
@@ -45,7 +45,6 @@ _HOSTS_AT: Final = 39
 _END: Final = 2
 _PAIRS: Final = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), "u2")
 _NAME_WORD: Final = np.frombuffer(PROPERTY[:8], "u8")[0]
-_ROOM_WORD: Final = np.frombuffer(ROOM[_DIGITS_AT:], "u8", 1)[0]
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -72,7 +71,7 @@ def is_good(record: bytes, text: int) -> bool:
 def place_in(record: Bytes) -> int:
     """Return where the property starts; -1 when there is none where it should be."""
     tail = bytes(record[-_BOTH_BYTES:])
-    if tail[-PROPERTY_BYTES:][:_DIGITS_AT] == PROPERTY:
+    if tail[-PROPERTY_BYTES:][:DIGITS_AT] == PROPERTY:
         return len(record) - PROPERTY_BYTES
     has_both = tail.startswith(PROPERTY) and _is_frame(tail[PROPERTY_BYTES:])
     return len(record) - _BOTH_BYTES if has_both else -1
@@ -102,12 +101,7 @@ def fill(records: Encoded) -> None:
     data, starts, sizes = records.data, records.starts, records.sizes
     if len(starts):
         places = starts + (sizes - PROPERTY_BYTES)
-        cells(data, "u8")[places + _DIGITS_AT] = _digits(data, starts, text_places(data, starts), places)
-
-
-def empty(data: Any, ends: Ints) -> None:
-    """Turn the sums that end at ``ends`` into rooms again."""
-    cells(data, "u8")[ends - (PROPERTY_BYTES - _DIGITS_AT)] = _ROOM_WORD
+        cells(data, "u8")[places + DIGITS_AT] = _digits(data, starts, text_places(data, starts), places)
 
 
 def good_rows(data: Any, starts: Ints, texts: Ints, ends: Ints) -> Flags:
@@ -124,7 +118,7 @@ def wrong_rows(data: Any, starts: Ints, sizes: Ints) -> Flags:
 
 
 def _are_right(data: Any, starts: Ints, texts: Ints, places: Ints) -> Flags:
-    right: Flags = cells(data, "u8")[places + _DIGITS_AT] == _digits(data, starts, texts, places)
+    right: Flags = cells(data, "u8")[places + DIGITS_AT] == _digits(data, starts, texts, places)
     return right
 
 
@@ -148,7 +142,7 @@ def _are_frames(data: Any, ends: Ints) -> Any:
 
 
 def _stands_at(data: Any, places: Ints) -> Flags:
-    found: Flags = (cells(data, "u8")[places] == _NAME_WORD) & (data[places + (_DIGITS_AT - 1)] == PROPERTY[-1])
+    found: Flags = (cells(data, "u8")[places] == _NAME_WORD) & (data[places + (DIGITS_AT - 1)] == PROPERTY[-1])
     return found
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from plugins.wheel.tests.made_records import encode_record
 from rmqstore_wheel.formats import check_points as codec
-from rmqstore_wheel.formats import commit_log, consume_queue, consumer_offsets, properties
+from rmqstore_wheel.formats import commit_log, config_files, consume_queue, properties
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.formats.commit_log import Record
 
@@ -39,8 +39,8 @@ def records_of(root: Path) -> list[Record]:
 
 def passed(root: Path) -> dict[int, int]:
     """Return how far the reader of the revive topic is, by queue."""
-    offsets = root / "config" / consumer_offsets.FILE_NAME
-    table = consumer_offsets.decode(offsets.read_bytes()).table if offsets.exists() else {}
+    offsets = root / "config" / config_files.OFFSETS_FILE
+    table = config_files.decode_offsets(offsets.read_bytes()).table if offsets.exists() else {}
     return table.get(f"{REVIVE_TOPIC}@CID_RMQ_SYS_REVIVE_GROUP", {})
 
 

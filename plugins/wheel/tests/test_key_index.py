@@ -19,7 +19,7 @@ from rmqstore.errors import CorruptStoreError
 from rmqstore_conformance.stores import directory
 from rmqstore_wheel import engine as engine_module
 from rmqstore_wheel.files.disk import Disk, DiskFile
-from rmqstore_wheel.files.units import BLOCK, Doubt
+from rmqstore_wheel.files.units import BLOCK, RebuildReason
 from rmqstore_wheel.formats.index_file import file_bytes
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.ledger import Sizes
@@ -35,12 +35,12 @@ Entries = Sequence[tuple[int, int]]
 class Fixture:
     def __init__(self, path: Path, disk: Disk | None = None, slots: int = SLOTS, entries: int = ENTRIES) -> None:
         self.path = path / "index"
-        self.doubts: list[Doubt] = []
+        self.reasons: list[RebuildReason] = []
         self.disk = Disk() if disk is None else disk
         self._sizes = slots, entries
 
     def opened(self, sums: Sequence[KeyFileSums] = ()) -> KeyIndex:
-        index = KeyIndex(self.disk, self.path, *self._sizes, self.doubts.append)
+        index = KeyIndex(self.disk, self.path, *self._sizes, self.reasons.append)
         index.start(sums)
         return index
 
@@ -91,7 +91,7 @@ def test_all_that_was_added_is_found(tmp_path_factory: pytest.TempPathFactory, c
             index = fixture.opened(sums)
             add(index, entries[kept:])
             check(index, entries)
-    assert not fixture.doubts
+    assert not fixture.reasons
     index.close()
 
 
@@ -123,7 +123,7 @@ def test_a_crash_within_a_check_point_changes_nothing(tmp_path: Path, after: int
             last = fixture.opened(later)
             check(last, [*old, *new])
             last.close()
-    assert not fixture.doubts
+    assert not fixture.reasons
 
 
 def test_a_reader_of_rocketmq_finds_the_same(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_damage_is_said_or_does_not_matter(tmp_path: Path) -> None:
         except CorruptStoreError as error:
             refused += 1
             assert error.file == str(path)
-            assert fixture.doubts.pop() is Doubt.DAMAGED
+            assert fixture.reasons.pop() is RebuildReason.DAMAGED
         index.close()
     assert refused > 100
     path.write_bytes(whole[:-1])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.files.units import Doubt, Sums
+from rmqstore_wheel.files.units import RebuildReason, Sums
 from rmqstore_wheel.formats.wheel import Ring
 from rmqstore_wheel.timers.wheel import WheelIndex
 
@@ -21,7 +21,7 @@ NOW_MS = 1_700_000_000_000
 
 
 def index(path: Path, precision_ms: int = 1000) -> WheelIndex:
-    found = WheelIndex(Disk(), path, Ring(precision_ms, SLOTS), PER_FILE, lambda doubt: None, WINDOW)
+    found = WheelIndex(Disk(), path, Ring(precision_ms, SLOTS), PER_FILE, lambda reason: None, WINDOW)
     found.units.start(Sums())
     return found
 
@@ -163,18 +163,18 @@ def test_a_snapshot_gives_the_same_wheel(tmp_path: Path) -> None:
     sums, crc = wheel.check_point()
     slots_bytes = wheel.slots.tobytes()
     wheel.close()
-    again = WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, lambda doubt: None, WINDOW)
+    again = WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, lambda reason: None, WINDOW)
     again.start(sums, crc)
     assert again.slots.tobytes() == slots_bytes
     slots = again.live_slots(0, 2**40).tolist()
     assert sum(map(len, seqs_in(again, slots).values())) == 199
     again.close()
     with pytest.raises(CorruptStoreError, match="timerwheel"):
-        WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, lambda doubt: None, WINDOW).start(sums, crc ^ 1)
+        WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, lambda reason: None, WINDOW).start(sums, crc ^ 1)
 
 
 def test_a_flipped_bit_in_the_timer_log_is_found_when_it_is_read(tmp_path: Path) -> None:
-    doubts: list[Doubt] = []
+    reasons: list[RebuildReason] = []
     wheel = index(tmp_path)
     put(wheel, list(range(1, 60)), [NOW_MS + 1000] * 59)
     sums, crc = wheel.check_point()
@@ -183,12 +183,12 @@ def test_a_flipped_bit_in_the_timer_log_is_found_when_it_is_read(tmp_path: Path)
     data = bytearray(path.read_bytes())
     data[52 * 30 + 45] ^= 1
     path.write_bytes(data)
-    again = WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, doubts.append, WINDOW)
+    again = WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, reasons.append, WINDOW)
     again.start(sums, crc)
     with pytest.raises(CorruptStoreError) as caught:
         again.walk(np.array([again.slot_of(NOW_MS + 1000)]))
     assert caught.value.file == str(path)
-    assert doubts == [Doubt.DAMAGED]
+    assert reasons == [RebuildReason.DAMAGED]
 
 
 def test_timers_roll_out_of_a_slot_that_others_roll_into(tmp_path: Path) -> None:

@@ -12,18 +12,7 @@ import pytest
 from plugins.wheel.tests.broker_index import BrokerIndex
 from plugins.wheel.tests.made_records import encode_record
 from rmqstore.contract import Damage, Inspection, Section
-from rmqstore_wheel.formats import (
-    check_points,
-    commit_log,
-    consume_queue,
-    consumer_offsets,
-    index_file,
-    order_info,
-    properties,
-    timer_check,
-    timer_log,
-    wheel,
-)
+from rmqstore_wheel.formats import check_points, commit_log, config_files, consume_queue, index_file, properties, timer_log, wheel
 from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.inspecting import inspect
@@ -69,8 +58,8 @@ class Built:
         self.units = bytearray()
         self.wheel = bytearray(sizes.ring.file_bytes)
         self.slots = np.frombuffer(self.wheel, wheel.SLOT)
-        self.check = timer_check.TimerCheck(read_ms=NOW)
-        self.offsets = consumer_offsets.ConsumerOffsets()
+        self.check = config_files.TimerCheck(read_ms=NOW)
+        self.offsets = config_files.ConsumerOffsets()
         self.index = bytearray(index_file.file_bytes(sizes.index_slots))
 
     # ------------------------------------------------------------ filling
@@ -104,7 +93,7 @@ class Built:
         out_ms = slot_time_ms(self.sizes.ring, due_ms)
         wanted = {"REAL_TOPIC": topic, "REAL_QID": 0, "TIMER_OUT_MS": out_ms, **texts}
         place = self.append(WHEEL_TOPIC, body, 0, NOW, **wanted)
-        self.check = timer_check.TimerCheck(self.check.read_ms, 0, len(self.queues[WHEEL_TOPIC, 0]) // 20)
+        self.check = config_files.TimerCheck(self.check.read_ms, 0, len(self.queues[WHEEL_TOPIC, 0]) // 20)
         return self.unit(out_ms if slot_ms is None else slot_ms, place, flags)
 
     def unit(self, slot_ms: int, log_offset: int, flags: int = 1) -> int:
@@ -120,7 +109,7 @@ class Built:
             first, last, timers = position, -1, 0
         self.units += timer_log.encode_one(timer_log.UNIT_BYTES, last, flags, NOW, slot_ms - NOW, log_offset, 100, 0, 0)
         self.slots[place] = (tick, first, position, timers + 1, 0)
-        self.check = timer_check.TimerCheck(self.check.read_ms, len(self.units), self.check.queue_offset)
+        self.check = config_files.TimerCheck(self.check.read_ms, len(self.units), self.check.queue_offset)
         return position
 
     def pop(self, point: check_points.CheckPoint, acks: tuple[int, ...] = ()) -> None:
@@ -139,11 +128,11 @@ class Built:
             self._set(f"consumequeue/{topic}/{queue_id}", units, self.sizes.queue_units * 20)
         self._set("timerlog", self.units, self.sizes.timer_bytes)
         self._file("timerwheel", self.wheel)
-        self._file("config/timercheck", timer_check.encode(self.check).ljust(4096, b"\0"))
-        self._file("config/consumerOffset.json", consumer_offsets.encode(self.offsets))
+        self._file("config/timercheck", config_files.encode_timer_check(self.check).ljust(4096, b"\0"))
+        self._file("config/consumerOffset.json", config_files.encode_offsets(self.offsets))
         self._file("config/timermetrics", b'{"timingCount":{"t":{"count":3,"timeStamp":%d}}}' % NOW)
-        run = order_info.OrderInfo(pop_ms=NOW, invisible_ms=60_000, offsets=[0, 1], last_consume_ms=NOW, acked_bits=1)
-        self._file("config/consumerOrderInfo.json", order_info.encode({"t@fifo": {0: run}}))
+        run = config_files.OrderInfo(pop_ms=NOW, invisible_ms=60_000, offsets=[0, 1], last_consume_ms=NOW, acked_bits=1)
+        self._file("config/consumerOrderInfo.json", config_files.encode_orders({"t@fifo": {0: run}}))
         self._file("checkpoint", b"".join(number.to_bytes(8) for number in (NOW, NOW, NOW, 0, len(self.log))).ljust(4096, b"\0"))
         self._file("abort", b"4711")
         self._file(f"index/{index_file.file_name(NOW)}", self.index)
@@ -221,4 +210,4 @@ def fill(store: Built) -> None:
     store.pop(point, acks=(1,))
     done = check_points.CheckPoint("t", "g", 1, 0, NOW, 60_000, 2, broker="b")
     store.pop(done, acks=(0, 1))
-    store.offsets = consumer_offsets.ConsumerOffsets({"t@g": {0: 3, 1: 2}})
+    store.offsets = config_files.ConsumerOffsets({"t@g": {0: 3, 1: 2}})

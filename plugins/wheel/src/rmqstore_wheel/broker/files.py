@@ -36,11 +36,8 @@ from rmqstore.engine.schema import EXPIRY, LEASE, LEASE_KEY, LEASES, U64, after_
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.broker.revive_log import GROUP_NAME, ReviveLog
 from rmqstore_wheel.files.open_marks import OpenMarks
-from rmqstore_wheel.formats import consumer_offsets, order_info, timer_check
-from rmqstore_wheel.formats.config_files import BACKUP_SUFFIX, DataVersion
-from rmqstore_wheel.formats.consumer_offsets import ConsumerOffsets
-from rmqstore_wheel.formats.order_info import OrderInfo
-from rmqstore_wheel.formats.timer_check import TimerCheck
+from rmqstore_wheel.formats import config_files
+from rmqstore_wheel.formats.config_files import BACKUP_SUFFIX, ConsumerOffsets, DataVersion, OrderInfo, TimerCheck
 from rmqstore_wheel.log.check_point import CheckPoint
 from rmqstore_wheel.log.journal import Change
 from rmqstore_wheel.log.ledger import BrokerWriter, Ledger
@@ -95,18 +92,20 @@ class BrokerFiles(BrokerWriter):
         orders = self._orders(topics, groups, runs)
         version = DataVersion(found.calls, 0, found.store_ms)
         changed: dict[str, bytes] = {}
-        if self._is_new(consumer_offsets.FILE_NAME, offsets, lambda data: consumer_offsets.decode(data).table):
-            changed[consumer_offsets.FILE_NAME] = consumer_offsets.encode(ConsumerOffsets(offsets, version))
-        if self._is_new(order_info.FILE_NAME, orders, order_info.decode):
-            changed[order_info.FILE_NAME] = order_info.encode(orders)
+        if self._is_new(config_files.OFFSETS_FILE, offsets, lambda data: config_files.decode_offsets(data).table):
+            changed[config_files.OFFSETS_FILE] = config_files.encode_offsets(ConsumerOffsets(offsets, version))
+        if self._is_new(config_files.ORDERS_FILE, orders, config_files.decode_orders):
+            changed[config_files.ORDERS_FILE] = config_files.encode_orders(orders)
         check = self._timer_check(version)
         if changed or check != TimerCheck():
             self._disk.make_directory(self._config)
         if changed:
             self._replace(changed)
-            self._written = {consumer_offsets.FILE_NAME: offsets, order_info.FILE_NAME: orders}
+            self._written = {config_files.OFFSETS_FILE: offsets, config_files.ORDERS_FILE: orders}
         if check != TimerCheck():
-            self._write_in_place(self._config / timer_check.FILE_NAME, timer_check.encode(check), timer_check.FILE_BYTES)
+            self._write_in_place(
+                self._config / config_files.TIMER_CHECK_FILE, config_files.encode_timer_check(check), config_files.TIMER_CHECK_BYTES
+            )
         times = _CHECK_POINT.pack(found.store_ms, found.store_ms, self._index.keys.last_ms, 0, 0)
         self._write_in_place(self._root / CHECK_POINT, times, _CHECK_POINT_BYTES)
 
@@ -121,10 +120,10 @@ class BrokerFiles(BrokerWriter):
         if self._revive_log is not None:
             revived = {number: queue.first_needed() - 1 for number, queue in enumerate(self._revive_log.queues)}
             if passed := {number: offset for number, offset in revived.items() if offset >= 0}:
-                table[consumer_offsets.key(self._revive_log.topic, GROUP_NAME)] = passed
+                table[config_files.offsets_key(self._revive_log.topic, GROUP_NAME)] = passed
         return table
 
-    def _orders(self, topics: dict[int, str], groups: dict[int, str], runs: dict[Seat, FifoRun]) -> order_info.Table:
+    def _orders(self, topics: dict[int, str], groups: dict[int, str], runs: dict[Seat, FifoRun]) -> config_files.OrderTable:
         if not runs:
             return {}
         leases: dict[Seat, list[Lease]] = {}
@@ -135,7 +134,7 @@ class BrokerFiles(BrokerWriter):
             if value is not None and (lease := Lease.decode(lease_key, value)).retry_flag == NO_RETRY:
                 leases.setdefault(seat, []).append(lease)
         standings = load_standings(self._ledger)
-        table: order_info.Table = {}
+        table: config_files.OrderTable = {}
         for seat, run in sorted(runs.items()):
             name = _name(seat, topics, groups)
             if name is not None:
@@ -180,12 +179,7 @@ class BrokerFiles(BrokerWriter):
         if there:
             self._disk.sync_directory(self._config)
         for path, data in paths:
-            file = self._disk.create(path, len(data))
-            try:
-                file.write_at(0, data)
-                file.sync()
-            finally:
-                file.close()
+            self._disk.write_new(path, len(data), [(0, data)])
         self._disk.sync_directory(self._config)
 
     def _write_in_place(self, path: Path, data: bytes, length: int) -> None:
@@ -198,7 +192,7 @@ class BrokerFiles(BrokerWriter):
 
 def _name(seat: Seat, topics: dict[int, str], groups: dict[int, str]) -> str | None:
     topic, group = topics.get(seat.topic_id), groups.get(seat.group_id)
-    return None if topic is None or group is None else consumer_offsets.key(topic, group)
+    return None if topic is None or group is None else config_files.offsets_key(topic, group)
 
 
 def _order_of(run: FifoRun, leases: list[Lease], last_pop_ms: int) -> OrderInfo:

@@ -200,7 +200,7 @@ class FileChain:
             elif begin == offset - start:
                 self._filled = start + filled
 
-    def doubt(self, offset: int, stop: int) -> None:
+    def mark_unsynced(self, offset: int, stop: int) -> None:
         """Let the next sync take in the files from ``offset`` to ``stop``: an owner that was killed may have written them."""
         self._unsynced.update(start for start in self.starts if start < stop and start + self.file_bytes > offset)
 

@@ -15,7 +15,7 @@ import mmap
 import os
 import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -164,6 +164,16 @@ class Disk:
         if length:
             file.truncate(length)
         return file
+
+    def write_new(self, path: Path, length: int, pieces: Iterable[tuple[int, Bytes]]) -> None:
+        """Make a file of ``length`` bytes that holds pieces at some places, durably but for its name."""
+        file = self.create(path, length)
+        try:
+            for at, data in pieces:
+                file.write_at(at, data)
+            file.sync()
+        finally:
+            file.close()
 
     def open(self, path: Path) -> DiskFile:
         """Open a file that is there."""

@@ -31,7 +31,7 @@ _NEAR: Final = 512
 """Units that are written in one piece though so many between two of them stay as they are."""
 
 
-class Doubt(enum.Enum):
+class RebuildReason(enum.Enum):
     """Why caches may not be what a check point says."""
 
     REWRITTEN = "units were written anew, which the next check point will know"
@@ -60,10 +60,9 @@ class UnitLog:
     """Units in files; ``blank_bytes`` at the end of every file hold none.
 
     Args:
-        unit: the layout of one.
-        per_file: how many a file holds.
-        fill: the unit that stands where nothing was written; zeros when it is not given.
-        doubt: called before units are written anew, and when some are not what was written: the next open makes everything anew, unless a
+        unit: the layout of one. per_file: how many a file holds. fill: the unit that stands where nothing was written; zeros when it is not
+        given. ask_rebuild: called before units are written anew, and when some are not what was written: the next open makes everything
+        anew, unless a
             check point comes before it.
     """
 
@@ -78,9 +77,9 @@ class UnitLog:
         fill: bytes = b"",
         fill_bytes: int = 1024 * 1024,
         made_above: int = 1,
-        doubt: Callable[[Doubt], None] = lambda doubt: None,
+        ask_rebuild: Callable[[RebuildReason], None] = lambda reason: None,
     ) -> None:
-        self._doubt = doubt
+        self._ask_rebuild = ask_rebuild
         self.unit = unit
         self.per_file = per_file
         self._blank = blank
@@ -413,7 +412,7 @@ class UnitLog:
         """Say that units are not what was written."""
         at = self.position(first)
         path = str(self.chain.path_of(at))
-        self._doubt(Doubt.DAMAGED)
+        self._ask_rebuild(RebuildReason.DAMAGED)
         remedy = "open the store again, which makes them anew"
         raise CorruptStoreError(f"{path}: units {first} to {behind - 1} are not what was written; {remedy}", file=path, offset=at)
 
@@ -423,7 +422,7 @@ class UnitLog:
         """Make everything durable; returns what a check point has to know."""
         if len(self._new_numbers):
             # From here to the next check point, files are not what the one before it says.
-            self._doubt(Doubt.REWRITTEN)
+            self._ask_rebuild(RebuildReason.REWRITTEN)
             self._write_replaced()
         self.chain.sync()
         for block in self._stale:

@@ -193,6 +193,24 @@ def _cut(buffer: Bytes, starts: Ints, ends: Ints) -> pa.Array:
     return pa.array([bytes(view[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)], pa.binary())
 
 
+class QueueRows(NamedTuple):
+    """Which rows of records that were read are of one queue, in their order."""
+
+    topic: str
+    queue: int
+    rows: Ints
+
+
+def by_queue(read: Columns) -> list[QueueRows]:
+    """Return the rows of each queue."""
+    topics = (read.topic if isinstance(read.topic, pa.Array) else pa.repeat(read.topic, len(read))).dictionary_encode()
+    names = [name.decode(errors="replace") for name in topics.dictionary.to_pylist()]
+    numbers, queues = topics.indices.to_numpy(), np.asarray(read.queue_id)
+    order = np.lexsort((queues, numbers))
+    bounds = np.flatnonzero((np.diff(numbers[order]) != 0) | (np.diff(queues[order]) != 0)) + 1
+    return [QueueRows(names[numbers[rows[0]]], int(queues[rows[0]]), rows) for rows in np.split(order, bounds) if len(rows)]
+
+
 def count_sound(buffer: Bytes, found: Scan, *, log_offset: int | None = None) -> int:
     """Return how many records of a scan, from its first on, are sound to the last byte: what a recovery keeps."""
     data = np.frombuffer(buffer, np.uint8)

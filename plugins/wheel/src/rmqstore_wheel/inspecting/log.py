@@ -50,6 +50,11 @@ class Records(NamedTuple):
         """The properties of the records, as a binary column."""
         return self.columns.properties[0]
 
+    def by_queue(self) -> Iterator[tuple[QueueName, Ints]]:
+        """Yield the rows of each queue, in the order of the log."""
+        for topic, queue, rows in log_reading.by_queue(self.columns):
+            yield QueueName(topic, queue), rows
+
 
 class FileReport:
     """What one file holds. Its valid range ends at ``valid_end``, for the reason ``why``; what is read behind damage ends at ``end``."""
@@ -248,24 +253,6 @@ class Tally:
         self.bytes = 0
         self.first_ms = 2**63 - 1
         self.last_ms = -1
-
-
-def by_queue(records: Records) -> Iterator[tuple[QueueName, Ints]]:
-    """Yield the rows of each queue, in the order of the log."""
-    coded = _as_array(records).dictionary_encode()
-    codes = coded.indices.to_numpy()
-    queues = np.asarray(records.columns.queue_id)
-    order = np.lexsort((queues, codes))
-    codes, queues = codes[order], queues[order]
-    bounds = np.flatnonzero(np.append(True, (codes[1:] != codes[:-1]) | (queues[1:] != queues[:-1]))).tolist()
-    names = [name.decode(errors="replace") for name in coded.dictionary.to_pylist()]
-    for begin, end in zip(bounds, [*bounds[1:], len(order)], strict=True):
-        yield QueueName(names[int(codes[begin])], int(queues[begin])), order[begin:end]
-
-
-def _as_array(records: Records) -> pa.Array:
-    topic = records.columns.topic
-    return topic if isinstance(topic, pa.Array) else pa.repeat(topic, len(records.columns))
 
 
 class Topics:

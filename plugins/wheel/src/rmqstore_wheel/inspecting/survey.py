@@ -13,7 +13,7 @@ from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.inspecting import index_check, small_files, timer_units
 from rmqstore_wheel.inspecting import wheel as timer_wheel
 from rmqstore_wheel.inspecting.files import FileSet, Findings
-from rmqstore_wheel.inspecting.log import Frames, LogReader, QueueName, Topics, by_queue
+from rmqstore_wheel.inspecting.log import Frames, LogReader, QueueName, Topics
 from rmqstore_wheel.inspecting.pending import Pending
 from rmqstore_wheel.inspecting.popped import REVIVE_PREFIX, Popped
 from rmqstore_wheel.inspecting.queues import Queues
@@ -88,7 +88,7 @@ class Survey:
         for records in self.log.records(findings):
             self.frames.take(records)
             self.version_2 += records.version_2
-            for name, rows in by_queue(records):
+            for name, rows in records.by_queue():
                 self.topics.take(name, records, rows)
                 self.queues.take(name, records, rows)
                 if name.topic == WHEEL_TOPIC:
@@ -102,7 +102,7 @@ class Survey:
     def _take_cancelled_away(self) -> None:
         """Read the log once more; a tombstone comes behind what it cancels."""
         for records in LogReader(self.log.files).records(Findings()):
-            for name, rows in by_queue(records):
+            for name, rows in records.by_queue():
                 if name.topic == WHEEL_TOPIC:
                     self.pending.take_away(records, rows)
 

@@ -104,12 +104,7 @@ def write(disk: Disk, directory: Path, check_point: CheckPoint, *, keep_before: 
     body = msgspec.msgpack.encode(check_point)
     data = _HEAD.pack(_MAGIC, VERSION, crc32(body), len(body)) + body
     path, new, old = directory / NAME, directory / f"{NAME}.new", directory / f"{NAME}.bak"
-    file = disk.create(new, len(data))
-    try:
-        file.write_at(0, data)
-        file.sync()
-    finally:
-        file.close()
+    disk.write_new(new, len(data), [(0, data)])
     if keep_before and path.exists():
         disk.rename(path, old)
     disk.rename(new, path)

@@ -294,7 +294,7 @@ class CommitLog:
         file_end = -(-self.tail // self.file_bytes) * self.file_bytes
         self.chain.drop_from(max(file_end, self.chain.first + self.file_bytes))
         self.chain.clear_from(self.tail)
-        self.chain.doubt(begin, self.tail)
+        self.chain.mark_unsynced(begin, self.tail)
         self.chain.sync()
         self.durable = self.tail
 

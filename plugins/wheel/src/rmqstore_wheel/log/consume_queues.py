@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.files.units import Doubt, Sums, UnitLog
+from rmqstore_wheel.files.units import RebuildReason, Sums, UnitLog
 from rmqstore_wheel.formats import consume_queue
 from rmqstore_wheel.formats.binary_columns import Ints
 
@@ -33,9 +33,9 @@ class ConsumeQueues:
     """
 
     def __init__(
-        self, disk: Disk, directory: Path, per_file: int, doubt: Callable[[Doubt], None], unit_log: type[UnitLog] = UnitLog
+        self, disk: Disk, directory: Path, per_file: int, ask_rebuild: Callable[[RebuildReason], None], unit_log: type[UnitLog] = UnitLog
     ) -> None:
-        self._doubt = doubt
+        self._ask_rebuild = ask_rebuild
         self._unit_log = unit_log
         self._disk = disk
         self._directory = directory
@@ -72,7 +72,7 @@ class ConsumeQueues:
         if log is None:
             log = self._unit_log(
                 self._disk, self._path_of(topic, queue), consume_queue.UNIT, self._per_file, fill=_FILL, fill_bytes=_FILL_BYTES,
-                made_above=3, doubt=self._doubt
+                made_above=3, ask_rebuild=self._ask_rebuild
             )  # fmt: skip
             sums = self._sums.get(name)
             if sums is None:

@@ -10,7 +10,7 @@ sync (``frames``), and everything else is a function of such a prefix. The check
 durable before the check point was written; an open takes it and applies the frames behind it. Should it be missing, or any cache not be
 what it vouches for, then the whole of the log is applied to nothing, which gives the same. Neither way writes to the log, so a crash during
 an open changes nothing. Caches that are being made anew are in doubt from before the first of them changes until a check point of theirs is
-durable, and older ones are gone (``files.units.Doubt``): a crash in between, or the loss of another cache, has all made anew again.
+durable, and older ones are gone (``files.units.RebuildReason``): a crash in between, or the loss of another cache, has all made anew again.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from rmqstore.engine.pops.offsets import load_kept, load_topics
 from rmqstore.engine.schema import EPOCH_KEY, META
 from rmqstore.errors import CorruptStoreError, StoreError, StoreFullError
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.files.units import Doubt, UnitLog
+from rmqstore_wheel.files.units import RebuildReason, UnitLog
 from rmqstore_wheel.formats import commit_log as log_format
 from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.log import check_point, frames, journal
+from rmqstore_wheel.log.buffered_pops import BufferedPops
 from rmqstore_wheel.log.call import BrokerRecords, Call, Messages, One, gathered
 from rmqstore_wheel.log.check_point import CheckPoint, TimerSection
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.consume_queues import ConsumeQueues
-from rmqstore_wheel.log.held_pops import HeldPops
 from rmqstore_wheel.log.journal import KEPT_SPACES, Change, Copied, State
 from rmqstore_wheel.log.replay import Replay
 from rmqstore_wheel.log.store_copy import StoreCopy
@@ -140,7 +140,7 @@ class Ledger(CommittedKV):
     Attributes:
         epoch: the open epoch, which every frame carries.
         store_ms: the latest store time of a message.
-        held: what is to be written later, if anything may be.
+        buffered: what is to be written later, if anything may be.
         restart: where the last whole copy of the state begins in the log, -1 for none.
         brokers: what is written for brokers, once it is there.
         logged: returns what the log says of a key.
@@ -170,12 +170,12 @@ class Ledger(CommittedKV):
         self._home = home
         self._own = root / check_point.DIRECTORY
         self.log = CommitLog(disk, root / "commitlog", sizes.log_file_bytes) if log is None else log
-        self._doubts: set[Doubt] = set()
+        self._rebuild_reasons: set[RebuildReason] = set()
         self.queues = self._new_queues()
         self.state = State()
-        self.held = None if pop_buffer is None else HeldPops(pop_buffer, self.state)
+        self.buffered = None if pop_buffer is None else BufferedPops(pop_buffer, self.state)
         # What the log says of a key, which is what the state says unless a pop or an ack is held.
-        self.logged = self.state.get if self.held is None else self.held.logged
+        self.logged = self.state.get if self.buffered is None else self.buffered.logged
         self.brokers: BrokerWriter | None = None
         self.reopened: list[Callable[[], None]] = []
         self.copying = Lock()
@@ -216,36 +216,36 @@ class Ledger(CommittedKV):
         else:
             messages, changes = gathered(parts) if parts else ([], [])
             changes += batch.ops
-        held = self.held
-        if held is None:
+        buffered = self.buffered
+        if buffered is None:
             return self.append(messages, changes, for_brokers=self.brokers.records(changes) if changes and self.brokers else None)
-        if batch.waits_from_ms is not None and not messages and held.takes(changes, batch.waits_from_ms):
+        if batch.waits_from_ms is not None and not messages and buffered.takes(changes, batch.waits_from_ms):
             return self._hold(changes)
         if self.queues.dropped:
             self._free_names(messages)
-        if not (batch.waits_from_ms is not None or held.concerns(changes)):
+        if not (batch.waits_from_ms is not None or buffered.concerns(changes)):
             return self.append(messages, changes, for_brokers=self._for_brokers(changes))
-        before = held.changes()
+        before = buffered.changes()
         position = self.append(messages, changes, before, self._for_brokers([*before, *changes]))
-        held.clear()
+        buffered.clear()
         return position
 
     def _for_brokers(self, changes: Sequence[Change]) -> BrokerRecords | None:
         return None if self.brokers is None else self.brokers.records(changes)
 
     def _hold(self, changes: Sequence[Change]) -> int:
-        """Apply a call that the log is told later; see ``held_pops``."""
+        """Apply a call that the log is told later; see ``buffered_pops``."""
         self._commits.check()
         with self._commits.lock:
             self._apply(changes)
             return self._commits.position
 
     def write_back(self) -> bool:
-        if not self.held:
+        if not self.buffered:
             return False
-        if changes := self.held.changes():
+        if changes := self.buffered.changes():
             self.append([], noted=changes, for_brokers=self._for_brokers(changes))
-        self.held.clear()
+        self.buffered.clear()
         return True
 
     def append(
@@ -342,7 +342,7 @@ class Ledger(CommittedKV):
         Raises:
             StorePoisonedError: that cannot be done; or pops and acks are held that the log does not know.
         """
-        if self.held:
+        if self.buffered:
             held = InterruptedError("it was interrupted, and pops and acks are in the buffer that the log does not know")
             raise self._commits.refuse_poisoned(held, "a call")
         # No sync comes between.
@@ -384,7 +384,7 @@ class Ledger(CommittedKV):
         if not self.resume([] if (self._own / _REBUILD).exists() else found):
             if found:
                 # From here to the next check point, caches are not what these say, though parts of them may look like it.
-                self.doubt(Doubt.REWRITTEN)
+                self.ask_rebuild(RebuildReason.REWRITTEN)
             self.rebuild()
         ids = {topic.id: name for name, topic in load_topics(self).items()}
         for (topic_id, queue), first in load_kept(self).items():
@@ -393,14 +393,14 @@ class Ledger(CommittedKV):
         stored = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
         self.epoch = max(stored + 1, self._min_epoch, self.epoch)
         self._commits.durable_position = self._commits.position
-        self._doubts = {Doubt.REWRITTEN} if (self._own / _REBUILD).exists() else set()
+        self._rebuild_reasons = {RebuildReason.REWRITTEN} if (self._own / _REBUILD).exists() else set()
 
-    def doubt(self, why: Doubt) -> None:
-        """See to it that the next open makes everything anew; see :class:`~rmqstore_wheel.files.units.Doubt`."""
-        if not self._doubts:
+    def ask_rebuild(self, why: RebuildReason) -> None:
+        """See to it that the next open makes everything anew; see :class:`~rmqstore_wheel.files.units.RebuildReason`."""
+        if not self._rebuild_reasons:
             self.disk.create(self._own / _REBUILD).close()
             self.disk.sync_directory(self._own)
-        self._doubts.add(why)
+        self._rebuild_reasons.add(why)
 
     def resume(self, candidates: Iterable[CheckPoint]) -> bool:
         """Bring caches and state from the first of some check points that they fit to where the log ends; False when none fits.
@@ -438,7 +438,7 @@ class Ledger(CommittedKV):
         return True
 
     def _new_queues(self) -> ConsumeQueues:
-        return ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units, self.doubt, self.unit_log)
+        return ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units, self.ask_rebuild, self.unit_log)
 
     def _start(self, found: CheckPoint) -> None:
         self.queues.close()
@@ -477,7 +477,7 @@ class Ledger(CommittedKV):
     def upkeep(self, now_ms: int) -> bool:
         """Write what was held for long enough, and make a check point when one is due, if there is room; says whether it made one."""
         try:
-            if self.held is not None and self.held.is_due(now_ms):
+            if self.buffered is not None and self.buffered.is_due(now_ms):
                 self.write_back()
             if is_due := self.is_long() and not self.copying.locked():
                 self.make_check_point()
@@ -488,7 +488,7 @@ class Ledger(CommittedKV):
     def make_check_point(self) -> None:
         """Write a check point of now, unless nothing happened since the last one; the caller keeps other calls out meanwhile."""
         self.write_back()
-        if self.log.tail == self._check_point.offset and self._check_point.calls and not self._doubts:
+        if self.log.tail == self._check_point.offset and self._check_point.calls and not self._rebuild_reasons:
             return
         self.rewrites += 1
         self.sync()
@@ -508,13 +508,13 @@ class Ledger(CommittedKV):
                 timers=section,
                 restart=self.restart,
             )
-            check_point.write(self.disk, self._own, found, keep_before=not self._doubts)
+            check_point.write(self.disk, self._own, found, keep_before=not self._rebuild_reasons)
             self.queues.release()
             self.timers.release()
-            if self._doubts == {Doubt.REWRITTEN}:
+            if self._rebuild_reasons == {RebuildReason.REWRITTEN}:
                 self.disk.remove(self._own / _REBUILD)
                 # Should the name come back with a crash, an open only takes longer.
-                self._doubts.clear()
+                self._rebuild_reasons.clear()
                 self.disk.sync_directory(self._own)
         self._check_point = found
         self._calls = 0

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from zlib_ng.zlib_ng import crc32
 
 from rmqstore.errors import CorruptStoreError
@@ -60,17 +59,12 @@ class Liveness:
         """
         view = self._ledger.log.chain.view(file_start)
         found = log_reading.decode_columns(view, starts, sizes, log_offset=file_start, verify=False)
-        topics = found.topic.dictionary_encode() if isinstance(found.topic, pa.Array) else pa.array([found.topic]).dictionary_encode()
-        names = [name.decode() for name in topics.dictionary.to_pylist()]
-        numbers = topics.indices.to_numpy()
-        queue_ids, offsets = np.asarray(found.queue_id), np.asarray(found.queue_offset)
-        order = np.lexsort((offsets, queue_ids, numbers))
-        bounds = np.flatnonzero((np.diff(numbers[order]) != 0) | (np.diff(queue_ids[order]) != 0)) + 1
+        offsets = np.asarray(found.queue_offset)
         live = []
-        for rows in np.split(order, bounds):
-            topic, queue = names[numbers[rows[0]]], int(queue_ids[rows[0]])
+        for topic, queue, rows in log_reading.by_queue(found):
             if topic == journal.TOPIC:
                 continue
+            rows = rows[np.argsort(offsets[rows], kind="stable")]
             here, units = self._ledger.queues.units_at(topic, queue, offsets[rows], starts[rows] + file_start)
             rows = rows[here]
             if topic == WHEEL_TOPIC:

@@ -23,9 +23,9 @@ Why no crash point loses or doubles anything here. The log alone says everything
   point was made; its messages count, its changes are void.
 - **Order.** Copies, then the state, then a check point, which syncs the log first: each is durable before the next. Then the files, one
   after the other, each name gone for good before the next one goes. A crash before the check point leaves all files. Units of consume
-  queues that lead to copies are in memory until then; while a check point writes them, caches are in doubt, and an open makes everything
-  anew from the log (``files.units.Doubt``). A crash behind it leaves some of the files, the newest; the check point needs none of those
-  that went, and neither does making everything anew.
+  queues that lead to copies are in memory until then; while a check point writes them, caches are in doubt, and an open makes
+  everything anew from the log (``files.units.RebuildReason``). A crash behind it leaves some of the files, the newest; the check point
+  needs none of those that went, and neither does making everything anew.
 
 - **Damage.** Where a file cannot be read from end to end, consume queues say what is live in it. If all of that is sound, the damage is to
   what nobody needs, and the file goes like any other. Else it stays until no consume queue leads to what is damaged (T12).

@@ -55,16 +55,16 @@ class TimerIndex:
 
     def _open(self) -> None:
         ledger = self._ledger
-        self.facts = timer_table.new_log(ledger.disk, ledger.root, ledger.doubt, ledger.unit_log)
+        self.facts = timer_table.new_log(ledger.disk, ledger.root, ledger.ask_rebuild, ledger.unit_log)
         self.wheel = WheelIndex(
             ledger.disk,
             ledger.root,
             Ring(self.precision_ms, SLOTS),
             ledger.sizes.timer_file_units,
-            ledger.doubt,
+            ledger.ask_rebuild,
             unit_log=ledger.unit_log,
         )
-        self.keys = KeyIndex(ledger.disk, ledger.root / "index", ledger.sizes.index_slots, ledger.sizes.index_entries, ledger.doubt)
+        self.keys = KeyIndex(ledger.disk, ledger.root / "index", ledger.sizes.index_slots, ledger.sizes.index_entries, ledger.ask_rebuild)
         self._clear()
 
     def _clear(self) -> None:
@@ -195,11 +195,10 @@ class TimerIndex:
 
         About ``limit`` timers, whole slots, in the order of their hand-over; cancelled ones are left out, forgotten ones may be there.
         """
-        last = self.wheel.slot_of(until_ms)
-        slots = self.wheel.live_slots(self.wheel.slot_of(low_tick), last, limit=limit)
+        slots = self.wheel.live_slots(self.wheel.slot_of(low_tick), self.wheel.slot_of(until_ms))
         bound: int | None = None
-        if len(slots) and len(self.wheel.live_slots(int(slots[-1]) + 1, last)):
-            bound = (int(slots[-1]) + 1) * self.precision_ms
+        if len(slots) > 1 and len(first := self.wheel.first_of(slots, limit)) < len(slots):
+            slots, bound = first, (int(first[-1]) + 1) * self.precision_ms
         numbers, owners = self.wheel.walk(slots)
         pieces = []
         # A slot may hold any number of timers: of what was read of them only what is needed stays in memory.

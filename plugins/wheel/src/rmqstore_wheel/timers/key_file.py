@@ -17,7 +17,7 @@ from zlib_ng.zlib_ng import crc32
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.files.disk import Disk, DiskFile
-from rmqstore_wheel.files.units import Doubt
+from rmqstore_wheel.files.units import RebuildReason
 from rmqstore_wheel.formats import index_file as codec
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, Header
@@ -43,12 +43,14 @@ class KeyFile:
         header: what is in it.
     """
 
-    def __init__(self, disk: Disk, directory: Path, made_ms: int, slots: int, entries: int, doubt: Callable[[Doubt], None]) -> None:
+    def __init__(
+        self, disk: Disk, directory: Path, made_ms: int, slots: int, entries: int, ask_rebuild: Callable[[RebuildReason], None]
+    ) -> None:
         self.made_ms = made_ms
         self.path = directory / codec.file_name(made_ms)
         self.header = Header()
         self._disk = disk
-        self._doubt = doubt
+        self._ask_rebuild = ask_rebuild
         self._slots, self._limit = slots, entries
         self._length = codec.file_bytes(slots, entries)
         self._entries_at = HEADER_BYTES + slots * SLOT_BYTES
@@ -211,7 +213,7 @@ class KeyFile:
             self._slots_trusted[segment] = True
 
     def _refuse(self, at: int) -> NoReturn:
-        self._doubt(Doubt.DAMAGED)
+        self._ask_rebuild(RebuildReason.DAMAGED)
         remedy = "open the store again, which makes it anew"
         raise CorruptStoreError(f"{self.path}: what lies at offset {at} is not what was written; {remedy}", file=str(self.path), offset=at)
 

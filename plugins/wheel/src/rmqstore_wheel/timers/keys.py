@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.files.units import Doubt
+from rmqstore_wheel.files.units import RebuildReason
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.log.check_point import KeyFileSums
 from rmqstore_wheel.timers.key_file import KeyFile
@@ -35,11 +35,11 @@ class KeyIndex:
         slots, entries: of each file.
     """
 
-    def __init__(self, disk: Disk, directory: Path, slots: int, entries: int, doubt: Callable[[Doubt], None]) -> None:
+    def __init__(self, disk: Disk, directory: Path, slots: int, entries: int, ask_rebuild: Callable[[RebuildReason], None]) -> None:
         self._disk = disk
         self._directory = directory
         self._slots, self._entries = slots, entries
-        self._doubt = doubt
+        self._ask_rebuild = ask_rebuild
         self._files: list[KeyFile] = []
         self._gone: list[KeyFile] = []
         self._recent = RecentKeys()
@@ -64,7 +64,7 @@ class KeyIndex:
                 self._disk.remove(path)
 
     def _file(self, made_ms: int) -> KeyFile:
-        return KeyFile(self._disk, self._directory, made_ms, self._slots, self._entries, self._doubt)
+        return KeyFile(self._disk, self._directory, made_ms, self._slots, self._entries, self._ask_rebuild)
 
     # ------------------------------------------------------------ use
 

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.files.units import Doubt, UnitLog
+from rmqstore_wheel.files.units import RebuildReason, UnitLog
 from rmqstore_wheel.formats.binary_columns import Ints
 
 FACT: Final = np.dtype([("tick", "<i8"), ("epoch", "<u4"), ("early_ms", "<u2"), ("kind", "u1"), ("pad", "u1")])
@@ -39,9 +39,9 @@ _PAGE: Final = 256 * 1024
 FactRows = np.ndarray[Any, np.dtype[np.void]]
 
 
-def new_log(disk: Disk, directory: Path, doubt: Callable[[Doubt], None], unit_log: type[UnitLog] = UnitLog) -> UnitLog:
+def new_log(disk: Disk, directory: Path, ask_rebuild: Callable[[RebuildReason], None], unit_log: type[UnitLog] = UnitLog) -> UnitLog:
     """Return the facts of an engine directory."""
-    return unit_log(disk, directory / "rmqstore" / "facts", FACT, PER_FILE, fill_bytes=1024 * 1024, made_above=2, doubt=doubt)
+    return unit_log(disk, directory / "rmqstore" / "facts", FACT, PER_FILE, fill_bytes=1024 * 1024, made_above=2, ask_rebuild=ask_rebuild)
 
 
 def rows_of(ticks: Ints, dues: Ints, epoch: Ints | int, kind: int = TIMER) -> FactRows:

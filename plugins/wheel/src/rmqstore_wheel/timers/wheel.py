@@ -26,7 +26,7 @@ from zlib_ng.zlib_ng import crc32
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.files.units import Doubt, Sums, UnitLog
+from rmqstore_wheel.files.units import RebuildReason, Sums, UnitLog
 from rmqstore_wheel.formats import timer_log, wheel
 from rmqstore_wheel.formats.binary_columns import Ints, counted, put_rows
 from rmqstore_wheel.formats.wheel import SLOT_BYTES, Ring, Slots
@@ -100,7 +100,7 @@ class WheelIndex:
         directory: Path,
         ring: Ring,
         units_per_file: int,
-        doubt: Callable[[Doubt], None],
+        ask_rebuild: Callable[[RebuildReason], None],
         roll_window: int = ROLL_WINDOW_SLOTS,
         unit_log: type[UnitLog] = UnitLog,
     ) -> None:
@@ -115,7 +115,7 @@ class WheelIndex:
             units_per_file,
             blank=timer_log.encode_blank(timer_log.BLANK_BYTES),
             fill_bytes=4 * 1024 * 1024,
-            doubt=doubt,
+            ask_rebuild=ask_rebuild,
         )
         self.slots = np.zeros(ring.length, wheel.SLOT)
         self._pages = np.zeros(-(-ring.length // PAGE_SLOTS), np.bool_)
@@ -306,11 +306,8 @@ class WheelIndex:
 
     # ------------------------------------------------------------ looking
 
-    def live_slots(self, first: int, last: int, *, limit: int | None = None, rolls: bool = False) -> Ints:
-        """Return the slots from ``first`` to ``last`` that hold timers, rising; with ``rolls`` those with timers to be rolled.
-
-        ``limit``: enough slots to hold about that many timers, at least one.
-        """
+    def live_slots(self, first: int, last: int, *, rolls: bool = False) -> Ints:
+        """Return the slots from ``first`` to ``last`` that hold timers, rising; with ``rolls`` those with timers to be rolled."""
         last = min(last, self._last)
         if last < first:
             return _NO_ROWS
@@ -322,11 +319,13 @@ class WheelIndex:
                 slots = np.concatenate((self._live_in(at, self._length, rolls), self._live_in(0, end + 1, rolls)))
         else:
             slots = np.sort(self._live_in(0, self._length, rolls))
-        slots = slots[(slots >= first) & (slots <= last)]
-        if limit is not None and len(slots) > 1:
-            counts = self.slots["timers"][slots % self._length].cumsum()
-            slots = slots[: int(counts.searchsorted(limit)) + 1]
-        return slots
+        found: Ints = slots[(slots >= first) & (slots <= last)]
+        return found
+
+    def first_of(self, slots: Ints, limit: int) -> Ints:
+        """Return the first of some slots, enough to hold about ``limit`` timers, at least one."""
+        counts = self.slots["timers"][slots % self._length].cumsum()
+        return slots[: int(counts.searchsorted(limit)) + 1]
 
     def _live_in(self, begin: int, stop: int, rolls: bool = False) -> Ints:
         rows = self.slots[begin:stop]
@@ -536,16 +535,14 @@ class WheelSnapshot:
     def write(self, slots: Slots, pages: Flags) -> int:
         """Write a snapshot, the one before it being kept; returns its CRC-32."""
         new = self._path.with_suffix(".new")
-        file = self._disk.create(new, self._ring.file_bytes)
-        try:
-            used = np.flatnonzero(pages)
-            for run in np.split(used, np.flatnonzero(np.diff(used) != 1) + 1) if len(used) else ():
-                begin = int(run[0]) * PAGE_SLOTS
-                stop = min((int(run[-1]) + 1) * PAGE_SLOTS, self._ring.length)
-                file.write_at(begin * SLOT_BYTES, slots[begin:stop].view(np.uint8).data)
-            file.sync()
-        finally:
-            file.close()
+        used = np.flatnonzero(pages)
+        bounds = [
+            (int(run[0]) * PAGE_SLOTS, min((int(run[-1]) + 1) * PAGE_SLOTS, self._ring.length))
+            for run in np.split(used, np.flatnonzero(np.diff(used) != 1) + 1)
+            if len(run)
+        ]
+        pieces = [(begin * SLOT_BYTES, slots[begin:stop].view(np.uint8).data) for begin, stop in bounds]
+        self._disk.write_new(new, self._ring.file_bytes, pieces)
         if self._path.exists():
             self._disk.rename(self._path, self._path.with_suffix(".bak"))
         self._disk.rename(new, self._path)

@@ -1,4 +1,4 @@
-"""``HeldPops``: what pops and acks changed of the state and the log does not say yet (``PopBufferMergeService``).
+"""``BufferedPops``: what pops and acks changed of the state and the log does not say yet (``PopBufferMergeService``).
 
 The state has every change at once, so nobody who asks sees a difference. Here stands which keys are ahead of the log, and what the log says
 of each. They are written as one frame, the last value of each key, so a lease that began and ended meanwhile is written once, and has no
@@ -47,7 +47,7 @@ _KEYS: Final = 4096
 """Keys that are removed by one change."""
 
 
-class HeldPops:
+class BufferedPops:
     """The keys; the caller serialises all calls."""
 
     def __init__(self, limits: PopBuffer, state: State) -> None:

@@ -13,7 +13,7 @@ from rmqstore_wheel.formats.binary_columns import Ints, blocks_at, cells, crcs_o
 from rmqstore_wheel.formats.log_columns import HEAD
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.records import sums
-from rmqstore_wheel.records.parts import HOST_BITS, body_at
+from rmqstore_wheel.records.parts import HOST_BITS, V6_MORE
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -133,7 +133,7 @@ def fault_of(record: bytes, log_offset: int, topic: bytes, queue_id: int, queue_
     found, place = _I64X2.unpack_from(record, log_format.QUEUE_OFFSET_AT)
     if (queue, found, place) != (queue_id, queue_offset, log_offset):
         return f"it says that it is number {found} of queue {queue}, at offset {place}"
-    body = body_at(record)
+    body = log_format.FIXED_BYTES + V6_MORE * (record[39] & HOST_BITS).bit_count()
     end = body + int(_I32.unpack_from(record, body - 4)[0])
     if not body <= end < size or crc32(memoryview(record)[body:end]) & 0x7FFFFFFF != crc:
         return "the CRC-32 of the body is another"

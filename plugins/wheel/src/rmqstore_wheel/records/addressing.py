@@ -21,8 +21,8 @@ from rmqstore_wheel.records import sums
 from rmqstore_wheel.records.message_records import NONE, TAGS, LogRecords, as_delivered, one_topic
 from rmqstore_wheel.records.parts import (
     OF_WAITING,
+    V6_MORE,
     parts_of,
-    store_ms_at,
     store_ms_places,
     topic_bounds,
     topic_places,
@@ -66,7 +66,7 @@ def placed_one(record: Bytes, topic: bytes, queue_id: int, queue_offset: int, st
         _SIZE_MAGIC.pack_into(copy, 0, len(copy), log.magic_of(topic))
     _I32.pack_into(copy, 12, queue_id)
     _I64X2.pack_into(copy, log.QUEUE_OFFSET_AT, queue_offset, physical_offset)
-    _I64.pack_into(copy, store_ms_at(record), store_ms)
+    _I64.pack_into(copy, log.STORE_MS_AT + (V6_MORE if record[39] & log.BORN_HOST_V6 else 0), store_ms)
     sums.seal(copy, at + len(field) + 2)
     return copy
 

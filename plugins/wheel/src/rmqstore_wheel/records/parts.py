@@ -50,11 +50,6 @@ def body_at(record: Bytes) -> int:
     return log.FIXED_BYTES + V6_MORE * (record[39] & HOST_BITS).bit_count()
 
 
-def store_ms_at(record: Bytes) -> int:
-    """Return where the store time lies."""
-    return log.STORE_MS_AT + (V6_MORE if record[39] & log.BORN_HOST_V6 else 0)
-
-
 def parts_of(record: Bytes) -> tuple[int, int, int, int]:
     """Return where the body, the length of the topic, and the topic start, and where that ends; the length of the properties is next."""
     body = log.FIXED_BYTES + V6_MORE * (record[39] & HOST_BITS).bit_count()
@@ -69,7 +64,7 @@ def new_head(record: Bytes, body: int, size: int) -> bytearray:
     head = bytearray(record[:body])
     _I32.pack_into(head, 0, size)
     _I64X2.pack_into(head, log.QUEUE_OFFSET_AT, 0, 0)
-    _I64.pack_into(head, store_ms_at(record), 0)
+    _I64.pack_into(head, log.STORE_MS_AT + (V6_MORE if record[39] & log.BORN_HOST_V6 else 0), 0)
     return head
 
 

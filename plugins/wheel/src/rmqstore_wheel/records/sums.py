@@ -42,6 +42,9 @@ _HEAD_AT: Final = 36
 _HEAD_END: Final = log.FIXED_BYTES - 4
 _HEAD: Final = np.dtype(f"V{_HEAD_END - _HEAD_AT}")
 _HOSTS_AT: Final = 39
+_MORE: Final = {bits: V6_MORE * bits.bit_count() for bits in (0, log.BORN_HOST_V6, log.STORE_HOST_V6, HOST_BITS)}
+"""By the hosts that are IPv6, how much longer the head is."""
+
 _END: Final = 2
 _PAIRS: Final = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), "u2")
 _NAME_WORD: Final = np.frombuffer(PROPERTY[:8], "u8")[0]
@@ -53,19 +56,23 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 def sealed(record: bytes, text: int) -> bytes:
     """Return a record that ends with room for its sum with the sum in it; its properties start at byte ``text``."""
-    crc = crc32(record[text:-PROPERTY_BYTES], crc32(record[_HEAD_AT : _HEAD_END + V6_MORE * (record[_HOSTS_AT] & HOST_BITS).bit_count()]))
+    crc = crc32(record[text:-PROPERTY_BYTES], crc32(record[_HEAD_AT : _HEAD_END + _MORE[record[_HOSTS_AT] & HOST_BITS]]))
     return b"%b%b%08x\x02" % (record[:-PROPERTY_BYTES], PROPERTY, crc)
 
 
 def seal(record: bytearray, text: int) -> None:
     """Write the sum into the room at the end of a record, whose properties start at byte ``text``."""
-    record[-PROPERTY_BYTES:] = _property_of(record, text, len(record) - PROPERTY_BYTES)
+    crc = crc32(record[text:-PROPERTY_BYTES], crc32(record[_HEAD_AT : _HEAD_END + _MORE[record[_HOSTS_AT] & HOST_BITS]]))
+    record[-PROPERTY_BYTES:] = b"%b%08x\x02" % (PROPERTY, crc)
 
 
 def is_good(record: bytes, text: int) -> bool:
     """Say whether a record, whose parts add up, has its sum and nothing but a frame's property behind it."""
-    at = place_in(record)
-    return at >= text and record[at : at + PROPERTY_BYTES] == _property_of(record, text, at)
+    at = len(record) - PROPERTY_BYTES
+    if record[at : at + DIGITS_AT] != PROPERTY:
+        at = place_in(record)
+    crc = crc32(record[text:at], crc32(record[_HEAD_AT : _HEAD_END + _MORE[record[_HOSTS_AT] & HOST_BITS]]))
+    return at >= text and record[at : at + PROPERTY_BYTES] == b"%b%08x\x02" % (PROPERTY, crc)
 
 
 def place_in(record: Bytes) -> int:
@@ -86,11 +93,6 @@ def text_end(record: Bytes) -> int:
     """Return where the properties end that the sum is over; all of them, when a record has none."""
     at = place_in(record)
     return len(record) if at < 0 else at
-
-
-def _property_of(record: Bytes, text: int, end: int) -> bytes:
-    head = crc32(record[_HEAD_AT : _HEAD_END + V6_MORE * (record[_HOSTS_AT] & HOST_BITS).bit_count()])
-    return b"%b%08x\x02" % (PROPERTY, crc32(record[text:end], head))
 
 
 # ---------------------------------------------------------------- many records

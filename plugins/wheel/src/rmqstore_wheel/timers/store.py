@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -64,6 +64,15 @@ _WRITTEN_CORNERS: Final = 4
 """A cursor of more corners is written down when it is forgotten: soon ``due`` will drop some."""
 
 
+class Window(NamedTuple):
+    """What ``TimerIndex.window`` gave of ticks from ``low`` to ``high``."""
+
+    low: int
+    high: int
+    due: Due
+    bound: int | None
+
+
 class WheelTimers(TimerSide):
     """The timer side of a session; see the module for its argument. Who only reads has no ``upkeep``."""
 
@@ -92,6 +101,7 @@ class WheelTimers(TimerSide):
         self._adopted = stored_adopted(ledger, TIMER_SIDE)
         self._noted_seq = noted_last_seq(ledger)
         self._low_tick = 0
+        self._window: Window | None = None
         self._unsealed_tick = index.first_tick(-1)
         self._handed: deque[tuple[TimerCursor, Due]] = deque()
         self._resume: TimerCursor | None = None
@@ -105,6 +115,7 @@ class WheelTimers(TimerSide):
     def recover(self, cursor: TimerCursor) -> None:
         with self._lock, self._call:
             self._sealed = self._sealed.join(cursor.corners)
+            self._restart()
         self.forget(cursor)
 
     # ------------------------------------------------------------ put
@@ -228,7 +239,7 @@ class WheelTimers(TimerSide):
                     write.put(META, SEAL_KEY, sealed.to_bytes())
                     self._seal_position = self._shared.write(write).position
                     self._sealed = sealed
-                    self._restart()
+                    self._resume = None
                 self._unsealed_tick = self._index.first_tick(until_ms)
             self._until_ms = until_ms
 
@@ -247,16 +258,28 @@ class WheelTimers(TimerSide):
 
     def _restart(self) -> None:
         """Let the next ``due`` look from the beginning."""
-        self._resume = None
+        self._resume = self._window = None
 
     def _closes_anything(self, until_ms: int) -> bool:
         """Say whether a live put of tick <= ``until_ms`` is not sealed yet."""
-        return any(not self._sealed.covers_each(due.ticks, due.seqs).all() for due in self._windows(self._unsealed_tick or 0, until_ms))
+        wheel = self._index.wheel
+        # From the beginning of a slot on, as a ``due`` that has nothing before it needs the same.
+        low: int | None = max(wheel.slot_of(self._unsealed_tick or 0) * self.precision_ms + 1, 0)
+        window = None
+        while low is not None and low <= until_ms:
+            due, bound = self._index.window(low, until_ms)
+            window = Window(low, until_ms, due, bound) if window is None else window
+            left = ~(self._sealed.covers_each(due.ticks, due.seqs) | self._index.forgotten.covers_each(due.ticks, due.seqs))
+            if left.any():
+                self._window = window
+                return True
+            low = None if bound is None else bound + 1
+        return False
 
     def _windows(self, low: int | None, high: int) -> Iterator[Due]:
         """Yield what was not forgotten of ticks from ``low`` to ``high``, in order."""
         while low is not None and low <= high:
-            due, bound = self._index.window(low, high)
+            due, bound = self._window_from(low, high)
             left = ~self._index.forgotten.covers_each(due.ticks, due.seqs)
             due = due if left.all() else due.select(left)
             if low == self._low_tick:
@@ -265,6 +288,16 @@ class WheelTimers(TimerSide):
             if len(due.ticks):
                 yield due
             low = None if bound is None else bound + 1
+
+    def _window_from(self, low: int, high: int) -> tuple[Due, int | None]:
+        """Return ``TimerIndex.window``, or what the seal saw, if nothing lies before it: what was put or cancelled since is not sealed."""
+        seen = self._window
+        if seen is None or high != seen.high or low > seen.low or self._index.aside:
+            return self._index.window(low, high)
+        wheel = self._index.wheel
+        if len(wheel.live_slots(wheel.slot_of(low), wheel.slot_of(seen.low) - 1)):
+            return self._index.window(low, high)
+        return seen.due, seen.bound
 
     def due(self, after: TimerCursor, limit: int) -> DueBatch:
         if limit < 1:

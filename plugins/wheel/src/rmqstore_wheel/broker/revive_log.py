@@ -226,7 +226,7 @@ _PAGE: Final = 4096
 class ReviveQueue:
     """One queue of the revive topic: where its check points lie, and from where on it is needed. The caller serialises all calls.
 
-    Nobody reads the queue while the store is open, so its units wait for the engine's check point; an open makes those behind it anew.
+    Nothing reads the queue while the store is open, so its units wait for the engine's check point; an open makes those behind it anew.
 
     Args:
         older: the keys of leases whose check points lie somewhere in it, from an earlier open.

@@ -84,7 +84,7 @@ class FileChain:
         """Return the file that starts at ``start``, opened.
 
         Raises:
-            CorruptStoreError: somebody removed it.
+            CorruptStoreError: it was removed.
         """
         file = self._open.get(start)
         if file is None:

@@ -109,7 +109,7 @@ class DiskFile:
         return True
 
     def view(self, upto: int | None = None) -> memoryview:
-        """Return the content, which follows later writes; valid as long as somebody holds it, also after the file is closed or removed.
+        """Return the content, which follows later writes; valid as long as it is held, also after the file is closed or removed.
 
         Args:
             upto: as much as is needed: the view may end anywhere behind it. The system finds each page anew after the file is mapped anew,
@@ -119,13 +119,13 @@ class DiskFile:
             length = self.length
             if not length:
                 return memoryview(b"")
-            # The map before is not closed: whoever still holds a view of it keeps it, and it goes with the last of them.
+            # The map before is not closed: a view that is still held keeps it, and it goes with the last of them.
             self._map = mmap.mmap(self._fd, length, access=mmap.ACCESS_READ)
         return memoryview(self._map)
 
     @contextmanager
     def unordered(self) -> Iterator[None]:
-        """Within this block, let the system read nothing around the pages of the view that somebody comes to."""
+        """Within this block, let the system read nothing around the pages of the view that are read."""
         mapped = self._map
         _advise(mapped, mmap.MADV_RANDOM)
         try:

@@ -2,7 +2,7 @@
 
 A cache can always be made again from the commit log. So it needs no order among its writes; it needs to know damage when it meets it. Every
 block of :data:`BLOCK` units has a CRC-32, kept in the check point (:class:`Sums`); a block that a check point vouches for is checked when
-somebody first looks into it, and what was written since the store was opened needs no check.
+it is first looked into, and what was written since the store was opened needs no check.
 
 Numbers may leave gaps, which a load makes by the million: a fill unit stands at a number that nothing was written to, and a file that would
 hold nothing else is not there.
@@ -181,7 +181,7 @@ class UnitLog:
             self._make_room(file * self.per_file, last + 1)
 
     def write_ahead(self, data: Bytes, number: int | None = None) -> None:
-        """Write units, and make room for them, behind the last one or from a later number on; nobody sees them before :meth:`advance`."""
+        """Write units, with room for them, behind the last one or from a later number on; no reader sees them before :meth:`advance`."""
         view = memoryview(data).cast("B")
         size, blank = self.unit.itemsize, len(self._blank)
         first = at = self.count if number is None else number
@@ -224,7 +224,7 @@ class UnitLog:
         self.count = behind
 
     def reserve(self, numbers: Ints, units: Units) -> Callable[[], None]:
-        """Write units at numbers that rise, where nobody sees them, and make room; returns what makes them seen.
+        """Write units at numbers that rise, where no reader sees them, and make room; returns what makes them seen.
 
         Those that are there already are written anew only then. What lies between them and was never written is filled.
         """
@@ -400,7 +400,7 @@ class UnitLog:
         return self._with_replaced(found, numbers) if len(self._new_numbers) else found
 
     def check(self, number: int, count: int) -> None:
-        """Check the blocks of some units, as far as nobody has looked into them yet."""
+        """Check the blocks of some units, as far as they were not looked into yet."""
         first, stop = number // BLOCK, (number + count - 1) // BLOCK + 1 if count > 0 else 0
         for block in ((~self._trusted[first:stop]).nonzero()[0] + first).tolist():
             begin, end = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self.count)

@@ -61,7 +61,6 @@ HOST_V6_BYTES: Final = 20
 LOCAL_HOST: Final = bytes((127, 0, 0, 1, 0, 0, 0, 0))
 """127.0.0.1, port 0: the host of messages that came over no network."""
 
-PREFIX_BYTES: Final = 48
 FIXED_BYTES: Final = 88
 """Bytes before the body, with two IPv4 hosts."""
 
@@ -255,7 +254,7 @@ def start_offset(name: str) -> int:
     """Return the offset at which a file starts, from its name.
 
     Raises:
-        CorruptStoreError: the name is not 20 digits; whoever lists a directory decides what else may lie there.
+        CorruptStoreError: the name is not 20 digits; the caller that lists a directory decides what else may lie there.
     """
     if not _NAME.fullmatch(name) or int(name) > _MAX_OFFSET:
         raise CorruptStoreError(f"{name!r} is no name of a log file: 20 digits of a start offset are expected", file=name)

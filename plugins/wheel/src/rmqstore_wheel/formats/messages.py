@@ -41,7 +41,6 @@ SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 
 WAITING_TOPICS: Final = (WHEEL_TOPIC, SCHEDULE_TOPIC)
 NO_QUEUE: Final = -1
-_IN_NAMES: Final = tuple(IN_SCHEMA.names)
 
 # Names that a pop asks for with every message.
 _TAG, _KEYS, _MESSAGE_GROUP, _MESSAGE_ID = texts.TAG, texts.KEYS, texts.MESSAGE_GROUP, texts.MESSAGE_ID

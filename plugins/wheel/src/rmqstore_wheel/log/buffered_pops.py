@@ -1,6 +1,6 @@
 """``BufferedPops``: what pops and acks changed of the state and the log does not say yet (``PopBufferMergeService``).
 
-The state has every change at once, so nobody who asks sees a difference. Here stands which keys are ahead of the log, and what the log says
+The state has every change at once, so no caller sees a difference. Here stands which keys are ahead of the log, and what the log says
 of each. They are written as one frame, the last value of each key, so a lease that began and ended meanwhile is written once, and has no
 check point or ack in the revive log at all.
 

@@ -1,7 +1,7 @@
 """A call on its way into the log: what it appends is gathered by queue, what caches will hold of it is written first, then its frame.
 
-What is written before the frame lies where nobody looks. Nobody sees any of it before the commits that come out here are done, which cannot
-fail; see ``ledger`` for why that loses nothing.
+What is written before the frame lies where no reader looks. No reader sees any of it before the commits that come out here are done, which
+cannot fail; see ``ledger`` for why that loses nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FEW = 32
 
 
 class Entries(Protocol):
-    """What caches will hold of messages: it is written where nobody looks before the call is, and counted in after it."""
+    """What caches will hold of messages: it is written where no reader looks before the call is, and counted in after it."""
 
     def reserve(self, offsets: Ints, sizes: Ints) -> None:
         """Write it, for messages that will lie at these offsets of the log; raises ``OSError``."""
@@ -215,7 +215,7 @@ class Call(msgspec.Struct, gc=False):
     _publishers: list[Callable[[], None]] = []
 
     def reserve(self) -> None:
-        """Write what caches will hold, where nobody looks. A call of one message at most goes without arrays, unless it begins another
+        """Write what caches will hold, where no reader looks. A call of one message at most goes without arrays, unless it begins another
         file.
 
         Raises:
@@ -286,7 +286,7 @@ class Call(msgspec.Struct, gc=False):
         """Write the frame, which is the commit.
 
         Raises:
-            OSError: the disk failed or has no room; nobody sees anything of the call.
+            OSError: the disk failed or has no room; no reader sees anything of the call.
         """
         if self._records:
             self.log.write_few(self._records, self._text_at, self.epoch)
@@ -294,7 +294,7 @@ class Call(msgspec.Struct, gc=False):
             self.log.write(self._placed, self.epoch)
 
     def publish(self) -> None:
-        """Let everybody see it, which cannot fail."""
+        """Let readers see it, which cannot fail."""
         for publish in self._publishers:
             publish()
 

@@ -61,7 +61,7 @@ class CommitLog:
     appended. What a crash left cannot pass for the last: each of our messages ends with its sum, or, torn, with zeros.
 
     Attributes:
-        promised: up to where everything was on disk once, by somebody else's knowledge.
+        promised: up to where everything was on disk once, as another file says.
         tail: where the next frame goes, at the earliest.
         durable: up to where everything is on disk.
         scattered: reads of records that lie all over it.
@@ -206,7 +206,7 @@ class CommitLog:
 
         Raises:
             CorruptStoreError: what is not whole was durable once.
-            FormatVersionError: records of somebody else stand behind the frames.
+            FormatVersionError: records of another program stand behind the frames.
         """
         self.tail = max(offset, self.chain.first)
         at = begin = self.tail

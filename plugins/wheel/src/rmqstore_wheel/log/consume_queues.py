@@ -94,7 +94,7 @@ class ConsumeQueues:
     def reserve(
         self, topic: str, queue: int, offsets: Ints, log_offsets: Ints, sizes: Ints, codes: Ints | int
     ) -> Callable[[], None]:  # fmt: skip
-        """Write the units of messages at offsets that rise where nobody sees them; returns what makes them seen.
+        """Write the units of messages at offsets that rise where no reader sees them; returns what makes them seen.
 
         Nothing lies in gaps between them, nor before the first: timers and copies come in any order.
         """

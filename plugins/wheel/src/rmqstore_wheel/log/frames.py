@@ -16,7 +16,7 @@ because those zeros did not reach the disk, has an epoch below that of the frame
 Who reads a record by its place, and no frame, goes by the sum of that record (``sums``), which stands before this property.
 
 A frame that is not whole may be torn, or damaged after it was on disk. It is damaged when a whole frame behind it says that everything up
-to there was durable: a call that somebody may rely on is never cut off.
+to there was durable: a call that a caller may rely on is never cut off.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """``Ledger``: the commit log with all that is derived from it, as the ``OrderedKV`` of both sides.
 
 A call is one frame: the messages that it appends, then the journal record that says what else it changes. The frame is the commit. What
-caches will hold is written before it, behind their ends, where nobody looks; after it only numbers in memory change, which cannot fail. So
-a call that fails changes nothing, and what a reader sees is always some number of whole frames. A call that is interrupted anywhere on the
-way leaves what a crash would leave, and is treated so: all files are opened again (``after_interrupt``).
+caches will hold is written before it, behind their ends, where no reader looks; after it only numbers in memory change, which cannot fail.
+So a call that fails changes nothing, and what a reader sees is always some number of whole frames. A call that is interrupted anywhere on
+the way leaves what a crash would leave, and is treated so: all files are opened again (``after_interrupt``).
 
 Why no crash point loses or doubles anything here: after a crash, the log holds a prefix of whole frames that reaches at least to the last
 sync (``frames``), and everything else is a function of such a prefix. The check point is the value of that function for a prefix that was
@@ -48,7 +48,7 @@ _REBUILD: Final = "rebuild"
 
 
 class Sizes(NamedTuple):
-    """Sizes of the files; RocketMQ's, unless somebody asks for less.
+    """Sizes of the files; RocketMQ's, unless less is asked for.
 
     Attributes:
         check_point_bytes, check_point_calls: after so much of the log, or so many calls, a check point is due.

@@ -1,6 +1,6 @@
 """``StoreCopy``: a copy of the files of a store that goes on meanwhile.
 
-A check point is made, while nobody else calls. Then everything is copied, while everybody may: the log up to the check point, all other
+A check point is made, while no other call runs. Then everything is copied, while calls go on: the log up to the check point, all other
 files as they are. The copy is the store as of the check point, one moment between two calls:
 
 1. Of the log, the bytes before the check point never change. Files of it go with ``Ledger.release_log``, which waits for the copy.
@@ -12,7 +12,7 @@ files as they are. The copy is the store as of the check point, one moment betwe
 3. What is behind that part in a copied file, whole, half or not at all, is what a crash may leave there, too.
 
 So an open of the copy finds what a crash right behind the check point could leave (``ledger``). A copy that is outrun again and again is
-made while nobody else calls in the end; by then most of the log is there.
+made while no other call runs in the end; by then most of the log is there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LOG: Final = "commitlog"
 _ATTEMPTS: Final = 3
-"""So often a copy may be outrun before it is made while nobody else calls."""
+"""So often a copy may be outrun before it is made while no other call runs."""
 
 
 class StoreCopy:

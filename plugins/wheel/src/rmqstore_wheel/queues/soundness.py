@@ -55,7 +55,7 @@ class Gathered(NamedTuple):
 def gather(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic: bytes, queue_id: int, queue_offsets: Ints) -> Gathered:
     """As :func:`sound_rows`, for records that are read then: those that lie all over the file are copied side by side before.
 
-    Whoever comes to a record far from the last one waits for the memory, at its head, at its body, at its properties, and again with the
+    A look at a record far from the last one waits for the memory, at its head, at its body, at its properties, and again with the
     next look. A copy waits once.
     """
     data, inside = _inside(log, file_start, starts, sizes)

@@ -1,1 +1,1 @@
-"""Reading an engine directory that somebody else may own."""
+"""Reading an engine directory that another process may own."""

@@ -1,4 +1,4 @@
-"""``ReadLog``: the commit log of somebody else, who may be writing to it at this moment; it is looked at and never cut.
+"""``ReadLog``: the commit log of another process, which may be writing to it at this moment; it is looked at and never cut.
 
 Frames are looked for in a copy of what the log holds behind the tail, because the owner may cut off there what is not whole, and a map of
 what is cut off cannot be read. What lies before the tail, whole frames, stays as it is as long as the file is there, and is read from

@@ -35,7 +35,7 @@ class ReadShared(Shared):
         self.view = view
 
     def mend(self, seen: ReadLedger) -> bool:
-        """Make the view anew from the log, unless somebody did since ``seen`` was the state; False when that was made so too."""
+        """Make the view anew from the log, unless that was done since ``seen`` was the state; False when that was made so too."""
         with self.lock:
             if self.view.ledger is not seen:
                 return True
@@ -93,7 +93,7 @@ class ReadTimers(ReadingTimers, WheelTimers):
         except (OutrunError, CorruptStoreError):
             if view.is_rebuilt:
                 raise
-            # Nobody has read anything of it so far.
+            # Nothing of it was read so far.
             view.rebuild()
             super().__init__(self.view_shared, view.ledger, view.ledger.index)
 
@@ -112,7 +112,7 @@ class ReadTimers(ReadingTimers, WheelTimers):
 
 
 def open_for_reading(directory: Path, options: EngineOptions, sizes: Sizes) -> ReadSession:
-    """Open one state of an engine directory for reading, whoever owns it.
+    """Open one state of an engine directory for reading, whichever process owns it.
 
     Raises:
         FormatVersionError, CorruptStoreError, StorePathError

@@ -1,4 +1,4 @@
-"""``ReadUnits``: a unit log in files of somebody else: what a check point vouches for is read from there, the rest is kept here.
+"""``ReadUnits``: a unit log in files of another process: what a check point vouches for is read from there, the rest is kept here.
 
 The owner appends behind what the check point counted, which does not matter here. But it may also write units anew, remove the files, or
 make them again from the log. So no byte of a file is ever believed: every look takes a copy of a whole block and compares its CRC-32 with
@@ -34,7 +34,7 @@ class ReadUnits(UnitLog):
         try:
             super().start(sums)
             if self.count > self.first:
-                # Whoever removes them later takes their names only.
+                # A later removal takes their names only.
                 for start in self.chain.starts:
                     if self.position(self.first) < start + self.chain.file_bytes and start < self.position(self.count):
                         self.chain.file(start)
@@ -71,7 +71,7 @@ class ReadUnits(UnitLog):
         return publish
 
     def write_ahead(self, data: Bytes, number: int | None = None) -> None:
-        """Do nothing: nobody can see it."""
+        """Do nothing: no reader can see it."""
 
     def advance(self, data: Bytes) -> None:
         units = np.frombuffer(data, self.unit)
@@ -118,7 +118,7 @@ class ReadUnits(UnitLog):
                 at = stop
 
     def _block(self, block: int) -> Units:
-        """Return the units of a block, which nobody else can change any more."""
+        """Return the units of a block, which their owner cannot change any more."""
         begin, end = max(block * BLOCK, self.first), min((block + 1) * BLOCK, self.count)
         if self._is_own and begin >= self._own_first:
             return self._own_block(block)[: end - begin]

@@ -1,4 +1,4 @@
-"""``ReadView``: one state of an engine directory that somebody else may own, and the way from it to a newer one.
+"""``ReadView``: one state of an engine directory that another process may own, and the way from it to a newer one.
 
 Why every state is a prefix of the owner's calls with everything durable in it: what is seen is always the value of one function, the one
 of which ``ledger`` says that caches and state are its value, for a prefix of whole frames of the log. The check point is that value for

@@ -1,4 +1,4 @@
-"""What is live in the commit log: which records of a stretch somebody may still ask for.
+"""What is live in the commit log: which records of a stretch may still be asked for.
 
 A message is live when the consume queue of its queue leads to this very record, at or behind the first offset that is kept, and it was not
 taken out. A message that was copied forward is live at its new place alone. A timer must be pending besides, or gone and still answered
@@ -33,7 +33,7 @@ _PAGE: Final = 64 * 1024
 class LiveRows(NamedTuple):
     """Records of one queue that are live: which rows of those asked for, by rising offset, their queue offsets, and their units.
 
-    ``spare`` says which of them nobody is going to read: cancelled timers, of whose messages the bodies may go.
+    ``spare`` says which of them will not be read: cancelled timers, of whose messages the bodies may go.
     """
 
     topic: str
@@ -222,7 +222,7 @@ class FileLook(CheckedSlices):
         return max(self.at - before, 1)
 
     def _look_from_queues(self) -> None:
-        """Count what consume queues lead to in a damaged file; if all of it is sound, the damage is to what nobody needs."""
+        """Count what consume queues lead to in a damaged file; if all of it is sound, the damage is to what is not needed."""
         end = self.file_start + self._log.file_bytes
         places: list[Ints] = [np.zeros(0, np.int64)]
         lengths: list[Ints] = [np.zeros(0, np.int64)]

@@ -7,7 +7,7 @@ end with it; and a log is never longer than what is live in it asks for, though 
 
 Why no crash point loses or doubles anything here. The log alone says everything (``ledger``), and that stays so of the files that are left:
 
-- **Messages.** A copy is the same record with the same queue offset, so whoever applies the log finds one message at that offset, wherever
+- **Messages.** A copy is the same record with the same queue offset, so a replay of the log finds one message at that offset, wherever
   the queue leads to: to the place that comes last. A timer whose number is known is not placed a second time. As long as the old file is
   there the log says the same thing twice; once it is gone, it says it once.
 - **What copies do not say.** The epoch of a timer is that of its frame, and its cancel may lie in the old file: both stand in the journal
@@ -28,7 +28,7 @@ Why no crash point loses or doubles anything here. The log alone says everything
   needs none of those that went, and neither does making everything anew.
 
 - **Damage.** Where a file cannot be read from end to end, consume queues say what is live in it. If all of that is sound, the damage is to
-  what nobody needs, and the file goes like any other. Else it stays until no consume queue leads to what is damaged (T12).
+  what is not needed, and the file goes like any other. Else it stays until no consume queue leads to what is damaged (T12).
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Reclaim:
 
 
 class FileCopy(Slices):
-    """Copies what is live in a file, slice by slice; what was live when somebody looked may be dead now."""
+    """Copies what is live in a file, slice by slice; what was live when it was looked at may be dead now."""
 
     def __init__(self, ledger: Ledger, index: TimerIndex, liveness: Liveness, file_start: int, known: Scan | None = None) -> None:
         super().__init__(ledger.log, file_start, known)

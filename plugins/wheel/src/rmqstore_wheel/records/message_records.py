@@ -290,7 +290,7 @@ def _queue_ids(encoded: Encoded) -> Ints:
 
 
 class LogRecords(Sequence[bytes]):
-    """Records one behind the other as a :class:`~rmqstore.batch.BatchSource`: decoded, or cut apart, only when somebody asks for it.
+    """Records one behind the other as a :class:`~rmqstore.batch.BatchSource`: decoded, or cut apart, only when that is asked for.
 
     Attributes:
         may_have_tags: False when none of them has one.

@@ -50,7 +50,7 @@ class TimerAnswers:
         return facts[0] if len(rows) else None
 
     def cancel(self, places: Sequence[Place | None], sealed: TimerCursor) -> tuple[list[CancelOutcome], Ending]:
-        """Return what a cancel answers, None being a place that nobody knows, and what it ends.
+        """Return what a cancel answers, None being a place that is unknown, and what it ends.
 
         Args:
             sealed: what was closed, and so is on its way.

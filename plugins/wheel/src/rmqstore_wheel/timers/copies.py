@@ -54,7 +54,7 @@ def copy_timers(ledger: Ledger, index: TimerIndex, seqs: Ints) -> None:
 
 
 def read_sound(index: TimerIndex, view: memoryview, file_start: int, starts: Ints, sizes: Ints) -> ReadTimers:
-    """Read timers whose epochs nobody asks for."""
+    """Read timers whose epochs are not asked for."""
     return read_timers(view, file_start, starts, sizes, np.zeros(len(starts), np.int64), index.precision_ms)
 
 

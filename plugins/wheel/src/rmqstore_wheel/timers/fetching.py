@@ -164,7 +164,7 @@ class Fetcher:
     def with_key(self, offsets: Sequence[int], topic: str, key: str) -> Iterator[tuple[int, CorruptStoreError | None]]:
         """Yield the seqs of the timers at some offsets of the log that are of this topic and have this key.
 
-        Of those that cannot be read nobody knows, so they are among them, each with the error that says where it lies.
+        Of those that cannot be read it is unknown, so they are among them, each with the error that says where it lies.
         """
         log = self._ledger.log
         for offset in offsets:

@@ -164,7 +164,7 @@ class TimerIndex:
         placed = self._place_again(seqs_live, ticks_live)
         if len(owners):
             self.wheel.count_off(owners)
-        # The units stay in the chains of these slots, so nobody may roll them a second time.
+        # The units stay in the chains of these slots, so they must not be rolled a second time.
         self.wheel.note_rolled(slots)
         self.rolled.set_many(seqs, on=False)
         self.publish_places(placed, seqs_live, ticks_live, self.write_ms)
@@ -246,7 +246,7 @@ class TimerIndex:
         """Return when something must be done for each pending timer that lies in a slot.
 
         Args:
-            end: of the slot, when somebody must come by for timers to be rolled.
+            end: of the slot, when its timers must be rolled.
         """
         numbers, _ = self.wheel.walk(np.array([slot]))
         seqs = self.wheel.units.gather(numbers)["reserved"].astype(np.int64)

@@ -1,7 +1,7 @@
 """``KeyFile``: one index file of the store, ``formats.index_file``, as a cache that a check point vouches for.
 
-Entries are appended and slots are changed only when a check point is made (``keys``). So a file is what the last check point says,
-or a crash came in between. Then entries are behind those that the check point knows, where nobody looks; a slot that was changed holds the
+Entries are appended and slots are changed only when a check point is made (``keys``). So a file is what the last check point says, or a
+crash came in between. Then entries are behind those that the check point knows, where no reader looks; a slot that was changed holds the
 number of such an entry, as a slot never holds a smaller number than before. Where one does, all slots are worked out from the entries.
 """
 
@@ -146,7 +146,7 @@ class KeyFile:
             file.sync()
         except BaseException:
             if self._heads is None:
-                # Whoever opens it again works the slots out, if any of them was written.
+                # The next open of it works the slots out, if any of them was written.
                 self.close()
             raise
         # What was worked out may lie in the file already, where the sums do not know it.

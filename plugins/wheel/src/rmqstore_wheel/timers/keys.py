@@ -1,7 +1,7 @@
 """``KeyIndex``: from a key of a timer to the places of its messages in the log, by hash (``IndexFile``, ``IndexService``).
 
 What came since the last check point is in memory; a check point moves it into RocketMQ's index files, so memory and check point stay small
-however many keys there are. What is found by a hash may belong to another key, or to a timer that is gone: whoever looks something up
+however many keys there are. What is found by a hash may belong to another key, or to a timer that is gone: a caller that looks something up
 compares.
 """
 

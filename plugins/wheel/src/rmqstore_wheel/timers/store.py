@@ -346,7 +346,7 @@ class WheelTimers(TimerSide):
         return self._sealed.covers_each(due.ticks, due.seqs) & ~after.covers_each(due.ticks, due.seqs)
 
     def _first_closed_beyond(self, after: TimerCursor) -> int | None:
-        """Return the first tick beyond the last ``until_ms`` that an earlier seal closed, before the clock was set back, and nobody got."""
+        """Return the first tick beyond the last ``until_ms`` that a seal closed before a clock was set back, and that was not given out."""
         for due in self._windows(self._until_ms + 1, self._sealed.highest_tick):
             keep = self._is_due(due, after)
             if keep.any():
@@ -396,7 +396,7 @@ class WheelTimers(TimerSide):
         gone = upto.covers_each(handed.ticks, handed.seqs) & ~self._index.forgotten.covers_each(handed.ticks, handed.seqs)
         handed = handed if gone.all() else handed.select(gone)
         if len(pieces) > 1:
-            # A batch that nobody took was given again.
+            # A batch that was not taken was given again.
             handed = handed.select(np.unique(handed.seqs, return_index=True)[1])
         self._forget(handed)
         self._index.forgotten = self._index.forgotten.join(upto.corners)

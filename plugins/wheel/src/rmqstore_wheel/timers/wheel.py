@@ -139,7 +139,7 @@ class WheelIndex:
     def reserve(
         self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints, topic_hashes: Ints | int = 0
     ) -> Placement:  # fmt: skip
-        """Write timers for their slots, as of ``write_ms``, where nobody sees them before :meth:`publish`."""
+        """Write timers for their slots, as of ``write_ms``, where no reader sees them before :meth:`publish`."""
         precision = self.ring.precision_ms
         now = write_ms // precision
         own = self.slots_of(ticks)
@@ -208,7 +208,7 @@ class WheelIndex:
             return
         slot, place = placed.slot, placed.slot % self._length
         self.units.advance(placed.data)
-        # It may have been emptied since, and then its marks are those of nobody.
+        # It may have been emptied since, and then its marks count for nothing.
         held_slot, _, _, timers, magic = self.slots[place].item()
         count, marks = (max(timers, 0), magic) if held_slot == slot else (0, 0)
         self.slots[place] = (slot, placed.first, placed.position, count + 1, marks | placed.mark)

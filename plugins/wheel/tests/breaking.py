@@ -1,6 +1,6 @@
 """Ways to break a store of the ``wheel`` engine: killed owners, power cuts, full and failing disks, small files.
 
-All of it works on the seam ``rmqstore_wheel.disk``, through which the engine reaches its files.
+All of it works on the seam ``rmqstore_wheel.files.disk``, through which the engine reaches its files.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from unittest.mock import patch
 from rmqstore import Store
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_conformance.stores import Pair, Stores, read_ids
-from rmqstore_wheel.disk import Disk, DiskFile
+from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.formats import timer_log
-from rmqstore_wheel.ledger_ports import Sizes
+from rmqstore_wheel.log.ledger import Sizes
 
 
 class WheelStores(Stores):

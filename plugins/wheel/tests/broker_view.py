@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from plugins.wheel.tests.made_records import encode_record
 from rmqstore_wheel.formats import check_points as codec
-from rmqstore_wheel.formats import commit_log, consume_queue, consumer_offsets, properties
+from rmqstore_wheel.formats import commit_log, config_files, consume_queue, properties
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.formats.commit_log import Record
 
@@ -38,8 +39,8 @@ def records_of(root: Path) -> list[Record]:
 
 def passed(root: Path) -> dict[int, int]:
     """Return how far the reader of the revive topic is, by queue."""
-    offsets = root / "config" / consumer_offsets.FILE_NAME
-    table = consumer_offsets.decode(offsets.read_bytes()).table if offsets.exists() else {}
+    offsets = root / "config" / config_files.OFFSETS_FILE
+    table = config_files.decode_offsets(offsets.read_bytes()).table if offsets.exists() else {}
     return table.get(f"{REVIVE_TOPIC}@CID_RMQ_SYS_REVIVE_GROUP", {})
 
 
@@ -64,7 +65,7 @@ def revive_records(root: Path) -> list[Record]:
             record = by_place[int(unit["log_offset"])]
             tag = properties.decode(record.properties)[properties.TAG]
             assert (record.topic.decode(), record.queue_id, record.queue_offset) == (REVIVE_TOPIC, int(path.parent.name), at)
-            assert (int(unit["size"]), int(unit["tags_code"])) == (len(commit_log.encode_record(record)), consume_queue.tags_code(tag))
+            assert (int(unit["size"]), int(unit["tags_code"])) == (len(encode_record(record)), consume_queue.tags_code(tag))
             found.append(record)
     return sorted(found, key=lambda record: record.physical_offset)
 

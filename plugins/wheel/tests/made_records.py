@@ -1,11 +1,16 @@
-"""Messages at random, and what may stand in a record, for the tests of records."""
+"""Messages at random, records of any producer as bytes, and what may stand in one, for the tests of records."""
 
 from __future__ import annotations
+
+import struct
+from typing import Any
 
 from hypothesis import strategies as st
 
 from rmqstore.message import Message
+from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import properties
+from rmqstore_wheel.formats.commit_log import Record
 
 V6 = bytes.fromhex("20010db800000000000000000000000100002a9f")
 WHEEL = b"rmq_sys_wheel_timer"
@@ -28,3 +33,28 @@ MESSAGE = st.builds(
     born_ms=st.integers(0, 2**62),
     queue_id=st.none() | st.integers(0, 1023),
 )
+
+
+def encode_record(record: Record) -> bytes:
+    """Return the bytes of a record, whatever its hosts and flags; the engine itself writes its own (``Form``, ``log_columns``)."""
+    bits = (0x10 if len(record.born_host) == 20 else 0) | (0x20 if len(record.store_host) == 20 else 0)
+    field, text = log.topic_field(record.topic), record.properties
+    head = struct.Struct(f">iiiiiqqiq{len(record.born_host)}sq{len(record.store_host)}siqi")
+    size = head.size + len(record.body) + len(field) + 2 + len(text)
+    numbers = (size, log.magic_of(record.topic), log.body_crc(record.body), record.queue_id, record.flag, record.queue_offset)
+    places = (record.physical_offset, record.sys_flag & ~0x30 | bits, record.born_ms, record.born_host, record.store_ms, record.store_host)
+    rest = (record.reconsume_times, record.prepared_offset, len(record.body))
+    return head.pack(*numbers, *places, *rest) + record.body + field + len(text).to_bytes(2) + text
+
+
+def record_of(message: Message, *, topic: str | None = None, queue_id: int | None = None, system: bytes = b"", **fields: Any) -> Record:
+    """Return a message as a record, field by field; ``system`` is the text of further properties."""
+    queue = message.queue_id if queue_id is None else queue_id
+    return Record(
+        topic=(message.topic if topic is None else topic).encode(),
+        body=message.body,
+        properties=properties.encode_message(message) + system,
+        queue_id=-1 if queue is None else queue,
+        born_ms=message.born_ms or 0,
+        **fields,
+    )

@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-from rmqstore_wheel.formats.commit_log import Record, encode_record
+from plugins.wheel.tests.made_records import encode_record
+from rmqstore_wheel.formats.commit_log import Record
 
 ROOM: Final = b"RMQS_CRC\x0100000000\x02"
 """The sum of a record that has no place yet."""

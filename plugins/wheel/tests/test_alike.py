@@ -9,13 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from plugins.wheel.tests.made_records import FRAME, V6, WHEEL
+from plugins.wheel.tests.made_records import FRAME, V6, WHEEL, encode_record
 from plugins.wheel.tests.summed import summed
 from plugins.wheel.tests.test_due_records import deliver, waiting
 from rmqstore.message import Message
-from rmqstore_wheel import addressing
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.records import as_delivered, route_of
+from rmqstore_wheel.records.message_records import as_delivered, route_of
 
 OUT_MS: Final = 1_790_000_000_000
 _HOME: Final = b"REAL_TOPIC\x01orders\x02REAL_QID\x013\x02TIMER_OUT_MS\x011790000000000\x02"
@@ -36,7 +35,7 @@ def edited(old: bytes, new: bytes) -> Callable[[int], bytes]:
         record = log.decode_record(timer(row, len(old) - len(new), out_ms=OUT_MS))
         text = record.properties[: record.properties.rindex(b"RMQS_CRC\x01")]
         assert text.count(old) == 1
-        return log.encode_record(summed(msgspec.structs.replace(record, properties=text.replace(old, new))))
+        return encode_record(summed(msgspec.structs.replace(record, properties=text.replace(old, new))))
 
     return made
 
@@ -49,7 +48,7 @@ def pretending(row: int) -> bytes:
     rest = record[text + 60 + (text - begin) : record.rindex(b"RMQS_CRC\x01")]
     assert rest.startswith(b"uuuu")
     whole = log.decode_record(record)
-    return log.encode_record(summed(msgspec.structs.replace(whole, body=body, properties=b"k\x01" + rest[2:])))
+    return encode_record(summed(msgspec.structs.replace(whole, body=body, properties=b"k\x01" + rest[2:])))
 
 
 ODD: Final[dict[str, Callable[[int], bytes]]] = {
@@ -105,16 +104,15 @@ def test_the_queues_of_all_are_read(queue_id: int | None) -> None:
 def test_a_record_of_another_topic_among_them_goes_alone(topic: bytes) -> None:
     made = [timer(row) for row in range(40)]
     record = log.decode_record(made[20])
-    made[20] = log.encode_record(msgspec.structs.replace(record, topic=topic))
+    made[20] = encode_record(msgspec.structs.replace(record, topic=topic))
     assert deliver(made).records == [bytes(as_delivered(memoryview(record))) for record in made]
 
 
 @pytest.mark.parametrize("framed", [0, 3])
-def test_those_that_are_alike_are_cut_together(monkeypatch: pytest.MonkeyPatch, framed: int) -> None:
+def test_those_that_are_alike_are_cut_together(framed: int) -> None:
     """Also when some are the last ones of their calls, and end with a frame's property."""
     made = [timer(row, behind=FRAME if row < framed else b"") for row in range(40)]
     expected = [bytes(as_delivered(memoryview(record))) for record in made]
-    monkeypatch.delattr(addressing, "_find_waiting")
     found = deliver(made)
     assert found.records == expected
     assert found.routes.topics == [b"orders"]

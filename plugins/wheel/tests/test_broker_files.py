@@ -17,8 +17,8 @@ from rmqstore.contract import Change, EngineOptions, EngineSession, PopRequest, 
 from rmqstore.errors import StoreLockedError
 from rmqstore.message import Message
 from rmqstore_wheel.engine import WheelEngine
-from rmqstore_wheel.formats import consume_queue, consumer_offsets, order_info, timer_check
-from rmqstore_wheel.formats.order_info import OrderInfo
+from rmqstore_wheel.formats import config_files, consume_queue
+from rmqstore_wheel.formats.config_files import OrderInfo
 
 NOW = 1_700_000_000_000
 
@@ -40,11 +40,11 @@ def take(
 
 
 def offsets_of(path: Path) -> dict[str, dict[int, int]]:
-    return consumer_offsets.decode((path / "db" / "config" / consumer_offsets.FILE_NAME).read_bytes()).table
+    return config_files.decode_offsets((path / "db" / "config" / config_files.OFFSETS_FILE).read_bytes()).table
 
 
 def runs_of(path: Path) -> dict[str, dict[int, OrderInfo]]:
-    return order_info.decode((path / "db" / "config" / order_info.FILE_NAME).read_bytes())
+    return config_files.decode_orders((path / "db" / "config" / config_files.ORDERS_FILE).read_bytes())
 
 
 def test_offsets_of_groups_and_of_the_reader_of_the_revive_log(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_how_far_the_timers_are(tmp_path: Path) -> None:
     due = [NOW + 5_000, NOW + 5_000, NOW + 9_000]
     timers.put(MessageBatch(messages=[Message("t", b"x", message_id="m", born_ms=NOW, deliver_at_ms=at) for at in due]), NOW)
     session.close()
-    path = tmp_path / "db" / "config" / timer_check.FILE_NAME
-    assert path.stat().st_size == timer_check.FILE_BYTES
-    check = timer_check.decode(path.read_bytes())
+    path = tmp_path / "db" / "config" / config_files.TIMER_CHECK_FILE
+    assert path.stat().st_size == config_files.TIMER_CHECK_BYTES
+    check = config_files.decode_timer_check(path.read_bytes())
     assert (check.read_ms, check.timer_log_position, check.queue_offset) == (NOW + 4_000, 3 * 52, 3)
     session = opened(tmp_path)
     timers, pops = session.timers(), session.pops()
@@ -118,7 +118,7 @@ def test_how_far_the_timers_are(tmp_path: Path) -> None:
     pops.sync()
     timers.forget(pops.durable_cursor())
     session.close()
-    assert timer_check.decode(path.read_bytes()).read_ms == NOW + 8_000
+    assert config_files.decode_timer_check(path.read_bytes()).read_ms == NOW + 8_000
 
 
 def test_the_times_of_the_log(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
     send(session.pops(), 10)
     take(session.pops(), 2)
     session.close()
-    path = tmp_path / "db" / "config" / consumer_offsets.FILE_NAME
+    path = tmp_path / "db" / "config" / config_files.OFFSETS_FILE
     before = path.stat()
     opened(tmp_path).close()
     session = opened(tmp_path)
@@ -146,9 +146,9 @@ def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
     session = opened(tmp_path)
     take(session.pops(), 2)
     session.close()
-    assert consumer_offsets.decode(path.with_name(f"{path.name}.bak").read_bytes()).table == {"t@g": {0: 2}}
+    assert config_files.decode_offsets(path.with_name(f"{path.name}.bak").read_bytes()).table == {"t@g": {0: 2}}
     assert offsets_of(tmp_path) == {"t@g": {0: 4}}
-    assert not (path.with_name(order_info.FILE_NAME)).exists()
+    assert not (path.with_name(config_files.ORDERS_FILE)).exists()
 
 
 def test_what_is_damaged_is_written_anew_and_never_read(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_what_is_damaged_is_written_anew_and_never_read(tmp_path: Path) -> None:
     send(session.pops(), 10)
     take(session.pops(), 2)
     session.close()
-    (tmp_path / "db" / "config" / consumer_offsets.FILE_NAME).write_text('{"offsetTable":{"t@g":{0:')
+    (tmp_path / "db" / "config" / config_files.OFFSETS_FILE).write_text('{"offsetTable":{"t@g":{0:')
     (tmp_path / "db" / "checkpoint").write_bytes(b"")
     session = opened(tmp_path)
     assert [each.next_offset for each in session.pops().offsets("g")] == [2]

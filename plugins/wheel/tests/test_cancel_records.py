@@ -15,7 +15,7 @@ from rmqstore_conformance.stores import DAY_MS, START_MS, message
 from rmqstore_wheel.formats import log_reading, timer_log
 from rmqstore_wheel.formats.commit_log import decode_record
 from rmqstore_wheel.formats.log_columns import Columns
-from rmqstore_wheel.timer_records import encode_cancel, encode_cancels, encode_timers
+from rmqstore_wheel.timers.records import encode_cancel, encode_cancels, encode_timers
 
 
 @pytest.mark.parametrize("precision_ms", [1000, 100])

@@ -11,12 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from plugins.wheel.tests.made_records import encode_record
 from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError
-from rmqstore_wheel import frames, sums
-from rmqstore_wheel.commit_log import CommitLog, Frame
-from rmqstore_wheel.disk import Disk
-from rmqstore_wheel.formats.commit_log import Form, Record, decode_record, encode_blank, encode_record
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.formats import commit_log as log_format
+from rmqstore_wheel.formats.commit_log import Form, Record, decode_record, encode_blank
 from rmqstore_wheel.formats.log_columns import Encoded, joined
+from rmqstore_wheel.log import frames
+from rmqstore_wheel.log.commit_log import CommitLog, Frame
+from rmqstore_wheel.records import sums
 
 FILE_BYTES = 4096
 
@@ -114,7 +117,7 @@ def test_a_copy_of_a_frame_in_a_body_proves_nothing(path: Path) -> None:
     log = opened(path)
     log.append(pieces([1]), 1)
     log.sync()
-    copied = bytes(frames.whole([record(2)], 50_000, 1, 40_000))
+    copied = bytes(frames.whole([record(2)], log_format.properties_at(record(2)), 50_000, 1, 40_000))
     found = encode_record(Record(topic=b"t", body=b"x" * 100 + copied, properties=sums.ROOM))
     log.append([frames.with_room(joined([sums.sealed(found, len(found) - sums.PROPERTY_BYTES)]))], 1)
     end = log.tail
@@ -235,7 +238,7 @@ def test_few_records_make_the_same_frame_as_many(tmp_path: Path) -> None:
             few.append(pieces(numbers), 3)
         else:
             assert places == [few.tail + sum(map(len, records[:at])) for at in range(len(records))]
-            few.write_few(records, 3)
+            few.write_few(records, log_format.properties_at(records[-1]), 3)
         many.append(pieces(numbers), 3)
         assert few.tail == many.tail
         for log in logs:
@@ -261,8 +264,8 @@ def test_a_short_form_of_a_record_is_the_record() -> None:
 _WITHOUT_NEIGHBOURS = """
 import ctypes, mmap, sys
 from pathlib import Path
-from rmqstore_wheel.commit_log import CommitLog
-from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.log.commit_log import CommitLog
+from rmqstore_wheel.files.disk import Disk
 
 class Guarded(CommitLog):
     def _looked_at(self, file_start):

@@ -13,8 +13,8 @@ import pytest
 
 import rmqstore
 from rmqstore import ManualClock
-from rmqstore_wheel.disk import Disk, DiskFile
-from rmqstore_wheel.read_disk import ReadDisk
+from rmqstore_wheel.files.disk import Disk, DiskFile
+from rmqstore_wheel.reader.log import ReadDisk
 
 
 @pytest.fixture(name="file")
@@ -74,6 +74,6 @@ def test_a_hand_over_does_not_map_the_log_again_for_each_step(tmp_path: Path) ->
             mapped.append(Path(f"/proc/self/fd/{fd}").readlink().parent.name)
             return real(fd, *given, **named)
 
-        with patch("rmqstore_wheel.disk.mmap.mmap", counted):
+        with patch("rmqstore_wheel.files.disk.mmap.mmap", counted):
             assert store.tick().handed_over == 20_000
     assert mapped.count("commitlog") <= 1

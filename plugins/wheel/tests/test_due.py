@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rmqstore_wheel.due import Due
+from rmqstore_wheel.timers.table import Due
 
 _MOST = 2**63 - 1
 _NUMBERS = st.one_of(st.integers(0, 20), st.integers(0, _MOST))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from rmqstore import CorruptStoreError
 from rmqstore_conformance.stores import directory
-from rmqstore_wheel.bits import Bits
-from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.files.bitmap import Bits
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.units import Sums, UnitLog, Units
 from rmqstore_wheel.formats import consume_queue
-from rmqstore_wheel.unit_log import Sums, UnitLog, Units
 
 PER_FILE = 5000
 """No multiple of a block of sums, as the number of units in a file of a consume queue is none."""
@@ -32,7 +32,7 @@ def _log(place: Path, sums: Sums) -> UnitLog:
 
 
 def _units(numbers: np.ndarray) -> Units:
-    return consume_queue.decode(consume_queue.encode(numbers * 3, np.full(len(numbers), 99)))
+    return consume_queue.rows_of(numbers * 3, np.full(len(numbers), 99))
 
 
 @settings(max_examples=25, deadline=None)
@@ -50,7 +50,7 @@ def test_units_stay_where_they_were_put(calls: list[tuple[str, set[int]]]) -> No
                 log.close()
                 log = _log(root / "units", sums)
             else:
-                commit = log.prepare(numbers, _units(numbers))
+                commit = log.reserve(numbers, _units(numbers))
                 if kind != "refused":
                     commit()
                     there.update(numbers.tolist())
@@ -69,7 +69,7 @@ def test_units_stay_where_they_were_put(calls: list[tuple[str, set[int]]]) -> No
 def test_a_lost_file_is_missed_and_an_absent_one_is_not(tmp_path: Path) -> None:
     numbers = np.array([3, 2**32])
     log = _log(tmp_path / "units", Sums())
-    log.prepare(numbers, _units(numbers))()
+    log.reserve(numbers, _units(numbers))()
     sums = log.sync()
     log.close()
     assert sums.absent == [(1, 2**32 // PER_FILE)]
@@ -82,9 +82,9 @@ def test_a_lost_file_is_missed_and_an_absent_one_is_not(tmp_path: Path) -> None:
 def test_what_was_written_into_a_gap_after_the_check_point_is_gone_with_it(tmp_path: Path) -> None:
     numbers, later = np.array([3, 2**32]), np.array([10**6])
     log = _log(tmp_path / "units", Sums())
-    log.prepare(numbers, _units(numbers))()
+    log.reserve(numbers, _units(numbers))()
     sums = log.sync()
-    log.prepare(later, _units(later))()
+    log.reserve(later, _units(later))()
     log.close()
     log = _log(tmp_path / "units", sums)
     assert log.gather(later)[0] == FILL

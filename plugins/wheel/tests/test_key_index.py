@@ -12,19 +12,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import rmqstore
+from plugins.wheel.tests.broker_index import BrokerIndex
 from rmqstore import CancelOutcome, ManualClock, Message, Store
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.errors import CorruptStoreError
 from rmqstore_conformance.stores import directory
 from rmqstore_wheel import engine as engine_module
-from rmqstore_wheel import facts
-from rmqstore_wheel.commit_log import CommitLog
-from rmqstore_wheel.disk import Disk, DiskFile
-from rmqstore_wheel.formats.index_file import IndexFile, file_bytes
-from rmqstore_wheel.key_file import KeyFileSums
-from rmqstore_wheel.key_index import KeyIndex
-from rmqstore_wheel.ledger_ports import Sizes
-from rmqstore_wheel.unit_log import BLOCK, Doubt
+from rmqstore_wheel.files.disk import Disk, DiskFile
+from rmqstore_wheel.files.units import BLOCK, RebuildReason
+from rmqstore_wheel.formats.index_file import file_bytes
+from rmqstore_wheel.log.commit_log import CommitLog
+from rmqstore_wheel.log.ledger import Sizes
+from rmqstore_wheel.timers import table as timer_table
+from rmqstore_wheel.timers.key_file import KeyFileSums
+from rmqstore_wheel.timers.keys import KeyIndex
 
 SLOTS, ENTRIES = 3000, 40
 NOW_MS = 1_700_000_000_000
@@ -34,12 +35,12 @@ Entries = Sequence[tuple[int, int]]
 class Fixture:
     def __init__(self, path: Path, disk: Disk | None = None, slots: int = SLOTS, entries: int = ENTRIES) -> None:
         self.path = path / "index"
-        self.doubts: list[Doubt] = []
+        self.reasons: list[RebuildReason] = []
         self.disk = Disk() if disk is None else disk
         self._sizes = slots, entries
 
     def opened(self, sums: Sequence[KeyFileSums] = ()) -> KeyIndex:
-        index = KeyIndex(self.disk, self.path, *self._sizes, self.doubts.append)
+        index = KeyIndex(self.disk, self.path, *self._sizes, self.reasons.append)
         index.start(sums)
         return index
 
@@ -90,7 +91,7 @@ def test_all_that_was_added_is_found(tmp_path_factory: pytest.TempPathFactory, c
             index = fixture.opened(sums)
             add(index, entries[kept:])
             check(index, entries)
-    assert not fixture.doubts
+    assert not fixture.reasons
     index.close()
 
 
@@ -122,7 +123,7 @@ def test_a_crash_within_a_check_point_changes_nothing(tmp_path: Path, after: int
             last = fixture.opened(later)
             check(last, [*old, *new])
             last.close()
-    assert not fixture.doubts
+    assert not fixture.reasons
 
 
 def test_a_reader_of_rocketmq_finds_the_same(tmp_path: Path) -> None:
@@ -139,9 +140,9 @@ def test_a_reader_of_rocketmq_finds_the_same(tmp_path: Path) -> None:
     for file in files:
         data = file.read_bytes()
         assert len(data) == file_bytes(SLOTS, ENTRIES)
-        read = IndexFile(bytearray(data), SLOTS, ENTRIES)
+        read = BrokerIndex(bytearray(data), SLOTS, ENTRIES)
         for hashed in expected(entries):
-            found.setdefault(hashed, []).extend(reversed(read.lookup(hashed, 1000)))
+            found.setdefault(hashed, []).extend(reversed(read.lookup(hashed)))
     assert found == expected(entries)
 
 
@@ -195,7 +196,7 @@ def test_damage_is_said_or_does_not_matter(tmp_path: Path) -> None:
         except CorruptStoreError as error:
             refused += 1
             assert error.file == str(path)
-            assert fixture.doubts.pop() is Doubt.DAMAGED
+            assert fixture.reasons.pop() is RebuildReason.DAMAGED
         index.close()
     assert refused > 100
     path.write_bytes(whole[:-1])
@@ -381,7 +382,7 @@ def test_a_key_of_timers_that_are_long_forgotten_is_looked_up(tmp_path: Path, mo
     def opened() -> Store:
         return rmqstore.open(tmp_path / "store", engine="wheel", services=False, clock=clock, cancel_memory_ms=60_000)
 
-    monkeypatch.setattr(facts, "PER_FILE", BLOCK)
+    monkeypatch.setattr(timer_table, "PER_FILE", BLOCK)
     store = opened()
     for _ in range(3):
         store.send_batch([Message("t", b"x", keys=("again",)) for _ in range(BLOCK)], delay_ms=1000)

@@ -7,8 +7,8 @@ import pytest
 
 from plugins.wheel.tests.breaking import WheelStores
 from rmqstore_conformance.stores import message
-from rmqstore_wheel import queue_log
-from rmqstore_wheel.queue_log import WheelQueueLog
+from rmqstore_wheel.queues import queue_log
+from rmqstore_wheel.queues.queue_log import WheelQueueLog
 
 MIB = 1024 * 1024
 

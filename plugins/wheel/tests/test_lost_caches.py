@@ -12,10 +12,10 @@ import pytest
 import rmqstore
 from rmqstore import ManualClock, Message
 from rmqstore.errors import CorruptStoreError, FormatVersionError
-from rmqstore_wheel import check_point
 from rmqstore_wheel import engine as engine_module
-from rmqstore_wheel.ledger_ports import Sizes
-from rmqstore_wheel.replay import Replay
+from rmqstore_wheel.log import check_point
+from rmqstore_wheel.log.ledger import Sizes
+from rmqstore_wheel.log.replay import Replay
 
 _START_MS = 1_700_000_000_000
 

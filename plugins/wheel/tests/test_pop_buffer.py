@@ -41,8 +41,7 @@ from rmqstore_conformance.model.history import Histories
 from rmqstore_conformance.stores import Pair, installed
 from rmqstore_wheel.engine import WheelEngine
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
-from rmqstore_wheel.ledger import Ledger
-from rmqstore_wheel.ledger_ports import Sizes
+from rmqstore_wheel.log.ledger import Ledger, Sizes
 from rmqstore_wheel.plugin import INFO
 
 LIMITS = PopBuffer()
@@ -136,7 +135,7 @@ def test_messages_and_timers_go_on_being_durable_at_once(tmp_path: Path) -> None
         before = ledger_of(session).log.tail
         send(pops, 2)
         timers.put(MessageBatch(messages=[Message("t", b"x", message_id="m", born_ms=NOW, queue_id=0, deliver_at_ms=NOW + 1000)]), NOW)
-        assert ledger_of(session).held, "neither needs what is held"
+        assert ledger_of(session).buffered, "neither needs what is held"
         assert ledger_of(session).log.tail > before
         with killed(tmp_path / "a", session, tmp_path / "b") as left:
             assert [receipt.queue_offset for receipt in take(left, 10)] == [1, 2, 3, 4]
@@ -162,7 +161,7 @@ def test_a_call_that_needs_what_is_held_is_written_with_it(tmp_path: Path, name:
         pops = session.pops()
         begin(pops, 10)
         CALLS[name](pops, take(pops, 3))
-        assert not ledger_of(session).held
+        assert not ledger_of(session).buffered
         with killed(tmp_path / "a", session, tmp_path / "b") as left:
             assert left.verify() == []
             assert left.leases() == pops.leases()
@@ -174,12 +173,12 @@ def test_ordered_pops_and_new_groups_are_written_at_once(tmp_path: Path) -> None
         pops = session.pops()
         send(pops, 10)
         take(pops, 2)
-        assert not ledger_of(session).held, "the first pop of a group"
+        assert not ledger_of(session).buffered, "the first pop of a group"
         pops.pop(PopRequest("t", "o", 1, 60_000, order=True), NOW)
         (receipt,) = pops.pop(PopRequest("t", "o2", 1, 60_000, order=True), NOW)[0].messages.receipts()
         pops.apply(PopTxn(acks=[receipt]), NOW)
         pops.pop(PopRequest("t", "o2", 1, 60_000, order=True), NOW)
-        assert not ledger_of(session).held
+        assert not ledger_of(session).buffered
 
 
 # ---------------------------------------------------------------- what follows from groups and leases
@@ -249,7 +248,7 @@ def test_retention_goes_by_what_is_written(tmp_path: Path, how: dict[str, Any]) 
         receipts = take(pops, 32)
         pops.apply(PopTxn(acks=receipts), NOW + 2000)
         pops.maintain(NOW + 2000, 100)
-        assert not ledger_of(session).held
+        assert not ledger_of(session).buffered
         with killed(tmp_path / "a", session, tmp_path / "b", **how) as left:
             assert left.lag("t", "g").in_flight == 0
             report, _ = left.revive(NOW + 70_000, 100)
@@ -263,7 +262,7 @@ def test_an_attempt_is_forgotten_once(tmp_path: Path) -> None:
         pops.pop(PopRequest("t", "g", 1, 100, attempt_id="x"), NOW)
         pops.revive(NOW + 200, 100)
         pops.pop(PopRequest("t", "g", 1, 60_000, attempt_id="x"), NOW + 201)
-        assert ledger_of(session).held
+        assert ledger_of(session).buffered
         pops.maintain(NOW + 202, 100)
         copy_tree(tmp_path / "a", tmp_path / "b")
     with opened(tmp_path / "b") as session:
@@ -280,12 +279,12 @@ def test_what_stays_too_long_is_written(tmp_path: Path) -> None:
         begin(pops)
         take(pops, 1)
         pops.maintain(NOW + LIMITS.stay_ms, 10)
-        assert ledger.held
+        assert ledger.buffered
         pops.maintain(NOW + LIMITS.stay_ms + 1, 10)
-        assert not ledger.held
+        assert not ledger.buffered
         take(pops, 1)
         take(pops, 1, NOW + LIMITS.stay_ms + 1)
-        assert not ledger.held, "a pop notices too"
+        assert not ledger.buffered, "a pop notices too"
 
 
 def test_an_ack_of_what_is_written_already_is_held(tmp_path: Path) -> None:
@@ -294,15 +293,15 @@ def test_an_ack_of_what_is_written_already_is_held(tmp_path: Path) -> None:
         begin(pops)
         receipts = take(pops, 2)
         pops.maintain(NOW + LIMITS.stay_ms + 1, 10)
-        assert not ledger.held
+        assert not ledger.buffered
         tail = ledger.log.tail
         pops.apply(PopTxn(acks=receipts[:1]), NOW + 20_000)
         pops.maintain(NOW + 20_000, 10)
         take(pops, 1, NOW + 20_000)
-        assert ledger.held
+        assert ledger.buffered
         assert ledger.log.tail == tail
         pops.maintain(NOW + 20_001 + LIMITS.stay_ms, 10)
-        assert not ledger.held
+        assert not ledger.buffered
     assert [type(each) for each in bodies_of(tmp_path / "db")] == [CheckPoint, CheckPoint, Ack, CheckPoint]
 
 
@@ -312,13 +311,13 @@ def test_leases_that_end_soon_are_written(tmp_path: Path) -> None:
         pops, ledger = session.pops(), ledger_of(session)
         begin(pops)
         pops.pop(PopRequest("t", "g", 1, soon_ms - 1), NOW)
-        assert not ledger.held
+        assert not ledger.buffered
         pops.pop(PopRequest("t", "g", 1, soon_ms), NOW)
-        assert ledger.held
+        assert ledger.buffered
         pops.maintain(NOW + 1500, 10)
-        assert ledger.held
+        assert ledger.buffered
         pops.maintain(NOW + 1501, 10)
-        assert not ledger.held
+        assert not ledger.buffered
 
 
 @pytest.mark.parametrize("limits", [PopBuffer(check_points=3), PopBuffer(queue_check_points=3)], ids=["all", "one queue"])
@@ -328,9 +327,9 @@ def test_no_more_are_held_than_allowed(tmp_path: Path, limits: PopBuffer) -> Non
         begin(pops)
         for _ in range(3):
             take(pops, 1)
-            assert ledger.held
+            assert ledger.buffered
         take(pops, 1)
-        assert not ledger.held
+        assert not ledger.buffered
 
 
 def test_a_clock_that_is_set_back_does_not_keep_anything(tmp_path: Path) -> None:
@@ -339,7 +338,7 @@ def test_a_clock_that_is_set_back_does_not_keep_anything(tmp_path: Path) -> None
         begin(pops)
         take(pops, 1)
         pops.maintain(NOW - 1, 10)
-        assert not ledger.held
+        assert not ledger.buffered
 
 
 def test_many_acks_are_written_in_records_of_moderate_size(tmp_path: Path) -> None:
@@ -353,7 +352,7 @@ def test_many_acks_are_written_in_records_of_moderate_size(tmp_path: Path) -> No
         for at in range(0, len(receipts), 1000):
             pops.apply(PopTxn(acks=receipts[at : at + 1000]), NOW + 20_000)
         pops.maintain(NOW + 40_000, 10)
-        assert not ledger_of(session).held
+        assert not ledger_of(session).buffered
     with opened(tmp_path, sizes=sizes) as session:
         assert session.pops().lag("t", "g").in_flight == 1
 
@@ -367,7 +366,7 @@ def test_acks_alone_are_limited_too(tmp_path: Path) -> None:
         held = []
         for receipt in receipts:
             pops.apply(PopTxn(acks=[receipt]), NOW)
-            held.append(bool(ledger.held))
+            held.append(bool(ledger.buffered))
         assert held.count(False) >= 2
 
 

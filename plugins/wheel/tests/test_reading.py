@@ -19,16 +19,14 @@ import rmqstore
 from rmqstore import CorruptStoreError, ManualClock, Message, ReadStore, Store
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_wheel import engine as engine_module
-from rmqstore_wheel import read_view
-from rmqstore_wheel.check_point import CheckPoint
-from rmqstore_wheel.disk import Disk
-from rmqstore_wheel.ledger import Ledger
-from rmqstore_wheel.ledger_ports import Sizes
-from rmqstore_wheel.read_disk import ReadDisk
-from rmqstore_wheel.read_log import ReadLog
-from rmqstore_wheel.read_units import ReadUnits
-from rmqstore_wheel.replay import Replay
-from rmqstore_wheel.unit_log import BLOCK, UnitLog
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.units import BLOCK, UnitLog
+from rmqstore_wheel.log.check_point import CheckPoint
+from rmqstore_wheel.log.ledger import Ledger, Sizes
+from rmqstore_wheel.log.replay import Replay
+from rmqstore_wheel.reader import view as read_view
+from rmqstore_wheel.reader.log import ReadDisk, ReadLog
+from rmqstore_wheel.reader.units import ReadUnits
 
 _START_MS = 1_700_000_000_000
 _SMALL = Sizes(log_file_bytes=64 * 1024, queue_file_units=100, timer_file_units=100, check_point_calls=10**9)
@@ -589,7 +587,7 @@ def test_units_of_a_reader_go_the_way_of_the_owners(tmp_path: Path) -> None:
             if step % 3 == 1 and own.count > 10:
                 at = int(rng.integers(0, own.count - 5))
                 for log in (own, read):
-                    log.prepare(np.arange(at, at + 5), np.frombuffer(data, unit)[:5])()
+                    log.reserve(np.arange(at, at + 5), np.frombuffer(data, unit)[:5])()
             for log in (own, read):
                 append(log, data)
             assert read.count == own.count

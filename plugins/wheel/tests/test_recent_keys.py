@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqstore_wheel.recent_keys import RecentKeys
+from rmqstore_wheel.timers.keys import RecentKeys
 
 HASHES = st.sampled_from([0, 1, 2, 77, 2**31 - 1])
 CALLS = st.lists(st.tuples(st.lists(HASHES, min_size=1, max_size=12), st.sampled_from([1, 1, 1, 60, 700])), max_size=40)

@@ -16,13 +16,13 @@ from rmqstore import CancelOutcome, ManualClock, Message, Store, StoreFullError
 from rmqstore.contract import TimerHandle
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore_wheel import engine as engine_module
-from rmqstore_wheel import reclaim, state
-from rmqstore_wheel.disk import Disk, DiskFile
+from rmqstore_wheel.files.disk import Disk, DiskFile
 from rmqstore_wheel.formats.binary_columns import Bytes
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.ledger import Ledger
-from rmqstore_wheel.ledger_ports import Sizes
-from rmqstore_wheel.reclaim import AGAIN_MS
+from rmqstore_wheel.log import journal
+from rmqstore_wheel.log.ledger import Ledger, Sizes
+from rmqstore_wheel.reclaim import reclaim
+from rmqstore_wheel.reclaim.reclaim import AGAIN_MS
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -588,7 +588,7 @@ def test_damage_to_what_nobody_needs_keeps_no_file(run: Run, at: int) -> None:
 
 def test_a_store_where_nothing_happens_writes_nothing_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state is larger than a file of the log, so a copy of it fills more than the removal of a file gives back."""
-    monkeypatch.setattr(state, "PIECE_BYTES", FILE_BYTES // 4)
+    monkeypatch.setattr(journal, "PIECE_BYTES", FILE_BYTES // 4)
     run = Run(tmp_path / "store", mark_memory_ms=1000 * HOUR_MS)
     for number in range(100):
         run.store.send_batch([Message("t", b"x")], marks=[b"%05d" % number + bytes(240)])

@@ -10,17 +10,18 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugins.wheel.tests.made_records import FRAME, MESSAGE, V6, WHEEL
+from plugins.wheel.tests.made_records import FRAME, MESSAGE, V6, WHEEL, encode_record
 from plugins.wheel.tests.summed import bare, summed
 from rmqstore.batch import IN_SCHEMA, MessageBatch, columns_of
 from rmqstore.engine import records as ordered
 from rmqstore.engine.records import Delivery, RecordFormat
 from rmqstore.message import Message, PoppedMessage, retry_topic
-from rmqstore_wheel import addressing, records
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import properties
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.formats.log_reading import scan
+from rmqstore_wheel.records import addressing
+from rmqstore_wheel.records import message_records as records
 
 BATCH = st.lists(MESSAGE, min_size=1, max_size=6) | st.builds(lambda message, count: [message] * count, MESSAGE, st.integers(1, 4))
 ATTEMPT = st.integers(0, 2**31 - 1)
@@ -159,7 +160,7 @@ def test_no_records() -> None:
     )
 )
 def test_records_of_other_brokers_read_alike_by_both_ways(made: list[log.Record]) -> None:
-    encoded = [log.encode_record(record) for record in made]
+    encoded = [encode_record(record) for record in made]
     fields = [records.decode_fields(record) for record in encoded]
     assert by_rows(records.decode_columns(encoded)) == fields
     log_records = records.LogRecords.of(encoded)
@@ -237,7 +238,7 @@ def test_records_are_addressed(batch: list[Message], topic: bytes, times: int, s
         batch = [msgspec.structs.replace(message, topic=topic.decode()) for message in batch]
     made = [records.with_delivery(records.encode_message(message), 2, 5) for message in batch * times]
     if foreign:
-        made = [log.encode_record(msgspec.structs.replace(log.decode_record(made[0]), born_host=V6)), *made]
+        made = [encode_record(msgspec.structs.replace(log.decode_record(made[0]), born_host=V6)), *made]
     expected = [
         summed(msgspec.structs.replace(bare(log.decode_record(record)), topic=topic, queue_id=3, queue_offset=2**40 + at, store_ms=2**41))
         for at, record in enumerate(made)
@@ -245,14 +246,14 @@ def test_records_are_addressed(batch: list[Message], topic: bytes, times: int, s
     at = 1000
     for record in expected:
         record.physical_offset = at
-        at += len(log.encode_record(record))
+        at += len(encode_record(record))
     for encoded in (
         addressing.placed(made, topic, 3, 2**40, 2**41),
         addressing.placed(records.LogRecords.of(made), topic, 3, 2**40, 2**41),
     ):
         assert lie(encoded) == expected
     alone = [addressing.placed_one(made[row], topic, 3, 2**40 + row, 2**41, record.physical_offset) for row, record in enumerate(expected)]
-    assert alone == [log.encode_record(record) for record in expected]
+    assert alone == [encode_record(record) for record in expected]
 
 
 def test_placing_leaves_the_records_as_they_are() -> None:

@@ -14,11 +14,11 @@ from plugins.wheel.tests.broker_view import BROKER, REVIVE_TOPIC, Held, bodies_o
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import Change, EngineOptions, InitMode, PopRequest, PopStore, PopTxn, Receipt
 from rmqstore.message import Message, retry_topic
-from rmqstore_wheel.check_point import DIRECTORY
 from rmqstore_wheel.engine import WheelEngine
 from rmqstore_wheel.formats import properties
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
-from rmqstore_wheel.ledger_ports import Sizes
+from rmqstore_wheel.log.check_point import DIRECTORY
+from rmqstore_wheel.log.ledger import Sizes
 
 NOW = 1_700_000_000_000
 

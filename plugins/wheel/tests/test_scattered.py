@@ -10,8 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqstore_wheel.disk import Disk, DiskFile
-from rmqstore_wheel.scattered import ScatteredReads, stretches
+from rmqstore_wheel.files.disk import Disk, DiskFile, ScatteredReads, stretches
 
 PAGE = mmap.PAGESIZE
 

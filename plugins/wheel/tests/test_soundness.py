@@ -9,13 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from plugins.wheel.tests.made_records import encode_record
 from plugins.wheel.tests.summed import summed
-from rmqstore_wheel import frames
-from rmqstore_wheel.commit_log import CommitLog
-from rmqstore_wheel.disk import Disk
-from rmqstore_wheel.formats.commit_log import HOST_V6_BYTES, Record, encode_record
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.formats.commit_log import HOST_V6_BYTES, Record
 from rmqstore_wheel.formats.log_columns import joined
-from rmqstore_wheel.soundness import fault_of, gather, sound_rows
+from rmqstore_wheel.log import frames
+from rmqstore_wheel.log.commit_log import CommitLog
+from rmqstore_wheel.queues.soundness import fault_of, gather, sound_rows
 
 TOPIC = b"orders"
 V6 = bytes(HOST_V6_BYTES)

@@ -18,9 +18,8 @@ from plugins.wheel.tests.power.builds import make_small
 from rmqstore import ManualClock, Message, Store, StoreFullError
 from rmqstore.engine.kv import directory as tree_copy
 from rmqstore_conformance.stores import START_MS
-from rmqstore_wheel import store_copy
-from rmqstore_wheel.ledger import Ledger
-from rmqstore_wheel.ledger_ports import Sizes
+from rmqstore_wheel.log import store_copy
+from rmqstore_wheel.log.ledger import Ledger, Sizes
 
 HOUR = timedelta(hours=1)
 SMALL = Sizes(log_file_bytes=16 * 1024, queue_file_units=64, timer_file_units=64, check_point_calls=40, slice_bytes=32 * 1024,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.units import UnitLog
 from rmqstore_wheel.formats import consume_queue, timer_log
-from rmqstore_wheel.unit_log import UnitLog
 
 
 def _append(log: UnitLog, data: bytes) -> None:

@@ -11,25 +11,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rmqstore.errors import CorruptStoreError
-from rmqstore_wheel.disk import Disk
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.units import RebuildReason, Sums
 from rmqstore_wheel.formats.wheel import Ring
-from rmqstore_wheel.unit_log import Doubt, Sums
-from rmqstore_wheel.wheel_index import WheelIndex
+from rmqstore_wheel.timers.wheel import WheelIndex
 
 SLOTS, WINDOW, PER_FILE = 1000, 200, 64
 NOW_MS = 1_700_000_000_000
 
 
 def index(path: Path, precision_ms: int = 1000) -> WheelIndex:
-    found = WheelIndex(Disk(), path, Ring(precision_ms, SLOTS), PER_FILE, lambda doubt: None, WINDOW)
+    found = WheelIndex(Disk(), path, Ring(precision_ms, SLOTS), PER_FILE, lambda reason: None, WINDOW)
     found.units.start(Sums())
     return found
 
 
 def put(wheel: WheelIndex, seqs: list[int], ticks: list[int], now_ms: int = NOW_MS) -> Any:
     numbers = np.array(seqs, np.int64)
-    placing = wheel.prepare(numbers, np.array(ticks, np.int64), now_ms, numbers * 100, np.full(len(seqs), 100))
-    placing.commit()
+    placing = wheel.reserve(numbers, np.array(ticks, np.int64), now_ms, numbers * 100, np.full(len(seqs), 100))
+    wheel.publish(placing)
     return placing
 
 
@@ -78,11 +78,12 @@ def test_one_timer_goes_where_a_batch_of_one_does(
     for seq, (delay, later_ms, leaves) in enumerate(timers, 1):
         now_ms += later_ms
         tick = now_ms + 1000 * delay
-        alone = one.prepare_one(seq, tick, now_ms, seq * 100, 100, 7)
-        batch = many.prepare(np.array([seq]), np.array([tick]), now_ms, np.array([seq * 100]), np.array([100]), 7)
+        alone = one.reserve_one(seq, tick, now_ms, seq * 100, 100, 7)
+        batch = many.reserve(np.array([seq]), np.array([tick]), now_ms, np.array([seq * 100]), np.array([100]), 7)
         assert (alone.rolled, alone.aside) == (bool(batch.rolled[0]), bool(len(batch.aside)))
-        for wheel, placing in ((one, alone), (many, batch)):
-            placing.commit()
+        one.publish_one(alone)
+        many.publish(batch)
+        for wheel in (one, many):
             if leaves and not alone.aside and not alone.rolled:
                 wheel.count_off(np.array([wheel.slot_of(tick)]))
         assert (one.slots == many.slots).all()
@@ -143,10 +144,10 @@ def test_a_chain_that_leads_nowhere_is_refused(tmp_path: Path, to: int) -> None:
     for seq in range(1, 6):
         put(wheel, [seq, 100 + seq], [NOW_MS + 1000, NOW_MS + 9000])
     slot = wheel.slot_of(NOW_MS + 1000)
-    last = int(wheel.units.numbers(wheel.slots["last"][wheel.ring.places(np.array([slot]))].astype(np.int64))[0])
+    last = int(wheel.units.numbers(wheel.slots["last"][np.array([slot]) % wheel.ring.length].astype(np.int64))[0])
     unit = wheel.units.read(last, 1).copy()
     unit["previous"] = to * wheel.units.unit.itemsize if to >= 0 else to
-    wheel.units.prepare(np.array([last]), unit)()
+    wheel.units.reserve(np.array([last]), unit)()
     if to in (0, 4):
         # That this skips units is what the sums of the blocks are for.
         assert len(seqs_in(wheel, [slot])[slot]) < 5
@@ -162,18 +163,18 @@ def test_a_snapshot_gives_the_same_wheel(tmp_path: Path) -> None:
     sums, crc = wheel.check_point()
     slots_bytes = wheel.slots.tobytes()
     wheel.close()
-    again = WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, lambda doubt: None, WINDOW)
+    again = WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, lambda reason: None, WINDOW)
     again.start(sums, crc)
     assert again.slots.tobytes() == slots_bytes
     slots = again.live_slots(0, 2**40).tolist()
     assert sum(map(len, seqs_in(again, slots).values())) == 199
     again.close()
     with pytest.raises(CorruptStoreError, match="timerwheel"):
-        WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, lambda doubt: None, WINDOW).start(sums, crc ^ 1)
+        WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, lambda reason: None, WINDOW).start(sums, crc ^ 1)
 
 
 def test_a_flipped_bit_in_the_timer_log_is_found_when_it_is_read(tmp_path: Path) -> None:
-    doubts: list[Doubt] = []
+    reasons: list[RebuildReason] = []
     wheel = index(tmp_path)
     put(wheel, list(range(1, 60)), [NOW_MS + 1000] * 59)
     sums, crc = wheel.check_point()
@@ -182,12 +183,12 @@ def test_a_flipped_bit_in_the_timer_log_is_found_when_it_is_read(tmp_path: Path)
     data = bytearray(path.read_bytes())
     data[52 * 30 + 45] ^= 1
     path.write_bytes(data)
-    again = WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, doubts.append, WINDOW)
+    again = WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, reasons.append, WINDOW)
     again.start(sums, crc)
     with pytest.raises(CorruptStoreError) as caught:
         again.walk(np.array([again.slot_of(NOW_MS + 1000)]))
     assert caught.value.file == str(path)
-    assert doubts == [Doubt.DAMAGED]
+    assert reasons == [RebuildReason.DAMAGED]
 
 
 def test_timers_roll_out_of_a_slot_that_others_roll_into(tmp_path: Path) -> None:
@@ -196,9 +197,9 @@ def test_timers_roll_out_of_a_slot_that_others_roll_into(tmp_path: Path) -> None
     put(wheel, [1], [NOW_MS + 1000 * WINDOW * 5])
     (slot,) = wheel.slots_to_roll(NOW_MS // 1000 + WINDOW).tolist()
     numbers = np.array([2], np.int64)
-    placing = wheel.prepare(numbers, np.array([(slot + 1) * 1000]), NOW_MS, numbers, numbers)
+    placing = wheel.reserve(numbers, np.array([(slot + 1) * 1000]), NOW_MS, numbers, numbers)
     wheel.count_off(np.array([slot]))
     wheel.note_rolled(np.array([slot]))
-    placing.commit()
+    wheel.publish(placing)
     assert wheel.count_in(slot) == 1
     assert not len(wheel.slots_to_roll(slot))

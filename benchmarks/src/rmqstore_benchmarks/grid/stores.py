@@ -224,7 +224,7 @@ class _PlainAppend(Raw):
         self._end = self._filled = 0
 
     def prepared(self, columns: pa.RecordBatch, now_ms: int) -> tuple[int, memoryview]:
-        from rmqstore_wheel.timer_records import encode_timers
+        from rmqstore_wheel.timers.records import encode_timers
 
         ids = pa.array([f"{row:0{_ID_BYTES}x}" for row in range(len(columns))])
         batch = MessageBatch.from_arrow(columns.append_column("message_id", ids))

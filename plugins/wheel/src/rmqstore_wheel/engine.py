@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from rmqstore.contract.engine import Engine, EngineOptions, EngineSession
-from rmqstore_wheel.disk import Disk
-from rmqstore_wheel.ledger_ports import Sizes
-from rmqstore_wheel.read_session import open_for_reading
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.log.ledger import Sizes
+from rmqstore_wheel.reader.session import open_for_reading
 from rmqstore_wheel.session import open_session
 
 _MIB: Final = 1024 * 1024

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
 
-from rmqstore.contract import EngineOptions
-from rmqstore.engine.kv.directory import NO_ROOM, EngineHome
+import msgspec
+
+from rmqstore.contract import EngineOptions, UpkeepReport
+from rmqstore.engine.kv.directory import NO_ROOM
+from rmqstore.engine.pops.store import LogFactory, OrderedPops
 from rmqstore.engine.session import SharedSession, check_layout
 from rmqstore.engine.shared import Shared
 from rmqstore.errors import StoreError, StoreFullError, StorePathError
-from rmqstore_wheel.disk import Disk
-from rmqstore_wheel.for_brokers import ForBrokers
-from rmqstore_wheel.ledger import Ledger
-from rmqstore_wheel.ledger_ports import Sizes
-from rmqstore_wheel.open_marks import OpenMarks
-from rmqstore_wheel.queue_log import WheelQueueLog
-from rmqstore_wheel.revive_log import ReviveLog
-from rmqstore_wheel.timer_index import TimerIndex
-from rmqstore_wheel.timers import WheelTimers
-from rmqstore_wheel.upkeep import Upkeep, WheelPops
-
-ENGINE: Final = "wheel"
-FORMAT_VERSION: Final = 2
-OLDEST_VERSION: Final = 2
-"""Messages of version 1 have no sums, so none of them could be told from a damaged one."""
+from rmqstore_wheel.broker.files import BrokerFiles
+from rmqstore_wheel.broker.revive_log import ReviveLog
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.open_marks import OpenMarks
+from rmqstore_wheel.log.ledger import Ledger, Sizes, home_of
+from rmqstore_wheel.queues.queue_log import WheelQueueLog
+from rmqstore_wheel.reclaim.reclaim import Reclaim
+from rmqstore_wheel.timers.index import TimerIndex
+from rmqstore_wheel.timers.store import WheelTimers
 
 
 def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Sizes) -> SharedSession:
@@ -35,7 +31,7 @@ def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Siz
     Raises:
         StoreLockedError, FormatVersionError, CorruptStoreError, StoreFullError, StorePathError
     """
-    home = EngineHome(directory, ENGINE, FORMAT_VERSION, OLDEST_VERSION)
+    home = home_of(directory)
     root = home.open(lambda path: (path / "commitlog").mkdir())
     with ExitStack() as stack, _typed(directory):
         stack.callback(home.close)
@@ -55,7 +51,7 @@ def open_session(disk: Disk, directory: Path, options: EngineOptions, sizes: Siz
 
         def begin_for_brokers() -> None:
             revive_log = ReviveLog(ledger, options.broker) if options.engine.get("revive_log", True) else None
-            ledger.readers = ForBrokers(ledger, index, marks, revive_log)
+            ledger.brokers = BrokerFiles(ledger, index, marks, revive_log)
 
         begin_for_brokers()
         ledger.reopened.append(begin_for_brokers)
@@ -78,3 +74,34 @@ def _typed(directory: Path) -> Iterator[None]:
             raise
         kind = StoreFullError if error.errno in NO_ROOM else StorePathError
         raise kind(f"{directory}: {error.strerror or error}") from error
+
+
+class Upkeep:
+    """Does a piece of it when a side is maintained, as a store may use the engine for timers alone, or for pops alone."""
+
+    def __init__(self, ledger: Ledger, index: TimerIndex) -> None:
+        self._ledger = ledger
+        self._index = index
+        self._begin()
+        ledger.reopened.append(self._begin)
+
+    def _begin(self) -> None:
+        self._reclaim = Reclaim(self._ledger, self._index)
+
+    def go_on(self, now_ms: int) -> int:
+        """Do what is due; returns how much that was."""
+        return self._ledger.upkeep(now_ms) + self._reclaim.go_on(now_ms)
+
+
+class WheelPops(OrderedPops):
+    """The pop side, whose upkeep is also that of the log."""
+
+    def __init__(self, shared: Shared, open_log: LogFactory, upkeep: Callable[[int], int]) -> None:
+        super().__init__(shared, open_log)
+        self._upkeep = upkeep
+
+    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
+        with self._lock:
+            report = super().maintain(now_ms, budget)
+            with self._call:
+                return msgspec.structs.replace(report, done=report.done + self._upkeep(now_ms))

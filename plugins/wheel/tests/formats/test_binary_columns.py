@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rmqstore.columns import constant_of
 from rmqstore_wheel.formats.binary_columns import join_columns, measure, put_rows
-from rmqstore_wheel.formats.decimals import decimal_parts
+from rmqstore_wheel.formats.properties import decimal_parts
 from rmqstore_wheel.formats.wheel import SLOT
 
 INT64 = st.integers(0, 2**63 - 1)

@@ -15,24 +15,18 @@ from rmqstore_wheel.formats.fastjson import Fields, dumps, loads
 VALUE = {"b": {0: 5, 1: None, 2: -7}, "a": ["x", 1, None, True], "n": None, "e": {}, "l": [], "s": {"q", "p"}}
 
 
-def test_one_line() -> None:
-    assert dumps(VALUE) == '{"b":{0:5,2:-7},"a":["x",1,null,true],"e":{},"l":[],"s":["p","q"]}'
-
-
 def test_pretty() -> None:
-    assert dumps(VALUE, pretty=True) == (
+    assert dumps(VALUE) == (
         '{\n\t"b":{0:5,2:-7\n\t},\n\t"a":[\n\t\t"x",\n\t\t1,\n\t\tnull,\n\t\ttrue\n\t],\n\t"e":{},\n\t"l":[],\n\t"s":["p","q"]\n}'
     )
 
 
 def test_beans_under_bare_keys() -> None:
-    assert dumps({"q": {3: {"x": 1}}}, pretty=True) == '{\n\t"q":{3:{\n\t\t\t"x":1\n\t\t}\n\t}\n}'
+    assert dumps({"q": {3: {"x": 1}}}) == '{\n\t"q":{3:{\n\t\t\t"x":1\n\t\t}\n\t}\n}'
 
 
 def test_strings() -> None:
     assert dumps('a"\\\n\x01\x7f/é\u2028') == '"a\\"\\\\\\n\\u0001\\u007F/é\\u2028"'
-    assert dumps("a/é😀", browser=True) == '"a\\/\\u00E9\\uD83D\\uDE00"'
-    assert dumps([2**53 - 1, 2**53], browser=True) == '[9007199254740991,"9007199254740992"]'
 
 
 @pytest.mark.parametrize(
@@ -64,9 +58,9 @@ def stringed(value: Any) -> Any:
     return [stringed(item) for item in value] if isinstance(value, list) else value
 
 
-@given(st.dictionaries(KEYS, VALUES, max_size=4), st.booleans())
-def test_what_is_written_is_read(value: dict[Any, Any], pretty: bool) -> None:
-    assert loads(dumps(value, pretty=pretty).encode(), "it") == stringed(value)
+@given(st.dictionaries(KEYS, VALUES, max_size=4))
+def test_what_is_written_is_read(value: dict[Any, Any]) -> None:
+    assert loads(dumps(value).encode(), "it") == stringed(value)
 
 
 @given(st.dictionaries(st.text(max_size=6), VALUES, max_size=4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmqstore.errors import CorruptStoreError, IllegalArgumentError
-from rmqstore_wheel.formats.file_names import file_name, start_offset
+from rmqstore_wheel.formats.commit_log import file_name, start_offset
 
 
 @pytest.mark.parametrize(

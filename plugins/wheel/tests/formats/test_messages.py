@@ -9,10 +9,11 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plugins.wheel.tests.made_records import encode_record, record_of
 from rmqstore.batch import IN_SCHEMA, columns_of
 from rmqstore.message import Message
 from rmqstore_wheel.formats import messages, properties
-from rmqstore_wheel.formats.commit_log import Record, decode_record, encode_record
+from rmqstore_wheel.formats.commit_log import Record, decode_record
 from rmqstore_wheel.formats.log_columns import Columns, encode_columns
 from rmqstore_wheel.formats.log_reading import decode_columns, scan
 
@@ -43,16 +44,23 @@ def encode(batch: list[Message], **options: Any) -> tuple[bytes, Columns]:
     return data, decode_columns(data, found.starts, found.sizes)
 
 
+def batch_of(read: Columns) -> pa.RecordBatch:
+    """Return what was read as a batch of messages."""
+    found = messages.decode_batch(read)
+    return pa.RecordBatch.from_arrays([found[name] for name in IN_SCHEMA.names], schema=IN_SCHEMA)
+
+
 @settings(max_examples=300)
 @given(BATCHES)
 def test_messages_come_back_and_columns_have_the_bytes_of_single_records(batch: list[Message]) -> None:
     data, read = encode(batch)
-    assert data == b"".join(encode_record(messages.encode_message(message, store_ms=77)) for message in batch)
-    assert messages.decode_record_batch(read).equals(columns_of(batch))
+    assert data == b"".join(encode_record(record_of(message, store_ms=77)) for message in batch)
+    assert batch_of(read).equals(columns_of(batch))
     at = 0
     for message in batch:
         record = decode_record(data, at)
-        assert messages.decode_message(record) == message
+        fields = messages.decode_fields(record)
+        assert Message(**{name: fields[name] for name in IN_SCHEMA.names}) == message
         at += len(encode_record(record))
 
 
@@ -70,7 +78,7 @@ def test_timers_find_home(batch: list[Message]) -> None:
         record = decode_record(data, at)
         assert (record.topic, record.queue_id) == (b"rmq_sys_wheel_timer", 0)
         system = f"REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{queue_id}\x02".encode()
-        alone = messages.encode_message(message, topic=messages.WHEEL_TOPIC, queue_id=0, system=system, store_ms=77)
+        alone = record_of(message, topic=messages.WHEEL_TOPIC, queue_id=0, system=system, store_ms=77)
         assert encode_record(alone) == encode_record(record)
         at += len(encode_record(record))
 
@@ -108,30 +116,6 @@ def test_records_of_other_producers_read_alike_by_both_ways(records: list[Record
         assert read == fields
 
 
-def test_a_record_by_hand() -> None:
-    message = Message(
-        "orders",
-        b"b",
-        tag="paid",
-        keys=("k1", "k2"),
-        properties={"user": "u"},
-        message_group="g",
-        deliver_at_ms=5,
-        message_id="m",
-        born_ms=3,
-    )
-    record = messages.encode_message(message, store_ms=9, queue_offset=4)
-    assert record == Record(
-        topic=b"orders",
-        body=b"b",
-        properties=b"user\x01u\x02KEYS\x01k1 k2\x02TAGS\x01paid\x02__SHARDINGKEY\x01g\x02UNIQ_KEY\x01m\x02TIMER_DELIVER_MS\x015\x02",
-        queue_id=-1,
-        queue_offset=4,
-        born_ms=3,
-        store_ms=9,
-    )
-
-
 def test_system_properties_stay_out_of_sight() -> None:
     text = b"user\x01u\x02TIMER_OUT_MS\x01999\x02POP_CK\x011 2\x02TIMER_DELAY_SEC\x011\x02RMQS_FRAME\x01x\x02__CRC32#\x010123456789\x02"
     fields = messages.decode_fields(Record(topic=b"t", body=b"b", properties=text))
@@ -153,4 +137,4 @@ def test_an_empty_batch() -> None:
     encoded = encode_columns(messages.encode_batch(empty, store_ms=1, system=messages.timer_parts(empty)))
     encoded.place(100)
     assert len(encoded.data) == len(encoded.starts) == 0
-    assert messages.decode_record_batch(decode_columns(b"", encoded.starts, encoded.sizes)).num_rows == 0
+    assert batch_of(decode_columns(b"", encoded.starts, encoded.sizes)).num_rows == 0

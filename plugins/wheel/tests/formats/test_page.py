@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rmqstore_wheel import formats
-from rmqstore_wheel.formats import commit_log, consume_queue, index_file, timer_check, timer_log, wheel
+from rmqstore_wheel.formats import commit_log, config_files, consume_queue, index_file, timer_log, wheel
 
 PAGE = (Path(__file__).parents[4] / "docs" / "formats.md").read_text()
 _PICTURE = re.compile(r"^```\noffset  type   field\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -66,7 +66,7 @@ def test_lengths_are_those_of_the_codecs() -> None:
     assert fixed("Commit log", 0) == commit_log.FIXED_BYTES
     assert fixed("Commit log", 1) == commit_log.BLANK_BYTES
     assert fixed("Timer log", 1) == timer_log.BLANK_BYTES
-    assert fixed("Timer check point", 0) == timer_check.USED_BYTES
+    assert fixed("Timer check point", 0) == config_files.TIMER_CHECK_USED_BYTES
     assert fixed("Index file", 0) == index_file.HEADER_BYTES
 
 

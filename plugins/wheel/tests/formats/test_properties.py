@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rmqstore_wheel.formats import properties as texts
-from rmqstore_wheel.formats.property_columns import Mixed, Regular, decode_column, without
+from rmqstore_wheel.formats.property_columns import Mixed, Regular, decode_column
 
 PIECE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=8)
 NAMES = st.sampled_from(["a", "b", "KEYS", "UNIQ_KEY", "längs", "RMQS_FRAME"]) | PIECE
@@ -72,8 +72,8 @@ def test_columns_read_foreign_texts_as_single_ones_do(values: list[bytes]) -> No
 
 @given(st.lists(MAPS, max_size=6))
 def test_what_users_see(maps: list[dict[str, str]]) -> None:
-    seen = decode_column(pa.array([texts.encode(each) for each in maps], pa.binary())).visible(without=("b",))
-    expected = [{name: value for name, value in each.items() if name != "b" and not texts.is_hidden(name)} for each in maps]
+    seen = decode_column(pa.array([texts.encode(each) for each in maps], pa.binary())).visible()
+    expected = [{name: value for name, value in each.items() if not texts.is_hidden(name)} for each in maps]
     assert [dict(row or ()) for row in seen.to_pylist()] == expected
     assert [row is None for row in seen.to_pylist()] == [not row for row in expected]
 
@@ -107,18 +107,3 @@ def test_both_forms_are_taken() -> None:
 def test_integers(text: str, expected: int | None) -> None:
     assert texts.integer(text) == expected
     assert texts.integers(pa.array([text, None, "12"])).to_pylist() == [expected, None, 12]
-
-
-@settings(max_examples=300)
-@given(
-    st.lists(MAPS.map(texts.encode), max_size=5) | st.lists(st.text("ab\x01\x02ä", max_size=12).map(str.encode), max_size=5),
-    st.lists(st.sampled_from(["a", "b", "KEYS", "längs"]), max_size=3),
-    st.integers(0, 3),
-)
-def test_columns_without_some_names_are_as_single_texts(values: list[bytes], names: list[str], start: int) -> None:
-    column = pa.array(values, pa.binary()).slice(start)
-    assert without(column, names).to_pylist() == [texts.without(value, names) for value in values[start:]]
-
-
-def test_without_leaves_the_rest_as_it_is() -> None:
-    assert texts.without(b"a\x01b\x02REAL_TOPIC\x01t\x02REAL_TOPIC2\x01u\x02", ["REAL_TOPIC"]) == b"a\x01b\x02REAL_TOPIC2\x01u\x02"

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqstore.errors import CorruptStoreError
-from rmqstore_wheel.formats import timer_check
-from rmqstore_wheel.formats.config_files import DataVersion
-from rmqstore_wheel.formats.timer_check import TimerCheck
+from rmqstore_wheel.formats import config_files
+from rmqstore_wheel.formats.config_files import DataVersion, TimerCheck
 
 CHECK = TimerCheck(1_700_000_000_000, 104, 7, 6, DataVersion(counter=3, state_version=2, timestamp_ms=1_700_000_000_001))
 BYTES = bytes.fromhex(
@@ -24,19 +23,18 @@ BYTES = bytes.fromhex(
 
 
 def test_bytes() -> None:
-    assert timer_check.encode(CHECK) == BYTES
-    assert timer_check.encode_file(CHECK) == BYTES + bytes(4096 - 56)
-    assert timer_check.decode(BYTES) == timer_check.decode(timer_check.encode_file(CHECK)) == CHECK
+    assert config_files.encode_timer_check(CHECK) == BYTES
+    assert config_files.decode_timer_check(BYTES) == config_files.decode_timer_check(BYTES + bytes(4096 - 56)) == CHECK
 
 
 def test_the_old_form_has_no_version() -> None:
-    assert timer_check.decode(BYTES[:32]) == TimerCheck(1_700_000_000_000, 104, 7, 6)
+    assert config_files.decode_timer_check(BYTES[:32]) == TimerCheck(1_700_000_000_000, 104, 7, 6)
 
 
 @pytest.mark.parametrize("length", sorted(set(range(56)) - {32}))
 def test_every_other_truncation_is_refused(length: int) -> None:
     with pytest.raises(CorruptStoreError, match=f"timercheck has {length} bytes"):
-        timer_check.decode(BYTES[:length])
+        config_files.decode_timer_check(BYTES[:length])
 
 
 I64 = st.integers(-(2**63), 2**63 - 1)
@@ -44,4 +42,4 @@ I64 = st.integers(-(2**63), 2**63 - 1)
 
 @given(st.builds(TimerCheck, I64, I64, I64, I64, st.builds(DataVersion, I64, I64, I64)))
 def test_round_trip(check: TimerCheck) -> None:
-    assert timer_check.decode(timer_check.encode(check)) == check
+    assert config_files.decode_timer_check(config_files.encode_timer_check(check)) == check

@@ -24,20 +24,14 @@ UNIT = bytes.fromhex(
 )
 
 
-def one_unit() -> bytes:
-    return timer_log.encode(
-        previous=-1,
-        write_ms=1_700_000_000_000,
-        slot_ms=np.array([1_700_000_005_000]),
-        log_offset=1 << 30,
-        message_bytes=104,
-        topic_hash=2598919,
-        flags=timer_log.DEFAULT | timer_log.ROLL,
-    ).tobytes()
+def test_one_and_many_have_the_same_bytes() -> None:
+    flags = timer_log.DEFAULT | timer_log.ROLL
+    one = np.ones(1, np.int64)
+    assert timer_log.rows_of(-one, flags, 1_700_000_000_000, 5000 * one, one << 30, 104 * one, 2598919, 0 * one).tobytes() == UNIT
+    assert timer_log.encode_one(52, -1, flags, 1_700_000_000_000, 5000, 1 << 30, 104, 2598919, 0) == UNIT
 
 
 def test_bytes() -> None:
-    assert one_unit() == UNIT
     units = timer_log.decode(UNIT)
     assert units[0].item() == (52, -1, 3, 1_700_000_000_000, 5000, 1 << 30, 104, 2598919, 0)
     assert timer_log.slot_times_ms(units).tolist() == [1_700_000_005_000]
@@ -47,19 +41,6 @@ def test_blank_bytes() -> None:
     assert timer_log.encode_blank(0x44) == bytes.fromhex("00000044 0000000000000000 cbd43194")
     with pytest.raises(IllegalArgumentError, match="15 bytes are left"):
         timer_log.encode_blank(15)
-
-
-def test_a_file_has_room_for_2016492_units() -> None:
-    assert timer_log.units_that_fit(timer_log.FILE_BYTES) == 2_016_492
-    assert timer_log.last_unit_at() == 104_857_532
-    assert timer_log.units_that_fit(68) == 1
-    assert timer_log.units_that_fit(67) == timer_log.units_that_fit(3) == 0
-
-
-@pytest.mark.parametrize("delta", [2**31, -(2**31) - 1])
-def test_a_slot_too_far_away_is_refused(delta: int) -> None:
-    with pytest.raises(IllegalArgumentError, match="unit 1: its slot is"):
-        timer_log.encode(previous=-1, write_ms=10**12, slot_ms=np.array([10**12, 10**12 + delta]), log_offset=0, message_bytes=1)
 
 
 def stop_of(data: bytes) -> tuple[int, int, Stop]:
@@ -101,9 +82,7 @@ ROWS = st.tuples(
 @given(st.integers(0, 2**60), st.lists(ROWS, max_size=10))
 def test_round_trip(write_ms: int, rows: list[tuple[int, ...]]) -> None:
     previous, delta, offset, size, flags = (np.array([row[at] for row in rows], np.int64) for at in range(5))
-    units = timer_log.encode(
-        previous=previous, write_ms=write_ms, slot_ms=write_ms + delta, log_offset=offset, message_bytes=size, flags=flags
-    )
+    units = timer_log.rows_of(previous, flags, write_ms, delta, offset, size, 0, np.zeros(len(rows), np.int64))
     found = timer_log.scan(units.tobytes())
     assert found.stop is Stop.END
     read = found.units

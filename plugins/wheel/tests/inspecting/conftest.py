@@ -9,20 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from plugins.wheel.tests.broker_index import BrokerIndex
+from plugins.wheel.tests.made_records import encode_record
 from rmqstore.contract import Damage, Inspection, Section
-from rmqstore_wheel.formats import (
-    check_points,
-    commit_log,
-    consume_queue,
-    consumer_offsets,
-    index_file,
-    order_info,
-    properties,
-    timer_check,
-    timer_log,
-    timer_metrics,
-    wheel,
-)
+from rmqstore_wheel.formats import check_points, commit_log, config_files, consume_queue, index_file, properties, timer_log, wheel
 from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.inspecting import inspect
@@ -32,6 +22,16 @@ REVIVE = "rmq_sys_REVIVE_LOG_c"
 LOG_BYTES, TIMER_BYTES = 4096, 20 * 52 + 16
 RING = wheel.Ring(1000, 3600)
 INDEX_SLOTS = 8
+
+
+def slot_time_ms(ring: wheel.Ring, due_ms: int) -> int:
+    """Return the time whose slot RocketMQ gives to a deliver time: the last multiple of the precision before it (``HookUtils``)."""
+    return (-(-due_ms // ring.precision_ms) - 1) * ring.precision_ms
+
+
+def ring_place(ring: wheel.Ring, time_ms: int) -> int:
+    """Return the place of a time's slot in the ring."""
+    return time_ms // ring.precision_ms % ring.length
 
 
 class Sizes(NamedTuple):
@@ -56,10 +56,10 @@ class Built:
         self.log = bytearray()
         self.queues: dict[tuple[str, int], bytearray] = defaultdict(bytearray)
         self.units = bytearray()
-        self.wheel = wheel.create(sizes.ring)
-        self.slots = wheel.slots_of(self.wheel, sizes.ring)
-        self.check = timer_check.TimerCheck(read_ms=NOW)
-        self.offsets = consumer_offsets.ConsumerOffsets()
+        self.wheel = bytearray(sizes.ring.file_bytes)
+        self.slots = np.frombuffer(self.wheel, wheel.SLOT)
+        self.check = config_files.TimerCheck(read_ms=NOW)
+        self.offsets = config_files.ConsumerOffsets()
         self.index = bytearray(index_file.file_bytes(sizes.index_slots))
 
     # ------------------------------------------------------------ filling
@@ -76,39 +76,40 @@ class Built:
             store_ms=store_ms,
             born_ms=store_ms,
         )
-        size = len(commit_log.encode_record(record))
+        size = len(encode_record(record))
         left = self.sizes.log_bytes - len(self.log) % self.sizes.log_bytes
         if not commit_log.fits(size, left):
             self.log += commit_log.encode_blank(left).ljust(left, b"\xee")
         place = record.physical_offset = len(self.log)
-        self.log += commit_log.encode_record(record)
-        queue += consume_queue.encode(np.array([place]), np.array([size]), consume_queue.tags_code(texts.get("TAGS")))
+        self.log += encode_record(record)
+        queue += consume_queue.encode_one(place, size, consume_queue.tags_code(texts.get("TAGS")))
         if texts.get("KEYS"):
             hashed = index_file.key_hash(index_file.index_key(topic, str(texts["KEYS"])))
-            index_file.IndexFile(self.index, self.sizes.index_slots).put(np.array([hashed]), np.array([place]), np.array([store_ms]))
+            BrokerIndex(self.index, self.sizes.index_slots).put([(hashed, place, store_ms)])
         return place
 
     def timer(self, topic: str, due_ms: int, body: bytes = b"timer", flags: int = 1, slot_ms: int | None = None, **texts: object) -> int:
         """Append a timer, its unit in the timer log, and put it into its slot; returns the position of the unit."""
-        out_ms = self.sizes.ring.slot_time_ms(due_ms)
+        out_ms = slot_time_ms(self.sizes.ring, due_ms)
         wanted = {"REAL_TOPIC": topic, "REAL_QID": 0, "TIMER_OUT_MS": out_ms, **texts}
         place = self.append(WHEEL_TOPIC, body, 0, NOW, **wanted)
-        self.check = timer_check.TimerCheck(self.check.read_ms, 0, len(self.queues[WHEEL_TOPIC, 0]) // 20)
+        self.check = config_files.TimerCheck(self.check.read_ms, 0, len(self.queues[WHEEL_TOPIC, 0]) // 20)
         return self.unit(out_ms if slot_ms is None else slot_ms, place, flags)
 
     def unit(self, slot_ms: int, log_offset: int, flags: int = 1) -> int:
         """Append a unit to the timer log and to its slot."""
         left = self.sizes.timer_bytes - len(self.units) % self.sizes.timer_bytes
-        if not timer_log.units_that_fit(left):
+        if left < timer_log.UNIT_BYTES + timer_log.BLANK_BYTES:
             self.units += timer_log.encode_blank(left).ljust(left, b"\0")
         position = len(self.units)
         slot_ms -= slot_ms % self.sizes.ring.precision_ms
-        slot = wheel.get(self.slots, self.sizes.ring, slot_ms)
-        self.units += timer_log.encode(
-            previous=slot.last, write_ms=NOW, slot_ms=np.array([slot_ms]), log_offset=log_offset, message_bytes=100, flags=flags
-        ).tobytes()
-        wheel.put(self.slots, self.sizes.ring, slot_ms, position if slot.first < 0 else slot.first, position, slot.timers + 1)
-        self.check = timer_check.TimerCheck(self.check.read_ms, len(self.units), self.check.queue_offset)
+        tick, place = slot_ms // self.sizes.ring.precision_ms, ring_place(self.sizes.ring, slot_ms)
+        known, first, last, timers, _ = self.slots[place].item()
+        if known != tick:
+            first, last, timers = position, -1, 0
+        self.units += timer_log.encode_one(timer_log.UNIT_BYTES, last, flags, NOW, slot_ms - NOW, log_offset, 100, 0, 0)
+        self.slots[place] = (tick, first, position, timers + 1, 0)
+        self.check = config_files.TimerCheck(self.check.read_ms, len(self.units), self.check.queue_offset)
         return position
 
     def pop(self, point: check_points.CheckPoint, acks: tuple[int, ...] = ()) -> None:
@@ -127,11 +128,11 @@ class Built:
             self._set(f"consumequeue/{topic}/{queue_id}", units, self.sizes.queue_units * 20)
         self._set("timerlog", self.units, self.sizes.timer_bytes)
         self._file("timerwheel", self.wheel)
-        self._file("config/timercheck", timer_check.encode_file(self.check))
-        self._file("config/consumerOffset.json", consumer_offsets.encode(self.offsets))
-        self._file("config/timermetrics", timer_metrics.encode(timer_metrics.TimerMetrics({"t": timer_metrics.TimingCount(3, NOW)})))
-        run = order_info.OrderInfo(pop_ms=NOW, invisible_ms=60_000, offsets=[0, 1], last_consume_ms=NOW, acked_bits=1)
-        self._file("config/consumerOrderInfo.json", order_info.encode({"t@fifo": {0: run}}))
+        self._file("config/timercheck", config_files.encode_timer_check(self.check).ljust(4096, b"\0"))
+        self._file("config/consumerOffset.json", config_files.encode_offsets(self.offsets))
+        self._file("config/timermetrics", b'{"timingCount":{"t":{"count":3,"timeStamp":%d}}}' % NOW)
+        run = config_files.OrderInfo(pop_ms=NOW, invisible_ms=60_000, offsets=[0, 1], last_consume_ms=NOW, acked_bits=1)
+        self._file("config/consumerOrderInfo.json", config_files.encode_orders({"t@fifo": {0: run}}))
         self._file("checkpoint", b"".join(number.to_bytes(8) for number in (NOW, NOW, NOW, 0, len(self.log))).ljust(4096, b"\0"))
         self._file("abort", b"4711")
         self._file(f"index/{index_file.file_name(NOW)}", self.index)
@@ -209,4 +210,4 @@ def fill(store: Built) -> None:
     store.pop(point, acks=(1,))
     done = check_points.CheckPoint("t", "g", 1, 0, NOW, 60_000, 2, broker="b")
     store.pop(done, acks=(0, 1))
-    store.offsets = consumer_offsets.ConsumerOffsets({"t@g": {0: 3, 1: 2}})
+    store.offsets = config_files.ConsumerOffsets({"t@g": {0: 3, 1: 2}})

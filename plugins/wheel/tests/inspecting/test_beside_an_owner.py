@@ -12,7 +12,7 @@ import pytest
 from rmqstore.cli import inspect as command
 from rmqstore.cli import main
 from rmqstore.plugins import EngineState
-from rmqstore_wheel.inspecting import file_sets, inspect, log_files
+from rmqstore_wheel.inspecting import files, inspect, log
 
 from .conftest import LOG_BYTES, NOW, Built, rows
 
@@ -21,7 +21,7 @@ LOG_2 = f"{LOG_BYTES:020d}"
 
 def read_first_as(monkeypatch: pytest.MonkeyPatch, path: Path, change: Any) -> list[int]:
     """Let the first reading of a log file give what ``change`` makes of it, as if its owner were writing at that moment."""
-    real, changed = file_sets.read, []
+    real, changed = files.read, []
 
     def read(name: Path, at: int, length: int) -> bytes:
         data = real(name, at, length)
@@ -30,7 +30,7 @@ def read_first_as(monkeypatch: pytest.MonkeyPatch, path: Path, change: Any) -> l
             return bytes(change(bytearray(data)))
         return data
 
-    monkeypatch.setattr(log_files, "read", read)
+    monkeypatch.setattr(log, "read", read)
     return changed
 
 
@@ -63,7 +63,7 @@ def test_records_that_come_after_the_log_was_read(broker: Built, monkeypatch: py
     (_, second) = rows(broker.look(), "Commit log")
     last = second["last record"] - LOG_BYTES
     (broker.path / "config/timercheck").unlink()
-    real = file_sets.read
+    real = files.read
     looked: list[int] = []
 
     def read(name: Path, at: int, length: int) -> bytes:
@@ -73,20 +73,20 @@ def test_records_that_come_after_the_log_was_read(broker: Built, monkeypatch: py
             data[last:] = bytes(len(data) - last)
         return bytes(data)
 
-    monkeypatch.setattr(log_files, "read", read)
-    monkeypatch.setattr(log_files, "first_written", lambda *_: None)
+    monkeypatch.setattr(log, "read", read)
+    monkeypatch.setattr(log, "first_written", lambda *_: None)
     assert broker.damage() == []
     assert looked
 
 
 def test_a_file_that_goes_away(broker: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = log_files.LogReader.records
+    real = log.LogReader.records
 
     def records(self: Any, findings: Any) -> Any:
         (broker.path / "commitlog" / LOG_2).unlink(missing_ok=True)
         return real(self, findings)
 
-    monkeypatch.setattr(log_files.LogReader, "records", records)
+    monkeypatch.setattr(log.LogReader, "records", records)
     broker.look()
 
 

@@ -7,11 +7,11 @@ import struct
 import pytest
 
 from plugins.wheel.tests.summed import summed
-from rmqstore_wheel.formats import consumer_offsets, index_file, timer_check
+from rmqstore_wheel.formats import config_files, index_file
 from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 
-from .conftest import INDEX_SLOTS, LOG_BYTES, NOW, RING, TIMER_BYTES, Built, rows
+from .conftest import INDEX_SLOTS, LOG_BYTES, NOW, RING, TIMER_BYTES, Built, ring_place, rows, slot_time_ms
 
 LOG = "commitlog/00000000000000000000"
 LOG_2 = f"commitlog/{LOG_BYTES:020d}"
@@ -206,7 +206,7 @@ def test_many_of_a_kind_are_counted(broker: Built) -> None:
 
 
 def test_offsets_behind_the_end(broker: Built) -> None:
-    broker.offsets = consumer_offsets.ConsumerOffsets({"t@g": {0: 11, 1: 10}})
+    broker.offsets = config_files.ConsumerOffsets({"t@g": {0: 11, 1: 10}})
     broker.write()
     damage = broker.only_damage()
     assert (damage.file, damage.offset) == (OFFSETS, None)
@@ -217,7 +217,7 @@ def test_offsets_behind_the_end(broker: Built) -> None:
 
 
 def slot_at(time_ms: int) -> int:
-    return RING.place(RING.slot_time_ms(time_ms)) * 32
+    return ring_place(RING, slot_time_ms(RING, time_ms)) * 32
 
 
 def test_a_slot_that_leads_behind_the_timer_log(broker: Built) -> None:
@@ -358,7 +358,7 @@ def test_a_short_timer_check(broker: Built, length: int) -> None:
 
 
 def test_a_timer_check_behind_the_timer_log(broker: Built) -> None:
-    broker.check = timer_check.TimerCheck(NOW, 99 * TIMER_BYTES, 9)
+    broker.check = config_files.TimerCheck(NOW, 99 * TIMER_BYTES, 9)
     broker.write()
     assert (CHECK, 8) in broker.damage()
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmqstore_wheel.formats import check_points, commit_log, wheel
+from plugins.wheel.tests.made_records import encode_record
+from rmqstore_wheel.formats import check_points, wheel
 from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.inspecting import inspect
 
-from .conftest import NOW, Built, Sizes, rows
+from .conftest import NOW, Built, Sizes, ring_place, rows
 
 SMALL = Sizes(log_bytes=600, queue_units=3, timer_bytes=3 * 52 + 16, ring=wheel.Ring(1000, 4), index_slots=1)
 
@@ -147,7 +148,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     with open(path, "wb") as file:
         for number in range(60):
             record = Record(topic=b"t", body=bytes(1024 * 1024), queue_offset=number, physical_offset=file.tell(), store_ms=NOW)
-            file.write(commit_log.encode_record(record))
+            file.write(encode_record(record))
         file.truncate(1024**3)
     tracemalloc.start()
     try:
@@ -166,9 +167,9 @@ def test_a_sparse_wheel_of_the_usual_size(tmp_path: Path) -> None:
     path.parent.mkdir()
     with open(path, "wb") as file:
         file.truncate(ring.file_bytes)
-        file.seek(ring.place(NOW) * 32)
+        file.seek(ring_place(ring, NOW) * 32)
         row = np.zeros(1, wheel.SLOT)
-        row[0] = (ring.tick(NOW), 0, 0, 1, 0)
+        row[0] = (NOW // ring.precision_ms, 0, 0, 1, 0)
         file.write(row.tobytes())
     found = inspect(tmp_path / "store", NOW)
     assert found is not None

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from rmqstore.contract import Moment
-from rmqstore_wheel.formats import consumer_offsets, timer_check, wheel
+from rmqstore_wheel.formats import config_files, wheel
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.inspecting import index_check, inspect, queues, timer_units
-from rmqstore_wheel.inspecting.log_files import LogReader
+from rmqstore_wheel.inspecting.log import LogReader
 
 from .conftest import LOG_BYTES, NOW, REVIVE, RING, TIMER_BYTES, Built, Sizes, fill, rows, section
 
@@ -143,7 +143,7 @@ def test_reclaimed_files_are_no_damage(empty: Built) -> None:
         empty.append("t", b"%d" % number)
     for number in range(45):
         empty.timer("t", NOW + 30_000 + number % 3 * 1000)
-    empty.check = timer_check.TimerCheck(NOW + 29_000, empty.check.timer_log_position, empty.check.queue_offset)
+    empty.check = config_files.TimerCheck(NOW + 29_000, empty.check.timer_log_position, empty.check.queue_offset)
     empty.write()
     assert empty.damage() == []
     (empty.path / "commitlog" / f"{0:020d}").unlink()
@@ -151,7 +151,7 @@ def test_reclaimed_files_are_no_damage(empty: Built) -> None:
     assert found.damage == ()
     (row, *_) = [row for row in rows(found, "Consume queues") if row["topic"] == "t"]
     assert 0 < row["first offset"] < row["next offset"] == 80
-    empty.check = timer_check.TimerCheck(NOW + 40_000, empty.check.timer_log_position, empty.check.queue_offset)
+    empty.check = config_files.TimerCheck(NOW + 40_000, empty.check.timer_log_position, empty.check.queue_offset)
     empty.write()
     (empty.path / "timerlog" / f"{0:020d}").unlink()
     assert empty.damage() == []
@@ -161,7 +161,7 @@ def test_a_delivered_timer_may_be_gone_from_the_log(empty: Built) -> None:
     empty.timer("t", NOW + 5_000)
     for number in range(60):
         empty.append("t", b"%d" % number)
-    empty.check = timer_check.TimerCheck(NOW + 10_000, empty.check.timer_log_position, 1)
+    empty.check = config_files.TimerCheck(NOW + 10_000, empty.check.timer_log_position, 1)
     empty.write()
     (empty.path / "commitlog" / f"{0:020d}").unlink()
     assert [each for each in empty.damage() if "timer" in each[0]] == []
@@ -226,7 +226,7 @@ def test_a_topic_with_a_long_name_is_of_version_2(empty: Built) -> None:
 
 
 def test_offsets_of_a_topic_without_a_queue(broker: Built) -> None:
-    broker.offsets = consumer_offsets.ConsumerOffsets({"gone@g": {0: 5}, "odd": {0: 1}})
+    broker.offsets = config_files.ConsumerOffsets({"gone@g": {0: 5}, "odd": {0: 1}})
     broker.write()
     found = broker.look()
     assert found.damage == ()
@@ -237,7 +237,7 @@ def test_a_queue_whose_messages_are_all_reclaimed_keeps_its_end(empty: Built) ->
     empty.append("quiet")
     for number in range(60):
         empty.append("t", b"%d" % number)
-    empty.offsets = consumer_offsets.ConsumerOffsets({"quiet@g": {0: 1}})
+    empty.offsets = config_files.ConsumerOffsets({"quiet@g": {0: 1}})
     empty.write()
     (empty.path / "commitlog" / f"{0:020d}").unlink()
     found = empty.look()

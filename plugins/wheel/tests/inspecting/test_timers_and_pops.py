@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rmqstore.contract import Moment
-from rmqstore_wheel.formats import check_points, timer_check, timer_log
+from rmqstore_wheel.formats import check_points, config_files, timer_log
 from rmqstore_wheel.formats.check_points import BatchAck, CheckPoint
-from rmqstore_wheel.formats.consumer_offsets import ConsumerOffsets
+from rmqstore_wheel.formats.config_files import ConsumerOffsets
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 
 from .conftest import NOW, REVIVE, Built, rows, section
@@ -50,14 +50,14 @@ def test_overdue_is_what_the_wheel_has_not_delivered(empty: Built) -> None:
 def test_what_is_delivered_no_longer_waits(empty: Built) -> None:
     empty.timer("t", NOW + 10_000)
     empty.timer("t", NOW + 40_000)
-    empty.check = timer_check.TimerCheck(NOW + 20_000, empty.check.timer_log_position, 2)
+    empty.check = config_files.TimerCheck(NOW + 20_000, empty.check.timer_log_position, 2)
     assert pending(empty, NOW + 20_000) == {"within 1 min": (1, 0), "in all": (1, 0)}
 
 
 def test_a_late_timer_that_the_wheel_has_not_read_waits(empty: Built) -> None:
     empty.append(WHEEL_TOPIC, REAL_TOPIC="t", TIMER_OUT_MS=NOW - 5000)
     empty.append(WHEEL_TOPIC, REAL_TOPIC="t", TIMER_OUT_MS=NOW - 5000)
-    empty.check = timer_check.TimerCheck(NOW, 0, 1)
+    empty.check = config_files.TimerCheck(NOW, 0, 1)
     assert pending(empty) == {"overdue": (1, 0), "in all": (1, 0)}
 
 
@@ -83,7 +83,7 @@ def test_a_timer_that_was_rolled_counts_once(empty: Built) -> None:
     empty.timer("t", due, flags=timer_log.ROLL | 1, slot_ms=NOW + 1000_000, UNIQ_KEY="id")
     assert pending(empty)["in all"] == (1, 0)
     empty.timer("t", due, slot_ms=NOW + 2000_000, UNIQ_KEY="id", TIMER_ROLL_TIMES=1)
-    empty.check = timer_check.TimerCheck(NOW + 1500_000, empty.check.timer_log_position, 2)
+    empty.check = config_files.TimerCheck(NOW + 1500_000, empty.check.timer_log_position, 2)
     assert pending(empty)["in all"] == (1, 0)
 
 

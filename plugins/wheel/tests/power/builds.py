@@ -18,13 +18,17 @@ import pytest
 from plugins.wheel.tests.power.reclaiming import Reclaiming
 from rmqstore_conformance.faults.scripts import SCRIPTS
 from rmqstore_conformance.stores import ANNOUNCED
-from rmqstore_wheel import check_point, commit_log, engine, facts, frames, reclaim, state, timer_index
-from rmqstore_wheel.commit_log import CommitLog
-from rmqstore_wheel.disk import Disk, DiskFile
-from rmqstore_wheel.ledger_ports import Sizes
-from rmqstore_wheel.timer_index import TimerIndex
-from rmqstore_wheel.timers import WheelTimers
-from rmqstore_wheel.wheel_index import WheelIndex
+from rmqstore_wheel import engine
+from rmqstore_wheel.files.disk import Disk, DiskFile
+from rmqstore_wheel.log import check_point, commit_log, frames, journal
+from rmqstore_wheel.log.commit_log import CommitLog
+from rmqstore_wheel.log.ledger import Sizes
+from rmqstore_wheel.reclaim import reclaim
+from rmqstore_wheel.timers import index as timer_index
+from rmqstore_wheel.timers import table as timer_table
+from rmqstore_wheel.timers.index import TimerIndex
+from rmqstore_wheel.timers.store import WheelTimers
+from rmqstore_wheel.timers.wheel import WheelIndex
 
 SIZES: Final = Sizes(
     log_file_bytes=4096,
@@ -49,8 +53,8 @@ def make_small(patch: Patch, sizes: Sizes = SIZES, *, slots: int = 256, roll_win
     """
     patch.setattr(engine, "sizes_of", lambda options: sizes)
     # A record has to fit into a file, so a copy of the state is cut into many.
-    patch.setattr(state, "PIECE_BYTES", min(state.PIECE_BYTES, sizes.log_file_bytes // 4))
-    patch.setattr(facts, "PER_FILE", 16)
+    patch.setattr(journal, "PIECE_BYTES", min(journal.PIECE_BYTES, sizes.log_file_bytes // 4))
+    patch.setattr(timer_table, "PER_FILE", 16)
     patch.setattr(timer_index, "SLOTS", slots)
     patch.setattr(timer_index, "WheelIndex", functools.partial(WheelIndex, roll_window=roll_window))
     patch.setattr(reclaim, "AGAIN_MS", again_ms)

@@ -22,7 +22,7 @@ from rmqstore_conformance.power import tracing
 from rmqstore_conformance.power.content import Image, read_image, write_image
 from rmqstore_conformance.power.fates import fates_of
 from rmqstore_conformance.stores import directory
-from rmqstore_wheel import check_point
+from rmqstore_wheel.log import check_point
 
 pytestmark = [
     pytest.mark.crash,

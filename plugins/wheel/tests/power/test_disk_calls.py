@@ -21,7 +21,7 @@ from rmqstore_conformance.faults.opener import Opener
 from rmqstore_conformance.faults.scripts import play_of
 from rmqstore_conformance.faults.victim import play_with_a_failure
 from rmqstore_conformance.stores import directory
-from rmqstore_wheel.disk import Disk, DiskFile
+from rmqstore_wheel.files.disk import Disk, DiskFile
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 

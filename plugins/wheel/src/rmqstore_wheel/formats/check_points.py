@@ -66,7 +66,7 @@ class CheckPoint(msgspec.Struct):
 
     def unique_key(self) -> str:
         """Return the ``UNIQ_KEY`` of its message (``PopMessageProcessor.genCkUniqueId``)."""
-        return f"{self.topic}@{self.queue_id}@{self.start_offset}@{self.group}@{self.pop_ms}@{_java_text(self.broker)}@{CK_TAG}"
+        return f"{self.topic}@{self.queue_id}@{self.start_offset}@{self.group}@{self.pop_ms}@{self.broker or 'null'}@{CK_TAG}"
 
 
 class Ack(msgspec.Struct):
@@ -82,7 +82,7 @@ class Ack(msgspec.Struct):
 
     def unique_key(self) -> str:
         """Return the ``UNIQ_KEY`` of its message (``PopMessageProcessor.genAckUniqueId``)."""
-        return f"{self.topic}@{self.queue_id}@{self.ack_offset}@{self.group}@{self.pop_ms}@{_java_text(self.broker)}@{ACK_TAG}"
+        return f"{self.topic}@{self.queue_id}@{self.ack_offset}@{self.group}@{self.pop_ms}@{self.broker or 'null'}@{ACK_TAG}"
 
 
 class BatchAck(msgspec.Struct):
@@ -102,10 +102,6 @@ class BatchAck(msgspec.Struct):
         return f"{self.topic}@{self.queue_id}@[{offsets}]@{self.group}@{self.pop_ms}@{BATCH_ACK_TAG}"
 
 
-def _java_text(text: str | None) -> str:
-    return "null" if text is None else text
-
-
 # ---------------------------------------------------------------- writing
 
 
@@ -121,9 +117,10 @@ def encode_check_point(point: CheckPoint) -> bytes:
     distances = "" if point.distances is None else f'"d":[{",".join(map(str, point.distances))}],'
     rewrites = "" if point.rewrites is None else f'"rp":{quote(point.rewrites)},'
     bits = point.acked_bits - (point.acked_bits >> 31 << 32)
+    revive_ms = point.pop_ms + point.invisible_ms
     return (
         f'{{"bm":{bits},{broker}"c":{quote(point.group)},{distances}"it":{point.invisible_ms},"n":{point.count},"pt":{point.pop_ms},'
-        f'"q":{point.queue_id},"reviveTime":{point.revive_ms},"ro":{point.revive_offset},{rewrites}"so":{point.start_offset},'
+        f'"q":{point.queue_id},"reviveTime":{revive_ms},"ro":{point.revive_offset},{rewrites}"so":{point.start_offset},'
         f'"t":{quote(point.topic)}}}'
     ).encode()
 

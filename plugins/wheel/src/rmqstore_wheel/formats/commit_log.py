@@ -1,6 +1,6 @@
 """Records of the commit log, one at a time; ``log_columns`` does many (``CommitLog``, ``MessageExtEncoder``, ``MessageDecoder``).
 
-The log is a chain of files of one size, 1 GiB in RocketMQ, named by ``file_names``; no record crosses the end of a file. A message::
+The log is a chain of files of one size, 1 GiB in RocketMQ, named by :func:`file_name`; no record crosses the end of a file. A message::
 
     0    i32  bytes of the record, this field included
     4    i32  magic: 0xDAA320A7 (V1) or 0xDAA320AB (V2)
@@ -33,7 +33,7 @@ When a record and 8 bytes more do not fit into what is left of a file, a blank r
 from __future__ import annotations
 
 import functools
-import ipaddress
+import re
 import struct
 from typing import Final
 
@@ -61,7 +61,6 @@ HOST_V6_BYTES: Final = 20
 LOCAL_HOST: Final = bytes((127, 0, 0, 1, 0, 0, 0, 0))
 """127.0.0.1, port 0: the host of messages that came over no network."""
 
-PREFIX_BYTES: Final = 48
 FIXED_BYTES: Final = 88
 """Bytes before the body, with two IPv4 hosts."""
 
@@ -101,21 +100,6 @@ def body_crc(body: Bytes) -> int:
     return crc32(body) & 0x7FFFFFFF
 
 
-def host_bytes(address: str, port: int) -> bytes:
-    """Return an IPv4 or IPv6 address and a port as a record holds them."""
-    return ipaddress.ip_address(address).packed + _I32.pack(port)
-
-
-def host_text(host: bytes) -> tuple[str, int]:
-    """Return the address and the port of a host."""
-    return str(ipaddress.ip_address(host[:-4])), int(_I32.unpack(host[-4:])[0])
-
-
-def server_message_id(store_host: bytes, physical_offset: int) -> str:
-    """Return the id that a broker gives to a record: store host and physical offset in hex (``MessageDecoder``)."""
-    return (store_host + physical_offset.to_bytes(8)).hex().upper()
-
-
 @functools.lru_cache(4096)
 def topic_field(topic: bytes) -> bytes:
     """Return the topic with its length before it, in the form of the version that the length asks for."""
@@ -129,46 +113,9 @@ def magic_of(topic: bytes) -> int:
     return MAGIC_V1 if len(topic) <= MAX_V1_TOPIC_BYTES else MAGIC_V2
 
 
-def check_host(host: bytes) -> None:
-    """Raise unless a host has the length of an IPv4 or IPv6 one."""
-    if len(host) not in (HOST_V4_BYTES, HOST_V6_BYTES):
-        raise IllegalArgumentError(f"host {host.hex()!r} has {len(host)} bytes, not {HOST_V4_BYTES} (IPv4) or {HOST_V6_BYTES} (IPv6)")
-
-
 @functools.cache
 def _header(born_host_bytes: int, store_host_bytes: int) -> struct.Struct:
     return struct.Struct(f">iiiiiqqiq{born_host_bytes}sq{store_host_bytes}siqi")
-
-
-def encode_record(record: Record) -> bytes:
-    """Return the bytes of one record.
-
-    Raises:
-        IllegalArgumentError: the topic, the properties or a host have a length that no record can hold.
-    """
-    check_host(record.born_host)
-    check_host(record.store_host)
-    topic, properties = topic_field(record.topic), record.properties
-    _check_properties(properties)
-    head = _header(len(record.born_host), len(record.store_host))
-    values = (
-        head.size + len(record.body) + len(topic) + 2 + len(properties),
-        magic_of(record.topic),
-        body_crc(record.body),
-        record.queue_id,
-        record.flag,
-        record.queue_offset,
-        record.physical_offset,
-        _with_host_bits(record.sys_flag, record.born_host, record.store_host),
-        record.born_ms,
-        record.born_host,
-        record.store_ms,
-        record.store_host,
-        record.reconsume_times,
-        record.prepared_offset,
-        len(record.body),
-    )
-    return b"".join((head.pack(*values), record.body, topic, len(properties).to_bytes(2), properties))
 
 
 def _check_properties(properties: bytes) -> None:
@@ -204,15 +151,6 @@ class Form:
             store_ms if born_ms is None else born_ms, LOCAL_HOST, store_ms, LOCAL_HOST, 0, 0, len(body)
         )  # fmt: skip
         return b"".join((head, body, self._field, len(properties).to_bytes(2), properties))
-
-
-def _with_host_bits(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
-    sys_flag &= ~(BORN_HOST_V6 | STORE_HOST_V6)
-    if len(born_host) == HOST_V6_BYTES:
-        sys_flag |= BORN_HOST_V6
-    if len(store_host) == HOST_V6_BYTES:
-        sys_flag |= STORE_HOST_V6
-    return sys_flag
 
 
 def encode_blank(bytes_left: int) -> bytes:
@@ -299,3 +237,25 @@ def _piece(data: memoryview, at: int, length: int, what: str) -> tuple[bytes, in
     if length < 0 or at + length > len(data):
         raise ValueError(f"{length} bytes of {what} where {len(data) - at} are left")
     return bytes(data[at : at + length]), at + length
+
+
+_NAME = re.compile(r"\d{20}", re.ASCII)
+_MAX_OFFSET = 2**63 - 1
+
+
+def file_name(start_offset: int) -> str:
+    """Return the name of the file that starts at ``start_offset`` of the log, bytes."""
+    if not 0 <= start_offset <= _MAX_OFFSET:
+        raise IllegalArgumentError(f"a file of a log starts at 0 to 2**63-1, not at {start_offset}")
+    return f"{start_offset:020d}"
+
+
+def start_offset(name: str) -> int:
+    """Return the offset at which a file starts, from its name.
+
+    Raises:
+        CorruptStoreError: the name is not 20 digits; the caller that lists a directory decides what else may lie there.
+    """
+    if not _NAME.fullmatch(name) or int(name) > _MAX_OFFSET:
+        raise CorruptStoreError(f"{name!r} is no name of a log file: 20 digits of a start offset are expected", file=name)
+    return int(name)

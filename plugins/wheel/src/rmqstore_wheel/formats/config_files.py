@@ -1,23 +1,55 @@
-"""The JSON files of ``config/``: which of a file and its backup counts, and their version (``ConfigManager``, ``DataVersion``).
+r"""The files of ``config/``, and which of a file and its backup counts.
 
-A file X is written in four steps, so that at each moment X or X.bak is whole:
+The JSON files (``ConfigManager``, ``DataVersion``). A file X is written in four steps, so that at each moment X or X.bak is whole: X is
+renamed to X.bak (when there is an X); the directory is synced; X is written and synced; the directory is synced. So a missing, empty or
+torn X means that X.bak is the latest: one generation older at most. In names and maps that are integers in Java, keys are bare; what is
+null is left out.
 
-1. X is renamed to X.bak (when there is an X);
-2. the directory is synced;
-3. X is written and synced;
-4. the directory is synced.
+``consumerOffset.json``: how far each group has read each queue, the offset of the next message (``ConsumerOffsetManager``)::
 
-So a missing, empty or torn X means that X.bak is the latest: one generation older at most.
+    {
+    \t"dataVersion":{"counter":…,"stateVersion":…,"timestamp":…},       each on a line of its own
+    \t"groupTopicMap":{"group":["topic",…]},                            follows from the table; not read
+    \t"offsetTable":{
+    \t\t"topic@group":{0:12,1:7
+    \t\t}
+    \t}
+    }
+
+``consumerOrderInfo.json``: the un-acked run of every FIFO queue, names in alphabetical order (``ConsumerOrderInfoManager``)::
+
+    {"table":{"topic@group":{<queue>:{
+        "a": attempt id            "cm": acked messages as bits, i64        "i": invisible time, ms
+        "l": last consumed, ms     "o": queue offsets: the first as it is, the others as distances from it
+        "oc": {offset: times consumed before}    "ot": {offset: visible again at, ms}    "popTime": ms
+    }}}}
+
+``timermetrics``: how many timers wait per topic, estimates that may be negative; the engine only reads it (``TimerMetrics``)::
+
+    {"dataVersion":{"counter":…,"stateVersion":…,"timestamp":…},"timingCount":{"topic":{"count":5,"timeStamp":…},…}}
+
+``timercheck``: how far the timers are (``TimerCheckpoint``). 4096 bytes, of which the first 56 count; no checksum::
+
+    0    i64  slots before this time, ms, are delivered
+    8    i64  position up to which the timer log is on disk
+    16   i64  next queue offset of the wheel's topic that is to be read
+    24   i64  the same, as the master of a replicated broker told
+    32   i64  state version      40  i64  when the version was made, ms      48  i64  its counter
+
+The first 56 bytes alone, or without the version 32, are what brokers send each other.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from rmqstore.errors import CorruptStoreError
+from rmqstore_wheel.formats import fastjson
+from rmqstore_wheel.formats.binary_columns import Bytes
 from rmqstore_wheel.formats.fastjson import Fields
 
 BACKUP_SUFFIX: Final = ".bak"
@@ -31,10 +63,6 @@ class DataVersion(msgspec.Struct, frozen=True):
     counter: int = 0
     state_version: int = 0
     timestamp_ms: int = 0
-
-    def next(self, now_ms: int, state_version: int = 0) -> DataVersion:
-        """Return the version of the next change."""
-        return DataVersion(self.counter + 1, state_version, now_ms)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that stands in the file."""
@@ -66,3 +94,195 @@ def choose(file: bytes | None, backup: bytes | None, decode: Callable[[bytes], T
     if fault is not None:
         raise fault
     return None
+
+
+OFFSETS_FILE: Final = "consumerOffset.json"
+SEPARATOR: Final = "@"
+
+
+class ConsumerOffsets(msgspec.Struct):
+    """The file. ``table`` has the next offset per queue, by ``topic@group``."""
+
+    table: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
+    version: DataVersion = DataVersion()
+
+
+def offsets_key(topic: str, group: str) -> str:
+    """Return the name of a group on a topic."""
+    return f"{topic}{SEPARATOR}{group}"
+
+
+def split_offsets_key(name: str) -> tuple[str, str] | None:
+    """Return (topic, group); None for a name that RocketMQ would pass over."""
+    parts = name.split(SEPARATOR)
+    return (parts[0], parts[1]) if len(parts) == 2 else None
+
+
+def encode_offsets(offsets: ConsumerOffsets) -> bytes:
+    """Return the file."""
+    topics: dict[str, set[str]] = {}
+    for name in offsets.table:
+        parts = split_offsets_key(name)
+        if parts is not None:
+            topics.setdefault(parts[1], set()).add(parts[0])
+    value = {"dataVersion": offsets.version.to_json(), "groupTopicMap": topics, "offsetTable": offsets.table}
+    return fastjson.dumps(value).encode()
+
+
+def decode_offsets(data: Bytes) -> ConsumerOffsets:
+    """Read the file.
+
+    Raises:
+        CorruptStoreError: it is no such file.
+    """
+    fields = fastjson.Fields.read(data, OFFSETS_FILE)
+    table = {name: queues.as_integers() for name, queues in fields.objects("offsetTable").items()}
+    return ConsumerOffsets(table, DataVersion.from_fields(fields))
+
+
+ORDERS_FILE: Final = "consumerOrderInfo.json"
+
+
+class OrderInfo(msgspec.Struct):
+    """The run of one queue. Bit i of ``acked_bits`` (0 to 2**64 - 1) says that the message at ``offsets[i]`` is acked.
+
+    ``visible_ms`` and ``consumed`` hold only offsets that differ from the rest: a changed invisible time, a count above 0.
+    """
+
+    pop_ms: int
+    invisible_ms: int | None
+    offsets: list[int]
+    last_consume_ms: int
+    acked_bits: int = 0
+    attempt_id: str | None = None
+    visible_ms: dict[int, int] | None = None
+    consumed: dict[int, int] | None = None
+
+    def is_acked(self, place: int) -> bool:
+        """Say whether the message at ``offsets[place]`` is acked."""
+        return bool(self.acked_bits >> place & 1)
+
+
+OrderTable = dict[str, dict[int, OrderInfo]]
+"""Runs by ``topic@group`` and queue."""
+
+
+def encode_orders(table: OrderTable) -> bytes:
+    """Return the file."""
+    value = {"table": {name: {queue: _to_json(info) for queue, info in queues.items()} for name, queues in table.items()}}
+    return fastjson.dumps(value).encode()
+
+
+def _to_json(info: OrderInfo) -> dict[str, Any]:
+    first = info.offsets[0] if info.offsets else 0
+    return {
+        "a": info.attempt_id,
+        "cm": info.acked_bits - (info.acked_bits >> 63 << 64),
+        "i": info.invisible_ms,
+        "l": info.last_consume_ms,
+        "o": [*info.offsets[:1], *(offset - first for offset in info.offsets[1:])],
+        "oc": info.consumed,
+        "ot": info.visible_ms,
+        "popTime": info.pop_ms,
+    }
+
+
+def decode_orders(data: Bytes) -> OrderTable:
+    """Read the file.
+
+    Raises:
+        CorruptStoreError: it is no such file.
+    """
+    fields = fastjson.Fields.read(data, ORDERS_FILE)
+    return {
+        name: {queue: _from_json(info) for queue, info in queues.numbered().items()} for name, queues in fields.objects("table").items()
+    }
+
+
+def _from_json(fields: Fields) -> OrderInfo:
+    offsets = fields.integers("o") or []
+    return OrderInfo(
+        pop_ms=fields.integer("popTime"),
+        invisible_ms=fields.optional_integer("i"),
+        offsets=[*offsets[:1], *(offsets[0] + distance for distance in offsets[1:])],
+        last_consume_ms=fields.integer("l"),
+        acked_bits=fields.integer("cm") & 0xFFFF_FFFF_FFFF_FFFF,
+        attempt_id=fields.text("a"),
+        visible_ms=fields.integer_map("ot"),
+        consumed=fields.integer_map("oc"),
+    )
+
+
+METRICS_FILE: Final = "timermetrics"
+
+
+class TimingCount(msgspec.Struct, frozen=True):
+    """Timers that wait for a topic, and when their number last changed, ms."""
+
+    count: int
+    changed_ms: int
+
+
+class TimerMetrics(msgspec.Struct):
+    """The file."""
+
+    counts: dict[str, TimingCount] = msgspec.field(default_factory=dict)
+    version: DataVersion = DataVersion()
+
+
+def decode_metrics(data: Bytes) -> TimerMetrics:
+    """Read the file.
+
+    Raises:
+        CorruptStoreError: it is no such file.
+    """
+    fields = fastjson.Fields.read(data, METRICS_FILE)
+    counts = {topic: TimingCount(each.integer("count"), each.integer("timeStamp")) for topic, each in fields.objects("timingCount").items()}
+    return TimerMetrics(counts, DataVersion.from_fields(fields))
+
+
+TIMER_CHECK_FILE: Final = "timercheck"
+TIMER_CHECK_BYTES: Final = 4096
+TIMER_CHECK_USED_BYTES: Final = 56
+OLD_BYTES: Final = 32
+
+_FIELDS = struct.Struct(">7q")
+_OLD_FIELDS = struct.Struct(">4q")
+
+
+class TimerCheck(msgspec.Struct, frozen=True):
+    """The file, in the order of its fields."""
+
+    read_ms: int = 0
+    timer_log_position: int = 0
+    queue_offset: int = 0
+    master_queue_offset: int = 0
+    version: DataVersion = DataVersion()
+
+
+def encode_timer_check(check: TimerCheck) -> bytes:
+    """Return the 56 bytes that count."""
+    version = check.version
+    return _FIELDS.pack(
+        check.read_ms,
+        check.timer_log_position,
+        check.queue_offset,
+        check.master_queue_offset,
+        version.state_version,
+        version.timestamp_ms,
+        version.counter,
+    )
+
+
+def decode_timer_check(data: Bytes) -> TimerCheck:
+    """Read the file, or what a broker sends.
+
+    Raises:
+        CorruptStoreError: it is too short.
+    """
+    if len(data) == OLD_BYTES:
+        return TimerCheck(*_OLD_FIELDS.unpack(data))
+    if len(data) < TIMER_CHECK_USED_BYTES:
+        raise CorruptStoreError(f"{TIMER_CHECK_FILE} has {len(data)} bytes; at least {TIMER_CHECK_USED_BYTES} are needed", offset=len(data))
+    read_ms, position, offset, master, state_version, timestamp_ms, counter = _FIELDS.unpack_from(data)
+    return TimerCheck(read_ms, position, offset, master, DataVersion(counter, state_version, timestamp_ms))

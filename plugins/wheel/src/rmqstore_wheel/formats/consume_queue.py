@@ -1,6 +1,6 @@
 """Units of a consume queue: where the messages of one queue lie in the commit log (``ConsumeQueue``).
 
-A chain of files named by ``file_names``, 300 000 units each in RocketMQ. The unit of queue offset q lies at byte 20 × q of the chain::
+A chain of files named by :func:`file_name`, 300 000 units each in RocketMQ. The unit of queue offset q lies at byte 20 × q of the chain::
 
     0    i64  offset in the commit log
     8    i32  bytes of the record
@@ -66,18 +66,13 @@ def rows_of(log_offsets: Ints, sizes: Ints, codes: Ints | int = 0) -> Units:
     return made
 
 
-def encode(log_offsets: Ints, sizes: Ints, codes: Ints | int = 0) -> bytes:
-    """Return units as bytes, one behind the other."""
-    return rows_of(log_offsets, sizes, codes).tobytes()
-
-
 encode_one: Final = struct.Struct(">qiq").pack
 """Returns one unit, of the offset in the log, the size and the code of the tag."""
 
 
 def encode_fill(count: int) -> bytes:
     """Return units that fill the space before the first kept offset."""
-    return encode(np.zeros(count, np.int64), np.full(count, FILL_SIZE))
+    return rows_of(np.zeros(count, np.int64), np.full(count, FILL_SIZE)).tobytes()
 
 
 def decode(buffer: Bytes) -> Units:
@@ -97,9 +92,3 @@ def is_message(units: Units) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Say which units point to a message: not those that fill space, and not those that were never written."""
     sizes: Any = units["size"]
     return (sizes > 0) & (sizes < FILL_SIZE) & (units["log_offset"] >= 0)  # type: ignore[no-any-return]
-
-
-def count_written(units: Units) -> int:
-    """Return how many units stand before the first that was never written, or is damaged."""
-    sound = (units["size"] > 0) & (units["log_offset"] >= 0)
-    return len(sound) if sound.all() else int((~sound).argmax())

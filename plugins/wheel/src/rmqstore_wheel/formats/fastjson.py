@@ -13,33 +13,29 @@ alphabetical order, null fields are left out, and the pretty form indents by tab
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats.binary_columns import Bytes
 
-_MAX_BROWSER_INT: Final = 2**53 - 1
 _ESCAPED = re.compile('[\x00-\x1f"\\\\\x7f-\x9f\u2028\u2029\ud800-\udfff]')
-_ESCAPED_BROWSER = re.compile('[^ -~]|["\\\\/]')
-_SHORT = {"/": "\\/", '"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
+_SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _STRING_OR_BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*+"|(?<=[{,])(\s*+)([^\s"{}\[\]:,]++)(?=\s*+:)', re.DOTALL)
 
 
-def dumps(value: Any, *, pretty: bool = False, browser: bool = False) -> str:
-    """Return a value as text: mappings in their own order, lists, sets, strings, ints, bools and None.
-
-    ``browser`` stands for the feature BrowserCompatible: nothing but ASCII, and integers that a double cannot hold in
-    quotes.
-    """
-    return _write(value, "\n" if pretty else "", browser)
+def dumps(value: Any) -> str:
+    """Return a value as text in the pretty form: mappings in their own order, lists, sets, strings, ints, bools and None."""
+    return _write(value, "\n")
 
 
-def quote(text: str, *, browser: bool = False) -> str:
+@functools.lru_cache(4096)
+def quote(text: str) -> str:
     """Return a string in quotes."""
-    return f'"{(_ESCAPED_BROWSER if browser else _ESCAPED).sub(_escape, text)}"'
+    return f'"{_ESCAPED.sub(_escape, text)}"'
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -50,28 +46,26 @@ def _escape(match: re.Match[str]) -> str:
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
-def _write(value: Any, line: str, browser: bool) -> str:
-    """``line`` is what begins a line of the enclosing level; empty when all stands in one line."""
+def _write(value: Any, line: str) -> str:
+    """``line`` is what begins a line of the enclosing level."""
     if isinstance(value, str):
-        return quote(value, browser=browser)
+        return quote(value)
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int):
-        return f'"{value}"' if browser and abs(value) > _MAX_BROWSER_INT else str(value)
-    inner = line + "\t" if line else ""
+        return str(value)
+    inner = line + "\t"
     if isinstance(value, Mapping):
         items = [
-            f"{inner}{quote(key, browser=browser)}:{_write(item, inner, browser)}"
-            if isinstance(key, str)
-            else f"{key}:{_write(item, inner, browser)}"
+            f"{inner}{quote(key)}:{_write(item, inner)}" if isinstance(key, str) else f"{key}:{_write(item, inner)}"
             for key, item in value.items()
             if item is not None
         ]
         return f"{{{','.join(items)}{line if items else ''}}}"
     if isinstance(value, set | frozenset):
-        return f"[{','.join(_write(item, line, browser) for item in sorted(value))}]"
+        return f"[{','.join(_write(item, line) for item in sorted(value))}]"
     if isinstance(value, list | tuple):
-        items = [inner + _write(item, inner, browser) for item in value]
+        items = [inner + _write(item, inner) for item in value]
         return f"[{','.join(items)}{line if items else ''}]"
     raise TypeError(f"fastjson cannot write a {type(value).__name__}")
 

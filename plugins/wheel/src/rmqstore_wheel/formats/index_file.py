@@ -25,7 +25,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats.binary_columns import Bytes, Ints
 from rmqstore_wheel.formats.java_hash import java_hash, java_hashes
 
@@ -136,89 +135,6 @@ def plan(header: Header, heads: Ints, slots: int, hashes: Ints, log_offsets: Int
         next_entry=header.next_entry + count,
     )
     return Plan(rows, sorted_places[ends_group], sorted_numbers[ends_group], changed)
-
-
-class IndexFile:
-    """One file, over a buffer that may be written to (an mmap or a bytearray); nothing is kept beside it.
-
-    Raises:
-        CorruptStoreError: the buffer has the wrong length for these numbers, or its header makes no sense.
-    """
-
-    def __init__(self, buffer: Bytes | Any, slots: int = SLOTS, entries: int | None = None) -> None:
-        self._limit = slots * ENTRIES_PER_SLOT if entries is None else entries
-        self._buffer = memoryview(buffer).cast("B")
-        expected = file_bytes(slots, self._limit)
-        if len(self._buffer) != expected:
-            raise CorruptStoreError(
-                f"the index file has {len(self._buffer)} bytes; {slots} slots and {self._limit} entries take {expected}",
-                offset=len(self._buffer),
-            )
-        self._slots = np.frombuffer(self._buffer, ">i4", slots, HEADER_BYTES)
-        self._entries = np.frombuffer(self._buffer, ENTRY, self._limit, HEADER_BYTES + slots * SLOT_BYTES)
-        if self.header.next_entry > self._limit:
-            raise CorruptStoreError(f"the index file says that it has {self.header.next_entry} of {self._limit} entries", offset=36)
-
-    @property
-    def header(self) -> Header:
-        """The header as it stands in the buffer; a file of zeros is an empty one."""
-        return header_of(self._buffer)
-
-    @property
-    def room(self) -> int:
-        """How many entries can still be put."""
-        return self._limit - self.header.next_entry
-
-    def put(self, hashes: Ints, log_offsets: Ints, store_ms: Ints) -> int:
-        """Append entries in their order, as many as there is room for; returns how many."""
-        header = self.header
-        count = min(len(hashes), self.room)
-        if not count:
-            return 0
-        heads = self._slots[hashes[:count] % len(self._slots)]
-        made = plan(header, heads, len(self._slots), hashes[:count], log_offsets[:count], store_ms[:count])
-        self._entries[header.next_entry : made.header.next_entry] = made.entries
-        self._slots[made.places] = made.numbers
-        self._write_header(made.header)
-        return count
-
-    def continue_from(self, log_offset: int, store_ms: int) -> None:
-        """Write into the header of an empty file where the file before it ended, as RocketMQ does."""
-        self._write_header(Header(store_ms, store_ms, log_offset, log_offset))
-
-    def _write_header(self, header: Header) -> None:
-        _HEADER.pack_into(self._buffer, 0, *header)
-
-    def may_hold(self, from_ms: int, to_ms: int) -> bool:
-        """Say whether entries of this span of time may be here, unless the clock was set back meanwhile (``isTimeMatched``)."""
-        header = self.header
-        return header.next_entry > 1 and from_ms <= header.last_ms and to_ms >= header.first_ms
-
-    def lookup(self, hashed: int, limit: int, from_ms: int = 0, to_ms: int = 2**63 - 1) -> list[int]:
-        """Return commit-log offsets of entries with this hash and a store time in the span, newest first, at most ``limit``.
-
-        What is outside of the span by what an entry cannot tell is among them: entries hold whole seconds, and 0 also for a time before
-        the file's first. Unlike RocketMQ's, the search does not end at the first entry before the span: the clock may have been set back.
-
-        Raises:
-            CorruptStoreError: the chain of the slot does not lead to older and older entries.
-        """
-        header = self.header
-        found: list[int] = []
-        number = int(self._slots[hashed % len(self._slots)])
-        if number >= header.next_entry:  # a slot that was written ahead of the header, before a crash
-            number = 0
-        while number > 0 and len(found) < limit:
-            entry_hash, log_offset, seconds, previous = self._entries[number].item()
-            stored_ms = header.first_ms + seconds * 1000
-            in_time = (from_ms <= stored_ms + 999 or seconds == _MAX_SECONDS) and (stored_ms <= to_ms or seconds == 0)
-            if entry_hash == hashed and in_time:
-                found.append(log_offset)
-            if previous >= number:
-                at = HEADER_BYTES + len(self._slots) * SLOT_BYTES + number * ENTRY_BYTES
-                raise CorruptStoreError(f"index entry {number} is followed by {previous}, which is not older", offset=at)
-            number = previous
-        return found
 
 
 def file_bytes(slots: int = SLOTS, entries: int | None = None) -> int:

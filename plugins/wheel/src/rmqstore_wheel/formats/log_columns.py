@@ -1,7 +1,4 @@
-"""Records of the commit log by the batch, as columns, and their bytes; ``commit_log`` draws the layout, ``log_reading`` is the way back.
-
-A batch whose hosts are not all of one length goes record by record, which gives the same bytes.
-"""
+"""Records of the commit log by the batch, as columns, and their bytes; ``commit_log`` draws the layout, ``log_reading`` is the way back."""
 
 from __future__ import annotations
 
@@ -30,13 +27,21 @@ from rmqstore_wheel.formats.binary_columns import (
     pieces_of,
     taken,
 )
-from rmqstore_wheel.formats.commit_log import Record
 
 _COPIED_BODY_BYTES: Final = 4096
 _SPARE_BYTES: Final = 128
 """Set aside behind the last record, for a property that it is given later."""
 
-_BLOCK_OF: dict[tuple[int, int], np.dtype[Any]] = {}
+HEAD: Final = np.dtype(
+    {
+        "names": "size magic crc queue_id flag queue_offset physical_offset sys_flag born_ms born_host store_ms store_host reconsume_times "
+        "prepared_offset body_bytes".split(),
+        "formats": ">i4 >i4 >i4 >i4 >i4 >i8 >i8 >i4 >i8 V8 >i8 V8 >i4 >i8 >i4".split(),
+    }
+)
+"""What lies before the body of a record whose hosts are IPv4."""
+
+_NUMBERS: Final = ("queue_id", "queue_offset", "born_ms", "store_ms", "reconsume_times")
 
 
 class Columns(msgspec.Struct, kw_only=True):
@@ -54,27 +59,9 @@ class Columns(msgspec.Struct, kw_only=True):
     born_ms: Ints | int = 0
     store_ms: Ints | int = 0
     reconsume_times: Ints | int = 0
-    flag: Ints | int = 0
-    sys_flag: Ints | int = 0
-    prepared_offset: Ints | int = 0
-    born_host: Part = log.LOCAL_HOST
-    store_host: Part = log.LOCAL_HOST
 
     def __len__(self) -> int:
         return len(self.body)
-
-    def record(self, row: int) -> Record:
-        """Return one row as a record."""
-        values = {name: _cell(getattr(self, name), row) for name in Record.__struct_fields__ if name != "properties"}
-        return Record(**values, properties=b"".join(_cell(part, row) for part in self.properties))
-
-
-def _cell(column: Any, row: int) -> Any:
-    if isinstance(column, pa.Array):
-        return column[row].as_py()
-    if isinstance(column, np.ndarray):
-        return column[row].item()
-    return column
 
 
 class Encoded(NamedTuple):
@@ -88,16 +75,10 @@ class Encoded(NamedTuple):
     sizes: Ints
     buffer: np.ndarray[Any, np.dtype[np.uint8]] | None = None
 
-    def place(self, physical_offset: int, queue_offsets: Ints | None = None) -> None:
-        """Write into every record where it lies: the first one at ``physical_offset`` of the log, all without a gap.
-
-        ``queue_offsets`` are written as well when they are given.
-        """
-        if not len(self.starts):
-            return
-        cells(self.data, ">i8")[self.starts + log.PHYSICAL_OFFSET_AT] = physical_offset + self.starts
-        if queue_offsets is not None:
-            cells(self.data, ">i8")[self.starts + log.QUEUE_OFFSET_AT] = queue_offsets
+    def place(self, physical_offset: int) -> None:
+        """Write into every record where it lies: the first one at ``physical_offset`` of the log, all without a gap."""
+        if len(self.starts):
+            cells(self.data, ">i8")[self.starts + log.PHYSICAL_OFFSET_AT] = physical_offset + self.starts
 
     def with_last_property(self, text: bytes) -> Encoded:
         """Return the same records, and ``text`` behind the properties of the last one; what a whole batch is told need not stand in each.
@@ -144,42 +125,18 @@ class Encoded(NamedTuple):
         return Encoded(self.data[begin:end], self.starts[first:last] - begin, self.sizes[first:last])
 
 
-def head_of(born_host_bytes: int, store_host_bytes: int) -> np.dtype[Any]:
-    """Return what lies before the body."""
-    key = (born_host_bytes, store_host_bytes)
-    if key not in _BLOCK_OF:
-        fields = [("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("queue_id", ">i4"), ("flag", ">i4"), ("queue_offset", ">i8")]
-        fields += [("physical_offset", ">i8"), ("sys_flag", ">i4"), ("born_ms", ">i8"), ("born_host", f"V{born_host_bytes}")]
-        fields += [("store_ms", ">i8"), ("store_host", f"V{store_host_bytes}"), ("reconsume_times", ">i4"), ("prepared_offset", ">i8")]
-        _BLOCK_OF[key] = np.dtype([*fields, ("body_bytes", ">i4")])
-    return _BLOCK_OF[key]
-
-
 # ---------------------------------------------------------------- writing
-
-_NUMBERS = (
-    "queue_id",
-    "flag",
-    "queue_offset",
-    "physical_offset",
-    "born_ms",
-    "store_ms",
-    "reconsume_times",
-    "prepared_offset",
-)
 
 
 def encode_columns(columns: Columns) -> Encoded:
-    """Return the records of a batch, in its order.
+    """Return the records of a batch, in its order: of this machine, and not placed yet.
 
     Raises:
-        IllegalArgumentError: a topic, the properties of a row or a host have a length that no record can hold.
+        IllegalArgumentError: a topic or the properties of a row have a length that no record can hold.
     """
     rows = len(columns)
-    born, store = _one_length(columns.born_host, rows), _one_length(columns.store_host, rows)
-    if not rows or born is None or store is None:
-        return joined([log.encode_record(columns.record(row)) for row in range(rows)])
-    block = head_of(born, store)
+    if not rows:
+        return joined([])
     topic, magic = _topic_part(columns.topic)
     body = measure(columns.body)
     properties = [measure(part) for part in columns.properties]
@@ -189,8 +146,8 @@ def encode_columns(columns: Columns) -> Encoded:
         raise IllegalArgumentError(
             f"row {row}: the properties have {properties_bytes[row]} bytes; a record holds at most {log.MAX_PROPERTIES_BYTES}"
         )
-    sizes = properties_bytes + (block.itemsize + 2 + topic.lengths + body.lengths)
-    head = np.zeros(rows, block)
+    sizes = properties_bytes + (HEAD.itemsize + 2 + topic.lengths + body.lengths)
+    head = np.zeros(rows, HEAD)
     head["size"] = sizes
     head["magic"] = magic
     head["crc"] = body_crcs(columns.body)
@@ -199,10 +156,7 @@ def encode_columns(columns: Columns) -> Encoded:
         value = getattr(columns, name)
         if isinstance(value, np.ndarray) or value:
             head[name] = value
-    host_bits = (log.BORN_HOST_V6 if born == log.HOST_V6_BYTES else 0) | (log.STORE_HOST_V6 if store == log.HOST_V6_BYTES else 0)
-    head["sys_flag"] = columns.sys_flag & ~(log.BORN_HOST_V6 | log.STORE_HOST_V6) | host_bits
-    for name, host in (("born_host", columns.born_host), ("store_host", columns.store_host)):
-        head[name] = np.void(host) if isinstance(host, bytes) else np.frombuffer(bytes_of(host), head[name].dtype)
+    head["born_host"] = head["store_host"] = np.void(log.LOCAL_HOST)
     ends = np.cumsum(sizes)
     lengths = blocks(properties_bytes.astype(">i2"))
     buffer = join_columns([blocks(head), body, topic, lengths, *properties], rows, int(ends[-1]), _SPARE_BYTES)
@@ -213,19 +167,6 @@ def joined(records: Sequence[Bytes]) -> Encoded:
     """Return records that are bytes already, one behind the other."""
     sizes = np.fromiter(map(len, records), np.int64, len(records))
     return Encoded(np.frombuffer(bytearray().join(records), np.uint8), sizes.cumsum() - sizes, sizes)
-
-
-def _one_length(host: Part, rows: int) -> int | None:
-    """Return the length that all hosts have, or None when they differ."""
-    if isinstance(host, bytes):
-        log.check_host(host)
-        return len(host)
-    if not rows:
-        return None
-    lengths = measure(host).lengths
-    for length in np.unique(lengths).tolist():
-        log.check_host(bytes(length))
-    return lengths if isinstance(lengths, int) else None
 
 
 def _topic_part(topic: Part) -> tuple[Measured, Ints | int]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats.binary_columns import INT32_MAX, Bytes, Ints, Part, cells, fixed_column
+from rmqstore_wheel.formats.binary_columns import INT32_MAX, Bytes, Ints, cells
 from rmqstore_wheel.formats.log_columns import Columns, body_crcs
 
 _I32X2 = struct.Struct(">ii")
@@ -145,8 +145,7 @@ def decode_columns(buffer: Bytes, starts: Ints, sizes: Ints, *, log_offset: int 
         if wrong.any():
             row = int(wrong.argmax())
             _refuse(buffer, int(starts[row]), int(sizes[row]), log_offset)
-    sys_flag = i32[starts + 36].astype(np.int32)
-    store_at = starts + log.PREFIX_BYTES + np.where(sys_flag & log.BORN_HOST_V6, log.HOST_V6_BYTES, log.HOST_V4_BYTES)
+    store_at = starts + log.STORE_MS_AT + np.where(i32[starts + 36] & log.BORN_HOST_V6, log.HOST_V6_BYTES - log.HOST_V4_BYTES, 0)
     return Columns(
         topic=topic,
         body=body,
@@ -157,11 +156,6 @@ def decode_columns(buffer: Bytes, starts: Ints, sizes: Ints, *, log_offset: int 
         born_ms=i64[starts + 40].astype(np.int64),
         store_ms=i64[store_at].astype(np.int64),
         reconsume_times=i32[layout.head - 12].astype(np.int32),
-        flag=i32[starts + 16].astype(np.int32),
-        sys_flag=sys_flag,
-        prepared_offset=i64[layout.head - 8].astype(np.int64),
-        born_host=_hosts(data, starts + log.PREFIX_BYTES, sys_flag & log.BORN_HOST_V6),
-        store_host=_hosts(data, store_at + 8, sys_flag & log.STORE_HOST_V6),
     )
 
 
@@ -199,18 +193,22 @@ def _cut(buffer: Bytes, starts: Ints, ends: Ints) -> pa.Array:
     return pa.array([bytes(view[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)], pa.binary())
 
 
-def _hosts(data: Any, at: Ints, is_v6: Ints) -> Part:
-    """Return the hosts at the given bytes; one piece of bytes when they are all the same."""
-    if not len(at):
-        return log.LOCAL_HOST
-    if (is_v6 == is_v6[0]).all():
-        width = log.HOST_V6_BYTES if is_v6[0] else log.HOST_V4_BYTES
-        hosts = cells(data, f"V{width}")[at]
-        if (hosts == hosts[0]).all():
-            return bytes(hosts[0])
-        return fixed_column(hosts)
-    widths = np.where(is_v6 != 0, log.HOST_V6_BYTES, log.HOST_V4_BYTES).tolist()
-    return pa.array([data[start : start + width].tobytes() for start, width in zip(at.tolist(), widths, strict=True)], pa.binary())
+class QueueRows(NamedTuple):
+    """Which rows of records that were read are of one queue, in their order."""
+
+    topic: str
+    queue: int
+    rows: Ints
+
+
+def by_queue(read: Columns) -> list[QueueRows]:
+    """Return the rows of each queue."""
+    topics = (read.topic if isinstance(read.topic, pa.Array) else pa.repeat(read.topic, len(read))).dictionary_encode()
+    names = [name.decode(errors="replace") for name in topics.dictionary.to_pylist()]
+    numbers, queues = topics.indices.to_numpy(), np.asarray(read.queue_id)
+    order = np.lexsort((queues, numbers))
+    bounds = np.flatnonzero((np.diff(numbers[order]) != 0) | (np.diff(queues[order]) != 0)) + 1
+    return [QueueRows(names[numbers[rows[0]]], int(queues[rows[0]]), rows) for rows in np.split(order, bounds) if len(rows)]
 
 
 def count_sound(buffer: Bytes, found: Scan, *, log_offset: int | None = None) -> int:

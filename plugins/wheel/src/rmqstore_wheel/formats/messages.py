@@ -27,10 +27,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqstore.batch import IN_SCHEMA
-from rmqstore.message import Message
 from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints, Piece
-from rmqstore_wheel.formats.commit_log import LOCAL_HOST, Record
+from rmqstore_wheel.formats.commit_log import Record
 from rmqstore_wheel.formats.log_columns import Columns
 from rmqstore_wheel.formats.property_columns import Properties, decode_column
 
@@ -42,7 +41,6 @@ SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 
 WAITING_TOPICS: Final = (WHEEL_TOPIC, SCHEDULE_TOPIC)
 NO_QUEUE: Final = -1
-_IN_NAMES: Final = tuple(IN_SCHEMA.names)
 
 # Names that a pop asks for with every message.
 _TAG, _KEYS, _MESSAGE_GROUP, _MESSAGE_ID = texts.TAG, texts.KEYS, texts.MESSAGE_GROUP, texts.MESSAGE_ID
@@ -55,25 +53,6 @@ _DELIVER_MS, _OUT_MS, _FIRST_POP_MS, _HIDDEN, _OWN_PREFIX = (
 )
 
 
-def encode_message(
-    message: Message, *, topic: str | None = None, queue_id: int | None = None, system: bytes = b"", **fields: Any
-) -> Record:
-    """Return a message as a record.
-
-    ``topic`` and ``queue_id`` replace the message's own (a timer goes to the wheel's topic), ``system`` is the text of further properties,
-    ``fields`` are those of :class:`Record` that a message does not know: store time, offsets, hosts.
-    """
-    queue = message.queue_id if queue_id is None else queue_id
-    return Record(
-        topic=(message.topic if topic is None else topic).encode(),
-        body=message.body,
-        properties=texts.encode_message(message) + system,
-        queue_id=NO_QUEUE if queue is None else queue,
-        born_ms=message.born_ms or 0,
-        **fields,
-    )
-
-
 def encode_batch(
     columns: pa.RecordBatch,
     *,
@@ -81,9 +60,6 @@ def encode_batch(
     topic: str | None = None,
     queue_id: Ints | int | None = None,
     system: bytes | list[Piece] = b"",
-    reconsume_times: Ints | int = 0,
-    born_host: bytes = LOCAL_HOST,
-    store_host: bytes = LOCAL_HOST,
 ) -> Columns:
     """Return a batch of ``IN_SCHEMA`` as the columns of records; offsets are given when they are placed.
 
@@ -98,9 +74,6 @@ def encode_batch(
         queue_id=_filled(columns.column("queue_id"), NO_QUEUE) if queue_id is None else queue_id,
         born_ms=_filled(columns.column("born_ms"), 0),
         store_ms=store_ms,
-        reconsume_times=reconsume_times,
-        born_host=born_host,
-        store_host=store_host,
     )
 
 
@@ -169,12 +142,6 @@ def told_by(found: dict[str, str]) -> Told:
     return Told(tag, keys, shown, group, deliver, message_id, first_pop_ms)
 
 
-def decode_message(record: Record) -> Message:
-    """Return a record as the message that was sent."""
-    fields = decode_fields(record)
-    return Message(**{name: fields[name] for name in _IN_NAMES})
-
-
 def decode_batch(records: Columns) -> dict[str, pa.Array]:
     """Return the columns of ``IN_SCHEMA``, and queue_offset, store_ms, first_pop_ms and reconsume_times, of records that were read."""
     (text,) = records.properties
@@ -199,12 +166,6 @@ def decode_batch(records: Columns) -> dict[str, pa.Array]:
         "first_pop_ms": texts.integers(found.column(texts.FIRST_POP_MS)),
         "reconsume_times": pa.array(records.reconsume_times, pa.int32()),
     }
-
-
-def decode_record_batch(records: Columns) -> pa.RecordBatch:
-    """Return the messages of records that were read, as a batch of ``IN_SCHEMA``."""
-    columns = decode_batch(records)
-    return pa.RecordBatch.from_arrays([columns[name] for name in _IN_NAMES], schema=IN_SCHEMA)
 
 
 def _home(records: Columns, found: Properties) -> tuple[pa.Array, Ints]:

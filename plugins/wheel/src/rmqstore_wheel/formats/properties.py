@@ -11,7 +11,7 @@ entry of a name win. Fields of a message that are properties here: ``UNIQ_KEY`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -21,8 +21,7 @@ import pyarrow.compute as pc
 from rmqstore.batch import map_parts
 from rmqstore.columns import constant_of
 from rmqstore.message import OWN_PROPERTY_PREFIX, REQUEST_PROPERTIES, SYSTEM_PROPERTIES, Message, PoppedMessage
-from rmqstore_wheel.formats.binary_columns import Piece
-from rmqstore_wheel.formats.decimals import decimal_parts
+from rmqstore_wheel.formats.binary_columns import Ints, Piece, block_cells
 
 MESSAGE_ID: Final = "UNIQ_KEY"
 TAG: Final = "TAGS"
@@ -30,10 +29,7 @@ KEYS: Final = "KEYS"
 MESSAGE_GROUP: Final = "__SHARDINGKEY"
 DELIVER_MS: Final = "TIMER_DELIVER_MS"
 OUT_MS: Final = "TIMER_OUT_MS"
-ENQUEUE_MS: Final = "TIMER_ENQUEUE_MS"
-DEQUEUE_MS: Final = "TIMER_DEQUEUE_MS"
 ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
-ROLL_LABEL: Final = "TIMER_ROLL_LABEL"
 DELETE_KEY: Final = "TIMER_DEL_UNIQKEY"
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QUEUE_ID: Final = "REAL_QID"
@@ -192,7 +188,34 @@ def split_keys(text: str | None) -> tuple[str, ...]:
     return tuple(filter(None, keys)) if len(keys) > 1 else (text,)
 
 
-def without(text: bytes, names: Iterable[str]) -> bytes:
-    """Return a text without the named properties, all else kept as it is."""
-    starts = tuple(name.encode() + _IS for name in names)
-    return b"".join(entry + _END for entry in text.split(_END) if entry and not entry.startswith(starts))
+_GROUP: Final = 4
+_TEN_THOUSAND: Final = 10**_GROUP
+_WORDS: Final = np.frombuffer(b"".join(b"%04d" % number for number in range(_TEN_THOUSAND)), "u4")
+_DIGITS: Final = _WORDS.view(np.uint8).reshape(-1, _GROUP)
+
+
+def decimal_parts(values: Ints) -> list[Piece] | None:
+    """Return the texts of some numbers, one at least, as pieces to be joined; None when one is negative, or not as long as the others."""
+    low, high = int(values.min()), int(values.max())
+    text = str(low)
+    if low < 0 or len(str(high)) != len(text):
+        return None
+    own_digits = next(count for count in range(0, len(text) + _GROUP, _GROUP) if low // 10**count == high // 10**count)
+    own_digits = min(own_digits, len(text))
+    shared = text[: len(text) - own_digits].encode()
+    if not own_digits:
+        return [shared]
+    own = _last_digits(values - (low - low % 10**own_digits), own_digits)
+    return [shared, own] if shared else [own]
+
+
+def _last_digits(values: Ints, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
+    """Return numbers of up to ``count`` digits with zeros before them."""
+    found = np.empty(len(values), f"V{count}")
+    at = count
+    while at > _GROUP:
+        values, whole = values // _TEN_THOUSAND, values
+        at -= _GROUP
+        block_cells(found, at, "u4")[:] = _WORDS[whole - values * _TEN_THOUSAND]
+    found.view(np.uint8).reshape(-1, count)[:, :at] = _DIGITS[values, _GROUP - at :]
+    return found

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rmqstore.batch import PROPERTIES
 from rmqstore.columns import offsets_of
-from rmqstore_wheel.formats import properties
 from rmqstore_wheel.formats.binary_columns import Ints, cells
 from rmqstore_wheel.formats.properties import decode, is_hidden
 
@@ -29,8 +26,8 @@ class Properties(Protocol):
     def column(self, name: str) -> pa.Array:
         """Return one property of every row, as texts; null where a row does not have it."""
 
-    def visible(self, without: Collection[str] = ()) -> pa.Array:
-        """Return the properties that a user sees as a map column, null where a row has none; ``without`` names what is left out too."""
+    def visible(self) -> pa.Array:
+        """Return the properties that a user sees as a map column, null where a row has none."""
 
 
 class Regular(msgspec.Struct):
@@ -49,9 +46,9 @@ class Regular(msgspec.Struct):
             return pa.nulls(self.row_count, pa.string())
         return self._values(np.arange(self.row_count) * len(self.names) + self.names.index(name))
 
-    def visible(self, without: Collection[str] = ()) -> pa.Array:
+    def visible(self) -> pa.Array:
         """See :class:`Properties`."""
-        places = [place for place, name in enumerate(self.names) if not is_hidden(name) and name not in without]
+        places = [place for place, name in enumerate(self.names) if not is_hidden(name)]
         if not places:
             return pa.nulls(self.row_count, PROPERTIES)
         shown = np.array(places)
@@ -82,9 +79,9 @@ class Mixed(msgspec.Struct):
         picked[self.rows[mine]] = mine
         return self.values.take(pa.array(picked, mask=picked < 0))
 
-    def visible(self, without: Collection[str] = ()) -> pa.Array:
+    def visible(self) -> pa.Array:
         """See :class:`Properties`."""
-        shown = np.array([not is_hidden(name) and name not in without for name in self.names], bool)
+        shown = np.array([not is_hidden(name) for name in self.names], bool)
         mine = np.flatnonzero(shown[self.ids]) if len(self.names) else np.zeros(0, np.int64)
         if not len(mine):
             return pa.nulls(self.row_count, PROPERTIES)
@@ -129,21 +126,6 @@ def _decode_well_formed(texts: pa.Array) -> Properties | None:
     pieces = pa.Array.from_buffers(pa.string(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(found.data)])
     names = _regular_names(found, rows)
     return _mixed(pieces, found, rows) if names is None else Regular(names, pieces, rows)
-
-
-def without(texts: pa.Array, names: Collection[str]) -> pa.Array:
-    """Return texts without the named properties; the same as ``properties.without`` row by row."""
-    found = _find_entries(texts)
-    if found is None:
-        return pa.array([properties.without(text, names) for text in texts.to_pylist()], pa.binary())
-    bounds = np.append(found.starts, len(found.data)).astype(np.int32)
-    entries = pa.Array.from_buffers(pa.binary(), len(found.starts), [None, pa.py_buffer(bounds), pa.py_buffer(found.data)])
-    dropped = np.zeros(len(entries), bool)
-    for name in names:
-        dropped |= pc.starts_with(entries, f"{name}\x01".encode()).to_numpy(zero_copy_only=False)
-    counts = np.bincount(found.owners[~dropped], minlength=len(texts))
-    offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32())
-    return pc.binary_join(pa.ListArray.from_arrays(offsets, entries.filter(pa.array(~dropped))), b"")
 
 
 class _Found(NamedTuple):

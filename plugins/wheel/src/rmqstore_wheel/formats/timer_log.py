@@ -1,6 +1,6 @@
 """Units of the timer log: one per timer that was put into the wheel, chained backwards per slot (``TimerLog``, ``TimerRequest``, RIP-43).
 
-A chain of files named by ``file_names``, 100 MiB each in RocketMQ. A unit, 52 bytes::
+A chain of files named by :func:`file_name`, 100 MiB each in RocketMQ. A unit, 52 bytes::
 
     0    i32  52
     4    i64  position of the unit before in the same slot, -1 = none
@@ -54,44 +54,23 @@ UNIT: Final = np.dtype(
         ("reserved", ">i8"),
     ]
 )
-_ONE: Final = struct.Struct(">iqiqiqiiq")
+encode_one: Final = struct.Struct(">iqiqiqiiq").pack
+"""Returns one unit, of the fields of :data:`UNIT`."""
+
 _BLANK = struct.Struct(">iqi")
 
 Units = np.ndarray[Any, np.dtype[np.void]]
 
 
-def encode(
-    *,
-    previous: Ints | int,
-    write_ms: Ints | int,
-    slot_ms: Ints,
-    log_offset: Ints | int,
-    message_bytes: Ints | int,
-    topic_hash: Ints | int = 0,
-    flags: Ints | int = DEFAULT,
-) -> Units:
-    """Return units, as many as ``slot_ms`` has times; ``tobytes()`` gives what is written. A number stands for every unit.
-
-    Raises:
-        IllegalArgumentError: a slot is further than 2**31 ms (24.8 days) from the time of the writing, which must be rolled.
-    """
-    units = np.zeros(len(slot_ms), UNIT)
-    delta = slot_ms - np.asarray(write_ms, np.int64)
-    far = (delta >= 2**31) | (delta < -(2**31))
-    if far.any():
-        row = int(far.argmax())
-        raise IllegalArgumentError(f"unit {row}: its slot is {delta[row]} ms from its writing; 31 bits are there, roll it")
-    units["size"] = UNIT_BYTES
-    units["previous"], units["flags"], units["write_ms"], units["delta_ms"] = previous, flags, write_ms, delta
-    units["log_offset"], units["message_bytes"], units["topic_hash"] = log_offset, message_bytes, topic_hash
+def rows_of(
+    previous: Ints, flags: Ints | int, write_ms: int, delta_ms: Ints, log_offsets: Ints, sizes: Ints, topic_hashes: Ints | int, reserved:
+    Ints
+) -> Units:  # fmt: skip
+    """Return units whose slots are near enough for 32 bits."""
+    units: Units = np.empty(len(previous), UNIT)
+    units["size"], units["previous"], units["flags"], units["write_ms"], units["delta_ms"] = UNIT_BYTES, previous, flags, write_ms, delta_ms
+    units["log_offset"], units["message_bytes"], units["topic_hash"], units["reserved"] = log_offsets, sizes, topic_hashes, reserved
     return units
-
-
-def encode_one(
-    previous: int, flags: int, write_ms: int, delta_ms: int, log_offset: int, message_bytes: int, topic_hash: int, reserved: int
-) -> bytes:  # fmt: skip
-    """Return one unit whose slot is near enough."""
-    return _ONE.pack(UNIT_BYTES, previous, flags, write_ms, delta_ms, log_offset, message_bytes, topic_hash, reserved)
 
 
 def slot_times_ms(units: Units) -> Ints:
@@ -105,16 +84,6 @@ def encode_blank(bytes_left: int) -> bytes:
     if bytes_left < BLANK_BYTES:
         raise IllegalArgumentError(f"{bytes_left} bytes are left in the file; a blank unit needs {BLANK_BYTES}")
     return _BLANK.pack(bytes_left, 0, MAGIC_BLANK)
-
-
-def units_that_fit(bytes_left: int) -> int:
-    """Return how many units go into what is left of a file: room for a blank one must stay behind them."""
-    return max(0, (bytes_left - BLANK_BYTES) // UNIT_BYTES)
-
-
-def last_unit_at(file_bytes: int = FILE_BYTES) -> int:
-    """Return where the last unit of a full file starts."""
-    return (units_that_fit(file_bytes) - 1) * UNIT_BYTES
 
 
 def decode(buffer: Bytes) -> Units:

@@ -10,8 +10,7 @@ import numpy as np
 
 from rmqstore_wheel.formats import index_file
 from rmqstore_wheel.formats.index_file import ENTRIES_PER_SLOT, ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, Header
-from rmqstore_wheel.inspecting.file_sets import length_of, read
-from rmqstore_wheel.inspecting.findings import Findings
+from rmqstore_wheel.inspecting.files import Findings, length_of, read
 
 DIRECTORY: Final = "index"
 _NAME = re.compile(r"\d{17}", re.ASCII)

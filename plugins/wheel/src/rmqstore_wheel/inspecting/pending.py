@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 
 from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.config_files import TimerCheck
 from rmqstore_wheel.formats.property_columns import Properties, decode_column
-from rmqstore_wheel.formats.timer_check import TimerCheck
-from rmqstore_wheel.inspecting.log_files import Records
+from rmqstore_wheel.inspecting.log import Records
 from rmqstore_wheel.inspecting.popped import REVIVE_PREFIX
 
 MINUTE_MS: Final = 60_000

@@ -19,10 +19,8 @@ from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.formats.property_columns import decode_column
-from rmqstore_wheel.inspecting.file_sets import FileSet
-from rmqstore_wheel.inspecting.findings import Findings
-from rmqstore_wheel.inspecting.log_files import Records
-from rmqstore_wheel.inspecting.topics import QueueName
+from rmqstore_wheel.inspecting.files import FileSet, Findings
+from rmqstore_wheel.inspecting.log import QueueName, Records
 
 REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"

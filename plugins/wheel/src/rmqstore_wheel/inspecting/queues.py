@@ -15,10 +15,8 @@ import numpy as np
 from rmqstore_wheel.formats import consume_queue
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.consume_queue import FILL_SIZE, UNIT_BYTES, Units
-from rmqstore_wheel.inspecting.file_sets import FileSet, LogFile
-from rmqstore_wheel.inspecting.findings import MOST_OF_A_KIND, Findings
-from rmqstore_wheel.inspecting.log_files import LogReader, Records
-from rmqstore_wheel.inspecting.topics import QueueName
+from rmqstore_wheel.inspecting.files import MOST_OF_A_KIND, FileSet, Findings, LogFile
+from rmqstore_wheel.inspecting.log import LogReader, QueueName, Records
 
 DIRECTORY: Final = "consumequeue"
 _WINDOW_UNITS: Final = 50_000

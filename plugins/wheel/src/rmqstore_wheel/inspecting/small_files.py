@@ -16,15 +16,11 @@ from typing import Final, TypeVar
 import msgspec
 
 from rmqstore.errors import CorruptStoreError
-from rmqstore_wheel.formats import config_files, consumer_offsets, order_info, timer_check, timer_metrics
-from rmqstore_wheel.formats.consumer_offsets import ConsumerOffsets
-from rmqstore_wheel.formats.order_info import OrderInfo
-from rmqstore_wheel.formats.timer_check import TimerCheck
-from rmqstore_wheel.formats.timer_metrics import TimerMetrics
-from rmqstore_wheel.inspecting.file_sets import read_all
-from rmqstore_wheel.inspecting.findings import Findings
+from rmqstore_wheel.formats import config_files
+from rmqstore_wheel.formats.config_files import ConsumerOffsets, OrderInfo, TimerCheck, TimerMetrics
+from rmqstore_wheel.inspecting.files import Findings, read_all
+from rmqstore_wheel.inspecting.log import QueueName
 from rmqstore_wheel.inspecting.popped import REVIVE_GROUP, REVIVE_PREFIX
-from rmqstore_wheel.inspecting.topics import QueueName
 
 CONFIG: Final = "config"
 _MOST_BYTES: Final = 64 * 1024**2
@@ -59,7 +55,7 @@ class SmallFiles(msgspec.Struct, kw_only=True):
         """Return the last revived offset of each queue of the revive topics."""
         found: dict[QueueName, int] = {}
         for name, queues in self.offsets.table.items() if self.offsets else ():
-            parts = consumer_offsets.split_key(name)
+            parts = config_files.split_offsets_key(name)
             if parts is not None and parts[1] == REVIVE_GROUP and parts[0].startswith(REVIVE_PREFIX):
                 found |= {QueueName(parts[0], queue): offset for queue, offset in queues.items()}
         return found
@@ -88,9 +84,9 @@ def read(root: Path, findings: Findings) -> SmallFiles:
         timer_check=_timer_check(root, findings),
         check_point=_check_point(root, findings),
         abort=_abort(root),
-        metrics=chosen(timer_metrics.FILE_NAME, timer_metrics.decode),
-        offsets=chosen(consumer_offsets.FILE_NAME, consumer_offsets.decode),
-        runs=chosen(order_info.FILE_NAME, order_info.decode),
+        metrics=chosen(config_files.METRICS_FILE, config_files.decode_metrics),
+        offsets=chosen(config_files.OFFSETS_FILE, config_files.decode_offsets),
+        runs=chosen(config_files.ORDERS_FILE, config_files.decode_orders),
         backups=backups,
     )
 
@@ -106,15 +102,15 @@ def _is_good(file: bytes | None, decode: Callable[[bytes], object]) -> bool:
 
 
 def _timer_check(root: Path, findings: Findings) -> TimerCheck | None:
-    name = f"{CONFIG}/{timer_check.FILE_NAME}"
-    data = read_all(root / name, timer_check.FILE_BYTES)
+    name = f"{CONFIG}/{config_files.TIMER_CHECK_FILE}"
+    data = read_all(root / name, config_files.TIMER_CHECK_BYTES)
     if data is None:
         return None
-    if len(data) < timer_check.FILE_BYTES:
-        findings.add(name, len(data), f"the file has {len(data)} bytes where {timer_check.FILE_BYTES} are expected")
-    if len(data) < timer_check.USED_BYTES:
+    if len(data) < config_files.TIMER_CHECK_BYTES:
+        findings.add(name, len(data), f"the file has {len(data)} bytes where {config_files.TIMER_CHECK_BYTES} are expected")
+    if len(data) < config_files.TIMER_CHECK_USED_BYTES:
         return None
-    check = timer_check.decode(data)
+    check = config_files.decode_timer_check(data)
     if min(check.read_ms, check.timer_log_position, check.queue_offset) < 0:
         findings.add(name, 0, f"a time, position or offset is negative: {check.read_ms}, {check.timer_log_position}, {check.queue_offset}")
         return None
@@ -122,11 +118,11 @@ def _timer_check(root: Path, findings: Findings) -> TimerCheck | None:
 
 
 def _check_point(root: Path, findings: Findings) -> CheckPointFile | None:
-    data = read_all(root / "checkpoint", timer_check.FILE_BYTES)
+    data = read_all(root / "checkpoint", config_files.TIMER_CHECK_BYTES)
     if data is None:
         return None
     if len(data) < _CHECK_POINT.size:
-        findings.add("checkpoint", len(data), f"the file has {len(data)} bytes where {timer_check.FILE_BYTES} are expected")
+        findings.add("checkpoint", len(data), f"the file has {len(data)} bytes where {config_files.TIMER_CHECK_BYTES} are expected")
         return None
     return CheckPointFile(*_CHECK_POINT.unpack_from(data))
 

@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import Final
 
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.inspecting import index_check, small_files, timer_units, wheel_slots
-from rmqstore_wheel.inspecting.file_sets import FileSet
-from rmqstore_wheel.inspecting.findings import Findings
-from rmqstore_wheel.inspecting.frames import Frames
-from rmqstore_wheel.inspecting.log_files import LogReader
+from rmqstore_wheel.inspecting import index_check, small_files, timer_units
+from rmqstore_wheel.inspecting import wheel as timer_wheel
+from rmqstore_wheel.inspecting.files import FileSet, Findings
+from rmqstore_wheel.inspecting.log import Frames, LogReader, QueueName, Topics
 from rmqstore_wheel.inspecting.pending import Pending
 from rmqstore_wheel.inspecting.popped import REVIVE_PREFIX, Popped
 from rmqstore_wheel.inspecting.queues import Queues
 from rmqstore_wheel.inspecting.timer_units import LastUnits, TimerUnits
-from rmqstore_wheel.inspecting.topics import QueueName, Topics, by_queue
-from rmqstore_wheel.inspecting.wheel_check import WheelCheck
-from rmqstore_wheel.inspecting.wheel_slots import WheelFile, precision_of
+from rmqstore_wheel.inspecting.wheel import WheelCheck, WheelFile, precision_of
 
 COMMIT_LOG: Final = "commitlog"
 
@@ -55,7 +52,7 @@ class Survey:
 
     def _read_timers(self) -> None:
         findings, check = self.findings, self.small.timer_check
-        self.wheels = wheel_slots.find(self.root, findings)
+        self.wheels = timer_wheel.find(self.root, findings)
         self.log = LogReader(FileSet(self.root / COMMIT_LOG, self.root, findings))
         files = FileSet(self.root / timer_units.DIRECTORY, self.root, findings)
         wheel = max((each for each in self.wheels if each.slots is not None), key=lambda each: each.position or 0, default=None)
@@ -91,7 +88,7 @@ class Survey:
         for records in self.log.records(findings):
             self.frames.take(records)
             self.version_2 += records.version_2
-            for name, rows in by_queue(records):
+            for name, rows in records.by_queue():
                 self.topics.take(name, records, rows)
                 self.queues.take(name, records, rows)
                 if name.topic == WHEEL_TOPIC:
@@ -105,7 +102,7 @@ class Survey:
     def _take_cancelled_away(self) -> None:
         """Read the log once more; a tombstone comes behind what it cancels."""
         for records in LogReader(self.log.files).records(Findings()):
-            for name, rows in by_queue(records):
+            for name, rows in records.by_queue():
                 if name.topic == WHEEL_TOPIC:
                     self.pending.take_away(records, rows)
 

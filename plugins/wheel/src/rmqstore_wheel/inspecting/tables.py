@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Final
 
 from rmqstore.contract import Cell, Moment, Section
-from rmqstore_wheel.formats import consumer_offsets
+from rmqstore_wheel.formats import config_files
 from rmqstore_wheel.formats.config_files import DataVersion
 from rmqstore_wheel.inspecting import queues, timer_units
-from rmqstore_wheel.inspecting.file_sets import FileSet, length_of
+from rmqstore_wheel.inspecting.files import FileSet, length_of
+from rmqstore_wheel.inspecting.log import QueueName, Tally
 from rmqstore_wheel.inspecting.pending import LABELS
 from rmqstore_wheel.inspecting.survey import COMMIT_LOG, Survey
-from rmqstore_wheel.inspecting.topics import QueueName, Tally
 
 _OWN: Final = "rmqstore"
 _NOT_READ: Final = ("batchconsumequeue", "consumequeue_ext", "kvStore", "transaction", "consumequeue_r", "rocksdbstore", "compaction")
@@ -191,7 +191,7 @@ def _offsets(survey: Survey) -> Section:
     rows: list[_Row] = []
     table = survey.small.offsets.table if survey.small.offsets is not None else {}
     for name, offsets in sorted(table.items()):
-        topic, group = consumer_offsets.split_key(name) or (name, "")
+        topic, group = config_files.split_offsets_key(name) or (name, "")
         for queue_id, offset in sorted(offsets.items()):
             queue = survey.queues.of(QueueName(topic, queue_id))
             end = None if queue is None else queue.end
@@ -202,7 +202,7 @@ def _offsets(survey: Survey) -> Section:
 def _runs(survey: Survey) -> Section:
     rows: list[_Row] = []
     for name, runs in sorted((survey.small.runs or {}).items()):
-        topic, group = consumer_offsets.split_key(name) or (name, "")
+        topic, group = config_files.split_offsets_key(name) or (name, "")
         for queue_id, run in sorted(runs.items()):
             unacked = sum(not run.is_acked(place) for place in range(len(run.offsets)))
             first = run.offsets[0] if run.offsets else None

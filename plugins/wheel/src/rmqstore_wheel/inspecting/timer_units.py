@@ -14,9 +14,8 @@ from rmqstore_wheel.formats import timer_log
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.log_reading import Stop
 from rmqstore_wheel.formats.timer_log import NO_POSITION, UNIT_BYTES, Units
-from rmqstore_wheel.inspecting.file_sets import FileSet, LogFile, first_written
-from rmqstore_wheel.inspecting.findings import Findings
-from rmqstore_wheel.inspecting.log_files import DAMAGED, EMPTY_FILE, UNWRITTEN
+from rmqstore_wheel.inspecting.files import FileSet, Findings, LogFile, first_written
+from rmqstore_wheel.inspecting.log import DAMAGED, EMPTY_FILE, UNWRITTEN
 
 DIRECTORY: Final = "timerlog"
 _WINDOW_UNITS: Final = 40_000

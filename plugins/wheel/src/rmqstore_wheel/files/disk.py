@@ -1,0 +1,255 @@
+"""The seam between the engine and the disk: everything that the engine ever does to its files goes through here.
+
+Writes are positioned writes into space that was filled with zeros before, so that only :meth:`DiskFile.zero_fill` can find no room and
+make a file longer; reads are maps of whole files. Tests put a :class:`Disk` of their own in its place, which refuses the n-th call.
+
+What a crash leaves, as the engine counts on it: of a file, all that was written before its last :meth:`DiskFile.sync`, and any part of what
+was written since; of a directory, all names of before its last :meth:`Disk.sync_directory`, and any of the changes since, a rename whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import resource
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints
+
+_ZEROS = bytes(1024 * 1024)
+
+
+class DiskFile:
+    """One open file."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        self._map: mmap.mmap | None = None
+
+    @property
+    def length(self) -> int:
+        """Bytes of the file, holes included."""
+        return os.fstat(self._fd).st_size
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its name still leads to this file."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill ``buffer`` with a copy of what lies at ``offset``; returns how much there was before the file ended."""
+        done = 0
+        while done < len(buffer) and (count := os.preadv(self._fd, [buffer[done:]], offset + done)):
+            done += count
+        return done
+
+    def write_at(self, offset: int, data: Bytes) -> None:
+        """Write all of ``data``; raises ``OSError`` when that fails, and then any part of it may have been written."""
+        view = memoryview(data).cast("B")
+        while view:
+            written = os.pwrite(self._fd, view, offset)
+            view, offset = view[written:], offset + written
+
+    def zero_fill(self, offset: int, length: int) -> None:
+        """Write zeros, so that the disk has set room aside and later writes there need none."""
+        while length > 0:
+            step = min(length, len(_ZEROS))
+            self.write_at(offset, memoryview(_ZEROS)[:step])
+            offset, length = offset + step, length - step
+
+    def truncate(self, length: int) -> None:
+        """Give the file this length; what is new is a hole, which reads as zeros."""
+        self._map = None
+        os.ftruncate(self._fd, length)
+
+    def zeros_from(self, offset: int) -> int | None:
+        """Return up to where space is set aside from ``offset`` on without a gap; None when something else than zeros lies behind it."""
+        length, filled, view = self.length, offset, self.view()
+        try:
+            while offset < length:
+                start = os.lseek(self._fd, offset, os.SEEK_DATA)
+                offset = os.lseek(self._fd, start, os.SEEK_HOLE)
+                for at in range(start, offset, len(_ZEROS)):
+                    if view[at : min(at + len(_ZEROS), offset)] != _ZEROS[: min(len(_ZEROS), offset - at)]:
+                        return None
+                if start <= filled:
+                    filled = offset
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # behind the last data
+                raise
+        return filled
+
+    def sync(self) -> None:
+        """Return when all that was written is durable."""
+        os.fdatasync(self._fd)
+
+    def lock(self) -> bool:
+        """Keep other processes from locking the file until it is closed, as Java's ``FileChannel.tryLock`` does; False when one has.
+
+        Any close of the same file by this process lets the lock go.
+        """
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            raise
+        return True
+
+    def view(self, upto: int | None = None) -> memoryview:
+        """Return the content, which follows later writes; valid as long as it is held, also after the file is closed or removed.
+
+        Args:
+            upto: as much as is needed: the view may end anywhere behind it. The system finds each page anew after the file is mapped anew,
+                so a file that grows is not mapped again for bytes that were there before.
+        """
+        if self._map is None or (len(self._map) != self.length if upto is None else len(self._map) < upto):
+            length = self.length
+            if not length:
+                return memoryview(b"")
+            # The map before is not closed: a view that is still held keeps it, and it goes with the last of them.
+            self._map = mmap.mmap(self._fd, length, access=mmap.ACCESS_READ)
+        return memoryview(self._map)
+
+    @contextmanager
+    def unordered(self) -> Iterator[None]:
+        """Within this block, let the system read nothing around the pages of the view that are read."""
+        mapped = self._map
+        _advise(mapped, mmap.MADV_RANDOM)
+        try:
+            yield
+        finally:
+            _advise(mapped, mmap.MADV_NORMAL)
+
+    def announce(self, offset: int, size: int) -> None:
+        """Have a part of the view read in the background, as far as it is not in memory; it begins with a page."""
+        mapped = self._map
+        if mapped is not None and offset < len(mapped):
+            _advise(mapped, mmap.MADV_WILLNEED, offset, min(size, len(mapped) - offset))
+
+    def close(self) -> None:
+        """Let go of the file; idempotent."""
+        self._map = None
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _advise(mapped: mmap.mmap | None, *advice: int) -> None:
+    """Tell the system how a map is going to be read; it may be out of memory for that, and then reads only take longer."""
+    if mapped is not None:
+        with suppress(OSError):
+            mapped.madvise(*advice)
+
+
+class Disk:
+    """The operating system's files."""
+
+    def create(self, path: Path, length: int = 0) -> DiskFile:
+        """Make a file of ``length`` bytes, a hole, in place of one that is there; its name is durable with the directory."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        file = DiskFile(path, fd)
+        if length:
+            file.truncate(length)
+        return file
+
+    def write_new(self, path: Path, length: int, pieces: Iterable[tuple[int, Bytes]]) -> None:
+        """Make a file of ``length`` bytes that holds pieces at some places, durably but for its name."""
+        file = self.create(path, length)
+        try:
+            for at, data in pieces:
+                file.write_at(at, data)
+            file.sync()
+        finally:
+            file.close()
+
+    def open(self, path: Path) -> DiskFile:
+        """Open a file that is there."""
+        return DiskFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Give a file or directory another name, in place of what has that name."""
+        old.rename(new)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file."""
+        path.unlink()
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory with all that is in it; nothing happens when there is none."""
+        if path.is_dir():
+            shutil.rmtree(path)
+
+    def make_directory(self, path: Path) -> None:
+        """Make a directory, unless it is there. The one above is there: a store that was removed is not made again by who had it open."""
+        path.mkdir(exist_ok=True)
+
+    def sync_directory(self, path: Path) -> None:
+        """Return when the names in a directory are durable."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+_FEW: Final = 16
+"""So many reads of records for one that waited for the disk need no help."""
+
+_UNTIL_ASKED_AGAIN: Final = 15
+"""After so many reads that were announced, one that is not shows whether that is still worth it."""
+
+
+def waits_of_thread() -> int:
+    """Return how often this thread waited for a page to be read."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+
+
+class ScatteredReads:
+    """Learns whether the records of a log are in memory.
+
+    Args:
+        waits: tells how often reads waited for the disk so far.
+    """
+
+    def __init__(self, waits: Callable[[], int] = waits_of_thread) -> None:
+        self._waits = waits
+        self._announced_left = 0
+
+    @contextmanager
+    def of(self, file: DiskFile, starts: Ints, stops: Ints) -> Iterator[None]:
+        """Read within this block what lies at some places of a file, in any order."""
+        is_announced = self._announced_left > 0
+        before = self._waits()
+        with file.unordered():
+            if is_announced:
+                self._announced_left -= 1
+                for start, stop in stretches(starts, stops):
+                    file.announce(start, stop - start)
+            yield
+        if not is_announced and (self._waits() - before) * _FEW > len(starts):
+            self._announced_left = _UNTIL_ASKED_AGAIN
+
+
+def stretches(starts: Ints, stops: Ints, page_bytes: int = mmap.PAGESIZE) -> list[tuple[int, int]]:
+    """Return the whole pages that hold some places, as few (first byte, byte behind the last), rising."""
+    if not len(starts):
+        return []
+    order = np.argsort(starts, kind="stable")
+    begins = starts[order] // page_bytes * page_bytes
+    ends = np.maximum.accumulate(-(-stops[order] // page_bytes) * page_bytes)
+    is_first = np.append(True, begins[1:] > ends[:-1])
+    is_last = np.append(is_first[1:], True)
+    return list(zip(begins[is_first].tolist(), ends[is_last].tolist(), strict=True))

@@ -1,0 +1,323 @@
+"""A call on its way into the log: what it appends is gathered by queue, what caches will hold of it is written first, then its frame.
+
+What is written before the frame lies where no reader looks. No reader sees any of it before the commits that come out here are done, which
+cannot fail; see ``ledger`` for why that loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from rmqstore_wheel.formats import commit_log as log_format
+from rmqstore_wheel.formats import consume_queue
+from rmqstore_wheel.formats import properties as texts
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
+from rmqstore_wheel.formats.log_columns import Encoded, joined
+from rmqstore_wheel.log import frames, journal
+from rmqstore_wheel.log.commit_log import CommitLog
+from rmqstore_wheel.log.consume_queues import ConsumeQueues
+from rmqstore_wheel.log.journal import Change
+from rmqstore_wheel.records import message_records as records
+from rmqstore_wheel.records.addressing import placed, placed_one
+
+_FEW = 32
+
+
+class Entries(Protocol):
+    """What caches will hold of messages: it is written where no reader looks before the call is, and counted in after it."""
+
+    def reserve(self, offsets: Ints, sizes: Ints) -> None:
+        """Write it, for messages that will lie at these offsets of the log; raises ``OSError``."""
+
+    def publish(self) -> None:
+        """Count it in, which cannot fail."""
+
+
+class Entry(Protocol):
+    """As :class:`Entries`, of one message."""
+
+    def reserve(self, offset: int, size: int) -> None:
+        """Write it, for a message that will lie at this offset of the log; raises ``OSError``."""
+
+    def publish(self) -> None:
+        """Count it in, which cannot fail."""
+
+
+class _OneOf(msgspec.Struct):
+    """The entry of one message as that of many."""
+
+    entry: Entry
+
+    def reserve(self, offsets: Ints, sizes: Ints) -> None:
+        self.entry.reserve(int(offsets[0]), int(sizes[0]))
+
+    def publish(self) -> None:
+        self.entry.publish()
+
+
+class Messages(msgspec.Struct, frozen=True, gc=False):
+    """Messages of one queue, ready for the log.
+
+    Attributes:
+        offset: queue offset of the first one, or those of all, which rise.
+        records: their bytes; store times are in them, offsets are not.
+        store_ms: the latest of their store times.
+        codes: hashes of their tags.
+        entries: what caches beside the consume queue hold of them.
+    """
+
+    topic: str
+    queue: int
+    offset: Ints | int
+    records: Encoded
+    store_ms: int
+    codes: Ints | int = 0
+    entries: Entries | None = None
+
+    @property
+    def offsets(self) -> Ints:
+        """The queue offset of each."""
+        return self.offset + np.arange(len(self.records.starts)) if isinstance(self.offset, int) else self.offset
+
+
+class One(msgspec.Struct, frozen=True, gc=False):
+    """One message of a queue, as :class:`Messages`; its queue offset is in its record.
+
+    ``text_at`` is where in the record the length of the properties lies; -1 when that is to be looked up.
+    """
+
+    topic: str
+    queue: int
+    offset: int
+    record: Bytes
+    store_ms: int
+    code: int = 0
+    entry: Entry | None = None
+    text_at: int = -1
+
+    def many(self) -> Messages:
+        """Return it as a batch of one."""
+        entries = None if self.entry is None else _OneOf(self.entry)
+        return Messages(self.topic, self.queue, self.offset, joined([self.record]), self.store_ms, self.code, entries)
+
+
+class Append(msgspec.Struct, frozen=True, gc=False):
+    """Records that go to a queue, whatever topic they name."""
+
+    topic: str
+    queue: int
+    offset: int
+    records: Sequence[bytes]
+    store_ms: int
+
+
+def gathered(parts: Sequence[Any]) -> tuple[list[Messages | One], list[Change]]:
+    """Return what a call appends, and what else it changes; appends to one queue that follow one another become one."""
+    appended: list[Messages | One | Append] = []
+    changes: list[Change] = []
+    for part in parts:
+        (appended if isinstance(part, (Messages, One, Append)) else changes).append(part)
+    if len(appended) == 1 and (one := _one_of(appended[0])) is not None:
+        return [one], changes
+    messages: list[Messages | One] = []
+    appends: dict[tuple[str, int, int, int], Sequence[bytes]] = {}
+    growing: dict[tuple[str, int, int, int], list[bytes]] = {}
+    ends: dict[tuple[str, int, int], tuple[str, int, int, int]] = {}
+    for part in appended:
+        if isinstance(part, Messages):
+            messages.append(part)
+        elif isinstance(part, One):
+            messages.append(part.many())
+        else:
+            name = (part.topic, part.queue, part.store_ms)
+            key = ends.get(name)
+            if key is None or key[2] + len(appends[key]) != part.offset:
+                key = ends[name] = (part.topic, part.queue, part.offset, part.store_ms)
+                appends[key] = part.records
+                continue
+            # A revive appends its messages one by one.
+            if key not in growing:
+                appends[key] = growing[key] = list(appends[key])
+            growing[key] += part.records
+    for (topic, queue, offset, store_ms), found in appends.items():
+        messages.append(Messages(topic, queue, offset, placed(found, topic.encode(), queue, offset, store_ms), store_ms, tags_codes(found)))
+    return messages, changes
+
+
+def _one_of(part: Messages | One | Append) -> One | None:
+    """Return a message that goes alone; None when there are more."""
+    if isinstance(part, One):
+        return part
+    if isinstance(part, Messages) or len(part.records) != 1:
+        return None
+    record = part.records[0]
+    code = consume_queue.tags_code(records.tag_of(record).decode())
+    made = placed_one(record, part.topic.encode(), part.queue, part.offset, part.store_ms)
+    return One(part.topic, part.queue, part.offset, made, part.store_ms, code)
+
+
+def tags_codes(found: Sequence[bytes]) -> Ints | int:
+    """Return what consume queues hold of the tags of records."""
+    if isinstance(found, records.LogRecords):
+        if not found.may_have_tags or records.TAGS not in found.encoded.data.tobytes():
+            return 0
+    elif len(found) <= _FEW:
+        return np.array([consume_queue.tags_code(records.tag_of(each).decode()) for each in found], np.int64)
+    elif not any(records.TAGS in each for each in found):
+        return 0
+    return consume_queue.tags_codes(records.property_columns(found, [texts.TAG])[texts.TAG])
+
+
+class BrokerRecords(msgspec.Struct, gc=False):
+    """Records for brokers, which go before the journal record of a call. Their queue offsets are in them.
+
+    Attributes:
+        store_ms: the latest of their store times.
+        publish: called with their places in the log once they are there.
+    """
+
+    records: Sequence[bytes]
+    store_ms: int
+    publish: Callable[[Sequence[int]], None]
+
+
+class Call(msgspec.Struct, gc=False):
+    """What a call writes: :meth:`reserve`, :meth:`write` and :meth:`publish` come one after the other.
+
+    Attributes:
+        messages: that it appends.
+        changes: what else it changes, which becomes one journal record or more.
+        for_brokers: records that go before the first of these.
+        journal: number of the next journal record.
+        store_ms: the store time of journal records.
+        epoch: the open epoch.
+        journal_records: how many it has.
+    """
+
+    log: CommitLog
+    queues: ConsumeQueues
+    messages: Sequence[Messages | One]
+    changes: Sequence[Change]
+    for_brokers: BrokerRecords | None
+    journal: int
+    store_ms: int
+    epoch: int
+    journal_records: int = 0
+    _records: list[Bytes] = []
+    _text_at: int = 0
+    _placed: list[tuple[int, Encoded]] = []
+    _publishers: list[Callable[[], None]] = []
+
+    def reserve(self) -> None:
+        """Write what caches will hold, where no reader looks. A call of one message at most goes without arrays, unless it begins another
+        file.
+
+        Raises:
+            OSError: the disk failed or has no room.
+        """
+        one = self.messages[0] if self.messages else None
+        if len(self.messages) > 1 or isinstance(one, Messages):
+            return self._reserve_many()
+        records: list[Bytes] = [] if one is None else [one.record]
+        if self.for_brokers is not None:
+            records += self.for_brokers.records
+        text_at = -1
+        if one is not None:
+            text_at = log_format.properties_at(one.record) if one.text_at < 0 else one.text_at
+        if self.changes or one is None or len(one.record) - text_at - 2 > frames.MOST_TEXT_BYTES:
+            body = journal.encode(self.changes)
+            if len(body) > journal.PIECE_BYTES:
+                return self._reserve_many()
+            records.append(journal.record(body, self.journal, self.store_ms))
+            text_at = len(records[-1]) - 2
+            self.journal_records = 1
+        places = self.log.places_of(records)
+        if places is None:
+            return self._reserve_many()
+        if one is not None:
+            size = len(one.record) + (frames.PROPERTY_BYTES if len(records) == 1 else 0)
+            self._publishers.append(self.queues.reserve_one(one.topic, one.queue, one.offset, places[0], size, one.code))
+            if one.entry is not None:
+                one.entry.reserve(places[0], size)
+                self._publishers.append(one.entry.publish)
+        if self.for_brokers is not None:
+            self._publishers.append(partial(self.for_brokers.publish, places[len(self.messages) : -1]))
+        self._records, self._text_at = records, text_at
+        return None
+
+    def _reserve_many(self) -> None:
+        """As :meth:`reserve`, of any call."""
+        messages = [each.many() if isinstance(each, One) else each for each in self.messages]
+        pieces = [each.records for each in messages]
+        queue_offsets = [each.offsets for each in messages]
+        for each, offsets in zip(messages, queue_offsets, strict=True):
+            cells(each.records.data, ">i8")[each.records.starts + log_format.QUEUE_OFFSET_AT] = offsets
+        groups, last = journal.cut(self.changes) if self.changes else [], pieces[-1] if pieces else None
+        if not groups and (last is None or not frames.has_room_in(bytes(last.data[int(last.starts[-1]) :]))):
+            groups = [[]]
+        for at, group in enumerate(groups):
+            record = journal.record(journal.encode(group), self.journal + at, self.store_ms)
+            before = self.for_brokers.records if self.for_brokers is not None and not at else ()
+            pieces.append(frames.one(record, is_last=at == len(groups) - 1, before=before))
+        if not groups and last is not None:
+            pieces[-1] = frames.with_room(last)
+        self._placed = self.log.plan(pieces)
+        self.journal_records = len(groups)
+        places = [_places_of(piece) for piece in pieces[: len(messages)]]
+        for name, rows in _by_queue(messages).items():
+            units = [(queue_offsets[row], places[row], pieces[row].sizes, _each(messages[row].codes, places[row])) for row in rows]
+            columns = units[0] if len(units) == 1 else [np.concatenate(column) for column in zip(*units, strict=True)]
+            self._publishers.append(self.queues.reserve(*name, *columns))
+        for each, offsets, piece in zip(messages, places, pieces, strict=False):
+            if each.entries is not None:
+                each.entries.reserve(offsets, piece.sizes)
+                self._publishers.append(each.entries.publish)
+        if self.for_brokers is not None:
+            places_of_them = _first_places(pieces[len(messages)], self.for_brokers.records)
+            self._publishers.append(partial(self.for_brokers.publish, places_of_them))
+
+    def write(self) -> None:
+        """Write the frame, which is the commit.
+
+        Raises:
+            OSError: the disk failed or has no room; no reader sees anything of the call.
+        """
+        if self._records:
+            self.log.write_few(self._records, self._text_at, self.epoch)
+        else:
+            self.log.write(self._placed, self.epoch)
+
+    def publish(self) -> None:
+        """Let readers see it, which cannot fail."""
+        for publish in self._publishers:
+            publish()
+
+
+def _by_queue(messages: Sequence[Messages]) -> dict[tuple[str, int], list[int]]:
+    """Return which messages go to each queue, in the order of their offsets."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for row, each in enumerate(messages):
+        found.setdefault((each.topic, each.queue), []).append(row)
+    return found
+
+
+def _each(codes: Ints | int, places: Ints) -> Ints:
+    return np.full(len(places), codes) if isinstance(codes, int) else codes
+
+
+def _places_of(records: Encoded) -> Ints:
+    """Return where in the log records lie that were planned."""
+    found: Ints = cells(records.data, ">i8")[records.starts + log_format.PHYSICAL_OFFSET_AT].astype(np.int64)
+    return found
+
+
+def _first_places(piece: Encoded, records: Sequence[bytes]) -> list[int]:
+    """Return where in the log the first records of a piece lie, without the price of numpy for few."""
+    starts = accumulate(map(len, records[:-1]), initial=log_format.PHYSICAL_OFFSET_AT)
+    return [int.from_bytes(piece.data[at : at + 8]) for at in starts]

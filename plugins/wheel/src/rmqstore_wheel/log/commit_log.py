@@ -1,0 +1,351 @@
+"""``CommitLog``: the one file set that is the truth, appended to by whole frames (``CommitLog``, ``MappedFileQueue``).
+
+A frame that does not fit into what is left of a file begins the next one; only a frame longer than a file runs on over several.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from zlib_ng.zlib_ng import crc32
+
+from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError
+from rmqstore_wheel.files.chain import FileChain
+from rmqstore_wheel.files.disk import Disk, ScatteredReads
+from rmqstore_wheel.formats import commit_log as log
+from rmqstore_wheel.formats import log_reading
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells
+from rmqstore_wheel.formats.log_columns import Encoded
+from rmqstore_wheel.formats.log_reading import Stop
+from rmqstore_wheel.log import frames, journal
+from rmqstore_wheel.records import sums
+from rmqstore_wheel.records.parts import text_places
+
+FILL_BYTES: Final = 4 * 1024 * 1024
+_JOINED_BYTES: Final = 64 * 1024
+_MARK: Final = re.compile(re.escape(frames.PROPERTY))
+
+_WITHOUT_SUMS: Final = (journal.TOPIC.encode(), b"rmq_sys_REVIVE_LOG_rmqs-")
+"""How the topics begin whose records are ours although they have no sum (``sums``)."""
+
+
+class Part(NamedTuple):
+    """Records of a frame that lie in one file: where the file starts, where in it the records start, and how long they are."""
+
+    file_start: int
+    starts: Ints
+    sizes: Ints
+
+
+class Frame(NamedTuple):
+    """A whole frame that was found: its first byte, the byte behind it, its epoch, and its records."""
+
+    start: int
+    end: int
+    epoch: int
+    parts: list[Part]
+
+
+class CommitLog:
+    """The open log.
+
+    **What an open cuts.** What stands behind the last whole frame was never promised, when it is what a crash left of a call. Three things
+    tell that it is something else, and then nothing is cut: a later frame that stands where it says and was written when the place at
+    fault was durable; a check point that was written when it was (``promised``); and a sound record that is not ours, which a broker
+    appended. What a crash left cannot pass for the last: each of our messages ends with its sum, or, torn, with zeros.
+
+    Attributes:
+        promised: up to where everything was on disk once, as another file says.
+        tail: where the next frame goes, at the earliest.
+        durable: up to where everything is on disk.
+        scattered: reads of records that lie all over it.
+    """
+
+    def __init__(self, disk: Disk, directory: Path, file_bytes: int = log.FILE_BYTES, fill_bytes: int = FILL_BYTES) -> None:
+        self.chain = FileChain(disk, directory, file_bytes, fill_bytes)
+        self.chain.check()
+        self.file_bytes = file_bytes
+        self.tail = self.chain.first
+        self.durable = self.tail
+        self.promised = 0
+        self.scattered = ScatteredReads()
+
+    # ------------------------------------------------------------ appending
+
+    def append(self, pieces: Sequence[Encoded], epoch: int) -> int:
+        """Append one frame and return where its first record lies; its records learn their offsets.
+
+        The last piece has room for the frame's property (``frames.with_room``). Visible to readers at once, durable with the next sync.
+
+        Raises:
+            OSError: the disk failed or has no room; nothing of the frame is there.
+        """
+        return self.write(self.plan(pieces), epoch)
+
+    def plan(self, pieces: Sequence[Encoded]) -> list[tuple[int, Encoded]]:
+        """Tell the records of a frame where they will lie, if this is the next one; returns the pieces with their offsets."""
+        total = sum(len(piece.data) for piece in pieces)
+        start = self.tail
+        left = self.file_bytes - start % self.file_bytes
+        if not log.fits(total, left) and left < self.file_bytes:
+            start += left
+        return self._place(pieces, start)
+
+    def write(self, placed: list[tuple[int, Encoded]], epoch: int) -> int:
+        """Write a frame that was planned; see :meth:`append`."""
+        frames.finish([piece for _, piece in placed], epoch, self.durable)
+        self._write(placed)
+        last_offset, last = placed[-1]
+        self.tail = last_offset + len(last.data)
+        return placed[0][0]
+
+    def places_of(self, records: Sequence[Bytes]) -> list[int] | None:
+        """Return where the records of the next frame will lie; None when it begins another file."""
+        start = self.tail
+        *places, last = accumulate(map(len, records), initial=start)
+        end = start // self.file_bytes * self.file_bytes + self.file_bytes
+        return places if last + frames.PROPERTY_BYTES + log.BLANK_BYTES <= end else None
+
+    def write_few(self, records: Sequence[Bytes], text_at: int, epoch: int) -> None:
+        """Append a frame of a few records, for which :meth:`places_of` found room; see ``frames.whole`` for ``text_at``.
+
+        Raises:
+            OSError: as for :meth:`append`.
+        """
+        data = frames.whole(records, text_at, self.tail, epoch, self.durable)
+        try:
+            self.chain.write_at(self.tail, data)
+        except BaseException:
+            self._take_back()
+            raise
+        self.tail += len(data)
+
+    def _place(self, pieces: Sequence[Encoded], offset: int) -> list[tuple[int, Encoded]]:
+        """Give every piece its place, cut where a file ends."""
+        placed: list[tuple[int, Encoded]] = []
+        waiting = list(reversed(pieces))
+        while waiting:
+            piece = waiting.pop()
+            left = self.file_bytes - offset % self.file_bytes
+            if not log.fits(len(piece.data), left):
+                piece, rest = piece.split(left)
+                waiting.append(rest)
+                if not len(piece.starts):
+                    if left == self.file_bytes:
+                        raise IllegalArgumentError(f"a record of {rest.sizes[0]} bytes does not fit into a file of the log of {left} bytes")
+                    offset += left
+                    continue
+            piece.place(offset)
+            placed.append((offset, piece))
+            offset += len(piece.data)
+        return placed
+
+    def _write(self, placed: list[tuple[int, Encoded]]) -> None:
+        start = placed[0][0]
+        end = placed[-1][0] + len(placed[-1][1].data)
+        blanks = []
+        at = self.tail
+        for offset, piece in placed:
+            if offset != at:
+                blanks.append((at, log.encode_blank(self.file_bytes - at % self.file_bytes)))
+            at = offset + len(piece.data)
+        try:
+            for offset, blank in blanks:
+                self.chain.reserve(offset + len(blank))
+                # The rest of the file stays a hole.
+                self.chain.set_filled(offset // self.file_bytes * self.file_bytes + self.file_bytes)
+            self.chain.reserve(end)
+            for offset, blank in blanks:
+                self.chain.write_at(offset, blank)
+            if len(placed) > 1 and not blanks and end - start <= _JOINED_BYTES:
+                self.chain.write_at(start, np.concatenate([piece.data for _, piece in placed]).data)
+            else:
+                for offset, piece in placed:
+                    self.chain.write_at(offset, piece.data.data)
+        except BaseException:
+            self._take_back()
+            raise
+
+    def _take_back(self) -> None:
+        """Let nothing stand behind the tail after a frame was not written whole."""
+        try:
+            self.chain.clear_from(self.tail)
+        except OSError as error:
+            raise OSError(errno.EIO, f"a part of a call cannot be taken out of the log: {error.strerror}") from error
+
+    def sync(self) -> None:
+        """Make what is appended now durable."""
+        tail = self.tail
+        self.chain.sync()
+        self.durable = max(self.durable, tail)
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """Return bytes of one record."""
+        return self.chain.read(offset, size)
+
+    def holds(self, offset: int, size: int) -> bool:
+        """Say whether a record of this size may lie at ``offset``: in a file that is kept, before the tail, not over the end of a file."""
+        start = offset // self.file_bytes * self.file_bytes
+        return start in self.chain.starts and size >= log.MIN_BYTES and offset + size <= min(self.tail, start + self.file_bytes)
+
+    # ------------------------------------------------------------ recovery
+
+    def recover(self, offset: int, epoch: int = 0) -> Iterator[Frame]:
+        """Yield the whole frames from ``offset`` on, where one begins, and then cut off what lies behind the last of them.
+
+        ``epoch`` is that of the frame before. The tail is set when the iteration is over, all of what is kept is durable then. Of the
+        first frame of a log whose first files are gone, what is left is yielded: it was whole when they went.
+
+        Raises:
+            CorruptStoreError: what is not whole was durable once.
+            FormatVersionError: records of another program stand behind the frames.
+        """
+        self.tail = max(offset, self.chain.first)
+        at = begin = self.tail
+        is_head = begin == self.chain.first > 0
+        carried: list[Part] = []
+        carried_count = carried_crc = 0
+        while at // self.file_bytes * self.file_bytes in self.chain.starts:
+            file_start = at // self.file_bytes * self.file_bytes
+            view = self._looked_at(file_start)
+            found = log_reading.scan(view, at - file_start)
+            data = np.frombuffer(view, np.uint8)
+            first = 0
+            for row in frames.ends_of(data, found.starts, found.sizes).tolist():
+                rows = slice(first, row + 1)
+                part = Part(file_start, found.starts[rows], found.sizes[rows])
+                end = file_start + int(found.starts[row] + found.sizes[row])
+                trailer = self._check(view, data, part, carried_count, carried_crc, epoch)
+                if trailer is None and is_head:
+                    trailer = self._check_rest(part, carried)
+                is_head = False
+                if trailer is None:
+                    self._cut(begin, epoch)
+                    return
+                frame = Frame(carried[0].file_start + int(carried[0].starts[0]) if carried else file_start + int(part.starts[0]), end,
+                              trailer.epoch, [*carried, part])  # fmt: skip
+                carried, carried_count, carried_crc = [], 0, 0
+                first, epoch = row + 1, trailer.epoch
+                self.tail = end
+                yield frame
+            if found.stop is not Stop.BLANK:
+                break
+            if first < len(found.starts):
+                part = Part(file_start, found.starts[first:], found.sizes[first:])
+                if not self._lies_right(data, part):
+                    break
+                carried.append(part)
+                carried_count += len(part.starts)
+                carried_crc = crc32(view[int(part.starts[0]) : found.end], carried_crc)
+            at = file_start + self.file_bytes
+        self._cut(begin, epoch)
+
+    def _looked_at(self, file_start: int) -> memoryview:
+        """Return the content of a file, in which frames are looked for."""
+        return self.chain.view(file_start)
+
+    @staticmethod
+    def _lies_right(data: Any, part: Part) -> bool:
+        offsets = cells(data, ">i8")[part.starts + log.PHYSICAL_OFFSET_AT]
+        return bool((offsets == part.starts + part.file_start).all())
+
+    def _check(
+        self, view: memoryview, data: Any, part: Part, carried_count: int, carried_crc: int, epoch: int
+    ) -> frames.Trailer | None:  # fmt: skip
+        """Return the trailer of a frame whose records are ``part`` and those carried over from the file before; None if it is not whole."""
+        begin, end = int(part.starts[0]), int(part.starts[-1] + part.sizes[-1])
+        trailer = frames.read_trailer(bytes(view[end - frames.PROPERTY_BYTES : end]))
+        if trailer is None or trailer.records != carried_count + len(part.starts) or trailer.epoch < epoch:
+            return None
+        if crc32(view[begin : end - frames.TAIL_BYTES], carried_crc) != trailer.crc or not self._lies_right(data, part):
+            return None
+        return trailer
+
+    def _check_rest(self, last: Part, carried: Sequence[Part]) -> frames.Trailer | None:
+        """Return the trailer of a frame that began in a file which is gone; None if what is left of it is not sound."""
+        end = int(last.starts[-1] + last.sizes[-1])
+        trailer = frames.read_trailer(bytes(self._looked_at(last.file_start)[end - frames.PROPERTY_BYTES : end]))
+        count = sum(len(part.starts) for part in (*carried, last))
+        if trailer is None or trailer.records <= count:
+            return None
+        for part in (*carried, last):
+            view = self._looked_at(part.file_start)
+            found = log_reading.Scan(part.starts, part.sizes, 0, Stop.END)
+            if log_reading.count_sound(view, found, log_offset=part.file_start) < len(part.starts):
+                return None
+            if sums.wrong_rows(np.frombuffer(view, np.uint8), part.starts, part.sizes).any():
+                return None
+        return trailer
+
+    def _cut(self, begin: int, epoch: int) -> None:
+        """Cut the log behind its last whole frame, unless something behind it proves that more was there."""
+        if self.tail < self.promised:
+            raise self._damaged(f"a check point says that everything was on disk up to {self.promised}")
+        self._refuse_damage(epoch)
+        self._refuse_strangers()
+        file_end = -(-self.tail // self.file_bytes) * self.file_bytes
+        self.chain.drop_from(max(file_end, self.chain.first + self.file_bytes))
+        self.chain.clear_from(self.tail)
+        self.chain.mark_unsynced(begin, self.tail)
+        self.chain.sync()
+        self.durable = self.tail
+
+    def _refuse_damage(self, epoch: int) -> None:
+        for start in self.chain.starts:
+            if start + self.file_bytes <= self.tail:
+                continue
+            view = self._looked_at(start)
+            # Not by mmap.find, which reads beyond the map before Python 3.11.5. What is looked for cannot overlap itself.
+            for found in _MARK.finditer(view, max(self.tail - start, 0)):
+                end = found.start() + frames.PROPERTY_BYTES
+                trailer = frames.read_trailer(bytes(view[found.start() : end]))
+                begin = -1 if trailer is None else end - trailer.size
+                if trailer is None or begin < 0 or start + begin < self.tail or trailer.durable <= self.tail or trailer.epoch < epoch:
+                    continue
+                if trailer.durable <= start + begin and self._stands_there(view, start, begin, end, trailer):
+                    raise self._damaged(f"a later one at {start + begin} says that it was on disk")
+
+    def _stands_there(self, view: memoryview, file_start: int, begin: int, end: int, trailer: frames.Trailer) -> bool:
+        """Say whether a file holds this frame there, and not a copy of one in the body of a message."""
+        if crc32(view[begin : end - frames.TAIL_BYTES]) != trailer.crc:
+            return False
+        found = log_reading.scan(view[:end], begin)
+        part = Part(file_start, found.starts, found.sizes)
+        return found.end == end and len(found.starts) == trailer.records and self._lies_right(np.frombuffer(view, np.uint8), part)
+
+    def _damaged(self, how_known: str) -> CorruptStoreError:
+        path = str(self.chain.path_of(self.tail))
+        return CorruptStoreError(f"{path}: the call at offset {self.tail} is damaged; {how_known}", file=path, offset=self.tail)
+
+    def _refuse_strangers(self) -> None:
+        """Raise when sound records that are not ours stand behind the last whole frame."""
+        at = self.tail
+        while (start := at // self.file_bytes * self.file_bytes) in self.chain.starts:
+            view = self._looked_at(start)
+            found = log_reading.scan(view, at - start)
+            sound = log_reading.count_sound(view, found, log_offset=start)
+            data, starts, ends = np.frombuffer(view, np.uint8), found.starts[:sound], (found.starts + found.sizes)[:sound]
+            texts = text_places(data, starts)
+            for row in np.flatnonzero((sums.places_of(data, texts, ends) < 0) & ((data[ends - 1] != 0) | (texts == ends))).tolist():
+                topic = log.decode_record(view, int(starts[row])).topic
+                if not topic.startswith(_WITHOUT_SUMS):
+                    raise FormatVersionError(
+                        f"{self.chain.path_of(start)} holds at offset {start + int(starts[row])} a record of topic "
+                        f"{topic.decode(errors='replace')!r} that this engine did not write, as of a RocketMQ broker; nothing was changed. "
+                        "`rmqstore inspect` reads such a log, and a broker opens it; open here a snapshot of before the broker had it"
+                    )
+            if sound < len(found.starts) or found.stop is not Stop.BLANK:
+                return
+            at = start + self.file_bytes
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self.chain.close()

@@ -1,0 +1,188 @@
+"""``ConsumeQueues``: for every queue of a topic, where its messages lie in the commit log (``ConsumeQueue``)."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.units import RebuildReason, Sums, UnitLog
+from rmqstore_wheel.formats import consume_queue
+from rmqstore_wheel.formats.binary_columns import Ints
+
+_OPEN_QUEUES: Final = 128
+_SHARE_OF_DESCRIPTORS: Final = 8
+"""No more queues have their files open than this part of what the process may open."""
+
+_FILL_BYTES: Final = 256 * 1024
+_FILL: Final = consume_queue.encode_fill(1)
+
+QueueName = tuple[str, int]
+"""A topic and the number of one of its queues."""
+
+
+class ConsumeQueues:
+    """The consume queues of a store, opened as they are needed; only so many keep their files open.
+
+    Attributes:
+        dropped: names of queues whose files wait for the next check point.
+    """
+
+    def __init__(
+        self, disk: Disk, directory: Path, per_file: int, ask_rebuild: Callable[[RebuildReason], None], unit_log: type[UnitLog] = UnitLog
+    ) -> None:
+        self._ask_rebuild = ask_rebuild
+        self._unit_log = unit_log
+        self._disk = disk
+        self._directory = directory
+        self._per_file = per_file
+        self._logs: dict[QueueName, UnitLog] = {}
+        self._sums: dict[QueueName, Sums] = {}
+        self._recent: dict[QueueName, None] = {}
+        self._most_open = min(_OPEN_QUEUES, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE_OF_DESCRIPTORS, 1))
+        self._trimmed: dict[QueueName, int] = {}
+        self._cleared: dict[QueueName, set[int]] = {}
+        self.dropped: set[QueueName] = set()
+
+    def start(self, sums: Mapping[QueueName, Sums], cleared: Mapping[QueueName, Sequence[int]]) -> None:
+        """Begin with the queues that a check point vouches for.
+
+        Raises:
+            CorruptStoreError: a file of one is missing.
+        """
+        self._sums = dict(sums)
+        self._cleared = {name: set(offsets) for name, offsets in cleared.items()}
+        for name in sums:
+            self.of(*name)
+
+    def _path_of(self, topic: str, queue: int) -> Path:
+        return self._directory / consume_queue.directory_name(topic) / str(queue)
+
+    def __iter__(self) -> Iterator[QueueName]:
+        yield from self._sums.keys() | self._logs.keys()
+
+    def of(self, topic: str, queue: int) -> UnitLog:
+        """Return the log of a queue; an unknown one is empty."""
+        name = (topic, queue)
+        log = self._logs.get(name)
+        if log is None:
+            log = self._unit_log(
+                self._disk, self._path_of(topic, queue), consume_queue.UNIT, self._per_file, fill=_FILL, fill_bytes=_FILL_BYTES,
+                made_above=3, ask_rebuild=self._ask_rebuild
+            )  # fmt: skip
+            sums = self._sums.get(name)
+            if sums is None:
+                # Files of a queue of this name that is gone hold nothing any more.
+                self.dropped.discard(name)
+                log.chain.drop_from(0)
+                sums = Sums()
+            log.start(sums)
+            self._logs[name] = log
+        if name not in self._recent:
+            if len(self._recent) >= self._most_open:
+                oldest = next(iter(self._recent))
+                del self._recent[oldest]
+                if oldest in self._logs:
+                    self._logs[oldest].close()
+            self._recent[name] = None
+        return log
+
+    def reserve(
+        self, topic: str, queue: int, offsets: Ints, log_offsets: Ints, sizes: Ints, codes: Ints | int
+    ) -> Callable[[], None]:  # fmt: skip
+        """Write the units of messages at offsets that rise where no reader sees them; returns what makes them seen.
+
+        Nothing lies in gaps between them, nor before the first: timers and copies come in any order.
+        """
+        return self.of(topic, queue).reserve(offsets, consume_queue.rows_of(log_offsets, sizes, codes))
+
+    def reserve_one(self, topic: str, queue: int, offset: int, log_offset: int, size: int, code: int) -> Callable[[], None]:
+        """As :meth:`reserve`, of one message."""
+        return self.of(topic, queue).reserve_one(offset, consume_queue.encode_one(log_offset, size, code))
+
+    def read(self, topic: str, queue: int, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.void]]:
+        """Return up to ``count`` units from ``offset`` on, fewer at the end of the queue."""
+        log = self.of(topic, queue)
+        offset = max(offset, log.first, self._trimmed.get((topic, queue), 0))
+        units = log.read(offset, max(min(count, log.count - offset), 0))
+        cleared = self._cleared.get((topic, queue))
+        if not cleared:
+            return units
+        gone = [at - offset for at in cleared if offset <= at < offset + len(units)]
+        units = units.copy()
+        units[gone] = np.frombuffer(consume_queue.encode_fill(1), consume_queue.UNIT)[0]
+        return units
+
+    def units_at(
+        self, topic: str, queue: int, offsets: Ints, places: Ints
+    ) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], np.ndarray[Any, np.dtype[np.void]]]:  # fmt: skip
+        """Return which of the messages at some places of the log are those at some offsets of a queue, and the units of these."""
+        found = np.zeros(len(offsets), np.bool_)
+        log = self.of(topic, queue) if (topic, queue) in self._logs or (topic, queue) in self._sums else None
+        if log is None:
+            return found, np.zeros(0, consume_queue.UNIT)
+        rows = np.flatnonzero((offsets >= self.first(topic, queue)) & (offsets < log.count))
+        cleared = self._cleared.get((topic, queue))
+        if cleared:
+            rows = rows[~np.isin(offsets[rows], list(cleared))]
+        units = log.gather(offsets[rows])
+        here = (units["log_offset"] == places[rows]) & consume_queue.is_message(units)
+        found[rows[here]] = True
+        return found, units.compress(here)
+
+    def first(self, topic: str, queue: int) -> int:
+        """Return the first offset of a queue that is kept."""
+        return max(self.of(topic, queue).first, self._trimmed.get((topic, queue), 0))
+
+    def trim(self, topic: str, queue: int, offset: int) -> None:
+        """Let a queue begin at ``offset``; its files go after the next check point."""
+        self._trimmed[topic, queue] = offset
+
+    def clear(self, topic: str, queue: int, offsets: Sequence[int]) -> None:
+        """Let nothing lie at some offsets any more; that is kept beside the files, which never change."""
+        self._cleared.setdefault((topic, queue), set()).update(offsets)
+
+    def cleared(self) -> dict[QueueName, list[int]]:
+        """Return the offsets at which nothing lies any more, for a check point."""
+        for name, offsets in self._cleared.items():
+            first = self.first(*name)
+            offsets.difference_update([at for at in offsets if at < first])
+        return {name: sorted(offsets) for name, offsets in self._cleared.items() if offsets}
+
+    def drop(self, topic: str, queue: int) -> None:
+        """Remove a queue; its files go after the next check point."""
+        log = self._logs.pop((topic, queue), None)
+        if log is not None:
+            log.close()
+        self._sums.pop((topic, queue), None)
+        self._trimmed.pop((topic, queue), None)
+        self._cleared.pop((topic, queue), None)
+        self._recent.pop((topic, queue), None)
+        self.dropped.add((topic, queue))
+
+    def sync(self) -> dict[QueueName, Sums]:
+        """Make everything durable; returns what a check point has to know."""
+        for name, offset in self._trimmed.items():
+            self.of(*name).trim(offset)
+        for name, log in self._logs.items():
+            self._sums[name] = log.sync()
+            if name not in self._recent:
+                log.close()
+        return dict(self._sums)
+
+    def release(self) -> None:
+        """Remove the files of what was trimmed or dropped, once a durable check point says so."""
+        for name in self._trimmed:
+            self.of(*name).release()
+        for topic, queue in self.dropped:
+            self._disk.remove_tree(self._path_of(topic, queue))
+        self.dropped.clear()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for log in self._logs.values():
+            log.close()

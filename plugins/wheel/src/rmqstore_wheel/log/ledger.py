@@ -1,0 +1,577 @@
+"""``Ledger``: the commit log with all that is derived from it, as the ``OrderedKV`` of both sides.
+
+A call is one frame: the messages that it appends, then the journal record that says what else it changes. The frame is the commit. What
+caches will hold is written before it, behind their ends, where no reader looks; after it only numbers in memory change, which cannot fail.
+So a call that fails changes nothing, and what a reader sees is always some number of whole frames. A call that is interrupted anywhere on
+the way leaves what a crash would leave, and is treated so: all files are opened again (``after_interrupt``).
+
+Why no crash point loses or doubles anything here: after a crash, the log holds a prefix of whole frames that reaches at least to the last
+sync (``frames``), and everything else is a function of such a prefix. The check point is the value of that function for a prefix that was
+durable before the check point was written; an open takes it and applies the frames behind it. Should it be missing, or any cache not be
+what it vouches for, then the whole of the log is applied to nothing, which gives the same. Neither way writes to the log, so a crash during
+an open changes nothing. Caches that are being made anew are in doubt from before the first of them changes until a check point of theirs is
+durable, and older ones are gone (``files.units.RebuildReason``): a crash in between, or the loss of another cache, has all made anew again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock
+from typing import Final, NamedTuple, Protocol
+
+from rmqstore.contract import PopBuffer
+from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once
+from rmqstore.engine.kv.directory import NO_ROOM, EngineHome
+from rmqstore.engine.kv.group_commit import CommittedKV, GroupCommit, is_from_outside
+from rmqstore.engine.pops.offsets import load_kept, load_topics
+from rmqstore.engine.schema import EPOCH_KEY, META
+from rmqstore.errors import CorruptStoreError, StoreError, StoreFullError
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.units import RebuildReason, UnitLog
+from rmqstore_wheel.formats import commit_log as log_format
+from rmqstore_wheel.formats import index_file
+from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.log import check_point, frames, journal
+from rmqstore_wheel.log.buffered_pops import BufferedPops
+from rmqstore_wheel.log.call import BrokerRecords, Call, Messages, One, gathered
+from rmqstore_wheel.log.check_point import CheckPoint, TimerSection
+from rmqstore_wheel.log.commit_log import CommitLog
+from rmqstore_wheel.log.consume_queues import ConsumeQueues
+from rmqstore_wheel.log.journal import KEPT_SPACES, Change, Copied, State
+from rmqstore_wheel.log.replay import Replay
+from rmqstore_wheel.log.store_copy import StoreCopy
+
+_REBUILD: Final = "rebuild"
+"""A file of this name says that the caches are to be made anew."""
+
+
+class Sizes(NamedTuple):
+    """Sizes of the files; RocketMQ's, unless less is asked for.
+
+    Attributes:
+        check_point_bytes, check_point_calls: after so much of the log, or so many calls, a check point is due.
+        index_slots, index_entries: of an index file.
+        slice_bytes: of the log are looked at, or copied, in a piece.
+        copy_live_percent: from files of which less is live, what is live is copied.
+    """
+
+    log_file_bytes: int = log_format.FILE_BYTES
+    queue_file_units: int = 300_000
+    timer_file_units: int = 2_016_492
+    check_point_bytes: int = 64 * 1024 * 1024
+    check_point_calls: int = 50_000
+    index_slots: int = index_file.SLOTS
+    index_entries: int = index_file.SLOTS * index_file.ENTRIES_PER_SLOT
+    slice_bytes: int = 4 * 1024 * 1024
+    copy_live_percent: int = 30
+
+
+class TimerCaches(Protocol):
+    """What the timers derive from the log."""
+
+    def start(self, section: TimerSection | None) -> None:
+        """Begin with what a check point says, or with nothing."""
+
+    def replay(self, view: memoryview, file_start: int, starts: Ints, sizes: Ints, frame_epochs: Ints) -> None:
+        """Apply records of the wheel's topic that were found in a file of the log."""
+
+    def check_point(self) -> TimerSection:
+        """Make everything durable that a check point vouches for."""
+
+    def release(self) -> None:
+        """Let files go that the check point written last needs no more."""
+
+    def copied(self, seqs: Ints) -> Copied:
+        """Return what copies of timers do not say themselves."""
+
+    def take_copied(self, change: Copied) -> None:
+        """Apply what was said of copies, behind them."""
+
+    def unsaid(self) -> list[Change]:
+        """Return what is neither in the state nor follows from messages that are kept."""
+
+    def reopen(self) -> None:
+        """Let go of the files, and forget everything; ``start`` comes next."""
+
+    def close(self) -> None:
+        """Let go of the files."""
+
+
+class BrokerWriter(Protocol):
+    """What is written for those who read the files as a broker does.
+
+    Attributes:
+        records: returns what a call that makes some changes appends as well.
+    """
+
+    records: Callable[[Sequence[Change]], BrokerRecords | None]
+
+    def settle(self) -> None:
+        """Bring caches to what was written, and let go of what is of no use any more, before a check point."""
+
+    def check_pointed(self, found: CheckPoint) -> None:
+        """Write what goes with a check point that was just written."""
+
+    def closed(self) -> None:
+        """Note that the end was an orderly one."""
+
+    def close(self) -> None:
+        """Let go of the files."""
+
+
+def home_of(directory: Path) -> EngineHome:
+    """Return the engine's directory. Messages of format version 1 have no sums, so none of them could be told from a damaged one."""
+    return EngineHome(directory, "wheel", 2, 2)
+
+
+class Ledger(CommittedKV):
+    """One open engine directory; see the module docstring.
+
+    Args:
+        root: RocketMQ's store directory.
+        sizes: of the files.
+        home: the engine's directory, which is closed with the ledger.
+        min_epoch: no open epoch is below it.
+        pop_buffer: limits of what pops and acks may leave to be written later.
+        log: the commit log, when it is open already; unit_log: how caches are reached.
+
+    Attributes:
+        epoch: the open epoch, which every frame carries.
+        store_ms: the latest store time of a message.
+        buffered: what is to be written later, if anything may be.
+        restart: where the last whole copy of the state begins in the log, -1 for none.
+        brokers: what is written for brokers, once it is there.
+        logged: returns what the log says of a key.
+        reopened: called once all was opened again after an interrupt, to begin anew too.
+        copying: held while the files are copied: check points and removals that can wait do.
+        rewrites: grows before files change otherwise than behind what the check point vouches for.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        root: Path,
+        sizes: Sizes,
+        home: EngineHome,
+        *,
+        min_epoch: int = 0,
+        pop_buffer: PopBuffer | None = None,
+        log: CommitLog | None = None,
+        unit_log: type[UnitLog] = UnitLog,
+    ) -> None:
+        self.disk = disk
+        self.root = root
+        self.unit_log = unit_log
+        self.sizes = sizes
+        self.epoch = min_epoch
+        self._min_epoch = min_epoch
+        self._home = home
+        self._own = root / check_point.DIRECTORY
+        self.log = CommitLog(disk, root / "commitlog", sizes.log_file_bytes) if log is None else log
+        self._rebuild_reasons: set[RebuildReason] = set()
+        self.queues = self._new_queues()
+        self.state = State()
+        self.buffered = None if pop_buffer is None else BufferedPops(pop_buffer, self.state)
+        # What the log says of a key, which is what the state says unless a pop or an ack is held.
+        self.logged = self.state.get if self.buffered is None else self.buffered.logged
+        self.brokers: BrokerWriter | None = None
+        self.reopened: list[Callable[[], None]] = []
+        self.copying = Lock()
+        self.rewrites = 0
+        self.store_ms = 0
+        self.restart = -1
+        self._journal_records = 0
+        self._check_point = CheckPoint()
+        self._calls = 0
+        self._commits = GroupCommit(str(root.parent), self._sync_log, keeps_written=True)
+
+    # ------------------------------------------------------------ reads
+
+    def get(self, space: int, key: bytes) -> bytes | None:
+        self._commits.check()
+        with self._commits.lock:
+            return self.state.get(space, key)
+
+    def scan(
+        self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool = False, page_bytes: int = PAGE_BYTES
+    ) -> list[tuple[bytes, bytes]]:
+        self._commits.check()
+        with self._commits.lock:
+            return self.state.scan(space, start, stop, limit, reverse=reverse, page_bytes=page_bytes)
+
+    def check(self) -> None:
+        """Raise when calls are refused."""
+        self._commits.check()
+
+    # ------------------------------------------------------------ writes
+
+    def write(self, batch: WriteBatch) -> int:
+        parts = batch.parts
+        messages: Sequence[Messages | One]
+        changes: list[Change]
+        if len(parts) == 1 and isinstance(parts[0], One):
+            messages, changes = parts, list(batch.ops)
+        else:
+            messages, changes = gathered(parts) if parts else ([], [])
+            changes += batch.ops
+        buffered = self.buffered
+        if buffered is None:
+            return self.append(messages, changes, for_brokers=self.brokers.records(changes) if changes and self.brokers else None)
+        if batch.waits_from_ms is not None and not messages and buffered.takes(changes, batch.waits_from_ms):
+            return self._hold(changes)
+        if self.queues.dropped:
+            self._free_names(messages)
+        if not (batch.waits_from_ms is not None or buffered.concerns(changes)):
+            return self.append(messages, changes, for_brokers=self._for_brokers(changes))
+        before = buffered.changes()
+        position = self.append(messages, changes, before, self._for_brokers([*before, *changes]))
+        buffered.clear()
+        return position
+
+    def _for_brokers(self, changes: Sequence[Change]) -> BrokerRecords | None:
+        return None if self.brokers is None else self.brokers.records(changes)
+
+    def _hold(self, changes: Sequence[Change]) -> int:
+        """Apply a call that the log is told later; see ``buffered_pops``."""
+        self._commits.check()
+        with self._commits.lock:
+            self._apply(changes)
+            return self._commits.position
+
+    def write_back(self) -> bool:
+        if not self.buffered:
+            return False
+        if changes := self.buffered.changes():
+            self.append([], noted=changes, for_brokers=self._for_brokers(changes))
+        self.buffered.clear()
+        return True
+
+    def append(
+        self,
+        messages: Sequence[Messages | One],
+        changes: Iterable[Change] = (),
+        noted: Iterable[Change] = (),
+        for_brokers: BrokerRecords | None = None,
+    ) -> int:
+        """Write one call as a frame and apply it; returns its position. What is ``noted`` is so already; it is written first, and no more.
+
+        Raises:
+            StoreFullError: no room; nothing was written.
+            StorePoisonedError: the disk failed.
+        """
+        self._commits.check()
+        changes = list(changes)
+        if self.queues.dropped:
+            self._free_names(messages)
+        call = Call(self.log, self.queues, messages, [*noted, *changes], for_brokers, self._journal_records, self.store_ms, self.epoch)
+        try:  # as ``translated`` does, without its generator: every call comes by here
+            call.reserve()
+            call.write()
+        except OSError as error:
+            raise self._refusal(error) from error
+        call.publish()
+        with self._commits.lock:
+            if changes:
+                self._apply(changes)
+            self._commits.position += 1
+            position = self._commits.position
+        self._journal_records += call.journal_records
+        self._calls += 1
+        for each in messages:
+            self.store_ms = max(self.store_ms, each.store_ms)
+        if for_brokers is not None:
+            self.store_ms = max(self.store_ms, for_brokers.store_ms)
+        return position
+
+    def _free_names(self, messages: Sequence[Messages | One]) -> None:
+        if any((each.topic, each.queue) in self.queues.dropped for each in messages):
+            # The files of a queue of this name are still there.
+            self.make_check_point()
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Turn what the operating system says into the errors of a store."""
+        try:
+            yield
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: OSError) -> Exception:
+        if isinstance(error, StoreError):
+            return error
+        if is_from_outside(error):
+            raise error
+        if error.errno in NO_ROOM:
+            return StoreFullError(f"{self._commits.name}: no room ({error.strerror}); make room and try again")
+        return self._commits.refuse_poisoned(error, "a write")
+
+    def apply_again(self, changes: Sequence[Change], offset: int) -> None:
+        """Apply what a journal record says that lies at an offset of the log, at an open."""
+        for change in changes:
+            if isinstance(change, journal.Restart):
+                self.restart = offset
+        self._apply(changes)
+        self._journal_records += 1
+
+    def _apply(self, changes: Iterable[Change]) -> None:
+        for change in self.state.apply(changes):
+            if isinstance(change, journal.DropQueue):
+                self.queues.drop(change.topic, change.queue)
+            elif isinstance(change, journal.ClearOffsets):
+                self.queues.clear(change.topic, change.queue, change.offsets)
+            elif isinstance(change, Copied):
+                self.timers.take_copied(change)
+
+    # ------------------------------------------------------------ durability
+
+    def _sync_log(self) -> int:
+        with self._commits.lock:
+            position = self._commits.position
+        self.log.sync()
+        return position
+
+    def reopen(self) -> None:
+        """A write that found no room changed nothing, so there is nothing to read anew."""
+        self._commits.check()
+
+    def after_interrupt(self) -> None:
+        """Let go of all files and open them again, as after a crash: what is in the log is there, and all else is made from that.
+
+        Raises:
+            StorePoisonedError: that cannot be done; or pops and acks are held that the log does not know.
+        """
+        if self.buffered:
+            held = InterruptedError("it was interrupted, and pops and acks are in the buffer that the log does not know")
+            raise self._commits.refuse_poisoned(held, "a call")
+        # No sync comes between.
+        with self._commits.leading:
+            try:
+                self._open_again()
+            except Exception as error:
+                if is_from_outside(error):
+                    raise
+                raise self._commits.refuse_poisoned(error, "opening the files again after an interrupt") from error
+        for begin_anew in self.reopened:
+            begin_anew()
+
+    def _open_again(self) -> None:
+        self.rewrites += 1
+        self.log.close()
+        self.timers.reopen()
+        self.log = CommitLog(self.disk, self.root / "commitlog", self.sizes.log_file_bytes)
+        self.open(self.timers)
+        # It is the same session.
+        self.epoch = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
+        with self._commits.lock:
+            self._commits.position += 1
+            self._commits.durable_position = self._commits.position
+
+    # ------------------------------------------------------------ opening
+
+    def open(self, timers: TimerCaches) -> None:
+        """Bring caches and state to where the log ends; see the module docstring.
+
+        Raises:
+            CorruptStoreError: the log itself is damaged.
+        """
+        self.timers = timers
+        self.disk.make_directory(self._own)
+        found = check_point.read_all(self._own)
+        # A sound check point was written when all before it was on disk, also when it is not used.
+        self.log.promised = max((each.offset for each in found), default=0)
+        if not self.resume([] if (self._own / _REBUILD).exists() else found):
+            if found:
+                # From here to the next check point, caches are not what these say, though parts of them may look like it.
+                self.ask_rebuild(RebuildReason.REWRITTEN)
+            self.rebuild()
+        ids = {topic.id: name for name, topic in load_topics(self).items()}
+        for (topic_id, queue), first in load_kept(self).items():
+            if topic_id in ids:
+                self.queues.trim(ids[topic_id], queue, first)
+        stored = int.from_bytes(self.state.get(META, EPOCH_KEY) or b"", "big")
+        self.epoch = max(stored + 1, self._min_epoch, self.epoch)
+        self._commits.durable_position = self._commits.position
+        self._rebuild_reasons = {RebuildReason.REWRITTEN} if (self._own / _REBUILD).exists() else set()
+
+    def ask_rebuild(self, why: RebuildReason) -> None:
+        """See to it that the next open makes everything anew; see :class:`~rmqstore_wheel.files.units.RebuildReason`."""
+        if not self._rebuild_reasons:
+            self.disk.create(self._own / _REBUILD).close()
+            self.disk.sync_directory(self._own)
+        self._rebuild_reasons.add(why)
+
+    def resume(self, candidates: Iterable[CheckPoint]) -> bool:
+        """Bring caches and state from the first of some check points that they fit to where the log ends; False when none fits.
+
+        Raises:
+            CorruptStoreError: the log does not go as far as a check point says.
+        """
+        for candidate in candidates:
+            if self._is_of_this_log(candidate):
+                try:
+                    self._start(candidate)
+                    self._replay(candidate.offset, candidate.epoch)
+                except (CorruptStoreError, OSError):
+                    # If it is the log that is damaged, making everything anew says so again.
+                    continue
+                return True
+        return False
+
+    def _is_of_this_log(self, found: CheckPoint) -> bool:
+        """Say whether the log still goes as far as the check point says, and from there on."""
+        if found.offset < self.log.chain.first:
+            return False
+        if found.offset == self.log.chain.first and not found.calls:
+            return True
+        if not self.log.chain.holds(found.offset - frames.PROPERTY_BYTES, found.offset):
+            raise CorruptStoreError(
+                f"{self.log.chain.directory} ends at {self.log.chain.end}; it was on disk up to {found.offset}",
+                file=str(self.log.chain.directory),
+                offset=self.log.chain.end,
+            )
+        text = self.log.chain.read(found.offset - frames.PROPERTY_BYTES, frames.PROPERTY_BYTES)
+        if frames.read_trailer(bytes(text)) is None:
+            path = str(self.log.chain.path_of(found.offset - 1))
+            raise CorruptStoreError(f"{path} does not hold the call that ends at {found.offset}", file=path, offset=found.offset)
+        return True
+
+    def _new_queues(self) -> ConsumeQueues:
+        return ConsumeQueues(self.disk, self.root / "consumequeue", self.sizes.queue_file_units, self.ask_rebuild, self.unit_log)
+
+    def _start(self, found: CheckPoint) -> None:
+        self.queues.close()
+        self.queues = self._new_queues()
+        cleared = {(topic, queue): offsets for topic, queue, offsets in found.cleared}
+        self.queues.start({(topic, queue): sums for topic, queue, sums in found.queues}, cleared)
+        self.state.clear()
+        for space, entries in found.state:
+            self.state.put(space, entries)
+        self.timers.start(found.timers)
+        self.epoch, self.store_ms, self._journal_records, self.restart = found.epoch, found.store_ms, found.journal, found.restart
+        self._check_point = found
+        self._calls = 0
+
+    def rebuild(self) -> None:
+        """Make everything anew from the log."""
+        self._start(CheckPoint(offset=self.log.chain.first))
+        self._replay(self.log.chain.first, 0)
+        if self.log.chain.first and self.restart < 0:
+            path = str(self.log.chain.path_of(self.log.chain.first))
+            raise CorruptStoreError(f"{path} is the first file, and no copy of the state follows: files before it are missing", file=path)
+
+    def _replay(self, offset: int, epoch: int) -> None:
+        replay = Replay(self)
+        for frame in self.log.recover(offset, epoch):
+            replay.add(frame)
+            self._calls += 1
+        replay.finish()
+
+    # ------------------------------------------------------------ check points
+
+    def is_long(self) -> bool:
+        """Say whether so much was applied since the last check point that an open would take long."""
+        return self.log.tail - self._check_point.offset >= self.sizes.check_point_bytes or self._calls >= self.sizes.check_point_calls
+
+    def upkeep(self, now_ms: int) -> bool:
+        """Write what was held for long enough, and make a check point when one is due, if there is room; says whether it made one."""
+        try:
+            if self.buffered is not None and self.buffered.is_due(now_ms):
+                self.write_back()
+            if is_due := self.is_long() and not self.copying.locked():
+                self.make_check_point()
+            return is_due
+        except StoreFullError:
+            return False
+
+    def make_check_point(self) -> None:
+        """Write a check point of now, unless nothing happened since the last one; the caller keeps other calls out meanwhile."""
+        self.write_back()
+        if self.log.tail == self._check_point.offset and self._check_point.calls and not self._rebuild_reasons:
+            return
+        self.rewrites += 1
+        self.sync()
+        self.settle()
+        with self.translated():
+            section = self.timers.check_point()
+            queues = self.queues.sync()
+            found = CheckPoint(
+                offset=self.log.tail,
+                epoch=self.epoch,
+                journal=self._journal_records,
+                store_ms=self.store_ms,
+                calls=self._check_point.calls + self._calls,
+                state=[(space, self.state.entries(space)) for space in KEPT_SPACES],
+                queues=[(topic, queue, sums) for (topic, queue), sums in queues.items()],
+                cleared=[(topic, queue, offsets) for (topic, queue), offsets in self.queues.cleared().items()],
+                timers=section,
+                restart=self.restart,
+            )
+            check_point.write(self.disk, self._own, found, keep_before=not self._rebuild_reasons)
+            self.queues.release()
+            self.timers.release()
+            if self._rebuild_reasons == {RebuildReason.REWRITTEN}:
+                self.disk.remove(self._own / _REBUILD)
+                # Should the name come back with a crash, an open only takes longer.
+                self._rebuild_reasons.clear()
+                self.disk.sync_directory(self._own)
+        self._check_point = found
+        self._calls = 0
+        if self.brokers is not None:
+            with self.translated():
+                self.brokers.check_pointed(found)
+
+    def settle(self) -> None:
+        """Bring the queues that are written for brokers to where the log is."""
+        if self.brokers is not None:
+            with self.translated():
+                self.brokers.settle()
+
+    # ------------------------------------------------------------ files that go
+
+    def bytes_to_release(self, upto: int) -> int:
+        """Return about how much :meth:`release_log` would write."""
+        return self.state.bytes if self.restart < upto else 0
+
+    def release_log(self, upto: int) -> None:
+        """Remove the files of the log that end at or before ``upto``, in which nothing is that anybody needs; see ``reclaim``."""
+        if self.restart < upto:
+            self.write_back()
+            self.append([], self.timers.unsaid())
+            begin = self.log.tail
+            self.append([], noted=[journal.Restart(), *self.state.copy()])
+            self.restart = begin
+        self.make_check_point()
+        with self.translated():
+            while self.log.chain.first + self.log.file_bytes <= upto:
+                self.log.chain.drop_first()
+
+    # ------------------------------------------------------------ the end
+
+    def snapshot(self, path: Path, alone: Alone = at_once) -> None:
+        with self.copying:
+            self._home.snapshot(path, lambda copy: StoreCopy(self, copy).make(alone))
+
+    def close(self) -> None:
+        if self._commits.closed:
+            return
+        refusal = self._commits.refusal
+        try:
+            if refusal is None:
+                self.write_back()
+                self.sync()
+                with suppress(StoreFullError):
+                    # Without it the next open only takes longer.
+                    self.make_check_point()
+                if self.brokers is not None:
+                    with self.translated():
+                        self.brokers.closed()
+        finally:
+            self._commits.close()
+            if self.brokers is not None:
+                self.brokers.close()
+            self.timers.close()
+            self.queues.close()
+            self.log.close()
+            self._home.close()

@@ -1,0 +1,1 @@
+"""The queues of the pop side: messages read by queue offset, and checked."""

@@ -1,0 +1,1 @@
+"""Reading an engine directory that another process may own."""

@@ -1,0 +1,1 @@
+"""Messages as records of the commit log: their parts, their sums, and their way to a queue."""

@@ -1,0 +1,122 @@
+"""Copies of messages at the end of the commit log: the same messages at the same offsets of the same queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rmqstore_wheel.formats import commit_log as log_format
+from rmqstore_wheel.formats import log_reading
+from rmqstore_wheel.formats.binary_columns import Ints, cells, measure
+from rmqstore_wheel.formats.log_columns import Encoded
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.log import frames
+from rmqstore_wheel.log.call import Messages
+from rmqstore_wheel.log.ledger import Ledger
+from rmqstore_wheel.queues.soundness import sound_rows
+from rmqstore_wheel.records.parts import body_places, topic_places
+from rmqstore_wheel.timers.index import TimerIndex
+from rmqstore_wheel.timers.records import ReadTimers, read_timers
+
+
+def copy_timers(ledger: Ledger, index: TimerIndex, seqs: Ints) -> None:
+    """Copy the messages of timers, by seqs that rise; those that cannot be read stay where they are.
+
+    Raises:
+        StoreFullError: no room; some of them may be copied.
+    """
+    log = ledger.log
+    units = index.queue_units(seqs)
+    offsets, sizes = units["log_offset"].astype(np.int64), units["size"].astype(np.int64)
+    files = offsets // log.file_bytes * log.file_bytes
+    # A frame of copies has to fit into a file.
+    most = min(ledger.sizes.slice_bytes, log.file_bytes // 4)
+    pieces = np.cumsum(sizes) // most
+    bounds = np.flatnonzero((np.diff(files) != 0) | (np.diff(pieces) != 0)) + 1
+    for begin, stop in pairwise([0, *bounds.tolist(), len(seqs)]):
+        if begin == stop:
+            continue
+        file_start = int(files[begin])
+        starts = offsets[begin:stop] - file_start
+        sound = sound_rows(log, file_start, starts, sizes[begin:stop], WHEEL_TOPIC.encode(), 0, seqs[begin:stop] - 1)
+        rows = begin + np.flatnonzero(sound)
+        if not len(rows):
+            continue
+        view, starts = log.chain.view(file_start), starts[sound]
+        found = read_sound(index, view, file_start, starts, sizes[rows])
+        records, store_ms = without_frames(view, file_start, starts, sizes[rows], np.zeros(len(rows), np.bool_))
+        copies = Messages(WHEEL_TOPIC, 0, seqs[rows] - 1, records, store_ms, entries=with_keys(index, found, file_start, starts))
+        ledger.append([copies], noted=[index.copied(seqs[rows])])
+
+
+def read_sound(index: TimerIndex, view: memoryview, file_start: int, starts: Ints, sizes: Ints) -> ReadTimers:
+    """Read timers whose epochs are not asked for."""
+    return read_timers(view, file_start, starts, sizes, np.zeros(len(starts), np.int64), index.precision_ms)
+
+
+class CopiedKeys(msgspec.Struct, gc=False):
+    """The keys of timers that are copied, for their new places; see ``log.call.Entries``."""
+
+    index: TimerIndex
+    found: ReadTimers
+    rows: Ints
+    _offsets: Ints | None = None
+
+    def reserve(self, offsets: Ints, sizes: Ints) -> None:
+        self._offsets = offsets[self.rows]
+
+    def publish(self) -> None:
+        assert self._offsets is not None
+        self.index.keys.add_many(self.found.key_hashes, self._offsets, self.found.key_times)
+
+
+def with_keys(index: TimerIndex, found: ReadTimers, file_start: int, starts: Ints) -> CopiedKeys:
+    """Return what enters the keys of timers, read from ``starts`` of a file, for their new places."""
+    by_start = np.argsort(starts)
+    return CopiedKeys(index, found, by_start[np.searchsorted(starts, found.key_offsets - file_start, sorter=by_start)])
+
+
+def without_frames(view: memoryview, file_start: int, starts: Ints, sizes: Ints, spare: Any) -> tuple[Encoded, int]:
+    """Return copies of records, without what those say of a frame that end one, and the latest of their store times; their sums stay.
+
+    Args:
+        spare: which of them are copied without their bodies.
+    """
+    found = log_reading.decode_columns(view, starts, sizes, log_offset=file_start)
+    source = np.frombuffer(view, np.uint8)
+    ends, bare = frames.ends_of(source, starts, sizes), np.flatnonzero(spare)
+    shorter = sizes.copy()
+    shorter[ends] -= frames.PROPERTY_BYTES
+    # Around a body that is left out lie two pieces.
+    bodies = body_places(source, starts[bare])
+    behind = topic_places(source, starts[bare])
+    lasts = starts[bare] + shorter[bare] - behind
+    lengths = shorter.copy()
+    lengths[bare] = bodies - starts[bare]
+    data = np.frombuffer(
+        bytearray().join(_stretches(view, np.insert(starts, bare + 1, behind), np.insert(lengths, bare + 1, lasts))), np.uint8
+    )
+    shorter[bare] -= behind - bodies
+    places = np.cumsum(shorter) - shorter
+    if len(bare):
+        cells(data, ">i4")[places[bare]] = shorter[bare]
+        cells(data, ">i4")[places[bare] + log_format.BODY_CRC_AT] = log_format.body_crc(b"")
+        cells(data, ">i4")[places[bare] + (bodies - starts[bare]) - 4] = 0
+    if len(ends):
+        (texts,) = found.properties
+        lengths = np.broadcast_to(measure(texts).lengths, len(starts))[ends]
+        cells(data, ">i4")[places[ends]] = shorter[ends]
+        cells(data, ">i2")[places[ends] + shorter[ends] + frames.PROPERTY_BYTES - lengths - 2] = lengths - frames.PROPERTY_BYTES
+    return Encoded(data, places, shorter), int(np.max(np.asarray(found.store_ms)))
+
+
+def _stretches(view: memoryview, starts: Ints, sizes: Ints) -> Sequence[Any]:
+    """Return the bytes of records, those that lie side by side in one piece."""
+    ends = starts + sizes
+    bounds = np.flatnonzero(starts[1:] != ends[:-1]) + 1
+    pairs = pairwise([0, *bounds.tolist(), len(starts)])
+    return [view[int(starts[begin]) : int(ends[stop - 1])] for begin, stop in pairs]

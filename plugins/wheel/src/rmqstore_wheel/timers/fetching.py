@@ -1,0 +1,211 @@
+"""``Fetcher``: the messages of timers, read from the log by seq, and checked when they are.
+
+Where a message lies says the consume queue of the wheel's topic. What lies there must say so itself: its offset, its queue offset, the
+length and the CRC of its body, and the sum of the rest (``sums``). What does not is parked: it becomes a message of ``%PARKED%`` that says
+why (T12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import starmap
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from rmqstore.batch import MessageBatch
+from rmqstore.engine.runs import parked_message
+from rmqstore.errors import CorruptStoreError
+from rmqstore_wheel.formats import commit_log as log_format
+from rmqstore_wheel.formats import log_reading, messages
+from rmqstore_wheel.formats.binary_columns import Bytes, Ints
+from rmqstore_wheel.formats.commit_log import Record
+from rmqstore_wheel.formats.log_columns import Columns
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.log.commit_log import CommitLog
+from rmqstore_wheel.log.ledger import Ledger
+from rmqstore_wheel.queues.soundness import fault_of, gather
+from rmqstore_wheel.records import message_records as records
+from rmqstore_wheel.records import sums
+from rmqstore_wheel.records.addressing import for_delivery
+from rmqstore_wheel.records.message_records import LogRecords, as_delivered
+
+_FEW: Final = 8
+"""So few messages are read one by one."""
+
+_NONE: Final = LogRecords.of([])
+_TOPIC: Final = WHEEL_TOPIC.encode()
+
+
+class Located(NamedTuple):
+    """Where messages lie in the log, and how long they are."""
+
+    offsets: Ints
+    sizes: Ints
+
+
+def joined_places(pieces: Sequence[Located]) -> Located:
+    """Return the places of several pieces, one behind the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    none = np.zeros(0, np.int64)
+    return Located(*(np.concatenate(column) for column in zip(*pieces, strict=True))) if pieces else Located(none, none)
+
+
+class Fetcher:
+    """Reads messages of the wheel's topic."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def locate(self, seqs: Ints) -> Located:
+        """Return where the messages of timers lie."""
+        units = self._ledger.queues.of(WHEEL_TOPIC, 0).gather(seqs - 1)
+        return Located(units["log_offset"].astype(np.int64), units["size"].astype(np.int64))
+
+    def messages(self, seqs: Ints, located: Located | None = None) -> MessageBatch:
+        """Return the messages of timers, in the order of ``seqs``, as they go to their topics."""
+        if not len(seqs):
+            return MessageBatch(source=_NONE)
+        offsets, sizes = self.locate(seqs) if located is None else located
+        if len(seqs) <= _FEW:
+            places = zip(seqs.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
+            return MessageBatch(source=LogRecords.of(list(starmap(self._message, places))))
+        log = self._ledger.log
+        made: list[Bytes] = [b""] * len(seqs)
+        for file_start, rows in _by_file(log, offsets):
+            data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], _TOPIC, 0, seqs[rows] - 1)
+            if sound.all() and len(rows) == len(seqs):
+                return MessageBatch(source=for_delivery(data, starts, sizes[rows]))
+            good = rows[sound]
+            for row, record in zip(good.tolist(), for_delivery(data, starts[sound], sizes[good]).records, strict=True):
+                made[row] = record
+            for row in rows[~sound].tolist():
+                made[row] = self._message(int(seqs[row]), int(offsets[row]), int(sizes[row]))
+        return MessageBatch(source=LogRecords.of(made))
+
+    def _message(self, seq: int, offset: int, size: int) -> bytes:
+        """Return the message of one timer as it goes to its topic, or what parks it."""
+        log = self._ledger.log
+        raw = bytes(log.read(offset, size)) if log.holds(offset, size) else b""
+        if fault_of(raw, offset, _TOPIC, 0, seq - 1) is None:
+            return as_delivered(raw)
+        return records.encode_message(parked_message(raw, _reason(raw, seq, offset), f"timer {seq}"))
+
+    def columns(self, seqs: Ints) -> dict[str, pa.Array]:
+        """Return the columns of ``IN_SCHEMA`` and ``store_ms`` of some timers, in this order.
+
+        Raises:
+            CorruptStoreError: a record is not what it should be.
+        """
+        offsets, sizes = self.locate(seqs)
+        log = self._ledger.log
+        places: list[Ints] = []
+        pieces: list[dict[str, pa.Array]] = []
+        for file_start, rows in _by_file(log, offsets):
+            data, starts, sound = gather(log, file_start, offsets[rows] - file_start, sizes[rows], _TOPIC, 0, seqs[rows] - 1)
+            if not sound.all():
+                at = int(rows[sound.argmin()])
+                raise self._damage(int(seqs[at]), int(offsets[at]), int(sizes[at]))
+            found = log_reading.decode_columns(data, starts, sizes[rows], verify=False)
+            places.append(rows)
+            pieces.append({**records.columns_of(found), "store_ms": pa.array(found.store_ms, pa.int64())})
+        if len(pieces) == 1:
+            return pieces[0]
+        back = pa.array(np.argsort(np.concatenate(places), kind="stable"))
+        return {name: pa.concat_arrays([piece[name] for piece in pieces]).take(back) for name in pieces[0]}
+
+    def _damage(self, seq: int, offset: int, size: int) -> CorruptStoreError:
+        log = self._ledger.log
+        raw = bytes(log.read(offset, size)) if log.holds(offset, size) else b""
+        file = str(log.chain.path_of(offset))
+        return CorruptStoreError(f"{file}: timer {seq}: {_reason(raw, seq, offset)}", file=file, offset=offset)
+
+    def timer_columns(self, seqs: Ints) -> Columns:
+        """Return the records of timers; one that cannot be read is empty."""
+        offsets, sizes = self.locate(seqs)
+        log = self._ledger.log
+        file_start = int(offsets[0]) // log.file_bytes * log.file_bytes
+        data, starts, sound = gather(log, file_start, offsets - file_start, sizes, _TOPIC, 0, seqs - 1)
+        if sound.all():
+            return log_reading.decode_columns(data, starts, sizes, verify=False)
+        found = [self.record(offset, size) for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True)]
+        texts = [b"" if each is None else each.properties for each in found]
+        return Columns(topic=_TOPIC, body=pa.array([b""] * len(found), pa.binary()), properties=(pa.array(texts, pa.binary()),))
+
+    def properties(self, seq: int) -> bytes:
+        """Return the properties of the message of a timer; empty when it cannot be read."""
+        offsets, sizes = self.locate(np.array([seq]))
+        record = self.record(int(offsets[0]), int(sizes[0]))
+        return b"" if record is None else record.properties
+
+    def record(self, offset: int, size: int) -> Record | None:
+        """Return the record at an offset of the log; None when no sound one of this size lies there."""
+        log = self._ledger.log
+        if not log.holds(offset, size):
+            return None
+        raw = bytes(log.read(offset, size))
+        try:
+            record = log_format.decode_record(raw, log_offset=offset)
+        except CorruptStoreError:
+            return None
+        return record if sums.is_good(raw, size - len(record.properties)) else None
+
+    def seqs_at(self, offsets: Sequence[int]) -> list[int]:
+        """Return the seq that each message at some offsets of the log gives itself, unchecked; 0 where nothing lies."""
+        log = self._ledger.log
+        at, behind = log_format.QUEUE_OFFSET_AT, log_format.PHYSICAL_OFFSET_AT
+        return [
+            int.from_bytes(bytes(log.read(offset + at, behind - at)), signed=True) + 1 if log.holds(offset, log_format.MIN_BYTES) else 0
+            for offset in offsets
+        ]
+
+    def with_key(self, offsets: Sequence[int], topic: str, key: str) -> Iterator[tuple[int, CorruptStoreError | None]]:
+        """Yield the seqs of the timers at some offsets of the log that are of this topic and have this key.
+
+        Of those that cannot be read it is unknown, so they are among them, each with the error that says where it lies.
+        """
+        log = self._ledger.log
+        for offset in offsets:
+            if not log.holds(offset, log_format.MIN_BYTES):
+                continue
+            head = bytes(log.read(offset, log_format.PHYSICAL_OFFSET_AT))
+            record = self.record(offset, int.from_bytes(head[:4], signed=True))
+            if record is None:
+                seq = int.from_bytes(head[log_format.QUEUE_OFFSET_AT :], signed=True) + 1
+                if (size := self._size_at(seq, offset)) is not None:
+                    yield seq, self._damage(seq, offset, size)
+            elif record.topic == _TOPIC:
+                fields = messages.decode_fields(record)
+                if fields["topic"] == topic and key in fields["keys"]:
+                    yield record.queue_offset + 1, None
+
+    def _size_at(self, seq: int, offset: int) -> int | None:
+        """Return how long the message of a timer is; None when it does not lie at this offset."""
+        queue = self._ledger.queues.of(WHEEL_TOPIC, 0)
+        if not queue.first < seq <= queue.count:
+            return None
+        offsets, sizes = self.locate(np.array([seq]))
+        return int(sizes[0]) if int(offsets[0]) == offset else None
+
+
+def _reason(raw: bytes, seq: int, offset: int) -> str:
+    """Return why the message of a timer is not what lies at an offset of the log."""
+    if not raw:
+        return f"no message lies at offset {offset} of the log"
+    try:
+        log_format.decode_record(raw, log_offset=offset)
+    except CorruptStoreError as error:
+        return str(error)
+    return f"no sound record at offset {offset}: {fault_of(raw, offset, _TOPIC, 0, seq - 1)}"
+
+
+def _by_file(log: CommitLog, offsets: Ints) -> Iterator[tuple[int, Ints]]:
+    """Yield (start of a file, rows that lie in it)."""
+    files = offsets // log.file_bytes * log.file_bytes
+    if (files == files[0]).all():
+        yield int(files[0]), np.arange(len(offsets))
+        return
+    for file_start in np.unique(files).tolist():
+        yield file_start, np.flatnonzero(files == file_start)

@@ -1,0 +1,491 @@
+"""``TimerStore`` over the wheel: puts are one frame of the log, then an entry in the wheel; due timers are read from the wheel.
+
+Why no crash point loses or doubles a timer here: a put is its messages, a cancel its message, a seal and a mark are keys in the journal,
+each one frame of the log. So the log always holds a prefix of whole calls, and docs/handover.md argues over such prefixes. The wheel, the
+facts, the counts follow from the log (``ledger``). What is forgotten is not written down, because the receiver's durable cursor says it
+again at the next open (``recover``); only a staircase of many corners is, before ``due`` drops any of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from rmqstore.batch import MessageBatch
+from rmqstore.contract import (
+    EMPTY_CURSOR,
+    MAX_CORNERS,
+    CancelOutcome,
+    DueBatch,
+    PendingCounts,
+    PendingTimer,
+    ScanPage,
+    Ticket,
+    TimerCursor,
+    TimerHandle,
+    TimerReceipts,
+    TimerStats,
+    UpkeepReport,
+    WriteStatus,
+)
+from rmqstore.contract.state import StatePage
+from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.marks import TIMER_SIDE, encode_ticks, find_mark, put_marks
+from rmqstore.engine.schema import META, SEAL_KEY
+from rmqstore.engine.shared import Shared
+from rmqstore.engine.state.adopted import stored_adopted
+from rmqstore.engine.state.imports import is_taken_in, note_taken_in
+from rmqstore.engine.timers.side import TimerSide
+from rmqstore.engine.timers.ticks import Place, check_horizon, reached
+from rmqstore.errors import IllegalArgumentError, StoreFullError
+from rmqstore.message import Message, check_marks
+from rmqstore_wheel.formats import index_file
+from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.messages import WHEEL_TOPIC
+from rmqstore_wheel.log.call import Messages, One
+from rmqstore_wheel.log.ledger import Ledger
+from rmqstore_wheel.timers import table as timer_table
+from rmqstore_wheel.timers.answers import PendingTimers, TimerAnswers, differences_in
+from rmqstore_wheel.timers.copies import copy_timers
+from rmqstore_wheel.timers.fetching import Fetcher, Located, joined_places
+from rmqstore_wheel.timers.index import FORGOTTEN_KEY, PutCancels, PutTimer, PutTimers, TimerIndex, noted_last_seq
+from rmqstore_wheel.timers.records import deliver_times, encode_cancel, encode_cancels, encode_timer, encode_timers
+from rmqstore_wheel.timers.table import TIMER, Due, joined
+from rmqstore_wheel.timers.transfer import TimerExport, WheelTimerImport
+
+_DUE_BYTES: Final = 64 * 1024 * 1024
+_WRITTEN_CORNERS: Final = 4
+"""A cursor of more corners is written down when it is forgotten: soon ``due`` will drop some."""
+
+
+class Window(NamedTuple):
+    """What ``TimerIndex.window`` gave of ticks from ``low`` to ``high``."""
+
+    low: int
+    high: int
+    due: Due
+    bound: int | None
+
+
+class WheelTimers(TimerSide):
+    """The timer side of a session; see the module for its argument. Who only reads has no ``upkeep``."""
+
+    def __init__(self, shared: Shared, ledger: Ledger, index: TimerIndex, upkeep: Callable[[int], int] | None = None) -> None:
+        self._ledger = ledger
+        self._index = index
+        self._upkeep = upkeep
+        super().__init__(shared)
+        self._fetcher = Fetcher(ledger)
+        self._answers = TimerAnswers(ledger, index)
+        self._pending = PendingTimers(index, self._fetcher, self._giver_of)
+        self._export = TimerExport(ledger, index, self._fetcher)
+        self._copies_rolled = self._options.engine.get("roll") == "copy"
+        self._sealed = self._received = EMPTY_CURSOR
+        self._begin()
+        ledger.reopened.append(self._begin)
+
+    def _begin(self) -> None:
+        """Begin with what ledger and index say; also once they were opened again, within the session."""
+        forgotten = self._forgotten
+        self._start_anew()
+        ledger, index = self._ledger, self._index
+        # After a reopen, seals and what the receiver has stay what they were.
+        self._forgotten = forgotten
+        self._sealed = self._sealed.join(TimerCursor.from_bytes(ledger.get(META, SEAL_KEY) or b"").corners)
+        self._adopted = stored_adopted(ledger, TIMER_SIDE)
+        self._noted_seq = noted_last_seq(ledger)
+        self._low_tick = 0
+        self._window: Window | None = None
+        self._unsealed_tick = index.first_tick(-1)
+        self._handed: deque[tuple[TimerCursor, Due]] = deque()
+        self._resume: TimerCursor | None = None
+        self._rest: Iterator[Due] = iter(())
+        self._waiting: Due | None = None
+        noted = index.forgotten.join(TimerCursor.from_bytes(ledger.get(META, FORGOTTEN_KEY) or b"").corners).join(self._received.corners)
+        if noted != index.forgotten:
+            # It was made anew from the log, from a check point at least, so what was forgotten lies in the wheel again.
+            self._forget_all(noted)
+
+    def recover(self, cursor: TimerCursor) -> None:
+        with self._lock, self._call:
+            self._sealed = self._sealed.join(cursor.corners)
+            self._restart()
+        self.forget(cursor)
+
+    # ------------------------------------------------------------ put
+
+    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
+        check_marks(marks)
+        with self._lock, self._call:
+            if marks and (answer := find_mark(self._ledger, TIMER_SIDE, marks)) is not None:
+                return self._repeated(answer), Ticket(self._ledger.position)
+            if self._options.max_delay_ms:
+                check_horizon(deliver_times(batch), now_ms, self._options.max_delay_ms)
+            first_seq = self._first_free_seq()
+            if not len(batch):
+                return TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, []), Ticket(0)
+            part, ticks = self._timers_of(batch, first_seq, now_ms)
+            self._congestion.check(ticks)
+            receipts = TimerReceipts(WriteStatus.APPLIED, self._options.store_tag, self._shared.epoch, first_seq, ticks)
+            changes = WriteBatch()
+            if marks:
+                put_marks(changes, TIMER_SIDE, marks, encode_ticks(receipts.epoch, first_seq, ticks), now_ms)
+            changes.parts.append(part)
+            position = self._change_position = self._shared.write(changes).position
+            self._note_ticks(ticks)
+            return receipts, Ticket(position)
+
+    def _timers_of(self, batch: MessageBatch, first_seq: int, now_ms: int) -> tuple[Messages | One, list[int]]:
+        """Return what a put of one message or more appends, and the ticks of its timers, ms; of one message it goes without arrays."""
+        index, epoch = self._index, self._shared.epoch
+        alone = batch.messages[0] if len(batch) == 1 and not batch.has_columns else None
+        if isinstance(alone, Message):
+            one = encode_timer(alone, now_ms, index.precision_ms, first_seq - 1)
+            put = PutTimer(index, one, first_seq, epoch, now_ms)
+            return One(WHEEL_TOPIC, 0, first_seq - 1, one.record, now_ms, 0, put, one.text_at), [one.tick]
+        found = encode_timers(batch, now_ms, index.precision_ms)
+        puts = PutTimers(index, found, np.arange(first_seq, first_seq + len(found.ticks)), epoch, now_ms)
+        return Messages(WHEEL_TOPIC, 0, first_seq - 1, found.records, now_ms, 0, puts), found.ticks.tolist()
+
+    def _first_free_seq(self) -> int:
+        return max(self._index.facts.count, self._noted_seq, self._sealed.highest_seq) + 1
+
+    def _note_ticks(self, ticks: Sequence[int]) -> None:
+        super()._note_ticks(ticks)
+        first_roll = self._index.wheel.first_roll
+        if first_roll is not None and self._unsealed_tick is not None:
+            # A seal has timers to roll before it has any to close.
+            self._unsealed_tick = min(self._unsealed_tick, (first_roll + 1) * self.precision_ms)
+
+    def _count_of_tick(self, tick: int) -> int:
+        slot = self._index.wheel.slot_of(tick)
+        if slot - self._index.write_ms // self.precision_ms < self._index.wheel.window:
+            return self._index.wheel.count_in(slot)
+        return sum(int((piece.ticks == tick).sum()) for piece in self._index.live())
+
+    # ------------------------------------------------------------ cancel
+
+    def _is_known(self, tick: int, seq: int, epoch: int) -> bool:
+        return self._answers.is_known((tick, seq, epoch))
+
+    def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        with self._lock, self._call:
+            found = dict(self._fetcher.with_key(self._offsets_pending(index_file.key_hash(index_file.index_key(topic, key))), topic, key))
+            places: list[Place | None] = []
+            for seq, error in sorted(found.items()):
+                if self._is_pending(seq):
+                    if error is not None:
+                        raise error
+                    fact = self._index.facts.read(seq - 1, 1)[0]
+                    places.append((int(fact["tick"]), seq, int(fact["epoch"])))
+            return self._cancel(places, now_ms)
+
+    def _offsets_pending(self, hashed: int) -> list[int]:
+        """Return where messages of pending timers lie whose key has a hash."""
+        offsets = self._index.keys.lookup(hashed)
+        pending = [self._is_pending(seq) for seq in self._fetcher.seqs_at(offsets)]
+        gone = pending.index(True) if True in pending else len(pending)
+        if gone:
+            self._index.keys.settle(hashed, offsets[gone - 1])
+        return [offset for offset, is_pending in zip(offsets, pending, strict=True) if is_pending]
+
+    def _is_pending(self, seq: int) -> bool:
+        """Say whether a seq is that of a timer which is neither cancelled nor forgotten; it may be long gone."""
+        facts = self._index.facts
+        if not facts.first < seq <= facts.count:
+            return False
+        fact = facts.read(seq - 1, 1)[0]
+        return fact["kind"] == TIMER and not self._index.cancelled.get(seq) and not self._index.forgotten.covers(int(fact["tick"]), seq)
+
+    def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
+        outcomes, ending = self._answers.cancel(places, self._sealed)
+        position = max(self._change_position, self._seal_position)
+        if len(ending.seqs):
+            write = WriteBatch()
+            write.parts.append(self._cancels_of(ending.seqs, ending.ticks, max(now_ms, 0)))
+            position = self._change_position = self._shared.write(write).position
+            self._congestion.note(ending.ticks.tolist(), -1)
+        return outcomes, Ticket(position)
+
+    def _cancels_of(self, targets: Ints, ticks: Ints, store_ms: int) -> Messages | One:
+        """Return what a cancel of pending timers appends, given by their seqs and ticks, one at least."""
+        index, first_seq = self._index, self._first_free_seq()
+        put = PutCancels(index, first_seq, targets, self._shared.epoch)
+        if len(targets) == 1:
+            seq, tick = int(targets[0]), int(ticks[0])
+            record = encode_cancel(self._fetcher.properties(seq), seq, tick, store_ms, index.precision_ms, first_seq - 1)
+            return One(WHEEL_TOPIC, 0, first_seq - 1, record, store_ms, 0, put)
+        found = encode_cancels(self._fetcher.timer_columns(targets), targets, ticks, store_ms, index.precision_ms)
+        return Messages(WHEEL_TOPIC, 0, first_seq - 1, found, store_ms, 0, put)
+
+    # ------------------------------------------------------------ seal, due, forget
+
+    def seal(self, until_ms: int) -> None:
+        with self._lock, self._call:
+            if until_ms != self._until_ms:
+                self._restart()
+            if self._unsealed_tick is not None and self._unsealed_tick <= until_ms:
+                self._roll(until_ms)
+                if self._closes_anything(until_ms):
+                    self._closed_tick = self._unsealed_tick if self._closed_tick is None else min(self._closed_tick, self._unsealed_tick)
+                    sealed = self._trimmed(self._sealed.join([(until_ms, self._index.last_seq)]))
+                    write = WriteBatch()
+                    write.put(META, SEAL_KEY, sealed.to_bytes())
+                    self._seal_position = self._shared.write(write).position
+                    self._sealed = sealed
+                    self._resume = None
+                self._unsealed_tick = self._index.first_tick(until_ms)
+            self._until_ms = until_ms
+
+    def _roll(self, until_ms: int) -> None:
+        if self._index.wheel.first_roll is None and not self._index.aside:
+            # All of them lie in slots of their own.
+            self._index.write_ms = until_ms
+            return
+        if self._copies_rolled:
+            # Without room they roll by reference.
+            with suppress(StoreFullError):
+                for seqs in self._index.to_roll(until_ms):
+                    copy_timers(self._ledger, self._index, seqs)
+        with self._ledger.translated():
+            self._index.roll(until_ms)
+
+    def _restart(self) -> None:
+        """Let the next ``due`` look from the beginning."""
+        self._resume = self._window = None
+
+    def _closes_anything(self, until_ms: int) -> bool:
+        """Say whether a live put of tick <= ``until_ms`` is not sealed yet."""
+        wheel = self._index.wheel
+        # From the beginning of a slot on, as a ``due`` that has nothing before it needs the same.
+        low: int | None = max(wheel.slot_of(self._unsealed_tick or 0) * self.precision_ms + 1, 0)
+        window = None
+        while low is not None and low <= until_ms:
+            due, bound = self._index.window(low, until_ms)
+            window = Window(low, until_ms, due, bound) if window is None else window
+            left = ~(self._sealed.covers_each(due.ticks, due.seqs) | self._index.forgotten.covers_each(due.ticks, due.seqs))
+            if left.any():
+                self._window = window
+                return True
+            low = None if bound is None else bound + 1
+        return False
+
+    def _windows(self, low: int | None, high: int) -> Iterator[Due]:
+        """Yield what was not forgotten of ticks from ``low`` to ``high``, in order."""
+        while low is not None and low <= high:
+            due, bound = self._window_from(low, high)
+            left = ~self._index.forgotten.covers_each(due.ticks, due.seqs)
+            due = due if left.all() else due.select(left)
+            if low == self._low_tick:
+                # All that lies before was looked at.
+                self._low_tick = int(due.ticks[0]) if len(due.ticks) else (high if bound is None else bound) + 1
+            if len(due.ticks):
+                yield due
+            low = None if bound is None else bound + 1
+
+    def _window_from(self, low: int, high: int) -> tuple[Due, int | None]:
+        """Return ``TimerIndex.window``, or what the seal saw, if nothing lies before it: what was put or cancelled since is not sealed."""
+        seen = self._window
+        if seen is None or high != seen.high or low > seen.low or self._index.aside:
+            return self._index.window(low, high)
+        wheel = self._index.wheel
+        if len(wheel.live_slots(wheel.slot_of(low), wheel.slot_of(seen.low) - 1)):
+            return self._index.window(low, high)
+        return seen.due, seen.bound
+
+    def due(self, after: TimerCursor, limit: int) -> DueBatch:
+        if limit < 1:
+            raise IllegalArgumentError(f"limit must be at least 1, not {limit}")
+        with self._lock, self._call:
+            if self._resume is None or self._resume != after:
+                self._rest = self._windows(self._low_tick, self._until_ms)
+                self._waiting = None
+            pieces: list[Due] = []
+            places: list[Located] = []
+            taken = size = 0
+            more = False
+            while (waiting := self._next_waiting(after)) is not None:
+                if taken >= limit or size >= _DUE_BYTES:
+                    more = True
+                    break
+                piece = waiting.select(slice(0, limit - taken))
+                located = self._fetcher.locate(piece.seqs)
+                sizes = located.sizes.cumsum()
+                count = max(int(sizes.searchsorted(_DUE_BYTES - size, side="right")), 1)
+                pieces.append(piece.select(slice(0, count)))
+                places.append(Located(located.offsets[:count], located.sizes[:count]))
+                taken, size = taken + count, size + int(sizes[count - 1])
+                self._waiting = waiting.select(slice(count, None))
+            given = joined(pieces)
+            last = (int(given.ticks[-1]), int(given.seqs[-1])) if more else None
+            cursor = self._trimmed(after.join(reached(self._sealed, self._until_ms, last)), durable=True)
+            if pieces:
+                self._resume = cursor
+                self._handed.append((cursor, given))
+            else:
+                self._closed_tick = self._first_closed_beyond(after)
+            messages = self._fetcher.messages(given.seqs, joined_places(places))
+            return DueBatch(messages, cursor, self._change_position > self._ledger.durable_position)
+
+    def _next_waiting(self, after: TimerCursor) -> Due | None:
+        """Return what was read and not handed out yet, read on as needed; None when nothing is due any more."""
+        while self._waiting is None or not len(self._waiting.seqs):
+            due = next(self._rest, None)
+            if due is None:
+                return None
+            self._waiting = due.select(self._is_due(due, after))
+        return self._waiting
+
+    def _is_due(self, due: Due, after: TimerCursor) -> Any:
+        return self._sealed.covers_each(due.ticks, due.seqs) & ~after.covers_each(due.ticks, due.seqs)
+
+    def _first_closed_beyond(self, after: TimerCursor) -> int | None:
+        """Return the first tick beyond the last ``until_ms`` that a seal closed before a clock was set back, and that was not given out."""
+        for due in self._windows(self._until_ms + 1, self._sealed.highest_tick):
+            keep = self._is_due(due, after)
+            if keep.any():
+                return int(due.ticks[keep.argmax()])
+        return None
+
+    def _trimmed(self, cursor: TimerCursor, *, durable: bool = False) -> TimerCursor:
+        """Drop corners under which nothing is left, largest tick first, when there are more than 15.
+
+        ``durable``: only if what was forgotten is written down durably, since the receiver may outlive this log.
+        """
+        if len(cursor.corners) <= MAX_CORNERS or (durable and self._forget_position > self._ledger.durable_position):
+            return cursor
+        corners = list(cursor.corners)
+        live = self._index.live()
+        while len(corners) > MAX_CORNERS:
+            tick, seq = corners[0]
+            if any(((piece.ticks <= tick) & (piece.seqs <= seq)).any() for piece in live):
+                break
+            corners.pop(0)
+        return TimerCursor(tuple(corners))
+
+    def forget(self, upto: TimerCursor) -> None:
+        if upto == self._forgotten:
+            return
+        with self._lock, self._call:
+            self._received = self._received.join(upto.corners)
+            if any(cursor == upto for cursor, _ in self._handed):
+                self._forget_handed(upto)
+            else:
+                self._forget_all(upto)
+            if len(upto.corners) > _WRITTEN_CORNERS:
+                write = WriteBatch()
+                write.put(META, FORGOTTEN_KEY, self._index.forgotten.to_bytes())
+                self._forget_position = self._shared.write(write).position
+            # No put is ever inserted under a corner that was handed out, so the same cursor has nothing to forget again.
+            self._forgotten = upto
+
+    def _forget_handed(self, upto: TimerCursor) -> None:
+        """Forget what was handed out, up to a cursor that ``due`` gave."""
+        cursor = None
+        pieces = []
+        while cursor != upto:
+            cursor, given = self._handed.popleft()
+            pieces.append(given)
+        handed = joined(pieces)
+        gone = upto.covers_each(handed.ticks, handed.seqs) & ~self._index.forgotten.covers_each(handed.ticks, handed.seqs)
+        handed = handed if gone.all() else handed.select(gone)
+        if len(pieces) > 1:
+            # A batch that was not taken was given again.
+            handed = handed.select(np.unique(handed.seqs, return_index=True)[1])
+        self._forget(handed)
+        self._index.forgotten = self._index.forgotten.join(upto.corners)
+
+    def _forget_all(self, upto: TimerCursor) -> None:
+        """Forget what a cursor covers, wherever it lies; what was handed out beyond it is still to be counted off."""
+        self._handed = deque(each for each in self._handed if upto.join(each[0].corners) != upto)
+        for piece in self._index.live():
+            covered = upto.covers_each(piece.ticks, piece.seqs)
+            if covered.any():
+                self._forget(piece.select(covered))
+        self._index.forgotten = self._index.forgotten.join(upto.corners)
+        self._restart()
+
+    def _forget(self, gone: Due) -> None:
+        self._index.forget(gone)
+        if self._options.congestion_limit:
+            self._congestion.lose(gone.ticks.tolist())
+
+    # ------------------------------------------------------------ reads
+
+    def pending(self, edges_ms: Sequence[int] = (), handed: TimerCursor = EMPTY_CURSOR) -> PendingCounts:
+        with self._lock, self._call:
+            return self._pending.count(edges_ms, handed)
+
+    def scan(
+        self, from_ms: int, to_ms: int, after: tuple[int, int] | None = None, limit: int = 1000, handed: TimerCursor = EMPTY_CURSOR
+    ) -> ScanPage:
+        with self._lock, self._call:
+            return self._pending.page(from_ms, to_ms, after, limit, handed)
+
+    def get(self, handle: TimerHandle) -> PendingTimer | None:
+        with self._lock, self._call:
+            place = self._place_of(handle)
+            fact = None if place is None else self._answers.fact_of(place)
+            if place is None or fact is None:
+                return None
+            tick, seq, _ = place
+            if self._index.cancelled.get(seq) or self._index.forgotten.covers(tick, seq):
+                return None
+            return self._pending.timers(Due(np.array([tick]), np.array([seq]), timer_table.dues_of(np.array([fact]))))[0]
+
+    def verify(self) -> list[str]:
+        with self._lock, self._call:
+            return differences_in(self._index)
+
+    def stats(self) -> TimerStats:
+        with self._lock, self._call:
+            ledger = self._ledger
+            return TimerStats(
+                self._index.pending, self._sealed, self._shared.epoch, self._first_free_seq() - 1, ledger.durable_position, ledger.position
+            )
+
+    # ------------------------------------------------------------ state
+
+    def export_state(self, table: str, after: bytes | None, limit: int) -> StatePage:
+        with self._lock, self._call:
+            return self._export.page(table, after, limit, self._first_free_seq() - 1)
+
+    def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
+        with self._lock, self._call as kv:
+            if is_taken_in(kv, TIMER_SIDE, marks):
+                return Ticket(kv.position)
+            taken = WheelTimerImport(kv, WriteBatch(), self._sealed, self._index)
+            for table, rows in tables:
+                taken.take(table, rows)
+            ticks = taken.stage()
+            note_taken_in(taken.write, TIMER_SIDE, marks)
+            ticket = self._shared.write(taken.write)
+            self._change_position = ticket.position
+            self._sealed = taken.sealed
+            self._noted_seq = noted_last_seq(kv)
+            self._adopted = stored_adopted(kv, TIMER_SIDE)
+            self._forgotten = EMPTY_CURSOR
+            self._restart()
+            if ticks:
+                self._note_ticks(ticks)
+            return ticket
+
+    # ------------------------------------------------------------ upkeep
+
+    def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
+        with self._lock:
+            report = super().maintain(now_ms, budget)
+            with self._call:
+                done = report.done
+                if all(record.is_complete for record in self._adopted.values()):
+                    # A load that goes on may bring timers of any seq.
+                    done += self._index.drop_answers(now_ms - self._options.cancel_memory_ms)
+                if self._upkeep is not None:
+                    done += self._upkeep(now_ms)
+                return msgspec.structs.replace(report, done=done)

@@ -1,0 +1,568 @@
+"""``WheelIndex``: the timer wheel over the timer log (``TimerWheel``, ``TimerLog``, RIP-43): which timers are due at which tick.
+
+Slot n of the wheel holds the timers of ticks n·p < tick <= (n + 1)·p, p being the precision: RocketMQ's slot of the time n·p. Timers that
+lie further ahead than the roll window go into a nearer slot, marked to be rolled; where in the later half of the window is spread by their
+number, so that what was put at once does not meet again (RocketMQ: #8203). A timer that finds its place in the ring taken by another lap,
+or whose slot lies more than a span back, is told to its owner, who keeps it aside.
+
+A slot's units are a chain in the timer log: each names the one before it, back to the first of its slot. Many chains are walked side by
+side, a unit of each at a time; few or long ones are read in runs, as the units of one call lie one behind the other. A unit must be
+followed by an older one, not before the chain's first, so a walk always ends.
+
+The slots are in memory and on disk as a snapshot, ``timerwheel`` and the one before it as ``timerwheel.bak``. It is written under another
+name and renamed when it is on disk; a check point names the one that belongs to it by its CRC-32. Units are appended to the timer log,
+which a check point vouches for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from zlib_ng.zlib_ng import crc32
+
+from rmqstore.errors import CorruptStoreError
+from rmqstore_wheel.files.disk import Disk
+from rmqstore_wheel.files.units import RebuildReason, Sums, UnitLog
+from rmqstore_wheel.formats import timer_log, wheel
+from rmqstore_wheel.formats.binary_columns import Ints, counted, put_rows
+from rmqstore_wheel.formats.wheel import SLOT_BYTES, Ring, Slots
+
+ROLL_WINDOW_SLOTS: Final = 172_800
+"""RocketMQ's ``timerRollWindowSlot``: two days at a precision of 1 s."""
+
+ROLLS: Final = 2
+"""In the field that RocketMQ carries along without a meaning: a slot with timers that are to be rolled."""
+
+FRAYED: Final = 4
+"""In the same field: a slot with timers whose tick is not its end, as other stores gave them out."""
+
+_SPREAD: Final = 0x9E3779B97F4A7C15
+_MASK: Final = 2**64 - 1
+_SPREAD_SHIFT: Final = 33
+_NO_ROWS: Final = np.zeros(0, np.int64)
+
+
+class SlotUnits(msgspec.Struct, gc=False):
+    """Units that lie ahead of the last one of the timer log, and what becomes of the slots at ``places`` with them."""
+
+    data: memoryview
+    places: Ints
+    rows: Any
+    counts: Ints | int
+    marks: Ints
+    first_roll: int | None
+
+
+class Placement(msgspec.Struct, gc=False):
+    """Timers that were written for their slots, and are not counted in yet.
+
+    Attributes:
+        rolled: says of each whether it lies in another slot than its own.
+        aside: which of them found no place at all.
+    """
+
+    rolled: Flags
+    aside: Ints
+    units: SlotUnits | None
+
+
+class PlacementOfOne(msgspec.Struct, gc=False):
+    """As :class:`Placement`, of one timer: its unit, the slot that it goes to, and what becomes of it."""
+
+    rolled: bool
+    aside: bool
+    data: bytes = b""
+    slot: int = 0
+    first: int = 0
+    position: int = 0
+    mark: int = 0
+
+
+class WheelIndex:
+    """Slots and timer log; times are in ms, slots are numbered by time / precision.
+
+    Args:
+        directory: RocketMQ's store directory.
+        roll_window: slots ahead beyond which a timer is rolled.
+        unit_log: how the timer log is reached.
+
+    Attributes:
+        first_roll: the first slot that holds timers to be rolled; None when there is none.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        ring: Ring,
+        units_per_file: int,
+        ask_rebuild: Callable[[RebuildReason], None],
+        roll_window: int = ROLL_WINDOW_SLOTS,
+        unit_log: type[UnitLog] = UnitLog,
+    ) -> None:
+        self.ring = ring
+        self._length = ring.length
+        self._snapshot = WheelSnapshot(disk, directory / "timerwheel", ring)
+        self.window = roll_window
+        self.units = unit_log(
+            disk,
+            directory / "timerlog",
+            timer_log.UNIT,
+            units_per_file,
+            blank=timer_log.encode_blank(timer_log.BLANK_BYTES),
+            fill_bytes=4 * 1024 * 1024,
+            ask_rebuild=ask_rebuild,
+        )
+        self.slots = np.zeros(ring.length, wheel.SLOT)
+        self._pages = np.zeros(-(-ring.length // PAGE_SLOTS), np.bool_)
+        self.first_roll: int | None = None
+        # Behind it, no slot holds timers.
+        self._last = -1
+
+    # ------------------------------------------------------------ numbers
+
+    def slot_of(self, tick: int) -> int:
+        """Return the slot of a tick."""
+        return -(-tick // self.ring.precision_ms) - 1
+
+    def slots_of(self, ticks: Ints) -> Ints:
+        """Return the slots of ticks."""
+        found: Ints = -(-ticks // self.ring.precision_ms) - 1
+        return found
+
+    # ------------------------------------------------------------ putting
+
+    def reserve(
+        self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints, topic_hashes: Ints | int = 0
+    ) -> Placement:  # fmt: skip
+        """Write timers for their slots, as of ``write_ms``, where no reader sees them before :meth:`publish`."""
+        precision = self.ring.precision_ms
+        now = write_ms // precision
+        own = self.slots_of(ticks)
+        slots = own
+        ahead = own - now
+        rolled = ahead >= self.window
+        if rolled.any():
+            half = self.window // 2
+            spread = (seqs.astype(np.uint64) * np.uint64(_SPREAD) >> np.uint64(_SPREAD_SHIFT)).astype(np.int64)
+            slots = np.where(rolled, now + half + spread % (self.window - half), own)
+        aside = ahead < -self.ring.slots
+        held = self.slots.take(slots % self._length)
+        aside |= (held["timers"] > 0) & (held["tick"] != slots)
+        marks = np.where(rolled, ROLLS, np.where(ticks % precision, FRAYED, 0))
+        if not aside.any():
+            return Placement(rolled, _NO_ROWS, self._write(seqs, slots, marks, now, log_offsets, sizes, topic_hashes))
+        rows = np.flatnonzero(~aside)
+        units = self._write(seqs[rows], slots[rows], marks[rows], now, log_offsets[rows], sizes[rows], _of(topic_hashes, rows))
+        return Placement(rolled, np.flatnonzero(aside), units)
+
+    def reserve_cancels(self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints) -> Placement:
+        """Write the cancels of timers that lie in their own slots behind them, for a broker; they count for nothing here."""
+        now = write_ms // self.ring.precision_ms
+        slots = self.slots_of(ticks)
+        held = self.slots.take(slots % self._length)
+        rows = np.flatnonzero((held["timers"] > 0) & (held["tick"] == slots) & (np.abs(slots - now) <= self.ring.slots))
+        none = np.zeros(len(rows), np.int64)
+        units = self._write(seqs[rows], slots[rows], none, now, log_offsets[rows], sizes[rows], 0, timer_log.DEFAULT | timer_log.DELETE)
+        return Placement(np.zeros(len(seqs), np.bool_), _NO_ROWS, units)
+
+    def reserve_one(self, seq: int, tick: int, write_ms: int, log_offset: int, size: int, topic_hash: int) -> PlacementOfOne:
+        """As :meth:`reserve`, of one timer."""
+        precision = self.ring.precision_ms
+        now = write_ms // precision
+        slot = -(-tick // precision) - 1
+        ahead = slot - now
+        rolled = ahead >= self.window
+        if rolled:
+            half = self.window // 2
+            slot = now + half + ((seq * _SPREAD & _MASK) >> _SPREAD_SHIFT) % (self.window - half)
+        place = slot % self._length
+        held_slot, first, last, timers, _ = self.slots[place].item()
+        live = timers > 0 and held_slot == slot
+        if ahead < -self.ring.slots or (timers > 0 and not live):
+            return PlacementOfOne(rolled, True)
+        units = self.units
+        position = units.count // units.per_file * units.chain.file_bytes + units.count % units.per_file * timer_log.UNIT_BYTES
+        data = timer_log.encode_one(
+            timer_log.UNIT_BYTES,
+            last if live else timer_log.NO_POSITION,
+            timer_log.DEFAULT | timer_log.ROLL if rolled else timer_log.DEFAULT,
+            now * precision,
+            (slot - now) * precision,
+            log_offset,
+            size,
+            topic_hash,
+            seq,
+        )
+        units.write_ahead(data)
+        mark = ROLLS if rolled else FRAYED if tick % precision else 0
+        return PlacementOfOne(rolled, False, data, slot, first if live else position, position, mark)
+
+    def publish_one(self, placed: PlacementOfOne) -> None:
+        """Count in a timer that was written."""
+        if placed.aside:
+            return
+        slot, place = placed.slot, placed.slot % self._length
+        self.units.advance(placed.data)
+        # It may have been emptied since, and then its marks count for nothing.
+        held_slot, _, _, timers, magic = self.slots[place].item()
+        count, marks = (max(timers, 0), magic) if held_slot == slot else (0, 0)
+        self.slots[place] = (slot, placed.first, placed.position, count + 1, marks | placed.mark)
+        self._pages[place // PAGE_SLOTS] = True
+        self._last = max(self._last, slot)
+        if placed.rolled:
+            self.first_roll = slot if self.first_roll is None else min(self.first_roll, slot)
+
+    def publish(self, placed: Placement) -> None:
+        """Count in what was written."""
+        units = placed.units
+        if units is None:
+            return
+        self.units.advance(units.data)
+        # Timers may have left these slots since: some roll from a slot while others roll into it.
+        held, rows, places = self.slots.take(units.places), units.rows, units.places
+        stays = held["tick"] == rows["tick"]
+        rows["timers"] = np.where(stays, np.maximum(held["timers"], 0), 0) + units.counts
+        rows["magic"] = np.where(stays, held["magic"], 0) | units.marks
+        put_rows(self.slots, places, rows)
+        self._pages[places // PAGE_SLOTS] = True
+        self._last = max(self._last, int(rows["tick"].max()))
+        if units.first_roll is not None:
+            self.first_roll = units.first_roll if self.first_roll is None else min(self.first_roll, units.first_roll)
+
+    def _write(
+        self,
+        seqs: Ints,
+        slots: Ints,
+        marks: Ints,
+        now: int,
+        log_offsets: Ints,
+        sizes: Ints,
+        topic_hashes: Ints | int,
+        flags: int = timer_log.DEFAULT,
+    ) -> SlotUnits | None:
+        precision = self.ring.precision_ms
+        count = len(slots)
+        if not count:
+            return None
+        order = _stable_order(slots)
+        last_slot = slots[-1]
+        if count > 1 and slots[order[-1]] != last_slot:
+            # A broker's recovery takes its queue cursor from the last unit, so that must be the last message's.
+            low, high = np.searchsorted(slots[order], [last_slot, last_slot + 1])
+            order = np.concatenate((order[:low], order[high:], order[low:high]))
+        in_order = slots[order]
+        starts = np.empty(count, np.bool_)
+        starts[0] = True
+        np.not_equal(in_order[1:], in_order[:-1], out=starts[1:])
+        firsts = np.flatnonzero(starts)
+        lasts = np.append(firsts[1:], count) - 1
+        numbers = self.units.count + np.arange(count)
+        positions = self.units.positions(numbers)
+        places = in_order[firsts] % self._length
+        held = self.slots.take(places)
+        live = (held["timers"] > 0) & (held["tick"] == in_order[firsts])
+        rolled = marks == ROLLS
+        rolls = bool(rolled.any())
+        previous = np.empty(count, np.int64)
+        previous[1:] = positions[:-1]
+        previous[firsts] = np.where(live, held["last"], timer_log.NO_POSITION)
+        data = (
+            timer_log.rows_of(
+                previous,
+                np.where(rolled[order], timer_log.DEFAULT | timer_log.ROLL, timer_log.DEFAULT) if rolls else flags,
+                now * precision,
+                (in_order - now) * precision,
+                log_offsets[order],
+                sizes[order],
+                _of(topic_hashes, order),
+                seqs[order],
+            )
+            .view(np.uint8)
+            .data
+        )
+        self.units.write_ahead(data)
+        rows = np.empty(len(firsts), wheel.SLOT)
+        rows["tick"] = in_order[firsts]
+        rows["first"] = np.where(live, held["first"], positions[firsts])
+        rows["last"] = positions[lasts]
+        counts = 0 if flags & timer_log.DELETE else lasts - firsts + 1
+        slot_marks = np.bitwise_or.reduceat(marks[order], firsts)
+        return SlotUnits(data, places, rows, counts, slot_marks, int(slots[rolled].min()) if rolls else None)
+
+    def count_off(self, slots: Ints) -> None:
+        """Take timers off the counts of their slots, one for each mention; an empty slot is free for another lap."""
+        distinct, counts = counted(slots) if len(slots) > 1 else (slots, 1)
+        places = distinct % self._length
+        rows = self.slots.take(places)
+        ours = rows["tick"] == distinct
+        left = rows["timers"] - counts * ours
+        self.slots["timers"][places] = left
+        self.slots["magic"][places[left <= 0]] = 0
+
+    # ------------------------------------------------------------ looking
+
+    def live_slots(self, first: int, last: int, *, rolls: bool = False) -> Ints:
+        """Return the slots from ``first`` to ``last`` that hold timers, rising; with ``rolls`` those with timers to be rolled."""
+        last = min(last, self._last)
+        if last < first:
+            return _NO_ROWS
+        if last - first + 1 < self._length:
+            at, end = first % self._length, last % self._length
+            if at <= end:
+                slots = self._live_in(at, end + 1, rolls)
+            else:
+                slots = np.concatenate((self._live_in(at, self._length, rolls), self._live_in(0, end + 1, rolls)))
+        else:
+            slots = np.sort(self._live_in(0, self._length, rolls))
+        found: Ints = slots[(slots >= first) & (slots <= last)]
+        return found
+
+    def first_of(self, slots: Ints, limit: int) -> Ints:
+        """Return the first of some slots, enough to hold about ``limit`` timers, at least one."""
+        counts = self.slots["timers"][slots % self._length].cumsum()
+        return slots[: int(counts.searchsorted(limit)) + 1]
+
+    def _live_in(self, begin: int, stop: int, rolls: bool = False) -> Ints:
+        rows = self.slots[begin:stop]
+        places = (rows["magic"] & ROLLS if rolls else rows["timers"] > 0).nonzero()[0]
+        found: Ints = rows["tick"][places].astype(np.int64)
+        return found
+
+    def slots_to_roll(self, last: int) -> Ints:
+        """Return the slots up to ``last`` that hold timers to be rolled, rising."""
+        if self.first_roll is None or self.first_roll > last:
+            return np.zeros(0, np.int64)
+        return self.live_slots(self.first_roll, last, rolls=True)
+
+    def note_rolled(self, slots: Ints) -> None:
+        """Note that the timers of these slots were rolled."""
+        places = slots % self._length
+        self.slots["magic"][places[self.slots["tick"][places] == slots]] &= ~ROLLS
+        self._find_first_roll()
+
+    def _find_first_roll(self) -> None:
+        left = self._live_in(0, self._length, rolls=True)
+        self.first_roll = int(left.min()) if len(left) else None
+
+    def next_live(self, after: int) -> int | None:
+        """Return the first slot behind ``after`` that holds timers; None when there is none."""
+        step = 4096
+        low = after + 1
+        while low <= min(after + self._length, self._last):
+            high = min(low + step, after + self._length)
+            found = self.live_slots(low, high)
+            if len(found):
+                return int(found[0])
+            low, step = high + 1, 8 * step
+        if self._last <= after + self._length:
+            return None
+        beyond = self._live_in(0, self._length)
+        beyond = beyond[beyond > after]
+        return int(beyond.min()) if len(beyond) else None
+
+    def is_even(self, slot: int) -> bool:
+        """Say whether all timers that lie in a slot are due at its end."""
+        row = self.slots[slot % self._length]
+        return bool(row["tick"] == slot and not row["magic"])
+
+    def count_in(self, slot: int) -> int:
+        """Return how many timers a slot holds."""
+        row = self.slots[slot % self._length]
+        return max(int(row["timers"]), 0) if row["tick"] == slot else 0
+
+    def walk(self, slots: Ints) -> tuple[Ints, Ints]:
+        """Return (units by number, slot of each) of all chains of some slots, in no order.
+
+        Raises:
+            CorruptStoreError: a chain does not lead from newer to older units.
+        """
+        rows = self.slots.take(slots % self._length)
+        return walk(self.units, rows["last"].astype(np.int64), rows["first"].astype(np.int64), slots)
+
+    # ------------------------------------------------------------ snapshots
+
+    def start(self, sums: Sums, crc: int) -> None:
+        """Begin with the snapshot that has this CRC-32, and the timer log as far as a check point vouches for it.
+
+        Raises:
+            CorruptStoreError: there is no such snapshot, or a file of the timer log is missing.
+        """
+        self.units.start(sums)
+        self.slots, self._pages = self._snapshot.read(crc)
+        self._last = int(self.slots["tick"].max())
+        self._find_first_roll()
+
+    def start_empty(self) -> None:
+        """Begin with nothing."""
+        self.units.chain.drop_from(0)
+        self.units.start(Sums())
+        self.slots = np.zeros(self._length, wheel.SLOT)
+        self._pages[:] = False
+        self.first_roll = None
+        self._last = -1
+
+    def check_point(self) -> tuple[Sums, int]:
+        """Write a snapshot, the one before it being kept; returns what a check point has to know."""
+        return self.units.sync(), self._snapshot.write(self.slots, self._pages)
+
+    def first_needed(self) -> int:
+        """Return the number of the oldest unit that a live slot needs."""
+        live = self.slots["timers"] > 0
+        if not live.any():
+            return self.units.count
+        return int(self.units.numbers(self.slots["first"][live].astype(np.int64)).min())
+
+    def close(self) -> None:
+        """Let go of the files, and of the slots: tens of MiB that would stay until the collector comes by."""
+        self.units.close()
+        self.slots = self.slots[:0].copy()
+
+
+def _stable_order(slots: Ints) -> Ints:
+    """Return what sorts slots and keeps the order of equal ones; numpy is several times faster at numbers of 16 bits."""
+    above = slots - slots.min()
+    return np.argsort(above.astype(np.uint16) if int(above.max()) < 2**16 else above, kind="stable")
+
+
+def _of(values: Ints | int, rows: Ints) -> Ints | int:
+    return values if isinstance(values, int) else values[rows]
+
+
+_SIDE_BY_SIDE: Final = 8
+_RUN_UNITS: Final = 4096
+
+
+def walk(units: UnitLog, lasts: Ints, firsts: Ints, owners: Ints) -> tuple[Ints, Ints]:
+    """Return (units by number, owner of each) of some chains, in no order.
+
+    Args:
+        lasts, firsts: where the newest and the oldest unit of each chain lies.
+        owners: whom each chain belongs to.
+
+    Raises:
+        CorruptStoreError: a chain does not lead from newer to older units.
+    """
+    found: list[Ints] = []
+    of_owner: list[Ints] = []
+    current, firsts = units.numbers(lasts), units.numbers(firsts)
+    hops = 0
+    while len(current):
+        if len(current) < _SIDE_BY_SIDE or hops >= _RUN_UNITS:
+            for at, (number, first) in enumerate(zip(current.tolist(), firsts.tolist(), strict=True)):
+                run = current[at : at + 1] if number == first else _walk_one(units, number, first)
+                found.append(run)
+                of_owner.append(owners[at : at + 1].repeat(len(run)))
+            break
+        found.append(current)
+        of_owner.append(owners)
+        going = current != firsts
+        current, firsts, owners = current[going], firsts[going], owners[going]
+        if len(current):
+            before = units.numbers(units.gather(current)["previous"].astype(np.int64))
+            _check_order(units, before, current, firsts)
+            current = before
+        hops += 1
+    if len(found) < 2:
+        return (found[0], of_owner[0]) if found else (current, owners)
+    return np.concatenate(found), np.concatenate(of_owner)
+
+
+def _walk_one(units: UnitLog, number: int, first: int) -> Ints:
+    """Return the units of one chain from ``number`` back to ``first``, read in runs."""
+    found: list[Ints] = []
+    step = 16
+    while True:
+        begin = max(number - step + 1, first, units.first)
+        read = units.read(begin, number - begin + 1)
+        expected = units.positions(np.arange(begin - 1, number))
+        breaks = np.flatnonzero(read["previous"] != expected)
+        start = begin if not len(breaks) else begin + int(breaks[-1])
+        found.append(np.arange(start, number + 1))
+        if start <= first:
+            return np.concatenate(found)
+        if len(breaks):
+            before = units.numbers(read["previous"][start - begin : start - begin + 1].astype(np.int64))
+            _check_order(units, before, np.array([start]), np.array([first]))
+            number, step = int(before[0]), 16
+        else:
+            number, step = start - 1, min(4 * step, 65_536)
+
+
+def _check_order(units: UnitLog, before: Ints, current: Ints, firsts: Ints) -> None:
+    wrong = (before >= current) | (before < firsts)
+    if wrong.any():
+        at = units.position(int(current[wrong.argmax()]))
+        path = str(units.chain.path_of(at))
+        raise CorruptStoreError(f"{path}: the unit at {at} is not followed by an older one of its slot", file=path, offset=at)
+
+
+PAGE_SLOTS: Final = 4096 // SLOT_BYTES
+"""Slots that are written together, or stay a hole when none of them was ever used."""
+
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class WheelSnapshot:
+    """The file at ``path``, of the length that ``ring`` asks for."""
+
+    def __init__(self, disk: Disk, path: Path, ring: Ring) -> None:
+        self._disk = disk
+        self._path = path
+        self._ring = ring
+
+    def read(self, crc: int) -> tuple[Slots, Flags]:
+        """Return the slots that have this CRC-32, and which pages of them were ever used.
+
+        Raises:
+            CorruptStoreError: there is no such snapshot.
+        """
+        for path in (self._path, self._path.with_suffix(".bak")):
+            try:
+                data = np.fromfile(path, wheel.SLOT) if path.stat().st_size == self._ring.file_bytes else None
+            except OSError:
+                data = None
+            if data is not None:
+                pages = _filled_pages(data)
+                if _crc_of(data, pages) == crc:
+                    return data, pages
+        raise CorruptStoreError(f"{self._path} is not the wheel of the check point", file=str(self._path))
+
+    def write(self, slots: Slots, pages: Flags) -> int:
+        """Write a snapshot, the one before it being kept; returns its CRC-32."""
+        new = self._path.with_suffix(".new")
+        used = np.flatnonzero(pages)
+        bounds = [
+            (int(run[0]) * PAGE_SLOTS, min((int(run[-1]) + 1) * PAGE_SLOTS, self._ring.length))
+            for run in np.split(used, np.flatnonzero(np.diff(used) != 1) + 1)
+            if len(run)
+        ]
+        pieces = [(begin * SLOT_BYTES, slots[begin:stop].view(np.uint8).data) for begin, stop in bounds]
+        self._disk.write_new(new, self._ring.file_bytes, pieces)
+        if self._path.exists():
+            self._disk.rename(self._path, self._path.with_suffix(".bak"))
+        self._disk.rename(new, self._path)
+        self._disk.sync_directory(self._path.parent)
+        return _crc_of(slots, pages)
+
+
+def _filled_pages(slots: Slots) -> Flags:
+    padded = -(-len(slots) // PAGE_SLOTS) * PAGE_SLOTS
+    raw = slots.view(np.uint64).reshape(len(slots), -1)
+    filled = raw.any(axis=1)
+    pages: Flags = np.any(np.pad(filled, (0, padded - len(slots))).reshape(-1, PAGE_SLOTS), axis=1)
+    return pages
+
+
+def _crc_of(slots: Slots, pages: Flags) -> int:
+    """Return the CRC-32 of the pages that are not empty, with their numbers."""
+    crc = 0
+    for page in np.flatnonzero(pages).tolist():
+        piece = slots[page * PAGE_SLOTS : (page + 1) * PAGE_SLOTS]
+        if piece.view(np.uint64).any():
+            crc = crc32(piece.view(np.uint8).data, crc32(page.to_bytes(4, "big"), crc))
+    return crc

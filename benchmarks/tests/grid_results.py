@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmqstore_benchmarks.grid.tables import TABLES
-from rmqstore_benchmarks.statistics import bucket_of
+from rmqstore_benchmarks.histograms import buckets_of
 
 LOADS = {"open_50": 0.5, "open_80": 0.8, "open_95": 0.95}
 
@@ -191,7 +191,7 @@ class Grid:
 
     def histogram(self, run_id: str, shard: int, phase: str, operation: str, values_ns: Iterable[int]) -> None:
         """Add the histogram of these values."""
-        for bucket, n in Counter(map(bucket_of, values_ns)).items():
+        for bucket, n in Counter(buckets_of(np.fromiter(values_ns, np.int64)).tolist()).items():
             row = {"run_id": run_id, "shard": shard, "phase": phase, "operation": operation, "bucket": bucket, "n": n}
             self.rows["histograms"].append(row)
 

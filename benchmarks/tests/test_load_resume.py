@@ -18,13 +18,13 @@ import rmqstore
 from rmqstore.cli import main
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_OK
 from rmqstore.spark import sessions
+from rmqstore_benchmarks.histograms import CallSums
 from rmqstore_benchmarks.load import command, run
 from rmqstore_benchmarks.load.closing import STATES, Closed
 from rmqstore_benchmarks.load.command import Request, durable_engines
 from rmqstore_benchmarks.load.failures import Failure
 from rmqstore_benchmarks.load.plan import VERSION, Plan
 from rmqstore_benchmarks.load.progress import Begun, Done, UnfinishedError, done_of, held, mark_done, read_begun, write_begun
-from rmqstore_benchmarks.statistics import CallSums
 
 PROGRAM = Path(__file__).with_name("killed_jvm.py")
 

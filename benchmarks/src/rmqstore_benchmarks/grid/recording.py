@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rmqstore_benchmarks.grid.probes import Probes, anon_bytes, difference
 from rmqstore_benchmarks.grid.tables import PHASES, SECONDS
-from rmqstore_benchmarks.statistics import buckets_of
+from rmqstore_benchmarks.histograms import buckets_of
 
 STALL_NS: Final = 100_000_000
 _LOOK_S: Final = 0.1

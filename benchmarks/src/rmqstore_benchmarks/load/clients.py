@@ -20,6 +20,7 @@ from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, MessageBatch, Tic
 from rmqstore.contract import ReleaseOutcome
 from rmqstore.leased import LeasedMany, receipts_of
 from rmqstore.sending import SendReceipts
+from rmqstore_benchmarks.histograms import CallSums
 from rmqstore_benchmarks.load.attempt import Attempt, StoppedError, opened
 from rmqstore_benchmarks.load.ledger import Event
 from rmqstore_benchmarks.load.plan import (
@@ -36,7 +37,6 @@ from rmqstore_benchmarks.load.plan import (
     ids_in,
     key_of,
 )
-from rmqstore_benchmarks.statistics import CallSums
 
 # ---------------------------------------------------------------- rounds
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import pandas as pd
 import pyarrow as pa
 
+from rmqstore_benchmarks.histograms import CallSums
 from rmqstore_benchmarks.load.audit import FOUND, audit
 from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.closing import Closed, close_ledger
@@ -24,7 +26,7 @@ from rmqstore_benchmarks.load.failures import Failure, Note, note_once, notes, o
 from rmqstore_benchmarks.load.ledger import TABLE, files_of, table_of
 from rmqstore_benchmarks.load.plan import Plan
 from rmqstore_benchmarks.load.progress import Done, done_of, mark_done
-from rmqstore_benchmarks.statistics import CallSums, percentile
+from rmqstore_benchmarks.statistics import percentiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -202,19 +204,14 @@ def _injected(plan: Plan, closed: Closed) -> dict[str, int]:
     return {failure.value: noted[failure.value] for failure in plan.failures}
 
 
-def _ops(cells: Iterable[CallSums]) -> dict[str, Op]:
-    by_op: dict[str, list[CallSums]] = {}
-    for cell in cells:
-        by_op.setdefault(cell.op, []).append(cell)
-    found: dict[str, Op] = {}
-    for op, mine in sorted(by_op.items()):
-        counts: Counter[int] = Counter()
-        for cell in mine:
-            counts[cell.bucket] += cell.calls
-        p50_ms, p99_ms = (percentile(counts, share) / 1e6 for share in (0.5, 0.99))
-        messages, seconds = sum(cell.messages for cell in mine), sum(cell.ns for cell in mine) / 1e9
-        found[op] = Op(sum(counts.values()), messages, seconds, p50_ms, p99_ms)
-    return found
+def _ops(cells: Sequence[CallSums]) -> dict[str, Op]:
+    calls = pd.DataFrame(cells, columns=list(CallSums._fields))
+    sums = calls.groupby("op")[["calls", "messages", "ns"]].sum()
+    at = percentiles(calls.rename(columns={"calls": "n"}), ["op"], (0.5, 0.99)).pivot_table(index="op", columns="share", values="ms")
+    return {
+        str(row.Index): Op(int(row.calls), int(row.messages), row.ns / 1e9, float(at[0.5][row.Index]), float(at[0.99][row.Index]))
+        for row in sums.itertuples()
+    }
 
 
 def job_names(plan: Plan) -> list[str]:

@@ -16,11 +16,10 @@ import pytest
 import rmqstore
 from rmqstore_benchmarks.grid import aside
 from rmqstore_benchmarks.grid.load import Load, ticks_of
-from rmqstore_benchmarks.grid.named import workload_named
+from rmqstore_benchmarks.grid.named import START_MS, workload_named
 from rmqstore_benchmarks.grid.shard import run_shard, shard_result, table_of
 from rmqstore_benchmarks.grid.stores import NULL_ENGINE, RAW, ShardTask, open_store
 from rmqstore_benchmarks.grid.tables import HISTOGRAMS, PHASES, SECONDS, TABLES
-from rmqstore_benchmarks.workloads import START_MS
 
 SHORT_S = 0.1
 

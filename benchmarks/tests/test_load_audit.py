@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 import rmqstore
+from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.audit import audit
 from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.command import durable_engines
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile, table_of
 from rmqstore_benchmarks.load.plan import BODY_BYTES, GROUP, KEPT_TOPIC, LEASE_MS, NO_TIME, SETTINGS, TOPIC, Ids, Plan
-from rmqstore_benchmarks.workloads import START_MS
 
 LATER_MS = START_MS + 1_000_000
 

@@ -14,6 +14,7 @@ import pytest
 
 import rmqstore
 from rmqstore.spark import sessions
+from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.audit import FOUND_SCHEMA, audit
 from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.closing import FAULTS, Closed, close_ledger
@@ -21,7 +22,6 @@ from rmqstore_benchmarks.load.command import durable_engines
 from rmqstore_benchmarks.load.failures import Failure
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile, last_ms, table_of
 from rmqstore_benchmarks.load.plan import GROUP, LEASE_MS, LONGER_MS, MAX_RETRIES, SETTINGS, TOPIC, Plan
-from rmqstore_benchmarks.workloads import START_MS
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 

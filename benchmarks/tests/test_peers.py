@@ -8,7 +8,9 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
 from rmqstore_benchmarks.machine import default_directory
@@ -104,7 +106,7 @@ def test_the_command_writes_the_table_and_names_what_is_absent(
     page.write_text("before\n<!-- peers: begin -->\nold\n<!-- peers: end -->\nafter\n")
     monkeypatch.setattr(PEERS["redis"], "version", classmethod(lambda cls: None))
     monkeypatch.setattr(command, "DISTRIBUTIONS", {"constant": None})
-    monkeypatch.setattr(command, "run", lambda plan, name, durability, distribution: figures[name])
+    monkeypatch.setattr(command, "run", lambda plan, name, durability, distribution: dict(figures[name]))
     figures = {"memory": dict.fromkeys(PHASES, 400.0), "memory, list": {"schedule": 100.0}, "sqlite": dict.fromkeys(PHASES, 100.0)}
     options = ["--engines", "memory", "--peers", "sqlite", "redis", "--timers", "1000", "--rounds", "2", "--durability", "process-crash"]
     command.main([*options, "--directory", str(tmp_path), "--markdown", str(page)])
@@ -115,14 +117,22 @@ def test_the_command_writes_the_table_and_names_what_is_absent(
     assert "redis was not there: apt-get install redis-server" in text
     assert "4.00 × sqlite" in text
     assert shown.out.strip() in text
+    assert "--markdown" not in text, "where the results go does not change them"
+
+
+def results(**systems: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return what some rounds of each system gave: rates by phase, or an error."""
+    rows = []
+    for name, rounds in systems.items():
+        for number, figures in enumerate(rounds):
+            place = ("power-loss", "constant", name, number)
+            rows += [(*place, None, None, text) if phase == "error" else (*place, phase, text, None) for phase, text in figures.items()]
+    return pd.DataFrame(rows, columns=report.COLUMNS)
 
 
 def test_a_peer_without_a_figure_is_named_and_not_compared() -> None:
-    good, bad = dict.fromkeys(PHASES, 100.0), {"error": "3 of 9 messages did not come"}
-    results = {
-        Durability.POWER_LOSS: {"constant": {"wheel": [good, good], "redis": [good, bad], "sqlite": [dict.fromkeys(PHASES, 50.0)] * 2}}
-    }
-    text = report.tables(results)
+    good, half, bad = dict.fromkeys(PHASES, 100.0), dict.fromkeys(PHASES, 50.0), {"error": "3 of 9 messages did not come"}
+    text = report.tables(results(wheel=[good, good], redis=[good, bad], sqlite=[half, half]))
     assert "No figure for redis: 3 of 9" in text
     assert "2.00 × sqlite: **no**" in text, "schedule, 3 times"
     assert "2.00 × sqlite: yes" in text, "drain, 2 times"
@@ -130,9 +140,8 @@ def test_a_peer_without_a_figure_is_named_and_not_compared() -> None:
 
 
 def test_what_a_peer_does_not_write_is_not_compared() -> None:
-    fast = dict.fromkeys(PHASES, 100.0) | {"drain": 9000.0}
-    results = {Durability.POWER_LOSS: {"constant": {"wheel": [dict.fromkeys(PHASES, 100.0)], "beanstalkd": [fast]}}}
-    text = report.tables(results)
+    good = dict.fromkeys(PHASES, 100.0)
+    text = report.tables(results(wheel=[good], beanstalkd=[good | {"drain": 9000.0}]))
     assert "(9.0 k)" in text
     assert "0.01 ×" not in text
 

@@ -16,9 +16,9 @@ from rmqstore.message import MAX_POP
 from rmqstore.tables import State
 from rmqstore_benchmarks.grid.account import Account
 from rmqstore_benchmarks.grid.load import Calendar, Ids, Load, Made, ends_of, ids_in, ticks_of
+from rmqstore_benchmarks.grid.named import PRECISION_MS, TOPIC
 from rmqstore_benchmarks.grid.recording import Phase, every
 from rmqstore_benchmarks.grid.stores import Raw, page_messages
-from rmqstore_benchmarks.workloads import PRECISION_MS, TOPIC
 
 GROUP: Final = "workers"
 _FLUSH_S: Final = 0.5

@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rmqstore_benchmarks.grid.named import Delays, NamedWorkload
-from rmqstore_benchmarks.workloads import PRECISION_MS, TOPIC
+from rmqstore_benchmarks.grid.named import PRECISION_MS, TOPIC, Delays, NamedWorkload
 
 ID_BYTES: Final = 8
 KEY_BYTES: Final = 10

@@ -20,9 +20,18 @@ from rmqstore.delays import RETRY_BACKOFF_MS
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.plugins import get_plugins
 from rmqstore_benchmarks.grid.tables import PHASE_NAMES
-from rmqstore_benchmarks.workloads import HALF_HOUR_MS, HOUR_MS, LONGEST_DELAY_MS
 
+START_MS: Final = 1_700_000_000_000
+"""The first time of every simulated clock, ms."""
+
+HALF_HOUR_MS: Final = 1_800_000
+HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
+LONGEST_DELAY_MS: Final = 100 * HOUR_MS
+"""Log-normal delays are cut here, so that a drain knows when everything is due."""
+
+TOPIC: Final = "orders"
+PRECISION_MS: Final = 1000
 ROLL_SPAN_MS: Final = 8 * DAY_MS
 """Simulated time of the phase ``roll``: about four rolls of a wheel that is two days long."""
 

@@ -17,9 +17,8 @@ import numpy as np
 
 from rmqstore_benchmarks.grid.calls import GROUP, Calls, Form
 from rmqstore_benchmarks.grid.load import Ids
-from rmqstore_benchmarks.grid.named import ROLL_SPAN_MS
+from rmqstore_benchmarks.grid.named import HOUR_MS, ROLL_SPAN_MS, TOPIC
 from rmqstore_benchmarks.grid.recording import Phase, every
-from rmqstore_benchmarks.workloads import HOUR_MS, TOPIC
 
 _MAX_EXTRA_BYTES: Final = 512 * 1024 * 1024
 _MIN_EXTRA: Final = 20_000

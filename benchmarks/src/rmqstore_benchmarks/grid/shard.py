@@ -18,12 +18,11 @@ import rmqstore
 from rmqstore_benchmarks.grid import aside, pacing, phases
 from rmqstore_benchmarks.grid.calls import Calls, Form, flushing
 from rmqstore_benchmarks.grid.load import Load
-from rmqstore_benchmarks.grid.named import ROLL_SPAN_MS, NamedWorkload, workload_named
+from rmqstore_benchmarks.grid.named import ROLL_SPAN_MS, START_MS, NamedWorkload, workload_named
 from rmqstore_benchmarks.grid.probes import Probes
 from rmqstore_benchmarks.grid.recording import Phase, Rows, Spent, as_batch, looking, merged, no_rows
 from rmqstore_benchmarks.grid.stores import HOLLOW, NULL_ENGINE, NULL_PHASES, RAW_PHASES, ShardTask, open_store
 from rmqstore_benchmarks.grid.tables import PHASE_NAMES, TABLES
-from rmqstore_benchmarks.workloads import START_MS
 
 OPEN_SHARES: Final = {"open_50": 0.50, "open_80": 0.80, "open_95": 0.95}
 _FORMS: Final = {"schedule": Form.COLUMNS, "send_lists": Form.LIST, "send_one": Form.ONE}

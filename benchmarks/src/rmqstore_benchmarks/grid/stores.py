@@ -24,7 +24,7 @@ from rmqstore.contract import CancelOutcome, TimerHandle
 from rmqstore.engine.records import HEADER_BYTES
 from rmqstore.engine.runs import HEAD_BYTES
 from rmqstore.ticking import TickReport
-from rmqstore_benchmarks.workloads import PRECISION_MS
+from rmqstore_benchmarks.grid.named import PRECISION_MS
 
 NULL_ENGINE: Final = "null"
 NULL_PHASES: Final = frozenset({"fill", "schedule", "cancel", "mixed", "open_50", "open_80", "open_95"})

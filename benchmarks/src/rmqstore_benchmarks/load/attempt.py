@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import rmqstore
+from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.histograms import CallCounter
 from rmqstore_benchmarks.load.failures import Failure, Injector, of_round
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile, last_ms
 from rmqstore_benchmarks.load.plan import SETTINGS, Plan
-from rmqstore_benchmarks.workloads import START_MS
 
 _Answer = TypeVar("_Answer")
 _LOOK_AGAIN_S: Final = 0.05

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.plan import HELD_MS, LEASE_MS, LONGER_MS, MAX_RETRIES, Plan
-from rmqstore_benchmarks.workloads import START_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmqstore_benchmarks.grid.named import HOUR_MS, START_MS
 from rmqstore_benchmarks.load.failures import Failure
-from rmqstore_benchmarks.workloads import HOUR_MS, START_MS
 
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"

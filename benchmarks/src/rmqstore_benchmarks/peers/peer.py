@@ -17,10 +17,29 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import msgspec
+import numpy as np
 
-from rmqstore_benchmarks.workloads import DISTRIBUTIONS, LONGEST_DELAY_MS, Workload
+from rmqstore_benchmarks.grid.load import Load, Made
+from rmqstore_benchmarks.grid.named import HALF_HOUR_MS, HOUR_MS, LONGEST_DELAY_MS, START_MS, NamedWorkload
 
 Figures = dict[str, float]
+
+BODY_BYTES: Final = 256
+BATCH_GAP_MS: Final = 10
+"""How far the simulated clock moves between two batches."""
+
+DISTRIBUTIONS: Final = {
+    workload.name: workload
+    for workload in (
+        NamedWorkload(name="constant", about="Always half an hour.", delays_ms=lambda rng, count: np.full(count, HALF_HOUR_MS)),
+        NamedWorkload(
+            name="lognormal",
+            about="Log-normal with a median of half an hour and sigma 1.",
+            delays_ms=lambda rng, count: np.minimum(HALF_HOUR_MS * rng.lognormal(0.0, 1.0, count), LONGEST_DELAY_MS).astype(np.int64) + 1,
+        ),
+        NamedWorkload(name="uniform", about="Uniform over one hour.", delays_ms=lambda rng, count: rng.integers(1, HOUR_MS, count)),
+    )
+}
 
 LEASE_MS = 3_600_000
 HAND_OVER_BATCH = 1000
@@ -49,15 +68,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 1000
     seed: int = 1
 
-    @property
-    def work(self) -> Workload:
-        """Return the timers."""
-        return Workload(self.distribution, self.batch, self.seed)
-
-    @property
-    def batches(self) -> int:
-        """Return how many batches the timers are."""
-        return self.timers // self.batch
+    def batches(self) -> list[Batch]:
+        """Return the timers: always the same."""
+        load = Load(DISTRIBUTIONS[self.distribution], BODY_BYTES, self.seed)
+        times_ms = range(START_MS, START_MS + self.timers // self.batch * BATCH_GAP_MS, BATCH_GAP_MS)
+        return [Batch(now_ms, load.fresh(now_ms, self.batch)) for now_ms in times_ms]
 
 
 class Timer(NamedTuple):
@@ -68,11 +83,16 @@ class Timer(NamedTuple):
     body: bytes
 
 
-def rows(work: Workload, number: int) -> list[Timer]:
-    """Return batch ``number`` row by row."""
-    batch = work.arrow(number)
-    numbers = range(number * work.batch, (number + 1) * work.batch)
-    return [Timer(*row) for row in zip(numbers, batch["deliver_at_ms"].to_pylist(), batch["body"].to_pylist(), strict=True)]
+class Batch(NamedTuple):
+    """Timers that are sent at one time of the simulated clock."""
+
+    now_ms: int
+    made: Made
+
+    def rows(self) -> list[Timer]:
+        """Return them one by one."""
+        made = self.made
+        return [Timer(*row) for row in zip(made.ids.tolist(), made.due_ms.tolist(), made.columns["body"].to_pylist(), strict=True)]
 
 
 class Peer(ABC):
@@ -135,9 +155,9 @@ SMALL_POP, LARGE_POP = 32, 1024
 class TimerPeer(Peer):
     """A system with timers that takes the simulated time as an argument."""
 
-    def prepare(self, work: Workload, number: int) -> Any:
-        """Return what ``schedule`` takes for batch ``number``; not timed."""
-        return rows(work, number)
+    def prepare(self, batch: Batch) -> Any:
+        """Return what ``schedule`` takes for a batch; not timed."""
+        return batch.rows()
 
     @abstractmethod
     def schedule(self, batch: Any) -> None:
@@ -161,7 +181,7 @@ class TimerPeer(Peer):
 
     def measure(self, task: Task) -> Figures:
         figures, expected = scheduled(self, task)
-        now_ms = task.work.now_ms(task.batches) + 2 * LONGEST_DELAY_MS
+        now_ms = START_MS + task.timers * BATCH_GAP_MS + 2 * LONGEST_DELAY_MS
         moved: list[int] = []
         figures["drain"] = expected.total() / timed(lambda at_ms: moved.append(self.drain(at_ms)), [now_ms])
         expect(moved[0], expected.total(), "handed over")
@@ -170,8 +190,8 @@ class TimerPeer(Peer):
 
 def scheduled(peer: TimerPeer, task: Task) -> tuple[Figures, Counter[bytes]]:
     """Schedule all timers and cancel some; returns the rates and the bodies that are left."""
-    work = task.work
-    batches = [peer.prepare(work, number) for number in range(task.batches)]
+    made = task.batches()
+    batches = [peer.prepare(batch) for batch in made]
     figures = {"schedule": task.timers / timed(peer.schedule, batches)}
     chosen = random.Random(task.seed).sample(range(task.timers), int(task.timers * CANCELLED_SHARE))
     by_batch = [peer.handles(batch) for batch in batches]
@@ -182,8 +202,7 @@ def scheduled(peer: TimerPeer, task: Task) -> tuple[Figures, Counter[bytes]]:
     expect(sum(counts), len(chosen), "cancelled")
     figures["cancel"] = len(chosen) / spent_s
     gone = set(chosen)
-    bodies = (timer.body for number in range(task.batches) for timer in rows(work, number) if timer.number not in gone)
-    return figures, Counter(bodies)
+    return figures, Counter(timer.body for batch in made for timer in batch.rows() if timer.number not in gone)
 
 
 def popped(pop_ack: Callable[[int], list[bytes]], expected: Counter[bytes]) -> Figures:

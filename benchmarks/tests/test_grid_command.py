@@ -32,7 +32,7 @@ def test_it_lists_every_workload(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_specification_is_one_paragraph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "spec.toml").write_text("sede = 1")
     assert run("run", str(tmp_path / "spec.toml"), "--out", str(tmp_path / "out")) == 1
-    assert "unknown key 'sede'; did you mean 'seed'" in capsys.readouterr().err
+    assert "unknown field `sede`; did you mean 'seed'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

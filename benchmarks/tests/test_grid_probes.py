@@ -33,7 +33,7 @@ def test_what_is_written_is_counted(tmp_path: Path) -> None:
     (tmp_path / "sub" / "file").write_bytes(os.urandom(MIB))
     probes.sync_files()
     after = probes.read()
-    assert (difference(after.wchar_bytes, before.wchar_bytes) or MIB) >= MIB
+    assert (difference(after["wchar_bytes"], before["wchar_bytes"]) or MIB) >= MIB
     assert probes.disk_bytes() >= MIB
     probes.forget_pages()
     assert (tmp_path / "sub" / "file").stat().st_size == MIB

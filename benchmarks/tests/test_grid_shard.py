@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -17,7 +18,7 @@ import rmqstore
 from rmqstore_benchmarks.grid import aside
 from rmqstore_benchmarks.grid.load import Load, ticks_of
 from rmqstore_benchmarks.grid.named import START_MS, workload_named
-from rmqstore_benchmarks.grid.shard import run_shard, shard_result, table_of
+from rmqstore_benchmarks.grid.shard import Outcome, outcome_of, run_shard
 from rmqstore_benchmarks.grid.stores import NULL_ENGINE, RAW, ShardTask, open_store
 from rmqstore_benchmarks.grid.tables import HISTOGRAMS, PHASES, SECONDS, TABLES
 
@@ -304,17 +305,18 @@ def test_a_cold_drain_that_fails_is_refused_but_for_want_of_memory(
     assert said in outcome.wrong + outcome.notes[0] if not is_refused else said in outcome.wrong
 
 
-def test_a_task_that_fails_says_why_and_yields_no_tables(tmp_path: Path) -> None:
-    (row,) = shard_result(task(tmp_path, settings={"no.such": 1})).to_pylist()
-    assert row["kind"] == "failed"
-    assert b"ConfigError" in row["payload"]
+def test_a_task_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    outcome = outcome_of(task(tmp_path, settings={"no.such": 1}))
+    assert "ConfigError" in outcome.failed
+    assert not any(outcome.rows.values())
     assert not Path(tmp_path, "shard").exists()
 
 
-def test_tables_travel_as_arrow(tmp_path: Path) -> None:
-    found = {row["kind"]: row["payload"] for row in shard_result(task(tmp_path, phases=("fill",))).to_pylist()}
-    assert set(found) == set(TABLES) - {"runs"}
-    assert table_of(found["phases"]).schema == PHASES
+def test_outcomes_travel_and_become_tables(tmp_path: Path) -> None:
+    outcome = outcome_of(task(tmp_path, phases=("fill",)))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(outcome), type=Outcome) == outcome
+    assert set(outcome.rows) == set(TABLES) - {"runs"}
+    assert len(pa.Table.from_pylist(outcome.rows["phases"], PHASES)) == 1
 
 
 @pytest.mark.crash

@@ -1,21 +1,29 @@
-"""The phases that need a process of their own: the open after ``kill -9``, and the drain with little memory. The child is ``child``."""
+"""The phases that need a process of their own: the open after ``kill -9``, and the drain with little memory.
+
+That process is ``python -m rmqstore_benchmarks.grid.aside '<JSON of a ChildJob>'``.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 
-from rmqstore_benchmarks.grid.load import Load, Made, ticks_of
+import rmqstore
+from rmqstore_benchmarks.grid.calls import Calls
+from rmqstore_benchmarks.grid.load import Ids, Load, Made, ticks_of
 from rmqstore_benchmarks.grid.memory_limit import FLOOR_BYTES, NoLimitError, limit_for, limited_group
 from rmqstore_benchmarks.grid.named import workload_named
-from rmqstore_benchmarks.grid.recording import Rows, merged
+from rmqstore_benchmarks.grid.phases import next_step_ms
+from rmqstore_benchmarks.grid.probes import Probes
+from rmqstore_benchmarks.grid.recording import Phase, Rows, Spent, looking, merged
 from rmqstore_benchmarks.grid.stores import ShardTask, open_store
 
 if TYPE_CHECKING:
@@ -24,6 +32,7 @@ if TYPE_CHECKING:
 _TAIL_MESSAGES: Final = 20_000
 _TAIL_BYTES: Final = 64 * 1024 * 1024
 _CHILD_PATIENCE_S: Final = 300.0
+_STEPS: Final = 256
 _NO_MEMORY: Final = ("MemoryError", "Cannot allocate memory", "std::bad_alloc")
 
 
@@ -154,7 +163,71 @@ def _child(shard: _Shard, what: str, count: int, group: Path | None, limit_bytes
         limit_bytes=limit_bytes,
         answer=str(Path(shard.task.directory, "answer")),
     )
-    command = [sys.executable, "-m", "rmqstore_benchmarks.grid.child", msgspec.json.encode(job).decode()]
+    command = [sys.executable, "-m", "rmqstore_benchmarks.grid.aside", msgspec.json.encode(job).decode()]
     if group is not None:  # entered before the child is, so that all of its memory counts
         command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"), *command]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_CHILD_PATIENCE_S)
+
+
+# ---------------------------------------------------------------- the child
+
+
+def die(job: ChildJob) -> None:
+    """Send timers, say after each call how many were acknowledged, and be killed."""
+    load = tail_load(job.task, job.first_id)
+    store = open_store(job.task, rmqstore.ManualClock(job.now_ms))
+    sent = 0
+    for made in tail_batches(load, job.now_ms, job.count):
+        store.send_batch(made.columns)
+        sent += len(made.ids)
+        print(sent, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def drain(job: ChildJob) -> None:
+    """Let simulated time pass until nothing is pending; hand over, pop and ack; leave the rows and the numbers in a file."""
+    load = Load(workload_named(job.task.workload), job.task.body_bytes, job.task.seed, job.task.shard)
+    clock = rmqstore.ManualClock(job.now_ms)
+    probes = Probes(Path(job.task.directory))
+    with open_store(job.task, clock) as store:
+        calls = _Told(store, clock, load, job.task.seed)
+        phase = Phase(job.task.run_id, job.task.shard, "cold_drain", probes, lambda: job.count - calls.handed)
+        spent = Spent(probes)
+        with looking(phase):
+            step_ms = max(int(load.mean_wait_ms / _STEPS), 1)
+            while (ahead_ms := store.next_wake_ms()) is not None:
+                moved = calls.tick(phase, clock.now_ms() + max(ahead_ms, step_ms))
+                if moved:
+                    step_ms = next_step_ms(step_ms, moved)
+                    calls.drain_ready(phase)
+        spent.stop()
+    acked = sum(map(len, calls.acked))
+    columns = spent.columns() | {
+        "messages": acked,
+        "user_bytes": acked * load.message_bytes,
+        "live_bytes": (job.count - acked) * load.message_bytes,
+        "memory_limit_bytes": job.limit_bytes,
+    }
+    answer = Drained(phase.rows(columns), b"".join(map(np.ndarray.tobytes, calls.popped)), b"".join(map(np.ndarray.tobytes, calls.acked)))
+    Path(job.answer).write_bytes(msgspec.msgpack.encode(answer))
+
+
+class _Told(Calls):
+    """Keeps what the store said, for the account that the parent has: what was popped, as ``Drained`` has it, and the numbers acked."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.popped: list[Ids] = []
+        self.acked: list[Ids] = []
+
+    def note_pops(self, ids: Ids, attempts: Ids, lengths: Ids, tails: Ids, now_ms: Ids) -> Ids:
+        self.popped.append(np.column_stack([ids, attempts, lengths, tails, now_ms]))
+        return ids[:0]
+
+    def note_acks(self, ids: Ids, outcomes: list[rmqstore.AckOutcome]) -> None:
+        self.acked.append(ids[np.fromiter((each is rmqstore.AckOutcome.ACKED for each in outcomes), bool, len(outcomes))])
+
+
+if __name__ == "__main__":
+    given = msgspec.json.decode(sys.argv[1], type=ChildJob)
+    {"die": die, "drain": drain}[given.what](given)

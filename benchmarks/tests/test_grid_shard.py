@@ -81,7 +81,8 @@ def test_the_backlog_has_its_size_when_a_rate_is_looked_for(tmp_path: Path) -> N
     outcome = run_shard(task(tmp_path, workload="retry-backoff", phases=("fill", "schedule", "mixed"), seconds=0.2))
     assert phase(outcome, "schedule")["messages"] > 1500
     backlogs = [row["backlog"] for row in outcome.rows["seconds"] if row["phase"] == "mixed"]
-    assert backlogs == pytest.approx([1500] * len(backlogs), rel=0.25)
+    # Between two hand-overs it grows by what is sent meanwhile; without the trim it would be twice as large at least.
+    assert backlogs == pytest.approx([1500] * len(backlogs), rel=0.5)
 
 
 def test_a_burst_is_late_by_as_long_as_it_takes(tmp_path: Path) -> None:
@@ -153,109 +154,84 @@ def test_a_raw_value_is_as_long_as_what_is_stored(tmp_path: Path) -> None:
     raw.close()
 
 
-class Losing:
-    """A store of which one message goes, without a word."""
+class Wrong:
+    """A store that does one thing wrong."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, clock: rmqstore.ManualClock) -> None:
         self._store = store
+        self._clock = clock
         self._done = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def send_batch(self, columns: Any) -> Any:
-        receipts = self._store.send_batch(columns)
-        if not self._done:
-            self._store.cancel(receipts[5].handle)
-            self._done = True
-        return receipts
+    def _is_first(self) -> bool:
+        is_first, self._done = not self._done, True
+        return is_first
 
-
-class Forgetful(Losing):
-    """A store that refuses one ack."""
-
-    def ack(self, messages: Any) -> Any:
-        outcomes = self._store.ack(messages)
-        return [rmqstore.AckOutcome.STALE, *outcomes[1:]]
-
-    send_batch = property(lambda self: self._store.send_batch)  # type: ignore[assignment]
-
-
-class Doubling(Losing):
-    """A store that gives one message twice."""
-
-    def pop(self, *given: Any, **named: Any) -> Any:
-        messages = self._store.pop(*given, **named)
-        if messages and not self._done:
-            self._done = True
-            return [*messages, messages[0]]
-        return messages
-
-    send_batch = property(lambda self: self._store.send_batch)  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize(("wrong_store", "told"), [(Losing, "1 lost (ids 5)"), (Doubling, "1 doubled")])
-def test_a_store_that_loses_or_doubles_a_message_is_refused(tmp_path: Path, wrong_store: Any, told: str) -> None:
-    # No phase that cancels at random: the lost one could be picked, and then it is gone by right.
-    given = task(tmp_path, workload="retry-backoff", phases=("fill", "hand_over", "pop_ack"))
-    outcome = run_shard(given, lambda each, clock: wrong_store(open_store(each, clock)))
-    assert told in outcome.wrong
-
-
-def test_consumers_of_a_store_that_forgets_an_ack_get_no_figures(tmp_path: Path) -> None:
-    given = task(tmp_path, workload="retry-backoff", phases=("fill", "consume_8"))
-    outcome = run_shard(given, lambda each, clock: Forgetful(open_store(each, clock)))
-    assert "acked within their lease and refused" in outcome.wrong
-
-
-class Wrapped:
-    """A store that does one thing wrong; it may look at the clock."""
-
-    def __init__(self, store: Any, clock: rmqstore.ManualClock) -> None:
-        self._store = store
-        self._clock = clock
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def tick_at(self, now_ms: int) -> Any:
+    def _tick_at(self, shift_ms: int) -> Any:
         true_ms = self._clock.now_ms()
-        self._clock.set(now_ms)
+        self._clock.set(true_ms + shift_ms)
         try:
             return self._store.tick()
         finally:
             self._clock.set(true_ms)
 
 
-class Early(Wrapped):
+class Losing(Wrong):
+    """One message goes, without a word."""
+
+    def send_batch(self, columns: Any) -> Any:
+        receipts = self._store.send_batch(columns)
+        if self._is_first():
+            self._store.cancel(receipts[5].handle)
+        return receipts
+
+
+class Doubling(Wrong):
+    """One message is given twice."""
+
+    def pop(self, *given: Any, **named: Any) -> Any:
+        messages = self._store.pop(*given, **named)
+        return [*messages, messages[0]] if messages and self._is_first() else messages
+
+
+class Forgetful(Wrong):
+    """An ack is refused."""
+
+    def ack(self, messages: Any) -> Any:
+        return [rmqstore.AckOutcome.STALE, *self._store.ack(messages)[1:]]
+
+
+class Early(Wrong):
     """Hands over an hour before it is time."""
 
     def tick(self) -> Any:
-        return self.tick_at(self._clock.now_ms() + 3_600_000)
+        return self._tick_at(3_600_000)
 
 
-class Lagging(Wrapped):
+class Lagging(Wrong):
     """Hands over an hour late."""
 
     def tick(self) -> Any:
-        return self.tick_at(self._clock.now_ms() - 3_600_000)
+        return self._tick_at(-3_600_000)
 
 
-class Stuck(Wrapped):
+class Stuck(Wrong):
     """Hands nothing over any more."""
 
     def tick(self) -> Any:
         return rmqstore.TickReport()
 
 
-class Cutting(Wrapped):
+class Cutting(Wrong):
     """Keeps the first bytes of each body."""
 
     def send_batch(self, columns: pa.RecordBatch) -> Any:
         return self._store.send_batch(columns.set_column(1, "body", pc.binary_slice(columns.column("body"), 0, 16)))
 
 
-class Scribbling(Wrapped):
+class Scribbling(Wrong):
     """Writes over the middle of each body, and leaves its ends."""
 
     def send_batch(self, columns: pa.RecordBatch) -> Any:
@@ -264,23 +240,25 @@ class Scribbling(Wrapped):
 
 
 @pytest.mark.parametrize(
-    ("wrong_store", "phases", "told"),
+    ("wrong_store", "phases", "told", "workload"),
     [
-        (Early, ("fill", "hand_over"), " did not hand over what was due"),
-        (Lagging, ("fill", "hand_over"), " did not hand over what was due"),
-        (Early, ("fill", "mixed"), " early (ids "),
-        (Lagging, ("fill", "mixed"), " not handed over (ids "),
-        (Stuck, ("fill", "mixed"), " not handed over (ids "),
-        (Cutting, ("fill",), "1500 damaged (ids "),
-        (Cutting, ("fill", "hand_over", "pop_ack"), " damaged (ids "),
-        (Scribbling, ("fill",), "1500 damaged (ids "),
+        # No phase that cancels at random: the lost one could be picked, and then it is gone by right.
+        (Losing, ("fill", "hand_over", "pop_ack"), "1 lost (ids 5)", "retry-backoff"),
+        (Doubling, ("fill", "hand_over", "pop_ack"), "1 doubled", "retry-backoff"),
+        (Forgetful, ("fill", "consume_8"), "acked within their lease and refused", "retry-backoff"),
+        (Early, ("fill", "hand_over"), " did not hand over what was due", "order-timeout"),
+        (Lagging, ("fill", "hand_over"), " did not hand over what was due", "order-timeout"),
+        (Early, ("fill", "mixed"), " early (ids ", "order-timeout"),
+        (Lagging, ("fill", "mixed"), " not handed over (ids ", "order-timeout"),
+        (Stuck, ("fill", "mixed"), " not handed over (ids ", "order-timeout"),
+        (Cutting, ("fill",), "1500 damaged (ids ", "order-timeout"),
+        (Cutting, ("fill", "hand_over", "pop_ack"), " damaged (ids ", "order-timeout"),
+        (Scribbling, ("fill",), "1500 damaged (ids ", "order-timeout"),
     ],
 )
-def test_a_store_that_is_early_or_late_or_changes_bodies_is_refused(
-    tmp_path: Path, wrong_store: Any, phases: tuple[str, ...], told: str
-) -> None:
-    outcome = run_shard(task(tmp_path, phases=phases), lambda each, clock: wrong_store(open_store(each, clock), clock))
-    assert told in outcome.wrong
+def test_a_wrong_store_is_refused(tmp_path: Path, wrong_store: Any, phases: tuple[str, ...], told: str, workload: str) -> None:
+    given = task(tmp_path, phases=phases, workload=workload)
+    assert told in run_shard(given, lambda each, clock: wrong_store(open_store(each, clock), clock)).wrong
 
 
 @pytest.mark.parametrize(

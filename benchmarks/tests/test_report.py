@@ -121,6 +121,10 @@ def test_claims_follow_from_the_figures(made: Made) -> None:
 # ---------------------------------------------------------------- results that lack something
 
 
+def report_on(grid: Grid, place: Path) -> Made:
+    return make(grid.write(place), place / "report", dpi=DPI)
+
+
 def verdicts(made: Made) -> set[str]:
     return {verdict.value for name, verdict in made.verdicts.items() if name != "simple flow"}
 
@@ -143,7 +147,7 @@ def test_a_refused_run_has_no_figure_and_is_listed(tmp_path: Path) -> None:
     for backlog in (10_000, 100_000):
         grid.run("wheel", Point(backlog=backlog), 0, ("schedule", "hand_over", "pop_ack"), seconds=1)
         grid.run("lmdb", Point(backlog=backlog), 0, STEADY, "refused", "message 81 came | twice", design=fast, seconds=1)
-    made = make(grid.write(tmp_path), tmp_path / "report", dpi=DPI)
+    made = report_on(grid, tmp_path)
     assert made.outcomes == "4 cells, 4 runs: 2 good, 2 refused"
     assert "lmdb" not in "".join(made.findings.values())
     assert "lmdb" not in "".join(file.read_text() for file in made.page.parent.glob("*.csv"))
@@ -158,7 +162,7 @@ def test_what_is_not_told_is_left_out_and_never_zero(tmp_path: Path) -> None:
     for row in grid.rows["phases"]:
         for name in ("device_write_bytes", "device_read_bytes", "disk_bytes", "cpu_s", "wall_s"):
             row[name] = None
-    made = make(grid.write(tmp_path), tmp_path / "report", dpi=DPI)
+    made = report_on(grid, tmp_path)
     assert "Not told: written to the device, read from the device and space." in made.findings["Write, read and space amplification"]
     rows = pq.read_table(made.page.parent / "summary.parquet").to_pylist()
     assert all(row["rate"] is row["device_write_per_user_byte"] is row["cpu_us_per_message"] is None for row in rows)
@@ -169,7 +173,7 @@ def test_the_null_engine_is_compared_in_the_phases_that_others_went_through(tmp_
     grid = Grid()
     grid.run("wheel", Point(), 0, ("schedule",), seconds=1)
     grid.run("null", Point(), 0, ("schedule", "mixed"), seconds=1)
-    made = make(grid.write(tmp_path), tmp_path / "report", dpi=DPI)
+    made = report_on(grid, tmp_path)
     assert made.findings["What Spark and the generator cost"].startswith("Schedule: ")
     assert "Mixed" not in (made.page.parent / "overhead.csv").read_text()
 
@@ -178,7 +182,7 @@ def test_a_run_that_lacks_a_shard_has_no_figure_for_that_phase(tmp_path: Path) -
     grid = Grid()
     grid.run("wheel", Point(shards=2), 0, ("schedule", "mixed"), seconds=1)
     grid.rows["phases"].pop()
-    made = make(grid.write(tmp_path), tmp_path / "report", dpi=DPI)
+    made = report_on(grid, tmp_path)
     assert pq.read_table(made.page.parent / "summary.parquet")["phase"].to_pylist() == ["schedule"]
 
 
@@ -197,78 +201,49 @@ def test_a_figure_without_data_now_is_removed(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- results that are none
 
 
-def _no_directory(directory: Path) -> None:
-    pass
-
-
-def _empty(directory: Path) -> None:
-    Grid().write(directory)
-
-
-def _no_phases(directory: Path) -> None:
-    small().write(directory, ("runs",))
-
-
-def _no_parquet(directory: Path) -> None:
-    small().write(directory)
-    (directory / "results" / "phases.parquet").write_bytes(b"no parquet")
-
-
-def _column_missing(directory: Path) -> None:
-    small().write(directory)
-    file = directory / "results" / "phases.parquet"
-    pq.write_table(pq.read_table(file).drop_columns(["messages"]), file)
-
-
-def _column_of_another_type(directory: Path) -> None:
-    small().write(directory)
-    file = directory / "results" / "seconds.parquet"
-    table = pq.read_table(file)
-    at = table.schema.get_field_index("second")
-    pq.write_table(table.set_column(at, "second", pa.array(["first"] * len(table))), file)
-
-
-def _stranger(directory: Path) -> None:
-    grid = small()
-    grid.rows["phases"][0]["run_id"] = "someone else's"
-    grid.write(directory)
-
-
-def _doubled(directory: Path) -> None:
-    grid = small()
-    grid.rows["runs"] *= 2
-    grid.write(directory)
-
-
-def _environment(directory: Path) -> None:
-    small().write(directory)
-    (directory / "environment.json").write_text("[]")
-
-
 def small() -> Grid:
     grid = Grid()
     grid.run("wheel", Point(), 0, ("schedule",), seconds=1)
     return grid
 
 
+def _damage(what: str, directory: Path) -> None:
+    """Leave results that are wrong in one way."""
+    grid, results = Grid() if what == "no run" else small(), directory / "results"
+    if what == "a stranger":
+        grid.rows["phases"][0]["run_id"] = "someone else's"
+    if what == "a double":
+        grid.rows["runs"] *= 2
+    if what != "no directory":
+        grid.write(directory, ("runs",) if what == "no phases" else tuple(TABLES))
+    if what == "no Parquet":
+        (results / "phases.parquet").write_bytes(b"no parquet")
+    if what == "no column":
+        pq.write_table(pq.read_table(results / "phases.parquet").drop_columns(["messages"]), results / "phases.parquet")
+    if what == "another type":
+        table = pq.read_table(results / "seconds.parquet")
+        at = table.schema.get_field_index("second")
+        pq.write_table(table.set_column(at, "second", pa.array(["first"] * len(table))), results / "seconds.parquet")
+    if what == "no environment":
+        (directory / "environment.json").write_text("[]")
+
+
 @pytest.mark.parametrize(
-    ("prepare", "error", "words"),
+    ("what", "error", "words"),
     [
-        (_no_directory, StorePathError, r"holds no results of a benchmark.*rmqstore bench run"),
-        (_empty, StorePathError, r"names no run"),
-        (_no_phases, StorePathError, r"holds no table phases"),
-        (_no_parquet, TransferError, r"phases\.parquet cannot be read as Parquet"),
-        (_column_missing, TransferError, r"phases\.parquet has no column messages"),
-        (_column_of_another_type, TransferError, r"seconds\.parquet has a column of another type"),
-        (_stranger, TransferError, r"table phases has rows of \"someone else's\""),
-        (_doubled, TransferError, r"names a run twice"),
-        (_environment, TransferError, r"environment\.json must hold a JSON object"),
+        ("no directory", StorePathError, r"holds no results of a benchmark.*rmqstore bench run"),
+        ("no run", StorePathError, r"names no run"),
+        ("no phases", StorePathError, r"holds no table phases"),
+        ("no Parquet", TransferError, r"phases\.parquet cannot be read as Parquet"),
+        ("no column", TransferError, r"phases\.parquet has no column messages"),
+        ("another type", TransferError, r"seconds\.parquet has a column of another type"),
+        ("a stranger", TransferError, r"table phases has rows of \"someone else's\""),
+        ("a double", TransferError, r"names a run twice"),
+        ("no environment", TransferError, r"environment\.json must hold a JSON object"),
     ],
 )
-def test_what_is_no_result_is_refused_before_anything_is_written(
-    tmp_path: Path, prepare: Callable[[Path], None], error: type[RmqstoreError], words: str
-) -> None:
-    prepare(tmp_path / "run")
+def test_what_is_no_result_is_refused_before_anything_is_written(tmp_path: Path, what: str, error: type[RmqstoreError], words: str) -> None:
+    _damage(what, tmp_path / "run")
     with pytest.raises(error, match=words):
         make(tmp_path / "run", tmp_path / "report")
     assert not (tmp_path / "report").exists()

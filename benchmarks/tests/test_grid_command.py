@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmqstore.cli import main
+from benchmarks.tests import conftest
 from rmqstore_benchmarks.grid import harness
 from rmqstore_benchmarks.grid.harness import Told
 from rmqstore_benchmarks.grid.named import named_workloads
@@ -16,10 +16,7 @@ SPECS = Path(__file__).parents[1] / "specs"
 
 
 def run(*arguments: str) -> int:
-    """Run a command line; returns its exit code."""
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", *arguments])
-    return int(ended.value.code or 0)
+    return conftest.run_command("bench", *arguments)
 
 
 def test_it_lists_every_workload(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rmqstore
-from rmqstore.cli import main
+from benchmarks.tests import conftest
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_NOT_DONE
 from rmqstore.spark import sessions
 from rmqstore_benchmarks.load import command, report
@@ -66,8 +66,7 @@ def test_a_task_that_failed_is_played_again_and_stores_nothing_twice(engine: str
     assert places["early"] == places["broken"] == told["early"] == told["damaged"] == told["old_honoured"] == 0
 
 
-def test_the_second_attempt_waits_for_the_store_of_the_first(tmp_path: Path) -> None:
-    engine = next(iter(durable_engines()), None) or pytest.skip("no durable engine")
+def test_the_second_attempt_waits_for_the_store_of_the_first(tmp_path: Path, engine: str) -> None:
     plan = Plan(engine, str(tmp_path / "run"), 20, 1, chunk=10, patience_s=0.0)
     plan.make_directories()
     with rmqstore.open(plan.store_path(0), engine=engine, services=False), pytest.raises(rmqstore.StoreLockedError):
@@ -116,9 +115,7 @@ def test_failures_by_default_are_those_that_the_place_can_show() -> None:
 
 
 def run_command(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["load-test", *arguments])
-    return int(ended.value.code or 0)
+    return conftest.run_command("load-test", *arguments)
 
 
 def test_the_command_refuses_what_it_could_not_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,10 +197,9 @@ def test_the_page_tells_every_fault() -> None:
 @pytest.mark.slow  # `make load-test` does the same in CI
 @pytest.mark.spark
 @pytest.mark.timeout(240)
-def test_the_ledger_closes_although_tasks_and_workers_die_and_twins_run(tmp_path: Path) -> None:
+def test_the_ledger_closes_although_tasks_and_workers_die_and_twins_run(tmp_path: Path, engine: str) -> None:
     if reason := sessions.why_not():
         pytest.skip(reason)
-    engine = next(iter(durable_engines()), None) or pytest.skip("no durable engine")
     failures = (Failure.TASK, Failure.WORKER, Failure.TWIN, Failure.CONSUMER)
     plan = Plan(engine, str(tmp_path / "run"), 1000, 1, failures=failures, chunk=50, rounds=1)
     with sessions.session(quick=True) as spark:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.tests.conftest import run_command
 from benchmarks.tests.grid_results import DESIGNS, STEADY, Grid, Point
-from rmqstore.cli import main
 from rmqstore.errors import RmqstoreError, StorePathError, TransferError
 from rmqstore_benchmarks.grid.tables import TABLES
 
@@ -263,21 +262,15 @@ def test_tables_may_be_directories_of_files(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the command
 
 
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run(*arguments: Any) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(each) for each in arguments])
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
+def command(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
+    code = run_command(*arguments)
+    return code, *capsys.readouterr()
 
 
-def test_the_command_tells_findings_and_where_the_page_is(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+def test_the_command_tells_findings_and_where_the_page_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grid = Grid()
     grid.run("wheel", Point("reminder"), 0, ("roll",), seconds=1)
-    code, out, err = command("bench", "report", grid.write(tmp_path))
+    code, out, err = command(capsys, "bench", "report", grid.write(tmp_path))
     assert code == 0
     assert "Write amplification of rolling: Bytes written by the process" in out
     assert "claim, sorting on write: not measured in this run" in out
@@ -285,8 +278,8 @@ def test_the_command_tells_findings_and_where_the_page_is(tmp_path: Path, comman
     assert "left out: Recovery time; it needs the phase recover at two backlogs" in err
 
 
-def test_the_command_says_what_to_run_where_there_is_nothing(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
-    code, out, err = command("bench", "report", tmp_path / "nothing", "--out", tmp_path / "report")
+def test_the_command_says_what_to_run_where_there_is_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = command(capsys, "bench", "report", tmp_path / "nothing", "--out", tmp_path / "report")
     assert (code, out) == (1, "")
     assert "`rmqstore bench run SPEC.toml` makes them" in err
     assert not (tmp_path / "report").exists()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -82,13 +83,8 @@ def _lmdb_library() -> str:
 
 def _file_system(directory: Path) -> str:
     """Return the type of the file system that holds ``directory``."""
-    best = ("", "unknown file system")
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mounts").read_text().splitlines():
-            _, point, kind, *_ = line.split()
-            if directory.resolve().is_relative_to(point) and len(point) >= len(best[0]):
-                best = (point, kind)
-    return best[1]
+    done = subprocess.run(["df", "--output=fstype", str(directory)], capture_output=True, text=True, check=False)
+    return (done.stdout.split() or ["unknown file system"])[-1]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

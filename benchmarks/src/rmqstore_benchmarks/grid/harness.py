@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmqstore.errors import ConfigError, IllegalArgumentError
+from rmqstore.spark.dataset import write_json
 from rmqstore.spark.sessions import session, why_not
 from rmqstore_benchmarks.grid.recording import Rows, merged, no_rows
 from rmqstore_benchmarks.grid.results import write_results
@@ -102,7 +102,7 @@ def run_grid(
     require_space(spec, stores)
     runs = runs_of(spec)
     waiting = [run for run in runs if not _is_finished(out, run)]
-    _write_environment(out, stores, command, master)
+    write_json(out / "environment.json", described(stores) | {"command": command, "master": master or "local"})
     settings = {"spark.python.worker.reuse": "false", "spark.task.maxFailures": "1"}
     if master is None:
         slots = max(cell.shards for cell in spec.cells)
@@ -112,15 +112,11 @@ def run_grid(
         with session(master, name="rmqstore-bench", quick=True, settings=settings) as spark:
             for number, run in enumerate(waiting, len(runs) - len(waiting)):
                 told = Told(run.run_id, number, len(runs))
-                outcome, reason = _one_run(spark, run, out, place, partial(_tell_phase, tell, told))
+                outcome, reason = _one_run(spark, run, out, place, told, tell)
                 tell(Told(run.run_id, number + 1, len(runs), "", outcome, reason))
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return write_results(out)
-
-
-def _tell_phase(tell: Callable[[Told], None], told: Told, phase: str) -> None:
-    tell(msgspec.structs.replace(told, phase=phase))
 
 
 def _stores_of(out: Path, stores: Path) -> Path:
@@ -159,19 +155,7 @@ def _claim(spec: Spec, out: Path) -> None:
     if out.is_dir() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty and was not made by this command; give a new directory")
     (out / "parts").mkdir(parents=True, exist_ok=True)
-    document = {"digest": spec.digest, "spec": msgspec.to_builtins(spec)}
-    _write_whole(file, json.dumps(document, indent=1) + "\n")
-
-
-def _write_environment(out: Path, stores: Path, command: str, master: str | None) -> None:
-    found = described(stores) | {"command": command, "master": master or "local"}
-    _write_whole(out / "environment.json", json.dumps(found, indent=1) + "\n")
-
-
-def _write_whole(file: Path, text: str) -> None:
-    beside = file.with_suffix(".new")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(file)
+    write_json(file, {"digest": spec.digest, "spec": msgspec.to_builtins(spec)})
 
 
 def _is_finished(out: Path, run: Run) -> bool:
@@ -203,7 +187,7 @@ def tasks_of(run: Run, stores: Path, progress: Path | None = None) -> tuple[Shar
     )
 
 
-def _one_run(spark: SparkSession, run: Run, out: Path, stores: Path, tell: Callable[[str], None]) -> tuple[str, str]:
+def _one_run(spark: SparkSession, run: Run, out: Path, stores: Path, told: Told, tell: Callable[[Told], None]) -> tuple[str, str]:
     started_ms, start_s = time.time_ns() // 1_000_000, time.perf_counter()
     progress = out / "progress"
     shutil.rmtree(progress, ignore_errors=True)
@@ -223,7 +207,7 @@ def _one_run(spark: SparkSession, run: Run, out: Path, stores: Path, tell: Calla
     thread = threading.Thread(target=job, name="bench-spark-job")
     thread.start()
     for phases in _phases(progress, thread):
-        tell(phases)
+        tell(msgspec.structs.replace(told, phase=phases))
     shutil.rmtree(progress, ignore_errors=True)
     said = [(f"shard {shard}: ", each) for shard, each in enumerate(outcomes)]
     failed += [shard + each.failed for shard, each in said if each.failed]

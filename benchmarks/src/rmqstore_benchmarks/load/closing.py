@@ -201,6 +201,7 @@ def close_ledger(spark: SparkSession, plan: Plan, most: int = 20) -> Closed:
         count_if(state = 'cancelled' and cancelled = 0) cancelled_in_doubt, count_if(state = 'acked' and acked = 0) acked_in_doubt,
         sum(delivered) deliveries, sum(redelivered) redeliveries from accounts""",
     )
+    in_doubt = {state: totals.pop(f"{state}_in_doubt") for state in ("cancelled", "acked")}
     tasks = _row(
         spark,
         """select count_if(event = 'opened') attempts, count_if(event = 'opened') - count_if(event = 'closed') died,
@@ -211,16 +212,10 @@ def close_ledger(spark: SparkSession, plan: Plan, most: int = 20) -> Closed:
     broken = spark.sql("select shard, note from found where place = 'broken' order by shard, note").limit(most).collect()
     return Closed(
         ids=plan.messages,
-        states={state: totals[state] for state in (*STATES, "none")},
-        in_doubt={"cancelled": totals["cancelled_in_doubt"], "acked": totals["acked_in_doubt"]},
-        deliveries=totals["deliveries"],
-        redeliveries=totals["redeliveries"],
-        attempts=tasks["attempts"],
-        died=tasks["died"],
-        waited=tasks["waited"],
-        deaths=tasks["deaths"],
-        abandoned=tasks["abandoned"],
-        repeated=tasks["repeated"],
+        states={state: totals.pop(state) for state in (*STATES, "none")},
+        in_doubt=in_doubt,
+        **totals,
+        **tasks,
         faults={row["fault"]: row["ids"] for row in counted.collect()},
         listed=_listed(spark, most),
         broken=[f"shard {row['shard']}: {row['note']}" for row in broken],

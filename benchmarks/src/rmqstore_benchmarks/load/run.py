@@ -5,7 +5,6 @@ Each job ends in one action, since Spark runs a task's writing once per action. 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ import msgspec
 import pandas as pd
 import pyarrow as pa
 
+from rmqstore_benchmarks.grid.recording import every
 from rmqstore_benchmarks.histograms import CallSums
 from rmqstore_benchmarks.load.audit import FOUND, audit
 from rmqstore_benchmarks.load.clients import run_round
@@ -170,27 +170,23 @@ def _audited(spark: SparkSession, plan: Plan) -> Done:
 def _killed(cluster: StandaloneCluster, plan: Plan, round_: int, victim: int) -> Iterator[None]:
     """Kill a worker of the cluster, with its executor, as soon as a task of the round has opened a store; another one takes its place."""
     before = _opened(plan)
-    is_over = threading.Event()
     errors: list[BaseException] = []
+    is_killed = False
 
     def kill() -> None:
+        nonlocal is_killed
+        if is_killed or _opened(plan) == before:
+            return
+        is_killed = True
         try:
-            while not is_over.wait(_LOOK_AGAIN_S):
-                if _opened(plan) > before:
-                    if note_once(plan.injected_path(), Note(Failure.EXECUTOR.value, round_, -1)):
-                        cluster.kill_worker(victim)
-                        cluster.add_worker()
-                    return
+            if note_once(plan.injected_path(), Note(Failure.EXECUTOR.value, round_, -1)):
+                cluster.kill_worker(victim)
+                cluster.add_worker()
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=kill, daemon=True)
-    thread.start()
-    try:
+    with every(_LOOK_AGAIN_S, kill, "load-test-kill"):
         yield
-    finally:
-        is_over.set()
-        thread.join()
     if errors:
         raise errors[0]
 

@@ -47,12 +47,9 @@ class Attempt:
         self.failures = of_round(plan.failures, round_, plan.rounds)
         chunks = len(plan.chunks_of_round(number, round_))
         self._injector = Injector(plan.injected_path(), self.failures, round_, number, 2 * chunks or _DRAIN_CALLS, plan.seed)
-        self._changed = threading.Condition()
-        self._generation = 0
-        self._resting: set[int] = set()
-        self._stopped = False
+        self._lock = threading.Lock()
         self._has_died = False
-        self._error: BaseException | None = None
+        self.is_stopped = False
 
     @property
     def now_ms(self) -> int:
@@ -74,7 +71,7 @@ class Attempt:
 
     def take_first_death(self) -> bool:
         """Say, once, that no consumer has died yet."""
-        with self._changed:
+        with self._lock:
             is_first, self._has_died = not self._has_died, True
         return is_first
 
@@ -84,7 +81,7 @@ class Attempt:
         Raises:
             StoppedError: another thread has failed.
         """
-        if self._error is not None:
+        if self.is_stopped:
             raise StoppedError
         with self._injector.around(op):
             start_ns = time.perf_counter_ns()
@@ -92,52 +89,6 @@ class Attempt:
             took_ns = time.perf_counter_ns() - start_ns
         self.calls.add(op, took_ns, messages(answer))
         return answer
-
-    # ------------------------------------------------------------ threads
-
-    def strike(self) -> None:
-        """Wake the consumers: something may have come."""
-        with self._changed:
-            self._generation += 1
-            self._resting.clear()
-            self._changed.notify_all()
-
-    def generation(self) -> int:
-        """Return how often the consumers were woken."""
-        return self._generation
-
-    def rest(self, consumer: int, generation: int) -> bool:
-        """Wait, after an empty pop, until the consumers are woken; returns False when there is nothing more to do."""
-        with self._changed:
-            if generation == self._generation:
-                self._resting.add(consumer)
-                self._changed.notify_all()
-            self._changed.wait_for(lambda: self._stopped or generation != self._generation)
-            return not self._stopped
-
-    def wait_until_idle(self) -> None:
-        """Return when every consumer has found nothing since the last strike.
-
-        Raises:
-            StoppedError: a thread failed.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or len(self._resting) == self.plan.consumers)
-            if self._error is not None:
-                raise StoppedError
-
-    def stop(self, error: BaseException | None = None) -> None:
-        """Let the threads end; the first ``error`` is the one that the attempt fails with."""
-        with self._changed:
-            self._stopped = True
-            if self._error is None and not isinstance(error, StoppedError):
-                self._error = error
-            self._changed.notify_all()
-
-    def raise_error(self) -> None:
-        """Raise what a thread failed with."""
-        if self._error is not None:
-            raise self._error
 
 
 @contextmanager

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARQUET_ROWS: Final = 50_000
-_MADE_ROWS: Final = 10_000
 WARM_TIMERS: Final = 500_000
 """Timers that go in and out before anything is measured: the processes start, and the JVM compiles most of what it is going to run."""
 
@@ -130,12 +129,10 @@ def write_input(path: Path, timers: int) -> None:
     path.mkdir()
     load = Load(DISTRIBUTIONS["uniform"], BODY_BYTES, seed=1)
     for first in range(0, timers, PARQUET_ROWS):
-        parts = []
-        for begin in range(first, min(first + PARQUET_ROWS, timers), _MADE_ROWS):
-            made = load.fresh(START_MS, min(_MADE_ROWS, timers - begin))
-            keys = pa.ListArray.from_arrays(np.arange(len(made.ids) + 1, dtype=np.int32), pa.array(made.ids.astype(str)))
-            parts.append(made.columns.append_column("keys", keys))
-        pq.write_table(pa.Table.from_batches(parts), path / f"{first // PARQUET_ROWS:05}.parquet", compression="none")
+        made = load.fresh(START_MS, min(PARQUET_ROWS, timers - first))
+        keys = pa.ListArray.from_arrays(np.arange(len(made.ids) + 1, dtype=np.int32), pa.array(made.ids.astype(str)))
+        table = pa.Table.from_batches([made.columns.append_column("keys", keys)])
+        pq.write_table(table, path / f"{first // PARQUET_ROWS:05}.parquet", compression="none")
 
 
 def plain_ingest(files: Sequence[Path], store: Path, engine: str, batch_rows: int) -> int:

@@ -42,7 +42,7 @@ class ChildJob(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         what: "die" or "drain".
         now_ms: where simulated time stands.
-        first_id: number of the first message that it makes.
+        made, batches: what the load of the shard has made already.
         count: messages to send before it dies, or to drain.
         answer: the file for its answer.
     """
@@ -50,7 +50,8 @@ class ChildJob(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     task: ShardTask
     now_ms: int
-    first_id: int
+    made: int
+    batches: int
     count: int
     limit_bytes: int
     answer: str
@@ -79,10 +80,8 @@ def recover(shard: _Shard) -> None:
     if ended.returncode != -signal.SIGKILL:
         raise RuntimeError(f"the child that was to be killed ended with {ended.returncode}: {ended.stderr[-500:]}")
     acknowledged = int(ended.stdout.split()[-1]) if ended.stdout.split() else 0
-    tail = tail_load(shard.task, load.made)
-    for made in tail_batches(tail, shard.clock.now_ms(), acknowledged):
+    for made in tail_batches(load, shard.clock.now_ms(), acknowledged):
         calls.account.make(made.ids, ticks_of(made.due_ms), 0)
-    calls.loads.append(tail)
 
     def open_again(_: object) -> int:
         calls.store = open_store(shard.task, shard.clock)
@@ -133,11 +132,9 @@ def cold_drain(shard: _Shard) -> None:
         shard.notes.append(f"cold_drain: a quarter of {backlog_bytes:,} bytes is less than a process needs, so it had {limit:,} bytes")
 
 
-def tail_load(task: ShardTask, first_id: int) -> Load:
-    """Return the load of the child that dies: of another seed than the shard's, and numbered on behind it."""
-    load = Load(workload_named(task.workload), task.body_bytes, task.seed + 1_000_003, task.shard)
-    load.skip_to(first_id)
-    return load
+def load_of(task: ShardTask) -> Load:
+    """Return the load of a shard, of which nothing is made yet."""
+    return Load(workload_named(task.workload), task.body_bytes, task.seed, task.shard)
 
 
 def tail_batches(load: Load, now_ms: int, count: int) -> Iterator[Made]:
@@ -158,7 +155,8 @@ def _child(shard: _Shard, what: str, count: int, group: Path | None, limit_bytes
         what=what,
         task=shard.task,
         now_ms=shard.clock.now_ms(),
-        first_id=shard.load.made,
+        made=shard.load.made,
+        batches=shard.load.batches,
         count=count,
         limit_bytes=limit_bytes,
         answer=str(Path(shard.task.directory, "answer")),
@@ -174,7 +172,8 @@ def _child(shard: _Shard, what: str, count: int, group: Path | None, limit_bytes
 
 def die(job: ChildJob) -> None:
     """Send timers, say after each call how many were acknowledged, and be killed."""
-    load = tail_load(job.task, job.first_id)
+    load = load_of(job.task)
+    load.made, load.batches = job.made, job.batches
     store = open_store(job.task, rmqstore.ManualClock(job.now_ms))
     sent = 0
     for made in tail_batches(load, job.now_ms, job.count):
@@ -186,7 +185,7 @@ def die(job: ChildJob) -> None:
 
 def drain(job: ChildJob) -> None:
     """Let simulated time pass until nothing is pending; hand over, pop and ack; leave the rows and the numbers in a file."""
-    load = Load(workload_named(job.task.workload), job.task.body_bytes, job.task.seed, job.task.shard)
+    load = load_of(job.task)
     clock = rmqstore.ManualClock(job.now_ms)
     probes = Probes(Path(job.task.directory))
     with open_store(job.task, clock) as store:

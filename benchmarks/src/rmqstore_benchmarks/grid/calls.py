@@ -37,7 +37,6 @@ class Calls:
     """The store of a shard with its clock, its load and its account.
 
     Attributes:
-        loads: the load, and those of children whose timers lie in the store.
         ready: messages that wait in the topic or its retry topic.
         handed: messages that were handed over.
         hand_over_ms, hand_over_ns: simulated time and real end of every tick that moved something.
@@ -47,7 +46,6 @@ class Calls:
         self.store = store
         self.clock = clock
         self.load = load
-        self.loads = [load]
         self.account = Account()
         self.calendar = Calendar(int(load.mean_wait_ms) // _CALENDAR_DAYS)
         self.ready = 0
@@ -173,8 +171,7 @@ class Calls:
 
     def note_pops(self, ids: Ids, attempts: Ids, lengths: Ids, tails: Ids, now_ms: Ids) -> Ids:
         """Enter deliveries in the ledger, bodies checked by their ends; returns the ticks of those that came for the first time."""
-        for load in self.loads:
-            self.account.refuse("damaged", ids[load.frayed(ids, lengths, tails)])
+        self.account.refuse("damaged", ids[self.load.frayed(ids, lengths, tails)])
         return self.account.pop(ids, attempts, now_ms)
 
     def note_acks(self, ids: Ids, outcomes: list[rmqstore.AckOutcome]) -> None:
@@ -246,8 +243,7 @@ class Calls:
         for _, page in State(self.store.timers, self.store.pops).pages("timers"):
             bodies = page.column("body")
             ids = ids_in(bodies)
-            for load in self.loads:
-                self.account.refuse("damaged", ids[load.damaged(ids, bodies)])
+            self.account.refuse("damaged", ids[self.load.damaged(ids, bodies)])
             found.append(ids)
         return np.concatenate(found)
 

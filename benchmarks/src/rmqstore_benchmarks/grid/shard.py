@@ -15,7 +15,6 @@ import pyarrow as pa
 import rmqstore
 from rmqstore_benchmarks.grid import aside, pacing, phases
 from rmqstore_benchmarks.grid.calls import Calls, Form, flushing
-from rmqstore_benchmarks.grid.load import Load
 from rmqstore_benchmarks.grid.named import ROLL_SPAN_MS, START_MS, NamedWorkload, workload_named
 from rmqstore_benchmarks.grid.probes import Probes
 from rmqstore_benchmarks.grid.recording import Phase, Rows, Spent, looking, merged, no_rows
@@ -54,8 +53,8 @@ class _Shard:
         self.task = task
         self.workload = workload
         self.clock = rmqstore.ManualClock(START_MS)
-        Load(workload, task.body_bytes, task.seed, task.shard).found(START_MS)  # whatever is loaded at the first use, is
-        self.load = Load(workload, task.body_bytes, task.seed, task.shard)
+        aside.load_of(task).found(START_MS)  # whatever is loaded at the first use, is
+        self.load = aside.load_of(task)
         self.directory = Path(task.directory)
         self.probes = Probes(self.directory)
         self.rows = no_rows()

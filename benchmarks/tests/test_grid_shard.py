@@ -81,8 +81,9 @@ def test_the_backlog_has_its_size_when_a_rate_is_looked_for(tmp_path: Path) -> N
     outcome = run_shard(task(tmp_path, workload="retry-backoff", phases=("fill", "schedule", "mixed"), seconds=0.2))
     assert phase(outcome, "schedule")["messages"] > 1500
     backlogs = [row["backlog"] for row in outcome.rows["seconds"] if row["phase"] == "mixed"]
-    # Between two hand-overs it grows by what is sent meanwhile; without the trim it would be twice as large at least.
-    assert backlogs == pytest.approx([1500] * len(backlogs), rel=0.5)
+    # Between two hand-overs, 100 ms, it grows by what is sent meanwhile.
+    growth = 0.1 * phase(outcome, "mixed")["messages"] / phase(outcome, "mixed")["wall_s"]
+    assert all(0.75 * 1500 <= backlog <= 1.25 * 1500 + 1.5 * growth for backlog in backlogs)
 
 
 def test_a_burst_is_late_by_as_long_as_it_takes(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_one_phase_of_one_run_makes_a_report_that_says_what_is_missing(tmp_path:
     grid = Grid()
     grid.run("wheel", Point(), 0, ("fill",), seconds=1)
     grid.environment = None
-    made = make(grid.write(tmp_path, ("runs", "phases")), tmp_path / "report", dpi=DPI)
+    made = report_on(grid, tmp_path)
     assert not made.findings
     assert set(made.left_out) == {plot.title for plot in PLOTS}
     assert verdicts(made) == {"not measured in this run"}
@@ -246,17 +246,6 @@ def test_what_is_no_result_is_refused_before_anything_is_written(tmp_path: Path,
     with pytest.raises(error, match=words):
         make(tmp_path / "run", tmp_path / "report")
     assert not (tmp_path / "report").exists()
-
-
-def test_tables_may_be_directories_of_files(tmp_path: Path) -> None:
-    grid = small()
-    grid.write(tmp_path)
-    for name in TABLES:
-        (tmp_path / "results" / name).mkdir()
-        file = tmp_path / "results" / f"{name}.parquet"
-        file.rename(tmp_path / "results" / name / "part-0.parquet")
-        (tmp_path / "results" / name / "_SUCCESS").touch()
-    assert make(tmp_path, tmp_path / "report").outcomes == "1 cells, 1 runs: 1 good"
 
 
 # ---------------------------------------------------------------- the command

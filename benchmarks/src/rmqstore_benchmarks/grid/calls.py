@@ -182,17 +182,18 @@ class Calls:
 
     # ------------------------------------------------------------ several
 
-    def fill(self, phase: Phase, backlog: int, origin_ms: int, give_up_s: float) -> None:
-        """Store timers until so many are pending.
+    def fill(self, phase: Phase, backlog: int, origin_ms: int, give_up_s: float) -> int:
+        """Store timers until so many are pending; returns how many that took.
 
         Raises:
             TimeoutError: that takes longer than ``give_up_s``.
         """
-        until_s = time.perf_counter() + give_up_s
+        before, until_s = self.account.made, time.perf_counter() + give_up_s
         while (missing := backlog - self.pending) > 0:
             self.send(phase, self.load.found(origin_ms, min(missing, self.load.batch_rows)))
             if time.perf_counter() > until_s:
                 raise TimeoutError(f"only {self.pending:,} of {backlog:,} timers were stored in {give_up_s:.0f} s")
+        return self.account.made - before
 
     def make_ready(self, phase: Phase, count: int) -> None:
         """Let the topic hold so many ready messages, and no others."""

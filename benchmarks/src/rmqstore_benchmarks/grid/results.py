@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import pandas as pd
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from rmqstore.errors import StorePathError, TransferError
@@ -19,7 +18,6 @@ from rmqstore_benchmarks.statistics import figures, latencies, latency_table, su
 RESULTS: Final = "results"
 ENVIRONMENT: Final = "environment.json"
 
-_NEEDED: Final = ("runs", "phases")
 _RUN_IT: Final = "`rmqstore bench run SPEC.toml` makes them"
 
 
@@ -98,15 +96,12 @@ def read(directory: Path) -> Results:
 
 
 def _table(place: Path, name: str) -> pa.Table:
-    """Return one table, from a file or from a directory of files; an empty one where it may be missing."""
-    schema = TABLES[name]
-    found = next((path for path in (place / f"{name}.parquet", place / name) if path.exists()), None)
-    if found is None:
-        if name in _NEEDED:
-            raise StorePathError(f"{place} holds no table {name}; {_RUN_IT}")
-        return schema.empty_table()
+    """Return one table, checked against its schema."""
+    schema, found = TABLES[name], place / f"{name}.parquet"
+    if not found.exists():
+        raise StorePathError(f"{place} holds no table {name}; {_RUN_IT}")
     try:
-        table = ds.dataset(found, format="parquet", exclude_invalid_files=False).to_table()
+        table = pq.read_table(found)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
         raise TransferError(f"{found} cannot be read as Parquet ({error}); {_RUN_IT} anew") from error
     if missing := [field.name for field in schema if field.name not in table.column_names]:
@@ -126,9 +121,6 @@ def _environment(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise TransferError(f"{file} is no JSON ({error}); remove it, or run the benchmark again") from error
-    if not isinstance(found, dict):
-        raise TransferError(f"{file} must hold a JSON object with the machine and the versions; remove it, or run the benchmark again")
-    return found
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise TransferError(f"{file} must hold a JSON object ({error}); remove it, or run the benchmark again") from error

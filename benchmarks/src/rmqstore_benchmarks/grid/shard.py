@@ -6,6 +6,7 @@ import shutil
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,6 @@ from rmqstore_benchmarks.grid.stores import HOLLOW, NULL_ENGINE, NULL_PHASES, RA
 from rmqstore_benchmarks.grid.tables import PHASE_NAMES
 
 OPEN_SHARES: Final = {"open_50": 0.50, "open_80": 0.80, "open_95": 0.95}
-_FORMS: Final = {"schedule": Form.COLUMNS, "send_lists": Form.LIST, "send_one": Form.ONE}
 _CONSUMERS: Final = {"consume_1": 1, "consume_8": 8, "consume_64": 64}
 _ORDER: Final = ("fill", "roll", *(name for name in PHASE_NAMES if name not in ("fill", "roll", "cold_drain", "recover")))
 _FILL_PATIENCE_S: Final = 900.0
@@ -142,32 +142,32 @@ def _run(shard: _Shard) -> Outcome:
 
 def _run_phase(shard: _Shard, name: str) -> None:
     calls, task, workload = shard.calls, shard.task, shard.workload
-    seconds, backlog = task.seconds, task.backlog
-    rolls = "roll" in shard.wanted
-    if name == "fill":
-        origin_ms = START_MS + (ROLL_SPAN_MS if rolls else 0)
-        shard.measured("fill", lambda phase: _made(calls, lambda: calls.fill(phase, backlog, origin_ms, _FILL_PATIENCE_S)))
-    elif name == "roll":
-        shard.measured("roll", lambda phase: phases.roll(calls, phase))
-    elif name in _FORMS:
-        shard.measured(name, lambda phase: phases.schedule(calls, phase, seconds, backlog, _FORMS[name]))
-    elif name == "cancel":
-        shard.measured("cancel", lambda phase: phases.cancel(calls, phase, seconds, backlog))
-    elif name == "hand_over" and workload.at_once:
-        due_ms = calls.clock.now_ms() + int(shard.load.mean_wait_ms)
-        shard.measured("hand_over", lambda phase: phases.hand_over_at_once(calls, phase, due_ms))
+    if name in _CLOSED_LOOPS:
+        shard.measured(name, lambda phase: _CLOSED_LOOPS[name](calls, phase, task.seconds, task.backlog))
+    elif name == "fill":
+        origin_ms = START_MS + (ROLL_SPAN_MS if "roll" in shard.wanted else 0)
+        shard.measured(name, lambda phase: calls.fill(phase, task.backlog, origin_ms, _FILL_PATIENCE_S))
     elif name == "hand_over":
-        shard.measured("hand_over", lambda phase: phases.hand_over(calls, phase, seconds))
-    elif name in ("pop_one", "pop_ack"):
-        shard.measured(name, lambda phase: phases.pop_ack(calls, phase, seconds, 1 if name == "pop_one" else 0))
-    elif name == "pop_many":
-        shard.measured(name, lambda phase: phases.pop_many(calls, phase, seconds))
+        hand_over = phases.hand_over_at_once if workload.at_once else phases.hand_over
+        shard.measured(name, lambda phase: hand_over(calls, phase, task.seconds))
     elif name in _CONSUMERS:
-        calls.make_ready(shard.aside(), backlog)
+        calls.make_ready(shard.aside(), task.backlog)
         consumers = phases.Consumers(calls, _CONSUMERS[name])
         shard.measured(name, consumers.run, after=consumers.entered)
     else:
         _run_steady(shard, name)
+
+
+_CLOSED_LOOPS: Final[dict[str, Callable[[Calls, Phase, float, int], int]]] = {
+    "roll": lambda calls, phase, seconds, backlog: phases.roll(calls, phase),
+    "schedule": phases.schedule,
+    "send_lists": partial(phases.schedule, form=Form.LIST),
+    "send_one": partial(phases.schedule, form=Form.ONE),
+    "cancel": phases.cancel,
+    "pop_one": lambda calls, phase, seconds, backlog: phases.pop_ack(calls, phase, seconds, 1),
+    "pop_ack": lambda calls, phase, seconds, backlog: phases.pop_ack(calls, phase, seconds),
+    "pop_many": lambda calls, phase, seconds, backlog: phases.pop_many(calls, phase, seconds),
+}
 
 
 def _run_steady(shard: _Shard, name: str) -> None:
@@ -187,12 +187,6 @@ def _run_steady(shard: _Shard, name: str) -> None:
         return
     rate = shard.sustainable_rate * OPEN_SHARES[name]
     shard.measured(name, lambda phase: pacing.at_rate(calls, phase, seconds, backlog, rate, pacing.MachineTime()), rate)
-
-
-def _made(calls: Calls, run: Callable[[], None]) -> int:
-    before = calls.account.made
-    run()
-    return calls.account.made - before
 
 
 def _tell(task: ShardTask, phase: str) -> None:

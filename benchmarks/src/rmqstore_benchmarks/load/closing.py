@@ -6,6 +6,7 @@ died) may have happened or not, so it explains an end that nobody was told of, b
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -256,13 +257,11 @@ def _row(spark: SparkSession, query: str) -> dict[str, int]:
 
 
 def _listed(spark: SparkSession, most: int) -> list[Fault]:
-    faulty: list[Any] = spark.sql("select id, shard, faults from accounts where size(faults) > 0 order by id").limit(most).collect()
-    if not faulty:
-        return []
-    numbers = ", ".join(str(row["id"]) for row in faulty)
+    faulty = spark.sql("select id, shard, faults from accounts where size(faults) > 0 order by id").limit(most).collect()
+    numbers = ", ".join(str(row["id"]) for row in faulty) or "null"
     told = spark.sql(f"select * from told_rows where id in ({numbers}) order by ended").limit(most * 200).collect()
     found = spark.sql(f"select * from found where id in ({numbers}) order by place").limit(most * 20).collect()
-    histories: dict[int, list[str]] = {row["id"]: [] for row in faulty}
+    histories: dict[int, list[str]] = defaultdict(list)
     for row in told:
         histories[row["id"]].append(_said(row))
     for row in found:

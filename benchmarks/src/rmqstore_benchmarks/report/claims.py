@@ -153,6 +153,11 @@ def verdict_of(found: pd.DataFrame) -> Verdict:
     return Verdict.REFUTED if (found.side == Side.AGAINST).all() else Verdict.DEPENDS
 
 
+def by_ratio(found: pd.DataFrame, needs: str, evidence: Callable[[pd.DataFrame], str]) -> Judgement:
+    """Return the verdict of :data:`RATIO_RULE` with its evidence, or that the run lacks what it takes."""
+    return not_measured(needs) if found.empty else Judgement(verdict_of(found), evidence(found))
+
+
 def not_measured(needs: str) -> Judgement:
     """Return that a run lacks what a claim needs."""
     return Judgement(Verdict.NOT_MEASURED, f"it takes {needs}")
@@ -233,12 +238,13 @@ def _less_pollution(figures: pd.DataFrame) -> Judgement:
 
 
 def _sorting(figures: pd.DataFrame) -> Judgement:
-    found = comparisons(known(figures, "rate", "schedule"), WHEEL, ROCKSDB)
-    if found.empty:
-        return not_measured("the phase schedule of the wheel and of RocksDB")
     cpu = comparisons(known(figures, "cpu_us_per_message", "schedule"), ROCKSDB, WHEEL)
     end = "" if cpu.empty else f"; of CPU time RocksDB takes {told(cpu)} as much"
-    return Judgement(verdict_of(found), f"the wheel schedules {told(found)} as fast; it is clearly faster {where(found, Side.FOR)}{end}")
+    return by_ratio(
+        comparisons(known(figures, "rate", "schedule"), WHEEL, ROCKSDB),
+        "the phase schedule of the wheel and of RocksDB",
+        lambda found: f"the wheel schedules {told(found)} as fast; it is clearly faster {where(found, Side.FOR)}{end}",
+    )
 
 
 def _compaction(figures: pd.DataFrame) -> Judgement:
@@ -261,12 +267,10 @@ def _compaction(figures: pd.DataFrame) -> Judgement:
 
 
 def _retrieval(figures: pd.DataFrame) -> Judgement:
-    found = comparisons(known(figures, "cpu_us_per_message", "hand_over"), ROCKSDB, WHEEL)
-    if found.empty:
-        return not_measured("CPU time in the phase hand_over of the wheel and of RocksDB")
-    return Judgement(
-        verdict_of(found),
-        f"handing over, RocksDB takes {told(found)} the wheel's CPU time a message; clearly more {where(found, Side.FOR)}",
+    return by_ratio(
+        comparisons(known(figures, "cpu_us_per_message", "hand_over"), ROCKSDB, WHEEL),
+        "CPU time in the phase hand_over of the wheel and of RocksDB",
+        lambda found: f"handing over, RocksDB takes {told(found)} the wheel's CPU time a message; clearly more {where(found, Side.FOR)}",
     )
 
 
@@ -294,13 +298,12 @@ def _growth(figures: pd.DataFrame, design: Design) -> pd.DataFrame:
 
 
 def _separation(figures: pd.DataFrame) -> Judgement:
-    found = comparisons(known(figures, "rate", DRAIN, "cold_drain"), ROCKSDB, SEPARATED)
-    if found.empty:
-        return not_measured("RocksDB with values inline and separated, in hand_over and pop_ack or in cold_drain")
     writing = comparisons(known(figures, "rate", "schedule"), SEPARATED, ROCKSDB)
     beside = "" if writing.empty else f"; in turn it schedules {told(writing)} as fast"
-    return Judgement(
-        verdict_of(found), f"inline values drain {told(found)} as fast as separated ones; clearly faster {where(found, Side.FOR)}{beside}"
+    return by_ratio(
+        comparisons(known(figures, "rate", DRAIN, "cold_drain"), ROCKSDB, SEPARATED),
+        "RocksDB with values inline and separated, in hand_over and pop_ack or in cold_drain",
+        lambda found: f"inline values drain {told(found)} as fast as separated ones; clearly faster {where(found, Side.FOR)}{beside}",
     )
 
 

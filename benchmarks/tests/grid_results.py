@@ -167,23 +167,3 @@ class Grid:
         if self.environment is not None:
             (directory / "environment.json").write_text(json.dumps(self.environment))
         return directory
-
-
-def full_grid(repeats: int = 3) -> Grid:
-    """Return results that every figure and every claim has its data in."""
-    grid = Grid()
-    durable = [variant for variant in DESIGNS if variant != "null"]
-    points = [Point(backlog=backlog) for backlog in (10_000, 100_000, 1_000_000)]
-    points += [Point(body_bytes=body) for body in (64, 1024, 4096, 16_384, 65_536)]
-    points += [Point(body_bytes=4096, backlog=backlog) for backlog in (10_000, 1_000_000)]
-    points += [Point(shards=shards) for shards in (2, 4)]
-    points += [Point(durability="process_crash")]
-    for repeat in range(repeats):
-        for variant in durable:
-            for point in points:
-                grid.run(variant, point, repeat)
-            grid.run(variant, Point(workload="reminder"), repeat, ("fill", "schedule", "roll"))
-        grid.run("null", Point(), repeat, ("fill", "schedule", "hand_over", "pop_ack", "mixed"))
-    grid.run("lmdb", Point(body_bytes=512), 0, (), "refused", "3 messages were handed over twice, the first with id 81")
-    grid.run("rocksdb", Point(body_bytes=512), 0, (), "failed", "StoreFullError: no room on the disk")
-    return grid

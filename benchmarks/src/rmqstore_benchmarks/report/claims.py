@@ -313,8 +313,7 @@ ROCKSDB_CLAIMS: Final = (
         FOR,
         "The flow is rather simple: key by time, scan what is due.",
         f"lines of code of the key-ordered engine over the wheel's: at most {SMALLER:.0%} confirms, 100 % or more refutes, else it "
-        f"depends; no "
-        "matter of throughput",
+        "depends; no matter of throughput",
         _simple_flow,
     ),
     Claim(
@@ -322,9 +321,8 @@ ROCKSDB_CLAIMS: Final = (
         FOR,
         "It avoids the write amplification that comes from rolling messages.",
         f"bytes written in the phase roll over user bytes kept, on the cell that keeps most: RocksDB at most {ROLL_NONE:g} and every "
-        f"wheel {ROLL_MUCH:g} or more "
-        f"confirms; "
-        f"RocksDB at most {ROLL_NONE:g} and only some wheel {ROLL_MUCH:g} or more: it depends; else refuted",
+        f"wheel {ROLL_MUCH:g} or more confirms; RocksDB at most {ROLL_NONE:g} and only some wheel {ROLL_MUCH:g} or more: it depends; else "
+        "refuted",
         _no_rolling,
     ),
     Claim(
@@ -434,8 +432,7 @@ WHEEL_CLAIMS: Final = (
         OF_THE_WHEEL,
         "Writing and reading cannot both be had: the wheel gives up some speed of reading to secure that of writing.",
         f"the wheel over the best other durable engine: schedule rate {LEAST_RATIO:g} or more, and drain rate {1 / LEAST_RATIO:.2g} or "
-        f"less, "
-        "on every cell confirms, on none refutes, else it depends",
+        "less, on every cell confirms, on none refutes, else it depends",
         _trades_reading_for_writing,
     ),
 )

@@ -14,12 +14,11 @@ import pandas as pd
 import pytest
 
 from rmqstore_benchmarks.machine import default_directory
+from rmqstore_benchmarks.peers import PEERS, measure, report
 from rmqstore_benchmarks.peers import __main__ as command
-from rmqstore_benchmarks.peers import report
 from rmqstore_benchmarks.peers.peer import Durability, PeerError, Task, compare, popped
 from rmqstore_benchmarks.peers.servers import running
 from rmqstore_benchmarks.peers.sqlite import SQLite
-from rmqstore_benchmarks.peers.systems import PEERS, measure
 
 PHASES = {"schedule", "cancel", "drain", "pop_32", "pop_1024"}
 
@@ -45,6 +44,14 @@ def test_a_peer_that_is_here_runs(name: str) -> None:
         figures = measure(task(name, Path(directory)))
     assert figures.keys() <= PHASES
     assert "pop_32" in figures or "schedule" in figures
+
+
+def test_a_measurement_has_a_process_of_its_own_and_its_error_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = command.Plan(engines=(), peers=(), durabilities=(), directory=tmp_path, rounds=1, timers=200, batch=100)
+    assert set(command.run(plan, "sqlite", Durability.PROCESS_CRASH, "constant")) == PHASES
+    assert "KeyError" in command.run(plan, "no-such", Durability.PROCESS_CRASH, "constant")["error"]
+    assert "no-such gives no figure: KeyError" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_lists_are_scheduled_only(tmp_path: Path) -> None:

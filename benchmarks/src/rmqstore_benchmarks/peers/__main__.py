@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,13 +19,12 @@ import pandas as pd
 
 from rmqstore.plugins import EngineState, get_plugins
 from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence
+from rmqstore_benchmarks.peers import PEERS, measure_alone, system
 from rmqstore_benchmarks.peers.ours import LIST
-from rmqstore_benchmarks.peers.peer import BODY_BYTES, DISTRIBUTIONS, Durability, Task
+from rmqstore_benchmarks.peers.peer import BODY_BYTES, DISTRIBUTIONS, Durability, PeerError, Task
 from rmqstore_benchmarks.peers.report import COLUMNS, tables
-from rmqstore_benchmarks.peers.systems import LIMIT_S, PEERS, system
 
 ENGINES: Final = ("wheel", "rocksdb", "lmdb")
-_END_S: Final = 60
 _TIMER_BYTES: Final = 16 * 1024
 """Room for a timer in logs, tables and indexes of whatever system runs."""
 
@@ -79,33 +78,22 @@ def _round(plan: Plan, number: int) -> list[tuple[Any, ...]]:
 
 
 def run(plan: Plan, name: str, durability: Durability, distribution: str) -> dict[str, Any]:
-    """Run one measurement in a fresh process and a fresh directory; returns its figures, or why there are none under ``error``."""
-    with tempfile.TemporaryDirectory(prefix="rmqstore-peers-", dir=plan.directory) as fresh:
+    """Run one measurement in a fresh process and a fresh directory; returns its figures, or why there are none under ``error``.
+
+    However it is left, the process has ended its servers before; Ctrl-C goes to it as well.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory(prefix="rmqstore-peers-", dir=plan.directory) as fresh,
+        ProcessPoolExecutor(1, spawn) as pool,
+    ):
         task = Task(system=name, durability=durability, directory=fresh, distribution=distribution, timers=plan.timers, batch=plan.batch)
-        command = [sys.executable, "-m", "rmqstore_benchmarks.peers.systems", msgspec.json.encode(task).decode()]
-        status, output, errors = _finished(command)
-    if status:
-        error = (errors.strip().splitlines() or [f"it ended with {status}"])[-1]
-        print(f"{name} gives no figure: {error}", file=sys.stderr, flush=True)
-        return {"error": error}
-    figures: dict[str, Any] = json.loads(output)
-    return figures
-
-
-def _finished(command: Sequence[str]) -> tuple[int, str, str]:
-    """Run a measurement; returns its exit status, stdout and stderr. However it is left, it has ended its servers before."""
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        # It gives up by itself; the limit here is for one that cannot.
-        output, errors = child.communicate(timeout=LIMIT_S + _END_S)
-    except subprocess.TimeoutExpired:
-        child.send_signal(signal.SIGINT)
-        output, errors = child.communicate(timeout=_END_S)
-    except KeyboardInterrupt:
-        # Ctrl-C went to the child as well.
-        child.wait(_END_S)
-        raise
-    return child.returncode, output, errors
+        try:
+            return dict(pool.submit(measure_alone, task).result())
+        except Exception as error:  # whatever ends a system, the others go on
+            reason = str(error) if isinstance(error, PeerError) else f"{type(error).__name__}: {error}"
+            print(f"{name} gives no figure: {reason}", file=sys.stderr, flush=True)
+            return {"error": reason}
 
 
 def installed(engines: Sequence[str]) -> tuple[str, ...]:

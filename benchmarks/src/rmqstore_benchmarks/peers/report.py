@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 import pandas as pd
 
 from rmqstore_benchmarks.machine import table
+from rmqstore_benchmarks.peers import PEERS, system
 from rmqstore_benchmarks.peers.ours import LIST
 from rmqstore_benchmarks.peers.peer import DISTRIBUTIONS, Durability
-from rmqstore_benchmarks.peers.systems import PEERS, system
 from rmqstore_benchmarks.statistics import spreads
 
 KEYS: Final = ["durability", "distribution", "system"]

@@ -24,13 +24,12 @@ from rmqstore_benchmarks.report.claims import (
     code_lines,
     compared,
     comparisons,
-    known,
     told,
     verdict_of,
 )
 from rmqstore_benchmarks.report.drawing import Look, looks_of
 from rmqstore_benchmarks.report.figures import LATENESS, front
-from rmqstore_benchmarks.statistics import DRAIN, LARGEST, SPREAD, figures, latencies, percentiles, run_figures, spreads
+from rmqstore_benchmarks.statistics import DRAIN, LARGEST, SPREAD, figures, known, latencies, percentiles, run_figures, spreads
 
 CLAIMS = {claim.name: claim for claim in ALL_CLAIMS}
 _POINTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12)

@@ -119,6 +119,11 @@ def figures(results: Results) -> pd.DataFrame:
     return _of_cells(spreads(values, ["cell_id", "phase", "metric"]), results)
 
 
+def known(figures: pd.DataFrame, metric: str, *phases: str) -> pd.DataFrame:
+    """Return the rows of one figure in these phases."""
+    return figures[(figures.metric == metric) & figures.phase.isin(phases)]
+
+
 def _of_cells(found: pd.DataFrame, results: Results) -> pd.DataFrame:
     """Return rows with the columns of their cells, in the order of the cells."""
     return results.good[CELL].drop_duplicates("cell_id").merge(found, on="cell_id")

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import msgspec
-import numpy as np
 
 from rmqstore_benchmarks.grid.load import Load, Made
-from rmqstore_benchmarks.grid.named import HALF_HOUR_MS, HOUR_MS, LONGEST_DELAY_MS, START_MS, NamedWorkload
+from rmqstore_benchmarks.grid.named import HALF_HOUR_MS, HOUR_MS, LONGEST_DELAY_MS, START_MS, NamedWorkload, always, lognormal, uniform
 
 Figures = dict[str, float]
 
@@ -29,16 +28,9 @@ BATCH_GAP_MS: Final = 10
 """How far the simulated clock moves between two batches."""
 
 DISTRIBUTIONS: Final = {
-    workload.name: workload
-    for workload in (
-        NamedWorkload(name="constant", about="Always half an hour.", delays_ms=lambda rng, count: np.full(count, HALF_HOUR_MS)),
-        NamedWorkload(
-            name="lognormal",
-            about="Log-normal with a median of half an hour and sigma 1.",
-            delays_ms=lambda rng, count: np.minimum(HALF_HOUR_MS * rng.lognormal(0.0, 1.0, count), LONGEST_DELAY_MS).astype(np.int64) + 1,
-        ),
-        NamedWorkload(name="uniform", about="Uniform over one hour.", delays_ms=lambda rng, count: rng.integers(1, HOUR_MS, count)),
-    )
+    "constant": NamedWorkload(name="constant", about="Always half an hour.", delays_ms=always(HALF_HOUR_MS)),
+    "lognormal": NamedWorkload(name="lognormal", about="A median of half an hour, sigma 1.", delays_ms=lognormal(HALF_HOUR_MS, 1.0)),
+    "uniform": NamedWorkload(name="uniform", about="Within one hour.", delays_ms=uniform(HOUR_MS)),
 }
 
 LEASE_MS = 3_600_000

@@ -25,10 +25,6 @@ class Measured(NamedTuple):
     latencies: pd.DataFrame
     looks: Looks
 
-    def of(self, metric: str, *phases: str) -> pd.DataFrame:
-        """Return the rows of a figure in these phases."""
-        return self.figures[(self.figures.metric == metric) & self.figures.phase.isin(phases)]
-
 
 class Slice(NamedTuple):
     """Rows of cells that share all coordinates but those that a figure goes along.

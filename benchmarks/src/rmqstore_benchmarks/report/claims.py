@@ -19,7 +19,7 @@ import pandas as pd
 
 from rmqstore_benchmarks.grid.stores import HOLLOW
 from rmqstore_benchmarks.report import text
-from rmqstore_benchmarks.statistics import DRAIN, POINT
+from rmqstore_benchmarks.statistics import DRAIN, POINT, known
 
 SOURCE: Final = "the article on RocketMQ's timer messages, sections 3.3.2 and 3.3.3, which follow RIP-43"
 
@@ -49,11 +49,6 @@ class Side(enum.Enum):
 def of_design(figures: pd.DataFrame, design: Design) -> pd.DataFrame:
     """Return the rows of one design."""
     return figures[(figures.engine == design[0]) & (figures.kind == design[1])]
-
-
-def known(figures: pd.DataFrame, metric: str, *phases: str) -> pd.DataFrame:
-    """Return the rows of one figure in these phases."""
-    return figures[(figures.metric == metric) & figures.phase.isin(phases)]
 
 
 def comparisons(rows: pd.DataFrame, first: Design, second: Design) -> pd.DataFrame:

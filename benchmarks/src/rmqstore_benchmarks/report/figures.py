@@ -27,7 +27,7 @@ from rmqstore_benchmarks.report.drawing import (
     subplots,
     ticks,
 )
-from rmqstore_benchmarks.statistics import CURVE, DRAIN, LARGEST, POINT, SPREAD, latencies
+from rmqstore_benchmarks.statistics import CURVE, DRAIN, LARGEST, POINT, SPREAD, known, latencies
 
 _EDGES: Final = ["median", "low", "high"]
 _LEAST_MS: Final = 1e-3
@@ -111,9 +111,9 @@ def front(points: pd.DataFrame) -> pd.Series:
 
 
 def _balance_rows(measured: Measured) -> pd.DataFrame:
-    drains = measured.of("rate", DRAIN)[["cell_id", *_EDGES]].set_index("cell_id").add_prefix("drain_")
-    known = measured.of("rate", "schedule").join(drains, on="cell_id", how="inner")
-    found = {along: each[0] for along in _ALONG if (each := slices(known, (along,)))}
+    drains = known(measured.figures, "rate", DRAIN)[["cell_id", *_EDGES]].set_index("cell_id").add_prefix("drain_")
+    rates = known(measured.figures, "rate", "schedule").join(drains, on="cell_id", how="inner")
+    found = {along: each[0] for along in _ALONG if (each := slices(rates, (along,)))}
     rows = [each.rows.assign(along=along, at=each.rows[along], setting=each.setting) for along, each in found.items()]
     if not rows:
         return pd.DataFrame()
@@ -313,7 +313,7 @@ _OVERHEAD: Final = {"schedule": "Schedule", "hand_over": "Hand over", "pop_ack":
 def _overhead_rows(measured: Measured) -> pd.DataFrame:
     """Return the time of a message in the phases that both the null engine and another one went through, where most did."""
     best = pd.DataFrame()
-    for at, members in measured.of("rate", *_OVERHEAD).groupby(POINT, sort=False):
+    for at, members in known(measured.figures, "rate", *_OVERHEAD).groupby(POINT, sort=False):
         is_null = members.engine == NULL_ENGINE
         rates = members[members.phase.isin(members.phase[is_null]) & members.phase.isin(members.phase[~is_null])]
         if len(rates) > len(best):
@@ -352,16 +352,16 @@ _SHOWN: Final = {0.5: "p50", 0.99: "p99", 0.999: "p99.9", LARGEST: "max"}
 
 def _under_load(measured: Measured, operations: Sequence[str]) -> pd.DataFrame:
     """Return the percentiles of operations under an open loop, of the cells that compare most."""
-    known = measured.latencies[measured.latencies.operation.isin(operations) & measured.latencies.phase.isin(LOADS)]
-    found = slices(known)
-    rows = found[0].rows if found else known
+    rows = measured.latencies[measured.latencies.operation.isin(operations) & measured.latencies.phase.isin(LOADS)]
+    found = slices(rows)
+    rows = found[0].rows if found else rows
     return rows.assign(load_percent=rows.phase.map(LOADS), unit="ms", setting=found[0].setting if found else "")
 
 
 def _lateness_rows(measured: Measured) -> pd.DataFrame:
-    known = _under_load(measured, ("lateness",))
-    curves = latencies(measured.results, CURVE, cells=set(known.cell_id), phases=set(LOADS), operations={"lateness"})
-    rows = curves.merge(known[["cell_id", "phase", "load_percent", "unit", "setting"]].drop_duplicates())
+    whole = _under_load(measured, ("lateness",))
+    curves = latencies(measured.results, CURVE, cells=set(whole.cell_id), phases=set(LOADS), operations={"lateness"})
+    rows = curves.merge(whole[["cell_id", "phase", "load_percent", "unit", "setting"]].drop_duplicates())
     rows = rows.sort_values(["load_percent", "variant", "share"])
     return rows[["load_percent", "variant", "share", "unit", *SPREAD, "setting"]]
 

@@ -9,7 +9,7 @@ shard saw is the same, and the largest counts. A figure that any shard does not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -94,8 +94,7 @@ def run_figures(shards: pd.DataFrame) -> pd.DataFrame:
     found = pd.DataFrame({name: folded[each.fold][each.of] * each.scale for name, each in _METRICS.items()})
     for name, each in _METRICS.items():
         if each.over:
-            total = folded["sum"][each.over]
-            found[name] /= total.where(total > 0)
+            found[name] /= folded["sum"][each.over].where(lambda total: total > 0)
     return found.assign(**{name: found[name].where(found[name] > 0) for name in _RATES})
 
 
@@ -146,23 +145,12 @@ def percentiles(histograms: pd.DataFrame, keys: Sequence[str], shares: Iterable[
     return rows.assign(ms=ns / 1e6)[[*keys, "total", "share", "ms"]]
 
 
-def latencies(
-    results: Results,
-    shares: Sequence[float] = SHARES,
-    *,
-    cells: Set[str] | None = None,
-    phases: Set[str] | None = None,
-    operations: Set[str] | None = None,
-) -> pd.DataFrame:
-    """Return a row for each percentile, ms, of every operation of every phase of every cell that has figures, or only of those named.
+def latencies(results: Results, shares: Sequence[float] = SHARES) -> pd.DataFrame:
+    """Return a row for each percentile, ms, of every operation of every phase of every cell that has figures.
 
     A percentile that fewer than one value of a run lies behind is none of its. ``total`` is how many values all repeats have.
     """
-    table = results.histograms
-    for key, names in (("phase", phases), ("operation", operations)):
-        table = table if names is None else table[table[key].isin(names)]
-    runs = results.good if cells is None else results.good[results.good.cell_id.isin(cells)]
-    table = runs[["run_id", "cell_id"]].merge(table, on="run_id")
+    table = results.good[["run_id", "cell_id"]].merge(results.histograms, on="run_id")
     keys = ["cell_id", "phase", "operation"]
     found = percentiles(table, ["run_id", *keys], shares)
     found = found[(found.share == LARGEST) | (found.total * (1 - found.share) >= 1 - 1e-9)].rename(columns={"ms": "value"})

@@ -360,7 +360,10 @@ def _under_load(measured: Measured, operations: Sequence[str]) -> pd.DataFrame:
 
 def _lateness_rows(measured: Measured) -> pd.DataFrame:
     whole = _under_load(measured, ("lateness",))
-    curves = latencies(measured.results, CURVE, cells=set(whole.cell_id), phases=set(LOADS), operations={"lateness"})
+    results, histograms = measured.results, measured.results.histograms
+    runs = results.good.run_id[results.good.cell_id.isin(whole.cell_id)]
+    wanted = histograms.run_id.isin(runs) & histograms.phase.isin(LOADS) & (histograms.operation == "lateness")
+    curves = latencies(results._replace(histograms=histograms[wanted]), CURVE)
     rows = curves.merge(whole[["cell_id", "phase", "load_percent", "unit", "setting"]].drop_duplicates())
     rows = rows.sort_values(["load_percent", "variant", "share"])
     return rows[["load_percent", "variant", "share", "unit", *SPREAD, "setting"]]

@@ -64,35 +64,42 @@ class Shown(NamedTuple):
     png: bytes
 
 
-class Contents(NamedTuple):
-    """A whole report; ``left_out`` are plots whose data the run does not have."""
+class Report(NamedTuple):
+    """A whole report.
 
-    results: Results
+    Attributes:
+        page: where its page is.
+        left_out: plots whose data the run does not have.
+    """
+
+    page: Path
+    measured: Measured
     headlines: list[TextTable]
     tables: list[TextTable]
     figures: list[Shown]
     left_out: list[Plot]
     claims: list[tuple[Claim, Judgement]]
 
+    @property
+    def findings(self) -> dict[str, str]:
+        """What each figure shows, by its title."""
+        return {shown.plot.title: shown.finding for shown in self.figures}
 
-class Made(NamedTuple):
-    """What was written.
+    @property
+    def verdicts(self) -> dict[str, Verdict]:
+        """By name of a claim."""
+        return {claim.name: judgement.verdict for claim, judgement in self.claims}
 
-    Attributes:
-        outcomes: how the runs ended, in a line.
-        findings: by title of a figure.
-        verdicts: by name of a claim.
-        left_out: titles of the figures that the run has no data for, with what they need.
-    """
-
-    page: Path
-    outcomes: str
-    findings: dict[str, str]
-    verdicts: dict[str, Verdict]
-    left_out: dict[str, str]
+    @property
+    def outcomes(self) -> str:
+        """How the runs ended, in a line."""
+        runs = self.measured.results.runs
+        counts = Counter(runs.outcome)
+        others = "".join(f", {count} {outcome}" for outcome, count in sorted(counts.items()) if outcome != "ok")
+        return f"{runs.cell_id.nunique()} cells, {len(runs)} runs: {counts['ok']} good{others}"
 
 
-def make(directory: Path, out: Path, *, dpi: int = DPI) -> Made:
+def make(directory: Path, out: Path, *, dpi: int = DPI) -> Report:
     """Write ``report.html``, ``report.md``, ``summary.parquet``, and for each figure ``NAME.png`` and ``NAME.csv`` into ``out``.
 
     Files of these names are replaced, and a figure of an earlier report that has no data now is removed. Everything is read, drawn and
@@ -104,7 +111,7 @@ def make(directory: Path, out: Path, *, dpi: int = DPI) -> Made:
     """
     if out.exists() and not out.is_dir():
         raise StorePathError(f"{out} is a file; name a directory for the report")
-    report, table = contents_of(directory, dpi)
+    report = _report_on(directory, out / "report.html", dpi)
     out.mkdir(parents=True, exist_ok=True)
     for shown in report.figures:
         (out / f"{shown.plot.name}.png").write_bytes(shown.png)
@@ -112,20 +119,14 @@ def make(directory: Path, out: Path, *, dpi: int = DPI) -> Made:
     for plot in report.left_out:
         for kind in ("png", "csv"):
             (out / f"{plot.name}.{kind}").unlink(missing_ok=True)
-    pq.write_table(table, out / "summary.parquet")
+    pq.write_table(summary(report.measured.figures, report.measured.results), out / "summary.parquet")
     (out / "report.md").write_text(to_markdown(report), encoding="utf-8")
-    (out / "report.html").write_text(to_html(report), encoding="utf-8")
-    return Made(
-        out / "report.html",
-        outcomes(report.results),
-        {shown.plot.title: shown.finding for shown in report.figures},
-        {claim.name: judgement.verdict for claim, judgement in report.claims},
-        {plot.title: plot.needs for plot in report.left_out},
-    )
+    report.page.write_text(to_html(report), encoding="utf-8")
+    return report
 
 
-def contents_of(directory: Path, dpi: int = DPI) -> tuple[Contents, pa.Table]:
-    """Return all that stands in the report on a directory, and its summary table."""
+def _report_on(directory: Path, page: Path, dpi: int) -> Report:
+    """Return all that stands in the report on a directory."""
     results = read(directory)
     known = figures(results)
     measured = Measured(results, known, latencies(results), looks_of(results.good))
@@ -141,14 +142,7 @@ def contents_of(directory: Path, dpi: int = DPI) -> tuple[Contents, pa.Table]:
             drawn.figure.savefig(picture, format="png", dpi=dpi, metadata={"Software": None})
         drawings.append(Shown(plot, rows, drawn.finding, picture.getvalue()))
     judged = [(claim, claim.judge(known)) for claim in ALL_CLAIMS]
-    return Contents(results, headlines(measured), tables(measured), drawings, left_out, judged), summary(known, results)
-
-
-def outcomes(results: Results) -> str:
-    """Return how many runs ended how."""
-    counts = Counter(results.runs.outcome)
-    others = "".join(f", {count} {outcome}" for outcome, count in sorted(counts.items()) if outcome != "ok")
-    return f"{results.runs.cell_id.nunique()} cells, {len(results.runs)} runs: {counts['ok']} good{others}"
+    return Report(page, measured, headlines(measured), tables(measured), drawings, left_out, judged)
 
 
 def _conditions(results: Results) -> TextTable:
@@ -178,10 +172,10 @@ def _flat(environment: Mapping[str, Any], prefix: str = "") -> list[tuple[str, s
 # ---------------------------------------------------------------- pages
 
 
-def to_markdown(report: Contents, data_of: Callable[[Shown], str] = lambda shown: f"[Data]({shown.plot.name}.csv).") -> str:
+def to_markdown(report: Report, data_of: Callable[[Shown], str] = lambda shown: f"[Data]({shown.plot.name}.csv).") -> str:
     """Return the page; ``NAME.png`` of each figure lies beside it. ``data_of`` tells where the data behind a figure are."""
-    results = report.results
-    parts = [f"# {_TITLE}", f"{outcomes(results)}. {_HOW}", "## At a glance", _HEADLINE, *map(_as_markdown, report.headlines)]
+    results = report.measured.results
+    parts = [f"# {_TITLE}", f"{report.outcomes}. {_HOW}", "## At a glance", _HEADLINE, *map(_as_markdown, report.headlines)]
     if report.tables:
         parts += ["## Side by side", *map(_as_markdown, report.tables)]
     claims = [(claim.side, claim.text, judged.verdict.value, judged.evidence, claim.rule) for claim, judged in report.claims]
@@ -201,7 +195,7 @@ def to_markdown(report: Contents, data_of: Callable[[Shown], str] = lambda shown
     return "\n\n".join(parts) + "\n"
 
 
-def to_html(report: Contents) -> str:
+def to_html(report: Report) -> str:
     """Return the page with all that it shows inside."""
     body = MarkdownIt("commonmark", {"html": True}).enable("table").render(to_markdown(report, _details))
     for shown in report.figures:

@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +112,13 @@ def test_the_plan_has_settled_all_other_options(tmp_path: Path, capsys: pytest.C
 # ---------------------------------------------------------------- going on
 
 
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sessions be objects that can do nothing."""
+    monkeypatch.setattr(command, "why_not", lambda: None)
+    monkeypatch.setattr(command, "session", lambda *given, **named: contextlib.nullcontext(object()))
+
+
 def test_one_that_has_ended_tells_its_outcome_again_without_spark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +138,7 @@ def test_one_that_has_ended_tells_its_outcome_again_without_spark(
     assert outcome.ops["ack"].messages == 24
 
 
+@pytest.mark.usefixtures("without_spark")
 def test_a_job_that_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = begun_in(tmp_path / "run", "wheel").plans[0]
     end(plan)
@@ -150,8 +157,6 @@ def test_a_job_that_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(run, "_played", play)
     monkeypatch.setattr(run, "_audited", lambda spark, plan: Done())
     monkeypatch.setattr(run, "close_ledger", closed)
-    monkeypatch.setattr(command, "why_not", lambda: None)
-    monkeypatch.setattr(command, "session", lambda *given, **named: contextlib.nullcontext(object()))
     told: list[str] = []
     for _ in range(2):
         told.clear()
@@ -165,13 +170,6 @@ def test_a_job_that_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytes
     assert done_of(plan, "ledger") is None
 
 
-@pytest.fixture
-def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let sessions be objects that can do nothing."""
-    monkeypatch.setattr(command, "why_not", lambda: None)
-    monkeypatch.setattr(command, "session", lambda *given, **named: contextlib.nullcontext(object()))
-
-
 @pytest.mark.usefixtures("without_spark")
 def test_a_directory_that_nobody_named_stays_when_an_error_ended_what_was_begun_there(tmp_path: Path, engine: str) -> None:
     with pytest.raises(UnfinishedError) as ended:
@@ -181,13 +179,11 @@ def test_a_directory_that_nobody_named_stays_when_an_error_ended_what_was_begun_
     assert read_begun(left).plans[0].messages == 40
 
 
+@pytest.mark.usefixtures("without_spark")
 def test_a_directory_in_which_nothing_was_begun_is_removed(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextlib.contextmanager
-    def session(*given: Any, **named: Any) -> Iterator[None]:
+    def session(*given: Any, **named: Any) -> None:
         raise TimeoutError("no cluster")
-        yield
 
-    monkeypatch.setattr(command, "why_not", lambda: None)
     monkeypatch.setattr(command, "session", session)
     with pytest.raises(TimeoutError, match="no cluster"):
         list(command.run(Request(engines=[engine], messages=40, directory=tmp_path)))

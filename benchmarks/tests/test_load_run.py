@@ -103,15 +103,15 @@ def test_bad_input_is_refused_by_name_before_anything_runs(given: dict, words: s
 
 def test_an_engine_that_keeps_nothing_is_refused() -> None:
     with pytest.raises(rmqstore.UnsupportedOperationError, match="'memory' keeps nothing"):
-        command.plans(Request(engines=["memory"]), Path())
+        command.plans(Request(engines=["memory"]))
 
 
 def test_failures_by_default_are_those_that_the_place_can_show() -> None:
     for given, expected in (({}, set(Failure) - {Failure.EXECUTOR}), ({"cluster": True}, set(Failure)), ({"failures": ["none"]}, set())):
-        assert {failure for plan in command.plans(Request(**given), Path()) for failure in plan.failures} == expected
-    assert [
-        plan.failures for plan in command.plans(Request(master="local[2]", failures=["twin"], engines=durable_engines()[:1]), Path())
-    ] == [(Failure.TWIN,)]
+        assert {failure for plan in command.plans(Request(**given)) for failure in plan.failures} == expected
+    assert [plan.failures for plan in command.plans(Request(master="local[2]", failures=["twin"], engines=durable_engines()[:1]))] == [
+        (Failure.TWIN,)
+    ]
 
 
 def run_command(*arguments: str) -> int:

@@ -67,8 +67,8 @@ def durable_engines() -> list[str]:
     return [entry.name for entry in entries if _is_durable(entry.name)]
 
 
-def plans(request: Request, root: Path) -> list[Plan]:
-    """Check a request and return a plan for each engine, with its directory below ``root``; nothing is made.
+def plans(request: Request) -> list[Plan]:
+    """Check a request and return a plan for each engine, with its directory relative to that of the load test; nothing is made.
 
     Raises:
         IllegalArgumentError: naming what is wrong.
@@ -97,7 +97,7 @@ def plans(request: Request, root: Path) -> list[Plan]:
     return [
         Plan(
             engine=engine,
-            directory=str(root / engine),
+            directory=engine,
             messages=request.messages,
             shards=request.shards,
             seed=request.seed,
@@ -150,7 +150,7 @@ def jobs(request: Request) -> list[tuple[str, list[str]]]:
 def _begun(request: Request) -> Begun:
     if request.resume is not None:
         return read_begun(request.resume.resolve())
-    return Begun(plans=tuple(plans(request, Path())), master=request.master, cluster=request.cluster)
+    return Begun(plans=tuple(plans(request)), master=request.master, cluster=request.cluster)
 
 
 def _started(begun: Begun, stack: ExitStack) -> tuple[SparkSession, StandaloneCluster | None]:

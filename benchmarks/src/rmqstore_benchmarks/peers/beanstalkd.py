@@ -89,8 +89,7 @@ class Beanstalkd(TimerPeer):
         port = free_port()
         log = self.directory / "log"
         log.mkdir()
-        sync = "-f0" if self.durability is Durability.POWER_LOSS else "-f50"
-        command = [program("beanstalkd") or "beanstalkd", "-l", "127.0.0.1", "-p", str(port), "-b", str(log), sync]
+        command = [program("beanstalkd") or "beanstalkd", "-l", "127.0.0.1", "-p", str(port), "-b", str(log), self.setting]
         user = [] if os.getuid() else ["-u", "root"]
         self._pid = stack.enter_context(running([*command, *user], self.directory, lambda: Client(port).close()))
         self._client = stack.enter_context(contextlib.closing(Client(port)))

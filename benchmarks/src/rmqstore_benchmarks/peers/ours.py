@@ -30,11 +30,9 @@ class Ours(TimerPeer):
         return rmqstore.__version__
 
     def start(self, stack: contextlib.ExitStack) -> None:
-        self._sync = self.durability is Durability.POWER_LOSS
         self._clock = rmqstore.ManualClock(START_MS)
-        flush = "sync" if self._sync else "async"
         self._store = stack.enter_context(
-            rmqstore.open(self.directory / "store", engine=self.engine, clock=self._clock, services=False, flush=flush)
+            rmqstore.open(self.directory / "store", engine=self.engine, clock=self._clock, services=False, flush=self.setting)
         )
         self._receipts: dict[int, Any] = {}
         self._flushed_s = time.monotonic()
@@ -77,7 +75,7 @@ class Ours(TimerPeer):
         return bodies
 
     def _keep_up(self) -> None:
-        if not self._sync and time.monotonic() - self._flushed_s >= _FLUSH_EVERY_S:
+        if self.setting == "async" and time.monotonic() - self._flushed_s >= _FLUSH_EVERY_S:
             self._store.flush()
             self._flushed_s = time.monotonic()
 

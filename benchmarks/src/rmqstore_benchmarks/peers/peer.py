@@ -93,6 +93,7 @@ class Peer(ABC):
     Every call returns when what it did survives what ``durability`` says.
 
     Attributes:
+        setting: the last word of what is set for its durability.
         name: for the command line and the table.
         settings: how each durability that it can give is set; a durability that is not there is not measured.
         how_to_get: one line.
@@ -109,6 +110,7 @@ class Peer(ABC):
     def __init__(self, directory: Path, durability: Durability) -> None:
         self.directory = directory
         self.durability = durability
+        self.setting = self.settings.get(durability, "").rpartition(" ")[2]
         self._closing = contextlib.ExitStack()
 
     @classmethod
@@ -145,7 +147,13 @@ SMALL_POP, LARGE_POP = 32, 1024
 
 
 class TimerPeer(Peer):
-    """A system with timers that takes the simulated time as an argument."""
+    """A system with timers that takes the simulated time as an argument.
+
+    Attributes:
+        now_ms: that time when everything is handed over, and popped.
+    """
+
+    now_ms = START_MS
 
     def prepare(self, batch: Batch) -> Any:
         """Return what ``schedule`` takes for a batch; not timed."""
@@ -155,9 +163,9 @@ class TimerPeer(Peer):
     def schedule(self, batch: Any) -> None:
         """Store one batch, as one transaction where there are such."""
 
-    @abstractmethod
     def handles(self, batch: Any) -> list[Any]:
-        """Return what cancels each timer of a batch that was scheduled; not timed."""
+        """Return what cancels each timer of a batch that was scheduled, by default its number; not timed."""
+        return [timer.number for timer in batch]
 
     @abstractmethod
     def cancel(self, handles: list[Any]) -> int:
@@ -173,9 +181,9 @@ class TimerPeer(Peer):
 
     def measure(self, task: Task) -> Figures:
         figures, expected = scheduled(self, task)
-        now_ms = START_MS + task.timers * BATCH_GAP_MS + 2 * LONGEST_DELAY_MS
+        self.now_ms = START_MS + task.timers * BATCH_GAP_MS + 2 * LONGEST_DELAY_MS
         moved: list[int] = []
-        figures["drain"] = expected.total() / timed(lambda at_ms: moved.append(self.drain(at_ms)), [now_ms])
+        figures["drain"] = expected.total() / timed(lambda at_ms: moved.append(self.drain(at_ms)), [self.now_ms])
         expect(moved[0], expected.total(), "handed over")
         return figures | popped(self.pop_ack, expected)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.tests.grid_results import Grid, Point
 from rmqstore_benchmarks.grid.results import Results, kind_of, read
+from rmqstore_benchmarks.grid.tables import PHASES
 from rmqstore_benchmarks.histograms import CallCounter, bounds_of, buckets_of
 from rmqstore_benchmarks.report import text as words
 from rmqstore_benchmarks.report.cells import slices
@@ -56,11 +57,7 @@ def test_the_front_is_what_no_point_beats(points: list[tuple[int, int]]) -> None
 
 def run_of(*shards: dict[str, Any]) -> dict[str, float]:
     """Return the figures of a run from columns of its shards; columns that are not given are not told."""
-    names = (
-        "messages offered_rate wall_s cpu_s user_bytes live_bytes wchar_bytes device_write_bytes device_read_bytes disk_bytes "
-        "anon_peak_bytes compaction_bytes stalls longest_call_ms rolled memory_limit_bytes call_s slowest_thread first_queue_dry"
-    ).split()
-    table = pd.DataFrame(shards).reindex(columns=names).astype(float).assign(run_id="r", phase="schedule")
+    table = pd.DataFrame(shards, columns=PHASES.names, dtype=float).assign(run_id="r", phase="schedule")
     found: dict[str, float] = run_figures(table).iloc[0].dropna().to_dict()
     return found
 

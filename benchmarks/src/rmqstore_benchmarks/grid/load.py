@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rmqstore_benchmarks.grid.named import PRECISION_MS, TOPIC, Delays, NamedWorkload
@@ -71,20 +72,11 @@ class Load:
 
         Numbers that this load did not make are left out.
         """
-        rows = self._own(ids)
-        _, offsets, data = bodies.buffers()
-        edges = np.frombuffer(offsets, np.int32)[bodies.offset : bodies.offset + len(bodies) + 1].astype(np.int64)
-        is_whole = np.diff(edges)[rows] == self.body_bytes
-        is_damaged = np.zeros(len(ids), bool)
-        is_damaged[rows] = ~is_whole
-        rows = rows[is_whole]
-        if not len(rows):
-            return is_damaged
-        found = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), self.body_bytes)
+        is_damaged, rows = np.zeros(len(ids), bool), self._own(ids)
         step = max(MAX_BATCH_BYTES // self.body_bytes, 1)
         for first in range(0, len(rows), step):
             part = rows[first : first + step]
-            is_damaged[part] = (self._cuts[self._places(ids[part])][:, ID_BYTES:] != found[edges[part]][:, ID_BYTES:]).any(axis=1)
+            is_damaged[part] = pc.not_equal(self._bodies(ids[part]), bodies.take(pa.array(part))).to_numpy(zero_copy_only=False)
         return is_damaged
 
     def frayed(self, ids: Ids, lengths: Ids, tails: Ids) -> Mask:
@@ -93,8 +85,7 @@ class Load:
         is_frayed = np.zeros(len(ids), bool)
         is_frayed[rows] = lengths[rows] != self.body_bytes
         if self.body_bytes >= 2 * ID_BYTES:
-            ends = self._pool[(self._places(ids[rows]) + self.body_bytes - ID_BYTES)[:, None] + np.arange(ID_BYTES)]
-            is_frayed[rows] |= tails[rows] != ends.view("<i8").reshape(-1)
+            is_frayed[rows] |= tails[rows] != _words(self._pool, self._places(ids[rows]) + self.body_bytes - ID_BYTES)
         return is_frayed
 
     def _own(self, ids: Ids) -> Ids:
@@ -163,25 +154,30 @@ class Load:
 
 def ids_in(bodies: pa.Array) -> Ids:
     """Return the numbers that a column of bodies begins with."""
-    _, offsets, data = bodies.buffers()
-    starts = np.frombuffer(offsets, np.int32)[bodies.offset : bodies.offset + len(bodies)].astype(np.int64)
-    if not len(starts):
-        return starts
-    picked = np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(ID_BYTES)]
-    ids: Ids = picked.reshape(-1).view("<i8").astype(np.int64)
-    return ids
+    edges, data = _laid_out(bodies)
+    return _words(data, edges[:-1])
 
 
 def ends_of(bodies: pa.Array) -> tuple[Ids, Ids]:
     """Return the length and the last word, as a number, of each body of a column; of a body shorter than a word, 0."""
-    _, offsets, data = bodies.buffers()
-    edges = np.frombuffer(offsets, np.int32)[bodies.offset : bodies.offset + len(bodies) + 1].astype(np.int64)
+    edges, data = _laid_out(bodies)
     lengths, tails = np.diff(edges), np.zeros(len(bodies), np.int64)
     rows = np.flatnonzero(lengths >= ID_BYTES)
-    if len(rows):
-        picked = np.frombuffer(data, np.uint8)[edges[rows + 1][:, None] - ID_BYTES + np.arange(ID_BYTES)]
-        tails[rows] = picked.view("<i8").reshape(-1)
+    tails[rows] = _words(data, edges[rows + 1] - ID_BYTES)
     return lengths, tails
+
+
+def _laid_out(bodies: pa.Array) -> tuple[Ids, NDArray[np.uint8]]:
+    """Return where each body of a column begins, and the last one ends, in the bytes of all."""
+    _, offsets, data = bodies.buffers()
+    edges = np.frombuffer(offsets, np.int32)[bodies.offset : bodies.offset + len(bodies) + 1].astype(np.int64)
+    return edges, np.frombuffer(data or b"", np.uint8)
+
+
+def _words(data: NDArray[np.uint8], places: Ids) -> Ids:
+    """Return the eight bytes at each of these places as a number."""
+    words: Ids = data[places[:, None] + np.arange(ID_BYTES)].reshape(-1).view("<i8").astype(np.int64)
+    return words
 
 
 def ticks_of(due_ms: Delays) -> Ids:

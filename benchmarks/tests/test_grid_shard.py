@@ -6,6 +6,7 @@ import struct
 import subprocess
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -155,13 +156,13 @@ def test_a_raw_value_is_as_long_as_what_is_stored(tmp_path: Path) -> None:
     raw.close()
 
 
+@dataclass
 class Wrong:
     """A store that does one thing wrong."""
 
-    def __init__(self, store: Any, clock: rmqstore.ManualClock) -> None:
-        self._store = store
-        self._clock = clock
-        self._done = False
+    _store: Any
+    _clock: rmqstore.ManualClock
+    _done: bool = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import rmqstore
@@ -24,32 +24,25 @@ class StoppedError(Exception):
     """Another thread of this attempt failed, so this one ends as well."""
 
 
+@dataclass
 class Attempt:
     """What producer, consumers and the thread that lets time pass have in common."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        number: int,
-        round_: int,
-        store: rmqstore.Store,
-        clock: rmqstore.ManualClock,
-        ledger: LedgerFile,
-        calls: CallCounter,
-    ) -> None:
-        self.plan = plan
-        self.number = number
-        self.round = round_
-        self.store = store
-        self.clock = clock
-        self.ledger = ledger
-        self.calls = calls
-        self.failures = of_round(plan.failures, round_, plan.rounds)
-        chunks = len(plan.chunks_of_round(number, round_))
-        self._injector = Injector(plan.injected_path(), self.failures, round_, number, 2 * chunks or _DRAIN_CALLS, plan.seed)
-        self._lock = threading.Lock()
-        self._has_died = False
-        self.is_stopped = False
+    plan: Plan
+    number: int
+    round: int
+    store: rmqstore.Store
+    clock: rmqstore.ManualClock
+    ledger: LedgerFile
+    calls: CallCounter
+    is_stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self.failures = of_round(self.plan.failures, self.round, self.plan.rounds)
+        calls = 2 * len(self.plan.chunks_of_round(self.number, self.round)) or _DRAIN_CALLS
+        self._injector = Injector(self.plan.injected_path(), self.failures, self.round, self.number, calls, self.plan.seed)
+        # Given to the first consumer that may die, and to no other.
+        self._first_death = iter([True])
 
     @property
     def now_ms(self) -> int:
@@ -71,9 +64,7 @@ class Attempt:
 
     def take_first_death(self) -> bool:
         """Say, once, that no consumer has died yet."""
-        with self._lock:
-            is_first, self._has_died = not self._has_died, True
-        return is_first
+        return next(self._first_death, False)
 
     def call(self, op: str, act: Callable[[], _Answer], messages: Callable[[Any], int]) -> _Answer:
         """Make a call of the store, measured, and as one at which failures are injected.

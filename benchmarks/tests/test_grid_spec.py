@@ -40,6 +40,7 @@ def test_a_grid_is_the_product_of_its_lists() -> None:
     assert (cell.flush, cell.seconds, cell.variant.settings) == ("sync", 1.0, {"rocksdb.values": "separated"})
     runs = harness.runs_of(spec)
     assert [run.repeat for run in runs] == [0] * 24 + [1] * 24
+    assert [run.cell for run in runs[24:]] == [*spec.cells[1:], spec.cells[0]], "each round begins one cell later"
     assert {run.seed for run in runs} == {7, 8}
 
 

@@ -1,4 +1,4 @@
-"""The one way of statistics: shards of a run put together, repeats as a median with its spread, latencies as percentiles.
+"""The one way of repeating and of statistics: rounds in turns, shards put together, repeats as a median with its spread, percentiles.
 
 Everything is a long table of pandas with a row for each figure: the columns of its cell, ``phase`` and ``metric`` (of latencies
 ``operation`` and ``share``), and ``median``, ``low``, ``high``, ``repeats``.
@@ -10,7 +10,7 @@ shard saw is the same, and the largest counts. A figure that any shard does not 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,8 @@ from rmqstore_benchmarks.histograms import bounds_of
 
 if TYPE_CHECKING:
     from rmqstore_benchmarks.grid.results import Results
+
+_Item = TypeVar("_Item")
 
 POINT: Final = ["workload", "body_bytes", "backlog", "durability", "shards"]
 """The coordinates of a cell but for its engine."""
@@ -77,6 +79,12 @@ _METRICS: Final = {
 """The figures of a phase, in the order of the table ``summary``."""
 
 _OF_DRAIN: Final = ["cpu_us_per_message", "wchar_per_user_byte", "device_write_per_user_byte", "device_read_per_user_byte"]
+
+
+def in_turn(items: Sequence[_Item], round_: int) -> list[_Item]:
+    """Return the order of one round: each begins one later than the round before, so that what drifts meets all alike."""
+    first = round_ % len(items) if items else 0
+    return [*items[first:], *items[:first]]
 
 
 def spreads(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:

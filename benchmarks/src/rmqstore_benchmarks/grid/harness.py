@@ -31,6 +31,7 @@ from rmqstore_benchmarks.grid.spec import Cell, Spec
 from rmqstore_benchmarks.grid.stores import ShardTask
 from rmqstore_benchmarks.grid.tables import TABLES
 from rmqstore_benchmarks.machine import described
+from rmqstore_benchmarks.statistics import in_turn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,9 +68,11 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def runs_of(spec: Spec) -> list[Run]:
-    """Return all runs: every cell once, then all again for their repeats, so that what drifts meets all cells alike."""
+    """Return all runs: every cell once, then all again for their repeats, in turn."""
     most = max(cell.repeats for cell in spec.cells)
-    return [Run(cell, repeat, spec.seed + repeat) for repeat in range(most) for cell in spec.cells if repeat < cell.repeats]
+    return [
+        Run(cell, repeat, spec.seed + repeat) for repeat in range(most) for cell in in_turn(spec.cells, repeat) if repeat < cell.repeats
+    ]
 
 
 def run_grid(

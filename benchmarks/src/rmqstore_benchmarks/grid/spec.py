@@ -31,7 +31,7 @@ import hashlib
 import itertools
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
@@ -232,6 +232,7 @@ def _cells(place: str, grid: _Grid, variants: dict[str, Variant], document: _Doc
             raise ConfigError(f"{place}: a backlog of {backlog} cannot be divided among {count} shards")
     workloads = [workload_named(name) for name in grid.workloads]
     chosen = [variants[name] for name in grid.variants]
+    wanted = {"fill", *(set(PHASE_NAMES) - ON_REQUEST if grid.phases is None else grid.phases)}
     points = itertools.product(workloads, grid.bodies, grid.backlogs, grid.shards, grid.durabilities, chosen)
     for workload, body, backlog, shards, durability, variant in points:
         yield Cell(
@@ -242,14 +243,10 @@ def _cells(place: str, grid: _Grid, variants: dict[str, Variant], document: _Doc
             durability=durability,
             flush="sync" if variant.engine in HOLLOW else flush_for(_installed(variant.engine), durability),
             shards=shards,
-            phases=tuple(name for name in workload.phases if name == "fill" or _is_wanted(name, grid.phases)),
+            phases=tuple(name for name in workload.phases if name in wanted),
             repeats=grid.repeats or document.repeats,
             seconds=grid.seconds or document.seconds,
         )
-
-
-def _is_wanted(phase: str, phases: Sequence[str] | None) -> bool:
-    return phase not in ON_REQUEST if phases is None else phase in phases
 
 
 def _joined(one: Cell, other: Cell) -> Cell:

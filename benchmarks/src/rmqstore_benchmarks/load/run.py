@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -113,16 +112,15 @@ def read_outcome(plan: Plan) -> Outcome | None:
     return Outcome(plan, closed, _injected(plan, closed), _ops(cells), {name: each.seconds for name, each in done.items()})
 
 
-class _Task:
-    """The function of a Spark task: does ``act`` for every number in its rows."""
+def _each_number(act: Callable[[Plan, int], Batches], plan: Plan) -> Callable[[Batches], Batches]:
+    """Return the function of a Spark task: does ``act`` for every number in its rows."""
 
-    def __init__(self, plan: Plan, act: Callable[[Plan, int], Batches]) -> None:
-        self._plan, self._act = plan, act
-
-    def __call__(self, batches: Batches) -> Batches:
+    def run(batches: Batches) -> Batches:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from self._act(self._plan, number)
+                yield from act(plan, number)
+
+    return run
 
 
 class _Round:
@@ -139,10 +137,6 @@ class _Round:
         yield pa.RecordBatch.from_pylist([each._asdict() for each in calls], _CALLS_SCHEMA)
 
 
-def _told(plan: Plan, shard: int) -> Batches:
-    return table_of(plan.ledger_path(shard), shard)
-
-
 def _played(spark: SparkSession, plan: Plan, round_: int, cluster: StandaloneCluster | None, victim: int) -> Done:
     """Play a round on all shards and return the sums of its calls by kind and bucket."""
     from pyspark.sql import functions
@@ -150,7 +144,7 @@ def _played(spark: SparkSession, plan: Plan, round_: int, cluster: StandaloneClu
     due = of_round(plan.failures, round_, plan.rounds)
     copies = 2 if Failure.TWIN in due else 1
     tasks = plan.shards * copies
-    made = spark.range(0, tasks, 1, tasks).mapInArrow(_Task(plan, _Round(round_, copies)), _CALLS)
+    made = spark.range(0, tasks, 1, tasks).mapInArrow(_each_number(_Round(round_, copies), plan), _CALLS)
     sums = [functions.sum(name).alias(name) for name in ("calls", "messages", "ns")]
     killing = _killed(cluster, plan, round_, victim) if cluster is not None and Failure.EXECUTOR in due else nullcontext()
     with killing:
@@ -161,8 +155,9 @@ def _played(spark: SparkSession, plan: Plan, round_: int, cluster: StandaloneClu
 def _audited(spark: SparkSession, plan: Plan) -> Done:
     """Write the tables of what the stores hold and what the clients were told, over what an audit that ended early left."""
     shards = spark.range(0, plan.shards, 1, plan.shards)
-    shards.mapInArrow(_Task(plan, audit), FOUND).write.mode("overwrite").parquet(plan.table_path("found"))
-    shards.mapInArrow(_Task(plan, _told), TABLE).write.mode("overwrite").parquet(plan.table_path("told"))
+    shards.mapInArrow(_each_number(audit, plan), FOUND).write.mode("overwrite").parquet(plan.table_path("found"))
+    told = _each_number(lambda plan, shard: table_of(plan.ledger_path(shard), shard), plan)
+    shards.mapInArrow(told, TABLE).write.mode("overwrite").parquet(plan.table_path("told"))
     return Done()
 
 
@@ -213,13 +208,3 @@ def _ops(cells: Sequence[CallSums]) -> dict[str, Op]:
 def job_names(plan: Plan) -> list[str]:
     """Return the names of the jobs of a plan, in order."""
     return [*(f"round {number + 1}" for number in range(plan.rounds)), "drain", "audit", "ledger"]
-
-
-def check_new(directory: Path) -> None:
-    """Refuse a directory that exists.
-
-    Raises:
-        FileExistsError: naming it.
-    """
-    if directory.exists():
-        raise FileExistsError(f"{directory} exists already; name a new directory, or remove it")

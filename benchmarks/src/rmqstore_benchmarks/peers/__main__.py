@@ -23,6 +23,7 @@ from rmqstore_benchmarks.peers import PEERS, measure_alone, system
 from rmqstore_benchmarks.peers.ours import LIST
 from rmqstore_benchmarks.peers.peer import BODY_BYTES, DISTRIBUTIONS, Durability, PeerError, Task
 from rmqstore_benchmarks.peers.report import COLUMNS, tables
+from rmqstore_benchmarks.statistics import in_turn
 
 ENGINES: Final = ("wheel", "rocksdb", "lmdb")
 _TIMER_BYTES: Final = 16 * 1024
@@ -68,7 +69,7 @@ def _round(plan: Plan, number: int) -> list[tuple[Any, ...]]:
         for distribution in DISTRIBUTIONS:
             names = plan.names(durability, distribution)
             found = {}
-            for name in names[number % len(names) :] + names[: number % len(names)]:
+            for name in in_turn(names, number):
                 print(f"round {number + 1}, {durability}, {distribution}: {name}", file=sys.stderr, flush=True)
                 found[name] = run(plan, name, durability, distribution)
             for name in names:

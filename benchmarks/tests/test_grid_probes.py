@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from rmqstore_benchmarks.grid.memory_limit import FLOOR_BYTES, NoLimitError, limit_for, limited_group
-from rmqstore_benchmarks.grid.probes import Probes, anon_bytes, compaction_bytes, difference
-from rmqstore_benchmarks.grid.recording import Phase
+from rmqstore_benchmarks.grid.probes import Probes, anon_bytes, compaction_bytes
+from rmqstore_benchmarks.grid.recording import Phase, Spent
 from rmqstore_benchmarks.histograms import buckets_of
 
 MIB = 1024 * 1024
@@ -28,22 +28,26 @@ print(len(taken))
 
 def test_what_is_written_is_counted(tmp_path: Path) -> None:
     probes = Probes(tmp_path)
-    before = probes.read()
+    spent = Spent(probes)
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "file").write_bytes(os.urandom(MIB))
-    probes.sync_files()
-    after = probes.read()
-    assert (difference(after["wchar_bytes"], before["wchar_bytes"]) or MIB) >= MIB
-    assert probes.disk_bytes() >= MIB
+    spent.stop()
+    columns = spent.columns()
+    assert (columns["wchar_bytes"] or MIB) >= MIB
+    assert columns["disk_bytes"] >= MIB
+    assert columns["wall_s"] > 0
     probes.forget_pages()
     assert (tmp_path / "sub" / "file").stat().st_size == MIB
     assert (anon_bytes() or MIB) >= MIB
 
 
-def test_what_a_machine_cannot_tell_is_none() -> None:
-    assert difference(None, 1) is None
-    assert difference(1, None) is None
-    assert difference(3, 1) == 2
+def test_what_a_machine_cannot_tell_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter(
+        [{"wchar_bytes": None, "device_write_bytes": 1, "device_read_bytes": 1}, dict.fromkeys(("wchar_bytes", "device_read_bytes"), 3)]
+    )
+    monkeypatch.setattr(Probes, "read", lambda self: {"device_write_bytes": None, **next(readings)})
+    columns = Spent(Probes(tmp_path)).columns()
+    assert [columns[name] for name in ("wchar_bytes", "device_write_bytes", "device_read_bytes")] == [None, None, 2]
 
 
 def test_compaction_is_what_rocksdb_logs(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_sqlite_sets_its_durability(tmp_path: Path) -> None:
     for durability, synchronous in ((Durability.POWER_LOSS, 2), (Durability.PROCESS_CRASH, 1)):
         directory = tmp_path / durability
         directory.mkdir()
-        with SQLite(directory, durability) as peer:
+        with SQLite(directory, durability).started() as peer:
             assert peer._db.execute("PRAGMA synchronous").fetchone() == (synchronous,)
             assert peer._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
@@ -93,7 +93,7 @@ class Early(SQLite):
     ("kind", "why"), [(Losing, "did not come"), (Repeating, "came twice"), (Forgetful, "handed over"), (Early, "handed over")]
 )
 def test_a_peer_that_loses_or_invents_a_message_gets_no_figure(kind: type[SQLite], why: str, tmp_path: Path) -> None:
-    with kind(tmp_path, Durability.PROCESS_CRASH) as peer, pytest.raises(PeerError, match=why):
+    with kind(tmp_path, Durability.PROCESS_CRASH).started() as peer, pytest.raises(PeerError, match=why):
         peer.measure(task("sqlite", tmp_path))
 
 

@@ -91,11 +91,6 @@ def compaction_bytes(directory: Path) -> int | None:
     return total if logs else None
 
 
-def difference(after: int | None, before: int | None) -> int | None:
-    """Return how far a counter went; None when one of the two is unknown."""
-    return None if after is None or before is None else after - before
-
-
 def _proc_number(path: str, name: str) -> int | None:
     with contextlib.suppress(OSError):
         for line in Path(path).read_text().splitlines():

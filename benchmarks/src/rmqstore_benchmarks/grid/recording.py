@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rmqstore_benchmarks.grid.probes import Probes, anon_bytes, difference
+from rmqstore_benchmarks.grid.probes import Probes, anon_bytes
 from rmqstore_benchmarks.grid.tables import PHASES, SECONDS
 from rmqstore_benchmarks.histograms import buckets_of
 
@@ -168,7 +168,7 @@ class Spent:
         """Return the columns of ``phases`` that were read from the machine."""
         self._probes.sync_files()
         after = self._probes.read()
-        counted = {name: difference(after[name], before) for name, before in self._before.items()}
+        counted = {name: None if before is None or (now := after[name]) is None else now - before for name, before in self._before.items()}
         return {"wall_s": self.wall_s, "cpu_s": self.cpu_s, **counted, "disk_bytes": self._probes.disk_bytes()}
 
 

@@ -28,7 +28,7 @@ def measure(task: Task) -> Figures:
     Raises:
         PeerError: a message was lost or came twice, or the system did not run.
     """
-    with system(task.system)(Path(task.directory), task.durability) as peer:
+    with system(task.system)(Path(task.directory), task.durability).started() as peer:
         return peer.measure(task)
 
 

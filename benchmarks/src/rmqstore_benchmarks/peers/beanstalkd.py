@@ -31,7 +31,7 @@ from rmqstore_benchmarks.peers.peer import (
     scheduled,
     timed,
 )
-from rmqstore_benchmarks.peers.servers import free_port, program, running, said
+from rmqstore_benchmarks.peers.servers import program, running, said
 
 _LEASE_S: Final = LEASE_MS // 1000
 _SPARE_S: Final = 3
@@ -86,7 +86,8 @@ class Beanstalkd(TimerPeer):
         return said(server, "-v").removeprefix("beanstalkd ") or "?" if server else None
 
     def start(self, stack: contextlib.ExitStack) -> None:
-        port = free_port()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port: int = free.getsockname()[1]
         log = self.directory / "log"
         log.mkdir()
         command = [program("beanstalkd") or "beanstalkd", "-l", "127.0.0.1", "-p", str(port), "-b", str(log), self.setting]

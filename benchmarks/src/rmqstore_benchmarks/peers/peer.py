@@ -11,7 +11,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Self
@@ -88,7 +88,7 @@ class Batch(NamedTuple):
 
 
 class Peer(ABC):
-    """A system in an empty directory; a context manager that starts and ends it.
+    """A system in an empty directory.
 
     Every call returns when what it did survives what ``durability`` says.
 
@@ -111,21 +111,18 @@ class Peer(ABC):
         self.directory = directory
         self.durability = durability
         self.setting = self.settings.get(durability, "").rpartition(" ")[2]
-        self._closing = contextlib.ExitStack()
 
     @classmethod
     @abstractmethod
     def version(cls) -> str | None:
         """Return the version of what is installed, or None when something is missing."""
 
-    def __enter__(self) -> Self:
+    @contextlib.contextmanager
+    def started(self) -> Iterator[Self]:
+        """Start it for the length of a block."""
         with contextlib.ExitStack() as stack:
             self.start(stack)
-            self._closing = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closing.close()
+            yield self
 
     @abstractmethod
     def start(self, stack: contextlib.ExitStack) -> None:

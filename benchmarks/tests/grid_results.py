@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmqstore_benchmarks.grid.tables import TABLES
-from rmqstore_benchmarks.statistics import bucket_of
+from rmqstore_benchmarks.histograms import buckets_of
 
 LOADS = {"open_50": 0.5, "open_80": 0.8, "open_95": 0.95}
 
@@ -91,22 +91,15 @@ class Grid:
         design = design or DESIGNS[variant]
         cell_id = f"{variant}/{'/'.join(map(str, point))}"
         run_id = f"{cell_id}/{repeat}"
-        self.rows["runs"].append(
-            {
-                "run_id": run_id,
-                "cell_id": cell_id,
-                "engine": design.engine,
-                "variant": variant,
-                "settings": list(design.settings.items()),
-                **point._asdict(),
-                "repeat": repeat,
-                "seed": 1,
-                "outcome": outcome,
-                "reason": reason,
-                "started_ms": 1_700_000_000_000,
-                "wall_s": 60.0,
-            }
-        )
+        cell = {
+            "cell_id": cell_id,
+            "engine": design.engine,
+            "variant": variant,
+            "settings": list(design.settings.items()),
+            **point._asdict(),
+        }
+        of_run = {"run_id": run_id, "repeat": repeat, "seed": 1, "outcome": outcome, "reason": reason}
+        self.rows["runs"].append({**cell, **of_run, "started_ms": 1_700_000_000_000, "wall_s": 60.0})
         for phase in phases:
             for shard in range(point.shards):
                 self._phase(run_id, shard, phase, design, point, seconds)
@@ -129,32 +122,16 @@ class Grid:
         user_bytes = messages * (point.body_bytes + 14)
         live_bytes = point.backlog * (point.body_bytes + 14)
         written = design.roll * live_bytes if phase == "roll" else design.written * user_bytes / (1 if phase == "schedule" else 2)
-        is_null = design.engine == "null"
-        self.rows["phases"].append(
-            {
-                "run_id": run_id,
-                "shard": shard,
-                "phase": phase,
-                "offered_rate": rate if phase in LOADS else None,
-                "messages": messages,
-                "calls": messages // 1000,
-                "wall_s": wall_s,
-                "cpu_s": 0.9 * wall_s,
-                "user_bytes": user_bytes,
-                "wchar_bytes": round(written),
-                "device_write_bytes": None if is_null else round(written * 1.15),
-                "device_read_bytes": round(user_bytes * (2.4 if design.engine == "wheel" else 1.3)) if phase == "cold_drain" else 0,
-                "disk_bytes": round(live_bytes * design.written * 0.5) if not is_null else 0,
-                "live_bytes": live_bytes,
-                "anon_peak_bytes": 150 << 20,
-                "compaction_bytes": round(1.4 * user_bytes) if design.engine == "rocksdb" and point.backlog > 50_000 else None,
-                "stalls": 1,
-                "longest_call_ms": 130.0,
-                "call_s": 0.9 * wall_s,
-                "rolled": (0 if design.engine != "wheel" else 4 * point.backlog) if phase == "roll" else None,
-                "memory_limit_bytes": live_bytes // 4 if phase == "cold_drain" else None,
-            }
-        )
+        is_null, is_cold, is_wheel = design.engine == "null", phase == "cold_drain", design.engine == "wheel"
+        row: dict[str, Any] = {"run_id": run_id, "shard": shard, "phase": phase, "messages": messages, "calls": messages // 1000}
+        row |= {"wall_s": wall_s, "call_s": 0.9 * wall_s, "cpu_s": 0.9 * wall_s, "offered_rate": rate if phase in LOADS else None}
+        row |= {"user_bytes": user_bytes, "live_bytes": live_bytes, "wchar_bytes": round(written)}
+        row |= {"device_write_bytes": None if is_null else round(written * 1.15)}
+        row |= {"device_read_bytes": round(user_bytes * (2.4 if is_wheel else 1.3)) if is_cold else 0}
+        row |= {"disk_bytes": 0 if is_null else round(live_bytes * design.written * 0.5), "anon_peak_bytes": 150 << 20}
+        row |= {"memory_limit_bytes": live_bytes // 4 if is_cold else None, "stalls": 1, "longest_call_ms": 130.0}
+        row |= {"compaction_bytes": round(1.4 * user_bytes) if design.engine == "rocksdb" and point.backlog > 50_000 else None}
+        self.rows["phases"].append(row | {"rolled": (4 * point.backlog if is_wheel else 0) if phase == "roll" else None})
         if phase not in ("recover", "roll"):
             self._seconds(run_id, shard, phase, design, rate, seconds)
         if phase in LOADS:
@@ -164,24 +141,10 @@ class Grid:
         for second in range(seconds + 1):
             is_stall = design.engine == "rocksdb" and second % 4 == 3
             count = round(rate * self._rng.uniform(0.9, 1.1) * (0.45 if is_stall else 1) * (0.4 if second == seconds else 1))
-            self.rows["seconds"].append(
-                {
-                    "run_id": run_id,
-                    "shard": shard,
-                    "phase": phase,
-                    "second": second,
-                    "scheduled": count,
-                    "cancelled": 0,
-                    "handed_over": count,
-                    "popped": count,
-                    "acked": count,
-                    "backlog": 100_000,
-                    "lateness_max_ms": 5.0,
-                    "longest_call_ms": 180.0 if is_stall else 20.0,
-                    "anon_bytes": 120 << 20,
-                    "device_write_bytes": count * 300,
-                }
-            )
+            row: dict[str, Any] = {"run_id": run_id, "shard": shard, "phase": phase, "second": second, "cancelled": 0, "backlog": 100_000}
+            row |= dict.fromkeys(("scheduled", "handed_over", "popped", "acked"), count) | {"device_write_bytes": count * 300}
+            row |= {"lateness_max_ms": 5.0, "longest_call_ms": 180.0 if is_stall else 20.0, "anon_bytes": 120 << 20}
+            self.rows["seconds"].append(row)
 
     def _histograms(self, run_id: str, shard: int, phase: str, design: Design, load: float) -> None:
         scale = {"schedule": 0.8, "cancel": 0.6, "hand_over": 1.2, "pop": 0.5, "ack": 0.3, "slip": 0.05, "lateness": 1.0}
@@ -191,7 +154,7 @@ class Grid:
 
     def histogram(self, run_id: str, shard: int, phase: str, operation: str, values_ns: Iterable[int]) -> None:
         """Add the histogram of these values."""
-        for bucket, n in Counter(map(bucket_of, values_ns)).items():
+        for bucket, n in Counter(buckets_of(np.fromiter(values_ns, np.int64)).tolist()).items():
             row = {"run_id": run_id, "shard": shard, "phase": phase, "operation": operation, "bucket": bucket, "n": n}
             self.rows["histograms"].append(row)
 
@@ -204,23 +167,3 @@ class Grid:
         if self.environment is not None:
             (directory / "environment.json").write_text(json.dumps(self.environment))
         return directory
-
-
-def full_grid(repeats: int = 3) -> Grid:
-    """Return results that every figure and every claim has its data in."""
-    grid = Grid()
-    durable = [variant for variant in DESIGNS if variant != "null"]
-    points = [Point(backlog=backlog) for backlog in (10_000, 100_000, 1_000_000)]
-    points += [Point(body_bytes=body) for body in (64, 1024, 4096, 16_384, 65_536)]
-    points += [Point(body_bytes=4096, backlog=backlog) for backlog in (10_000, 1_000_000)]
-    points += [Point(shards=shards) for shards in (2, 4)]
-    points += [Point(durability="process_crash")]
-    for repeat in range(repeats):
-        for variant in durable:
-            for point in points:
-                grid.run(variant, point, repeat)
-            grid.run(variant, Point(workload="reminder"), repeat, ("fill", "schedule", "roll"))
-        grid.run("null", Point(), repeat, ("fill", "schedule", "hand_over", "pop_ack", "mixed"))
-    grid.run("lmdb", Point(body_bytes=512), 0, (), "refused", "3 messages were handed over twice, the first with id 81")
-    grid.run("rocksdb", Point(body_bytes=512), 0, (), "failed", "StoreFullError: no room on the disk")
-    return grid

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmqstore.cli import main
+from benchmarks.tests import conftest
 from rmqstore_benchmarks.grid import harness
 from rmqstore_benchmarks.grid.harness import Told
 from rmqstore_benchmarks.grid.named import named_workloads
@@ -16,10 +16,7 @@ SPECS = Path(__file__).parents[1] / "specs"
 
 
 def run(*arguments: str) -> int:
-    """Run a command line; returns its exit code."""
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", *arguments])
-    return int(ended.value.code or 0)
+    return conftest.run_command("bench", *arguments)
 
 
 def test_it_lists_every_workload(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,7 +29,7 @@ def test_it_lists_every_workload(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_specification_is_one_paragraph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "spec.toml").write_text("sede = 1")
     assert run("run", str(tmp_path / "spec.toml"), "--out", str(tmp_path / "out")) == 1
-    assert "unknown key 'sede'; did you mean 'seed'" in capsys.readouterr().err
+    assert "unknown field `sede`; did you mean 'seed'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -13,8 +13,8 @@ from rmqstore.errors import IllegalArgumentError
 from rmqstore.plugins import Offer
 from rmqstore_benchmarks.grid import named
 from rmqstore_benchmarks.grid.load import KEY_BYTES, NEVER_MS, Calendar, Load, ends_of, ids_in
-from rmqstore_benchmarks.grid.named import DAY_MS, NamedWorkload, named_workloads, workload_named
-from rmqstore_benchmarks.workloads import START_MS
+from rmqstore_benchmarks.grid.named import DAY_MS, START_MS, NamedWorkload, named_workloads, workload_named
+from rmqstore_benchmarks.peers.peer import DISTRIBUTIONS
 
 MINUTE_MS = 60_000
 
@@ -31,6 +31,15 @@ def test_order_timeouts_are_log_normal_around_half_an_hour_and_mostly_cancelled(
     assert np.median(delays) == pytest.approx(30 * MINUTE_MS, rel=0.03)
     assert np.log(delays).std() == pytest.approx(0.5, rel=0.03)
     assert are_cancelled.mean() == pytest.approx(0.85, abs=0.01)
+
+
+def test_the_timers_that_peers_are_given_have_their_shapes() -> None:
+    drawn = {name: workload.delays_ms(np.random.default_rng(4), 50_000) for name, workload in DISTRIBUTIONS.items()}
+    assert set(drawn["constant"].tolist()) == {30 * MINUTE_MS}
+    assert np.median(drawn["lognormal"]) == pytest.approx(30 * MINUTE_MS, rel=0.03)
+    assert np.log(drawn["lognormal"]).std() == pytest.approx(1.0, rel=0.03)
+    assert 1 <= drawn["uniform"].min() <= drawn["uniform"].max() <= 60 * MINUTE_MS
+    assert np.median(drawn["uniform"]) == pytest.approx(30 * MINUTE_MS, rel=0.03)
 
 
 def test_retries_follow_the_back_off_table() -> None:
@@ -75,7 +84,7 @@ def test_bodies_carry_their_numbers_and_keys_their_length() -> None:
 @pytest.mark.parametrize("body_bytes", [8, 12, 16, 100])
 def test_a_body_that_is_not_what_was_sent_is_found_by_its_ends_and_whole(body_bytes: int) -> None:
     load = Load(workload_named("order-timeout"), body_bytes, 1)
-    load.skip_to(7)
+    load.made = 7
     column = pa.concat_arrays([load.fresh(START_MS, 10).columns.column("body"), load.found(START_MS, 20).columns.column("body")])
     ids = ids_in(column)
     order = np.random.default_rng(1).permutation(30)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from rmqstore_benchmarks.grid.memory_limit import FLOOR_BYTES, NoLimitError, limit_for, limited_group
-from rmqstore_benchmarks.grid.probes import Probes, anon_bytes, compaction_bytes, difference
-from rmqstore_benchmarks.grid.recording import Phase
-from rmqstore_benchmarks.statistics import bucket_of, buckets_of
+from rmqstore_benchmarks.grid.probes import Probes, anon_bytes, compaction_bytes
+from rmqstore_benchmarks.grid.recording import Phase, Spent
+from rmqstore_benchmarks.histograms import buckets_of
 
 MIB = 1024 * 1024
 _TAKE = """
@@ -28,22 +28,26 @@ print(len(taken))
 
 def test_what_is_written_is_counted(tmp_path: Path) -> None:
     probes = Probes(tmp_path)
-    before = probes.read()
+    spent = Spent(probes)
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "file").write_bytes(os.urandom(MIB))
-    probes.sync_files()
-    after = probes.read()
-    assert (difference(after.wchar_bytes, before.wchar_bytes) or MIB) >= MIB
-    assert probes.disk_bytes() >= MIB
+    spent.stop()
+    columns = spent.columns()
+    assert (columns["wchar_bytes"] or MIB) >= MIB
+    assert columns["disk_bytes"] >= MIB
+    assert columns["wall_s"] > 0
     probes.forget_pages()
     assert (tmp_path / "sub" / "file").stat().st_size == MIB
     assert (anon_bytes() or MIB) >= MIB
 
 
-def test_what_a_machine_cannot_tell_is_none() -> None:
-    assert difference(None, 1) is None
-    assert difference(1, None) is None
-    assert difference(3, 1) == 2
+def test_what_a_machine_cannot_tell_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter(
+        [{"wchar_bytes": None, "device_write_bytes": 1, "device_read_bytes": 1}, dict.fromkeys(("wchar_bytes", "device_read_bytes"), 3)]
+    )
+    monkeypatch.setattr(Probes, "read", lambda self: {"device_write_bytes": None, **next(readings)})
+    columns = Spent(Probes(tmp_path)).columns()
+    assert [columns[name] for name in ("wchar_bytes", "device_write_bytes", "device_read_bytes")] == [None, None, 2]
 
 
 def test_compaction_is_what_rocksdb_logs(tmp_path: Path) -> None:
@@ -53,11 +57,6 @@ def test_compaction_is_what_rocksdb_logs(tmp_path: Path) -> None:
     (tmp_path / "db" / "LOG").write_text(line % ("compaction_finished", 100) + line % ("flush_finished", 7) + "words\n")
     (tmp_path / "db" / "LOG.old.1").write_text(line % ("compaction_finished", 1000))
     assert compaction_bytes(tmp_path) == 1110
-
-
-def test_buckets_of_many_are_the_buckets_of_each() -> None:
-    values = np.unique(np.concatenate([np.arange(3000), 2 ** np.arange(50), 2 ** np.arange(1, 50) - 1, 3 * 5 ** np.arange(20)]))
-    assert buckets_of(values).tolist() == [bucket_of(value) for value in values.tolist()]
 
 
 def test_a_phase_counts_by_the_second(tmp_path: Path) -> None:
@@ -74,12 +73,9 @@ def test_a_phase_counts_by_the_second(tmp_path: Path) -> None:
         (1, 10, 250.0, 42),
     ]
     assert rows["seconds"][1]["lateness_max_ms"] == 5.0
-    assert {(each["operation"], each["bucket"]): each["n"] for each in rows["histograms"]} == {
-        ("schedule", bucket_of(2_000_000)): 1,
-        ("schedule", bucket_of(350_000_000)): 1,
-        ("lateness", bucket_of(5_000_000)): 1,
-        ("lateness", 0): 1,
-    }
+    slow, stalled, late = buckets_of(np.array([2_000_000, 350_000_000, 5_000_000])).tolist()
+    expected = {("schedule", slow): 1, ("schedule", stalled): 1, ("lateness", late): 1, ("lateness", 0): 1}
+    assert {(each["operation"], each["bucket"]): each["n"] for each in rows["histograms"]} == expected
 
 
 def test_a_quarter_of_the_backlog_but_enough_to_run() -> None:

@@ -6,9 +6,11 @@ import struct
 import subprocess
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -16,11 +18,10 @@ import pytest
 import rmqstore
 from rmqstore_benchmarks.grid import aside
 from rmqstore_benchmarks.grid.load import Load, ticks_of
-from rmqstore_benchmarks.grid.named import workload_named
-from rmqstore_benchmarks.grid.shard import run_shard, shard_result, table_of
+from rmqstore_benchmarks.grid.named import START_MS, workload_named
+from rmqstore_benchmarks.grid.shard import Outcome, outcome_of, run_shard
 from rmqstore_benchmarks.grid.stores import NULL_ENGINE, RAW, ShardTask, open_store
 from rmqstore_benchmarks.grid.tables import HISTOGRAMS, PHASES, SECONDS, TABLES
-from rmqstore_benchmarks.workloads import START_MS
 
 SHORT_S = 0.1
 
@@ -81,7 +82,9 @@ def test_the_backlog_has_its_size_when_a_rate_is_looked_for(tmp_path: Path) -> N
     outcome = run_shard(task(tmp_path, workload="retry-backoff", phases=("fill", "schedule", "mixed"), seconds=0.2))
     assert phase(outcome, "schedule")["messages"] > 1500
     backlogs = [row["backlog"] for row in outcome.rows["seconds"] if row["phase"] == "mixed"]
-    assert backlogs == pytest.approx([1500] * len(backlogs), rel=0.25)
+    # Between two hand-overs, 100 ms, it grows by what is sent meanwhile.
+    growth = 0.1 * phase(outcome, "mixed")["messages"] / phase(outcome, "mixed")["wall_s"]
+    assert all(0.75 * 1500 <= backlog <= 1.25 * 1500 + 1.5 * growth for backlog in backlogs)
 
 
 def test_a_burst_is_late_by_as_long_as_it_takes(tmp_path: Path) -> None:
@@ -153,109 +156,84 @@ def test_a_raw_value_is_as_long_as_what_is_stored(tmp_path: Path) -> None:
     raw.close()
 
 
-class Losing:
-    """A store of which one message goes, without a word."""
+@dataclass
+class Wrong:
+    """A store that does one thing wrong."""
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
-        self._done = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def send_batch(self, columns: Any) -> Any:
-        receipts = self._store.send_batch(columns)
-        if not self._done:
-            self._store.cancel(receipts[5].handle)
-            self._done = True
-        return receipts
-
-
-class Forgetful(Losing):
-    """A store that refuses one ack."""
-
-    def ack(self, messages: Any) -> Any:
-        outcomes = self._store.ack(messages)
-        return [rmqstore.AckOutcome.STALE, *outcomes[1:]]
-
-    send_batch = property(lambda self: self._store.send_batch)  # type: ignore[assignment]
-
-
-class Doubling(Losing):
-    """A store that gives one message twice."""
-
-    def pop(self, *given: Any, **named: Any) -> Any:
-        messages = self._store.pop(*given, **named)
-        if messages and not self._done:
-            self._done = True
-            return [*messages, messages[0]]
-        return messages
-
-    send_batch = property(lambda self: self._store.send_batch)  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize(("wrong_store", "told"), [(Losing, "1 lost (ids 5)"), (Doubling, "1 doubled")])
-def test_a_store_that_loses_or_doubles_a_message_is_refused(tmp_path: Path, wrong_store: Any, told: str) -> None:
-    # No phase that cancels at random: the lost one could be picked, and then it is gone by right.
-    given = task(tmp_path, workload="retry-backoff", phases=("fill", "hand_over", "pop_ack"))
-    outcome = run_shard(given, lambda each, clock: wrong_store(open_store(each, clock)))
-    assert told in outcome.wrong
-
-
-def test_consumers_of_a_store_that_forgets_an_ack_get_no_figures(tmp_path: Path) -> None:
-    given = task(tmp_path, workload="retry-backoff", phases=("fill", "consume_8"))
-    outcome = run_shard(given, lambda each, clock: Forgetful(open_store(each, clock)))
-    assert "acked within their lease and refused" in outcome.wrong
-
-
-class Wrapped:
-    """A store that does one thing wrong; it may look at the clock."""
-
-    def __init__(self, store: Any, clock: rmqstore.ManualClock) -> None:
-        self._store = store
-        self._clock = clock
+    _store: Any
+    _clock: rmqstore.ManualClock
+    _done: bool = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def tick_at(self, now_ms: int) -> Any:
+    def _is_first(self) -> bool:
+        is_first, self._done = not self._done, True
+        return is_first
+
+    def _tick_at(self, shift_ms: int) -> Any:
         true_ms = self._clock.now_ms()
-        self._clock.set(now_ms)
+        self._clock.set(true_ms + shift_ms)
         try:
             return self._store.tick()
         finally:
             self._clock.set(true_ms)
 
 
-class Early(Wrapped):
+class Losing(Wrong):
+    """One message goes, without a word."""
+
+    def send_batch(self, columns: Any) -> Any:
+        receipts = self._store.send_batch(columns)
+        if self._is_first():
+            self._store.cancel(receipts[5].handle)
+        return receipts
+
+
+class Doubling(Wrong):
+    """One message is given twice."""
+
+    def pop(self, *given: Any, **named: Any) -> Any:
+        messages = self._store.pop(*given, **named)
+        return [*messages, messages[0]] if messages and self._is_first() else messages
+
+
+class Forgetful(Wrong):
+    """An ack is refused."""
+
+    def ack(self, messages: Any) -> Any:
+        return [rmqstore.AckOutcome.STALE, *self._store.ack(messages)[1:]]
+
+
+class Early(Wrong):
     """Hands over an hour before it is time."""
 
     def tick(self) -> Any:
-        return self.tick_at(self._clock.now_ms() + 3_600_000)
+        return self._tick_at(3_600_000)
 
 
-class Lagging(Wrapped):
+class Lagging(Wrong):
     """Hands over an hour late."""
 
     def tick(self) -> Any:
-        return self.tick_at(self._clock.now_ms() - 3_600_000)
+        return self._tick_at(-3_600_000)
 
 
-class Stuck(Wrapped):
+class Stuck(Wrong):
     """Hands nothing over any more."""
 
     def tick(self) -> Any:
         return rmqstore.TickReport()
 
 
-class Cutting(Wrapped):
+class Cutting(Wrong):
     """Keeps the first bytes of each body."""
 
     def send_batch(self, columns: pa.RecordBatch) -> Any:
         return self._store.send_batch(columns.set_column(1, "body", pc.binary_slice(columns.column("body"), 0, 16)))
 
 
-class Scribbling(Wrapped):
+class Scribbling(Wrong):
     """Writes over the middle of each body, and leaves its ends."""
 
     def send_batch(self, columns: pa.RecordBatch) -> Any:
@@ -264,23 +242,25 @@ class Scribbling(Wrapped):
 
 
 @pytest.mark.parametrize(
-    ("wrong_store", "phases", "told"),
+    ("wrong_store", "phases", "told", "workload"),
     [
-        (Early, ("fill", "hand_over"), " did not hand over what was due"),
-        (Lagging, ("fill", "hand_over"), " did not hand over what was due"),
-        (Early, ("fill", "mixed"), " early (ids "),
-        (Lagging, ("fill", "mixed"), " not handed over (ids "),
-        (Stuck, ("fill", "mixed"), " not handed over (ids "),
-        (Cutting, ("fill",), "1500 damaged (ids "),
-        (Cutting, ("fill", "hand_over", "pop_ack"), " damaged (ids "),
-        (Scribbling, ("fill",), "1500 damaged (ids "),
+        # No phase that cancels at random: the lost one could be picked, and then it is gone by right.
+        (Losing, ("fill", "hand_over", "pop_ack"), "1 lost (ids 5)", "retry-backoff"),
+        (Doubling, ("fill", "hand_over", "pop_ack"), "1 doubled", "retry-backoff"),
+        (Forgetful, ("fill", "consume_8"), "acked within their lease and refused", "retry-backoff"),
+        (Early, ("fill", "hand_over"), " did not hand over what was due", "order-timeout"),
+        (Lagging, ("fill", "hand_over"), " did not hand over what was due", "order-timeout"),
+        (Early, ("fill", "mixed"), " early (ids ", "order-timeout"),
+        (Lagging, ("fill", "mixed"), " not handed over (ids ", "order-timeout"),
+        (Stuck, ("fill", "mixed"), " not handed over (ids ", "order-timeout"),
+        (Cutting, ("fill",), "1500 damaged (ids ", "order-timeout"),
+        (Cutting, ("fill", "hand_over", "pop_ack"), " damaged (ids ", "order-timeout"),
+        (Scribbling, ("fill",), "1500 damaged (ids ", "order-timeout"),
     ],
 )
-def test_a_store_that_is_early_or_late_or_changes_bodies_is_refused(
-    tmp_path: Path, wrong_store: Any, phases: tuple[str, ...], told: str
-) -> None:
-    outcome = run_shard(task(tmp_path, phases=phases), lambda each, clock: wrong_store(open_store(each, clock), clock))
-    assert told in outcome.wrong
+def test_a_wrong_store_is_refused(tmp_path: Path, wrong_store: Any, phases: tuple[str, ...], told: str, workload: str) -> None:
+    given = task(tmp_path, phases=phases, workload=workload)
+    assert told in run_shard(given, lambda each, clock: wrong_store(open_store(each, clock), clock)).wrong
 
 
 @pytest.mark.parametrize(
@@ -305,17 +285,18 @@ def test_a_cold_drain_that_fails_is_refused_but_for_want_of_memory(
     assert said in outcome.wrong + outcome.notes[0] if not is_refused else said in outcome.wrong
 
 
-def test_a_task_that_fails_says_why_and_yields_no_tables(tmp_path: Path) -> None:
-    (row,) = shard_result(task(tmp_path, settings={"no.such": 1})).to_pylist()
-    assert row["kind"] == "failed"
-    assert b"ConfigError" in row["payload"]
+def test_a_task_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    outcome = outcome_of(task(tmp_path, settings={"no.such": 1}))
+    assert "ConfigError" in outcome.failed
+    assert not any(outcome.rows.values())
     assert not Path(tmp_path, "shard").exists()
 
 
-def test_tables_travel_as_arrow(tmp_path: Path) -> None:
-    found = {row["kind"]: row["payload"] for row in shard_result(task(tmp_path, phases=("fill",))).to_pylist()}
-    assert set(found) == set(TABLES) - {"runs"}
-    assert table_of(found["phases"]).schema == PHASES
+def test_outcomes_travel_and_become_tables(tmp_path: Path) -> None:
+    outcome = outcome_of(task(tmp_path, phases=("fill",)))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(outcome), type=Outcome) == outcome
+    assert set(outcome.rows) == set(TABLES) - {"runs"}
+    assert len(pa.Table.from_pylist(outcome.rows["phases"], PHASES)) == 1
 
 
 @pytest.mark.crash

@@ -12,19 +12,17 @@ import pyarrow as pa
 import pytest
 
 import rmqstore
+from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.audit import audit
 from rmqstore_benchmarks.load.clients import run_round
-from rmqstore_benchmarks.load.command import durable_engines
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile, table_of
 from rmqstore_benchmarks.load.plan import BODY_BYTES, GROUP, KEPT_TOPIC, LEASE_MS, NO_TIME, SETTINGS, TOPIC, Ids, Plan
-from rmqstore_benchmarks.workloads import START_MS
 
 LATER_MS = START_MS + 1_000_000
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
-    engine = next(iter(durable_engines()), None) or pytest.skip("no durable engine")
+def plan(tmp_path: Path, engine: str) -> Plan:
     plan = Plan(engine, str(tmp_path / "run"), 1000, 1, chunk=200)
     plan.make_directories()
     return plan

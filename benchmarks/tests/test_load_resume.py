@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,16 @@ import msgspec
 import pytest
 
 import rmqstore
-from rmqstore.cli import main
+from benchmarks.tests import conftest
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_OK
 from rmqstore.spark import sessions
+from rmqstore_benchmarks.histograms import CallSums
 from rmqstore_benchmarks.load import command, run
 from rmqstore_benchmarks.load.closing import STATES, Closed
-from rmqstore_benchmarks.load.command import Request, durable_engines
+from rmqstore_benchmarks.load.command import Request
 from rmqstore_benchmarks.load.failures import Failure
 from rmqstore_benchmarks.load.plan import VERSION, Plan
 from rmqstore_benchmarks.load.progress import Begun, Done, UnfinishedError, done_of, held, mark_done, read_begun, write_begun
-from rmqstore_benchmarks.statistics import CallSums
 
 PROGRAM = Path(__file__).with_name("killed_jvm.py")
 
@@ -47,9 +46,7 @@ def end(plan: Plan) -> None:
 
 
 def run_command(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["load-test", *arguments])
-    return int(ended.value.code or 0)
+    return conftest.run_command("load-test", *arguments)
 
 
 # ---------------------------------------------------------------- what the directory holds
@@ -115,6 +112,13 @@ def test_the_plan_has_settled_all_other_options(tmp_path: Path, capsys: pytest.C
 # ---------------------------------------------------------------- going on
 
 
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sessions be objects that can do nothing."""
+    monkeypatch.setattr(command, "why_not", lambda: None)
+    monkeypatch.setattr(command, "session", lambda *given, **named: contextlib.nullcontext(object()))
+
+
 def test_one_that_has_ended_tells_its_outcome_again_without_spark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +138,7 @@ def test_one_that_has_ended_tells_its_outcome_again_without_spark(
     assert outcome.ops["ack"].messages == 24
 
 
+@pytest.mark.usefixtures("without_spark")
 def test_a_job_that_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = begun_in(tmp_path / "run", "wheel").plans[0]
     end(plan)
@@ -152,8 +157,6 @@ def test_a_job_that_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(run, "_played", play)
     monkeypatch.setattr(run, "_audited", lambda spark, plan: Done())
     monkeypatch.setattr(run, "close_ledger", closed)
-    monkeypatch.setattr(command, "why_not", lambda: None)
-    monkeypatch.setattr(command, "session", lambda *given, **named: contextlib.nullcontext(object()))
     told: list[str] = []
     for _ in range(2):
         told.clear()
@@ -167,16 +170,8 @@ def test_a_job_that_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytes
     assert done_of(plan, "ledger") is None
 
 
-@pytest.fixture
-def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let sessions be objects that can do nothing."""
-    monkeypatch.setattr(command, "why_not", lambda: None)
-    monkeypatch.setattr(command, "session", lambda *given, **named: contextlib.nullcontext(object()))
-
-
 @pytest.mark.usefixtures("without_spark")
-def test_a_directory_that_nobody_named_stays_when_an_error_ended_what_was_begun_there(tmp_path: Path) -> None:
-    engine = next(iter(durable_engines()), None) or pytest.skip("no durable engine")
+def test_a_directory_that_nobody_named_stays_when_an_error_ended_what_was_begun_there(tmp_path: Path, engine: str) -> None:
     with pytest.raises(UnfinishedError) as ended:
         list(command.run(Request(engines=[engine], messages=40, directory=tmp_path)))
     (left,) = tmp_path.iterdir()
@@ -184,14 +179,11 @@ def test_a_directory_that_nobody_named_stays_when_an_error_ended_what_was_begun_
     assert read_begun(left).plans[0].messages == 40
 
 
-def test_a_directory_in_which_nothing_was_begun_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextlib.contextmanager
-    def session(*given: Any, **named: Any) -> Iterator[None]:
+@pytest.mark.usefixtures("without_spark")
+def test_a_directory_in_which_nothing_was_begun_is_removed(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def session(*given: Any, **named: Any) -> None:
         raise TimeoutError("no cluster")
-        yield
 
-    engine = next(iter(durable_engines()), None) or pytest.skip("no durable engine")
-    monkeypatch.setattr(command, "why_not", lambda: None)
     monkeypatch.setattr(command, "session", session)
     with pytest.raises(TimeoutError, match="no cluster"):
         list(command.run(Request(engines=[engine], messages=40, directory=tmp_path)))
@@ -205,11 +197,10 @@ def test_a_directory_in_which_nothing_was_begun_is_removed(tmp_path: Path, monke
 @pytest.mark.spark
 @pytest.mark.timeout(400)
 def test_when_spark_is_killed_the_load_test_says_so_and_goes_on_to_a_closed_ledger(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if reason := sessions.why_not():
         pytest.skip(reason)
-    engine = next(iter(durable_engines()), None) or pytest.skip("no durable engine")
     root = tmp_path / "run"
     arguments = ["--engine", engine, "--messages", "600", "--shards", "1", "--keep", str(root)]
     killed = subprocess.run([sys.executable, str(PROGRAM), *arguments], capture_output=True, text=True, timeout=180, check=False)

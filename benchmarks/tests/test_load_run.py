@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rmqstore
-from rmqstore.cli import main
+from benchmarks.tests import conftest
 from rmqstore.cli.exits import EXIT_ERROR, EXIT_NOT_DONE
 from rmqstore.spark import sessions
 from rmqstore_benchmarks.load import command, report
@@ -66,8 +66,7 @@ def test_a_task_that_failed_is_played_again_and_stores_nothing_twice(engine: str
     assert places["early"] == places["broken"] == told["early"] == told["damaged"] == told["old_honoured"] == 0
 
 
-def test_the_second_attempt_waits_for_the_store_of_the_first(tmp_path: Path) -> None:
-    engine = next(iter(durable_engines()), None) or pytest.skip("no durable engine")
+def test_the_second_attempt_waits_for_the_store_of_the_first(tmp_path: Path, engine: str) -> None:
     plan = Plan(engine, str(tmp_path / "run"), 20, 1, chunk=10, patience_s=0.0)
     plan.make_directories()
     with rmqstore.open(plan.store_path(0), engine=engine, services=False), pytest.raises(rmqstore.StoreLockedError):
@@ -104,21 +103,19 @@ def test_bad_input_is_refused_by_name_before_anything_runs(given: dict, words: s
 
 def test_an_engine_that_keeps_nothing_is_refused() -> None:
     with pytest.raises(rmqstore.UnsupportedOperationError, match="'memory' keeps nothing"):
-        command.plans(Request(engines=["memory"]), Path())
+        command.plans(Request(engines=["memory"]))
 
 
 def test_failures_by_default_are_those_that_the_place_can_show() -> None:
     for given, expected in (({}, set(Failure) - {Failure.EXECUTOR}), ({"cluster": True}, set(Failure)), ({"failures": ["none"]}, set())):
-        assert {failure for plan in command.plans(Request(**given), Path()) for failure in plan.failures} == expected
-    assert [
-        plan.failures for plan in command.plans(Request(master="local[2]", failures=["twin"], engines=durable_engines()[:1]), Path())
-    ] == [(Failure.TWIN,)]
+        assert {failure for plan in command.plans(Request(**given)) for failure in plan.failures} == expected
+    assert [plan.failures for plan in command.plans(Request(master="local[2]", failures=["twin"], engines=durable_engines()[:1]))] == [
+        (Failure.TWIN,)
+    ]
 
 
 def run_command(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["load-test", *arguments])
-    return int(ended.value.code or 0)
+    return conftest.run_command("load-test", *arguments)
 
 
 def test_the_command_refuses_what_it_could_not_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,10 +197,9 @@ def test_the_page_tells_every_fault() -> None:
 @pytest.mark.slow  # `make load-test` does the same in CI
 @pytest.mark.spark
 @pytest.mark.timeout(240)
-def test_the_ledger_closes_although_tasks_and_workers_die_and_twins_run(tmp_path: Path) -> None:
+def test_the_ledger_closes_although_tasks_and_workers_die_and_twins_run(tmp_path: Path, engine: str) -> None:
     if reason := sessions.why_not():
         pytest.skip(reason)
-    engine = next(iter(durable_engines()), None) or pytest.skip("no durable engine")
     failures = (Failure.TASK, Failure.WORKER, Failure.TWIN, Failure.CONSUMER)
     plan = Plan(engine, str(tmp_path / "run"), 1000, 1, failures=failures, chunk=50, rounds=1)
     with sessions.session(quick=True) as spark:

@@ -7,34 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from rmqstore_benchmarks.machine import command_line, described, installed, replace_part, sentence, table
+from rmqstore_benchmarks.machine import described, replace_part, sentence, table
 
 PAGE = "# Page\n\n<!-- speed: begin -->\n\nold\n\n<!-- speed: end -->\n\nbehind\n"
 
 
-def test_a_part_of_a_page_is_replaced(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
+def test_a_part_of_a_page_is_replaced_and_a_page_without_markers_is_left_alone(tmp_path: Path) -> None:
+    page, other = tmp_path / "page.md", tmp_path / "other.md"
     page.write_text(PAGE)
     replace_part(page, "speed", "new")
     assert page.read_text() == PAGE.replace("old", "new")
-
-
-def test_an_engine_that_is_not_installed_is_said() -> None:
-    with pytest.raises(SystemExit, match="installed"):
-        installed(["no-such"])
-
-
-def test_a_command_is_told_without_where_its_results_go() -> None:
-    given = ["--rounds", "2", "--json", "there.json", "--markdown=page.md", "--batch", "5"]
-    assert command_line("rmqstore_benchmarks.peers", given) == "python -m rmqstore_benchmarks.peers --rounds 2 --batch 5"
-
-
-def test_a_page_without_markers_is_left_alone(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("nothing here")
+    other.write_text("nothing here")
     with pytest.raises(SystemExit, match="speed: begin"):
-        replace_part(page, "speed", "new")
-    assert page.read_text() == "nothing here"
+        replace_part(other, "speed", "new")
+    assert other.read_text() == "nothing here"
 
 
 def test_the_machine_is_described(tmp_path: Path) -> None:

@@ -8,16 +8,17 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
 from rmqstore_benchmarks.machine import default_directory
+from rmqstore_benchmarks.peers import PEERS, measure, report
 from rmqstore_benchmarks.peers import __main__ as command
-from rmqstore_benchmarks.peers import report
 from rmqstore_benchmarks.peers.peer import Durability, PeerError, Task, compare, popped
 from rmqstore_benchmarks.peers.servers import running
 from rmqstore_benchmarks.peers.sqlite import SQLite
-from rmqstore_benchmarks.peers.systems import PEERS, measure
 
 PHASES = {"schedule", "cancel", "drain", "pop_32", "pop_1024"}
 
@@ -45,6 +46,14 @@ def test_a_peer_that_is_here_runs(name: str) -> None:
     assert "pop_32" in figures or "schedule" in figures
 
 
+def test_a_measurement_has_a_process_of_its_own_and_its_error_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = command.Plan(engines=(), peers=(), durabilities=(), directory=tmp_path, rounds=1, timers=200, batch=100)
+    assert set(command.run(plan, "sqlite", Durability.PROCESS_CRASH, "constant")) == PHASES
+    assert "KeyError" in command.run(plan, "no-such", Durability.PROCESS_CRASH, "constant")["error"]
+    assert "no-such gives no figure: KeyError" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_lists_are_scheduled_only(tmp_path: Path) -> None:
     assert set(measure(task("memory, list", tmp_path))) == {"schedule"}
 
@@ -53,7 +62,7 @@ def test_sqlite_sets_its_durability(tmp_path: Path) -> None:
     for durability, synchronous in ((Durability.POWER_LOSS, 2), (Durability.PROCESS_CRASH, 1)):
         directory = tmp_path / durability
         directory.mkdir()
-        with SQLite(directory, durability) as peer:
+        with SQLite(directory, durability).started() as peer:
             assert peer._db.execute("PRAGMA synchronous").fetchone() == (synchronous,)
             assert peer._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
@@ -84,7 +93,7 @@ class Early(SQLite):
     ("kind", "why"), [(Losing, "did not come"), (Repeating, "came twice"), (Forgetful, "handed over"), (Early, "handed over")]
 )
 def test_a_peer_that_loses_or_invents_a_message_gets_no_figure(kind: type[SQLite], why: str, tmp_path: Path) -> None:
-    with kind(tmp_path, Durability.PROCESS_CRASH) as peer, pytest.raises(PeerError, match=why):
+    with kind(tmp_path, Durability.PROCESS_CRASH).started() as peer, pytest.raises(PeerError, match=why):
         peer.measure(task("sqlite", tmp_path))
 
 
@@ -104,7 +113,7 @@ def test_the_command_writes_the_table_and_names_what_is_absent(
     page.write_text("before\n<!-- peers: begin -->\nold\n<!-- peers: end -->\nafter\n")
     monkeypatch.setattr(PEERS["redis"], "version", classmethod(lambda cls: None))
     monkeypatch.setattr(command, "DISTRIBUTIONS", {"constant": None})
-    monkeypatch.setattr(command, "run", lambda plan, name, durability, distribution: figures[name])
+    monkeypatch.setattr(command, "run", lambda plan, name, durability, distribution: dict(figures[name]))
     figures = {"memory": dict.fromkeys(PHASES, 400.0), "memory, list": {"schedule": 100.0}, "sqlite": dict.fromkeys(PHASES, 100.0)}
     options = ["--engines", "memory", "--peers", "sqlite", "redis", "--timers", "1000", "--rounds", "2", "--durability", "process-crash"]
     command.main([*options, "--directory", str(tmp_path), "--markdown", str(page)])
@@ -115,14 +124,22 @@ def test_the_command_writes_the_table_and_names_what_is_absent(
     assert "redis was not there: apt-get install redis-server" in text
     assert "4.00 × sqlite" in text
     assert shown.out.strip() in text
+    assert "--markdown" not in text, "where the results go does not change them"
+
+
+def results(**systems: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return what some rounds of each system gave: rates by phase, or an error."""
+    rows = []
+    for name, rounds in systems.items():
+        for number, figures in enumerate(rounds):
+            place = ("power-loss", "constant", name, number)
+            rows += [(*place, None, None, text) if phase == "error" else (*place, phase, text, None) for phase, text in figures.items()]
+    return pd.DataFrame(rows, columns=report.COLUMNS)
 
 
 def test_a_peer_without_a_figure_is_named_and_not_compared() -> None:
-    good, bad = dict.fromkeys(PHASES, 100.0), {"error": "3 of 9 messages did not come"}
-    results = {
-        Durability.POWER_LOSS: {"constant": {"wheel": [good, good], "redis": [good, bad], "sqlite": [dict.fromkeys(PHASES, 50.0)] * 2}}
-    }
-    text = report.tables(results)
+    good, half, bad = dict.fromkeys(PHASES, 100.0), dict.fromkeys(PHASES, 50.0), {"error": "3 of 9 messages did not come"}
+    text = report.tables(results(wheel=[good, good], redis=[good, bad], sqlite=[half, half]))
     assert "No figure for redis: 3 of 9" in text
     assert "2.00 × sqlite: **no**" in text, "schedule, 3 times"
     assert "2.00 × sqlite: yes" in text, "drain, 2 times"
@@ -130,9 +147,8 @@ def test_a_peer_without_a_figure_is_named_and_not_compared() -> None:
 
 
 def test_what_a_peer_does_not_write_is_not_compared() -> None:
-    fast = dict.fromkeys(PHASES, 100.0) | {"drain": 9000.0}
-    results = {Durability.POWER_LOSS: {"constant": {"wheel": [dict.fromkeys(PHASES, 100.0)], "beanstalkd": [fast]}}}
-    text = report.tables(results)
+    good = dict.fromkeys(PHASES, 100.0)
+    text = report.tables(results(wheel=[good], beanstalkd=[good | {"drain": 9000.0}]))
     assert "(9.0 k)" in text
     assert "0.01 ×" not in text
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.tests.conftest import run_command
 from benchmarks.tests.grid_results import DESIGNS, STEADY, Grid, Point
-from rmqstore.cli import main
 from rmqstore.errors import RmqstoreError, StorePathError, TransferError
 from rmqstore_benchmarks.grid.tables import TABLES
 
@@ -21,7 +20,7 @@ pytest.importorskip("matplotlib", reason="the report needs rmqstore-benchmarks[r
 
 from rmqstore_benchmarks.report.claims import ALL_CLAIMS
 from rmqstore_benchmarks.report.figures import PLOTS
-from rmqstore_benchmarks.report.making import Made, make
+from rmqstore_benchmarks.report.making import Report, make
 
 DPI = 40
 
@@ -46,7 +45,7 @@ def everything() -> Grid:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Report:
     directory = everything().write(tmp_path_factory.mktemp("grid"))
     return make(directory, directory / "report", dpi=DPI)
 
@@ -64,7 +63,7 @@ class References(HTMLParser):
         self.found += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
 
 
-def test_every_figure_has_picture_data_and_a_finding_with_a_figure_in_it(made: Made) -> None:
+def test_every_figure_has_picture_data_and_a_finding_with_a_figure_in_it(made: Report) -> None:
     assert not made.left_out
     assert list(made.findings) == [plot.title for plot in PLOTS]
     for plot in PLOTS:
@@ -74,7 +73,7 @@ def test_every_figure_has_picture_data_and_a_finding_with_a_figure_in_it(made: M
         assert "null" not in made.findings[plot.title]
 
 
-def test_the_page_needs_no_other_file(made: Made) -> None:
+def test_the_page_needs_no_other_file(made: Report) -> None:
     page = References()
     page.feed(made.page.read_text())
     assert len(page.found) == len(PLOTS)
@@ -84,14 +83,14 @@ def test_the_page_needs_no_other_file(made: Made) -> None:
     assert not re.search(r"url\(|@import|https?://", made.page.read_text())
 
 
-def test_links_of_the_markdown_page_lead_somewhere(made: Made) -> None:
+def test_links_of_the_markdown_page_lead_somewhere(made: Report) -> None:
     text = (made.page.parent / "report.md").read_text()
     links = re.findall(r"(?<!\\)\[[^\]]*\]\(([^)]+)\)", text)
     assert len(links) == 2 * len(PLOTS)
     assert all((made.page.parent / link).is_file() for link in links)
 
 
-def test_the_summary_has_a_row_for_each_phase_of_each_cell(made: Made) -> None:
+def test_the_summary_has_a_row_for_each_phase_of_each_cell(made: Report) -> None:
     rows = pq.read_table(made.page.parent / "summary.parquet").to_pylist()
     keys = [(row["cell_id"], row["phase"]) for row in rows]
     assert len(set(keys)) == len(keys)
@@ -101,7 +100,7 @@ def test_the_summary_has_a_row_for_each_phase_of_each_cell(made: Made) -> None:
     assert wheel["rate"] == pytest.approx((wheel["rate_low"] + wheel["rate_high"]) / 2)
 
 
-def test_claims_follow_from_the_figures(made: Made) -> None:
+def test_claims_follow_from_the_figures(made: Report) -> None:
     told = {name: verdict.value for name, verdict in made.verdicts.items()}
     assert list(told) == [claim.name for claim in ALL_CLAIMS]
     del told["simple flow"]  # counted in the source, no figure of the run
@@ -121,7 +120,11 @@ def test_claims_follow_from_the_figures(made: Made) -> None:
 # ---------------------------------------------------------------- results that lack something
 
 
-def verdicts(made: Made) -> set[str]:
+def report_on(grid: Grid, place: Path) -> Report:
+    return make(grid.write(place), place / "report", dpi=DPI)
+
+
+def verdicts(made: Report) -> set[str]:
     return {verdict.value for name, verdict in made.verdicts.items() if name != "simple flow"}
 
 
@@ -129,12 +132,12 @@ def test_one_phase_of_one_run_makes_a_report_that_says_what_is_missing(tmp_path:
     grid = Grid()
     grid.run("wheel", Point(), 0, ("fill",), seconds=1)
     grid.environment = None
-    made = make(grid.write(tmp_path, ("runs", "phases")), tmp_path / "report", dpi=DPI)
+    made = report_on(grid, tmp_path)
     assert not made.findings
-    assert set(made.left_out) == {plot.title for plot in PLOTS}
+    assert made.left_out == list(PLOTS)
     assert verdicts(made) == {"not measured in this run"}
     page = made.page.read_text()
-    assert all(needs in page for needs in made.left_out.values())
+    assert all(plot.needs in page for plot in made.left_out)
 
 
 def test_a_refused_run_has_no_figure_and_is_listed(tmp_path: Path) -> None:
@@ -143,7 +146,7 @@ def test_a_refused_run_has_no_figure_and_is_listed(tmp_path: Path) -> None:
     for backlog in (10_000, 100_000):
         grid.run("wheel", Point(backlog=backlog), 0, ("schedule", "hand_over", "pop_ack"), seconds=1)
         grid.run("lmdb", Point(backlog=backlog), 0, STEADY, "refused", "message 81 came | twice", design=fast, seconds=1)
-    made = make(grid.write(tmp_path), tmp_path / "report", dpi=DPI)
+    made = report_on(grid, tmp_path)
     assert made.outcomes == "4 cells, 4 runs: 2 good, 2 refused"
     assert "lmdb" not in "".join(made.findings.values())
     assert "lmdb" not in "".join(file.read_text() for file in made.page.parent.glob("*.csv"))
@@ -158,7 +161,7 @@ def test_what_is_not_told_is_left_out_and_never_zero(tmp_path: Path) -> None:
     for row in grid.rows["phases"]:
         for name in ("device_write_bytes", "device_read_bytes", "disk_bytes", "cpu_s", "wall_s"):
             row[name] = None
-    made = make(grid.write(tmp_path), tmp_path / "report", dpi=DPI)
+    made = report_on(grid, tmp_path)
     assert "Not told: written to the device, read from the device and space." in made.findings["Write, read and space amplification"]
     rows = pq.read_table(made.page.parent / "summary.parquet").to_pylist()
     assert all(row["rate"] is row["device_write_per_user_byte"] is row["cpu_us_per_message"] is None for row in rows)
@@ -169,7 +172,7 @@ def test_the_null_engine_is_compared_in_the_phases_that_others_went_through(tmp_
     grid = Grid()
     grid.run("wheel", Point(), 0, ("schedule",), seconds=1)
     grid.run("null", Point(), 0, ("schedule", "mixed"), seconds=1)
-    made = make(grid.write(tmp_path), tmp_path / "report", dpi=DPI)
+    made = report_on(grid, tmp_path)
     assert made.findings["What Spark and the generator cost"].startswith("Schedule: ")
     assert "Mixed" not in (made.page.parent / "overhead.csv").read_text()
 
@@ -178,7 +181,7 @@ def test_a_run_that_lacks_a_shard_has_no_figure_for_that_phase(tmp_path: Path) -
     grid = Grid()
     grid.run("wheel", Point(shards=2), 0, ("schedule", "mixed"), seconds=1)
     grid.rows["phases"].pop()
-    made = make(grid.write(tmp_path), tmp_path / "report", dpi=DPI)
+    made = report_on(grid, tmp_path)
     assert pq.read_table(made.page.parent / "summary.parquet")["phase"].to_pylist() == ["schedule"]
 
 
@@ -197,112 +200,66 @@ def test_a_figure_without_data_now_is_removed(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- results that are none
 
 
-def _no_directory(directory: Path) -> None:
-    pass
-
-
-def _empty(directory: Path) -> None:
-    Grid().write(directory)
-
-
-def _no_phases(directory: Path) -> None:
-    small().write(directory, ("runs",))
-
-
-def _no_parquet(directory: Path) -> None:
-    small().write(directory)
-    (directory / "results" / "phases.parquet").write_bytes(b"no parquet")
-
-
-def _column_missing(directory: Path) -> None:
-    small().write(directory)
-    file = directory / "results" / "phases.parquet"
-    pq.write_table(pq.read_table(file).drop_columns(["messages"]), file)
-
-
-def _column_of_another_type(directory: Path) -> None:
-    small().write(directory)
-    file = directory / "results" / "seconds.parquet"
-    table = pq.read_table(file)
-    at = table.schema.get_field_index("second")
-    pq.write_table(table.set_column(at, "second", pa.array(["first"] * len(table))), file)
-
-
-def _stranger(directory: Path) -> None:
-    grid = small()
-    grid.rows["phases"][0]["run_id"] = "someone else's"
-    grid.write(directory)
-
-
-def _doubled(directory: Path) -> None:
-    grid = small()
-    grid.rows["runs"] *= 2
-    grid.write(directory)
-
-
-def _environment(directory: Path) -> None:
-    small().write(directory)
-    (directory / "environment.json").write_text("[]")
-
-
 def small() -> Grid:
     grid = Grid()
     grid.run("wheel", Point(), 0, ("schedule",), seconds=1)
     return grid
 
 
+def _damage(what: str, directory: Path) -> None:
+    """Leave results that are wrong in one way."""
+    grid, results = Grid() if what == "no run" else small(), directory / "results"
+    if what == "a stranger":
+        grid.rows["phases"][0]["run_id"] = "someone else's"
+    if what == "a double":
+        grid.rows["runs"] *= 2
+    if what != "no directory":
+        grid.write(directory, ("runs",) if what == "no phases" else tuple(TABLES))
+    if what == "no Parquet":
+        (results / "phases.parquet").write_bytes(b"no parquet")
+    if what == "no column":
+        pq.write_table(pq.read_table(results / "phases.parquet").drop_columns(["messages"]), results / "phases.parquet")
+    if what == "another type":
+        table = pq.read_table(results / "seconds.parquet")
+        at = table.schema.get_field_index("second")
+        pq.write_table(table.set_column(at, "second", pa.array(["first"] * len(table))), results / "seconds.parquet")
+    if what == "no environment":
+        (directory / "environment.json").write_text("[]")
+
+
 @pytest.mark.parametrize(
-    ("prepare", "error", "words"),
+    ("what", "error", "words"),
     [
-        (_no_directory, StorePathError, r"holds no results of a benchmark.*rmqstore bench run"),
-        (_empty, StorePathError, r"names no run"),
-        (_no_phases, StorePathError, r"holds no table phases"),
-        (_no_parquet, TransferError, r"phases\.parquet cannot be read as Parquet"),
-        (_column_missing, TransferError, r"phases\.parquet has no column messages"),
-        (_column_of_another_type, TransferError, r"seconds\.parquet has a column of another type"),
-        (_stranger, TransferError, r"table phases has rows of \"someone else's\""),
-        (_doubled, TransferError, r"names a run twice"),
-        (_environment, TransferError, r"environment\.json must hold a JSON object"),
+        ("no directory", StorePathError, r"holds no results of a benchmark.*rmqstore bench run"),
+        ("no run", StorePathError, r"names no run"),
+        ("no phases", StorePathError, r"holds no table phases"),
+        ("no Parquet", TransferError, r"phases\.parquet cannot be read as Parquet"),
+        ("no column", TransferError, r"phases\.parquet has no column messages"),
+        ("another type", TransferError, r"seconds\.parquet has a column of another type"),
+        ("a stranger", TransferError, r"table phases has rows of \"someone else's\""),
+        ("a double", TransferError, r"names a run twice"),
+        ("no environment", TransferError, r"environment\.json must hold a JSON object"),
     ],
 )
-def test_what_is_no_result_is_refused_before_anything_is_written(
-    tmp_path: Path, prepare: Callable[[Path], None], error: type[RmqstoreError], words: str
-) -> None:
-    prepare(tmp_path / "run")
+def test_what_is_no_result_is_refused_before_anything_is_written(tmp_path: Path, what: str, error: type[RmqstoreError], words: str) -> None:
+    _damage(what, tmp_path / "run")
     with pytest.raises(error, match=words):
         make(tmp_path / "run", tmp_path / "report")
     assert not (tmp_path / "report").exists()
 
 
-def test_tables_may_be_directories_of_files(tmp_path: Path) -> None:
-    grid = small()
-    grid.write(tmp_path)
-    for name in TABLES:
-        (tmp_path / "results" / name).mkdir()
-        file = tmp_path / "results" / f"{name}.parquet"
-        file.rename(tmp_path / "results" / name / "part-0.parquet")
-        (tmp_path / "results" / name / "_SUCCESS").touch()
-    assert make(tmp_path, tmp_path / "report").outcomes == "1 cells, 1 runs: 1 good"
-
-
 # ---------------------------------------------------------------- the command
 
 
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run(*arguments: Any) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(each) for each in arguments])
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
+def command(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
+    code = run_command(*arguments)
+    return code, *capsys.readouterr()
 
 
-def test_the_command_tells_findings_and_where_the_page_is(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+def test_the_command_tells_findings_and_where_the_page_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grid = Grid()
     grid.run("wheel", Point("reminder"), 0, ("roll",), seconds=1)
-    code, out, err = command("bench", "report", grid.write(tmp_path))
+    code, out, err = command(capsys, "bench", "report", grid.write(tmp_path))
     assert code == 0
     assert "Write amplification of rolling: Bytes written by the process" in out
     assert "claim, sorting on write: not measured in this run" in out
@@ -310,8 +267,8 @@ def test_the_command_tells_findings_and_where_the_page_is(tmp_path: Path, comman
     assert "left out: Recovery time; it needs the phase recover at two backlogs" in err
 
 
-def test_the_command_says_what_to_run_where_there_is_nothing(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
-    code, out, err = command("bench", "report", tmp_path / "nothing", "--out", tmp_path / "report")
+def test_the_command_says_what_to_run_where_there_is_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = command(capsys, "bench", "report", tmp_path / "nothing", "--out", tmp_path / "report")
     assert (code, out) == (1, "")
     assert "`rmqstore bench run SPEC.toml` makes them" in err
     assert not (tmp_path / "report").exists()

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.tests.grid_results import Grid, Point
-from rmqstore_benchmarks.grid.results import Cell, Results, read
+from rmqstore_benchmarks.grid.results import Results, kind_of, read
+from rmqstore_benchmarks.grid.tables import PHASES
+from rmqstore_benchmarks.histograms import CallCounter, bounds_of, buckets_of
 from rmqstore_benchmarks.report import text as words
-from rmqstore_benchmarks.report.cells import Look, kind_of, looks_of, slices
-from rmqstore_benchmarks.report.claims import ALL_CLAIMS, ROCKSDB, WHEEL, Comparison, Verdict, code_lines, comparisons, told, verdict_of
-from rmqstore_benchmarks.report.figures import LATENESS, front
-from rmqstore_benchmarks.statistics import (
-    DRAIN,
-    LARGEST,
-    CellPhase,
-    at_shares,
-    bucket_of,
-    cell_phases,
-    latencies,
-    percentile,
-    run_metrics,
-    spread,
+from rmqstore_benchmarks.report.cells import slices
+from rmqstore_benchmarks.report.claims import (
+    ALL_CLAIMS,
+    ROCKSDB,
+    WHEEL,
+    Verdict,
+    code_lines,
+    compared,
+    comparisons,
+    told,
+    verdict_of,
 )
+from rmqstore_benchmarks.report.drawing import Look, looks_of
+from rmqstore_benchmarks.report.figures import LATENESS, front
+from rmqstore_benchmarks.statistics import DRAIN, LARGEST, SPREAD, figures, known, latencies, percentiles, run_figures, spreads
 
 CLAIMS = {claim.name: claim for claim in ALL_CLAIMS}
 _POINTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12)
@@ -47,29 +49,24 @@ def beats(one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 @given(_POINTS)
 def test_the_front_is_what_no_point_beats(points: list[tuple[int, int]]) -> None:
-    found = front(points)
-    assert set(found) == {at for at, point in enumerate(points) if not any(beats(other, point) for other in points)}
-    assert len(found) == len(set(found))
-    assert [points[at][0] for at in found] == sorted((points[at][0] for at in found), reverse=True)
+    assert front(pd.DataFrame(points)).tolist() == [not any(beats(other, point) for other in points) for point in points]
 
 
 # ---------------------------------------------------------------- runs and repeats
 
 
-def shard(**columns: Any) -> dict[str, Any]:
-    names = (
-        "messages offered_rate wall_s cpu_s user_bytes live_bytes wchar_bytes device_write_bytes device_read_bytes disk_bytes "
-        "anon_peak_bytes compaction_bytes stalls longest_call_ms rolled memory_limit_bytes call_s slowest_thread first_queue_dry"
-    )
-    return dict.fromkeys(names.split()) | columns
+def run_of(*shards: dict[str, Any]) -> dict[str, float]:
+    """Return the figures of a run from columns of its shards; columns that are not given are not told."""
+    table = pd.DataFrame(shards, columns=PHASES.names, dtype=float).assign(run_id="r", phase="schedule")
+    found: dict[str, float] = run_figures(table).iloc[0].dropna().to_dict()
+    return found
 
 
 def test_rates_of_shards_add_up_and_bytes_of_the_device_do_not() -> None:
-    found = run_metrics(
-        [
-            shard(messages=100, wall_s=1.0, user_bytes=1000, wchar_bytes=3000, device_write_bytes=8000, stalls=1, longest_call_ms=7.0),
-            shard(messages=100, wall_s=2.0, user_bytes=1000, wchar_bytes=3000, device_write_bytes=8200, stalls=2, longest_call_ms=5.0),
-        ]
+    shard = {"messages": 100, "user_bytes": 1000, "wchar_bytes": 3000}
+    found = run_of(
+        shard | {"wall_s": 1.0, "device_write_bytes": 8000, "stalls": 1, "longest_call_ms": 7.0},
+        shard | {"wall_s": 2.0, "device_write_bytes": 8200, "stalls": 2, "longest_call_ms": 5.0},
     )
     assert found == {
         "messages": 200,
@@ -83,38 +80,53 @@ def test_rates_of_shards_add_up_and_bytes_of_the_device_do_not() -> None:
     }
 
 
-def test_what_one_shard_does_not_tell_is_not_told() -> None:
-    found = run_metrics([shard(messages=1, wall_s=1.0, rolled=5), shard(messages=1, wall_s=1.0)])
-    assert found == {"messages": 2, "wall_s": 1.0, "rate": 2.0}
-
-
-def test_a_phase_without_messages_has_no_rate() -> None:
-    assert "rate" not in run_metrics([shard(messages=0, wall_s=1.0)])
-
-
-def test_spreads_have_median_lowest_and_highest() -> None:
-    assert spread([3.0, 1.0, 2.0]) == (2.0, 1.0, 3.0, 3)
-    assert spread([5.0]) == (5.0, 5.0, 5.0, 1)
-    assert spread([]) is None
+def test_what_one_shard_does_not_tell_is_not_told_and_without_messages_there_is_no_rate() -> None:
+    assert run_of({"messages": 1, "wall_s": 1.0, "rolled": 5}, {"messages": 1, "wall_s": 1.0}) == {
+        "messages": 2,
+        "wall_s": 1.0,
+        "rate": 2.0,
+    }
+    assert run_of({"messages": 0, "wall_s": 1.0}) == {"messages": 0, "wall_s": 1.0}
 
 
 def test_a_drain_takes_as_long_as_both_its_phases(tmp_path: Path) -> None:
     grid = Grid()
     grid.run("wheel", Point(), 0, ("hand_over", "pop_ack"), seconds=1)
-    by_phase = {each.phase: each.metrics["rate"].median for each in cell_phases(results(grid, tmp_path))}
-    assert 1 / by_phase[DRAIN] == pytest.approx(1 / by_phase["hand_over"] + 1 / by_phase["pop_ack"])
+    rates = known(figures(results(grid, tmp_path)), "rate", "hand_over", "pop_ack", DRAIN).set_index("phase")["median"]
+    assert 1 / rates[DRAIN] == pytest.approx(1 / rates["hand_over"] + 1 / rates["pop_ack"])
 
 
 # ---------------------------------------------------------------- percentiles
 
 
-@given(st.lists(st.integers(0, 10**10), min_size=1, max_size=300))
-def test_percentiles_are_those_of_the_histogram(values: list[int]) -> None:
-    counts = Counter(map(bucket_of, values))
-    found = at_shares(counts, (0.5, 0.9, 0.99))
-    for share, ms in found.items():
-        assert ms == percentile(counts, share) / 1e6
-    assert set(found) == {share for share in (0.5, 0.9, 0.99) if len(values) * (1 - share) >= 1 - 1e-9}
+@given(st.lists(st.integers(0, 2**52), min_size=1))
+def test_a_value_is_in_its_bucket_which_is_narrow(values: list[int]) -> None:
+    array = np.array(values)
+    low, behind = bounds_of(buckets_of(array))
+    assert ((low <= array) & (array < behind) & (behind - low <= np.maximum(1, low / 64))).all()
+
+
+def test_buckets_follow_one_another_without_gap() -> None:
+    low, behind = bounds_of(np.arange(2900))
+    assert (low[1:] == behind[:-1]).all()
+    assert (buckets_of(low) == np.arange(2900)).all()
+    assert (buckets_of(behind - 1) == np.arange(2900)).all()
+
+
+def test_percentiles_are_within_a_bucket_of_the_exact_ones() -> None:
+    values = np.sort(np.random.default_rng(3).lognormal(12, 1.5, 20_000).astype(np.int64))
+    buckets, counts = np.unique(buckets_of(values), return_counts=True)
+    shares = (0.01, 0.5, 0.9, 0.99, 0.999, LARGEST)
+    found = percentiles(pd.DataFrame({"op": "x", "bucket": buckets, "n": counts}), ["op"], shares)
+    assert found.ms.to_numpy() * 1e6 == pytest.approx([values[max(round(share * len(values)) - 1, 0)] for share in shares], rel=0.02)
+
+
+def test_calls_are_counted_by_bucket() -> None:
+    counter = CallCounter()
+    for ns, messages in ((1000, 3), (1000, 4), (90_000, 1)):
+        counter.add("pop", ns, messages)
+    first, second = buckets_of(np.array([1000, 90_000])).tolist()
+    assert counter.sums() == [("pop", first, 2, 7, 2000), ("pop", second, 1, 1, 90_000)]
 
 
 def test_shards_merge_and_repeats_spread(tmp_path: Path) -> None:
@@ -123,12 +135,11 @@ def test_shards_merge_and_repeats_spread(tmp_path: Path) -> None:
         run_id = grid.run("wheel", Point(shards=2), repeat, (), seconds=1)
         grid.histogram(run_id, 0, "open_80", "lateness", [ms * 1_000_000] * 60)
         grid.histogram(run_id, 1, "open_80", "lateness", [1_000] * 40)
-    (found,) = latencies(results(grid, tmp_path))
-    assert found.total == 300
-    assert found.at_ms[0.5].median == pytest.approx(20, rel=0.02)
-    assert (found.at_ms[0.5].low, found.at_ms[0.5].high) == (pytest.approx(10, rel=0.02), pytest.approx(30, rel=0.02))
-    assert 20 <= found.at_ms[LARGEST].median < 20.5
-    assert 0.999 not in found.at_ms  # a hundred values say nothing of one in a thousand
+    found = latencies(results(grid, tmp_path)).set_index("share")
+    assert set(found.total) == {300}
+    assert found.loc[0.5, SPREAD].tolist() == pytest.approx([20, 10, 30, 3], rel=0.02)
+    assert 20 <= found.loc[LARGEST, "median"] < 20.5
+    assert 0.999 not in found.index  # a hundred values say nothing of one in a thousand
 
 
 # ---------------------------------------------------------------- cells that can be compared
@@ -142,76 +153,95 @@ def test_a_slice_differs_in_what_it_goes_along_alone(tmp_path: Path) -> None:
     grid.run("lmdb", Point(body_bytes=64), 0, ("schedule",), seconds=1)
     grid.run("lmdb", Point(), 0, ("schedule",), seconds=1)
     grid.run("null", Point(), 0, ("schedule",), seconds=1)
-    (found,) = slices(cell_phases(results(grid, tmp_path)), ("backlog",))
-    assert {(each.cell.variant, each.cell.backlog) for each in found.rows} == {
+    (found,) = slices(known(figures(results(grid, tmp_path)), "rate", "schedule"), ("backlog",))
+    assert set(zip(found.rows.variant, found.rows.backlog, strict=True)) == {
         (variant, backlog) for variant in ("wheel", "rocksdb") for backlog in (10_000, 100_000)
     }
     assert found.setting == "order-timeout, bodies of 256 B, safe from power loss, 1 shard"
 
 
-def cell(engine: str, settings: dict[str, str] | None = None, variant: str = "", **point: Any) -> Cell:
-    return Cell(f"{engine}{variant}{point}", engine, variant or engine, tuple((settings or {}).items()), **Point(**point)._asdict())
+@pytest.mark.parametrize(
+    ("engine", "settings", "kind"),
+    [
+        ("wheel", {"wheel.roll": "copy"}, "copy"),
+        ("wheel", {}, "reference"),
+        ("rocksdb", {"values": "separated"}, "separated"),
+        ("rocksdb", {"rocksdb__values": "inline"}, "inline"),
+        ("lmdb", {"flush": "sync"}, ""),
+    ],
+)
+def test_a_design_is_known_by_its_settings(engine: str, settings: dict[str, str], kind: str) -> None:
+    assert kind_of(engine, settings.items()) == kind
 
 
-def test_a_design_is_known_by_its_settings_and_keeps_its_look() -> None:
-    cells = [
-        cell("wheel", {"wheel.roll": "copy"}, "a"),
-        cell("wheel", {}, "b"),
-        cell("rocksdb", {"values": "separated"}, "c"),
-        cell("rocksdb", {"rocksdb__values": "inline"}, "d"),
-        cell("lmdb", {}, "e"),
-    ]
-    assert [kind_of(each) for each in cells] == ["copy", "reference", "separated", "inline", ""]
-    alone, together = looks_of(cells[:1]), looks_of([*cells, cell("wheel", {}, "b-again"), cell("acme")])
-    assert together["a"] == alone["a"]
-    assert len(set(together.values())) == 7
+def test_a_design_keeps_its_look() -> None:
+    designs = [("wheel", "copy"), ("wheel", "reference"), ("rocksdb", "separated"), ("lmdb", ""), ("wheel", "reference"), ("acme", "")]
+    cells = pd.DataFrame(
+        [(engine, kind, f"{engine}-{number}") for number, (engine, kind) in enumerate(designs)], columns=["engine", "kind", "variant"]
+    )
+    together = looks_of(cells)
+    assert together["wheel-0"] == looks_of(cells[:1])["wheel-0"]
+    assert len(set(together.values())) == len(designs)
 
 
 # ---------------------------------------------------------------- verdicts
 
 
+def phase(name: str, engine: str, kind: str = "", *, of: dict[str, Any] | None = None, **metrics: float) -> pd.DataFrame:
+    """Return the figures of one phase of a cell, each of one repeat."""
+    point = Point(**(of or {}))._asdict()
+    kind = kind or {"wheel": "reference", "rocksdb": "inline"}.get(engine, "")
+    cell = {"cell_id": f"{engine}{kind}{point}", "engine": engine, "variant": f"{engine}-{kind}", "kind": kind, **point}
+    rows = [{"phase": name, "metric": metric, "median": value, "low": value, "high": value} for metric, value in metrics.items()]
+    return pd.DataFrame([{**cell, **row, "repeats": 1} for row in rows])
+
+
+def pair(first: list[float], second: list[float]) -> pd.DataFrame:
+    """Return two designs on one cell, compared by their repeats."""
+    values = pd.DataFrame([("first", value) for value in first] + [("second", value) for value in second], columns=["side", "value"])
+    one, other = spreads(values, ["side"])[SPREAD].to_numpy().tolist()
+    return compared(pd.DataFrame([one + other], columns=SPREAD + [f"{name}_second" for name in SPREAD]))
+
+
+def pairs(*found: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([compared(phase("x", "wheel", rate=1.0).assign(median_second=1, low_second=1, high_second=1))[:0], *found])
+
+
 def test_ratios_are_told_with_their_number_and_a_warning_without_repeats() -> None:
-    twice = compared([2.0, 2.2], [1.0, 1.1])
-    assert told([twice]) == "2 × (one cell)"
-    assert told([twice, compared([4.0, 4.0], [1.0, 1.0])]) == "2 × to 4 × (median 3 ×, 2 cells)"
-    assert told([twice, compared([4.0], [1.0])]).endswith("2 cells, one repeat, so chance is not excluded)")
-
-
-def compared(first: list[float], second: list[float]) -> Comparison:
-    one, other = spread(first), spread(second)
-    assert one is not None
-    assert other is not None
-    return Comparison(cell("wheel"), one, other)
+    twice = pair([2.0, 2.2], [1.0, 1.1])
+    assert told(twice) == "2 × (one cell)"
+    assert told(pairs(twice, pair([4.0, 4.0], [1.0, 1.0]))) == "2 × to 4 × (median 3 ×, 2 cells)"
+    assert told(pairs(twice, pair([4.0], [1.0]))).endswith("2 cells, one repeat, so chance is not excluded)")
 
 
 @pytest.mark.parametrize(
     ("found", "verdict"),
     [
         ([], Verdict.NOT_MEASURED),
-        ([compared([2.0], [1.0]), compared([1.2, 1.3], [1.0, 1.1])], Verdict.CONFIRMED),
-        ([compared([1.05], [1.0]), compared([1.0], [2.0])], Verdict.REFUTED),
-        ([compared([2.0], [1.0]), compared([1.0], [1.0])], Verdict.DEPENDS),
-        ([compared([1.0, 1.4, 1.5], [0.9, 1.0, 1.1])], Verdict.DEPENDS),  # more, but by less than the repeats differ
+        ([pair([2.0], [1.0]), pair([1.2, 1.3], [1.0, 1.1])], Verdict.CONFIRMED),
+        ([pair([1.05], [1.0]), pair([1.0], [2.0])], Verdict.REFUTED),
+        ([pair([2.0], [1.0]), pair([1.0], [1.0])], Verdict.DEPENDS),
+        ([pair([1.0, 1.4, 1.5], [0.9, 1.0, 1.1])], Verdict.DEPENDS),  # more, but by less than the repeats differ
     ],
 )
-def test_a_verdict_needs_all_cells_and_clear_repeats(found: list[Comparison], verdict: Verdict) -> None:
-    assert verdict_of(found) is verdict
+def test_a_verdict_needs_all_cells_and_clear_repeats(found: list[pd.DataFrame], verdict: Verdict) -> None:
+    assert verdict_of(pairs(*found)) is verdict
 
 
-def phase(name: str, of: Cell, **metrics: float) -> CellPhase:
-    return CellPhase(of, name, {key: found for key, value in metrics.items() if (found := spread([value]))})
+def verdict_on(name: str, *phases: pd.DataFrame) -> Verdict:
+    return CLAIMS[name].judge(pd.concat(phases, ignore_index=True)).verdict
 
 
 def test_only_equal_cells_are_compared() -> None:
     phases = [
-        phase("schedule", cell("wheel"), rate=2.0),
-        phase("schedule", cell("rocksdb"), rate=1.0),
-        phase("schedule", cell("rocksdb", backlog=7), rate=9.0),
-        phase("mixed", cell("rocksdb"), rate=9.0),
-        phase("schedule", cell("rocksdb", {"rocksdb.values": "separated"}), rate=9.0),
+        phase("schedule", "wheel", rate=2.0),
+        phase("schedule", "rocksdb", rate=1.0),
+        phase("schedule", "rocksdb", rate=9.0, of={"backlog": 7}),
+        phase("mixed", "rocksdb", rate=9.0),
+        phase("schedule", "rocksdb", "separated", rate=9.0),
     ]
-    (found,) = comparisons(phases, "rate", WHEEL, ROCKSDB)
-    assert found.ratio == 2.0
+    found = comparisons(known(pd.concat(phases), "rate", "schedule", "mixed"), WHEEL, ROCKSDB)
+    assert found.ratio.tolist() == [2.0]
 
 
 @pytest.mark.parametrize(
@@ -225,35 +255,30 @@ def test_only_equal_cells_are_compared() -> None:
 )
 def test_rolling(rocksdb: float, copying: float, pointing: float, verdict: Verdict) -> None:
     phases = [
-        phase("roll", cell("rocksdb"), wchar_per_live_byte=rocksdb, live_bytes=9.0),
-        phase("roll", cell("wheel", {"roll": "copy"}), wchar_per_live_byte=copying, live_bytes=9.0),
-        phase("roll", cell("wheel"), wchar_per_live_byte=pointing, live_bytes=9.0),
+        phase("roll", "rocksdb", wchar_per_live_byte=rocksdb, live_bytes=9.0),
+        phase("roll", "wheel", "copy", wchar_per_live_byte=copying, live_bytes=9.0),
+        phase("roll", "wheel", wchar_per_live_byte=pointing, live_bytes=9.0),
     ]
-    few = [phase("roll", cell(engine, backlog=1), wchar_per_live_byte=9.0, live_bytes=1.0) for engine in ("rocksdb", "wheel")]
-    assert CLAIMS["no rolling"].judge(few + phases).verdict is verdict
-    assert CLAIMS["no rolling"].judge(phases[1:]).verdict is Verdict.NOT_MEASURED
+    few = [phase("roll", engine, wchar_per_live_byte=9.0, live_bytes=1.0, of={"backlog": 1}) for engine in ("rocksdb", "wheel")]
+    assert verdict_on("no rolling", *few, *phases) is verdict
+    assert verdict_on("no rolling", *phases[1:]) is Verdict.NOT_MEASURED
 
 
 @pytest.mark.parametrize(("limit", "verdict"), [(0.25, Verdict.CONFIRMED), (1.5, Verdict.NOT_MEASURED)])
-def test_a_cold_drain_counts_when_memory_was_short(limit: float, verdict: Verdict) -> None:
-    phases = [
-        phase("cold_drain", cell("wheel"), device_read_per_user_byte=3.0, memory_limit_per_user_byte=limit),
-        phase("cold_drain", cell("rocksdb"), device_read_per_user_byte=1.0, memory_limit_per_user_byte=limit),
-    ]
-    for name in ("less page-cache pollution", "random reads, page cache"):
-        assert CLAIMS[name].judge(phases).verdict is verdict
+@pytest.mark.parametrize("name", ["less page-cache pollution", "random reads, page cache"])
+def test_a_cold_drain_counts_when_memory_was_short(name: str, limit: float, verdict: Verdict) -> None:
+    reads = {"wheel": 3.0, "rocksdb": 1.0}
+    phases = [phase("cold_drain", each, device_read_per_user_byte=reads[each], memory_limit_per_user_byte=limit) for each in reads]
+    assert verdict_on(name, *phases) is verdict
 
 
 def test_compaction_that_did_not_run_proves_nothing() -> None:
-    phases = [
-        phase("schedule", cell("rocksdb"), cpu_us_per_message=9.0, compaction_per_user_byte=0.0),
-        phase("schedule", cell("wheel"), cpu_us_per_message=3.0),
-    ]
-    judgement = CLAIMS["compaction costs CPU"].judge(phases)
+    wheel = phase("schedule", "wheel", cpu_us_per_message=3.0)
+    idle, busy = (phase("schedule", "rocksdb", cpu_us_per_message=9.0, compaction_per_user_byte=each) for each in (0.0, 0.5))
+    judgement = CLAIMS["compaction costs CPU"].judge(pd.concat([idle, wheel]))
     assert judgement.verdict is Verdict.NOT_MEASURED
     assert "no compaction ran" in judgement.evidence
-    phases[0] = phase("schedule", cell("rocksdb"), cpu_us_per_message=9.0, compaction_per_user_byte=0.5)
-    assert CLAIMS["compaction costs CPU"].judge(phases).verdict is Verdict.CONFIRMED
+    assert verdict_on("compaction costs CPU", busy, wheel) is Verdict.CONFIRMED
 
 
 @pytest.mark.parametrize(
@@ -261,29 +286,28 @@ def test_compaction_that_did_not_run_proves_nothing() -> None:
     [(2.0, 0.5, Verdict.CONFIRMED), (2.0, 2.0, Verdict.REFUTED), (0.5, 0.5, Verdict.REFUTED)],
 )
 def test_the_wheel_gives_reading_for_writing(writes: float, reads: float, verdict: Verdict) -> None:
-    phases = [phase("schedule", cell("wheel"), rate=writes), phase(DRAIN, cell("wheel"), rate=reads)]
-    others = [phase(name, cell(engine), rate=1.0) for name in ("schedule", DRAIN) for engine in ("rocksdb", "lmdb")]
-    others += [phase(name, cell("memory"), rate=99.0) for name in ("schedule", DRAIN)]
-    assert CLAIMS["reading given for writing"].judge(phases + others).verdict is verdict
+    phases = [phase("schedule", "wheel", rate=writes), phase(DRAIN, "wheel", rate=reads)]
+    rates = {"rocksdb": 1.0, "lmdb": 1.0, "memory": 99.0}
+    phases += [phase(name, engine, rate=rate) for name in ("schedule", DRAIN) for engine, rate in rates.items()]
+    assert verdict_on("reading given for writing", *phases) is verdict
 
 
-def test_growth_needs_large_bodies(tmp_path: Path) -> None:
-    for body_bytes, verdict in ((256, Verdict.NOT_MEASURED), (4096, Verdict.CONFIRMED)):
-        phases = [
-            phase("schedule", cell("rocksdb", body_bytes=body_bytes, backlog=backlog), rate=rate)
-            for backlog, rate in ((10_000, 3.0), (1_000_000, 1.0), (100_000, 2.0))
-        ]
-        judgement = CLAIMS["slower as it grows"].judge(phases)
-        assert judgement.verdict is verdict
-    assert judgement.evidence.startswith(
-        "with large values its rate at the smallest backlog is 3 × (one cell, one repeat, so chance is not excluded)"
-    )
+@pytest.mark.parametrize(("body_bytes", "verdict"), [(256, Verdict.NOT_MEASURED), (4096, Verdict.CONFIRMED)])
+def test_growth_needs_large_bodies(body_bytes: int, verdict: Verdict) -> None:
+    rates = {10_000: 3.0, 1_000_000: 1.0, 100_000: 2.0}
+    phases = [phase("schedule", "rocksdb", rate=rate, of={"body_bytes": body_bytes, "backlog": backlog}) for backlog, rate in rates.items()]
+    judgement = CLAIMS["slower as it grows"].judge(pd.concat(phases))
+    assert judgement.verdict is verdict
+    if verdict is Verdict.CONFIRMED:
+        assert judgement.evidence.startswith(
+            "with large values its rate at the smallest backlog is 3 × (one cell, one repeat, so chance is not excluded)"
+        )
 
 
 def test_every_claim_stands_without_data() -> None:
     for name, claim in CLAIMS.items():
         if name != "simple flow":
-            assert claim.judge([]).verdict is Verdict.NOT_MEASURED, name
+            assert verdict_on(name, phase("x", "wheel", rate=1.0)[:0]) is Verdict.NOT_MEASURED, name
         assert claim.rule
     assert len(CLAIMS) == 10
 
@@ -324,5 +348,5 @@ def test_what_falls_may_change_most() -> None:
                 row = {"load_percent": load, "variant": variant, "share": share, "unit": "ms", "setting": ""}
                 rows.append({**row, "median": ms, "low": ms, "high": ms})
     looks = {variant: Look("#000000", "o", "-") for variant in ("wheel", "rocksdb")}
-    finding = LATENESS.draw(pa.Table.from_pylist(rows), looks).finding
+    finding = LATENESS.draw(pd.DataFrame(rows), looks).finding
     assert finding.endswith("At 95 % it changes most for wheel, from 200 ms to 50 ms.")

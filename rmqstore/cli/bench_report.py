@@ -31,8 +31,8 @@ def report(
         show.line(Text.assemble((f"{title}: ", "bold"), finding))
     for name, verdict in made.verdicts.items():
         show.line(Text.assemble(("claim, ", "bold"), (name, "bold"), f": {verdict.value}"))
-    for title, needs in made.left_out.items():
-        show.note(f"left out: {title}; it needs {needs}")
+    for plot in made.left_out:
+        show.note(f"left out: {plot.title}; it needs {plot.needs}")
     show.note(made.outcomes)
     show.line(f"report: {made.page}")
 

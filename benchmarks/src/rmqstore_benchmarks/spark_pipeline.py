@@ -14,18 +14,16 @@ import argparse
 import multiprocessing
 import os
 import shutil
-import statistics
 import tempfile
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -33,7 +31,11 @@ import rmqstore
 from rmqstore import spark as rmqspark
 from rmqstore.spark.readout import View, Wanted, plan, read
 from rmqstore.spark.sessions import SMALL_MESSAGES, session
-from rmqstore_benchmarks.workloads import HOUR_MS, START_MS, Workload
+from rmqstore_benchmarks.grid.load import Load
+from rmqstore_benchmarks.grid.named import HOUR_MS, START_MS
+from rmqstore_benchmarks.grid.recording import every
+from rmqstore_benchmarks.peers.peer import BODY_BYTES, DISTRIBUTIONS
+from rmqstore_benchmarks.statistics import spreads
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,25 +65,17 @@ class Cost(NamedTuple):
         return f"{self.what:34} {self.rows:>11,} {self.wall_s:8.1f} s {self.rows / self.wall_s:>11,.0f}/s {self.per_core:>11,.0f}/s a core"
 
 
-def processes() -> list[int]:
-    """Return this process and all below it."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            fields = _fields(int(entry.name))
-            if fields:
-                parents.setdefault(int(fields[1]), []).append(int(entry.name))
+def processes() -> dict[int, tuple[str, list[str]]]:
+    """Return name and fields of ``/proc/PID/stat``, from the state on, of this process and of all below it."""
+    known: dict[int, tuple[str, list[str]]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            head, _, tail = entry.read_text(encoding="ascii", errors="replace").rpartition(")")
+            known[int(entry.parent.name)] = head.partition("(")[2], tail.split()
     found = [os.getpid()]
     for pid in found:
-        found += parents.get(pid, [])
-    return found
-
-
-def _fields(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
+        found += [child for child, (_, fields) in known.items() if int(fields[1]) == pid]
+    return {pid: known[pid] for pid in found}
 
 
 _seen_ticks: dict[tuple[int, str], int] = {}
@@ -92,9 +86,8 @@ def cpu_seconds() -> float:
 
     Spark ends Python processes that had nothing to do for a minute, and what they used then is told by nobody else.
     """
-    for pid in processes():
-        if fields := _fields(pid):
-            _seen_ticks[pid, fields[19]] = int(fields[11]) + int(fields[12])
+    for pid, (_, fields) in processes().items():
+        _seen_ticks[pid, fields[19]] = int(fields[11]) + int(fields[12])
     return sum(_seen_ticks.values()) / _TICKS_PER_S
 
 
@@ -111,31 +104,16 @@ def measured(what: str, call: Callable[[], int]) -> Cost:
 def peak_memory() -> Iterator[dict[str, int]]:
     """Watch the resident memory of our processes, without mapped files: peak of the JVM, of all Python processes, and of their sum."""
     peak = {"JVM": 0, "Python": 0, "all": 0}
-    stop = threading.Event()
 
-    def watch() -> None:
-        while not stop.wait(0.2):
-            now = {"JVM": 0, "Python": 0}
-            for pid in processes():
-                now["JVM" if _name(pid) == "java" else "Python"] += _anonymous_bytes(pid)
-            now["all"] = now["JVM"] + now["Python"]
-            for kind, size in now.items():
-                peak[kind] = max(peak[kind], size)
+    def look() -> None:
+        now = {"JVM": 0, "Python": 0}
+        for pid, (name, _) in processes().items():
+            now["JVM" if name == "java" else "Python"] += _anonymous_bytes(pid)
+        now["all"] = now["JVM"] + now["Python"]
+        peak.update({kind: max(peak[kind], size) for kind, size in now.items()})
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
+    with every(0.2, look, "bench-memory"):
         yield peak
-    finally:
-        stop.set()
-        watcher.join()
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _anonymous_bytes(pid: int) -> int:
@@ -149,14 +127,12 @@ def _anonymous_bytes(pid: int) -> int:
 def write_input(path: Path, timers: int) -> None:
     """Write timers with random bodies of 256 bytes, due within the hour, in files of Parquet that Spark can read side by side."""
     path.mkdir()
-    workload = Workload("uniform", PARQUET_ROWS)
-    for number in range(-(-timers // PARQUET_ROWS)):
-        columns = workload.arrow(number).slice(0, min(PARQUET_ROWS, timers - number * PARQUET_ROWS))
-        ids = np.arange(number * PARQUET_ROWS, number * PARQUET_ROWS + len(columns)).astype(str)
-        keys = pa.ListArray.from_arrays(np.arange(len(columns) + 1, dtype=np.int32), pa.array(ids))
-        due = pa.array(np.minimum(columns.column("deliver_at_ms").to_numpy(), START_MS + HOUR_MS))
-        table = pa.table({"topic": columns.column("topic"), "body": columns.column("body"), "keys": keys, "deliver_at_ms": due})
-        pq.write_table(table, path / f"{number:05}.parquet", compression="none")
+    load = Load(DISTRIBUTIONS["uniform"], BODY_BYTES, seed=1)
+    for first in range(0, timers, PARQUET_ROWS):
+        made = load.fresh(START_MS, min(PARQUET_ROWS, timers - first))
+        keys = pa.ListArray.from_arrays(np.arange(len(made.ids) + 1, dtype=np.int32), pa.array(made.ids.astype(str)))
+        table = pa.Table.from_batches([made.columns.append_column("keys", keys)])
+        pq.write_table(table, path / f"{first // PARQUET_ROWS:05}.parquet", compression="none")
 
 
 def plain_ingest(files: Sequence[Path], store: Path, engine: str, batch_rows: int) -> int:
@@ -217,38 +193,32 @@ def spark_read(spark: SparkSession, path: Path, view: View) -> int:
 def compare(spark: SparkSession, root: Path, source: Path, engine: str, rounds: int) -> None:
     """Measure Spark beside the plain loop, and two shards beside one, in turns; shares and speedups are those of one round."""
     files = sorted(source.iterdir())
-    shares: dict[str, list[float]] = defaultdict(list)
-    speedups: dict[str, list[float]] = defaultdict(list)
+    rows: list[tuple[str, str, float]] = []
     for _ in range(rounds):
         loops = []
-        for rows in (10_000, PARQUET_ROWS):
-            loops.append(measured(f"plain loop, batches of {rows}", partial(plain_ingest, files, root / "plain", engine, rows)))
+        for size in (10_000, PARQUET_ROWS):
+            loops.append(measured(f"plain loop, batches of {size}", partial(plain_ingest, files, root / "plain", engine, size)))
             # What nobody reads any more leaves the memory to what is read next.
             shutil.rmtree(root / "plain")
-        speedups["1 to 2 plain loops"].append(loops[-1].wall_s / side_by_side(files, root, engine).wall_s)
+        both = side_by_side(files, root, engine)
         passes = measured("Spark, rows to Python only", lambda: spark_passes(spark, source))
         one = measured("Spark, 1 shard", lambda: spark_ingest(spark, source, root / "one", engine, 1))
         shutil.rmtree(root / "one")
         two = measured("Spark, 2 shards", lambda: spark_ingest(spark, source, root / "two", engine, 2))
-        speedups["1 to 2 shards"].append(one.wall_s / two.wall_s)
         for each in loops:
             for spark_side in (one, two):
-                shares[f"ingest a core, {spark_side.what}, to {each.what}"].append(spark_side.per_core / each.per_core)
-            shares[f"ingest a core, {each.what}, were it sent as it comes from Spark"].append(each.cpu_s / (each.cpu_s + passes.cpu_s))
+                rows.append((f"ingest a core, {spark_side.what}, to {each.what}", ".0%", spark_side.per_core / each.per_core))
+            share = each.cpu_s / (each.cpu_s + passes.cpu_s)
+            rows.append((f"ingest a core, {each.what}, were it sent as it comes from Spark", ".0%", share))
         loop = measured("plain loop, reading timers", lambda: plain_read(root / "two", View.TIMERS))
         out = measured("Spark, reading timers", lambda: spark_read(spark, root / "two", View.TIMERS))
         shutil.rmtree(root / "two")
-        shares["read-out a core, Spark to plain loop"].append(out.per_core / loop.per_core)
-    for what, found in shares.items():
-        print(f"{what}: {_spread(found, '.0%')}")
-    for what, found in speedups.items():
-        print(f"{what}: {_spread(found, '.2f')} times as fast")
-
-
-def _spread(found: list[float], form: str) -> str:
-    """Return the median, with the lowest and the highest when there are more."""
-    middle = format(statistics.median(found), form)
-    return middle if len(found) == 1 else f"{middle} ({min(found):{form}} to {max(found):{form}})"
+        rows.append(("read-out a core, Spark to plain loop", ".0%", out.per_core / loop.per_core))
+        rows.append(("times as fast, 1 to 2 plain loops", ".2f", loops[-1].wall_s / both.wall_s))
+        rows.append(("times as fast, 1 to 2 shards", ".2f", one.wall_s / two.wall_s))
+    for each in spreads(pd.DataFrame(rows, columns=["what", "form", "value"]), ["what", "form"]).itertuples():
+        middle, low, high = (format(value, each.form) for value in (each.median, each.low, each.high))
+        print(f"{each.what}: {middle}{f' ({low} to {high})' if rounds > 1 else ''}")
 
 
 def whole_job(spark: SparkSession, root: Path, source: Path, engine: str, shards: int) -> None:

@@ -1,21 +1,29 @@
-"""The phases that need a process of their own: the open after ``kill -9``, and the drain with little memory. The child is ``child``."""
+"""The phases that need a process of their own: the open after ``kill -9``, and the drain with little memory.
+
+That process is ``python -m rmqstore_benchmarks.grid.aside '<JSON of a ChildJob>'``.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 
-from rmqstore_benchmarks.grid.load import Load, Made, ticks_of
+import rmqstore
+from rmqstore_benchmarks.grid.calls import Calls
+from rmqstore_benchmarks.grid.load import Ids, Load, Made, ticks_of
 from rmqstore_benchmarks.grid.memory_limit import FLOOR_BYTES, NoLimitError, limit_for, limited_group
 from rmqstore_benchmarks.grid.named import workload_named
-from rmqstore_benchmarks.grid.recording import Rows, merged
+from rmqstore_benchmarks.grid.phases import next_step_ms
+from rmqstore_benchmarks.grid.probes import Probes
+from rmqstore_benchmarks.grid.recording import Phase, Rows, Spent, looking, merged
 from rmqstore_benchmarks.grid.stores import ShardTask, open_store
 
 if TYPE_CHECKING:
@@ -24,6 +32,7 @@ if TYPE_CHECKING:
 _TAIL_MESSAGES: Final = 20_000
 _TAIL_BYTES: Final = 64 * 1024 * 1024
 _CHILD_PATIENCE_S: Final = 300.0
+_STEPS: Final = 256
 _NO_MEMORY: Final = ("MemoryError", "Cannot allocate memory", "std::bad_alloc")
 
 
@@ -33,7 +42,7 @@ class ChildJob(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         what: "die" or "drain".
         now_ms: where simulated time stands.
-        first_id: number of the first message that it makes.
+        made, batches: what the load of the shard has made already.
         count: messages to send before it dies, or to drain.
         answer: the file for its answer.
     """
@@ -41,7 +50,8 @@ class ChildJob(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     task: ShardTask
     now_ms: int
-    first_id: int
+    made: int
+    batches: int
     count: int
     limit_bytes: int
     answer: str
@@ -70,10 +80,8 @@ def recover(shard: _Shard) -> None:
     if ended.returncode != -signal.SIGKILL:
         raise RuntimeError(f"the child that was to be killed ended with {ended.returncode}: {ended.stderr[-500:]}")
     acknowledged = int(ended.stdout.split()[-1]) if ended.stdout.split() else 0
-    tail = tail_load(shard.task, load.made)
-    for made in tail_batches(tail, shard.clock.now_ms(), acknowledged):
+    for made in tail_batches(load, shard.clock.now_ms(), acknowledged):
         calls.account.make(made.ids, ticks_of(made.due_ms), 0)
-    calls.loads.append(tail)
 
     def open_again(_: object) -> int:
         calls.store = open_store(shard.task, shard.clock)
@@ -124,11 +132,9 @@ def cold_drain(shard: _Shard) -> None:
         shard.notes.append(f"cold_drain: a quarter of {backlog_bytes:,} bytes is less than a process needs, so it had {limit:,} bytes")
 
 
-def tail_load(task: ShardTask, first_id: int) -> Load:
-    """Return the load of the child that dies: of another seed than the shard's, and numbered on behind it."""
-    load = Load(workload_named(task.workload), task.body_bytes, task.seed + 1_000_003, task.shard)
-    load.skip_to(first_id)
-    return load
+def load_of(task: ShardTask) -> Load:
+    """Return the load of a shard, of which nothing is made yet."""
+    return Load(workload_named(task.workload), task.body_bytes, task.seed, task.shard)
 
 
 def tail_batches(load: Load, now_ms: int, count: int) -> Iterator[Made]:
@@ -149,12 +155,78 @@ def _child(shard: _Shard, what: str, count: int, group: Path | None, limit_bytes
         what=what,
         task=shard.task,
         now_ms=shard.clock.now_ms(),
-        first_id=shard.load.made,
+        made=shard.load.made,
+        batches=shard.load.batches,
         count=count,
         limit_bytes=limit_bytes,
         answer=str(Path(shard.task.directory, "answer")),
     )
-    command = [sys.executable, "-m", "rmqstore_benchmarks.grid.child", msgspec.json.encode(job).decode()]
+    command = [sys.executable, "-m", "rmqstore_benchmarks.grid.aside", msgspec.json.encode(job).decode()]
     if group is not None:  # entered before the child is, so that all of its memory counts
         command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"), *command]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_CHILD_PATIENCE_S)
+
+
+# ---------------------------------------------------------------- the child
+
+
+def die(job: ChildJob) -> None:
+    """Send timers, say after each call how many were acknowledged, and be killed."""
+    load = load_of(job.task)
+    load.made, load.batches = job.made, job.batches
+    store = open_store(job.task, rmqstore.ManualClock(job.now_ms))
+    sent = 0
+    for made in tail_batches(load, job.now_ms, job.count):
+        store.send_batch(made.columns)
+        sent += len(made.ids)
+        print(sent, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def drain(job: ChildJob) -> None:
+    """Let simulated time pass until nothing is pending; hand over, pop and ack; leave the rows and the numbers in a file."""
+    load = load_of(job.task)
+    clock = rmqstore.ManualClock(job.now_ms)
+    probes = Probes(Path(job.task.directory))
+    with open_store(job.task, clock) as store:
+        calls = _Told(store, clock, load, job.task.seed)
+        phase = Phase(job.task.run_id, job.task.shard, "cold_drain", probes, lambda: job.count - calls.handed)
+        spent = Spent(probes)
+        with looking(phase):
+            step_ms = max(int(load.mean_wait_ms / _STEPS), 1)
+            while (ahead_ms := store.next_wake_ms()) is not None:
+                moved = calls.tick(phase, clock.now_ms() + max(ahead_ms, step_ms))
+                if moved:
+                    step_ms = next_step_ms(step_ms, moved)
+                    calls.drain_ready(phase)
+        spent.stop()
+    acked = sum(map(len, calls.acked))
+    columns = spent.columns() | {
+        "messages": acked,
+        "user_bytes": acked * load.message_bytes,
+        "live_bytes": (job.count - acked) * load.message_bytes,
+        "memory_limit_bytes": job.limit_bytes,
+    }
+    answer = Drained(phase.rows(columns), b"".join(map(np.ndarray.tobytes, calls.popped)), b"".join(map(np.ndarray.tobytes, calls.acked)))
+    Path(job.answer).write_bytes(msgspec.msgpack.encode(answer))
+
+
+class _Told(Calls):
+    """Keeps what the store said, for the account that the parent has: what was popped, as ``Drained`` has it, and the numbers acked."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.popped: list[Ids] = []
+        self.acked: list[Ids] = []
+
+    def note_pops(self, ids: Ids, attempts: Ids, lengths: Ids, tails: Ids, now_ms: Ids) -> Ids:
+        self.popped.append(np.column_stack([ids, attempts, lengths, tails, now_ms]))
+        return ids[:0]
+
+    def note_acks(self, ids: Ids, outcomes: list[rmqstore.AckOutcome]) -> None:
+        self.acked.append(ids[np.fromiter((each is rmqstore.AckOutcome.ACKED for each in outcomes), bool, len(outcomes))])
+
+
+if __name__ == "__main__":
+    given = msgspec.json.decode(sys.argv[1], type=ChildJob)
+    {"die": die, "drain": drain}[given.what](given)

@@ -16,9 +16,9 @@ from rmqstore.message import MAX_POP
 from rmqstore.tables import State
 from rmqstore_benchmarks.grid.account import Account
 from rmqstore_benchmarks.grid.load import Calendar, Ids, Load, Made, ends_of, ids_in, ticks_of
+from rmqstore_benchmarks.grid.named import PRECISION_MS, TOPIC
 from rmqstore_benchmarks.grid.recording import Phase, every
 from rmqstore_benchmarks.grid.stores import Raw, page_messages
-from rmqstore_benchmarks.workloads import PRECISION_MS, TOPIC
 
 GROUP: Final = "workers"
 _FLUSH_S: Final = 0.5
@@ -37,7 +37,6 @@ class Calls:
     """The store of a shard with its clock, its load and its account.
 
     Attributes:
-        loads: the load, and those of children whose timers lie in the store.
         ready: messages that wait in the topic or its retry topic.
         handed: messages that were handed over.
         hand_over_ms, hand_over_ns: simulated time and real end of every tick that moved something.
@@ -47,7 +46,6 @@ class Calls:
         self.store = store
         self.clock = clock
         self.load = load
-        self.loads = [load]
         self.account = Account()
         self.calendar = Calendar(int(load.mean_wait_ms) // _CALENDAR_DAYS)
         self.ready = 0
@@ -173,8 +171,7 @@ class Calls:
 
     def note_pops(self, ids: Ids, attempts: Ids, lengths: Ids, tails: Ids, now_ms: Ids) -> Ids:
         """Enter deliveries in the ledger, bodies checked by their ends; returns the ticks of those that came for the first time."""
-        for load in self.loads:
-            self.account.refuse("damaged", ids[load.frayed(ids, lengths, tails)])
+        self.account.refuse("damaged", ids[self.load.frayed(ids, lengths, tails)])
         return self.account.pop(ids, attempts, now_ms)
 
     def note_acks(self, ids: Ids, outcomes: list[rmqstore.AckOutcome]) -> None:
@@ -185,17 +182,18 @@ class Calls:
 
     # ------------------------------------------------------------ several
 
-    def fill(self, phase: Phase, backlog: int, origin_ms: int, give_up_s: float) -> None:
-        """Store timers until so many are pending.
+    def fill(self, phase: Phase, backlog: int, origin_ms: int, give_up_s: float) -> int:
+        """Store timers until so many are pending; returns how many that took.
 
         Raises:
             TimeoutError: that takes longer than ``give_up_s``.
         """
-        until_s = time.perf_counter() + give_up_s
+        before, until_s = self.account.made, time.perf_counter() + give_up_s
         while (missing := backlog - self.pending) > 0:
             self.send(phase, self.load.found(origin_ms, min(missing, self.load.batch_rows)))
             if time.perf_counter() > until_s:
                 raise TimeoutError(f"only {self.pending:,} of {backlog:,} timers were stored in {give_up_s:.0f} s")
+        return self.account.made - before
 
     def make_ready(self, phase: Phase, count: int) -> None:
         """Let the topic hold so many ready messages, and no others."""
@@ -246,8 +244,7 @@ class Calls:
         for _, page in State(self.store.engine.timers, self.store.engine.pops).pages("timers"):
             bodies = page.column("body")
             ids = ids_in(bodies)
-            for load in self.loads:
-                self.account.refuse("damaged", ids[load.damaged(ids, bodies)])
+            self.account.refuse("damaged", ids[self.load.damaged(ids, bodies)])
             found.append(ids)
         return np.concatenate(found)
 

@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,14 +22,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmqstore.errors import ConfigError, IllegalArgumentError
+from rmqstore.spark.dataset import write_json
 from rmqstore.spark.sessions import session, why_not
-from rmqstore_benchmarks.grid.recording import as_batch
+from rmqstore_benchmarks.grid.recording import Rows, merged, no_rows
 from rmqstore_benchmarks.grid.results import write_results
-from rmqstore_benchmarks.grid.shard import RESULT_DDL, progress_of, runner, table_of
+from rmqstore_benchmarks.grid.shard import RESULT_DDL, Outcome, runner
 from rmqstore_benchmarks.grid.spec import Cell, Spec
 from rmqstore_benchmarks.grid.stores import ShardTask
 from rmqstore_benchmarks.grid.tables import TABLES
 from rmqstore_benchmarks.machine import described
+from rmqstore_benchmarks.statistics import in_turn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,9 +68,11 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def runs_of(spec: Spec) -> list[Run]:
-    """Return all runs: every cell once, then all again for their repeats, so that what drifts meets all cells alike."""
+    """Return all runs: every cell once, then all again for their repeats, in turn."""
     most = max(cell.repeats for cell in spec.cells)
-    return [Run(cell, repeat, spec.seed + repeat) for repeat in range(most) for cell in spec.cells if repeat < cell.repeats]
+    return [
+        Run(cell, repeat, spec.seed + repeat) for repeat in range(most) for cell in in_turn(spec.cells, repeat) if repeat < cell.repeats
+    ]
 
 
 def run_grid(
@@ -101,7 +105,7 @@ def run_grid(
     require_space(spec, stores)
     runs = runs_of(spec)
     waiting = [run for run in runs if not _is_finished(out, run)]
-    _write_environment(out, stores, command, master)
+    write_json(out / "environment.json", described(stores) | {"command": command, "master": master or "local"})
     settings = {"spark.python.worker.reuse": "false", "spark.task.maxFailures": "1"}
     if master is None:
         slots = max(cell.shards for cell in spec.cells)
@@ -111,15 +115,11 @@ def run_grid(
         with session(master, name="rmqstore-bench", quick=True, settings=settings) as spark:
             for number, run in enumerate(waiting, len(runs) - len(waiting)):
                 told = Told(run.run_id, number, len(runs))
-                outcome, reason = _one_run(spark, run, out, place, partial(_tell_phase, tell, told))
+                outcome, reason = _one_run(spark, run, out, place, told, tell)
                 tell(Told(run.run_id, number + 1, len(runs), "", outcome, reason))
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return write_results(out)
-
-
-def _tell_phase(tell: Callable[[Told], None], told: Told, phase: str) -> None:
-    tell(msgspec.structs.replace(told, phase=phase))
 
 
 def _stores_of(out: Path, stores: Path) -> Path:
@@ -158,19 +158,7 @@ def _claim(spec: Spec, out: Path) -> None:
     if out.is_dir() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty and was not made by this command; give a new directory")
     (out / "parts").mkdir(parents=True, exist_ok=True)
-    document = {"digest": spec.digest, "spec": msgspec.to_builtins(spec)}
-    _write_whole(file, json.dumps(document, indent=1) + "\n")
-
-
-def _write_environment(out: Path, stores: Path, command: str, master: str | None) -> None:
-    found = described(stores) | {"command": command, "master": master or "local"}
-    _write_whole(out / "environment.json", json.dumps(found, indent=1) + "\n")
-
-
-def _write_whole(file: Path, text: str) -> None:
-    beside = file.with_suffix(".new")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(file)
+    write_json(file, {"digest": spec.digest, "spec": msgspec.to_builtins(spec)})
 
 
 def _is_finished(out: Path, run: Run) -> bool:
@@ -202,52 +190,50 @@ def tasks_of(run: Run, stores: Path, progress: Path | None = None) -> tuple[Shar
     )
 
 
-def _one_run(spark: SparkSession, run: Run, out: Path, stores: Path, tell: Callable[[str], None]) -> tuple[str, str]:
+def _one_run(spark: SparkSession, run: Run, out: Path, stores: Path, told: Told, tell: Callable[[Told], None]) -> tuple[str, str]:
     started_ms, start_s = time.time_ns() // 1_000_000, time.perf_counter()
     progress = out / "progress"
     shutil.rmtree(progress, ignore_errors=True)
     progress.mkdir()
     tasks = tasks_of(run, stores, progress)
     shards = spark.range(0, len(tasks), 1, len(tasks)).selectExpr("cast(id as int) shard")
-    found: list[Any] = []
+    outcomes: list[Outcome] = []
     failed: list[str] = []
 
     def job() -> None:
         try:
-            found.extend(shards.mapInArrow(runner(tasks), RESULT_DDL).toArrow().to_pylist())
+            rows = shards.mapInArrow(runner(tasks), RESULT_DDL).toArrow().column("outcome").to_pylist()
+            outcomes.extend(msgspec.msgpack.decode(row, type=Outcome) for row in rows)
         except Exception as error:  # Spark's errors have many types; the grid goes on
             failed.append(f"Spark: {str(error).strip().splitlines()[0]}")
 
     thread = threading.Thread(target=job, name="bench-spark-job")
     thread.start()
     for phases in _phases(progress, thread):
-        tell(phases)
+        tell(msgspec.structs.replace(told, phase=phases))
     shutil.rmtree(progress, ignore_errors=True)
-    failed += [_text(row) for row in found if row["kind"] == "failed"]
-    wrong = [_text(row) for row in found if row["kind"] == "wrong"]
-    notes = [_text(row) for row in found if row["kind"] == "note"]
+    said = [(f"shard {shard}: ", each) for shard, each in enumerate(outcomes)]
+    failed += [shard + each.failed for shard, each in said if each.failed]
+    wrong = [shard + each.wrong for shard, each in said if each.wrong]
+    notes = [shard + note for shard, each in said for note in each.notes]
     outcome = "failed" if failed else "refused" if wrong else "ok"
     reason = "; ".join(failed + wrong + notes)
-    parts = {name: [table_of(row["payload"]) for row in found if row["kind"] == name] if outcome == "ok" else [] for name in TABLES}
-    wall_s = time.perf_counter() - start_s
-    parts["runs"] = [pa.Table.from_batches([_run_row(run, outcome, reason, started_ms, wall_s)])]
-    _keep(out, run, parts)
+    rows = no_rows()
+    for each in outcomes if outcome == "ok" else ():
+        merged(rows, each.rows)
+    _keep(out, run, rows | {"runs": [run_row(run, outcome, reason, started_ms, time.perf_counter() - start_s)]})
     return outcome, reason
 
 
-def _run_row(run: Run, outcome: str, reason: str, started_ms: int, wall_s: float) -> pa.RecordBatch:
+def run_row(run: Run, outcome: str, reason: str, started_ms: int, wall_s: float) -> dict[str, Any]:
+    """Return the row of a run in the table ``runs``."""
     cell = run.cell
-    row = {
+    return {
+        **{name: getattr(cell, name) for name in ("cell_id", "workload", "body_bytes", "backlog", "durability", "shards")},
         "run_id": run.run_id,
-        "cell_id": cell.cell_id,
         "engine": cell.variant.engine,
         "variant": cell.variant.name,
         "settings": [(key, str(value)) for key, value in ({"flush": cell.flush} | cell.variant.settings).items()],
-        "workload": cell.workload,
-        "body_bytes": cell.body_bytes,
-        "backlog": cell.backlog,
-        "durability": cell.durability,
-        "shards": cell.shards,
         "repeat": run.repeat,
         "seed": run.seed,
         "outcome": outcome,
@@ -255,17 +241,16 @@ def _run_row(run: Run, outcome: str, reason: str, started_ms: int, wall_s: float
         "started_ms": started_ms,
         "wall_s": wall_s,
     }
-    return as_batch([row], TABLES["runs"])
 
 
-def _keep(out: Path, run: Run, parts: dict[str, list[pa.Table]]) -> None:
+def _keep(out: Path, run: Run, rows: Rows) -> None:
     """Write a run's files and let them appear at once."""
     place = out / "parts" / run.run_id
     beside = out / f"new-{run.run_id}"
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
-    for name, tables in parts.items():
-        pq.write_table(pa.concat_tables(tables) if tables else TABLES[name].empty_table(), beside / f"{name}.parquet")
+    for name, schema in TABLES.items():
+        pq.write_table(pa.Table.from_pylist(rows.get(name, []), schema), beside / f"{name}.parquet")
     shutil.rmtree(place, ignore_errors=True)
     beside.replace(place)
 
@@ -274,14 +259,8 @@ def _phases(progress: Path, thread: threading.Thread) -> Iterator[str]:
     """Yield the phases of the shards while the job runs."""
     while thread.is_alive():
         thread.join(_WATCH_S)
-        texts = []
-        for file in sorted(progress.glob("*")):
-            try:
-                texts.append(progress_of(file.read_text(encoding="utf-8")))
-            except OSError:
-                continue
-        yield ", ".join(sorted(set(filter(None, texts))))
-
-
-def _text(row: dict[str, Any]) -> str:
-    return str(row["payload"].decode())
+        texts = set()
+        for file in progress.glob("*"):
+            with suppress(OSError):
+                texts.add(file.read_text(encoding="utf-8"))
+        yield ", ".join(sorted(texts - {""}))

@@ -1,7 +1,8 @@
 """What one shard is given: batches of numbered messages, when each is due, and which are cancelled when.
 
 Every body begins with the message's number, eight bytes; numbers of a shard count up from 0. The rest of a body is random bytes, cut from a
-pool at a random place, so that no engine gains by compression. Batch ``k`` is the same for the same seed, whatever the engine does.
+pool at a place that follows from the number, so that no engine gains by compression. Batch ``k`` is the same for the same seed, whatever
+the engine does.
 
 A store in equilibrium does not hold fresh timers only. The backlog is drawn as it would be found there: long waits are met more often
 (proportionally to their length), each at a uniformly random age.
@@ -9,15 +10,14 @@ A store in equilibrium does not hold fresh timers only. The backlog is drawn as 
 
 from __future__ import annotations
 
-from array import array
 from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rmqstore_benchmarks.grid.named import Delays, NamedWorkload
-from rmqstore_benchmarks.workloads import PRECISION_MS, TOPIC
+from rmqstore_benchmarks.grid.named import PRECISION_MS, TOPIC, Delays, NamedWorkload
 
 ID_BYTES: Final = 8
 KEY_BYTES: Final = 10
@@ -26,6 +26,7 @@ NEVER_MS: Final = 2**62
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 _POOL_BYTES: Final = 3 * MAX_BATCH_BYTES
 _SAMPLED: Final = 100_000
+_ODD: Final = 0x9E3779B97F4A7C15
 _CANDIDATES: Final = 8
 """Of so many drawn waits one is found in a store in equilibrium."""
 
@@ -48,6 +49,10 @@ class Load:
     Args:
         body_bytes: size of each body, at least 8.
         seed: of everything; each shard draws its own numbers from it.
+
+    Attributes:
+        made: how many messages were made; also the number of the next one.
+        batches: in how many batches.
     """
 
     def __init__(self, workload: NamedWorkload, body_bytes: int, seed: int, shard: int = 0) -> None:
@@ -57,65 +62,47 @@ class Load:
         self.batch_rows = max(min(workload.batch, MAX_BATCH_BYTES // body_bytes), 1)
         self._seed = (seed, shard)
         self._pool = np.frombuffer(np.random.default_rng((*self._seed, 0)).bytes(_POOL_BYTES), np.uint8)
-        self._made = 0
-        self._batches = 0
-        # Of every batch: its first number, and where in the pool its bodies were cut.
-        self._firsts = array("q")
-        self._starts = array("q")
+        self._cuts = np.lib.stride_tricks.sliding_window_view(self._pool, body_bytes)
+        self.made = 0
+        self.batches = 0
         self.mean_wait_ms = float(self._waits(np.random.default_rng((*self._seed, 1)), _SAMPLED)[2].mean())
-
-    @property
-    def made(self) -> int:
-        """How many messages were made; also the number of the next one."""
-        return self._made
-
-    def skip_to(self, number: int) -> None:
-        """Let the next message have this number."""
-        self._made = number
 
     def damaged(self, ids: Ids, bodies: pa.Array) -> Mask:
         """Say which of these bodies, of messages that this load made, are not what was sent, byte by byte.
 
         Numbers that this load did not make are left out.
         """
-        is_damaged, rows, at = self._places(ids)
-        _, offsets, data = bodies.buffers()
-        edges = np.frombuffer(offsets, np.int32)[bodies.offset : bodies.offset + len(bodies) + 1].astype(np.int64)
-        is_whole = np.diff(edges)[rows] == self.body_bytes
-        is_damaged[rows] = ~is_whole
-        rows, at = rows[is_whole], at[is_whole]
-        if not len(rows):
-            return is_damaged
-        cuts = np.lib.stride_tricks.sliding_window_view(self._pool, self.body_bytes)
-        found = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), self.body_bytes)
+        is_damaged, rows = np.zeros(len(ids), bool), self._own(ids)
         step = max(MAX_BATCH_BYTES // self.body_bytes, 1)
         for first in range(0, len(rows), step):
-            part = slice(first, first + step)
-            differs = cuts[at[part]][:, ID_BYTES:] != found[edges[rows[part]]][:, ID_BYTES:]
-            is_damaged[rows[part]] = differs.any(axis=1)
+            part = rows[first : first + step]
+            is_damaged[part] = pc.not_equal(self._bodies(ids[part]), bodies.take(pa.array(part))).to_numpy(zero_copy_only=False)
         return is_damaged
 
     def frayed(self, ids: Ids, lengths: Ids, tails: Ids) -> Mask:
         """Say the same of lengths and last words of bodies (:func:`ends_of`) alone, which costs next to nothing."""
-        is_frayed, rows, at = self._places(ids)
+        rows = self._own(ids)
+        is_frayed = np.zeros(len(ids), bool)
         is_frayed[rows] = lengths[rows] != self.body_bytes
         if self.body_bytes >= 2 * ID_BYTES:
-            ends = self._pool[(at + self.body_bytes - ID_BYTES)[:, None] + np.arange(ID_BYTES)]
-            is_frayed[rows] |= tails[rows] != ends.view("<i8").reshape(-1)
+            is_frayed[rows] |= tails[rows] != _words(self._pool, self._places(ids[rows]) + self.body_bytes - ID_BYTES)
         return is_frayed
 
-    def _places(self, ids: Ids) -> tuple[Mask, Ids, Ids]:
-        """Return a mask without a mark, which rows have a number that was made here, and where in the pool their bodies were cut."""
-        firsts, starts = np.asarray(self._firsts, np.int64), np.asarray(self._starts, np.int64)
-        rows = np.flatnonzero((ids >= (firsts[0] if len(firsts) else self._made)) & (ids < self._made))
-        batches = np.searchsorted(firsts, ids[rows], side="right") - 1
-        return np.zeros(len(ids), bool), rows, starts[batches] + (ids[rows] - firsts[batches]) * self.body_bytes
+    def _own(self, ids: Ids) -> Ids:
+        """Return the rows whose number was made here."""
+        return np.flatnonzero((ids >= 0) & (ids < self.made))
+
+    def _places(self, ids: Ids) -> Ids:
+        """Return where in the pool the bodies of these numbers are cut."""
+        spread = ids.astype(np.uint64) * np.uint64(_ODD)
+        places: Ids = ((spread >> np.uint64(16)) % np.uint64(len(self._cuts))).astype(np.int64)
+        return places
 
     def fresh(self, now_ms: int, count: int | None = None) -> Made:
         """Return a batch of timers that are set at ``now_ms``."""
         rng, count = self._next(count)
         delays, cancels, _ = self._waits(rng, count)
-        return self._batch(rng, now_ms + delays, np.where(cancels == NEVER_MS, NEVER_MS, now_ms + cancels))
+        return self._batch(now_ms + delays, np.where(cancels == NEVER_MS, NEVER_MS, now_ms + cancels))
 
     def found(self, now_ms: int, count: int | None = None) -> Made:
         """Return a batch of timers as a store in equilibrium holds them at ``now_ms``; all due, or cancelled, later."""
@@ -129,16 +116,16 @@ class Load:
         rows = np.searchsorted(edges, places, side="right").clip(max=len(waits) - 1)
         ages = np.minimum((edges[rows] - places).astype(np.int64), waits[rows] - 1)
         cancel_ms = np.where(cancels[rows] == NEVER_MS, NEVER_MS, now_ms + cancels[rows] - ages)
-        return self._batch(rng, now_ms + delays[rows] - ages, cancel_ms)
+        return self._batch(now_ms + delays[rows] - ages, cancel_ms)
 
     def due_at(self, due_ms: int, count: int) -> Made:
         """Return a batch of timers that are all due at one time, and not cancelled."""
-        rng, _ = self._next(count)
-        return self._batch(rng, np.full(count, due_ms, np.int64), np.full(count, NEVER_MS, np.int64))
+        self.batches += 1
+        return self._batch(np.full(count, due_ms, np.int64), np.full(count, NEVER_MS, np.int64))
 
     def _next(self, count: int | None) -> tuple[np.random.Generator, int]:
-        self._batches += 1
-        return np.random.default_rng((*self._seed, 1 + self._batches)), self.batch_rows if count is None else count
+        self.batches += 1
+        return np.random.default_rng((*self._seed, 1 + self.batches)), self.batch_rows if count is None else count
 
     def _waits(self, rng: np.random.Generator, count: int) -> tuple[Delays, Delays, Delays]:
         """Return delays, times from the send to the cancel, and the earlier of the two, ms."""
@@ -148,48 +135,49 @@ class Load:
         cancels = np.where(is_cancelled & (delays > 1), np.maximum((delays * shares).astype(np.int64), 1), NEVER_MS)
         return delays, cancels, np.minimum(delays, cancels)
 
-    def _batch(self, rng: np.random.Generator, due_ms: Delays, cancel_ms: Delays) -> Made:
+    def _batch(self, due_ms: Delays, cancel_ms: Delays) -> Made:
         count = len(due_ms)
-        ids = np.arange(self._made, self._made + count)
-        self._made += count
-        columns = {"topic": pa.array([TOPIC] * count), "body": self._bodies(rng, ids), "deliver_at_ms": pa.array(due_ms)}
+        ids = np.arange(self.made, self.made + count)
+        self.made += count
+        columns = {"topic": pa.array([TOPIC] * count), "body": self._bodies(ids), "deliver_at_ms": pa.array(due_ms)}
         if self.workload.has_keys:
             names = pa.array(ids + _FIRST_KEY).cast(pa.string())
             columns["keys"] = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32), names)
         return Made(pa.record_batch(columns), ids, due_ms, cancel_ms)
 
-    def _bodies(self, rng: np.random.Generator, ids: Ids) -> pa.Array:
-        size, count = self.body_bytes, len(ids)
-        start = int(rng.integers(0, _POOL_BYTES - count * size + 1))
-        self._firsts.append(self._made - count)
-        self._starts.append(start)
-        rows = self._pool[start : start + count * size].reshape(count, size).copy()
-        rows[:, :ID_BYTES] = ids.astype("<i8").view(np.uint8).reshape(count, ID_BYTES)
-        offsets = (np.arange(count + 1) * size).astype(np.int32)
-        return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(rows)])
+    def _bodies(self, ids: Ids) -> pa.Array:
+        rows = self._cuts[self._places(ids)]
+        rows[:, :ID_BYTES] = ids.astype("<i8").view(np.uint8).reshape(len(ids), ID_BYTES)
+        offsets = (np.arange(len(ids) + 1) * self.body_bytes).astype(np.int32)
+        return pa.Array.from_buffers(pa.binary(), len(ids), [None, pa.py_buffer(offsets), pa.py_buffer(rows)])
 
 
 def ids_in(bodies: pa.Array) -> Ids:
     """Return the numbers that a column of bodies begins with."""
-    _, offsets, data = bodies.buffers()
-    starts = np.frombuffer(offsets, np.int32)[bodies.offset : bodies.offset + len(bodies)].astype(np.int64)
-    if not len(starts):
-        return starts
-    picked = np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(ID_BYTES)]
-    ids: Ids = picked.reshape(-1).view("<i8").astype(np.int64)
-    return ids
+    edges, data = _laid_out(bodies)
+    return _words(data, edges[:-1])
 
 
 def ends_of(bodies: pa.Array) -> tuple[Ids, Ids]:
     """Return the length and the last word, as a number, of each body of a column; of a body shorter than a word, 0."""
-    _, offsets, data = bodies.buffers()
-    edges = np.frombuffer(offsets, np.int32)[bodies.offset : bodies.offset + len(bodies) + 1].astype(np.int64)
+    edges, data = _laid_out(bodies)
     lengths, tails = np.diff(edges), np.zeros(len(bodies), np.int64)
     rows = np.flatnonzero(lengths >= ID_BYTES)
-    if len(rows):
-        picked = np.frombuffer(data, np.uint8)[edges[rows + 1][:, None] - ID_BYTES + np.arange(ID_BYTES)]
-        tails[rows] = picked.view("<i8").reshape(-1)
+    tails[rows] = _words(data, edges[rows + 1] - ID_BYTES)
     return lengths, tails
+
+
+def _laid_out(bodies: pa.Array) -> tuple[Ids, NDArray[np.uint8]]:
+    """Return where each body of a column begins, and the last one ends, in the bytes of all."""
+    _, offsets, data = bodies.buffers()
+    edges = np.frombuffer(offsets, np.int32)[bodies.offset : bodies.offset + len(bodies) + 1].astype(np.int64)
+    return edges, np.frombuffer(data or b"", np.uint8)
+
+
+def _words(data: NDArray[np.uint8], places: Ids) -> Ids:
+    """Return the eight bytes at each of these places as a number."""
+    words: Ids = data[places[:, None] + np.arange(ID_BYTES)].reshape(-1).view("<i8").astype(np.int64)
+    return words
 
 
 def ticks_of(due_ms: Delays) -> Ids:

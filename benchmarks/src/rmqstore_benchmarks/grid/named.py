@@ -20,13 +20,24 @@ from rmqstore.delays import RETRY_BACKOFF_MS
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.plugins import get_plugins
 from rmqstore_benchmarks.grid.tables import PHASE_NAMES
-from rmqstore_benchmarks.workloads import HALF_HOUR_MS, HOUR_MS, LONGEST_DELAY_MS
 
+START_MS: Final = 1_700_000_000_000
+"""The first time of every simulated clock, ms."""
+
+HALF_HOUR_MS: Final = 1_800_000
+HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
+LONGEST_DELAY_MS: Final = 100 * HOUR_MS
+"""Log-normal delays are cut here, so that a drain knows when everything is due."""
+
+TOPIC: Final = "orders"
+PRECISION_MS: Final = 1000
 ROLL_SPAN_MS: Final = 8 * DAY_MS
 """Simulated time of the phase ``roll``: about four rolls of a wheel that is two days long."""
 
 Delays = NDArray[np.int64]
+Draw = Callable[[np.random.Generator, int], Delays]
+"""Draws so many delays, ms, each at least 1."""
 
 STEADY_PHASES: Final = tuple(name for name in PHASE_NAMES if name != "roll")
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]*")
@@ -52,7 +63,7 @@ class NamedWorkload(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     about: str
-    delays_ms: Callable[[np.random.Generator, int], Delays]
+    delays_ms: Draw
     cancelled: float = 0.0
     acked: float = 1.0
     pop_messages: int = 32
@@ -83,8 +94,23 @@ class NamedWorkload(msgspec.Struct, frozen=True, kw_only=True):
             raise IllegalArgumentError(f"workload {self.name!r}: {wrong[0]} = {getattr(self, wrong[0])!r} is out of range")
 
 
-def _order_timeouts(rng: np.random.Generator, count: int) -> Delays:
-    return _whole(np.minimum(HALF_HOUR_MS * rng.lognormal(0.0, 0.5, count), LONGEST_DELAY_MS))
+def uniform(longest_ms: int) -> Draw:
+    """Return what draws delays of up to ``longest_ms``."""
+    return lambda rng, count: rng.integers(1, longest_ms, count)
+
+
+def lognormal(median_ms: int, sigma: float) -> Draw:
+    """Return what draws log-normal delays, cut at :data:`LONGEST_DELAY_MS`."""
+    return lambda rng, count: _whole(np.minimum(median_ms * rng.lognormal(0.0, sigma, count), LONGEST_DELAY_MS))
+
+
+def always(delay_ms: int) -> Draw:
+    """Return what draws one delay only."""
+    return lambda rng, count: np.full(count, delay_ms, np.int64)
+
+
+def _soon(rng: np.random.Generator, count: int) -> Delays:
+    return _whole(rng.exponential(30_000, count))
 
 
 def _backoffs(rng: np.random.Generator, count: int) -> Delays:
@@ -93,25 +119,9 @@ def _backoffs(rng: np.random.Generator, count: int) -> Delays:
     return drawn
 
 
-def _reminders(rng: np.random.Generator, count: int) -> Delays:
-    return _whole(rng.uniform(1, 30 * DAY_MS, count))
-
-
-def _within_the_hour(rng: np.random.Generator, count: int) -> Delays:
-    return _whole(rng.uniform(1, HOUR_MS, count))
-
-
-def _until_eight(rng: np.random.Generator, count: int) -> Delays:
-    return np.full(count, 8 * HOUR_MS, np.int64)
-
-
-def _soon(rng: np.random.Generator, count: int) -> Delays:
-    return _whole(rng.exponential(30_000, count))
-
-
 def _of_all_kinds(rng: np.random.Generator, count: int) -> Delays:
     kinds = rng.choice(4, count, p=(0.5, 0.25, 0.15, 0.1))
-    drawn = np.stack([_order_timeouts(rng, count), _backoffs(rng, count), _soon(rng, count), _whole(rng.uniform(1, DAY_MS, count))])
+    drawn = np.stack([draw(rng, count) for draw in (_ORDER_TIMEOUTS, _backoffs, _soon, uniform(DAY_MS))])
     chosen: Delays = drawn[kinds, np.arange(count)]
     return chosen
 
@@ -120,11 +130,13 @@ def _whole(drawn: NDArray[np.float64]) -> Delays:
     return np.maximum(drawn, 1).astype(np.int64)
 
 
+_ORDER_TIMEOUTS: Final = lognormal(HALF_HOUR_MS, 0.5)
+_WITHOUT_CANCELS: Final = tuple(name for name in STEADY_PHASES if name != "cancel")
 _OWN: Final = (
     NamedWorkload(
         name="order-timeout",
         about="Orders are closed unless paid: log-normal waits around 30 minutes, 85 % cancelled before.",
-        delays_ms=_order_timeouts,
+        delays_ms=_ORDER_TIMEOUTS,
         cancelled=0.85,
         has_keys=True,
     ),
@@ -132,25 +144,25 @@ _OWN: Final = (
         name="retry-backoff",
         about="Failed calls are tried again after 10 s, 30 s, 1 min … 2 h; every try fails again with probability one half.",
         delays_ms=_backoffs,
-        phases=tuple(name for name in STEADY_PHASES if name != "cancel"),
+        phases=_WITHOUT_CANCELS,
     ),
     NamedWorkload(
         name="reminder",
         about="Reminders uniform over 30 days, so that a wheel rolls them; 10 % cancelled.",
-        delays_ms=_reminders,
+        delays_ms=uniform(30 * DAY_MS),
         cancelled=0.1,
         phases=PHASE_NAMES,
     ),
     NamedWorkload(
         name="within-the-hour",
         about="Due times uniform over one hour, nothing cancelled.",
-        delays_ms=_within_the_hour,
-        phases=tuple(name for name in STEADY_PHASES if name != "cancel"),
+        delays_ms=uniform(HOUR_MS),
+        phases=_WITHOUT_CANCELS,
     ),
     NamedWorkload(
         name="eight-oclock",
         about="Everything is due at eight o'clock, in one tick: how fast the engine gets rid of it.",
-        delays_ms=_until_eight,
+        delays_ms=always(8 * HOUR_MS),
         at_once=True,
         phases=tuple(name for name in STEADY_PHASES if name not in ("mixed", "open_50", "open_80", "open_95")),
     ),
@@ -159,7 +171,7 @@ _OWN: Final = (
         about="Short waits, 30 s on average; one pop in ten is never acked, because its consumer dies, and comes again.",
         delays_ms=_soon,
         acked=0.9,
-        phases=tuple(name for name in STEADY_PHASES if name != "cancel"),
+        phases=_WITHOUT_CANCELS,
     ),
     NamedWorkload(
         name="mixed",

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -59,21 +59,20 @@ def speed_up(rate: float, mean_wait_ms: float, backlog: int) -> float:
     return rate / 1000 * mean_wait_ms / max(backlog, 1)
 
 
-class SimulatedTime:
+class SimulatedTime(NamedTuple):
     """Simulated time that runs ``factor`` times as fast as real time, from ``start_ms`` at ``start_ns``."""
 
-    def __init__(self, start_ms: int, start_ns: int, factor: float) -> None:
-        self._start_ms = start_ms
-        self._start_ns = start_ns
-        self.factor = factor
+    start_ms: int
+    start_ns: int
+    factor: float
 
     def ms_at(self, at_ns: int) -> int:
         """Return the simulated time at a real time, ms."""
-        return self._start_ms + int((at_ns - self._start_ns) / 1e6 * self.factor)
+        return self.start_ms + int((at_ns - self.start_ns) / 1e6 * self.factor)
 
     def ns_at(self, at_ms: int) -> int:
         """Return the first real time at which simulated time has come to ``at_ms``, ns."""
-        return self._start_ns + int(-(-(at_ms - self._start_ms) * 1e6 // self.factor))
+        return self.start_ns + int(-(-(at_ms - self.start_ms) * 1e6 // self.factor))
 
 
 class Stream(msgspec.Struct):

@@ -17,9 +17,8 @@ import numpy as np
 
 from rmqstore_benchmarks.grid.calls import GROUP, Calls, Form
 from rmqstore_benchmarks.grid.load import Ids
-from rmqstore_benchmarks.grid.named import ROLL_SPAN_MS
+from rmqstore_benchmarks.grid.named import HOUR_MS, ROLL_SPAN_MS, TOPIC
 from rmqstore_benchmarks.grid.recording import Phase, every
-from rmqstore_benchmarks.workloads import HOUR_MS, TOPIC
 
 _MAX_EXTRA_BYTES: Final = 512 * 1024 * 1024
 _MIN_EXTRA: Final = 20_000
@@ -89,8 +88,9 @@ def next_step_ms(step_ms: int, moved: int) -> int:
     return max(step_ms // 2, 1) if moved > 2 * _TICK_MESSAGES else step_ms
 
 
-def hand_over_at_once(calls: Calls, phase: Phase, due_ms: int) -> int:
+def hand_over_at_once(calls: Calls, phase: Phase, seconds: float) -> int:
     """Let the clock strike: everything is due in one tick. How far it is, is looked at every 20 ms; that is how late messages are."""
+    due_ms = calls.clock.now_ms() + int(calls.load.mean_wait_ms)
     offset, before = _delivered(calls), 0
     begin_ns = time.perf_counter_ns()
 

@@ -9,26 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
-
-import msgspec
 
 _SECTOR_BYTES: Final = 512
 _BLOCK_BYTES: Final = 512
 _COMPACTED: Final = '"event": "compaction_finished"'
-
-
-class Reading(msgspec.Struct, frozen=True):
-    """One look at everything."""
-
-    at_s: float
-    cpu_s: float
-    wchar_bytes: int | None
-    device_write_bytes: int | None
-    device_read_bytes: int | None
-    compaction_bytes: int | None
 
 
 class Probes:
@@ -39,17 +26,15 @@ class Probes:
         device = directory.stat().st_dev
         self._device = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
 
-    def read(self) -> Reading:
-        """Return where everything stands."""
+    def read(self) -> dict[str, int | None]:
+        """Return where every counter is, by its column of ``phases``."""
         written, read = self.device_bytes()
-        return Reading(
-            time.perf_counter(),
-            time.process_time(),
-            _proc_number("/proc/self/io", "wchar:"),
-            written,
-            read,
-            compaction_bytes(self._directory),
-        )
+        return {
+            "wchar_bytes": _proc_number("/proc/self/io", "wchar:"),
+            "device_write_bytes": written,
+            "device_read_bytes": read,
+            "compaction_bytes": compaction_bytes(self._directory),
+        }
 
     def device_bytes(self) -> tuple[int | None, int | None]:
         """Return bytes written to, and read from, the device since it was started."""
@@ -61,29 +46,30 @@ class Probes:
 
     def disk_bytes(self) -> int:
         """Return the blocks in use by the files of the directory, bytes."""
-        return sum(status.st_blocks * _BLOCK_BYTES for status in _statuses(self._directory))
+        blocks = 0
+        for path in self._directory.rglob("*"):
+            with contextlib.suppress(OSError):  # a file may go while it is looked at
+                blocks += path.lstat().st_blocks
+        return blocks * _BLOCK_BYTES
 
     def sync_files(self) -> None:
         """Let the device have what was written, so that its sectors count to the phase that wrote them."""
+        self._each_file(os.fsync)
+
+    def forget_pages(self) -> None:
+        """Let the page cache drop the files, which must be closed, so that they are read from the device again."""
+        self.sync_files()
+        self._each_file(lambda descriptor: os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED))
+
+    def _each_file(self, act: Callable[[int], None]) -> None:
         for path in self._directory.rglob("*"):
             with contextlib.suppress(OSError):
                 if path.is_file():
                     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                     try:
-                        os.fsync(descriptor)
+                        act(descriptor)
                     finally:
                         os.close(descriptor)
-
-    def forget_pages(self) -> None:
-        """Let the page cache drop the files, which must be closed, so that they are read from the device again."""
-        self.sync_files()
-        for path in self._directory.rglob("*"):
-            if path.is_file():
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-                finally:
-                    os.close(descriptor)
 
 
 def anon_bytes() -> int | None:
@@ -103,19 +89,6 @@ def compaction_bytes(directory: Path) -> int | None:
                     event = json.loads(line[line.index("{") :])
                     total += int(event.get("total_output_size", 0)) + int(event.get("total_blob_output_size", 0))
     return total if logs else None
-
-
-def difference(after: int | None, before: int | None) -> int | None:
-    """Return how far a counter went; None when one of the two is unknown."""
-    return None if after is None or before is None else after - before
-
-
-def _statuses(directory: Path) -> list[os.stat_result]:
-    found = []
-    for path in directory.rglob("*"):
-        with contextlib.suppress(OSError):  # a file may go while it is looked at
-            found.append(path.lstat())
-    return found
 
 
 def _proc_number(path: str, name: str) -> int | None:

@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from rmqstore_benchmarks.grid.probes import Probes, anon_bytes, difference
+from rmqstore_benchmarks.grid.probes import Probes, anon_bytes
 from rmqstore_benchmarks.grid.tables import PHASES, SECONDS
-from rmqstore_benchmarks.statistics import buckets_of
+from rmqstore_benchmarks.histograms import buckets_of
 
 STALL_NS: Final = 100_000_000
 _LOOK_S: Final = 0.1
@@ -158,31 +157,19 @@ class Spent:
         self._probes = probes
         probes.sync_files()
         self._before = probes.read()
+        self._begin_s, self._begin_cpu_s = time.perf_counter(), time.process_time()
         self.wall_s = self.cpu_s = 0.0
 
     def stop(self) -> None:
         """Take the times."""
-        self.wall_s = time.perf_counter() - self._before.at_s
-        self.cpu_s = time.process_time() - self._before.cpu_s
+        self.wall_s, self.cpu_s = time.perf_counter() - self._begin_s, time.process_time() - self._begin_cpu_s
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of ``phases`` that were read from the machine."""
         self._probes.sync_files()
-        before, after = self._before, self._probes.read()
-        return {
-            "wall_s": self.wall_s,
-            "cpu_s": self.cpu_s,
-            "wchar_bytes": difference(after.wchar_bytes, before.wchar_bytes),
-            "device_write_bytes": difference(after.device_write_bytes, before.device_write_bytes),
-            "device_read_bytes": difference(after.device_read_bytes, before.device_read_bytes),
-            "compaction_bytes": difference(after.compaction_bytes, before.compaction_bytes),
-            "disk_bytes": self._probes.disk_bytes(),
-        }
-
-
-def as_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows in the form of one of ``tables``."""
-    return pa.RecordBatch.from_pylist(rows, schema=schema)
+        after = self._probes.read()
+        counted = {name: None if before is None or (now := after[name]) is None else now - before for name, before in self._before.items()}
+        return {"wall_s": self.wall_s, "cpu_s": self.cpu_s, **counted, "disk_bytes": self._probes.disk_bytes()}
 
 
 def merged(into: Rows, more: Rows) -> None:

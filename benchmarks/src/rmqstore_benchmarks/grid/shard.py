@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,16 +16,13 @@ import pyarrow as pa
 import rmqstore
 from rmqstore_benchmarks.grid import aside, pacing, phases
 from rmqstore_benchmarks.grid.calls import Calls, Form, flushing
-from rmqstore_benchmarks.grid.load import Load
-from rmqstore_benchmarks.grid.named import ROLL_SPAN_MS, NamedWorkload, workload_named
+from rmqstore_benchmarks.grid.named import ROLL_SPAN_MS, START_MS, NamedWorkload, workload_named
 from rmqstore_benchmarks.grid.probes import Probes
-from rmqstore_benchmarks.grid.recording import Phase, Rows, Spent, as_batch, looking, merged, no_rows
+from rmqstore_benchmarks.grid.recording import Phase, Rows, Spent, looking, merged, no_rows
 from rmqstore_benchmarks.grid.stores import HOLLOW, NULL_ENGINE, NULL_PHASES, RAW_PHASES, ShardTask, open_store
-from rmqstore_benchmarks.grid.tables import PHASE_NAMES, TABLES
-from rmqstore_benchmarks.workloads import START_MS
+from rmqstore_benchmarks.grid.tables import PHASE_NAMES
 
 OPEN_SHARES: Final = {"open_50": 0.50, "open_80": 0.80, "open_95": 0.95}
-_FORMS: Final = {"schedule": Form.COLUMNS, "send_lists": Form.LIST, "send_one": Form.ONE}
 _CONSUMERS: Final = {"consume_1": 1, "consume_8": 8, "consume_64": 64}
 _ORDER: Final = ("fill", "roll", *(name for name in PHASE_NAMES if name not in ("fill", "roll", "cold_drain", "recover")))
 _FILL_PATIENCE_S: Final = 900.0
@@ -39,12 +35,14 @@ class Outcome(msgspec.Struct, frozen=True):
 
     Attributes:
         rows: rows of the tables, by name.
-        wrong: what the account found; empty when every message is where it should be. Then the rows mean nothing.
+        wrong: what the account found; empty when every message is where it should be. Else the rows mean nothing.
+        failed: why there is nothing; empty when the phases ran to their end.
         notes: phases that could not be done, and why.
     """
 
     rows: Rows
     wrong: str = ""
+    failed: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -55,8 +53,8 @@ class _Shard:
         self.task = task
         self.workload = workload
         self.clock = rmqstore.ManualClock(START_MS)
-        Load(workload, task.body_bytes, task.seed, task.shard).found(START_MS)  # whatever is loaded at the first use, is
-        self.load = Load(workload, task.body_bytes, task.seed, task.shard)
+        aside.load_of(task).found(START_MS)  # whatever is loaded at the first use, is
+        self.load = aside.load_of(task)
         self.directory = Path(task.directory)
         self.probes = Probes(self.directory)
         self.rows = no_rows()
@@ -139,37 +137,37 @@ def _run(shard: _Shard) -> Outcome:
         if "cold_drain" in shard.wanted:
             _tell(task, "cold_drain")
             aside.cold_drain(shard)
-    return Outcome(shard.rows, calls.account.verdict(), tuple(shard.notes))
+    return Outcome(shard.rows, calls.account.verdict(), notes=tuple(shard.notes))
 
 
 def _run_phase(shard: _Shard, name: str) -> None:
     calls, task, workload = shard.calls, shard.task, shard.workload
-    seconds, backlog = task.seconds, task.backlog
-    rolls = "roll" in shard.wanted
-    if name == "fill":
-        origin_ms = START_MS + (ROLL_SPAN_MS if rolls else 0)
-        shard.measured("fill", lambda phase: _made(calls, lambda: calls.fill(phase, backlog, origin_ms, _FILL_PATIENCE_S)))
-    elif name == "roll":
-        shard.measured("roll", lambda phase: phases.roll(calls, phase))
-    elif name in _FORMS:
-        shard.measured(name, lambda phase: phases.schedule(calls, phase, seconds, backlog, _FORMS[name]))
-    elif name == "cancel":
-        shard.measured("cancel", lambda phase: phases.cancel(calls, phase, seconds, backlog))
-    elif name == "hand_over" and workload.at_once:
-        due_ms = calls.clock.now_ms() + int(shard.load.mean_wait_ms)
-        shard.measured("hand_over", lambda phase: phases.hand_over_at_once(calls, phase, due_ms))
+    if name in _CLOSED_LOOPS:
+        shard.measured(name, lambda phase: _CLOSED_LOOPS[name](calls, phase, task.seconds, task.backlog))
+    elif name == "fill":
+        origin_ms = START_MS + (ROLL_SPAN_MS if "roll" in shard.wanted else 0)
+        shard.measured(name, lambda phase: calls.fill(phase, task.backlog, origin_ms, _FILL_PATIENCE_S))
     elif name == "hand_over":
-        shard.measured("hand_over", lambda phase: phases.hand_over(calls, phase, seconds))
-    elif name in ("pop_one", "pop_ack"):
-        shard.measured(name, lambda phase: phases.pop_ack(calls, phase, seconds, 1 if name == "pop_one" else 0))
-    elif name == "pop_many":
-        shard.measured(name, lambda phase: phases.pop_many(calls, phase, seconds))
+        hand_over = phases.hand_over_at_once if workload.at_once else phases.hand_over
+        shard.measured(name, lambda phase: hand_over(calls, phase, task.seconds))
     elif name in _CONSUMERS:
-        calls.make_ready(shard.aside(), backlog)
+        calls.make_ready(shard.aside(), task.backlog)
         consumers = phases.Consumers(calls, _CONSUMERS[name])
         shard.measured(name, consumers.run, after=consumers.entered)
     else:
         _run_steady(shard, name)
+
+
+_CLOSED_LOOPS: Final[dict[str, Callable[[Calls, Phase, float, int], int]]] = {
+    "roll": lambda calls, phase, seconds, backlog: phases.roll(calls, phase),
+    "schedule": phases.schedule,
+    "send_lists": partial(phases.schedule, form=Form.LIST),
+    "send_one": partial(phases.schedule, form=Form.ONE),
+    "cancel": phases.cancel,
+    "pop_one": lambda calls, phase, seconds, backlog: phases.pop_ack(calls, phase, seconds, 1),
+    "pop_ack": lambda calls, phase, seconds, backlog: phases.pop_ack(calls, phase, seconds),
+    "pop_many": lambda calls, phase, seconds, backlog: phases.pop_many(calls, phase, seconds),
+}
 
 
 def _run_steady(shard: _Shard, name: str) -> None:
@@ -191,25 +189,17 @@ def _run_steady(shard: _Shard, name: str) -> None:
     shard.measured(name, lambda phase: pacing.at_rate(calls, phase, seconds, backlog, rate, pacing.MachineTime()), rate)
 
 
-def _made(calls: Calls, run: Callable[[], None]) -> int:
-    before = calls.account.made
-    run()
-    return calls.account.made - before
-
-
 def _tell(task: ShardTask, phase: str) -> None:
-    """Say where the task is, for whoever watches on the same machine."""
+    """Say where the task is, for a driver on the same machine that watches it."""
     if task.progress:
         with suppress(OSError):
-            Path(task.progress).write_text(json.dumps({"phase": phase, "at_s": time.time()}), encoding="utf-8")
+            Path(task.progress).write_text(phase, encoding="utf-8")
 
 
 # ---------------------------------------------------------------- as a task of Spark
 
-RESULT_DDL: Final = "shard int, kind string, payload binary"
-"""``kind``: name of a table, with its rows as an Arrow stream; or ``wrong``, ``failed``, ``note``, with a text."""
-
-RESULT: Final = pa.schema([("shard", pa.int32()), ("kind", pa.string()), ("payload", pa.binary())])
+RESULT_DDL: Final = "outcome binary"
+"""An :class:`Outcome` as MessagePack."""
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -219,56 +209,16 @@ def runner(tasks: tuple[ShardTask, ...]) -> Callable[[Batches], Batches]:
 
     def run(batches: Batches) -> Batches:
         for batch in batches:
-            for shard in batch.column("shard").to_pylist():
-                yield shard_result(tasks[shard])
+            found = [msgspec.msgpack.encode(outcome_of(tasks[shard])) for shard in batch.column("shard").to_pylist()]
+            yield pa.record_batch({"outcome": pa.array(found, pa.binary())})
 
     return run
 
 
-def shard_result(task: ShardTask) -> pa.RecordBatch:
-    """Run one shard; whatever happens there becomes rows, so that the rest of the grid goes on."""
+def outcome_of(task: ShardTask) -> Outcome:
+    """Run one shard; whatever happens there is an outcome, so that the rest of the grid goes on."""
     try:
-        return _rows(task.shard, run_shard(task))
+        return run_shard(task)
     except Exception as error:  # a failing engine must not end the grid
         where = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"shard {task.shard}: {type(error).__name__}: {error} ({where.name}, line {where.lineno})"
-        return _batch(task.shard, [("failed", text.encode())])
-
-
-def _rows(shard: int, outcome: Outcome) -> pa.RecordBatch:
-    rows = [("note", f"shard {shard}: {note}".encode()) for note in outcome.notes]
-    if outcome.wrong:
-        rows.append(("wrong", f"shard {shard}: {outcome.wrong}".encode()))
-    else:
-        rows += [(table, _stream(as_batch(found, TABLES[table]))) for table, found in outcome.rows.items()]
-    return _batch(shard, rows)
-
-
-def _batch(shard: int, rows: list[tuple[str, bytes]]) -> pa.RecordBatch:
-    kinds, payloads = zip(*rows, strict=True) if rows else ((), ())
-    return pa.RecordBatch.from_arrays(
-        [pa.array([shard] * len(rows), pa.int32()), pa.array(kinds, pa.string()), pa.array(payloads, pa.binary())], schema=RESULT
-    )
-
-
-def _stream(batch: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
-def table_of(payload: bytes) -> pa.Table:
-    """Return the rows of a payload."""
-    with pa.ipc.open_stream(payload) as reader:
-        return reader.read_all()
-
-
-def progress_of(text: str) -> str:
-    """Return the phase that a progress file names; "" when it cannot be read now."""
-    try:
-        found: Any = json.loads(text)
-        return str(found["phase"])
-    except (ValueError, KeyError, TypeError):
-        return ""
+        return Outcome(no_rows(), failed=f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})")

@@ -29,12 +29,14 @@ from __future__ import annotations
 import difflib
 import hashlib
 import itertools
+import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from rmqstore.contract import Durability, EngineInfo, Flush
 from rmqstore.errors import ConfigError, RmqstoreError
@@ -47,18 +49,46 @@ from rmqstore_benchmarks.grid.stores import HOLLOW
 from rmqstore_benchmarks.grid.tables import ON_REQUEST, PHASE_NAMES
 
 DURABILITIES: Final = {"power_loss": Durability.POWER_LOSS, "process_crash": Durability.PROCESS_CRASH, "nothing": Durability.NONE}
-_TOP: Final = {"seed", "repeats", "seconds", "variants", "grid"}
-_VARIANT: Final = {"name", "engine", "settings"}
-_GRID: Final = {"variants", "workloads", "bodies", "backlogs", "durabilities", "shards", "phases", "repeats", "seconds"}
-_WANTED: Final = ("variants", "workloads", "bodies", "backlogs")
-_RANGES: Final = {
-    "seed": (0, 2**31),
-    "repeats": (1, 1000),
-    "bodies": (ID_BYTES, min(MAX_BODY_BYTES, MAX_BATCH_BYTES)),
-    "backlogs": (1, 1_000_000_000),
-    "shards": (1, 1024),
-}
-_MAX_SECONDS: Final = 3600.0
+_Seed = Annotated[int, Meta(ge=0, le=2**31)]
+_Repeats = Annotated[int, Meta(ge=1, le=1000)]
+_Seconds = Annotated[float, Meta(gt=0, le=3600)]
+_Body = Annotated[int, Meta(ge=ID_BYTES, le=min(MAX_BODY_BYTES, MAX_BATCH_BYTES))]
+_Backlog = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+_Shards = Annotated[int, Meta(ge=1, le=1024)]
+_Item = TypeVar("_Item")
+_Some = Annotated[tuple[_Item, ...], Meta(min_length=1)]
+
+
+class _Variant(msgspec.Struct, forbid_unknown_fields=True):
+    """``[[variants]]`` as it is written."""
+
+    name: Annotated[str, Meta(pattern="^[\\w-]+$")]
+    engine: str
+    settings: dict[str, Any] = {}
+
+
+class _Grid(msgspec.Struct, forbid_unknown_fields=True):
+    """``[[grid]]`` as it is written."""
+
+    variants: _Some[str]
+    workloads: _Some[str]
+    bodies: _Some[_Body]
+    backlogs: _Some[_Backlog]
+    durabilities: _Some[str] = ("power_loss",)
+    shards: _Some[_Shards] = (1,)
+    phases: _Some[str] | None = None
+    repeats: _Repeats | None = None
+    seconds: _Seconds | None = None
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    """The file as it is written."""
+
+    variants: _Some[_Variant]
+    grid: _Some[_Grid]
+    seed: _Seed = 1
+    repeats: _Repeats = 1
+    seconds: _Seconds = 3.0
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -130,21 +160,22 @@ def parse_spec(document: dict[str, Any]) -> Spec:
     Raises:
         RmqstoreError: something in it is unknown or out of range; the message names the place.
     """
-    _refuse_unknown("the specification", document, _TOP)
-    seed = _number("seed", document.get("seed", 1))
-    repeats = _number("repeats", document.get("repeats", 1))
-    seconds = _seconds("seconds", document.get("seconds", 3.0))
+    try:
+        given = msgspec.convert(document, _Document)
+    except msgspec.ValidationError as error:
+        fields = [name for part in (_Document, _Variant, _Grid) for name in part.__struct_fields__]
+        unknown = re.search(r"unknown field `(.*?)`", str(error))
+        raise ConfigError(f"{error}{_nearest(unknown[1], fields) if unknown else ''}") from error
     variants: dict[str, Variant] = {}
-    for place, table in _tables("variants", document):
-        variant = _variant(place, table)
-        if variant.name in variants:
-            raise ConfigError(f"{place}: the name {variant.name!r} is taken")
-        variants[variant.name] = variant
+    for number, each in enumerate(given.variants, 1):
+        if each.name in variants:
+            raise ConfigError(f"[[variants]] number {number}: the name {each.name!r} is taken")
+        variants[each.name] = _variant(f"[[variants]] number {number}", each)
     cells: dict[str, Cell] = {}
-    for place, table in _tables("grid", document):
-        for cell in _cells(place, table, variants, repeats, seconds):
+    for number, grid in enumerate(given.grid, 1):
+        for cell in _cells(f"[[grid]] number {number}", grid, variants, given):
             cells[cell.cell_id] = _joined(cells[cell.cell_id], cell) if cell.cell_id in cells else cell
-    return Spec(seed=seed, cells=tuple(cells.values()))
+    return Spec(seed=given.seed, cells=tuple(cells.values()))
 
 
 def flush_for(info: EngineInfo, durability: str) -> str:
@@ -163,25 +194,19 @@ def flush_for(info: EngineInfo, durability: str) -> str:
 # ---------------------------------------------------------------- parts
 
 
-def _variant(place: str, table: dict[str, Any]) -> Variant:
-    _refuse_unknown(place, table, _VARIANT)
-    name, engine = (_text(f"{place}: {key}", table.get(key)) for key in ("name", "engine"))
-    if not all(each.isalnum() or each in "-_" for each in name):
-        raise ConfigError(f"{place}: the name {name!r} is not made of letters, digits, - and _")
-    given = table.get("settings", {})
-    if not isinstance(given, dict):
-        raise ConfigError(f"{place}: settings must be a table, not {given!r}")
+def _variant(place: str, written: _Variant) -> Variant:
+    engine = written.engine
     if engine in HOLLOW:
-        if given:
+        if written.settings:
             raise ConfigError(f"{place}: the engine {engine!r} has no settings")
-        return Variant(name, engine, {})
+        return Variant(written.name, engine, {})
     _installed(engine)
     known = {setting.key: setting for setting in (*CORE_SETTINGS, *get_plugins().engine_settings()[engine])}
-    for key in given:
+    for key in written.settings:
         if key not in known:
             raise ConfigError(f"{place}: engine '{engine}' has no setting {key!r}{_nearest(key, known)}")
-    settings = {key: checked(known[key], value, Origin(Source.KEYWORD, f"{place}, {key}")) for key, value in given.items()}
-    return Variant(name, engine, settings)
+    settings = {key: checked(known[key], value, Origin(Source.KEYWORD, f"{place}, {key}")) for key, value in written.settings.items()}
+    return Variant(written.name, engine, settings)
 
 
 def _installed(engine: str) -> EngineInfo:
@@ -194,26 +219,21 @@ def _installed(engine: str) -> EngineInfo:
     return entry.info
 
 
-def _cells(place: str, table: dict[str, Any], variants: dict[str, Variant], repeats: int, seconds: float) -> Iterable[Cell]:
-    _refuse_unknown(place, table, _GRID)
-    if missing := [key for key in _WANTED if key not in table]:
-        raise ConfigError(f"{place}: {missing[0]} is missing")
-    chosen = [_known(f"{place}: variants", name, variants) for name in _list(place, table, "variants")]
-    workloads = [workload_named(name) for name in _list(place, table, "workloads")]
-    sizes = {key: [_number(key, each, place) for each in _list(place, table, key)] for key in ("bodies", "backlogs")}
-    sizes["shards"] = [_number("shards", each, place) for each in _list(place, {"shards": [1]} | table, "shards")]
-    durabilities = _list(place, {"durabilities": ["power_loss"]} | table, "durabilities")
-    for name in durabilities:
-        _known(f"{place}: durabilities", name, DURABILITIES)
-    phases = _list(place, table, "phases") if "phases" in table else None
-    for name in phases or ():
-        _known(f"{place}: phases", name, dict.fromkeys(PHASE_NAMES))
-    repeats = _number("repeats", table.get("repeats", repeats), place)
-    seconds = _seconds(f"{place}: seconds", table.get("seconds", seconds))
-    for backlog, count in itertools.product(sizes["backlogs"], sizes["shards"]):
+def _cells(place: str, grid: _Grid, variants: dict[str, Variant], document: _Document) -> Iterator[Cell]:
+    for what, names, known in (
+        ("variants", grid.variants, variants),
+        ("durabilities", grid.durabilities, DURABILITIES),
+        ("phases", grid.phases or (), PHASE_NAMES),
+    ):
+        if wrong := [name for name in names if name not in known]:
+            raise ConfigError(f"{place}: {what}: {wrong[0]!r} is unknown{_nearest(wrong[0], known)}")
+    for backlog, count in itertools.product(grid.backlogs, grid.shards):
         if backlog % count:
             raise ConfigError(f"{place}: a backlog of {backlog} cannot be divided among {count} shards")
-    points = itertools.product(workloads, sizes["bodies"], sizes["backlogs"], sizes["shards"], durabilities, chosen)
+    workloads = [workload_named(name) for name in grid.workloads]
+    chosen = [variants[name] for name in grid.variants]
+    wanted = {"fill", *(set(PHASE_NAMES) - ON_REQUEST if grid.phases is None else grid.phases)}
+    points = itertools.product(workloads, grid.bodies, grid.backlogs, grid.shards, grid.durabilities, chosen)
     for workload, body, backlog, shards, durability, variant in points:
         yield Cell(
             variant=variant,
@@ -223,14 +243,10 @@ def _cells(place: str, table: dict[str, Any], variants: dict[str, Variant], repe
             durability=durability,
             flush="sync" if variant.engine in HOLLOW else flush_for(_installed(variant.engine), durability),
             shards=shards,
-            phases=tuple(name for name in workload.phases if name == "fill" or _is_wanted(name, phases)),
-            repeats=repeats,
-            seconds=seconds,
+            phases=tuple(name for name in workload.phases if name in wanted),
+            repeats=grid.repeats or document.repeats,
+            seconds=grid.seconds or document.seconds,
         )
-
-
-def _is_wanted(phase: str, phases: Sequence[str] | None) -> bool:
-    return phase not in ON_REQUEST if phases is None else phase in phases
 
 
 def _joined(one: Cell, other: Cell) -> Cell:
@@ -238,56 +254,7 @@ def _joined(one: Cell, other: Cell) -> Cell:
     return msgspec.structs.replace(one, phases=phases, repeats=max(one.repeats, other.repeats), seconds=max(one.seconds, other.seconds))
 
 
-# ---------------------------------------------------------------- checks
-
-
-def _tables(key: str, document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    tables = document.get(key)
-    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
-        raise ConfigError(f"there is no table [[{key}]]")
-    return [(f"[[{key}]] number {number}", table) for number, table in enumerate(tables, 1)]
-
-
-def _refuse_unknown(place: str, table: dict[str, Any], known: set[str]) -> None:
-    for key in table:
-        if key not in known:
-            raise ConfigError(f"{place} has an unknown key {key!r}{_nearest(key, known)}")
-
-
-def _nearest(word: object, known: Iterable[str]) -> str:
+def _nearest(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
-    near = difflib.get_close_matches(str(word), names, n=1)
+    near = difflib.get_close_matches(word, names, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(names)}" if names else ""
-
-
-def _known(place: str, name: object, known: dict[str, Any]) -> Any:
-    if not isinstance(name, str) or name not in known:
-        raise ConfigError(f"{place}: {name!r} is unknown{_nearest(name, known)}")
-    return known[name]
-
-
-def _list(place: str, table: dict[str, Any], key: str) -> Sequence[Any]:
-    values = table[key]
-    if not isinstance(values, list) or not values:
-        raise ConfigError(f"{place}: {key} must be a list of at least one, not {values!r}")
-    return values
-
-
-def _text(place: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{place} must be a text, not {value!r}")
-    return value
-
-
-def _number(key: str, value: object, place: str = "") -> int:
-    low, high = _RANGES[key]
-    where = f"{place}: {key}" if place else key
-    if type(value) is not int or not low <= value <= high:
-        raise ConfigError(f"{where} must be a whole number from {low:,} to {high:,}, not {value!r}")
-    return value
-
-
-def _seconds(place: str, value: object) -> float:
-    if type(value) not in (int, float) or not 0 < float(value) <= _MAX_SECONDS:  # type: ignore[arg-type]
-        raise ConfigError(f"{place} must be a number of seconds up to {_MAX_SECONDS:,.0f}, not {value!r}")
-    return float(value)  # type: ignore[arg-type]

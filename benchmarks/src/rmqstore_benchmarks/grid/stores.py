@@ -24,7 +24,7 @@ from rmqstore.contract import CancelOutcome, TimerHandle
 from rmqstore.engine.records import HEADER_BYTES
 from rmqstore.engine.runs import HEAD_BYTES
 from rmqstore.store.tick import TickReport
-from rmqstore_benchmarks.workloads import PRECISION_MS
+from rmqstore_benchmarks.grid.named import PRECISION_MS
 
 NULL_ENGINE: Final = "null"
 NULL_PHASES: Final = frozenset({"fill", "schedule", "cancel", "mixed", "open_50", "open_80", "open_95"})
@@ -95,26 +95,10 @@ def store_path(task: ShardTask) -> Path:
     return Path(task.directory, "store")
 
 
-class _NullReceipts(Sequence[Any]):
-    """Receipts of what was not stored."""
-
-    def __init__(self, count: int, first_seq: int) -> None:
-        self._count = count
-        self._first_seq = first_seq
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, row: Any) -> Any:
-        return _NullReceipt(self._first_seq + int(row))
-
-
 class _NullReceipt(msgspec.Struct, frozen=True):
-    seq: int
+    """The receipt of what was not stored; all of a batch have that of the first."""
 
-    @property
-    def handle(self) -> str:
-        return TimerHandle(0, 1, self.seq, 0).text()
+    handle: str
 
 
 class NullStore:
@@ -123,9 +107,13 @@ class NullStore:
     def __init__(self) -> None:
         self._sent = 0
 
-    def send_batch(self, columns: Any) -> Any:
-        self._sent += len(columns)
-        return _NullReceipts(len(columns), self._sent - len(columns) + 1)
+    def send_batch(self, columns: Any) -> list[_NullReceipt]:
+        return self._sent_now(len(columns))
+
+    def _sent_now(self, count: int) -> list[_NullReceipt]:
+        first_seq = self._sent + 1
+        self._sent += count
+        return [_NullReceipt(TimerHandle(0, 1, first_seq, 0).text())] * count
 
     def cancel(self, handles: Sequence[Any]) -> list[CancelOutcome]:
         return [CancelOutcome.CANCELLED] * len(handles)
@@ -157,10 +145,8 @@ class Raw(NullStore, ABC):
     def _put(self, prepared: Any) -> int:
         """Store it durably; returns how many timers that were."""
 
-    def send_batch(self, prepared: Any) -> Any:
-        count = self._put(prepared)
-        self._sent += count
-        return _NullReceipts(count, self._sent - count + 1)
+    def send_batch(self, prepared: Any) -> list[_NullReceipt]:
+        return self._sent_now(self._put(prepared))
 
 
 class _RawDatabase(Raw):

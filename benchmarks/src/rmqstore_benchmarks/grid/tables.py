@@ -1,7 +1,7 @@
 """What a run of the grid leaves: Parquet tables under ``DIR/results``, which the report reads and anybody can query.
 
 A *cell* is one point of the grid with its settings, a *run* one repeat of it, a *phase* one part of a run on one shard. Every table names
-the run; times are ns in histograms (buckets of :mod:`rmqstore_benchmarks.statistics`) and ms or s, as the name says, elsewhere. What a
+the run; times are ns in histograms (buckets of :mod:`rmqstore_benchmarks.histograms`) and ms or s, as the name says, elsewhere. What a
 machine or an engine cannot tell is null, never 0.
 
 =================  ================================  =====================================================

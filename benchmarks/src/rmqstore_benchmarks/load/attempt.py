@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import rmqstore
+from rmqstore_benchmarks.grid.named import START_MS
+from rmqstore_benchmarks.histograms import CallCounter
 from rmqstore_benchmarks.load.failures import Failure, Injector, of_round
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile, last_ms
 from rmqstore_benchmarks.load.plan import SETTINGS, Plan
-from rmqstore_benchmarks.statistics import CallCounter
-from rmqstore_benchmarks.workloads import START_MS
 
 _Answer = TypeVar("_Answer")
 _LOOK_AGAIN_S: Final = 0.05
@@ -24,35 +24,25 @@ class StoppedError(Exception):
     """Another thread of this attempt failed, so this one ends as well."""
 
 
+@dataclass
 class Attempt:
     """What producer, consumers and the thread that lets time pass have in common."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        number: int,
-        round_: int,
-        store: rmqstore.Store,
-        clock: rmqstore.ManualClock,
-        ledger: LedgerFile,
-        calls: CallCounter,
-    ) -> None:
-        self.plan = plan
-        self.number = number
-        self.round = round_
-        self.store = store
-        self.clock = clock
-        self.ledger = ledger
-        self.calls = calls
-        self.failures = of_round(plan.failures, round_, plan.rounds)
-        chunks = len(plan.chunks_of_round(number, round_))
-        self._injector = Injector(plan.injected_path(), self.failures, round_, number, 2 * chunks or _DRAIN_CALLS, plan.seed)
-        self._changed = threading.Condition()
-        self._generation = 0
-        self._resting: set[int] = set()
-        self._stopped = False
-        self._has_died = False
-        self._error: BaseException | None = None
+    plan: Plan
+    number: int
+    round: int
+    store: rmqstore.Store
+    clock: rmqstore.ManualClock
+    ledger: LedgerFile
+    calls: CallCounter
+    is_stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self.failures = of_round(self.plan.failures, self.round, self.plan.rounds)
+        calls = 2 * len(self.plan.chunks_of_round(self.number, self.round)) or _DRAIN_CALLS
+        self._injector = Injector(self.plan.injected_path(), self.failures, self.round, self.number, calls, self.plan.seed)
+        # Given to the first consumer that may die, and to no other.
+        self._first_death = iter([True])
 
     @property
     def now_ms(self) -> int:
@@ -74,9 +64,7 @@ class Attempt:
 
     def take_first_death(self) -> bool:
         """Say, once, that no consumer has died yet."""
-        with self._changed:
-            is_first, self._has_died = not self._has_died, True
-        return is_first
+        return next(self._first_death, False)
 
     def call(self, op: str, act: Callable[[], _Answer], messages: Callable[[Any], int]) -> _Answer:
         """Make a call of the store, measured, and as one at which failures are injected.
@@ -84,7 +72,7 @@ class Attempt:
         Raises:
             StoppedError: another thread has failed.
         """
-        if self._error is not None:
+        if self.is_stopped:
             raise StoppedError
         with self._injector.around(op):
             start_ns = time.perf_counter_ns()
@@ -92,52 +80,6 @@ class Attempt:
             took_ns = time.perf_counter_ns() - start_ns
         self.calls.add(op, took_ns, messages(answer))
         return answer
-
-    # ------------------------------------------------------------ threads
-
-    def strike(self) -> None:
-        """Wake the consumers: something may have come."""
-        with self._changed:
-            self._generation += 1
-            self._resting.clear()
-            self._changed.notify_all()
-
-    def generation(self) -> int:
-        """Return how often the consumers were woken."""
-        return self._generation
-
-    def rest(self, consumer: int, generation: int) -> bool:
-        """Wait, after an empty pop, until the consumers are woken; returns False when there is nothing more to do."""
-        with self._changed:
-            if generation == self._generation:
-                self._resting.add(consumer)
-                self._changed.notify_all()
-            self._changed.wait_for(lambda: self._stopped or generation != self._generation)
-            return not self._stopped
-
-    def wait_until_idle(self) -> None:
-        """Return when every consumer has found nothing since the last strike.
-
-        Raises:
-            StoppedError: a thread failed.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or len(self._resting) == self.plan.consumers)
-            if self._error is not None:
-                raise StoppedError
-
-    def stop(self, error: BaseException | None = None) -> None:
-        """Let the threads end; the first ``error`` is the one that the attempt fails with."""
-        with self._changed:
-            self._stopped = True
-            if self._error is None and not isinstance(error, StoppedError):
-                self._error = error
-            self._changed.notify_all()
-
-    def raise_error(self) -> None:
-        """Raise what a thread failed with."""
-        if self._error is not None:
-            raise self._error
 
 
 @contextmanager

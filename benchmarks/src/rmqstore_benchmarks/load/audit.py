@@ -10,10 +10,10 @@ import pyarrow as pa
 
 import rmqstore
 from rmqstore.message import PoppedMessage, retry_topic
+from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.attempt import open_store
 from rmqstore_benchmarks.load.ledger import NO_ID, last_ms
 from rmqstore_benchmarks.load.plan import GROUP, KEPT_TOPIC, NO_TIME, TOPIC, Ids, Plan, ids_in
-from rmqstore_benchmarks.workloads import START_MS
 
 FOUND: Final = "shard int, id long, place string, attempts int, note string"
 """Places: ``timer``; ``passed`` and ``ready`` (in the topic, before and behind the group's position); ``retry``; ``leased``; ``dead``;

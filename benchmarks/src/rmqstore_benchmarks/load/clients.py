@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import queue
 import random
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
@@ -20,7 +20,8 @@ from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, MessageBatch, Tic
 from rmqstore.contract import ReleaseOutcome
 from rmqstore.store.receipts import LeasedMany, receipts_of
 from rmqstore.store.sending import SendReceipts
-from rmqstore_benchmarks.load.attempt import Attempt, StoppedError, opened
+from rmqstore_benchmarks.histograms import CallSums
+from rmqstore_benchmarks.load.attempt import Attempt, opened
 from rmqstore_benchmarks.load.ledger import Event
 from rmqstore_benchmarks.load.plan import (
     GROUP,
@@ -36,7 +37,6 @@ from rmqstore_benchmarks.load.plan import (
     ids_in,
     key_of,
 )
-from rmqstore_benchmarks.statistics import CallSums
 
 # ---------------------------------------------------------------- rounds
 
@@ -50,46 +50,65 @@ def run_round(plan: Plan, number: int, round_: int) -> list[CallSums]:
         InjectedFailureError: the load test lets this task fail.
         StoreLockedError: another attempt held the store for too long.
     """
-    with opened(plan, number, round_) as shard:
-        threads = [_started(shard, partial(consume, shard, consumer)) for consumer in range(plan.consumers)]
+    with opened(plan, number, round_) as shard, ThreadPoolExecutor(plan.consumers + 1) as pool:
         try:
-            (_drain if round_ >= plan.rounds else _send)(shard)
-            shard.stop()
-        except BaseException as error:
-            shard.stop(error)
-        finally:
-            for thread in threads:
-                thread.join()
-        shard.raise_error()
+            (_drain if round_ >= plan.rounds else _send)(shard, _Consumers(shard, pool), pool)
+        except BaseException:
+            shard.is_stopped = True
+            raise
     return shard.calls.sums()
 
 
-def _send(shard: Attempt) -> None:
+class _Consumers:
+    """The consuming threads of a shard: each ends when it finds nothing, and is started again when something may have come.
+
+    The first error of one is raised by the next call here.
+    """
+
+    def __init__(self, shard: Attempt, pool: ThreadPoolExecutor) -> None:
+        self._shard = shard
+        self._pool = pool
+        self._working: dict[int, Future[None]] = {}
+
+    def wake(self) -> None:
+        """Start those that have ended."""
+        for number in range(self._shard.plan.consumers):
+            if number not in self._working or self._working[number].done():
+                self._ended(number)
+                self._working[number] = self._pool.submit(consume, self._shard, number)
+
+    def wait_until_idle(self) -> None:
+        """Return when each has found nothing since this call began: those that work may have looked before it."""
+        for number in list(self._working):
+            self._ended(number)
+        self.wake()
+        for number in list(self._working):
+            self._ended(number)
+
+    def _ended(self, number: int) -> None:
+        if number in self._working:
+            self._working.pop(number).result()
+
+
+def _send(shard: Attempt, consumers: _Consumers, pool: ThreadPoolExecutor) -> None:
     """Send the chunks of the round while time passes and consumers consume; what is not due then is left to the next round."""
     sent: queue.SimpleQueue[bool] = queue.SimpleQueue()
-
-    def all_chunks() -> None:
-        try:
-            produce(shard, shard.plan.chunks_of_round(shard.number, shard.round), lambda: sent.put(True))
-        finally:
-            sent.put(False)
-
-    producer = _started(shard, all_chunks)
-    try:
-        while sent.get():
-            _tick(shard)
-    finally:
-        producer.join()
+    producing = pool.submit(produce, shard, shard.plan.chunks_of_round(shard.number, shard.round), lambda: sent.put(True))
+    producing.add_done_callback(lambda _: sent.put(False))
+    while sent.get():
+        _tick(shard)
+        consumers.wake()
+    producing.result()
     _tick(shard)
-    shard.wait_until_idle()
+    consumers.wait_until_idle()
 
 
-def _drain(shard: Attempt) -> None:
+def _drain(shard: Attempt, consumers: _Consumers, pool: ThreadPoolExecutor) -> None:
     """Let time pass until nothing is due within a day, or all that may take is over (the wheel also wakes to roll far timers)."""
     until_ms = shard.now_ms + shard.plan.drain_ms()
     while True:
         _tick(shard)
-        shard.wait_until_idle()
+        consumers.wait_until_idle()
         ahead_ms = shard.store.next_wake_ms()
         if ahead_ms is None or ahead_ms > HORIZON_MS or shard.now_ms > until_ms:
             return
@@ -101,23 +120,6 @@ def _tick(shard: Attempt) -> None:
         return report.moved
 
     shard.call("tick", shard.store.tick, moved)
-    shard.strike()
-
-
-def _started(shard: Attempt, act: Callable[[], None]) -> threading.Thread:
-    """Start a thread whose error ends the attempt."""
-
-    def run() -> None:
-        try:
-            act()
-        except StoppedError:
-            shard.stop()
-        except BaseException as error:
-            shard.stop(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread
 
 
 # ---------------------------------------------------------------- the producer
@@ -194,7 +196,7 @@ _ACKS: Final = {
 
 
 def consume(shard: Attempt, number: int) -> None:
-    """Consume until the shard is stopped; a consumer that dies is followed by another one, which knows nothing of it."""
+    """Consume until nothing is left; a consumer that dies is followed by another one, which knows nothing of it."""
     rng = random.Random(f"{shard.plan.seed}/{shard.round}/{shard.number}/{number}/{shard.now_ms}")
     while not _Consumer(shard, number, rng).run():
         pass
@@ -205,24 +207,20 @@ class _Consumer:
         self._shard = shard
         self._ledger = shard.ledger
         self._plan = shard.plan
-        self._number = number
         self._rng = rng
         # The first one of the first thread dies early, so that every round has such a death.
         self._dies_now = shard.consumers_die() and number == 0 and shard.take_first_death()
 
     def run(self) -> bool:
-        """Consume; returns False when the consumer died, True when all is done."""
+        """Consume; returns False when the consumer died, True when nothing is left."""
         while True:
-            generation = self._shard.generation()
             began = self._ledger.moment(self._shard.now_ms)
             most = self._rng.choice((1, 32, _MOST, _MOST))
             popped = self._shard.call(
                 "pop_batch", partial(self._shard.store.pop_batch, TOPIC, GROUP, max_messages=most, invisible_ms=LEASE_MS), len
             )
             if not len(popped):
-                if not self._shard.rest(self._number, generation):
-                    return True
-                continue
+                return True
             columns = popped.columns
             ids, attempts = ids_in(columns.column("message_id")), columns.column("attempt").to_numpy()
             now_ms = self._shard.now_ms

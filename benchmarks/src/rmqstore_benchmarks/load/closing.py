@@ -6,12 +6,13 @@ died) may have happened or not, so it explains an end that nobody was told of, b
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from rmqstore_benchmarks.grid.named import START_MS
 from rmqstore_benchmarks.load.plan import HELD_MS, LEASE_MS, LONGER_MS, MAX_RETRIES, Plan
-from rmqstore_benchmarks.workloads import START_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -201,6 +202,7 @@ def close_ledger(spark: SparkSession, plan: Plan, most: int = 20) -> Closed:
         count_if(state = 'cancelled' and cancelled = 0) cancelled_in_doubt, count_if(state = 'acked' and acked = 0) acked_in_doubt,
         sum(delivered) deliveries, sum(redelivered) redeliveries from accounts""",
     )
+    in_doubt = {state: totals.pop(f"{state}_in_doubt") for state in ("cancelled", "acked")}
     tasks = _row(
         spark,
         """select count_if(event = 'opened') attempts, count_if(event = 'opened') - count_if(event = 'closed') died,
@@ -211,16 +213,10 @@ def close_ledger(spark: SparkSession, plan: Plan, most: int = 20) -> Closed:
     broken = spark.sql("select shard, note from found where place = 'broken' order by shard, note").limit(most).collect()
     return Closed(
         ids=plan.messages,
-        states={state: totals[state] for state in (*STATES, "none")},
-        in_doubt={"cancelled": totals["cancelled_in_doubt"], "acked": totals["acked_in_doubt"]},
-        deliveries=totals["deliveries"],
-        redeliveries=totals["redeliveries"],
-        attempts=tasks["attempts"],
-        died=tasks["died"],
-        waited=tasks["waited"],
-        deaths=tasks["deaths"],
-        abandoned=tasks["abandoned"],
-        repeated=tasks["repeated"],
+        states={state: totals.pop(state) for state in (*STATES, "none")},
+        in_doubt=in_doubt,
+        **totals,
+        **tasks,
         faults={row["fault"]: row["ids"] for row in counted.collect()},
         listed=_listed(spark, most),
         broken=[f"shard {row['shard']}: {row['note']}" for row in broken],
@@ -261,13 +257,11 @@ def _row(spark: SparkSession, query: str) -> dict[str, int]:
 
 
 def _listed(spark: SparkSession, most: int) -> list[Fault]:
-    faulty: list[Any] = spark.sql("select id, shard, faults from accounts where size(faults) > 0 order by id").limit(most).collect()
-    if not faulty:
-        return []
-    numbers = ", ".join(str(row["id"]) for row in faulty)
+    faulty = spark.sql("select id, shard, faults from accounts where size(faults) > 0 order by id").limit(most).collect()
+    numbers = ", ".join(str(row["id"]) for row in faulty) or "null"
     told = spark.sql(f"select * from told_rows where id in ({numbers}) order by ended").limit(most * 200).collect()
     found = spark.sql(f"select * from found where id in ({numbers}) order by place").limit(most * 20).collect()
-    histories: dict[int, list[str]] = {row["id"]: [] for row in faulty}
+    histories: dict[int, list[str]] = defaultdict(list)
     for row in told:
         histories[row["id"]].append(_said(row))
     for row in found:

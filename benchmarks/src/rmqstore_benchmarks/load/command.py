@@ -21,7 +21,7 @@ from rmqstore.spark.sessions import session, why_not
 from rmqstore_benchmarks.load.failures import Failure
 from rmqstore_benchmarks.load.plan import Plan, chunk_for
 from rmqstore_benchmarks.load.progress import Begun, held, read_begun, unfinished, write_begun
-from rmqstore_benchmarks.load.run import Outcome, check_new, job_names, read_outcome, run_load
+from rmqstore_benchmarks.load.run import Outcome, job_names, read_outcome, run_load
 from rmqstore_benchmarks.machine import default_directory
 
 if TYPE_CHECKING:
@@ -63,12 +63,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 def durable_engines() -> list[str]:
     """Return the installed engines whose stores outlive a process."""
-    entries = [entry for entry in get_plugins().engines() if entry.state is EngineState.OK]
-    return [entry.name for entry in entries if _is_durable(entry.name)]
+    infos = [entry.info for entry in get_plugins().engines() if entry.state is EngineState.OK and entry.info is not None]
+    return [info.name for info in infos if info.capabilities.durability_of(Operation.PUT, Flush.SYNC) > Durability.NONE]
 
 
-def plans(request: Request, root: Path) -> list[Plan]:
-    """Check a request and return a plan for each engine, with its directory below ``root``; nothing is made.
+def plans(request: Request) -> list[Plan]:
+    """Check a request and return a plan for each engine, with its directory relative to that of the load test; nothing is made.
 
     Raises:
         IllegalArgumentError: naming what is wrong.
@@ -88,7 +88,7 @@ def plans(request: Request, root: Path) -> list[Plan]:
         raise IllegalArgumentError("no durable engine is installed; for example: pip install 'rmqstore[all]'")
     for engine in engines:
         get_plugins().load_engine(engine)
-        if not _is_durable(engine):
+        if engine not in durable_engines():
             raise UnsupportedOperationError(
                 f"engine {engine!r} keeps nothing beyond its process, and a load test moves stores from task to task"
             )
@@ -97,7 +97,7 @@ def plans(request: Request, root: Path) -> list[Plan]:
     return [
         Plan(
             engine=engine,
-            directory=str(root / engine),
+            directory=engine,
             messages=request.messages,
             shards=request.shards,
             seed=request.seed,
@@ -121,8 +121,8 @@ def run(request: Request, told: Told = lambda engine, job: None) -> Iterator[Out
         UnfinishedError: an error ended it; the message says where it can be resumed.
     """
     begun = _begun(request)
-    if request.keep is not None:
-        check_new(request.keep)
+    if request.keep is not None and request.keep.exists():
+        raise FileExistsError(f"{request.keep} exists already; name a new directory, or remove it")
     directory = request.directory or default_directory()
     if not directory.is_dir():
         raise IllegalArgumentError(f"--directory {directory} is no directory")
@@ -150,7 +150,7 @@ def jobs(request: Request) -> list[tuple[str, list[str]]]:
 def _begun(request: Request) -> Begun:
     if request.resume is not None:
         return read_begun(request.resume.resolve())
-    return Begun(plans=tuple(plans(request, Path())), master=request.master, cluster=request.cluster)
+    return Begun(plans=tuple(plans(request)), master=request.master, cluster=request.cluster)
 
 
 def _started(begun: Begun, stack: ExitStack) -> tuple[SparkSession, StandaloneCluster | None]:
@@ -185,13 +185,6 @@ def _failures(request: Request) -> tuple[Failure, ...]:
     ):
         raise IllegalArgumentError(f"--master {request.master} never tries a task again; local[2,4] has two slots and four attempts")
     return failures
-
-
-def _is_durable(engine: str) -> bool:
-    entry = next((entry for entry in get_plugins().engines() if entry.name == engine and entry.info is not None), None)
-    if entry is None or entry.info is None:
-        return False
-    return entry.info.capabilities.durability_of(Operation.PUT, Flush.SYNC) > Durability.NONE
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -77,14 +77,11 @@ _SUFFIX: Final = ".arrows"
 _PAGE: Final = 50_000
 
 
-class Moment:
+class Moment(NamedTuple):
     """When a call began: a number, and the simulated time in ms."""
 
-    __slots__ = ("ms", "number")
-
-    def __init__(self, number: int, ms: int) -> None:
-        self.number = number
-        self.ms = ms
+    number: int
+    ms: int
 
 
 class LedgerFile:

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmqstore_benchmarks.grid.named import HOUR_MS, START_MS
 from rmqstore_benchmarks.load.failures import Failure
-from rmqstore_benchmarks.workloads import HOUR_MS, START_MS
 
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
@@ -195,30 +195,26 @@ class Plan(msgspec.Struct, frozen=True):
 
     # ------------------------------------------------------------ as messages
 
-    def bodies(self, ids: Ids) -> np.ndarray[Any, np.dtype[np.uint64]]:
-        """Return the body of each id as a row of words."""
-        words = np.asarray(ids[:, None] * _WORDS + np.arange(_WORDS), np.uint64)
-        return _mixed(words ^ np.uint64(self.seed))
+    def bodies(self, ids: Ids) -> pa.Array:
+        """Return the body of each id."""
+        words = _mixed(np.asarray(ids[:, None] * _WORDS + np.arange(_WORDS), np.uint64) ^ np.uint64(self.seed))
+        offsets = (np.arange(len(ids) + 1) * BODY_BYTES).astype(np.int32)
+        return pa.Array.from_buffers(pa.binary(), len(ids), [None, pa.py_buffer(offsets), pa.py_buffer(words.tobytes())])
 
     def is_damaged(self, ids: Ids, bodies: pa.Array, deliver_at_ms: pa.Array) -> Mask:
         """Say which of these messages have another body or another deliver time than they were sent with."""
-        is_whole = pc.equal(pc.binary_length(bodies), BODY_BYTES).fill_null(False)
-        rows = np.flatnonzero(is_whole.to_numpy(zero_copy_only=False))
-        is_damaged = np.ones(len(ids), bool)
-        is_damaged[rows] = (_words_of(bodies.take(pa.array(rows))) != self.bodies(ids[rows])).any(axis=1)
-        return np.asarray(is_damaged | (deliver_at_ms.fill_null(NO_TIME).to_numpy() != self.due_ms(ids)))
+        is_other = pc.not_equal(self.bodies(ids), bodies).fill_null(True).to_numpy(zero_copy_only=False)
+        return np.asarray(is_other | (deliver_at_ms.fill_null(NO_TIME).to_numpy() != self.due_ms(ids)))
 
     def batch(self, ids: Ids) -> pa.RecordBatch:
         """Return the messages of ``ids`` as columns."""
         due = self.due_ms(ids)
-        offsets = (np.arange(len(ids) + 1) * BODY_BYTES).astype(np.int32)
-        bodies = pa.py_buffer(self.bodies(ids).tobytes())
         keyed = self.cancelled_by_key(ids)
         keys = [[key_of(number)] if has_key else [] for number, has_key in zip(ids.tolist(), keyed.tolist(), strict=True)]
         return pa.record_batch(
             {
                 "topic": pa.array(np.where(self.is_kept(ids), KEPT_TOPIC, TOPIC)),
-                "body": pa.Array.from_buffers(pa.binary(), len(ids), [None, pa.py_buffer(offsets), bodies]),
+                "body": self.bodies(ids),
                 "keys": pa.array(keys, pa.list_(pa.string())),
                 "deliver_at_ms": pa.array(due, mask=due == NO_TIME),
                 "message_id": pa.array([id_text(number) for number in ids.tolist()]),
@@ -240,15 +236,6 @@ def ids_in(texts: pa.Array) -> Ids:
     """Return message ids as ids; -1 for those that are none of a load test."""
     sound = pc.match_substring_regex(texts, r"^0[0-9]{19}$")
     return np.asarray(pc.cast(pc.if_else(sound, texts, "-1"), pa.int64()).to_numpy(zero_copy_only=False), np.int64)
-
-
-def _words_of(bodies: pa.Array) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Return bodies as rows of words; each has the length of a load test's body."""
-    if not len(bodies):
-        return np.zeros((0, _WORDS), np.uint64)
-    offsets = np.frombuffer(bodies.buffers()[1], np.int32)[bodies.offset : bodies.offset + len(bodies) + 1]
-    data = bodies.buffers()[2][int(offsets[0]) : int(offsets[-1])]
-    return np.frombuffer(data, np.uint64).reshape(len(bodies), _WORDS)
 
 
 def chunk_for(messages: int, shards: int, rounds: int) -> int:

@@ -17,9 +17,9 @@ import msgspec
 
 from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError, RmqstoreError, StoreLockedError
 from rmqstore.spark.dataset import write_json
+from rmqstore_benchmarks.histograms import CallSums
 from rmqstore_benchmarks.load.closing import Closed
 from rmqstore_benchmarks.load.plan import VERSION, Plan
-from rmqstore_benchmarks.statistics import CallSums
 
 _FILE: Final = "load-test.json"
 

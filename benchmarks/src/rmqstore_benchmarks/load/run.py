@@ -5,18 +5,19 @@ Each job ends in one action, since Spark runs a task's writing once per action. 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import pandas as pd
 import pyarrow as pa
 
+from rmqstore_benchmarks.grid.recording import every
+from rmqstore_benchmarks.histograms import CallSums
 from rmqstore_benchmarks.load.audit import FOUND, audit
 from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.closing import Closed, close_ledger
@@ -24,7 +25,7 @@ from rmqstore_benchmarks.load.failures import Failure, Note, note_once, notes, o
 from rmqstore_benchmarks.load.ledger import TABLE, files_of, table_of
 from rmqstore_benchmarks.load.plan import Plan
 from rmqstore_benchmarks.load.progress import Done, done_of, mark_done
-from rmqstore_benchmarks.statistics import CallSums, percentile
+from rmqstore_benchmarks.statistics import percentiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,16 +112,15 @@ def read_outcome(plan: Plan) -> Outcome | None:
     return Outcome(plan, closed, _injected(plan, closed), _ops(cells), {name: each.seconds for name, each in done.items()})
 
 
-class _Task:
-    """The function of a Spark task: does ``act`` for every number in its rows."""
+def _each_number(act: Callable[[Plan, int], Batches], plan: Plan) -> Callable[[Batches], Batches]:
+    """Return the function of a Spark task: does ``act`` for every number in its rows."""
 
-    def __init__(self, plan: Plan, act: Callable[[Plan, int], Batches]) -> None:
-        self._plan, self._act = plan, act
-
-    def __call__(self, batches: Batches) -> Batches:
+    def run(batches: Batches) -> Batches:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from self._act(self._plan, number)
+                yield from act(plan, number)
+
+    return run
 
 
 class _Round:
@@ -137,10 +137,6 @@ class _Round:
         yield pa.RecordBatch.from_pylist([each._asdict() for each in calls], _CALLS_SCHEMA)
 
 
-def _told(plan: Plan, shard: int) -> Batches:
-    return table_of(plan.ledger_path(shard), shard)
-
-
 def _played(spark: SparkSession, plan: Plan, round_: int, cluster: StandaloneCluster | None, victim: int) -> Done:
     """Play a round on all shards and return the sums of its calls by kind and bucket."""
     from pyspark.sql import functions
@@ -148,7 +144,7 @@ def _played(spark: SparkSession, plan: Plan, round_: int, cluster: StandaloneClu
     due = of_round(plan.failures, round_, plan.rounds)
     copies = 2 if Failure.TWIN in due else 1
     tasks = plan.shards * copies
-    made = spark.range(0, tasks, 1, tasks).mapInArrow(_Task(plan, _Round(round_, copies)), _CALLS)
+    made = spark.range(0, tasks, 1, tasks).mapInArrow(_each_number(_Round(round_, copies), plan), _CALLS)
     sums = [functions.sum(name).alias(name) for name in ("calls", "messages", "ns")]
     killing = _killed(cluster, plan, round_, victim) if cluster is not None and Failure.EXECUTOR in due else nullcontext()
     with killing:
@@ -159,8 +155,9 @@ def _played(spark: SparkSession, plan: Plan, round_: int, cluster: StandaloneClu
 def _audited(spark: SparkSession, plan: Plan) -> Done:
     """Write the tables of what the stores hold and what the clients were told, over what an audit that ended early left."""
     shards = spark.range(0, plan.shards, 1, plan.shards)
-    shards.mapInArrow(_Task(plan, audit), FOUND).write.mode("overwrite").parquet(plan.table_path("found"))
-    shards.mapInArrow(_Task(plan, _told), TABLE).write.mode("overwrite").parquet(plan.table_path("told"))
+    shards.mapInArrow(_each_number(audit, plan), FOUND).write.mode("overwrite").parquet(plan.table_path("found"))
+    told = _each_number(lambda plan, shard: table_of(plan.ledger_path(shard), shard), plan)
+    shards.mapInArrow(told, TABLE).write.mode("overwrite").parquet(plan.table_path("told"))
     return Done()
 
 
@@ -168,27 +165,23 @@ def _audited(spark: SparkSession, plan: Plan) -> Done:
 def _killed(cluster: StandaloneCluster, plan: Plan, round_: int, victim: int) -> Iterator[None]:
     """Kill a worker of the cluster, with its executor, as soon as a task of the round has opened a store; another one takes its place."""
     before = _opened(plan)
-    is_over = threading.Event()
     errors: list[BaseException] = []
+    is_killed = False
 
     def kill() -> None:
+        nonlocal is_killed
+        if is_killed or _opened(plan) == before:
+            return
+        is_killed = True
         try:
-            while not is_over.wait(_LOOK_AGAIN_S):
-                if _opened(plan) > before:
-                    if note_once(plan.injected_path(), Note(Failure.EXECUTOR.value, round_, -1)):
-                        cluster.kill_worker(victim)
-                        cluster.add_worker()
-                    return
+            if note_once(plan.injected_path(), Note(Failure.EXECUTOR.value, round_, -1)):
+                cluster.kill_worker(victim)
+                cluster.add_worker()
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=kill, daemon=True)
-    thread.start()
-    try:
+    with every(_LOOK_AGAIN_S, kill, "load-test-kill"):
         yield
-    finally:
-        is_over.set()
-        thread.join()
     if errors:
         raise errors[0]
 
@@ -202,31 +195,16 @@ def _injected(plan: Plan, closed: Closed) -> dict[str, int]:
     return {failure.value: noted[failure.value] for failure in plan.failures}
 
 
-def _ops(cells: Iterable[CallSums]) -> dict[str, Op]:
-    by_op: dict[str, list[CallSums]] = {}
-    for cell in cells:
-        by_op.setdefault(cell.op, []).append(cell)
-    found: dict[str, Op] = {}
-    for op, mine in sorted(by_op.items()):
-        counts: Counter[int] = Counter()
-        for cell in mine:
-            counts[cell.bucket] += cell.calls
-        p50_ms, p99_ms = (percentile(counts, share) / 1e6 for share in (0.5, 0.99))
-        messages, seconds = sum(cell.messages for cell in mine), sum(cell.ns for cell in mine) / 1e9
-        found[op] = Op(sum(counts.values()), messages, seconds, p50_ms, p99_ms)
-    return found
+def _ops(cells: Sequence[CallSums]) -> dict[str, Op]:
+    calls = pd.DataFrame(cells, columns=list(CallSums._fields))
+    sums = calls.groupby("op")[["calls", "messages", "ns"]].sum()
+    at = percentiles(calls.rename(columns={"calls": "n"}), ["op"], (0.5, 0.99)).pivot_table(index="op", columns="share", values="ms")
+    return {
+        str(row.Index): Op(int(row.calls), int(row.messages), row.ns / 1e9, float(at[0.5][row.Index]), float(at[0.99][row.Index]))
+        for row in sums.itertuples()
+    }
 
 
 def job_names(plan: Plan) -> list[str]:
     """Return the names of the jobs of a plan, in order."""
     return [*(f"round {number + 1}" for number in range(plan.rounds)), "drain", "audit", "ledger"]
-
-
-def check_new(directory: Path) -> None:
-    """Refuse a directory that exists.
-
-    Raises:
-        FileExistsError: naming it.
-    """
-    if directory.exists():
-        raise FileExistsError(f"{directory} exists already; name a new directory, or remove it")

@@ -4,39 +4,30 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-import subprocess
+import multiprocessing
+import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import pandas as pd
 
-from rmqstore_benchmarks.machine import (
-    command_line,
-    default_directory,
-    described,
-    installed,
-    keep_results,
-    replace_part,
-    require_room,
-    sentence,
-)
+from rmqstore.plugins import EngineState, get_plugins
+from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence
+from rmqstore_benchmarks.peers import PEERS, measure_alone, system
 from rmqstore_benchmarks.peers.ours import LIST
-from rmqstore_benchmarks.peers.peer import Durability, Task
-from rmqstore_benchmarks.peers.report import Results, tables
-from rmqstore_benchmarks.peers.systems import LIMIT_S, PEERS, system
-from rmqstore_benchmarks.workloads import BODY_BYTES, DISTRIBUTIONS
+from rmqstore_benchmarks.peers.peer import BODY_BYTES, DISTRIBUTIONS, Durability, PeerError, Task
+from rmqstore_benchmarks.peers.report import COLUMNS, tables
+from rmqstore_benchmarks.statistics import in_turn
 
 ENGINES: Final = ("wheel", "rocksdb", "lmdb")
-_END_S: Final = 60
 _TIMER_BYTES: Final = 16 * 1024
 """Room for a timer in logs, tables and indexes of whatever system runs."""
-
-Round = dict[Durability, dict[str, dict[str, dict[str, Any]]]]
-"""By durability, distribution and system: its figures."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,69 +47,68 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return [name for name in names if durability in system(name).settings and distribution in system(name).distributions]
 
 
-def measure(plan: Plan) -> Results:
-    """Run every system with each distribution and durability, in an order that rotates from round to round.
+def measure(plan: Plan) -> pd.DataFrame:
+    """Run every system with each distribution and durability, in an order that rotates from round to round; returns the results.
 
     Ctrl-C ends it with the rounds that are whole; in the first round it ends the command.
     """
-    rounds: list[Round] = []
+    rows: list[tuple[Any, ...]] = []
     for number in range(plan.rounds):
         try:
-            rounds.append(_round(plan, number))
+            rows += _round(plan, number)
         except KeyboardInterrupt:
-            if not rounds:
+            if not rows:
                 raise
             break
-    return {
-        durability: {
-            distribution: {name: [each[durability][distribution][name] for each in rounds] for name in names}
-            for distribution, names in by_distribution.items()
-        }
-        for durability, by_distribution in rounds[0].items()
-    }
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _round(plan: Plan, number: int) -> Round:
-    results: Round = {}
+def _round(plan: Plan, number: int) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
     for durability in plan.durabilities:
         for distribution in DISTRIBUTIONS:
             names = plan.names(durability, distribution)
-            kept: dict[str, dict[str, Any]] = {name: {} for name in names}
-            for name in names[number % len(names) :] + names[: number % len(names)]:
+            found = {}
+            for name in in_turn(names, number):
                 print(f"round {number + 1}, {durability}, {distribution}: {name}", file=sys.stderr, flush=True)
-                kept[name] = run(plan, name, durability, distribution)
-            results.setdefault(durability, {})[distribution] = kept
-    return results
+                found[name] = run(plan, name, durability, distribution)
+            for name in names:
+                place, error = (str(durability), distribution, name, number), found[name].pop("error", None)
+                rows += [(*place, None, None, error)] if error else [(*place, phase, rate, None) for phase, rate in found[name].items()]
+    return rows
 
 
 def run(plan: Plan, name: str, durability: Durability, distribution: str) -> dict[str, Any]:
-    """Run one measurement in a fresh process and a fresh directory; returns its figures, or why there are none under ``error``."""
-    with tempfile.TemporaryDirectory(prefix="rmqstore-peers-", dir=plan.directory) as fresh:
+    """Run one measurement in a fresh process and a fresh directory; returns its figures, or why there are none under ``error``.
+
+    However it is left, the process has ended its servers before; Ctrl-C goes to it as well.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory(prefix="rmqstore-peers-", dir=plan.directory) as fresh,
+        ProcessPoolExecutor(1, spawn) as pool,
+    ):
         task = Task(system=name, durability=durability, directory=fresh, distribution=distribution, timers=plan.timers, batch=plan.batch)
-        command = [sys.executable, "-m", "rmqstore_benchmarks.peers.systems", msgspec.json.encode(task).decode()]
-        status, output, errors = _finished(command)
-    if status:
-        error = (errors.strip().splitlines() or [f"it ended with {status}"])[-1]
-        print(f"{name} gives no figure: {error}", file=sys.stderr, flush=True)
-        return {"error": error}
-    figures: dict[str, Any] = json.loads(output)
-    return figures
+        try:
+            return dict(pool.submit(measure_alone, task).result())
+        except Exception as error:  # whatever ends a system, the others go on
+            reason = str(error) if isinstance(error, PeerError) else f"{type(error).__name__}: {error}"
+            print(f"{name} gives no figure: {reason}", file=sys.stderr, flush=True)
+            return {"error": reason}
 
 
-def _finished(command: Sequence[str]) -> tuple[int, str, str]:
-    """Run a measurement; returns its exit status, stdout and stderr. However it is left, it has ended its servers before."""
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        # It gives up by itself; the limit here is for one that cannot.
-        output, errors = child.communicate(timeout=LIMIT_S + _END_S)
-    except subprocess.TimeoutExpired:
-        child.send_signal(signal.SIGINT)
-        output, errors = child.communicate(timeout=_END_S)
-    except KeyboardInterrupt:
-        # Ctrl-C went to the child as well.
-        child.wait(_END_S)
-        raise
-    return child.returncode, output, errors
+def installed(engines: Sequence[str]) -> tuple[str, ...]:
+    """Return those engines that can be opened; the others are named on stderr.
+
+    Raises:
+        SystemExit: none is left.
+    """
+    works = {entry.name for entry in get_plugins().engines() if entry.state is EngineState.OK}
+    if missing := [engine for engine in engines if engine not in works]:
+        print(f"left out, not installed: {', '.join(missing)}", file=sys.stderr)
+    if not works.intersection(engines):
+        raise SystemExit("none of the engines is installed; for example: pip install 'rmqstore[all]'")
+    return tuple(engine for engine in engines if engine in works)
 
 
 def present(names: Sequence[str]) -> tuple[str, ...]:
@@ -167,18 +157,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         timers=given.timers,
         batch=given.batch,
     )
-    require_room(plan.directory, plan.timers, _TIMER_BYTES)
+    if shutil.disk_usage(plan.directory).free < plan.timers * _TIMER_BYTES:
+        raise SystemExit(f"{plan.directory} has not the room for {plan.timers:,} timers; give --directory")
     machine = described(plan.directory)
     results = measure(plan)
-    rounds = max(len(each) for by_distribution in results.values() for systems in by_distribution.values() for each in systems.values())
+    rounds = results["round"].nunique()
     versions = ", ".join(f"{name} {PEERS[name].version()}" for name in plan.peers)
     absent = [f"{name} was not there: {PEERS[name].how_to_get}." for name in given.peers if name not in plan.peers]
-    command = command_line("rmqstore_benchmarks.peers", arguments)
+    # Where the results go does not change them.
+    outputs = {"--json", "--markdown", str(given.json), str(given.markdown)}
+    words = [word for word in (sys.argv[1:] if arguments is None else arguments) if word.partition("=")[0] not in outputs]
+    command = shlex.join(["python", "-m", "rmqstore_benchmarks.peers", *words])
     about = f"{plan.timers:,} timers of {BODY_BYTES} B, batches of {plan.batch:,}, rounds in turns: {rounds}. Peers: {versions or 'none'}."
     text = "\n\n".join([" ".join([about, *absent]), tables(results), f"`{command}`: {sentence(machine)}"])
     print(text)
     if given.json:
-        keep_results(given.json, command, machine, plan, results)
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        document = {"command": command, "machine": machine, "results": results.to_dict("records")}
+        given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if given.markdown:
         replace_part(given.markdown, "peers", text)
 

@@ -19,6 +19,7 @@ import msgspec
 
 from rmqstore_benchmarks.peers.peer import (
     LEASE_MS,
+    Batch,
     Durability,
     Figures,
     PeerError,
@@ -27,12 +28,10 @@ from rmqstore_benchmarks.peers.peer import (
     TimerPeer,
     expect,
     popped,
-    rows,
     scheduled,
     timed,
 )
-from rmqstore_benchmarks.peers.servers import free_port, program, running, said
-from rmqstore_benchmarks.workloads import Workload
+from rmqstore_benchmarks.peers.servers import program, running, said
 
 _LEASE_S: Final = LEASE_MS // 1000
 _SPARE_S: Final = 3
@@ -87,18 +86,18 @@ class Beanstalkd(TimerPeer):
         return said(server, "-v").removeprefix("beanstalkd ") or "?" if server else None
 
     def start(self, stack: contextlib.ExitStack) -> None:
-        port = free_port()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port: int = free.getsockname()[1]
         log = self.directory / "log"
         log.mkdir()
-        sync = "-f0" if self.durability is Durability.POWER_LOSS else "-f50"
-        command = [program("beanstalkd") or "beanstalkd", "-l", "127.0.0.1", "-p", str(port), "-b", str(log), sync]
+        command = [program("beanstalkd") or "beanstalkd", "-l", "127.0.0.1", "-p", str(port), "-b", str(log), self.setting]
         user = [] if os.getuid() else ["-u", "root"]
         self._pid = stack.enter_context(running([*command, *user], self.directory, lambda: Client(port).close()))
         self._client = stack.enter_context(contextlib.closing(Client(port)))
         self._jobs: dict[int, bytes] = {}
 
-    def prepare(self, work: Workload, number: int) -> tuple[int, list[Timer]]:
-        return work.now_ms(number), super().prepare(work, number)
+    def prepare(self, batch: Batch) -> tuple[int, list[Timer]]:
+        return batch.now_ms, batch.rows()
 
     def schedule(self, batch: tuple[int, list[Timer]]) -> None:
         now_ms, timers = batch
@@ -153,13 +152,12 @@ class Beanstalkd(TimerPeer):
         expect(sum(self._counts().values()), kept.total(), "delayed or ready")
         if task.distribution != "constant":
             return figures
-        every = [handle for number in range(task.batches) for handle in self.handles(self.prepare(task.work, number))]
-        self.cancel(every)
+        self.cancel(list(self._jobs.values()))
         return figures | self._own_clock(task, figures["schedule"])
 
     def _own_clock(self, task: Task, rate: float) -> Figures:
         """Hand over, pop and ack as many timers as the other systems do, due while the server is stopped."""
-        bodies = [timer.body for number in range(task.batches) for timer in rows(task.work, number)]
+        bodies = [timer.body for batch in task.batches() for timer in batch.rows()]
         delay_s = math.ceil(3 * task.timers / rate) + _SPARE_S
         batches = [[(body, delay_s) for body in bodies[at : at + task.batch]] for at in range(0, len(bodies), task.batch)]
         timed(self._put, batches)

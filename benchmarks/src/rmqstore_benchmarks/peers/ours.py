@@ -7,8 +7,8 @@ import time
 from typing import Any, ClassVar, Final
 
 import rmqstore
-from rmqstore_benchmarks.peers.peer import LEASE_MS, Durability, Figures, PeerError, Task, TimerPeer, expect, scheduled
-from rmqstore_benchmarks.workloads import TOPIC, Workload
+from rmqstore_benchmarks.grid.named import START_MS, TOPIC
+from rmqstore_benchmarks.peers.peer import LEASE_MS, Batch, Durability, Figures, PeerError, Task, TimerPeer, expect, scheduled
 
 GROUP: Final = "workers"
 _STRUCTS_UP_TO = 128
@@ -30,26 +30,24 @@ class Ours(TimerPeer):
         return rmqstore.__version__
 
     def start(self, stack: contextlib.ExitStack) -> None:
-        self._sync = self.durability is Durability.POWER_LOSS
-        self._clock = rmqstore.ManualClock(Workload.now_ms(0))
-        flush = "sync" if self._sync else "async"
+        self._clock = rmqstore.ManualClock(START_MS)
         self._store = stack.enter_context(
-            rmqstore.open(self.directory / "store", engine=self.engine, clock=self._clock, services=False, flush=flush)
+            rmqstore.open(self.directory / "store", engine=self.engine, clock=self._clock, services=False, flush=self.setting)
         )
-        self._handles: dict[int, Any] = {}
+        self._receipts: dict[int, Any] = {}
         self._flushed_s = time.monotonic()
 
-    def prepare(self, work: Workload, number: int) -> tuple[int, Any]:
-        return number, work.arrow(number)
+    def prepare(self, batch: Batch) -> tuple[int, Any]:
+        return batch.now_ms, batch.made.columns
 
     def schedule(self, batch: tuple[int, Any]) -> None:
-        number, columns = batch
-        self._clock.set(Workload.now_ms(number))
-        self._handles[number] = self._store.send_batch(columns)
+        now_ms, timers = batch
+        self._clock.set(now_ms)
+        self._receipts[now_ms] = self._store.send_batch(timers)
         self._keep_up()
 
     def handles(self, batch: tuple[int, Any]) -> list[Any]:
-        return [receipt.handle for receipt in self._handles.pop(batch[0])]
+        return [receipt.handle for receipt in self._receipts.pop(batch[0])]
 
     def cancel(self, handles: list[Any]) -> int:
         outcomes = self._store.cancel(handles)
@@ -77,7 +75,7 @@ class Ours(TimerPeer):
         return bodies
 
     def _keep_up(self) -> None:
-        if not self._sync and time.monotonic() - self._flushed_s >= _FLUSH_EVERY_S:
+        if self.setting == "async" and time.monotonic() - self._flushed_s >= _FLUSH_EVERY_S:
             self._store.flush()
             self._flushed_s = time.monotonic()
 
@@ -85,8 +83,8 @@ class Ours(TimerPeer):
 class FromRows(Ours):
     """The same, scheduled by lists of ``Message``, which is what a program without Arrow has; nothing else is measured again."""
 
-    def prepare(self, work: Workload, number: int) -> tuple[int, Any]:
-        return number, work.messages(number)
+    def prepare(self, batch: Batch) -> tuple[int, Any]:
+        return batch.now_ms, [rmqstore.Message(TOPIC, timer.body, deliver_at_ms=timer.due_ms) for timer in batch.rows()]
 
     def measure(self, task: Task) -> Figures:
         figures, kept = scheduled(self, task)

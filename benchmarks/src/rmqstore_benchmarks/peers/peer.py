@@ -11,16 +11,27 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import msgspec
 
-from rmqstore_benchmarks.workloads import DISTRIBUTIONS, LONGEST_DELAY_MS, Workload
+from rmqstore_benchmarks.grid.load import Load, Made
+from rmqstore_benchmarks.grid.named import HALF_HOUR_MS, HOUR_MS, LONGEST_DELAY_MS, START_MS, NamedWorkload, always, lognormal, uniform
 
 Figures = dict[str, float]
+
+BODY_BYTES: Final = 256
+BATCH_GAP_MS: Final = 10
+"""How far the simulated clock moves between two batches."""
+
+DISTRIBUTIONS: Final = {
+    "constant": NamedWorkload(name="constant", about="Always half an hour.", delays_ms=always(HALF_HOUR_MS)),
+    "lognormal": NamedWorkload(name="lognormal", about="A median of half an hour, sigma 1.", delays_ms=lognormal(HALF_HOUR_MS, 1.0)),
+    "uniform": NamedWorkload(name="uniform", about="Within one hour.", delays_ms=uniform(HOUR_MS)),
+}
 
 LEASE_MS = 3_600_000
 HAND_OVER_BATCH = 1000
@@ -49,15 +60,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 1000
     seed: int = 1
 
-    @property
-    def work(self) -> Workload:
-        """Return the timers."""
-        return Workload(self.distribution, self.batch, self.seed)
-
-    @property
-    def batches(self) -> int:
-        """Return how many batches the timers are."""
-        return self.timers // self.batch
+    def batches(self) -> list[Batch]:
+        """Return the timers: always the same."""
+        load = Load(DISTRIBUTIONS[self.distribution], BODY_BYTES, self.seed)
+        times_ms = range(START_MS, START_MS + self.timers // self.batch * BATCH_GAP_MS, BATCH_GAP_MS)
+        return [Batch(now_ms, load.fresh(now_ms, self.batch)) for now_ms in times_ms]
 
 
 class Timer(NamedTuple):
@@ -68,19 +75,25 @@ class Timer(NamedTuple):
     body: bytes
 
 
-def rows(work: Workload, number: int) -> list[Timer]:
-    """Return batch ``number`` row by row."""
-    batch = work.arrow(number)
-    numbers = range(number * work.batch, (number + 1) * work.batch)
-    return [Timer(*row) for row in zip(numbers, batch["deliver_at_ms"].to_pylist(), batch["body"].to_pylist(), strict=True)]
+class Batch(NamedTuple):
+    """Timers that are sent at one time of the simulated clock."""
+
+    now_ms: int
+    made: Made
+
+    def rows(self) -> list[Timer]:
+        """Return them one by one."""
+        made = self.made
+        return [Timer(*row) for row in zip(made.ids.tolist(), made.due_ms.tolist(), made.columns["body"].to_pylist(), strict=True)]
 
 
 class Peer(ABC):
-    """A system in an empty directory; a context manager that starts and ends it.
+    """A system in an empty directory.
 
     Every call returns when what it did survives what ``durability`` says.
 
     Attributes:
+        setting: the last word of what is set for its durability.
         name: for the command line and the table.
         settings: how each durability that it can give is set; a durability that is not there is not measured.
         how_to_get: one line.
@@ -97,21 +110,19 @@ class Peer(ABC):
     def __init__(self, directory: Path, durability: Durability) -> None:
         self.directory = directory
         self.durability = durability
-        self._closing = contextlib.ExitStack()
+        self.setting = self.settings.get(durability, "").rpartition(" ")[2]
 
     @classmethod
     @abstractmethod
     def version(cls) -> str | None:
         """Return the version of what is installed, or None when something is missing."""
 
-    def __enter__(self) -> Self:
+    @contextlib.contextmanager
+    def started(self) -> Iterator[Self]:
+        """Start it for the length of a block."""
         with contextlib.ExitStack() as stack:
             self.start(stack)
-            self._closing = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closing.close()
+            yield self
 
     @abstractmethod
     def start(self, stack: contextlib.ExitStack) -> None:
@@ -133,19 +144,25 @@ SMALL_POP, LARGE_POP = 32, 1024
 
 
 class TimerPeer(Peer):
-    """A system with timers that takes the simulated time as an argument."""
+    """A system with timers that takes the simulated time as an argument.
 
-    def prepare(self, work: Workload, number: int) -> Any:
-        """Return what ``schedule`` takes for batch ``number``; not timed."""
-        return rows(work, number)
+    Attributes:
+        now_ms: that time when everything is handed over, and popped.
+    """
+
+    now_ms = START_MS
+
+    def prepare(self, batch: Batch) -> Any:
+        """Return what ``schedule`` takes for a batch; not timed."""
+        return batch.rows()
 
     @abstractmethod
     def schedule(self, batch: Any) -> None:
         """Store one batch, as one transaction where there are such."""
 
-    @abstractmethod
     def handles(self, batch: Any) -> list[Any]:
-        """Return what cancels each timer of a batch that was scheduled; not timed."""
+        """Return what cancels each timer of a batch that was scheduled, by default its number; not timed."""
+        return [timer.number for timer in batch]
 
     @abstractmethod
     def cancel(self, handles: list[Any]) -> int:
@@ -161,17 +178,17 @@ class TimerPeer(Peer):
 
     def measure(self, task: Task) -> Figures:
         figures, expected = scheduled(self, task)
-        now_ms = task.work.now_ms(task.batches) + 2 * LONGEST_DELAY_MS
+        self.now_ms = START_MS + task.timers * BATCH_GAP_MS + 2 * LONGEST_DELAY_MS
         moved: list[int] = []
-        figures["drain"] = expected.total() / timed(lambda at_ms: moved.append(self.drain(at_ms)), [now_ms])
+        figures["drain"] = expected.total() / timed(lambda at_ms: moved.append(self.drain(at_ms)), [self.now_ms])
         expect(moved[0], expected.total(), "handed over")
         return figures | popped(self.pop_ack, expected)
 
 
 def scheduled(peer: TimerPeer, task: Task) -> tuple[Figures, Counter[bytes]]:
     """Schedule all timers and cancel some; returns the rates and the bodies that are left."""
-    work = task.work
-    batches = [peer.prepare(work, number) for number in range(task.batches)]
+    made = task.batches()
+    batches = [peer.prepare(batch) for batch in made]
     figures = {"schedule": task.timers / timed(peer.schedule, batches)}
     chosen = random.Random(task.seed).sample(range(task.timers), int(task.timers * CANCELLED_SHARE))
     by_batch = [peer.handles(batch) for batch in batches]
@@ -182,8 +199,7 @@ def scheduled(peer: TimerPeer, task: Task) -> tuple[Figures, Counter[bytes]]:
     expect(sum(counts), len(chosen), "cancelled")
     figures["cancel"] = len(chosen) / spent_s
     gone = set(chosen)
-    bodies = (timer.body for number in range(task.batches) for timer in rows(work, number) if timer.number not in gone)
-    return figures, Counter(bodies)
+    return figures, Counter(timer.body for batch in made for timer in batch.rows() if timer.number not in gone)
 
 
 def popped(pop_ack: Callable[[int], list[bytes]], expected: Counter[bytes]) -> Figures:

@@ -74,8 +74,7 @@ class PostgreSQL(TimerPeer):
         made = subprocess.run(initdb, cwd=home, capture_output=True, text=True, check=False, timeout=120, **who)
         if made.returncode:
             raise PeerError(f"initdb failed: {made.stderr[-500:]}")
-        commit = "on" if self.durability is Durability.POWER_LOSS else "off"
-        settings = _SETTINGS | {"unix_socket_directories": str(home), "synchronous_commit": commit}
+        settings = _SETTINGS | {"unix_socket_directories": str(home), "synchronous_commit": self.setting}
         command = [server, "-D", "data", *(word for key, value in settings.items() for word in ("-c", f"{key}={value}"))]
 
         def connect() -> Any:
@@ -85,7 +84,6 @@ class PostgreSQL(TimerPeer):
         self._db = stack.enter_context(contextlib.closing(connect()))
         self._db.execute(_TABLES)
         self._cursor = self._db.cursor(binary=True)
-        self._now_ms = 0
 
     def schedule(self, batch: list[Timer]) -> None:
         parts = [_COPY_HEAD]
@@ -94,21 +92,17 @@ class PostgreSQL(TimerPeer):
         with self._cursor.copy(_COPY) as copy:
             copy.write(b"".join([*parts, _COPY_END]))
 
-    def handles(self, batch: list[Timer]) -> list[Any]:
-        return [timer.number for timer in batch]
-
     def cancel(self, handles: list[Any]) -> int:
         return int(self._cursor.execute("DELETE FROM timers WHERE id = ANY(%s)", (handles,), prepare=True).rowcount)
 
     def drain(self, now_ms: int) -> int:
-        self._now_ms = now_ms
         moved = 0
         while found := self._cursor.execute(_HAND_OVER, (now_ms, HAND_OVER_BATCH), prepare=True).rowcount:
             moved += found
         return moved
 
     def pop_ack(self, count: int) -> list[bytes]:
-        found = self._cursor.execute(_POP, (self._now_ms, count, self._now_ms + LEASE_MS), prepare=True).fetchall()
+        found = self._cursor.execute(_POP, (self.now_ms, count, self.now_ms + LEASE_MS), prepare=True).fetchall()
         if found:
             self._cursor.execute("DELETE FROM ready WHERE id = ANY(%s)", ([row[0] for row in found],), prepare=True)
         return [bytes(row[1]) for row in found]

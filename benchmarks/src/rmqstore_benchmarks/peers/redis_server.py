@@ -64,21 +64,19 @@ class Redis(TimerPeer):
     def start(self, stack: contextlib.ExitStack) -> None:
         redis: Any = importlib.import_module("redis")
         socket = self.directory / "redis.sock"
-        fsync = "always" if self.durability is Durability.POWER_LOSS else "everysec"
         options = {
             "port": "0",
             "unixsocket": str(socket),
             "dir": str(self.directory),
             "save": "",
             "appendonly": "yes",
-            "appendfsync": fsync,
+            "appendfsync": self.setting,
         }
         command = [program("redis-server") or "redis-server", *(word for key, value in options.items() for word in (f"--{key}", value))]
         self._client = redis.Redis(unix_socket_path=str(socket))
         stack.enter_context(running(command, self.directory, self._client.ping))
         stack.callback(self._client.close)
         self._cancel, self._hand_over, self._pop = (self._client.register_script(text) for text in (_CANCEL, _HAND_OVER, _POP))
-        self._now_ms = 0
 
     def schedule(self, batch: list[Timer]) -> None:
         pipe = self._client.pipeline(transaction=True)
@@ -86,21 +84,17 @@ class Redis(TimerPeer):
         pipe.zadd("timers", {timer.number: timer.due_ms for timer in batch})
         pipe.execute()
 
-    def handles(self, batch: list[Timer]) -> list[Any]:
-        return [timer.number for timer in batch]
-
     def cancel(self, handles: list[Any]) -> int:
         return int(self._cancel(args=handles))
 
     def drain(self, now_ms: int) -> int:
-        self._now_ms = now_ms
         moved = 0
         while found := int(self._hand_over(args=[now_ms, HAND_OVER_BATCH])):
             moved += found
         return moved
 
     def pop_ack(self, count: int) -> list[bytes]:
-        ids, bodies = self._pop(args=[self._now_ms + LEASE_MS, count])
+        ids, bodies = self._pop(args=[self.now_ms + LEASE_MS, count])
         if ids:
             pipe = self._client.pipeline(transaction=True)
             pipe.zrem("leases", *ids)

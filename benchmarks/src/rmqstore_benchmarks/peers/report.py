@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+import pandas as pd
 
 from rmqstore_benchmarks.machine import table
+from rmqstore_benchmarks.peers import PEERS, system
 from rmqstore_benchmarks.peers.ours import LIST
-from rmqstore_benchmarks.peers.peer import Durability
-from rmqstore_benchmarks.peers.systems import PEERS, system
-from rmqstore_benchmarks.workloads import DISTRIBUTIONS
+from rmqstore_benchmarks.peers.peer import DISTRIBUTIONS, Durability
+from rmqstore_benchmarks.statistics import spreads
 
-Results = dict[Durability, dict[str, dict[str, list[dict[str, Any]]]]]
-"""By durability, distribution and system: what each round gave, with a key ``error`` when it gave no figure."""
+KEYS: Final = ["durability", "distribution", "system"]
+COLUMNS: Final = [*KEYS, "round", "phase", "value", "error"]
+"""The columns of the results: messages a second of a phase, or why a round gave no figure."""
 
 SCHEDULE_TARGET, DRAIN_TARGET, POP_TARGET = 3.0, 2.0, 2.0
 
@@ -28,7 +29,7 @@ class Column(NamedTuple):
     engines: tuple[str, ...] = ("wheel", "rocksdb", "lmdb")
 
 
-COLUMNS: Final = (
+SHOWN: Final = (
     *(Column(f"schedule, {name}", "schedule", name, SCHEDULE_TARGET, ("wheel",)) for name in DISTRIBUTIONS),
     Column("cancel", "cancel", "constant"),
     *(Column(f"drain, {name}", "drain", name, DRAIN_TARGET) for name in DISTRIBUTIONS),
@@ -37,55 +38,47 @@ COLUMNS: Final = (
 )
 
 
-def tables(results: Results) -> str:
+def tables(results: pd.DataFrame) -> str:
     """Return one table for each durability, and a line for each system that gave no figure."""
     parts = []
-    for durability, by_distribution in results.items():
-        parts.append(f"**{durability.replace('-', ' ').capitalize()}**, msgs/s:\n\n{_table(durability, by_distribution)}")
-        parts += [f"No figure for {name}: {error}" for name, error in _errors(by_distribution)]
+    for durability, rows in results.groupby("durability", sort=False):
+        parts.append(f"**{durability.replace('-', ' ').capitalize()}**, msgs/s:\n\n{_table(Durability(durability), rows)}")
+        errors = rows.dropna(subset="error")[["system", "error"]].drop_duplicates().sort_values(["system", "error"])
+        parts += [f"No figure for {each.system}: {each.error}" for each in errors.itertuples()]
     return "\n\n".join(parts)
 
 
-def _table(durability: Durability, by_distribution: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
-    names = list(dict.fromkeys(name for systems in by_distribution.values() for name in systems))
-    columns = [column for column in COLUMNS if column.distribution in by_distribution]
-    rows = []
+def _table(durability: Durability, rows: pd.DataFrame) -> str:
+    # A system that failed in any round has no figure.
+    failed = set(rows[rows.error.notna()][["distribution", "system"]].itertuples(index=False, name=None))
+    whole = rows[[place not in failed for place in zip(rows.distribution, rows.system, strict=True)]]
+    columns = [column for column in SHOWN if (rows.distribution == column.distribution).any()]
+    found = [whole[(whole.distribution == column.distribution) & (whole.phase == column.phase)] for column in columns]
+    medians = [spreads(each, ["system"]).set_index("system")["median"] for each in found]
+    names = list(rows.system.unique())
+    lines = []
     for name in names:
-        rates = [_rate(by_distribution[column.distribution].get(name, []), column.phase) for column in columns]
         kind = system(name)
-        shown = [_shown(rate, column.phase in kind.unwritten) for rate, column in zip(rates, columns, strict=True)]
-        rows.append([f"{name} ({kind.settings[durability]})", *shown])
-    rivals = [name for name in names if name in PEERS]
-    for name in names:
-        if name not in PEERS and LIST not in name and rivals:
-            cells = [_against(name, rivals, by_distribution[column.distribution], column) for column in columns]
-            rows.append([f"{name} / best peer", *cells])
-    return table(["", *(column.title for column in columns)], rows)
+        shown = [_shown(each.get(name), column.phase in kind.unwritten) for each, column in zip(medians, columns, strict=True)]
+        lines.append([f"{name} ({kind.settings[durability]})", *shown])
+    if any(name in PEERS for name in names):
+        ours = [name for name in names if name not in PEERS and LIST not in name]
+        lines += [[f"{name} / best peer", *(_against(name, *each) for each in zip(found, medians, columns, strict=True))] for name in ours]
+    return table(["", *(column.title for column in columns)], lines)
 
 
-def _against(name: str, rivals: Sequence[str], systems: dict[str, list[dict[str, Any]]], column: Column) -> str:
+def _against(name: str, rows: pd.DataFrame, medians: pd.Series, column: Column) -> str:
     """Return the median of the ratios within a round to the best peer, its name, and whether the target is met."""
-    ours = systems.get(name, [])
-    rates = {
-        rival: rate
-        for rival in rivals
-        if column.phase not in system(rival).unwritten and (rate := _rate(systems.get(rival, []), column.phase)) is not None
-    }
-    if not rates or _rate(ours, column.phase) is None:
+    rivals = [rival for rival in medians.index if rival in PEERS and column.phase not in system(rival).unwritten]
+    if not rivals or name not in medians:
         return ""
-    best = max(rates, key=lambda rival: rates[rival])
-    ratio = statistics.median(mine[column.phase] / theirs[column.phase] for mine, theirs in zip(ours, systems[best], strict=True))
+    best = medians[rivals].idxmax()
+    rounds = rows.pivot_table(index="round", columns="system", values="value")
+    ratio = (rounds[name] / rounds[best]).median()
     shown = f"{ratio:.2f} × {best}"
     if column.target is None or name not in column.engines:
         return shown
     return f"{shown}: {'yes' if ratio >= column.target else '**no**'}"
-
-
-def _rate(rounds: Iterable[dict[str, Any]], phase: str) -> float | None:
-    """Return the median; None when any round failed or has no such phase."""
-    found = [figures.get(phase) for figures in rounds]
-    known = [rate for rate in found if rate is not None]
-    return statistics.median(known) if known and len(known) == len(found) else None
 
 
 def _shown(rate: float | None, unwritten: bool) -> str:
@@ -93,14 +86,3 @@ def _shown(rate: float | None, unwritten: bool) -> str:
         return ""
     text = f"{rate / 1000:,.1f} k" if rate < 10_000 else f"{rate / 1000:,.0f} k"
     return f"({text})" if unwritten else text
-
-
-def _errors(by_distribution: dict[str, dict[str, list[dict[str, Any]]]]) -> list[tuple[str, str]]:
-    found = {
-        (name, figures["error"])
-        for systems in by_distribution.values()
-        for name, rounds in systems.items()
-        for figures in rounds
-        if "error" in figures
-    }
-    return sorted(found)

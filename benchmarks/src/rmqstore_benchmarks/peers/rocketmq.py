@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar, Final
 
-from rmqstore_benchmarks.peers.peer import Durability, Figures, Peer, PeerError, Task, rows
+from rmqstore_benchmarks.peers.peer import Durability, Figures, Peer, PeerError, Task
 from rmqstore_benchmarks.peers.servers import program, said
 
 DRIVER: Final = Path(__file__).parents[3] / "peers" / "rocketmq"
@@ -55,8 +55,7 @@ class RocketMQ(Peer):
     def _run(self, task: Task, phase: str) -> dict[str, float]:
         place = self.directory / phase
         place.mkdir()
-        work = task.work
-        timers = [(timer.due_ms - work.now_ms(number), timer.body) for number in range(task.batches) for timer in rows(work, number)]
+        timers = [(timer.due_ms - batch.now_ms, timer.body) for batch in task.batches() for timer in batch.rows()]
         if phase == "drain":
             delay_ms = 5000 + 1000 * task.timers // _PUTS_PER_S
             timers = [(delay_ms, body) for _, body in timers]

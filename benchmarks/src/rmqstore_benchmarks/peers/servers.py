@@ -7,7 +7,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -86,10 +85,3 @@ def _wait(name: str, server: subprocess.Popen[bytes], ready: Callable[[], object
             tail = log.read_text(errors="replace")[-500:]
             raise PeerError(f"{name} did not start (exit status {ended}): {tail}") from error
         return
-
-
-def free_port() -> int:
-    """Return a port of the loopback that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-    return port

@@ -12,7 +12,7 @@ from collections import Counter
 from importlib import metadata
 from typing import Any, ClassVar, Final
 
-from rmqstore_benchmarks.peers.peer import HAND_OVER_BATCH, LEASE_MS, Durability, Figures, Peer, Task, Timer, TimerPeer, popped, rows
+from rmqstore_benchmarks.peers.peer import HAND_OVER_BATCH, LEASE_MS, Durability, Figures, Peer, Task, Timer, TimerPeer, popped
 
 _TABLES: Final = """
 CREATE TABLE bodies (id INTEGER PRIMARY KEY, body BLOB NOT NULL);
@@ -44,9 +44,8 @@ class SQLite(TimerPeer):
         self._db = sqlite3.connect(self.directory / "timers.db", isolation_level=None)
         stack.callback(self._db.close)
         self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute(f"PRAGMA synchronous = {'FULL' if self.durability is Durability.POWER_LOSS else 'NORMAL'}")
+        self._db.execute(f"PRAGMA synchronous = {self.setting}")
         self._db.executescript(_TABLES)
-        self._now_ms = 0
 
     @contextlib.contextmanager
     def _transaction(self) -> Any:
@@ -70,7 +69,6 @@ class SQLite(TimerPeer):
         return len(cancelled)
 
     def drain(self, now_ms: int) -> int:
-        self._now_ms = now_ms
         moved = 0
         while True:
             with self._transaction():
@@ -83,12 +81,9 @@ class SQLite(TimerPeer):
             moved += len(due)
 
     def pop_ack(self, count: int) -> list[bytes]:
-        until_ms = self._now_ms + LEASE_MS
+        until_ms = self.now_ms + LEASE_MS
         with self._transaction():
-            found = self._db.execute(
-                _NEXT,
-                (self._now_ms, count),
-            ).fetchall()
+            found = self._db.execute(_NEXT, (self.now_ms, count)).fetchall()
             if found:
                 self._db.execute("DELETE FROM ready WHERE (visible_ms, id) <= (?, ?)", found[-1][:2])
                 self._db.executemany("INSERT INTO ready VALUES (?, ?)", sorted((until_ms, number) for _, number, _ in found))
@@ -144,8 +139,7 @@ class LiteQueue(Peer):
         return [message.data.encode("latin-1") for message in found]
 
     def measure(self, task: Task) -> Figures:
-        numbers = range(min(task.batches, max(MOST // task.batch, 1)))
-        batches = [[timer.body for timer in rows(task.work, number)] for number in numbers]
+        batches = [[timer.body for timer in batch.rows()] for batch in task.batches()[: max(MOST // task.batch, 1)]]
         for batch in batches:
             self.put(batch)
         return popped(self.pop_ack, Counter(body for batch in batches for body in batch))

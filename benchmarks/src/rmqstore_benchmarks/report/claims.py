@@ -10,18 +10,16 @@ import ast
 import enum
 import functools
 import importlib.util
-import statistics
 import tokenize
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rmqstore_benchmarks.grid.results import Cell
+import pandas as pd
+
 from rmqstore_benchmarks.grid.stores import HOLLOW
 from rmqstore_benchmarks.report import text
-from rmqstore_benchmarks.report.cells import kind_of, place
-from rmqstore_benchmarks.statistics import DRAIN, CellPhase, Spread
+from rmqstore_benchmarks.statistics import DRAIN, POINT, known
 
 SOURCE: Final = "the article on RocketMQ's timer messages, sections 3.3.2 and 3.3.3, which follow RIP-43"
 
@@ -32,7 +30,7 @@ LEAST_RATIO: Final = 1.1
 """A ratio below this is no difference."""
 
 Design = tuple[str, str]
-"""An engine and its kind, as :func:`rmqstore_benchmarks.report.cells.kind_of` tells it."""
+"""An engine and its kind, as :func:`rmqstore_benchmarks.grid.results.kind_of` tells it."""
 
 WHEEL: Final[Design] = ("wheel", "reference")
 COPYING_WHEEL: Final[Design] = ("wheel", "copy")
@@ -48,74 +46,56 @@ class Side(enum.Enum):
     UNCLEAR = "unclear"
 
 
-class Comparison(NamedTuple):
-    """Two spreads of one figure on the same cell; the claim is that the first is larger."""
-
-    cell: Cell
-    first: Spread
-    second: Spread
-
-    @property
-    def ratio(self) -> float:
-        """The first median over the second."""
-        return self.first / self.second
-
-    @property
-    def side(self) -> Side:
-        """For the claim from a ratio of :data:`LEAST_RATIO` on; unclear where repeats overlap all the same, since that may be chance."""
-        if self.ratio < LEAST_RATIO:
-            return Side.AGAINST
-        return Side.FOR if self.first.is_apart_from(self.second) else Side.UNCLEAR
+def of_design(figures: pd.DataFrame, design: Design) -> pd.DataFrame:
+    """Return the rows of one design."""
+    return figures[(figures.engine == design[0]) & (figures.kind == design[1])]
 
 
-def design_of(cell: Cell) -> Design:
-    """Return the design of a cell's engine."""
-    return cell.engine, kind_of(cell)
+def comparisons(rows: pd.DataFrame, first: Design, second: Design) -> pd.DataFrame:
+    """Return a row for each cell on which both designs tell the figure in the same phase; where a design has several variants, for each.
 
-
-def comparisons(
-    phases: Sequence[CellPhase], metric: str, first: Design, second: Design, only: Callable[[CellPhase], bool] = lambda _: True
-) -> list[Comparison]:
-    """Return a comparison for each cell on which both designs tell the figure in the same phase.
-
-    ``only`` chooses among the cells of the first design. Where a design has several variants, each is compared.
+    It has the columns of the first, ``second`` and its spread, ``ratio`` of the medians, and ``side``.
     """
-    found = []
-    for one in phases:
-        if design_of(one.cell) != first or metric not in one.metrics or not only(one):
-            continue
-        for other in phases:
-            is_match = design_of(other.cell) == second and other.phase == one.phase and place(other.cell) == place(one.cell)
-            if is_match and metric in other.metrics and other.metrics[metric].median:
-                found.append(Comparison(one.cell, one.metrics[metric], other.metrics[metric]))
-    return found
+    other = of_design(rows, second)
+    return compared(of_design(rows, first).merge(other[other["median"] != 0], on=[*POINT, "phase"], suffixes=("", "_second")))
 
 
-def told(found: Sequence[Comparison]) -> str:
+def compared(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Return pairs of spreads with ``ratio`` and ``side``; the claim is that the first is larger.
+
+    For the claim from a ratio of :data:`LEAST_RATIO` on; unclear where repeats overlap all the same, since that may be chance.
+    """
+    ratios = pairs["median"] / pairs.median_second
+    is_apart = (pairs.low > pairs.high_second) | (pairs.high < pairs.low_second)
+    sides = [
+        Side.AGAINST if ratio < LEAST_RATIO else Side.FOR if apart else Side.UNCLEAR for ratio, apart in zip(ratios, is_apart, strict=True)
+    ]
+    return pairs.assign(ratio=ratios, side=pd.Series(sides, pairs.index, object))
+
+
+def told(found: pd.DataFrame) -> str:
     """Return the ratios as text: ``1.4 × (one cell)``, ``1.1 × to 2.3 × (median 1.4 ×, 6 cells)``; said when a cell was not repeated."""
-    ratios = sorted(each.ratio for each in found)
-    is_single = any(1 in (each.first.repeats, each.second.repeats) for each in found)
+    is_single = (found[["repeats", "repeats_second"]] == 1).any(axis=None)
     end = ", one repeat, so chance is not excluded" if is_single else ""
-    if len(ratios) == 1:
-        return f"{text.factor(ratios[0])} (one cell{end})"
-    low, high = text.factor(ratios[0]), text.factor(ratios[-1])
+    low, high = text.factor(found.ratio.min()), text.factor(found.ratio.max())
+    if len(found) == 1:
+        return f"{low} (one cell{end})"
     if low == high:
-        return f"{low} (on each of {len(ratios)} cells{end})"
-    return f"{low} to {high} (median {text.factor(statistics.median(ratios))}, {len(ratios)} cells{end})"
+        return f"{low} (on each of {len(found)} cells{end})"
+    return f"{low} to {high} (median {text.factor(found.ratio.median())}, {len(found)} cells{end})"
 
 
-def where(found: Sequence[Comparison], side: Side) -> str:
+def where(found: pd.DataFrame, side: Side) -> str:
     """Return on how many cells a comparison falls to one side, with the sizes and backlogs of these."""
-    here = [each.cell for each in found if each.side is side]
-    if not here:
+    here = found[found.side == side]
+    if here.empty:
         return "on none"
-    bodies = sorted({cell.body_bytes for cell in here})
-    backlogs = sorted({cell.backlog for cell in here})
-    return f"on {len(here)} of {len(found)} ({_range(bodies, text.size)} bodies, {_range(backlogs, text.short)} pending)"
+    bodies, backlogs = _range(here.body_bytes, text.size), _range(here.backlog, text.short)
+    return f"on {len(here)} of {len(found)} ({bodies} bodies, {backlogs} pending)"
 
 
-def _range(values: Sequence[float], text_of: Callable[[float], str]) -> str:
-    return text_of(values[0]) if len(values) == 1 else f"{text_of(values[0])} to {text_of(values[-1])}"
+def _range(values: pd.Series, text_of: Callable[[float], str]) -> str:
+    return " to ".join(dict.fromkeys((text_of(values.min()), text_of(values.max()))))
 
 
 # ---------------------------------------------------------------- claims and verdicts
@@ -143,14 +123,14 @@ class Claim(NamedTuple):
     Attributes:
         side: whose advantage or fault it is said to be.
         rule: how the verdict follows from the figures.
-        judge: applies the rule to all phases of all cells.
+        judge: applies the rule to all figures of all cells.
     """
 
     name: str
     side: str
     text: str
     rule: str
-    judge: Callable[[Sequence[CellPhase]], Judgement]
+    judge: Callable[[pd.DataFrame], Judgement]
 
 
 RATIO_RULE: Final = (
@@ -159,12 +139,18 @@ RATIO_RULE: Final = (
 )
 
 
-def verdict_of(found: Sequence[Comparison]) -> Verdict:
+def verdict_of(found: pd.DataFrame) -> Verdict:
     """Return the verdict of :data:`RATIO_RULE`."""
-    sides = {each.side for each in found}
-    if not found:
+    if found.empty:
         return Verdict.NOT_MEASURED
-    return {frozenset({Side.FOR}): Verdict.CONFIRMED, frozenset({Side.AGAINST}): Verdict.REFUTED}.get(frozenset(sides), Verdict.DEPENDS)
+    if (found.side == Side.FOR).all():
+        return Verdict.CONFIRMED
+    return Verdict.REFUTED if (found.side == Side.AGAINST).all() else Verdict.DEPENDS
+
+
+def by_ratio(found: pd.DataFrame, needs: str, evidence: Callable[[pd.DataFrame], str]) -> Judgement:
+    """Return the verdict of :data:`RATIO_RULE` with its evidence, or that the run lacks what it takes."""
+    return not_measured(needs) if found.empty else Judgement(verdict_of(found), evidence(found))
 
 
 def not_measured(needs: str) -> Judgement:
@@ -191,7 +177,7 @@ AGAINST: Final = "against RocksDB"
 DECIDED: Final = "decided against RocksDB"
 
 
-def _simple_flow(phases: Sequence[CellPhase]) -> Judgement:
+def _simple_flow(figures: pd.DataFrame) -> Judgement:
     ordered, wheel = package_lines("rmqstore.engine", "rmqstore_rocksdb"), package_lines("rmqstore_wheel")
     if not ordered or not wheel:
         return not_measured("both engines installed beside the report: their source is counted, no run can show this")
@@ -204,141 +190,115 @@ def _simple_flow(phases: Sequence[CellPhase]) -> Judgement:
     )
 
 
-def _no_rolling(phases: Sequence[CellPhase]) -> Judgement:
-    written = _rolled(phases)
-    if not written:
+def _no_rolling(figures: pd.DataFrame) -> Judgement:
+    rolled = figures[figures.phase == "roll"].pivot_table(index=[*POINT, "engine", "kind"], columns="metric", values="median")
+    rolled = rolled.reindex(columns=["live_bytes", "wchar_per_live_byte"]).dropna().reset_index(["engine", "kind"])
+    both = rolled.index.intersection(of_design(rolled, ROCKSDB).index).intersection(rolled.index[rolled.engine == "wheel"])
+    if both.empty:
         return not_measured("the phase roll of RocksDB and of a wheel on one cell")
-    kept, by_design = max(written, key=lambda each: each[0])
-    rocksdb = by_design[ROCKSDB]
-    wheels = {name: value for name, value in by_design.items() if name != ROCKSDB}
-    parts = [f"RocksDB {text.digits(rocksdb)}"]
-    parts += [f"the wheel by {kind} {text.digits(value)}" for (_, kind), value in wheels.items()]
-    much = [value >= ROLL_MUCH for value in wheels.values()]
-    if rocksdb > ROLL_NONE or not any(much):
+    most = rolled.loc[[of_design(rolled.loc[both], ROCKSDB).live_bytes.idxmax()]]
+    rocksdb = of_design(most, ROCKSDB).iloc[0]
+    wheels = pd.concat([of_design(most, COPYING_WHEEL), of_design(most, WHEEL)])
+    parts = [f"RocksDB {text.digits(rocksdb.wchar_per_live_byte)}"]
+    parts += [f"the wheel by {each.kind} {text.digits(each.wchar_per_live_byte)}" for each in wheels.itertuples()]
+    are_much = wheels.wchar_per_live_byte >= ROLL_MUCH
+    if rocksdb.wchar_per_live_byte > ROLL_NONE or not are_much.any():
         verdict = Verdict.REFUTED
     else:
-        verdict = Verdict.CONFIRMED if all(much) else Verdict.DEPENDS
-    return Judgement(verdict, f"bytes that the process wrote while rolling, over {text.size(kept)} kept: {', '.join(parts)}")
+        verdict = Verdict.CONFIRMED if are_much.all() else Verdict.DEPENDS
+    return Judgement(verdict, f"bytes that the process wrote while rolling, over {text.size(rocksdb.live_bytes)} kept: {', '.join(parts)}")
 
 
-def _rolled(phases: Sequence[CellPhase]) -> list[tuple[float, dict[Design, float]]]:
-    """Return for each cell that RocksDB and a wheel rolled on the user bytes kept, and by design the bytes written over them."""
-    cells: dict[tuple[object, ...], dict[Design, CellPhase]] = defaultdict(dict)
-    for design in (ROCKSDB, COPYING_WHEEL, WHEEL):
-        for each in _of(phases, "roll", design):
-            if {"wchar_per_live_byte", "live_bytes"} <= each.metrics.keys():
-                cells[place(each.cell)][design] = each
-    return [
-        (of_cell[ROCKSDB].metrics["live_bytes"].median, {key: each.metrics["wchar_per_live_byte"].median for key, each in of_cell.items()})
-        for of_cell in cells.values()
-        if ROCKSDB in of_cell and len(of_cell) > 1
-    ]
-
-
-def _of(phases: Sequence[CellPhase], phase: str, design: Design) -> list[CellPhase]:
-    return [each for each in phases if each.phase == phase and design_of(each.cell) == design]
-
-
-def is_short_of_memory(each: CellPhase) -> bool:
-    """Return whether a cold drain had less memory than messages, so that what is read twice comes from the disk twice.
+def short_of_memory(figures: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return the rows of cold drains that had less memory than messages, so that what is read twice comes from the disk twice.
 
     Of several shards none counts, since each sees what all read.
     """
-    limit = each.metrics.get("memory_limit_per_user_byte")
-    return limit is not None and limit.median < 1 and each.cell.shards == 1
+    limits = known(figures, "memory_limit_per_user_byte", "cold_drain")
+    cells = limits.cell_id[(limits["median"] < 1) & (limits.shards == 1)]
+    rows = known(figures, metric, "cold_drain")
+    return rows[rows.cell_id.isin(cells)]
 
 
-def _less_pollution(phases: Sequence[CellPhase]) -> Judgement:
-    cold = [each for each in phases if each.phase == "cold_drain" and is_short_of_memory(each)]
-    found = comparisons(cold, "device_read_per_user_byte", WHEEL, ROCKSDB)
-    if not found:
+def _less_pollution(figures: pd.DataFrame) -> Judgement:
+    found = comparisons(short_of_memory(figures, "device_read_per_user_byte"), WHEEL, ROCKSDB)
+    if found.empty:
         return not_measured("the phase cold_drain of both with a memory limit below the size of the messages")
-    worst = max(found, key=lambda each: each.ratio)
+    worst = found.loc[found.ratio.idxmax()]
     return Judgement(
         verdict_of(found),
         f"with too little memory the wheel reads {told(found)} as much from the device as RocksDB; where it differs most, "
-        f"{text.digits(worst.first.median)} against {text.digits(worst.second.median)} bytes a user byte",
+        f"{text.digits(worst['median'])} against {text.digits(worst.median_second)} bytes a user byte",
     )
 
 
-def _sorting(phases: Sequence[CellPhase]) -> Judgement:
-    found = comparisons([each for each in phases if each.phase == "schedule"], "rate", WHEEL, ROCKSDB)
-    if not found:
-        return not_measured("the phase schedule of the wheel and of RocksDB")
-    cpu = comparisons([each for each in phases if each.phase == "schedule"], "cpu_us_per_message", ROCKSDB, WHEEL)
-    end = f"; of CPU time RocksDB takes {told(cpu)} as much" if cpu else ""
-    return Judgement(verdict_of(found), f"the wheel schedules {told(found)} as fast; it is clearly faster {where(found, Side.FOR)}{end}")
+def _sorting(figures: pd.DataFrame) -> Judgement:
+    cpu = comparisons(known(figures, "cpu_us_per_message", "schedule"), ROCKSDB, WHEEL)
+    end = "" if cpu.empty else f"; of CPU time RocksDB takes {told(cpu)} as much"
+    return by_ratio(
+        comparisons(known(figures, "rate", "schedule"), WHEEL, ROCKSDB),
+        "the phase schedule of the wheel and of RocksDB",
+        lambda found: f"the wheel schedules {told(found)} as fast; it is clearly faster {where(found, Side.FOR)}{end}",
+    )
 
 
-def _compaction(phases: Sequence[CellPhase]) -> Judgement:
-    writing = [each for each in phases if each.phase in ("fill", "schedule", "mixed")]
-    known = [each for each in writing if design_of(each.cell) == ROCKSDB and "compaction_per_user_byte" in each.metrics]
-    if not known:
+def _compaction(figures: pd.DataFrame) -> Judgement:
+    phases = ("fill", "schedule", "mixed")
+    compacted = of_design(known(figures, "compaction_per_user_byte", *phases), ROCKSDB)
+    if compacted.empty:
         return not_measured("compaction bytes of RocksDB in the phases fill, schedule or mixed")
-    compacted = [each for each in known if each.metrics["compaction_per_user_byte"].median > 0]
-    if not compacted:
+    compacted = compacted[compacted["median"] > 0]
+    if compacted.empty:
         return not_measured("more data: no compaction ran in fill, schedule or mixed")
-    most = max(each.metrics["compaction_per_user_byte"].median for each in compacted)
-    ran = {(each.cell.cell_id, each.phase) for each in compacted}
-    found = comparisons(writing, "cpu_us_per_message", ROCKSDB, WHEEL, lambda each: (each.cell.cell_id, each.phase) in ran)
-    if not found:
+    found = comparisons(known(figures, "cpu_us_per_message", *phases), ROCKSDB, WHEEL)
+    found = found.merge(compacted[["cell_id", "phase"]])
+    if found.empty:
         return not_measured("the wheel's CPU time on a cell where RocksDB compacted")
     return Judgement(
         verdict_of(found),
-        f"where compaction ran, at most {text.digits(most)} bytes a user byte, RocksDB takes {told(found)} the wheel's CPU time a "
-        "message; that is all of its CPU time, of which compaction is a part",
+        f"where compaction ran, at most {text.digits(compacted['median'].max())} bytes a user byte, RocksDB takes {told(found)} the "
+        "wheel's CPU time a message; that is all of its CPU time, of which compaction is a part",
     )
 
 
-def _retrieval(phases: Sequence[CellPhase]) -> Judgement:
-    found = comparisons([each for each in phases if each.phase == "hand_over"], "cpu_us_per_message", ROCKSDB, WHEEL)
-    if not found:
-        return not_measured("CPU time in the phase hand_over of the wheel and of RocksDB")
-    return Judgement(
-        verdict_of(found),
-        f"handing over, RocksDB takes {told(found)} the wheel's CPU time a message; clearly more {where(found, Side.FOR)}",
+def _retrieval(figures: pd.DataFrame) -> Judgement:
+    return by_ratio(
+        comparisons(known(figures, "cpu_us_per_message", "hand_over"), ROCKSDB, WHEEL),
+        "CPU time in the phase hand_over of the wheel and of RocksDB",
+        lambda found: f"handing over, RocksDB takes {told(found)} the wheel's CPU time a message; clearly more {where(found, Side.FOR)}",
     )
 
 
-def _slower_as_it_grows(phases: Sequence[CellPhase]) -> Judgement:
-    found = _growth(phases, ROCKSDB)
-    if not found:
+def _slower_as_it_grows(figures: pd.DataFrame) -> Judgement:
+    found = _growth(figures, ROCKSDB)
+    if found.empty:
         return not_measured(f"the phase schedule of RocksDB at two backlogs with bodies of {text.size(LARGE_BODY_BYTES)} or more")
-    worst = max(found, key=lambda each: each.ratio)
-    wheel = _growth(phases, WHEEL)
-    beside = f"; the wheel's changes by {told(wheel)} likewise" if wheel else ""
+    worst = found.loc[found.ratio.idxmax()]
+    wheel = _growth(figures, WHEEL)
+    beside = "" if wheel.empty else f"; the wheel's changes by {told(wheel)} likewise"
     return Judgement(
         verdict_of(found),
         f"with large values its rate at the smallest backlog is {told(found)} that at the largest; at most, it falls from "
-        f"{text.rate(worst.first.median)} to {text.rate(worst.second.median)}{beside}",
+        f"{text.rate(worst['median'])} to {text.rate(worst.median_second)}{beside}",
     )
 
 
-def _growth(phases: Sequence[CellPhase], design: Design) -> list[Comparison]:
+def _growth(figures: pd.DataFrame, design: Design) -> pd.DataFrame:
     """Return for each large body and setting the schedule rate at the smallest backlog against that at the largest."""
-    series: dict[tuple[object, ...], list[tuple[int, CellPhase, Spread]]] = defaultdict(list)
-    for each in _of(phases, "schedule", design):
-        cell = each.cell
-        if cell.body_bytes >= LARGE_BODY_BYTES and "rate" in each.metrics:
-            key = (cell.variant, cell.workload, cell.body_bytes, cell.durability, cell.shards)
-            series[key].append((cell.backlog, each, each.metrics["rate"]))
-    found = []
-    for points in series.values():
-        points.sort(key=lambda point: point[0])
-        if points[0][0] < points[-1][0]:
-            found.append(Comparison(points[-1][1].cell, points[0][2], points[-1][2]))
-    return found
+    rates = of_design(known(figures, "rate", "schedule"), design)
+    rates = rates[rates.body_bytes >= LARGE_BODY_BYTES].sort_values("backlog", kind="stable")
+    keys = ["variant", *(name for name in POINT if name != "backlog")]
+    pairs = rates.drop_duplicates(keys).merge(rates.drop_duplicates(keys, keep="last"), on=keys, suffixes=("", "_second"))
+    return compared(pairs[pairs.backlog < pairs.backlog_second])
 
 
-def _separation(phases: Sequence[CellPhase]) -> Judgement:
-    reading = [each for each in phases if each.phase in (DRAIN, "cold_drain")]
-    found = comparisons(reading, "rate", ROCKSDB, SEPARATED)
-    if not found:
-        return not_measured("RocksDB with values inline and separated, in hand_over and pop_ack or in cold_drain")
-    writing = comparisons([each for each in phases if each.phase == "schedule"], "rate", SEPARATED, ROCKSDB)
-    beside = f"; in turn it schedules {told(writing)} as fast" if writing else ""
-    return Judgement(
-        verdict_of(found), f"inline values drain {told(found)} as fast as separated ones; clearly faster {where(found, Side.FOR)}{beside}"
+def _separation(figures: pd.DataFrame) -> Judgement:
+    writing = comparisons(known(figures, "rate", "schedule"), SEPARATED, ROCKSDB)
+    beside = "" if writing.empty else f"; in turn it schedules {told(writing)} as fast"
+    return by_ratio(
+        comparisons(known(figures, "rate", DRAIN, "cold_drain"), ROCKSDB, SEPARATED),
+        "RocksDB with values inline and separated, in hand_over and pop_ack or in cold_drain",
+        lambda found: f"inline values drain {told(found)} as fast as separated ones; clearly faster {where(found, Side.FOR)}{beside}",
     )
 
 
@@ -348,8 +308,7 @@ ROCKSDB_CLAIMS: Final = (
         FOR,
         "The flow is rather simple: key by time, scan what is due.",
         f"lines of code of the key-ordered engine over the wheel's: at most {SMALLER:.0%} confirms, 100 % or more refutes, else it "
-        f"depends; no "
-        "matter of throughput",
+        "depends; no matter of throughput",
         _simple_flow,
     ),
     Claim(
@@ -357,9 +316,8 @@ ROCKSDB_CLAIMS: Final = (
         FOR,
         "It avoids the write amplification that comes from rolling messages.",
         f"bytes written in the phase roll over user bytes kept, on the cell that keeps most: RocksDB at most {ROLL_NONE:g} and every "
-        f"wheel {ROLL_MUCH:g} or more "
-        f"confirms; "
-        f"RocksDB at most {ROLL_NONE:g} and only some wheel {ROLL_MUCH:g} or more: it depends; else refuted",
+        f"wheel {ROLL_MUCH:g} or more confirms; RocksDB at most {ROLL_NONE:g} and only some wheel {ROLL_MUCH:g} or more: it depends; else "
+        "refuted",
         _no_rolling,
     ),
     Claim(
@@ -419,54 +377,40 @@ _NOT_DURABLE: Final = frozenset({"memory"}) | HOLLOW
 OF_THE_WHEEL: Final = "of the wheel"
 
 
-def _random_reads(phases: Sequence[CellPhase]) -> Judgement:
-    cold = [each for each in phases if each.phase == "cold_drain" and design_of(each.cell) == WHEEL and is_short_of_memory(each)]
-    reads = [each.metrics["device_read_per_user_byte"] for each in cold if "device_read_per_user_byte" in each.metrics]
-    if not reads:
+def _random_reads(figures: pd.DataFrame) -> Judgement:
+    reads = of_design(short_of_memory(figures, "device_read_per_user_byte"), WHEEL)["median"]
+    if reads.empty:
         return not_measured("the phase cold_drain of the wheel with a memory limit below the size of the messages")
-    low, high = min(each.median for each in reads), max(each.median for each in reads)
-    verdict = Verdict.CONFIRMED if low >= READ_MUCH else Verdict.REFUTED if high <= READ_LITTLE else Verdict.DEPENDS
-    span = " to ".join(dict.fromkeys((text.digits(low), text.digits(high))))
-    return Judgement(verdict, f"with too little memory the wheel reads {span} bytes from the device a user byte{_slowed(phases, cold)}")
+    verdict = Verdict.CONFIRMED if reads.min() >= READ_MUCH else Verdict.REFUTED if reads.max() <= READ_LITTLE else Verdict.DEPENDS
+    span = _range(reads, text.digits)
+    return Judgement(verdict, f"with too little memory the wheel reads {span} bytes from the device a user byte{_slowed(figures)}")
 
 
-def _slowed(phases: Sequence[CellPhase], cold: Sequence[CellPhase]) -> str:
-    """Return what the cold drain's rate is of the warm one's, where both are known."""
-    warm = {each.cell.cell_id: each.metrics["rate"] for each in phases if each.phase == DRAIN and "rate" in each.metrics}
-    shares = [each.metrics["rate"] / warm[each.cell.cell_id] for each in cold if "rate" in each.metrics and each.cell.cell_id in warm]
-    return f", and drains at {min(shares) * 100:.0f} % of its rate with warm pages at the least" if shares else ""
+def _slowed(figures: pd.DataFrame) -> str:
+    """Return what the wheel's cold drain's rate is of the warm one's, where both are known."""
+    cold = of_design(short_of_memory(figures, "rate"), WHEEL).set_index("cell_id")["median"]
+    shares = (cold / known(figures, "rate", DRAIN).set_index("cell_id")["median"]).dropna()
+    return "" if shares.empty else f", and drains at {shares.min() * 100:.0f} % of its rate with warm pages at the least"
 
 
-def _trades_reading_for_writing(phases: Sequence[CellPhase]) -> Judgement:
-    writes, reads = _against_best(phases, "schedule"), _against_best(phases, DRAIN)
-    both = sorted(set(writes) & set(reads), key=str)
-    if not both:
+def _trades_reading_for_writing(figures: pd.DataFrame) -> Judgement:
+    rates = known(figures, "rate", "schedule", DRAIN)
+    rates = rates[~rates.engine.isin(_NOT_DURABLE)]
+    best = rates[rates.engine != "wheel"].groupby([*POINT, "phase"])["median"].max().rename("best")
+    wheel = of_design(rates, WHEEL).join(best, on=[*POINT, "phase"], how="inner").drop_duplicates([*POINT, "phase"], keep="last")
+    ratios = wheel.assign(ratio=wheel["median"] / wheel.best).set_index([*POINT, "phase"]).ratio.unstack("phase")
+    ratios = ratios.reindex(columns=["schedule", DRAIN]).dropna()
+    if ratios.empty:
         return not_measured("schedule, hand_over and pop_ack of the wheel and of another durable engine")
-    writes_first = [writes[at] >= LEAST_RATIO for at in both]
-    reads_behind = [reads[at] <= 1 / LEAST_RATIO for at in both]
-    as_said = [first and behind for first, behind in zip(writes_first, reads_behind, strict=True)]
-    verdict = Verdict.CONFIRMED if all(as_said) else Verdict.DEPENDS if any(as_said) else Verdict.REFUTED
+    writes_first, reads_behind = ratios.schedule >= LEAST_RATIO, ratios[DRAIN] <= 1 / LEAST_RATIO
+    as_said = writes_first & reads_behind
+    verdict = Verdict.CONFIRMED if as_said.all() else Verdict.DEPENDS if as_said.any() else Verdict.REFUTED
     return Judgement(
         verdict,
-        f"beside the best other durable engine the wheel schedules {_span([writes[at] for at in both])} as fast and drains "
-        f"{_span([reads[at] for at in both])} as fast; faster at writing on {sum(writes_first)} of {len(both)} cells, slower at reading on "
-        f"{sum(reads_behind)}",
+        f"beside the best other durable engine the wheel schedules {_range(ratios.schedule, text.factor)} as fast and drains "
+        f"{_range(ratios[DRAIN], text.factor)} as fast; faster at writing on {writes_first.sum()} of {len(ratios)} cells, slower at "
+        f"reading on {reads_behind.sum()}",
     )
-
-
-def _against_best(phases: Sequence[CellPhase], phase: str) -> dict[tuple[object, ...], float]:
-    """Return by point of the grid the wheel's rate over the best rate of another durable engine."""
-    known = [each for each in phases if each.phase == phase and "rate" in each.metrics and each.cell.engine not in _NOT_DURABLE]
-    found = {}
-    for each in known:
-        others = [other.metrics["rate"].median for other in known if other.cell.engine != "wheel" and place(other.cell) == place(each.cell)]
-        if design_of(each.cell) == WHEEL and others:
-            found[place(each.cell)] = each.metrics["rate"].median / max(others)
-    return found
-
-
-def _span(ratios: Sequence[float]) -> str:
-    return " to ".join(dict.fromkeys((text.factor(min(ratios)), text.factor(max(ratios)))))
 
 
 WHEEL_CLAIMS: Final = (
@@ -483,8 +427,7 @@ WHEEL_CLAIMS: Final = (
         OF_THE_WHEEL,
         "Writing and reading cannot both be had: the wheel gives up some speed of reading to secure that of writing.",
         f"the wheel over the best other durable engine: schedule rate {LEAST_RATIO:g} or more, and drain rate {1 / LEAST_RATIO:.2g} or "
-        f"less, "
-        "on every cell confirms, on none refutes, else it depends",
+        "less, on every cell confirms, on none refutes, else it depends",
         _trades_reading_for_writing,
     ),
 )

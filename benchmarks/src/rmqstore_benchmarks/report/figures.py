@@ -2,55 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
-import matplotlib as mpl
-import pyarrow as pa
-from matplotlib.axes import Axes
+import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import MaxNLocator
 
-from rmqstore_benchmarks.grid.results import Run
 from rmqstore_benchmarks.grid.stores import NULL_ENGINE
 from rmqstore_benchmarks.report import text
-from rmqstore_benchmarks.report.cells import COORDINATES, GRID, INK, SOFT, Look, Measured, described, ordered, place, slices
-from rmqstore_benchmarks.statistics import CURVE, DRAIN, LARGEST, CellPhase, Spread, latencies
+from rmqstore_benchmarks.report.cells import Measured, described, slices
+from rmqstore_benchmarks.report.drawing import (
+    INK,
+    SOFT,
+    Looks,
+    bar_height,
+    bars,
+    by_variant,
+    legend,
+    line,
+    pairs,
+    scale,
+    subplots,
+    ticks,
+)
+from rmqstore_benchmarks.statistics import CURVE, DRAIN, LARGEST, POINT, SPREAD, known, latencies
 
-Rows = list[dict[str, Any]]
-Looks = Mapping[str, Look]
-
-_WIDTH_INCHES: Final = 7.6
-_SMALL: Final = 7.5
-_SHADES: Final = (1.0, 0.6, 0.3)
-_THICK: Final = 0.72
+_EDGES: Final = ["median", "low", "high"]
 _LEAST_MS: Final = 1e-3
-_STYLE: Final[dict[Any, Any]] = {
-    "font.size": 8.5,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": SOFT,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "lines.markersize": 4.5,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-}
 
 
 class Drawn(NamedTuple):
@@ -68,15 +48,15 @@ class Plot(NamedTuple):
         reading: how it is read, a sentence or two.
         needs: what must have been measured; said when it was not.
         data: the rows behind it; none when what it needs is not there.
-        draw: from a table of these rows.
+        draw: from these rows.
     """
 
     name: str
     title: str
     reading: str
     needs: str
-    data: Callable[[Measured], Rows]
-    draw: Callable[[pa.Table, Looks], Drawn]
+    data: Callable[[Measured], pd.DataFrame]
+    draw: Callable[[pd.DataFrame, Looks], Drawn]
 
 
 class Panel(NamedTuple):
@@ -86,7 +66,7 @@ class Panel(NamedTuple):
         scale: what the figure is multiplied by before it is drawn.
     """
 
-    title: str
+    panel: str
     phase: str
     metric: str
     unit: str
@@ -94,106 +74,22 @@ class Panel(NamedTuple):
     scale: float = 1.0
 
 
-# ---------------------------------------------------------------- what all have in common
-
-
-@contextlib.contextmanager
-def style() -> Iterator[None]:
-    """Draw in the report's style inside."""
-    with mpl.rc_context(_STYLE):
-        yield
-
-
-def _axes(rows: int, columns: int, height_inches: float, note: str, **shared: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure as wide as the page with ``note`` above it, and its axes row by row."""
-    figure = Figure(figsize=(_WIDTH_INCHES, height_inches), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, **shared)
-    figure.suptitle(note, x=0.01, ha="left", fontsize=_SMALL, color=SOFT, wrap=False)
-    return figure, [axes for row in grid for axes in row]
-
-
-def _grid(count: int, height_inches: float, note: str) -> tuple[Figure, list[Axes]]:
-    """Return a figure with so many axes, two in a row of so many inches."""
-    lines = (count + 1) // 2
-    figure, axes = _axes(lines, min(count, 2), lines * height_inches + 0.4, note)
-    for spare in axes[count:]:
-        spare.remove()
-    return figure, axes[:count]
-
-
-def _scaled(axes: Axes, which: str, values: Sequence[float], text_of: Callable[[float], str], *, is_log: bool = True) -> None:
-    """Give an axis ("x" or "y") its scale, with room around the values, at least a factor of four if it is logarithmic, and its labels."""
-    axis = getattr(axes, f"{which}axis")
-    if is_log:
-        low, high = min(values), max(values)
-        if high / low < 4:
-            middle = math.sqrt(low * high)
-            low, high = middle / 2, middle * 2
-        room = (high / low) ** 0.08
-        getattr(axes, f"set_{which}scale")("log")
-        getattr(axes, f"set_{which}lim")(low / room, high * room)
-        axis.set_major_locator(LogLocator(numticks=12, subs=(1.0,) if high / low > 100 else (1.0, 2.0, 5.0)))
-        axis.set_minor_formatter(NullFormatter())
-    else:
-        getattr(axes, f"set_{which}lim")(0, max(values) * 1.05 or 1)
-        axis.set_major_locator(MaxNLocator(nbins=5))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: text_of(value)))
-
-
-def _ticks(axis: Any, places: Sequence[float], labels: Sequence[str], **given: Any) -> None:
-    """Put ticks at these places alone."""
-    axis.set_minor_locator(NullLocator())
-    axis.set_ticks(list(places), labels=list(labels), **given)
-
-
-def _line(axes: Axes, look: Look, points: Rows, x: str) -> None:
-    """Draw medians as a line and their spread as thin bars."""
-    across = [point[x] for point in points]
-    axes.plot(across, [point["median"] for point in points], look.dash, color=look.colour, marker=look.marker, zorder=3)
-    axes.vlines(across, [point["low"] for point in points], [point["high"] for point in points], color=look.colour, linewidth=0.9)
-
-
-def _legend(figure: Figure, variants: Sequence[str], looks: Looks) -> None:
-    """Name the variants once, below the figure."""
-    handles = []
-    for variant in variants:
-        look: dict[str, Any] = looks[variant]._asdict()
-        handles.append(Line2D([], [], color=look["colour"], marker=look["marker"], linestyle=look["dash"], label=variant))
-    figure.legend(handles=handles, loc="outside lower left", ncols=min(len(handles), 5), handlelength=2.6)
-
-
-def _by_variant(rows: Rows, looks: Looks) -> dict[str, Rows]:
-    return {variant: [row for row in rows if row["variant"] == variant] for variant in ordered({row["variant"] for row in rows}, looks)}
-
-
-def _split(rows: Rows, *keys: str) -> dict[Any, Rows]:
-    """Return the rows by the values of these columns, in the order of the rows."""
-    found: dict[Any, Rows] = defaultdict(list)
-    for row in rows:
-        found[tuple(row[key] for key in keys) if len(keys) > 1 else row[keys[0]]].append(row)
-    return found
-
-
-def _edges(rows: Rows, least: float = 0.0) -> list[float]:
-    return [max(row[edge], least) for row in rows for edge in ("low", "high")]
-
-
-def _tidy(measured: Measured, panels: Sequence[Panel], along: Sequence[str] = ()) -> Rows:
+def _tidy(measured: Measured, panels: Sequence[Panel], along: Sequence[str] = ()) -> pd.DataFrame:
     """Return a row for each panel, variant and value of the coordinates ``along``, of the cells that compare most."""
-    wanted = {(panel.phase, panel.metric) for panel in panels}
-    found = slices([each for each in measured.phases if any((each.phase, name) in wanted for name in each.metrics)], along)
-    rows = []
-    for panel in panels if found else ():
-        for each in found[0].rows:
-            if each.phase == panel.phase and (value := each.metrics.get(panel.metric)):
-                names = {"panel": panel.title, "part": panel.part, "unit": panel.unit, "variant": each.cell.variant}
-                at = {name: getattr(each.cell, name) for name in along}
-                rows.append({**names, **at, **_values(value, panel.scale), "setting": found[0].setting})
-    return sorted(rows, key=lambda row: [row[name] for name in along])
+    wanted = pd.DataFrame(panels)
+    found = slices(measured.figures.merge(wanted[["phase", "metric"]].drop_duplicates()), along)
+    if not found:
+        return pd.DataFrame()
+    rows = wanted.merge(found[0].rows, on=["phase", "metric"])
+    rows[_EDGES] = rows[_EDGES].mul(rows.scale, axis=0)
+    rows = rows.assign(setting=found[0].setting)[["panel", "part", "unit", "variant", *along, *SPREAD, "setting"]]
+    return rows.sort_values(list(along), kind="stable") if along else rows
 
 
-def _values(found: Spread, scale: float = 1.0) -> dict[str, Any]:
-    return {"median": found.median * scale, "low": found.low * scale, "high": found.high * scale, "repeats": found.repeats}
+def _span(rows: pd.DataFrame, least: float) -> list[float]:
+    """Return the ends of the spreads, at least ``least``."""
+    ends: list[float] = rows[["low", "high"]].clip(lower=least).stack().tolist()
+    return ends
 
 
 # ---------------------------------------------------------------- the balance of writing and reading
@@ -204,78 +100,68 @@ _ALONG: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
 }
 
 
-def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the Pareto front: the places of the points that no other one equals or beats in both coordinates while beating it in one.
+def front(points: pd.DataFrame) -> pd.Series:
+    """Return which points are on the Pareto front: no other one equals or beats them in both columns while beating them in one.
 
-    More is better in both coordinates. They come by falling x; equal points are on the front together.
+    More is better in both columns.
     """
-    found: list[int] = []
-    best = -math.inf
-    for at in sorted(range(len(points)), key=lambda at: (-points[at][0], -points[at][1])):
-        if points[at][1] > best or (found and points[at] == points[found[-1]]):
-            found.append(at)
-            best = points[at][1]
-    return found
+    x, y = (points[name].to_numpy() for name in points)
+    beats = (x[:, None] >= x) & (y[:, None] >= y) & ((x[:, None] > x) | (y[:, None] > y))
+    return pd.Series(~beats.any(axis=0), points.index)
 
 
-def _balance_rows(measured: Measured) -> Rows:
-    drains = {each.cell.cell_id: each.metrics["rate"] for each in measured.of(DRAIN) if "rate" in each.metrics}
-    known = [each for each in measured.of("schedule") if "rate" in each.metrics and each.cell.cell_id in drains]
-    rows = []
-    for along in _ALONG:
-        found = slices(known, (along,))
-        for each in found[0].rows if found else ():
-            of_point: dict[str, Any] = {"along": along, "variant": each.cell.variant, "at": getattr(each.cell, along)}
-            for name, rate in (("schedule", each.metrics["rate"]), ("drain", drains[each.cell.cell_id])):
-                of_point |= {f"{name}_rate": rate.median, f"{name}_low": rate.low, f"{name}_high": rate.high}
-            rows.append({**of_point, "repeats": each.metrics["rate"].repeats, "on_front": False, "setting": found[0].setting})
-    for here in _split(rows, "along", "at").values():
-        for at in front([(row["schedule_rate"], row["drain_rate"]) for row in here]):
-            here[at]["on_front"] = True
-    return sorted(rows, key=lambda row: (row["along"], row["variant"], row["at"]))
+def _balance_rows(measured: Measured) -> pd.DataFrame:
+    drains = known(measured.figures, "rate", DRAIN)[["cell_id", *_EDGES]].set_index("cell_id").add_prefix("drain_")
+    rates = known(measured.figures, "rate", "schedule").join(drains, on="cell_id", how="inner")
+    found = {along: each[0] for along in _ALONG if (each := slices(rates, (along,)))}
+    rows = [each.rows.assign(along=along, at=each.rows[along], setting=each.setting) for along, each in found.items()]
+    if not rows:
+        return pd.DataFrame()
+    names = {"median": "schedule_rate", "low": "schedule_low", "high": "schedule_high", "drain_median": "drain_rate"}
+    whole = pd.concat(rows, ignore_index=True).rename(columns=names)
+    whole["on_front"] = whole.groupby(["along", "at"], group_keys=False)[["schedule_rate", "drain_rate"]].apply(front)
+    rates = [f"{name}_{edge}" for name in ("schedule", "drain") for edge in ("rate", "low", "high")]
+    return whole.sort_values(["along", "variant", "at"])[["along", "variant", "at", *rates, "repeats", "on_front", "setting"]]
 
 
-def _draw_balance(table: pa.Table, looks: Looks) -> Drawn:
-    parts = _split(table.to_pylist(), "along")
-    notes = [f"{_ALONG[along][0]}: {rows[0]['setting']}" for along, rows in parts.items()]
+def _draw_balance(table: pd.DataFrame, looks: Looks) -> Drawn:
+    parts = dict(list(table.groupby("along")))
+    notes = [f"{_ALONG[along][0]}: {rows.setting.iloc[0]}" for along, rows in parts.items()]
     note = "\n".join([*notes, "larger markers: more pending, larger bodies; grey: the Pareto front of each size of marker"])
-    figure, grid = _grid(len(parts), 4.0, note)
+    figure, grid = pairs(len(parts), 4.0, note)
     for axes, (along, rows) in zip(grid, parts.items(), strict=True):
         word, text_of = _ALONG[along]
         for which, name in (("x", "schedule"), ("y", "drain")):
-            _scaled(axes, which, [row[f"{name}_{edge}"] for row in rows for edge in ("low", "high")], text.short)
-        stops = sorted({row["at"] for row in rows})
+            scale(axes, which, rows[[f"{name}_low", f"{name}_high"]].stack().tolist(), text.short)
+        stops = sorted(rows["at"].unique())
         for at in stops:
-            best = sorted((row["schedule_rate"], row["drain_rate"]) for row in rows if row["at"] == at and row["on_front"])
-            edge = [(axes.get_xlim()[0], best[0][1]), *best, (best[-1][0], axes.get_ylim()[0])]
-            axes.step(*zip(*edge, strict=True), where="pre", color=SOFT, linewidth=0.8, alpha=0.55, zorder=1)
-        for variant, path in _by_variant(rows, looks).items():
+            best = rows[(rows["at"] == at) & rows.on_front].sort_values(["schedule_rate", "drain_rate"])
+            x, y = best.schedule_rate.tolist(), best.drain_rate.tolist()
+            edge = ([axes.get_xlim()[0], *x, x[-1]], [y[0], *y, axes.get_ylim()[0]])
+            axes.step(*edge, where="pre", color=SOFT, linewidth=0.8, alpha=0.55, zorder=1)
+        for variant, path in by_variant(rows, looks).items():
             look = looks[variant]
-            axes.plot(
-                [row["schedule_rate"] for row in path], [row["drain_rate"] for row in path], look.dash, color=look.colour, linewidth=1
-            )
-            for row in path:
-                size = 3.6 + 4.0 * stops.index(row["at"]) / max(len(stops) - 1, 1)
-                axes.plot(row["schedule_rate"], row["drain_rate"], look.marker, color=look.colour, markersize=size, zorder=4)
-                axes.hlines(row["drain_rate"], row["schedule_low"], row["schedule_high"], color=look.colour, linewidth=0.7)
-                axes.vlines(row["schedule_rate"], row["drain_low"], row["drain_high"], color=look.colour, linewidth=0.7)
+            axes.plot(path.schedule_rate, path.drain_rate, look.linestyle, color=look.color, linewidth=1)
+            for row in path.itertuples():
+                size = 3.6 + 4.0 * stops.index(row.at) / max(len(stops) - 1, 1)
+                axes.plot(row.schedule_rate, row.drain_rate, look.marker, color=look.color, markersize=size, zorder=4)
+            axes.hlines(path.drain_rate, path.schedule_low, path.schedule_high, color=look.color, linewidth=0.7)
+            axes.vlines(path.schedule_rate, path.drain_low, path.drain_high, color=look.color, linewidth=0.7)
+        axes.set(xlabel="schedule, messages/s", ylabel="hand over + pop + ack, messages/s")
         axes.set_title(f"{word}: {text_of(stops[0])} to {text_of(stops[-1])}")
-        axes.set_xlabel("schedule, messages/s")
-        axes.set_ylabel("hand over + pop + ack, messages/s")
-    _legend(figure, ordered({row["variant"] for rows in parts.values() for row in rows}, looks), looks)
+    legend(figure, table, looks)
     return Drawn(figure, " ".join(_balance_finding(along, rows, looks) for along, rows in parts.items()))
 
 
-def _balance_finding(along: str, rows: Rows, looks: Looks) -> str:
+def _balance_finding(along: str, rows: pd.DataFrame, looks: Looks) -> str:
     word, text_of = _ALONG[along]
-    most = max(row["at"] for row in rows)
-    here = [row for row in rows if row["at"] == most]
-    best = ordered({row["variant"] for row in here if row["on_front"]}, looks)
-    writer, reader = (max(here, key=lambda row: row[name]) for name in ("schedule_rate", "drain_rate"))
+    most = rows["at"].max()
+    here = rows[rows["at"] == most]
+    writer, reader = (here.loc[here[name].idxmax()] for name in ("schedule_rate", "drain_rate"))
     where = f"With {text_of(most)} {word}" if along == "backlog" else f"With {word} of {text_of(most)}"
     return (
-        f"{where}, {writer['variant']} schedules fastest ({text.rate(writer['schedule_rate'])}) and {reader['variant']} drains fastest "
-        f"({text.rate(reader['drain_rate'])}); on the Pareto front: {text.joined(best)}."
+        f"{where}, {writer.variant} schedules fastest ({text.rate(writer.schedule_rate)}) and {reader.variant} drains fastest "
+        f"({text.rate(reader.drain_rate)}); on the Pareto front: {text.joined(list(by_variant(here[here.on_front], looks)))}."
     )
 
 
@@ -293,32 +179,30 @@ class _Sweep(NamedTuple):
     is_log_x: bool = True
     is_log_y: bool = False
 
-    def rows(self, measured: Measured) -> Rows:
+    def rows(self, measured: Measured) -> pd.DataFrame:
         return _tidy(measured, self.panels, (self.along,))
 
-    def draw(self, table: pa.Table, looks: Looks) -> Drawn:
-        rows = table.to_pylist()
-        parts = _split(rows, "panel", "unit")
-        stops = sorted({row[self.along] for row in rows})
-        figure, grid = _grid(len(parts), 2.8, rows[0]["setting"])
-        for axes, ((title, unit), here) in zip(grid, parts.items(), strict=True):
-            for variant, points in _by_variant(here, looks).items():
-                _line(axes, looks[variant], points, self.along)
+    def draw(self, rows: pd.DataFrame, looks: Looks) -> Drawn:
+        parts = list(rows.groupby(["panel", "unit"], sort=False))
+        stops = sorted(rows[self.along].unique())
+        figure, grid = pairs(len(parts), 2.8, rows.setting.iloc[0])
+        for axes, ((title, unit), here) in zip(grid, parts, strict=True):
+            for variant, points in by_variant(here, looks).items():
+                line(axes, looks[variant], points, self.along)
             if self.is_log_x:
-                _scaled(axes, "x", stops, self.text_of)
-            _ticks(axes.xaxis, stops, [self.text_of(each) for each in stops])
-            _scaled(axes, "y", _edges(here, _LEAST_MS), self.value_of, is_log=self.is_log_y)
+                scale(axes, "x", stops, self.text_of)
+            ticks(axes.xaxis, stops, [self.text_of(each) for each in stops])
+            scale(axes, "y", _span(here, _LEAST_MS), self.value_of, is_log=self.is_log_y)
+            axes.set(xlabel=self.label, ylabel=unit)
             axes.set_title(title)
-            axes.set_xlabel(self.label)
-            axes.set_ylabel(unit)
-        _legend(figure, ordered({row["variant"] for row in rows}, looks), looks)
-        return Drawn(figure, " ".join(self._finding(title, here, looks) for (title, unit), here in parts.items() if unit != _MIB))
+        legend(figure, rows, looks)
+        return Drawn(figure, " ".join(self._finding(title, here, looks) for (title, unit), here in parts if unit != _MIB))
 
-    def _finding(self, title: str, rows: Rows, looks: Looks) -> str:
-        least, most = (self.text_of(edge(row[self.along] for row in rows)) for edge in (min, max))
+    def _finding(self, title: str, rows: pd.DataFrame, looks: Looks) -> str:
+        least, most = self.text_of(rows[self.along].min()), self.text_of(rows[self.along].max())
         told = [
-            f"{variant} {self.value_of(points[0]['median'])} to {self.value_of(points[-1]['median'])}"
-            for variant, points in _by_variant(rows, looks).items()
+            f"{variant} {self.value_of(points['median'].iloc[0])} to {self.value_of(points['median'].iloc[-1])}"
+            for variant, points in by_variant(rows, looks).items()
         ]
         return f"{title}, {self.label} {least} to {most}: {', '.join(told)}."
 
@@ -360,41 +244,8 @@ _SHARDS: Final = _Sweep(
     is_log_x=False,
 )
 
+
 # ---------------------------------------------------------------- bars
-
-
-def _bars(axes: Axes, rows: Rows, parts: Sequence[str], looks: Looks, *, is_sum: bool = False) -> None:
-    """Draw the parts of each variant as bars from zero: one behind the other with their sum, or below each other with their spread."""
-    lines = _by_variant(rows, looks)
-    step = _THICK if is_sum else _THICK / len(parts)
-    ends = []
-    for at, (variant, mine) in enumerate(lines.items()):
-        start = 0.0
-        for row in sorted(mine, key=lambda row: parts.index(row["part"])):
-            number = parts.index(row["part"])
-            y = at if is_sum else at + (number - (len(parts) - 1) / 2) * step
-            axes.barh(y, row["median"], step * 0.95, left=start, color=looks[variant].colour, alpha=_SHADES[number], linewidth=0)
-            if is_sum:
-                start += row["median"]
-            else:
-                axes.hlines(y, row["low"], row["high"], color=INK, linewidth=0.9)
-                ends.append((y, row["median"], row["high"]))
-        if is_sum:
-            ends.append((at, start, start))
-    for y, value, end in ends:
-        axes.annotate(text.digits(value), (end, y), (3, 0), textcoords="offset points", va="center", fontsize=_SMALL)
-    axes.set_yticks(range(len(lines)), labels=list(lines))
-    axes.set_ylim(len(lines) - 0.4, -0.6)
-    axes.set_xlim(0, max(end for _, _, end in ends) * 1.2 or 1.0)
-    axes.grid(visible=False, axis="y")
-    if len(parts) > 1:
-        handles = [Patch(color=SOFT, alpha=shade, linewidth=0, label=part) for part, shade in zip(parts, _SHADES, strict=False)]
-        axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.12), ncols=len(parts), fontsize=7, handlelength=1)
-
-
-def _bar_height(rows: Rows) -> float:
-    return 1.0 + 0.27 * len({row["variant"] for row in rows})
-
 
 _USER: Final = "bytes per user byte"
 _WRITTEN, _DEVICE, _READ, _SPACE = "Written by the process", "Written to the device", "Read from the device", "Space"
@@ -411,32 +262,32 @@ _SUMS: Final = (_WRITTEN, _DEVICE)
 """Panels whose parts are stages of a message's life, which add up."""
 
 
-def _amplification_rows(measured: Measured) -> Rows:
+def _amplification_rows(measured: Measured) -> pd.DataFrame:
     """Return all parts; of those that add up only what every variant tells, since sums of other parts cannot be compared."""
     rows = _tidy(measured, _AMPLIFIED)
-    told = {key: {row["variant"] for row in here} for key, here in _split(rows, "panel", "part").items()}
-    every = {panel: {row["variant"] for row in here} for panel, here in _split(rows, "panel").items()}
-    return [row for row in rows if row["panel"] not in _SUMS or told[row["panel"], row["part"]] == every[row["panel"]]]
+    if rows.empty:
+        return rows
+    told, every = (rows.groupby(keys).variant.transform("nunique") for keys in (["panel", "part"], ["panel"]))
+    return rows[~rows.panel.isin(_SUMS) | (told == every)]
 
 
-def _draw_amplification(table: pa.Table, looks: Looks) -> Drawn:
-    rows = table.to_pylist()
-    shown = _split(rows, "panel")
-    figure, grid = _grid(len(shown), _bar_height(rows), f"bytes over user bytes, space over kept user bytes; {rows[0]['setting']}")
+def _draw_amplification(rows: pd.DataFrame, looks: Looks) -> Drawn:
+    shown = dict(list(rows.groupby("panel", sort=False)))
+    figure, grid = pairs(len(shown), bar_height(rows), f"bytes over user bytes, space over kept user bytes; {rows.setting.iloc[0]}")
     sentences = []
     for axes, (title, here) in zip(grid, shown.items(), strict=True):
-        parts = list(_split(here, "part"))
-        _bars(axes, here, parts, looks, is_sum=title in _SUMS)
+        parts = list(here.part.unique())
+        bars(axes, here, parts, looks, is_sum=title in _SUMS)
         axes.set_title(title)
-        last = here if title in _SUMS else [row for row in here if row["part"] == parts[-1]]
-        totals = {variant: sum(row["median"] for row in mine) for variant, mine in _by_variant(last, looks).items()}
+        last = here if title in _SUMS else here[here.part == parts[-1]]
+        totals = {variant: mine["median"].sum() for variant, mine in by_variant(last, looks).items()}
         stages = f" ({text.joined(parts)} only)" if len(parts) < len(_STAGES) else ""
         if title not in _SUMS:
             stages = f" ({parts[-1]})"
         low, high = min(totals, key=lambda name: totals[name]), max(totals, key=lambda name: totals[name])
         span = f"from {text.factor(totals[low])} for {low} to {text.factor(totals[high])} for {high}"
         sentences.append(f"{title}{stages}: {span if low != high else f'{text.factor(totals[low])} for {low}'}.")
-    if absent := [title.lower() for title in dict.fromkeys(panel.title for panel in _AMPLIFIED) if title not in shown]:
+    if absent := [title.lower() for title in dict.fromkeys(each.panel for each in _AMPLIFIED) if title not in shown]:
         sentences.append(f"Not told: {text.joined(absent)}.")
     return Drawn(figure, " ".join(sentences))
 
@@ -447,60 +298,44 @@ _ROLLED: Final = (
 )
 
 
-def _draw_rolling(table: pa.Table, looks: Looks) -> Drawn:
-    rows = table.to_pylist()
-    parts = list(_split(rows, "part"))
-    figure, (axes,) = _grid(1, _bar_height(rows), rows[0]["setting"])
-    _bars(axes, rows, parts, looks)
+def _draw_rolling(rows: pd.DataFrame, looks: Looks) -> Drawn:
+    parts = list(rows.part.unique())
+    figure, (axes,) = pairs(1, bar_height(rows), rows.setting.iloc[0])
+    bars(axes, rows, parts, looks)
     axes.set_title("bytes written while rolling, over user bytes kept")
-    told = [f"{row['variant']} {text.digits(row['median'])}" for row in rows if row["part"] == parts[0]]
+    told = [f"{row.variant} {text.digits(row.median)}" for row in rows[rows.part == parts[0]].itertuples()]
     return Drawn(figure, f"Bytes written {parts[0]} while time passes and nothing is due, over user bytes kept: {text.joined(told)}.")
 
 
 _OVERHEAD: Final = {"schedule": "Schedule", "hand_over": "Hand over", "pop_ack": "Pop and ack", "mixed": "Mixed"}
 
 
-def _overhead_rows(measured: Measured) -> Rows:
+def _overhead_rows(measured: Measured) -> pd.DataFrame:
     """Return the time of a message in the phases that both the null engine and another one went through, where most did."""
-    places: dict[tuple[Any, ...], list[CellPhase]] = defaultdict(list)
-    for each in measured.of(*_OVERHEAD):
-        if "rate" in each.metrics:
-            places[place(each.cell)].append(each)
-    best: Rows = []
-    for at, members in places.items():
-        null, others = ({each.phase for each in members if (each.cell.engine == NULL_ENGINE) is is_null} for is_null in (True, False))
-        rows = []
-        for each in members:
-            if each.phase in null & others:
-                rate = each.metrics["rate"]
-                time_us = Spread(1e6 / rate.median, 1e6 / rate.high, 1e6 / rate.low, rate.repeats)
-                names = {"panel": _OVERHEAD[each.phase], "part": "", "unit": "µs a message", "variant": each.cell.variant}
-                rows.append(
-                    {
-                        **names,
-                        "is_null": each.cell.engine == NULL_ENGINE,
-                        **_values(time_us),
-                        "setting": described(dict(zip(COORDINATES, at, strict=True))),
-                    }
-                )
-        best = max(best, rows, key=len)
-    return best
+    best = pd.DataFrame()
+    for at, members in known(measured.figures, "rate", *_OVERHEAD).groupby(POINT, sort=False):
+        is_null = members.engine == NULL_ENGINE
+        rates = members[members.phase.isin(members.phase[is_null]) & members.phase.isin(members.phase[~is_null])]
+        if len(rates) > len(best):
+            names = {"panel": rates.phase.map(_OVERHEAD), "part": "", "unit": "µs a message", "is_null": rates.engine == NULL_ENGINE}
+            times_us = {"median": 1e6 / rates["median"], "low": 1e6 / rates.high, "high": 1e6 / rates.low}
+            best = rates.assign(**names, **times_us, setting=described(dict(zip(POINT, at, strict=True))))
+    return best.reindex(columns=["panel", "part", "unit", "variant", "is_null", *SPREAD, "setting"])
 
 
-def _draw_overhead(table: pa.Table, looks: Looks) -> Drawn:
-    rows = table.to_pylist()
-    shown = _split(rows, "panel")
-    figure, grid = _grid(len(shown), _bar_height(rows), rows[0]["setting"])
+def _draw_overhead(rows: pd.DataFrame, looks: Looks) -> Drawn:
+    shown = dict(list(rows.groupby("panel", sort=False)))
+    figure, grid = pairs(len(shown), bar_height(rows), rows.setting.iloc[0])
     sentences = []
     for axes, (title, here) in zip(grid, shown.items(), strict=True):
-        _bars(axes, here, [""], looks)
-        null = next(row["median"] for row in here if row["is_null"])
+        bars(axes, here, [""], looks)
+        null = here["median"][here.is_null].iloc[0]
         axes.axvline(null, color=SOFT, linewidth=1, linestyle="--", zorder=5)
         axes.set_title(f"{title}, µs a message")
-        fastest = min((row for row in here if not row["is_null"]), key=lambda row: row["median"])
+        fastest = here.loc[here["median"][~here.is_null].idxmin()]
         sentences.append(
             f"{title}: without an engine a message takes {text.digits(null)} µs, {null / fastest['median']:.0%} of what it takes with the "
-            f"fastest ({fastest['variant']}, {text.digits(fastest['median'])} µs)."
+            f"fastest ({fastest.variant}, {text.digits(fastest['median'])} µs)."
         )
     return Drawn(figure, " ".join(sentences))
 
@@ -515,100 +350,101 @@ _OPERATIONS: Final = ("schedule", "cancel", "hand_over", "pop", "ack", "slip")
 _SHOWN: Final = {0.5: "p50", 0.99: "p99", 0.999: "p99.9", LARGEST: "max"}
 
 
-def _lateness_rows(measured: Measured) -> Rows:
-    found = slices([each for each in measured.latencies if each.operation == "lateness" and each.phase in LOADS])
-    if not found:
-        return []
-    cells = {each.cell.cell_id for each in found[0].rows}
-    rows = [
-        {"load_percent": LOADS[each.phase], "variant": each.cell.variant, "share": share, "unit": "ms", **_values(at_ms)}
-        for each in latencies(measured.results, CURVE, cells=cells, phases=set(LOADS), operations={"lateness"})
-        for share, at_ms in each.at_ms.items()
-    ]
-    rows.sort(key=lambda row: (row["load_percent"], row["variant"], row["share"]))
-    return [{**row, "setting": found[0].setting} for row in rows]
+def _under_load(measured: Measured, operations: Sequence[str]) -> pd.DataFrame:
+    """Return the percentiles of operations under an open loop, of the cells that compare most."""
+    rows = measured.latencies[measured.latencies.operation.isin(operations) & measured.latencies.phase.isin(LOADS)]
+    found = slices(rows)
+    rows = found[0].rows if found else rows
+    return rows.assign(load_percent=rows.phase.map(LOADS), unit="ms", setting=found[0].setting if found else "")
 
 
-def _draw_lateness(table: pa.Table, looks: Looks) -> Drawn:
-    rows = table.to_pylist()
-    loads = _split(rows, "load_percent")
-    behind = min(1 - row["share"] for row in rows)
-    ticks = {1 / (1 - share): label for share, label in _TICKS.items() if 1 - share >= behind * 0.9}
-    figure, grid = _axes(1, len(loads), 3.3, rows[0]["setting"], sharey=True)
-    for axes, (load, here) in zip(grid, loads.items(), strict=True):
-        for variant, curve in _by_variant(here, looks).items():
-            across = [1 / (1 - row["share"]) for row in curve]
-            low, middle, high = ([max(row[name], _LEAST_MS) for row in curve] for name in ("low", "median", "high"))
-            axes.plot(across, middle, looks[variant].dash, color=looks[variant].colour)
-            axes.fill_between(across, low, high, color=looks[variant].colour, alpha=0.15, linewidth=0)
-        _scaled(axes, "y", _edges(rows, _LEAST_MS), text.time_ms)
-        axes.set_xscale("log")
-        axes.set_xlim(1, 1.1 / behind)
-        _ticks(axes.xaxis, list(ticks), list(ticks.values()), rotation=40, ha="right")
+def _lateness_rows(measured: Measured) -> pd.DataFrame:
+    whole = _under_load(measured, ("lateness",))
+    results, histograms = measured.results, measured.results.histograms
+    runs = results.good.run_id[results.good.cell_id.isin(whole.cell_id)]
+    wanted = histograms.run_id.isin(runs) & histograms.phase.isin(LOADS) & (histograms.operation == "lateness")
+    curves = latencies(results._replace(histograms=histograms[wanted]), CURVE)
+    rows = curves.merge(whole[["cell_id", "phase", "load_percent", "unit", "setting"]].drop_duplicates())
+    rows = rows.sort_values(["load_percent", "variant", "share"])
+    return rows[["load_percent", "variant", "share", "unit", *SPREAD, "setting"]]
+
+
+def _draw_lateness(rows: pd.DataFrame, looks: Looks) -> Drawn:
+    loads = list(rows.groupby("load_percent"))
+    behind = 1 - rows.share.max()
+    places = {1 / (1 - share): label for share, label in _TICKS.items() if 1 - share >= behind * 0.9}
+    figure, grid = subplots(1, len(loads), 3.3, rows.setting.iloc[0], sharey=True)
+    for axes, (load, here) in zip(grid, loads, strict=True):
+        for variant, curve in by_variant(here, looks).items():
+            across, color = 1 / (1 - curve.share), looks[variant].color
+            shown = curve[_EDGES].clip(lower=_LEAST_MS)
+            axes.plot(across, shown["median"], looks[variant].linestyle, color=color)
+            axes.fill_between(across, shown.low, shown.high, color=color, alpha=0.15, linewidth=0)
+        scale(axes, "y", _span(rows, _LEAST_MS), text.time_ms)
+        axes.set(xscale="log", xlim=(1, 1.1 / behind), xlabel="messages not later")
+        ticks(axes.xaxis, list(places), list(places.values()), rotation=40, ha="right")
         axes.set_title(f"{load} % load")
-        axes.set_xlabel("messages not later")
-    _legend(figure, ordered({row["variant"] for row in rows}, looks), looks)
+    legend(figure, rows, looks)
     return Drawn(figure, _lateness_finding(rows, looks))
 
 
-def _lateness_finding(rows: Rows, looks: Looks) -> str:
-    load = max((row["load_percent"] for row in rows), key=lambda percent: (percent == 80, percent))
-    at = [row for row in rows if row["load_percent"] == load and row["share"] <= 0.99 + 1e-9]
-    share = max(set.intersection(*({row["share"] for row in mine} for mine in _by_variant(at, looks).values())))
-    before = {row["variant"]: row["median"] for row in sorted(at, key=lambda row: row["median"]) if row["share"] == share}
-    told = text.joined([f"{variant} {text.time_ms(ms)}" for variant, ms in before.items()])
-    finding = f"At {load} % load, {text.digits(share * 100)} % of the messages are at most so late: {told}."
-    heavy = max(row["load_percent"] for row in rows)
-    after = {row["variant"]: row["median"] for row in rows if row["load_percent"] == heavy and row["share"] == share}
-    both = ordered(before.keys() & after.keys(), looks)
-    if heavy == load or not both:
+def _lateness_finding(rows: pd.DataFrame, looks: Looks) -> str:
+    heavy = rows.load_percent.max()
+    load = 80 if (rows.load_percent == 80).any() else heavy
+    told = rows[(rows.load_percent == load) & (rows.share <= 0.99 + 1e-9)]
+    share = told.groupby("variant").share.max().min()  # the curves of all variants go on to here
+    at_share = rows[rows.share == share].pivot_table(index="variant", columns="load_percent", values="median")
+    before = at_share[load].dropna().sort_values(kind="stable")
+    late = text.joined([f"{variant} {text.time_ms(ms)}" for variant, ms in before.items()])
+    finding = f"At {load} % load, {text.digits(share * 100)} % of the messages are at most so late: {late}."
+    both = at_share[[load, heavy]].dropna() if heavy != load and heavy in at_share else before[:0]
+    if both.empty:
         return finding
     # Up or down: the distance on the logarithmic axis.
-    most = max(both, key=lambda variant: abs(math.log(max(after[variant], _LEAST_MS) / max(before[variant], _LEAST_MS))))
-    return f"{finding} At {heavy} % it changes most for {most}, from {text.time_ms(before[most])} to {text.time_ms(after[most])}."
+    logs = both.clip(lower=_LEAST_MS).map(math.log)
+    most = (logs[heavy] - logs[load]).abs().reindex([variant for variant in looks if variant in both.index]).idxmax()
+    return f"{finding} At {heavy} % it changes most for {most}, from {text.time_ms(both[load][most])} to {text.time_ms(both[heavy][most])}."
 
 
-def _operation_rows(measured: Measured) -> Rows:
-    found = slices([each for each in measured.latencies if each.phase in LOADS and each.operation in _OPERATIONS])
-    rows = []
-    for each in found[0].rows if found else ():
-        names = {"operation": each.operation, "load_percent": LOADS[each.phase], "variant": each.cell.variant, "unit": "ms"}
-        for share, name in _SHOWN.items():
-            if share in each.at_ms:
-                rows.append({**names, "percentile": name, **_values(each.at_ms[share]), "setting": found[0].setting})
-    return sorted(rows, key=lambda row: (_OPERATIONS.index(row["operation"]), row["variant"], row["load_percent"]))
+def _operation_rows(measured: Measured) -> pd.DataFrame:
+    rows = _under_load(measured, _OPERATIONS)
+    rows = rows[rows.share.isin(_SHOWN)].assign(percentile=rows.share.map(_SHOWN))
+    rows = rows.assign(rank=rows.operation.map(_OPERATIONS.index)).sort_values(["rank", "variant", "load_percent"], kind="stable")
+    return rows[["operation", "load_percent", "variant", "unit", "percentile", *SPREAD, "setting"]]
 
 
-def _draw_operations(table: pa.Table, looks: Looks) -> Drawn:
-    rows = table.to_pylist()
-    operations = _split(rows, "operation")
-    known = {each: {row["operation"] for row in rows if row["percentile"] == each} for each in _SHOWN.values()}
+def _draw_operations(rows: pd.DataFrame, looks: Looks) -> Drawn:
+    operations = dict(list(rows.groupby("operation", sort=False)))
+    having = rows.groupby("percentile").operation.nunique()
     # A column for the slip alone, or one operation, would be empty paper: the table has its figures.
-    percentiles = [each for each, having in known.items() if 2 * len(having) > len(operations)]
-    loads = sorted({row["load_percent"] for row in rows})
+    percentiles = [each for each in _SHOWN.values() if 2 * having.get(each, 0) > len(operations)]
+    loads = sorted(rows.load_percent.unique())
     size = (len(operations), len(percentiles), 0.9 + 1.25 * len(operations))
-    figure, grid = _axes(*size, rows[0]["setting"], sharex=True, sharey="row")
+    figure, grid = subplots(*size, rows.setting.iloc[0], sharex=True, sharey="row")
     for at, axes in enumerate(grid):
         operation, percentile = list(operations)[at // len(percentiles)], percentiles[at % len(percentiles)]
-        here = [row for row in operations[operation] if row["percentile"] == percentile]
-        for variant, points in _by_variant(here, looks).items():
-            _line(axes, looks[variant], points, "load_percent")
+        whole = operations[operation]
+        for variant, points in by_variant(whole[whole.percentile == percentile], looks).items():
+            line(axes, looks[variant], points, "load_percent")
         if at % len(percentiles) == 0:
-            _scaled(axes, "y", _edges(operations[operation], _LEAST_MS), text.time_ms)
+            scale(axes, "y", _span(whole, _LEAST_MS), text.time_ms)
             axes.set_ylabel(operation.replace("_", " "), fontweight="bold")
         if at < len(percentiles):
             axes.set_title(percentile)
-        _ticks(axes.xaxis, loads, [f"{each} %" for each in loads])
-    _legend(figure, ordered({row["variant"] for row in rows}, looks), looks)
+        ticks(axes.xaxis, loads, [f"{each} %" for each in loads])
+    legend(figure, rows, looks)
     load = 80 if 80 in loads else loads[-1]
-    at_load = [row for row in rows if row["load_percent"] == load]
-    tail = sorted([row for row in at_load if row["percentile"] == "p99"] or at_load, key=lambda row: float(row["median"]))
+    at_load = rows[rows.load_percent == load]
+    tail = at_load[at_load.percentile == "p99"]
+    tail = (at_load if tail.empty else tail).sort_values("median", kind="stable")
+    called, slips = tail[tail.operation != "slip"], tail[tail.operation == "slip"]
     sentences = []
-    if called := [row for row in tail if row["operation"] != "slip"]:
-        best, worst = (f"{text.time_ms(row['median'])} ({row['operation']} of {row['variant']})" for row in (called[0], called[-1]))
-        sentences.append(f"At {load} % load the {called[-1]['percentile']} lies between {best} and {worst}.")
-    if slips := [row for row in tail if row["operation"] == "slip"]:
-        sentences.append(f"The load itself began its calls late by at most {text.time_ms(slips[-1]['median'])} ({slips[-1]['variant']}).")
+    if len(called):
+        best, worst = (f"{text.time_ms(row['median'])} ({row.operation} of {row.variant})" for row in (called.iloc[0], called.iloc[-1]))
+        sentences.append(f"At {load} % load the {called.percentile.iloc[-1]} lies between {best} and {worst}.")
+    if len(slips):
+        last = slips.iloc[-1]
+        sentences.append(f"The load itself began its calls late by at most {text.time_ms(last['median'])} ({last.variant}).")
     return Drawn(figure, " ".join(sentences))
 
 
@@ -620,61 +456,44 @@ _COUNTED: Final = {"fill": "scheduled", "schedule": "scheduled", "hand_over": "h
 """By phase, what is counted."""
 
 
-class _OfRun(NamedTuple):
-    run: Run
-    phase: str
-
-    @property
-    def cell(self) -> Any:
-        return self.run.cell
-
-
-def _timeline_rows(measured: Measured) -> Rows:
+def _timeline_rows(measured: Measured) -> pd.DataFrame:
     """Return what the first repeat of each cell counted in each second that all shards worked through."""
-    lasted: dict[tuple[str, str], float] = {}
-    for row in measured.results.phases.select(["run_id", "phase", "wall_s"]).to_pylist():
-        if row["wall_s"] is not None:
-            key = row["run_id"], row["phase"]
-            lasted[key] = min(row["wall_s"], lasted.get(key, row["wall_s"]))
-    full: dict[tuple[str, str], dict[int, tuple[float, float]]] = defaultdict(dict)
-    for row in measured.results.seconds.to_pylist():
-        key = row["run_id"], row["phase"]
-        if row["phase"] in _COUNTED and row["second"] + 1 <= lasted.get(key, 0.0) + 0.01:
-            count, longest_ms = full[key].get(row["second"], (0.0, 0.0))
-            full[key][row["second"]] = (count + row[_COUNTED[row["phase"]]], max(longest_ms, row["longest_call_ms"] or 0.0))
-    is_known = {key for key, seconds in full.items() if len(seconds) >= _LEAST_SECONDS and any(count for count, _ in seconds.values())}
-    firsts = {run.cell: run for run in sorted(measured.results.good, key=lambda run: -run.repeat)}
-    found = slices([_OfRun(run, phase) for phase in _COUNTED for run in firsts.values() if (run.run_id, phase) in is_known])
-    return [
-        {"phase": each.phase, "counted": _COUNTED[each.phase], "variant": each.cell.variant, "repeat": each.run.repeat, "second": second}
-        | {"rate": count, "longest_call_ms": longest_ms, "setting": found[0].setting}
-        for each in (found[0].rows if found else ())
-        for second, (count, longest_ms) in sorted(full[each.run.run_id, each.phase].items())
-    ]
+    good = measured.results.good
+    runs = good.sort_values("repeat", kind="stable").drop_duplicates("cell_id").sort_index()
+    keys = ["run_id", "phase"]
+    lasted_s = measured.results.phases.groupby(keys).wall_s.min().rename("lasted_s")
+    seconds = measured.results.seconds.merge(runs, on="run_id").join(lasted_s, on=keys)
+    seconds = seconds[seconds.phase.isin(_COUNTED) & (seconds.second + 1 <= seconds.lasted_s + 0.01)]
+    counts = [seconds[counted].where(seconds.phase == phase) for phase, counted in _COUNTED.items()]
+    seconds = seconds.assign(rate=sum(count.fillna(0.0) for count in counts), longest_call_ms=seconds.longest_call_ms.fillna(0.0))
+    full = seconds.groupby([*keys, "second"]).agg({"rate": "sum", "longest_call_ms": "max"}).reset_index()
+    by_phase = full.groupby(keys)
+    full = full[(by_phase.second.transform("size") >= _LEAST_SECONDS) & (by_phase.rate.transform("max") > 0)]
+    rows = pd.DataFrame(_COUNTED.items(), columns=["phase", "counted"]).merge(runs, how="cross").merge(full, on=keys)
+    found = slices(rows)
+    rows = found[0].rows if found else rows
+    names = ["phase", "counted", "variant", "repeat", "second", "rate", "longest_call_ms", "setting"]
+    return rows.assign(setting=found[0].setting if found else "")[names]
 
 
-def _draw_timeline(table: pa.Table, looks: Looks) -> Drawn:
-    rows = table.to_pylist()
-    phases = _split(rows, "phase")
-    note = f"markers: a call took over {_STALL_MS:.0f} ms in that second; repeat {rows[0]['repeat']}; {rows[0]['setting']}"
-    figure, grid = _grid(len(phases), 2.1, note)
+def _draw_timeline(rows: pd.DataFrame, looks: Looks) -> Drawn:
+    phases = dict(list(rows.groupby("phase", sort=False)))
+    note = f"markers: a call took over {_STALL_MS:.0f} ms in that second; repeat {rows.repeat.iloc[0]}; {rows.setting.iloc[0]}"
+    figure, grid = pairs(len(phases), 2.1, note)
     dips = []
     for axes, (phase, here) in zip(grid, phases.items(), strict=True):
-        for variant, points in _by_variant(here, looks).items():
-            look, stalled = looks[variant], [row for row in points if row["longest_call_ms"] > _STALL_MS]
-            axes.plot([row["second"] + 0.5 for row in points], [row["rate"] for row in points], look.dash, color=look.colour)
-            axes.plot([row["second"] + 0.5 for row in stalled], [row["rate"] for row in stalled], look.marker, color=look.colour, mec=INK)
-            rates = sorted(row["rate"] for row in points)
-            if middle := rates[len(rates) // 2]:
-                dips.append((rates[0] / middle, variant, phase))
-        axes.set_title(f"{phase.replace('_', ' ')}: {here[0]['counted'].replace('_', ' ')}")
-        _scaled(axes, "y", [row["rate"] for row in here], text.short, is_log=False)
-        axes.set_ylabel("messages/s")
-        axes.set_xlabel("s since the phase began")
+        for variant, points in by_variant(here, looks).items():
+            look, stalled = looks[variant], points[points.longest_call_ms > _STALL_MS]
+            axes.plot(points.second + 0.5, points.rate, look.linestyle, color=look.color)
+            axes.plot(stalled.second + 0.5, stalled.rate, look.marker, color=look.color, mec=INK)
+            if middle := points.rate.quantile(0.5, interpolation="higher"):
+                dips.append((points.rate.min() / middle, variant, phase))
+        axes.set_title(f"{phase.replace('_', ' ')}: {here.counted.iloc[0].replace('_', ' ')}")
+        scale(axes, "y", here.rate.tolist(), text.short, is_log=False)
+        axes.set(xlabel="s since the phase began", ylabel="messages/s")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-    lines = _by_variant(rows, looks)
-    _legend(figure, list(lines), looks)
-    told = [f"{variant} in {sum(row['longest_call_ms'] > _STALL_MS for row in mine)} of {len(mine)}" for variant, mine in lines.items()]
+    legend(figure, rows, looks)
+    told = [f"{variant} in {(mine.longest_call_ms > _STALL_MS).sum()} of {len(mine)}" for variant, mine in by_variant(rows, looks).items()]
     finding = f"Seconds with a call over {_STALL_MS:.0f} ms: {text.joined(told)}."
     if dips:
         share, variant, phase = min(dips)

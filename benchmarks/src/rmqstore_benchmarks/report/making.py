@@ -9,10 +9,11 @@ import base64
 import html
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
@@ -21,13 +22,14 @@ from markdown_it import MarkdownIt
 from rmqstore.errors import StorePathError
 from rmqstore_benchmarks import machine
 from rmqstore_benchmarks.grid.results import Results, read
-from rmqstore_benchmarks.grid.tables import ON_REQUEST
 from rmqstore_benchmarks.report import text
-from rmqstore_benchmarks.report.cells import COORDINATES, Measured, described, looks_of, ordered, place, slices
+from rmqstore_benchmarks.report.cells import Measured
 from rmqstore_benchmarks.report.claims import ALL_CLAIMS, SOURCE, Claim, Judgement, Verdict
-from rmqstore_benchmarks.report.figures import PLOTS, Plot, style
+from rmqstore_benchmarks.report.drawing import looks_of, style
+from rmqstore_benchmarks.report.figures import PLOTS, Plot
+from rmqstore_benchmarks.report.tables import headlines, tables
 from rmqstore_benchmarks.report.text import NOT_TOLD, TextTable
-from rmqstore_benchmarks.statistics import DRAIN, Spread, cell_phases, latencies, summary
+from rmqstore_benchmarks.statistics import figures, latencies, summary
 
 DPI: Final = 200
 _MOST_ROWS: Final = 400
@@ -54,43 +56,50 @@ img { width: 100%; max-width: 60rem; height: auto; } details { font-size: .9rem;
 
 
 class Shown(NamedTuple):
-    """A figure that was drawn; ``png`` is the picture."""
+    """A figure that was drawn from ``rows``; ``png`` is the picture."""
 
     plot: Plot
-    table: pa.Table
+    rows: pd.DataFrame
     finding: str
     png: bytes
 
 
-class Contents(NamedTuple):
-    """A whole report; ``left_out`` are plots whose data the run does not have."""
+class Report(NamedTuple):
+    """A whole report.
 
-    results: Results
+    Attributes:
+        page: where its page is.
+        left_out: plots whose data the run does not have.
+    """
+
+    page: Path
+    measured: Measured
     headlines: list[TextTable]
     tables: list[TextTable]
     figures: list[Shown]
     left_out: list[Plot]
     claims: list[tuple[Claim, Judgement]]
 
+    @property
+    def findings(self) -> dict[str, str]:
+        """What each figure shows, by its title."""
+        return {shown.plot.title: shown.finding for shown in self.figures}
 
-class Made(NamedTuple):
-    """What was written.
+    @property
+    def verdicts(self) -> dict[str, Verdict]:
+        """By name of a claim."""
+        return {claim.name: judgement.verdict for claim, judgement in self.claims}
 
-    Attributes:
-        outcomes: how the runs ended, in a line.
-        findings: by title of a figure.
-        verdicts: by name of a claim.
-        left_out: titles of the figures that the run has no data for, with what they need.
-    """
-
-    page: Path
-    outcomes: str
-    findings: dict[str, str]
-    verdicts: dict[str, Verdict]
-    left_out: dict[str, str]
+    @property
+    def outcomes(self) -> str:
+        """How the runs ended, in a line."""
+        runs = self.measured.results.runs
+        counts = Counter(runs.outcome)
+        others = "".join(f", {count} {outcome}" for outcome, count in sorted(counts.items()) if outcome != "ok")
+        return f"{runs.cell_id.nunique()} cells, {len(runs)} runs: {counts['ok']} good{others}"
 
 
-def make(directory: Path, out: Path, *, dpi: int = DPI) -> Made:
+def make(directory: Path, out: Path, *, dpi: int = DPI) -> Report:
     """Write ``report.html``, ``report.md``, ``summary.parquet``, and for each figure ``NAME.png`` and ``NAME.csv`` into ``out``.
 
     Files of these names are replaced, and a figure of an earlier report that has no data now is removed. Everything is read, drawn and
@@ -102,212 +111,48 @@ def make(directory: Path, out: Path, *, dpi: int = DPI) -> Made:
     """
     if out.exists() and not out.is_dir():
         raise StorePathError(f"{out} is a file; name a directory for the report")
-    report, table = contents_of(directory, dpi)
+    report = _report_on(directory, out / "report.html", dpi)
     out.mkdir(parents=True, exist_ok=True)
     for shown in report.figures:
         (out / f"{shown.plot.name}.png").write_bytes(shown.png)
-        pa_csv.write_csv(shown.table, out / f"{shown.plot.name}.csv")
+        pa_csv.write_csv(pa.Table.from_pandas(shown.rows, preserve_index=False), out / f"{shown.plot.name}.csv")
     for plot in report.left_out:
         for kind in ("png", "csv"):
             (out / f"{plot.name}.{kind}").unlink(missing_ok=True)
-    pq.write_table(table, out / "summary.parquet")
+    pq.write_table(summary(report.measured.figures, report.measured.results), out / "summary.parquet")
     (out / "report.md").write_text(to_markdown(report), encoding="utf-8")
-    (out / "report.html").write_text(to_html(report), encoding="utf-8")
-    return Made(
-        out / "report.html",
-        outcomes(report.results),
-        {shown.plot.title: shown.finding for shown in report.figures},
-        {claim.name: judgement.verdict for claim, judgement in report.claims},
-        {plot.title: plot.needs for plot in report.left_out},
-    )
+    report.page.write_text(to_html(report), encoding="utf-8")
+    return report
 
 
-def contents_of(directory: Path, dpi: int = DPI) -> tuple[Contents, pa.Table]:
-    """Return all that stands in the report on a directory, and its summary table."""
+def _report_on(directory: Path, page: Path, dpi: int) -> Report:
+    """Return all that stands in the report on a directory."""
     results = read(directory)
-    phases = cell_phases(results)
-    measured = Measured(results, phases, latencies(results), looks_of(run.cell for run in results.good))
-    figures, left_out = [], []
+    known = figures(results)
+    measured = Measured(results, known, latencies(results), looks_of(results.good))
+    drawings, left_out = [], []
     for plot in PLOTS:
         rows = plot.data(measured)
-        if not rows:
+        if rows.empty:
             left_out.append(plot)
             continue
-        table, picture = pa.Table.from_pylist(rows), io.BytesIO()
+        rows, picture = rows.reset_index(drop=True), io.BytesIO()
         with style():
-            drawn = plot.draw(table, measured.looks)
+            drawn = plot.draw(rows, measured.looks)
             drawn.figure.savefig(picture, format="png", dpi=dpi, metadata={"Software": None})
-        figures.append(Shown(plot, table, drawn.finding, picture.getvalue()))
-    judged = [(claim, claim.judge(phases)) for claim in ALL_CLAIMS]
-    return Contents(results, headlines(measured), tables(measured), figures, left_out, judged), summary(phases)
-
-
-# ---------------------------------------------------------------- figures as text
-
-
-class _Known(NamedTuple):
-    """What is known at one point of the grid, by variant and phase; of latencies also by operation."""
-
-    metrics: dict[tuple[str, str], dict[str, Spread]]
-    late: dict[tuple[str, str, str], dict[float, Spread]]
-    engines: dict[str, str]
-
-    @classmethod
-    def of(cls, measured: Measured, cells: Iterable[str]) -> _Known:
-        chosen = set(cells)
-        phases = [each for each in measured.phases if each.cell.cell_id in chosen]
-        return cls(
-            {(each.cell.variant, each.phase): each.metrics for each in phases},
-            {(each.cell.variant, each.phase, each.operation): each.at_ms for each in measured.latencies if each.cell.cell_id in chosen},
-            {each.cell.variant: each.cell.engine for each in phases},
-        )
-
-
-class _Column(NamedTuple):
-    """A figure, or a percentile of an operation, of one phase; of what lies under the variant's engine, or its ratio to that."""
-
-    heading: str
-    phase: str
-    what: str | tuple[str, float]
-    text_of: Callable[[float], str]
-    side: str = "own"
-
-    def shown(self, known: _Known, variant: str) -> str:
-        """Return it for one variant."""
-        if self.side == "own":
-            return _text(self._value(known, variant), self.text_of)
-        below = next((name for name, engine in known.engines.items() if engine == f"raw-{known.engines[variant]}"), "")
-        raw, own = self._value(known, below), self._value(known, variant)
-        if self.side == "below":
-            return _text(raw, self.text_of)
-        return self.text_of(own / raw) if own is not None and raw is not None and raw.median else NOT_TOLD
-
-    def _value(self, known: _Known, variant: str) -> Spread | None:
-        if isinstance(self.what, str):
-            return known.metrics.get((variant, self.phase), {}).get(self.what)
-        operation, share = self.what
-        return known.late.get((variant, self.phase, operation), {}).get(share)
-
-
-def _us(value: float) -> str:
-    return f"{text.digits(value)} µs"
-
-
-def _percent(value: float) -> str:
-    return f"{value:.0%}"
-
-
-_AT_A_GLANCE: Final = (
-    _Column("schedule", "schedule", "rate", text.rate),
-    _Column("drain", DRAIN, "rate", text.rate),
-    _Column("sustained", "mixed", "rate", text.rate),
-    _Column("CPU a message", "schedule", "cpu_us_per_message", _us),
-    _Column("written", "schedule", "wchar_per_user_byte", text.factor),
-    _Column("space", "schedule", "disk_per_live_byte", text.factor),
-    _Column("recovery", "recover", "wall_s", lambda seconds: text.time_ms(seconds * 1000)),
-    _Column("lateness p99 at 80 % load", "open_80", ("lateness", 0.99), text.time_ms),
-)
-_SCHEDULING: Final = (
-    _Column("schedule", "schedule", "call_rate", text.rate),
-    _Column("by lists", "send_lists", "call_rate", text.rate),
-    _Column("below", "schedule", "call_rate", text.rate, "below"),
-    _Column("share", "schedule", "call_rate", _percent, "ratio"),
-    _Column("one send p50", "send_one", ("schedule", 0.5), text.time_ms),
-    _Column("p99", "send_one", ("schedule", 0.99), text.time_ms),
-    _Column("below, p50", "send_one", ("schedule", 0.5), text.time_ms, "below"),
-    _Column("factor", "send_one", ("schedule", 0.5), text.factor, "ratio"),
-)
-_DRAINING: Final = (
-    _Column("cancel", "cancel", "call_rate", text.rate),
-    _Column("hand-over", "hand_over", "call_rate", text.rate),
-    _Column("pop + ack: 1", "pop_one", "call_rate", text.rate),
-    _Column("32", "pop_ack", "call_rate", text.rate),
-    _Column("1024", "pop_many", "call_rate", text.rate),
-    _Column("hand over, pop + ack by 32", DRAIN, "call_rate", text.rate),
-)
-_CONSUMING: Final = tuple(
-    column
-    for threads in (1, 8, 64)
-    for phase in (f"consume_{threads}",)
-    for column in (
-        _Column(f"{threads} thread{'s' if threads > 1 else ''}", phase, "rate", text.rate),
-        _Column("pop p99", phase, ("pop", 0.99), text.time_ms),
-        _Column("slowest", phase, "slowest_thread", _percent),
-        _Column("first queue dry", phase, "first_queue_dry", _percent),
-    )
-)
-_CONSUMERS: Final = (
-    "Consumers: messages a second; slowest: what the slowest thread got of an even part; first queue dry: as a share of the whole time"
-)
-_TABLES: Final = {
-    "Schedule: messages by second in calls of the store, beside the database or file below it": _SCHEDULING,
-    "Drain: messages by second in calls of the store": _DRAINING,
-    _CONSUMERS: _CONSUMING,
-}
-
-
-def headlines(measured: Measured) -> list[TextTable]:
-    """Return a table for each durability, on the cells that compare most variants."""
-    wanted = {column.phase for column in _AT_A_GLANCE}
-    found: dict[str, TextTable] = {}
-    for each in slices([phase for phase in measured.phases if phase.phase in wanted]):
-        known = _Known.of(measured, {row.cell.cell_id for row in each.rows})
-        found.setdefault(each.fixed["durability"], _table(known, _AT_A_GLANCE, each.setting, measured))
-    return [table for _, table in sorted(found.items(), key=lambda item: (item[0] != "power_loss", item[0]))]
-
-
-def tables(measured: Measured) -> list[TextTable]:
-    """Return a table of each kind for each point of the grid at which a phase was measured that runs only where it is named."""
-    points: dict[tuple[Any, ...], set[str]] = {}
-    for each in measured.phases:
-        points.setdefault(place(each.cell), set()).add(each.cell.cell_id)
-    named = {place(each.cell) for each in measured.of(*ON_REQUEST)}
-    found = []
-    for caption, columns in _TABLES.items():
-        for point in sorted(named, key=str):
-            setting = described(dict(zip(COORDINATES, point, strict=True)))
-            made = _table(_Known.of(measured, points[point]), columns, f"{caption}; {setting}", measured)
-            if made.rows:
-                found.append(made)
-    return found
-
-
-def _table(known: _Known, columns: Sequence[_Column], caption: str, measured: Measured) -> TextTable:
-    """Return the figures of each variant, without columns and rows of which nothing is known."""
-    variants = ordered({variant for variant, engine in known.engines.items() if not engine.startswith("raw-")}, measured.looks)
-    cells = {variant: [column.shown(known, variant) for column in columns] for variant in variants}
-    told = [at for at in range(len(columns)) if any(row[at] != NOT_TOLD for row in cells.values())]
-    own = [at for at in told if columns[at].side == "own"]
-    rows = [(variant, *(row[at] for at in told)) for variant, row in cells.items() if any(row[at] != NOT_TOLD for at in own)]
-    return TextTable(caption, ("variant", *(columns[at].heading for at in told)), rows)
-
-
-def _text(value: Spread | None, text_of: Callable[[float], str]) -> str:
-    """Return a median, with lowest and highest beside it where they differ."""
-    if value is None:
-        return NOT_TOLD
-    middle, low, high = text_of(value.median), text_of(value.low), text_of(value.high)
-    if low == high:
-        return middle
-    number, _, unit = low.rpartition(" ")
-    return f"{middle} ({number if high.endswith(f' {unit}') else low} to {high})"
-
-
-def outcomes(results: Results) -> str:
-    """Return how many runs ended how."""
-    counts = Counter(run.outcome for run in results.runs)
-    others = "".join(f", {count} {outcome}" for outcome, count in sorted(counts.items()) if outcome != "ok")
-    return f"{len({run.cell.cell_id for run in results.runs})} cells, {len(results.runs)} runs: {counts['ok']} good{others}"
+        drawings.append(Shown(plot, rows, drawn.finding, picture.getvalue()))
+    judged = [(claim, claim.judge(known)) for claim in ALL_CLAIMS]
+    return Report(page, measured, headlines(measured), tables(measured), drawings, left_out, judged)
 
 
 def _conditions(results: Results) -> TextTable:
     """Return what the figures depend on."""
+    runs = results.runs
     rows = [(name.replace("_", " "), value) for name, value in _flat(results.environment)]
-    seeds = sorted({run.seed for run in results.runs if run.seed is not None})
-    rows.append(("seeds of the runs", ", ".join(map(str, seeds))))
-    rows.append(("time of all runs", text.time_ms(sum(run.wall_s or 0.0 for run in results.runs) * 1000)))
-    settings = {run.cell.variant: ", ".join(f"{key} = {value}" for key, value in run.cell.settings) for run in results.runs}
-    rows += [(f"settings of {variant}", value or "the defaults") for variant, value in sorted(settings.items())]
+    rows.append(("seeds of the runs", ", ".join(str(int(seed)) for seed in sorted(runs.seed.dropna().unique()))))
+    rows.append(("time of all runs", text.time_ms(runs.wall_s.sum() * 1000)))
+    for variant, pairs in runs.drop_duplicates("variant", keep="last").set_index("variant").settings.sort_index().items():
+        rows.append((f"settings of {variant}", ", ".join(f"{key} = {value}" for key, value in pairs) or "the defaults"))
     return TextTable("", ("", ""), rows)
 
 
@@ -327,10 +172,10 @@ def _flat(environment: Mapping[str, Any], prefix: str = "") -> list[tuple[str, s
 # ---------------------------------------------------------------- pages
 
 
-def to_markdown(report: Contents, data_of: Callable[[Shown], str] = lambda shown: f"[Data]({shown.plot.name}.csv).") -> str:
+def to_markdown(report: Report, data_of: Callable[[Shown], str] = lambda shown: f"[Data]({shown.plot.name}.csv).") -> str:
     """Return the page; ``NAME.png`` of each figure lies beside it. ``data_of`` tells where the data behind a figure are."""
-    results = report.results
-    parts = [f"# {_TITLE}", f"{outcomes(results)}. {_HOW}", "## At a glance", _HEADLINE, *map(_as_markdown, report.headlines)]
+    results = report.measured.results
+    parts = [f"# {_TITLE}", f"{report.outcomes}. {_HOW}", "## At a glance", _HEADLINE, *map(_as_markdown, report.headlines)]
     if report.tables:
         parts += ["## Side by side", *map(_as_markdown, report.tables)]
     claims = [(claim.side, claim.text, judged.verdict.value, judged.evidence, claim.rule) for claim, judged in report.claims]
@@ -341,15 +186,16 @@ def to_markdown(report: Contents, data_of: Callable[[Shown], str] = lambda shown
     if report.left_out:
         items = "\n".join(f"- {plot.title}: needs {plot.needs}" for plot in report.left_out)
         parts += ["Not drawn, since this run has not measured it:", items]
-    if bad := [(run.run_id, run.outcome, run.reason or NOT_TOLD) for run in results.runs if run.outcome != "ok"]:
+    runs = list(results.runs.itertuples())
+    if bad := [(run.run_id, run.outcome, run.reason or NOT_TOLD) for run in runs if run.outcome != "ok"]:
         parts += ["## Runs without figures", _as_markdown(TextTable("", ("run", "outcome", "reason"), bad))]
-    if said := [(run.run_id, run.reason) for run in results.good if run.reason]:
+    if said := [(run.run_id, run.reason) for run in runs if run.outcome == "ok" and run.reason]:
         parts += ["## Remarks", _as_markdown(TextTable("", ("run", "remark"), said))]
     parts += ["## Conditions", _as_markdown(_conditions(results))]
     return "\n\n".join(parts) + "\n"
 
 
-def to_html(report: Contents) -> str:
+def to_html(report: Report) -> str:
     """Return the page with all that it shows inside."""
     body = MarkdownIt("commonmark", {"html": True}).enable("table").render(to_markdown(report, _details))
     for shown in report.figures:
@@ -363,17 +209,15 @@ def to_html(report: Contents) -> str:
 
 def _details(shown: Shown) -> str:
     """Return the data behind a figure, to be opened."""
-    names = [name for name in shown.table.column_names if name != "setting"]
-    rows = [tuple(_cell(row[name]) for name in names) for row in shown.table.slice(0, _MOST_ROWS).to_pylist()]
-    more = len(shown.table) - len(rows)
+    rows = shown.rows.drop(columns="setting")
+    cells = rows.head(_MOST_ROWS).map(_cell).itertuples(index=False, name=None)
+    more = len(rows) - _MOST_ROWS
     caption = f"and {more:,} rows more" if more > 0 else ""
-    table = _as_markdown(TextTable(caption, tuple(name.replace("_", " ") for name in names), rows))
+    table = _as_markdown(TextTable(caption, tuple(name.replace("_", " ") for name in rows), list(cells)))
     return f"<details><summary>the data</summary>\n\n{table}\n\n</details>"
 
 
 def _cell(value: Any) -> str:
-    if value is None:
-        return NOT_TOLD
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

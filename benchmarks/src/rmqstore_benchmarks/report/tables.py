@@ -1,0 +1,149 @@
+"""The tables of the report: each variant's figures side by side, on the cells that compare most and at each point of the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import pandas as pd
+
+from rmqstore_benchmarks.grid.tables import ON_REQUEST
+from rmqstore_benchmarks.report import text
+from rmqstore_benchmarks.report.cells import Measured, described, slices
+from rmqstore_benchmarks.report.text import NOT_TOLD, TextTable
+from rmqstore_benchmarks.statistics import DRAIN, POINT
+
+
+class _Column(NamedTuple):
+    """A figure, or a percentile of an operation ("pop 0.99"), of one phase: the variant's own, that of what is below it, or the ratio."""
+
+    heading: str
+    phase: str
+    what: str
+    text_of: Callable[[float], str]
+    side: str = "own"
+
+    def shown(self, known: _Known, variant: str) -> str:
+        """Return it for one variant."""
+        own = known.spreads.get((variant, self.phase, self.what))
+        if self.side == "own":
+            return _text(own, self.text_of)
+        below = next((name for name, engine in known.engines.items() if engine == f"raw-{known.engines[variant]}"), "")
+        raw = known.spreads.get((below, self.phase, self.what))
+        if self.side == "below":
+            return _text(raw, self.text_of)
+        return self.text_of(own.median / raw.median) if own is not None and raw is not None and raw.median else NOT_TOLD
+
+
+class _Known:
+    """What is known of some cells: spreads by variant, phase and name of the figure, and the engine of each variant."""
+
+    def __init__(self, measured: Measured, cells: pd.Series) -> None:
+        figures, latencies = (rows[rows.cell_id.isin(cells)] for rows in (measured.figures, measured.latencies))
+        names = latencies.operation + latencies.share.map(lambda share: f" {share:g}")
+        whole = pd.concat([figures.assign(what=figures.metric), latencies.assign(what=names)])
+        self.spreads: dict[tuple[str, str, str], Any] = {(row.variant, row.phase, row.what): row for row in whole.itertuples()}
+        self.engines: dict[str, str] = dict(zip(figures.variant, figures.engine, strict=True))
+
+
+def _us(value: float) -> str:
+    return f"{text.digits(value)} µs"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0%}"
+
+
+_AT_A_GLANCE: Final = (
+    _Column("schedule", "schedule", "rate", text.rate),
+    _Column("drain", DRAIN, "rate", text.rate),
+    _Column("sustained", "mixed", "rate", text.rate),
+    _Column("CPU a message", "schedule", "cpu_us_per_message", _us),
+    _Column("written", "schedule", "wchar_per_user_byte", text.factor),
+    _Column("space", "schedule", "disk_per_live_byte", text.factor),
+    _Column("recovery", "recover", "wall_s", lambda seconds: text.time_ms(seconds * 1000)),
+    _Column("lateness p99 at 80 % load", "open_80", "lateness 0.99", text.time_ms),
+)
+_SCHEDULING: Final = (
+    _Column("schedule", "schedule", "call_rate", text.rate),
+    _Column("by lists", "send_lists", "call_rate", text.rate),
+    _Column("below", "schedule", "call_rate", text.rate, "below"),
+    _Column("share", "schedule", "call_rate", _percent, "ratio"),
+    _Column("one send p50", "send_one", "schedule 0.5", text.time_ms),
+    _Column("p99", "send_one", "schedule 0.99", text.time_ms),
+    _Column("below, p50", "send_one", "schedule 0.5", text.time_ms, "below"),
+    _Column("factor", "send_one", "schedule 0.5", text.factor, "ratio"),
+)
+_DRAINING: Final = (
+    _Column("cancel", "cancel", "call_rate", text.rate),
+    _Column("hand-over", "hand_over", "call_rate", text.rate),
+    _Column("pop + ack: 1", "pop_one", "call_rate", text.rate),
+    _Column("32", "pop_ack", "call_rate", text.rate),
+    _Column("1024", "pop_many", "call_rate", text.rate),
+    _Column("hand over, pop + ack by 32", DRAIN, "call_rate", text.rate),
+)
+_CONSUMING: Final = tuple(
+    column
+    for threads in (1, 8, 64)
+    for phase in (f"consume_{threads}",)
+    for column in (
+        _Column(f"{threads} thread{'s' if threads > 1 else ''}", phase, "rate", text.rate),
+        _Column("pop p99", phase, "pop 0.99", text.time_ms),
+        _Column("slowest", phase, "slowest_thread", _percent),
+        _Column("first queue dry", phase, "first_queue_dry", _percent),
+    )
+)
+_CONSUMERS: Final = (
+    "Consumers: messages a second; slowest: what the slowest thread got of an even part; first queue dry: as a share of the whole time"
+)
+_TABLES: Final = {
+    "Schedule: messages by second in calls of the store, beside the database or file below it": _SCHEDULING,
+    "Drain: messages by second in calls of the store": _DRAINING,
+    _CONSUMERS: _CONSUMING,
+}
+
+
+def headlines(measured: Measured) -> list[TextTable]:
+    """Return a table for each durability, on the cells that compare most variants."""
+    wanted = measured.figures[measured.figures.phase.isin([column.phase for column in _AT_A_GLANCE])]
+    found: dict[str, TextTable] = {}
+    for each in slices(wanted):
+        if each.fixed["durability"] not in found:
+            found[each.fixed["durability"]] = _table(_Known(measured, each.rows.cell_id), _AT_A_GLANCE, each.setting, measured)
+    return [table for _, table in sorted(found.items(), key=lambda item: (item[0] != "power_loss", item[0]))]
+
+
+def tables(measured: Measured) -> list[TextTable]:
+    """Return a table of each kind for each point of the grid at which a phase was measured that runs only where it is named."""
+    named = measured.figures[measured.figures.phase.isin(ON_REQUEST)]
+    points = sorted(named[POINT].drop_duplicates().itertuples(index=False, name=None), key=str)
+    found = []
+    for caption, columns in _TABLES.items():
+        for point in points:
+            at = dict(zip(POINT, point, strict=True))
+            cells = measured.figures.merge(pd.DataFrame([at])).cell_id
+            made = _table(_Known(measured, cells), columns, f"{caption}; {described(at)}", measured)
+            if made.rows:
+                found.append(made)
+    return found
+
+
+def _table(known: _Known, columns: Sequence[_Column], caption: str, measured: Measured) -> TextTable:
+    """Return the figures of each variant, without columns and rows of which nothing is known."""
+    variants = [variant for variant in measured.looks if not known.engines.get(variant, "raw-").startswith("raw-")]
+    cells = {variant: [column.shown(known, variant) for column in columns] for variant in variants}
+    told = [at for at in range(len(columns)) if any(row[at] != NOT_TOLD for row in cells.values())]
+    own = [at for at in told if columns[at].side == "own"]
+    rows = [(variant, *(row[at] for at in told)) for variant, row in cells.items() if any(row[at] != NOT_TOLD for at in own)]
+    return TextTable(caption, ("variant", *(columns[at].heading for at in told)), rows)
+
+
+def _text(value: Any, text_of: Callable[[float], str]) -> str:
+    """Return the median of a spread, with lowest and highest beside it where they differ."""
+    if value is None:
+        return NOT_TOLD
+    middle, low, high = text_of(value.median), text_of(value.low), text_of(value.high)
+    if low == high:
+        return middle
+    number, _, unit = low.rpartition(" ")
+    return f"{middle} ({number if high.endswith(f' {unit}') else low} to {high})"

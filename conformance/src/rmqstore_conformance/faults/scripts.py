@@ -14,7 +14,7 @@ from rmqstore_conformance.faults.showing import show
 from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.stores import Pair, directory
 
-_SCRIPTS: Final[dict[str, type[Script]]] = {each.name: each for each in (Workload, Answers, Large)}
+SCRIPTS: Final[dict[str, type[Script]]] = {each.name: each for each in (Workload, Answers, Large)}
 
 
 class _Made(Protocol):
@@ -25,7 +25,7 @@ class _Made(Protocol):
 
 def script_of(name: str) -> _Made:
     """Return what makes the script of a name."""
-    return partial(RandomScript, name=name) if name.startswith(PREFIX) else _SCRIPTS[name]
+    return partial(RandomScript, name=name) if name.startswith(PREFIX) else SCRIPTS[name]
 
 
 def play_of(pair: Pair, settings: dict[str, Any], script: str = Workload.name) -> Play:

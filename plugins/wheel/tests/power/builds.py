@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 from plugins.wheel.tests.power.reclaiming import Reclaiming
-from rmqstore_conformance.faults.scripts import script_of
+from rmqstore_conformance.faults.scripts import SCRIPTS
 from rmqstore_conformance.stores import ANNOUNCED
 from rmqstore_wheel import engine
 from rmqstore_wheel.files.disk import Disk, DiskFile

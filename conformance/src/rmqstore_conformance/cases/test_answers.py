@@ -66,13 +66,13 @@ def test_r1_calls_in_any_order_are_durable(
 
 @pytest.mark.clause("R1", "R2", "H1", "C2", "C4", "P4", "P5", "P6", "P7", "P9", "P11", "I1")
 def test_r1_calls_in_any_order_outlive_a_kill(
-    durable_pair: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]
+    durable_engine: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]
 ) -> None:
     """R1: so it is under flush = async with a kill, where an engine promises that a kill takes nothing."""
-    if (weakest := min(survives(name, Flush.ASYNC) for name in durable_pair)) < Durability.PROCESS_CRASH:
+    if (weakest := min(survives(name, Flush.ASYNC) for name in durable_engine)) < Durability.PROCESS_CRASH:
         pytest.skip(f"declared absent: what is acknowledged survives {weakest.name} at most, with flush = async")
     for number in range(target.times(RANDOM_SCRIPTS // 2)):
-        _play_and_cut(durable_pair, f"{PREFIX}{seed} async {number}", Flush.ASYNC, target, seed, tmp_path, tell)
+        _play_and_cut(durable_engine, f"{PREFIX}{seed} async {number}", Flush.ASYNC, target, seed, tmp_path, tell)
 
 
 def _play_and_cut(pair: Pair, script: str, flush: Flush, target: Target, seed: int, kept: Path, tell: Callable[[object], None]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from rmqstore import DeadLetter, Store
+from rmqstore import CorruptStoreError, DeadLetter, Store
 from rmqstore.message import dlq_topic
 from rmqstore_conformance.damaging import Spoiling, cut, damage_messages, damage_timers, flipped
 from rmqstore_conformance.data import groups, topics
-from rmqstore_conformance.stores import Stores, ids, label, plain, pop_all
+from rmqstore_conformance.power.content import PAGE_BYTES, Content
+from rmqstore_conformance.stores import Stores, copied_as_it_is, ids, label, plain, pop_all
 
 T, OTHER = topics(__name__.rpartition(".")[2], 2)
 (G,) = groups(__name__.rpartition(".")[2], 1)
@@ -65,6 +68,40 @@ def test_p14_leases_are_listed_after_a_letter_among_them_was_dropped(stores: Sto
     listed = {each.receipt: each.message_id for each in store.leases(group="repair")}
     assert [listed[str(each.receipt)] for each in (held[0], held[2])] == [held[0].message_id, held[2].message_id]
     assert store.verify() == []
+
+
+@pytest.mark.clause("R6")
+def test_r6_a_bit_that_changes_in_what_a_killed_store_wrote_is_told(durable_stores: Stores) -> None:
+    """R6: one call after the other, and a kill; a bit of a message that others follow changes: it is told, not cut as a tail."""
+    store = durable_stores.open()
+    for number in range(6):
+        store.send(plain(number))
+    copied_as_it_is(Path(store.stats().path), durable_stores.root / "killed")
+    store.close()
+    for number in range(5):
+        name = f"killed {number}"
+        copied_as_it_is(durable_stores.root / "killed", durable_stores.root / name)
+        _change_everywhere(durable_stores.root / name, f"body {number}".encode())
+        try:
+            with durable_stores.open(name) as again:
+                given = ids(pop_all(again))
+                told = again.dead_letters.parked() or again.verify()
+        except CorruptStoreError:
+            continue
+        assert told or given == [f"m{each}" for each in range(6)], f"of {name}, only {given} are left, and nothing is told"
+
+
+def _change_everywhere(root: Path, body: bytes) -> None:
+    """Change some bytes in the files of a directory wherever they are."""
+    for path in (each for each in root.rglob("*") if each.is_file()):
+        content = Content.of_file(path)
+        for page in content.places:
+            # A body may go on in the next page.
+            at = content.read(page, PAGE_BYTES + len(body)).find(body)
+            if at >= 0:
+                with path.open("r+b") as file:
+                    file.seek(page + at)
+                    file.write(flipped(body))
 
 
 @pytest.mark.clause("R6", "T12")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,10 +20,12 @@ from rmqstore.message import PARKED_TOPIC
 from rmqstore_conformance.damaging import renumber_records
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.power.content import read_image
-from rmqstore_conformance.stores import START_MS, Pair, Stores, copied_as_it_is, key_of, message, plain, read_ids, stores_of
+from rmqstore_conformance.stores import START_MS, Pair, Stores, copied_as_it_is, ids, key_of, message, plain, pop_all, read_ids, stores_of
 
 (T,) = topics(__name__.rpartition(".")[2], 1)
 (G,) = groups(__name__.rpartition(".")[2], 1)
+
+_VERSION_IN_WORDS = re.compile(rb"(?P<words>(?:[A-Za-z]+ )+)(?P<version>\d+)\n")
 
 
 @pytest.mark.clause("R4")
@@ -54,6 +57,24 @@ def test_r4_a_newer_manifest_is_refused(durable_stores: Stores) -> None:
     assert path.read_bytes() == before
     path.write_text(json.dumps(manifest))
     durable_stores.open()
+
+
+@pytest.mark.clause("R4")
+def test_r4_a_file_that_names_another_version_is_refused(durable_stores: Stores) -> None:
+    """R4: where an engine says in words which version its directory has, as ``engine 1``, a newer one is refused."""
+    store = durable_stores.open()
+    store.send(message(1))
+    store.close()
+    small = [path for path in (durable_stores.root / "store").rglob("*") if path.is_file() and path.stat().st_size < 100]
+    named = {path: found for path in small if (found := _VERSION_IN_WORDS.fullmatch(path.read_bytes()))}
+    if not named:
+        pytest.skip("not run: no file of the store says its version in words")
+    for path, found in named.items():
+        path.write_bytes(b"%s%d\n" % (found["words"], int(found["version"]) + 1))
+        with pytest.raises(FormatVersionError):
+            durable_stores.open()
+        path.write_bytes(found[0])
+    assert ids(pop_all(durable_stores.open())) == ["m1"]
 
 
 @pytest.mark.clause("R4")

@@ -19,7 +19,7 @@ MEMORY, LMDB = Pair("memory", "memory"), Pair("lmdb", "lmdb")
 @pytest.mark.parametrize("pair", [MEMORY, pytest.param(LMDB, marks=pytest.mark.slow)], ids=str)
 def test_histories_meet_what_they_are_expected_to_meet(pair: Pair) -> None:
     histories = Histories(pair)
-    for number in range(60):
+    for number in range(80):
         histories.run(f"coverage {number}", steps=120)
     assert "not reached" not in histories.told(), histories.told()
 

@@ -93,6 +93,8 @@ def as_sent(message: PoppedMessage) -> Message:
 
 def _is_alike(sent: Message, seen: Seen, known: dict[str, Any]) -> bool:
     """Say quickly whether there is certainly no difference; most of what comes out has none."""
+    if any(getattr(sent, name) is None and name not in known for name in _LEFT_TO_THE_STORE):
+        return False
     expected = list(_OF_STRUCT(sent))
     if isinstance(seen, dict):
         found = list(_OF_ROW(seen))

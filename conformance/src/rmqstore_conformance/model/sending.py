@@ -225,7 +225,10 @@ class SendingMachine(Machine):
     @operation(4, when=lambda machine: machine.oracle.marked)
     def send_again(self, chance: Chance) -> None:
         """Make a call with marks again: all its marks, one of them, others in front; it does nothing and gives the first answer (I1)."""
-        call = chance.pick(list(self.oracle.marked.values()))
+        calls = list(self.oracle.marked.values())
+        # Few are of timers that are due late, and a mark has to outlive these too.
+        late = [each for each in calls if any(timer and self.distant(timer) for timer in map(self._timer_of, each.handles))]
+        call = chance.pick(late if late and not chance.one_in(3) else calls)
         sent = call.sent
         marks = list(call.marks)
         own_ids = all(each.message_id is not None for each in sent)

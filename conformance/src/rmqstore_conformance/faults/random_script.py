@@ -200,7 +200,8 @@ class RandomScript(Script):
         def make() -> Answer:
             letters: list[DeadLetter] = [each for group in (*_GROUPS, _ORDERED) for each in self.store.dead_letters.list(group)]
             chosen = chance.some(letters, 3) if letters else []
-            return Answer(str(getattr(self.store, operation)(chosen)))
+            remove = self.store.dead_letters.resend if operation == "resend_dead" else self.store.dead_letters.drop
+            return Answer(str(remove(chosen)))
 
         self._add(step, operation, make)
 

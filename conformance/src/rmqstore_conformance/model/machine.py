@@ -24,6 +24,7 @@ from rmqstore_conformance.targets import capabilities_of
 M = TypeVar("M", bound="Machine")
 _ALL = 100_000
 _READS_AGAIN = 8
+"""One look in so many reads again what was read before."""
 
 
 class Operation(NamedTuple):
@@ -91,8 +92,8 @@ class Machine:
         self.in_order = set(plan.in_order)
         self.popped: list[PoppedMessage] = []
         self._looks = itertools.count()
-        self._moved = 0
         self.read_to: dict[tuple[str, int], int] = {}
+        """By topic and queue: up to which offset messages were read and compared since the store was opened."""
         self.is_broken_off = False
         self.is_unsettled = False
         """Whether the last tick did something since which no answer was given that makes it durable."""

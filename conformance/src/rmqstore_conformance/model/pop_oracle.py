@@ -112,7 +112,16 @@ class Letter:
 
 @dataclass
 class Standing:
-    """Where a group stands on a topic; ``ordered`` is None until it pops, ``unacked`` are its FIFO runs by queue and offset."""
+    """Where a group stands on a topic.
+
+    Attributes:
+        ordered: None until it pops.
+        unacked: its FIFO runs by queue and offset.
+        is_loose: whether messages came to the retry topic in an order that is not known yet.
+        since_first: pops since the last one that certainly looked at the retry topic first; None: there was none since the open.
+        lasts: pops in a row that certainly looked at it last.
+        passed_over: by queue, pops that gave messages of other queues while this one had some, too.
+    """
 
     ordered: bool | None = None
     last_ms: int = 0
@@ -126,12 +135,6 @@ class Standing:
     since_first: int | None = None
     lasts: int = 0
     passed_over: dict[int, int] = field(default_factory=dict)
-    """Whether messages came to the retry topic in an order that is not known yet.
-
-    ``since_first`` counts pops since the last one that certainly looked at the retry topic first, None: there was none since the open;
-    ``lasts`` those in a row that certainly looked at it last. ``passed_over`` counts, by queue, pops of any queue that gave messages of
-    others while it had some, too.
-    """
 
 
 class PopOracle:

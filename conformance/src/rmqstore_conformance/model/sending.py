@@ -357,34 +357,33 @@ class SendingMachine(Machine):
     @operation(3, when=lambda machine: machine.oracle.pending())
     def tick_that_breaks_off(self, chance: Chance) -> None:
         """A tick that ends in the middle, as by an error, between any two steps of the hand-over."""
-        if self._stepped(chance, chance.number(1, 8), calls_between=False):
-            self.saw("tick that breaks off", "in the middle", f"{min(self._moved, 1)} moved")
+        self._tick_in_steps(chance, chance.number(1, 8), calls_between=False)
 
     @operation(3, when=lambda machine: machine.oracle.pending())
     def tick_with_calls_between(self, chance: Chance) -> None:
         """A tick that others call into, between any two steps of the hand-over; it may break off too."""
-        self._stepped(chance, chance.pick((2, 4, 6, 1000)), calls_between=True)
+        self._tick_in_steps(chance, chance.pick((2, 4, 6, 1000)), calls_between=True)
 
-    def _stepped(self, chance: Chance, most: int, *, calls_between: bool) -> bool:
-        """Make so many steps of a hand-over at most, with calls between them; says whether it broke off in the middle."""
+    def _tick_in_steps(self, chance: Chance, most: int, *, calls_between: bool) -> None:
+        """Make so many steps of a hand-over at most, perhaps with calls between them."""
         self.transcript.note("steps = store._hand_over.steps(clock.now_ms())  # a tick, step by step")
-        self._moved = 0
+        moved = 0
         self.is_broken_off = True
         for number, step in enumerate(self.store._hand_over.steps(self.now), start=1):
             self.transcript.note("next(steps)")
             if step == "seal":
                 self.oracle.seal(self.now)
             elif isinstance(step, tuple):
-                self._moved += self.oracle.hand_over(self.oracle.limit, self.now)
-                assert step[0] == self._moved
+                moved += self.oracle.hand_over(self.oracle.limit, self.now)
+                assert step[0] == moved
             if number == most:
-                return True
+                self.saw("tick that breaks off", "in the middle", f"{min(moved, 1)} moved")
+                return
             if calls_between and chance.one_in(2):
                 self._call_between(chance)
-        return False
 
     def _call_between(self, chance: Chance) -> None:
-        known = [self.operations[name] for name in _BETWEEN if name in self.operations]
+        known = [self.operations[name] for name in _BETWEEN]
         possible = [each for each in known if set(each.needs) <= self.plan.support and each.when(self)]
         called = chance.pick(possible)
         called.act(self, Chance(str(chance.seed())))

@@ -7,14 +7,14 @@ columns, as ``columns.to_pylist()`` gives it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, is_
 from typing import Any, Final, TypeAlias, TypeVar
 
 from rmqstore import Message, MessageBatch, PoppedMessage
 
 T = TypeVar("T")
 
-Seen: TypeAlias = Message | PoppedMessage | Mapping[str, Any]
+Seen: TypeAlias = Message | PoppedMessage | dict[str, Any]
 """A message that came out: a struct, or a row of columns."""
 
 FIELDS: Final = Message.__struct_fields__
@@ -24,7 +24,6 @@ PLACE_FIELDS: Final = ("queue_offset", "store_ms", "attempt", "first_pop_ms")
 """What a message has only on its way out."""
 
 _OF_STRUCT: Final = attrgetter(*FIELDS)
-_OF_ROW: Final = itemgetter(*FIELDS)
 _KEYS, _PROPERTIES = FIELDS.index("keys"), FIELDS.index("properties")
 _LEFT_TO_THE_STORE: Final = ("message_id", "born_ms", "queue_id")
 _SHOWN: Final = 100
@@ -97,10 +96,11 @@ def _is_alike(sent: Message, seen: Seen, known: dict[str, Any]) -> bool:
         return False
     expected = list(_OF_STRUCT(sent))
     if isinstance(seen, dict):
-        found = list(_OF_ROW(seen))
+        found = [seen.get(name) for name in FIELDS]
         pairs = found[_PROPERTIES] or ()
-        found[_KEYS], found[_PROPERTIES] = tuple(found[_KEYS] or ()), dict(pairs)
-        if len(found[_PROPERTIES]) != len(pairs):
+        properties = dict(pairs)
+        found[_KEYS], found[_PROPERTIES] = tuple(found[_KEYS] or ()), properties
+        if len(properties) != len(pairs):
             return False
     else:
         found = list(_OF_STRUCT(seen))
@@ -114,8 +114,8 @@ def _is_alike(sent: Message, seen: Seen, known: dict[str, Any]) -> bool:
 
 
 def _field(seen: Seen, name: str) -> Any:
-    found = seen.get(name) if isinstance(seen, Mapping) else getattr(seen, name, None)
-    if isinstance(seen, Mapping) and name == "keys":
+    found = seen.get(name) if isinstance(seen, dict) else getattr(seen, name, None)
+    if isinstance(seen, dict) and name == "keys":
         return () if found is None else tuple(found)
     return found
 

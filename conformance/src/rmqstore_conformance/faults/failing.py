@@ -67,19 +67,20 @@ class Run(NamedTuple):
     path: Path
 
 
-def numbers_of(seen: dict[str, int], failure: Failure, wanted: int, seed: int) -> dict[str, list[int]]:
-    """Choose which calls fail, by kind: all of them when there are no more than ``wanted``, else so many by chance."""
-    chance = random.Random(f"{failure.name} {seed}")
+def numbers_of(seen: dict[str, int], failure: Failure, wanted: int, seed: int) -> Iterator[dict[str, list[int]]]:
+    """Draw which calls fail, by kind, ``wanted`` of them at a time until there are no more."""
     everything = [(kind, number) for kind in FAILABLE if kind in failure.kinds for number in range(1, seen.get(kind, 0) + 1)]
-    chosen = sorted(chance.sample(everything, min(wanted, len(everything))))
-    return {kind: [number for each, number in chosen if each == kind] for kind, _ in chosen}
+    random.Random(f"{failure.name} {seed}").shuffle(everything)
+    for at in range(0, len(everything), wanted):
+        chosen = sorted(everything[at : at + wanted])
+        yield {kind: [number for each, number in chosen if each == kind] for kind, _ in chosen}
 
 
 def runs_of(folder: Path, play: Play, settings: dict[str, Any], failure: Failure, numbers: dict[str, list[int]]) -> Iterator[Run]:
     """Play the script once for every call that is to fail."""
     for kind, chosen in numbers.items():
         here = folder / kind
-        here.mkdir()
+        here.mkdir(exist_ok=True)
         job = {
             "do": "fail",
             "folder": str(here),

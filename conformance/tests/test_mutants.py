@@ -15,7 +15,7 @@ from conformance.tests.mutant_runs import PARTS_OF_ALL, Results, in_parts, resul
 from rmqstore_conformance.clauses import clauses
 from rmqstore_conformance.proving import mutants as kit
 from rmqstore_conformance.proving.mutants import MUTANTS, PARTS, WITHOUT_A_MUTANT
-from rmqstore_conformance.proving.planting import PREFIX, Mutant
+from rmqstore_conformance.proving.planting import PREFIX, WrongEngine
 
 ROOT = Path(__file__).parents[2]
 SOUND = "memory"
@@ -34,7 +34,7 @@ def ran(part: int) -> Results:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("part", "mutant"), in_parts(MUTANTS))
-def test_the_cases_notice_the_mutant(part: int, mutant: Mutant) -> None:
+def test_the_cases_notice_the_mutant(part: int, mutant: WrongEngine) -> None:
     results = ran(part)
     broken = set()
     for case in mutant.caught_by:

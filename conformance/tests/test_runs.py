@@ -18,18 +18,14 @@ import msgspec
 from rmqstore.contract import Support
 from rmqstore.hookspecs import hookimpl
 from rmqstore.plugins import get_plugins
-from rmqstore_conformance.proving.shaping import Shaped, shaped_info
 
-def modest():
-    return Shaped()
+def named(name, **declared):
+    memory = get_plugins().load_engine("memory")[0]
+    return msgspec.structs.replace(memory, name=name, settings=(), capabilities=msgspec.structs.replace(memory.capabilities, **declared))
 
 @hookimpl
 def rmqstore_engines():
-    declared = get_plugins().load_engine("memory")[0].capabilities
-    return [
-        shaped_info("boastful", modest, msgspec.structs.replace(declared, snapshot=Support.FULL)),
-        shaped_info("modest", modest, msgspec.structs.replace(declared, fifo=Support.NOT_YET)),
-    ]
+    return [named("boastful", snapshot=Support.FULL), named("modest", fifo=Support.NOT_YET)]
 """
 
 

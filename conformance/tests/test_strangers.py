@@ -13,8 +13,8 @@ from conformance.tests.stranger_proofs import PROOFS
 from rmqstore.contract import AckOutcome, CancelOutcome, RejectOutcome
 from rmqstore.plugins import get_plugins
 from rmqstore_conformance.proving import strangers
+from rmqstore_conformance.proving.planting import LMDB, MEMORY, WrongEngine
 from rmqstore_conformance.proving.strangers import STRANGERS
-from rmqstore_conformance.proving.strangers_planting import LMDB, MEMORY, Stranger
 from rmqstore_conformance.stores import Pair, message, stores_of
 
 
@@ -25,7 +25,7 @@ def _announced() -> None:
 
 
 @pytest.mark.parametrize("stranger", STRANGERS, ids=lambda stranger: stranger.name)
-def test_the_proof_tells_the_stranger_from_the_engine(stranger: Stranger) -> None:
+def test_the_proof_tells_the_stranger_from_the_engine(stranger: WrongEngine) -> None:
     prove = PROOFS[stranger.name]
     with stores_of(Pair(stranger.base, stranger.base)) as stores:
         prove(stores)
@@ -34,7 +34,7 @@ def test_the_proof_tells_the_stranger_from_the_engine(stranger: Stranger) -> Non
 
 
 @pytest.mark.parametrize("stranger", STRANGERS, ids=lambda stranger: stranger.name)
-def test_plain_use_works(stranger: Stranger) -> None:
+def test_plain_use_works(stranger: WrongEngine) -> None:
     with (
         stores_of(Pair(stranger.engine, stranger.engine)) as stores,
         # Without the witness, which looks at more than a user does.

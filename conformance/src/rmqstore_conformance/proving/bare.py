@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from rmqstore.contract import Capabilities, Durability, EngineInfo, PopRequest, Support, same_durability
 from rmqstore.errors import UnsupportedOperationError
 from rmqstore.hookspecs import hookimpl
 from rmqstore_conformance.probing import FLAGS
-from rmqstore_conformance.proving.shaping import Shaped, shaped_info
+from rmqstore_conformance.proving.planting import MEMORY, Planted, Pops, Timers
 
 _TAGS: Final = re.compile(r"\*|[\w-]+( *\|\| *[\w-]+)*")
 
@@ -20,47 +19,31 @@ def _refuse(what: str) -> NoReturn:
     raise UnsupportedOperationError(f"engine 'bare' does not {what}")
 
 
-def _side(base: Any) -> type:
-    class Side(base):  # type: ignore[misc]
-        def export_state(self, table: str, after: bytes | None, limit: int) -> NoReturn:
-            _refuse("give its state")
+class _NoState:
+    def export_state(self, table: str, after: bytes | None, limit: int) -> NoReturn:
+        _refuse("give its state")
 
-        def import_state(self, tables: Sequence[Any], now_ms: int, marks: Sequence[bytes] = ()) -> NoReturn:
-            _refuse("take a state")
-
-        def snapshot(self, path: Path) -> NoReturn:
-            _refuse("make snapshots")
-
-    return Side
+    def import_state(self, tables: Sequence[Any], now_ms: int, marks: Sequence[bytes] = ()) -> NoReturn:
+        _refuse("take a state")
 
 
-def _timers(base: Any) -> type:
-    side: Any = _side(base)
-
-    class Timers(side):  # type: ignore[misc]
-        def cancel_key(self, topic: str, key: str, now_ms: int) -> NoReturn:
-            _refuse("cancel by key")
-
-    return Timers
+class _BareTimers(_NoState, Timers):
+    def cancel_key(self, topic: str, key: str, now_ms: int) -> NoReturn:
+        _refuse("cancel by key")
 
 
-def _pops(base: Any) -> type:
-    side: Any = _side(base)
-
-    class Pops(side):  # type: ignore[misc]
-        def pop(self, request: PopRequest, now_ms: int) -> Any:
-            if request.order:
-                _refuse("pop in order")
-            if not _TAGS.fullmatch(request.filter.strip()):
-                _refuse("take SQL92 filters")
-            return super().pop(request, now_ms)
-
-    return Pops
+class _BarePops(_NoState, Pops):
+    def pop(self, request: PopRequest, now_ms: int) -> Any:
+        if request.order:
+            _refuse("pop in order")
+        if not _TAGS.fullmatch(request.filter.strip()):
+            _refuse("take SQL92 filters")
+        return super().pop(request, now_ms)
 
 
-def bare() -> Shaped:
+def bare() -> Planted:
     """Return the engine."""
-    return Shaped(_timers, _pops)
+    return Planted(MEMORY, _BareTimers, _BarePops)
 
 
 CAPABILITIES = Capabilities(
@@ -72,4 +55,4 @@ CAPABILITIES = Capabilities(
 @hookimpl
 def rmqstore_engines() -> list[EngineInfo]:
     """Announce the engine."""
-    return [shaped_info("bare", bare, CAPABILITIES)]
+    return [EngineInfo(name="bare", capabilities=CAPABILITIES, factory=f"{__name__}:bare")]

@@ -18,7 +18,7 @@ from rmqstore_conformance.proving import (
     mutants_of_races,
     mutants_of_timers,
 )
-from rmqstore_conformance.proving.planting import Mutant
+from rmqstore_conformance.proving.planting import WrongEngine
 
 PARTS: Final[tuple[ModuleType, ...]] = (
     mutants_of_timers,
@@ -32,7 +32,7 @@ PARTS: Final[tuple[ModuleType, ...]] = (
     mutants_of_pairs,
 )
 
-MUTANTS: Final[tuple[Mutant, ...]] = tuple(each for part in PARTS for each in vars(part).values() if isinstance(each, Mutant))
+MUTANTS: Final[tuple[WrongEngine, ...]] = tuple(each for part in PARTS for each in vars(part).values() if isinstance(each, WrongEngine))
 """All of them, in the order of their modules."""
 
 _KEEPS_NOTHING: Final = "`memory` keeps nothing on disk, nor from one open to the next"

@@ -1,31 +1,47 @@
-"""How a mutant is made: the ``memory`` engine with one fault planted, and the cases that must notice it.
+"""How a wrong engine is made: a sound one with one fault planted.
 
-A fault is a class with the calls of one side that go wrong, a subclass of :class:`Timers` or of :class:`Pops`; or a function that changes
-the options that the engine is opened with. Its docstring says in one sentence what is wrong.
+A fault is a class with the calls that go wrong, a subclass of :class:`Timers`, of :class:`Pops` or of :class:`Whole`; or a function that
+changes the options that the engine is opened with. Its docstring says in one sentence what is wrong. A *mutant* names the cases that must
+notice it. A *stranger* was written from the contract alone, and tells how many wrong engines are noticed that no case was written for.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
-from rmqstore.contract import EngineInfo, EngineOptions, Support
-from rmqstore_conformance.proving.shaping import Change, Shaped, shaped_info
+from rmqstore.contract import Engine, EngineInfo, EngineOptions, EngineSession, Support, Ticket
+from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany, WriteBatch
+from rmqstore.plugins import get_plugins
 
 PREFIX = "mutant_"
+MEMORY = "memory"
+LMDB = "lmdb"
+
+Kind: TypeAlias = Literal["data", "fidelity", "durability", "two-writes", "pairs", "concurrency", "logic"]
+"""What class of mistake it is."""
 
 
 class _Fault:
-    """What all faults have: something to note between calls."""
+    """What faults of a side have: something to note between calls, and a moment to plant what lies deeper."""
 
     @property
     def noted(self) -> dict[Any, Any]:
         found: dict[Any, Any] = self.__dict__.setdefault("_noted_by_the_fault", {})
         return found
+
+    def planted(self) -> None:
+        """Plant what lies deeper than the calls of the side; called whenever its state was read anew."""
+
+    def _load(self) -> None:
+        super()._load()  # type: ignore[misc]
+        self.planted()
 
 
 if TYPE_CHECKING:
@@ -33,37 +49,53 @@ if TYPE_CHECKING:
     from rmqstore.engine.timers.store import OrderedTimers
 
     class Timers(_Fault, OrderedTimers):
-        """Base of faults of the timers; put before the class of the engine's own timers."""
+        """Base of faults of the timers."""
 
     class Pops(_Fault, OrderedPops):
-        """Base of faults of the pops; put before the class of the engine's own pops."""
+        """Base of faults of the pops."""
 
 else:
 
     class Timers(_Fault):
-        """Base of faults of the timers; put before the class of the engine's own timers."""
+        """Base of faults of the timers."""
 
     class Pops(_Fault):
-        """Base of faults of the pops; put before the class of the engine's own pops."""
+        """Base of faults of the pops."""
 
 
-class Mutant(msgspec.Struct, frozen=True, kw_only=True):
+class Whole:
+    """Base of faults that concern a session as a whole."""
+
+    def open(self, engine: Engine, directory: Path, options: EngineOptions) -> EngineSession:
+        """Open the engine wrongly."""
+        return engine.open(directory, options)
+
+    def open_for_reading(self, engine: Engine, directory: Path, options: EngineOptions) -> EngineSession:
+        """Open the engine for reading wrongly."""
+        return engine.open_for_reading(directory, options)
+
+
+class WrongEngine(msgspec.Struct, frozen=True, kw_only=True):
     """A wrong engine; called, it gives the engine.
 
     Attributes:
         what: what is wrong, in a sentence.
-        clause: the clause that it is meant to break.
-        caught_by: ids of cases, without what they are repeated for, each of which must fail.
+        clause: the clause that it breaks.
         place: the module and the attribute that hold this.
-        declares: capabilities that it declares otherwise than ``memory``.
+        kind: of a stranger.
+        base: the engine that it is but for its fault.
+        caught_by: ids of cases, without what they are repeated for, each of which must fail.
+        declares: capabilities that it declares otherwise than its base.
     """
 
     name: str
     what: str
     clause: str
-    caught_by: tuple[str, ...]
     place: tuple[str, str]
     fault: Any
+    kind: Kind = "logic"
+    base: str = MEMORY
+    caught_by: tuple[str, ...] = ()
     declares: dict[str, Support] = {}
 
     @property
@@ -74,37 +106,124 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def info(self) -> EngineInfo:
         """The announcement of the engine."""
-        info = shaped_info(self.engine, Shaped)
-        capabilities = msgspec.structs.replace(info.capabilities, **self.declares)
-        return msgspec.structs.replace(info, capabilities=capabilities, factory=":".join(self.place))
-
-    def __call__(self) -> Shaped:
-        """Return the engine."""
-        if not isinstance(self.fault, type):
-            return Shaped(settle=self.fault)
-        change = _before(self.fault)
-        return Shaped(timers=change) if issubclass(self.fault, Timers) else Shaped(pops=change)
-
-
-def _before(fault: type) -> Change:
-    return lambda base: type(fault.__name__, (fault, base), {})
-
-
-def mutant(clause: str, *caught_by: str, **declares: Support) -> Callable[[Any], Mutant]:
-    """Make a mutant of a fault; see the attributes of the same names."""
-
-    def planted(fault: type | Callable[[EngineOptions], EngineOptions]) -> Mutant:
-        what = inspect.getdoc(fault)
-        if not what:
-            raise TypeError(f"{fault.__name__} does not say what is wrong")
-        return Mutant(
-            name=re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", fault.__name__).lower(),
-            what=" ".join(what.split()),
-            clause=clause,
-            caught_by=caught_by,
-            place=(fault.__module__, fault.__name__),
-            fault=fault,
-            declares=declares,
+        info = get_plugins().load_engine(self.base)[0]
+        return EngineInfo(
+            name=self.engine,
+            capabilities=msgspec.structs.replace(info.capabilities, **self.declares),
+            factory=":".join(self.place),
+            requires=info.requires,
+            install_hint=info.install_hint,
         )
 
-    return planted
+    def __call__(self) -> Planted:
+        """Return the engine."""
+        return Planted(self.base, self.fault)
+
+
+class Planted(Engine):
+    """An engine with faults."""
+
+    def __init__(self, base: str, *faults: Any) -> None:
+        self._engine = get_plugins().load_engine(base)[1]
+        self._faults = faults
+
+    def open(self, directory: Path, options: EngineOptions) -> EngineSession:
+        """Open the engine, and plant the faults."""
+        if whole := self._whole():
+            return whole.open(self._engine, directory, options)
+        for fault in self._faults:
+            if not isinstance(fault, type):
+                options = fault(options)
+        session = self._engine.open(directory, options)
+        for fault in self._faults:
+            if isinstance(fault, type):
+                plant(session, fault)
+        return session
+
+    def open_for_reading(self, directory: Path, options: EngineOptions) -> EngineSession:
+        """Open the engine for reading; only a fault of a session is planted in it."""
+        if whole := self._whole():
+            return whole.open_for_reading(self._engine, directory, options)
+        return self._engine.open_for_reading(directory, options)
+
+    def _whole(self) -> Whole | None:
+        return next((fault() for fault in self._faults if isinstance(fault, type) and issubclass(fault, Whole)), None)
+
+
+def plant(session: Any, fault: type) -> None:
+    """Put a side that has the fault in the place of the one of a session, also for those who read its state anew."""
+    name = "_timers" if issubclass(fault, Timers) else "_pops"
+    side = getattr(session, name)
+    kind: Any = type(fault.__name__, (fault, type(side)), {})
+    planted = kind.__new__(kind)
+    planted.__dict__ = side.__dict__
+    setattr(session, name, planted)
+    reloads: list[Any] = session._shared._reloads
+    reloads[:] = [planted._load if each.__self__ is side else each for each in reloads]
+    planted.planted()
+
+
+def mutant(clause: str, *caught_by: str, **declares: Support) -> Callable[[Any], WrongEngine]:
+    """Make a mutant of a fault; see the attributes of the same names."""
+    return lambda fault: _wrong(fault, clause=clause, caught_by=caught_by, declares=declares)
+
+
+def stranger(clause: str, kind: Kind, base: str = MEMORY) -> Callable[[type], WrongEngine]:
+    """Make a stranger of a fault; see the attributes of the same names."""
+    return lambda fault: _wrong(fault, clause=clause, kind=kind, base=base)
+
+
+def _wrong(fault: Any, **named: Any) -> WrongEngine:
+    what = inspect.getdoc(fault)
+    if not what:
+        raise TypeError(f"{fault.__name__} does not say what is wrong")
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", fault.__name__).lower()
+    return WrongEngine(name=name, what=" ".join(what.split()), place=(fault.__module__, fault.__name__), fault=fault, **named)
+
+
+Behind: TypeAlias = Callable[[int, bytes], bool]
+"""Says of a key in a space whether it belongs to the second of two writes."""
+
+
+@contextmanager
+def written_by(shared: Any, write: Callable[[WriteBatch], Ticket]) -> Iterator[None]:
+    """Have the calls inside write in another way; call it with the lock held."""
+    vars(shared)["write"] = write
+    try:
+        yield
+    finally:
+        del vars(shared)["write"]
+
+
+def in_two(shared: Any, is_behind: Behind, finish: Callable[[WriteBatch], None] = lambda batch: None) -> AbstractContextManager[None]:
+    """Make each write of the calls inside two, the first of them durable before the second; call it with the lock held.
+
+    Args:
+        finish: is given the second write before it is made.
+    """
+    whole = shared.write
+
+    def write(batch: WriteBatch) -> Ticket:
+        first, second = parted(batch, is_behind)
+        if first and second:
+            shared.sync(whole(first))
+            finish(second)
+            batch = second
+        ticket: Ticket = whole(batch)
+        return ticket
+
+    return written_by(shared, write)
+
+
+def parted(batch: WriteBatch, is_behind: Behind) -> tuple[WriteBatch, WriteBatch]:
+    """Part a batch in what does not belong behind and what does, each in its order."""
+    parts = WriteBatch(), WriteBatch()
+    for op in batch.ops:
+        for part, wanted in zip(parts, (False, True), strict=True):
+            if isinstance(op, PutMany):
+                part.put_many(op.space, [item for item in op.items if is_behind(op.space, item[0]) is wanted])
+            elif isinstance(op, DeleteMany):
+                part.delete_many(op.space, [key for key in op.keys if is_behind(op.space, key) is wanted])
+            elif isinstance(op, DeleteRange) and is_behind(op.space, op.start) is wanted:
+                part.delete_range(op.space, op.start, op.stop)
+    return parts

@@ -16,7 +16,7 @@ from rmqstore_conformance.proving import (
     strangers_of_threads,
     strangers_of_writes,
 )
-from rmqstore_conformance.proving.strangers_planting import Stranger
+from rmqstore_conformance.proving.planting import WrongEngine
 
 PARTS: Final[tuple[ModuleType, ...]] = (
     strangers_of_data,
@@ -28,7 +28,7 @@ PARTS: Final[tuple[ModuleType, ...]] = (
     strangers_of_writes,
 )
 
-STRANGERS: Final[tuple[Stranger, ...]] = tuple(each for part in PARTS for each in vars(part).values() if isinstance(each, Stranger))
+STRANGERS: Final[tuple[WrongEngine, ...]] = tuple(each for part in PARTS for each in vars(part).values() if isinstance(each, WrongEngine))
 """All of them, in the order of their modules."""
 
 

@@ -37,7 +37,7 @@ from rmqstore.engine.schema import LEASE_KEY, MARK, META, SPACES
 from rmqstore.engine.session import open_session
 from rmqstore.engine.timers.ticks import Place
 from rmqstore.errors import StoreFullError
-from rmqstore_conformance.proving.strangers_planting import LMDB, Pops, Timers, Whole, stranger
+from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, Whole, stranger
 
 _AT_ONCE = Ticket(0)
 

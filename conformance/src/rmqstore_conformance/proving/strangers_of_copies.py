@@ -32,8 +32,8 @@ from rmqstore.engine.pops.popped import PoppedRecords
 from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.message import PROPERTY_DLQ_ATTEMPTS, PROPERTY_DLQ_REASON, RETRY_PREFIX, Message, PoppedMessage
+from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, stranger
 from rmqstore_conformance.proving.strangers_of_data import with_rows
-from rmqstore_conformance.proving.strangers_planting import LMDB, Pops, Timers, stranger
 
 # ---------------------------------------------------------------- timers
 

@@ -33,7 +33,7 @@ from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.timers.counts import MINUTE_MS
 from rmqstore.filters import TagFilter, parse_filter
 from rmqstore.message import Message
-from rmqstore_conformance.proving.strangers_planting import Pops, Timers, stranger
+from rmqstore_conformance.proving.planting import Pops, Timers, stranger
 
 _FAR: Final = 2**62
 

@@ -37,7 +37,7 @@ from rmqstore.engine.schema import MARK, META
 from rmqstore.engine.timers.ticks import Place
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import DLQ_PREFIX
-from rmqstore_conformance.proving.strangers_planting import Pops, Timers, stranger
+from rmqstore_conformance.proving.planting import Pops, Timers, stranger
 
 # ---------------------------------------------------------------- timers with the clock, with marks, with cancels by key
 

@@ -34,8 +34,8 @@ from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.schema import CANCELLED, LEASE, LEASES, PURGE, TICK_SEQ, TRACES, U64
 from rmqstore.engine.timers.ticks import Place
 from rmqstore.message import Message
+from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, stranger
 from rmqstore_conformance.proving.strangers_of_data import with_rows
-from rmqstore_conformance.proving.strangers_planting import LMDB, Pops, Timers, stranger
 
 # ---------------------------------------------------------------- timers
 

@@ -28,7 +28,7 @@ from rmqstore.engine.pops.queue_log import DamagedRun
 from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.schema import U64
 from rmqstore.message import GRAVE_PROPERTIES, Message
-from rmqstore_conformance.proving.strangers_planting import LMDB, Pops, Timers, stranger
+from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, stranger
 
 
 @stranger("I1", "concurrency")

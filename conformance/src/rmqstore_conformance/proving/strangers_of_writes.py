@@ -44,7 +44,7 @@ from rmqstore.engine.schema import (
 )
 from rmqstore.engine.timers.ticks import Place
 from rmqstore.message import DLQ_PREFIX
-from rmqstore_conformance.proving.strangers_planting import LMDB, Behind, Pops, Timers, in_two, parted, stranger, written_by
+from rmqstore_conformance.proving.planting import LMDB, Behind, Pops, Timers, in_two, parted, stranger, written_by
 
 _MANY = 1000
 _ACKS = 256

@@ -9,11 +9,13 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rmqstore_rocksdb.kv
 from rmqstore.contract.engine import EngineOptions
 from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany, WriteBatch
 from rmqstore.engine.kv.directory import copy_tree
@@ -23,7 +25,7 @@ from rmqstore_conformance.stores import directory
 from rmqstore_rocksdb.gaps import Gap, Gaps
 from rmqstore_rocksdb.kv import RocksDBKV, open_rocksdb
 from rmqstore_rocksdb.plugin import INFO, rmqstore_engines
-from rmqstore_rocksdb.scans import ForwardScan
+from rmqstore_rocksdb.scans import Read, read_forward
 from rmqstore_rocksdb.tuning import RocksDBTuning, translated
 
 SPACES = ("meta", "timers")
@@ -249,13 +251,12 @@ def test_a_table_that_is_worked_off_is_read_from_where_it_begins(tmp_path: Path,
     """Each scan would walk the tombstones of all that went before."""
     kv = open_kv(tmp_path)
     seen: list[bytes] = []
-    page = ForwardScan.page
 
-    def page_of(scan: ForwardScan, limit: int, page_bytes: int) -> list[tuple[bytes, bytes]]:
-        seen.append(scan._start)
-        return page(scan, limit, page_bytes)
+    def read(cursor: Any, start: bytes, *args: Any) -> Read:
+        seen.append(start)
+        return read_forward(cursor, start, *args)
 
-    monkeypatch.setattr(ForwardScan, "page", page_of)
+    monkeypatch.setattr(rmqstore_rocksdb.kv, "read_forward", read)
 
     def work_off(count: int, until: bytes) -> list[bytes]:
         found = [key for key, _ in kv.scan(1, b"e", b"e" + until, count)]
@@ -287,15 +288,14 @@ def test_a_scan_teaches_nothing_about_a_state_that_is_gone(tmp_path: Path, monke
     batch = WriteBatch()
     batch.delete_range(1, (5).to_bytes(4, "big"), (8).to_bytes(4, "big"))
     kv.write(batch)
-    page = ForwardScan.page
 
-    def page_and_write(scan: ForwardScan, limit: int, page_bytes: int) -> list[tuple[bytes, bytes]]:
-        found = page(scan, limit, page_bytes)
+    def read_and_write(*args: Any) -> Read:
+        found = read_forward(*args)
         put(kv, 3, b"came meanwhile")
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(ForwardScan, "page", page_and_write)
+        patched.setattr(rmqstore_rocksdb.kv, "read_forward", read_and_write)
         assert len(kv.scan(1, b"\x00", None, 1)) == 1
     assert numbers(kv) == [3, 9]
     assert kv.scan(1, b"", (6).to_bytes(4, "big"), 1, reverse=True)[0][1] == b"came meanwhile"

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from rmqstore.engine.kv.base import DeleteMany, DeleteRange, WriteBatch
 from rmqstore.engine.schema import after_prefix
 
-_PREFIX_BYTES = 2
-"""The beginning of a table is a byte, and maybe another one, of what its keys share."""
+FLOORED_BYTES = 2
+"""The beginning of a table, which alone has a floor, is a byte, and maybe another one, of what its keys share."""
 
 
 class Gap(NamedTuple):
@@ -42,8 +42,8 @@ class Gaps:
         self._thinned: list[set[bytes]] = [set() for _ in range(spaces)]
 
     def has_floor(self, space: int, start: bytes) -> bool:
-        """Tell whether ``start`` is the beginning of a table from which keys were taken one by one."""
-        return len(start) <= _PREFIX_BYTES and start[:1] in self._thinned[space] and start[-1:] != b"\xff"
+        """Tell whether ``start``, of few bytes, is the beginning of a table from which keys were taken one by one."""
+        return start[:1] in self._thinned[space] and start[-1:] != b"\xff"
 
     def raise_floor(self, space: int, start: bytes, floor: bytes) -> None:
         """Remember what a scan found: no key with ``start <= key < floor``; nothing may have been written since."""
@@ -57,7 +57,7 @@ class Gaps:
                 self._thinned[op.space].update(op.keys[0][:1] for _ in op.keys[:1])
             elif not isinstance(op, DeleteRange) and (floors := self.floors[op.space]):
                 for key, _ in op.items:
-                    for size in range(1, _PREFIX_BYTES + 1):
+                    for size in range(1, FLOORED_BYTES + 1):
                         if key < floors.get(key[:size], b""):
                             floors[key[:size]] = key
             gap = self.gaps[op.space]

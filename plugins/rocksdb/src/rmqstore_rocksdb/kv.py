@@ -32,8 +32,8 @@ from rmqstore.engine.kv.group_commit import CommittedKV, GroupCommit
 from rmqstore.errors import CorruptStoreError, StoreFullError
 from rmqstore_rocksdb import wal
 from rmqstore_rocksdb.database import Database
-from rmqstore_rocksdb.gaps import Gaps
-from rmqstore_rocksdb.scans import BackwardScan, ForwardScan
+from rmqstore_rocksdb.gaps import FLOORED_BYTES, Gaps
+from rmqstore_rocksdb.scans import cursor_of, read_backward, read_forward
 from rmqstore_rocksdb.tuning import RocksDBTuning, translated
 
 FORMAT_VERSION: Final = 1
@@ -157,18 +157,19 @@ class RocksDBKV(CommittedKV):
             begin = start if reverse else gaps.floors[space].get(start, start)
             if stop is not None and begin >= stop:
                 return []
-            scan = (BackwardScan if reverse else ForwardScan)(self._db.families[space], begin, stop, gaps.gaps[space])
+            gap = gaps.gaps[space]
+            cursor = cursor_of(self._db.families[space], stop)
             sequence = self._sequence
-        page = scan.page(limit, page_bytes)
+        page, empty = (read_backward if reverse else read_forward)(cursor, begin, stop, gap, limit, page_bytes)
         floor = page[0][0] if page else stop
-        if not reverse and floor is not None and floor > begin and gaps.has_floor(space, start):
+        if len(start) <= FLOORED_BYTES and not reverse and floor is not None and floor > begin and gaps.has_floor(space, start):
             with self._lock:
                 if sequence == self._sequence:
                     gaps.raise_floor(space, start, floor)
-        if scan.empty is not None and gaps.gaps[space] is not None and gaps.touches(space, *scan.empty):
+        if empty is not None and gaps.gaps[space] is not None and gaps.touches(space, *empty):
             with self._lock:
                 if sequence == self._sequence:
-                    gaps.learn(space, *scan.empty)
+                    gaps.learn(space, *empty)
         return page
 
     # ------------------------------------------------------------ writes

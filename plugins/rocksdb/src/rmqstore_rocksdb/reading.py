@@ -28,7 +28,7 @@ from rmqstore.errors import CorruptStoreError, RmqstoreError, StorePathError
 from rmqstore_rocksdb import wal
 from rmqstore_rocksdb.database import Database
 from rmqstore_rocksdb.kv import FORMAT_VERSION, promise_broken, read_mark
-from rmqstore_rocksdb.scans import BackwardScan, ForwardScan
+from rmqstore_rocksdb.scans import cursor_of, read_backward, read_forward
 from rmqstore_rocksdb.tuning import RocksDBTuning, translated
 
 _ATTEMPTS: Final = 25
@@ -104,14 +104,14 @@ class RocksDBView(FixedView):
         return value
 
     def scan(self, space: int, start: bytes, stop: bytes | None, limit: int, *, reverse: bool, page_bytes: int) -> list[Entry]:
-        scan = (BackwardScan if reverse else ForwardScan)(self._db.families[space], start, stop, None)
+        cursor = cursor_of(self._db.families[space], stop)
         try:
-            return scan.page(limit, page_bytes)
+            return (read_backward if reverse else read_forward)(cursor, start, stop, None, limit, page_bytes)[0]
         except Exception as error:
             clear_frames(error.__traceback__)
             raise translated(error, self._home.database) from error
         finally:
-            del scan
+            del cursor
 
     def renew(self) -> None:
         old, old_stand_in = self._db, self._stand_in

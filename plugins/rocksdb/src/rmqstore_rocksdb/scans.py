@@ -1,6 +1,8 @@
-"""One page of a range of a column family, forward or backward.
+"""One page of a range of a column family, forward or backward: ``start <= key < stop``.
 
-A scan is made under the lock that orders writes, which fixes the state it sees; it is read outside.
+The iterator is made under the lock that orders writes, which fixes the state it sees; it is read outside. Both return the page, up to
+``limit`` entries, at least 1, through the one with which the values exceed ``page_bytes``; and an interval that reading it proved empty,
+for ``Gaps.learn``. ``gap`` is an interval known to be empty, which they do not walk.
 
 rocksdict has a faster iterator, ``items``, which these do not use: it stops alike at the end of the range and at bad data, and it steps
 on after the last entry that is wanted, maybe into tombstones. In rocksdict 0.3.29 ``set_iterate_lower_bound`` sets the *upper* bound, so
@@ -9,89 +11,74 @@ only upper bounds are given to it.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from rocksdict import Rdict, RdictIter, ReadOptions
 
 from rmqstore_rocksdb.gaps import Gap
 
-Entry = tuple[bytes, bytes]
+Entry: TypeAlias = tuple[bytes, bytes]
+Read: TypeAlias = tuple[list[Entry], tuple[bytes, bytes] | None]
 
 
-class Scan(ABC):
-    """A range of a column family as it was when the scan was made.
-
-    Args:
-        gap: an interval known to be empty, which the scan does not walk.
-
-    Attributes:
-        empty: an interval that reading the page proved empty, for ``Gaps.learn``.
-    """
-
-    def __init__(self, family: Rdict, start: bytes, stop: bytes | None, gap: Gap | None) -> None:
-        bounds = ReadOptions()
-        if stop is not None:
-            bounds.set_iterate_upper_bound(stop)
-        self._cursor: RdictIter = family.iter(bounds)
-        self._start = start
-        self._stop = stop
-        self._gap = gap
-        self.empty: tuple[bytes, bytes] | None = None
-
-    @abstractmethod
-    def page(self, limit: int, page_bytes: int) -> list[Entry]:
-        """Read up to ``limit`` entries, at least 1, through the one with which the values exceed ``page_bytes``."""
+def cursor_of(family: Rdict, stop: bytes | None) -> RdictIter:
+    """Return an iterator over the keys below ``stop`` as they are now."""
+    bounds = ReadOptions()
+    if stop is not None:
+        bounds.set_iterate_upper_bound(stop)
+    return family.iter(bounds)
 
 
-class ForwardScan(Scan):
-    """``start <= key < stop`` in key order."""
-
-    def page(self, limit: int, page_bytes: int) -> list[Entry]:
-        """Read the page."""
-        start, gap = self._start, self._gap
-        if gap is not None and gap.low <= start < gap.high:
-            start = gap.high
-            if self._stop is not None and start >= self._stop:
-                return []
-        cursor = self._cursor
-        valid, key_at, value_at, step = cursor.valid, cursor.key, cursor.value, cursor.next
-        page: list[Entry] = []
-        cursor.seek(start)
-        while valid():
-            value = value_at()
-            page.append((key_at(), value))
-            page_bytes -= len(value)
-            if len(page) == limit or page_bytes < 0:
-                break
-            step()
-        else:
-            cursor.status()
-        if page and page[0][0] > start:
-            self.empty = (start, page[0][0])
-        return page
+def read_forward(cursor: RdictIter, start: bytes, stop: bytes | None, gap: Gap | None, limit: int, page_bytes: int) -> Read:
+    """Read a page in key order."""
+    if gap is not None and gap.low <= start < gap.high:
+        start = gap.high
+        if stop is not None and start >= stop:
+            return [], None
+    valid, key_at, value_at, step = cursor.valid, cursor.key, cursor.value, cursor.next
+    page: list[Entry] = []
+    cursor.seek(start)
+    while valid():
+        value = value_at()
+        page.append((key_at(), value))
+        page_bytes -= len(value)
+        if len(page) == limit or page_bytes < 0:
+            break
+        step()
+    else:
+        cursor.status()
+    return page, (start, page[0][0]) if page and page[0][0] > start else None
 
 
-class BackwardScan(Scan):
-    """``start <= key < stop`` against the key order.
+def read_backward(cursor: RdictIter, start: bytes, stop: bytes | None, gap: Gap | None, limit: int, page_bytes: int) -> Read:
+    """Read a page against the key order."""
+    scan = _Backward(cursor, stop, gap)
+    page: list[Entry] = []
+    for entry in scan.entries():
+        if entry[0] < start:
+            break
+        page.append(entry)
+        page_bytes -= len(entry[1])
+        if len(page) == limit or page_bytes < 0:
+            break
+    return page, scan.empty
+
+
+class _Backward:
+    """All entries below ``stop``, against the key order.
 
     To stand on a key from above, RocksDB looks at the key before it. So the lowest key above the gap is read from below, forward, and
     the steps backward end at the second lowest.
     """
 
-    def page(self, limit: int, page_bytes: int) -> list[Entry]:
-        """Read the page."""
-        page: list[Entry] = []
-        for entry in self._entries():
-            if entry[0] < self._start:
-                break
-            page.append(entry)
-            page_bytes -= len(entry[1])
-            if len(page) == limit or page_bytes < 0:
-                break
-        return page
+    def __init__(self, cursor: RdictIter, stop: bytes | None, gap: Gap | None) -> None:
+        self._cursor = cursor
+        self._stop = stop
+        self._gap = gap
+        self.empty: tuple[bytes, bytes] | None = None
 
-    def _entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[Entry]:
         cursor, gap = self._cursor, self._gap
         if gap is None or (self._stop is not None and self._stop <= gap.low):
             cursor.seek_to_last()

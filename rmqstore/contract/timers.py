@@ -178,12 +178,14 @@ class DueBatch(msgspec.Struct, frozen=True):
     """What ``due`` read: messages in (tick, seq) order, and the cursor that covers exactly them and all before them.
 
     Every message has its real topic and queue id. ``soft`` is True when a put or a cancel that this batch rests on was not durable
-    when it was read: then ``timers.sync`` must come before ``pops.apply`` (docs/handover.md), unless both share one atomic log.
+    when it was read: then ``timers.sync`` must come before ``pops.apply`` (docs/handover.md), unless both share one atomic log. ``more``
+    is False when the engine knows that nothing else of what is sealed is due; True makes the caller ask.
     """
 
     messages: MessageBatch
     cursor: TimerCursor
     soft: bool = False
+    more: bool = True
 
 
 class PendingCounts(msgspec.Struct, frozen=True):

@@ -71,6 +71,9 @@ class HandOver:
                 yield "pops.sync"
             timers.forget(pops.durable_cursor())
             yield "forget"
+            if self._sync and not batch.more:
+                # The last ``forget`` of the tick tells the timers that nothing is due; without a sync only an empty ``due`` does.
+                return
 
     def _shorten(self) -> None:
         """Reclaim durably what is handed over, so that ``due`` can drop the corners that cover nothing any more."""

@@ -79,6 +79,8 @@ class OrderedTimers(TimerSide):
         self._unsealed_tick = first
         self._adopted = stored_adopted(kv, TIMER_SIDE)
         self._resume: tuple[TimerCursor, tuple[int, int]] | None = None
+        # The cursor of a batch behind which nothing was due.
+        self._final: TimerCursor | None = None
 
     def recover(self, cursor: TimerCursor) -> None:
         with self._lock, self._call:
@@ -171,7 +173,7 @@ class OrderedTimers(TimerSide):
                     write.put(META, SEAL_KEY, sealed.to_bytes())
                     self._seal_position = self._shared.write(write).position
                     self._sealed = sealed
-                    self._resume = None
+                    self._resume = self._final = None
                 self._unsealed_tick = self._runs.first_tick(until_ms + 1)
             self._until_ms = until_ms
 
@@ -195,13 +197,18 @@ class OrderedTimers(TimerSide):
             cursor = self._trimmed(reached_to, is_receivers=True)
             if last is not None:
                 self._resume = (cursor, last)
-            elif self._sealed.highest_tick > self._until_ms:
-                # An earlier seal closed more, before the clock was set back.
-                self._closed_tick = self._runs.first_closed(self._until_ms + 1, self._sealed, after)
             else:
-                self._closed_tick = None
+                self._closed_tick = self._first_closed_beyond(after)
+            if not more:
+                self._final = cursor
             soft = self._change_position > kv.durable_position
-            return DueBatch(MessageBatch(source=Records(records)), cursor, soft)
+            return DueBatch(MessageBatch(source=Records(records)), cursor, soft, more)
+
+    def _first_closed_beyond(self, after: TimerCursor) -> int | None:
+        """Return the first tick beyond the last ``until_ms`` that a seal closed before a clock was set back, and ``after`` does not cover."""
+        if self._sealed.highest_tick <= self._until_ms:
+            return None
+        return self._runs.first_closed(self._until_ms + 1, self._sealed, after)
 
     def _trimmed(self, cursor: TimerCursor, *, is_receivers: bool = False) -> TimerCursor:
         """Drop corners under which nothing is left, largest tick first, when there are more than 15.
@@ -229,6 +236,8 @@ class OrderedTimers(TimerSide):
                 self._low_tick = min(kept_ticks, default=upto.highest_tick + 1)
             # No put is ever inserted under a corner that was handed out, so the same cursor has nothing to forget again.
             self._forgotten = upto
+            if upto == self._final:
+                self._closed_tick = self._first_closed_beyond(upto)
 
     def _write_removal(self, removal: Removal) -> None:
         """Remove one page of what is forgotten, in one write."""

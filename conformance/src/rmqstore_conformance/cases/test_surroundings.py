@@ -23,7 +23,7 @@ import pytest
 import rmqstore
 from rmqstore import CancelOutcome, ManualClock, Store, StoreError, StoreForkedError, StoreFullError, StorePoisonedError
 from rmqstore_conformance.data import groups, topics
-from rmqstore_conformance.faults.interrupting import modules_of, stepped
+from rmqstore_conformance.faults.interrupting import belongs_to, stepped
 from rmqstore_conformance.stores import (
     ANNOUNCED,
     GIVEN,
@@ -252,7 +252,7 @@ def test_x2_a_fork_while_another_thread_is_in_a_call(durable_stores: Stores, tar
     """X2: wherever another thread is in a call or an open, and whatever it holds there: a forked child opens a store, or is told."""
     store = durable_stores.open()
     chance = random.Random(f"{durable_stores.pair} {seed}")
-    own = modules_of(store)
+    own = belongs_to(store)
 
     def opened() -> None:
         durable_stores.open("other").close()

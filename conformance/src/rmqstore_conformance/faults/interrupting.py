@@ -52,7 +52,7 @@ def steps_of(code: CodeType) -> frozenset[int]:
     )
 
 
-def modules_of(store: Store) -> Callable[[str], bool]:
+def belongs_to(store: Store) -> Callable[[str], bool]:
     """Return what tells by its name whether a module is the framework's, or that of an engine of this store."""
     modules = {kind.__module__ for side in (store.engine.timers, store.engine.pops) for kind in type(side).__mro__}
     packages = {name.partition(".")[0] for name in modules}.difference(_NOT_OWN)
@@ -113,7 +113,7 @@ class Interrupts:
         """Make a call of a kind ``name``, and most often raise in the middle of it, or have something else ``come`` there."""
         lengths = self._lengths.setdefault(name, deque([_FIRST_STEPS], _LENGTHS))
         step = self._chance.randint(1, self._chance.choice(lengths)) if self._chance.random() < 2 / 3 else 0
-        result, length = stepped(act, step, come or self._raise, modules_of(store))
+        result, length = stepped(act, step, come or self._raise, belongs_to(store))
         lengths.append(length + 1)
         return result
 

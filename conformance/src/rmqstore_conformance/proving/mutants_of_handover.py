@@ -57,6 +57,15 @@ class TheQueueIsChosenAnew(Timers):
         return holding(found, with_column(found.messages, "queue_id", [0] * len(found.messages)))
 
 
+@mutant("H1", "H1.due_is_a_pure_read_and_its_cursor_says_it_all", "T8.one_tick_goes_out_in_bounded_batches")
+class TheFirstBatchIsAll(Timers):
+    """The first batch of a tick says that nothing more is due, so the rest of a large tick waits for the next one."""
+
+    def due(self, after: TimerCursor, limit: int) -> DueBatch:
+        found = super().due(after, limit)
+        return DueBatch(found.messages, found.cursor, found.soft, more=False)
+
+
 @mutant("H2", "H2.a_deliver_time_within_a_tick_is_kept")
 class DeliverTimesAreRounded(Timers):
     """A message comes out of the hand-over with its tick in place of its deliver time."""

@@ -105,6 +105,8 @@ class WheelTimers(TimerSide):
         self._unsealed_tick = index.first_tick(-1)
         self._handed: deque[tuple[TimerCursor, Due]] = deque()
         self._resume: TimerCursor | None = None
+        # The cursor of a batch behind which nothing was due.
+        self._final: TimerCursor | None = None
         self._rest: Iterator[Due] = iter(())
         self._waiting: Due | None = None
         noted = index.forgotten.join(TimerCursor.from_bytes(ledger.get(META, FORGOTTEN_KEY) or b"").corners).join(self._received.corners)
@@ -239,7 +241,7 @@ class WheelTimers(TimerSide):
                     write.put(META, SEAL_KEY, sealed.to_bytes())
                     self._seal_position = self._shared.write(write).position
                     self._sealed = sealed
-                    self._resume = None
+                    self._resume = self._final = None
                 self._unsealed_tick = self._index.first_tick(until_ms)
             self._until_ms = until_ms
 
@@ -330,8 +332,10 @@ class WheelTimers(TimerSide):
                 self._handed.append((cursor, given))
             else:
                 self._closed_tick = self._first_closed_beyond(after)
+            if not more:
+                self._final = cursor
             messages = self._fetcher.messages(given.seqs, joined_places(places))
-            return DueBatch(messages, cursor, self._change_position > self._ledger.durable_position)
+            return DueBatch(messages, cursor, self._change_position > self._ledger.durable_position, more)
 
     def _next_waiting(self, after: TimerCursor) -> Due | None:
         """Return what was read and not handed out yet, read on as needed; None when nothing is due any more."""
@@ -384,6 +388,8 @@ class WheelTimers(TimerSide):
                 self._forget_position = self._shared.write(write).position
             # No put is ever inserted under a corner that was handed out, so the same cursor has nothing to forget again.
             self._forgotten = upto
+            if upto == self._final:
+                self._closed_tick = self._first_closed_beyond(upto)
 
     def _forget_handed(self, upto: TimerCursor) -> None:
         """Forget what was handed out, up to a cursor that ``due`` gave."""

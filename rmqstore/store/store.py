@@ -54,6 +54,7 @@ from rmqstore.errors import (
 from rmqstore.filters import TagFilter, parse_filter
 from rmqstore.message import (
     MAX_ID_BYTES,
+    MAX_POP,
     MAX_PROPERTIES_BYTES,
     Message,
     PoppedMessage,
@@ -361,6 +362,8 @@ class Store(Reader):
         self._check_open()
         check_readable_topic(topic)
         check_group(group)
+        if type(max_messages) is not int or not 1 <= max_messages <= MAX_POP:
+            raise IllegalArgumentError(f"max_messages must be an int of 1 to {MAX_POP}, not {max_messages!r}")
         if attempt_id is not None:
             check_word("attempt_id", attempt_id, MAX_ID_BYTES)
         if queue is not None:

@@ -138,13 +138,15 @@ class GroupCommit:
         target = self.position if position is None else position
         if target > self.position:
             raise IllegalArgumentError(f"no write has position {target} yet, the last one has {self.position}")
-        while not self._is_durable(target, position):
+        reached = -1
+        while reached < target:
             # Those that come meanwhile wait here; the first of them leads for all that was written until then.
             with self.leading:
-                if not self._is_durable(target, position):
-                    reached = self._lead()
-                    with self.lock:
-                        self.durable_position = max(self.durable_position, reached)
+                if self._is_durable(target, position):
+                    return
+                reached = self._lead()
+                with self.lock:
+                    self.durable_position = max(self.durable_position, reached)
 
     def _is_durable(self, target: int, position: int | None) -> bool:
         """Say whether nothing is left to be synced; raise when it never will be."""

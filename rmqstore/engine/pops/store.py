@@ -59,7 +59,6 @@ from rmqstore.engine.state.imports import is_taken_in, note_taken_in
 from rmqstore.errors import IllegalArgumentError
 from rmqstore.filters import parse_filter
 from rmqstore.message import (
-    MAX_POP,
     MAX_QUEUES,
     check_count,
     check_group,
@@ -146,11 +145,6 @@ class OrderedPops(OrderedSide, PopStore):
     # ------------------------------------------------------------ pop and revive
 
     def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
-        check_readable_topic(request.topic)
-        check_group(request.group)
-        check_time_ms("invisible_ms", request.invisible_ms, minimum=1)
-        if type(request.max_messages) is not int or not 1 <= request.max_messages <= MAX_POP:
-            raise IllegalArgumentError(f"max_messages must be an int of 1 to {MAX_POP}, not {request.max_messages!r}")
         picker = picker_of(parse_filter(request.filter), self._log.format)
         with self._lock, self._call:
             transaction = self._stage(now_ms)

@@ -205,7 +205,7 @@ class OrderedTimers(TimerSide):
             return DueBatch(MessageBatch(source=Records(records)), cursor, soft, more)
 
     def _first_closed_beyond(self, after: TimerCursor) -> int | None:
-        """Return the first tick beyond the last ``until_ms`` that a seal closed before a clock was set back, and ``after`` does not cover."""
+        """Return the first tick after ``until_ms`` that was closed before a clock was set back, and ``after`` does not cover."""
         if self._sealed.highest_tick <= self._until_ms:
             return None
         return self._runs.first_closed(self._until_ms + 1, self._sealed, after)

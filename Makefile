@@ -66,7 +66,7 @@ types: $(DEV)  ## static types
 	@echo "== types"
 	@$(BIN)/mypy
 
-memory-only: $(DEV)  ## the tests with no engine but memory
+memory-only: $(DEV)  ## the tests with no engine but memory, and what they cover of the framework
 	@echo "== memory engine alone"
 	@$(BIN)/tox run -q -e memory-only -- -q
 

@@ -112,7 +112,7 @@ def test_p7_removals_are_for_dead_letters_and_parked_entries_only(stores: Stores
     letters = bury(stores, store, 2)
     with pytest.raises(IllegalArgumentError, match=re.escape(f"not from {T!r}")):
         store.engine.pops.apply(PopTxn(removals=[Removal(dlq_topic(G), 0, 0), Removal(T, 0, 0)]), stores.clock.now_ms())
-    for wrong in ("x", [1], letters[0]):
+    for wrong in ("x", "", b"", [1], letters[0]):
         with pytest.raises(IllegalArgumentError):
             store.dead_letters.drop(wrong)  # type: ignore[arg-type]
     assert store.dead_letters.list(G) == letters

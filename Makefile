@@ -32,7 +32,7 @@ BASE := $(VENV)/.installed-base
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help demo check changed test lint types memory-only wheels conformance-small conformance bench bench-backlog bench-consumers bench-peers grid grid-small load-test crash clean
+.PHONY: help demo check changed test lint types memory-only wheels site conformance-small conformance bench bench-backlog bench-consumers bench-peers grid grid-small load-test crash clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -48,7 +48,7 @@ changed: $(DEV)
 	@$(BIN)/pytest -q -n $(WORKERS) -m "not (long or slow or crash or spark)" $$($(BIN)/python tests/changed.py) || [ $$? = 5 ]  # 5: none is quick
 
 test: $(DEV)  ## everything that CI checks; the tests come last
-	@$(MAKE) -j2 lint types wheels
+	@$(MAKE) -j2 lint types wheels site
 	@$(MAKE) memory-only
 	@$(MAKE) load-test
 	@$(MAKE) grid-small
@@ -73,6 +73,10 @@ memory-only: $(DEV)  ## the tests with no engine but memory, and what they cover
 wheels: $(DEV)  ## build all wheels and use them from an empty directory
 	@echo "== wheels"
 	@$(BIN)/tox run -q -e wheels
+
+site: $(DEV)  ## build the docs site, warnings are errors; it is in build/site
+	@echo "== site"
+	@$(call quietly,$(BIN)/mkdocs build --strict)
 
 conformance-small: $(DEV)  ## the cases of the suite on every engine
 	@echo "== conformance"

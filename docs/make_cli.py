@@ -160,7 +160,7 @@ def _section(name: str, command: Any) -> str:
     usage = " ".join([name, *(["[OPTIONS]"] if options else []), *wanted])
     parts = [f"\n### {name}\n", f"```\n{usage}\n```\n", *(f"{_paragraph(text)}\n" for text in str(command.help).split("\n\n"))]
     if arguments:
-        parts.append("| Argument | |\n|---|---|\n" + "".join(f"| `{_metavar(each)}` | {_cell(each.help)} |\n" for each in arguments))
+        parts.append("| Argument | |\n|---|---|\n" + "".join(f"| `{_cell(_metavar(each))}` | {_cell(each.help)} |\n" for each in arguments))
     if options:
         parts.append("| Option | Default | |\n|---|---|---|\n" + "".join(_option(each) for each in options))
     if name in JSON:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from rmqstore.contract import Flush, InitMode, Reclaim, Setting
-from rmqstore.errors import ConfigError
+from rmqstore.errors import NO_ROOM, ConfigError, StoreFullError
 from rmqstore.settings import CORE_SETTINGS, DEFAULT, Origin, Source, Value, checked, parsed
 
 FILE_NAME = "rmqstore.toml"
@@ -188,6 +188,8 @@ def _from_file(path: Path, source: Source, known: Mapping[str, Setting], tables:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
+        if error.errno in NO_ROOM:
+            raise StoreFullError(f"no room to read {path}: {error.strerror}; close files and open the store again") from error
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # no TOML, or no UTF-8
         raise ConfigError(f"{path} is not a TOML file: {error}") from error

@@ -7,10 +7,13 @@ A message names the culprit and says what to do.
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
+from typing import Final
 
 __all__ = [
+    "NO_ROOM",
     "BrokenEngineError",
     "ClockStepError",
     "ConfigError",
@@ -155,6 +158,10 @@ class StoreLockedError(StoreError, BlockingIOError):
     """Another owner has the store open (X1)."""
 
 
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+"""What the system says when a call found no room, on the disk or among the open files (F1)."""
+
+
 class StoreFullError(StoreError):
     """The disk has no room, or no file can be opened more (F1); the call changed nothing, and the store goes on when there is room."""
 
@@ -208,3 +215,12 @@ class ClockStepError(RmqstoreError, RuntimeError):
 
 class SparkLostError(RmqstoreError, ConnectionError):
     """Spark's process ended while its session was in use; run the job again, with the same job id."""
+
+
+def system_error(error: OSError, path: Path) -> OSError:
+    """Return the typed error for what the operating system said about ``path``; one that is typed comes back as it is."""
+    if isinstance(error, StoreError):
+        return error
+    if error.errno in NO_ROOM:
+        return StoreFullError(f"no room for {path}: {error.strerror}; make room and try again")
+    return StorePathError(f"{path} cannot be used: {error.strerror or error}")

@@ -37,6 +37,7 @@ from rmqstore.errors import (
     StoreLockedError,
     StorePathError,
     UnsupportedOperationError,
+    system_error,
 )
 from rmqstore.plugins import get_plugins
 from rmqstore.settings import CORE_SETTINGS, Value
@@ -44,7 +45,7 @@ from rmqstore.spark.routing import ROUTING
 from rmqstore.store import Store
 from rmqstore.store import open as open_store
 from rmqstore.store.directory import MANIFEST_NAME as STORE_MANIFEST
-from rmqstore.store.directory import StoreDirectory, read_manifest, translated
+from rmqstore.store.directory import StoreDirectory, read_manifest
 from rmqstore.store.opening import checked_path
 
 MANIFEST: Final = "rmqstore-dataset.json"
@@ -296,7 +297,7 @@ def write_json(file: Path, content: object) -> None:
         sync_path(file.parent)
     except OSError as error:
         new.unlink(missing_ok=True)
-        raise translated(error, file) from error
+        raise system_error(error, file) from error
 
 
 def place_of(path: str | os.PathLike[str]) -> Path:
@@ -354,7 +355,7 @@ def _made(place: Path, manifest: Manifest) -> Manifest:
             return there
         sync_path(place.parent)
     except OSError as error:
-        raise translated(error, place) from error
+        raise system_error(error, place) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return manifest

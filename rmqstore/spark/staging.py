@@ -14,12 +14,11 @@ import pyarrow.compute as pc
 from rmqstore.batch import MessageBatch
 from rmqstore.clock import SystemClock
 from rmqstore.delays import batch_without_requests
-from rmqstore.errors import IllegalMessageError
+from rmqstore.errors import IllegalMessageError, system_error
 from rmqstore.plugins import get_plugins
 from rmqstore.spark.jobs import CHUNK_BYTES, CHUNK_ROWS, Job
 from rmqstore.spark.routing import shard_column
 from rmqstore.spark.stagedfiles import BatchWriter, StagedFile, joined
-from rmqstore.store.directory import translated
 
 HELD_BYTES: Final = 128 * 1024 * 1024
 """What a task holds for all shards together; then the largest chunk goes, full or not."""
@@ -59,7 +58,7 @@ def stage(job: Job, batches: Iterable[pa.RecordBatch], partition: int, now_ms: i
             os.fsync(file.fileno())
     except OSError as error:
         path.unlink(missing_ok=True)
-        raise translated(error, path) from error
+        raise system_error(error, path) from error
     except BaseException:
         path.unlink(missing_ok=True)
         raise

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -24,14 +23,19 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from rmqstore.config import FILE_NAME as CONFIG_NAME
-from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreError, StoreFullError, StoreLockedError, StorePathError
+from rmqstore.errors import (
+    NO_ROOM,
+    CorruptStoreError,
+    FormatVersionError,
+    StoreLockedError,
+    StorePathError,
+    system_error,
+)
 
 LOCK_NAME = "LOCK"
 MANIFEST_NAME = "rmqstore.json"
 CREATING_NAME = "rmqstore.creating"
 MANIFEST_FORMAT = 1
-
-_NO_ROOM = errno.ENOSPC, errno.EDQUOT
 
 _held: set[IO[str]] = set()
 
@@ -88,7 +92,7 @@ class StoreDirectory:
             self._prepare()
             self._directory = HeldDirectory(self.path)
         except OSError as error:
-            raise translated(error, self.path) from error
+            raise system_error(error, self.path) from error
         self.held = self._directory.path
         try:
             if read_manifest(self.held) is None:
@@ -102,7 +106,7 @@ class StoreDirectory:
         except BaseException as error:
             self._directory.close()
             if isinstance(error, OSError):
-                raise translated(error, self.path) from error
+                raise system_error(error, self.path) from error
             raise
         try:
             self.manifest: dict[str, Any] | None = read_manifest(self.held)
@@ -159,7 +163,7 @@ class StoreDirectory:
             (self.held / CREATING_NAME).touch()
             _sync_directory(self.held)
         except OSError as error:
-            raise translated(error, self.path) from error
+            raise system_error(error, self.path) from error
 
     def engine_path(self, engine: str) -> Path:
         """Return the directory of one engine, made as needed."""
@@ -167,7 +171,7 @@ class StoreDirectory:
         try:
             path.mkdir(exist_ok=True)
         except OSError as error:
-            raise translated(error, path) from error
+            raise system_error(error, path) from error
         return path
 
     def new_manifest(self, baked: Mapping[str, object], store_id: int | None = None, min_epoch: int = 0) -> dict[str, Any]:
@@ -182,7 +186,7 @@ class StoreDirectory:
             write_manifest(self.held, manifest)
             (self.held / CREATING_NAME).unlink(missing_ok=True)
         except OSError as error:
-            raise translated(error, self.path) from error
+            raise system_error(error, self.path) from error
         self.manifest = dict(manifest)
 
     def abandon(self) -> None:
@@ -228,6 +232,8 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            raise system_error(error, directory) from error
         # JSON says where it stopped as ``pos``, the decoding of text as ``start``.
         offset = getattr(error, "pos", getattr(error, "start", 0))
         raise CorruptStoreError(f"the manifest {path} cannot be read: {error}", file=str(path), offset=offset) from error
@@ -285,12 +291,3 @@ def _process_start() -> str:
         return Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
     except OSError:
         return "?"
-
-
-def translated(error: OSError, path: Path) -> OSError:
-    """Return the typed error for what the operating system said about ``path``."""
-    if isinstance(error, StoreError):
-        return error
-    if error.errno in _NO_ROOM:
-        return StoreFullError(f"no room for store {path}: {error.strerror}; free some space and open it again")
-    return StorePathError(f"{path} cannot be used as a store: {error.strerror or error}")

@@ -16,8 +16,8 @@ from typing import Final
 
 from rmqstore.config import FILE_NAME as CONFIG_NAME
 from rmqstore.engine.kv.directory import copy_file, sync_path, sync_tree
-from rmqstore.errors import StorePathError
-from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME, StoreDirectory, read_manifest, translated, write_manifest
+from rmqstore.errors import StorePathError, system_error
+from rmqstore.store.directory import LOCK_NAME, MANIFEST_NAME, StoreDirectory, read_manifest, write_manifest
 from rmqstore.store.opening import OwnedEngines, checked_path
 from rmqstore.store.reader import ReadStore
 
@@ -40,7 +40,7 @@ def write_snapshot(engines: OwnedEngines, path: Path) -> Path:
     try:
         is_there = path.exists()
     except OSError as error:
-        raise translated(error, path) from error
+        raise system_error(error, path) from error
     if is_there:
         raise StorePathError(f"{path} exists already; a snapshot goes into a new directory")
     if any(above.exists() and above.samefile(engines.directory.held) for above in path.absolute().parents):
@@ -101,7 +101,7 @@ def _aside(target: Path, doing: str) -> Iterator[Path]:
     except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
         if isinstance(error, OSError):
-            raise translated(error, target) from error
+            raise system_error(error, target) from error
         raise
 
 

@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 
 from rmqstore.contract import EngineInfo, Support
 from rmqstore.digests import TableDigest, digest_rows
-from rmqstore.errors import StorePathError, TransferError, UnsupportedOperationError
+from rmqstore.errors import StorePathError, TransferError, UnsupportedOperationError, system_error
 from rmqstore.plugins import get_plugins
 from rmqstore.store import Store
 from rmqstore.store import open as open_store
-from rmqstore.store.directory import read_manifest, translated
+from rmqstore.store.directory import read_manifest
 from rmqstore.store.opening import broker_name, checked_path
 from rmqstore.store.reader import Reader, ReadStore
 from rmqstore.tables import HEADS, TABLES, State
@@ -65,7 +65,7 @@ def dump(source: Reader | str | os.PathLike[str], path: str | os.PathLike[str], 
         try:
             return _Writer(target, store, state, progress or silent).run()
         except OSError as error:
-            raise translated(error, target) from error
+            raise system_error(error, target) from error
 
 
 @contextmanager

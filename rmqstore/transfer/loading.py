@@ -13,10 +13,10 @@ import msgspec
 from rmqstore import config
 from rmqstore.clock import Clock
 from rmqstore.contract import Durability, Flush, Operation
-from rmqstore.errors import StorePathError, UnsupportedOperationError
+from rmqstore.errors import StorePathError, UnsupportedOperationError, system_error
 from rmqstore.plugins import get_plugins
 from rmqstore.store import Store
-from rmqstore.store.directory import StoreDirectory, read_manifest, translated
+from rmqstore.store.directory import StoreDirectory, read_manifest
 from rmqstore.store.opening import OwnedEngines, checked_clock, checked_path
 from rmqstore.store.snapshots import parted_epoch
 from rmqstore.transfer.dumping import check_transferable
@@ -71,7 +71,7 @@ def load(
     try:
         return _Load(place, found, given, checked_clock(clock), progress or silent).run()
     except OSError as error:
-        raise translated(error, place) from error
+        raise system_error(error, place) from error
 
 
 def load_into(dump: str | os.PathLike[str], store: Store, *, progress: Progress | None = None) -> LoadReport:

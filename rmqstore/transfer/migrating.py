@@ -11,10 +11,10 @@ import msgspec
 
 from rmqstore import config
 from rmqstore.clock import SystemClock
-from rmqstore.errors import ConfigError, StorePathError, TransferError
+from rmqstore.errors import ConfigError, StorePathError, TransferError, system_error
 from rmqstore.plugins import get_plugins
 from rmqstore.store import Store
-from rmqstore.store.directory import StoreDirectory, read_manifest, translated
+from rmqstore.store.directory import StoreDirectory, read_manifest
 from rmqstore.store.opening import OwnedEngines, checked_path
 from rmqstore.store.reader import ReadStore
 from rmqstore.store.snapshots import parted_epoch
@@ -52,7 +52,7 @@ def migrate(
     try:
         return _Migration(place, engine, precision_ms, progress or silent).run()
     except OSError as error:
-        raise translated(error, place) from error
+        raise system_error(error, place) from error
 
 
 class _Migration:

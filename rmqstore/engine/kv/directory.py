@@ -12,7 +12,6 @@ Copies of its files keep holes as holes.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -21,10 +20,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
-from rmqstore.errors import FormatVersionError, StoreError, StoreFullError, StoreLockedError, StorePathError
-
-NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
-"""What the operating system says when the disk has no room for now, or no file can be opened more."""
+from rmqstore.errors import NO_ROOM, FormatVersionError, StoreError, StoreFullError, StoreLockedError, StorePathError, system_error
 
 _LOCK, _DATABASE, _NEW, _FORMAT = "LOCK", "db", "db.new", "FORMAT"
 
@@ -62,10 +58,7 @@ class EngineHome:
                     self._create(create)
                 self._check()
             except OSError as error:
-                if isinstance(error, StoreError):
-                    raise
-                kind = StoreFullError if error.errno in NO_ROOM else StorePathError
-                raise kind(f"{self.directory}: {error.strerror or error}") from error
+                raise system_error(error, self.directory) from error
         except BaseException:
             self.close()
             raise
@@ -81,9 +74,7 @@ class EngineHome:
         try:
             self._check()
         except OSError as error:
-            if isinstance(error, StoreError):
-                raise
-            raise StorePathError(f"{self.directory}: {error.strerror or error}") from error
+            raise system_error(error, self.directory) from error
         return self.database
 
     def close(self) -> None:
@@ -97,8 +88,7 @@ class EngineHome:
         try:
             self._lock_fd = os.open(self.directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            kind = StoreFullError if error.errno in NO_ROOM else StorePathError
-            raise kind(f"{self.directory}: cannot make the lock file: {error.strerror}") from error
+            raise system_error(error, self.directory / _LOCK) from error
         _homes.add(self)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

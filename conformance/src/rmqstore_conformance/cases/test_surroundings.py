@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -204,6 +205,26 @@ def test_f1_a_call_that_finds_no_descriptor_changes_nothing(durable_stores: Stor
     assert store.verify() == []
     store = durable_stores.reopen(store)
     assert read_ids(store) == ["mfirst", "mlast"]
+    assert store.verify() == []
+
+
+@pytest.mark.clause("F1", "R1")
+def test_f1_an_open_that_finds_no_descriptor_changes_nothing(durable_stores: Stores) -> None:
+    """F1: an open of a process that has few descriptors left gets the error of a full disk, or opens; what is stored is there later."""
+    store = durable_stores.open()
+    store.send(message("first"))
+    store.close()
+    found = Counter[str]()
+    for left in range(40):
+        with _descriptors(left):
+            try:
+                durable_stores.open().close()
+                found["opened"] += 1
+            except StoreFullError:
+                found["refused"] += 1
+    assert found["refused"], "a store without a file"
+    store = durable_stores.open()
+    assert read_ids(store) == ["mfirst"]
     assert store.verify() == []
 
 

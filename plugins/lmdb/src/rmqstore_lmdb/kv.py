@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Final
 import lmdb
 
 from rmqstore.engine.kv.buffered import Base, BufferedKV, Entry, View, ViewLostError
-from rmqstore.engine.kv.directory import NO_ROOM, EngineHome
+from rmqstore.engine.kv.directory import EngineHome
 from rmqstore.engine.kv.overlay import SpaceChange
 from rmqstore.errors import (
+    NO_ROOM,
     CorruptStoreError,
     StoreClosedError,
     StoreFullError,
-    StorePathError,
+    system_error,
 )
 from rmqstore_lmdb import reading
 from rmqstore_lmdb.memory import stays_in_memory
@@ -63,8 +64,10 @@ def open_lmdb(directory: Path, spaces: Sequence[str], *, map_bytes: int = MAP_BY
     path = home.open(create)
     try:
         return BufferedKV(LmdbBase(path, spaces, map_bytes, home, readahead), len(spaces))
-    except BaseException:
+    except BaseException as error:
         home.close()
+        if isinstance(error, OSError):
+            raise system_error(error, directory) from error
         raise
 
 
@@ -135,8 +138,7 @@ class LmdbBase(Base):
         try:
             os.posix_fallocate(fd, 0, _READER_BYTES * (MAX_READERS + 2))
         except OSError as error:
-            kind = StoreFullError if error.errno in NO_ROOM else StorePathError
-            raise kind(f"{self._path}: the lock file cannot be given its room: {error.strerror}") from error
+            raise system_error(error, self._path / "lock.mdb") from error
         finally:
             os.close(fd)
 

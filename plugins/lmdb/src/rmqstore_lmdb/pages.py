@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import lmdb
 
 from rmqstore.engine.kv.base import take_page
 from rmqstore.engine.kv.buffered import Entry
-from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreError, StoreFullError, StoreLockedError, StorePathError
+from rmqstore.errors import NO_ROOM, CorruptStoreError, FormatVersionError, StoreError, StoreFullError, StoreLockedError, StorePathError
 
 if TYPE_CHECKING:
     from lmdb import _Database
@@ -57,7 +56,7 @@ def translated(error: lmdb.Error, directory: Path) -> Exception:
     """Return an error of the environment in ``directory`` in the store's terms."""
     text = str(error)
     file = directory / "data.mdb"
-    if isinstance(error, lmdb.DiskError) or os.strerror(errno.EDQUOT) in text:
+    if isinstance(error, lmdb.DiskError) or any(os.strerror(number) in text for number in NO_ROOM):
         return StoreFullError(f"{file}: {text}")
     if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)):
         return CorruptStoreError(f"{file} is damaged: {text}", file=str(file), offset=0)

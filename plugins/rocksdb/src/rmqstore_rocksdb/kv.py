@@ -29,7 +29,7 @@ from typing import Any, Final
 from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once
 from rmqstore.engine.kv.directory import EngineHome, copy_tree
 from rmqstore.engine.kv.group_commit import CommittedKV, GroupCommit
-from rmqstore.errors import CorruptStoreError, StoreFullError
+from rmqstore.errors import CorruptStoreError, StoreFullError, system_error
 from rmqstore_rocksdb import wal
 from rmqstore_rocksdb.database import Database
 from rmqstore_rocksdb.gaps import FLOORED_BYTES, Gaps
@@ -61,8 +61,10 @@ def open_rocksdb(directory: Path, spaces: Sequence[str], tuning: RocksDBTuning) 
         for left in directory.glob(f"{_BESIDE}*"):
             shutil.rmtree(left, ignore_errors=True)
         return RocksDBKV(home, spaces, tuning)
-    except BaseException:
+    except BaseException as error:
         home.close()
+        if isinstance(error, OSError):
+            raise system_error(error, directory) from error
         raise
 
 

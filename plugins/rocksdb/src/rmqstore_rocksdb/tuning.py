@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -10,7 +11,7 @@ import msgspec
 import rocksdict
 from rocksdict import BlockBasedIndexType, BlockBasedOptions, Cache, DBCompressionType, DBRecoveryMode, Options
 
-from rmqstore.errors import CorruptStoreError, FormatVersionError, StoreClosedError, StoreError, StoreFullError, StoreLockedError
+from rmqstore.errors import NO_ROOM, CorruptStoreError, FormatVersionError, StoreClosedError, StoreError, StoreFullError, StoreLockedError
 
 _MIB: Final = 1024 * 1024
 _WAL_BYTES: Final = 128 * _MIB
@@ -93,7 +94,7 @@ def translated(error: Exception, path: Path) -> Exception:
         return StoreClosedError(f"{path} is closed; open it again")
     if type(error) is not Exception:
         return error
-    if "No space left" in text or "Disk quota exceeded" in text or text.startswith("IO error: NoSpace"):
+    if text.startswith("IO error: NoSpace") or any(os.strerror(number) in text for number in NO_ROOM):
         return StoreFullError(f"{path}: {text}")
     if "lock hold by current process" in text or "While lock file" in text:
         return StoreLockedError(f"{path} is open elsewhere: {text}")

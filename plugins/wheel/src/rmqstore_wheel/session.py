@@ -9,11 +9,10 @@ from pathlib import Path
 import msgspec
 
 from rmqstore.contract import EngineOptions, UpkeepReport
-from rmqstore.engine.kv.directory import NO_ROOM
 from rmqstore.engine.pops.store import LogFactory, OrderedPops
 from rmqstore.engine.session import SharedSession, check_layout
 from rmqstore.engine.shared import Shared
-from rmqstore.errors import StoreError, StoreFullError, StorePathError
+from rmqstore.errors import system_error
 from rmqstore_wheel.broker.files import BrokerFiles
 from rmqstore_wheel.broker.revive_log import ReviveLog
 from rmqstore_wheel.files.disk import Disk
@@ -70,10 +69,7 @@ def _typed(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, StoreError):
-            raise
-        kind = StoreFullError if error.errno in NO_ROOM else StorePathError
-        raise kind(f"{directory}: {error.strerror or error}") from error
+        raise system_error(error, directory) from error
 
 
 class Upkeep:

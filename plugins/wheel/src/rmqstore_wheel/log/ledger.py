@@ -23,11 +23,11 @@ from typing import Final, NamedTuple, Protocol
 
 from rmqstore.contract import PopBuffer
 from rmqstore.engine.kv.base import PAGE_BYTES, Alone, WriteBatch, at_once
-from rmqstore.engine.kv.directory import NO_ROOM, EngineHome
+from rmqstore.engine.kv.directory import EngineHome
 from rmqstore.engine.kv.group_commit import CommittedKV, GroupCommit, is_from_outside
 from rmqstore.engine.pops.offsets import load_kept, load_topics
 from rmqstore.engine.schema import EPOCH_KEY, META
-from rmqstore.errors import CorruptStoreError, StoreError, StoreFullError
+from rmqstore.errors import NO_ROOM, CorruptStoreError, StoreError, StoreFullError
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.units import RebuildReason, UnitLog
 from rmqstore_wheel.formats import commit_log as log_format

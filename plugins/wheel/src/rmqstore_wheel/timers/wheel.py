@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
-from rmqstore.errors import CorruptStoreError
+from rmqstore.errors import NO_ROOM, CorruptStoreError
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.units import RebuildReason, Sums, UnitLog
 from rmqstore_wheel.formats import timer_log, wheel
@@ -522,10 +522,15 @@ class WheelSnapshot:
             CorruptStoreError: there is no such snapshot.
         """
         for path in (self._path, self._path.with_suffix(".bak")):
+            data = None
             try:
-                data = np.fromfile(path, wheel.SLOT) if path.stat().st_size == self._ring.file_bytes else None
-            except OSError:
-                data = None
+                # Opened here, as numpy would leave the file open when the system has no descriptor for a second one.
+                with path.open("rb") as file:
+                    if path.stat().st_size == self._ring.file_bytes:
+                        data = np.fromfile(file, wheel.SLOT)
+            except OSError as error:
+                if error.errno in NO_ROOM:
+                    raise
             if data is not None:
                 pages = _filled_pages(data)
                 if _crc_of(data, pages) == crc:

@@ -33,7 +33,7 @@ from rmqstore.contract import NO_RETRY, REVIVE_QUEUES, revive_qid_of
 from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany
 from rmqstore.engine.pops.checkpoint import LEASED, MOVED, Lease
 from rmqstore.engine.pops.offsets import Registered
-from rmqstore.engine.schema import GONE, GROUP, LEASE, LEASE_KEY, LEASES, META, REGISTERED, STANDING, TOPIC, U32, after_prefix
+from rmqstore.engine.schema import GONE, GROUP, LEASE, LEASE_KEY, LEASES, META, PROGRESS, REGISTERED, TOPIC, U32, after_prefix
 from rmqstore_wheel.formats import check_points as codec
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import consume_queue
@@ -48,8 +48,8 @@ GROUP_NAME: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 NEXT: Final = f"{texts.OWN_PREFIX}NEXT"
 
 _MOST: Final = codec.MAX_MESSAGES
-_SEAT_BYTES: Final = 12
-_LEASE_BYTE, _STANDING_BYTE, _REGISTERED_BYTE = LEASE[0], STANDING[0], REGISTERED[0]
+_GROUP_QUEUE_BYTES: Final = 12
+_LEASE_BYTE, _PROGRESS_BYTE, _REGISTERED_BYTE = LEASE[0], PROGRESS[0], REGISTERED[0]
 _NAMES: Final = (TOPIC, GROUP, GONE)
 _NAME_BYTES: Final = tuple(table[0] for table in _NAMES)
 _END_OF_LEASES: Final = after_prefix(LEASE)
@@ -102,7 +102,7 @@ class ReviveLog:
                     for key, value in change.items:
                         if key[0] in _NAME_BYTES:
                             self._note_names(((key, value),))
-                        elif key[0] == _STANDING_BYTE or key[0] == _REGISTERED_BYTE:
+                        elif key[0] == _PROGRESS_BYTE or key[0] == _REGISTERED_BYTE:
                             meta[key] = value
                 elif change.space == LEASES:
                     for key, value in change.items:
@@ -155,9 +155,9 @@ class ReviveLog:
         names = self._names_of(lease, group_id, topic_id, meta)
         if names is None:
             return
-        seat = STANDING + lease.key[:_SEAT_BYTES]
-        standing = meta.get(seat) or self._ledger.state.get(META, seat)
-        own = "" if standing is None else f"{NEXT}\x01{int.from_bytes(standing[:8])}\x02"
+        progress_key = PROGRESS + lease.key[:_GROUP_QUEUE_BYTES]
+        progress = meta.get(progress_key) or self._ledger.state.get(META, progress_key)
+        own = "" if progress is None else f"{NEXT}\x01{int.from_bytes(progress[:8])}\x02"
         mine = written[revive_qid_of(pop_ms)]
         mine.begun.append((len(mine.messages), LEASE + lease.key))
         mine.latest_pop_ms = max(mine.latest_pop_ms, pop_ms)

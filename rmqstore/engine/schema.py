@@ -1,4 +1,4 @@
-"""Where everything lies: the spaces of the database and the tables in them (one byte of prefix a table).
+"""Where everything is: the spaces of the database and the tables in them (one byte of prefix a table).
 
 All integers in keys are big-endian, so that they sort as numbers.
 

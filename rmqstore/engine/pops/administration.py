@@ -6,10 +6,10 @@ Deleting topics and groups: a topic's name and messages go in one write, what gr
 
 Thousands of groups may hold a topic, each with progress and leases. To remove all of that at once would hold up every other call (X3). So
 the call removes the name and the messages, and leaves a note, ``GONE``, with the id that the topic had. No id is used again, so nothing
-finds what lies under it any more. Upkeep removes it, some groups a step, and the note with the last of them.
+finds what is under it any more. Upkeep removes it, some groups a step, and the note with the last of them.
 
 Why nothing of it comes back or stays for ever, wherever a crash falls: the note is written with the removal of the name, and removed with
-the last of what it stands for. Whatever lies under an id with a note is kept out of every table in memory (``PopState.set_aside``), in the
+the last of what it stands for. Whatever is under an id with a note is kept out of every table in memory (``PopState.set_aside``), in the
 session that deleted the topic and in each later one; so it gives, counts and lists nothing. A step is one write, of groups as a whole.
 
 A new topic of the name removes what is left of the old one in the write that makes it. So a name has one note at most, and RocketMQ, which
@@ -109,7 +109,7 @@ class Administration:
         """Take messages out of dead letter queues and the parked entries; says of each removal whether its message was there.
 
         Raises:
-            IllegalArgumentError: a message lies in another kind of topic.
+            IllegalArgumentError: a message is in another kind of topic.
         """
         by_queue: dict[tuple[str, int], dict[int, Removal]] = {}
         answers = []

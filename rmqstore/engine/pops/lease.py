@@ -88,7 +88,7 @@ def picker_of(filter: Filter, record_format: RecordFormat) -> Picker | None:
 
 
 _LOOK_LIMIT = 1024
-"""One pop looks at so many messages with its filter, and what lies behind them has to wait for the next one (P10)."""
+"""One pop looks at so many messages with its filter, and what is behind them has to wait for the next one (P10)."""
 
 _POP_BYTES = 64 * 1024 * 1024
 """One pop ends early once it holds this many bytes, so that memory stays bounded."""

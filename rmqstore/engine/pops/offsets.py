@@ -168,7 +168,7 @@ class Gap(NamedTuple):
 
 
 def count_between(gaps: Iterable[Gap], first: int, behind: int) -> int:
-    """Return how many messages lie at ``first <= offset < behind`` of a queue with these gaps."""
+    """Return how many messages are at ``first <= offset < behind`` of a queue with these gaps."""
     return max(behind - first, 0) - sum(max(min(gap.behind, behind) - max(gap.first, first), 0) for gap in gaps)
 
 
@@ -193,9 +193,9 @@ def load_gone(kv: OrderedKV) -> dict[int, str]:
 
 
 class Dead(NamedTuple):
-    """How many messages of a topic lie in a group's dead letter queue, and from which offset on.
+    """How many messages of a topic are in a group's dead letter queue, and from which offset on.
 
-    What lies before ``since`` is of a topic of the same name that was deleted.
+    What is before ``since`` is of a topic of the same name that was deleted.
     """
 
     letters: int

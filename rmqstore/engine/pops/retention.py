@@ -1,7 +1,7 @@
 """Which messages of a queue may go, and taking them away (Q1–Q3).
 
 Each queue has a *first kept* offset. It only rises, and stops at what is *pinned*: the first message under a running lease, or un-acked
-under FIFO. Below it nothing is read any more; a run goes from the disk when all of it lies below.
+under FIFO. Below it nothing is read any more; a run goes from the disk when all of it is below.
 
 - **Age**: the runs at the head whose store time is more than ``retention_ms`` ago. A run is one call's, so all of it has one age.
 - **Consumed**: where every group that counts stands, whatever the age. A group counts from its first pop on until it was idle for
@@ -158,7 +158,7 @@ class Retention:
             return first
         aged = self._log.aged(topic, queue, first, before_ms, _AGED_BYTES)
         for run in aged.damaged:
-            # It is older than what lies behind it, and must not go unseen (T12).
+            # It is older than what is behind it, and must not go unseen (T12).
             transaction.park_run(topic, queue, run)
         offset = max(aged.behind, first)
         if aged.store_ms is not None:
@@ -196,7 +196,7 @@ class Retention:
         return wanted
 
     def _raise(self, transaction: Transaction, topic: Topic, queue: int, first: int, target: int) -> None:
-        """Let a queue begin at ``target``, and remove the runs and gaps that lie below."""
+        """Let a queue begin at ``target``, and remove the runs and gaps that are below."""
         transaction.set_first_kept(topic.id, queue, target)
         transaction.set_gaps(topic.id, queue, [gap for gap in transaction.gaps(topic.id, queue) if gap.behind > target])
         self._log.cut(transaction.write, topic, queue, first, target)

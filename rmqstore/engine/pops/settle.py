@@ -226,7 +226,7 @@ class Leasing:
     def revive(self, transaction: Transaction, limit: int) -> ReviveReport:
         """Give back leases whose time has ended, in the order of their ends; a FIFO run of one queue as a whole, whatever the limit.
 
-        A call is bounded by messages, bytes and :data:`_REVIVE_GROUPS`, since nobody else can use the store meanwhile.
+        A call is bounded by messages, bytes and :data:`_REVIVE_GROUPS`, since no other call can use the store meanwhile.
         """
         expired = self._shared.kv.scan(LEASES, EXPIRY, EXPIRY + U64.pack(transaction.now_ms + 1), limit + 1)
         groups = self._state.group_names() if expired else {}
@@ -263,7 +263,7 @@ class Leasing:
 
 
 def _unacked(attempts: int, reason: str) -> str:
-    """Return why a message is dead whose last attempt failed for ``reason``; empty when nobody said."""
+    """Return why a message is dead whose last attempt failed for ``reason``; empty when unknown."""
     return f"delivered {attempts} time{'' if attempts == 1 else 's'} without an ack" + (f": {reason}" if reason else "")
 
 

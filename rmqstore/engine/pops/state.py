@@ -200,7 +200,7 @@ class PopState:
         return self.kept.get((topic_id, queue), 0)
 
     def between(self, topic_id: int, queue: int, first: int, behind: int) -> int:
-        """Return how many messages lie at ``first <= offset < behind``, gaps taken off."""
+        """Return how many messages are at ``first <= offset < behind``, gaps taken off."""
         return count_between(self.gaps.get((topic_id, queue), ()), first, behind)
 
     def progress(self, group_id: int | None, topic_id: int, queue: int) -> Progress:

@@ -76,7 +76,7 @@ class OrderedPops(OrderedSide, PopStore):
     """The pop side of a session; see the module for its argument.
 
     Args:
-        open_log: called once now, and again whenever the state has to be read anew.
+        open_log: called once now, and again whenever the state has to be read again.
     """
 
     def __init__(self, shared: Shared, open_log: LogFactory) -> None:

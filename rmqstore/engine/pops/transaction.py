@@ -140,7 +140,7 @@ class Transaction:
         return self._progress.get(reader) or self._state.all_progress.get(reader)
 
     def progress_or_new(self, reader: GroupQueue, next_offset: int = 0) -> Progress:
-        """Return where a group stands, or shall stand when it begins; its pop times are above those of all that was deleted (P2)."""
+        """Return where a group stands, or is to stand when it begins; its pop times are above those of all that was deleted (P2)."""
         return self.progress(reader) or Progress(next_offset, self._state.pop_floor_ms)
 
     def raise_pop_floor(self, last_pops_ms: Iterable[int]) -> None:
@@ -217,7 +217,7 @@ class Transaction:
         behind = self._log.take_out(self.write, self.topic_with(topic.name, 1), queue, damaged)
         self.park(damaged.raw, damaged.reason, f"{topic.name}/{queue}/{damaged.first}", topic.name)
         gaps = self.gaps(topic.id, queue)
-        # What was removed behind the run lies in no run, and has a gap already.
+        # What was removed behind the run is in no run, and has a gap already.
         behind = min([behind, *(gap.first for gap in gaps if gap.first > damaged.first)])
         if topic.name.startswith(DLQ_PREFIX):
             self._count_off_unread(topic, damaged, range(damaged.first, behind))

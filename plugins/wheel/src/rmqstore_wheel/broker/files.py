@@ -11,13 +11,13 @@ A file that would say the same again is left alone. What is written in place is 
 nothing, and a broker then only reads more of the log.
 
 - The offset of a group that pops out of order is its next one: what it holds is in the revive log. That of a FIFO queue is the first
-  message that is not acked. Those of the revive topic's reader lie before the oldest check points that are needed.
+  message that is not acked. Those of the revive topic's reader are before the oldest check points that are needed.
 - A FIFO run maps as far as RocketMQ has words for it: its first 64 messages, which are the bits that it has for acks, no attempt id (the
   engine keeps a hash), and one pop time, that of the latest pop; ends of leases that do not follow from it are told one by one.
 - ``timercheck`` says that the slots before the first one with a pending timer are done.
 - ``checkpoint`` says of the index files up to where they go, 0 when there are none.
 
-There is no ``config/timermetrics``: pending timers are not counted by topic, and brokers count anew where there is none.
+There is no ``config/timermetrics``: pending timers are not counted by topic, and brokers count again where there is none.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class ManualClock:
     """A clock that stands still until it is told to move, for tests and simulations. Safe to share between threads.
 
     A ``pop`` that waits under it ends when the clock has passed the wait, and at the latest after as much real time: a program of one
-    thread, which nobody moves the clock for, would else wait for ever.
+    thread, whose clock is not moved, would else wait for ever.
 
     Args:
         start: its first time, an aware ``datetime`` or an int of ms since the epoch.

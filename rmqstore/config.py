@@ -100,7 +100,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def with_stored(self, stored: Mapping[str, object], store: str) -> Config:
         """Return a config that takes the baked settings from ``stored``, what :meth:`baked` gave when ``store`` was made.
 
-        Keys of ``stored`` that nobody knows any more are left alone.
+        Keys of ``stored`` that are unknown by now are left alone.
 
         Raises:
             ConfigError: a setting was given and differs, or the stored value is not one that the setting takes.
@@ -200,7 +200,7 @@ def _from_file(path: Path, source: Source, known: Mapping[str, Setting], tables:
 def _flattened(
     table: Mapping[str, object], prefix: str, known: Mapping[str, Setting], tables: set[str], origin: Origin
 ) -> Iterator[tuple[str, object]]:
-    """Yield dotted key and value of all that a TOML table holds; ConfigError at the first name that nobody knows."""
+    """Yield dotted key and value of all that a TOML table holds; ConfigError at the first unknown name."""
     for name, value in table.items():
         key = f"{prefix}{name}"
         if "." in name:
@@ -244,7 +244,7 @@ def _from_keywords(keywords: Mapping[str, object], known: Mapping[str, Setting])
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return the sentence about a name that nobody knows, with the nearest known one; without one, where to look."""
+    """Return the sentence about an unknown name, with the nearest known one; without one, where to look."""
     nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
     return f"{what} is unknown; did you mean {nearest[0]}?" if nearest else f"{what} is unknown; docs/configuration.md lists the settings"
 

@@ -1,7 +1,7 @@
 """Every error that rmqstore raises.
 
 All derive from :class:`RmqstoreError` and from the builtin that a reader would expect (``ValueError`` for a bad value,
-``OSError`` for the disk, ``LookupError`` for a name nobody knows), so both ``except RmqstoreError`` and the builtin catch them.
+``OSError`` for the disk, ``LookupError`` for an unknown name), so both ``except RmqstoreError`` and the builtin catch them.
 A message names the culprit and says what to do.
 """
 
@@ -105,7 +105,7 @@ class IllegalMessageTypeError(IllegalMessageError, TypeError):
 
 
 class DelayTooLongError(IllegalMessageError):
-    """The deliver time lies beyond the horizon of the engine or of the setting ``max_delay_ms`` (T5)."""
+    """The deliver time is beyond the horizon of the engine or of the setting ``max_delay_ms`` (T5)."""
 
 
 class FlowControlError(RmqstoreError, RuntimeError):

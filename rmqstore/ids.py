@@ -22,7 +22,7 @@ _MARK_BYTES = 12
 class MessageIds:
     """Makes ids: version, machine, process, second, and a counter that starts at random; unique in this process.
 
-    A fork copies the counter, so the process id is read anew with every call.
+    A fork copies the counter, so the process id is read again with every call.
     """
 
     def __init__(self) -> None:

@@ -109,7 +109,7 @@ class Proof(Protocol):
 
 
 class PoppedMessage(msgspec.Struct, frozen=True):
-    """A message on its way out; the fields of :class:`Message`, where it lay, and the receipt of the lease.
+    """A message on its way out; the fields of :class:`Message`, where it was, and the receipt of the lease.
 
     Attributes:
         queue_offset: its place in the queue.

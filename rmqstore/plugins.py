@@ -121,7 +121,7 @@ class Plugins:
         For engines under development and for tests, in this process alone.
 
         Raises:
-            pluggy.PluginValidationError: it implements a hook that nobody knows, or with arguments that the hook has not.
+            pluggy.PluginValidationError: it implements an unknown hook, or one with arguments that the hook has not.
         """
         if self._manager.is_registered(module):
             return
@@ -151,7 +151,7 @@ class Plugins:
         """Import the engine ``name`` and return it with its declaration.
 
         Raises:
-            UnknownEngineError: nobody offers it; the message names the nearest ones.
+            UnknownEngineError: no plug-in offers it; the message names the nearest ones.
             DuplicateEngineError: two distributions offer it.
             EngineNotInstalledError: a module that it requires is missing.
             BrokenEngineError: its plug-in, or the engine itself, does not import.
@@ -232,7 +232,7 @@ class Plugins:
                     yield _Source(entry_point.name, name, version, module)
 
     def _register(self, module: object, name: str) -> None:
-        """Register ``module``; one that implements a hook nobody knows, or with arguments the hook has not, is refused."""
+        """Register ``module``; one that implements an unknown hook, or one with arguments it has not, is refused."""
         if self._manager.is_registered(module):
             return  # two distributions ship one module; its engines will count as offered twice
         try:

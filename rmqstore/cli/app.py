@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a narrow encoding shall not stop the output
+            stream.reconfigure(errors="backslashreplace")  # a narrow encoding must not stop the output
     invocation = _Invocation()
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning

@@ -36,7 +36,7 @@ class LevelName(enum.Enum):
 
 
 class RecorderName(enum.Enum):
-    """Who records what a store writes, for the loss of power; fuse also sees what is written through mappings."""
+    """What records what a store writes, for the loss of power; fuse also sees what is written through mappings."""
 
     STRACE = "strace"
     FUSE = "fuse"

@@ -42,7 +42,7 @@ _SHOWN_IDS: Final = 3
 
 
 class Order(msgspec.Struct, frozen=True):
-    """One order; ``paid_ms`` is None when nobody pays it."""
+    """One order; ``paid_ms`` is None when it is not paid."""
 
     number: str
     created_ms: int

@@ -218,7 +218,7 @@ def _lock(path: Path) -> Finding:
 
 
 def _holder(path: Path) -> str | None:
-    """Return what the lock file says of the process that holds it; None when nobody does."""
+    """Return what the lock file says of the process that holds it; None when none does."""
     try:
         with open(path / LOCK_NAME, encoding="utf-8") as file:
             try:
@@ -342,7 +342,7 @@ def _dead(store: Reader, group: str) -> Iterator[Finding]:
 
 
 def _bytes_of(path: Path) -> int:
-    """Return the room that a file takes; 0 when it went away meanwhile."""
+    """Return the room that a file takes; 0 when it was removed meanwhile."""
     try:
         return path.stat().st_blocks * 512
     except OSError:
@@ -350,7 +350,7 @@ def _bytes_of(path: Path) -> int:
 
 
 def _written_ms(path: Path) -> int:
-    """Return when a file was written last, ms; 0 when it went away meanwhile."""
+    """Return when a file was written last, ms; 0 when it was removed meanwhile."""
     try:
         return path.stat().st_mtime_ns // 1_000_000
     except OSError:

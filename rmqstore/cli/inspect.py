@@ -1,4 +1,4 @@
-"""``rmqstore inspect``: what lies in the files of a directory, read without opening them as a store."""
+"""``rmqstore inspect``: what is in the files of a directory, read without opening them as a store."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _look(directory: Path, now_ms: int) -> tuple[list[_Look], list[str]]:
     """Look at every engine's directory of a store, or at what is no store with every inspector; also return the engines passed over.
 
     Raises:
-        StorePathError: there is no such directory, or nobody knows its files.
+        StorePathError: there is no such directory, or its files are unknown.
     """
     path = checked_path(directory)
     if not path.is_dir():

@@ -24,7 +24,7 @@ def _in_the_store(names: Callable[[Reader], Iterable[str]]) -> Callable[[typer.C
             with stores.reading(Path(path)) as opened:
                 return sorted(name for name in names(opened) if name.startswith(incomplete))
         except (RmqstoreError, OSError):
-            return []  # while somebody types there may be no store, or nobody may look into it
+            return []  # while somebody types there may be no store, or it may not be looked into
 
     return completed
 

@@ -54,7 +54,7 @@ _PAGE: Final = 1000
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """Pending timers by due time: ``counts[i]`` have ``edges_ms[i] <= due < edges_ms[i + 1]``; and how many lie outside."""
+    """Pending timers by due time: ``counts[i]`` have ``edges_ms[i] <= due < edges_ms[i + 1]``; and how many are outside."""
 
     edges_ms: tuple[int, ...]
     counts: tuple[int, ...]
@@ -212,7 +212,7 @@ def _date_of(ms: int) -> Any:
 
 
 def _bars(bars: Sequence[tuple[str, int]], before_label: str, before: int, after: int) -> None:
-    """Draw bars, labels on the left, numbers on the right; what lies outside has a number alone, so that it makes no bar small."""
+    """Draw bars, labels on the left, numbers on the right; what is outside has a number alone, so that it makes no bar small."""
     out = show.console()
     outside = [(before_label, before)] if before else []
     rows = [*outside, *bars, *([("later", after)] if after else [])]

@@ -95,7 +95,7 @@ def time_option(option: str, text: str) -> int:
 
 
 def local(ms: int) -> datetime | None:
-    """Return ms since the epoch as local time; None when it lies beyond the calendar."""
+    """Return ms since the epoch as local time; None when it is beyond the calendar."""
     try:
         return (_EPOCH + timedelta(milliseconds=ms)).astimezone()
     except (OverflowError, ValueError, OSError):

@@ -255,7 +255,7 @@ class Engine(ABC):
         """
 
     def open_for_reading(self, directory: Path, options: EngineOptions) -> EngineSession:
-        """Open one consistent state of ``directory`` for reading, whoever owns it, also when nobody does (X1).
+        """Open one consistent state of ``directory`` for reading, whatever process owns it, or none (X1).
 
         No file in it is changed, no epoch is taken, no lock keeps an owner out. What is seen is a prefix of the owner's calls that holds
         everything durable; ``refresh`` moves it on. The mutating calls of both sides, and ``recover``, raise ``UnsupportedOperationError``.

@@ -1,6 +1,6 @@
 """What an engine's inspector finds in a directory: tables for people, and the damage.
 
-An inspector reads files as they lie, beside whoever owns them, and changes nothing. So it also looks at what no store opens: a directory
+An inspector reads files as they are, beside their owner, and changes nothing. So it also looks at what no store opens: a directory
 that another program keeps in the same formats, or one that is too damaged for :meth:`rmqstore.contract.Engine.open`.
 """
 

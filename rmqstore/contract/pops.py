@@ -73,7 +73,7 @@ class Change(msgspec.Struct, frozen=True):
     """Ask that the lease ``receipt`` ends ``invisible_ms`` after now.
 
     Attributes:
-        is_backing_off: nobody works on the message until then: it waits for its next attempt.
+        is_backing_off: no consumer has the message until then: it waits for its next attempt.
         reason: why this attempt failed; a dead letter says it when the attempt was the last one.
     """
 
@@ -107,8 +107,8 @@ class Removal(msgspec.Struct, frozen=True):
     """Take one message out of a dead letter queue or the parked entries: for good, or back to work.
 
     Attributes:
-        topic, queue_id, queue_offset: where it lies.
-        message_id: its id: when another message lies there by now, nothing is removed; None takes whatever lies there.
+        topic, queue_id, queue_offset: where it is.
+        message_id: its id: when another message is there by now, nothing is removed; None takes whatever is there.
         resend_to: the topic that it goes to in the same step, as a message that was never delivered; None to drop it.
         resend_queue: the queue there; None for any.
     """
@@ -211,7 +211,7 @@ class PopResult(msgspec.Struct, frozen=True):
 
     Attributes:
         rest: the exact number of messages of the queues asked for that were ready and are not in ``messages`` (P14).
-        more: with no messages: the filter passed over as many as one call looks at, and what lies behind them was not looked at; the next
+        more: with no messages: the filter passed over as many as one call looks at, and what is behind them was not looked at; the next
             pop goes on there.
     """
 
@@ -227,7 +227,7 @@ class Lag(msgspec.Struct, frozen=True):
         ready: messages of the topic that the group has not popped yet.
         in_flight: leased messages that somebody works on, from the topic and its retry topic.
         retry: messages that wait to be given again: in the group's retry topic, or in their place under FIFO.
-        dead: messages of this topic that lie in the group's dead letter queue.
+        dead: messages of this topic that are in the group's dead letter queue.
         expired: messages that retention has taken since the group's first pop before the group had popped them (Q1, Q3).
         backing_off: messages whose attempt failed and whose next one waits for its time (``retry_later``).
     """
@@ -253,7 +253,7 @@ class TopicInfo(msgspec.Struct, frozen=True):
     """A topic: its queues and, per queue, the first kept and the next offset.
 
     ``group_queues`` is over how many of them, the first ones, message groups are spread (P9); 0 before the first message with a group.
-    ``is_on_demand`` says that a pop or a message made the topic, and that nobody asked for a number of queues.
+    ``is_on_demand`` says that a pop or a message made the topic, and that no number of queues was asked for.
     """
 
     name: str
@@ -278,13 +278,13 @@ class LeaseInfo(msgspec.Struct, frozen=True):
 
     Attributes:
         topic: the topic that was popped, also when the message came from its retry topic.
-        queue_id, queue_offset: where the message lies, in the retry topic if it came from there.
+        queue_id, queue_offset: where the message is, in the retry topic if it came from there.
         message_id: empty when the message cannot be read.
         attempt: number of this delivery.
         pop_time_ms, first_pop_ms: when this lease, and the first one of the message, were given.
         expiry_ms: when it ends.
         receipt: its proof as text.
-        is_backing_off: nobody works on the message: it waits for its next attempt until ``expiry_ms``.
+        is_backing_off: no consumer has the message: it waits for its next attempt until ``expiry_ms``.
         reason: why its last attempt failed, when the consumer said so.
     """
 
@@ -307,12 +307,12 @@ class MessageState(enum.Enum):
 
     Attributes:
         PENDING: it is a timer that is not due, or not handed over yet.
-        READY: it lies in its topic, and the group has not popped it; of no group when none pops the topic.
+        READY: it is in its topic, and the group has not popped it; of no group when none pops the topic.
         LEASED: somebody of the group works on it.
         BACKING_OFF: its last attempt failed, and its next one waits for its time.
         RETRY: its last attempt failed, and it waits to be popped again.
         DONE: the group is through with it at this place: acked, or gone on to a place that is listed as well.
-        DEAD: it lies in the dead letter queue of the group.
+        DEAD: it is in the dead letter queue of the group.
         PARKED: it could not be read (T12).
     """
 
@@ -388,7 +388,7 @@ class PopStore(Side):
     def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
         """Lease up to ``max_messages`` ready messages to the group (P1, P2, P10–P13).
 
-        A call looks at a bounded number of messages that the filter passes over, lest it holds up all others (X3); ``more`` says so.
+        A call looks at a bounded number of messages that the filter passes over, not to hold up all others (X3); ``more`` says so.
 
         Raises:
             UnsupportedOperationError: ``order`` or an SQL92 filter where the engine declares none (S1).
@@ -450,7 +450,7 @@ class PopStore(Side):
     def delete_topic(self, name: str) -> Ticket:
         """Remove a topic with all its messages, leases and positions, and the retry topics that belong to it; a no-op when there is none.
 
-        Pending timers stay, and make the topic anew when they are due.
+        Pending timers stay, and make the topic again when they are due.
         """
 
     @abstractmethod
@@ -482,7 +482,7 @@ class PopStore(Side):
         """Read kept messages from ``offset`` on without a lease: ``limit``, or fewer when they exceed 8 MiB (X3); empty at the end."""
 
     def pages(self, topic: TopicInfo) -> Iterator[MessageBatch]:
-        """Yield what lies in the queues of a topic, queue by queue, with one :meth:`read` a page, so that others have their turn (X3).
+        """Yield what is in the queues of a topic, queue by queue, with one :meth:`read` a page, so that others have their turn (X3).
 
         What comes meanwhile is left out; of a topic that was deleted, what is read already is all.
         """
@@ -490,7 +490,7 @@ class PopStore(Side):
             while offset < behind:
                 try:
                     page = self.read(topic.name, queue, offset, min(_PAGE, behind - offset))
-                except IllegalArgumentError:  # it was deleted, or made anew with fewer queues
+                except IllegalArgumentError:  # it was deleted, or made again with fewer queues
                     return
                 if not len(page):
                     break

@@ -56,7 +56,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
     @property
     def is_sound(self) -> bool:
-        """Whether every field has its type and lies in its range; one that a caller put together may not."""
+        """Whether every field has its type and is in its range; one that a caller put together may not."""
         texts = (self.topic, self.group, self.broker)
         numbers = (self.queue_id, self.queue_offset, self.ck_start_offset, self.pop_time_ms, self.invisible_ms, self.retry_flag, self.epoch)
         return all(type(text) is str and text.isascii() for text in texts) and all(

@@ -82,7 +82,7 @@ class Side(ABC):
     def import_state(self, tables: Sequence[tuple[str, pa.RecordBatch]], now_ms: int, marks: Sequence[bytes] = ()) -> Ticket:
         """Take rows in beside what is there, in one atomic step. A call of which a mark was given before does nothing.
 
-        The caller sees to it that rows do not collide with what is there. Marks are forgotten with the row of ``timer_adopted`` or
+        The caller ensures that rows do not collide with what is there. Marks are forgotten with the row of ``timer_adopted`` or
         ``pop_adopted`` that says that the load is complete.
 
         Raises:

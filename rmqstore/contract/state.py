@@ -28,7 +28,7 @@ _NAMES = pa.list_(pa.field("item", pa.string(), nullable=False))
 _I64S = pa.list_(pa.field("item", pa.int64(), nullable=False))
 _I32S = pa.list_(pa.field("item", pa.int32(), nullable=False))
 _I8S = pa.list_(pa.field("item", pa.int8(), nullable=False))
-_SEAT = {"group": pa.string(), "topic": pa.string(), "queue_id": pa.int32()}
+_GROUP_QUEUE = {"group": pa.string(), "topic": pa.string(), "queue_id": pa.int32()}
 
 TIMERS: Final = pa.schema([*IN_SCHEMA, *_schema(tick=pa.int64(), seq=pa.int64(), epoch=pa.int64(), store_ms=pa.int64())])
 """Kept puts that are not cancelled, by (tick, seq). What the receiver's cursor covers is among them until it is forgotten."""
@@ -49,7 +49,7 @@ MESSAGES: Final = pa.schema(
         pa.field("first_pop_ms", pa.int64()),
     ]
 )
-"""Messages of all queues, system topics included: ``topic`` and ``queue_id`` say where they lie; ``attempt`` counts past deliveries."""
+"""Messages of all queues, system topics included: ``topic`` and ``queue_id`` say where they are; ``attempt`` counts past deliveries."""
 
 TOPICS: Final = _schema(topic=pa.string(), queue_id=pa.int32(), min_offset=pa.int64(), next_offset=pa.int64(), is_on_demand=pa.bool_())
 """One row a queue; ``is_on_demand`` is said of the topic (``TopicInfo``)."""
@@ -60,7 +60,7 @@ GROUP_QUEUES: Final = _schema(topic=pa.string(), queues=pa.int32())
 GAPS: Final = _schema(topic=pa.string(), queue_id=pa.int32(), first=pa.int64(), behind=pa.int64(), is_removal=pa.bool_())
 """Offsets between ``min_offset`` and ``next_offset`` that hold nothing."""
 
-STANDINGS: Final = _schema(**_SEAT, next_offset=pa.int64(), last_pop_ms=pa.int64())
+STANDINGS: Final = _schema(**_GROUP_QUEUE, next_offset=pa.int64(), last_pop_ms=pa.int64())
 """Where groups stand; how many leases they hold follows from ``leases``."""
 
 SUBSCRIPTIONS: Final = pa.schema(
@@ -77,7 +77,7 @@ GROUP_SETTINGS: Final = pa.schema([*_schema(group=pa.string(), backoff_ms=_I64S)
 """Settings of groups (``GroupSettings``)."""
 
 LEASES: Final = _schema(
-    **_SEAT,
+    **_GROUP_QUEUE,
     ck_start=pa.int64(),
     pop_time_ms=pa.int64(),
     invisible_ms=pa.int64(),
@@ -92,11 +92,11 @@ LEASES: Final = _schema(
     offsets=_I64S,
     states=_I8S,
 )
-"""One row a check point, with a state (0 leased, 1 acked, 2 moved) for each offset. ``topic`` is where the messages lie, so for a retry
+"""One row a check point, with a state (0 leased, 1 acked, 2 moved) for each offset. ``topic`` is where the messages are, so for a retry
 the retry topic. ``store_tag`` is the number of the store that gave it. ``keep_until_ms`` is -1 while a lease runs; ``first_pop_ms`` is -1
 when this was the first pop. ``is_backing_off``: the lease is a wait for the next attempt, as the last one failed, for the ``reason``."""
 
-FIFO: Final = _schema(**_SEAT, queue_offset=pa.int64(), delivered=pa.int32(), first_pop_ms=pa.int64(), waits=pa.bool_())
+FIFO: Final = _schema(**_GROUP_QUEUE, queue_offset=pa.int64(), delivered=pa.int32(), first_pop_ms=pa.int64(), waits=pa.bool_())
 """Messages of FIFO runs that are not acked (P9)."""
 
 ATTEMPTS: Final = _schema(
@@ -145,7 +145,7 @@ _PLACE: Final = struct.Struct(">QQ")
 
 
 def timers_from(tick: int) -> bytes | None:
-    """Return the token behind which the timers of ``tick`` and later lie, so that part of the table can be read; None = from the start."""
+    """Return the token behind which the timers of ``tick`` and later are, so that part of the table can be read; None = from the start."""
     return _PLACE.pack(tick - 1, 2**62) if tick > 0 else None
 
 
@@ -191,7 +191,7 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(data, type=cls)
 
     def ticks_of(self, tick: int, precision_ms: int) -> list[int]:
-        """Return where a put may lie that was given out at ``tick``, now that ticks are ``precision_ms`` wide; the likeliest first."""
+        """Return where a put may be that was given out at ``tick``, now that ticks are ``precision_ms`` wide; the likeliest first."""
         found = [tick]
         # What is remembered of a put may have stayed at any width that it ever had.
         for old_ms in self.precisions:

@@ -72,7 +72,7 @@ class TimerCursor(msgspec.Struct, frozen=True):
         return TimerCursor.of((*self.corners, *other))
 
     def covers(self, tick: int, seq: int) -> bool:
-        """Say whether the put ``(tick, seq)`` lies under a corner."""
+        """Say whether the put ``(tick, seq)`` is under a corner."""
         return any(corner_tick >= tick and corner_seq >= seq for corner_tick, corner_seq in self.corners)
 
     def bound(self, tick: int) -> int:
@@ -128,7 +128,7 @@ class TimerHandle(msgspec.Struct, frozen=True):
 
     @property
     def is_sound(self) -> bool:
-        """Whether every field has its type and lies in its range; one that a caller put together may not."""
+        """Whether every field has its type and is in its range; one that a caller put together may not."""
         return all(
             type(number) is int and 0 <= number < limit
             for number, limit in ((self.store_tag, 2**32), (self.epoch, 2**32), (self.seq, 2**63), (self.tick, 2**63))
@@ -253,7 +253,7 @@ class TimerStore(Side):
 
         Raises:
             IllegalMessageError: a row breaks the data contract.
-            DelayTooLongError: a row lies beyond the horizon (T5).
+            DelayTooLongError: a row is beyond the horizon (T5).
             FlowControlError: the batch's fullest slot is congested (T9).
         """
 

@@ -1,4 +1,4 @@
-"""Where everything lies: the spaces of the database and the tables in them (one byte of prefix a table).
+"""Where everything is: the spaces of the database and the tables in them (one byte of prefix a table).
 
 All integers in keys are big-endian, so that they sort as numbers.
 
@@ -58,7 +58,7 @@ TOPIC: Final = b"t"
 GROUP: Final = b"g"
 GROUP_SETTINGS: Final = b"q"
 GONE: Final = b"z"
-STANDING: Final = b"s"
+PROGRESS: Final = b"s"
 DEAD: Final = b"d"
 REGISTERED: Final = b"r"
 KEPT: Final = b"n"
@@ -85,7 +85,7 @@ PAIR: Final = struct.Struct(">QQ")
 TICK_SEQ: Final = PAIR
 QUEUE: Final = struct.Struct(">IIQ")
 QUEUE_PREFIX: Final = struct.Struct(">II")
-STANDING_KEY: Final = struct.Struct(">III")
+GROUP_QUEUE_KEY: Final = struct.Struct(">III")
 LEASE_KEY: Final = struct.Struct(">IIIQQ")
 
 LAST: Final = b"\xff" * 16

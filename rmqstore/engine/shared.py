@@ -1,7 +1,7 @@
 """What the timer side and the pop side of one database share: the lock, the epoch, and the way back after a full disk.
 
 One lock serialises all calls of both sides; disk syncs run outside of it, so that concurrent ones share. When a write or a sync finds no
-room, what was not durable may be gone, so the next call opens the database again and both sides read their state anew: a failed call
+room, what was not durable may be gone, so the next call opens the database again and both sides read their state again: a failed call
 leaves nothing behind (F1, F3).
 
 **An exception may come from outside, anywhere** (F4): a signal handler raises it, KeyboardInterrupt for one, between any two steps of a
@@ -13,8 +13,8 @@ no harm:
 3. A call is ``with lock, call as kv``. It notes that it is under way, and takes the note back only when it comes to its end: with an
    answer, or with an error of rmqstore's own, before which it changed nothing (F3). So whatever exception goes through it leaves the note,
    also one on the way into or out of the block.
-4. A call that finds the note drops what is in memory and has it worked out anew, first the database (``OrderedKV.after_interrupt``), then
-   both sides. Nobody can come in between, as the note is written and read under the lock alone. If this is cut short, the note stays.
+4. A call that finds the note drops what is in memory and has it worked out again, first the database (``OrderedKV.after_interrupt``), then
+   both sides. No call can come in between, as the note is written and read under the lock alone. If this is cut short, the note stays.
 5. The lock is taken and let go by ``with`` on a lock of C's, between whose steps and the block CPython runs no signal handler; a lock whose
    ``__enter__`` is written in Python (``Condition``, or a context manager around a lock) could stay held for ever.
 
@@ -92,7 +92,7 @@ class Shared:
         return self.kv
 
     def _tell_of_lost(self, last: int) -> None:
-        """Raise once when calls up to position ``last`` are gone: they were answered, so nobody else hears of it."""
+        """Raise once when calls up to position ``last`` are gone: they were answered, so no other call hears of it."""
         try:
             self.kv.sync(last)
         except StoreFullError as error:
@@ -101,19 +101,19 @@ class Shared:
             ) from error
 
     def after_interrupt(self) -> None:
-        """Work everything in memory out anew, after a call that was cut short."""
+        """Work everything in memory out again, after a call that was cut short."""
         self.kv.after_interrupt()
         # What the sides read is then durable, which they take for granted.
         self.kv.sync()
         self.reload()
 
     def reload(self) -> None:
-        """Let both sides read their state anew."""
+        """Let both sides read their state again."""
         for reload in self._reloads:
             reload()
 
     def refresh(self) -> None:
-        """Read everything anew from what the database holds now; only for a session that writes nothing."""
+        """Read everything again from what the database holds now; only for a session that writes nothing."""
         with self.lock:
             self._stale, self.is_fresh = True, False
             with self.call as kv:

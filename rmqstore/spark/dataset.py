@@ -6,7 +6,7 @@
     shard-00000/ …           the shards, each a store like any other; its rmqstore.toml has the settings, too
     jobs/                    what was written by jobs, and is being written (rmqstore.spark.jobs)
 
-It is made beside its place, shards and all, and renamed: so there is a whole data set or none, and of two who make it one wins.
+It is made beside its place, shards and all, and renamed: so there is a whole data set or none, and of two that make it one wins.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class Dataset:
         """Own a shard, without services; waits while another task holds it.
 
         Args:
-            now_ms: the time that the shard shall see; by default that of the machine.
+            now_ms: the time that the shard is to see; by default that of the machine.
 
         Raises:
             StoreLockedError: it is still held after ``wait_ms``.
@@ -315,7 +315,7 @@ def place_of(path: str | os.PathLike[str]) -> Path:
 
 
 def what_is(place: Path) -> str:
-    """Say what lies at a path that is no data set."""
+    """Say what is at a path that is no data set."""
     if (place / STORE_MANIFEST).is_file():
         return "that is a single store; rmqstore.open writes to it, and as a source Spark only reads it"
     if not place.exists():

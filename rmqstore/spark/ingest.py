@@ -211,7 +211,7 @@ def ingest_here(job: Job, *, processes: int | None = None, wait_ms: int = LOCK_W
 
 
 class _Child(NamedTuple):
-    """A process and what it says; into files, since a pipe that nobody reads yet holds it up."""
+    """A process and what it says; into files, since a pipe that is not read yet holds it up."""
 
     shard: int
     process: subprocess.Popen[bytes]

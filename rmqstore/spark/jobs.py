@@ -10,19 +10,19 @@ Why no crash and no retry loses or doubles a row: In phase 1 every attempt of a 
 run at a time or meet the rows in another order, do not touch each other. Spark takes the answer of one attempt per task, and the commit
 names the files of these answers. It is one rename, under a lock of the job: before it nothing was sent, after it the files never change,
 and what the disk changes is refused by the sums that the commit holds (``stagedfiles``).
-So the chunks of phase 2, made of the batches of these files in their order, are the same for whoever sends them, and however often. Each
+So the chunks of phase 2, made of the batches of these files in their order, are the same for every sender, however often. Each
 carries a mark of data set, job, and the file and number of its first batch, which the store keeps in the same atomic step as the messages
 (I1); a chunk whose mark is there is skipped. A task owns its shard while it sends, and looks under that lock whether the shard is done, so
 a late twin finds nothing to do. *Done* is written when everything is durable; from then on the marks may be forgotten.
 
-Before that they must not be, and no clock tells: a store drops marks by the clock and the ``mark_memory_ms`` of whoever has it open, which
+Before that they must not be, and no clock tells: a store drops marks by the clock and the ``mark_memory_ms`` of its current owner, which
 need not be those of the job. So a shard gets a *witness* before its first chunk (``rmqstore.spark.witness``): a mark on each side of the
 store that is older than those of the chunks. Marks go oldest first, so while the witness is there none of them is gone, and a chunk whose
 mark is not there was not sent. *Begun* is written when the witness is durable, and before anything is sent; a shard that was begun and
 has no witness is refused. The argument needs that the job's own marks are younger, so a clock that was set back gets another witness.
 
 A job with the same id after the commit skips phase 1, completes what is missing, and refuses rows that are others than it had; before the
-commit it starts anew.
+commit it starts again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         chunk_rows, chunk_bytes: small batches of a shard go together up to so many; kept here, since the chunks must stay the same.
         now_ms: the time at which the shards take the messages in; None = that of the machine.
         is_done: every shard has everything, and the staged files may be gone; also when the job was given up.
-        is_dropped: it was given up, so nobody sends what is missing.
+        is_dropped: it was given up, so what is missing is not sent.
     """
 
     files: list[StagedFile]
@@ -356,7 +356,7 @@ def job_of_write(dataset: Dataset, job_id: str | None) -> Job:
     """Return the job of a write: the one of that id, or a new one.
 
     Raises:
-        TransferError: no id is given, and a job is half done and nobody is at it; this write may be the same one again.
+        TransferError: no id is given, and a job is half done and idle; this write may be the same one again.
     """
     if job_id is not None:
         return Job(dataset, job_id)

@@ -20,7 +20,7 @@ from rmqstore.store.directory import StoreDirectory
 
 
 class ShardMigration(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """What moved with one shard: rows by table; ``previous`` is where the old store lies, empty when the shard had moved before."""
+    """What moved with one shard: rows by table; ``previous`` is where the old store is, empty when the shard had moved before."""
 
     shard: int
     tables: dict[str, int] = {}

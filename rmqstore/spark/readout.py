@@ -1,7 +1,7 @@
 """What a data set holds, as Arrow batches: planned on the driver, read by tasks. Plain functions; needs no Spark.
 
 A part is read from one state of its shard: what was there when the task opened it, beside an owner too. Parts of one shard that are read
-by different tasks may be of different states while somebody writes; a snapshot, or a data set that nobody writes to, gives one state.
+by different tasks may be of different states while somebody writes; a snapshot, or a data set that is not written to, gives one state.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The files of phase 1: Arrow record batches, each of one shard and with a sum, that lie in a file until they are sent.
+"""The files of phase 1: Arrow record batches, each of one shard and with a sum, that are in a file until they are sent.
 
-A file is an Arrow IPC stream, so any reader of such streams shows what is in it. Which batch lies where, and the CRC-32 of its bytes, is
+A file is an Arrow IPC stream, so any reader of such streams shows what is in it. Which batch is where, and the CRC-32 of its bytes, is
 not in the file but in the answer of the task, and with the commit in the record of the job: a batch is taken by that alone, from a copy of
 its bytes. So a file of another length, or a batch of which a byte is another one, is noticed before anything of that batch is sent.
 """

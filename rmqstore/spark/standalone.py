@@ -108,7 +108,7 @@ def _wait_for(port: int) -> None:
     """Return when somebody listens at ``port``.
 
     Raises:
-        TimeoutError: nobody does for a minute.
+        TimeoutError: none does for a minute.
     """
     until_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until_s:

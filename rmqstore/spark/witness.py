@@ -1,6 +1,6 @@
 """The witness of a job in a shard: a mark on each side of the store that is older than those of the job's chunks.
 
-A store drops marks oldest first on each side, whoever has it open and by whatever clock. So as long as the witness of a side is there, no
+A store drops marks oldest first on each side, whatever its owner and its clock. So as long as the witness of a side is there, no
 mark of a chunk on that side was dropped, and a chunk without a mark was not sent. It is a row of the state tables, and so goes along with
 dumps and migrations; a shard that was set back to an earlier state lacks it.
 """

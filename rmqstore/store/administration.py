@@ -47,7 +47,7 @@ class Topics(Part):
         return info
 
     def delete(self, name: str) -> None:
-        """Remove a topic with its messages, leases, positions and retry topics. Pending timers stay, and make it anew when they are due."""
+        """Remove a topic with its messages, leases, positions and retry topics. Pending timers stay, and make it again when due."""
         store = self._store._as_owner("topics.delete")
         check_readable_topic(name)
         store._settle(store.engine.pops, store.engine.pops.delete_topic(name))

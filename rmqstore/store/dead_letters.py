@@ -36,12 +36,12 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """A message that a group did not ack in all its attempts, or an entry that could not be read.
 
     Attributes:
-        message: as it lies there; its properties hold the three below as well.
+        message: as it is there; its properties hold the three below as well.
         group: the group; empty for a parked entry.
         reason: why it is there.
         attempts: how often it was delivered; 0 for a parked entry.
         origin_topic: the topic that it was popped from; empty when unknown.
-        origin_message_id: its id there; for a parked entry, where it lay.
+        origin_message_id: its id there; for a parked entry, where it was.
         died_ms: when it came there.
     """
 
@@ -98,7 +98,7 @@ def _remove(store: Store, removals: Sequence[Removal]) -> int:
 
 
 def letters_in(pops: PopStore, topic: str) -> Iterator[DeadLetter]:
-    """Yield what lies in a dead letter queue or among the parked entries, in the order of arrival, queue by queue."""
+    """Yield what is in a dead letter queue or among the parked entries, in the order of arrival, queue by queue."""
     info = pops.topic(topic)
     for page in () if info is None else pops.pages(info):
         yield from (_letter(message, topic) for message in page.messages if isinstance(message, PoppedMessage))

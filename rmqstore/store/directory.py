@@ -4,7 +4,7 @@
 
     LOCK                 held with flock while the store is open; names the holder for people
     rmqstore.json        the manifest: format, store id, baked settings; its being there says that creation came to its end
-    rmqstore.creating    there while the store is being created; what lies beside it without a manifest is removed at the next open
+    rmqstore.creating    there while the store is being created; what is beside it without a manifest is removed at the next open
     rmqstore.toml        settings, optional, written by the user
     <engine>/            one directory an engine
 """
@@ -57,7 +57,7 @@ class HeldDirectory:
     Where the system cannot name a directory by its descriptor, it is held by its real path, which a change of its name breaks.
 
     Attributes:
-        path: leads to the directory as long as it is held; for whoever opens files in it, not for people.
+        path: leads to the directory as long as it is held; for calls that open files in it, not for people.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +76,7 @@ class StoreDirectory:
     """A locked store directory, held by a descriptor (X5).
 
     Attributes:
-        path: as it was given, for people. held: the same directory for whoever opens files in it, see :class:`HeldDirectory`.
+        path: as it was given, for people. held: the same directory for calls that open files in it, see :class:`HeldDirectory`.
 
     Raises:
         StorePathError: the path is a file, not writable, its parent is missing, or it holds something else.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rmqstore.contract import PopStore, Ticket, TimerStore
 
 _UNSYNCED_BATCHES = 32
-"""After so many batches of one tick a sync lets the timers be reclaimed, so that a backlog does not lie on disk twice."""
+"""After so many batches of one tick a sync lets the timers be reclaimed, so that a backlog is not on disk twice."""
 
 
 class HandOver:

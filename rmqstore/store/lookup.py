@@ -1,6 +1,6 @@
 """Where a message is: found by its id or by one of its keys, among the timers, in the queues, and under the leases of the groups.
 
-Ids and keys have no index here, so a look-up reads what there is, a page a call: it takes as long as the store is full, but keeps nobody
+Ids and keys have no index here, so a look-up reads what there is, a page a call: it takes as long as the store is full, but keeps no call
 from using it. A message that moves meanwhile may be shown at both places, or at neither.
 """
 
@@ -26,7 +26,7 @@ class Whereabouts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     Attributes:
         state: what it waits for there.
-        message: the message as it lies there; for a timer, as it will come.
+        message: the message as it is there; for a timer, as it will come.
         group: whose copy or whose progress it is; empty for a timer, a parked entry, and what no group pops.
         until_ms: when it is due, or when its lease or wait ends, ms; None where nothing ends by itself.
         handle: cancels the timer.

@@ -178,7 +178,7 @@ class ReadEngines(Engines):
 
 
 def refuse_missing_files(path: Path, info: EngineInfo) -> None:
-    """Refuse an engine directory without files in a store that exists; made anew it would hide that everything is gone.
+    """Refuse an engine directory without files in a store that exists; made again it would hide that everything is gone.
 
     Raises:
         CorruptStoreError: naming the directory.

@@ -46,7 +46,7 @@ def write_snapshot(engines: OwnedEngines, path: Path) -> Path:
     if any(above.exists() and above.samefile(engines.directory.held) for above in path.absolute().parents):
         raise StorePathError(f"{path} lies in the store itself, which would copy its own copies; a snapshot goes elsewhere")
     with _aside(path, "copying") as copy:
-        # Timers first: what is handed over meanwhile by nobody cannot be missing from both.
+        # Timers first: what is handed over meanwhile cannot be missing from both.
         for engine, session in engines.sessions.items():
             session.snapshot(copy / engine)
         given = engines.directory.held / CONFIG_NAME

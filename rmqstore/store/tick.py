@@ -18,7 +18,7 @@ _log = logging.getLogger("rmqstore")
 _REVIVE_PAGE = 256
 _MAINTAIN_BUDGET = 1024
 _MAINTAIN_STEPS = 32
-"""So many steps of upkeep a side does a tick of the background thread, lest the hand-over waits for all of them."""
+"""So many steps of upkeep a side does a tick of the background thread, not to let the hand-over wait for all."""
 
 _UPKEEP_INTERVAL_MS = 1000
 
@@ -86,7 +86,7 @@ class Ticking:
     def next_wake_ms(self, now_ms: int) -> int | None:
         """Return when a tick may have something to do next, in ms since the epoch; None when nothing is waiting.
 
-        An expired lease waits for the turn of the revive; to come by before that would be for nothing.
+        An expired lease waits for the turn of the revive; to run before that would be for nothing.
         """
         expiry_ms = self._pops.next_expiry_ms()
         if expiry_ms is not None:

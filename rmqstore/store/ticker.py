@@ -85,6 +85,6 @@ _running: weakref.WeakSet[Ticker] = weakref.WeakSet()
 
 @atexit.register
 def _stop_all() -> None:
-    """End the threads of stores that nobody closed: one that is within a tick while libraries are taken down may abort the process."""
+    """End the threads of stores that were not closed: one that is within a tick while libraries are taken down may abort the process."""
     for ticker in list(_running):
         ticker.stop()

@@ -42,7 +42,7 @@ class Incoming(Protocol):
     def needs(self) -> Needs: ...
 
     def counts(self) -> dict[str, int]:
-        """Return the number of rows of each table; 0 where nobody knows yet."""
+        """Return the number of rows of each table; 0 where unknown yet."""
 
     def chunks(self, table: str) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield (name of the chunk, rows) of a table."""
@@ -52,7 +52,7 @@ class Incoming(Protocol):
 
 
 class IncomingStore:
-    """A store that nobody changes, read directly; ``dump_id`` names its state by its number and epoch."""
+    """A store that is not changed, read directly; ``dump_id`` names its state by its number and epoch."""
 
     def __init__(self, view: ReadStore) -> None:
         self._state = State(view.engine.timers, view.engine.pops)

@@ -194,7 +194,7 @@ def check_keeps(store: Store) -> None:
 
 
 def free_name(place: Path, what: str) -> str:
-    """Return a name beside ``place`` that says what and when, and that nobody has."""
+    """Return a name beside ``place`` that says what and when, and is not taken."""
     name = f"{place.name}.{what}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
     number = 2
     while place.with_name(name).exists():

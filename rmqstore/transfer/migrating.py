@@ -26,7 +26,7 @@ from rmqstore.transfer.replacing import Replacement
 
 
 class MigrateReport(msgspec.Struct, frozen=True):
-    """What a migration moved: rows by table; ``previous`` is where the old store lies, which can be removed when all is well."""
+    """What a migration moved: rows by table; ``previous`` is where the old store is, which can be removed when all is well."""
 
     path: Path
     previous: Path | None

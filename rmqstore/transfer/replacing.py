@@ -32,7 +32,7 @@ _RENAME_EXCHANGE: Final = 2
 
 
 class Published(NamedTuple):
-    """The new store is in its place; ``previous`` is where the old one lies, if there was one."""
+    """The new store is in its place; ``previous`` is where the old one is, if there was one."""
 
     previous: Path | None
 

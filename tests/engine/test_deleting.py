@@ -10,7 +10,7 @@ from rmqstore import AckOutcome, Message
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import EngineOptions, PopRequest, PopStore, PopTxn
 from rmqstore.contract.state import POP_TABLES
-from rmqstore.engine.schema import DEAD, EXPIRY, FIFO, GONE, LEASE, LEASES, META, PURGE, REGISTERED, SPACES, STANDING
+from rmqstore.engine.schema import DEAD, EXPIRY, FIFO, GONE, LEASE, LEASES, META, PROGRESS, PURGE, REGISTERED, SPACES
 from rmqstore.engine.session import open_session
 from rmqstore.message import retry_topic
 from rmqstore_memory.kv import MemoryKV
@@ -55,7 +55,7 @@ def kv() -> MemoryKV:
 def left(kv: MemoryKV, topic_id: int) -> Iterator[bytes]:
     """Yield the keys of what groups have under a topic's id."""
     named = topic_id.to_bytes(4, "big")
-    for table in (STANDING, REGISTERED, DEAD):
+    for table in (PROGRESS, REGISTERED, DEAD):
         yield from (key for key, _ in kv.scan_all(META, table, table + b"\xff") if key[5:9] == named)
     for table in (LEASE, FIFO):
         yield from (key for key, _ in kv.scan_all(LEASES, table, table + b"\xff") if key[5:9] == named)

@@ -18,7 +18,7 @@ from rmqstore.contract import CancelOutcome, DueBatch, PopTxn, ReviveReport, Tic
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.pops.checkpoint import MOVED, Lease
 from rmqstore.engine.pops.lease import Popping
-from rmqstore.engine.pops.offsets import Seat, Standing
+from rmqstore.engine.pops.offsets import GroupQueue, Progress
 from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.pops.store import OrderedPops
 from rmqstore.engine.pops.transaction import Transaction
@@ -232,11 +232,11 @@ def offset_without_lease() -> Iterator[None]:
     """A pop moves the group's offset behind one message more than it leases."""
     take = Popping._take
 
-    def mutated(self: Popping, transaction: Transaction, request: Any, source: Any, seat: Seat, *args: Any) -> Any:
-        found = take(self, transaction, request, source, seat, *args)
-        at = transaction.standing(seat)
-        if found is not None and at is not None and at.next_offset < source.next_offsets[seat.queue]:
-            transaction.set_standing(seat, Standing(at.next_offset + 1, at.last_pop_ms, at.in_flight))
+    def mutated(self: Popping, transaction: Transaction, request: Any, source: Any, reader: GroupQueue, *args: Any) -> Any:
+        found = take(self, transaction, request, source, reader, *args)
+        at = transaction.progress(reader)
+        if found is not None and at is not None and at.next_offset < source.next_offsets[reader.queue]:
+            transaction.set_progress(reader, Progress(at.next_offset + 1, at.last_pop_ms, at.in_flight))
         return found
 
     with patch.object(Popping, "_take", mutated):

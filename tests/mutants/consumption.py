@@ -14,7 +14,7 @@ from rmqstore.engine.pops.administration import Administration
 from rmqstore.engine.pops.checkpoint import ACKED, Lease
 from rmqstore.engine.pops.fifo import Unacked
 from rmqstore.engine.pops.lease import Popping
-from rmqstore.engine.pops.offsets import Registered, Seat, Standing, Topic
+from rmqstore.engine.pops.offsets import GroupQueue, Progress, Registered, Topic
 from rmqstore.engine.pops.retention import Retention
 from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.pops.state import PopState
@@ -32,9 +32,9 @@ def acked_messages_of_a_run_come_back() -> Iterator[None]:
 
     def mutated(self: Transaction, lease: Lease, indexes: Sequence[int], state: int) -> None:
         end_many(self, lease, indexes, state)
-        seat = Seat(*lease.place[:3])
-        if state == ACKED and self.is_ordered(seat) and self.fifo(seat):
-            self.fifo(seat).update((lease.offsets[index], Unacked(waits=True)) for index in indexes)
+        reader = GroupQueue(*lease.place[:3])
+        if state == ACKED and self.is_ordered(reader) and self.fifo(reader):
+            self.fifo(reader).update((lease.offsets[index], Unacked(waits=True)) for index in indexes)
 
     with patch.object(Transaction, "end_many", mutated):
         yield
@@ -45,12 +45,12 @@ def a_second_run_while_one_is_leased() -> Iterator[None]:
     """A queue gives new messages although some of the last run are leased."""
     take_run = Popping._take_run
 
-    def mutated(self: Popping, transaction: Transaction, request: PopRequest, source: Topic, seat: Seat, *args: Any) -> Any:
-        held = transaction.standing_or_new(seat)
-        transaction.set_standing(seat, Standing(held.next_offset, held.last_pop_ms))
-        found = take_run(self, transaction, request, source, seat, *args)
-        after = transaction.standing_or_new(seat)
-        transaction.set_standing(seat, Standing(after.next_offset, after.last_pop_ms, after.in_flight + held.in_flight))
+    def mutated(self: Popping, transaction: Transaction, request: PopRequest, source: Topic, reader: GroupQueue, *args: Any) -> Any:
+        held = transaction.progress_or_new(reader)
+        transaction.set_progress(reader, Progress(held.next_offset, held.last_pop_ms))
+        found = take_run(self, transaction, request, source, reader, *args)
+        after = transaction.progress_or_new(reader)
+        transaction.set_progress(reader, Progress(after.next_offset, after.last_pop_ms, after.in_flight + held.in_flight))
         return found
 
     with patch.object(Popping, "_take_run", mutated):
@@ -181,7 +181,7 @@ def one_group_is_enough() -> Iterator[None]:
 
     def mutated(self: Retention, topic: Topic, queue: int, now_ms: int) -> int:
         groups = [group_id for group_id, topic_id in self._state.registered if topic_id == topic.id]
-        return max((self._state.standing(group_id, topic.id, queue).next_offset for group_id in groups), default=0)
+        return max((self._state.progress(group_id, topic.id, queue).next_offset for group_id in groups), default=0)
 
     with patch.object(Retention, "_consumed", mutated):
         yield
@@ -203,7 +203,7 @@ def idle_groups_forget_their_position() -> Iterator[None]:
         known, expiry_ms = transaction.registered(group_id, topic.id), self._options.group_expiry_ms
         if known is not None and expiry_ms and transaction.now_ms - known.active_ms > expiry_ms:
             for queue in range(topic.queues):
-                transaction.set_standing(Seat(group_id, topic.id, queue), Standing(0, transaction.now_ms))
+                transaction.set_progress(GroupQueue(group_id, topic.id, queue), Progress(0, transaction.now_ms))
         return register(self, transaction, topic, group_id, request)
 
     with patch.object(Popping, "_register", mutated):

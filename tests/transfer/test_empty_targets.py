@@ -253,7 +253,7 @@ def _two(stores: Stores) -> tuple[Store, Store]:
 @pytest.mark.clause("P2", "P5")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_receipt_of_a_deleted_topic_ends_no_loaded_lease(engine: str, tmp_path: Path) -> None:
-    """P2: a store had the same seat by name, at one time and in one epoch; each receipt still ends the lease that it was given for."""
+    """P2: a store had the same queue and group by name, at one time, in one epoch; each receipt still ends the lease it was given for."""
     with stores_of(Pair(engine, engine)) as stores:
         source, target = _two(stores)
         (old,) = target.pop("t", "g")
@@ -267,7 +267,7 @@ def test_a_receipt_of_a_deleted_topic_ends_no_loaded_lease(engine: str, tmp_path
 
 
 @pytest.mark.clause("P2")
-def test_a_loaded_standing_gives_no_receipt_of_a_deleted_topic_again(tmp_path: Path) -> None:
+def test_loaded_progress_gives_no_receipt_of_a_deleted_topic_again(tmp_path: Path) -> None:
     """P2: pop times go on above those of what was deleted, also where a loaded group stands at an earlier one."""
     with stores_of(Pair("memory", "memory")) as stores:
         source, target = _two(stores)

@@ -110,7 +110,7 @@ class Collector:
 
 def _result(case: Case, report: pytest.TestReport) -> Result | None:
     """Return what a phase says of a case; None when it says nothing yet."""
-    # A report is published, and which process of which machine ran a case is nobody's business there.
+    # A report is published, and which process of which machine ran a case is left out there.
     seen = _WORKER.sub("", report.longreprtext)[:_LONGEST_TEXT] if report.failed else ""
     if report.failed:
         expected = seen.startswith("[XPASS(strict)]")

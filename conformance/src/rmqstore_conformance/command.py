@@ -40,7 +40,7 @@ def run(arguments: Sequence[str], *, workers: int = 1) -> list[Report]:
     """
     bar = _Bar()
     with tempfile.TemporaryDirectory(prefix="rmqs-conformance-") as directory:
-        # What differs is shown as it is; nobody can pass a -v to pytest here.
+        # What differs is shown as it is; no -v can be passed to pytest here.
         (ini := Path(directory, "pytest.ini")).write_text("[pytest]\nverbosity_assertions = 1\n", encoding="utf-8")
         own = ["--pyargs", _PACKAGE, "-c", str(ini), "--rootdir", directory, "-p", "no:cacheprovider", "-p", "no:terminal"]
         if workers > 1 and importlib.util.find_spec("xdist"):

@@ -179,7 +179,7 @@ def _versions(pair: Pair) -> dict[str, str]:
 
 
 def _file_system(path: Path) -> str:
-    """Return the kind of file system that a directory lies on."""
+    """Return the kind of file system that a directory is on."""
     best, kind = "", "unknown"
     for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines():
         _, place, name, *_ = line.split(" ")

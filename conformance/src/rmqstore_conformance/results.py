@@ -28,7 +28,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         reason: why it did not run, or why it may fail.
         seen: of a failure, what was done, expected and seen.
         found: what a case that passed has to show for it, such as how many disk states it opened.
-        expected: it failed as the one who ran the suite had said; or, with a pass, it should have failed.
+        expected: it failed as the caller of the suite had said; or, with a pass, it should have failed.
     """
 
     case: Case

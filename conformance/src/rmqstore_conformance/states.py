@@ -93,7 +93,7 @@ class MessageState(NamedTuple):
         return self._at("leased", receipt=receipt, attempt=event.attempt or self.attempt, low_ms=event.low_ms, high_ms=event.high_ms)
 
     def _after_pop_again(self, event: Event) -> Iterator[Self]:
-        """A repeated attempt: it gives what is held, or what is ready if nobody had popped it so."""
+        """A repeated attempt: it gives what is held, or what is ready if no pop had taken it so."""
         if self.place == "leased" and self.receipt == event.receipt:
             yield self
         else:

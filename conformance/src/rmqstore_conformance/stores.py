@@ -109,7 +109,7 @@ class Stores:
 
 
 def copied_as_it_is(source: Path, copy: Path) -> None:
-    """Copy the directory of an open store that nobody calls, as a kill leaves it: again when the engine changed it meanwhile."""
+    """Copy the directory of an open store that is not called, as a kill leaves it: again when the engine changed it meanwhile."""
     for attempt in range(20):
         place = copy.with_name(f"{copy.name}-{attempt}")
         try:

@@ -58,7 +58,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         settings: given to every store that is opened.
         suite_version: newer cases are left out.
         effort: so many times the kills, disk states and failing calls of a run with effort 1.
-        recorder: who sees what a store writes, strace or fuse.
+        recorder: what sees what a store writes, strace or fuse.
     """
 
     pairs: tuple[Pair, ...]
@@ -71,7 +71,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     recorder: str = "strace"
 
     def times(self, count: int) -> int:
-        """Return how many of something there shall be, of which a run with effort 1 has ``count``."""
+        """Return how many of something there are to be, of which a run with effort 1 has ``count``."""
         return max(1, round(count * self.effort))
 
 

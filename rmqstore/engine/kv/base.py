@@ -101,7 +101,7 @@ def take_page(
 ) -> list[tuple[bytes, bytes]]:
     """Return the first ``limit`` entries, or fewer: through the one with which the values exceed ``page_bytes``.
 
-    ``past`` tells whether a key lies beyond the range, for iterators that do not stop there by themselves. Reads in slices that grow
+    ``past`` tells whether a key is beyond the range, for iterators that do not stop there by themselves. Reads in slices that grow
     with what the values leave of ``page_bytes``, so that little is read for nothing and memory stays bounded.
     """
     page: list[tuple[bytes, bytes]] = []
@@ -130,7 +130,7 @@ class OrderedKV(ABC):
     """A key-ordered database with atomic batches, opened by one process. Every method may be called from any thread.
 
     ``write`` and the reads see each other at once; durability is a second step, ``sync``. A write that raises has changed nothing.
-    After ``StoreFullError`` what was not durable may be gone: the owner calls :meth:`reopen` and reads its state anew. After a failed
+    After ``StoreFullError`` what was not durable may be gone: the owner calls :meth:`reopen` and reads its state again. After a failed
     sync everything raises ``StorePoisonedError`` until the process opens the database afresh.
     """
 
@@ -183,7 +183,7 @@ class OrderedKV(ABC):
 
     @abstractmethod
     def after_interrupt(self) -> None:
-        """Work out anew what is in memory, as an exception from outside, that of a signal handler, may have come between any two steps.
+        """Work out again what is in memory, as an exception from outside, that of a signal handler, may have come between any two steps.
 
         Comes before anything else once a call was cut short, while no other call but ``sync`` is under way. Afterwards the write that was
         cut short is there, wholly, or it is not. Nothing to do for a database that keeps nothing in memory.

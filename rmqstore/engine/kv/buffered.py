@@ -17,7 +17,7 @@ Why no interleaving loses or reorders a write:
    overlays of that moment did not have. Any other read takes what it needs from the overlays, and opens its view, under the lock: no
    swap comes between, and a commit that comes between is of the flushing overlay, which does not matter, by 3.
 5. A leader that is interrupted leaves the flushing overlay where it is; the next leader commits it, again or for the first time, before
-   anything newer. An overlay that a write or a read was interrupted in is made anew from the batches that it was made of
+   anything newer. An overlay that a write or a read was interrupted in is rebuilt from the batches that it was made of
    (``after_interrupt``), before any leader takes it for the flushing one: half a batch is never committed.
 
 When a commit finds no room, calls are refused; both overlays are dropped by :meth:`reopen`. Positions go on, ``durable_position`` is then
@@ -186,7 +186,7 @@ class BufferedKV(CommittedKV):
             self._make_anew()
 
     def _make_anew(self) -> None:
-        """Make the overlays anew, as an exception from outside may have come between any two steps of changing or reading one."""
+        """Rebuild the overlays, as an exception from outside may have come between any two steps of changing or reading one."""
         self._layers = tuple(overlay.made_anew() for overlay in self._layers)
         self._commits.position = self._layers[0].position
         self._is_half_done = False
@@ -217,7 +217,7 @@ class BufferedKV(CommittedKV):
         self._commits.readmit(kept)
 
     def snapshot(self, path: Path, alone: Alone = at_once) -> None:
-        # What a commit leaves is all writes up to some position, so nobody has to be kept out.
+        # What a commit leaves is all writes up to some position, so no call has to be kept out.
         self.sync()
         self._base.snapshot(path)
 

@@ -211,7 +211,7 @@ def copy_file(source: str | Path, copy: str | Path, begin: int = 0, stop: int | 
     """Copy the content of a file, holes left out; returns ``copy``.
 
     Args:
-        begin, stop: what of it is copied, None for as far as it goes. What of the copy lies before stays, and it ends there.
+        begin, stop: what of it is copied, None for as far as it goes. What of the copy is before stays, and it ends there.
     """
     with open(source, "rb", buffering=0) as reader, open(copy, "r+b" if begin else "wb", buffering=0) as writer:
         length = os.fstat(reader.fileno()).st_size

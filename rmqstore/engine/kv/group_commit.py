@@ -40,7 +40,7 @@ class Refusal(NamedTuple):
 class GroupCommit:
     """State, positions and group commit of one open database.
 
-    ``lock`` guards the positions and whatever the owner adds; who holds ``leading`` syncs, or keeps others from it.
+    ``lock`` guards the positions and whatever the owner adds; the holder of ``leading`` syncs, or keeps others from it.
 
     Args:
         name: what the messages call the database, its path for example.

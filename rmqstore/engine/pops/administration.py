@@ -4,12 +4,12 @@ Each is one atomic write like any other call, however much it removes.
 
 Deleting topics and groups: a topic's name and messages go in one write, what groups had of it in steps.
 
-Thousands of groups may hold a topic, each with a standing and leases. To remove all of that at once would hold up every other call (X3). So
+Thousands of groups may hold a topic, each with progress and leases. To remove all of that at once would hold up every other call (X3). So
 the call removes the name and the messages, and leaves a note, ``GONE``, with the id that the topic had. No id is used again, so nothing
-finds what lies under it any more. Upkeep removes it, some groups a step, and the note with the last of them.
+finds what is under it any more. Upkeep removes it, some groups a step, and the note with the last of them.
 
 Why nothing of it comes back or stays for ever, wherever a crash falls: the note is written with the removal of the name, and removed with
-the last of what it stands for. Whatever lies under an id with a note is kept out of every table in memory (``PopState.set_aside``), in the
+the last of what it stands for. Whatever is under an id with a note is kept out of every table in memory (``PopState.set_aside``), in the
 session that deleted the topic and in each later one; so it gives, counts and lists nothing. A step is one write, of groups as a whole.
 
 A new topic of the name removes what is left of the old one in the write that makes it. So a name has one note at most, and RocketMQ, which
@@ -25,7 +25,7 @@ import msgspec
 
 from rmqstore.contract import GroupSettings, InitMode, Removal
 from rmqstore.engine.pops.checkpoint import LEASED, MOVED, Lease
-from rmqstore.engine.pops.offsets import Gap, Seat, Standing, Topic, group_settings_entry
+from rmqstore.engine.pops.offsets import Gap, GroupQueue, Progress, Topic, group_settings_entry
 from rmqstore.engine.pops.queue_log import QueueLog
 from rmqstore.engine.pops.state import PopState
 from rmqstore.engine.pops.transaction import Transaction
@@ -75,20 +75,20 @@ class Administration:
                 raise IllegalArgumentError(
                     f"offset {target!r} lies outside of queue {number} of topic {topic.name!r}, which holds {first} to {end}"
                 )
-            seat = Seat(group_id, topic.id, number)
-            for lease in self._running(transaction, seat):
+            reader = GroupQueue(group_id, topic.id, number)
+            for lease in self._running(transaction, reader):
                 transaction.end_many(lease, [index for index, state in enumerate(lease.states) if state == LEASED], MOVED)
-            transaction.fifo(seat).clear()
-            standing = transaction.standing_or_new(seat)
-            transaction.set_standing(seat, Standing(target, standing.last_pop_ms, standing.in_flight))
+            transaction.fifo(reader).clear()
+            progress = transaction.progress_or_new(reader)
+            transaction.set_progress(reader, Progress(target, progress.last_pop_ms, progress.in_flight))
         registered = transaction.registered(group_id, topic.id)
         if registered is not None:
             transaction.register(
                 group_id, topic.id, msgspec.structs.replace(registered, active_ms=max(transaction.now_ms, registered.active_ms))
             )
 
-    def _running(self, transaction: Transaction, seat: Seat) -> Iterator[Lease]:
-        for key in sorted(self._state.running.get(seat, ())):
+    def _running(self, transaction: Transaction, reader: GroupQueue) -> Iterator[Lease]:
+        for key in sorted(self._state.running.get(reader, ())):
             lease = transaction.lease(key)
             if lease is not None and lease.live:
                 yield lease
@@ -109,7 +109,7 @@ class Administration:
         """Take messages out of dead letter queues and the parked entries; says of each removal whether its message was there.
 
         Raises:
-            IllegalArgumentError: a message lies in another kind of topic.
+            IllegalArgumentError: a message is in another kind of topic.
         """
         by_queue: dict[tuple[str, int], dict[int, Removal]] = {}
         answers = []
@@ -150,8 +150,8 @@ class Administration:
             gaps = [Gap(begin, end, is_removal=True) for begin, end in _stretches(removed)]
             transaction.set_gaps(topic.id, queue, [*transaction.gaps(topic.id, queue), *gaps])
             self._count_off(transaction, topic.name, origins)
-            for seat in [seat for seat in self._state.fifo if (seat.topic_id, seat.queue) == (topic.id, queue)]:
-                unacked = transaction.fifo(seat)
+            for reader in [reader for reader in self._state.fifo if (reader.topic_id, reader.queue) == (topic.id, queue)]:
+                unacked = transaction.fifo(reader)
                 for offset in removed:
                     if offset in unacked and unacked[offset].waits:
                         del unacked[offset]
@@ -184,7 +184,7 @@ def _stretches(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 _UNITS = 4
-"""So many units of a budget of upkeep a seat counts for: mostly there is a standing, a subscription, a lease and the entry of its end."""
+"""So many units of a budget of upkeep a reader counts for: mostly there is progress, a subscription, a lease and the entry of its end."""
 
 
 class Deleting:
@@ -211,7 +211,9 @@ class Deleting:
     def _delete_topics(self, transaction: Transaction, topics: Sequence[Topic]) -> None:
         """Remove names and messages; what groups have of them is left, and noted."""
         names = {topic.id: topic.name for topic in topics}
-        transaction.raise_pop_floor(standing.last_pop_ms for seat, standing in self._state.standings.items() if seat.topic_id in names)
+        transaction.raise_pop_floor(
+            progress.last_pop_ms for reader, progress in self._state.all_progress.items() if reader.topic_id in names
+        )
         for topic in topics:
             self._log.delete(transaction.write, topic)
             _delete_prefix(transaction, META, KEPT + U32.pack(topic.id))
@@ -236,11 +238,11 @@ class Deleting:
             return
         self._delete_topics(transaction, [topic for other, topic in state.topics.items() if other.startswith(f"{RETRY_PREFIX}{name}+")])
         for gone, left in state.gone.items():
-            if of_group := [seat for seat in left.seats if seat.group_id == group_id]:
+            if of_group := [reader for reader in left.readers if reader.group_id == group_id]:
                 transaction.remove_left(gone, of_group)
-        seats = {seat for table in (state.standings, state.fifo, state.running) for seat in table if seat.group_id == group_id}
-        transaction.raise_pop_floor(state.standings[seat].last_pop_ms for seat in seats if seat in state.standings)
-        transaction.remove_seats(seats, [key for seat in seats for key in state.running.get(seat, ())])
+        readers = {reader for table in (state.all_progress, state.fifo, state.running) for reader in table if reader.group_id == group_id}
+        transaction.raise_pop_floor(state.all_progress[reader].last_pop_ms for reader in readers if reader in state.all_progress)
+        transaction.remove_readers(readers, [key for reader in readers for key in state.running.get(reader, ())])
         prefix = U32.pack(group_id)
         _delete_prefix(transaction, LEASES, LEASE + prefix)
         _delete_prefix(transaction, META, REGISTERED + prefix)
@@ -252,8 +254,8 @@ class Deleting:
 
         def forget(state: PopState) -> None:
             state.forget_registered([pair for pair in state.registered if pair[0] == group_id])
-            for table in (state.standings, state.fifo, state.running, state.backing_off):
-                _drop(table, seats)
+            for table in (state.all_progress, state.fifo, state.running, state.backing_off):
+                _drop(table, readers)
             if not keeps_counts:
                 _drop(state.dead, [pair for pair in state.dead if pair[0] == group_id])
                 state.groups.pop(name, None)
@@ -266,19 +268,19 @@ class Deleting:
         for name, left in self._state.gone.items():
             if done >= limit:
                 break
-            seats: list[Seat] = []
-            for seat in left.seats:
-                if done + len(seats) >= limit and seat.group_id != seats[-1].group_id:
+            readers: list[GroupQueue] = []
+            for reader in left.readers:
+                if done + len(readers) >= limit and reader.group_id != readers[-1].group_id:
                     break
-                seats.append(seat)
-            transaction.remove_left(name, seats)
-            done += max(len(seats), 1)
+                readers.append(reader)
+            transaction.remove_left(name, readers)
+            done += max(len(readers), 1)
         return done * _UNITS
 
     def remove_all(self, transaction: Transaction) -> None:
         """Remove all that is left of deleted topics."""
         for name, left in self._state.gone.items():
-            transaction.remove_left(name, list(left.seats))
+            transaction.remove_left(name, list(left.readers))
 
 
 def _delete_prefix(transaction: Transaction, space: int, prefix: bytes) -> None:

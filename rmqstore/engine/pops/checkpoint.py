@@ -7,7 +7,7 @@
            u32 number of the store that gave it   (little-endian)
            n × u32 queue offset less the start offset, n × u8 state, the reason (UTF-8)
 
-The highest bit of the retry flag says that the lease is a wait: its attempt failed, for the reason, and nobody works on the message.
+The highest bit of the retry flag says that the lease is a wait: its attempt failed, for the reason, and no consumer has the message.
 
 RocketMQ's check point (``PopCheckPoint``) with 64-bit fields, up to 1024 messages, and a state a message in place of a 32-bit map of
 acks; the key is structured, where the original's concatenated merge key can name two check points.
@@ -128,7 +128,7 @@ class Lease:
         return None if at < 0 else self.offsets[at]
 
     def index_of(self, offset: int) -> int | None:
-        """Return which message lies at ``offset``, or None."""
+        """Return which message is at ``offset``, or None."""
         at = offset - self.offsets[0]
         if 0 <= at < len(self.offsets) and self.offsets[at] == offset:
             return at

@@ -18,9 +18,9 @@ import struct
 from typing import NamedTuple, TypeAlias
 
 from rmqstore.engine.kv.base import OrderedKV
-from rmqstore.engine.pops.offsets import Seat
+from rmqstore.engine.pops.offsets import GroupQueue
 from rmqstore.engine.records import NONE, RecordFormat
-from rmqstore.engine.schema import FIFO, LEASES, STANDING_KEY, after_prefix
+from rmqstore.engine.schema import FIFO, GROUP_QUEUE_KEY, LEASES, after_prefix
 
 _ENTRY = struct.Struct("<QqIB")
 
@@ -37,9 +37,9 @@ FifoRun: TypeAlias = dict[int, Unacked]
 """The un-acked messages of a queue by their offset."""
 
 
-def fifo_key(seat: Seat) -> bytes:
+def fifo_key(reader: GroupQueue) -> bytes:
     """Return the key in the space ``leases``."""
-    return FIFO + STANDING_KEY.pack(*seat)
+    return FIFO + GROUP_QUEUE_KEY.pack(*reader)
 
 
 def encode_fifo(run: FifoRun) -> bytes:
@@ -52,10 +52,10 @@ def decode_fifo(value: bytes) -> FifoRun:
     return {at: Unacked(delivered, first_pop_ms, bool(waits)) for at, first_pop_ms, delivered, waits in _ENTRY.iter_unpack(value)}
 
 
-def load_fifo(kv: OrderedKV) -> dict[Seat, FifoRun]:
+def load_fifo(kv: OrderedKV) -> dict[GroupQueue, FifoRun]:
     """Read every run."""
     entries = kv.scan_all(LEASES, FIFO, after_prefix(FIFO))
-    return {Seat(*STANDING_KEY.unpack_from(key, 1)): decode_fifo(value) for key, value in entries}
+    return {GroupQueue(*GROUP_QUEUE_KEY.unpack_from(key, 1)): decode_fifo(value) for key, value in entries}
 
 
 def waiting_in(run: FifoRun) -> list[int]:

@@ -98,7 +98,7 @@ class RunQueueLog(QueueLog):
         return Aged(latest[0].first if latest else self._next_run(topic, queue, start), None, passed)
 
     def _begin(self, topic: Topic, queue: int, offset: int) -> bytes:
-        """Return the key of the last run that begins at or below ``offset``, or where that would lie."""
+        """Return the key of the last run that begins at or below ``offset``, or where that would be."""
         entry = self._entry_below(topic, queue, offset)
         return QUEUE.pack(topic.id, queue, offset) if entry is None else entry[0]
 

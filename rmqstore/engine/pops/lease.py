@@ -16,8 +16,8 @@ import numpy as np
 from rmqstore.contract import NO_RETRY, ORDERED_QID, RETRY_V2, InitMode, PopRequest, PopResult, Ticket, revive_qid_of
 from rmqstore.engine.pops.checkpoint import LEASED, Lease
 from rmqstore.engine.pops.fifo import FifoRun, Unacked, as_delivered, waiting_in
-from rmqstore.engine.pops.offsets import Registered, Seat, Standing, Topic
-from rmqstore.engine.pops.popped import PoppedRecords, Slice
+from rmqstore.engine.pops.offsets import GroupQueue, Progress, Registered, Topic
+from rmqstore.engine.pops.popped import PoppedRecords, QueueRecords
 from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
 from rmqstore.engine.pops.retention import ACTIVITY_PARTS
 from rmqstore.engine.pops.state import PopState
@@ -88,7 +88,7 @@ def picker_of(filter: Filter, record_format: RecordFormat) -> Picker | None:
 
 
 _LOOK_LIMIT = 1024
-"""One pop looks at so many messages with its filter, and what lies behind them has to wait for the next one (P10)."""
+"""One pop looks at so many messages with its filter, and what is behind them has to wait for the next one (P10)."""
 
 _POP_BYTES = 64 * 1024 * 1024
 """One pop ends early once it holds this many bytes, so that memory stays bounded."""
@@ -162,24 +162,24 @@ class Popping:
                 # The leases may not be durable yet: their first call may still be waiting for the disk.
                 ticket = Ticket(max(transaction.commit().position, self._shared.kv.position))
                 return self._result(transaction, topic, group_id, request, again), ticket
-        slices: list[Slice] = []
+        parts: list[QueueRecords] = []
         wanted = request.max_messages
         room = _POP_BYTES
         look = _Look()
         for source, queue, retry_flag in self._sources(transaction, topic, group_id, request):
             take = self._take_run if request.order and retry_flag == NO_RETRY else self._take
-            part = take(transaction, request, source, Seat(group_id, source.id, queue), retry_flag, picker, wanted, room, look)
+            part = take(transaction, request, source, GroupQueue(group_id, source.id, queue), retry_flag, picker, wanted, room, look)
             if part is not None:
-                slices.append(part)
+                parts.append(part)
                 wanted -= len(part.records)
                 room -= sum(map(len, part.records))
             if wanted <= 0 or room <= 0:
                 break
-        if request.attempt_id is not None and slices:
+        if request.attempt_id is not None and parts:
             self._remember(transaction, request, request.attempt_id)
-        must_wait = bool(slices) or registered
+        must_wait = bool(parts) or registered
         ticket = transaction.commit()
-        result = self._result(transaction, topic, group_id, request, slices, more=look.is_cut and not slices)
+        result = self._result(transaction, topic, group_id, request, parts, more=look.is_cut and not parts)
         return result, ticket if must_wait else Ticket(0)
 
     def _register(self, transaction: Transaction, topic: Topic, group_id: int, request: PopRequest) -> bool:
@@ -193,11 +193,11 @@ class Popping:
             raise IllegalArgumentError(
                 f"group {request.group!r} pops topic {topic.name!r} {mode}, as its first pop fixed; pop with {other}, or use another group"
             )
-        seats = [Seat(group_id, topic.id, queue) for queue in range(topic.queues)]
-        missing = [seat for seat in seats if transaction.standing(seat) is None]
+        readers = [GroupQueue(group_id, topic.id, queue) for queue in range(topic.queues)]
+        missing = [reader for reader in readers if transaction.progress(reader) is None]
         starts_at_end = registered is None and request.init is InitMode.MAX
-        for seat in missing:
-            transaction.set_standing(seat, transaction.standing_or_new(seat, topic.next_offsets[seat.queue] if starts_at_end else 0))
+        for reader in missing:
+            transaction.set_progress(reader, transaction.progress_or_new(reader, topic.next_offsets[reader.queue] if starts_at_end else 0))
         expiry_ms = self._options.group_expiry_ms
         if registered is None or (expiry_ms and transaction.now_ms - registered.active_ms >= max(expiry_ms // ACTIVITY_PARTS, 1)):
             transaction.register(
@@ -242,68 +242,68 @@ class Popping:
         transaction: Transaction,
         request: PopRequest,
         source: Topic,
-        seat: Seat,
+        reader: GroupQueue,
         retry_flag: int,
         picker: Picker | None,
         wanted: int,
         room: int,
         look: _Look,
-    ) -> Slice | None:
+    ) -> QueueRecords | None:
         """Lease what is ready on one queue, and move the group's offset behind what was looked at."""
-        standing = transaction.standing_or_new(seat)
+        progress = transaction.progress_or_new(reader)
         if self._options.max_in_flight:
-            wanted = min(wanted, self._options.max_in_flight - standing.in_flight)
-        if wanted <= 0 or standing.next_offset >= source.next_offsets[seat.queue]:
+            wanted = min(wanted, self._options.max_in_flight - progress.in_flight)
+        if wanted <= 0 or progress.next_offset >= source.next_offsets[reader.queue]:
             return None
         # What was given to the group once is never dropped by a later filter.
-        taken = self._read_on(transaction, source, seat.queue, standing.next_offset, None if retry_flag else picker, wanted, room, look)
-        transaction.set_standing(seat, Standing(taken.next_offset, standing.last_pop_ms, standing.in_flight))
+        taken = self._read_on(transaction, source, reader.queue, progress.next_offset, None if retry_flag else picker, wanted, room, look)
+        transaction.set_progress(reader, Progress(taken.next_offset, progress.last_pop_ms, progress.in_flight))
         if not taken.records:
             return None
-        lease = transaction.grant(seat, taken.offsets, request.invisible_ms, retry_flag)
-        return self._slice(lease, request, taken.offsets, taken.records, taken.store_ms)
+        lease = transaction.grant(reader, taken.offsets, request.invisible_ms, retry_flag)
+        return self._part(lease, request, taken.offsets, taken.records, taken.store_ms)
 
     def _take_run(
         self,
         transaction: Transaction,
         request: PopRequest,
         source: Topic,
-        seat: Seat,
+        reader: GroupQueue,
         retry_flag: int,
         picker: Picker | None,
         wanted: int,
         room: int,
         look: _Look,
-    ) -> Slice | None:
+    ) -> QueueRecords | None:
         """Lease the next run of one queue (P9): nothing while the last one is leased, else what of it is not acked, then new messages."""
-        standing = transaction.standing_or_new(seat)
-        if standing.in_flight:
+        progress = transaction.progress_or_new(reader)
+        if progress.in_flight:
             return None
         wanted = min(wanted, self._options.max_in_flight or wanted)
-        run = transaction.fifo(seat)
-        taken = self._read_back(transaction, source, seat, run, wanted, room)
+        run = transaction.fifo(reader)
+        taken = self._read_back(transaction, source, reader, run, wanted, room)
         room -= sum(map(len, taken.records))
         if not waiting_in(run) and len(taken.records) < wanted and room > 0:
-            new = self._read_on(transaction, source, seat.queue, standing.next_offset, picker, wanted - len(taken.records), room, look)
+            new = self._read_on(transaction, source, reader.queue, progress.next_offset, picker, wanted - len(taken.records), room, look)
             for offset in new.offsets:
                 run[offset] = Unacked()
-            transaction.set_standing(seat, Standing(new.next_offset, standing.last_pop_ms, standing.in_flight))
+            transaction.set_progress(reader, Progress(new.next_offset, progress.last_pop_ms, progress.in_flight))
             taken = _Taken(taken.offsets + new.offsets, taken.records + new.records, taken.store_ms + new.store_ms, new.next_offset)
         if not taken.records:
             return None
-        lease = transaction.grant(seat, taken.offsets, request.invisible_ms, retry_flag)
-        return self._slice(lease, request, taken.offsets, taken.records, taken.store_ms)
+        lease = transaction.grant(reader, taken.offsets, request.invisible_ms, retry_flag)
+        return self._part(lease, request, taken.offsets, taken.records, taken.store_ms)
 
-    def _read_back(self, transaction: Transaction, source: Topic, seat: Seat, run: FifoRun, wanted: int, room: int) -> _Taken:
+    def _read_back(self, transaction: Transaction, source: Topic, reader: GroupQueue, run: FifoRun, wanted: int, room: int) -> _Taken:
         """Read the un-acked messages of a run again; what cannot be read any more leaves it."""
         taken = _Taken([], [], [], 0)
         for offset in waiting_in(run):
             if len(taken.records) == wanted or room <= 0:
                 break
-            found = self._log.record_at(source, seat.queue, offset)
+            found = self._log.record_at(source, reader.queue, offset)
             if found is None or isinstance(found, DamagedRun):
                 if found is not None:
-                    transaction.park_run(source, seat.queue, found)
+                    transaction.park_run(source, reader.queue, found)
                 del run[offset]
                 continue
             record = as_delivered(found[0], run[offset], self._log.format)
@@ -364,9 +364,9 @@ class Popping:
             offset = source.next_offsets[queue]
         return _Taken(offsets, records, stores, offset)
 
-    def _slice(self, lease: Lease, request: PopRequest, offsets: list[int], records: list[bytes], stores: list[int]) -> Slice:
+    def _part(self, lease: Lease, request: PopRequest, offsets: list[int], records: list[bytes], stores: list[int]) -> QueueRecords:
         _, _, queue, ck_start, pop_ms = lease.place
-        return Slice(
+        return QueueRecords(
             request.topic,
             queue,
             offsets,
@@ -384,9 +384,16 @@ class Popping:
         )
 
     def _result(
-        self, transaction: Transaction, topic: Topic, group_id: int, request: PopRequest, slices: Sequence[Slice], *, more: bool = False
-    ) -> PopResult:  # fmt: skip
-        return PopResult(PoppedRecords(slices, self._log.format), self._rest(transaction, topic, group_id, request), more)
+        self,
+        transaction: Transaction,
+        topic: Topic,
+        group_id: int,
+        request: PopRequest,
+        parts: Sequence[QueueRecords],
+        *,
+        more: bool = False,
+    ) -> PopResult:
+        return PopResult(PoppedRecords(parts, self._log.format), self._rest(transaction, topic, group_id, request), more)
 
     def _rest(self, transaction: Transaction, topic: Topic, group_id: int, request: PopRequest) -> int:
         state = self._state
@@ -397,7 +404,7 @@ class Popping:
             return state.waiting(topic, group_id, request.queue) + retries
         # A queue whose run is leased gives nothing until that ends, so it must not wake anybody.
         queues = range(topic.queues) if request.queue is None else (request.queue,)
-        free = [queue for queue in queues if not state.standing(group_id, topic.id, queue).in_flight]
+        free = [queue for queue in queues if not state.progress(group_id, topic.id, queue).in_flight]
         return sum(state.waiting(topic, group_id, queue) + state.returned(topic, group_id, queue) for queue in free) + retries
 
     # ------------------------------------------------------------ attempts
@@ -409,19 +416,19 @@ class Popping:
         transaction.write.put(LEASES, key, expiry + b"".join(transaction.granted()))
         transaction.write.put(LEASES, PURGE + expiry + key, b"")
 
-    def _repeated(self, transaction: Transaction, request: PopRequest, attempt_id: str) -> list[Slice] | None:
+    def _repeated(self, transaction: Transaction, request: PopRequest, attempt_id: str) -> list[QueueRecords] | None:
         """Return what an earlier pop of the same attempt still holds, maybe nothing; None when there was none within the invisible time."""
         stored = self._shared.kv.get(LEASES, ATTEMPT + digest(request.group, request.topic, attempt_id))
         if stored is None or _ATTEMPT_HEAD.unpack_from(stored)[0] <= transaction.now_ms:
             return None
-        slices: list[Slice] = []
+        parts: list[QueueRecords] = []
         for at in range(_ATTEMPT_HEAD.size, len(stored), LEASE_KEY.size):
             lease = transaction.lease(stored[at : at + LEASE_KEY.size])
             if lease is None or lease.expiry_ms <= transaction.now_ms or not self._state.has_topic(lease.place[1]):
                 continue
             group_id, topic_id, queue, _, _ = lease.place
             source = self._state.topic_of(topic_id)
-            run = self._state.fifo.get(Seat(group_id, topic_id, queue), {})
+            run = self._state.fifo.get(GroupQueue(group_id, topic_id, queue), {})
             offsets: list[int] = []
             records: list[bytes] = []
             stores: list[int] = []
@@ -432,8 +439,8 @@ class Popping:
                     records.append(as_delivered(found[0], run.get(lease.offsets[index]), self._log.format))
                     stores.append(found[1])
             if records:
-                slices.append(self._slice(lease, request, offsets, records, stores))
-        return slices
+                parts.append(self._part(lease, request, offsets, records, stores))
+        return parts
 
 
 def attempt_is_over(stored: bytes, now_ms: int) -> bool:

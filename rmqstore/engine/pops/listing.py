@@ -1,6 +1,6 @@
 """Looking over a pop store: running leases (who holds which message until when), how far groups are with a message, and the recount.
 
-The recount is the one behind ``PopStore.verify``: standings against leases, offsets against runs, indexes against what they index.
+The recount is the one behind ``PopStore.verify``: progress against leases, offsets against runs, indexes against what they index.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from rmqstore.contract import NO_RETRY, ORDERED_QID, GroupProgress, LeaseInfo, M
 from rmqstore.engine.kv.base import OrderedKV
 from rmqstore.engine.pops.checkpoint import LEASED, Lease
 from rmqstore.engine.pops.fifo import as_delivered
-from rmqstore.engine.pops.offsets import Seat, Topic
-from rmqstore.engine.pops.popped import Slice
+from rmqstore.engine.pops.offsets import GroupQueue, Topic
+from rmqstore.engine.pops.popped import QueueRecords
 from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
 from rmqstore.engine.pops.state import PopState
 from rmqstore.engine.pops.transaction import origin_topic
@@ -29,9 +29,9 @@ def list_leases(
     """Return the running leases of a topic and of a group, of all where None is given, by topic, group, queue and offset."""
     topics, groups = state.names_by_id(), state.group_names()
     found = []
-    for seat, keys in state.running.items():
-        holder = groups[seat.group_id]
-        source = topics[seat.topic_id]
+    for reader, keys in state.running.items():
+        holder = groups[reader.group_id]
+        source = topics[reader.topic_id]
         popped = origin_topic(holder, source)
         if group not in (None, holder) or topic not in (None, popped):
             continue
@@ -53,27 +53,27 @@ def progress_of(
     names = state.group_names()
     owner = state.groups.get(topic.name.removeprefix(RETRY_PREFIX).partition("+")[0]) if topic.name.startswith(RETRY_PREFIX) else None
     found = []
-    for group_id in [group_id for group_id, _ in state.readers(topic.id)] if owner is None else [owner]:
-        seat, group = Seat(group_id, topic.id, queue), names[group_id]
-        standing, waiting = state.standings.get(seat), state.fifo.get(seat, {}).get(offset)
-        lease = _lease_on(shared, state, seat, offset)
+    for group_id in [group_id for group_id, _ in state.groups_of(topic.id)] if owner is None else [owner]:
+        reader, group = GroupQueue(group_id, topic.id, queue), names[group_id]
+        progress, waiting = state.all_progress.get(reader), state.fifo.get(reader, {}).get(offset)
+        lease = _lease_on(shared, state, reader, offset)
         if lease is not None:
             broker = adoptions.broker_of(lease.granter)
             info = _lease_info(state, log, lease, group, origin_topic(group, topic.name), lease.offsets.index(offset), broker)
-            progress = GroupProgress(group, MessageState.BACKING_OFF if info.is_backing_off else MessageState.LEASED, info)
-        elif standing is None or offset >= standing.next_offset:
-            progress = GroupProgress(group, MessageState.READY if owner is None else MessageState.RETRY)
+            answer = GroupProgress(group, MessageState.BACKING_OFF if info.is_backing_off else MessageState.LEASED, info)
+        elif progress is None or offset >= progress.next_offset:
+            answer = GroupProgress(group, MessageState.READY if owner is None else MessageState.RETRY)
         elif waiting is not None:
-            progress = GroupProgress(group, MessageState.RETRY, delivered=waiting.delivered)
+            answer = GroupProgress(group, MessageState.RETRY, delivered=waiting.delivered)
         else:
-            progress = GroupProgress(group, MessageState.DONE)
-        found.append(progress)
+            answer = GroupProgress(group, MessageState.DONE)
+        found.append(answer)
     return sorted(found, key=lambda each: each.group)
 
 
-def _lease_on(shared: Shared, state: PopState, seat: Seat, offset: int) -> Lease | None:
-    """Return the check point with the running lease of a seat on one message."""
-    for key, start in state.running.get(seat, {}).items():
+def _lease_on(shared: Shared, state: PopState, reader: GroupQueue, offset: int) -> Lease | None:
+    """Return the check point with the running lease of a reader on one message."""
+    for key, start in state.running.get(reader, {}).items():
         value = shared.kv.get(LEASES, LEASE + key) if start <= offset else None
         if value is not None:
             lease = Lease.decode(key, value)
@@ -83,17 +83,17 @@ def _lease_on(shared: Shared, state: PopState, seat: Seat, offset: int) -> Lease
 
 
 def _lease_info(state: PopState, log: QueueLog, lease: Lease, group: str, topic: str, index: int, broker: str) -> LeaseInfo:
-    seat_group, topic_id, queue, ck_start, pop_ms = lease.place
+    group_id, topic_id, queue, ck_start, pop_ms = lease.place
     offset = lease.offsets[index]
     found = log.record_at(state.topic_of(topic_id), queue, offset)
     record_format = log.format
     record = None
     if found is not None and not isinstance(found, DamagedRun):
-        run = state.fifo.get(Seat(seat_group, topic_id, queue), {})
+        run = state.fifo.get(GroupQueue(group_id, topic_id, queue), {})
         record = as_delivered(found[0], run.get(offset), record_format)
-    is_ordered = state.is_ordered(seat_group, topic_id) and lease.retry_flag == NO_RETRY
+    is_ordered = state.is_ordered(group_id, topic_id) and lease.retry_flag == NO_RETRY
     revive_qid = ORDERED_QID if is_ordered else revive_qid_of(pop_ms)
-    part = Slice(
+    part = QueueRecords(
         topic,
         queue,
         [offset],
@@ -129,16 +129,16 @@ def _lease_info(state: PopState, log: QueueLog, lease: Lease, group: str, topic:
 def verify_pops(kv: OrderedKV, state: PopState, log: QueueLog) -> list[str]:
     """Read everything; return one sentence a difference."""
     differences: list[str] = []
-    held: Counter[Seat] = Counter()
+    held: Counter[GroupQueue] = Counter()
     running = set()
     for key, value in kv.scan_all(LEASES, LEASE, after_prefix(LEASE)):
         lease = Lease.decode(key[1:], value)
-        held[Seat(*lease.place[:3])] += lease.live
+        held[GroupQueue(*lease.place[:3])] += lease.live
         if lease.live:
             running.add((EXPIRY + U64.pack(lease.expiry_ms) + lease.key, lease.is_backing_off))
-    for seat, standing in state.standings.items():
-        if held[seat] != standing.in_flight:
-            differences.append(f"{held[seat]} messages are leased on {seat}, the counter says {standing.in_flight}")
+    for reader, progress in state.all_progress.items():
+        if held[reader] != progress.in_flight:
+            differences.append(f"{held[reader]} messages are leased on {reader}, the counter says {progress.in_flight}")
     indexed = {(key, bool(wait)) for key, wait in kv.scan_all(LEASES, EXPIRY, after_prefix(EXPIRY))}
     if running != indexed:
         differences.append(
@@ -177,15 +177,15 @@ def verify_pops(kv: OrderedKV, state: PopState, log: QueueLog) -> list[str]:
 def _verify_fifo(state: PopState) -> list[str]:
     """Compare FIFO runs with the counts of leases, which were compared with the leases themselves."""
     differences = []
-    for seat, run in state.fifo.items():
-        standing = state.standing(*seat)
+    for reader, run in state.fifo.items():
+        progress = state.progress(*reader)
         leased = sum(not one.waits for one in run.values())
-        if leased != standing.in_flight:
-            differences.append(f"{leased} messages of the FIFO run of {seat} are leased, the counter says {standing.in_flight}")
-        if max(run) >= standing.next_offset:
-            differences.append(f"the FIFO run of {seat} holds offset {max(run)}, the group stands at {standing.next_offset}")
-        if not state.is_ordered(seat.group_id, seat.topic_id):
-            differences.append(f"{seat} has a FIFO run, but its group does not pop in order")
+        if leased != progress.in_flight:
+            differences.append(f"{leased} messages of the FIFO run of {reader} are leased, the counter says {progress.in_flight}")
+        if max(run) >= progress.next_offset:
+            differences.append(f"the FIFO run of {reader} holds offset {max(run)}, the group stands at {progress.next_offset}")
+        if not state.is_ordered(reader.group_id, reader.topic_id):
+            differences.append(f"{reader} has a FIFO run, but its group does not pop in order")
     return differences
 
 

@@ -19,14 +19,14 @@ from rmqstore.engine.schema import (
     GAP,
     GONE,
     GROUP,
+    GROUP_QUEUE_KEY,
     GROUP_SETTINGS,
     KEPT,
     META,
+    PROGRESS,
     QUEUE,
     QUEUE_PREFIX,
     REGISTERED,
-    STANDING,
-    STANDING_KEY,
     TOPIC,
     after_prefix,
 )
@@ -84,8 +84,8 @@ _GAP = struct.Struct(">Q?")
 _DEAD = struct.Struct(">QQ")
 
 
-class Seat(NamedTuple):
-    """Names one queue of one topic for one group, by ids."""
+class GroupQueue(NamedTuple):
+    """Names one queue of one topic for one group that reads it, by ids."""
 
     group_id: int
     topic_id: int
@@ -93,10 +93,10 @@ class Seat(NamedTuple):
 
     def key(self) -> bytes:
         """Return the key in the space ``meta``."""
-        return STANDING + STANDING_KEY.pack(*self)
+        return PROGRESS + GROUP_QUEUE_KEY.pack(*self)
 
 
-class Standing(msgspec.Struct, frozen=True):
+class Progress(msgspec.Struct, frozen=True):
     """Where the group stands: ``next_offset`` to pop, the last pop time given (ms), and how many messages are leased."""
 
     next_offset: int
@@ -124,10 +124,10 @@ def load_group_settings(kv: OrderedKV) -> dict[str, GroupSettings]:
     return {key[1:].decode(): msgspec.json.decode(value, type=GroupSettings) for key, value in entries}
 
 
-def load_standings(kv: OrderedKV) -> dict[Seat, Standing]:
+def load_progress(kv: OrderedKV) -> dict[GroupQueue, Progress]:
     """Read where every group stands."""
-    entries = kv.scan_all(META, STANDING, after_prefix(STANDING))
-    return {Seat(*STANDING_KEY.unpack_from(key, 1)): Standing(*_VALUE.unpack(value)) for key, value in entries}
+    entries = kv.scan_all(META, PROGRESS, after_prefix(PROGRESS))
+    return {GroupQueue(*GROUP_QUEUE_KEY.unpack_from(key, 1)): Progress(*_VALUE.unpack(value)) for key, value in entries}
 
 
 class Registered(msgspec.Struct, frozen=True, gc=False):
@@ -168,7 +168,7 @@ class Gap(NamedTuple):
 
 
 def count_between(gaps: Iterable[Gap], first: int, behind: int) -> int:
-    """Return how many messages lie at ``first <= offset < behind`` of a queue with these gaps."""
+    """Return how many messages are at ``first <= offset < behind`` of a queue with these gaps."""
     return max(behind - first, 0) - sum(max(min(gap.behind, behind) - max(gap.first, first), 0) for gap in gaps)
 
 
@@ -193,9 +193,9 @@ def load_gone(kv: OrderedKV) -> dict[int, str]:
 
 
 class Dead(NamedTuple):
-    """How many messages of a topic lie in a group's dead letter queue, and from which offset on.
+    """How many messages of a topic are in a group's dead letter queue, and from which offset on.
 
-    What lies before ``since`` is of a topic of the same name that was deleted.
+    What is before ``since`` is of a topic of the same name that was deleted.
     """
 
     letters: int

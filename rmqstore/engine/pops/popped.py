@@ -14,7 +14,7 @@ from rmqstore.engine.records import Delivery, RecordFormat
 from rmqstore.message import PoppedMessage
 
 
-class Slice(msgspec.Struct, frozen=True):
+class QueueRecords(msgspec.Struct, frozen=True):
     """Messages of one queue: ``topic`` as the consumer sees it, and what their receipts share; no lease when ``group`` is None."""
 
     topic: str
@@ -37,7 +37,7 @@ class Slice(msgspec.Struct, frozen=True):
         return [] if self.group is None else [self.receipt(offset) for offset in self.offsets]
 
     def receipt(self, offset: int) -> Receipt:
-        """Return the receipt of the message at ``offset``; the slice must be leased."""
+        """Return the receipt of the message at ``offset``; it must be leased."""
         return Receipt(
             self.topic,
             self.group or "",
@@ -61,15 +61,15 @@ class Slice(msgspec.Struct, frozen=True):
         return None
 
 
-class SliceReceipts(Sequence[Receipt]):
-    """The receipts of whole slices; an ack of all of them looks up each check point once."""
+class PoppedReceipts(Sequence[Receipt]):
+    """The receipts of all records of a pop; an ack of all of them looks up each check point once."""
 
-    def __init__(self, slices: Sequence[Slice]) -> None:
-        self.slices = [part for part in slices if part.group is not None]
+    def __init__(self, parts: Sequence[QueueRecords]) -> None:
+        self.parts = [part for part in parts if part.group is not None]
         self._receipts: list[Receipt] | None = None
 
     def __len__(self) -> int:
-        return sum(len(part.offsets) for part in self.slices)
+        return sum(len(part.offsets) for part in self.parts)
 
     @overload
     def __getitem__(self, at: int) -> Receipt: ...
@@ -77,28 +77,28 @@ class SliceReceipts(Sequence[Receipt]):
     def __getitem__(self, at: slice) -> list[Receipt]: ...
     def __getitem__(self, at: int | slice) -> Receipt | list[Receipt]:
         if self._receipts is None:
-            self._receipts = [receipt for part in self.slices for receipt in part.receipts()]
+            self._receipts = [receipt for part in self.parts for receipt in part.receipts()]
         return self._receipts[at]
 
 
 class PoppedRecords(PoppedBatch):
-    """Slices of several queues, one behind the other; all records have one format."""
+    """Records of several queues, one behind the other; all records have one format."""
 
-    def __init__(self, slices: Sequence[Slice], record_format: RecordFormat) -> None:
-        self.slices = slices
+    def __init__(self, parts: Sequence[QueueRecords], record_format: RecordFormat) -> None:
+        self.parts = parts
         self.format = record_format
-        self._count = sum(len(part.records) for part in slices)
+        self._count = sum(len(part.records) for part in parts)
 
     def __len__(self) -> int:
         return self._count
 
     def receipts(self) -> Sequence[Receipt]:
-        return SliceReceipts(self.slices)
+        return PoppedReceipts(self.parts)
 
     def messages(self) -> list[PoppedMessage]:
         make = self.format.popped_message
         messages = []
-        for part in self.slices:
+        for part in self.parts:
             proofs: Sequence[Receipt | None] = part.receipts() or [None] * len(part.records)
             delivery = Delivery(part.topic, part.queue_id, int(part.group is not None), part.known_first_pop_ms)
             messages += [
@@ -127,7 +127,7 @@ class _Columns:
         return self.popped.receipts()
 
     def columns(self) -> pa.RecordBatch:
-        parts, record_format = self.popped.slices, self.popped.format
+        parts, record_format = self.popped.parts, self.popped.format
         records = [record for part in parts for record in part.records]
         columns = record_format.decode_columns(records)
         count = len(records)

@@ -2,7 +2,7 @@
 
 A queue is named by its topic and its number; a log goes by the id or by the name of the topic, which belong together as long as it exists.
 What a call changes goes into its ``WriteBatch``, and is seen by reads once that is written. Reads give *runs*: consecutive messages with
-one store time. Offsets at which nothing lies are left out.
+one store time. Offsets that hold nothing are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rmqstore.engine.records import RecordFormat
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Messages of one queue: ``records[i]`` lies at the offset ``first + i``."""
+    """Messages of one queue: ``records[i]`` is at the offset ``first + i``."""
 
     first: int
     store_ms: int
@@ -48,8 +48,8 @@ class Aged(NamedTuple):
 
     Attributes:
         behind: the offset behind them.
-        store_ms: when what lies there was stored; None when that was not looked at.
-        damaged: what lies among them and cannot be read.
+        store_ms: when what is there was stored; None when that was not looked at.
+        damaged: what is among them and cannot be read.
     """
 
     behind: int
@@ -61,7 +61,7 @@ class QueueLog(ABC):
     """The queues of every topic; called by one thread at a time.
 
     Attributes:
-        format: how messages lie in the records.
+        format: how records hold messages.
     """
 
     format: RecordFormat
@@ -73,7 +73,7 @@ class QueueLog(ABC):
         """Yield the runs from the one that holds ``offset`` on."""
 
     def record_at(self, topic: Topic, queue: int, offset: int) -> tuple[bytes, int] | DamagedRun | None:
-        """Return (record, store time ms) at an offset; None when nothing lies there."""
+        """Return (record, store time ms) at an offset; None when nothing is there."""
         for run in self.runs_from(topic, queue, offset):
             if isinstance(run, DamagedRun):
                 return run if run.first <= offset else None
@@ -84,7 +84,7 @@ class QueueLog(ABC):
     def aged(self, topic: Topic, queue: int, offset: int, before_ms: int, room_bytes: int) -> Aged:
         """Look from the run that holds ``offset`` on for the first one that was not stored before ``before_ms``.
 
-        A damaged run has the age of what lies behind it. Ends after ``room_bytes`` of old runs, or with the queue.
+        A damaged run has the age of what is behind it. Ends after ``room_bytes`` of old runs, or with the queue.
         """
 
     @abstractmethod
@@ -125,7 +125,7 @@ class QueueLog(ABC):
     def remove(
         self, write: WriteBatch, topic: Topic, queue: int, offsets: Sequence[int], is_wanted: Callable[[int, bytes], bool]
     ) -> list[int]:
-        """Remove the readable messages at the rising ``offsets`` whose offset and record ``is_wanted``; returns where they lay."""
+        """Remove the readable messages at the rising ``offsets`` whose offset and record ``is_wanted``; returns where they were."""
 
     @abstractmethod
     def take_out(self, write: WriteBatch, topic: Topic, queue: int, damaged: DamagedRun) -> int:
@@ -133,7 +133,7 @@ class QueueLog(ABC):
 
     @abstractmethod
     def cut(self, write: WriteBatch, topic: Topic, queue: int, first: int, target: int) -> None:
-        """Remove the runs that lie below ``target`` as a whole; all below ``first`` was removed before."""
+        """Remove the runs that are below ``target`` as a whole; all below ``first`` was removed before."""
 
     @abstractmethod
     def was_cut(self, topic: Topic, queue: int, target: int) -> None:

@@ -1,7 +1,7 @@
 """Which messages of a queue may go, and taking them away (Q1–Q3).
 
 Each queue has a *first kept* offset. It only rises, and stops at what is *pinned*: the first message under a running lease, or un-acked
-under FIFO. Below it nothing is read any more; a run goes from the disk when all of it lies below.
+under FIFO. Below it nothing is read any more; a run goes from the disk when all of it is below.
 
 - **Age**: the runs at the head whose store time is more than ``retention_ms`` ago. A run is one call's, so all of it has one age.
 - **Consumed**: where every group that counts stands, whatever the age. A group counts from its first pop on until it was idle for
@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from msgspec import structs
 
 from rmqstore.contract import Expired, Reclaim, UpkeepReport
-from rmqstore.engine.pops.offsets import Registered, Seat, Topic, count_between
+from rmqstore.engine.pops.offsets import GroupQueue, Registered, Topic, count_between
 from rmqstore.engine.pops.queue_log import QueueLog
 from rmqstore.engine.pops.state import PopState
 from rmqstore.engine.pops.transaction import Transaction
@@ -31,7 +31,7 @@ from rmqstore.message import DLQ_PREFIX, PARKED_TOPIC, RETRY_PREFIX
 _LOOKED_AT = 256
 """So many queues a step of upkeep looks at, so that it takes a few ms however many there are; each has its turn."""
 
-_READERS = 16
+_GROUPS = 16
 """So many groups that pop a topic are as much work as another queue."""
 
 ACTIVITY_PARTS = 8
@@ -82,7 +82,7 @@ class Retention:
             for found in self._round:
                 yield found
                 left -= 1
-                work -= 1 + self._state.count_readers(found[0].id) // _READERS
+                work -= 1 + self._state.count_groups_of(found[0].id) // _GROUPS
                 if not left or work <= 0:
                     return
             self._round = None
@@ -100,8 +100,8 @@ class Retention:
         """Return how many of the messages that go each group has not popped yet, by group and topic."""
         gaps = transaction.gaps(topic.id, queue)
         expired: Counter[tuple[int, int]] = Counter()
-        for group_id, _ in self._state.readers(topic.id):
-            start = max(self._state.standing(group_id, topic.id, queue).next_offset, first)
+        for group_id, _ in self._state.groups_of(topic.id):
+            start = max(self._state.progress(group_id, topic.id, queue).next_offset, first)
             if start < target and (messages := count_between(gaps, start, target)):
                 expired[group_id, topic.id] = messages
         return expired
@@ -122,7 +122,7 @@ class Retention:
             return first
         if topic.name.startswith(RETRY_PREFIX):
             owner = self._state.groups.get(topic.name.removeprefix(RETRY_PREFIX).partition("+")[0])
-            wanted = first if owner is None else self._state.standing(owner, topic.id, queue).next_offset
+            wanted = first if owner is None else self._state.progress(owner, topic.id, queue).next_offset
         elif topic.name == PARKED_TOPIC or topic.name.startswith(DLQ_PREFIX):
             wanted = first
         else:
@@ -140,8 +140,8 @@ class Retention:
 
     def _consumed(self, topic: Topic, queue: int, now_ms: int) -> int:
         """Return up to where every group that counts has popped."""
-        counting = (group_id for group_id, how in self._state.readers(topic.id) if self._counts(how, now_ms))
-        return min((self._state.standing(group_id, topic.id, queue).next_offset for group_id in counting), default=0)
+        counting = (group_id for group_id, how in self._state.groups_of(topic.id) if self._counts(how, now_ms))
+        return min((self._state.progress(group_id, topic.id, queue).next_offset for group_id in counting), default=0)
 
     def _counts(self, registered: Registered, now_ms: int) -> bool:
         expiry_ms = self._options.group_expiry_ms
@@ -158,45 +158,45 @@ class Retention:
             return first
         aged = self._log.aged(topic, queue, first, before_ms, _AGED_BYTES)
         for run in aged.damaged:
-            # It is older than what lies behind it, and must not go unseen (T12).
+            # It is older than what is behind it, and must not go unseen (T12).
             transaction.park_run(topic, queue, run)
         offset = max(aged.behind, first)
         if aged.store_ms is not None:
             self._head_ms[place] = (offset, aged.store_ms)
         return offset
 
-    def _holders(self, queues: Collection[tuple[int, int]]) -> dict[tuple[int, int], set[Seat]]:
+    def _holders(self, queues: Collection[tuple[int, int]]) -> dict[tuple[int, int], set[GroupQueue]]:
         """Return who holds messages of some queues, under a lease or un-acked under FIFO."""
-        holders: dict[tuple[int, int], set[Seat]] = {}
-        for seats in (self._state.running, self._state.fifo) if queues else ():
-            for seat in seats:
+        holders: dict[tuple[int, int], set[GroupQueue]] = {}
+        for readers in (self._state.running, self._state.fifo) if queues else ():
+            for reader in readers:
                 # Kept for these alone: thousands of objects a tick would set off Python's garbage collector.
-                if (place := (seat.topic_id, seat.queue)) in queues:
-                    holders.setdefault(place, set()).add(seat)
+                if (place := (reader.topic_id, reader.queue)) in queues:
+                    holders.setdefault(place, set()).add(reader)
         return holders
 
-    def _pinned(self, transaction: Transaction, holders: Iterable[Seat], first: int, wanted: int) -> int:
+    def _pinned(self, transaction: Transaction, holders: Iterable[GroupQueue], first: int, wanted: int) -> int:
         """Return the first offset that any of the holders pins, or ``wanted`` when that is lower; none pins less than ``first``."""
         running = self._state.running
-        bounds: list[tuple[int, bytes, Seat]] = []
-        for seat in holders:
-            if run := self._state.fifo.get(seat):
+        bounds: list[tuple[int, bytes, GroupQueue]] = []
+        for reader in holders:
+            if run := self._state.fifo.get(reader):
                 wanted = min(wanted, min(run))
-            if leases := running.get(seat):
-                bounds += [(bound, key, seat) for key, bound in leases.items() if bound < wanted]
+            if leases := running.get(reader):
+                bounds += [(bound, key, reader) for key, bound in leases.items() if bound < wanted]
         # The lowest first: mostly it is the pin itself, so that one lease is read, however many groups hold the queue.
-        for bound, key, seat in sorted(bounds):
+        for bound, key, reader in sorted(bounds):
             if bound >= wanted or wanted <= first:
                 break
             lease = transaction.lease(key)
             leased = None if lease is None else lease.first_leased
             if leased is not None:
-                running[seat][key] = leased
+                running[reader][key] = leased
                 wanted = min(wanted, leased)
         return wanted
 
     def _raise(self, transaction: Transaction, topic: Topic, queue: int, first: int, target: int) -> None:
-        """Let a queue begin at ``target``, and remove the runs and gaps that lie below."""
+        """Let a queue begin at ``target``, and remove the runs and gaps that are below."""
         transaction.set_first_kept(topic.id, queue, target)
         transaction.set_gaps(topic.id, queue, [gap for gap in transaction.gaps(topic.id, queue) if gap.behind > target])
         self._log.cut(transaction.write, topic, queue, first, target)

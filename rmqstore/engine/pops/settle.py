@@ -26,8 +26,8 @@ from rmqstore.contract import (
 )
 from rmqstore.engine.pops.checkpoint import ACKED, LEASED, MOVED, Lease
 from rmqstore.engine.pops.fifo import Unacked, as_delivered
-from rmqstore.engine.pops.offsets import Seat
-from rmqstore.engine.pops.popped import SliceReceipts
+from rmqstore.engine.pops.offsets import GroupQueue
+from rmqstore.engine.pops.popped import PoppedReceipts
 from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
 from rmqstore.engine.pops.state import PopState
 from rmqstore.engine.pops.transaction import Transaction, origin_topic
@@ -77,7 +77,7 @@ class Leasing:
             return older
         key = LEASE_KEY.pack(group_id, topic.id, receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms)
         lease = transaction.lease(key)
-        # A loaded store may have had the same seats by name, so a lease is known by who gave it as well.
+        # A loaded store may have had the same readers by name, so a lease is known by who gave it as well.
         return older if lease is None or (lease.epoch, lease.granter) != (receipt.epoch, granter) else lease
 
     def _find(self, transaction: Transaction, receipt: Receipt) -> tuple[Lease, int] | bool:
@@ -90,9 +90,9 @@ class Leasing:
 
     def ack(self, transaction: Transaction, receipts: Sequence[Receipt]) -> tuple[AckOutcome, ...]:
         """End leases for good, one outcome a receipt (P4, P5, P8)."""
-        if type(receipts) is SliceReceipts:
+        if type(receipts) is PoppedReceipts:
             return tuple(
-                each for part in receipts.slices for each in self._ack_run(transaction, part.receipt(part.offsets[0]), part.offsets)
+                each for part in receipts.parts for each in self._ack_run(transaction, part.receipt(part.offsets[0]), part.offsets)
             )
         outcomes: list[AckOutcome] = []
         # Neighbours mostly share their check point.
@@ -137,8 +137,8 @@ class Leasing:
         transaction.end(lease, index, MOVED)
         group_id, topic_id, queue, _, pop_ms = lease.place
         first_pop_ms = pop_ms if lease.first_pop_ms < 0 else lease.first_pop_ms
-        seat = Seat(group_id, topic_id, queue)
-        new = transaction.grant(seat, [receipt.queue_offset], change.invisible_ms, lease.retry_flag, first_pop_ms)
+        reader = GroupQueue(group_id, topic_id, queue)
+        new = transaction.grant(reader, [receipt.queue_offset], change.invisible_ms, lease.retry_flag, first_pop_ms)
         new.is_backing_off, new.reason = change.is_backing_off, change.reason
         new_pop_ms = new.place[4]
         return ChangeResult(
@@ -195,11 +195,11 @@ class Leasing:
     ) -> str:
         """End a lease and put the message where it goes next; returns ``retried``, ``dead``, ``parked`` or ``gone``."""
         group_id, topic_id, queue, _, pop_ms = lease.place
-        seat = Seat(group_id, topic_id, queue)
+        reader = GroupQueue(group_id, topic_id, queue)
         offset = lease.offsets[index]
         found = self._log.record_at(self._state.topic_of(topic_id), queue, offset)
         transaction.end(lease, index, MOVED)
-        run = transaction.fifo(seat) if transaction.is_ordered(seat) else None
+        run = transaction.fifo(reader) if transaction.is_ordered(reader) else None
         one = Unacked() if run is None else run.pop(offset, Unacked())
         if found is None or isinstance(found, DamagedRun):
             if any(gap.is_removal and gap.first <= offset < gap.behind for gap in transaction.gaps(topic_id, queue)):
@@ -226,13 +226,13 @@ class Leasing:
     def revive(self, transaction: Transaction, limit: int) -> ReviveReport:
         """Give back leases whose time has ended, in the order of their ends; a FIFO run of one queue as a whole, whatever the limit.
 
-        A call is bounded by messages, bytes and :data:`_REVIVE_GROUPS`, since nobody else can use the store meanwhile.
+        A call is bounded by messages, bytes and :data:`_REVIVE_GROUPS`, since no other call can use the store meanwhile.
         """
         expired = self._shared.kv.scan(LEASES, EXPIRY, EXPIRY + U64.pack(transaction.now_ms + 1), limit + 1)
         groups = self._state.group_names() if expired else {}
         counts: Counter[str] = Counter()
         served: set[tuple[int, int]] = set()
-        heads: dict[tuple[Seat, int], int] = {}
+        heads: dict[tuple[GroupQueue, int], int] = {}
         deleted = {left.topic_id for left in self._state.gone.values()}
         for key, _ in expired:
             lease = transaction.lease(key[1 + U64.size :])
@@ -240,9 +240,9 @@ class Leasing:
                 transaction.write.delete_many(LEASES, [key, LEASE + key[1 + U64.size :]])
                 continue
             group_id, topic_id, queue, _, _ = lease.place
-            seat = Seat(group_id, topic_id, queue)
+            reader = GroupQueue(group_id, topic_id, queue)
             is_full = sum(counts.values()) >= limit or transaction.appended_bytes >= _REVIVE_BYTES
-            if is_full and (seat, lease.expiry_ms) not in heads:
+            if is_full and (reader, lease.expiry_ms) not in heads:
                 return _report(counts, more=True)
             if LEASED in lease.states:
                 served.add((group_id, topic_id))
@@ -250,10 +250,10 @@ class Leasing:
                 return _report(counts, more=True)
             group = groups[group_id]
             topic = origin_topic(group, self._state.topic_of(topic_id).name)
-            is_ordered = transaction.is_ordered(seat)
+            is_ordered = transaction.is_ordered(reader)
             # Only what blocks the others is dead-lettered, since the consumer may not have come to them: one message of a run, however
             # many of its check points end together.
-            head = heads.setdefault((seat, lease.expiry_ms), min(transaction.fifo(seat), default=-1)) if is_ordered else -1
+            head = heads.setdefault((reader, lease.expiry_ms), min(transaction.fifo(reader), default=-1)) if is_ordered else -1
             for index in [index for index, state in enumerate(lease.states) if state == LEASED]:
                 if not is_ordered and (sum(counts.values()) >= limit or transaction.appended_bytes >= _REVIVE_BYTES):
                     return _report(counts, more=True)
@@ -263,7 +263,7 @@ class Leasing:
 
 
 def _unacked(attempts: int, reason: str) -> str:
-    """Return why a message is dead whose last attempt failed for ``reason``; empty when nobody said."""
+    """Return why a message is dead whose last attempt failed for ``reason``; empty when unknown."""
     return f"delivered {attempts} time{'' if attempts == 1 else 's'} without an ack" + (f": {reason}" if reason else "")
 
 

@@ -11,9 +11,9 @@ from rmqstore.engine.pops.fifo import FifoRun, load_fifo
 from rmqstore.engine.pops.offsets import (
     Dead,
     Gap,
+    GroupQueue,
+    Progress,
     Registered,
-    Seat,
-    Standing,
     Topic,
     count_between,
     load_dead,
@@ -22,31 +22,31 @@ from rmqstore.engine.pops.offsets import (
     load_group_settings,
     load_groups,
     load_kept,
+    load_progress,
     load_registered,
-    load_standings,
     load_topics,
 )
 from rmqstore.engine.schema import EXPIRY, LEASE_KEY, LEASES, META, NEXT_ID_KEY, POP_FLOOR_KEY, U64, after_prefix
 from rmqstore.message import retry_topic
 
-_NOBODY = Standing(0)
+_NO_PROGRESS = Progress(0)
 
 
 class Left(NamedTuple):
-    """What groups had of a deleted topic and is left (``administration``): their seats in order, with the keys of leases that ran."""
+    """What groups had of a deleted topic and is left (``administration``): its readers in order, with the keys of leases that ran."""
 
     topic_id: int
-    seats: dict[Seat, Collection[bytes]]
+    readers: dict[GroupQueue, Collection[bytes]]
 
 
 class PopState:
-    """Topics, groups and standings by name and id; ``turn`` rotates the queue of messages that name none.
+    """Topics, groups and progress by name and id; ``turn`` rotates the queue of messages that name none.
 
-    ``running`` holds, for each seat, its check points with running leases, each with an offset below which none of them is: retention must
-    not pass the first one that is leased (Q1). It is that one itself once the lease was changed or read in this session.
+    ``running`` holds, for each reader, its check points with running leases, each with an offset below which none of them is: retention
+    must not pass the first one that is leased (Q1). It is that one itself once the lease was changed or read in this session.
     ``backing_off`` are those of them that are waits for the next attempt.
     ``gone`` is what is left of deleted topics, by their names.
-    ``pop_floor_ms`` is the latest pop time of standings that were deleted: what is made anew under their names pops later (P2).
+    ``pop_floor_ms`` is the latest pop time of progress that was deleted: what is made again under its names pops later (P2).
     """
 
     def __init__(self, kv: OrderedKV) -> None:
@@ -54,18 +54,18 @@ class PopState:
         self._names: dict[int, str] = {}
         self.groups: dict[str, int] = load_groups(kv)
         self.group_settings: dict[str, GroupSettings] = load_group_settings(kv)
-        self.standings: dict[Seat, Standing] = load_standings(kv)
+        self.all_progress: dict[GroupQueue, Progress] = load_progress(kv)
         self.dead: dict[tuple[int, int], Dead] = load_dead(kv)
         self.registered: dict[tuple[int, int], Registered] = {}
         # Dicts, as one of plain numbers is nothing to Python's garbage collector, which would walk thousands of sets while all calls wait.
-        self._readers: dict[int, dict[int, None]] = {}
+        self._groups_of: dict[int, dict[int, None]] = {}
         for place, how in load_registered(kv).items():
             self.register(*place, how)
         self.kept: dict[tuple[int, int], int] = load_kept(kv)
         self.gaps: dict[tuple[int, int], list[Gap]] = load_gaps(kv)
-        self.fifo: dict[Seat, FifoRun] = load_fifo(kv)
-        self.running: dict[Seat, dict[bytes, int]] = {}
-        self.backing_off: dict[Seat, set[bytes]] = {}
+        self.fifo: dict[GroupQueue, FifoRun] = load_fifo(kv)
+        self.running: dict[GroupQueue, dict[bytes, int]] = {}
+        self.backing_off: dict[GroupQueue, set[bytes]] = {}
         for key, wait in kv.scan_all(LEASES, EXPIRY, after_prefix(EXPIRY)):
             lease_key = key[1 + U64.size :]
             self.note_running(lease_key, LEASE_KEY.unpack(lease_key)[3], waits=bool(wait))
@@ -78,41 +78,41 @@ class PopState:
 
     def note_running(self, lease_key: bytes, first: int | None, *, waits: bool = False) -> None:
         """Note that a check point has running leases from offset ``first`` on, one that is a wait if it ``waits``; None: it has none."""
-        seat = Seat(*LEASE_KEY.unpack(lease_key)[:3])
+        reader = GroupQueue(*LEASE_KEY.unpack(lease_key)[:3])
         if first is not None and waits:
-            self.backing_off.setdefault(seat, set()).add(lease_key)
-        elif first is None and (waiting := self.backing_off.get(seat)) is not None:
+            self.backing_off.setdefault(reader, set()).add(lease_key)
+        elif first is None and (waiting := self.backing_off.get(reader)) is not None:
             waiting.discard(lease_key)
             if not waiting:
-                del self.backing_off[seat]
+                del self.backing_off[reader]
         if first is not None:
-            self.running.setdefault(seat, {})[lease_key] = first
-        elif (firsts := self.running.get(seat)) is not None:
+            self.running.setdefault(reader, {})[lease_key] = first
+        elif (firsts := self.running.get(reader)) is not None:
             firsts.pop(lease_key, None)
             if not firsts:
-                del self.running[seat]
+                del self.running[reader]
 
     def register(self, group_id: int, topic_id: int, how: Registered) -> None:
         """Note how a group pops a topic."""
         self.registered[group_id, topic_id] = how
-        self._readers.setdefault(topic_id, {})[group_id] = None
+        self._groups_of.setdefault(topic_id, {})[group_id] = None
 
     def forget_registered(self, places: Iterable[tuple[int, int]]) -> None:
         """Forget that groups pop topics."""
         for group_id, topic_id in places:
             if self.registered.pop((group_id, topic_id), None) is not None:
-                self._readers[topic_id].pop(group_id, None)
-                if not self._readers[topic_id]:
-                    del self._readers[topic_id]
+                self._groups_of[topic_id].pop(group_id, None)
+                if not self._groups_of[topic_id]:
+                    del self._groups_of[topic_id]
 
-    def readers(self, topic_id: int) -> Iterator[tuple[int, Registered]]:
+    def groups_of(self, topic_id: int) -> Iterator[tuple[int, Registered]]:
         """Yield the groups that pop a topic, and how they do."""
-        for group_id in self._readers.get(topic_id, ()):
+        for group_id in self._groups_of.get(topic_id, ()):
             yield group_id, self.registered[group_id, topic_id]
 
-    def count_readers(self, topic_id: int) -> int:
+    def count_groups_of(self, topic_id: int) -> int:
         """Return how many groups pop a topic."""
-        return len(self._readers.get(topic_id, ()))
+        return len(self._groups_of.get(topic_id, ()))
 
     def forget_settings(self, group: str) -> None:
         """Forget the settings of a group."""
@@ -126,15 +126,15 @@ class PopState:
             return
         registered = [place for place in self.registered if place[1] in names]
         dead = [place for place in self.dead if place[1] in names]
-        seats = {Seat(*place, 0) for place in registered + dead}
-        for table in (self.standings, self.fifo, self.running):
-            seats.update(seat for seat in table if seat.topic_id in names)
+        readers = {GroupQueue(*place, 0) for place in registered + dead}
+        for table in (self.all_progress, self.fifo, self.running):
+            readers.update(reader for reader in table if reader.topic_id in names)
         found = {topic_id: Left(topic_id, {}) for topic_id in names}
-        for seat in sorted(seats):
-            found[seat.topic_id].seats[seat] = self.running.pop(seat, ())
-            self.standings.pop(seat, None)
-            self.fifo.pop(seat, None)
-            self.backing_off.pop(seat, None)
+        for reader in sorted(readers):
+            found[reader.topic_id].readers[reader] = self.running.pop(reader, ())
+            self.all_progress.pop(reader, None)
+            self.fifo.pop(reader, None)
+            self.backing_off.pop(reader, None)
         self.forget_registered(registered)
         for place in dead:
             del self.dead[place]
@@ -142,14 +142,14 @@ class PopState:
             self.gone[name] = found[topic_id]
             self._names.pop(topic_id, None)
 
-    def forget_left(self, name: str, seats: Iterable[Seat]) -> None:
+    def forget_left(self, name: str, readers: Iterable[GroupQueue]) -> None:
         """Forget what groups had of a deleted topic: it is removed, maybe twice in one call."""
         left = self.gone.get(name)
         if left is None:
             return
-        for seat in seats:
-            left.seats.pop(seat, None)
-        if not left.seats:
+        for reader in readers:
+            left.readers.pop(reader, None)
+        if not left.readers:
             del self.gone[name]
 
     # ------------------------------------------------------------ names
@@ -200,18 +200,18 @@ class PopState:
         return self.kept.get((topic_id, queue), 0)
 
     def between(self, topic_id: int, queue: int, first: int, behind: int) -> int:
-        """Return how many messages lie at ``first <= offset < behind``, gaps taken off."""
+        """Return how many messages are at ``first <= offset < behind``, gaps taken off."""
         return count_between(self.gaps.get((topic_id, queue), ()), first, behind)
 
-    def standing(self, group_id: int | None, topic_id: int, queue: int) -> Standing:
+    def progress(self, group_id: int | None, topic_id: int, queue: int) -> Progress:
         """Return where a group stands on a queue; at its beginning when it has not popped it."""
-        return _NOBODY if group_id is None else self.standings.get(Seat(group_id, topic_id, queue), _NOBODY)
+        return _NO_PROGRESS if group_id is None else self.all_progress.get(GroupQueue(group_id, topic_id, queue), _NO_PROGRESS)
 
     def waiting(self, topic: Topic, group_id: int | None, queue: int | None = None) -> int:
         """Return how many messages of a topic (of one queue) the group has not popped yet."""
         count = 0
         for number in range(topic.queues) if queue is None else (queue,):
-            start = max(self.standing(group_id, topic.id, number).next_offset, self.first_kept(topic.id, number))
+            start = max(self.progress(group_id, topic.id, number).next_offset, self.first_kept(topic.id, number))
             count += self.between(topic.id, number, start, topic.next_offsets[number])
         return count
 
@@ -221,15 +221,15 @@ class PopState:
 
     def in_flight(self, topic: Topic, group_id: int | None) -> int:
         """Return how many leases of messages of a topic the group has."""
-        return sum(self.standing(group_id, topic.id, queue).in_flight for queue in range(topic.queues))
+        return sum(self.progress(group_id, topic.id, queue).in_flight for queue in range(topic.queues))
 
     def backs_off(self, topic: Topic, group_id: int) -> int:
         """Return how many of these are waits for the next attempt."""
-        return sum(len(self.backing_off.get(Seat(group_id, topic.id, queue), ())) for queue in range(topic.queues))
+        return sum(len(self.backing_off.get(GroupQueue(group_id, topic.id, queue), ())) for queue in range(topic.queues))
 
     def returned(self, topic: Topic, group_id: int | None, queue: int | None = None) -> int:
         """Return how many messages of a topic (of one queue) wait in their place to be given to the group again (P9)."""
         if group_id is None:
             return 0
         queues = range(topic.queues) if queue is None else (queue,)
-        return sum(one.waits for number in queues for one in self.fifo.get(Seat(group_id, topic.id, number), {}).values())
+        return sum(one.waits for number in queues for one in self.fifo.get(GroupQueue(group_id, topic.id, number), {}).values())

@@ -1,4 +1,4 @@
-"""``PopStore`` over an ``OrderedKV``: queue logs, standings and check points, every call one atomic write.
+"""``PopStore`` over an ``OrderedKV``: queue logs, progress and check points, every call one atomic write.
 
 Why no crash point loses or doubles a message here: a pop writes its check points together with the group's next offset, an ack its state
 together with the counters, a revive the copy in the retry topic together with the end of the lease, a hand-over the messages together
@@ -45,7 +45,7 @@ from rmqstore.engine.pops.administration import Administration, Deleting
 from rmqstore.engine.pops.lease import Popping, attempt_is_over, picker_of
 from rmqstore.engine.pops.listing import list_leases, progress_of, verify_pops
 from rmqstore.engine.pops.offsets import Dead, Topic
-from rmqstore.engine.pops.popped import PoppedRecords, Slice
+from rmqstore.engine.pops.popped import PoppedRecords, QueueRecords
 from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
 from rmqstore.engine.pops.retention import Retention
 from rmqstore.engine.pops.settle import Leasing
@@ -76,7 +76,7 @@ class OrderedPops(OrderedSide, PopStore):
     """The pop side of a session; see the module for its argument.
 
     Args:
-        open_log: called once now, and again whenever the state has to be read anew.
+        open_log: called once now, and again whenever the state has to be read again.
     """
 
     def __init__(self, shared: Shared, open_log: LogFactory) -> None:
@@ -161,7 +161,7 @@ class OrderedPops(OrderedSide, PopStore):
             for known in state.topics_of_group(topic, group):
                 is_ordered = group_id is not None and state.is_ordered(group_id, known.id)
                 for queue in range(known.queues):
-                    in_flight = state.standing(group_id, known.id, queue).in_flight
+                    in_flight = state.progress(group_id, known.id, queue).in_flight
                     if in_flight and group_id is not None:
                         holding.add(QUEUE_PREFIX.pack(group_id, known.id))
                     is_open = not in_flight if is_ordered else not limit or in_flight < limit
@@ -247,7 +247,7 @@ class OrderedPops(OrderedSide, PopStore):
 
     def groups(self) -> list[str]:
         with self._lock, self._call:
-            known = {seat.group_id for seat in self._state.standings} | {group_id for group_id, _ in self._state.registered}
+            known = {reader.group_id for reader in self._state.all_progress} | {group_id for group_id, _ in self._state.registered}
             return sorted(name for name, group_id in self._state.groups.items() if group_id in known)
 
     def group_settings(self) -> dict[str, GroupSettings]:
@@ -278,9 +278,9 @@ class OrderedPops(OrderedSide, PopStore):
             names = self._state.names_by_id()
             return sorted(
                 (
-                    GroupOffset(names[seat.topic_id], seat.queue, standing.next_offset, standing.in_flight)
-                    for seat, standing in self._state.standings.items()
-                    if seat.group_id == group_id
+                    GroupOffset(names[reader.topic_id], reader.queue, progress.next_offset, progress.in_flight)
+                    for reader, progress in self._state.all_progress.items()
+                    if reader.group_id == group_id
                 ),
                 key=lambda entry: (entry.topic, entry.queue_id),
             )
@@ -309,7 +309,7 @@ class OrderedPops(OrderedSide, PopStore):
                 room_bytes -= ends[len(taken)]
                 if len(records) == limit or room_bytes < 0:
                     break
-            return PoppedRecords([Slice(topic, queue, offsets, records, stores)], self._log.format).columns()
+            return PoppedRecords([QueueRecords(topic, queue, offsets, records, stores)], self._log.format).columns()
 
     def _known_topic(self, name: str, queue: int | None) -> Topic:
         known = self._state.topics.get(name)
@@ -347,7 +347,7 @@ class OrderedPops(OrderedSide, PopStore):
                 topics=len(state.topics),
                 groups=len(state.groups),
                 messages=sum(map(state.messages, state.topics.values())),
-                in_flight=sum(standing.in_flight for standing in state.standings.values()),
+                in_flight=sum(progress.in_flight for progress in state.all_progress.values()),
                 epoch=self._shared.epoch,
                 durable_position=kv.durable_position,
                 position=kv.position,

@@ -15,7 +15,7 @@ from rmqstore.contract import EngineOptions, Ticket
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.pops.checkpoint import ACKED, LEASED, Lease
 from rmqstore.engine.pops.fifo import FifoRun, encode_fifo, fifo_key
-from rmqstore.engine.pops.offsets import Dead, Gap, Registered, Seat, Standing, Topic
+from rmqstore.engine.pops.offsets import Dead, Gap, GroupQueue, Progress, Registered, Topic
 from rmqstore.engine.pops.queue_log import DamagedRun, QueueLog
 from rmqstore.engine.pops.state import PopState
 from rmqstore.engine.runs import origins_in, parked_message
@@ -66,12 +66,12 @@ class Transaction:
         self.write = WriteBatch()
         self._topics: dict[str, Topic] = {}
         self._groups: dict[str, int] = {}
-        self._standings: dict[Seat, Standing] = {}
+        self._progress: dict[GroupQueue, Progress] = {}
         self._dead: dict[tuple[int, int], Dead] = {}
         self._registered: dict[tuple[int, int], Registered] = {}
         self._kept: dict[tuple[int, int], int] = {}
         self._gaps: dict[tuple[int, int], list[Gap]] = {}
-        self._fifo: dict[Seat, FifoRun] = {}
+        self._fifo: dict[GroupQueue, FifoRun] = {}
         self._parked: set[tuple[int, int, int]] = set()
         self._leases: dict[bytes, Lease | None] = {}
         self._touched: dict[bytes, tuple[Lease, int, bool]] = {}
@@ -91,7 +91,7 @@ class Transaction:
         topic = self.topic(name)
         if topic is None:
             if name in self._state.gone:
-                self.remove_left(name, list(self._state.gone[name].seats))
+                self.remove_left(name, list(self._state.gone[name].readers))
             topic = Topic(self._new_id(), name, (0,) * max(queues, 1), is_on_demand=True)
             self._topics[name] = topic
         elif topic.queues < queues:
@@ -126,36 +126,36 @@ class Transaction:
         """Note how the group pops the topic, and that it does now."""
         self._registered[group_id, topic_id] = how
 
-    def is_ordered(self, seat: Seat) -> bool:
-        """Say whether the group of a seat pops its topic in order."""
-        registered = self.registered(seat.group_id, seat.topic_id)
+    def is_ordered(self, reader: GroupQueue) -> bool:
+        """Say whether the group pops the topic in order."""
+        registered = self.registered(reader.group_id, reader.topic_id)
         return registered is not None and registered.is_ordered
 
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1
 
-    def standing(self, seat: Seat) -> Standing | None:
+    def progress(self, reader: GroupQueue) -> Progress | None:
         """Return where a group stands; None when it has not popped the queue."""
-        return self._standings.get(seat) or self._state.standings.get(seat)
+        return self._progress.get(reader) or self._state.all_progress.get(reader)
 
-    def standing_or_new(self, seat: Seat, next_offset: int = 0) -> Standing:
-        """Return where a group stands, or shall stand when it begins; its pop times are above those of all that was deleted (P2)."""
-        return self.standing(seat) or Standing(next_offset, self._state.pop_floor_ms)
+    def progress_or_new(self, reader: GroupQueue, next_offset: int = 0) -> Progress:
+        """Return where a group stands, or is to stand when it begins; its pop times are above those of all that was deleted (P2)."""
+        return self.progress(reader) or Progress(next_offset, self._state.pop_floor_ms)
 
     def raise_pop_floor(self, last_pops_ms: Iterable[int]) -> None:
-        """Note the last pop times of standings that are deleted: no later lease has a receipt of theirs, as names may come again (P2)."""
+        """Note the last pop times of progress that is deleted: no later lease has a receipt of its leases, as names may come again (P2)."""
         self._pop_floor_ms = max(self._pop_floor_ms, max(last_pops_ms, default=0))
 
-    def set_standing(self, seat: Seat, standing: Standing) -> None:
+    def set_progress(self, reader: GroupQueue, progress: Progress) -> None:
         """Change where a group stands."""
-        self._standings[seat] = standing
+        self._progress[reader] = progress
 
-    def fifo(self, seat: Seat) -> FifoRun:
+    def fifo(self, reader: GroupQueue) -> FifoRun:
         """Return the un-acked messages of a queue under FIFO; what is changed in it is part of this call."""
-        if seat not in self._fifo:
-            self._fifo[seat] = dict(self._state.fifo.get(seat, {}))
-        return self._fifo[seat]
+        if reader not in self._fifo:
+            self._fifo[reader] = dict(self._state.fifo.get(reader, {}))
+        return self._fifo[reader]
 
     def first_kept(self, topic_id: int, queue: int) -> int:
         """Return the first offset of a queue that retention has left."""
@@ -217,7 +217,7 @@ class Transaction:
         behind = self._log.take_out(self.write, self.topic_with(topic.name, 1), queue, damaged)
         self.park(damaged.raw, damaged.reason, f"{topic.name}/{queue}/{damaged.first}", topic.name)
         gaps = self.gaps(topic.id, queue)
-        # What was removed behind the run lies in no run, and has a gap already.
+        # What was removed behind the run is in no run, and has a gap already.
         behind = min([behind, *(gap.first for gap in gaps if gap.first > damaged.first)])
         if topic.name.startswith(DLQ_PREFIX):
             self._count_off_unread(topic, damaged, range(damaged.first, behind))
@@ -301,38 +301,38 @@ class Transaction:
             self._leases[key] = None if value is None else Lease.decode(key, value)
         return self._leases[key]
 
-    def remove_seats(self, seats: Iterable[Seat], leases: Iterable[bytes]) -> None:
+    def remove_readers(self, readers: Iterable[GroupQueue], leases: Iterable[bytes]) -> None:
         """Remove where groups stand, their FIFO runs, and running leases by key; upkeep drops those that ended, as it would have done."""
-        there, keys = sorted(seats), sorted(leases)
-        self.write.delete_many(META, [seat.key() for seat in there])
-        self.write.delete_many(LEASES, [fifo_key(seat) for seat in there])
+        there, keys = sorted(readers), sorted(leases)
+        self.write.delete_many(META, [reader.key() for reader in there])
+        self.write.delete_many(LEASES, [fifo_key(reader) for reader in there])
         found = self._shared.kv.get_many(LEASES, [LEASE + key for key in keys])
         ends_ms = {key: Lease.expiry_of(value) for key, value in zip(keys, found, strict=True) if value is not None}
         self.write.delete_many(LEASES, [LEASE + key for key in ends_ms])
         self.write.delete_many(LEASES, sorted(EXPIRY + U64.pack(end_ms) + key for key, end_ms in ends_ms.items()))
 
-    def remove_left(self, name: str, seats: Sequence[Seat]) -> None:
-        """Remove what is left of a deleted topic under some seats, all those of a group (``administration``); the last takes its note."""
+    def remove_left(self, name: str, readers: Sequence[GroupQueue]) -> None:
+        """Remove what is left of a deleted topic under some readers, all those of a group (``administration``); the last takes its note."""
         left = self._state.gone[name]
-        self.remove_seats(seats, [key for seat in seats for key in left.seats[seat]])
-        pairs = [QUEUE_PREFIX.pack(group_id, left.topic_id) for group_id in sorted({seat.group_id for seat in seats})]
+        self.remove_readers(readers, [key for reader in readers for key in left.readers[reader]])
+        pairs = [QUEUE_PREFIX.pack(group_id, left.topic_id) for group_id in sorted({reader.group_id for reader in readers})]
         self.write.delete_many(META, [REGISTERED + pair for pair in pairs])
         self.write.delete_many(META, [DEAD + pair for pair in pairs])
-        if len(seats) == len(left.seats):
+        if len(readers) == len(left.readers):
             self.write.delete(META, GONE + name.encode())
-        self.afterwards(lambda state: state.forget_left(name, seats))
+        self.afterwards(lambda state: state.forget_left(name, readers))
 
-    def grant(self, seat: Seat, offsets: list[int], invisible_ms: int, retry_flag: int, first_pop_ms: int = -1) -> Lease:
-        """Lease messages of one queue; the pop time strictly rises per seat, so no other lease has this key (P2)."""
-        standing = self.standing_or_new(seat)
-        # The standing of a loaded store knows nothing of what was deleted here before.
-        pop_ms = max(self.now_ms, standing.last_pop_ms + 1, self._state.pop_floor_ms + 1)
-        key = LEASE_KEY.pack(*seat, offsets[0], pop_ms)
+    def grant(self, reader: GroupQueue, offsets: list[int], invisible_ms: int, retry_flag: int, first_pop_ms: int = -1) -> Lease:
+        """Lease messages of one queue; the pop time strictly rises per reader, so no other lease has this key (P2)."""
+        progress = self.progress_or_new(reader)
+        # The progress of a loaded store knows nothing of what was deleted here before.
+        pop_ms = max(self.now_ms, progress.last_pop_ms + 1, self._state.pop_floor_ms + 1)
+        key = LEASE_KEY.pack(*reader, offsets[0], pop_ms)
         lease = Lease(key, self.now_ms + invisible_ms, invisible_ms, self._shared.epoch, retry_flag, offsets, first_pop_ms=first_pop_ms)
         lease.granter = self.options.store_tag
         self._leases[key] = lease
         self._touched[key] = (lease, 0, True)
-        self.set_standing(seat, Standing(standing.next_offset, pop_ms, standing.in_flight + len(offsets)))
+        self.set_progress(reader, Progress(progress.next_offset, pop_ms, progress.in_flight + len(offsets)))
         return lease
 
     def end(self, lease: Lease, index: int, state: int) -> None:
@@ -345,13 +345,13 @@ class Transaction:
             self._touched[lease.key] = (lease, lease.states.count(LEASED), False)
         for index in indexes:
             lease.states[index] = state
-        seat = Seat(*lease.place[:3])
-        if state == ACKED and self.is_ordered(seat):
-            run = self.fifo(seat)
+        reader = GroupQueue(*lease.place[:3])
+        if state == ACKED and self.is_ordered(reader):
+            run = self.fifo(reader)
             for index in indexes:
                 run.pop(lease.offsets[index], None)
-        standing = self.standing_or_new(seat)
-        self.set_standing(seat, Standing(standing.next_offset, standing.last_pop_ms, standing.in_flight - len(indexes)))
+        progress = self.progress_or_new(reader)
+        self.set_progress(reader, Progress(progress.next_offset, progress.last_pop_ms, progress.in_flight - len(indexes)))
 
     def _write_leases(self) -> None:
         puts: list[tuple[bytes, bytes]] = []
@@ -393,22 +393,22 @@ class Transaction:
             self.write.put(META, *topic.entry())
         for name, group_id in self._groups.items():
             self.write.put(META, GROUP + name.encode(), group_id.to_bytes(4, "big"))
-        if self._standings:
-            self.write.put_many(META, [(seat.key(), standing.encode()) for seat, standing in self._standings.items()])
+        if self._progress:
+            self.write.put_many(META, [(reader.key(), progress.encode()) for reader, progress in self._progress.items()])
         for place, dead in self._dead.items():
             self.write.put(META, DEAD + QUEUE_PREFIX.pack(*place), dead.encode())
         for place, how in self._registered.items():
             self.write.put(META, Registered.key(*place), how.encode())
         for place, offset in self._kept.items():
             self.write.put(META, KEPT + QUEUE_PREFIX.pack(*place), U64.pack(offset))
-        runs: dict[Seat, FifoRun] = {}
-        for seat, run in self._fifo.items():
-            if run != self._state.fifo.get(seat, {}):
-                runs[seat] = run
+        runs: dict[GroupQueue, FifoRun] = {}
+        for reader, run in self._fifo.items():
+            if run != self._state.fifo.get(reader, {}):
+                runs[reader] = run
                 if run:
-                    self.write.put(LEASES, fifo_key(seat), encode_fifo(run))
+                    self.write.put(LEASES, fifo_key(reader), encode_fifo(run))
                 else:
-                    self.write.delete(LEASES, fifo_key(seat))
+                    self.write.delete(LEASES, fifo_key(reader))
         if self._next_id != self._state.next_id:
             self.write.put(META, NEXT_ID_KEY, self._next_id.to_bytes(4, "big"))
         if self._pop_floor_ms != self._state.pop_floor_ms:
@@ -418,7 +418,7 @@ class Transaction:
         ticket = self._shared.write(self.write)
         self._state.topics.update(self._topics)
         self._state.groups.update(self._groups)
-        self._state.standings.update(self._standings)
+        self._state.all_progress.update(self._progress)
         self._state.dead.update(self._dead)
         for place, how in self._registered.items():
             self._state.register(*place, how)
@@ -432,12 +432,12 @@ class Transaction:
             change(self._state)
         return ticket
 
-    def _take_over_runs(self, runs: dict[Seat, FifoRun]) -> None:
-        for seat, run in runs.items():
+    def _take_over_runs(self, runs: dict[GroupQueue, FifoRun]) -> None:
+        for reader, run in runs.items():
             if run:
-                self._state.fifo[seat] = run
+                self._state.fifo[reader] = run
             else:
-                self._state.fifo.pop(seat, None)
+                self._state.fifo.pop(reader, None)
         for key, (lease, live_before, is_new) in self._touched.items():
             first = lease.first_leased
             if first is not None or live_before or is_new:

@@ -19,7 +19,7 @@ from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.marks import POP_SIDE, put_marks
 from rmqstore.engine.pops.checkpoint import LEASED, Lease
 from rmqstore.engine.pops.fifo import FifoRun, Unacked, encode_fifo, fifo_key
-from rmqstore.engine.pops.offsets import Dead, Gap, Registered, Seat, Standing, Topic, group_settings_entry
+from rmqstore.engine.pops.offsets import Dead, Gap, GroupQueue, Progress, Registered, Topic, group_settings_entry
 from rmqstore.engine.pops.queue_log import PlacedRun, QueueLog, Run
 from rmqstore.engine.pops.state import PopState
 from rmqstore.engine.records import NONE
@@ -125,14 +125,14 @@ def _group_queues(state: PopState, topics: Mapping[int, str], groups: Mapping[in
             yield {"topic": topic.name, "queues": topic.group_queues}
 
 
-def _seat(seat: Seat, topics: Mapping[int, str], groups: Mapping[int, str]) -> dict[str, Any]:
-    return {"group": groups[seat.group_id], "topic": topics[seat.topic_id], "queue_id": seat.queue}
+def _names_of(reader: GroupQueue, topics: Mapping[int, str], groups: Mapping[int, str]) -> dict[str, Any]:
+    return {"group": groups[reader.group_id], "topic": topics[reader.topic_id], "queue_id": reader.queue}
 
 
 def _standings(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
     rows = [
-        {**_seat(seat, topics, groups), "next_offset": standing.next_offset, "last_pop_ms": standing.last_pop_ms}
-        for seat, standing in state.standings.items()
+        {**_names_of(reader, topics, groups), "next_offset": progress.next_offset, "last_pop_ms": progress.last_pop_ms}
+        for reader, progress in state.all_progress.items()
     ]
     return sorted(rows, key=lambda row: (row["group"], row["topic"], row["queue_id"]))
 
@@ -164,13 +164,13 @@ def _group_settings(state: PopState, topics: Mapping[int, str], groups: Mapping[
 def _fifo(state: PopState, topics: Mapping[int, str], groups: Mapping[int, str]) -> Rows:
     rows = [
         {
-            **_seat(seat, topics, groups),
+            **_names_of(reader, topics, groups),
             "queue_offset": offset,
             "delivered": one.delivered,
             "first_pop_ms": one.first_pop_ms,
             "waits": one.waits,
         }
-        for seat, run in state.fifo.items()
+        for reader, run in state.fifo.items()
         for offset, one in run.items()
     ]
     return sorted(rows, key=lambda row: (row["group"], row["topic"], row["queue_id"], row["queue_offset"]))
@@ -187,12 +187,12 @@ def _lease(kv: OrderedKV, topics: Mapping[int, str], groups: Mapping[int, str], 
         return []
     lease = Lease.decode(named, value)
     *place, ck_start, pop_time_ms = lease.place
-    seat = Seat(*place)
-    if seat.topic_id not in topics:
+    reader = GroupQueue(*place)
+    if reader.topic_id not in topics:
         return []
     return [
         {
-            **_seat(seat, topics, groups),
+            **_names_of(reader, topics, groups),
             "ck_start": ck_start,
             "pop_time_ms": pop_time_ms,
             "invisible_ms": lease.invisible_ms,
@@ -243,8 +243,8 @@ class PopImport:
         self._next_id = state.next_id
         self._topics: dict[str, Topic] = {}
         self._groups: dict[str, int] = {}
-        self._standings: dict[Seat, Standing] = {}
-        self._fifo: dict[Seat, FifoRun] = {}
+        self._progress: dict[GroupQueue, Progress] = {}
+        self._fifo: dict[GroupQueue, FifoRun] = {}
         self.has_cursor = False
 
     def take(self, table: str, rows: pa.RecordBatch) -> None:
@@ -279,8 +279,8 @@ class PopImport:
             self._write.put(META, GROUP + name.encode(), group_id.to_bytes(4, "big"))
         if self._next_id != self._state.next_id:
             self._write.put(META, NEXT_ID_KEY, self._next_id.to_bytes(4, "big"))
-        self._write.put_many(META, [(seat.key(), standing.encode()) for seat, standing in self._standings.items()])
-        self._write.put_many(LEASES, [(fifo_key(seat), encode_fifo(run)) for seat, run in self._fifo.items()])
+        self._write.put_many(META, [(reader.key(), progress.encode()) for reader, progress in self._progress.items()])
+        self._write.put_many(LEASES, [(fifo_key(reader), encode_fifo(run)) for reader, run in self._fifo.items()])
 
     # ------------------------------------------------------------ names
 
@@ -297,11 +297,11 @@ class PopImport:
             self._next_id += 1
         return known
 
-    def _seat(self, row: dict[str, Any]) -> Seat:
-        return Seat(self._group(row["group"]), self._topic(row["topic"]).id, row["queue_id"])
+    def _reader(self, row: dict[str, Any]) -> GroupQueue:
+        return GroupQueue(self._group(row["group"]), self._topic(row["topic"]).id, row["queue_id"])
 
-    def _standing(self, seat: Seat) -> Standing:
-        return self._standings.get(seat) or self._state.standings.get(seat) or Standing(0)
+    def _progress_of(self, reader: GroupQueue) -> Progress:
+        return self._progress.get(reader) or self._state.all_progress.get(reader) or Progress(0)
 
     # ------------------------------------------------------------ queues
 
@@ -358,8 +358,8 @@ class PopImport:
 
     def _take_standings(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
-            seat = self._seat(row)
-            self._standings[seat] = Standing(row["next_offset"], row["last_pop_ms"], self._standing(seat).in_flight)
+            reader = self._reader(row)
+            self._progress[reader] = Progress(row["next_offset"], row["last_pop_ms"], self._progress_of(reader).in_flight)
 
     def _subscriptions(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
@@ -377,8 +377,8 @@ class PopImport:
 
     def _leases(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
-            seat = self._seat(row)
-            key = LEASE_KEY.pack(*seat, row["ck_start"], row["pop_time_ms"])
+            reader = self._reader(row)
+            key = LEASE_KEY.pack(*reader, row["ck_start"], row["pop_time_ms"])
             lease = Lease(
                 key,
                 row["expiry_ms"],
@@ -394,15 +394,15 @@ class PopImport:
             self._write.put(LEASES, LEASE + key, lease.encode())
             if LEASED in lease.states:
                 self._write.put(LEASES, EXPIRY + U64.pack(lease.expiry_ms) + key, b"\1" if lease.is_backing_off else b"")
-                standing = self._standing(seat)
-                self._standings[seat] = Standing(standing.next_offset, standing.last_pop_ms, standing.in_flight + lease.live)
+                progress = self._progress_of(reader)
+                self._progress[reader] = Progress(progress.next_offset, progress.last_pop_ms, progress.in_flight + lease.live)
             else:
                 self._write.put(LEASES, PURGE + U64.pack(row["keep_until_ms"]) + LEASE + key, b"")
 
     def _take_fifo(self, rows: pa.RecordBatch) -> None:
         for row in rows.to_pylist():
-            seat = self._seat(row)
-            run = self._fifo.setdefault(seat, dict(self._state.fifo.get(seat, {})))
+            reader = self._reader(row)
+            run = self._fifo.setdefault(reader, dict(self._state.fifo.get(reader, {})))
             run[row["queue_offset"]] = Unacked(row["delivered"], row["first_pop_ms"], row["waits"])
 
     def _attempts(self, rows: pa.RecordBatch) -> None:

@@ -1,7 +1,7 @@
 """What the exports of both sides are made of: pages of rows, and of entries of the database.
 
 The two tables that may be large, timers and messages, are read run by run and turned into columns a page at a time; nothing else is read
-row by row that could be long. What cannot be read is an error here and never left out: who moves a store must not lose anything.
+row by row that could be long. What cannot be read is an error here and never left out: a move of a store must not lose anything.
 """
 
 from __future__ import annotations

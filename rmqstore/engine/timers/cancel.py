@@ -43,7 +43,7 @@ class Cancelled(msgspec.Struct):
 
 
 def cancel_all(kv: OrderedKV, runs: TimerRuns, sealed: TimerCursor, places: Sequence[Place | None]) -> Cancelled:
-    """Look up some timers and cancel those that are pending; None is a place that nobody knows.
+    """Look up some timers and cancel those that are pending; None is an unknown place.
 
     Args:
         sealed: what was closed, and so is on its way.

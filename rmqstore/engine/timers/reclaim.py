@@ -1,4 +1,4 @@
-"""What a ``forget`` takes away: whole runs, parts of runs, and what pointed at them."""
+"""What a ``forget`` removes: whole runs, parts of runs, and what pointed at them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rmqstore.engine.timers.counts import MINUTE_MS
 
 
 class Removal:
-    """What one page of ``forget`` takes away, gathered run by run in key order.
+    """What one page of ``forget`` removes, gathered run by run in key order.
 
     Attributes:
         delivered: (tick, seq, epoch) of the timers that go.
@@ -23,7 +23,7 @@ class Removal:
         ticks: those of which timers may have gone.
         kept_tick: tick of the first run that stays, of those that were looked at; None when none does.
         put_off_tick: earliest tick at which a damaged run that was covered stands from now on; None for none.
-        damaged: a run of which nobody knows how many timers it held goes.
+        damaged: a run that held an unknown number of timers is removed.
     """
 
     def __init__(self, upto: TimerCursor, holes: set[tuple[int, int]], *, checked: bool) -> None:
@@ -114,7 +114,7 @@ class Removal:
         self._index += tombstones.index_keys(record, tick, seq)
 
     def remove_damaged(self, key: bytes, holes: set[tuple[int, int]]) -> None:
-        """Take away a run that cannot be read, with the holes that lie in it."""
+        """Remove a run that cannot be read, with the holes that are in it."""
         self._remove(key)
         self._holes_gone |= holes
         self.damaged = True

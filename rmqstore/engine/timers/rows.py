@@ -1,8 +1,8 @@
-"""``TimerRuns``: the timers of a store as they lie in their space, one run a tick and call, keyed by (tick, first seq).
+"""``TimerRuns``: the timers of a store as they are in their space, one run a tick and call, keyed by (tick, first seq).
 
 So the order of hand-over is the order of the keys. With deliver times that differ, that is one entry a timer; a burst into one tick is a
 few entries, whatever its size. ``timers`` says what is sealed, covered and cancelled, and makes each call one write. Here timers are found
-again: by place, in order, and what a ``forget`` takes away.
+again: by place, in order, and what a ``forget`` removes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rmqstore.engine.timers.ticks import Place
 from rmqstore.message import Message
 
 _FORGET_PAGE: Final = 4096
-"""So many runs a ``forget`` takes away in one write."""
+"""So many runs a ``forget`` removes in one write."""
 
 _READ_PAGE: Final = 512
 _FIND_PAGE: Final = 32
@@ -81,7 +81,7 @@ class TimerRuns:
 
     def __init__(self, kv: OrderedKV) -> None:
         self._kv = kv
-        # Until the first ``forget`` is done, nobody has checked the runs that it removes.
+        # Until the first ``forget`` is done, the runs that it removes are unchecked.
         self.met_damage = True
         # Keys of the damaged runs that ``due`` gave since the database was opened.
         self._parked: set[bytes] = set()
@@ -215,7 +215,7 @@ class TimerRuns:
     # ------------------------------------------------------------ forget
 
     def is_anything_under(self, low_tick: int, tick: int, seq: int) -> bool:
-        """Say whether a kept put from ``low_tick`` on lies under the corner (tick, seq)."""
+        """Say whether a kept put from ``low_tick`` on is under the corner (tick, seq)."""
         kept = self._kv.scan_all(TIMERS, U64.pack(low_tick), U64.pack(tick + 1))
         return any(PAIR.unpack(key)[1] <= seq for key, _ in kept)
 
@@ -241,7 +241,7 @@ class TimerRuns:
             holes = tombstones.holes_from(self._kv, (tick, first_seq), (tick, last_seq))
             removal.remove_damaged(key, {hole for hole in holes if self.locate(*hole) is None})
             bound = upto.bound(tick)
-            # A batch that ended within a tick covers more of the ticks before. What lies behind it is still to come, so the run moves there
+            # A batch that ended within a tick covers more of the ticks before. What is behind it is still to come, so the run moves there
             # to be parked. That seq was given out, so no put will take the place.
             if key not in self._parked and bound < min(upto.bound(tick - 1), last_seq):
                 removal.move_damaged(PAIR.pack(tick, bound + 1), value)
@@ -293,7 +293,7 @@ class _FoundRun(NamedTuple):
             return None
 
     def spans(self, tick: int, seq: int) -> bool:
-        """Say whether a place lies between those of the first and the last timer, so that it is in this run or in none."""
+        """Say whether a place is between those of the first and the last timer, so that it is in this run or in none."""
         return tick == self.tick and 0 <= seq - self.first_seq <= self.run.deltas[-1]
 
     def locate(self, tick: int, seq: int) -> Located | None:

@@ -50,7 +50,7 @@ class TimerSide(OrderedSide, TimerStore):
         _unsealed_tick: nor is any, that a seal may have to close, of an earlier one than this; None when there is none.
         _closed_tick: the first tick beyond the last seal that an earlier seal closed; None for none.
         _forgotten: the cursor that was forgotten last.
-        _change_position, _seal_position, _forget_position: where in the log the last of each lies.
+        _change_position, _seal_position, _forget_position: where in the log the last of each is.
     """
 
     _sealed: TimerCursor
@@ -67,7 +67,7 @@ class TimerSide(OrderedSide, TimerStore):
         self._start_anew()
 
     def _start_anew(self) -> None:
-        """Forget what was worked out from the state, which is read anew."""
+        """Forget what was worked out from the state, which is read again."""
         self._congestion = Congestion(self._count_of_tick, self._options.congestion_limit, self._random)
         self._closed_tick: int | None = None
         self._forgotten = EMPTY_CURSOR
@@ -82,7 +82,7 @@ class TimerSide(OrderedSide, TimerStore):
 
     @abstractmethod
     def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        """Cancel the timers at some places, None for one that nobody knows."""
+        """Cancel the timers at some places, None for an unknown one."""
 
     def _repeated(self, answer: bytes) -> TimerReceipts:
         """Return the receipts of a put that came before, by what its marks remember."""

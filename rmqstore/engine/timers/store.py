@@ -2,7 +2,7 @@
 
 Why no crash point loses or doubles a timer here: every mutating call is one atomic write. A put is its runs, index entries, counters
 and the last seq; a cancel its tombstone, the removed run or hole, and the counters; a seal its staircase; a page of a forget what it
-takes away together with the tombstones that answer for it. So the log of the database always holds a prefix of whole calls, and
+removes together with the tombstones that answer for it. So the log of the database always holds a prefix of whole calls, and
 docs/handover.md argues over such prefixes. The fields kept in memory are caches of what is stored, or bounds that are only ever too low.
 """
 
@@ -257,7 +257,7 @@ class OrderedTimers(TimerSide):
             self._resume = None
 
     def _recount(self, removal: Removal) -> tuple[Counter[int], int]:
-        """Return what sets the counters to what a removal leaves, and how much that is: a damaged run held nobody knows how many."""
+        """Return what sets the counters to what a removal leaves, and how much that is: a damaged run held an unknown number."""
         gone = {(tick, seq) for tick, seq, _ in removal.delivered}
         left, total = counting.count_all(self._runs, without=gone)
         left.subtract(self._counts.all_minutes())

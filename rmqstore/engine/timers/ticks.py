@@ -166,6 +166,6 @@ class Congestion:
                     self._slots[tick] += change * count
 
     def lose(self, ticks: Iterable[int]) -> None:
-        """Count these ticks anew when they are asked for."""
+        """Count these ticks again when they are asked for."""
         for tick in self._slots.keys() & set(ticks):
             del self._slots[tick]

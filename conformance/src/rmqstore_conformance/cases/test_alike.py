@@ -136,7 +136,7 @@ def test_p14_ids_and_keys_that_are_alike_are_told_apart(stores: Stores, delay_ms
 
 @pytest.mark.clause("P2", "P5", "P11", "P14")
 def test_p2_topics_that_are_alike_are_told_apart(engine_stores: Stores) -> None:
-    """P2: messages, leases, retries, deletion and what comes anew of topics whose names are alike go each their own way."""
+    """P2: messages, leases, retries, deletion and what comes again of topics whose names are alike go each their own way."""
     store = engine_stores.open(default_queues=1)
     for _, names in members(NAMES):
         held = {}

@@ -1,4 +1,4 @@
-"""What is deleted and made anew under its name is as new: it lives on as one that never was, whatever its past (P2)."""
+"""What is deleted and made again under its name is as new: it acts as one that never was, whatever its past (P2)."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_p2_what_is_made_anew_is_as_new(engine_stores: Stores, past: Callable[[L
 
 @pytest.mark.clause("P2", "P4", "P14")
 def test_p2_what_is_made_behind_a_deletion_and_an_open_is_another_one(durable_stores: Stores) -> None:
-    """P2: the last topic, or the last group, is deleted, the store opened again: what upkeep still has to remove is nobody else's."""
+    """P2: the last topic, or the last group, is deleted, the store opened again: what upkeep still has to remove belongs to no other."""
     store = durable_stores.open(reclaim="age")
     for number, is_topic in enumerate((True, False, True)):
         group = f"group-{number}"

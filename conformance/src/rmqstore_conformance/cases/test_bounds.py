@@ -143,7 +143,7 @@ def test_x3_leases_of_many_groups_that_end_together_come_back_in_steps(stores: S
 @pytest.mark.needs("fifo")
 @pytest.mark.parametrize("order", [False, True], ids=["any order", "in order"])
 def test_x3_a_pop_holds_a_bounded_number_of_bytes(stores: Stores, order: bool) -> None:
-    """X3: whoever asks for many large messages gets fewer, and the rest by the next pops."""
+    """X3: a pop that asks for many large messages gets fewer, and the rest by the next pops."""
     store = stores.open(flush="async", default_queues=1)
     body = bytes(3 * MIB)
     store.send_batch([message(n, body=body) for n in range(30)])
@@ -157,7 +157,7 @@ def test_x3_a_pop_holds_a_bounded_number_of_bytes(stores: Stores, order: bool) -
 
 @pytest.mark.clause("X3", "T10")
 def test_x3_a_page_holds_a_bounded_number_of_bytes(stores: Stores) -> None:
-    """X3: whoever lists many large timers or messages gets them in pages, so that the others have their turn in between."""
+    """X3: a caller of many large timers or messages gets them in pages, so that the others have their turn in between."""
     store = stores.open(flush="async", default_queues=1)
     large = [message(n, body=bytes(3 * MIB)) for n in range(12)]
     store.send_batch(large)

@@ -45,7 +45,7 @@ def check(found: MessageBatch, sent: list[Message] | None = None, *fields: str) 
 @pytest.mark.clause("H2")
 @pytest.mark.parametrize("filled", _FILLED)
 def test_h2_columns_and_rows_say_what_was_sent(stores: Stores, filled: str) -> None:
-    """H2: of what is due, lies in a topic, is popped, comes back or has died: with all optional fields, with none, and of one message."""
+    """H2: of what is due, is in a topic, is popped, comes back or has died: with all optional fields, with none, and of one message."""
     store = stores.open(max_retries=1)
     sent = rows(_FILLED[filled])
     store.send_batch(sent, delay_ms=1000)

@@ -1,4 +1,4 @@
-"""T12: what every call does that comes upon a stored message that cannot be read, wherever that is."""
+"""T12: what every call does that meets a stored message that cannot be read, wherever that is."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_p14_a_letter_that_went_bad_is_counted_off_once_it_is_parked(stores: Sto
 
 @pytest.mark.clause("P14", "P7")
 def test_p14_leases_are_listed_after_a_letter_among_them_was_dropped(stores: Stores) -> None:
-    """P14: who holds a letter that somebody else dropped is listed still, or not, and the others are, with their messages."""
+    """P14: a lease of a letter that another caller dropped is listed still, or not, and the others are, with their messages."""
     store = stores.open(max_retries=0)
     letters = buried(stores, store, 3)
     held = store.pop(dlq_topic(G), "repair")

@@ -231,7 +231,7 @@ def test_removing_a_group_leaves_the_others(durable_stores: Stores) -> None:
 @pytest.mark.clause("P2", "P14")
 @pytest.mark.needs("fifo")
 def test_removing_a_topic_leaves_the_others(durable_stores: Stores) -> None:
-    """P2: its messages, positions, leases and retry topics go; timers stay, and make it anew; other topics are not touched."""
+    """P2: its messages, positions, leases and retry topics go; timers stay, and make it again; other topics are not touched."""
     store = durable_stores.open(max_retries=0)
     bury(durable_stores, store, 2)
     store.send_batch([message(n) for n in range(4)] + [message(f"u{n}", "u") for n in range(3)])

@@ -88,7 +88,7 @@ def test_a_sync_that_fails(durable_pair: Pair, target: Target, seed: int, tmp_pa
 
 @pytest.mark.clause("F2", "X3")
 def test_f2_threads_that_wait_for_a_sync_that_fails(durable_engine: Pair, target: Target, tmp_path: Path, tell: Tell) -> None:
-    """F2: calls of several threads meet while every sync fails, slowly: none of them is acknowledged, whoever syncs for whom."""
+    """F2: calls of several threads meet while every sync fails, slowly: none of them is acknowledged, whichever one syncs."""
     need("strace")
     answers = crowds_of(tmp_path, durable_engine, target.settings, CROWDS)
     assert all(each.keys() == set(crowd) for crowd, each in zip(CROWDS, answers, strict=True)), f"calls did not come back: {answers}"

@@ -358,7 +358,7 @@ def test_p9_message_groups_keep_their_order_in_one_queue_each(stores: Stores) ->
 @pytest.mark.clause("P9", "P14")
 @pytest.mark.needs("fifo")
 def test_p9_rest_and_ready_leave_closed_queues_out(stores: Stores) -> None:
-    """P9: a queue whose run is leased is not ready, so that nobody is woken for it; an expired run is."""
+    """P9: a queue whose run is leased is not ready, so no caller is woken for it; an expired run is."""
     store = stores.open()
     store.topics.create(T, 2)
     store.send_batch([message(n, queue_id=n % 2) for n in range(10)])

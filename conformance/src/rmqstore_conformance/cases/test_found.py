@@ -44,7 +44,7 @@ def test_p2_what_is_deleted_and_made_anew_has_receipts_of_its_own(durable_stores
 @pytest.mark.needs("import_state")
 @pytest.mark.parametrize("anew", [False, True], ids=["gone", "made anew"])
 def test_p5_what_was_done_to_a_deleted_topic_is_no_part_of_the_state(durable_stores: Stores, anew: bool) -> None:
-    """P5: leases that run and leases that ended are gone with their topic, at once for who looks, and with upkeep from the store."""
+    """P5: leases that run and leases that ended are gone with their topic, at once for callers, and with upkeep from the store."""
     store = durable_stores.open(outcome_memory_ms=10_000)
     store.send_batch([message(n) for n in range(3)])
     store.ack(acked := store.pop(T, G, max_messages=1))
@@ -153,7 +153,7 @@ def test_p9_one_message_dies_when_a_run_ends(stores: Stores, changed: bool) -> N
 
 @pytest.mark.clause("P14")
 def test_p14_ready_names_the_end_of_a_lease_of_the_group(stores: Stores) -> None:
-    """P14: when another group's lease ends first, nobody of this one is told to look then."""
+    """P14: when another group's lease ends first, no caller of this one is told to look then."""
     store = stores.open()
     store.send(message(1))
     store.pop(T, G, invisible_ms=5000)
@@ -164,7 +164,7 @@ def test_p14_ready_names_the_end_of_a_lease_of_the_group(stores: Stores) -> None
 
 @pytest.mark.clause("P7")
 def test_p7_a_letter_of_a_deleted_queue_takes_no_other_with_it(stores: Stores) -> None:
-    """P7: a list of letters from before their queue was deleted names none of the new ones, though they lie at the same offsets."""
+    """P7: a list of letters from before their queue was deleted names none of the new ones, though they are at the same offsets."""
     store = stores.open(max_retries=0)
     for number in (1, 2):
         store.send(message(number))
@@ -183,7 +183,7 @@ def test_p7_a_letter_of_a_deleted_queue_takes_no_other_with_it(stores: Stores) -
 
 @pytest.mark.clause("T12", "Q1")
 def test_t12_a_damaged_run_of_parked_entries_is_parked_for_good(stores: Stores) -> None:
-    """T12: the entry that stands for it lies behind it in the same queue, is counted, and outlives the upkeep."""
+    """T12: the entry that stands for it is behind it in the same queue, is counted, and outlives the upkeep."""
     store = stores.open()
     store.send(plain(1))
     damage_messages(store, b"body 1")
@@ -216,7 +216,7 @@ def test_p9_a_damaged_run_is_parked_once(stores: Stores) -> None:
 @pytest.mark.clause("P9", "P14", "P7")
 @pytest.mark.needs("fifo")
 def test_p9_letters_that_wait_in_a_run_can_be_dropped(stores: Stores) -> None:
-    """P14: a dropped letter is not counted as waiting, and nobody is woken for it."""
+    """P14: a dropped letter is not counted as waiting, and wakes no caller."""
     store = stores.open(max_retries=0)
     store.send(message(1))
     store.pop(T, G, invisible_ms=1)

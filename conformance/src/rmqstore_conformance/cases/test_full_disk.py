@@ -147,7 +147,7 @@ def test_f1_answers_that_a_full_disk_took_are_told(disk: SmallDisk, durable_engi
         for _ in range(300):
             store.send(Message("t", os.urandom(1000)))
             answered += 1
-    # The background thread finds out, and can tell nobody but a log.
+    # The background thread finds out, and can tell only a log.
     works = [store._service_flush] if asked == "close at once" else [store._service_flush, store._service_flush, store._service_tick]
     for work in works:
         with contextlib.suppress(StoreFullError):

@@ -51,7 +51,7 @@ class Racers:
         self._sending = threading.Barrier(THREADS, timeout=60)
 
     def run(self) -> None:
-        """Let two threads send, one tick, one cancel, one see to dead letters, and the others consume."""
+        """Let two threads send, one tick, one cancel, one handle dead letters, and the others consume."""
         self.store.topics.create(T, 2)
         with restless():
             together(self._work, THREADS)
@@ -311,7 +311,7 @@ class QueueRacers:
         self._store.topics.create(self._topic, 1)
         with restless():
             together(self._work, 6)
-        # Where a send came to lie is known now.
+        # Where a send was put is known now.
         offsets = {label(each): at for at, each in enumerate(self._store.read(self._topic, 0, 0, 1000).messages)}
         own = self.history.of("queue")
         for at, each in enumerate(own):

@@ -50,7 +50,7 @@ class Race:
         if what == "put":
             self._keep(name, NOW + 3000)
         elif what == "late":
-            # Sent while the clock stands further back, so that its tick lies under what the running seal closed.
+            # Sent while the clock stands further back, so that its tick is under what the running seal closed.
             self.clock.set(START_MS)
             self._keep(name, START_MS + 1500)
             self.clock.set(NOW)
@@ -105,7 +105,7 @@ class Race:
 
 
 def play(stores: Stores, calls: tuple[str, ...], places: tuple[int, ...], limit: int, name: str) -> bool:
-    """Play one history; False when a place lies behind the last step."""
+    """Play one history; False when a place is behind the last step."""
     race = Race(stores, name, limit)
     waiting = list(zip(places, calls, strict=True))
 

@@ -33,7 +33,7 @@ from rmqstore_conformance.stores import DAY_MS, START_MS, Stores
 T = TypeVar("T")
 
 ENDED = {ReleaseOutcome.STALE, AckOutcome.STALE, ReleaseOutcome.UNKNOWN, AckOutcome.UNKNOWN}
-"""Answers about a lease that is somebody else's by now, or nobody's."""
+"""Answers about a lease that is another's by now, or no one's."""
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_p7_a_group_made_anew_has_no_settings(stores: Stores, values: Data) -> N
 
 @pytest.mark.clause("P7", "P2")
 def test_p7_letters_of_a_deleted_topic_go_to_the_new_one(stores: Stores, values: Data) -> None:
-    """P7: a letter stays when topic and group are deleted, counts for neither anew, and is given back to the group of its name, whole."""
+    """P7: a letter stays when topic and group are deleted, counts for neither again, and is given back to the group of its name, whole."""
     store = stores.open(max_retries=0)
     topic, group = values.topic("t"), values.group("g")
     sent = Message(topic, values.body("0"), values.tag("0"), (values.key("0"),), values.properties("0"), None, None, values.id("0"), 7)
@@ -543,7 +543,7 @@ def test_h2_every_family_of_values_comes_as_it_was_sent(stores: Stores, later: b
     due = START_MS + 5000 if later else None
     rows, columns = (_of_families(number, deliver_at_ms=due) for number in (0, 1))
     store.send_batch(rows)
-    # A slice, as whoever reads a large table sends it: its buffers begin before it.
+    # A slice, as a reader of a large table sends it: its buffers begin before it.
     store.send_batch(MessageBatch.of(rows + columns).columns.slice(len(rows)))
     sent = rows + columns
     if later:

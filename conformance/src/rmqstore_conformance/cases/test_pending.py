@@ -124,7 +124,7 @@ def test_t12_a_damaged_timer_is_parked(stores: Stores, spoil: Spoiling) -> None:
 
 @pytest.mark.clause("T12")
 def test_t12_a_damaged_run_of_many_timers_parks_and_the_rest_goes_on(stores: Stores) -> None:
-    """T12: timers that lie in one piece cannot be told apart any more: one parked entry a piece, no other touched, counters right."""
+    """T12: timers that are in one piece cannot be told apart any more: one parked entry a piece, no other touched, counters right."""
     store = stores.open(hand_over_limit=1)
     store.send_batch([plain(n, deliver_at_ms=START_MS + 1000) for n in range(5)])
     store.send_batch([plain(n, deliver_at_ms=START_MS + 1000) for n in range(5, 8)])

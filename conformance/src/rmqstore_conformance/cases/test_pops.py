@@ -74,7 +74,7 @@ def test_p1_a_repeated_attempt_gets_the_same_leases(stores: Stores) -> None:
 
 @pytest.mark.clause("P1")
 def test_p1_a_repeated_attempt_gets_nothing_new_once_all_of_it_is_acked(stores: Stores) -> None:
-    """§5.2: a repeat that comes late, after its answer was worked off, takes no message that nobody would ack."""
+    """§5.2: a repeat that comes late, after its answer was worked off, takes no message that would stay un-acked."""
     store = filled(stores, 3)
     first = store.pop(T, G, max_messages=2, invisible_ms=10_000, attempt_id=attempt_of("a"))
     store.ack(first)
@@ -87,7 +87,7 @@ def test_p1_a_repeated_attempt_gets_nothing_new_once_all_of_it_is_acked(stores: 
 @pytest.mark.clause("P1", "P5")
 @pytest.mark.parametrize("acked", [False, True], ids=["held", "acked"])
 def test_p1_a_repeated_attempt_gets_nothing_of_a_topic_that_was_made_anew(stores: Stores, acked: bool) -> None:
-    """P1: what the attempt was given is gone with its topic; a late repeat gets neither that nor what nobody would ack."""
+    """P1: what the attempt was given is gone with its topic; a late repeat gets neither that nor what would stay un-acked."""
     store = stores.open()
     store.send_batch([message(n) for n in range(3)])
     first = store.pop(T, G, max_messages=2, invisible_ms=10_000, attempt_id=attempt_of("a"))
@@ -179,7 +179,7 @@ def test_p3_all_of_many_expired_leases_come_back_in_one_tick(engine_stores: Stor
 
 @pytest.mark.clause("P3")
 def test_p3_the_store_wakes_for_the_end_of_a_lease(stores: Stores) -> None:
-    """P3: who sleeps until something may be due is told to wake by the end of the first lease, whichever group has it."""
+    """P3: a caller that sleeps until something may be due is told to wake by the end of the first lease, whichever group has it."""
     store = filled(stores, 1)
     store.pop(T, G, invisible_ms=5000)
     store.pop(T, H, invisible_ms=2000)
@@ -351,7 +351,7 @@ def test_p6_changed_again_and_again(stores: Stores) -> None:
 @pytest.mark.clause("P7")
 @pytest.mark.parametrize("retries", [0, 1, 16])
 def test_p7_after_the_last_retry_the_dead_letter_queue(stores: Stores, retries: int) -> None:
-    """P7: retries + 1 deliveries, then the DLQ with reason, origin topic and id; counted once, gone from the group."""
+    """P7: retries + 1 deliveries, then the DLQ with reason, origin topic and id; counted once, removed from the group."""
     store = stores.open(max_retries=retries, reclaim="age")
     sent = message(1)
     store.send(sent)

@@ -12,7 +12,7 @@ from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, key_o
 (G,) = groups(__name__.rpartition(".")[2], 1)
 
 DAYS = (0.5, 1, 1.9, 2, 2.1, 3, 4.5, 6, 8, 15, 40, 400)
-"""How far ahead timers are due. RocketMQ moves what lies further than two days, again and again."""
+"""How far ahead timers are due. RocketMQ moves what is over two days ahead, again and again."""
 
 
 def _days_to_look(days: float) -> list[float]:

@@ -351,7 +351,7 @@ if end == "killed":
 def test_r1_an_exit_without_a_close_loses_nothing(durable_stores: Stores, end: str, has_services: bool) -> None:
     """R1: a process that ends with its store open, at once or after Python's own end, ends well and leaves all that was answered.
 
-    So does one that is killed, whose forked child lives on and keeps nobody out.
+    So does one that is killed, whose forked child lives on and keeps no one out.
     """
     pair, path = durable_stores.pair, durable_stores.root / "store"
     given = {**GIVEN, "services": has_services}
@@ -363,7 +363,7 @@ def test_r1_an_exit_without_a_close_loses_nothing(durable_stores: Stores, end: s
         child, complaint = left.stdout.read(), left.stderr.read()
         os.waitid(os.P_PID, left.pid, os.WEXITED | os.WNOWAIT)
         try:
-            # Nobody has asked for its end yet, so there still is a process of its number.
+            # Its end was not asked for yet, so there still is a process of its number.
             store = durable_stores.open()
         finally:
             if end == "killed":
@@ -398,7 +398,7 @@ def _unlock(path: Path) -> None:
 @pytest.mark.clause("X5")
 @pytest.mark.parametrize("remove", [_remove_all, _empty, _unlock], ids=["removed", "emptied", "unlocked"])
 def test_x5_a_removed_store_acknowledges_nothing(durable_stores: Stores, remove: Callable[[Path], None]) -> None:
-    """X5: whoever goes on using a store whose files were removed is told at once, in every call, and nothing is made under its name."""
+    """X5: a caller that still uses a store whose files were removed is told at once, in every call, and nothing is made under its name."""
     store = durable_stores.open()
     _use(store, 1, durable_stores)
     (held,) = store.pop(T, G, max_messages=1)

@@ -1,6 +1,6 @@
 """R1: a ticket covers what its answer rests on, not only what its call wrote; without a disk, on any engine.
 
-The script of answers makes calls on the lower interface that nobody waits for, each followed by a public call whose answer rests on it.
+The script of answers makes calls on the lower interface that no call waits for, each followed by a public call whose answer rests on it.
 Behind that answer the side must say that the earlier call is durable. Whether it is true that it is, the crash cases see.
 """
 

@@ -84,7 +84,7 @@ def test_p14_where_a_message_is_on_its_way(durable_stores: Stores) -> None:
 @pytest.mark.clause("P14", "P9")
 @pytest.mark.needs("fifo")
 def test_p14_where_a_message_of_a_run_is(stores: Stores) -> None:
-    """P14: in order, what was not acked waits in its place, and what lies behind it was not popped."""
+    """P14: in order, what was not acked waits in its place, and what is behind it was not popped."""
     store = stores.open(default_queues=1)
     store.send_batch([message(n) for n in range(4)])
     store.ack(store.pop(T, G, order=True, max_messages=3, invisible=LEASE)[1])

@@ -1,6 +1,6 @@
 """A script of answers: each outcome of each call, above all those that rest on what another call did a moment ago.
 
-What is not synced yet is made by a call to the lower interface (:meth:`Answers._first`), whose ticket nobody waits for, as if another
+What is not synced yet is made by a call to the lower interface (:meth:`Answers._first`), whose ticket no call awaits, as if another
 thread were about to. The public call that follows must wait for it before it answers.
 """
 
@@ -58,7 +58,7 @@ class Answers(Script):
         self.calls[name] = Call(operation, make, outcome, again, rests_on, size)
 
     def _first(self, name: str, make: Callable[[], object]) -> str:
-        """Add a call whose ticket nobody waits for; returns what rests on it."""
+        """Add a call whose ticket no call awaits; returns what rests on it."""
 
         def made() -> Answer:
             make()

@@ -2,9 +2,9 @@
 
 A cut behind call number c to the disk leaves all that was durable by then, and of the rest what the file system pleases. Let ``done``
 be the last step that was acknowledged before the next call to the disk was made, ``begun`` the last one that was begun before call c.
-What the store then shows is the state after step ``done``, or that after step ``begun``, which was under way: at most one step lies
+What the store then shows is the state after step ``done``, or that after step ``begun``, which was under way: at most one step is
 between them. Of the steps that may halt on the way (a tick), making the same call again must lead to the state after them. Steps that
-promise nothing (a call that nobody waited for, the upkeep) may be lost as long as no later one was acknowledged.
+promise nothing (a call that was not waited for, the upkeep) may be lost as long as no later one was acknowledged.
 
 A store that shows the right state must go on from it as well: by a time at which all is due, every timer that it showed is handed over
 and every lease is over.

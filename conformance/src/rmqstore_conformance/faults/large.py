@@ -63,7 +63,7 @@ class Large(Script):
         self._add(name, f"send_batch{later}", make, "APPLIED", "REPEATED")
 
     def _import(self, name: str, side: Side, tables: dict[str, Callable[[pa.RecordBatch], pa.RecordBatch]]) -> None:
-        """Add one step of a load: what lies in the topic comes in once more, as if it were of another store."""
+        """Add one step of a load: what is in the topic comes in once more, as if it were of another store."""
 
         def make() -> Answer:
             ours = [(table, side.export_state(table, None, 10 * ROWS).rows) for table in tables]

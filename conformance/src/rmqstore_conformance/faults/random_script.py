@@ -233,7 +233,7 @@ class RandomScript(Script):
         return Answer("DONE")
 
     def _deleted(self, make: Callable[[], object], name: str, field: str) -> Answer:
-        """Delete; what a deletion takes is asked for no more, since nobody promises that it is known."""
+        """Delete; what a deletion takes is asked for no more, since no clause says that it is known."""
         make()
         gone = {text for text in self._popped if getattr(Receipt.parse(text), field, "") == name}
         self._popped = {text: each for text, each in self._popped.items() if text not in gone}

@@ -45,9 +45,9 @@ class Call(msgspec.Struct, frozen=True):
     """One call of a script.
 
     Attributes:
-        operation: which call of a store it is; empty for one below the store whose answer nobody is told.
+        operation: which call of a store it is; empty for one below the store whose answer is not told.
         make: makes it.
-        outcome: what it must answer; empty: the call sees to that itself.
+        outcome: what it must answer; empty: the call checks that itself.
         again: what the same call answers when it is made once more after it happened, and then changes nothing; None: it would do more.
         rests_on: what the answer rests on that another call did; "unsynced …" when that call did not wait for the disk.
         size: how much it moves: one, some, or large.

@@ -93,7 +93,7 @@ def _short(rows: list[Any]) -> list[Any]:
 
 
 def _topic(topic: TopicInfo) -> dict[str, Any]:
-    """Return a topic; upkeep, which promises nothing, takes away at any time what a group consumed of its own retry topic."""
+    """Return a topic; upkeep, which promises nothing, removes at any time what a group consumed of its own retry topic."""
     found: dict[str, Any] = msgspec.to_builtins(topic)
     if topic.name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
         del found["min_offsets"]
@@ -101,7 +101,7 @@ def _topic(topic: TopicInfo) -> dict[str, Any]:
 
 
 def _lying_in(store: Store, topic: TopicInfo) -> list[Message | PoppedMessage]:
-    """Return what lies in a topic, queue by queue; of a retry topic what its group has not popped yet, as leases say what it holds."""
+    """Return what is in a topic, queue by queue; of a retry topic what its group has not popped yet, as leases say what it holds."""
     lying = [message for page in store.engine.pops.pages(topic) for message in page.messages]
     if not topic.name.startswith(RETRY_PREFIX):
         return lying

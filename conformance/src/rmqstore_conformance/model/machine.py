@@ -165,7 +165,7 @@ class Machine:
     # ------------------------------------------------------------ looking
 
     def look(self, view: Store | ReadStore | None = None, *, whole: bool) -> None:
-        """Compare what can be seen with the oracle; ``whole`` also every message that lies anywhere, and the store with itself.
+        """Compare what can be seen with the oracle; ``whole`` also every message anywhere, and the store with itself.
 
         What was read and compared since the store was opened is read again by one look in some only.
         """
@@ -257,7 +257,7 @@ class Machine:
         return found
 
     def take_over_retries(self) -> None:
-        """Take over in which order messages lie in the retry topics that got some."""
+        """Take over in which order messages are in the retry topics that got some."""
         for (topic, group), at in self.oracle.standings.items():
             if at.is_loose:
                 self.oracle.reorder(topic, group, self._read(self.store, retry_topic(group, topic), 0))

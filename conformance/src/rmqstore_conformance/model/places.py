@@ -55,7 +55,7 @@ def places_of(oracle: Oracle, *, message_id: str | None = None, key: str | None 
 
 
 def copies_of(oracle: Oracle, message_id: str) -> list[tuple[Message, dict[str, Any]]]:
-    """Return every copy of a message that lies in a queue, with what is known of it there, the newest ones only."""
+    """Return every copy of a message that is in a queue, with what is known of it there, the newest ones only."""
     copies = [(message, lying) for _, message, lying in _lying(oracle) if message.message_id == message_id]
     newest = max((lying["store_ms"] for _, lying in copies), default=0)
     return [(message, lying) for message, lying in copies if lying["store_ms"] == newest]

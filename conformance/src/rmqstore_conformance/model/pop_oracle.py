@@ -48,14 +48,14 @@ class Entry:
     first_pop_ms: int | None = None
 
     def lying(self, topic: str, queue: int, offset: int) -> dict[str, Any]:
-        """Return what is known of the message where it lies, beside what was sent."""
+        """Return what is known of the message where it is, beside what was sent."""
         place = {"topic": topic, "queue_id": queue, "queue_offset": offset}
         return {**place, "store_ms": self.store_ms, "attempt": self.counted, "first_pop_ms": self.first_pop_ms}
 
 
 @dataclass
 class Queue:
-    """A queue by offsets; what lies before ``first`` was reclaimed."""
+    """A queue by offsets; what is before ``first`` was reclaimed."""
 
     entries: list[Entry] = field(default_factory=list)
     first: int = 0
@@ -368,7 +368,7 @@ class PopOracle:
                 assert at.passed_over[number] <= 2 * len(free), f"queue {number} was passed over by {at.passed_over[number]} pops"
 
     def forget_turns(self) -> None:
-        """Take note of an open: whose turn it is begins anew."""
+        """Take note of an open: whose turn it is begins again."""
         for at in self.standings.values():
             at.since_first, at.lasts = None, 0
             at.passed_over.clear()
@@ -486,7 +486,7 @@ class PopOracle:
         return report
 
     def reorder(self, topic: str, group: str, lying: Sequence[PoppedMessage]) -> None:
-        """Take over the order of a retry topic from what lies there now; what was popped keeps its place.
+        """Take over the order of a retry topic from what is there now; what was popped keeps its place.
 
         What the upkeep of this very tick took is checked by where the queue begins.
         """
@@ -574,7 +574,7 @@ class PopOracle:
     def reclaimed(self, min_offsets: Mapping[tuple[str, int], int], now: int, *, retention_ms: int, by_consumption: bool) -> int:
         """Check where each queue begins after upkeep, and take it over (Q1–Q3).
 
-        What went was too old or consumed, and not pinned; what lies at the head and may go by one of the two rules alone is gone. Attempts
+        What went was too old or consumed, and not pinned; what is at the head and may go by one of the two rules alone is gone. Attempts
         of which the time is over are forgotten, also by a clock that is set back afterwards. Returns how much went before a group had
         popped it, added up over the groups.
         """

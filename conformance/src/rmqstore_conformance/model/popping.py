@@ -155,7 +155,7 @@ class PoppingMachine(SendingMachine):
         return chance.some(among, 6)
 
     def _noted(self, name: str, outcome: str, state: str, held: Held) -> None:
-        # A ticket covers what an answer rests on: the end of the lease, whoever made it, and all before it.
+        # A ticket covers what an answer rests on: the end of the lease, whatever made it, and all before it.
         self.is_unsettled = self.is_unsettled and outcome == "UNKNOWN"
         self.saw(name, outcome, state)
         self.saw(name, outcome, self.life_since(self.born.get(id(held), 0)))

@@ -132,7 +132,7 @@ class Oracle(PopOracle):
     def cancel_key(self, topic: str, key: str) -> re.Pattern[str]:
         """Cancel every pending timer of (topic, key) that no tick has sealed; returns what the outcomes' first letters have to be.
 
-        They go by the order of the puts. What was handed over is found as long as a store has not reclaimed it, which nobody promises.
+        They go by the order of the puts. What was handed over is found as long as a store has not reclaimed it, which is not promised.
         """
         letters = ""
         for timer in self.timers:

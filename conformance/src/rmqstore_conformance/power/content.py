@@ -54,7 +54,7 @@ class Content:
         return other
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Put bytes somewhere; what lies between the end and there becomes a hole."""
+        """Put bytes somewhere; what is between the end and there becomes a hole."""
         end = offset + len(data)
         self.length = max(self.length, end)
         for number in range(offset // PAGE_BYTES, -(-end // PAGE_BYTES)):

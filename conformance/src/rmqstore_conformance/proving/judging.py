@@ -223,7 +223,7 @@ def reach_of(engine: str, level: str, modules: dict[str, Path], file: Path, *fur
 def judge_mutation(mutation: Mutation, reaches: dict[str, Reach], level: str) -> MutationVerdict:
     """Run the cases that a mutation can make fail, engine by engine, the shortest first, until one fails.
 
-    A case that passed on one engine is not run on the next, unless the mutation is of what is worked out at import: who uses that is
+    A case that passed on one engine is not run on the next, unless the mutation is of what is worked out at import: what uses that is
     not known.
     """
     started = time.monotonic()

@@ -29,7 +29,7 @@ Kind: TypeAlias = Literal["data", "fidelity", "durability", "two-writes", "pairs
 
 
 class _Fault:
-    """What faults of a side have: something to note between calls, and a moment to plant what lies deeper."""
+    """What faults of a side have: something to note between calls, and a moment to plant what is deeper."""
 
     @property
     def noted(self) -> dict[Any, Any]:
@@ -37,7 +37,7 @@ class _Fault:
         return found
 
     def planted(self) -> None:
-        """Plant what lies deeper than the calls of the side; called whenever its state was read anew."""
+        """Plant what is deeper than the calls of the side; called whenever its state was read again."""
 
     def _load(self) -> None:
         super()._load()  # type: ignore[misc]
@@ -151,7 +151,7 @@ class Planted(Engine):
 
 
 def plant(session: Any, fault: type) -> None:
-    """Put a side that has the fault in the place of the one of a session, also for those who read its state anew."""
+    """Put a side that has the fault in the place of the one of a session, also once its state is read again."""
     name = "_timers" if issubclass(fault, Timers) else "_pops"
     side = getattr(session, name)
     kind: Any = type(fault.__name__, (fault, type(side)), {})

@@ -28,7 +28,7 @@ from rmqstore.engine.pops.administration import Administration, Deleting
 from rmqstore.engine.pops.checkpoint import LEASED
 from rmqstore.engine.pops.fifo import Unacked, as_delivered
 from rmqstore.engine.pops.lease import Popping, _Taken
-from rmqstore.engine.pops.offsets import Seat, Standing
+from rmqstore.engine.pops.offsets import GroupQueue, Progress
 from rmqstore.engine.pops.retention import Retention
 from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.pops.transaction import Transaction
@@ -127,13 +127,15 @@ class KeysCancelByTick(Timers):
 
 
 class _ByEnds(Popping):
-    def _read_back(self, transaction: Transaction, source: Any, seat: Seat, run: dict[int, Unacked], wanted: int, room: int) -> _Taken:
+    def _read_back(
+        self, transaction: Transaction, source: Any, reader: GroupQueue, run: dict[int, Unacked], wanted: int, room: int
+    ) -> _Taken:
         ends = [at for at, one in run.items() if one.waits]
         if ends == sorted(ends):
-            return super()._read_back(transaction, source, seat, run, wanted, room)
+            return super()._read_back(transaction, source, reader, run, wanted, room)
         taken = _Taken([], [], [], 0)
         for offset in ends[:wanted]:
-            found: Any = self._log.record_at(source, seat.queue, offset)
+            found: Any = self._log.record_at(source, reader.queue, offset)
             run[offset] = run[offset]._replace(waits=False)
             taken.offsets.append(offset)
             taken.records.append(as_delivered(found[0], run[offset], self._log.format))
@@ -150,16 +152,16 @@ class WaitsInOrderOfEnds(Pops):
 
 
 class _WaitsOpen(Popping):
-    def _take_run(self, transaction: Transaction, request: PopRequest, source: Any, seat: Seat, *rest: Any) -> Any:
-        standing = transaction.standing_or_new(seat)
-        waits = self._state.backing_off.get(seat, set())
-        if standing.in_flight and waits and waits >= self._state.running.get(seat, {}).keys():
-            transaction.set_standing(seat, Standing(standing.next_offset, standing.last_pop_ms, 0))
-            part = super()._take_run(transaction, request, source, seat, *rest)
-            now = transaction.standing_or_new(seat)
-            transaction.set_standing(seat, Standing(now.next_offset, now.last_pop_ms, now.in_flight + standing.in_flight))
+    def _take_run(self, transaction: Transaction, request: PopRequest, source: Any, reader: GroupQueue, *rest: Any) -> Any:
+        progress = transaction.progress_or_new(reader)
+        waits = self._state.backing_off.get(reader, set())
+        if progress.in_flight and waits and waits >= self._state.running.get(reader, {}).keys():
+            transaction.set_progress(reader, Progress(progress.next_offset, progress.last_pop_ms, 0))
+            part = super()._take_run(transaction, request, source, reader, *rest)
+            now = transaction.progress_or_new(reader)
+            transaction.set_progress(reader, Progress(now.next_offset, now.last_pop_ms, now.in_flight + progress.in_flight))
             return part
-        return super()._take_run(transaction, request, source, seat, *rest)
+        return super()._take_run(transaction, request, source, reader, *rest)
 
 
 @stranger("P9", "pairs")
@@ -176,8 +178,8 @@ class _ChangesCount(Leasing):
         if result.receipt is not None:
             group_id = self._state.groups[change.receipt.group]
             topic = self._state.topics.get(change.receipt.topic)
-            seat = None if topic is None else Seat(group_id, topic.id, change.receipt.queue_id)
-            if seat is not None and transaction.is_ordered(seat) and change.receipt.queue_offset in (run := transaction.fifo(seat)):
+            reader = None if topic is None else GroupQueue(group_id, topic.id, change.receipt.queue_id)
+            if reader is not None and transaction.is_ordered(reader) and change.receipt.queue_offset in (run := transaction.fifo(reader)):
                 one = run[change.receipt.queue_offset]
                 run[change.receipt.queue_offset] = one._replace(delivered=one.delivered + 1)
         return result
@@ -197,8 +199,8 @@ class _RejectsRun(Leasing):
         outcome = super().reject(transaction, reject)
         if not isinstance(found, bool):
             lease, _ = found
-            seat = Seat(*lease.place[:3])
-            if transaction.is_ordered(seat):
+            reader = GroupQueue(*lease.place[:3])
+            if transaction.is_ordered(reader):
                 for index in [index for index, state in enumerate(lease.states) if state == LEASED]:
                     self._give_back(transaction, lease, index, reject.receipt.group, reject.receipt.topic, counted=False)
         return outcome
@@ -215,11 +217,11 @@ class RejectsEndRuns(Pops):
 class _KeepsRuns(Administration):
     def reset(self, transaction: Transaction, topic: Any, group: str, queues: Any, offset: int | InitMode) -> None:
         numbers = list(queues)
-        seats = [Seat(transaction.group_id(group), topic.id, number) for number in numbers]
-        waits = {seat: {at: one for at, one in transaction.fifo(seat).items() if one.waits} for seat in seats}
+        readers = [GroupQueue(transaction.group_id(group), topic.id, number) for number in numbers]
+        waits = {reader: {at: one for at, one in transaction.fifo(reader).items() if one.waits} for reader in readers}
         super().reset(transaction, topic, group, numbers, offset)
-        for seat, run in waits.items():
-            transaction.fifo(seat).update(run)
+        for reader, run in waits.items():
+            transaction.fifo(reader).update(run)
 
 
 @stranger("P11", "pairs")
@@ -231,8 +233,8 @@ class ResetKeepsRuns(Pops):
 
 
 class _ResetsFirstQueue(Administration):
-    def _running(self, transaction: Transaction, seat: Seat) -> Any:
-        return super()._running(transaction, seat) if seat.queue == 0 else iter(())
+    def _running(self, transaction: Transaction, reader: GroupQueue) -> Any:
+        return super()._running(transaction, reader) if reader.queue == 0 else iter(())
 
 
 @stranger("P11", "pairs")
@@ -246,7 +248,7 @@ class ResetVoidsFirstQueue(Pops):
 class _UnpinnedRuns(Retention):
     def _pinned(self, transaction: Transaction, holders: Any, first: int, wanted: int) -> int:
         kept = self._state.fifo
-        self._state.fifo = {seat: {at: one for at, one in run.items() if not one.waits} for seat, run in kept.items()}
+        self._state.fifo = {reader: {at: one for at, one in run.items() if not one.waits} for reader, run in kept.items()}
         try:
             return super()._pinned(transaction, holders, first, wanted)
         finally:
@@ -262,15 +264,15 @@ class RunsThatWaitGo(Pops):
 
 
 class _LimitsWork(Popping):
-    def _take(self, transaction: Transaction, request: PopRequest, source: Any, seat: Seat, *rest: Any) -> Any:
+    def _take(self, transaction: Transaction, request: PopRequest, source: Any, reader: GroupQueue, *rest: Any) -> Any:
         limit = self._options.max_in_flight
-        waiting = sum(lease.live for key in self._state.backing_off.get(seat, ()) if (lease := transaction.lease(key)) is not None)
+        waiting = sum(lease.live for key in self._state.backing_off.get(reader, ()) if (lease := transaction.lease(key)) is not None)
         if not limit or not waiting:
-            return super()._take(transaction, request, source, seat, *rest)
+            return super()._take(transaction, request, source, reader, *rest)
         kept = self._options
         self._options = msgspec.structs.replace(kept, max_in_flight=limit + waiting)
         try:
-            return super()._take(transaction, request, source, seat, *rest)
+            return super()._take(transaction, request, source, reader, *rest)
         finally:
             self._options = kept
 
@@ -412,7 +414,7 @@ class _CountsLetters(Popping):
         if not topic.name.startswith(DLQ_PREFIX):
             return rest
         for queue in range(known.queues):
-            start = max(self._state.standing(group_id, known.id, queue).next_offset, self._state.first_kept(known.id, queue))
+            start = max(self._state.progress(group_id, known.id, queue).next_offset, self._state.first_kept(known.id, queue))
             rest += sum(gap.behind - max(gap.first, start) for gap in self._state.gaps.get((known.id, queue), ()) if gap.behind > start)
         return rest
 
@@ -431,7 +433,7 @@ class _RetryFilter(Popping):
         transaction: Transaction,
         request: PopRequest,
         source: Any,
-        seat: Seat,
+        reader: GroupQueue,
         retry_flag: int,
         picker: Any,
         wanted: int,
@@ -439,14 +441,14 @@ class _RetryFilter(Popping):
         look: Any,
     ) -> Any:
         if retry_flag == NO_RETRY or picker is None or not request.filter.isalnum():
-            return super()._take(transaction, request, source, seat, retry_flag, picker, wanted, room, look)
-        standing = transaction.standing_or_new(seat)
-        taken = self._read_on(transaction, source, seat.queue, standing.next_offset, picker, wanted, room, look)
-        transaction.set_standing(seat, Standing(taken.next_offset, standing.last_pop_ms, standing.in_flight))
+            return super()._take(transaction, request, source, reader, retry_flag, picker, wanted, room, look)
+        progress = transaction.progress_or_new(reader)
+        taken = self._read_on(transaction, source, reader.queue, progress.next_offset, picker, wanted, room, look)
+        transaction.set_progress(reader, Progress(taken.next_offset, progress.last_pop_ms, progress.in_flight))
         if not taken.records:
             return None
-        lease = transaction.grant(seat, taken.offsets, request.invisible_ms, retry_flag)
-        return self._slice(lease, request, taken.offsets, taken.records, taken.store_ms)
+        lease = transaction.grant(reader, taken.offsets, request.invisible_ms, retry_flag)
+        return self._part(lease, request, taken.offsets, taken.records, taken.store_ms)
 
 
 @stranger("P10", "pairs")

@@ -23,7 +23,7 @@ from rmqstore.contract import (
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.marks import POP_SIDE, TIMER_SIDE, encode_ticks, find_mark, put_marks
 from rmqstore.engine.pops.lease import Popping
-from rmqstore.engine.pops.offsets import Seat, Standing
+from rmqstore.engine.pops.offsets import GroupQueue, Progress
 from rmqstore.engine.pops.queue_log import DamagedRun
 from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.schema import U64
@@ -62,13 +62,13 @@ class SendMarksLookedForEarly(Pops):
 
 
 class _From(Popping):
-    seen: dict[Seat, int]
+    seen: dict[GroupQueue, int]
 
     def pop(self, transaction: Transaction, request: PopRequest, picker: Any) -> tuple[PopResult, Ticket]:
-        for seat, offset in self.seen.items():
-            standing = transaction.standing(seat)
-            if standing is not None and standing.next_offset > offset:
-                transaction.set_standing(seat, Standing(offset, standing.last_pop_ms, standing.in_flight))
+        for reader, offset in self.seen.items():
+            progress = transaction.progress(reader)
+            if progress is not None and progress.next_offset > offset:
+                transaction.set_progress(reader, Progress(offset, progress.last_pop_ms, progress.in_flight))
         return super().pop(transaction, request, picker)
 
 
@@ -83,10 +83,10 @@ class PopsFromWhatTheySaw(Pops):
     def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
         topic = self._state.topics.get(request.topic)
         group_id = self._state.groups.get(request.group)
-        seen: dict[Seat, int] = {}
+        seen: dict[GroupQueue, int] = {}
         if topic is not None and group_id is not None and not request.order:
-            seats = [Seat(group_id, topic.id, queue) for queue in range(topic.queues)]
-            seen = {seat: known.next_offset for seat in seats if (known := self._state.standings.get(seat)) is not None}
+            readers = [GroupQueue(group_id, topic.id, queue) for queue in range(topic.queues)]
+            seen = {reader: known.next_offset for reader in readers if (known := self._state.all_progress.get(reader)) is not None}
         resets = self.noted.get("resets", 0)
         with self._lock:
             vars(self._popping)["seen"] = seen if resets == self.noted.get("resets", 0) else {}
@@ -105,15 +105,15 @@ class AckCountsLost(Pops):
     def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
         if not txn.acks:
             return super().apply(txn, now_ms)
-        seen = dict(self._state.standings)
+        seen = dict(self._state.all_progress)
         with self._lock:
-            before = dict(self._state.standings)
+            before = dict(self._state.all_progress)
             result, ticket = super().apply(txn, now_ms)
-            for seat, standing in list(self._state.standings.items()):
-                early, late = seen.get(seat), before.get(seat)
-                if early is not None and late is not None and early.in_flight > late.in_flight and standing != late:
+            for reader, progress in list(self._state.all_progress.items()):
+                early, late = seen.get(reader), before.get(reader)
+                if early is not None and late is not None and early.in_flight > late.in_flight and progress != late:
                     lost = early.in_flight - late.in_flight
-                    self._state.standings[seat] = Standing(standing.next_offset, standing.last_pop_ms, standing.in_flight + lost)
+                    self._state.all_progress[reader] = Progress(progress.next_offset, progress.last_pop_ms, progress.in_flight + lost)
             return result, ticket
 
 

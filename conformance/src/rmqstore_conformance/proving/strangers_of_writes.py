@@ -34,10 +34,10 @@ from rmqstore.engine.schema import (
     MARK,
     MARK_AGE,
     META,
+    PROGRESS,
     QUEUES,
     REGISTERED,
     SEQ_KEY,
-    STANDING,
     TRACES,
     U32,
     U64,
@@ -237,7 +237,7 @@ class RetriesBeforeLeasesEnd(Pops):
     """A revive appends the copies in one transaction, and ends the leases in the next."""
 
     def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
-        with self._lock, in_two(self._shared, lambda space, key: space == LEASES or key[:1] == STANDING):
+        with self._lock, in_two(self._shared, lambda space, key: space == LEASES or key[:1] == PROGRESS):
             return super().revive(now_ms, limit)
 
 
@@ -260,7 +260,7 @@ class OffsetsBehindLeases(Pops):
         whole, kv = self._shared.write, self._shared.kv
 
         def write(batch: WriteBatch) -> Ticket:
-            first, moves = parted(batch, lambda space, key: space == META and key[:1] == STANDING)
+            first, moves = parted(batch, lambda space, key: space == META and key[:1] == PROGRESS)
             if any(op.space == LEASES for op in first.ops):
                 for op in moves.ops:
                     if isinstance(op, PutMany):

@@ -1,6 +1,6 @@
 """What threads race for: small worlds in which some calls meet the same lease, message, timer, mark or letter.
 
-A world is built anew for each run, under names of its own within one store, so that a run finds the same whatever was there before. A call
+A world is built again for each run, under names of its own within one store, so that a run finds the same whatever was there before. A call
 answers with plain data. Names and receipts are told apart by where they turn up first, so that runs can be compared.
 """
 
@@ -76,7 +76,7 @@ class Arena:
         raise NotImplementedError
 
     def tear_down(self) -> None:
-        """Take away what would go on in the store."""
+        """Remove what would go on in the store."""
         self.store.topics.delete(self.topic)
         self.store.topics.delete(f"%DLQ%{self.group}")
         self.store.groups.delete(self.group)
@@ -98,7 +98,7 @@ class Arena:
         return (result.outcome.name, result.receipt and f"<{result.receipt.text()}>")
 
     def standing(self, group: str) -> list[tuple[str, object]]:
-        """Tell where a group stands, and what lies in its queues."""
+        """Tell where a group stands, and what is in its queues."""
         store = self.store
         kinds = ("", f"%RETRY%{group}+", "%DLQ%")
         names = [self.topic, kinds[1] + self.topic, kinds[2] + group]
@@ -305,7 +305,7 @@ class Timers(Arena):
         return bool(self.store.send(self.message("more", keys=("k",)), delay_ms=HOUR_MS).handle)
 
     def schedule_past(self) -> object:
-        # Its tick lies under what a running tick has sealed.
+        # Its tick is under what a running tick has sealed.
         rows = [
             self.message("late", deliver_at_ms=self.clock.now_ms() - 1),
             self.message("later", deliver_at_ms=self.clock.now_ms() + HOUR_MS),

@@ -1,4 +1,4 @@
-"""Answers and the disk: no call answers before all that its answer rests on is durable, whoever else syncs at that time.
+"""Answers and the disk: no call answers before all that its answer rests on is durable, whatever else syncs at that time.
 
 While one call stands at some place of its sync, another one runs to its end. What the other one did must be durable then. Also what the
 first one did on the side that was asked, if the answer rests on that: if it is another one than without the first call, or if the call had

@@ -23,7 +23,7 @@ class TurnLock:
     """A ``Lock``."""
 
     counts = True
-    """Whether who holds it keeps others out; else it is only a signal."""
+    """Whether its holder keeps others out; else it is only a signal."""
 
     def __init__(self) -> None:
         self._real: Any = _LOCK()
@@ -43,7 +43,7 @@ class TurnLock:
         return bool(self._real.acquire(False))
 
     def release(self) -> None:
-        """Let go of it, and let those who come first and waited for it go on."""
+        """Let go of it, and let those that come first and waited for it go on."""
         self._real.release()
         self._let_go()
 

@@ -1,6 +1,6 @@
 """Plays races by plan, and holds what comes out against serial runs: it must be what some order of the calls gives, on the same engine.
 
-So what a call means does not have to be written down a second time: other cases see to it that the engine does each call right by itself.
+So what a call means does not have to be written down a second time: other cases check that the engine does each call right by itself.
 A tick is no single step (H4): its serial runs are those in which the other calls come whole between two calls that it makes to its sides.
 """
 
@@ -87,7 +87,7 @@ class Player:
         return self._kind(self._stores, self._store, self._number)
 
     def played(self, calls: tuple[str, ...], plan: Plan, *, looks: bool = True) -> Run:
-        """Play one run; where nobody ``looks``, its outcome is the answers alone, and the disk is watched.
+        """Play one run; unless it ``looks``, its outcome is the answers alone, and the disk is watched.
 
         Raises:
             AssertionError: a call failed, or answered before what it did was durable.

@@ -180,7 +180,7 @@ class Turns:
             self._switch(seat)
 
     def wait_for(self, seat: Seat, lock: object, take: Callable[[], bool], *, has_patience: bool) -> bool:
-        """Wait until a lock was let go of, and try to take it; without patience only until there is nobody else who could let go of it."""
+        """Wait until a lock was let go of, and try to take it; without patience only until no other thread could let go of it."""
         while True:
             with self._guard:
                 # Once more, as a thread that takes no turns may have let go of it just now.
@@ -195,7 +195,7 @@ class Turns:
                 return False
 
     def let_go(self, lock: object) -> None:
-        """Take down that a lock was let go of, and let whoever waited for it and comes first have the turn."""
+        """Take down that a lock was let go of, and let the first that waited for it have the turn."""
         waiting = [seat for seat in self._seats if seat.waits_for is lock]
         if not waiting:
             return

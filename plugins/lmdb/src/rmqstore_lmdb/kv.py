@@ -6,7 +6,7 @@ The map is a piece of address space, not of memory or disk. It doubles when it i
 the transaction runs again. Readers whose transaction dies by the move read again; ``_moves`` tells them that it was the move.
 Read transactions last for one get, one page, or one merged page, because an older one keeps every page freed since from being used again.
 A snapshot is one more read transaction, LMDB's own, which cannot be begun again: while it lasts, the map is not moved, and the environment
-stays open (``_copying``). Nobody waits for that but a commit that needs more room than the map has, and before a snapshot begins the map
+stays open (``_copying``). Nothing waits for that but a commit that needs more room than the map has, and before a snapshot begins the map
 is twice as long as the file: what is written meanwhile would have to be as much as what is copied.
 """
 

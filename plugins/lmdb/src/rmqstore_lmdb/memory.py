@@ -19,7 +19,7 @@ def memory_bytes(root: Path = Path("/")) -> int:
     """Return the least of what the machine has and what the control groups of this process allow.
 
     Args:
-        root: where ``proc`` and ``sys`` lie.
+        root: where ``proc`` and ``sys`` are.
     """
     limits = [_number(place) for place in _limit_files(root)]
     return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *(limit for limit in limits if limit is not None)])

@@ -223,7 +223,7 @@ class LmdbFixedView(FixedView):
 
 
 def _close_unused(key: Key) -> None:
-    """Close an environment that was opened for reading once nobody reads it; call it with the lock held."""
+    """Close an environment that was opened for reading once nothing reads it; call it with the lock held."""
     shared = _environments.get(key)
     if shared is not None and shared.is_ours and not shared.views:
         del _environments[key]

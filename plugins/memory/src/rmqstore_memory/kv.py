@@ -66,7 +66,7 @@ class MemoryKV(CommittedKV):
         return position
 
     def after_interrupt(self) -> None:
-        """Finish a write that was cut short; the order of the keys is worked out anew, as a read may have been cut short over it."""
+        """Finish a write that was cut short; the order of the keys is worked out again, as a read may have been cut short over it."""
         with self._commits.lock:
             for entries in self._maps:
                 entries.sort_anew()

@@ -4,7 +4,7 @@
 
 **Recovery.** RocksDB can either stop at the first bad WAL record (point in time), or refuse to open unless the damage is a record cut
 short at the end (tolerate corrupted tail records). The first drops acknowledged writes behind damage in the middle without a word; the
-second refuses a tail that a power cut left garbled, although nobody was promised it. What tells the two apart is how far the WAL was
+second refuses a tail that a power cut left garbled, although it was not promised. What tells the two apart is how far the WAL was
 known to be synced. So the file ``SYNCED`` holds the sequence number that the last sync reached, written after each sync and itself not
 synced: a lower bound of what was promised. The strict mode opens first. When it finds damage, a read-only point-in-time open tells how
 much is left: at least the bound, then the rest was a torn tail and is cut; less, then it is ``CorruptStoreError``, and no file was changed.
@@ -227,7 +227,7 @@ class RocksDBKV(CommittedKV):
                 found_no_room = self._found_no_room
             if not found_no_room:
                 raise translated(error, self._home.database) from error
-            # RocksDB syncs nothing any more, but the writes that were finished before lie whole in the log.
+            # RocksDB syncs nothing any more, but the writes that were finished before are whole in the log.
             wal.sync(self._home.database)
         try:
             os.pwrite(self._mark_fd, _packed_mark(sequence), 0)
@@ -258,7 +258,7 @@ class RocksDBKV(CommittedKV):
     def snapshot(self, path: Path, alone: Alone = at_once) -> None:
         """Write a RocksDB checkpoint, which shares the table files by hard links where the file system can.
 
-        It ends with a copy of the write-ahead log, so it holds all writes up to some position, and nobody has to be kept out. Onto another
+        It ends with a copy of the write-ahead log, so it holds all writes up to some position, and no call has to be kept out. Onto another
         file system RocksDB would copy the tables itself, with the GIL held, so that no thread of the process could do anything meanwhile:
         there a checkpoint beside the database is what is copied.
         """

@@ -9,7 +9,7 @@ stand-in with blob files stays until the view is closed.
 Why the view is a prefix of the owner's writes: the logs are listed before the manifest is read and opened after it. The owner deletes
 logs oldest first, and only after a manifest that no longer needs them. So when none of the listed logs is gone, none that this manifest
 needs is gone either; and a log that was listed, or came later, is read from its begin. When one is gone, or a table file is, the owner was
-faster, and the view is opened anew.
+faster, and the view is opened again.
 """
 
 from __future__ import annotations

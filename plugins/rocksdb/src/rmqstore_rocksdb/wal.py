@@ -54,7 +54,7 @@ def trap(directory: Path) -> Trap | None:
 
 
 def cut(found: Trap) -> None:
-    """Remove the trap and all that lies behind it in this log and in later ones; durable when this returns."""
+    """Remove the trap and all that is behind it in this log and in later ones; durable when this returns."""
     for log in _logs(found.log.parent):
         if int(log.stem) >= int(found.log.stem):
             with open(log, "r+b") as file:

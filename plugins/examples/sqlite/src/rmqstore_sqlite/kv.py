@@ -4,7 +4,7 @@ SQLite knows durable transactions and nothing between "not committed" and "on th
 gathers writes in memory and asks for a transaction when somebody waits for a sync. What is left to write is a ``Base``: read, scan, hold
 one state still while it is read (``view``), commit, open again after a full disk, copy, close.
 
-There is one connection, and who uses it holds ``_lock``. So a view is simply the lock: while it is held, nobody commits. Reads wait for
+There is one connection, and its user holds ``_lock``. So a view is simply the lock: while it is held, nothing commits. Reads wait for
 the commit under way in return, which is the price of a short adapter; writes go to memory and do not wait.
 """
 
@@ -69,15 +69,15 @@ def connect(file: Path) -> sqlite3.Connection:
     """Open the database at ``file``, which is there, with all that a durable store needs.
 
     - ``locking_mode=EXCLUSIVE``: SQLite keeps the index of its log in its own memory. In a shared file it would be one more thing to
-      fail on a full disk. A stranger who opens the file meanwhile is refused.
+      fail on a full disk. A process that opens the file meanwhile is refused.
     - ``journal_mode=WAL``, ``synchronous=FULL``: a commit appends its pages to the log and syncs the log, once. With ``NORMAL`` it would
-      not be synced. In a rollback journal a commit ends when the journal's name is gone from the directory, and only
+      not be synced. In a rollback journal a commit ends when the journal's name is not in the directory, and only
       ``synchronous=EXTRA`` makes that durable, at four or five syncs a commit.
     - The name of the log is made durable here and not left to SQLite, which tries but ignores an error. The log then stays until the
       connection is closed.
     - ``wal_autocheckpoint=0``: SQLite ignores errors of a check point that it makes by itself; ``commit`` does it where they are seen.
-    - The check point at once: what a killed owner failed to sync may be in the page cache and not on the disk. Nobody could tell, and
-      commits behind it would be lost with it. A check point writes the pages anew and syncs those.
+    - The check point at once: what a killed owner failed to sync may be in the page cache and not on the disk. Nothing could tell, and
+      commits behind it would be lost with it. A check point writes the pages again and syncs those.
     """
     if not file.is_file():
         # SQLite would make a new database.
@@ -178,13 +178,13 @@ class SqliteBase(Base):
     def close(self) -> None:
         with self._lock:
             # Moves the log into the database as well; if that fails the log stays, and the next open does it. SQLite syncs here even after
-            # a sync that failed. Nothing rests on the answer: what counts of the log is written anew, and the failed commit is not in it.
+            # a sync that failed. Nothing rests on the answer: what counts of the log is written again, and the failed commit is not in it.
             self._connection.close()
         self._home.close()
 
 
 class SqliteView(View):
-    """The connection, held: nobody commits until the view is closed."""
+    """The connection, held: nothing commits until the view is closed."""
 
     def __init__(self, connection: sqlite3.Connection, lock: Lock, file: Path) -> None:
         self._connection = connection

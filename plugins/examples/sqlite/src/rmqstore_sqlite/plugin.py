@@ -10,12 +10,12 @@ INFO = EngineInfo(
     capabilities=Capabilities(
         # Without a sync, calls are kept in memory alone: see kv.py.
         durability=same_durability(sync=Durability.POWER_LOSS, asynchronous=Durability.NONE),
-        # These four come with rmqstore.engine, whatever database lies below.
+        # These four come with rmqstore.engine, whatever database is below.
         fifo=Support.FULL,
         sql92_filter=Support.FULL,
         retention=Support.FULL,
         import_state=Support.FULL,
-        # The owner locks the file, so nobody can read beside it.
+        # The owner locks the file, so nothing can read beside it.
         read_only_open=Support.NOT_YET,
     ),
     factory="rmqstore_sqlite.engine:SqliteEngine",

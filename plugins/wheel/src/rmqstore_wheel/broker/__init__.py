@@ -1,1 +1,1 @@
-"""What is written for those who read a store as a RocketMQ broker does."""
+"""What is written for those that read a store as a RocketMQ broker does."""

@@ -11,13 +11,13 @@ A file that would say the same again is left alone. What is written in place is 
 nothing, and a broker then only reads more of the log.
 
 - The offset of a group that pops out of order is its next one: what it holds is in the revive log. That of a FIFO queue is the first
-  message that is not acked. Those of the revive topic's reader lie before the oldest check points that are needed.
+  message that is not acked. Those of the revive topic's reader are before the oldest check points that are needed.
 - A FIFO run maps as far as RocketMQ has words for it: its first 64 messages, which are the bits that it has for acks, no attempt id (the
   engine keeps a hash), and one pop time, that of the latest pop; ends of leases that do not follow from it are told one by one.
 - ``timercheck`` says that the slots before the first one with a pending timer are done.
 - ``checkpoint`` says of the index files up to where they go, 0 when there are none.
 
-There is no ``config/timermetrics``: pending timers are not counted by topic, and brokers count anew where there is none.
+There is no ``config/timermetrics``: pending timers are not counted by topic, and brokers count again where there is none.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Final, TypeVar
 from rmqstore.contract import NO_RETRY
 from rmqstore.engine.pops.checkpoint import LEASED, Lease
 from rmqstore.engine.pops.fifo import FifoRun, load_fifo
-from rmqstore.engine.pops.offsets import Seat, load_groups, load_standings, load_topics
+from rmqstore.engine.pops.offsets import GroupQueue, load_groups, load_progress, load_topics
 from rmqstore.engine.schema import EXPIRY, LEASE, LEASE_KEY, LEASES, U64, after_prefix
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.broker.revive_log import GROUP_NAME, ReviveLog
@@ -111,35 +111,35 @@ class BrokerFiles(BrokerWriter):
 
     # ------------------------------------------------------------ groups
 
-    def _offsets(self, topics: dict[int, str], groups: dict[int, str], runs: dict[Seat, FifoRun]) -> dict[str, dict[int, int]]:
+    def _offsets(self, topics: dict[int, str], groups: dict[int, str], runs: dict[GroupQueue, FifoRun]) -> dict[str, dict[int, int]]:
         table: dict[str, dict[int, int]] = {}
-        for seat, standing in sorted(load_standings(self._ledger).items()):
-            name = _name(seat, topics, groups)
+        for reader, progress in sorted(load_progress(self._ledger).items()):
+            name = _name(reader, topics, groups)
             if name is not None:
-                table.setdefault(name, {})[seat.queue] = min(runs.get(seat, ()), default=standing.next_offset)
+                table.setdefault(name, {})[reader.queue] = min(runs.get(reader, ()), default=progress.next_offset)
         if self._revive_log is not None:
             revived = {number: queue.first_needed() - 1 for number, queue in enumerate(self._revive_log.queues)}
             if passed := {number: offset for number, offset in revived.items() if offset >= 0}:
                 table[config_files.offsets_key(self._revive_log.topic, GROUP_NAME)] = passed
         return table
 
-    def _orders(self, topics: dict[int, str], groups: dict[int, str], runs: dict[Seat, FifoRun]) -> config_files.OrderTable:
+    def _orders(self, topics: dict[int, str], groups: dict[int, str], runs: dict[GroupQueue, FifoRun]) -> config_files.OrderTable:
         if not runs:
             return {}
-        leases: dict[Seat, list[Lease]] = {}
+        leases: dict[GroupQueue, list[Lease]] = {}
         for key, _ in self._ledger.scan_all(LEASES, EXPIRY, after_prefix(EXPIRY)):
             lease_key = key[1 + U64.size :]
-            seat = Seat(*LEASE_KEY.unpack(lease_key)[:3])
-            value = self._ledger.get(LEASES, LEASE + lease_key) if seat in runs else None
+            reader = GroupQueue(*LEASE_KEY.unpack(lease_key)[:3])
+            value = self._ledger.get(LEASES, LEASE + lease_key) if reader in runs else None
             if value is not None and (lease := Lease.decode(lease_key, value)).retry_flag == NO_RETRY:
-                leases.setdefault(seat, []).append(lease)
-        standings = load_standings(self._ledger)
+                leases.setdefault(reader, []).append(lease)
+        all_progress = load_progress(self._ledger)
         table: config_files.OrderTable = {}
-        for seat, run in sorted(runs.items()):
-            name = _name(seat, topics, groups)
+        for reader, run in sorted(runs.items()):
+            name = _name(reader, topics, groups)
             if name is not None:
-                last_pop_ms = standings[seat].last_pop_ms if seat in standings else 0
-                table.setdefault(name, {})[seat.queue] = _order_of(run, leases.get(seat, []), last_pop_ms)
+                last_pop_ms = all_progress[reader].last_pop_ms if reader in all_progress else 0
+                table.setdefault(name, {})[reader.queue] = _order_of(run, leases.get(reader, []), last_pop_ms)
         return table
 
     # ------------------------------------------------------------ timers
@@ -190,8 +190,8 @@ class BrokerFiles(BrokerWriter):
             file.close()
 
 
-def _name(seat: Seat, topics: dict[int, str], groups: dict[int, str]) -> str | None:
-    topic, group = topics.get(seat.topic_id), groups.get(seat.group_id)
+def _name(reader: GroupQueue, topics: dict[int, str], groups: dict[int, str]) -> str | None:
+    topic, group = topics.get(reader.topic_id), groups.get(reader.group_id)
     return None if topic is None or group is None else config_files.offsets_key(topic, group)
 
 

@@ -1,6 +1,6 @@
 """``ReviveLog``: leases once more as RocketMQ writes them: check points and acks in the topic ``rmq_sys_REVIVE_LOG_<broker>``.
 
-They are for those who read the log with RocketMQ's eyes (``PopReviveService``); the engine itself never reads them, since the journal
+They are for programs that read the log as RocketMQ does (``PopReviveService``); the engine itself never reads them, since the journal
 record of the same frame says all of it. What a call did to leases is taken from the keys that it changes, compared with the state before:
 
 - a new lease: check points (tag ``ck``) of up to 32 messages each, the first with ``RMQS_NEXT``, the next offset of the group on the queue;
@@ -11,7 +11,7 @@ record of the same frame says all of it. What a call did to leases is taken from
 
 What differs from a broker:
 
-- Which of its queues a check point lies in follows from its pop time (``revive_qid_of``), and receipts say it: a broker that is given one
+- Which of its queues a check point is in follows from its pop time (``revive_qid_of``), and receipts say it: a broker that is given one
   of ours acks into that queue, and an ack counts only beside its check point.
 - It comes here at once, not by way of the wheel, so it has no deliver time: a broker takes the latest one that it reads here for the
   present.
@@ -33,7 +33,7 @@ from rmqstore.contract import NO_RETRY, REVIVE_QUEUES, revive_qid_of
 from rmqstore.engine.kv.base import DeleteMany, DeleteRange, PutMany
 from rmqstore.engine.pops.checkpoint import LEASED, MOVED, Lease
 from rmqstore.engine.pops.offsets import Registered
-from rmqstore.engine.schema import GONE, GROUP, LEASE, LEASE_KEY, LEASES, META, REGISTERED, STANDING, TOPIC, U32, after_prefix
+from rmqstore.engine.schema import GONE, GROUP, LEASE, LEASE_KEY, LEASES, META, PROGRESS, REGISTERED, TOPIC, U32, after_prefix
 from rmqstore_wheel.formats import check_points as codec
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import consume_queue
@@ -48,8 +48,8 @@ GROUP_NAME: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 NEXT: Final = f"{texts.OWN_PREFIX}NEXT"
 
 _MOST: Final = codec.MAX_MESSAGES
-_SEAT_BYTES: Final = 12
-_LEASE_BYTE, _STANDING_BYTE, _REGISTERED_BYTE = LEASE[0], STANDING[0], REGISTERED[0]
+_GROUP_QUEUE_BYTES: Final = 12
+_LEASE_BYTE, _PROGRESS_BYTE, _REGISTERED_BYTE = LEASE[0], PROGRESS[0], REGISTERED[0]
 _NAMES: Final = (TOPIC, GROUP, GONE)
 _NAME_BYTES: Final = tuple(table[0] for table in _NAMES)
 _END_OF_LEASES: Final = after_prefix(LEASE)
@@ -77,7 +77,7 @@ class ReviveLog:
         self._form = log.Form(self.topic.encode())
         self._names: dict[int, str] = {}
         self._note_names(entry for table in _NAMES for entry in ledger.scan_all(META, table, after_prefix(table)))
-        # Where their check points lie was not kept, only that it is behind the first offset of the queue.
+        # Where their check points are was not kept, only that it is behind the first offset of the queue.
         older = [key for key, value in ledger.scan_all(LEASES, LEASE, _END_OF_LEASES) if is_running(value)]
         self.queues = [
             ReviveQueue(ledger, self.topic, queue, [key for key in older if revive_qid_of(_pop_ms_of(key)) == queue])
@@ -102,7 +102,7 @@ class ReviveLog:
                     for key, value in change.items:
                         if key[0] in _NAME_BYTES:
                             self._note_names(((key, value),))
-                        elif key[0] == _STANDING_BYTE or key[0] == _REGISTERED_BYTE:
+                        elif key[0] == _PROGRESS_BYTE or key[0] == _REGISTERED_BYTE:
                             meta[key] = value
                 elif change.space == LEASES:
                     for key, value in change.items:
@@ -155,9 +155,9 @@ class ReviveLog:
         names = self._names_of(lease, group_id, topic_id, meta)
         if names is None:
             return
-        seat = STANDING + lease.key[:_SEAT_BYTES]
-        standing = meta.get(seat) or self._ledger.state.get(META, seat)
-        own = "" if standing is None else f"{NEXT}\x01{int.from_bytes(standing[:8])}\x02"
+        progress_key = PROGRESS + lease.key[:_GROUP_QUEUE_BYTES]
+        progress = meta.get(progress_key) or self._ledger.state.get(META, progress_key)
+        own = "" if progress is None else f"{NEXT}\x01{int.from_bytes(progress[:8])}\x02"
         mine = written[revive_qid_of(pop_ms)]
         mine.begun.append((len(mine.messages), LEASE + lease.key))
         mine.latest_pop_ms = max(mine.latest_pop_ms, pop_ms)
@@ -224,12 +224,12 @@ _PAGE: Final = 4096
 
 
 class ReviveQueue:
-    """One queue of the revive topic: where its check points lie, and from where on it is needed. The caller serialises all calls.
+    """One queue of the revive topic: where its check points are, and from where on it is needed. The caller serialises all calls.
 
-    Nothing reads the queue while the store is open, so its units wait for the engine's check point; an open makes those behind it anew.
+    Nothing reads the queue while the store is open, so its units wait for the engine's check point; an open rebuilds those behind it.
 
     Args:
-        older: the keys of leases whose check points lie somewhere in it, from an earlier open.
+        older: the keys of leases whose check points are somewhere in it, from an earlier open.
 
     Attributes:
         next: offset of the next message.

@@ -54,7 +54,7 @@ class Bits:
         return bits
 
     def _places_of(self, numbers: Ints) -> Ints:
-        """Return in which pages numbers lie."""
+        """Return in which pages numbers are."""
         at = numbers // _PAGE_BITS - self._first
         inside = (at >= 0) & (at < len(self._places))
         if inside.all():

@@ -22,7 +22,7 @@ class FileChain:
     Names change one at a time, each durably before the next: any two that are not durable might be kept and lost so that a gap is left.
 
     Args:
-        directory: where the files lie; made as needed.
+        directory: where the files are; made as needed.
         file_bytes: length of every file.
         fill_bytes: how much space is set aside at a time, at most; a small log begins with less.
         made_above: in how many of the directories above a name is new when this one is made: they are made with it, but for the last.
@@ -39,7 +39,7 @@ class FileChain:
         self._open: dict[int, DiskFile] = {}
         self._unsynced: set[int] = set()
         self.starts = self.listed()
-        # Those that an owner made who was killed may not be durable yet.
+        # Those that a killed owner made may not be durable yet.
         self._has_new_names = bool(self.starts)
         self._filled = self.starts[0] if self.starts else 0
 
@@ -239,7 +239,7 @@ class FileChain:
         return (self._open.get(start) or self.file(start)).view(upto)
 
     def read(self, offset: int, size: int) -> memoryview:
-        """Return bytes that lie in one file."""
+        """Return bytes that are in one file."""
         at = offset % self.file_bytes
         return (self._open.get(offset - at) or self.file(offset - at)).view(at + size)[at : at + size]
 

@@ -49,7 +49,7 @@ class DiskFile:
             return False
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Fill ``buffer`` with a copy of what lies at ``offset``; returns how much there was before the file ended."""
+        """Fill ``buffer`` with a copy of what is at ``offset``; returns how much there was before the file ended."""
         done = 0
         while done < len(buffer) and (count := os.preadv(self._fd, [buffer[done:]], offset + done)):
             done += count
@@ -75,7 +75,7 @@ class DiskFile:
         os.ftruncate(self._fd, length)
 
     def zeros_from(self, offset: int) -> int | None:
-        """Return up to where space is set aside from ``offset`` on without a gap; None when something else than zeros lies behind it."""
+        """Return up to where space is set aside from ``offset`` on without a gap; None when something else than zeros is behind it."""
         length, filled, view = self.length, offset, self.view()
         try:
             while offset < length:
@@ -112,7 +112,7 @@ class DiskFile:
         """Return the content, which follows later writes; valid as long as it is held, also after the file is closed or removed.
 
         Args:
-            upto: as much as is needed: the view may end anywhere behind it. The system finds each page anew after the file is mapped anew,
+            upto: as much as is needed: the view may end anywhere behind it. The system finds each page again once the file is mapped again,
                 so a file that grows is not mapped again for bytes that were there before.
         """
         if self._map is None or (len(self._map) != self.length if upto is None else len(self._map) < upto):
@@ -193,7 +193,7 @@ class Disk:
             shutil.rmtree(path)
 
     def make_directory(self, path: Path) -> None:
-        """Make a directory, unless it is there. The one above is there: a store that was removed is not made again by who had it open."""
+        """Make a directory, unless it is there. The one above is there: a store that was removed is not made again by its owner."""
         path.mkdir(exist_ok=True)
 
     def sync_directory(self, path: Path) -> None:
@@ -230,7 +230,7 @@ class ScatteredReads:
 
     @contextmanager
     def of(self, file: DiskFile, starts: Ints, stops: Ints) -> Iterator[None]:
-        """Read within this block what lies at some places of a file, in any order."""
+        """Read within this block what is at some places of a file, in any order."""
         is_announced = self._announced_left > 0
         before = self._waits()
         with file.unordered():

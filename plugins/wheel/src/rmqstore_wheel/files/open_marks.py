@@ -1,7 +1,7 @@
 """``OpenMarks``: the files that tell a broker, and an open after a crash, that a store is open.
 
 - ``lock`` (``DefaultMessageStore``): locked as a broker locks it, so a broker and the engine never have the store open together;
-- ``abort``: the process id, from an open until an orderly close; a broker that finds it makes its caches anew.
+- ``abort``: the process id, from an open until an orderly close; a broker that finds it rebuilds its caches.
 """
 
 from __future__ import annotations

@@ -61,9 +61,8 @@ class UnitLog:
 
     Args:
         unit: the layout of one. per_file: how many a file holds. fill: the unit that stands where nothing was written; zeros when it is not
-        given. ask_rebuild: called before units are written anew, and when some are not what was written: the next open makes everything
-        anew, unless a
-            check point comes before it.
+        given. ask_rebuild: called before units are rewritten, and when some are not what was written: the next open rebuilds everything,
+            unless a check point comes before it.
     """
 
     def __init__(
@@ -91,23 +90,23 @@ class UnitLog:
         self._crcs = np.zeros(0, np.uint32)
         self._trusted = np.zeros(0, np.bool_)
         self._open_crc = 0
-        # What was written anew since the last sync: numbers that rise, and their units.
+        # What was rewritten since the last sync: numbers that rise, and their units.
         self._new_numbers: Ints = np.zeros(0, np.int64)
         self._new_units: Units = np.zeros(0, unit)
 
     # ------------------------------------------------------------ numbers and places
 
     def position(self, number: int) -> int:
-        """Return the byte at which a unit lies."""
+        """Return the byte at which a unit is."""
         return number // self.per_file * self.chain.file_bytes + number % self.per_file * self.unit.itemsize
 
     def positions(self, numbers: Ints) -> Ints:
-        """Return the bytes at which units lie."""
+        """Return the bytes at which units are."""
         found: Ints = numbers // self.per_file * self.chain.file_bytes + numbers % self.per_file * self.unit.itemsize
         return found
 
     def numbers(self, positions: Ints) -> Ints:
-        """Return which units lie at these bytes; -1 where none does."""
+        """Return which units are at these bytes; -1 where none is."""
         files, places = np.divmod(positions, self.chain.file_bytes)
         rows, rest = np.divmod(places, self.unit.itemsize)
         found: Ints = files * self.per_file + rows
@@ -117,7 +116,7 @@ class UnitLog:
     # ------------------------------------------------------------ writing
 
     def start(self, sums: Sums) -> None:
-        """Begin with what a check point vouches for; what lies behind it is written anew.
+        """Begin with what a check point vouches for; what is behind it is rewritten.
 
         Raises:
             CorruptStoreError: a file of what it vouches for is missing.
@@ -210,7 +209,7 @@ class UnitLog:
             at = stop
         blocks = first // BLOCK
         if len(self._crcs) < blocks:
-            # Nothing lies before the first unit.
+            # Nothing is before the first unit.
             missing = blocks - len(self._crcs)
             self._crcs = np.append(self._crcs, np.zeros(missing, np.uint32))
             self._trusted = np.append(self._trusted, np.ones(missing, np.bool_))
@@ -226,7 +225,7 @@ class UnitLog:
     def reserve(self, numbers: Ints, units: Units) -> Callable[[], None]:
         """Write units at numbers that rise, where no reader sees them, and make room; returns what makes them seen.
 
-        Those that are there already are written anew only then. What lies between them and was never written is filled.
+        Those that are there already are rewritten only then. What is between them and was never written is filled.
         """
         if self._follow(numbers):
             data = np.ascontiguousarray(units).view(np.uint8).data
@@ -256,7 +255,7 @@ class UnitLog:
         return partial(self.advance, data)
 
     def _follow(self, numbers: Ints) -> bool:
-        """Say whether units at these numbers lie one behind the other behind all others."""
+        """Say whether units at these numbers are one behind the other behind all others."""
         return bool(len(numbers)) and int(numbers[0]) == self.count and int(numbers[-1]) == self.count + len(numbers) - 1
 
     def _pieces(self, numbers: Ints, units: Units) -> Iterator[tuple[int, memoryview]]:
@@ -274,7 +273,7 @@ class UnitLog:
                 at = behind
 
     def _held_between(self, first: int, behind: int) -> Iterator[tuple[int, int]]:
-        """Yield the stretches between two numbers that lie in files which are there."""
+        """Yield the stretches between two numbers that are in files which are there."""
         starts = [start // self.chain.file_bytes * self.per_file for start in self.chain.starts]
         for start in starts:
             if start < behind and start + self.per_file > first:
@@ -293,7 +292,7 @@ class UnitLog:
             self._sum_block(blocks[-1])
 
     def _write_replaced(self) -> None:
-        """Write what was replaced, what lies near by in one piece."""
+        """Write what was replaced, what is near by in one piece."""
         numbers = self._new_numbers
         bounds = np.flatnonzero((np.diff(numbers) > _NEAR) | (np.diff(numbers // self.per_file) != 0)) + 1
         for begin, stop in pairwise([0, *bounds.tolist(), len(numbers)]):

@@ -36,7 +36,7 @@ def fixed_column(blocks: Any) -> pa.Array:
 
 
 def pieces_of(data: Any, bounds: Ints) -> pa.Array:
-    """Lay a binary column over ``data``: element i lies from ``bounds[i]`` to ``bounds[i + 1]``."""
+    """Lay a binary column over ``data``: element i goes from ``bounds[i]`` to ``bounds[i + 1]``."""
     kind: tuple[pa.DataType, Any] = (pa.large_binary(), np.int64) if len(data) > INT32_MAX else (pa.binary(), np.int32)
     offsets = np.ascontiguousarray(bounds, kind[1])
     return pa.Array.from_buffers(kind[0], len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
@@ -96,7 +96,7 @@ def crcs_of(data: Any, starts: Ints, ends: Ints, before: Ints | int = 0) -> np.n
 
 
 def counted(values: Ints) -> tuple[Ints, Ints]:
-    """Return the distinct ones of some integers, rising, and how often each is there; without sorting where they lie close."""
+    """Return the distinct ones of some integers, rising, and how often each is there; without sorting where they are close."""
     if not len(values):
         return values, values
     low = int(values.min())

@@ -8,7 +8,7 @@ The log is a chain of files of one size, 1 GiB in RocketMQ, named by :func:`file
     12   i32  queue id
     16   i32  flag, of the application
     20   i64  queue offset: the unit of the consume queue that points here
-    28   i64  physical offset: where in the log this record lies
+    28   i64  physical offset: where in the log this record is
     36   i32  system flag: 0x1 compressed, 0xC transaction type, 0x10 IPv6 born host, 0x20 IPv6 store host, 0x700 compressor
     40   i64  born time, ms
     48   4 address bytes + i32 port (IPv6: 16 + i32) of the born host
@@ -52,7 +52,7 @@ BODY_CRC_AT: Final = 8
 QUEUE_OFFSET_AT: Final = 20
 PHYSICAL_OFFSET_AT: Final = 28
 STORE_MS_AT: Final = 56
-"""Where the store time lies in a record with an IPv4 born host."""
+"""Where the store time is in a record with an IPv4 born host."""
 
 BORN_HOST_V6: Final = 0x10
 STORE_HOST_V6: Final = 0x20
@@ -74,7 +74,7 @@ _I32 = struct.Struct(">i")
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """One record, field by field; texts and hosts as the bytes that lie in the file.
+    """One record, field by field; texts and hosts as the bytes that are in the file.
 
     The two IPv6 bits of ``sys_flag`` follow from the lengths of the hosts and need not be set.
     """
@@ -168,10 +168,10 @@ def fits(record_bytes: int, bytes_left: int) -> bool:
 def decode_record(buffer: Bytes, at: int = 0, *, log_offset: int | None = None) -> Record:
     """Read the record that starts at byte ``at`` of ``buffer``, all of it checked.
 
-    ``log_offset`` is where byte 0 of the buffer lies in the log; when it is given, the record must say that it lies there.
+    ``log_offset`` is where byte 0 of the buffer is in the log; when it is given, the record must say that it is there.
 
     Raises:
-        CorruptStoreError: no sound record lies there; ``offset`` is its place in the log (in the buffer when ``log_offset`` is None).
+        CorruptStoreError: no sound record is there; ``offset`` is its place in the log (in the buffer when ``log_offset`` is None).
     """
     try:
         return _decode(memoryview(buffer)[at:], None if log_offset is None else log_offset + at)
@@ -224,7 +224,7 @@ def _decode(data: memoryview, physical_offset: int | None) -> Record:
 
 
 def properties_at(record: Bytes) -> int:
-    """Return where the length of the properties lies in a sound record; the properties are its last part."""
+    """Return where the length of the properties is in a sound record; the properties are its last part."""
     magic, sys_flag = _I32.unpack_from(record, 4)[0], _I32.unpack_from(record, 36)[0]
     at = FIXED_BYTES + (HOST_V6_BYTES - HOST_V4_BYTES) * int(sys_flag & (BORN_HOST_V6 | STORE_HOST_V6)).bit_count()
     at += int(_I32.unpack_from(record, at - 4)[0])
@@ -254,7 +254,7 @@ def start_offset(name: str) -> int:
     """Return the offset at which a file starts, from its name.
 
     Raises:
-        CorruptStoreError: the name is not 20 digits; the caller that lists a directory decides what else may lie there.
+        CorruptStoreError: the name is not 20 digits; the caller that lists a directory decides what else may be there.
     """
     if not _NAME.fullmatch(name) or int(name) > _MAX_OFFSET:
         raise CorruptStoreError(f"{name!r} is no name of a log file: 20 digits of a start offset are expected", file=name)

@@ -1,6 +1,6 @@
-"""Units of a consume queue: where the messages of one queue lie in the commit log (``ConsumeQueue``).
+"""Units of a consume queue: where the messages of one queue are in the commit log (``ConsumeQueue``).
 
-A chain of files named by :func:`file_name`, 300 000 units each in RocketMQ. The unit of queue offset q lies at byte 20 × q of the chain::
+A chain of files named by :func:`file_name`, 300 000 units each in RocketMQ. The unit of queue offset q is at byte 20 × q of the chain::
 
     0    i64  offset in the commit log
     8    i32  bytes of the record

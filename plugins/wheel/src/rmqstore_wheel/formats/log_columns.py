@@ -39,7 +39,7 @@ HEAD: Final = np.dtype(
         "formats": ">i4 >i4 >i4 >i4 >i4 >i8 >i8 >i4 >i8 V8 >i8 V8 >i4 >i8 >i4".split(),
     }
 )
-"""What lies before the body of a record whose hosts are IPv4."""
+"""What is before the body of a record whose hosts are IPv4."""
 
 _NUMBERS: Final = ("queue_id", "queue_offset", "born_ms", "store_ms", "reconsume_times")
 
@@ -76,7 +76,7 @@ class Encoded(NamedTuple):
     buffer: np.ndarray[Any, np.dtype[np.uint8]] | None = None
 
     def place(self, physical_offset: int) -> None:
-        """Write into every record where it lies: the first one at ``physical_offset`` of the log, all without a gap."""
+        """Write into every record where it is: the first one at ``physical_offset`` of the log, all without a gap."""
         if len(self.starts):
             cells(self.data, ">i8")[self.starts + log.PHYSICAL_OFFSET_AT] = physical_offset + self.starts
 

@@ -30,7 +30,7 @@ class Stop(enum.Enum):
 
 
 class Scan(NamedTuple):
-    """Where records lie in a buffer, and what comes behind the last one, at byte ``end``."""
+    """Where records are in a buffer, and what comes behind the last one, at byte ``end``."""
 
     starts: Ints
     sizes: Ints
@@ -124,7 +124,7 @@ def _layout(data: Any, starts: Ints, sizes: Ints, log_offset: int | None) -> _La
 def decode_columns(buffer: Bytes, starts: Ints, sizes: Ints, *, log_offset: int | None = None, verify: bool = True) -> Columns:
     """Read the records that start at the given bytes of ``buffer``, in that order.
 
-    ``log_offset`` is where byte 0 of the buffer lies in the log; when it is given, each record must say that it lies at its place.
+    ``log_offset`` is where byte 0 of the buffer is in the log; when it is given, each record must say that it is at its place.
     ``verify`` checks the CRC of the bodies as well; sizes, lengths and magics are always checked.
 
     Raises:

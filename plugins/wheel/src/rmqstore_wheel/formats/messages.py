@@ -1,4 +1,4 @@
-"""Messages as records of the commit log: which field lies where, for one message and for columns.
+"""Messages as records of the commit log: which field is where, for one message and for columns.
 
 ======================  ==========================================================================================
 field of a message      place in the record
@@ -117,7 +117,7 @@ def fields_of(topic: bytes, queue_id: int, text: bytes) -> dict[str, Any]:
 
 
 class Told(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a message that lie among its properties."""
+    """The fields of a message that are among its properties."""
 
     tag: str | None
     keys: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The properties of a message as RocketMQ's text, and where the fields of a message lie among them (``MessageDecoder``, ``MessageConst``).
+"""The properties of a message as RocketMQ's text, and where the fields of a message are among them (``MessageDecoder``, ``MessageConst``).
 
 ::
 

@@ -129,7 +129,7 @@ def _decode_well_formed(texts: pa.Array) -> Properties | None:
 
 
 class _Found(NamedTuple):
-    """The entries of well-formed texts: where each starts, where its U+0001 and its U+0002 are, and where the rows lie, in ``data``."""
+    """The entries of well-formed texts: where each starts, where its U+0001 and its U+0002 are, and where the rows are, in ``data``."""
 
     data: Any
     offsets: Ints

@@ -1,4 +1,4 @@
-"""The timer wheel: for every tick of the future, where its timers lie in the timer log (``TimerWheel``, ``Slot``, RIP-43).
+"""The timer wheel: for every tick of the future, where its timers are in the timer log (``TimerWheel``, ``Slot``, RIP-43).
 
 One file, no header: a ring of twice as many slots as the wheel spans, so that a span of past slots does not meet one of future ones.
 RocketMQ has 604 800 slots, 38 707 200 bytes, whatever the precision. Time t (ms) has its slot at (t / precision) mod (2 × slots)::

@@ -64,7 +64,7 @@ def read_all(path: Path, limit: int) -> bytes | None:
 
 
 class LogFile(NamedTuple):
-    """One file of a set. ``name`` is relative to the directory that is looked at; ``start`` is where byte 0 lies in the whole set."""
+    """One file of a set. ``name`` is relative to the directory that is looked at; ``start`` is where byte 0 is in the whole set."""
 
     path: Path
     name: str
@@ -123,7 +123,7 @@ class FileSet:
         return self.files[-1].start + self.files[-1].length if self.files else 0
 
     def file_of(self, position: int) -> LogFile | None:
-        """Return the file in which a position lies."""
+        """Return the file in which a position is."""
         place = bisect_right(self._starts, position) - 1
         if place < 0 or position >= self.files[place].start + self.files[place].length:
             return None

@@ -36,7 +36,7 @@ _SIZE = struct.Struct(">i")
 
 
 class Records(NamedTuple):
-    """Sound records that lie one behind the other, but for damaged ones between them, whose places are ``damaged``."""
+    """Sound records that are one behind the other, but for damaged ones between them, whose places are ``damaged``."""
 
     columns: Columns
     sizes: Ints
@@ -77,7 +77,7 @@ class FileReport:
 
 
 class LogReader:
-    """Reads a commit log. After ``records`` came to its end, ``reports`` and ``end`` are known; each call reads it anew."""
+    """Reads a commit log. After ``records`` came to its end, ``reports`` and ``end`` are known; each call reads it again."""
 
     def __init__(self, files: FileSet, window_bytes: int = WINDOW_BYTES) -> None:
         self.files = files
@@ -302,7 +302,7 @@ class Frames:
         self.open_records += len(records.columns) - behind
 
     def _end(self, value: str, since: int, offset: int) -> None:
-        """Note a frame whose last record lies at ``offset``; ``since`` records were read after the frame before it."""
+        """Note a frame whose last record is at ``offset``; ``since`` records were read after the frame before it."""
         try:
             count = int(value.split(" ")[0], 16)
         except ValueError:
@@ -311,7 +311,7 @@ class Frames:
         if count < 1 or count > since:
             if self._is_known and (self.whole or self.torn):
                 self._torn(offset, f"a call of {count} records ends here, but only {since} are there: the call is torn")
-            else:  # its first records lay in a file that was reclaimed, or in what could not be read
+            else:  # its first records were in a file that was reclaimed, or in what could not be read
                 self.torn += 1
         else:
             self.whole += 1

@@ -2,7 +2,7 @@
 
 What a broker's files tell of it, and no more:
 
-- delivered: the slot lies before the read time of ``timercheck``, and the message before its queue offset;
+- delivered: the slot is before the read time of ``timercheck``, and the message before its queue offset;
 - rolled on: its unit in the timer log is flagged so, in a slot before the read time. The message was put again behind it;
 - cancelled: a tombstone with the same slot time names its id, alone or as ``topic+id``.
 """

@@ -119,7 +119,7 @@ class _Check:
                 return
 
     def _windows(self) -> Iterator[tuple[LogFile, int, Units]]:
-        """Yield the units of every file, and the byte at which they lie in it."""
+        """Yield the units of every file, and the byte at which they are in it."""
         files = self._queue.files
         for file in files.files:
             at = 0

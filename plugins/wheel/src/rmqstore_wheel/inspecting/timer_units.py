@@ -152,7 +152,7 @@ class TimerUnits:
         return np.ones(len(times), bool) if self._read_ms is None else times >= self._read_ms
 
     def _is_unseen(self, positions: Ints) -> Any:
-        """Say which positions lie in what was reclaimed, or could not be read."""
+        """Say which positions are in what was reclaimed, or could not be read."""
         unseen = np.zeros(len(positions), bool)
         for start, end in self._unseen:
             unseen |= (positions >= start) & (positions < end)

@@ -96,7 +96,7 @@ def _hits(slots: Slots, ticks: Ints) -> int:
 
 
 def _some_times(units: FileSet) -> Ints:
-    """Return slot times of the newest units that lie at the head of the last files."""
+    """Return slot times of the newest units that are at the head of the last files."""
     found: list[Ints] = [np.zeros(0, np.int64)]
     for file in units.files[-2:]:
         times = timer_log.slot_times_ms(timer_log.scan(units.read(file.start, _SAMPLE_UNITS * UNIT_BYTES)).units)

@@ -29,13 +29,13 @@ from typing import Final
 
 from rmqstore.contract import PopBuffer
 from rmqstore.engine.kv.base import DeleteMany, PutMany
-from rmqstore.engine.schema import COUNT, EPOCH_KEY, FIFO, LEASE, LEASES, MARK, MARK_AGE, META, STANDING, TOPIC, TRACES
+from rmqstore.engine.schema import COUNT, EPOCH_KEY, FIFO, LEASE, LEASES, MARK, MARK_AGE, META, PROGRESS, TOPIC, TRACES
 from rmqstore_wheel.log.journal import Change, State
 
 MARGIN_MS: Final = 1500
 """What a lease must have left more than ``left_ms`` to be held (``PopBufferMergeService.interval``)."""
 
-_SEAT: Final = slice(1, 13)
+_GROUP_QUEUE: Final = slice(1, 13)
 _TIMES: Final = struct.Struct("<qq")
 _ALONE: Final = (EPOCH_KEY[0], TOPIC[0], COUNT[0], MARK[0], MARK_AGE[0])
 """Tables of what appends and timers change: single values, topics, counts, marks."""
@@ -84,7 +84,7 @@ class BufferedPops:
             if isinstance(change, PutMany) and change.space == LEASES and not self._begin(begun, change.items):
                 return False
         for key, expiry_ms in begun.items():
-            self._of_queue[key[_SEAT]] += 1
+            self._of_queue[key[_GROUP_QUEUE]] += 1
             self._next_end_ms = expiry_ms if self._next_end_ms is None else min(self._next_end_ms, expiry_ms)
         self._check_points += len(begun)
         self._since_ms = now_ms if self._since_ms is None else self._since_ms
@@ -105,7 +105,7 @@ class BufferedPops:
             if (
                 invisible_ms < limits.left_ms + MARGIN_MS
                 or self._check_points + len(begun) > limits.check_points
-                or self._of_queue[key[_SEAT]] >= limits.queue_check_points
+                or self._of_queue[key[_GROUP_QUEUE]] >= limits.queue_check_points
             ):
                 return False
         return True
@@ -147,7 +147,7 @@ class BufferedPops:
 def _may_be_held(change: PutMany | DeleteMany) -> bool:
     if change.space == LEASES:
         return all(key[0] != FIFO[0] for key in _keys_of(change))
-    return change.space == META and all(key[0] == STANDING[0] for key in _keys_of(change))
+    return change.space == META and all(key[0] == PROGRESS[0] for key in _keys_of(change))
 
 
 def _is_alone(change: PutMany | DeleteMany) -> bool:

@@ -1,6 +1,6 @@
 """A call on its way into the log: what it appends is gathered by queue, what caches will hold of it is written first, then its frame.
 
-What is written before the frame lies where no reader looks. No reader sees any of it before the commits that come out here are done, which
+What is written before the frame is where no reader looks. No reader sees any of it before the commits that come out here are done, which
 cannot fail; see ``ledger`` for why that loses nothing.
 """
 
@@ -33,7 +33,7 @@ class Entries(Protocol):
     """What caches will hold of messages: it is written where no reader looks before the call is, and counted in after it."""
 
     def reserve(self, offsets: Ints, sizes: Ints) -> None:
-        """Write it, for messages that will lie at these offsets of the log; raises ``OSError``."""
+        """Write it, for messages that will be at these offsets of the log; raises ``OSError``."""
 
     def publish(self) -> None:
         """Count it in, which cannot fail."""
@@ -43,7 +43,7 @@ class Entry(Protocol):
     """As :class:`Entries`, of one message."""
 
     def reserve(self, offset: int, size: int) -> None:
-        """Write it, for a message that will lie at this offset of the log; raises ``OSError``."""
+        """Write it, for a message that will be at this offset of the log; raises ``OSError``."""
 
     def publish(self) -> None:
         """Count it in, which cannot fail."""
@@ -89,7 +89,7 @@ class Messages(msgspec.Struct, frozen=True, gc=False):
 class One(msgspec.Struct, frozen=True, gc=False):
     """One message of a queue, as :class:`Messages`; its queue offset is in its record.
 
-    ``text_at`` is where in the record the length of the properties lies; -1 when that is to be looked up.
+    ``text_at`` is where in the record the length of the properties is; -1 when that is to be looked up.
     """
 
     topic: str
@@ -312,12 +312,12 @@ def _each(codes: Ints | int, places: Ints) -> Ints:
 
 
 def _places_of(records: Encoded) -> Ints:
-    """Return where in the log records lie that were planned."""
+    """Return where in the log the planned records are."""
     found: Ints = cells(records.data, ">i8")[records.starts + log_format.PHYSICAL_OFFSET_AT].astype(np.int64)
     return found
 
 
 def _first_places(piece: Encoded, records: Sequence[bytes]) -> list[int]:
-    """Return where in the log the first records of a piece lie, without the price of numpy for few."""
+    """Return where in the log the first records of a piece are, without the price of numpy for few."""
     starts = accumulate(map(len, records[:-1]), initial=log_format.PHYSICAL_OFFSET_AT)
     return [int.from_bytes(piece.data[at : at + 8]) for at in starts]

@@ -36,7 +36,7 @@ _WITHOUT_SUMS: Final = (journal.TOPIC.encode(), b"rmq_sys_REVIVE_LOG_rmqs-")
 
 
 class Part(NamedTuple):
-    """Records of a frame that lie in one file: where the file starts, where in it the records start, and how long they are."""
+    """Records of a frame that are in one file: where the file starts, where in it the records start, and how long they are."""
 
     file_start: int
     starts: Ints
@@ -64,7 +64,7 @@ class CommitLog:
         promised: up to where everything was on disk once, as another file says.
         tail: where the next frame goes, at the earliest.
         durable: up to where everything is on disk.
-        scattered: reads of records that lie all over it.
+        scattered: reads of records that are all over it.
     """
 
     def __init__(self, disk: Disk, directory: Path, file_bytes: int = log.FILE_BYTES, fill_bytes: int = FILL_BYTES) -> None:
@@ -79,7 +79,7 @@ class CommitLog:
     # ------------------------------------------------------------ appending
 
     def append(self, pieces: Sequence[Encoded], epoch: int) -> int:
-        """Append one frame and return where its first record lies; its records learn their offsets.
+        """Append one frame and return where its first record is; its records learn their offsets.
 
         The last piece has room for the frame's property (``frames.with_room``). Visible to readers at once, durable with the next sync.
 
@@ -89,7 +89,7 @@ class CommitLog:
         return self.write(self.plan(pieces), epoch)
 
     def plan(self, pieces: Sequence[Encoded]) -> list[tuple[int, Encoded]]:
-        """Tell the records of a frame where they will lie, if this is the next one; returns the pieces with their offsets."""
+        """Tell the records of a frame where they will be, if this is the next one; returns the pieces with their offsets."""
         total = sum(len(piece.data) for piece in pieces)
         start = self.tail
         left = self.file_bytes - start % self.file_bytes
@@ -106,7 +106,7 @@ class CommitLog:
         return placed[0][0]
 
     def places_of(self, records: Sequence[Bytes]) -> list[int] | None:
-        """Return where the records of the next frame will lie; None when it begins another file."""
+        """Return where the records of the next frame will be; None when it begins another file."""
         start = self.tail
         *places, last = accumulate(map(len, records), initial=start)
         end = start // self.file_bytes * self.file_bytes + self.file_bytes
@@ -192,14 +192,14 @@ class CommitLog:
         return self.chain.read(offset, size)
 
     def holds(self, offset: int, size: int) -> bool:
-        """Say whether a record of this size may lie at ``offset``: in a file that is kept, before the tail, not over the end of a file."""
+        """Say whether a record of this size may be at ``offset``: in a file that is kept, before the tail, not over the end of a file."""
         start = offset // self.file_bytes * self.file_bytes
         return start in self.chain.starts and size >= log.MIN_BYTES and offset + size <= min(self.tail, start + self.file_bytes)
 
     # ------------------------------------------------------------ recovery
 
     def recover(self, offset: int, epoch: int = 0) -> Iterator[Frame]:
-        """Yield the whole frames from ``offset`` on, where one begins, and then cut off what lies behind the last of them.
+        """Yield the whole frames from ``offset`` on, where one begins, and then cut off what is behind the last of them.
 
         ``epoch`` is that of the frame before. The tail is set when the iteration is over, all of what is kept is durable then. Of the
         first frame of a log whose first files are gone, what is left is yielded: it was whole when they went.

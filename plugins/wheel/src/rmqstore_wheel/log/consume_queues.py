@@ -1,4 +1,4 @@
-"""``ConsumeQueues``: for every queue of a topic, where its messages lie in the commit log (``ConsumeQueue``)."""
+"""``ConsumeQueues``: for every queue of a topic, where its messages are in the commit log (``ConsumeQueue``)."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class ConsumeQueues:
     ) -> Callable[[], None]:  # fmt: skip
         """Write the units of messages at offsets that rise where no reader sees them; returns what makes them seen.
 
-        Nothing lies in gaps between them, nor before the first: timers and copies come in any order.
+        Nothing is in gaps between them, nor before the first: timers and copies come in any order.
         """
         return self.of(topic, queue).reserve(offsets, consume_queue.rows_of(log_offsets, sizes, codes))
 
@@ -143,11 +143,11 @@ class ConsumeQueues:
         self._trimmed[topic, queue] = offset
 
     def clear(self, topic: str, queue: int, offsets: Sequence[int]) -> None:
-        """Let nothing lie at some offsets any more; that is kept beside the files, which never change."""
+        """Let some offsets hold nothing any more; that is kept beside the files, which never change."""
         self._cleared.setdefault((topic, queue), set()).update(offsets)
 
     def cleared(self) -> dict[QueueName, list[int]]:
-        """Return the offsets at which nothing lies any more, for a check point."""
+        """Return the offsets that hold nothing any more, for a check point."""
         for name, offsets in self._cleared.items():
             first = self.first(*name)
             offsets.difference_update([at for at in offsets if at < first])

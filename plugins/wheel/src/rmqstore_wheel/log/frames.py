@@ -8,12 +8,12 @@ The last record of a frame carries, as its last property, ``RMQS_FRAME`` with fi
     durable  16 digits   offset of the log up to which everything was on disk at that time
     crc       8 digits   CRC-32 of the frame up to here, blank records not counted
 
-Why recovery keeps a prefix of whole calls: every record says at which offset it lies, and the CRC covers all of them, so a frame counts
+Why recovery keeps a prefix of whole calls: every record says at which offset it is, and the CRC covers all of them, so a frame counts
 only when each of its bytes is where it was written. The log is read from a place where a frame begins; the first thing that is not whole
-ends it, and what lies behind is overwritten with zeros before anything is appended. A frame of an earlier open that lies there still,
+ends it, and what is behind is overwritten with zeros before anything is appended. A frame of an earlier open that is there still,
 because those zeros did not reach the disk, has an epoch below that of the frame before it, so it is never taken for a newer one.
 
-Who reads a record by its place, and no frame, goes by the sum of that record (``sums``), which stands before this property.
+A read by the place of a record, and no frame, goes by the sum of that record (``sums``), which stands before this property.
 
 A frame that is not whole may be torn, or damaged after it was on disk. It is damaged when a whole frame behind it says that everything up
 to there was durable: a call that a caller may rely on is never cut off.
@@ -96,10 +96,10 @@ def finish(pieces: Sequence[Encoded], epoch: int, durable: int) -> None:
 
 
 def whole(records: Sequence[Bytes], text_at: int, offset: int, epoch: int, durable: int) -> bytearray:
-    """Return a frame of a few records that lie one behind the other from ``offset`` on, all filled in.
+    """Return a frame of a few records that are one behind the other from ``offset`` on, all filled in.
 
     Args:
-        text_at: where in the last record, which has room, the length of its properties lies.
+        text_at: where in the last record, which has room, the length of its properties is.
     """
     data = bytearray().join(records)
     at = last = 0

@@ -12,7 +12,7 @@ A record of the topic :data:`TOPIC`, whose body is MessagePack: a list of change
 
 The state that these changes make are sorted maps in memory, one a space: what ``rmqstore.engine.schema`` calls ``meta``, ``traces`` and
 ``leases``. Timers and queues have files of their own. The leases of a pop, the outcomes of acks, offsets, groups, resets and FIFO runs are
-such keys; check points and acks are written in RocketMQ's form beside them, for those who read the log with other eyes.
+such keys; check points and acks are written in RocketMQ's form beside them, for programs that read the log as it does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DropQueue(msgspec.Struct, frozen=True):
 
 
 class ClearOffsets(msgspec.Struct, frozen=True):
-    """Remove messages from a queue; nothing lies at their offsets then."""
+    """Remove messages from a queue; nothing is at their offsets then."""
 
     topic: str
     queue: int
@@ -80,7 +80,7 @@ _decoder = msgspec.msgpack.Decoder()
 def encode(changes: Sequence[Change]) -> bytes:
     """Return the body of a journal record."""
     found = []
-    for change in changes:  # as a loop: every call comes by here
+    for change in changes:  # as a loop: every call runs this
         found.append((_KINDS[type(change)], *msgspec.structs.astuple(change)))
     return _encoder.encode(found)
 
@@ -105,7 +105,7 @@ _PIECE_KEYS: Final = 4096
 
 
 class State:
-    """The maps; callers see to it that one thread at a time changes them."""
+    """The maps; callers ensure that one thread at a time changes them."""
 
     def __init__(self) -> None:
         self._maps: list[SortedMap[bytes]] = [SortedMap() for _ in SPACES]

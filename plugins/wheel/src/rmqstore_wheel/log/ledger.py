@@ -9,8 +9,8 @@ Why no crash point loses or doubles anything here: after a crash, the log holds 
 sync (``frames``), and everything else is a function of such a prefix. The check point is the value of that function for a prefix that was
 durable before the check point was written; an open takes it and applies the frames behind it. Should it be missing, or any cache not be
 what it vouches for, then the whole of the log is applied to nothing, which gives the same. Neither way writes to the log, so a crash during
-an open changes nothing. Caches that are being made anew are in doubt from before the first of them changes until a check point of theirs is
-durable, and older ones are gone (``files.units.RebuildReason``): a crash in between, or the loss of another cache, has all made anew again.
+an open changes nothing. Caches that are being rebuilt are in doubt from before the first of them changes until a check point of theirs is
+durable, and older ones are gone (``files.units.RebuildReason``): a crash in between, or the loss of another cache, has all rebuilt again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from rmqstore_wheel.log.replay import Replay
 from rmqstore_wheel.log.store_copy import StoreCopy
 
 _REBUILD: Final = "rebuild"
-"""A file of this name says that the caches are to be made anew."""
+"""A file of this name says that the caches are to be rebuilt."""
 
 
 class Sizes(NamedTuple):
@@ -100,7 +100,7 @@ class TimerCaches(Protocol):
 
 
 class BrokerWriter(Protocol):
-    """What is written for those who read the files as a broker does.
+    """What is written for those that read the files as a broker does.
 
     Attributes:
         records: returns what a call that makes some changes appends as well.
@@ -144,7 +144,7 @@ class Ledger(CommittedKV):
         restart: where the last whole copy of the state begins in the log, -1 for none.
         brokers: what is written for brokers, once it is there.
         logged: returns what the log says of a key.
-        reopened: called once all was opened again after an interrupt, to begin anew too.
+        reopened: called once all was opened again after an interrupt, to begin again too.
         copying: held while the files are copied: check points and removals that can wait do.
         rewrites: grows before files change otherwise than behind what the check point vouches for.
     """
@@ -266,7 +266,7 @@ class Ledger(CommittedKV):
         if self.queues.dropped:
             self._free_names(messages)
         call = Call(self.log, self.queues, messages, [*noted, *changes], for_brokers, self._journal_records, self.store_ms, self.epoch)
-        try:  # as ``translated`` does, without its generator: every call comes by here
+        try:  # as ``translated`` does, without its generator: every call runs this
             call.reserve()
             call.write()
         except OSError as error:
@@ -308,7 +308,7 @@ class Ledger(CommittedKV):
         return self._commits.refuse_poisoned(error, "a write")
 
     def apply_again(self, changes: Sequence[Change], offset: int) -> None:
-        """Apply what a journal record says that lies at an offset of the log, at an open."""
+        """Apply what a journal record says that is at an offset of the log, at an open."""
         for change in changes:
             if isinstance(change, journal.Restart):
                 self.restart = offset
@@ -333,7 +333,7 @@ class Ledger(CommittedKV):
         return position
 
     def reopen(self) -> None:
-        """A write that found no room changed nothing, so there is nothing to read anew."""
+        """A write that found no room changed nothing, so there is nothing to read again."""
         self._commits.check()
 
     def after_interrupt(self) -> None:
@@ -396,7 +396,7 @@ class Ledger(CommittedKV):
         self._rebuild_reasons = {RebuildReason.REWRITTEN} if (self._own / _REBUILD).exists() else set()
 
     def ask_rebuild(self, why: RebuildReason) -> None:
-        """See to it that the next open makes everything anew; see :class:`~rmqstore_wheel.files.units.RebuildReason`."""
+        """Make the next open rebuild everything; see :class:`~rmqstore_wheel.files.units.RebuildReason`."""
         if not self._rebuild_reasons:
             self.disk.create(self._own / _REBUILD).close()
             self.disk.sync_directory(self._own)
@@ -414,7 +414,7 @@ class Ledger(CommittedKV):
                     self._start(candidate)
                     self._replay(candidate.offset, candidate.epoch)
                 except (CorruptStoreError, OSError):
-                    # If it is the log that is damaged, making everything anew says so again.
+                    # If it is the log that is damaged, rebuilding everything says so again.
                     continue
                 return True
         return False
@@ -454,7 +454,7 @@ class Ledger(CommittedKV):
         self._calls = 0
 
     def rebuild(self) -> None:
-        """Make everything anew from the log."""
+        """Rebuild everything from the log."""
         self._start(CheckPoint(offset=self.log.chain.first))
         self._replay(self.log.chain.first, 0)
         if self.log.chain.first and self.restart < 0:

@@ -5,10 +5,10 @@ files as they are. The copy is the store as of the check point, one moment betwe
 
 1. Of the log, the bytes before the check point never change. Files of it go with ``Ledger.release_log``, which waits for the copy.
 2. The check point says of every other file which part it vouches for. Between two check points that part never changes: what calls write
-   lies behind it (``files.units``), and everything else, units written anew, index files, the wheel's snapshot, files that go, waits for
+   is behind it (``files.units``), and everything else, units rewritten, index files, the wheel's snapshot, files that go, waits for
    the next one. No check point is made that can wait for the copy (``Ledger.copying``). One that cannot is that of a call which sends to a
    queue of the name of one that was removed, whose files must be gone. An open after an interrupt cannot wait either. Both count as
-   ``Ledger.rewrites`` before they change anything. Then all that was copied except the log is copied anew, as of a newer check point.
+   ``Ledger.rewrites`` before they change anything. Then all that was copied except the log is copied again, as of a newer check point.
 3. What is behind that part in a copied file, whole, half or not at all, is what a crash may leave there, too.
 
 So an open of the copy finds what a crash right behind the check point could leave (``ledger``). A copy that is outrun again and again is

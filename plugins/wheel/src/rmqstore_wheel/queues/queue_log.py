@@ -1,7 +1,7 @@
-"""``QueueLog`` of the wheel engine: messages are records of the commit log, consume queues say where they lie.
+"""``QueueLog`` of the wheel engine: messages are records of the commit log, consume queues say where they are.
 
 A record is checked when a consume queue leads to it: its size and offset, its queue and its number there, its topic, the CRC of its body,
-and that of the rest (``sums``). One that fails is damaged and gets parked; nothing that lies behind it is lost.
+and that of the rest (``sums``). One that fails is damaged and gets parked; nothing that is behind it is lost.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class WheelQueueLog(QueueLog):
                 if isinstance(run, DamagedRun) or run.first + len(run.records) > offset:
                     yield run
             offset = page.behind
-        # Who comes back for what follows the last page takes more of it.
+        # A caller that goes on behind the last page takes more of it.
         size = _FIRST_PAGE if page is None or page.behind != offset else min(2 * max(page.behind - page.first, _FIRST_PAGE), _LAST_PAGE)
         while (page := self._read(topic.name, queue, offset, size)) is not None:
             self._keep((topic.name, queue), page)
@@ -109,7 +109,7 @@ class WheelQueueLog(QueueLog):
         return _Page(first, first + len(units), size, self._runs_one_by_one(topic, queue, first, units) if runs is None else runs)
 
     def _runs_of(self, topic: str, queue: int, first: int, units: Any) -> list[Run | DamagedRun] | None:
-        """Return the messages of some units, read by the column; None unless they lie in one file and are all sound."""
+        """Return the messages of some units, read by the column; None unless they are in one file and are all sound."""
         log = self._ledger.log
         offsets, sizes = units["log_offset"].astype(np.int64), units["size"].astype(np.int64)
         file_start = int(offsets[0]) // log.file_bytes * log.file_bytes
@@ -230,7 +230,7 @@ class WheelQueueLog(QueueLog):
         return self._next(topic, queue, damaged.first + 1)
 
     def _next(self, topic: Topic, queue: int, offset: int) -> int:
-        """Return the first offset from ``offset`` on at which something lies, or the end of the queue."""
+        """Return the first offset from ``offset`` on that holds something, or the end of the queue."""
         for run in self.runs_from(topic, queue, offset):
             return run.first
         return topic.next_offsets[queue]
@@ -248,7 +248,7 @@ class WheelQueueLog(QueueLog):
 
 
 def _pieces(view: memoryview, starts: Ints, sizes: Ints) -> list[bytes]:
-    """Return copies of parts of a file, by one copy when they lie near to one another."""
+    """Return copies of parts of a file, by one copy when they are near to one another."""
     begin, stop = int(starts.min()), int((starts + sizes).max())
     if stop - begin > 2 * int(sizes.sum()):
         return [bytes(view[start : start + size]) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]

@@ -1,4 +1,4 @@
-"""Whether records of the log are those that a queue says lie there: by the column, or of one why not."""
+"""Whether records of the log are those that a queue says are there: by the column, or of one why not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_ROOM: Final = 2
 _MOST_COPIED_BYTES: Final = 128 * 1024 * 1024
 
 _MOST_SPREAD: Final = 4
-"""Times as many bytes as the records have, over which they may lie in order to be read as what lies side by side."""
+"""Times as many bytes as the records have, over which they may be spread to be read as what is side by side."""
 
 _FIRST: Final = struct.Struct(">iiii")
 _I32: Final = struct.Struct(">i")
@@ -37,7 +37,7 @@ def sound_rows(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic
     """Say which records of one file are what they should be; not so are those too that only a look at each one can tell.
 
     Args:
-        starts, sizes: where in the file they lie.
+        starts, sizes: where in the file they are.
         topic, queue_id, queue_offsets: what they should say of themselves.
     """
     data, inside = _inside(log, file_start, starts, sizes)
@@ -45,7 +45,7 @@ def sound_rows(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic
 
 
 class Gathered(NamedTuple):
-    """Records in memory, and which of them are sound; those that are not may lie anywhere."""
+    """Records in memory, and which of them are sound; those that are not may be anywhere."""
 
     data: Any
     starts: Ints
@@ -53,7 +53,7 @@ class Gathered(NamedTuple):
 
 
 def gather(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic: bytes, queue_id: int, queue_offsets: Ints) -> Gathered:
-    """As :func:`sound_rows`, for records that are read then: those that lie all over the file are copied side by side before.
+    """As :func:`sound_rows`, for records that are read then: those that are all over the file are copied side by side before.
 
     A look at a record far from the last one waits for the memory, at its head, at its body, at its properties, and again with the
     next look. A copy waits once.
@@ -67,7 +67,7 @@ def gather(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic: by
         return Gathered(data, at, _sound_of(data, inside, at, sizes, places, topic, queue_id, queue_offsets))
     with log.scattered.of(log.chain.file(file_start), starts, stops):
         if not in_order and width * len(sizes) <= min(_MOST_ROOM * total, _MOST_COPIED_BYTES):
-            # Behind a record, up to the next one, lies what lies behind it in the file.
+            # Behind a record, up to the next one, is what is behind it in the file.
             first = np.minimum(starts, len(data) - width)
             data = cells(data, f"V{width}")[first].view(np.uint8)
             at = np.arange(len(starts)) * width + (starts - first)
@@ -75,7 +75,7 @@ def gather(log: CommitLog, file_start: int, starts: Ints, sizes: Ints, topic: by
 
 
 def _inside(log: CommitLog, file_start: int, starts: Ints, sizes: Ints) -> tuple[Any, Flags]:
-    """Return a file of the log, and which records can lie in it.
+    """Return a file of the log, and which records can be in it.
 
     Nothing behind the end of the log is looked at: an owner may cut it off there, and a map of what is gone cannot be read.
     """
@@ -100,7 +100,7 @@ def _sound_of(
 
 
 def _are_sound(data: Any, at: Ints, sizes: Ints, places: Ints, topic: bytes, queue_id: int, queue_offsets: Ints) -> Flags:
-    """Say which records of a buffer are what they should be; they lie at ``places`` of the log."""
+    """Say which records of a buffer are what they should be; they are at ``places`` of the log."""
     sound = np.zeros(len(at), np.bool_)
     rows = np.arange(len(at))
     stops = at + sizes
@@ -124,7 +124,7 @@ def _are_sound(data: Any, at: Ints, sizes: Ints, places: Ints, topic: bytes, que
 
 
 def fault_of(record: bytes, log_offset: int, topic: bytes, queue_id: int, queue_offset: int) -> str | None:
-    """Return why a record is not the one that should lie at an offset of the log and of a queue; None when it is."""
+    """Return why a record is not the one that should be at an offset of the log and of a queue; None when it is."""
     if len(record) < log_format.MIN_BYTES:
         return "the log is cut off there"
     size, magic, crc, queue = _FIRST.unpack_from(record)

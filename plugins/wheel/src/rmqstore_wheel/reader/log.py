@@ -1,7 +1,7 @@
 """``ReadLog``: the commit log of another process, which may be writing to it at this moment; it is looked at and never cut.
 
 Frames are looked for in a copy of what the log holds behind the tail, because the owner may cut off there what is not whole, and a map of
-what is cut off cannot be read. What lies before the tail, whole frames, stays as it is as long as the file is there, and is read from
+what is cut off cannot be read. What is before the tail, whole frames, stays as it is as long as the file is there, and is read from
 maps of files that are opened when they are first seen: when the owner removes one, only its name goes.
 
 A frame that is not whole ends what is seen. It may be one that is just being written, so damage is only what is still not whole after a
@@ -116,7 +116,7 @@ class ReadLog(CommitLog):
             self._copies.clear()
 
     def _copy(self, at: int, stop: int) -> int:
-        """Copy what lies between two offsets; returns where the log ends by the lengths of its files."""
+        """Copy what is between two offsets; returns where the log ends by the lengths of its files."""
         self._copies.clear()
         end = at
         for start in self.files.starts:

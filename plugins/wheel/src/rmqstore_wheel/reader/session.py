@@ -1,6 +1,6 @@
 """A session of the wheel engine that was opened for reading: the reads of both sides over one ``ReadView``.
 
-A read that meets a cache which its owner changed, or which is damaged, has the view made anew from the log, to the same state, and is
+A read that meets a cache which its owner changed, or which is damaged, has the view rebuilt from the log, to the same state, and is
 done again.
 """
 
@@ -26,7 +26,7 @@ _Read = TypeVar("_Read", bound=Callable[..., Any])
 
 
 class ReadShared(Shared):
-    """What both sides share: the view, and how it is made anew."""
+    """What both sides share: the view, and how it is rebuilt."""
 
     def __init__(self, view: ReadView, options: EngineOptions) -> None:
         kv = ViewKV(view)
@@ -35,7 +35,7 @@ class ReadShared(Shared):
         self.view = view
 
     def mend(self, seen: ReadLedger) -> bool:
-        """Make the view anew from the log, unless that was done since ``seen`` was the state; False when that was made so too."""
+        """Rebuild the view from the log, unless that was done since ``seen`` was the state; False when that was made so too."""
         with self.lock:
             if self.view.ledger is not seen:
                 return True

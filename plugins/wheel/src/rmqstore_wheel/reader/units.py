@@ -1,7 +1,7 @@
 """``ReadUnits``: a unit log in files of another process: what a check point vouches for is read from there, the rest is kept here.
 
-The owner appends behind what the check point counted, which does not matter here. But it may also write units anew, remove the files, or
-make them again from the log. So no byte of a file is ever believed: every look takes a copy of a whole block and compares its CRC-32 with
+The owner appends behind what the check point counted, which does not matter here. But it may also rewrite units, remove the files, or
+rebuild them from the log. So no byte of a file is ever believed: every look takes a copy of a whole block and compares its CRC-32 with
 what the unit log knows of the block in the state that is seen. What is applied since the check point goes into memory, by the block where
 it replaces something. A block that is not what it should be raises :class:`OutrunError`: the view has to be made in another way.
 """

@@ -35,7 +35,7 @@ _ATTEMPTS: Final = 5
 """So often an owner may be faster, which it is when it makes a check point or removes a file meanwhile."""
 
 _CHANGES: Final = (OutrunError, CorruptStoreError, OSError)
-"""What an owner can cause who changes the files while they are read; errors of the store that are no damage are among them."""
+"""What an owner can cause by changing the files while they are read; errors of the store that are no damage are among them."""
 
 
 class ReadLedger(Ledger):
@@ -86,7 +86,7 @@ class ReadLedger(Ledger):
             self._is_of_this_log(candidate)
 
     def rebuild_upto(self, limit: int) -> None:
-        """Make everything anew from the log before ``limit``, in memory.
+        """Rebuild everything from the log before ``limit``, in memory.
 
         Raises:
             CorruptStoreError: the log no longer goes so far.
@@ -188,7 +188,7 @@ class ReadView(FixedView):
         return found.st_ino, found.st_mtime_ns
 
     def rebuild(self) -> None:
-        """Make the state that is seen anew from the log, because a cache is no longer what it was.
+        """Rebuild from the log the state that is seen, because a cache is no longer what it was.
 
         Raises:
             CorruptStoreError: the log is damaged.

@@ -106,7 +106,7 @@ class Slices:
     Attributes:
         at: byte of the file from which the next slice goes on.
         is_done: the end of the file was reached, or what cannot be read.
-        is_damaged: something cannot be read; what lies behind it was not looked at.
+        is_damaged: something cannot be read; what is behind it was not looked at.
     """
 
     def __init__(self, log: CommitLog, file_start: int, known: Scan | None = None) -> None:

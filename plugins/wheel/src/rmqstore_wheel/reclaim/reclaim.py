@@ -10,22 +10,22 @@ Why no crash point loses or doubles anything here. The log alone says everything
 - **Messages.** A copy is the same record with the same queue offset, so a replay of the log finds one message at that offset, wherever
   the queue leads to: to the place that comes last. A timer whose number is known is not placed a second time. As long as the old file is
   there the log says the same thing twice; once it is gone, it says it once.
-- **What copies do not say.** The epoch of a timer is that of its frame, and its cancel may lie in the old file: both stand in the journal
+- **What copies do not say.** The epoch of a timer is that of its frame, and its cancel may be in the old file: both stand in the journal
   record of the frame that holds the copies (``journal.Copied``), so they are there if and only if the copies are. Its tick follows from its
   times, which stay.
 - **What was taken away**: dropped queues, removed messages, cancels. Each is said by a record behind all records of the message that it
   speaks of, save later copies; and nothing dead is copied, save cancelled timers without their bodies, which say so. Files go from
   the oldest on, so what was taken away goes before what took it away.
 - **State.** Before a file goes, a frame behind it begins with ``journal.Restart`` and holds all maps; the largest seq and what was
-  forgotten are among them. Changes that lie before it are void, so it does not matter that earlier ones are missing. First offsets and
-  next offsets of queues are in the maps; a queue that is made anew is empty where no message is left.
-- **Frames over two files.** When the first is gone, what is left of a frame lies at the beginning of the log. It was whole when the check
+  forgotten are among them. Changes that are before it are void, so it does not matter that earlier ones are missing. First offsets and
+  next offsets of queues are in the maps; a queue that is made again is empty where no message is left.
+- **Frames over two files.** When the first is gone, what is left of a frame is at the beginning of the log. It was whole when the check
   point was made; its messages count, its changes are void.
 - **Order.** Copies, then the state, then a check point, which syncs the log first: each is durable before the next. Then the files, one
   after the other, each name gone for good before the next one goes. A crash before the check point leaves all files. Units of consume
-  queues that lead to copies are in memory until then; while a check point writes them, caches are in doubt, and an open makes
-  everything anew from the log (``files.units.RebuildReason``). A crash behind it leaves some of the files, the newest; the check point
-  needs none of those that went, and neither does making everything anew.
+  queues that lead to copies are in memory until then; while a check point writes them, caches are in doubt, and an open rebuilds
+  everything from the log (``files.units.RebuildReason``). A crash behind it leaves some of the files, the newest; the check point
+  needs none of those that went, and neither does rebuilding everything.
 
 - **Damage.** Where a file cannot be read from end to end, consume queues say what is live in it. If all of that is sound, the damage is to
   what is not needed, and the file goes like any other. Else it stays until no consume queue leads to what is damaged (T12).

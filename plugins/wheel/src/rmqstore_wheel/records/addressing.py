@@ -1,7 +1,7 @@
 """Records on their way to a queue: due timers become records of their real topic, and records are given topic, queue, offset and time.
 
 Many go by the column and few one by one; both give the same bytes. All of them end with room for their sums (``sums``), which are filled in
-with the store time. Where a record lies in the log is written last, by ``Encoded.place``.
+with the store time. Where a record is in the log is written last, by ``Encoded.place``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def placed_one(record: Bytes, topic: bytes, queue_id: int, queue_offset: int, store_ms: int, physical_offset: int = 0) -> bytearray:
-    """Return one record with its topic, queue, offset, store time and sum; ``physical_offset`` is where it will lie in the log."""
+    """Return one record with its topic, queue, offset, store time and sum; ``physical_offset`` is where it will be in the log."""
     _, at, _, end = parts_of(record)
     field = log.topic_field(topic)
     if record[at : at + len(field)] == field and record[7] == log.magic_of(topic) & 0xFF:
@@ -74,7 +74,7 @@ def placed_one(record: Bytes, topic: bytes, queue_id: int, queue_offset: int, st
 def placed(records: Sequence[bytes] | LogRecords, topic: bytes, queue_id: int, first_queue_offset: int, store_ms: int) -> Encoded:
     """Return records of whatever topics as records of one queue, one behind the other from ``first_queue_offset`` on.
 
-    Only what lies at a fixed place is written into a record that has the topic already; any other is built again around the same body and
+    Only what is at a fixed place is written into a record that has the topic already; any other is built again around the same body and
     properties. The records are copied; physical offsets are 0 until ``Encoded.place``.
     """
     if isinstance(records, LogRecords):
@@ -131,7 +131,7 @@ def _with_topic(held: Encoded, topic: bytes) -> Encoded:
 
 
 def for_delivery(buffer: Bytes, starts: Ints, sizes: Ints) -> LogRecords:
-    """Return due timers, records of the wheel topic that lie in ``buffer``, as records of the topics that they wait for, in this order.
+    """Return due timers, records of the wheel topic that are in ``buffer``, as records of the topics that they wait for, in this order.
 
     The same bytes as ``message_records.as_delivered`` gives for each. What stands behind the bodies is mostly alike: those of one kind are
     cut together, as the columns of a matrix; of any other record, or where there are few of a kind, each goes alone.
@@ -197,7 +197,7 @@ class Kind(NamedTuple):
 
 
 def _kinds(data: Any, starts: Ints, behind: Ints, ends: Ints) -> Iterator[Kind]:
-    """Yield the kinds of which there are many; what lies behind the bodies starts at ``behind``."""
+    """Yield the kinds of which there are many; what is behind the bodies starts at ``behind``."""
     widths = np.where(cells(data, ">i4")[starts + 4] == log.MAGIC_V1, ends - behind, 0)
     for width in np.unique(widths[widths > len(_WHEEL_FIELD)]).tolist():
         rows = np.flatnonzero(widths == width)
@@ -226,7 +226,7 @@ class Entry(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where the parts lie of what stands behind the body of a timer.
+    """Where the parts are of what stands behind the body of a timer.
 
     Its own properties are the last ones: ``entries`` are ``REAL_TOPIC``, ``REAL_QID``, ``TIMER_OUT_MS``, and what the engine noted.
     ``kept`` is where the properties before them start, and ``sum`` where the sum does.
@@ -238,7 +238,7 @@ class Layout(NamedTuple):
 
 
 def _layout_of(tail: bytes) -> Layout | None:
-    """Return where the parts lie; None when it is no regular timer, or has more than these."""
+    """Return where the parts are; None when it is no regular timer, or has more than these."""
     kept, sum_at = len(_WHEEL_FIELD) + _LENGTH_BYTES, sums.place_in(tail)
     if not tail.startswith(_WHEEL_FIELD) or sum_at < kept or tail[sum_at - 1] != _END:
         return None

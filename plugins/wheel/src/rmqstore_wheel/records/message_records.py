@@ -1,6 +1,6 @@
 """Messages as whole records of the commit log, which is how the engine keeps and hands on every one of them.
 
-``formats.commit_log`` draws a record, ``formats.messages`` says which field of a message lies where in it. What pops count lies there too:
+``formats.commit_log`` draws a record, ``formats.messages`` says which field of a message is where in it. What pops count is there too:
 the deliveries so far are the reconsume times, the first pop time is the property ``1ST_POP_TIME``. A queue id of -1 is one that was not
 chosen. A record that is made here is not placed yet: queue offset, physical offset and store time are 0, and its sum is
 room for one (``addressing`` fills them in). Records that are read must be sound; no CRC is looked at.
@@ -59,7 +59,7 @@ _NUMBERS: Final = {
     bits: (log.FIXED_BYTES + more, struct.Struct(f">40xq{24 + more}xi8xi"))
     for bits, more in ((bits, V6_MORE * bits.bit_count()) for bits in (0, log.BORN_HOST_V6, log.STORE_HOST_V6, HOST_BITS))
 }
-"""By the hosts that are IPv6: where the body lies, and what reads born time, reconsume times and bytes of the body."""
+"""By the hosts that are IPv6: where the body is, and what reads born time, reconsume times and bytes of the body."""
 
 _BY_COLUMN: Final = 8
 """Records of a queue, on average, from which on they are taken together."""
@@ -304,7 +304,7 @@ class LogRecords(Sequence[bytes]):
 
     @classmethod
     def of(cls, records: Sequence[Bytes]) -> LogRecords:
-        """Wrap records that lie each for itself."""
+        """Wrap records that are each for itself."""
         return cls(log_columns.joined(records))
 
     def __len__(self) -> int:

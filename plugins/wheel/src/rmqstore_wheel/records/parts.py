@@ -1,4 +1,4 @@
-"""Where the parts of a record lie, of one and of many, and what becomes of its properties on the record's way.
+"""Where the parts of a record are, of one and of many, and what becomes of its properties on the record's way.
 
 Properties take at most 32 767 bytes in a record, with the 18 of its sum (``sums``). What a user sends always fits, as the check of a
 message leaves room for what its way through the engine adds. A dead letter or a parked entry is told more, and may outgrow the limit;
@@ -46,7 +46,7 @@ _END: Final = b"\x02"
 
 
 def body_at(record: Bytes) -> int:
-    """Return where the body lies; its length is what lies before it."""
+    """Return where the body is; its length is what is before it."""
     return log.FIXED_BYTES + V6_MORE * (record[39] & HOST_BITS).bit_count()
 
 
@@ -60,7 +60,7 @@ def parts_of(record: Bytes) -> tuple[int, int, int, int]:
 
 
 def new_head(record: Bytes, body: int, size: int) -> bytearray:
-    """Return what lies before the body, at byte ``body``, for a record of another size that is not placed."""
+    """Return what is before the body, at byte ``body``, for a record of another size that is not placed."""
     head = bytearray(record[:body])
     _I32.pack_into(head, 0, size)
     _I64X2.pack_into(head, log.QUEUE_OFFSET_AT, 0, 0)
@@ -72,7 +72,7 @@ def new_head(record: Bytes, body: int, size: int) -> bytearray:
 
 
 def body_places(data: Any, starts: Ints) -> Ints:
-    """Return where the bodies lie; their lengths are what lies before them."""
+    """Return where the bodies are; their lengths are what is before them."""
     flags = data[starts + 39] & HOST_BITS
     at = starts + log.FIXED_BYTES
     if flags.any():
@@ -81,7 +81,7 @@ def body_places(data: Any, starts: Ints) -> Ints:
 
 
 def topic_places(data: Any, starts: Ints) -> Ints:
-    """Return where the lengths of the topics lie, right behind the bodies."""
+    """Return where the lengths of the topics are, right behind the bodies."""
     at = body_places(data, starts)
     return at + cells(data, ">i4")[at - 4]  # type: ignore[no-any-return]
 
@@ -92,7 +92,7 @@ def topic_bounds(data: Any, starts: Ints) -> tuple[Ints, Ints]:
     wide = data[starts + 7] == V2_BYTE
     if not wide.any():
         return at + 1, at + 1 + data[at]
-    lengths = np.where(wide, cells(data, ">u2")[at], data[at])  # behind a topic lie two bytes, so at least two lie there
+    lengths = np.where(wide, cells(data, ">u2")[at], data[at])  # behind a topic are two bytes, so at least two are there
     at = at + np.where(wide, 2, 1)
     return at, at + lengths
 
@@ -103,7 +103,7 @@ def text_places(data: Any, starts: Ints) -> Ints:
 
 
 def store_ms_places(data: Any, starts: Ints) -> Ints:
-    """Return where the store times lie."""
+    """Return where the store times are."""
     flags = data[starts + 39] & log.BORN_HOST_V6
     return starts + (log.STORE_MS_AT + np.where(flags, V6_MORE, 0) if flags.any() else log.STORE_MS_AT)
 

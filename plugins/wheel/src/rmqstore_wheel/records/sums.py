@@ -1,4 +1,4 @@
-"""The sum of a record: over what no field of RocketMQ's format has one, and what a reader who comes by its place cannot tell otherwise.
+"""The sum of a record: over what no field of RocketMQ's format has one, and what a reader by place cannot tell otherwise.
 
 Each message of ours has as its last property ``RMQS_CRC``, 18 bytes; behind it stands ``RMQS_FRAME`` (``log.frames``) at most::
 
@@ -7,7 +7,7 @@ Each message of ours has as its last property ``RMQS_CRC``, 18 bytes; behind it 
 The value, 8 hexadecimal digits, is the CRC-32 of bytes 36 to 84 of the record (more with IPv6 hosts), which are all from the system flag to
 the length of the body, and then of the properties before it. Queue, offsets, topic and lengths are compared with what leads to the record,
 and the body has a sum of its own; the flag of the application (16 to 20) is in no sum. So a record may be copied to another place of the
-log, and its sum stays: damage is never signed anew.
+log, and its sum stays: damage is never signed again.
 
 A record that has no place yet ends with :data:`ROOM`. It is given its digits together with its store time.
 """

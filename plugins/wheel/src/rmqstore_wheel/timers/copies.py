@@ -91,7 +91,7 @@ def without_frames(view: memoryview, file_start: int, starts: Ints, sizes: Ints,
     ends, bare = frames.ends_of(source, starts, sizes), np.flatnonzero(spare)
     shorter = sizes.copy()
     shorter[ends] -= frames.PROPERTY_BYTES
-    # Around a body that is left out lie two pieces.
+    # Around a body that is left out are two pieces.
     bodies = body_places(source, starts[bare])
     behind = topic_places(source, starts[bare])
     lasts = starts[bare] + shorter[bare] - behind
@@ -115,7 +115,7 @@ def without_frames(view: memoryview, file_start: int, starts: Ints, sizes: Ints,
 
 
 def _stretches(view: memoryview, starts: Ints, sizes: Ints) -> Sequence[Any]:
-    """Return the bytes of records, those that lie side by side in one piece."""
+    """Return the bytes of records, those that are side by side in one piece."""
     ends = starts + sizes
     bounds = np.flatnonzero(starts[1:] != ends[:-1]) + 1
     pairs = pairwise([0, *bounds.tolist(), len(starts)])

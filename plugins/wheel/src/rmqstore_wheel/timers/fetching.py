@@ -1,6 +1,6 @@
 """``Fetcher``: the messages of timers, read from the log by seq, and checked when they are.
 
-Where a message lies says the consume queue of the wheel's topic. What lies there must say so itself: its offset, its queue offset, the
+The consume queue of the wheel's topic says where a message is. What is there must say so itself: its offset, its queue offset, the
 length and the CRC of its body, and the sum of the rest (``sums``). What does not is parked: it becomes a message of ``%PARKED%`` that says
 why (T12).
 """
@@ -39,7 +39,7 @@ _TOPIC: Final = WHEEL_TOPIC.encode()
 
 
 class Located(NamedTuple):
-    """Where messages lie in the log, and how long they are."""
+    """Where messages are in the log, and how long they are."""
 
     offsets: Ints
     sizes: Ints
@@ -60,7 +60,7 @@ class Fetcher:
         self._ledger = ledger
 
     def locate(self, seqs: Ints) -> Located:
-        """Return where the messages of timers lie."""
+        """Return where the messages of timers are."""
         units = self._ledger.queues.of(WHEEL_TOPIC, 0).gather(seqs - 1)
         return Located(units["log_offset"].astype(np.int64), units["size"].astype(np.int64))
 
@@ -141,7 +141,7 @@ class Fetcher:
         return b"" if record is None else record.properties
 
     def record(self, offset: int, size: int) -> Record | None:
-        """Return the record at an offset of the log; None when no sound one of this size lies there."""
+        """Return the record at an offset of the log; None when no sound one of this size is there."""
         log = self._ledger.log
         if not log.holds(offset, size):
             return None
@@ -153,7 +153,7 @@ class Fetcher:
         return record if sums.is_good(raw, size - len(record.properties)) else None
 
     def seqs_at(self, offsets: Sequence[int]) -> list[int]:
-        """Return the seq that each message at some offsets of the log gives itself, unchecked; 0 where nothing lies."""
+        """Return the seq that each message at some offsets of the log gives itself, unchecked; 0 where nothing is."""
         log = self._ledger.log
         at, behind = log_format.QUEUE_OFFSET_AT, log_format.PHYSICAL_OFFSET_AT
         return [
@@ -164,7 +164,7 @@ class Fetcher:
     def with_key(self, offsets: Sequence[int], topic: str, key: str) -> Iterator[tuple[int, CorruptStoreError | None]]:
         """Yield the seqs of the timers at some offsets of the log that are of this topic and have this key.
 
-        Of those that cannot be read it is unknown, so they are among them, each with the error that says where it lies.
+        Of those that cannot be read it is unknown, so they are among them, each with the error that says where it is.
         """
         log = self._ledger.log
         for offset in offsets:
@@ -182,7 +182,7 @@ class Fetcher:
                     yield record.queue_offset + 1, None
 
     def _size_at(self, seq: int, offset: int) -> int | None:
-        """Return how long the message of a timer is; None when it does not lie at this offset."""
+        """Return how long the message of a timer is; None when it is not at this offset."""
         queue = self._ledger.queues.of(WHEEL_TOPIC, 0)
         if not queue.first < seq <= queue.count:
             return None
@@ -191,7 +191,7 @@ class Fetcher:
 
 
 def _reason(raw: bytes, seq: int, offset: int) -> str:
-    """Return why the message of a timer is not what lies at an offset of the log."""
+    """Return why the message of a timer is not what is at an offset of the log."""
     if not raw:
         return f"no message lies at offset {offset} of the log"
     try:
@@ -202,7 +202,7 @@ def _reason(raw: bytes, seq: int, offset: int) -> str:
 
 
 def _by_file(log: CommitLog, offsets: Ints) -> Iterator[tuple[int, Ints]]:
-    """Yield (start of a file, rows that lie in it)."""
+    """Yield (start of a file, rows that are in it)."""
     files = offsets // log.file_bytes * log.file_bytes
     if (files == files[0]).all():
         yield int(files[0]), np.arange(len(offsets))

@@ -43,7 +43,7 @@ class TimerIndex:
 
     Attributes:
         pending: timers that are neither cancelled nor forgotten.
-        write_ms: when the last put or seal was, as the clock said then; it may lie before an earlier one.
+        write_ms: when the last put or seal was, as the clock said then; it may be before an earlier one.
         answered_from: of timers that are gone, only those of this tick or a later one are answered for.
         forgotten: what was handed over and forgotten, as a staircase of any length.
     """
@@ -97,7 +97,7 @@ class TimerIndex:
             self.aside.update(zip(seqs[placed.aside].tolist(), ticks[placed.aside].tolist(), strict=True))
 
     def reserve_cancels(self, seqs: Ints, targets: Ints, log_offsets: Ints, sizes: Ints) -> Placement:
-        """Write cancels behind the timers that lie in slots of their own, for a broker."""
+        """Write cancels behind the timers that are in slots of their own, for a broker."""
         ticks = self.facts.gather(targets - 1)["tick"].astype(np.int64)
         own = ~self.rolled.get_many(targets)
         return self.wheel.reserve_cancels(seqs[own], ticks[own], self.write_ms, log_offsets[own], sizes[own])
@@ -121,7 +121,7 @@ class TimerIndex:
         self.pending -= len(seqs)
 
     def _leave(self, seqs: Ints, ticks: Ints) -> None:
-        """Count timers off where they lie."""
+        """Count timers off where they are."""
         rolled = self.rolled.get_many(seqs)
         own = ~rolled
         if own.any():
@@ -174,7 +174,7 @@ class TimerIndex:
         return self.wheel.reserve(seqs, ticks, self.write_ms, units["log_offset"].astype(np.int64), units["size"].astype(np.int64))
 
     def _retry_aside(self, until_ms: int) -> None:
-        """Find room in the wheel for what lies ahead and was put aside."""
+        """Find room in the wheel for what is ahead and was put aside."""
         ahead = [(seq, tick) for seq, tick in self.aside.items() if tick > until_ms]
         if ahead:
             seqs, ticks = np.ascontiguousarray(np.array(ahead, np.int64).T)
@@ -185,7 +185,7 @@ class TimerIndex:
             self.publish_places(placed, seqs, ticks, self.write_ms)
 
     def queue_units(self, seqs: Ints) -> np.ndarray[Any, np.dtype[np.void]]:
-        """Return where the messages of timers lie in the log."""
+        """Return where the messages of timers are in the log."""
         return self._ledger.queues.of(WHEEL_TOPIC, 0).gather(seqs - 1)
 
     # ------------------------------------------------------------ looking
@@ -243,7 +243,7 @@ class TimerIndex:
         return min(ticks) if ticks else None
 
     def _ticks_in(self, slot: int, end: int) -> Ints:
-        """Return when something must be done for each pending timer that lies in a slot.
+        """Return when something must be done for each pending timer that is in a slot.
 
         Args:
             end: of the slot, when its timers must be rolled.

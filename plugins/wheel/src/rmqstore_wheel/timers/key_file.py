@@ -149,7 +149,7 @@ class KeyFile:
                 # The next open of it works the slots out, if any of them was written.
                 self.close()
             raise
-        # What was worked out may lie in the file already, where the sums do not know it.
+        # What was worked out may be in the file already, where the sums do not know it.
         segments = np.unique(pages * _PAGE // _SEGMENT) if self._heads is None else np.arange(len(self._slot_crcs))
         self.header, self._heads = made.header, None
         for segment in segments.tolist():

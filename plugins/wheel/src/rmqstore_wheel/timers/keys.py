@@ -90,14 +90,14 @@ class KeyIndex:
     def settle(self, hashed: int, offset: int) -> None:
         """Leave out the entries of a hash up to an offset from now on: nothing of them is ever pending again.
 
-        Without this, who cancels and sends by one key again and again would look at all that ever had it.
+        Without this, to cancel and send by one key again and again would look at all that ever had it.
         """
         if len(self._settled) >= _MAX_SETTLED:
             self._settled.clear()
         self._settled[hashed] = offset
 
     def drop_before(self, offset: int) -> None:
-        """Let files go in which nothing is that lies at or behind an offset of the log, after the next check point."""
+        """Let files go that hold nothing at or behind an offset of the log, after the next check point."""
         while self._files and self._files[0].header.last_offset < offset:
             self._gone.append(self._files.pop(0))
 

@@ -134,7 +134,7 @@ def _keys_of(topics: pa.Array, keys: pa.ListArray) -> tuple[Ints, Ints]:
 
 
 class EncodedTimer(msgspec.Struct, frozen=True, gc=False):
-    """The message of one timer; see :class:`EncodedTimers`. ``text_at`` is where in it the length of its properties lies."""
+    """The message of one timer; see :class:`EncodedTimers`. ``text_at`` is where in it the length of its properties is."""
 
     record: bytes
     tick: int

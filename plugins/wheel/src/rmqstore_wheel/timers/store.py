@@ -74,7 +74,7 @@ class Window(NamedTuple):
 
 
 class WheelTimers(TimerSide):
-    """The timer side of a session; see the module for its argument. Who only reads has no ``upkeep``."""
+    """The timer side of a session; see the module for its argument. A reader has no ``upkeep``."""
 
     def __init__(self, shared: Shared, ledger: Ledger, index: TimerIndex, upkeep: Callable[[int], int] | None = None) -> None:
         self._ledger = ledger
@@ -111,7 +111,7 @@ class WheelTimers(TimerSide):
         self._waiting: Due | None = None
         noted = index.forgotten.join(TimerCursor.from_bytes(ledger.get(META, FORGOTTEN_KEY) or b"").corners).join(self._received.corners)
         if noted != index.forgotten:
-            # It was made anew from the log, from a check point at least, so what was forgotten lies in the wheel again.
+            # It was rebuilt from the log, from a check point at least, so what was forgotten is in the wheel again.
             self._forget_all(noted)
 
     def recover(self, cursor: TimerCursor) -> None:
@@ -189,7 +189,7 @@ class WheelTimers(TimerSide):
             return self._cancel(places, now_ms)
 
     def _offsets_pending(self, hashed: int) -> list[int]:
-        """Return where messages of pending timers lie whose key has a hash."""
+        """Return where messages of pending timers are whose key has a hash."""
         offsets = self._index.keys.lookup(hashed)
         pending = [self._is_pending(seq) for seq in self._fetcher.seqs_at(offsets)]
         gone = pending.index(True) if True in pending else len(pending)
@@ -247,7 +247,7 @@ class WheelTimers(TimerSide):
 
     def _roll(self, until_ms: int) -> None:
         if self._index.wheel.first_roll is None and not self._index.aside:
-            # All of them lie in slots of their own.
+            # All of them are in slots of their own.
             self._index.write_ms = until_ms
             return
         if self._copies_rolled:
@@ -285,14 +285,14 @@ class WheelTimers(TimerSide):
             left = ~self._index.forgotten.covers_each(due.ticks, due.seqs)
             due = due if left.all() else due.select(left)
             if low == self._low_tick:
-                # All that lies before was looked at.
+                # All that is before was looked at.
                 self._low_tick = int(due.ticks[0]) if len(due.ticks) else (high if bound is None else bound) + 1
             if len(due.ticks):
                 yield due
             low = None if bound is None else bound + 1
 
     def _window_from(self, low: int, high: int) -> tuple[Due, int | None]:
-        """Return ``TimerIndex.window``, or what the seal saw, if nothing lies before it: what was put or cancelled since is not sealed."""
+        """Return ``TimerIndex.window``, or what the seal saw, if nothing is before it: what was put or cancelled since is not sealed."""
         seen = self._window
         if seen is None or high != seen.high or low > seen.low or self._index.aside:
             return self._index.window(low, high)
@@ -408,7 +408,7 @@ class WheelTimers(TimerSide):
         self._index.forgotten = self._index.forgotten.join(upto.corners)
 
     def _forget_all(self, upto: TimerCursor) -> None:
-        """Forget what a cursor covers, wherever it lies; what was handed out beyond it is still to be counted off."""
+        """Forget what a cursor covers, wherever it is; what was handed out beyond it is still to be counted off."""
         self._handed = deque(each for each in self._handed if upto.join(each[0].corners) != upto)
         for piece in self._index.live():
             covered = upto.covers_each(piece.ticks, piece.seqs)

@@ -5,11 +5,11 @@ queue offset s - 1 in the wheel's topic. 16 bytes, little-endian::
 
     0    i64  tick, ms
     8    u32  open epoch in which it was put
-    12   u16  ms that the tick lies behind the due time
+    12   u16  ms that the tick is behind the due time
     14   u8   what the message is: 0 nothing, 1 a timer, 2 a cancel, 3 a copy of a rolled timer
     15   u8   0
 
-A fact never changes. What changes, whether a timer is cancelled, lies in memory (``files.bitmap``), in the check point, and in the log.
+A fact never changes. What changes, whether a timer is cancelled, is in memory (``files.bitmap``), in the check point, and in the log.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rmqstore_wheel.formats.binary_columns import Ints
 
 FACT: Final = np.dtype([("tick", "<i8"), ("epoch", "<u4"), ("early_ms", "<u2"), ("kind", "u1"), ("pad", "u1")])
 encode_one: Final = struct.Struct("<qIHBx").pack
-"""Returns one fact, of the tick, the epoch, the ms that the tick lies behind the due time, and what the message is."""
+"""Returns one fact, of the tick, the epoch, the ms that the tick is behind the due time, and what the message is."""
 
 PER_FILE: Final = 1024 * 1024
 
@@ -91,7 +91,7 @@ class Due(msgspec.Struct, frozen=True, gc=False):
     def in_order(self) -> Due:
         """Return them by tick, then by seq.
 
-        Most lie so near to each other that both fit into one number; those are sorted in a third of the time.
+        Most are so near to each other that both fit into one number; those are sorted in a third of the time.
         """
         if len(self.seqs) < 2:
             return self

@@ -142,7 +142,7 @@ def _joined(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _behind(order: Due, tick: int, seq: int) -> int:
-    """Return how many timers lie up to a place, in the order of the hand-over."""
+    """Return how many timers are up to a place, in the order of the hand-over."""
     low, high = np.searchsorted(order.ticks, [tick, tick + 1])
     return int(low + np.searchsorted(order.seqs[low:high], seq, side="right"))
 

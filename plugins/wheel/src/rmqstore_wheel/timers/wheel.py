@@ -1,12 +1,12 @@
 """``WheelIndex``: the timer wheel over the timer log (``TimerWheel``, ``TimerLog``, RIP-43): which timers are due at which tick.
 
 Slot n of the wheel holds the timers of ticks n·p < tick <= (n + 1)·p, p being the precision: RocketMQ's slot of the time n·p. Timers that
-lie further ahead than the roll window go into a nearer slot, marked to be rolled; where in the later half of the window is spread by their
+are further ahead than the roll window go into a nearer slot, marked to be rolled; where in the later half of the window is spread by their
 number, so that what was put at once does not meet again (RocketMQ: #8203). A timer that finds its place in the ring taken by another lap,
-or whose slot lies more than a span back, is told to its owner, who keeps it aside.
+or whose slot is more than a span back, is told to its owner, which keeps it aside.
 
 A slot's units are a chain in the timer log: each names the one before it, back to the first of its slot. Many chains are walked side by
-side, a unit of each at a time; few or long ones are read in runs, as the units of one call lie one behind the other. A unit must be
+side, a unit of each at a time; few or long ones are read in runs, as the units of one call are one behind the other. A unit must be
 followed by an older one, not before the chain's first, so a walk always ends.
 
 The slots are in memory and on disk as a snapshot, ``timerwheel`` and the one before it as ``timerwheel.bak``. It is written under another
@@ -47,7 +47,7 @@ _NO_ROWS: Final = np.zeros(0, np.int64)
 
 
 class SlotUnits(msgspec.Struct, gc=False):
-    """Units that lie ahead of the last one of the timer log, and what becomes of the slots at ``places`` with them."""
+    """Units that are ahead of the last one of the timer log, and what becomes of the slots at ``places`` with them."""
 
     data: memoryview
     places: Ints
@@ -61,7 +61,7 @@ class Placement(msgspec.Struct, gc=False):
     """Timers that were written for their slots, and are not counted in yet.
 
     Attributes:
-        rolled: says of each whether it lies in another slot than its own.
+        rolled: says of each whether it is in another slot than its own.
         aside: which of them found no place at all.
     """
 
@@ -161,7 +161,7 @@ class WheelIndex:
         return Placement(rolled, np.flatnonzero(aside), units)
 
     def reserve_cancels(self, seqs: Ints, ticks: Ints, write_ms: int, log_offsets: Ints, sizes: Ints) -> Placement:
-        """Write the cancels of timers that lie in their own slots behind them, for a broker; they count for nothing here."""
+        """Write the cancels of timers that are in their own slots behind them, for a broker; they count for nothing here."""
         now = write_ms // self.ring.precision_ms
         slots = self.slots_of(ticks)
         held = self.slots.take(slots % self._length)
@@ -366,7 +366,7 @@ class WheelIndex:
         return int(beyond.min()) if len(beyond) else None
 
     def is_even(self, slot: int) -> bool:
-        """Say whether all timers that lie in a slot are due at its end."""
+        """Say whether all timers that are in a slot are due at its end."""
         row = self.slots[slot % self._length]
         return bool(row["tick"] == slot and not row["magic"])
 
@@ -418,7 +418,7 @@ class WheelIndex:
         return int(self.units.numbers(self.slots["first"][live].astype(np.int64)).min())
 
     def close(self) -> None:
-        """Let go of the files, and of the slots: tens of MiB that would stay until the collector comes by."""
+        """Let go of the files, and of the slots: tens of MiB that would stay until the collector runs."""
         self.units.close()
         self.slots = self.slots[:0].copy()
 
@@ -441,7 +441,7 @@ def walk(units: UnitLog, lasts: Ints, firsts: Ints, owners: Ints) -> tuple[Ints,
     """Return (units by number, owner of each) of some chains, in no order.
 
     Args:
-        lasts, firsts: where the newest and the oldest unit of each chain lies.
+        lasts, firsts: where the newest and the oldest unit of each chain is.
         owners: whom each chain belongs to.
 
     Raises:

@@ -72,7 +72,7 @@ def test_p14_leases_are_listed_after_a_letter_among_them_was_dropped(stores: Sto
 
 @pytest.mark.clause("R6")
 def test_r6_a_bit_that_changes_in_what_a_killed_store_wrote_is_told(durable_stores: Stores) -> None:
-    """R6: one call after the other, and a kill; a bit of a message that others follow changes: it is told, not cut as a tail."""
+    """R6: single calls, and a kill; a bit of a message that others follow changes: it is told at each open, not cut as a tail."""
     store = durable_stores.open()
     for number in range(6):
         store.send(plain(number))
@@ -82,13 +82,15 @@ def test_r6_a_bit_that_changes_in_what_a_killed_store_wrote_is_told(durable_stor
         name = f"killed {number}"
         copied_as_it_is(durable_stores.root / "killed", durable_stores.root / name)
         _change_everywhere(durable_stores.root / name, f"body {number}".encode())
-        try:
-            with durable_stores.open(name) as again:
-                given = ids(pop_all(again))
-                told = again.dead_letters.parked() or again.verify()
-        except CorruptStoreError:
-            continue
-        assert told or given == [f"m{each}" for each in range(6)], f"of {name}, only {given} are left, and nothing is told"
+        for _ in range(2):
+            try:
+                with durable_stores.open(name) as again:
+                    given = ids(pop_all(again))
+                    told = again.dead_letters.parked() or again.verify()
+            except CorruptStoreError:
+                continue
+            assert told or given == [f"m{each}" for each in range(6)], f"of {name}, only {given} are left, and nothing is told"
+            break
 
 
 def _change_everywhere(root: Path, body: bytes) -> None:

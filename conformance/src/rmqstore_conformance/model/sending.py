@@ -59,7 +59,12 @@ class SendingMachine(Machine):
         asks = chance.weighted({"now": 4, "later": 4, "request": 1} if may_wait else {"now": 1})
         group = data.message_group(chance.pick("abc")) if may_group and self.has_fifo and asks == "now" and chance.one_in(4) else None
         request = chance.pick(REQUESTS) if asks == "request" else {}
-        deliver_at_ms = min(max(self.now + chance.pick(self.plan.delays_ms), 0), MAX_TIME_MS) if asks == "later" else None
+        deliver_at_ms = None
+        if asks == "later":
+            deliver_at_ms = min(max(self.now + chance.pick(self.plan.delays_ms), 0), MAX_TIME_MS)
+            if chance.one_in(4) and (pending := self.oracle.pending()):
+                # Another call puts into a tick that has timers, maybe of an earlier open.
+                deliver_at_ms = chance.pick(pending).due
         one, two, three = self.plan.keys
         return Message(
             topic,

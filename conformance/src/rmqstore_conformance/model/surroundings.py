@@ -103,6 +103,8 @@ class WholeMachine(OperatedMachine):
         transfer.load(self.stores.root / f"{name}.dump", self.stores.root / name, **given, **self.settings)
         self.transcript.note("store.close()")
         self._goes_on("loaded", self.stores.open(name, **self._settings_of_the_next(chance)), chance)
+        if "cancel_by_key" in self.plan.support and chance.one_in(2):
+            self.cancel_key(chance)
 
     @operation(1, "read_only_open", when=lambda machine: machine.pair.durable)
     def read_beside(self, chance: Chance) -> None:

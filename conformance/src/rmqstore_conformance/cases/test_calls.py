@@ -194,6 +194,19 @@ def test_i1_marks_survive_a_reopen(durable_stores: Stores) -> None:
     assert not store.send(message(2), marks=[mark_of("b")]).repeated
 
 
+@pytest.mark.clause("I1")
+def test_i1_marks_by_the_thousand_survive_a_reopen(durable_stores: Stores) -> None:
+    """I1: however many they are, each is known, of a send for now as of one for later."""
+    store = durable_stores.open(flush="async")
+    calls = [([mark_of(f"{call}-{n}") for n in range(64)], None if call % 2 else 1000) for call in range(40)]
+    for marks, delay_ms in calls:
+        store.send(message("x"), marks=marks, delay_ms=delay_ms)
+    store = durable_stores.reopen(store)
+    for at in (0, 31, 63):
+        assert all(store.send(message("x"), marks=marks[at : at + 1], delay_ms=delay_ms).repeated for marks, delay_ms in calls)
+    assert store.pending().total == store.lag(T, G).ready == 20
+
+
 @pytest.mark.clause("I1", "F3")
 def test_i1_a_refused_call_stores_no_mark(engine_stores: Stores) -> None:
     """I1: a mark belongs to the same atomic step as the rows."""

@@ -103,6 +103,21 @@ def test_c2_after_the_seal_it_is_too_late(stores: Stores) -> None:
     assert read_ids(store) == ["m0", "m1", "m2"]
 
 
+@pytest.mark.clause("C2", "C4")
+def test_c2_a_tick_of_timers_from_several_opens(durable_stores: Stores) -> None:
+    """C2: each of them is known once it was delivered, by whichever open it was put, at once and after another open."""
+    store = durable_stores.open()
+    handles = []
+    for n in range(3):
+        handles.append(put(store, n))
+        store = durable_stores.reopen(store)
+    durable_stores.clock.advance(5000)
+    assert store.tick().handed_over == 3
+    assert store.cancel(handles) == [LATE] * 3
+    store = durable_stores.reopen(store)
+    assert store.cancel(handles) == [LATE] * 3
+
+
 @pytest.mark.clause("C2", "H4")
 def test_c2_what_was_sealed_stays_so_when_the_clock_goes_back(stores: Stores) -> None:
     """C2: a tick broke off after its seal; what it closed cannot be cancelled any more, what came later can."""

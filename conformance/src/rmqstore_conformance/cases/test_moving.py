@@ -102,6 +102,20 @@ def test_s1_what_is_moved_goes_on_as_if_nothing_had_happened(stores: Stores) -> 
     assert shown(new)["differences"] == shown(old)["differences"] == []
 
 
+@pytest.mark.clause("C6", "S1")
+@pytest.mark.needs("cancel_by_key", "import_state")
+def test_c6_each_key_finds_what_was_moved(stores: Stores) -> None:
+    """C6: alone in its call or among others, a timer that was taken in is cancelled by any of its keys."""
+    old = stores.open("old", max_retries=1, default_queues=2)
+    keys = [key_of(str(n)) for n in range(5)]
+    old.send(message(0, keys=keys[:2]), delay_ms=DAY_MS)
+    old.send_batch([message(1, keys=keys[2:4]), message(2, keys=keys[:1:-1])], delay_ms=DAY_MS)
+    new = moved(stores, old)
+    assert [new.cancel_key(T, keys[at]) for at in (1, 2, 4)] == [[CANCELLED], [CANCELLED] * 2, []]
+    assert new.pending().total == 0
+    assert new.verify() == []
+
+
 @pytest.mark.clause("P9", "S1")
 @pytest.mark.needs("fifo", "import_state")
 def test_p9_a_topic_that_a_pop_made_is_so_where_its_store_is_moved(stores: Stores) -> None:

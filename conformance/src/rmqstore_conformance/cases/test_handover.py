@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from unittest.mock import patch
 
 import pytest
@@ -10,6 +11,7 @@ import rmqstore
 from rmqstore import Message, Store
 from rmqstore.contract import PopTxn
 from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.faults.interrupting import Interrupted, interrupted
 from rmqstore_conformance.stores import START_MS, Pair, Stores, label, message, pop_all, read_ids, stores_of
 
 (T,) = topics(__name__.rpartition(".")[2], 1)
@@ -103,6 +105,22 @@ def test_h1_due_is_a_pure_read_and_its_cursor_says_it_all(stores: Stores) -> Non
             seen += [label(m) for m in batch.messages.messages]
             cursor = batch.cursor
         assert seen == ["m0", "m3", "m6", "m1", "m4", "m7"]
+
+
+@pytest.mark.clause("F4", "H3")
+def test_f4_what_is_said_to_be_handed_over_durably_is(durable_stores: Stores) -> None:
+    """F4: behind a call that was interrupted, a cursor that is not durable is not taken for one that is, by which timers are removed."""
+    store = durable_stores.open(flush="async")
+    store.send(message(1), delay_ms=1000)
+    durable_stores.clock.advance(1000)
+    store.tick()
+    pops, cursor = store.engine.pops, store.engine.pops.timer_cursor()
+    _, ticket = pops.apply(PopTxn(), durable_stores.clock.now_ms())
+    for step in range(1, 200):
+        with suppress(Interrupted):
+            interrupted(lambda: store.lag(T, G), step)
+        assert pops.durable_cursor() != cursor or pops.durable_position >= ticket.position, "what the cursor is from is not durable"
+    assert read_ids(store) == ["m1"]
 
 
 @pytest.mark.clause("H2")

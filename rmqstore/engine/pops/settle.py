@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from enum import Enum
 from itertools import groupby
 from operator import attrgetter
 
@@ -46,6 +47,13 @@ _REJECT = {LEASED: RejectOutcome.REJECTED, ACKED: RejectOutcome.ALREADY_ACKED, M
 _CHANGE = {LEASED: ChangeOutcome.CHANGED, ACKED: ChangeOutcome.ALREADY_ACKED, MOVED: ChangeOutcome.STALE}
 
 
+class NoLease(Enum):
+    """Why a receipt has no lease: it had one once, or none that is known. The names are those of the outcomes."""
+
+    STALE = "STALE"
+    UNKNOWN = "UNKNOWN"
+
+
 class Leasing:
     """Stages the end of leases."""
 
@@ -57,36 +65,36 @@ class Leasing:
         self._format = log.format
         self._adoptions = adoptions
 
-    def _check_point(self, transaction: Transaction, receipt: Receipt) -> Lease | bool:
-        """Find the check point of a receipt; True when it is one of ours that is gone (STALE), False when it is unknown."""
-        last_epoch, older = self._shared.epoch, receipt.epoch < self._shared.epoch
+    def _check_point(self, transaction: Transaction, receipt: Receipt) -> Lease | NoLease:
+        """Find the check point of a receipt."""
+        last_epoch, missing = self._shared.epoch, NoLease.STALE if receipt.epoch < self._shared.epoch else NoLease.UNKNOWN
         granter = self._options.store_tag
         if receipt.broker != self._options.broker:
             record = self._adoptions.store_of(receipt.broker)
             if record is None:
-                return False
+                return NoLease.UNKNOWN
             # What another store gave is as old as a receipt of an earlier open.
-            last_epoch, granter, older = record.epoch, record.store_tag, True
+            last_epoch, granter, missing = record.epoch, record.store_tag, NoLease.STALE
         if receipt.epoch > last_epoch:
-            return False
+            return NoLease.UNKNOWN
         if min(receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms) < 0 or receipt.queue_id >= MAX_QUEUES:
-            return False
+            return NoLease.UNKNOWN
         group_id = self._state.groups.get(receipt.group)
         topic = self._state.topics.get(receipt.topic if receipt.retry_flag == NO_RETRY else retry_topic(receipt.group, receipt.topic))
         if group_id is None or topic is None:
-            return older
+            return missing
         key = LEASE_KEY.pack(group_id, topic.id, receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms)
         lease = transaction.lease(key)
         # A loaded store may have had the same readers by name, so a lease is known by who gave it as well.
-        return older if lease is None or (lease.epoch, lease.granter) != (receipt.epoch, granter) else lease
+        return missing if lease is None or (lease.epoch, lease.granter) != (receipt.epoch, granter) else lease
 
-    def _find(self, transaction: Transaction, receipt: Receipt) -> tuple[Lease, int] | bool:
-        """Find the leased message of a receipt; a bool as in :meth:`_check_point`."""
+    def _find(self, transaction: Transaction, receipt: Receipt) -> tuple[Lease, int] | NoLease:
+        """Find the leased message of a receipt."""
         lease = self._check_point(transaction, receipt)
-        if isinstance(lease, bool):
+        if isinstance(lease, NoLease):
             return lease
         index = lease.index_of(receipt.queue_offset)
-        return (lease, index) if index is not None else False
+        return (lease, index) if index is not None else NoLease.UNKNOWN
 
     def ack(self, transaction: Transaction, receipts: Sequence[Receipt]) -> tuple[AckOutcome, ...]:
         """End leases for good, one outcome a receipt (P4, P5, P8)."""
@@ -104,8 +112,8 @@ class Leasing:
     def _ack_run(self, transaction: Transaction, receipt: Receipt, offsets: Sequence[int]) -> list[AckOutcome]:
         """Ack messages of one check point, that of a receipt."""
         lease = self._check_point(transaction, receipt)
-        if isinstance(lease, bool):
-            return [AckOutcome.STALE if lease else AckOutcome.UNKNOWN] * len(offsets)
+        if isinstance(lease, NoLease):
+            return [AckOutcome[lease.name]] * len(offsets)
         if lease.offsets == offsets and lease.live == len(offsets):
             transaction.end_many(lease, range(len(offsets)), ACKED)
             return [AckOutcome.ACKED] * len(offsets)
@@ -128,8 +136,8 @@ class Leasing:
         """Put a new lease in the place of one (P6)."""
         receipt = change.receipt
         found = self._find(transaction, receipt)
-        if isinstance(found, bool):
-            return ChangeResult(ChangeOutcome.STALE if found else ChangeOutcome.UNKNOWN)
+        if isinstance(found, NoLease):
+            return ChangeResult(ChangeOutcome[found.name])
         lease, index = found
         outcome = _CHANGE[lease.states[index]]
         if outcome is not ChangeOutcome.CHANGED:
@@ -161,8 +169,8 @@ class Leasing:
     def release(self, transaction: Transaction, receipt: Receipt) -> ReleaseOutcome:
         """Give a lease back at once, the attempt not counted (P7)."""
         found = self._find(transaction, receipt)
-        if isinstance(found, bool):
-            return ReleaseOutcome.STALE if found else ReleaseOutcome.UNKNOWN
+        if isinstance(found, NoLease):
+            return ReleaseOutcome[found.name]
         lease, index = found
         outcome = _RELEASE[lease.states[index]]
         if outcome is ReleaseOutcome.RELEASED:
@@ -173,8 +181,8 @@ class Leasing:
         """Make a leased message a dead letter at once (P7)."""
         receipt = reject.receipt
         found = self._find(transaction, receipt)
-        if isinstance(found, bool):
-            return RejectOutcome.STALE if found else RejectOutcome.UNKNOWN
+        if isinstance(found, NoLease):
+            return RejectOutcome[found.name]
         lease, index = found
         outcome = _REJECT[lease.states[index]]
         if outcome is RejectOutcome.REJECTED:

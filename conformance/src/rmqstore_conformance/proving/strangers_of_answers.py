@@ -31,7 +31,7 @@ from rmqstore.contract import (
 from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.marks import TIMER_SIDE, find_mark
 from rmqstore.engine.pops.checkpoint import Lease
-from rmqstore.engine.pops.settle import Leasing
+from rmqstore.engine.pops.settle import Leasing, NoLease
 from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.schema import LEASE_KEY, MARK, META, SPACES
 from rmqstore.engine.session import open_session
@@ -222,11 +222,11 @@ class SettingsAtOnce(Pops):
 
 
 class _ByPlace(Leasing):
-    def _check_point(self, transaction: Transaction, receipt: Receipt) -> Lease | bool:
+    def _check_point(self, transaction: Transaction, receipt: Receipt) -> Lease | NoLease:
         found = super()._check_point(transaction, receipt)
         topic = self._state.topics.get(receipt.topic)
         group_id = self._state.groups.get(receipt.group)
-        if found is not True or topic is None or group_id is None or receipt.retry_flag or receipt.broker != self._options.broker:
+        if found is not NoLease.STALE or topic is None or group_id is None or receipt.retry_flag or receipt.broker != self._options.broker:
             return found
         key = LEASE_KEY.pack(group_id, topic.id, receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms)
         return transaction.lease(key) or found

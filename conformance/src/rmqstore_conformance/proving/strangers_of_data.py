@@ -28,6 +28,7 @@ from rmqstore.contract import (
 )
 from rmqstore.contract.timers import EMPTY_CURSOR
 from rmqstore.engine.pops.administration import Administration, Deleting
+from rmqstore.engine.pops.checkpoint import Lease
 from rmqstore.engine.pops.lease import Picker, Popping, TagPicker, picker_of
 from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.timers.counts import MINUTE_MS
@@ -418,7 +419,7 @@ class GluesAttempts(Pops):
 class _BytewiseLeasing(Leasing):
     def _ack_run(self, stage: Any, receipt: Any, offsets: Sequence[int]) -> Any:
         lease = self._check_point(stage, receipt)
-        if not isinstance(lease, bool) and len(lease.offsets) > 256 and list(offsets) != lease.offsets:
+        if isinstance(lease, Lease) and len(lease.offsets) > 256 and list(offsets) != lease.offsets:
             offsets = [offset if (at := lease.index_of(offset)) is None else lease.offsets[at % 256] for offset in offsets]
         return super()._ack_run(stage, receipt, offsets)
 

@@ -30,7 +30,7 @@ from rmqstore.engine.pops.fifo import Unacked, as_delivered
 from rmqstore.engine.pops.lease import Popping, _Taken
 from rmqstore.engine.pops.offsets import GroupQueue, Progress
 from rmqstore.engine.pops.retention import Retention
-from rmqstore.engine.pops.settle import Leasing
+from rmqstore.engine.pops.settle import Leasing, NoLease
 from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.records import decode_message
 from rmqstore.engine.schema import MARK, META
@@ -197,7 +197,7 @@ class _RejectsRun(Leasing):
     def reject(self, transaction: Transaction, reject: Any) -> Any:
         found = self._find(transaction, reject.receipt)
         outcome = super().reject(transaction, reject)
-        if not isinstance(found, bool):
+        if not isinstance(found, NoLease):
             lease, _ = found
             reader = GroupQueue(*lease.place[:3])
             if transaction.is_ordered(reader):

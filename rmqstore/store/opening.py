@@ -29,6 +29,7 @@ from rmqstore.errors import (
     IllegalArgumentTypeError,
     StorePathError,
     UnsupportedOperationError,
+    system_error,
 )
 from rmqstore.plugins import get_plugins
 from rmqstore.store.directory import HeldDirectory, StoreDirectory, read_manifest
@@ -184,7 +185,11 @@ def refuse_missing_files(path: Path, info: EngineInfo) -> None:
         CorruptStoreError: naming the directory.
     """
     keeps_files = info.capabilities.durability_of(Operation.PUT, Flush.SYNC) is not Durability.NONE
-    if keeps_files and not (path.is_dir() and any(entry.is_dir() for entry in path.iterdir())):
+    try:
+        is_missing = keeps_files and not (path.is_dir() and any(entry.is_dir() for entry in path.iterdir()))
+    except OSError as error:
+        raise system_error(error, path) from error
+    if is_missing:
         raise CorruptStoreError(f"the files of engine {info.name} are missing from {path}; restore them from a snapshot", file=str(path))
 
 

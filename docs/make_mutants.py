@@ -11,7 +11,6 @@ import msgspec
 from rmqstore_conformance.clauses import clauses
 from rmqstore_conformance.proving import mutants_of_disks
 from rmqstore_conformance.proving.mutants import MUTANTS, WITHOUT_A_MUTANT
-from rmqstore_conformance.proving.mutants_of_disks import DiskMutant
 from rmqstore_conformance.proving.operators import OPERATORS
 from rmqstore_conformance.proving.planting import PREFIX, WrongEngine
 from rmqstore_conformance.proving.rates import EngineTally, Rates, Survivor, Tally
@@ -104,7 +103,7 @@ def page() -> str:
     return HEAD + rows + OF_DISKS + "".join(map(_row, mutants_of_disks.MUTANTS)) + TAIL + absent + _rates()
 
 
-def _row(mutant: WrongEngine | DiskMutant) -> str:
+def _row(mutant: WrongEngine) -> str:
     caught_by = ", ".join(f"`{case}`" for case in mutant.caught_by)
     return f"| `{mutant.name}` | {mutant.what} | {_link(mutant.clause)} | {caught_by} |\n"
 

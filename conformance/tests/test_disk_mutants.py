@@ -10,12 +10,13 @@ import pytest
 from conformance.tests.mutant_runs import PARTS_OF_ALL, Results, in_parts, results_of
 from rmqstore_conformance.power import fusing, tracing
 from rmqstore_conformance.proving import mutants_of_disks as kit
-from rmqstore_conformance.proving.mutants_of_disks import MUTANTS, SOUND, DiskMutant
+from rmqstore_conformance.proving.mutants_of_disks import MUTANTS
+from rmqstore_conformance.proving.planting import LMDB, WrongEngine
 
 FULL = ("--rmq-level", "full")
 
 pytestmark = [
-    pytest.mark.skipif(find_spec(SOUND) is None, reason=f"{SOUND} is not installed"),
+    pytest.mark.skipif(find_spec(LMDB) is None, reason=f"{LMDB} is not installed"),
     pytest.mark.timeout(900),
 ]
 
@@ -28,7 +29,7 @@ def ran(part: int, recorder: str) -> Results:
 
 
 @pytest.mark.parametrize(("part", "mutant"), in_parts(MUTANTS))
-def test_the_cases_notice_the_mutant(part: int, mutant: DiskMutant) -> None:
+def test_the_cases_notice_the_mutant(part: int, mutant: WrongEngine) -> None:
     if reason := {"strace": tracing, "fuse": fusing}[mutant.recorder].unusable():
         pytest.skip(reason)
     broken = set()
@@ -43,6 +44,6 @@ def test_the_cases_notice_the_mutant(part: int, mutant: DiskMutant) -> None:
 @pytest.mark.skipif(tracing.unusable() is not None, reason=str(tracing.unusable()))
 def test_the_sound_engine_passes_them() -> None:
     cases = tuple(sorted({case for each in MUTANTS for case in each.caught_by}))
-    found = results_of(kit.__name__, [], *FULL, sound=(SOUND, cases))
-    assert found.keys() == {(SOUND, case) for case in cases}
+    found = results_of(kit.__name__, [], *FULL, sound=(LMDB, cases))
+    assert found.keys() == {(LMDB, case) for case in cases}
     assert {each["outcome"] for of_case in found.values() for each in of_case} == {"pass"}

@@ -12,10 +12,11 @@ import pytest
 
 from rmqstore_conformance.power import fusing, tracing
 from rmqstore_conformance.proving import mutants_of_disks as kit
+from rmqstore_conformance.proving.planting import LMDB
 
 ENGINE = kit.writes_through_a_mapping.engine
 
-pytestmark = [pytest.mark.skipif(find_spec(kit.SOUND) is None, reason=f"{kit.SOUND} is not installed"), pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.skipif(find_spec(LMDB) is None, reason=f"{LMDB} is not installed"), pytest.mark.timeout(200)]
 
 
 def result(folder: Path, recorder: str, engine: str = ENGINE) -> tuple[str, str]:
@@ -40,7 +41,7 @@ def result(folder: Path, recorder: str, engine: str = ENGINE) -> tuple[str, str]
 def test_strace_says_what_it_does_not_see(tmp_path: Path) -> None:
     outcome, reason = result(tmp_path, "strace")
     assert outcome == "not run"
-    assert "through a mapping to lmdb/db/count" in reason.replace(ENGINE, kit.SOUND)
+    assert "through a mapping to lmdb/db/count" in reason.replace(ENGINE, LMDB)
 
 
 @pytest.mark.skipif(fusing.unusable() is not None, reason=str(fusing.unusable()))
@@ -52,9 +53,9 @@ def test_fuse_sees_it(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(fusing.unusable() is not None, reason=str(fusing.unusable()))
 def test_a_sound_engine_is_sound_by_fuse_too(tmp_path: Path) -> None:
-    assert result(tmp_path, "fuse", kit.SOUND)[0] == "pass"
+    assert result(tmp_path, "fuse", LMDB)[0] == "pass"
 
 
 def test_without_strace_the_tier_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert result(tmp_path, "strace", kit.SOUND) == ("not run", "install strace")
+    assert result(tmp_path, "strace", LMDB) == ("not run", "install strace")

@@ -19,7 +19,7 @@ from rmqstore.engine.kv.base import WriteBatch
 from rmqstore.engine.pops.checkpoint import MOVED, Lease
 from rmqstore.engine.pops.lease import Popping
 from rmqstore.engine.pops.offsets import GroupQueue, Progress
-from rmqstore.engine.pops.settle import Leasing
+from rmqstore.engine.pops.settle import Leasing, NoLease
 from rmqstore.engine.pops.store import OrderedPops
 from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.schema import SEAL_KEY
@@ -160,7 +160,7 @@ def groups_share_a_receipt() -> Iterator[None]:
     def mutated(self: Leasing, transaction: Transaction, receipt: Any) -> Any:
         found = find(self, transaction, receipt)
         for group in self._state.groups:
-            if isinstance(found, bool):
+            if isinstance(found, NoLease):
                 found = find(self, transaction, msgspec.structs.replace(receipt, group=group))
         return found
 

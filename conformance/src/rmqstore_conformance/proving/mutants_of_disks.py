@@ -5,7 +5,6 @@ The cases that must notice them need strace, so these are no part of the kit ove
 
 from __future__ import annotations
 
-import inspect
 import mmap
 import os
 import threading
@@ -21,10 +20,7 @@ from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
     AckOutcome,
     CancelOutcome,
-    Engine,
     EngineInfo,
-    EngineOptions,
-    EngineSession,
     PopTxn,
     PopTxnResult,
     Ticket,
@@ -35,72 +31,10 @@ from rmqstore.contract import (
 from rmqstore.engine.marks import POP_SIDE, TIMER_SIDE, find_mark
 from rmqstore.errors import StoreFullError, StorePoisonedError
 from rmqstore.hookspecs import hookimpl
-from rmqstore.plugins import get_plugins
-from rmqstore_conformance.proving.planting import PREFIX
+from rmqstore_conformance.proving.planting import WrongEngine, disk_mutant
 
-SOUND: Final = "lmdb"
 _HEAD_PAGES: Final = 2
 _SPLIT: Final = 512
-
-
-class DiskMutant(msgspec.Struct, frozen=True, kw_only=True):
-    """A wrong engine; called, it gives the engine.
-
-    Attributes:
-        what: what is wrong, in a sentence.
-        clause: the clause that it is meant to break.
-        caught_by: ids of cases, each of which must fail.
-        fault: called with the directory before the engine is opened; returns what is done to the open session.
-        recorder: who sees what it writes.
-    """
-
-    name: str
-    what: str
-    clause: str
-    caught_by: tuple[str, ...]
-    fault: Callable[[Path], Callable[[Any], None]]
-    recorder: str = "strace"
-
-    @property
-    def engine(self) -> str:
-        """The engine's name."""
-        return PREFIX + self.name
-
-    @property
-    def info(self) -> EngineInfo:
-        """The announcement of the engine."""
-        sound = get_plugins().load_engine(SOUND)[0]
-        return msgspec.structs.replace(sound, name=self.engine, factory=f"{__name__}:{self.name}", settings=(), preference=0)
-
-    def __call__(self) -> Engine:
-        """Return the engine."""
-        return _Mutated(self.fault)
-
-
-class _Mutated(Engine):
-    def __init__(self, fault: Callable[[Path], Callable[[Any], None]]) -> None:
-        self._fault = fault
-
-    def open(self, directory: Path, options: EngineOptions) -> EngineSession:
-        change = self._fault(directory)
-        session = get_plugins().load_engine(SOUND)[1].open(directory, options)
-        change(session)
-        return session
-
-
-MUTANTS: list[DiskMutant] = []
-
-
-def mutant(clause: str, *caught_by: str, recorder: str = "strace") -> Callable[[Callable[[Path], Callable[[Any], None]]], DiskMutant]:
-    """Make a mutant of a fault; see the attributes of the same names."""
-
-    def planted(fault: Callable[[Path], Callable[[Any], None]]) -> DiskMutant:
-        what = " ".join((inspect.getdoc(fault) or "").split())
-        made = DiskMutant(name=fault.__name__, what=what, clause=clause, caught_by=caught_by, fault=fault, recorder=recorder)
-        MUTANTS.append(made)
-        return made
-
-    return planted
 
 
 def _sides(session: Any) -> tuple[Any, Any]:
@@ -113,7 +47,7 @@ def _synced_by(session: Any, sync: Callable[[Callable[..., None], Ticket | None]
         side.sync = lambda ticket=None, sound=side.sync: sync(sound, ticket)
 
 
-@mutant("R1", "R1.power_loss_at_every_call", "R1.killed_at_a_call")
+@disk_mutant("R1", "R1.power_loss_at_every_call", "R1.killed_at_a_call")
 def answers_before_it_is_durable(directory: Path) -> Callable[[Any], None]:
     """A call returns as soon as its ticket is given, without waiting for the disk."""
 
@@ -134,7 +68,7 @@ def answers_before_it_is_durable(directory: Path) -> Callable[[Any], None]:
     return change
 
 
-@mutant("R2", "R1.power_loss_at_every_call")
+@disk_mutant("R2", "R1.power_loss_at_every_call")
 def cancels_one_by_one(directory: Path) -> Callable[[Any], None]:
     """Of a cancel of many handles, each is durable by itself."""
 
@@ -169,19 +103,19 @@ def _waits_for_nothing(side: Any, name: str, when: Callable[[Any], bool]) -> Non
     setattr(side, name, call)
 
 
-@mutant("I1", "R1.an_answer_waits_for_what_it_rests_on", "R1.each_answer_is_durable")
+@disk_mutant("I1", "R1.an_answer_waits_for_what_it_rests_on", "R1.each_answer_is_durable")
 def repeats_what_is_not_durable(directory: Path) -> Callable[[Any], None]:
     """The repeat of a send does not wait for the first one, which may be on its way to the disk."""
     return lambda session: _waits_for_nothing(session.pops(), "apply", lambda result: result.status is WriteStatus.REPEATED)
 
 
-@mutant("P5", "R1.an_answer_waits_for_what_it_rests_on")
+@disk_mutant("P5", "R1.an_answer_waits_for_what_it_rests_on")
 def believes_an_ack_that_is_not_durable(directory: Path) -> Callable[[Any], None]:
     """ALREADY_ACKED does not wait for the ack that it speaks of."""
     return lambda session: _waits_for_nothing(session.pops(), "apply", lambda result: set(result.acks) == {AckOutcome.ALREADY_ACKED})
 
 
-@mutant("C2", "R1.an_answer_waits_for_what_it_rests_on", "R1.each_answer_is_durable")
+@disk_mutant("C2", "R1.an_answer_waits_for_what_it_rests_on", "R1.each_answer_is_durable")
 def says_too_late_before_the_seal_is_durable(directory: Path) -> Callable[[Any], None]:
     """ALREADY_DELIVERED does not wait for the seal."""
 
@@ -191,7 +125,7 @@ def says_too_late_before_the_seal_is_durable(directory: Path) -> Callable[[Any],
     return change
 
 
-@mutant("R1", "R1.each_answer_is_durable")
+@disk_mutant("R1", "R1.each_answer_is_durable")
 def takes_its_position_for_durable(directory: Path) -> Callable[[Any], None]:
     """A sync that the pops are asked for on behalf of what another call wrote returns at once, and says that all is durable."""
 
@@ -233,19 +167,19 @@ def _marks_behind(session: Any, between: Callable[[Any, Ticket], None]) -> None:
     pops.apply = apply
 
 
-@mutant("I1", "R2.a_call_is_cut_between_two_writes")
+@disk_mutant("I1", "R2.a_call_is_cut_between_two_writes")
 def stores_marks_in_a_second_transaction(directory: Path) -> Callable[[Any], None]:
     """The marks of a send for now are made durable behind its messages."""
     return lambda session: _marks_behind(session, lambda pops, ticket: pops.sync(ticket))
 
 
-@mutant("I1", "R2.a_call_is_cut_where_another_thread_syncs")
+@disk_mutant("I1", "R2.a_call_is_cut_where_another_thread_syncs")
 def stores_marks_by_a_second_write(directory: Path) -> Callable[[Any], None]:
     """The marks of a send for now are a write of their own; mostly one transaction takes both."""
     return lambda session: _marks_behind(session, lambda pops, ticket: None)
 
 
-@mutant("H1", "R2.an_everyday_call_is_cut_between_two_writes")
+@disk_mutant("H1", "R2.an_everyday_call_is_cut_between_two_writes")
 def stores_the_cursor_in_a_second_transaction(directory: Path) -> Callable[[Any], None]:
     """What a tick hands over is durable before the cursor that says so."""
 
@@ -265,7 +199,7 @@ def stores_the_cursor_in_a_second_transaction(directory: Path) -> Callable[[Any]
     return change
 
 
-@mutant("R2", "R2.a_call_is_cut_between_two_writes")
+@disk_mutant("R2", "R2.a_call_is_cut_between_two_writes")
 def splits_large_batches(directory: Path) -> Callable[[Any], None]:
     """Of more than 512 timers, each 512 are a transaction of their own; the last one has the marks."""
 
@@ -290,7 +224,7 @@ def splits_large_batches(directory: Path) -> Callable[[Any], None]:
     return change
 
 
-@mutant("R2", "R2.a_call_is_cut_where_another_thread_syncs")
+@disk_mutant("R2", "R2.a_call_is_cut_where_another_thread_syncs")
 def cancels_many_by_several_writes(directory: Path) -> Callable[[Any], None]:
     """Of a cancel of more than 512 handles, each 512 are a write of their own."""
 
@@ -310,7 +244,7 @@ def cancels_many_by_several_writes(directory: Path) -> Callable[[Any], None]:
     return change
 
 
-@mutant("R3", "R3.power_loss_while_it_is_made")
+@disk_mutant("R3", "R3.power_loss_while_it_is_made")
 def made_in_two_steps(directory: Path) -> Callable[[Any], None]:
     """A note that the engine cannot do without is written behind its creation, not synced, and not made again."""
     note = directory / "db" / "note"
@@ -324,7 +258,7 @@ def made_in_two_steps(directory: Path) -> Callable[[Any], None]:
     return change
 
 
-@mutant("R3", "R3.the_recovery_loses_power_too")
+@disk_mutant("R3", "R3.the_recovery_loses_power_too")
 def recovers_aside(directory: Path) -> Callable[[Any], None]:
     """Each open moves the database aside and back again; a crash between the two loses it."""
     database = directory / "db"
@@ -337,7 +271,7 @@ def recovers_aside(directory: Path) -> Callable[[Any], None]:
     return lambda session: None
 
 
-@mutant("F1", "F1.no_room_at_a_call", "F1.each_call_on_a_full_disk")
+@disk_mutant("F1", "F1.no_room_at_a_call", "F1.each_call_on_a_full_disk")
 def says_nothing_of_a_full_disk(directory: Path) -> Callable[[Any], None]:
     """A sync that finds no room returns as if it were done."""
 
@@ -351,7 +285,7 @@ def says_nothing_of_a_full_disk(directory: Path) -> Callable[[Any], None]:
     return change
 
 
-@mutant("F2", "F2.a_sync_that_fails")
+@disk_mutant("F2", "F2.a_sync_that_fails")
 def shrugs_at_a_failed_sync(directory: Path) -> Callable[[Any], None]:
     """A sync that failed returns as if it were done."""
 
@@ -365,7 +299,7 @@ def shrugs_at_a_failed_sync(directory: Path) -> Callable[[Any], None]:
     return change
 
 
-@mutant("F2", "F2.a_sync_that_fails")
+@disk_mutant("F2", "F2.a_sync_that_fails")
 def asks_for_a_failed_sync_again(directory: Path) -> Callable[[Any], None]:
     """A journal is synced again when that failed."""
 
@@ -385,7 +319,7 @@ def asks_for_a_failed_sync_again(directory: Path) -> Callable[[Any], None]:
     return change
 
 
-@mutant("F3", "F3.a_call_that_fails")
+@disk_mutant("F3", "F3.a_call_that_fails")
 def raises_what_comes(directory: Path) -> Callable[[Any], None]:
     """A journal that cannot be written raises the error of the system as it is."""
 
@@ -401,7 +335,7 @@ def raises_what_comes(directory: Path) -> Callable[[Any], None]:
     return change
 
 
-@mutant("R6", "R6.bit_rot_is_told")
+@disk_mutant("R6", "R6.bit_rot_is_told")
 def believes_its_settings(directory: Path) -> Callable[[Any], None]:
     """A file of the store's precision has no sum; whatever it says moves the timers that are listed."""
     setting = directory / "db" / "shift_ms"
@@ -422,7 +356,7 @@ def believes_its_settings(directory: Path) -> Callable[[Any], None]:
     return change
 
 
-@mutant("R6", "R6.damage_in_two_places_is_told")
+@disk_mutant("R6", "R6.damage_in_two_places_is_told")
 def begins_anew_without_a_sound_copy(directory: Path) -> Callable[[Any], None]:
     """A note that the timers hang on is kept twice, so that either may be damaged; when both are, it begins anew and shows none."""
     copies = [directory / "db" / f"note-{number}" for number in (1, 2)]
@@ -444,7 +378,7 @@ def begins_anew_without_a_sound_copy(directory: Path) -> Callable[[Any], None]:
     return change
 
 
-@mutant("R7", "R7.a_snapshot_is_one_moment")
+@disk_mutant("R7", "R7.a_snapshot_is_one_moment")
 def copies_what_lies_on_the_disk(directory: Path) -> Callable[[Any], None]:
     """A snapshot is of what was flushed last: of what was answered since then, nothing is in it."""
 
@@ -454,7 +388,7 @@ def copies_what_lies_on_the_disk(directory: Path) -> Callable[[Any], None]:
     return change
 
 
-@mutant("R1", "R1.power_loss_at_every_call", recorder="fuse")
+@disk_mutant("R1", "R1.power_loss_at_every_call", recorder="fuse")
 def writes_through_a_mapping(directory: Path) -> Callable[[Any], None]:
     """A count of calls that an open insists on is kept through a mapping, synced before the call that it counts: too early."""
     count = directory / "db" / "count"
@@ -476,7 +410,7 @@ def writes_through_a_mapping(directory: Path) -> Callable[[Any], None]:
     return change
 
 
-@mutant("R1", "R1.messages_may_hold_pieces_of_the_store")
+@disk_mutant("R1", "R1.messages_may_hold_pieces_of_the_store")
 def counts_its_marks(directory: Path) -> Callable[[Any], None]:
     """An open takes more marks of the database's own than it has head pages for damage, whoever wrote them."""
     data = directory / "db" / "data.mdb"
@@ -485,7 +419,7 @@ def counts_its_marks(directory: Path) -> Callable[[Any], None]:
     return lambda session: None
 
 
-@mutant("X5", "X5.a_store_may_be_renamed")
+@disk_mutant("X5", "X5.a_store_may_be_renamed")
 def goes_by_its_path(directory: Path) -> Callable[[Any], None]:
     """A journal of the calls is opened anew for each, by the path that the store had when it was opened."""
     journal = Path(os.path.realpath(directory)) / "journal"
@@ -501,7 +435,7 @@ def goes_by_its_path(directory: Path) -> Callable[[Any], None]:
     return change
 
 
-@mutant("F1", "F1.there_may_be_more_queues_than_descriptors")
+@disk_mutant("F1", "F1.there_may_be_more_queues_than_descriptors")
 def keeps_a_file_open_for_each_topic(directory: Path) -> Callable[[Any], None]:
     """Each topic has a file, which stays open from its first message on."""
     files: dict[str, IO[bytes]] = {}
@@ -522,7 +456,7 @@ def keeps_a_file_open_for_each_topic(directory: Path) -> Callable[[Any], None]:
     return change
 
 
-@mutant("P7", "P7.the_longest_names_have_retry_topics_and_dead_letters")
+@disk_mutant("P7", "P7.the_longest_names_have_retry_topics_and_dead_letters")
 def cuts_long_names(directory: Path) -> Callable[[Any], None]:
     """Of the name of a group the first 120 bytes count, as if it had to fit into a file's name with that of the topic."""
 
@@ -534,7 +468,7 @@ def cuts_long_names(directory: Path) -> Callable[[Any], None]:
     return change
 
 
-@mutant("X3", "X3.a_store_where_nothing_happens_writes_next_to_nothing")
+@disk_mutant("X3", "X3.a_store_where_nothing_happens_writes_next_to_nothing")
 def writes_at_every_tick(directory: Path) -> Callable[[Any], None]:
     """Each step of upkeep writes down where it is, whether it did anything or not."""
 
@@ -550,7 +484,7 @@ def writes_at_every_tick(directory: Path) -> Callable[[Any], None]:
     return change
 
 
-@mutant("F2", "F2.threads_that_wait_for_a_sync_that_fails")
+@disk_mutant("F2", "F2.threads_that_wait_for_a_sync_that_fails")
 def who_waited_for_a_sync_is_told_that_it_went_well(directory: Path) -> Callable[[Any], None]:
     """A call that comes while another one syncs waits for that, and is acknowledged however it ended."""
 
@@ -570,6 +504,10 @@ def who_waited_for_a_sync_is_told_that_it_went_well(directory: Path) -> Callable
         _synced_by(session, sync)
 
     return change
+
+
+MUTANTS: Final[tuple[WrongEngine, ...]] = tuple(each for each in list(globals().values()) if isinstance(each, WrongEngine))
+"""All of them, in their order."""
 
 
 @hookimpl

@@ -85,6 +85,7 @@ class WrongEngine(msgspec.Struct, frozen=True, kw_only=True):
         kind: of a stranger.
         base: the engine that it is but for its fault.
         caught_by: ids of cases, without what they are repeated for, each of which must fail.
+        recorder: that sees what it writes.
         declares: capabilities that it declares otherwise than its base.
     """
 
@@ -96,6 +97,7 @@ class WrongEngine(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind = "logic"
     base: str = MEMORY
     caught_by: tuple[str, ...] = ()
+    recorder: str = "strace"
     declares: dict[str, Support] = {}
 
     @property
@@ -166,6 +168,26 @@ def plant(session: Any, fault: type) -> None:
 def mutant(clause: str, *caught_by: str, **declares: Support) -> Callable[[Any], WrongEngine]:
     """Make a mutant of a fault; see the attributes of the same names."""
     return lambda fault: _wrong(fault, clause=clause, caught_by=caught_by, declares=declares)
+
+
+def disk_mutant(clause: str, *caught_by: str, recorder: str = "strace") -> Callable[[Callable[[Path], Callable[[Any], None]]], WrongEngine]:
+    """Make a mutant of ``lmdb``: the fault is called with the directory before it is opened, and returns what is done to the session."""
+
+    def made(fault: Callable[[Path], Callable[[Any], None]]) -> WrongEngine:
+        class Changed(Whole):
+            __doc__ = fault.__doc__
+            __module__ = fault.__module__
+
+            def open(self, engine: Engine, directory: Path, options: EngineOptions) -> EngineSession:
+                change = fault(directory)
+                session = engine.open(directory, options)
+                change(session)
+                return session
+
+        Changed.__name__ = fault.__name__
+        return _wrong(Changed, clause=clause, caught_by=caught_by, base=LMDB, recorder=recorder)
+
+    return made
 
 
 def stranger(clause: str, kind: Kind, base: str = MEMORY) -> Callable[[type], WrongEngine]:

@@ -42,8 +42,8 @@ class Gaps:
         self._thinned: list[set[bytes]] = [set() for _ in range(spaces)]
 
     def has_floor(self, space: int, start: bytes) -> bool:
-        """Tell whether ``start``, of few bytes, is the beginning of a table from which keys were taken one by one."""
-        return start[:1] in self._thinned[space] and start[-1:] != b"\xff"
+        """Tell whether ``start`` is the beginning of a table from which keys were taken one by one."""
+        return len(start) <= FLOORED_BYTES and start[:1] in self._thinned[space] and start[-1:] != b"\xff"
 
     def raise_floor(self, space: int, start: bytes, floor: bytes) -> None:
         """Remember what a scan found: no key with ``start <= key < floor``; nothing may have been written since."""

@@ -164,6 +164,7 @@ class RocksDBKV(CommittedKV):
             sequence = self._sequence
         page, empty = (read_backward if reverse else read_forward)(cursor, begin, stop, gap, limit, page_bytes)
         floor = page[0][0] if page else stop
+        # The length first, which spares most scans the call.
         if len(start) <= FLOORED_BYTES and not reverse and floor is not None and floor > begin and gaps.has_floor(space, start):
             with self._lock:
                 if sequence == self._sequence:

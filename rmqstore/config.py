@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from rmqstore.contract import Flush, InitMode, Reclaim, Setting
-from rmqstore.errors import NO_ROOM, ConfigError, StoreFullError
+from rmqstore.errors import NO_ROOM, ConfigError, system_error
 from rmqstore.settings import CORE_SETTINGS, DEFAULT, Origin, Source, Value, checked, parsed
 
 FILE_NAME = "rmqstore.toml"
@@ -136,6 +136,7 @@ def load(
 
     Raises:
         ConfigError: something is unknown, of the wrong type or out of range, or a file cannot be read; the message says where it stands.
+        StoreFullError: a file cannot be opened, since the process has no descriptor left (F1).
     """
     environ = os.environ if environ is None else environ
     engine_settings = engine_settings or {}
@@ -189,7 +190,7 @@ def _from_file(path: Path, source: Source, known: Mapping[str, Setting], tables:
         return {}
     except OSError as error:
         if error.errno in NO_ROOM:
-            raise StoreFullError(f"no room to read {path}: {error.strerror}; close files and open the store again") from error
+            raise system_error(error, path) from error
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # no TOML, or no UTF-8
         raise ConfigError(f"{path} is not a TOML file: {error}") from error

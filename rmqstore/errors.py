@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 __all__ = [
-    "NO_ROOM",
     "BrokenEngineError",
     "ClockStepError",
     "ConfigError",

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -214,15 +213,14 @@ def test_f1_an_open_that_finds_no_descriptor_changes_nothing(durable_stores: Sto
     store = durable_stores.open()
     store.send(message("first"))
     store.close()
-    found = Counter[str]()
+    refused = 0
     for left in range(40):
         with _descriptors(left):
             try:
                 durable_stores.open().close()
-                found["opened"] += 1
             except StoreFullError:
-                found["refused"] += 1
-    assert found["refused"], "a store without a file"
+                refused += 1
+    assert refused, "a store without a file"
     store = durable_stores.open()
     assert read_ids(store) == ["mfirst"]
     assert store.verify() == []

@@ -291,6 +291,7 @@ class Answers(Script):
 
     def _ends_of_leases(self) -> None:
         self._send("send what expires", messages_of("e", 8, "e"), [b"e"], "APPLIED")
+        self._send("send what dies", messages_of("d", 2, "d"), [b"dies"], "APPLIED")
         for operation in SETTLED:
             self._pop(f"pop briefly to {operation}", "e", "g", 1, "GIVEN", again=False, invisible_ms=100)
         rests_on = "pop whose time has ended"
@@ -298,12 +299,12 @@ class Answers(Script):
         for operation in SETTLED:
             again = "ALREADY_ACKED" if operation == "ack" else "STALE"
             self._settle(f"{operation} after its time", operation, f"pop briefly to {operation}", _DONE_BY[operation], rests_on, again)
-        self._pop("pop briefly", "e", "x", 2, "GIVEN", again=False, invisible_ms=100)
+        self._pop("pop briefly", "d", "x", 2, "GIVEN", again=False, invisible_ms=100)
         self._first("more time passes", lambda: self.at(2_000))
         revive = self._first("a revive is on its way", lambda: self.store.engine.pops.revive(self._now_ms, 100))
         for operation in SETTLED:
             self._settle(f"{operation} behind a revive on its way", operation, "pop briefly", "STALE", revive)
-        self._pop("pop what was revived", "e", "x", 2, "GIVEN", again=False, invisible_ms=100)
+        self._pop("pop what was revived", "d", "x", 2, "GIVEN", again=False, invisible_ms=100)
         self._tick("tick that buries", 3_000)
         self._settle("ack of what is dead", "ack", "pop what was revived", "STALE", "tick that buries")
         self._pop("pop a third time", "e", "y", 2, "GIVEN", again=False, invisible_ms=100)
@@ -318,7 +319,12 @@ class Answers(Script):
 
         def remove_below(offset: int, resend_to: str | None) -> Callable[[], object]:
             removal = Removal(queue, 0, offset, resend_to=resend_to, resend_queue=None if resend_to is None else 0)
-            return lambda: self.store.engine.pops.apply(PopTxn(removals=[removal]), self._now_ms)
+
+            def remove() -> None:
+                result, _ = self.store.engine.pops.apply(PopTxn(removals=[removal]), self._now_ms)
+                assert result.removals == (True,)
+
+            return remove
 
         found: list[Any] = []
 
@@ -333,16 +339,16 @@ class Answers(Script):
             return Answer(str(self.store.dead_letters.drop(letters()[1:2] if found else letters())))
 
         self._first("a look at the letters", lambda: found.extend(self.store.dead_letters.list("x")))
-        self._first("a resend is on its way", remove_below(0, retry_topic("x", "e")))
+        self._first("a resend is on its way", remove_below(0, retry_topic("x", "d")))
         self._add("resend_dead what is on its way", "resend_dead", resent, "0", None, UNSYNCED + "a resend is on its way")
         self._first("a drop is on its way", remove_below(1, None))
         self._add("drop_dead what is on its way", "drop_dead", dropped, "0", "0", UNSYNCED + "a drop is on its way")
-        self._pop("pop what was resent", "e", "x", 1, "GIVEN", again=False)
+        self._pop("pop what was resent", "d", "x", 1, "GIVEN", again=False)
         self._settle("reject what was resent", "reject", "pop what was resent", "REJECTED", "a resend")
         self._add(
             "resend_dead", "resend_dead", lambda: Answer(str(self.store.dead_letters.resend(self.store.dead_letters.list("x")))), "1", "0"
         )
-        self._pop("pop what was resent again", "e", "x", 1, "GIVEN", again=False)
+        self._pop("pop what was resent again", "d", "x", 1, "GIVEN", again=False)
         self._settle("reject again", "reject", "pop what was resent again", "REJECTED", "resend_dead")
         self._add("drop_dead", "drop_dead", lambda: Answer(str(self.store.dead_letters.drop(self.store.dead_letters.list("x")))), "1", "0")
 
@@ -357,8 +363,8 @@ class Answers(Script):
             rests_on = self._first(f"{name} is on its way", below)
             self._add(f"{name} what is on its way", name, done(public), "DONE", "DONE", rests_on)
 
-        self._add("set_group", "set_group", done(lambda: self.store.groups.set("h", max_retries=2)), "DONE", "DONE")
-        both("set_group", lambda: pops.set_group("h", settings), lambda: self.store.groups.set("h", max_retries=3, backoff=backoff))
+        self._add("set_group", "set_group", done(lambda: self.store.groups.set("y", max_retries=2)), "DONE", "DONE")
+        both("set_group", lambda: pops.set_group("y", settings), lambda: self.store.groups.set("y", max_retries=3, backoff=backoff))
         rests_on = self._first("create_topic is on its way", lambda: pops.create_topic("made", 3))
         self._add("create_topic what is on its way", "create_topic", lambda: self._created("made", 3), "3", "3", rests_on)
         self._add("create_topic wider", "create_topic", lambda: self._created("made", 4), "4", "4", "create_topic")

@@ -53,7 +53,7 @@ def answers_of(recorded: Recorded, play: Play, *, power: bool = True) -> Iterato
     stretches: dict[int, list[Stretch]] = {}
     for each in stretches_of(recorded, play):
         stretches.setdefault(each.behind, []).append(each)
-    seen: set[tuple[bytes, str]] = set()
+    seen: set[tuple[bytes, str, bool]] = set()
     for done, call in enumerate([None, *recorded.recording.calls]):
         if call is not None:
             volume.do(call)
@@ -61,7 +61,7 @@ def answers_of(recorded: Recorded, play: Play, *, power: bool = True) -> Iterato
             image = volume.image(dict.fromkeys(volume.pending(), Fate.DROPPED) if power else {})
             step = play.steps[stretch.step]
             asked = step.name if step.call.again is not None else json.dumps(step.shown)
-            if (key := (digest_of(image), asked)) not in seen:
+            if (key := (digest_of(image), asked, step.call.is_promised)) not in seen:
                 seen.add(key)
                 yield State(done, Moment(stretch.step, stretch.step, stretch.first), what, image)
 

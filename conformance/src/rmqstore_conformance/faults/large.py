@@ -35,6 +35,17 @@ class Large(Script):
         plain = messages_of("p", ROWS, "plain")
         self._add("send_batch without a mark", "send_batch", lambda: Answer(str(len(store.send_batch(plain)))), str(ROWS))
         self._add("delete what was sent without a mark", "delete_topic", done(lambda: store.topics.delete("plain")), "DONE", "DONE")
+        later = messages_of("l", ROWS, _TOPIC, due_ms=(_FAR_MS, _FAR_MS + 70))
+        self._add(
+            "send_batch later without a mark", "send_batch later", lambda: self._sent("send_batch later without a mark", later), "APPLIED"
+        )
+        self._add(
+            "cancel what has no mark",
+            "cancel",
+            lambda: outcomes_of(store.cancel(self.notes["send_batch later without a mark"])),
+            "CANCELLED",
+            "CANCELLED",
+        )
         if self.has("import_state"):
             self._import("import messages", store.engine.pops, {"topics": _moved, "messages": _moved})
             self._add("delete what was imported", "delete_topic", done(lambda: store.topics.delete(_IMPORTED)), "DONE", "DONE")
@@ -54,13 +65,13 @@ class Large(Script):
     def _send(self, name: str, messages: list[Message]) -> None:
         marks = [f"{name} {number}".encode() for number in range(2)]
 
-        def make() -> Answer:
-            receipts = self.store.send_batch(messages, marks=marks)
-            self.notes[name] = [each.handle or "" for each in receipts]
-            return Answer("REPEATED" if receipts.repeated else "APPLIED")
-
         later = "" if messages[0].deliver_at_ms is None else " later"
-        self._add(name, f"send_batch{later}", make, "APPLIED", "REPEATED")
+        self._add(name, f"send_batch{later}", lambda: self._sent(name, messages, marks), "APPLIED", "REPEATED")
+
+    def _sent(self, name: str, messages: list[Message], marks: Sequence[bytes] = ()) -> Answer:
+        receipts = self.store.send_batch(messages, marks=marks)
+        self.notes[name] = [each.handle or "" for each in receipts]
+        return Answer("REPEATED" if receipts.repeated else "APPLIED")
 
     def _import(self, name: str, side: Side, tables: dict[str, Callable[[pa.RecordBatch], pa.RecordBatch]]) -> None:
         """Add one step of a load: what is in the topic comes in once more, as if it were of another store."""

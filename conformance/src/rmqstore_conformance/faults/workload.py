@@ -27,6 +27,10 @@ def _messages(prefix: str, count: int, *, due_ms: list[int] | None = None, body:
     return [both[number % 2][number] for number in range(count)]
 
 
+def _to_another(prefix: str) -> list[Message]:
+    return messages_of(prefix, 2, "u", due_ms=(300,), keys=(f"{prefix}-key",))
+
+
 def _in_order(prefix: str, count: int) -> list[Message]:
     # A resend goes to the queue of the message group, which is queue 0 for this one.
     return messages_of(prefix, count, "s", message_group="two")
@@ -46,6 +50,7 @@ class Workload(Script):
         self._add("send_batch", "send_batch", lambda: self._send_batch(_messages("b", 6)))
         self._add("send later", "send", lambda: self._send(_later("c", 1, 100)[0]))
         self._add("send_batch later", "send_batch", lambda: self._send_batch(_later("d", 20, 90)))
+        self._add("send_batch later to two topics", "send_batch", lambda: self._send_batch(_later("m", 2, 90) + _to_another("n")))
         self._add("send_batch now and later", "send_batch", lambda: self._send_batch(_messages("e", 3) + _later("f", 4, 50)))
         self._add("cancel", "cancel", lambda: outcomes_of([store.cancel(self._handles[0])]), "CANCELLED")
         self._add("cancel many", "cancel", lambda: outcomes_of(store.cancel(self._handles[3:6])), "CANCELLED")

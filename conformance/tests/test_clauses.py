@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rmqstore_conformance import cases
+from rmqstore_conformance.case import clauses_in
 from rmqstore_conformance.clauses import clause, clauses
 from rmqstore_conformance.targets import Level
 
@@ -24,6 +25,8 @@ def cited() -> dict[str, list[str]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.FunctionDef) or not node.name.startswith("test_"):
                 continue
+            for said in clauses_in(node.name.removeprefix("test_")) if path.is_relative_to(CASES) else ():
+                found.setdefault(said, []).append(f"{path.name}::{node.name}")
             for mark in node.decorator_list:
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.clause":
                     for argument in mark.args:

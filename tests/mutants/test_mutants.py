@@ -39,6 +39,11 @@ class Kill(NamedTuple):
     def __str__(self) -> str:
         return self.mutant.__name__
 
+    def run(self, stores: Stores) -> None:
+        """Run the test, and what comes behind each case."""
+        self.body(stores)
+        stores.verify()
+
 
 def interleaved(stores: Stores) -> None:
     """A late put between the seal and the read of what it closed."""
@@ -135,9 +140,9 @@ CASES = [pytest.param(kill, pair, id=f"{kill}-{pair}") for kill in KILLS for pai
 @pytest.mark.parametrize(("kill", "pair"), CASES)
 def test_the_clause_notices_the_mutant(kill: Kill, pair: Pair) -> None:
     with stores_of(pair) as stores:
-        kill.body(stores)
+        kill.run(stores)
     with stores_of(pair) as stores, kill.mutant(), pytest.raises((AssertionError, pytest.fail.Exception)):
-        kill.body(stores)
+        kill.run(stores)
 
 
 def test_every_mutant_is_tried() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import msgspec
@@ -53,17 +54,17 @@ def case_of(item: pytest.Item, target: Target) -> Case:
     from rmqstore.contract import Capabilities
     from rmqstore_conformance.clauses import clause
 
-    ids = tuple(clause(str(name)).id for mark in item.iter_markers("clause") for name in mark.args)
+    name = getattr(item, "originalname", item.name).removeprefix("test_")
+    ids = (*clauses_in(name), *(clause(str(given)).id for mark in item.iter_markers("clause") for given in mark.args))
     needs = tuple(str(name) for mark in item.iter_markers("needs") for name in mark.args)
     if not ids:
-        raise pytest.UsageError(f"{item.nodeid} names no clause: mark it with @pytest.mark.clause(...)")
+        raise pytest.UsageError(f"{item.nodeid} names no clause: begin its name with one, or mark it with @pytest.mark.clause(...)")
     if unknown := set(needs) - set(Capabilities.__struct_fields__):
         raise pytest.UsageError(f"{item.nodeid} needs {', '.join(sorted(unknown))}, which is no field of Capabilities")
     given: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
     pair = next((given[name] for name in _PAIRS if name in given), None)
     if pair is None:
         raise pytest.UsageError(f"{item.nodeid} asks for no engine: take one of the fixtures {', '.join(_PAIRS)}, or stores of one")
-    name = getattr(item, "originalname", item.name).removeprefix("test_")
     prefix = f"{ids[0].lower()}_"
     subject = pair if pair in target.pairs else next(each for each in target.pairs if set(each) & set(pair))
     asked = next((Level(str(mark.args[0])) for mark in item.iter_markers("level")), None)
@@ -78,6 +79,14 @@ def case_of(item: pytest.Item, target: Target) -> Case:
         since=next((str(mark.args[0]) for mark in item.iter_markers("since")), FIRST_VERSION),
         nodeid=item.nodeid,
     )
+
+
+def clauses_in(name: str) -> tuple[str, ...]:
+    """Return the clause with which the name of a case begins, as in ``t2_by_the_first_tick``."""
+    from rmqstore_conformance.clauses import clauses
+
+    begin = re.match(r"[a-z]\d+(?=_)", name)
+    return (begin[0].upper(),) if begin and begin[0].upper() in clauses() else ()
 
 
 def _repeated(item: pytest.Item, given: dict[str, Any], subject: Pair) -> str:

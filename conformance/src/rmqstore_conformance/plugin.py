@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Read what the run is aimed at; a run that names no engine is none of ours."""
-    config.addinivalue_line("markers", "clause(id, ...): the clauses of the contract that a case tries to refute")
+    config.addinivalue_line("markers", "clause(id, ...): the clauses of the contract that a case tries to refute, besides that of its name")
     config.addinivalue_line("markers", "needs(field, ...): fields of Capabilities that a case cannot do without")
     config.addinivalue_line("markers", "level(name): the first level of a run that has the case; core, or extended when it needs something")
     config.addinivalue_line("markers", "since(version): the version of the suite that has the case first")

@@ -7,13 +7,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import rmqstore
-from rmqstore import ManualClock, Message, PoppedMessage, ReadStore, Store
+from rmqstore import ManualClock, Message, PoppedMessage, ReadStore, Store, StoreClosedError, TickReport
 from rmqstore.contract import Durability, Flush
 from rmqstore.engine.kv.directory import copy_tree
 from rmqstore.plugins import get_plugins
@@ -100,6 +101,22 @@ class Stores:
         name = Path(store.stats().path).name
         store.close()
         return self.open(name, **settings)
+
+    def tick_after(self, store: Store, passed: int | timedelta) -> TickReport:
+        """Let time pass, ms where it is a number, and tick."""
+        self.clock.advance(passed)
+        return store.tick()
+
+    def tick_at(self, store: Store, now_ms: int) -> TickReport:
+        """Set the clock, and tick."""
+        self.clock.set(now_ms)
+        return store.tick()
+
+    def verify(self) -> None:
+        """See that every store that is open still agrees with itself."""
+        for store in self._open:
+            with suppress(StoreClosedError):
+                assert store.verify() == []
 
     def close(self) -> None:
         """Close everything."""

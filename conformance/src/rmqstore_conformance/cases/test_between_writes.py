@@ -37,7 +37,7 @@ def cut(pair: Pair, script: str, target: Target, kept: Path, tell: Callable[[obj
     assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
 
 
-@pytest.mark.clause("R2", "R1", "F3", "H1", "H3", "C5", "T10", "P3", "P4", "P7", "P9", "P14")
+@pytest.mark.clause("R1", "F3", "H1", "H3", "C5", "T10", "P3", "P4", "P7", "P9", "P14")
 def test_r2_an_everyday_call_is_cut_between_two_writes(
     durable_pair: Pair, target: Target, tmp_path: Path, tell: Callable[[object], None]
 ) -> None:  # fmt: skip
@@ -45,7 +45,7 @@ def test_r2_an_everyday_call_is_cut_between_two_writes(
     cut(durable_pair, Workload.name, target, tmp_path, tell)
 
 
-@pytest.mark.clause("R2", "R1", "F3", "I1", "C4", "C5", "P1", "P3", "P4", "P5", "P7", "P8", "P9", "P11", "P14", "T10")
+@pytest.mark.clause("R1", "F3", "I1", "C4", "C5", "P1", "P3", "P4", "P5", "P7", "P8", "P9", "P11", "P14", "T10")
 @pytest.mark.parametrize("script", [Answers.name, Large.name])
 def test_r2_a_call_is_cut_between_two_writes(
     durable_engine: Pair, script: str, target: Target, tmp_path: Path, tell: Callable[[object], None]
@@ -54,7 +54,7 @@ def test_r2_a_call_is_cut_between_two_writes(
     cut(durable_engine, script, target, tmp_path, tell)
 
 
-@pytest.mark.clause("R2", "F3", "H1")
+@pytest.mark.clause("F3", "H1")
 @pytest.mark.parametrize("script", [Answers.name, Large.name])
 def test_r2_a_call_is_cut_where_another_thread_syncs(
     durable_engine: Pair, script: str, target: Target, tmp_path: Path, tell: Callable[[object], None]

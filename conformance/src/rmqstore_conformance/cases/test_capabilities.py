@@ -38,7 +38,6 @@ CALLS: dict[str, tuple[Call, ...]] = {
 """By capability: calls that have no use but for it, and that would leave a trace if they did something before they are refused."""
 
 
-@pytest.mark.clause("S1")
 @pytest.mark.parametrize("flag", FLAGS)
 def test_s1_declared_is_offered_and_absent_is_refused(stores: Stores, flag: str) -> None:
     """S1: a call that needs a capability works when both engines declare it, and changes nothing when one does not."""

@@ -86,7 +86,7 @@ def test_a_sync_that_fails(durable_pair: Pair, target: Target, seed: int, tmp_pa
     play_with(FAILURES["sync fails"], durable_pair, target, seed, tmp_path, tell, until="StorePoisonedError")
 
 
-@pytest.mark.clause("F2", "X3")
+@pytest.mark.clause("X3")
 def test_f2_threads_that_wait_for_a_sync_that_fails(durable_engine: Pair, target: Target, tmp_path: Path, tell: Tell) -> None:
     """F2: calls of several threads meet while every sync fails, slowly: none of them is acknowledged, whichever one syncs."""
     need("strace")
@@ -101,7 +101,6 @@ def test_f2_threads_that_wait_for_a_sync_that_fails(durable_engine: Pair, target
     assert set(raised) == {"StorePoisonedError"}, f"not all answered that the store is poisoned: {raised}"
 
 
-@pytest.mark.clause("F2")
 def test_f2_a_sync_that_fails_in_a_close(durable_engine: Pair, target: Target, tmp_path: Path) -> None:
     """F2: under flush = async a close makes durable what was answered, so it says when it cannot."""
     need("strace")

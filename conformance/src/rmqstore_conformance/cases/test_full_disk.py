@@ -133,7 +133,6 @@ def test_a_snapshot_that_finds_no_room_is_gone(disk: SmallDisk, durable_engine: 
         assert store.verify() == []
 
 
-@pytest.mark.clause("F1")
 @pytest.mark.parametrize("asked", ["a call", "close", "close at once"])
 def test_f1_answers_that_a_full_disk_took_are_told(disk: SmallDisk, durable_engine: Pair, target: Target, asked: str) -> None:
     """F1: under ``flush = async`` a full disk takes calls that were answered: the next call of the application says so, once."""
@@ -225,7 +224,7 @@ def test_threads_on_a_disk_that_is_full_at_times(disk: SmallDisk, durable_engine
     assert [name for name in refused if stored[name]] == []
 
 
-@pytest.mark.clause("X5", "F1")
+@pytest.mark.clause("F1")
 def test_x5_a_store_that_was_renamed_meets_a_full_disk(disk: SmallDisk, durable_engine: Pair, target: Target) -> None:
     """X5: what opens its files again when a disk was full finds them where the store is by then."""
     clock = ManualClock(START_MS)

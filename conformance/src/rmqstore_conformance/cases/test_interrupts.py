@@ -83,7 +83,7 @@ class Life:
         self._worker.store.close()
 
 
-@pytest.mark.clause("F4", "H1", "P4")
+@pytest.mark.clause("H1", "P4")
 def test_f4_an_interrupted_call_happened_or_did_not(
     engine_pair: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]
 ) -> None:

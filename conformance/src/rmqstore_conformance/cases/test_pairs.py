@@ -67,7 +67,7 @@ class Queue:
 # ---------------------------------------------------------------- in order, and something else
 
 
-@pytest.mark.clause("P9", "P6")
+@pytest.mark.clause("P6")
 @pytest.mark.needs("fifo")
 @pytest.mark.parametrize("longer", [True, False], ids=["longer", "shorter"])
 def test_p9_a_changed_lease_keeps_its_queue_closed(stores: Stores, values: Data, longer: bool) -> None:
@@ -90,7 +90,7 @@ def test_p9_a_changed_lease_keeps_its_queue_closed(stores: Stores, values: Data,
     assert queue.store.verify() == []
 
 
-@pytest.mark.clause("P9", "P7")
+@pytest.mark.clause("P7")
 @pytest.mark.needs("fifo")
 @pytest.mark.parametrize("how", ["release", "retry_later", "expiry"])
 def test_p9_whatever_is_given_back_keeps_its_place(stores: Stores, values: Data, how: str) -> None:
@@ -119,7 +119,7 @@ def test_p9_whatever_is_given_back_keeps_its_place(stores: Stores, values: Data,
     assert queue.store.verify() == []
 
 
-@pytest.mark.clause("P9", "P7")
+@pytest.mark.clause("P7")
 @pytest.mark.needs("fifo")
 def test_p9_a_rejected_message_goes_alone(stores: Stores, values: Data) -> None:
     """P9: a message is rejected from the middle of a run; those beside it stay leased, and keep their place when they come back."""
@@ -140,7 +140,7 @@ def test_p9_a_rejected_message_goes_alone(stores: Stores, values: Data) -> None:
     assert queue.store.verify() == []
 
 
-@pytest.mark.clause("P9", "P11", "P5")
+@pytest.mark.clause("P11", "P5")
 @pytest.mark.needs("fifo")
 @pytest.mark.parametrize("to", [0, 2, InitMode.MAX], ids=["the beginning", "the middle", "the end"])
 def test_p9_a_reset_voids_a_run(stores: Stores, values: Data, to: int | InitMode) -> None:
@@ -161,7 +161,7 @@ def test_p9_a_reset_voids_a_run(stores: Stores, values: Data, to: int | InitMode
     assert queue.store.verify() == []
 
 
-@pytest.mark.clause("P9", "P5")
+@pytest.mark.clause("P5")
 @pytest.mark.needs("fifo")
 @pytest.mark.parametrize("what", ["topic", "group"])
 def test_p9_a_topic_made_anew_knows_no_run_of_the_old_one(stores: Stores, values: Data, what: str) -> None:
@@ -193,7 +193,6 @@ def test_p9_a_topic_made_anew_knows_no_run_of_the_old_one(stores: Stores, values
 # ---------------------------------------------------------------- names that come again
 
 
-@pytest.mark.clause("P7")
 def test_p7_a_group_made_anew_has_no_settings(stores: Stores, values: Data) -> None:
     """P7: retries and waits that were set for a group go with it; the group of that name that comes later follows the store's."""
     store = stores.open(max_retries=5)
@@ -206,16 +205,14 @@ def test_p7_a_group_made_anew_has_no_settings(stores: Stores, values: Data) -> N
     (again,) = store.pop(topic, group, invisible_ms=1000)
     assert again.attempt == 1
     assert store.ack(first) in (AckOutcome.STALE, AckOutcome.UNKNOWN)
-    stores.clock.advance(1000)
-    report = store.tick()
+    report = stores.tick_after(store, 1000)
     assert (report.retried, report.dead) == (1, 0)
     (second,) = store.pop(topic, group, invisible_ms=1000)
     store.retry_later(second)
     assert [each.expiry_ms - stores.clock.now_ms() for each in store.leases()] == [30_000]
-    assert store.verify() == []
 
 
-@pytest.mark.clause("P7", "P2")
+@pytest.mark.clause("P2")
 def test_p7_letters_of_a_deleted_topic_go_to_the_new_one(stores: Stores, values: Data) -> None:
     """P7: a letter stays when topic and group are deleted, counts for neither again, and is given back to the group of its name, whole."""
     store = stores.open(max_retries=0)
@@ -223,8 +220,7 @@ def test_p7_letters_of_a_deleted_topic_go_to_the_new_one(stores: Stores, values:
     sent = Message(topic, values.body("0"), values.tag("0"), (values.key("0"),), values.properties("0"), None, None, values.id("0"), 7)
     store.send(sent)
     store.pop(topic, group, invisible_ms=1000)
-    stores.clock.advance(1000)
-    assert store.tick().dead == 1
+    assert stores.tick_after(store, 1000).dead == 1
     store.topics.delete(topic)
     store.groups.delete(group)
     assert store.lag(topic, group).dead == 0
@@ -234,10 +230,8 @@ def test_p7_letters_of_a_deleted_topic_go_to_the_new_one(stores: Stores, values:
     got = {values.label(each.message_id): each for each in store.pop(topic, group)}
     assert set(got) == {"0", "1"}
     check(sent, got["0"], "given back", attempt=1, queue_id=0)
-    assert store.verify() == []
 
 
-@pytest.mark.clause("P2")
 def test_p2_deletions_go_by_the_whole_name(stores: Stores) -> None:
     """P2: of names each of which begins with the one before, one group and one topic is deleted; all others stay as they were."""
     store = stores.open()
@@ -257,10 +251,8 @@ def test_p2_deletions_go_by_the_whole_name(stores: Stores) -> None:
         for group in left:
             assert store.lag(topic, group) == Lag(ready=1, in_flight=1, retry=0, dead=0)
         assert store.lag(topic, gone) == Lag(ready=2, in_flight=0, retry=0, dead=0)
-    assert store.verify() == []
 
 
-@pytest.mark.clause("P2")
 @pytest.mark.parametrize("family", NAMES, ids=lambda family: family.name)
 def test_p2_groups_are_told_apart_by_case(stores: Stores, family: Any) -> None:
     """P2: of groups whose names are alike in case, by a hash or by their first letters, each has its own settings and letters."""
@@ -271,20 +263,18 @@ def test_p2_groups_are_told_apart_by_case(stores: Stores, family: Any) -> None:
         assert len(store.pop(one, group, invisible_ms=1000)) == 1
     store.groups.set(two, max_retries=0, backoff=[timedelta(hours=1)])
     assert [store.groups.settings(group).max_retries for group in (one, two, three)] == [None, 0, None]
-    stores.clock.advance(1000)
-    report = store.tick()
+    report = stores.tick_after(store, 1000)
     assert (report.retried, report.dead) == (2, 1)
     assert [len(store.dead_letters.list(group)) for group in (one, two, three)] == [0, 1, 0]
     assert [store.lag(one, group).retry for group in (one, two, three)] == [1, 0, 1]
     store.groups.delete(one)
     assert [store.lag(one, group) for group in (two, three)] == [Lag(0, 0, 0, 1), Lag(0, 0, 1, 0)]
-    assert store.verify() == []
 
 
 # ---------------------------------------------------------------- glued names
 
 
-@pytest.mark.clause("P2", "P1")
+@pytest.mark.clause("P1")
 def test_p2_places_with_glued_names_are_told_apart(stores: Stores) -> None:
     """P2: topic and group that make one text with another topic and group: leases, positions, retries and letters of each are its own."""
     store = stores.open(max_retries=1)
@@ -300,8 +290,7 @@ def test_p2_places_with_glued_names_are_told_apart(stores: Stores) -> None:
         assert store.lag(*places[1]) == Lag(ready=1, in_flight=2, retry=0, dead=0)
         assert store.reject(second[0]) is RejectOutcome.REJECTED
         assert (len(store.dead_letters.list(group)), len(store.dead_letters.list(other_group))) == (0, 1)
-        stores.clock.advance(1000)
-        assert store.tick().retried == 1
+        assert stores.tick_after(store, 1000).retried == 1
         assert store.pop(*places[0]) == []
         assert [each.attempt for each in store.pop(*places[1], max_messages=1024)] in ([1, 2], [2, 1])
         for name in {topic, other_topic}:
@@ -309,10 +298,9 @@ def test_p2_places_with_glued_names_are_told_apart(stores: Stores) -> None:
         for name in {group, other_group}:
             store.dead_letters.drop(store.dead_letters.list(name))
             store.groups.delete(name)
-    assert store.verify() == []
 
 
-@pytest.mark.clause("P1", "P2")
+@pytest.mark.clause("P2")
 def test_p1_attempts_with_glued_names_are_told_apart(stores: Stores) -> None:
     """P1: group and attempt id that make one text with another group and attempt id, or topic and attempt id, are two attempts."""
     store = stores.open()
@@ -335,10 +323,8 @@ def test_p1_attempts_with_glued_names_are_told_apart(stores: Stores) -> None:
             assert [[each.receipt for each in one] for one in again] == [[each.receipt for each in one] for one in got]
             for name in set(topics):
                 store.topics.delete(name)
-    assert store.verify() == []
 
 
-@pytest.mark.clause("P1")
 @pytest.mark.needs("import_state")
 def test_p1_a_remembered_attempt_of_a_deleted_topic_is_moved(durable_stores: Stores, values: Data) -> None:
     """P1: a repeat of an attempt whose topic was deleted gets nothing new within its time, also from a store that was dumped and loaded."""
@@ -361,7 +347,6 @@ def test_p1_a_remembered_attempt_of_a_deleted_topic_is_moved(durable_stores: Sto
 # ---------------------------------------------------------------- marks on both sides
 
 
-@pytest.mark.clause("I1")
 def test_i1_marks_of_both_sides_are_kept_apart(stores: Stores, values: Data) -> None:
     """I1: one mark for a send for now and for a send for later: both are stored, once each, whichever came first."""
     store = stores.open()
@@ -375,10 +360,8 @@ def test_i1_marks_of_both_sides_are_kept_apart(stores: Stores, values: Data) -> 
             assert store.send(sent, marks=[mark], **options).repeated
     assert store.scan().timers[0].message.body == values.body("0 5000")
     assert (store.lag(topic, "g").ready, store.pending().total) == (2, 2)
-    assert store.verify() == []
 
 
-@pytest.mark.clause("I1")
 @pytest.mark.parametrize("delay_ms", [None, 5000], ids=["now", "later"])
 def test_i1_a_repeat_with_other_marks_in_front(stores: Stores, values: Data, delay_ms: int | None) -> None:
     """I1: any mark of a call makes a repeat of it, also behind one that is new; what is new is not stored by a call that does nothing."""
@@ -394,10 +377,9 @@ def test_i1_a_repeat_with_other_marks_in_front(stores: Stores, values: Data, del
             assert [each.handle for each in receipts] == [each.handle for each in first]
     assert not store.send_batch(rows, marks=[values.mark("new")], **options).repeated
     assert (store.lag(topic, "g").ready, store.pending().total) == ((4, 0) if delay_ms is None else (0, 4))
-    assert store.verify() == []
 
 
-@pytest.mark.clause("I1", "C4")
+@pytest.mark.clause("C4")
 def test_i1_a_repeat_of_what_was_cancelled(stores: Stores, values: Data) -> None:
     """I1: a call whose timers were cancelled is repeated: nothing is stored, and the first handles say CANCELLED, also past their time."""
     store = stores.open()
@@ -415,12 +397,9 @@ def test_i1_a_repeat_of_what_was_cancelled(stores: Stores, values: Data) -> None
         assert [each.handle for each in again] == [each.handle for each in first]
         assert store.cancel(list(again)) == [CancelOutcome.CANCELLED] * 2
         assert store.pending().total == 0
-        stores.clock.advance(5000)
-        assert store.tick().handed_over == 0
-    assert store.verify() == []
+        assert stores.tick_after(store, 5000).handed_over == 0
 
 
-@pytest.mark.clause("I1")
 @pytest.mark.parametrize("delay_ms", [None, 5000], ids=["now", "later"])
 def test_i1_a_repeat_for_a_topic_that_was_deleted(stores: Stores, values: Data, delay_ms: int | None) -> None:
     """I1: the topic of a call was deleted since: its repeat stores nothing and makes no topic, after a reopen as well."""
@@ -429,8 +408,7 @@ def test_i1_a_repeat_for_a_topic_that_was_deleted(stores: Stores, values: Data, 
     rows = [Message(topic, values.body(f"{number}"), message_id=values.id(f"{number}")) for number in range(2)]
     options: dict[str, Any] = {} if delay_ms is None else {"deliver_at_ms": START_MS + delay_ms}
     store.send_batch(rows, marks=[values.mark("0")], **options)
-    stores.clock.advance(5000)
-    store.tick()
+    stores.tick_after(store, 5000)
     assert store.lag(topic, "g").ready == 2
     store.topics.delete(topic)
     for _ in range(2):
@@ -440,7 +418,6 @@ def test_i1_a_repeat_for_a_topic_that_was_deleted(stores: Stores, values: Data, 
         store.tick()
         if stores.pair.durable:
             store = stores.reopen(store)
-    assert store.verify() == []
 
 
 # ---------------------------------------------------------------- far timers
@@ -448,7 +425,7 @@ def test_i1_a_repeat_for_a_topic_that_was_deleted(stores: Stores, values: Data, 
 FAR = (400 * DAY_MS, 2**53 - START_MS, 2**53 + 1 - START_MS, 2**53 + 2 - START_MS, 2**53 + 3 - START_MS, 2**61, MAX_TIME_MS - START_MS)
 
 
-@pytest.mark.clause("T5", "T10", "T6")
+@pytest.mark.clause("T10", "T6")
 def test_t5_times_beyond_2_53_are_kept_to_the_ms(stores: Stores, values: Data) -> None:
     """T5: timers beyond 2^53 ms, up to the limit, that differ by a ms are counted, listed and found by their own times."""
     store = stores.open(precision_ms=100)
@@ -459,8 +436,7 @@ def test_t5_times_beyond_2_53_are_kept_to_the_ms(stores: Stores, values: Data) -
     ]
     handles = [str(each.handle) for each in (store.send(sent[0]), *store.send_batch(MessageBatch.of(sent[1:]).columns))]
     for _ in range(2):
-        stores.clock.advance(60_000)
-        assert store.tick().handed_over == 0
+        assert stores.tick_after(store, 60_000).handed_over == 0
         for message, pending in zip(sent, store.scan().timers, strict=True):
             check(message, pending.message, "far ahead")
             assert pending.deliver_at_ms == message.deliver_at_ms
@@ -476,10 +452,9 @@ def test_t5_times_beyond_2_53_are_kept_to_the_ms(stores: Stores, values: Data) -
     for _ in range(2):
         assert store.cancel(handles) == [CancelOutcome.CANCELLED] * len(handles)
     assert store.pending().total == 0
-    assert store.verify() == []
 
 
-@pytest.mark.clause("T10", "T5")
+@pytest.mark.clause("T5")
 def test_t10_a_listing_without_an_end_has_the_last_time_there_is(stores: Stores, values: Data) -> None:
     """T10: a timer due at the greatest time is counted, listed with and without a bound below it, and found."""
     store = stores.open()
@@ -491,7 +466,7 @@ def test_t10_a_listing_without_an_end_has_the_last_time_there_is(stores: Stores,
     assert [each.until_ms for each in store.where(id=values.id("0"))] == [MAX_TIME_MS]
 
 
-@pytest.mark.clause("C6", "T5")
+@pytest.mark.clause("T5")
 @pytest.mark.needs("cancel_by_key")
 def test_c6_far_timers_are_cancelled_by_key(stores: Stores, values: Data) -> None:
     """C6: a cancel by key finds what is due in a second and beyond 2^53 ms alike, of one topic and one key alone."""
@@ -507,7 +482,6 @@ def test_c6_far_timers_are_cancelled_by_key(stores: Stores, values: Data) -> Non
     assert store.cancel_key(topic, key) == []
     assert [(each.message.topic, each.message.keys) for each in store.scan().timers].count((topic, (alike,))) == len(times)
     assert store.pending().total == 2 * len(times)
-    assert store.verify() == []
 
 
 # ---------------------------------------------------------------- whole messages
@@ -535,7 +509,7 @@ def _of_families(number: int, *, deliver_at_ms: int | None = None) -> list[Messa
     ]
 
 
-@pytest.mark.clause("H2", "R1")
+@pytest.mark.clause("R1")
 @pytest.mark.parametrize("later", [False, True], ids=["now", "later"])
 def test_h2_every_family_of_values_comes_as_it_was_sent(stores: Stores, later: bool) -> None:
     """H2: members of each family of bodies, ids, keys, tags, properties and times, as rows and as columns: each field comes back."""
@@ -549,8 +523,7 @@ def test_h2_every_family_of_values_comes_as_it_was_sent(stores: Stores, later: b
     if later:
         for message, pending in zip(sent, store.scan().timers, strict=True):
             check(message, pending.message, "pending")
-        stores.clock.advance(5000)
-        store.tick()
+        stores.tick_after(store, 5000)
     if stores.pair.durable:
         store = stores.reopen(store)
     place = {"attempt": 0, "first_pop_ms": None, "store_ms": stores.clock.now_ms()}
@@ -560,10 +533,9 @@ def test_h2_every_family_of_values_comes_as_it_was_sent(stores: Stores, later: b
     popped = [*store.pop("t", "g", max_messages=len(rows)), *came_out(store.pop_batch("t", "g"))]
     for offset, (message, seen) in enumerate(zip(sent, popped, strict=True)):
         check(message, seen, "popped", queue_offset=offset, attempt=1, store_ms=stores.clock.now_ms())
-    assert store.verify() == []
 
 
-@pytest.mark.clause("P3", "P7", "H2")
+@pytest.mark.clause("P7", "H2")
 def test_p3_every_copy_is_whole(stores: Stores) -> None:
     """P3: messages of each family expire, come again, die and are resent: each copy has all that was sent, wherever it is seen."""
     store = stores.open(max_retries=1)
@@ -578,13 +550,11 @@ def test_p3_every_copy_is_whole(stores: Stores) -> None:
 
     first_ms = stores.clock.now_ms()
     popped(1, lambda: store.pop("t", "g", max_messages=1000, invisible_ms=1000))
-    stores.clock.advance(1000)
-    assert store.tick().retried == len(sent)
+    assert stores.tick_after(store, 1000).retried == len(sent)
     for each in came_out(store.engine.pops.read(retry_topic("g", "t"), 0, 0, 1000)):
         check(sent[each.message_id], each, "in the retry topic", topic=retry_topic("g", "t"), attempt=1, first_pop_ms=first_ms)
     popped(2, lambda: came_out(store.pop_batch("t", "g", invisible_ms=1000)))
-    stores.clock.advance(1000)
-    assert store.tick().dead == len(sent)
+    assert stores.tick_after(store, 1000).dead == len(sent)
     letters = store.dead_letters.list("g")
     for letter in letters:
         message = sent[letter.origin_message_id]
@@ -597,10 +567,9 @@ def test_p3_every_copy_is_whole(stores: Stores) -> None:
     assert store.dead_letters.resend(letters) == len(sent)
     first_ms = stores.clock.now_ms()
     popped(1, lambda: store.pop("t", "g", max_messages=1000))
-    assert store.verify() == []
 
 
-@pytest.mark.clause("P7", "P6")
+@pytest.mark.clause("P6")
 def test_p7_a_change_does_not_take_the_reason(stores: Stores, values: Data) -> None:
     """P7: a lease that backs off and is lengthened is worked on again: it backs off no more, and its old reason is told no more."""
     store = stores.open()
@@ -614,4 +583,3 @@ def test_p7_a_change_does_not_take_the_reason(stores: Stores, values: Data) -> N
     assert [(each.is_backing_off, each.reason) for each in store.leases()] == [(False, "")]
     assert store.lag(topic, group) == Lag(ready=0, in_flight=1, retry=0, dead=0)
     assert store.ack(changed) is AckOutcome.ACKED
-    assert store.verify() == []

@@ -56,14 +56,14 @@ def play(stores: Stores, kind: type[Arena], seed: int, target: Target, tell: Tel
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.clause("X3", "P1", "P4", "P5", "P6", "P7", "P8", "P11", "P12", "P14")
+@pytest.mark.clause("P1", "P4", "P5", "P6", "P7", "P8", "P11", "P12", "P14")
 def test_x3_races_for_leases(engine_stores: Stores, seed: int, target: Target, tell: Tell) -> None:
     """X3: calls that end, change, repeat, reset or delete the same leases: answers and what is left are those of some order of them."""
     play(engine_stores, Leases, seed, target, tell)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.clause("X3", "H4", "C1", "C2", "C4", "T10", "I1")
+@pytest.mark.clause("H4", "C1", "C2", "C4", "T10", "I1")
 def test_x3_races_for_timers_and_marks(stores: Stores, seed: int, target: Target, tell: Tell) -> None:
     """X3: puts, cancels, repeats by mark and a tick meet: answers and what is left are those of some order of them."""
     play(stores, Timers, seed, target, tell)
@@ -71,14 +71,14 @@ def test_x3_races_for_timers_and_marks(stores: Stores, seed: int, target: Target
 
 @pytest.mark.timeout(600)
 @pytest.mark.needs("cancel_by_key")
-@pytest.mark.clause("X3", "C6", "H4")
+@pytest.mark.clause("C6", "H4")
 def test_x3_races_for_timers_by_key(engine_stores: Stores, seed: int, target: Target, tell: Tell) -> None:
     """X3: cancels by key meet puts, cancels by handle and a tick: answers and what is left are those of some order of them."""
     play(engine_stores, KeyedTimers, seed, target, tell)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.clause("X3", "P7", "P14")
+@pytest.mark.clause("P7", "P14")
 def test_x3_races_for_dead_letters(engine_stores: Stores, seed: int, target: Target, tell: Tell) -> None:
     """X3: operators resend and drop the same dead letters while their group goes on: each letter goes one way, once."""
     play(engine_stores, Letters, seed, target, tell)
@@ -86,7 +86,7 @@ def test_x3_races_for_dead_letters(engine_stores: Stores, seed: int, target: Tar
 
 @pytest.mark.timeout(600)
 @pytest.mark.needs("fifo")
-@pytest.mark.clause("X3", "P9")
+@pytest.mark.clause("P9")
 def test_x3_races_for_runs_in_order(engine_stores: Stores, seed: int, target: Target, tell: Tell) -> None:
     """X3: calls on one run of leases in order meet pops, a reset and a tick: there is one run at a time, and none loses its place."""
     play(engine_stores, Runs, seed, target, tell)
@@ -96,7 +96,7 @@ def test_x3_races_for_runs_in_order(engine_stores: Stores, seed: int, target: Ta
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.clause("X3", "C2", "I1", "P4", "P5")
+@pytest.mark.clause("C2", "I1", "P4", "P5")
 def test_x3_no_answer_before_its_sync(engine_stores: Stores, seed: int, target: Target, tell: Tell) -> None:
     """X3: a call that comes while another one syncs answers when what it did, and what its answer rests on, is durable, never before."""
     runs = races = 0

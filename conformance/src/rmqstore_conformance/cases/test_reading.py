@@ -96,7 +96,7 @@ def _files(root: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
 
 
-@pytest.mark.clause("X1", "T10", "P14")
+@pytest.mark.clause("T10", "P14")
 @pytest.mark.needs("read_only_open")
 def test_x1_a_reader_sees_one_state_beside_its_owner(durable_stores: Stores) -> None:
     """X1: the state as of the open, whatever the owner does; refresh moves it on; counts are exact on both."""
@@ -118,8 +118,7 @@ def test_x1_a_reader_sees_one_state_beside_its_owner(durable_stores: Stores) -> 
             store.cancel(sent[0].handle or "")
             store.send(message("new"))
             pop_all(store)
-            durable_stores.clock.advance(HOUR_MS)
-            store.tick()
+            durable_stores.tick_after(store, HOUR_MS)
         reader.refresh()
         assert reader.verify() == []
         assert reader.pending().total == store.pending().total < 7
@@ -130,7 +129,7 @@ def test_x1_a_reader_sees_one_state_beside_its_owner(durable_stores: Stores) -> 
     reader.close()
 
 
-@pytest.mark.clause("X1", "S1")
+@pytest.mark.clause("S1")
 @pytest.mark.needs("read_only_open")
 def test_x1_a_reader_refuses_every_call_of_an_owner(durable_stores: Stores) -> None:
     """X1: what would change something, or only an owner does, is UnsupportedOperationError; what no store has is no attribute."""
@@ -154,7 +153,6 @@ def test_x1_a_reader_refuses_every_call_of_an_owner(durable_stores: Stores) -> N
             reader.sned  # type: ignore[attr-defined] # noqa: B018
 
 
-@pytest.mark.clause("X1")
 @pytest.mark.needs("read_only_open")
 def test_x1_a_reader_beside_another_process(durable_pair: Pair) -> None:
     """X1: the owner is another process; the reader neither waits for it nor stops it."""
@@ -171,7 +169,7 @@ def test_x1_a_reader_beside_another_process(durable_pair: Pair) -> None:
             stores.open()
 
 
-@pytest.mark.clause("X1", "R1")
+@pytest.mark.clause("R1")
 @pytest.mark.needs("read_only_open")
 def test_x1_a_killed_store_can_be_read_before_it_is_recovered(durable_pair: Pair) -> None:
     """X1: after kill -9 a reader finds everything that was acknowledged, changes no file, and the next owner finds it too."""
@@ -191,14 +189,12 @@ def test_x1_a_killed_store_can_be_read_before_it_is_recovered(durable_pair: Pair
         assert store.verify() == []
 
 
-@pytest.mark.clause("X1")
 @pytest.mark.needs("read_only_open")
 def test_x1_a_reader_changes_no_file(durable_stores: Stores) -> None:
     """X1: not one file of a closed store is made, grows, shrinks or is touched; an owner opens it as if nothing had been."""
     store = durable_stores.open()
     store.send_batch([message(n, deliver_at_ms=START_MS + 1000 * n) for n in range(50)])
-    durable_stores.clock.advance(20_000)
-    store.tick()
+    durable_stores.tick_after(store, 20_000)
     epoch = store.stats().timers.epoch
     store.close()
     before = _files(durable_stores.root)
@@ -211,7 +207,6 @@ def test_x1_a_reader_changes_no_file(durable_stores: Stores) -> None:
     assert durable_stores.open().stats().timers.epoch == epoch + 1
 
 
-@pytest.mark.clause("X1")
 @pytest.mark.needs("read_only_open")
 def test_x1_owners_come_and_go_while_a_reader_stays(durable_stores: Stores) -> None:
     """X1: an open and a close of the owner in the reader's process leave the reader's state as it is; several readers share."""
@@ -235,7 +230,7 @@ def test_x1_owners_come_and_go_while_a_reader_stays(durable_stores: Stores) -> N
     assert read_ids(durable_stores.open()) == ["m1", "m2", "m3"]
 
 
-@pytest.mark.clause("X1", "H3")
+@pytest.mark.clause("H3")
 @pytest.mark.needs("read_only_open")
 def test_x1_nothing_is_missing_from_both_sides_or_in_both(durable_stores: Stores) -> None:
     """X1: a message is either a pending timer or in its topic, in every state that a reader can get of a hand-over."""
@@ -252,7 +247,7 @@ def test_x1_nothing_is_missing_from_both_sides_or_in_both(durable_stores: Stores
             assert reader.pending().total == len(waiting)
 
 
-@pytest.mark.clause("X1", "S1")
+@pytest.mark.clause("S1")
 @pytest.mark.needs("read_only_open", "snapshot")
 def test_x1_what_would_change_the_store_is_refused(durable_stores: Stores) -> None:
     """X1, S1: every call of both sides that is not a read raises, and leaves no trace; none is missing from the list."""
@@ -283,7 +278,7 @@ def _arguments(kind: type, name: str) -> int:
     return code.co_argcount - 1 - len(getattr(kind, name).__defaults__ or ())
 
 
-@pytest.mark.clause("X1", "R4")
+@pytest.mark.clause("R4")
 @pytest.mark.needs("read_only_open")
 def test_x1_there_must_be_a_store(durable_stores: Stores) -> None:
     """X1: a reader makes no store and says so; settings that differ from what is stored are refused as for an owner."""
@@ -304,7 +299,7 @@ def test_x1_there_must_be_a_store(durable_stores: Stores) -> None:
         rmqstore.open(durable_stores.root / "store", read_only="no")  # type: ignore[call-overload]
 
 
-@pytest.mark.clause("X1", "X2")
+@pytest.mark.clause("X2")
 @pytest.mark.needs("read_only_open")
 def test_x1_a_forked_child_is_refused(durable_stores: Stores) -> None:
     """X2: the child of a reader may not use its parent's view, and does it no harm."""

@@ -32,7 +32,7 @@ def positions_of(store: Store) -> dict[str, int]:
 
 
 @pytest.mark.needs("retention")
-@pytest.mark.clause("R1", "I1", "C2", "C4", "P1", "P4", "P5", "P6", "P7", "P11")
+@pytest.mark.clause("I1", "C2", "C4", "P1", "P4", "P5", "P6", "P7", "P11")
 @pytest.mark.parametrize("flush", ["sync", "async"])
 def test_r1_an_answer_waits_for_what_it_rests_on(stores: Stores, flush: str) -> None:
     """R1: what an answer rests on is durable when it is given, and under flush = async when flush returns."""
@@ -59,7 +59,6 @@ def batch(*numbers: int, due_ms: int | None = None) -> MessageBatch:
     return MessageBatch.of([message(number, born_ms=START_MS, queue_id=0, deliver_at_ms=due_ms) for number in numbers])
 
 
-@pytest.mark.clause("R1")
 def test_r1_tickets_rise_and_a_sync_reaches_them(stores: Stores) -> None:
     """R1: each call that changes something has a ticket above all before it, and a sync of it makes all of them durable."""
     store = stores.open()
@@ -95,7 +94,6 @@ def test_r1_tickets_rise_and_a_sync_reaches_them(stores: Stores) -> None:
         side.sync(Ticket(0))
 
 
-@pytest.mark.clause("I1")
 def test_i1_a_repeat_says_the_position_of_the_first_call(stores: Stores) -> None:
     """I1: a repeat on the lower interface gives the first call's position, and a ticket that covers it, whatever came between."""
     pops = stores.open().engine.pops
@@ -111,7 +109,7 @@ def test_i1_a_repeat_says_the_position_of_the_first_call(stores: Stores) -> None
     assert pops.append(batch(1), START_MS, [b"a"])[0] == again
 
 
-@pytest.mark.clause("H1", "H3", "R1")
+@pytest.mark.clause("H3", "R1")
 def test_h1_the_durable_cursor_is_what_is_durable(stores: Stores) -> None:
     """H1: a cursor is called durable when its call is, never sooner, as the timers forget what it covers."""
     pops = stores.open().engine.pops
@@ -131,7 +129,7 @@ def test_h1_the_durable_cursor_is_what_is_durable(stores: Stores) -> None:
     assert pops.durable_cursor() == cursors[-1]
 
 
-@pytest.mark.clause("H3", "H1")
+@pytest.mark.clause("H1")
 def test_h3_a_batch_says_that_it_rests_on_what_is_not_durable(stores: Stores) -> None:
     """H3: due timers are ``soft`` while their put, or the cancel of another one, is not durable: another engine must not outlive them."""
     timers = stores.open().engine.timers

@@ -30,7 +30,6 @@ def _only(store: Store, group: str) -> Whereabouts:
     return found
 
 
-@pytest.mark.clause("P14")
 def test_p14_where_a_message_is_on_its_way(durable_stores: Stores) -> None:
     """P14: a timer, ready, leased, backing off, to be retried, dead, resent, done: told for each group, beside others and over an open."""
     store = durable_stores.open(max_retries=1)
@@ -81,7 +80,7 @@ def test_p14_where_a_message_is_on_its_way(durable_stores: Stores) -> None:
     assert store.where(id=id_of("m99")) == []
 
 
-@pytest.mark.clause("P14", "P9")
+@pytest.mark.clause("P9")
 @pytest.mark.needs("fifo")
 def test_p14_where_a_message_of_a_run_is(stores: Stores) -> None:
     """P14: in order, what was not acked waits in its place, and what is behind it was not popped."""
@@ -91,13 +90,12 @@ def test_p14_where_a_message_of_a_run_is(stores: Stores) -> None:
     assert [_states(store, n)[G] for n in range(4)] == [
         MessageState.LEASED, MessageState.DONE, MessageState.LEASED, MessageState.READY
     ]  # fmt: skip
-    stores.clock.advance(LEASE)
-    store.tick()
+    stores.tick_after(store, LEASE)
     assert [_states(store, n)[G] for n in range(4)] == [MessageState.RETRY, MessageState.DONE, MessageState.RETRY, MessageState.READY]
     assert [store.where(id=id_of(f"m{n}"))[0].attempt for n in range(4)] == [1, 0, 1, 0]
 
 
-@pytest.mark.clause("P14", "C1")
+@pytest.mark.clause("C1")
 def test_p14_what_was_cancelled_is_nowhere(stores: Stores) -> None:
     """P14: a cancelled timer is at no place; one of the same id and key that was not cancelled is."""
     store = stores.open()
@@ -110,7 +108,7 @@ def test_p14_what_was_cancelled_is_nowhere(stores: Stores) -> None:
             store.where(**given)
 
 
-@pytest.mark.clause("P14", "P6")
+@pytest.mark.clause("P6")
 def test_p14_where_each_of_a_pop_is_when_some_went_other_ways(stores: Stores) -> None:
     """P14: of what one pop leased, some was acked, changed, put off or given back; each is where it is, and so are those between."""
     store = stores.open(default_queues=1)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -25,7 +22,7 @@ from rmqstore.contract import (
     Removal,
     TimerCursor,
 )
-from rmqstore.errors import StoreFullError, StorePoisonedError
+from rmqstore.errors import StoreFullError
 from rmqstore_conformance.stores import DAY_MS, Stores, ids, message, read_ids
 from rmqstore_lmdb.kv import LmdbBase
 
@@ -93,20 +90,6 @@ def looks_back_a_week(stores: Stores) -> None:
 
 
 @proof
-def put_marks_looked_for_early(stores: Stores) -> None:
-    store = stores.open()
-    meeting(store.engine.timers, [partial(store.send, message(1), delay_ms=5000, marks=[b"k"])] * 2)
-    assert store.pending().total == 1
-
-
-@proof
-def send_marks_looked_for_early(stores: Stores) -> None:
-    store = stores.open()
-    meeting(store.engine.pops, [partial(store.send, message(1), marks=[b"k"])] * 2)
-    assert read_ids(store) == ["m1"]
-
-
-@proof
 def pops_from_what_they_saw(stores: Stores) -> None:
     store = stores.open()
     store.pop("t", "g")
@@ -125,28 +108,10 @@ def ack_counts_lost(stores: Stores) -> None:
 
 
 @proof
-def cancels_by_seal_they_saw(stores: Stores) -> None:
-    store = stores.open()
-    receipt = store.send(message(1), delay_ms=5000)
-    found = meeting(store.engine.timers, [lambda: store.cancel(receipt)], lambda: store.engine.timers.seal(S + 5000))
-    assert found == [CancelOutcome.ALREADY_DELIVERED]
-
-
-@proof
 def topics_made_twice(stores: Stores) -> None:
     store = stores.open()
     meeting(store.engine.pops, [partial(store.send, message(number)) for number in range(2)])
     assert len(read_ids(store)) == 2
-
-
-@proof
-def letters_resent_twice(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1))
-    store.reject(store.pop("t", "g"))
-    resend = PopTxn(removals=[Removal("%DLQ%g", 0, 0, "m1", resend_to="%RETRY%g+t", resend_queue=0)])
-    meeting(store.engine.pops, [partial(store.engine.pops.apply, resend, S)] * 2)
-    assert store.lag("t", "g").retry == 1
 
 
 @proof
@@ -156,50 +121,7 @@ def settings_read_before_they_are_set(stores: Stores) -> None:
     assert [store.groups.settings(group).max_retries for group in ("g", "h")] == [3, 3]
 
 
-@proof
-def syncs_share_too_much(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(0))
-    plain = LmdbBase.commit
-    began, goes_on = threading.Event(), threading.Event()
-    seen: list[tuple[int, int]] = []
-
-    def commit(base: LmdbBase, changes: Any) -> None:
-        if not began.is_set():
-            began.set()
-            goes_on.wait(10)
-        plain(base, changes)
-
-    def second() -> None:
-        _, ticket = store.engine.pops.append(one_timer(2, deliver_at_ms=None), S)
-        store.engine.pops.sync(ticket)
-        seen.append((store.engine.pops.durable_position, ticket.position))
-
-    threads = [threading.Thread(target=store.send, args=(message(1),)), threading.Thread(target=second)]
-    LmdbBase.commit = commit
-    try:
-        threads[0].start()
-        began.wait(10)
-        threads[1].start()
-        time.sleep(0.2)  # by then the second one waits
-        goes_on.set()
-        for thread in threads:
-            thread.join()
-    finally:
-        LmdbBase.commit = plain
-    assert seen[0][0] >= seen[0][1]
-
-
 # ---------------------------------------------------------------- answers: timers
-
-
-@proof
-def late_cancels_at_once(stores: Stores) -> None:
-    store = stores.open()
-    receipt = store.send(message(1), delay_ms=1000)
-    store.engine.timers.seal(S + 1000)
-    assert store.cancel(receipt) is CancelOutcome.ALREADY_DELIVERED
-    assert copied(stores).cancel(receipt) is CancelOutcome.ALREADY_DELIVERED
 
 
 @proof
@@ -255,16 +177,6 @@ def large_puts_wait_for_less(stores: Stores) -> None:
 
 
 @proof
-def repeated_acks_at_once(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1))
-    leased = store.pop("t", "g")[0]
-    store.engine.pops.ack([leased.proof], S)
-    assert store.ack(leased) is AckOutcome.ALREADY_ACKED
-    assert copied(stores).lag("t", "g").in_flight == 0
-
-
-@proof
 def stale_at_once(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1))
@@ -291,16 +203,6 @@ def letters_gone_at_once(stores: Stores) -> None:
     store.engine.pops.apply(PopTxn(removals=[Removal("%DLQ%g", 0, 0, "m1")]), S)
     assert store.dead_letters.drop(letters) == 0
     assert copied(stores).dead_letters.list("g") == []
-
-
-@proof
-def repeated_sends_at_once(stores: Stores) -> None:
-    store = stores.open()
-    now = one_timer(deliver_at_ms=None)
-    store.engine.pops.append(now, S, [b"k"])
-    _, ticket = store.engine.pops.append(now, S, [b"k"])
-    store.engine.pops.sync(ticket)
-    assert read_ids(copied(stores)) == ["m1"]
 
 
 @proof
@@ -376,14 +278,6 @@ def epochs_not_synced(stores: Stores) -> None:
 
 
 @proof
-def snapshots_of_the_disk(stores: Stores) -> None:
-    store = stores.open(flush="async")
-    store.send(message(1))
-    store.snapshot(stores.root / "snapshot")
-    assert read_ids(stores.open("snapshot")) == ["m1"]
-
-
-@proof
 def closes_without_sync(stores: Stores) -> None:
     store = stores.open(flush="async")
     store.send(message(1))
@@ -413,12 +307,6 @@ def _parts(stores: Stores, call: Callable[[], object], count: Callable[[Store], 
 
 
 @proof
-def large_puts_in_parts(stores: Stores) -> None:
-    store = stores.open()
-    _parts(stores, lambda: store.send_batch(many(2500), delay_ms=5000), lambda each: each.pending().total, {0, 2500})
-
-
-@proof
 def marks_before_puts(stores: Stores) -> None:
     store = stores.open()
 
@@ -444,40 +332,9 @@ def traces_behind_cancels(stores: Stores) -> None:
 
 
 @proof
-def large_cancels_in_parts(stores: Stores) -> None:
-    store = stores.open()
-    receipts = store.send_batch(many(2500), delay_ms=5000)
-    _parts(stores, lambda: store.cancel(receipts[:]), lambda each: each.pending().total, {0, 2500})
-
-
-@proof
 def large_sends_in_parts(stores: Stores) -> None:
     store = stores.open()
     _parts(stores, lambda: store.send_batch(many(2500)), lambda each: each.lag("t", "g").ready, {0, 2500})
-
-
-@proof
-def marks_behind_sends(stores: Stores) -> None:
-    store = stores.open()
-
-    def send(to: Store) -> int:
-        to.send(message(1), marks=[b"k"])
-        return len(read_ids(to))
-
-    _parts(stores, lambda: send(store), send, {1})
-
-
-@proof
-def cursor_behind_messages(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1), delay_ms=1000)
-    stores.clock.advance(1000)
-
-    def tick(of: Store) -> int:
-        of.tick()
-        return len(read_ids(of))
-
-    _parts(stores, store.tick, tick, {1})
 
 
 @proof
@@ -602,18 +459,6 @@ def _fails(count: int, error: Exception) -> tuple[Callable[[], None], list[int]]
 
     LmdbBase.commit = commit
     return end, calls
-
-
-@proof
-def syncs_once_more(stores: Stores) -> None:
-    store = stores.open()
-    end, calls = _fails(1, OSError(errno.EIO, "the disk is broken"))
-    try:
-        with suppress(StorePoisonedError):
-            store.send(message(1))
-    finally:
-        end()
-    assert calls == [0]
 
 
 @proof

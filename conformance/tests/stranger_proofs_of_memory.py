@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pyarrow as pa
 
 from conformance.tests.stranger_proofs import S, came, failed_once, many, passed, proof, refused, sent
 from rmqstore import Message
-from rmqstore.contract import EMPTY_CURSOR, AckOutcome, CancelOutcome, InitMode, MessageState, PopRequest
+from rmqstore.contract import AckOutcome, CancelOutcome, InitMode, MessageState, PopRequest
 from rmqstore.errors import DelayTooLongError, FlowControlError
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, Stores, ids, message, read_ids
 
@@ -18,13 +16,6 @@ from rmqstore_conformance.stores import DAY_MS, HOUR_MS, Stores, ids, message, r
 @proof
 def strips_properties(stores: Stores) -> None:
     assert came(stores, Message("t", b"x", properties={"p": " v "})).properties == {"p": " v "}
-
-
-@proof
-def times_as_floats(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1), deliver_at_ms=2**60 + 1)
-    assert store.scan().timers[0].deliver_at_ms == 2**60 + 1
 
 
 @proof
@@ -83,13 +74,6 @@ def counts_by_seconds(stores: Stores) -> None:
 
 
 @proof
-def far_keys_unfound(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1, keys=("k",)), deliver_at_ms=2**41 + 1000)
-    assert store.cancel_key("t", "k") == [CancelOutcome.CANCELLED]
-
-
-@proof
 def horizon_of_first_row(stores: Stores) -> None:
     store = stores.open(max_delay_ms=10_000)
     batch = [message(1, deliver_at_ms=S + 1000), message(2, deliver_at_ms=S + DAY_MS)]
@@ -130,14 +114,6 @@ def sliced_columns_unmoved(stores: Stores) -> None:
 
 
 @proof
-def cuts_groups(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1))
-    assert len(store.pop("t", "g" * 96 + "a")) == 1
-    assert len(store.pop("t", "g" * 96 + "b")) == 1
-
-
-@proof
 def folds_topics(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1, "Orders"))
@@ -158,15 +134,6 @@ def filter_numbers_as_floats(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1, properties={"n": "9007199254740993"}))
     assert store.pop("t", "g", filter="n = 9007199254740992") == []
-
-
-@proof
-def glues_attempts(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1, "c"))
-    store.send(message(2, "b-c"))
-    assert ids(store.pop("c", "a-b", attempt_id="x")) == ["m1"]
-    assert ids(store.pop("b-c", "a", attempt_id="x")) == ["m2"]
 
 
 @proof
@@ -287,11 +254,6 @@ def dumps_no_delivered(stores: Stores) -> None:
     store.send(message(1), delay_ms=5000)
     passed(stores, store, 5000)
     assert store.engine.timers.export_state("timer_traces", None, 100).rows.num_rows == 1
-
-
-@proof
-def retries_born_again(stores: Stores) -> None:
-    assert failed_once(stores, message(1, born_ms=S - 5)).pop("t", "g")[0].born_ms == S - 5
 
 
 @proof
@@ -470,22 +432,6 @@ def cancels_twice_in_a_call(stores: Stores) -> None:
 
 
 @proof
-def first_mark_counts(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1), delay_ms=5000, marks=[b"a", b"b"])
-    assert store.send(message(1), delay_ms=5000, marks=[b"b"]).repeated
-
-
-@proof
-def ticks_sort_by_time(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1), delay_ms=900)
-    store.send(message(2), delay_ms=100)
-    passed(stores, store, 1000)
-    assert read_ids(store) == ["m1", "m2"]
-
-
-@proof
 def sleeps_through_puts(stores: Stores) -> None:
     store = stores.open()
     store.send(message(1), delay_ms=60_000)
@@ -500,15 +446,6 @@ def sleeps_through_puts(stores: Stores) -> None:
 def calls_do_not_count(stores: Stores) -> None:
     store = stores.open(congestion_limit=2)
     refused(FlowControlError, lambda: store.send_batch(many(4), delay_ms=5000))
-
-
-@proof
-def revives_one_page(stores: Stores) -> None:
-    store = stores.open()
-    store.send_batch(many(300))
-    store.pop("t", "g", max_messages=300, invisible_ms=1000)
-    passed(stores, store, 1000)
-    assert store.lag("t", "g").retry == 300
 
 
 @proof
@@ -589,16 +526,6 @@ def removed_twice_counts_twice(stores: Stores) -> None:
     first = store.dead_letters.list("g", limit=1)
     assert [store.dead_letters.drop(first), store.dead_letters.drop(first)] == [1, 0]
     assert store.lag("t", "g").dead == 1
-
-
-@proof
-def queues_chosen_on_the_way(stores: Stores) -> None:
-    store = stores.open()
-    store.topics.create("t", 1)
-    store.send(message(1), delay_ms=5000)
-    store.topics.create("t", 8)
-    passed(stores, store, 5000)
-    assert read_ids(store) == ["m1"]
 
 
 # ---------------------------------------------------------------- pairs
@@ -719,14 +646,6 @@ def limit_forgets_waits(stores: Stores) -> None:
 
 
 @proof
-def acked_attempts_pop_anew(stores: Stores) -> None:
-    store = stores.open()
-    store.send_batch(many(2))
-    store.ack(store.pop("t", "g", max_messages=1, attempt_id="a"))
-    assert store.pop("t", "g", max_messages=1, attempt_id="a") == []
-
-
-@proof
 def deleted_gives_receipts_again(stores: Stores) -> None:
     store = stores.open()
     receipts = set()
@@ -743,27 +662,6 @@ def retries_outlive_topics(stores: Stores) -> None:
     store.topics.delete("t")
     store.send(message(2))
     assert ids(store.pop("t", "g")) == ["m2"]
-
-
-@proof
-def modes_outlive_topics(stores: Stores) -> None:
-    store = stores.open()
-    store.pop("t", "g", order=True)
-    store.topics.delete("t")
-    store.send(message(1))
-    try:
-        assert ids(store.pop("t", "g")) == ["m1"]
-    except ValueError as error:
-        raise AssertionError(str(error)) from error
-
-
-@proof
-def settings_outlive_groups(stores: Stores) -> None:
-    store = stores.open()
-    store.groups.set("g", max_retries=0, backoff=[timedelta(seconds=1)])
-    store.pop("t", "g")
-    store.groups.delete("g")
-    assert store.groups.settings("g").max_retries is None
 
 
 @proof
@@ -792,15 +690,6 @@ def rest_counts_dropped(stores: Stores) -> None:
     assert store.engine.pops.pop(PopRequest("%DLQ%g", "ops", max_messages=1), S)[0].rest == 1
 
 
-@proof
-def retries_filtered_by_tag(stores: Stores) -> None:
-    store = stores.open()
-    store.send(message(1, tag="a"))
-    store.pop("t", "g", filter="a", invisible_ms=1000)
-    passed(stores, store, 1000)
-    assert ids(store.pop("t", "g", filter="b")) == ["m1"]
-
-
 # ---------------------------------------------------------------- other stores and clocks
 
 
@@ -819,14 +708,6 @@ def receipts_of_any_store(stores: Stores) -> None:
         store.send(message(1))
         leased += store.pop("t", "g")
     assert store.ack(leased[0]) is AckOutcome.UNKNOWN
-
-
-@proof
-def batches_of_a_thousand(stores: Stores) -> None:
-    store = stores.open()
-    store.send_batch(many(20), delay_ms=1000)
-    store.engine.timers.seal(S + 1000)
-    assert len(store.engine.timers.due(EMPTY_CURSOR, 10).messages) == 10
 
 
 @proof

@@ -1,8 +1,9 @@
 """How a wrong engine is made: a sound one with one fault planted.
 
-A fault is a class with the calls that go wrong, a subclass of :class:`Timers`, of :class:`Pops` or of :class:`Whole`; or a function that
-changes the options that the engine is opened with. Its docstring says in one sentence what is wrong. A *mutant* names the cases that must
-notice it. A *stranger* was written from the contract alone, and tells how many wrong engines are noticed that no case was written for.
+A fault is a class with the calls that go wrong, a subclass of :class:`Timers`, of :class:`Pops`, of a part of the pops (``Leasing``, say)
+or of :class:`Whole`; or a function that changes the options that the engine is opened with. Its docstring says in one sentence what is
+wrong. A *mutant* names the cases that must notice it. A *stranger* was written from the contract alone, and tells how many wrong engines
+are noticed that no case was written for.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class _Fault:
 
 if TYPE_CHECKING:
     from rmqstore.engine.pops.store import OrderedPops
+    from rmqstore.engine.pops.transaction import Transaction
     from rmqstore.engine.timers.store import OrderedTimers
 
     class Timers(_Fault, OrderedTimers):
@@ -154,6 +156,8 @@ class Planted(Engine):
 
 def plant(session: Any, fault: type) -> None:
     """Put a side that has the fault in the place of the one of a session, also once its state is read again."""
+    if not issubclass(fault, _Fault):
+        fault = _of_a_part(fault)
     name = "_timers" if issubclass(fault, Timers) else "_pops"
     side = getattr(session, name)
     kind: Any = type(fault.__name__, (fault, type(side)), {})
@@ -163,6 +167,25 @@ def plant(session: Any, fault: type) -> None:
     reloads: list[Any] = session._shared._reloads
     reloads[:] = [planted._load if each.__self__ is side else each for each in reloads]
     planted.planted()
+
+
+def _of_a_part(fault: type) -> type[Pops]:
+    """Return the fault of the pops that have a wrong part."""
+    sound = next(each for each in fault.__mro__ if each.__module__.startswith("rmqstore.engine."))
+
+    class WithPart(Pops):
+        def planted(self) -> None:
+            for part in vars(self).values():
+                if type(part) is sound:
+                    part.__class__ = fault
+
+        def _stage(self, now_ms: int) -> Transaction:
+            transaction = super()._stage(now_ms)
+            if sound is type(transaction):
+                transaction.__class__ = fault
+            return transaction
+
+    return WithPart
 
 
 def mutant(clause: str, *caught_by: str, **declares: Support) -> Callable[[Any], WrongEngine]:

@@ -36,21 +36,11 @@ from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.schema import LEASE_KEY, MARK, META, SPACES
 from rmqstore.engine.session import open_session
 from rmqstore.engine.timers.ticks import Place
-from rmqstore.errors import StoreFullError
 from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, Whole, stranger
 
 _AT_ONCE = Ticket(0)
 
 # ---------------------------------------------------------------- timers
-
-
-@stranger("C2", "durability", LMDB)
-class LateCancelsAtOnce(Timers):
-    """The ticket of a cancel does not cover the record of the seal that ALREADY_DELIVERED rests on."""
-
-    def _cancel(self, places: Sequence[Place | None], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        outcomes, _ = super()._cancel(places, now_ms)
-        return outcomes, Ticket(self._change_position)
 
 
 @stranger("C4", "durability", LMDB)
@@ -126,14 +116,6 @@ class _AppliesAtOnce(Pops):
         return result, _AT_ONCE if self.is_done(txn, result) else ticket
 
 
-@stranger("P4", "durability", LMDB)
-class RepeatedAcksAtOnce(_AppliesAtOnce):
-    """The ticket of an ack that says ALREADY_ACKED does not cover the first one."""
-
-    def is_done(self, txn: PopTxn, result: PopTxnResult) -> bool:
-        return txn.only_acks and set(result.acks) == {AckOutcome.ALREADY_ACKED}
-
-
 @stranger("P5", "durability", LMDB)
 class StaleAtOnce(_AppliesAtOnce):
     """The ticket of an ack that says STALE does not cover what ended the lease."""
@@ -156,14 +138,6 @@ class LettersGoneAtOnce(_AppliesAtOnce):
 
     def is_done(self, txn: PopTxn, result: PopTxnResult) -> bool:
         return bool(txn.removals) and not any(result.removals)
-
-
-@stranger("I1", "durability", LMDB)
-class RepeatedSendsAtOnce(_AppliesAtOnce):
-    """The ticket of a repeated send for now does not cover the first one."""
-
-    def is_done(self, txn: PopTxn, result: PopTxnResult) -> bool:
-        return result.status is WriteStatus.REPEATED
 
 
 @stranger("P11", "durability", LMDB)
@@ -221,7 +195,10 @@ class SettingsAtOnce(Pops):
         return _AT_ONCE
 
 
-class _ByPlace(Leasing):
+@stranger("P5", "durability", LMDB)
+class ReceiptsByPlace(Leasing):
+    """A receipt is looked up without its epoch, so one of a lease that a crash took may end another one."""
+
     def _check_point(self, transaction: Transaction, receipt: Receipt) -> Lease | NoLease:
         found = super()._check_point(transaction, receipt)
         topic = self._state.topics.get(receipt.topic)
@@ -230,14 +207,6 @@ class _ByPlace(Leasing):
             return found
         key = LEASE_KEY.pack(group_id, topic.id, receipt.queue_id, receipt.ck_start_offset, receipt.pop_time_ms)
         return transaction.lease(key) or found
-
-
-@stranger("P5", "durability", LMDB)
-class ReceiptsByPlace(Pops):
-    """A receipt is looked up without its epoch, so one of a lease that a crash took may end another one."""
-
-    def planted(self) -> None:
-        self._leasing.__class__ = _ByPlace
 
 
 # ---------------------------------------------------------------- sessions
@@ -261,16 +230,6 @@ class EpochsNotSynced(Whole):
         return session
 
 
-@stranger("R7", "durability", LMDB)
-class SnapshotsOfTheDisk(Whole):
-    """A snapshot is made of what is durable, without what was answered and is not."""
-
-    def open(self, engine: Engine, directory: Path, options: EngineOptions) -> EngineSession:
-        session: Any = engine.open(directory, options)
-        vars(session)["snapshot"] = session._shared.kv._base.snapshot
-        return session  # type: ignore[no-any-return]
-
-
 @stranger("R1", "durability", LMDB)
 class ClosesWithoutSync(Whole):
     """Under flush = async a close lets go of the files without a last sync."""
@@ -286,26 +245,6 @@ class ClosesWithoutSync(Whole):
 
         if options.flush is Flush.ASYNC:
             vars(kv)["close"] = close
-        return session  # type: ignore[no-any-return]
-
-
-@stranger("F2", "durability", LMDB)
-class SyncsOnceMore(Whole):
-    """A disk sync that failed is tried once more before the store is poisoned."""
-
-    def open(self, engine: Engine, directory: Path, options: EngineOptions) -> EngineSession:
-        session: Any = engine.open(directory, options)
-        base = session._shared.kv._base
-
-        def commit(changes: Sequence[Any]) -> None:
-            try:
-                type(base).commit(base, changes)
-            except StoreFullError:
-                raise
-            except Exception:
-                type(base).commit(base, changes)
-
-        vars(base)["commit"] = commit
         return session  # type: ignore[no-any-return]
 
 

@@ -20,7 +20,6 @@ from rmqstore.contract import (
     PopResult,
     PopTxn,
     PopTxnResult,
-    ReviveReport,
     Ticket,
     TimerCursor,
     TimerReceipts,
@@ -121,67 +120,25 @@ class _FormatWith:
         return getattr(self._plain, name)
 
 
-class _BornAgain(_FormatWith):
-    now_ms = 0
+@stranger("P7", "fidelity")
+class DeadKeysSorted(Transaction):
+    """A dead letter has its keys in the order of the alphabet."""
 
-    def with_delivery(self, record: bytes, attempt: int, first_pop_ms: int) -> bytes:
-        message = self._plain.decode_message(record)
-        copy: bytes = self._plain.encode_message(msgspec.structs.replace(message, born_ms=self.now_ms), attempt, first_pop_ms)
-        return copy
-
-
-@stranger("P3", "fidelity")
-class RetriesBornAgain(Pops):
-    """The copy in the retry topic is born when it is made."""
-
-    def planted(self) -> None:
-        self._leasing._format = _BornAgain(self._log.format)
-
-    def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
-        vars(self._leasing._format)["now_ms"] = now_ms
-        return super().revive(now_ms, limit)
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        vars(self._leasing._format)["now_ms"] = now_ms
-        return super().apply(txn, now_ms)
-
-
-class _SortedKeys(Transaction):
     def bury(self, group: str, topic: str, record: bytes, attempts: int, reason: str) -> None:
         message = self._format.decode_message(record)
         kept = msgspec.structs.replace(message, keys=tuple(sorted(message.keys)))
         super().bury(group, topic, self._format.encode_message(kept), attempts, reason)
 
 
-class _StageFault(Pops):
-    stage_class: type[Transaction] = Transaction
-
-    def _stage(self, now_ms: int) -> Transaction:
-        transaction = super()._stage(now_ms)
-        transaction.__class__ = self.stage_class
-        return transaction
-
-
 @stranger("P7", "fidelity")
-class DeadKeysSorted(_StageFault):
-    """A dead letter has its keys in the order of the alphabet."""
+class DeadGetTags(Transaction):
+    """A message without a tag gets one when it becomes a dead letter."""
 
-    stage_class = _SortedKeys
-
-
-class _DeadUngrouped(Transaction):
     def bury(self, group: str, topic: str, record: bytes, attempts: int, reason: str) -> None:
         message = self._format.decode_message(record)
         super().bury(
             group, topic, self._format.encode_message(msgspec.structs.replace(message, tag=message.tag or "DLQ")), attempts, reason
         )
-
-
-@stranger("P7", "fidelity")
-class DeadGetTags(_StageFault):
-    """A message without a tag gets one when it becomes a dead letter."""
-
-    stage_class = _DeadUngrouped
 
 
 class _NotesReasons(_FormatWith):
@@ -211,16 +168,11 @@ class _ReformingAdministration(Administration):
             self._log.format = record_format
 
 
-class _Remembering(_ReformingAdministration):
-    form = _NotesReasons
-
-
 @stranger("P7", "fidelity")
-class ResentRemembers(Pops):
+class ResentRemembers(_ReformingAdministration):
     """A dead letter that is sent back keeps its reason in a property of its own."""
 
-    def planted(self) -> None:
-        self._administration.__class__ = _Remembering
+    form = _NotesReasons
 
 
 class _CountsOn(_FormatWith):
@@ -236,19 +188,17 @@ class _CountsOn(_FormatWith):
         return message
 
 
-class _CountingAdministration(_ReformingAdministration):
+@stranger("P7", "fidelity")
+class ResentCountsOn(_ReformingAdministration):
+    """A dead letter that is sent back goes on with the attempts that it had."""
+
     form = _CountsOn
 
 
 @stranger("P7", "fidelity")
-class ResentCountsOn(Pops):
-    """A dead letter that is sent back goes on with the attempts that it had."""
+class ReleaseForgetsAttempts(Leasing):
+    """A release of a retried message starts its attempts anew."""
 
-    def planted(self) -> None:
-        self._administration.__class__ = _CountingAdministration
-
-
-class _ForgettingRelease(Leasing):
     def release(self, transaction: Any, receipt: Any) -> Any:
         plain = self._format
 
@@ -265,14 +215,9 @@ class _ForgettingRelease(Leasing):
 
 
 @stranger("P7", "fidelity")
-class ReleaseForgetsAttempts(Pops):
-    """A release of a retried message starts its attempts anew."""
+class ReasonsStick(Leasing):
+    """A dead letter whose last attempt failed without a word has the reason of an earlier one."""
 
-    def planted(self) -> None:
-        self._leasing.__class__ = _ForgettingRelease
-
-
-class _StickyReasons(Leasing):
     def _reasons(self) -> dict[str, str]:
         found: dict[str, str] = self.__dict__.setdefault("_sticky", {})
         return found
@@ -286,14 +231,6 @@ class _StickyReasons(Leasing):
             elif name in self._reasons():
                 lease.reason = self._reasons()[name]
         return super()._give_back(transaction, lease, index, group, topic, **how)
-
-
-@stranger("P7", "fidelity")
-class ReasonsStick(Pops):
-    """A dead letter whose last attempt failed without a word has the reason of an earlier one."""
-
-    def planted(self) -> None:
-        self._leasing.__class__ = _StickyReasons
 
 
 # ---------------------------------------------------------------- columns, reads, listings
@@ -502,16 +439,12 @@ class DumpsNoAttempts(Pops):
         return msgspec.structs.replace(page, rows=page.rows.slice(0, 0)) if table == "attempts" else page
 
 
-class _UncountedRejects(Transaction):
-    def bury(self, group: str, topic: str, record: bytes, attempts: int, reason: str) -> None:
-        super().bury(group, topic, record, attempts if reason.startswith("delivered ") else attempts - 1, reason)
-
-
 @stranger("P7", "fidelity")
-class RejectsCountLess(_StageFault):
+class RejectsCountLess(Transaction):
     """A message that was rejected has one attempt fewer in its dead letter than it was delivered."""
 
-    stage_class = _UncountedRejects
+    def bury(self, group: str, topic: str, record: bytes, attempts: int, reason: str) -> None:
+        super().bury(group, topic, record, attempts if reason.startswith("delivered ") else attempts - 1, reason)
 
 
 @stranger("Q1", "fidelity")
@@ -574,19 +507,18 @@ class ReopenForgetsBackoff(Pops):
         settings.update({name: msgspec.structs.replace(each, backoff_ms=()) for name, each in settings.items()})
 
 
-class _ParkingShort(Transaction):
+@stranger("T12", "fidelity", LMDB)
+class ParksShort(Transaction):
+    """Of an entry that cannot be read the first 1024 bytes are parked."""
+
     def park(self, raw: bytes, reason: str, origin: str, origin_topic: str) -> None:
         super().park(raw[:1024], reason, origin, origin_topic)
 
 
-@stranger("T12", "fidelity", LMDB)
-class ParksShort(_StageFault):
-    """Of an entry that cannot be read the first 1024 bytes are parked."""
+@stranger("P3", "pairs")
+class ChangePopsFirst(Leasing):
+    """A message whose lease was changed was popped first when it was changed."""
 
-    stage_class = _ParkingShort
-
-
-class _ChangingLeasing(Leasing):
     def change(self, transaction: Any, change: Any) -> Any:
         result = super().change(transaction, change)
         if result.receipt is not None:
@@ -594,11 +526,3 @@ class _ChangingLeasing(Leasing):
                 if is_new and lease.place[4] == result.receipt.pop_time_ms and lease.offsets == [result.receipt.queue_offset]:
                     lease.first_pop_ms = -1
         return result
-
-
-@stranger("P3", "pairs")
-class ChangePopsFirst(Pops):
-    """A message whose lease was changed was popped first when it was changed."""
-
-    def planted(self) -> None:
-        self._leasing.__class__ = _ChangingLeasing

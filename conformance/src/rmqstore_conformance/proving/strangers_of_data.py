@@ -68,18 +68,6 @@ class StripsProperties(Timers):
 
 
 @stranger("H2", "data")
-class TimesAsFloats(Timers):
-    """Deliver times pass through a double, so those beyond 2^53 ms are rounded."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        def rounded(message: Message) -> Message:
-            at = message.deliver_at_ms
-            return message if at is None else msgspec.structs.replace(message, deliver_at_ms=int(float(at)))
-
-        return super().put(with_rows(batch, rounded), now_ms, marks)
-
-
-@stranger("H2", "data")
 class ZeroBornIsNone(Timers):
     """A timer that says it was born at 0 ms is taken for one that does not say."""
 
@@ -180,17 +168,6 @@ class CountsBySeconds(Timers):
         if whole == list(edges_ms) or len(set(whole)) < len(whole):
             return super().pending(edges_ms, handed)
         return super().pending(whole, handed)
-
-
-@stranger("C6", "data")
-class FarKeysUnfound(Timers):
-    """The index by key has 41 bits for the tick, so a cancel by key misses timers due after the year 2039."""
-
-    def cancel_key(self, topic: str, key: str, now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        with self._lock:
-            found = [each.handle for each in self.scan(0, _FAR).timers if each.message.topic == topic and key in each.message.keys]
-            near = [handle for handle in found if handle.tick < 2**41]
-            return super().cancel_key(topic, key, now_ms) if near == found else super().cancel(near, now_ms)
 
 
 @stranger("T5", "data")
@@ -301,14 +278,6 @@ class _OtherNames(dict[str, Any]):
             self[self._known(name)] = value
 
 
-@stranger("P2", "data")
-class CutsGroups(Pops):
-    """A group is known by the first 96 bytes of its name."""
-
-    def planted(self) -> None:
-        self._state.groups = _OtherNames(self._state.groups, lambda name: name[:96])
-
-
 @stranger("H2", "data")
 class FoldsTopics(Pops):
     """Topics that differ in case alone are one topic."""
@@ -393,30 +362,10 @@ class FilterNumbersAsFloats(_FilterFault):
         return None if isinstance(parsed, TagFilter) else picker_of(parsed, _RoundingFormat(self._log.format))
 
 
-class _GluingPopping(Popping):
-    def _names(self) -> dict[str, tuple[str, str, str]]:
-        found: dict[str, tuple[str, str, str]] = self.__dict__.setdefault("_glued", {})
-        return found
+@stranger("P8", "data")
+class AcksByByte(Leasing):
+    """The place of a message in its check point is kept in one byte, so an ack of the 257th message of a pop is one of the first."""
 
-    def _remember(self, stage: Any, request: PopRequest, attempt_id: str) -> None:
-        self._names()["-".join((request.group, request.topic, attempt_id))] = (request.group, request.topic, attempt_id)
-        super()._remember(stage, request, attempt_id)
-
-    def _repeated(self, stage: Any, request: PopRequest, attempt_id: str) -> Any:
-        glued = "-".join((request.group, request.topic, attempt_id))
-        group, topic, known = self._names().get(glued, (request.group, request.topic, attempt_id))
-        return super()._repeated(stage, msgspec.structs.replace(request, group=group, topic=topic), known)
-
-
-@stranger("P1", "data")
-class GluesAttempts(Pops):
-    """An attempt is remembered under group, topic and attempt id joined by hyphens, which all of them may hold."""
-
-    def planted(self) -> None:
-        self._popping.__class__ = _GluingPopping
-
-
-class _BytewiseLeasing(Leasing):
     def _ack_run(self, stage: Any, receipt: Any, offsets: Sequence[int]) -> Any:
         lease = self._check_point(stage, receipt)
         if isinstance(lease, Lease) and len(lease.offsets) > 256 and list(offsets) != lease.offsets:
@@ -425,14 +374,9 @@ class _BytewiseLeasing(Leasing):
 
 
 @stranger("P8", "data")
-class AcksByByte(Pops):
-    """The place of a message in its check point is kept in one byte, so an ack of the 257th message of a pop is one of the first."""
+class AcksMixGroups(Leasing):
+    """A batch of acks joins receipts whose check points have equal numbers, whatever their groups."""
 
-    def planted(self) -> None:
-        self._leasing.__class__ = _BytewiseLeasing
-
-
-class _BlindLeasing(Leasing):
     def ack(self, stage: Any, receipts: Sequence[Any]) -> Any:
         outcomes: list[Any] = []
         of = attrgetter("ck_start_offset", "pop_time_ms", "queue_id", "topic", "retry_flag", "epoch", "broker")
@@ -442,27 +386,14 @@ class _BlindLeasing(Leasing):
         return tuple(outcomes)
 
 
-@stranger("P8", "data")
-class AcksMixGroups(Pops):
-    """A batch of acks joins receipts whose check points have equal numbers, whatever their groups."""
+@stranger("P11", "data")
+class DeletesBySuffix(Deleting):
+    """To delete a topic takes every retry topic away whose name ends like the topic's."""
 
-    def planted(self) -> None:
-        self._leasing.__class__ = _BlindLeasing
-
-
-class _SuffixDeleting(Deleting):
     def delete_topic(self, stage: Any, name: str) -> None:
         others = [each for each in self._state.topics.values() if each.name.startswith("%RETRY%") and each.name.endswith(name)]
         own = self._state.topics.get(name)
         self._delete_topics(stage, others if own is None else [own, *others])
-
-
-@stranger("P11", "data")
-class DeletesBySuffix(Pops):
-    """To delete a topic takes every retry topic away whose name ends like the topic's."""
-
-    def planted(self) -> None:
-        self._deleting.__class__ = _SuffixDeleting
 
 
 @stranger("P14", "data")
@@ -501,7 +432,10 @@ class ShortReasons(Pops):
         return super().apply(txn, now_ms)
 
 
-class _FirstSixteen(Popping):
+@stranger("P13", "data")
+class LooksAtSixteenQueues(Popping):
+    """A pop looks at sixteen queues of a topic, however many it has."""
+
     def _sources(self, stage: Any, topic: Any, group_id: int, request: PopRequest) -> Any:
         seen = 0
         for source, queue, flag in super()._sources(stage, topic, group_id, request):
@@ -512,22 +446,9 @@ class _FirstSixteen(Popping):
             yield source, queue, flag
 
 
-@stranger("P13", "data")
-class LooksAtSixteenQueues(Pops):
-    """A pop looks at sixteen queues of a topic, however many it has."""
-
-    def planted(self) -> None:
-        self._popping.__class__ = _FirstSixteen
-
-
-class _AskedCounts(Administration):
-    def _count_off(self, stage: Any, dlq: str, origins: Any) -> None:
-        super()._count_off(stage, dlq, {topic: offsets for topic, offsets in origins.items() if len(topic) < 64})
-
-
 @stranger("P14", "data")
-class DeadOfLongTopics(Pops):
+class DeadOfLongTopics(Administration):
     """Dead letters that are dropped are not counted off when the name of their topic has 64 bytes or more."""
 
-    def planted(self) -> None:
-        self._administration.__class__ = _AskedCounts
+    def _count_off(self, stage: Any, dlq: str, origins: Any) -> None:
+        super()._count_off(stage, dlq, {topic: offsets for topic, offsets in origins.items() if len(topic) < 64})

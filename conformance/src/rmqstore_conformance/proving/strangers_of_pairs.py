@@ -9,12 +9,10 @@ import msgspec
 
 from rmqstore.batch import MessageBatch, topics_in
 from rmqstore.contract import (
-    NO_RETRY,
     CancelOutcome,
     InitMode,
     PendingCounts,
     PopRequest,
-    PopResult,
     PopTxn,
     PopTxnResult,
     Ticket,
@@ -35,7 +33,6 @@ from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.records import decode_message
 from rmqstore.engine.schema import MARK, META
 from rmqstore.engine.timers.ticks import Place
-from rmqstore.errors import IllegalArgumentError
 from rmqstore.message import DLQ_PREFIX
 from rmqstore_conformance.proving.planting import Pops, Timers, stranger
 
@@ -126,7 +123,10 @@ class KeysCancelByTick(Timers):
 # ---------------------------------------------------------------- order with everything else
 
 
-class _ByEnds(Popping):
+@stranger("P9", "pairs")
+class WaitsInOrderOfEnds(Popping):
+    """The messages of a FIFO run come again in the order in which their leases ended."""
+
     def _read_back(
         self, transaction: Transaction, source: Any, reader: GroupQueue, run: dict[int, Unacked], wanted: int, room: int
     ) -> _Taken:
@@ -144,14 +144,9 @@ class _ByEnds(Popping):
 
 
 @stranger("P9", "pairs")
-class WaitsInOrderOfEnds(Pops):
-    """The messages of a FIFO run come again in the order in which their leases ended."""
+class WaitsOpenTheQueue(Popping):
+    """A FIFO queue gives new messages while the only leases of its run are waits for a next attempt."""
 
-    def planted(self) -> None:
-        self._popping.__class__ = _ByEnds
-
-
-class _WaitsOpen(Popping):
     def _take_run(self, transaction: Transaction, request: PopRequest, source: Any, reader: GroupQueue, *rest: Any) -> Any:
         progress = transaction.progress_or_new(reader)
         waits = self._state.backing_off.get(reader, set())
@@ -165,14 +160,9 @@ class _WaitsOpen(Popping):
 
 
 @stranger("P9", "pairs")
-class WaitsOpenTheQueue(Pops):
-    """A FIFO queue gives new messages while the only leases of its run are waits for a next attempt."""
+class ChangesCountInOrder(Leasing):
+    """Under FIFO a change of the invisible time counts as a delivery."""
 
-    def planted(self) -> None:
-        self._popping.__class__ = _WaitsOpen
-
-
-class _ChangesCount(Leasing):
     def change(self, transaction: Transaction, change: Any) -> Any:
         result = super().change(transaction, change)
         if result.receipt is not None:
@@ -185,15 +175,10 @@ class _ChangesCount(Leasing):
         return result
 
 
-@stranger("P9", "pairs")
-class ChangesCountInOrder(Pops):
-    """Under FIFO a change of the invisible time counts as a delivery."""
+@stranger("P7", "pairs")
+class RejectsEndRuns(Leasing):
+    """Under FIFO to reject one message gives all others of its pop back."""
 
-    def planted(self) -> None:
-        self._leasing.__class__ = _ChangesCount
-
-
-class _RejectsRun(Leasing):
     def reject(self, transaction: Transaction, reject: Any) -> Any:
         found = self._find(transaction, reject.receipt)
         outcome = super().reject(transaction, reject)
@@ -206,15 +191,10 @@ class _RejectsRun(Leasing):
         return outcome
 
 
-@stranger("P7", "pairs")
-class RejectsEndRuns(Pops):
-    """Under FIFO to reject one message gives all others of its pop back."""
+@stranger("P11", "pairs")
+class ResetKeepsRuns(Administration):
+    """A reset leaves the messages of a FIFO run that wait in their places, so they come before the offset that was asked for."""
 
-    def planted(self) -> None:
-        self._leasing.__class__ = _RejectsRun
-
-
-class _KeepsRuns(Administration):
     def reset(self, transaction: Transaction, topic: Any, group: str, queues: Any, offset: int | InitMode) -> None:
         numbers = list(queues)
         readers = [GroupQueue(transaction.group_id(group), topic.id, number) for number in numbers]
@@ -225,27 +205,17 @@ class _KeepsRuns(Administration):
 
 
 @stranger("P11", "pairs")
-class ResetKeepsRuns(Pops):
-    """A reset leaves the messages of a FIFO run that wait in their places, so they come before the offset that was asked for."""
+class ResetVoidsFirstQueue(Administration):
+    """A reset of all queues turns the leases of queue 0 STALE alone."""
 
-    def planted(self) -> None:
-        self._administration.__class__ = _KeepsRuns
-
-
-class _ResetsFirstQueue(Administration):
     def _running(self, transaction: Transaction, reader: GroupQueue) -> Any:
         return super()._running(transaction, reader) if reader.queue == 0 else iter(())
 
 
-@stranger("P11", "pairs")
-class ResetVoidsFirstQueue(Pops):
-    """A reset of all queues turns the leases of queue 0 STALE alone."""
+@stranger("Q1", "pairs")
+class RunsThatWaitGo(Retention):
+    """Upkeep takes the un-acked messages of a FIFO run while they wait to be given again."""
 
-    def planted(self) -> None:
-        self._administration.__class__ = _ResetsFirstQueue
-
-
-class _UnpinnedRuns(Retention):
     def _pinned(self, transaction: Transaction, holders: Any, first: int, wanted: int) -> int:
         kept = self._state.fifo
         self._state.fifo = {reader: {at: one for at, one in run.items() if not one.waits} for reader, run in kept.items()}
@@ -255,15 +225,10 @@ class _UnpinnedRuns(Retention):
             self._state.fifo = kept
 
 
-@stranger("Q1", "pairs")
-class RunsThatWaitGo(Pops):
-    """Upkeep takes the un-acked messages of a FIFO run while they wait to be given again."""
+@stranger("P12", "pairs")
+class LimitForgetsWaits(Popping):
+    """Messages that back off do not count for the limit of leases."""
 
-    def planted(self) -> None:
-        self._retention.__class__ = _UnpinnedRuns
-
-
-class _LimitsWork(Popping):
     def _take(self, transaction: Transaction, request: PopRequest, source: Any, reader: GroupQueue, *rest: Any) -> Any:
         limit = self._options.max_in_flight
         waiting = sum(lease.live for key in self._state.backing_off.get(reader, ()) if (lease := transaction.lease(key)) is not None)
@@ -277,88 +242,27 @@ class _LimitsWork(Popping):
             self._options = kept
 
 
-@stranger("P12", "pairs")
-class LimitForgetsWaits(Pops):
-    """Messages that back off do not count for the limit of leases."""
-
-    def planted(self) -> None:
-        self._popping.__class__ = _LimitsWork
-
-
-class _RememberedAttempts(Popping):
-    def _repeated(self, transaction: Transaction, request: PopRequest, attempt_id: str) -> Any:
-        return super()._repeated(transaction, request, attempt_id) or None
-
-
-@stranger("P1", "pairs")
-class AckedAttemptsPopAnew(Pops):
-    """A repeat of an attempt of which everything is acked is taken for a new pop."""
-
-    def planted(self) -> None:
-        self._popping.__class__ = _RememberedAttempts
-
-
 # ---------------------------------------------------------------- deleted and made anew
 
 
-class _LowFloor(Transaction):
+@stranger("P2", "pairs")
+class DeletedGivesReceiptsAgain(Transaction):
+    """What is deleted and made anew within a millisecond gives the receipts of before."""
+
     def raise_pop_floor(self, last_pops_ms: Any) -> None:
         del last_pops_ms
 
 
-@stranger("P2", "pairs")
-class DeletedGivesReceiptsAgain(Pops):
-    """What is deleted and made anew within a millisecond gives the receipts of before."""
+@stranger("P11", "pairs")
+class RetriesOutliveTopics(Deleting):
+    """What waits in the retry topics of a deleted topic comes when the topic is made anew."""
 
-    def _stage(self, now_ms: int) -> Transaction:
-        transaction = super()._stage(now_ms)
-        transaction.__class__ = _LowFloor
-        return transaction
-
-
-class _KeepsRetries(Deleting):
     def delete_topic(self, transaction: Transaction, name: str) -> None:
         own = self._state.topics.get(name)
         if own is None or name.startswith(DLQ_PREFIX):
             super().delete_topic(transaction, name)
         else:
             self._delete_topics(transaction, [own])
-
-
-@stranger("P11", "pairs")
-class RetriesOutliveTopics(Pops):
-    """What waits in the retry topics of a deleted topic comes when the topic is made anew."""
-
-    def planted(self) -> None:
-        self._deleting.__class__ = _KeepsRetries
-
-
-@stranger("P9", "pairs")
-class ModesOutliveTopics(Pops):
-    """Whether a group pops in order is remembered by names, so a topic that is made anew has the mode of before."""
-
-    def pop(self, request: PopRequest, now_ms: int) -> tuple[PopResult, Ticket]:
-        with self._lock:
-            known = self.noted.setdefault((request.group, request.topic), request.order)
-            if known != request.order:
-                raise IllegalArgumentError(f"group {request.group!r} pops topic {request.topic!r} the other way, as its first pop fixed")
-            return super().pop(request, now_ms)
-
-    def delete_group(self, name: str) -> Ticket:
-        for place in [place for place in self.noted if place[0] == name]:
-            del self.noted[place]
-        return super().delete_group(name)
-
-
-@stranger("P7", "pairs")
-class SettingsOutliveGroups(Pops):
-    """A group that is deleted and made anew has the settings of before."""
-
-    def delete_group(self, name: str) -> Ticket:
-        with self._lock:
-            settings = self.group_settings().get(name)
-            ticket = super().delete_group(name)
-            return ticket if settings is None else self.set_group(name, settings)
 
 
 @stranger("P13", "pairs")
@@ -385,7 +289,10 @@ class QueuesOutliveTopics(Pops):
 # ---------------------------------------------------------------- retention with timers and with deletion
 
 
-class _AgesByBirth(Retention):
+@stranger("Q1", "pairs")
+class AgeFromBirth(Retention):
+    """The age of a message counts from its birth, so a timer of long ahead is too old when it arrives."""
+
     def _aged(self, transaction: Transaction, topic: Any, queue: int, first: int) -> int:
         offset = super()._aged(transaction, topic, queue, first)
         before_ms = transaction.now_ms - self._options.retention_ms
@@ -399,15 +306,10 @@ class _AgesByBirth(Retention):
         return offset
 
 
-@stranger("Q1", "pairs")
-class AgeFromBirth(Pops):
-    """The age of a message counts from its birth, so a timer of long ahead is too old when it arrives."""
+@stranger("P14", "pairs")
+class RestCountsDropped(Popping):
+    """The rest of a pop of a dead letter queue counts letters that were dropped."""
 
-    def planted(self) -> None:
-        self._retention.__class__ = _AgesByBirth
-
-
-class _CountsLetters(Popping):
     def _rest(self, transaction: Transaction, topic: Any, group_id: int, request: PopRequest) -> int:
         rest = super()._rest(transaction, topic, group_id, request)
         known = self._state.topics.get(topic.name, topic)
@@ -417,43 +319,3 @@ class _CountsLetters(Popping):
             start = max(self._state.progress(group_id, known.id, queue).next_offset, self._state.first_kept(known.id, queue))
             rest += sum(gap.behind - max(gap.first, start) for gap in self._state.gaps.get((known.id, queue), ()) if gap.behind > start)
         return rest
-
-
-@stranger("P14", "pairs")
-class RestCountsDropped(Pops):
-    """The rest of a pop of a dead letter queue counts letters that were dropped."""
-
-    def planted(self) -> None:
-        self._popping.__class__ = _CountsLetters
-
-
-class _RetryFilter(Popping):
-    def _take(
-        self,
-        transaction: Transaction,
-        request: PopRequest,
-        source: Any,
-        reader: GroupQueue,
-        retry_flag: int,
-        picker: Any,
-        wanted: int,
-        room: int,
-        look: Any,
-    ) -> Any:
-        if retry_flag == NO_RETRY or picker is None or not request.filter.isalnum():
-            return super()._take(transaction, request, source, reader, retry_flag, picker, wanted, room, look)
-        progress = transaction.progress_or_new(reader)
-        taken = self._read_on(transaction, source, reader.queue, progress.next_offset, picker, wanted, room, look)
-        transaction.set_progress(reader, Progress(taken.next_offset, progress.last_pop_ms, progress.in_flight))
-        if not taken.records:
-            return None
-        lease = transaction.grant(reader, taken.offsets, request.invisible_ms, retry_flag)
-        return self._part(lease, request, taken.offsets, taken.records, taken.store_ms)
-
-
-@stranger("P10", "pairs")
-class RetriesFilteredByTag(Pops):
-    """A filter of one tag is applied to what waits in the retry topic, too."""
-
-    def planted(self) -> None:
-        self._popping.__class__ = _RetryFilter

@@ -8,19 +8,15 @@ from typing import Any
 
 import msgspec
 
-from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
     CancelOutcome,
-    DueBatch,
     PendingTimer,
     PopTxn,
     PopTxnResult,
-    ReviveReport,
     ScanPage,
     Ticket,
     TimerCursor,
     TimerHandle,
-    TimerReceipts,
     UpkeepReport,
 )
 from rmqstore.contract.timers import EMPTY_CURSOR
@@ -33,9 +29,7 @@ from rmqstore.engine.pops.settle import Leasing
 from rmqstore.engine.pops.transaction import Transaction
 from rmqstore.engine.schema import CANCELLED, LEASE, LEASES, PURGE, TICK_SEQ, TRACES, U64
 from rmqstore.engine.timers.ticks import Place
-from rmqstore.message import Message
 from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, stranger
-from rmqstore_conformance.proving.strangers_of_data import with_rows
 
 # ---------------------------------------------------------------- timers
 
@@ -74,31 +68,6 @@ class CancelsTwiceInACall(Timers):
                 outcomes[at] = CancelOutcome.UNKNOWN
             seen.add(place)
         return outcomes, ticket
-
-
-@stranger("I1", "logic")
-class FirstMarkCounts(Timers):
-    """Of the marks of a put the first one is stored."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        return super().put(batch, now_ms, marks[:1])
-
-
-@stranger("T3", "logic")
-class TicksSortByTime(Timers):
-    """Within a tick timers are handed over by their deliver times, and not in the order of their puts."""
-
-    def due(self, after: TimerCursor, limit: int) -> DueBatch:
-        found = super().due(after, limit)
-        rows = [each for each in found.messages.messages if isinstance(each, Message)]
-        width = self.precision_ms
-        times = [each.deliver_at_ms for each in rows]
-        if None in times or len(rows) < 2:
-            return found
-        order = sorted(range(len(rows)), key=lambda at: (-(-(times[at] or 0) // width), times[at] or 0))
-        if order == list(range(len(rows))):
-            return found
-        return msgspec.structs.replace(found, messages=MessageBatch(messages=[rows[at] for at in order]))
 
 
 @stranger("T2", "logic")
@@ -145,16 +114,10 @@ class LooksBackAWeek(Timers):
 # ---------------------------------------------------------------- pops
 
 
-@stranger("P3", "logic")
-class RevivesOnePage(Pops):
-    """A revive that its limit cuts short does not say that more is left, so a tick gives back one page of expired leases."""
+@stranger("P7", "logic")
+class ZeroRetriesAreDefault(Leasing):
+    """A group that is set to no retries at all has as many as the store."""
 
-    def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
-        report, ticket = super().revive(now_ms, limit)
-        return msgspec.structs.replace(report, more=False), ticket
-
-
-class _NoZero(Leasing):
     def _give_back(self, transaction: Transaction, lease: Any, index: int, group: str, topic: str, **how: Any) -> str:
         settings = self._state.group_settings
         own = settings.get(group)
@@ -165,14 +128,6 @@ class _NoZero(Leasing):
             return super()._give_back(transaction, lease, index, group, topic, **how)
         finally:
             settings[group] = own
-
-
-@stranger("P7", "logic")
-class ZeroRetriesAreDefault(Pops):
-    """A group that is set to no retries at all has as many as the store."""
-
-    def planted(self) -> None:
-        self._leasing.__class__ = _NoZero
 
 
 @stranger("P14", "logic")
@@ -211,7 +166,10 @@ class MarksOfSendsAgeEarly(Pops):
                 self._options = kept
 
 
-class _PurgesByAck(Transaction):
+@stranger("P5", "logic")
+class OutcomesAgeFromAck(Transaction):
+    """What became of a lease is remembered from its ack on, so that of a long lease is forgotten before it would have expired."""
+
     def _write_leases(self) -> None:
         super()._write_leases()
         keep_ms = U64.pack(self.now_ms + self.options.outcome_memory_ms)
@@ -226,45 +184,25 @@ class _PurgesByAck(Transaction):
                 self.write.ops[at] = PutMany(op.space, sorted(items))
 
 
-@stranger("P5", "logic")
-class OutcomesAgeFromAck(Pops):
-    """What became of a lease is remembered from its ack on, so that of a long lease is forgotten before it would have expired."""
+@stranger("Q1", "logic")
+class ExpiredOfOneGroup(Retention):
+    """What retention takes is counted for one of the groups that had not popped it."""
 
-    def _stage(self, now_ms: int) -> Transaction:
-        transaction = super()._stage(now_ms)
-        transaction.__class__ = _PurgesByAck
-        return transaction
-
-
-class _OneGroup(Retention):
     def _count_expired(self, transaction: Transaction, topic: Any, queue: int, first: int, target: int) -> Counter[tuple[int, int]]:
         found = super()._count_expired(transaction, topic, queue, first, target)
         return Counter(dict(sorted(found.items())[:1]))
 
 
-@stranger("Q1", "logic")
-class ExpiredOfOneGroup(Pops):
-    """What retention takes is counted for one of the groups that had not popped it."""
+@stranger("Q3", "logic")
+class EmptyPopsAreIdle(Popping):
+    """A group that finds nothing when it pops counts as one that does not pop."""
 
-    def planted(self) -> None:
-        self._retention.__class__ = _OneGroup
-
-
-class _BusyGroups(Popping):
     def _register(self, transaction: Transaction, topic: Any, group_id: int, request: Any) -> bool:
         how = transaction.registered(group_id, topic.id)
         must_wait = super()._register(transaction, topic, group_id, request)
         if how is not None and not self._state.waiting(topic, group_id):
             transaction.register(group_id, topic.id, how)
         return must_wait
-
-
-@stranger("Q3", "logic")
-class EmptyPopsAreIdle(Pops):
-    """A group that finds nothing when it pops counts as one that does not pop."""
-
-    def planted(self) -> None:
-        self._popping.__class__ = _BusyGroups
 
 
 @stranger("P11", "logic")
@@ -295,30 +233,6 @@ class RemovedTwiceCountsTwice(Pops):
             return result, ticket
 
 
-@stranger("H2", "logic")
-class QueuesChosenOnTheWay(Pops):
-    """The queue of a timer's message is chosen at the hand-over, by its key, where the topic was widened since."""
-
-    def create_topic(self, name: str, queues: int) -> Any:
-        with self._lock:
-            if self.topic(name) is not None:
-                self.noted[name] = queues
-            return super().create_topic(name, queues)
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        if txn.appends is not None and txn.timer_cursor is not None and self.noted:
-            rows = with_rows(
-                txn.appends,
-                lambda each: (
-                    msgspec.structs.replace(each, queue_id=sum((each.message_id or "").encode()) % self.noted[each.topic])
-                    if each.topic in self.noted
-                    else each
-                ),
-            )
-            txn = msgspec.structs.replace(txn, appends=rows)
-        return super().apply(txn, now_ms)
-
-
 # ---------------------------------------------------------------- other stores, other clocks, damage
 
 
@@ -330,25 +244,12 @@ class HandlesOfAnyStore(Timers):
         return super()._place_of(msgspec.structs.replace(handle, store_tag=self._options.store_tag))
 
 
-class _AnyBroker(Leasing):
-    def _check_point(self, transaction: Transaction, receipt: Any) -> Any:
-        return super()._check_point(transaction, msgspec.structs.replace(receipt, broker=self._options.broker))
-
-
 @stranger("P5", "logic")
-class ReceiptsOfAnyStore(Pops):
+class ReceiptsOfAnyStore(Leasing):
     """A receipt of another store ends the lease that has its numbers here."""
 
-    def planted(self) -> None:
-        self._leasing.__class__ = _AnyBroker
-
-
-@stranger("T8", "logic")
-class BatchesOfAThousand(Timers):
-    """A batch of due timers holds up to a thousand, however few were asked for."""
-
-    def due(self, after: TimerCursor, limit: int) -> DueBatch:
-        return super().due(after, max(limit, 1000) if limit > 0 else limit)
+    def _check_point(self, transaction: Transaction, receipt: Any) -> Any:
+        return super()._check_point(transaction, msgspec.structs.replace(receipt, broker=self._options.broker))
 
 
 @stranger("C4", "logic")
@@ -374,31 +275,19 @@ class TracesAgeFromCancel(Timers):
             return super().maintain(now_ms, budget)
 
 
-class _ByPopTime(Transaction):
+@stranger("K1", "pairs")
+class LeasesEndByPopTime(Transaction):
+    """A lease ends some time after its pop time, which stays ahead of a clock that was set back."""
+
     def grant(self, *lease_of: Any, **how: Any) -> Any:
         lease = super().grant(*lease_of, **how)
         lease.expiry_ms = lease.place[4] + lease.invisible_ms
         return lease
 
 
-@stranger("K1", "pairs")
-class LeasesEndByPopTime(Pops):
-    """A lease ends some time after its pop time, which stays ahead of a clock that was set back."""
-
-    def _stage(self, now_ms: int) -> Transaction:
-        transaction = super()._stage(now_ms)
-        transaction.__class__ = _ByPopTime
-        return transaction
-
-
-class _SkippingLog(RunQueueLog):
-    def runs_from(self, topic: Any, queue: int, offset: int) -> Any:
-        return (run for run in super().runs_from(topic, queue, offset) if not isinstance(run, DamagedRun))
-
-
 @stranger("T12", "logic", LMDB)
-class SkipsDamage(Pops):
+class SkipsDamage(RunQueueLog):
     """A pop passes over messages that cannot be read, and parks nothing."""
 
-    def planted(self) -> None:
-        self._log.__class__ = _SkippingLog
+    def runs_from(self, topic: Any, queue: int, offset: int) -> Any:
+        return (run for run in super().runs_from(topic, queue, offset) if not isinstance(run, DamagedRun))

@@ -2,63 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
-from rmqstore.batch import MessageBatch, topics_in
+from rmqstore.batch import topics_in
 from rmqstore.contract import (
-    CancelOutcome,
     PopRequest,
     PopResult,
     PopTxn,
     PopTxnResult,
     Ticket,
-    TimerHandle,
-    TimerReceipts,
-    WriteStatus,
 )
-from rmqstore.engine.kv.base import WriteBatch
-from rmqstore.engine.marks import POP_SIDE, TIMER_SIDE, encode_ticks, find_mark, put_marks
 from rmqstore.engine.pops.lease import Popping
 from rmqstore.engine.pops.offsets import GroupQueue, Progress
-from rmqstore.engine.pops.queue_log import DamagedRun
 from rmqstore.engine.pops.transaction import Transaction
-from rmqstore.engine.schema import U64
-from rmqstore.message import GRAVE_PROPERTIES, Message
-from rmqstore_conformance.proving.planting import LMDB, Pops, Timers, stranger
-
-
-@stranger("I1", "concurrency")
-class PutMarksLookedForEarly(Timers):
-    """Whether the mark of a put is stored is looked up before the lock is taken, so two puts at once may both store their timers."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        if not marks or find_mark(self._shared.kv, TIMER_SIDE, marks) is not None:
-            return super().put(batch, now_ms, marks)
-        with self._lock:
-            receipts, _ = super().put(batch, now_ms)
-            write = WriteBatch()
-            put_marks(write, TIMER_SIDE, marks, encode_ticks(receipts.epoch, receipts.first_seq, receipts.ticks), now_ms)
-            return receipts, self._shared.write(write)
-
-
-@stranger("I1", "concurrency")
-class SendMarksLookedForEarly(Pops):
-    """Whether the mark of a send for now is stored is looked up before the lock is taken, so two sends at once may both store it."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        if not txn.marks or find_mark(self._shared.kv, POP_SIDE, txn.marks) is not None:
-            return super().apply(txn, now_ms)
-        with self._lock:
-            result, ticket = super().apply(msgspec.structs.replace(txn, marks=()), now_ms)
-            if result.status is not WriteStatus.APPLIED:
-                return result, ticket
-            write = WriteBatch()
-            put_marks(write, POP_SIDE, txn.marks, U64.pack(result.position), now_ms)
-            return result, self._shared.write(write)
+from rmqstore_conformance.proving.planting import Pops, stranger
 
 
 class _From(Popping):
@@ -117,20 +74,6 @@ class AckCountsLost(Pops):
             return result, ticket
 
 
-@stranger("H4", "concurrency")
-class CancelsBySealTheySaw(Timers):
-    """A cancel reads what is sealed before it takes the lock, so one that meets a seal may say CANCELLED of what is on its way."""
-
-    def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        seen = self._sealed
-        with self._lock:
-            kept, self._sealed = self._sealed, seen
-            try:
-                return super().cancel(handles, now_ms)
-            finally:
-                self._sealed = kept
-
-
 @stranger("X3", "concurrency")
 class TopicsMadeTwice(Pops):
     """Whether a topic exists is looked up before the lock is taken, so of two first sends at once the second makes it anew, empty."""
@@ -143,59 +86,6 @@ class TopicsMadeTwice(Pops):
             for name in missing:
                 self._state.topics.pop(name, None)
             return super().apply(txn, now_ms)
-
-
-@stranger("P7", "concurrency")
-class LettersResentTwice(Pops):
-    """Whether a dead letter is still there is looked up before the lock is taken, so two who send it back at once give it back twice."""
-
-    def _letters(self, txn: PopTxn) -> dict[tuple[str, int, int], Message]:
-        found: dict[tuple[str, int, int], Message] = {}
-        for each in txn.removals:
-            topic = self._state.topics.get(each.topic)
-            there: Any = None if topic is None else self._log.record_at(topic, each.queue_id, each.queue_offset)
-            if there is not None and not isinstance(there, DamagedRun):
-                found[each.topic, each.queue_id, each.queue_offset] = self._log.format.decode_message(there[0])
-        return found
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        if not any(each.resend_to for each in txn.removals):
-            return super().apply(txn, now_ms)
-        seen = self._letters(txn)
-        with self._lock:
-            result, ticket = super().apply(txn, now_ms)
-            again = []
-            asked: set[tuple[str, int, int]] = set()
-            for removal, was_there in zip(txn.removals, result.removals, strict=True):
-                place = (removal.topic, removal.queue_id, removal.queue_offset)
-                if not was_there and place in seen and place not in asked and removal.message_id in (None, seen[place].message_id):
-                    letter = seen[place]
-                    kept = {name: value for name, value in letter.properties.items() if name not in GRAVE_PROPERTIES}
-                    copy = msgspec.structs.replace(letter, topic=removal.resend_to or "", queue_id=removal.resend_queue, properties=kept)
-                    again.append(copy)
-                asked.add(place)
-            if again:
-                _, ticket = super().apply(PopTxn(appends=MessageBatch(messages=again)), now_ms)
-                result = msgspec.structs.replace(result, removals=(True,) * len(result.removals))
-            return result, ticket
-
-
-@stranger("R1", "concurrency", LMDB)
-class SyncsShareTooMuch(Pops):
-    """A call that comes while another one's sync is under way is answered when that ends, though what it wrote was not part of it."""
-
-    def sync(self, ticket: Ticket | None = None) -> None:
-        leading: threading.Lock = self.noted.setdefault("leading", threading.Lock())
-        if ticket is None or ticket.position <= self.durable_position:
-            super().sync(ticket)
-        elif leading.acquire(blocking=False):
-            try:
-                super().sync(ticket)
-            finally:
-                leading.release()
-        else:
-            with leading:
-                self._shared.kv.get(0, b"mformat")
 
 
 @stranger("P7", "concurrency")

@@ -15,16 +15,13 @@ from rmqstore.contract import (
     PopTxnResult,
     ReviveReport,
     Ticket,
-    TimerHandle,
     TimerReceipts,
     UpkeepReport,
 )
 from rmqstore.engine.kv.base import PutMany, WriteBatch
-from rmqstore.engine.marks import POP_SIDE
 from rmqstore.engine.schema import (
     CANCELLED,
     COUNT,
-    CURSOR_KEY,
     DEAD,
     EXPIRY,
     FIFO,
@@ -55,26 +52,6 @@ def _is_mark(space: int, key: bytes) -> bool:
 
 
 # ---------------------------------------------------------------- timers
-
-
-@stranger("R2", "two-writes", LMDB)
-class LargePutsInParts(Timers):
-    """A put of more than a thousand timers is made of several transactions."""
-
-    def put(self, batch: MessageBatch, now_ms: int, marks: Sequence[bytes] = ()) -> tuple[TimerReceipts, Ticket]:
-        if len(batch) <= _MANY or marks or self._options.max_delay_ms or self._options.congestion_limit:
-            return super().put(batch, now_ms, marks)
-        with self._lock:
-            first: TimerReceipts | None = None
-            ticks: list[int] = []
-            ticket = Ticket(0)
-            for at in range(0, len(batch), _MANY):
-                receipts, ticket = super().put(MessageBatch(columns=batch.columns.slice(at, _MANY)), now_ms)
-                first = first or receipts
-                ticks += receipts.ticks
-                self._shared.sync(ticket)
-            assert first is not None
-            return msgspec.structs.replace(first, ticks=ticks), ticket
 
 
 @stranger("I1", "two-writes", LMDB)
@@ -108,22 +85,6 @@ class TracesBehindCancels(Timers):
             return super()._cancel(places, now_ms)
 
 
-@stranger("F3", "two-writes", LMDB)
-class LargeCancelsInParts(Timers):
-    """A cancel of more than a thousand handles is made of several transactions."""
-
-    def cancel(self, handles: Sequence[TimerHandle], now_ms: int) -> tuple[list[CancelOutcome], Ticket]:
-        with self._lock:
-            outcomes: list[CancelOutcome] = []
-            ticket = Ticket(0)
-            for at in range(0, max(len(handles), 1), _MANY):
-                part, ticket = super().cancel(handles[at : at + _MANY], now_ms)
-                outcomes += part
-                if at + _MANY < len(handles):
-                    self._shared.sync(ticket)
-            return outcomes, ticket
-
-
 # ---------------------------------------------------------------- pops
 
 
@@ -149,36 +110,6 @@ class LargeSendsInParts(Pops):
                 self._shared.sync(found[1])
             assert found is not None
             return found
-
-
-@stranger("I1", "two-writes", LMDB)
-class MarksBehindSends(Pops):
-    """The marks of a send for now are a transaction of their own behind its messages."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        if not txn.marks:
-            return super().apply(txn, now_ms)
-
-        def finish(batch: WriteBatch) -> None:
-            # The answer of a repeat is the position of this call, which is one later now.
-            answer = U64.pack(self._shared.kv.position + 1)
-            for at, op in enumerate(batch.ops):
-                if isinstance(op, PutMany):
-                    batch.ops[at] = PutMany(op.space, [(key, answer if key[:2] == MARK + POP_SIDE else value) for key, value in op.items])
-
-        with self._lock, in_two(self._shared, _is_mark, finish):
-            return super().apply(txn, now_ms)
-
-
-@stranger("H1", "two-writes", LMDB)
-class CursorBehindMessages(_InTwo):
-    """The cursor of the timers is a transaction of its own behind the messages of a hand-over."""
-
-    def apply(self, txn: PopTxn, now_ms: int) -> tuple[PopTxnResult, Ticket]:
-        if txn.timer_cursor is None:
-            return super().apply(txn, now_ms)
-        with self._lock:
-            return self.applied(txn, now_ms, lambda space, key: space == META and key == CURSOR_KEY)
 
 
 @stranger("P6", "two-writes", LMDB)

@@ -14,11 +14,11 @@ import pandas as pd
 import pytest
 
 from rmqstore_benchmarks.machine import default_directory
-from rmqstore_benchmarks.peers import PEERS, measure, report
+from rmqstore_benchmarks.peers import PEERS, measure
 from rmqstore_benchmarks.peers import __main__ as command
+from rmqstore_benchmarks.peers.in_process import SQLite
 from rmqstore_benchmarks.peers.peer import Durability, PeerError, Task, compare, popped
 from rmqstore_benchmarks.peers.servers import running
-from rmqstore_benchmarks.peers.sqlite import SQLite
 
 PHASES = {"schedule", "cancel", "drain", "pop_32", "pop_1024"}
 
@@ -47,9 +47,8 @@ def test_a_peer_that_is_here_runs(name: str) -> None:
 
 
 def test_a_measurement_has_a_process_of_its_own_and_its_error_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = command.Plan(engines=(), peers=(), durabilities=(), directory=tmp_path, rounds=1, timers=200, batch=100)
-    assert set(command.run(plan, "sqlite", Durability.PROCESS_CRASH, "constant")) == PHASES
-    assert "KeyError" in command.run(plan, "no-such", Durability.PROCESS_CRASH, "constant")["error"]
+    assert set(command.run(task("sqlite", tmp_path), tmp_path)) == PHASES
+    assert "KeyError" in command.run(task("no-such", tmp_path), tmp_path)["error"]
     assert "no-such gives no figure: KeyError" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -113,12 +112,12 @@ def test_the_command_writes_the_table_and_names_what_is_absent(
     page.write_text("before\n<!-- peers: begin -->\nold\n<!-- peers: end -->\nafter\n")
     monkeypatch.setattr(PEERS["redis"], "version", classmethod(lambda cls: None))
     monkeypatch.setattr(command, "DISTRIBUTIONS", {"constant": None})
-    monkeypatch.setattr(command, "run", lambda plan, name, durability, distribution: dict(figures[name]))
+    monkeypatch.setattr(command, "run", lambda task, below: dict(figures[task.system]))
     figures = {"memory": dict.fromkeys(PHASES, 400.0), "memory, list": {"schedule": 100.0}, "sqlite": dict.fromkeys(PHASES, 100.0)}
     options = ["--engines", "memory", "--peers", "sqlite", "redis", "--timers", "1000", "--rounds", "2", "--durability", "process-crash"]
     command.main([*options, "--directory", str(tmp_path), "--markdown", str(page)])
     shown = capsys.readouterr()
-    assert "redis is not here: apt-get install redis-server" in shown.err
+    assert "redis was not there: apt-get install redis-server" in shown.err
     text = page.read_text()
     assert "old" not in text
     assert "redis was not there: apt-get install redis-server" in text
@@ -129,26 +128,27 @@ def test_the_command_writes_the_table_and_names_what_is_absent(
 
 def results(**systems: list[dict[str, Any]]) -> pd.DataFrame:
     """Return what some rounds of each system gave: rates by phase, or an error."""
-    rows = []
-    for name, rounds in systems.items():
-        for number, figures in enumerate(rounds):
-            place = ("power-loss", "constant", name, number)
-            rows += [(*place, None, None, text) if phase == "error" else (*place, phase, text, None) for phase, text in figures.items()]
-    return pd.DataFrame(rows, columns=report.COLUMNS)
+    rows = [
+        ("power-loss", "constant", name, number, phase, *((None, value) if phase == "error" else (value, None)))
+        for name, rounds in systems.items()
+        for number, figures in enumerate(rounds)
+        for phase, value in figures.items()
+    ]
+    return pd.DataFrame(rows, columns=command.COLUMNS)
 
 
 def test_a_peer_without_a_figure_is_named_and_not_compared() -> None:
     good, half, bad = dict.fromkeys(PHASES, 100.0), dict.fromkeys(PHASES, 50.0), {"error": "3 of 9 messages did not come"}
-    text = report.tables(results(wheel=[good, good], redis=[good, bad], sqlite=[half, half]))
+    text = command.tables(results(wheel=[good, good], redis=[good, bad], sqlite=[half, half]))
     assert "No figure for redis: 3 of 9" in text
-    assert "2.00 × sqlite: **no**" in text, "schedule, 3 times"
-    assert "2.00 × sqlite: yes" in text, "drain, 2 times"
+    assert "2.00 × sqlite" in text
     assert "× redis" not in text
+    assert "No figure for lmdb" in command.tables(results(lmdb=[bad]))
 
 
 def test_what_a_peer_does_not_write_is_not_compared() -> None:
     good = dict.fromkeys(PHASES, 100.0)
-    text = report.tables(results(wheel=[good], beanstalkd=[good | {"drain": 9000.0}]))
+    text = command.tables(results(wheel=[good], beanstalkd=[good | {"drain": 9000.0}]))
     assert "(9.0 k)" in text
     assert "0.01 ×" not in text
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -18,44 +17,40 @@ import msgspec
 import pandas as pd
 
 from rmqstore.plugins import EngineState, get_plugins
-from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence
-from rmqstore_benchmarks.peers import PEERS, measure_alone, system
-from rmqstore_benchmarks.peers.ours import LIST
+from rmqstore_benchmarks.machine import default_directory, described, replace_part, sentence, table
+from rmqstore_benchmarks.peers import PEERS, SYSTEMS, measure
+from rmqstore_benchmarks.peers.in_process import LIST
 from rmqstore_benchmarks.peers.peer import BODY_BYTES, DISTRIBUTIONS, Durability, PeerError, Task
-from rmqstore_benchmarks.peers.report import COLUMNS, tables
 from rmqstore_benchmarks.statistics import in_turn
 
-ENGINES: Final = ("wheel", "rocksdb", "lmdb")
+_BATCH: Final = 1000
 _TIMER_BYTES: Final = 16 * 1024
 """Room for a timer in logs, tables and indexes of whatever system runs."""
 
+COLUMNS: Final = ["durability", "distribution", "system", "round", "phase", "value", "error"]
+"""The columns of the results: messages a second of a phase, or why a round gave no figure."""
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured."""
+SHOWN: Final = {
+    **{("schedule", name): f"schedule, {name}" for name in DISTRIBUTIONS},
+    ("cancel", "constant"): "cancel",
+    **{("drain", name): f"drain, {name}" for name in DISTRIBUTIONS},
+    ("pop_32", "constant"): "pop 32 + ack",
+    ("pop_1024", "constant"): "pop 1024 + ack",
+}
+"""The columns of the table, by phase and distribution."""
 
-    engines: tuple[str, ...]
-    peers: tuple[str, ...]
-    durabilities: tuple[Durability, ...]
-    directory: Path
-    rounds: int
-    timers: int
-    batch: int = 1000
-
-    def names(self, durability: Durability, distribution: str) -> list[str]:
-        """Return the systems to run in turns."""
-        names = [name for engine in self.engines for name in (engine, engine + LIST)] + list(self.peers)
-        return [name for name in names if durability in system(name).settings and distribution in system(name).distributions]
+# ---------------------------------------------------------------- measuring
 
 
-def measure(plan: Plan) -> pd.DataFrame:
+def rounds(given: argparse.Namespace, systems: Sequence[str]) -> pd.DataFrame:
     """Run every system with each distribution and durability, in an order that rotates from round to round; returns the results.
 
     Ctrl-C ends it with the rounds that are whole; in the first round it ends the command.
     """
     rows: list[tuple[Any, ...]] = []
-    for number in range(plan.rounds):
+    for number in range(given.rounds):
         try:
-            rows += _round(plan, number)
+            rows += list(_round(given, systems, number))
         except KeyboardInterrupt:
             if not rows:
                 raise
@@ -63,118 +58,119 @@ def measure(plan: Plan) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _round(plan: Plan, number: int) -> list[tuple[Any, ...]]:
-    rows: list[tuple[Any, ...]] = []
-    for durability in plan.durabilities:
+def _round(given: argparse.Namespace, systems: Sequence[str], number: int) -> Iterator[tuple[Any, ...]]:
+    for durability in Durability if given.durability == "both" else (Durability(given.durability),):
         for distribution in DISTRIBUTIONS:
-            names = plan.names(durability, distribution)
+            names = [name for name in systems if durability in SYSTEMS[name].settings and distribution in SYSTEMS[name].distributions]
             found = {}
             for name in in_turn(names, number):
                 print(f"round {number + 1}, {durability}, {distribution}: {name}", file=sys.stderr, flush=True)
-                found[name] = run(plan, name, durability, distribution)
-            for name in names:
-                place, error = (str(durability), distribution, name, number), found[name].pop("error", None)
-                rows += [(*place, None, None, error)] if error else [(*place, phase, rate, None) for phase, rate in found[name].items()]
-    return rows
+                task = Task(system=name, durability=durability, directory="", distribution=distribution, timers=given.timers, batch=_BATCH)
+                found[name] = run(task, given.directory)
+            for name in names:  # the table has them in the same order, whatever the turn
+                error = found[name].pop("error", None)
+                for phase, rate in ({"": None} if error else found[name]).items():
+                    yield (str(durability), distribution, name, number, phase, rate, error)
 
 
-def run(plan: Plan, name: str, durability: Durability, distribution: str) -> dict[str, Any]:
+def run(task: Task, below: Path) -> dict[str, Any]:
     """Run one measurement in a fresh process and a fresh directory; returns its figures, or why there are none under ``error``.
 
     However it is left, the process has ended its servers before; Ctrl-C goes to it as well.
     """
-    spawn = multiprocessing.get_context("spawn")
     with (
-        tempfile.TemporaryDirectory(prefix="rmqstore-peers-", dir=plan.directory) as fresh,
-        ProcessPoolExecutor(1, spawn) as pool,
+        tempfile.TemporaryDirectory(prefix="rmqstore-peers-", dir=below) as fresh,
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
     ):
-        task = Task(system=name, durability=durability, directory=fresh, distribution=distribution, timers=plan.timers, batch=plan.batch)
         try:
-            return dict(pool.submit(measure_alone, task).result())
+            return dict(pool.submit(measure, msgspec.structs.replace(task, directory=fresh)).result())
         except Exception as error:  # whatever ends a system, the others go on
             reason = str(error) if isinstance(error, PeerError) else f"{type(error).__name__}: {error}"
-            print(f"{name} gives no figure: {reason}", file=sys.stderr, flush=True)
+            print(f"{task.system} gives no figure: {reason}", file=sys.stderr, flush=True)
             return {"error": reason}
 
 
-def installed(engines: Sequence[str]) -> tuple[str, ...]:
-    """Return those engines that can be opened; the others are named on stderr.
-
-    Raises:
-        SystemExit: none is left.
-    """
-    works = {entry.name for entry in get_plugins().engines() if entry.state is EngineState.OK}
-    if missing := [engine for engine in engines if engine not in works]:
-        print(f"left out, not installed: {', '.join(missing)}", file=sys.stderr)
-    if not works.intersection(engines):
-        raise SystemExit("none of the engines is installed; for example: pip install 'rmqstore[all]'")
-    return tuple(engine for engine in engines if engine in works)
+# ---------------------------------------------------------------- the table
 
 
-def present(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the peers that are installed; how to get each other one goes to stderr."""
-    there = []
-    for name in names:
-        if PEERS[name].version() is None:
-            print(f"{name} is not here: {PEERS[name].how_to_get}", file=sys.stderr)
-        else:
-            there.append(name)
-    return tuple(there)
+def tables(results: pd.DataFrame) -> str:
+    """Return one table for each durability, and a line for each system that gave no figure."""
+    parts = []
+    for durability, rows in results.groupby("durability", sort=False):
+        parts.append(f"**{durability.replace('-', ' ').capitalize()}**, msgs/s:\n\n{_table(Durability(durability), rows)}")
+        errors = rows.dropna(subset="error")[["system", "error"]].drop_duplicates().sort_values(["system", "error"])
+        parts += [f"No figure for {each.system}: {each.error}" for each in errors.itertuples()]
+    return "\n\n".join(parts)
 
 
-def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m rmqstore_benchmarks.peers", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--timers", type=int, default=100_000, help="timers in one measurement (default %(default)s)")
-    parser.add_argument("--batch", type=int, default=1000, help="timers in one call (default %(default)s)")
-    parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), metavar="P", help="those of: %(choices)s")
-    parser.add_argument("--engines", nargs="*", default=list(ENGINES), metavar="E", help="our engines (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds (default %(default)s)")
-    parser.add_argument(
-        "--durability",
-        choices=[*map(str, Durability), "both"],
-        default="both",
-        help="what acknowledged calls survive (default %(default)s)",
-    )
-    parser.add_argument(
-        "--directory", type=Path, default=default_directory(), help="a directory on the disk to measure (default %(default)s)"
-    )
-    parser.add_argument("--json", type=Path, help="write every figure of every round to this file")
-    parser.add_argument("--markdown", type=Path, help="put the table into this page, between its markers")
-    return parser.parse_args(arguments)
+def _table(durability: Durability, rows: pd.DataFrame) -> str:
+    """Return the rate of every system, and the median of the ratios within a round of each of our engines to the best peer."""
+    # A system that failed in any round has no figure.
+    good = rows[rows.groupby(["distribution", "system"]).error.transform("count") == 0]
+    rates = good.pivot_table(index=["phase", "distribution", "round"], columns="system", values="value")
+    medians = rates.groupby(level=["phase", "distribution"]).median()
+    shown = {place: title for place, title in SHOWN.items() if (rows.distribution == place[1]).any()}
+    systems = list(rows.system.unique())
+
+    def rate(name: str, place: tuple[str, str]) -> str:
+        value = medians[name].get(place) if name in medians else None
+        if value is None or pd.isna(value):
+            return ""
+        text = f"{value / 1000:,.1f} k" if value < 10_000 else f"{value / 1000:,.0f} k"
+        return f"({text})" if place[0] in SYSTEMS[name].unwritten else text
+
+    def share(name: str, place: tuple[str, str]) -> str:
+        rivals = [rival for rival in systems if rival in PEERS and rate(rival, place) and place[0] not in SYSTEMS[rival].unwritten]
+        if not rivals or not rate(name, place):
+            return ""
+        best = medians.loc[place, rivals].idxmax()
+        return f"{(rates.loc[place, name] / rates.loc[place, best]).median():.2f} × {best}"
+
+    lines = [[f"{name} ({SYSTEMS[name].settings[durability]})", *(rate(name, place) for place in shown)] for name in systems]
+    if PEERS.keys() & set(systems):
+        ours = [name for name in systems if name not in PEERS and LIST not in name]
+        lines += [[f"{name} / best peer", *(share(name, place) for place in shown)] for name in ours]
+    return table(["", *shown.values()], lines)
+
+
+# ---------------------------------------------------------------- the command
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print; see ``--help``."""
-    given = _parsed(arguments)
-    if given.timers < given.batch or given.timers % given.batch:
-        raise SystemExit(f"--timers {given.timers} is not a multiple of --batch {given.batch}")
-    plan = Plan(
-        engines=installed(given.engines) if given.engines else (),
-        peers=present(given.peers),
-        durabilities=tuple(Durability) if given.durability == "both" else (Durability(given.durability),),
-        directory=given.directory,
-        rounds=given.rounds,
-        timers=given.timers,
-        batch=given.batch,
+    parser = argparse.ArgumentParser(prog="python -m rmqstore_benchmarks.peers", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--timers", type=int, default=100_000, help=f"timers in one measurement, in batches of {_BATCH} (default %(default)s)"
     )
-    if shutil.disk_usage(plan.directory).free < plan.timers * _TIMER_BYTES:
-        raise SystemExit(f"{plan.directory} has not the room for {plan.timers:,} timers; give --directory")
-    machine = described(plan.directory)
-    results = measure(plan)
-    rounds = results["round"].nunique()
-    versions = ", ".join(f"{name} {PEERS[name].version()}" for name in plan.peers)
-    absent = [f"{name} was not there: {PEERS[name].how_to_get}." for name in given.peers if name not in plan.peers]
-    # Where the results go does not change them.
-    outputs = {"--json", "--markdown", str(given.json), str(given.markdown)}
-    words = [word for word in (sys.argv[1:] if arguments is None else arguments) if word.partition("=")[0] not in outputs]
+    parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), metavar="P", help="those of: %(choices)s")
+    parser.add_argument("--engines", nargs="*", default=["wheel", "rocksdb", "lmdb"], metavar="E", help="our engines (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds (default %(default)s)")
+    survive = [*map(str, Durability), "both"]
+    parser.add_argument("--durability", choices=survive, default="both", help="what acknowledged calls survive (default %(default)s)")
+    place = default_directory()
+    parser.add_argument("--directory", type=Path, default=place, help="a directory on the disk to measure (default %(default)s)")
+    parser.add_argument("--markdown", type=Path, help="put the table into this page, between its markers")
+    given = parser.parse_args(arguments)
+    if given.timers < _BATCH or given.timers % _BATCH:
+        raise SystemExit(f"--timers {given.timers} is not a multiple of {_BATCH}")
+    if shutil.disk_usage(given.directory).free < given.timers * _TIMER_BYTES:
+        raise SystemExit(f"{given.directory} has not the room for {given.timers:,} timers; give --directory")
+    works = {entry.name for entry in get_plugins().engines() if entry.state is EngineState.OK}
+    engines = [engine for engine in given.engines if engine in works]
+    if missing := [engine for engine in given.engines if engine not in works]:
+        print(f"left out, not installed: {', '.join(missing)}", file=sys.stderr)
+    versions = {name: PEERS[name].version() for name in given.peers}
+    absent = [f"{name} was not there: {PEERS[name].how_to_get}." for name, version in versions.items() if version is None]
+    print(*absent, sep="\n", end="\n" if absent else "", file=sys.stderr)
+    machine = described(given.directory)
+    ours = [name for engine in engines for name in (engine, engine + LIST)]
+    results = rounds(given, [*ours, *(name for name, version in versions.items() if version is not None)])
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
+    words = [word for word in (sys.argv[1:] if arguments is None else arguments) if word not in ("--markdown", str(given.markdown))]
+    about = f"{given.timers:,} timers of {BODY_BYTES} B, batches of {_BATCH:,}, rounds in turns: {results['round'].nunique()}."
     command = shlex.join(["python", "-m", "rmqstore_benchmarks.peers", *words])
-    about = f"{plan.timers:,} timers of {BODY_BYTES} B, batches of {plan.batch:,}, rounds in turns: {rounds}. Peers: {versions or 'none'}."
-    text = "\n\n".join([" ".join([about, *absent]), tables(results), f"`{command}`: {sentence(machine)}"])
-    print(text)
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        document = {"command": command, "machine": machine, "results": results.to_dict("records")}
-        given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    parts = [" ".join([about, f"Peers: {listed or 'none'}.", *absent]), tables(results), f"`{command}`: {sentence(machine)}"]
+    print(text := "\n\n".join(parts))
     if given.markdown:
         replace_part(given.markdown, "peers", text)
 

@@ -6,12 +6,12 @@ other half by 1024. Every body that was not cancelled must come back exactly onc
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Self
@@ -22,6 +22,7 @@ from rmqstore_benchmarks.grid.load import Load, Made
 from rmqstore_benchmarks.grid.named import HALF_HOUR_MS, HOUR_MS, LONGEST_DELAY_MS, START_MS, NamedWorkload, always, lognormal, uniform
 
 Figures = dict[str, float]
+"""Messages a second by phase."""
 
 BODY_BYTES: Final = 256
 BATCH_GAP_MS: Final = 10
@@ -32,10 +33,12 @@ DISTRIBUTIONS: Final = {
     "lognormal": NamedWorkload(name="lognormal", about="A median of half an hour, sigma 1.", delays_ms=lognormal(HALF_HOUR_MS, 1.0)),
     "uniform": NamedWorkload(name="uniform", about="Within one hour.", delays_ms=uniform(HOUR_MS)),
 }
-
-LEASE_MS = 3_600_000
-HAND_OVER_BATCH = 1000
+LEASE_MS: Final = HOUR_MS
+HAND_OVER_BATCH: Final = 1000
 """How many timers a system that is told to hand over moves in one transaction."""
+
+CANCELLED_SHARE: Final = 0.1
+SMALL_POP, LARGE_POP = 32, 1024
 
 
 class Durability(StrEnum):
@@ -47,24 +50,6 @@ class Durability(StrEnum):
 
 class PeerError(Exception):
     """A system lost a message, gave one twice, or did not run; it gets no figure."""
-
-
-class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement: a system, what its calls survive, and the timers."""
-
-    system: str
-    durability: Durability
-    directory: str
-    distribution: str = "constant"
-    timers: int = 100_000
-    batch: int = 1000
-    seed: int = 1
-
-    def batches(self) -> list[Batch]:
-        """Return the timers: always the same."""
-        load = Load(DISTRIBUTIONS[self.distribution], BODY_BYTES, self.seed)
-        times_ms = range(START_MS, START_MS + self.timers // self.batch * BATCH_GAP_MS, BATCH_GAP_MS)
-        return [Batch(now_ms, load.fresh(now_ms, self.batch)) for now_ms in times_ms]
 
 
 class Timer(NamedTuple):
@@ -87,6 +72,24 @@ class Batch(NamedTuple):
         return [Timer(*row) for row in zip(made.ids.tolist(), made.due_ms.tolist(), made.columns["body"].to_pylist(), strict=True)]
 
 
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement: a system, what its calls survive, and the timers."""
+
+    system: str
+    durability: Durability
+    directory: str
+    distribution: str = "constant"
+    timers: int = 100_000
+    batch: int = 1000
+    seed: int = 1
+
+    def batches(self) -> list[Batch]:
+        """Return the timers: always the same."""
+        load = Load(DISTRIBUTIONS[self.distribution], BODY_BYTES, self.seed)
+        times_ms = range(START_MS, START_MS + self.timers // self.batch * BATCH_GAP_MS, BATCH_GAP_MS)
+        return [Batch(now_ms, load.fresh(now_ms, self.batch)) for now_ms in times_ms]
+
+
 class Peer(ABC):
     """A system in an empty directory.
 
@@ -103,7 +106,7 @@ class Peer(ABC):
 
     name: ClassVar[str]
     settings: ClassVar[dict[Durability, str]]
-    how_to_get: ClassVar[str]
+    how_to_get: ClassVar[str] = "pip install 'rmqstore-benchmarks[peers]'"
     unwritten: ClassVar[frozenset[str]] = frozenset()
     distributions: ClassVar[tuple[str, ...]] = tuple(DISTRIBUTIONS)
 
@@ -117,30 +120,24 @@ class Peer(ABC):
     def version(cls) -> str | None:
         """Return the version of what is installed, or None when something is missing."""
 
-    @contextlib.contextmanager
+    @contextmanager
     def started(self) -> Iterator[Self]:
         """Start it for the length of a block."""
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             self.start(stack)
             yield self
 
     @abstractmethod
-    def start(self, stack: contextlib.ExitStack) -> None:
+    def start(self, stack: ExitStack) -> None:
         """Start it; what must be ended goes on the stack."""
 
     @abstractmethod
     def measure(self, task: Task) -> Figures:
-        """Run the phases that it has; returns messages a second by phase.
+        """Run the phases that it has.
 
         Raises:
             PeerError: a message was lost or came twice.
         """
-
-
-# ---------------------------------------------------------------- the phases
-
-CANCELLED_SHARE: Final = 0.1
-SMALL_POP, LARGE_POP = 32, 1024
 
 
 class TimerPeer(Peer):
@@ -168,9 +165,16 @@ class TimerPeer(Peer):
     def cancel(self, handles: list[Any]) -> int:
         """Cancel timers; returns how many were cancelled."""
 
-    @abstractmethod
     def drain(self, now_ms: int) -> int:
         """Hand over everything that is due; returns how many."""
+        moved = 0
+        while found := self.hand_over(now_ms):
+            moved += found
+        return moved
+
+    def hand_over(self, now_ms: int) -> int:
+        """Hand over up to :data:`HAND_OVER_BATCH` of what is due; returns how many."""
+        raise NotImplementedError
 
     @abstractmethod
     def pop_ack(self, count: int) -> list[bytes]:
@@ -179,10 +183,10 @@ class TimerPeer(Peer):
     def measure(self, task: Task) -> Figures:
         figures, expected = scheduled(self, task)
         self.now_ms = START_MS + task.timers * BATCH_GAP_MS + 2 * LONGEST_DELAY_MS
-        moved: list[int] = []
-        figures["drain"] = expected.total() / timed(lambda at_ms: moved.append(self.drain(at_ms)), [self.now_ms])
-        expect(moved[0], expected.total(), "handed over")
-        return figures | popped(self.pop_ack, expected)
+        return figures | drained(lambda: self.drain(self.now_ms), expected.total()) | popped(self.pop_ack, expected)
+
+
+# ---------------------------------------------------------------- the phases
 
 
 def scheduled(peer: TimerPeer, task: Task) -> tuple[Figures, Counter[bytes]]:
@@ -193,13 +197,21 @@ def scheduled(peer: TimerPeer, task: Task) -> tuple[Figures, Counter[bytes]]:
     chosen = random.Random(task.seed).sample(range(task.timers), int(task.timers * CANCELLED_SHARE))
     by_batch = [peer.handles(batch) for batch in batches]
     picked = [by_batch[row // task.batch][row % task.batch] for row in chosen]
-    groups = [picked[first : first + task.batch] for first in range(0, len(picked), task.batch)]
     counts: list[int] = []
-    spent_s = timed(lambda group: counts.append(peer.cancel(group)), groups)
+    groups = [picked[first : first + task.batch] for first in range(0, len(picked), task.batch)]
+    figures["cancel"] = len(chosen) / timed(lambda group: counts.append(peer.cancel(group)), groups)
     expect(sum(counts), len(chosen), "cancelled")
-    figures["cancel"] = len(chosen) / spent_s
     gone = set(chosen)
     return figures, Counter(timer.body for batch in made for timer in batch.rows() if timer.number not in gone)
+
+
+def drained(drain: Callable[[], int], expected: int) -> Figures:
+    """Hand over everything in one go, which must be as many as expected."""
+    start_s = time.perf_counter()
+    moved = drain()
+    spent_s = time.perf_counter() - start_s
+    expect(moved, expected, "handed over")
+    return {"drain": expected / spent_s}
 
 
 def popped(pop_ack: Callable[[int], list[bytes]], expected: Counter[bytes]) -> Figures:
@@ -209,14 +221,10 @@ def popped(pop_ack: Callable[[int], list[bytes]], expected: Counter[bytes]) -> F
     total = expected.total()
     for size, upto in ((SMALL_POP, total // 2), (LARGE_POP, total)):
         before, start_s = len(found), time.perf_counter()
-        while len(found) < upto:
-            got = pop_ack(size)
-            if not got:
-                break
+        while len(found) < upto and (got := pop_ack(size)):
             found += got
         figures[f"pop_{size}"] = (len(found) - before) / (time.perf_counter() - start_s)
-    found += pop_ack(LARGE_POP)
-    compare(found, expected)
+    compare(found + pop_ack(LARGE_POP), expected)
     return figures
 
 

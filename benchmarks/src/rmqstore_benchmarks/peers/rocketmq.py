@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import struct
 import subprocess
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import ClassVar, Final
@@ -42,7 +42,7 @@ class RocketMQ(Peer):
         found = re.search(r"<rocketmq.version>(.*)</", (DRIVER / "pom.xml").read_text(encoding="utf-8"))
         return found[1] if found else "?"
 
-    def start(self, stack: contextlib.ExitStack) -> None:
+    def start(self, stack: ExitStack) -> None:
         _build()
 
     def measure(self, task: Task) -> Figures:

@@ -1,18 +1,126 @@
-"""SQLite, from the standard library, and litequeue, a queue on it without delays.
-
-Bodies are in one table, due times and ready messages in two narrow ones, so that a move moves no body.
-"""
+"""The systems that run in the process that measures them: rmqstore's engines, SQLite, and litequeue, a queue on it without delays."""
 
 from __future__ import annotations
 
-import contextlib
+import importlib
 import importlib.util
 import sqlite3
+import time
 from collections import Counter
+from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from typing import Any, ClassVar, Final
 
-from rmqstore_benchmarks.peers.peer import HAND_OVER_BATCH, LEASE_MS, Durability, Figures, Peer, Task, Timer, TimerPeer, popped
+import rmqstore
+from rmqstore_benchmarks.grid.named import START_MS, TOPIC
+from rmqstore_benchmarks.peers.peer import (
+    HAND_OVER_BATCH,
+    LEASE_MS,
+    Batch,
+    Durability,
+    Figures,
+    Peer,
+    PeerError,
+    Task,
+    Timer,
+    TimerPeer,
+    expect,
+    popped,
+    scheduled,
+)
+
+GROUP: Final = "workers"
+_STRUCTS_UP_TO: Final = 128
+_FLUSH_EVERY_S: Final = 0.5
+
+
+class Ours(TimerPeer):
+    """A store: batches are Arrow columns; pops of up to 128 are structs, larger ones columns. A pop includes reading the bodies.
+
+    Under ``flush = async`` everything is flushed each 500 ms, as the thread of the store would do.
+    """
+
+    engine: ClassVar[str]
+    settings: ClassVar[dict[Durability, str]] = {Durability.POWER_LOSS: "flush = sync", Durability.PROCESS_CRASH: "flush = async"}
+
+    @classmethod
+    def version(cls) -> str | None:
+        return rmqstore.__version__
+
+    def start(self, stack: ExitStack) -> None:
+        self._clock = rmqstore.ManualClock(START_MS)
+        self._store = stack.enter_context(
+            rmqstore.open(self.directory / "store", engine=self.engine, clock=self._clock, services=False, flush=self.setting)
+        )
+        self._receipts: dict[int, Any] = {}
+        self._flushed_s = time.monotonic()
+
+    def prepare(self, batch: Batch) -> tuple[int, Any]:
+        return batch.now_ms, batch.made.columns
+
+    def schedule(self, batch: tuple[int, Any]) -> None:
+        now_ms, timers = batch
+        self._clock.set(now_ms)
+        self._receipts[now_ms] = self._store.send_batch(timers)
+        self._keep_up()
+
+    def handles(self, batch: tuple[int, Any]) -> list[Any]:
+        return [receipt.handle for receipt in self._receipts.pop(batch[0])]
+
+    def cancel(self, handles: list[Any]) -> int:
+        outcomes = self._store.cancel(handles)
+        self._keep_up()
+        return outcomes.count(rmqstore.CancelOutcome.CANCELLED)
+
+    def drain(self, now_ms: int) -> int:
+        self._clock.set(now_ms)
+        moved = self._store.tick().handed_over
+        self._keep_up()
+        return moved
+
+    def pop_ack(self, count: int) -> list[bytes]:
+        if count <= _STRUCTS_UP_TO:
+            messages = self._store.pop(TOPIC, GROUP, max_messages=count, invisible_ms=LEASE_MS)
+            bodies = [message.body for message in messages]
+            outcomes = self._store.ack(messages) if messages else []
+        else:
+            batch = self._store.pop_batch(TOPIC, GROUP, max_messages=count, invisible_ms=LEASE_MS)
+            bodies = batch.columns["body"].to_pylist() if len(batch) else []
+            outcomes = self._store.ack(batch) if len(batch) else []
+        self._keep_up()
+        if outcomes.count(rmqstore.AckOutcome.ACKED) != len(bodies):
+            raise PeerError("not every ack was accepted")
+        return bodies
+
+    def _keep_up(self) -> None:
+        if self.setting == "async" and time.monotonic() - self._flushed_s >= _FLUSH_EVERY_S:
+            self._store.flush()
+            self._flushed_s = time.monotonic()
+
+
+class FromRows(Ours):
+    """The same, scheduled by lists of ``Message``, which is what a program without Arrow has; nothing else is measured again."""
+
+    def prepare(self, batch: Batch) -> tuple[int, Any]:
+        return batch.now_ms, [rmqstore.Message(TOPIC, timer.body, deliver_at_ms=timer.due_ms) for timer in batch.rows()]
+
+    def measure(self, task: Task) -> Figures:
+        figures, kept = scheduled(self, task)
+        expect(self._store.pending().total, kept.total(), "pending")
+        return {"schedule": figures["schedule"]}
+
+
+LIST: Final = ", list"
+"""Behind the name of an engine that is given lists."""
+
+ENGINES: Final[dict[str, type[Ours]]] = {
+    name: type(name, (kind,), {"name": name, "engine": engine})
+    for engine in ("wheel", "rocksdb", "lmdb", "memory")
+    for kind, name in ((Ours, engine), (FromRows, engine + LIST))
+}
+
+
+# ---------------------------------------------------------------- SQLite and litequeue
 
 _TABLES: Final = """
 CREATE TABLE bodies (id INTEGER PRIMARY KEY, body BLOB NOT NULL);
@@ -40,14 +148,14 @@ class SQLite(TimerPeer):
     def version(cls) -> str | None:
         return sqlite3.sqlite_version
 
-    def start(self, stack: contextlib.ExitStack) -> None:
+    def start(self, stack: ExitStack) -> None:
         self._db = sqlite3.connect(self.directory / "timers.db", isolation_level=None)
         stack.callback(self._db.close)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(f"PRAGMA synchronous = {self.setting}")
         self._db.executescript(_TABLES)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _transaction(self) -> Any:
         self._db.execute("BEGIN IMMEDIATE")
         yield
@@ -68,17 +176,13 @@ class SQLite(TimerPeer):
             self._db.executemany("DELETE FROM bodies WHERE id = ?", sorted(cancelled))
         return len(cancelled)
 
-    def drain(self, now_ms: int) -> int:
-        moved = 0
-        while True:
-            with self._transaction():
-                due = self._db.execute("SELECT due_ms, id FROM timers WHERE due_ms <= ? LIMIT ?", (now_ms, HAND_OVER_BATCH)).fetchall()
-                if due:
-                    self._db.executemany("INSERT INTO ready VALUES (?, ?)", due)
-                    self._db.execute("DELETE FROM timers WHERE (due_ms, id) <= (?, ?)", due[-1])
-            if not due:
-                return moved
-            moved += len(due)
+    def hand_over(self, now_ms: int) -> int:
+        with self._transaction():
+            due = self._db.execute("SELECT due_ms, id FROM timers WHERE due_ms <= ? LIMIT ?", (now_ms, HAND_OVER_BATCH)).fetchall()
+            if due:
+                self._db.executemany("INSERT INTO ready VALUES (?, ?)", due)
+                self._db.execute("DELETE FROM timers WHERE (due_ms, id) <= (?, ?)", due[-1])
+        return len(due)
 
     def pop_ack(self, count: int) -> list[bytes]:
         until_ms = self.now_ms + LEASE_MS
@@ -108,14 +212,13 @@ class LiteQueue(Peer):
 
     name = "litequeue"
     settings: ClassVar[dict[Durability, str]] = {Durability.PROCESS_CRASH: "its defaults: WAL, synchronous = NORMAL"}
-    how_to_get = "pip install 'rmqstore-benchmarks[peers]'"
     distributions = ("constant",)
 
     @classmethod
     def version(cls) -> str | None:
         return metadata.version("litequeue") if importlib.util.find_spec("litequeue") else None
 
-    def start(self, stack: contextlib.ExitStack) -> None:
+    def start(self, stack: ExitStack) -> None:
         litequeue: Any = importlib.import_module("litequeue")
         self._queue = litequeue.LiteQueue(str(self.directory / "queue.db"))
         stack.callback(getattr(self._queue, "close", self._queue.conn.close))

@@ -135,7 +135,7 @@ class BufferedKV(CommittedKV):
                     entries = changes.entries.items
                     if key in entries:
                         return entries[key]
-                    if changes.hides(key):
+                    if changes.hidden.around(key) is not None:
                         return None
         # After the lock a newer value may get committed; then this read counts as having come after that write.
         return self._base.get(space, key)
@@ -243,7 +243,7 @@ class _Window:
         self._space, self._reverse = space, reverse
         self._start, self._stop = start, stop
         self._touched = [changes for overlay in reversed(layers) if (changes := overlay.spaces[space]) is not None]
-        self._hidden = sorted([hidden for changes in self._touched for hidden in changes.ranges])
+        self._hidden = [changes.hidden.copied() for changes in self._touched if changes.hidden]
         depth = limit
         while True:
             overlaid, end = self._collect(depth)
@@ -262,8 +262,8 @@ class _Window:
             taken = list(islice(entries, depth))
             if next(entries, None) is not None:
                 end = self._nearer(end, taken[-1][0])
-            if overlaid and changes.ranges:
-                overlaid = {key: value for key, value in overlaid.items() if not changes.hides(key)}
+            if overlaid and changes.hidden:
+                overlaid = {key: value for key, value in overlaid.items() if changes.hidden.around(key) is None}
             overlaid.update(taken)
         if end is not None:
             overlaid = {key: value for key, value in overlaid.items() if not self._beyond(key, end)}
@@ -288,39 +288,29 @@ class _Window:
         """Return what of the database shows through, far enough for ``limit`` entries, and the last key that this is complete to."""
         shown: list[Entry] = []
         room_bytes = page_bytes
-        gaps = self._visible_gaps()
-        for start, stop in reversed(gaps) if self._reverse else gaps:
-            while True:
-                page = view.scan(self._space, start, stop, limit - len(shown), reverse=self._reverse, page_bytes=room_bytes)
-                if not page:
-                    break
-                fresh = [entry for entry in page if entry[0] not in self.overlaid]
-                shown += fresh
-                room_bytes -= sum([len(value) for _, value in fresh])
-                last = page[-1][0]
-                if len(shown) >= limit or room_bytes < 0:
-                    return shown, self._nearer(self.end, last)
-                if self._reverse:
-                    stop = last
-                else:
-                    start = last + b"\x00"
-        return shown, self.end
-
-    def _visible_gaps(self) -> list[tuple[bytes, bytes | None]]:
-        """Return the parts of the range that no range delete hides, up to ``end``."""
         start, stop = self._start, self._stop
         if self.end is not None:
+            start, stop = (self.end, stop) if self._reverse else (start, self.end + b"\x00")
+        if not self._reverse and (hiding := self._hiding(start)) is not None:
+            start = hiding[1]
+        while page := view.scan(self._space, start, stop, limit - len(shown), reverse=self._reverse, page_bytes=room_bytes):
+            fresh = [entry for entry in page if entry[0] not in self.overlaid and self._hiding(entry[0]) is None]
+            shown += fresh
+            room_bytes -= sum([len(value) for _, value in fresh])
+            last = page[-1][0]
+            if len(shown) >= limit or room_bytes < 0:
+                return shown, self._nearer(self.end, last)
+            # What is hidden may be one long range, which no page begins within, or many short ones, which a page reads over.
+            hiding = self._hiding(last)
             if self._reverse:
-                start = self.end
+                stop = last if hiding is None else hiding[0]
             else:
-                stop = self.end + b"\x00"
-        gaps: list[tuple[bytes, bytes | None]] = []
-        for low, high in self._hidden:
-            if stop is not None and low >= stop:
-                break
-            if low > start:
-                gaps.append((start, low))
-            start = max(start, high)
-        if stop is None or start < stop:
-            gaps.append((start, stop))
-        return gaps
+                start = last + b"\x00" if hiding is None else hiding[1]
+        return shown, self.end
+
+    def _hiding(self, key: bytes) -> tuple[bytes, bytes] | None:
+        """Return a deleted range that hides a key of the database; None when there is none."""
+        for ranges in self._hidden:
+            if (found := ranges.around(key)) is not None:
+                return found
+        return None

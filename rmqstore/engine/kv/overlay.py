@@ -4,7 +4,7 @@
 puts, deletes and range deletes in a normal form that no longer needs the order in which they came:
 
 - ``entries``: key → value, or None where the key is deleted;
-- ``ranges``: disjoint ranges whose keys in the database below are hidden.
+- ``hidden``: ranges whose keys in the database below are deleted.
 
 An entry wins over every range, because a range delete takes the entries it covers out as it comes in. So the effect on the database is
 "delete the ranges, then put and delete the entries", and applying it twice is the same as applying it once.
@@ -167,6 +167,42 @@ class SortedMap(Generic[V]):
             self._keys.add(list(islice(reversed(self.items), fresh)))
 
 
+class KeyRanges:
+    """Disjoint ranges of keys, in order; a key is in one with ``start <= key < stop``."""
+
+    __slots__ = ("_starts", "_stops")
+
+    def __init__(self) -> None:
+        self._starts: list[bytes] = []
+        self._stops: list[bytes] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    def add(self, start: bytes, stop: bytes) -> None:
+        """Add a range, joined with those it meets."""
+        first, end = bisect_left(self._stops, start), bisect_right(self._starts, stop)
+        if first < end:
+            start, stop = min(start, self._starts[first]), max(stop, self._stops[end - 1])
+        self._starts[first:end] = [start]
+        self._stops[first:end] = [stop]
+
+    def around(self, key: bytes) -> tuple[bytes, bytes] | None:
+        """Return the range that a key is in; None when it is in none."""
+        at = bisect_right(self._starts, key) - 1
+        return (self._starts[at], self._stops[at]) if at >= 0 and key < self._stops[at] else None
+
+    def copied(self) -> KeyRanges:
+        """Return a copy."""
+        copy = KeyRanges()
+        copy._starts, copy._stops = self._starts[:], self._stops[:]
+        return copy
+
+    def pairs(self) -> list[tuple[bytes, bytes]]:
+        """Return the ranges."""
+        return list(zip(self._starts, self._stops, strict=True))
+
+
 class SpaceChange(NamedTuple):
     """The effect on one space, to be applied in this order; ``puts`` and ``deletes`` are sorted and share no key."""
 
@@ -179,38 +215,23 @@ class SpaceChange(NamedTuple):
 class Changes:
     """The changes of one space in normal form (see the module docstring)."""
 
-    __slots__ = ("_starts", "_stops", "entries")
+    __slots__ = ("entries", "hidden")
 
     def __init__(self) -> None:
         self.entries: SortedMap[bytes | None] = SortedMap()
-        self._starts: list[bytes] = []
-        self._stops: list[bytes] = []
+        self.hidden = KeyRanges()
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
         """Hide everything with ``start <= key < stop``."""
         self.entries.remove_range(start, stop)
-        first, end = bisect_left(self._stops, start), bisect_right(self._starts, stop)
-        if first < end:
-            start, stop = min(start, self._starts[first]), max(stop, self._stops[end - 1])
-        self._starts[first:end] = [start]
-        self._stops[first:end] = [stop]
-
-    def hides(self, key: bytes) -> bool:
-        """Tell whether a range delete covers ``key``."""
-        at = bisect_right(self._starts, key) - 1
-        return at >= 0 and key < self._stops[at]
-
-    @property
-    def ranges(self) -> list[tuple[bytes, bytes]]:
-        """The hidden ranges, in order."""
-        return list(zip(self._starts, self._stops, strict=True))
+        self.hidden.add(start, stop)
 
     def effect(self, space: int) -> SpaceChange:
         """Return what to do to the database. Reads the dict only, so it may run beside readers of a closed overlay."""
         ordered = sorted(self.entries.items.items())
         puts = [(key, value) for key, value in ordered if value is not None]
         deletes = [key for key, value in ordered if value is None] if len(puts) < len(ordered) else []
-        return SpaceChange(space, self.ranges, deletes, puts)
+        return SpaceChange(space, self.hidden.pairs(), deletes, puts)
 
 
 class Overlay:

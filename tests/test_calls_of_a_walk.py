@@ -56,8 +56,8 @@ def counted(function: Callable[[], T]) -> tuple[T, int]:
     return given, calls
 
 
-@pytest.mark.parametrize("engine", [name for name in LIMITS if name in ENGINES])
-def test_a_walk_takes_no_more_calls_than_it_did(engine: str) -> None:
+def fewest(engine: str, warm_cycles: int, **settings: str) -> Walk:
+    """Return the calls of a walk behind some others: the fewest of each, as upkeep falls into some of them."""
     clock = ManualClock(1_800_000_000_000)
     message = Message("t", b"x" * 256)
 
@@ -69,10 +69,21 @@ def test_a_walk_takes_no_more_calls_than_it_did(engine: str) -> None:
         _, ack = counted(lambda: store.ack(popped))
         return Walk(send, tick, pop, ack)
 
-    with directory() as root, rmqstore.open(root / "store", engine=engine, clock=clock, services=False) as store:
-        for _ in range(WARM_CYCLES):
+    with directory() as root, rmqstore.open(root / "store", engine=engine, clock=clock, services=False, **settings) as store:
+        for _ in range(warm_cycles):
             walk()
-        # The fewest of each, as upkeep falls into some of them.
-        found = Walk(*map(min, zip(*(walk() for _ in range(COUNTED_CYCLES)), strict=True)))
+        return Walk(*map(min, zip(*(walk() for _ in range(COUNTED_CYCLES)), strict=True)))
+
+
+@pytest.mark.parametrize("engine", [name for name in LIMITS if name in ENGINES])
+def test_a_walk_takes_no_more_calls_than_it_did(engine: str) -> None:
+    found = fewest(engine, WARM_CYCLES)
     over = {name: (calls, limit) for name, calls, limit in zip(Walk._fields, found, LIMITS[engine], strict=True) if calls > limit}
     assert not over, f"{engine} takes more Python calls than its limit: {over}"
+
+
+@pytest.mark.parametrize("engine", [name for name in ("wheel", "rocksdb") if name in ENGINES])
+def test_what_is_not_durable_yet_costs_no_walk(engine: str) -> None:
+    few, many = fewest(engine, WARM_CYCLES, flush="async"), fewest(engine, 10 * WARM_CYCLES, flush="async")
+    over = {name: (first, then) for name, first, then in zip(Walk._fields, few, many, strict=True) if then > 1.2 * first}
+    assert not over, f"{engine} takes more Python calls when ten times as much is not durable: {over}"

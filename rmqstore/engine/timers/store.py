@@ -78,6 +78,7 @@ class OrderedTimers(TimerSide):
         self._low_tick = _NO_TICK if first is None else first
         self._unsealed_tick = first
         self._adopted = stored_adopted(kv, TIMER_SIDE)
+        # A cursor, and the place before which it covers all that is sealed, however much of that is still kept.
         self._resume: tuple[TimerCursor, tuple[int, int]] | None = None
         # The cursor of a batch behind which nothing was due.
         self._final: TimerCursor | None = None
@@ -163,8 +164,6 @@ class OrderedTimers(TimerSide):
 
     def seal(self, until_ms: int) -> None:
         with self._lock, self._call:
-            if until_ms != self._until_ms:
-                self._resume = None
             if self._unsealed_tick is not None and self._unsealed_tick <= until_ms:
                 if self._runs.is_open(self._unsealed_tick, until_ms, self._sealed):
                     self._closed_tick = self._unsealed_tick if self._closed_tick is None else min(self._closed_tick, self._unsealed_tick)
@@ -173,7 +172,9 @@ class OrderedTimers(TimerSide):
                     write.put(META, SEAL_KEY, sealed.to_bytes())
                     self._seal_position = self._shared.write(write).position
                     self._sealed = sealed
-                    self._resume = self._final = None
+                    self._final = None
+                    if self._resume is not None:
+                        self._resume = (self._resume[0], min(self._resume[1], (self._unsealed_tick, 0)))
                 self._unsealed_tick = self._runs.first_tick(until_ms + 1)
             self._until_ms = until_ms
 
@@ -195,10 +196,10 @@ class OrderedTimers(TimerSide):
                 last = (tick, seq)
             reached_to = after.join(reached(self._sealed, self._until_ms, last if more else None))
             cursor = self._trimmed(reached_to, is_receivers=True)
-            if last is not None:
-                self._resume = (cursor, last)
-            else:
+            if last is None:
                 self._closed_tick = self._first_closed_beyond(after)
+            all_until = (self._until_ms + 1, 0)
+            self._resume = (after, all_until) if last is None else (cursor, last if more else all_until)
             if not more:
                 self._final = cursor
             soft = self._change_position > kv.durable_position

@@ -22,7 +22,7 @@ What differs from a broker:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -54,6 +54,10 @@ _NAMES: Final = (TOPIC, GROUP, GONE)
 _NAME_BYTES: Final = tuple(table[0] for table in _NAMES)
 _END_OF_LEASES: Final = after_prefix(LEASE)
 _CK, _ACK, _BATCH_ACK = (consume_queue.tags_code(tag) for tag in (codec.CK_TAG, codec.ACK_TAG, codec.BATCH_ACK_TAG))
+
+
+_Queue = tuple[str, str, int]
+"""Topic, group, and the number of a queue."""
 
 
 class _Written(msgspec.Struct):
@@ -129,32 +133,28 @@ class ReviveLog:
     def _compare(self, written: dict[int, _Written], key: bytes, value: bytes | None, meta: dict[bytes, bytes]) -> None:
         """Add what became of one lease; ``meta`` are keys that change with it."""
         before = self._ledger.logged(LEASES, key)
-        if before is None:
-            lease = None if value is None else Lease.decode(key[1:], value)
-            if lease is not None and LEASED in lease.states:
-                self._add_points(written, lease, meta)
+        stored = value if before is None else before
+        if stored is None:
             return
-        lease = Lease.decode(key[1:], before)
-        if LEASED in lease.states:
-            states = bytes((MOVED,)) * len(lease.offsets) if value is None else Lease.states_of(value)
-            if states != lease.states:
-                self._add_acks(written, lease, states, meta)
-
-    def _names_of(self, lease: Lease, group_id: int, topic_id: int, meta: dict[bytes, bytes]) -> tuple[str, str] | None:
-        """Return topic and group of a lease; None when it is one of a FIFO pop, or they are unknown by now."""
-        if lease.retry_flag == NO_RETRY:
-            key = Registered.key(group_id, topic_id)
-            how = self._ledger.state.get(META, key) or meta.get(key)
-            if how is not None and how[0]:
-                return None
-        topic, group = self._names.get(topic_id), self._names.get(group_id)
-        return None if topic is None or group is None else (topic, group)
-
-    def _add_points(self, written: dict[int, _Written], lease: Lease, meta: dict[bytes, bytes]) -> None:
+        lease = Lease.decode(key[1:], stored)
         group_id, topic_id, queue, _, pop_ms = lease.place
-        names = self._names_of(lease, group_id, topic_id, meta)
-        if names is None:
+        topic, group = self._names.get(topic_id), self._names.get(group_id)
+        if LEASED not in lease.states or topic is None or group is None:
             return
+        if lease.retry_flag == NO_RETRY:
+            registered = Registered.key(group_id, topic_id)
+            how = self._ledger.state.get(META, registered) or meta.get(registered)
+            if how is not None and how[0]:
+                # It is one of a FIFO pop.
+                return
+        if before is None:
+            self._add_points(written, lease, (topic, group, queue), pop_ms, meta)
+            return
+        states = bytes((MOVED,)) * len(lease.offsets) if value is None else Lease.states_of(value)
+        if states != lease.states:
+            self._add_acks(written, lease, (topic, group, queue), pop_ms, states)
+
+    def _add_points(self, written: dict[int, _Written], lease: Lease, of: _Queue, pop_ms: int, meta: dict[bytes, bytes]) -> None:
         progress_key = PROGRESS + lease.key[:_GROUP_QUEUE_BYTES]
         progress = meta.get(progress_key) or self._ledger.state.get(META, progress_key)
         own = "" if progress is None else f"{NEXT}\x01{int.from_bytes(progress[:8])}\x02"
@@ -166,15 +166,11 @@ class ReviveLog:
             start, count = offsets[0], len(offsets)
             distances = [*range(count)] if offsets[-1] - start == count - 1 else [offset - start for offset in offsets]
             bits = sum(1 << index for index, state in enumerate(states) if state != LEASED) if any(states) else 0
-            point = CheckPoint(*names, queue, start, pop_ms, lease.expiry_ms - pop_ms, count, distances, bits, 0, self._broker)
+            point = CheckPoint(*of, start, pop_ms, lease.expiry_ms - pop_ms, count, distances, bits, 0, self._broker)
             mine.messages.append((codec.encode_check_point(point), f"TAGS\x01ck\x02UNIQ_KEY\x01{point.unique_key()}\x02{own}", _CK))
             own = ""
 
-    def _add_acks(self, written: dict[int, _Written], lease: Lease, states: bytes, meta: dict[bytes, bytes]) -> None:
-        group_id, topic_id, queue, _, pop_ms = lease.place
-        names = self._names_of(lease, group_id, topic_id, meta)
-        if names is None:
-            return
+    def _add_acks(self, written: dict[int, _Written], lease: Lease, of: _Queue, pop_ms: int, states: bytes) -> None:
         for at in range(0, len(states), _MOST):
             offsets = lease.offsets[at : at + _MOST]
             start = offsets[0]
@@ -185,28 +181,29 @@ class ReviveLog:
                 if not offsets:
                     continue
             # AckMessageProcessor writes the key of a batch ack over by that of an ack of offset -1.
-            ack = Ack(*names, queue, start, pop_ms, offsets[0] if len(offsets) == 1 else -1, self._broker)
+            ack = Ack(*of, start, pop_ms, offsets[0] if len(offsets) == 1 else -1, self._broker)
             if len(offsets) == 1:
                 body, tag, code = codec.encode_ack(ack), codec.ACK_TAG, _ACK
             else:
-                body = codec.encode_batch_ack(BatchAck(*names, queue, start, pop_ms, offsets, self._broker))
+                body = codec.encode_batch_ack(BatchAck(*of, start, pop_ms, offsets, self._broker))
                 tag, code = codec.BATCH_ACK_TAG, _BATCH_ACK
             written[revive_qid_of(pop_ms)].messages.append((body, f"TAGS\x01{tag}\x02UNIQ_KEY\x01{ack.unique_key()}\x02", code))
 
     def _as_records(self, written: dict[int, _Written]) -> BrokerRecords:
-        store_ms = max(self._ledger.store_ms, max([mine.latest_pop_ms for mine in written.values()]))
-        records = [
-            self._form.encode(body, text.encode(), queue, offset, store_ms)
-            for queue, mine in written.items()
-            for offset, (body, text, _) in enumerate(mine.messages, self.queues[queue].next)
-        ]
+        store_ms = self._ledger.store_ms
+        for mine in written.values():
+            store_ms = max(store_ms, mine.latest_pop_ms)
+        records = []
+        for queue, mine in written.items():
+            for offset, (body, text, _) in enumerate(mine.messages, self.queues[queue].next):
+                records.append(self._form.encode(body, text.encode(), queue, offset, store_ms))
         return BrokerRecords(records, store_ms, partial(self._publish, written, list(map(len, records))))
 
     def _publish(self, written: dict[int, _Written], sizes: list[int], places: Sequence[int]) -> None:
         """Take in what was written, now that it has its places."""
         units = zip(places, sizes, strict=True)
         for queue, mine in written.items():
-            self.queues[queue].take([(*next(units), code) for _, _, code in mine.messages], mine.begun)
+            self.queues[queue].take(units, mine.messages, mine.begun)
 
     def settle(self) -> None:
         """Bring the consume queues to what was written, and let each begin where it is needed."""
@@ -256,12 +253,15 @@ class ReviveQueue:
             offset += len(units)
         return self.next
 
-    def take(self, units: Sequence[tuple[int, int, int]], begun: Iterable[tuple[int, bytes]]) -> None:
-        """Take in what was written: places, sizes and codes, and keys of leases by the row of their first check point."""
+    def take(
+        self, places: Iterator[tuple[int, int]], messages: Sequence[tuple[bytes, str, int]], begun: Iterable[tuple[int, bytes]]
+    ) -> None:
+        """Take in what was written, at the next ``places``; ``begun`` has keys of leases by the row of their first check point."""
         for row, key in begun:
             self._points.append((self.next + row, key))
-        self._units += units
-        self.next += len(units)
+        for _, _, code in messages:
+            self._units.append((*next(places), code))
+        self.next += len(messages)
 
     def settle(self) -> None:
         """Bring the consume queue to what was written, and let it begin at the check point of the oldest lease that runs."""

@@ -7,7 +7,6 @@ cannot fail; see ``ledger`` for why that loses nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -157,7 +156,7 @@ def _one_of(part: Messages | One | Append) -> One | None:
     if isinstance(part, Messages) or len(part.records) != 1:
         return None
     record = part.records[0]
-    code = consume_queue.tags_code(records.tag_of(record).decode())
+    code = consume_queue.tags_code(records.tag_of(record).decode()) if records.TAGS in record else 0
     made = placed_one(record, part.topic.encode(), part.queue, part.offset, part.store_ms)
     return One(part.topic, part.queue, part.offset, made, part.store_ms, code)
 
@@ -187,8 +186,8 @@ class BrokerRecords(msgspec.Struct, gc=False):
     publish: Callable[[Sequence[int]], None]
 
 
-class Call(msgspec.Struct, gc=False):
-    """What a call writes: :meth:`reserve`, :meth:`write` and :meth:`publish` come one after the other.
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """What a call writes.
 
     Attributes:
         messages: that it appends.
@@ -197,7 +196,6 @@ class Call(msgspec.Struct, gc=False):
         journal: number of the next journal record.
         store_ms: the store time of journal records.
         epoch: the open epoch.
-        journal_records: how many it has.
     """
 
     log: CommitLog
@@ -208,51 +206,50 @@ class Call(msgspec.Struct, gc=False):
     journal: int
     store_ms: int
     epoch: int
-    journal_records: int = 0
-    _records: list[Bytes] = []
-    _text_at: int = 0
-    _placed: list[tuple[int, Encoded]] = []
-    _publishers: list[Callable[[], None]] = []
 
-    def reserve(self) -> None:
-        """Write what caches will hold, where no reader looks. A call of one message at most goes without arrays, unless it begins another
-        file.
+    def commit(self) -> int:
+        """Write what caches will hold, then the frame, and let readers see it; returns how many journal records it has.
+
+        A call of one message at most goes without arrays, unless it begins another file.
 
         Raises:
-            OSError: the disk failed or has no room.
+            OSError: the disk failed or has no room; no reader sees anything of the call.
         """
         one = self.messages[0] if self.messages else None
         if len(self.messages) > 1 or isinstance(one, Messages):
-            return self._reserve_many()
+            return self._commit_many()
         records: list[Bytes] = [] if one is None else [one.record]
         if self.for_brokers is not None:
             records += self.for_brokers.records
         text_at = -1
         if one is not None:
             text_at = log_format.properties_at(one.record) if one.text_at < 0 else one.text_at
+        in_journal = 0
         if self.changes or one is None or len(one.record) - text_at - 2 > frames.MOST_TEXT_BYTES:
-            body = journal.encode(self.changes)
-            if len(body) > journal.PIECE_BYTES:
-                return self._reserve_many()
-            records.append(journal.record(body, self.journal, self.store_ms))
+            in_journal = 1
+            records.append(journal.record(self.changes, self.journal, self.store_ms))
             text_at = len(records[-1]) - 2
-            self.journal_records = 1
+            if text_at > journal.PIECE_BYTES:
+                return self._commit_many()
         places = self.log.places_of(records)
         if places is None:
-            return self._reserve_many()
+            return self._commit_many()
+        publishers: list[Callable[[], None]] = []
         if one is not None:
             size = len(one.record) + (frames.PROPERTY_BYTES if len(records) == 1 else 0)
-            self._publishers.append(self.queues.reserve_one(one.topic, one.queue, one.offset, places[0], size, one.code))
+            publishers.append(self.queues.reserve_one(one.topic, one.queue, one.offset, places[0], size, one.code))
             if one.entry is not None:
                 one.entry.reserve(places[0], size)
-                self._publishers.append(one.entry.publish)
+                publishers.append(one.entry.publish)
+        self.log.write_few(records, text_at, self.epoch)
+        for publish in publishers:
+            publish()
         if self.for_brokers is not None:
-            self._publishers.append(partial(self.for_brokers.publish, places[len(self.messages) : -1]))
-        self._records, self._text_at = records, text_at
-        return None
+            self.for_brokers.publish(places[len(self.messages) : -1])
+        return in_journal
 
-    def _reserve_many(self) -> None:
-        """As :meth:`reserve`, of any call."""
+    def _commit_many(self) -> int:
+        """As :meth:`commit`, of any call."""
         messages = [each.many() if isinstance(each, One) else each for each in self.messages]
         pieces = [each.records for each in messages]
         queue_offsets = [each.offsets for each in messages]
@@ -262,41 +259,28 @@ class Call(msgspec.Struct, gc=False):
         if not groups and (last is None or not frames.has_room_in(bytes(last.data[int(last.starts[-1]) :]))):
             groups = [[]]
         for at, group in enumerate(groups):
-            record = journal.record(journal.encode(group), self.journal + at, self.store_ms)
+            record = journal.record(group, self.journal + at, self.store_ms)
             before = self.for_brokers.records if self.for_brokers is not None and not at else ()
             pieces.append(frames.one(record, is_last=at == len(groups) - 1, before=before))
         if not groups and last is not None:
             pieces[-1] = frames.with_room(last)
-        self._placed = self.log.plan(pieces)
-        self.journal_records = len(groups)
+        planned = self.log.plan(pieces)
         places = [_places_of(piece) for piece in pieces[: len(messages)]]
+        publishers: list[Callable[[], None]] = []
         for name, rows in _by_queue(messages).items():
             units = [(queue_offsets[row], places[row], pieces[row].sizes, _each(messages[row].codes, places[row])) for row in rows]
             columns = units[0] if len(units) == 1 else [np.concatenate(column) for column in zip(*units, strict=True)]
-            self._publishers.append(self.queues.reserve(*name, *columns))
+            publishers.append(self.queues.reserve(*name, *columns))
         for each, offsets, piece in zip(messages, places, pieces, strict=False):
             if each.entries is not None:
                 each.entries.reserve(offsets, piece.sizes)
-                self._publishers.append(each.entries.publish)
-        if self.for_brokers is not None:
-            places_of_them = _first_places(pieces[len(messages)], self.for_brokers.records)
-            self._publishers.append(partial(self.for_brokers.publish, places_of_them))
-
-    def write(self) -> None:
-        """Write the frame, which is the commit.
-
-        Raises:
-            OSError: the disk failed or has no room; no reader sees anything of the call.
-        """
-        if self._records:
-            self.log.write_few(self._records, self._text_at, self.epoch)
-        else:
-            self.log.write(self._placed, self.epoch)
-
-    def publish(self) -> None:
-        """Let readers see it, which cannot fail."""
-        for publish in self._publishers:
+                publishers.append(each.entries.publish)
+        self.log.write(planned, self.epoch)
+        for publish in publishers:
             publish()
+        if self.for_brokers is not None:
+            self.for_brokers.publish(_first_places(pieces[len(messages)], self.for_brokers.records))
+        return len(groups)
 
 
 def _by_queue(messages: Sequence[Messages]) -> dict[tuple[str, int], list[int]]:

@@ -77,22 +77,17 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder()
 
 
-def encode(changes: Sequence[Change]) -> bytes:
-    """Return the body of a journal record."""
-    found = []
-    for change in changes:  # as a loop: every call runs this
-        found.append((_KINDS[type(change)], *msgspec.structs.astuple(change)))
-    return _encoder.encode(found)
-
-
 def decode(body: bytes) -> list[Change]:
     """Read the body of a journal record."""
     return [_TYPES[kind](*fields) for kind, *fields in _decoder.decode(body)]
 
 
-def record(body: bytes, number: int, store_ms: int) -> bytes:
+def record(changes: Sequence[Change], number: int, store_ms: int) -> bytes:
     """Return the ``number``-th journal record; it has no properties."""
-    return _FORM.encode(body, b"", 0, number, store_ms)
+    body = []
+    for change in changes:  # as a loop: every call runs this
+        body.append((_KINDS[type(change)], *msgspec.structs.astuple(change)))
+    return _FORM.encode(_encoder.encode(body), b"", 0, number, store_ms)
 
 
 KEPT_SPACES: Final = (META, TRACES, LEASES)

@@ -237,7 +237,7 @@ class Ledger(CommittedKV):
         """Apply a call that the log is told later; see ``buffered_pops``."""
         self._commits.check()
         with self._commits.lock:
-            self._apply(changes)
+            self.state.apply(changes)
             return self._commits.position
 
     def write_back(self) -> bool:
@@ -267,17 +267,15 @@ class Ledger(CommittedKV):
             self._free_names(messages)
         call = Call(self.log, self.queues, messages, [*noted, *changes], for_brokers, self._journal_records, self.store_ms, self.epoch)
         try:  # as ``translated`` does, without its generator: every call runs this
-            call.reserve()
-            call.write()
+            journal_records = call.commit()
         except OSError as error:
             raise self._refusal(error) from error
-        call.publish()
         with self._commits.lock:
-            if changes:
-                self._apply(changes)
+            if changes and (others := self.state.apply(changes)):
+                self._apply_others(others)
             self._commits.position += 1
             position = self._commits.position
-        self._journal_records += call.journal_records
+        self._journal_records += journal_records
         self._calls += 1
         for each in messages:
             self.store_ms = max(self.store_ms, each.store_ms)
@@ -312,11 +310,12 @@ class Ledger(CommittedKV):
         for change in changes:
             if isinstance(change, journal.Restart):
                 self.restart = offset
-        self._apply(changes)
+        self._apply_others(self.state.apply(changes))
         self._journal_records += 1
 
-    def _apply(self, changes: Iterable[Change]) -> None:
-        for change in self.state.apply(changes):
+    def _apply_others(self, changes: Iterable[Change]) -> None:
+        """Apply what is none of the state's."""
+        for change in changes:
             if isinstance(change, journal.DropQueue):
                 self.queues.drop(change.topic, change.queue)
             elif isinstance(change, journal.ClearOffsets):

@@ -74,7 +74,8 @@ class Reclaim:
 
         While the files are copied (``store_copy``) it is put off.
         """
-        if self._ledger.copying.locked():
+        if self._ledger.copying.locked() or len(self._ledger.log.chain.starts) < 2:
+            # The last file stays in any case.
             return 0
         sizes = self._ledger.sizes
         written, self._tail = self._ledger.log.tail - self._tail, self._ledger.log.tail

@@ -148,7 +148,7 @@ class PendingTimers:
         if from_ms < 0 or limit < 1:
             raise IllegalArgumentError(f"from_ms must be at least 0 and limit at least 1, not {from_ms} and {limit}")
         found = self._first_behind(from_ms, to_ms, after, limit + 1, handed)
-        sizes = np.cumsum(self._fetcher.locate(found.seqs).sizes)
+        sizes = np.cumsum(self._fetcher.units(found.seqs)["size"], dtype=np.int64)
         count = min(limit, int(np.searchsorted(sizes, PAGE_BYTES, "right")) + 1)
         timers = tuple(self.timers(found.select(slice(0, count))))
         last = (int(found.ticks[count - 1]), int(found.seqs[count - 1])) if len(found) > count else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import starmap
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -38,19 +38,7 @@ _NONE: Final = LogRecords.of([])
 _TOPIC: Final = WHEEL_TOPIC.encode()
 
 
-class Located(NamedTuple):
-    """Where messages are in the log, and how long they are."""
-
-    offsets: Ints
-    sizes: Ints
-
-
-def joined_places(pieces: Sequence[Located]) -> Located:
-    """Return the places of several pieces, one behind the other."""
-    if len(pieces) == 1:
-        return pieces[0]
-    none = np.zeros(0, np.int64)
-    return Located(*(np.concatenate(column) for column in zip(*pieces, strict=True))) if pieces else Located(none, none)
+Units = np.ndarray[Any, np.dtype[np.void]]
 
 
 class Fetcher:
@@ -59,16 +47,20 @@ class Fetcher:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    def locate(self, seqs: Ints) -> Located:
-        """Return where the messages of timers are."""
-        units = self._ledger.queues.of(WHEEL_TOPIC, 0).gather(seqs - 1)
-        return Located(units["log_offset"].astype(np.int64), units["size"].astype(np.int64))
+    def units(self, seqs: Ints) -> Units:
+        """Return what the consume queue has of the messages of timers."""
+        return self._ledger.queues.of(WHEEL_TOPIC, 0).gather(seqs - 1)
 
-    def messages(self, seqs: Ints, located: Located | None = None) -> MessageBatch:
-        """Return the messages of timers, in the order of ``seqs``, as they go to their topics."""
+    def _locate(self, seqs: Ints, units: Units | None = None) -> tuple[Ints, Ints]:
+        """Return where the messages of timers are in the log, and how long they are."""
+        units = self.units(seqs) if units is None else units
+        return units["log_offset"].astype(np.int64), units["size"].astype(np.int64)
+
+    def messages(self, seqs: Ints, units: Units | None = None) -> MessageBatch:
+        """Return the messages of timers, in the order of ``seqs``, as they go to their topics; ``units`` are theirs, if they are known."""
         if not len(seqs):
             return MessageBatch(source=_NONE)
-        offsets, sizes = self.locate(seqs) if located is None else located
+        offsets, sizes = self._locate(seqs, units)
         if len(seqs) <= _FEW:
             places = zip(seqs.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
             return MessageBatch(source=LogRecords.of(list(starmap(self._message, places))))
@@ -99,7 +91,7 @@ class Fetcher:
         Raises:
             CorruptStoreError: a record is not what it should be.
         """
-        offsets, sizes = self.locate(seqs)
+        offsets, sizes = self._locate(seqs)
         log = self._ledger.log
         places: list[Ints] = []
         pieces: list[dict[str, pa.Array]] = []
@@ -124,7 +116,7 @@ class Fetcher:
 
     def timer_columns(self, seqs: Ints) -> Columns:
         """Return the records of timers; one that cannot be read is empty."""
-        offsets, sizes = self.locate(seqs)
+        offsets, sizes = self._locate(seqs)
         log = self._ledger.log
         file_start = int(offsets[0]) // log.file_bytes * log.file_bytes
         data, starts, sound = gather(log, file_start, offsets - file_start, sizes, _TOPIC, 0, seqs - 1)
@@ -136,7 +128,7 @@ class Fetcher:
 
     def properties(self, seq: int) -> bytes:
         """Return the properties of the message of a timer; empty when it cannot be read."""
-        offsets, sizes = self.locate(np.array([seq]))
+        offsets, sizes = self._locate(np.array([seq]))
         record = self.record(int(offsets[0]), int(sizes[0]))
         return b"" if record is None else record.properties
 
@@ -186,7 +178,7 @@ class Fetcher:
         queue = self._ledger.queues.of(WHEEL_TOPIC, 0)
         if not queue.first < seq <= queue.count:
             return None
-        offsets, sizes = self.locate(np.array([seq]))
+        offsets, sizes = self._locate(np.array([seq]))
         return int(sizes[0]) if int(offsets[0]) == offset else None
 
 

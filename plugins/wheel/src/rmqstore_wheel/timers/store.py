@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -53,7 +53,7 @@ from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.answers import PendingTimers, TimerAnswers, differences_in
 from rmqstore_wheel.timers.copies import copy_timers
-from rmqstore_wheel.timers.fetching import Fetcher, Located, joined_places
+from rmqstore_wheel.timers.fetching import Fetcher, Units
 from rmqstore_wheel.timers.index import FORGOTTEN_KEY, PutCancels, PutTimer, PutTimers, TimerIndex, noted_last_seq
 from rmqstore_wheel.timers.records import deliver_times, encode_cancel, encode_cancels, encode_timer, encode_timers
 from rmqstore_wheel.timers.table import TIMER, Due, joined
@@ -64,7 +64,7 @@ _WRITTEN_CORNERS: Final = 4
 """A cursor of more corners is written down when it is forgotten: soon ``due`` will drop some."""
 
 
-class Window(NamedTuple):
+class Window(msgspec.Struct, frozen=True, gc=False):
     """What ``TimerIndex.window`` gave of ticks from ``low`` to ``high``."""
 
     low: int
@@ -309,19 +309,18 @@ class WheelTimers(TimerSide):
                 self._rest = self._windows(self._low_tick, self._until_ms)
                 self._waiting = None
             pieces: list[Due] = []
-            places: list[Located] = []
+            places: list[Units] = []
             taken = size = 0
             more = False
             while (waiting := self._next_waiting(after)) is not None:
                 if taken >= limit or size >= _DUE_BYTES:
                     more = True
                     break
-                piece = waiting.select(slice(0, limit - taken))
-                located = self._fetcher.locate(piece.seqs)
-                sizes = located.sizes.cumsum()
+                units = self._fetcher.units(waiting.seqs[: limit - taken])
+                sizes = units["size"].cumsum(dtype=np.int64)
                 count = max(int(sizes.searchsorted(_DUE_BYTES - size, side="right")), 1)
-                pieces.append(piece.select(slice(0, count)))
-                places.append(Located(located.offsets[:count], located.sizes[:count]))
+                pieces.append(waiting.select(slice(0, count)))
+                places.append(units[:count])
                 taken, size = taken + count, size + int(sizes[count - 1])
                 self._waiting = waiting.select(slice(count, None))
             given = joined(pieces)
@@ -334,7 +333,7 @@ class WheelTimers(TimerSide):
                 self._closed_tick = self._first_closed_beyond(after)
             if not more:
                 self._final = cursor
-            messages = self._fetcher.messages(given.seqs, joined_places(places))
+            messages = self._fetcher.messages(given.seqs, np.concatenate(places) if places else None)
             return DueBatch(messages, cursor, self._change_position > self._ledger.durable_position, more)
 
     def _next_waiting(self, after: TimerCursor) -> Due | None:

@@ -103,10 +103,10 @@ def test_who_declares_too_much_reaches_no_level(run: Any) -> None:
 
 
 def test_who_declares_too_little_is_told(run: Any) -> None:
-    found = run("-k", "s1_declared or p9_a_reset", "--rmq-level", "extended", engine="modest", modules=BOASTFUL)
+    found = run("-k", "s1_declared or p9_nothing_more", "--rmq-level", "extended", engine="modest", modules=BOASTFUL)
     assert found.code == 0, found.text
     assert found.report["notes"] == ["under-claim: modest does fifo, and does not declare it"]
-    assert outcomes(found)["P9.a_reset_drops_the_run"] == "declared absent"
+    assert outcomes(found)["P9.nothing_more_before_the_run_is_acked"] == "declared absent"
     (reason,) = {result["reason"] for result in found.report["results"] if result["outcome"] == "declared absent"}
     assert reason == "fifo is declared NOT_YET"
 

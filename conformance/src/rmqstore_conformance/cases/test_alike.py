@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, Lag, Message, ReleaseOutcome, Store
+from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, Lag, Message, ReleaseOutcome
 from rmqstore.contract import MessageState
 from rmqstore.message import MAX_TIME_MS
 from rmqstore_conformance.data import GLUED, IDS, KEYS, MARKS, MESSAGE_GROUPS, NAMES, TAGS, Family
@@ -45,21 +45,6 @@ def test_c6_keys_that_are_alike_are_told_apart(engine_stores: Stores) -> None:
         store = engine_stores.reopen(store)
     for topic, key in places[1::2]:
         assert store.cancel_key(topic, key) == [CancelOutcome.CANCELLED], f"key {key!r} of topic {topic!r}"
-    assert store.pending().total == 0
-
-
-@pytest.mark.clause("T5")
-@pytest.mark.needs("cancel_by_key")
-def test_c6_keys_are_found_at_any_time(engine_stores: Stores) -> None:
-    """C6: a cancel by key finds timers that are due at any time there is, one after the other and together."""
-    store = engine_stores.open()
-    store.send_batch([Message("t", b"x", keys=(str(at), "all"), deliver_at_ms=due_ms) for at, due_ms in enumerate(TIMES_MS)])
-    assert [store.cancel_key("t", str(at)) for at in (0, 3, 6)] == [[CancelOutcome.CANCELLED]] * 3
-    assert [each.deliver_at_ms for each in store.scan().timers] == [each for at, each in enumerate(TIMES_MS) if at not in (0, 3, 6)]
-    assert store.cancel_key("t", str(len(TIMES_MS) - 1)) == [CancelOutcome.CANCELLED]
-    left = store.pending()
-    assert (left.total, left.earliest_ms, left.latest_ms) == (len(TIMES_MS) - 4, TIMES_MS[1], TIMES_MS[5])
-    assert store.cancel_key("t", "all") == [CancelOutcome.CANCELLED] * (len(TIMES_MS) - 4)
     assert store.pending().total == 0
 
 
@@ -250,26 +235,3 @@ def test_p14_of_one_id_the_newest_is_found(stores: Stores) -> None:
     found = store.get("same")
     assert found is not None
     assert found.body == b"3"
-
-
-def _settings(store: Store, names: Sequence[str]) -> list[int | None]:
-    return [store.groups.settings(name).max_retries for name in names]
-
-
-@pytest.mark.clause("P7")
-def test_p2_groups_that_are_alike_have_their_own_settings(engine_stores: Stores) -> None:
-    """P2: what is set for a group, where it stands, and its deletion are no other one's whose name is like it."""
-    store = engine_stores.open()
-    for topic, names in members(NAMES):
-        store.send_batch([Message(topic, b"%d" % at, queue_id=0) for at in range(MEMBERS)])
-        for at, name in enumerate(names):
-            store.groups.set(name, max_retries=at)
-            assert len(store.pop(topic, name, max_messages=at + 1)) == at + 1
-        assert _settings(store, names) == list(range(MEMBERS))
-        assert [store.lag(topic, name).ready for name in names] == [3, 2, 1, 0]
-        store.groups.delete(names[2])
-        assert _settings(store, names) == [0, 1, None, 3]
-        assert [store.lag(topic, name).in_flight for name in names] == [1, 2, 0, 4]
-        for name in names:
-            store.groups.delete(name)
-    assert store.groups.list() == []

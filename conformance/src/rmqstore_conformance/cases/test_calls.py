@@ -165,22 +165,6 @@ def test_i1_marks_are_forgotten_after_their_time(stores: Stores) -> None:
     assert [repeated(mark) for mark in (b"late", b"early", b"of two")] == [{True}, {False}, {False}]
 
 
-@pytest.mark.clause("R1")
-def test_i1_marks_survive_a_reopen(durable_stores: Stores) -> None:
-    """I1: also after a close; they are forgotten ``mark_memory`` later."""
-    store = durable_stores.open()
-    first = store.send(message(1), delay_ms=1000, marks=[mark_of("a")])
-    store.send(message(2), marks=[mark_of("b")])
-    store = durable_stores.reopen(store)
-    assert store.send(message(1), delay_ms=1000, marks=[mark_of("a")]).handle == first.handle
-    assert store.send(message(2), marks=[mark_of("b")]).repeated
-    durable_stores.tick_after(store, 7 * DAY_MS - 1)
-    assert store.send(message(1), delay_ms=1000, marks=[mark_of("a")]).repeated
-    durable_stores.tick_after(store, 2)
-    assert not store.send(message(1), delay_ms=1000, marks=[mark_of("a")]).repeated
-    assert not store.send(message(2), marks=[mark_of("b")]).repeated
-
-
 def test_i1_marks_by_the_thousand_survive_a_reopen(durable_stores: Stores) -> None:
     """I1: however many they are, each is known, of a send for now as of one for later."""
     store = durable_stores.open(flush="async")

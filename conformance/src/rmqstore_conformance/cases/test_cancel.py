@@ -234,25 +234,6 @@ def test_c4_beyond_the_memory_the_answer_is_never_a_lie(stores: Stores) -> None:
     assert store.cancel([kept, gone]) == [UNKNOWN, UNKNOWN], "upkeep has dropped both tombstones"
 
 
-def test_c5_survives_close_and_open(durable_stores: Stores) -> None:
-    """C5: every answer is the same after a reopen; handles of earlier epochs keep naming their puts."""
-    store = durable_stores.open()
-    cancelled, late, alive = put(store, 1), put(store, 2, 1000), put(store, 3)
-    run = [each.handle or "" for each in store.send_batch([message(f"r{n}", deliver_at_ms=START_MS + 5000) for n in range(3)])]
-    assert store.cancel([cancelled, run[0]]) == [CANCELLED, CANCELLED]
-    durable_stores.tick_after(store, 1000)
-    for _ in range(3):
-        store = durable_stores.reopen(store)
-        assert store.cancel([cancelled, late, run[0]]) == [CANCELLED, LATE, CANCELLED]
-    assert store.cancel(alive) is CANCELLED
-    store = durable_stores.reopen(store)
-    assert store.cancel(alive) is CANCELLED
-    durable_stores.tick_after(store, 5000)
-    assert read_ids(store) == ["m2", "mr1", "mr2"]
-    store = durable_stores.reopen(store)
-    assert store.cancel([run[1], run[0]]) == [LATE, CANCELLED]
-
-
 @pytest.mark.clause("H1")
 def test_c5_a_sealed_tick_is_too_late_also_after_a_reopen(durable_stores: Stores) -> None:
     """C5: ALREADY_DELIVERED was answered after a seal, then the store closes before the hand-over: it is delivered all the same."""
@@ -268,35 +249,6 @@ def test_c5_a_sealed_tick_is_too_late_also_after_a_reopen(durable_stores: Stores
     assert store.cancel(handle) is LATE
     assert store.tick().handed_over == 0
     assert durable_stores.tick_after(store, 5000).handed_over == 1
-
-
-@pytest.mark.clause("T10")
-def test_c6_a_handle_names_one_put(stores: Stores) -> None:
-    """C6: equal messages in one call, in later calls and after cancels all have handles of their own."""
-    store = stores.open()
-    rng = random.Random(6)
-    alive: dict[str, str] = {}
-    every: set[str] = set()
-    for step in range(30):
-        sent = store.send_batch([message(f"{step}-{n}", deliver_at_ms=START_MS + 1000 * rng.randint(1, 3)) for n in range(4)])
-        for each in sent:
-            assert each.handle is not None
-            assert each.handle not in every
-            every.add(each.handle)
-            alive[each.handle] = label(each)
-        victim = rng.choice(sorted(alive))
-        name = alive.pop(victim)
-        assert store.cancel(victim) is CANCELLED
-        assert name not in ids(each.message for each in store.scan().timers)
-        cancelled = TimerHandle.parse(victim)
-        assert cancelled is not None
-        assert store.engine.timers.get(cancelled) is None
-        assert store.pending().total == len(alive)
-    for timer in store.scan().timers:
-        assert alive[timer.handle.text()] == label(timer.message)
-        found = store.engine.timers.get(timer.handle)
-        assert found is not None
-        assert label(found.message) == label(timer.message)
 
 
 def test_c6_messages_of_one_id_share_no_cancel(stores: Stores) -> None:

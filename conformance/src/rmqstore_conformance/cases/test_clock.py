@@ -53,48 +53,23 @@ def test_k1_back_gives_nothing_twice_and_nothing_early(stores: Stores) -> None:
     assert len(seen) > 20
 
 
-def test_k1_sixty_steps_back_keep_the_cursor_small(stores: Stores) -> None:
+@pytest.mark.parametrize("far", [False, True], ids=["nothing between", "a timer between any two"])
+def test_k1_many_steps_back_keep_the_cursor_small(stores: Stores, far: bool) -> None:
     """K1: each step back adds a corner to the cursor; beyond 15 it is made shorter, and nothing is lost or doubled."""
-    store = stores.open()
+    store = stores.open(retention_ms=0)
     start = START_MS + 10 * DAY_MS
     for step in range(60):
         stores.clock.set(start - step * 10_000)
+        if far:
+            # So that no corner is there for nothing.
+            store.send(message(f"far{step}"), delay_ms=20 * DAY_MS)
         store.send(message(step), delay_ms=1000)
         assert stores.tick_after(store, 1000).handed_over == 1
         assert len(store.engine.pops.timer_cursor().corners) <= 15
         assert len(store.engine.timers.stats().sealed.corners) <= 15
     assert read_ids(store) == [f"m{n}" for n in range(60)]
-    assert stores.tick_at(store, start + DAY_MS).handed_over == 0
-
-
-def test_k1_back_with_far_timers_below_every_corner(stores: Stores) -> None:
-    """K1: as above with a pending timer between any two corners, so that no corner is there for nothing."""
-    store = stores.open(retention_ms=0)
-    for step in range(40):
-        stores.clock.set(START_MS + 10 * DAY_MS - step * 10_000)
-        store.send(message(f"far{step}"), delay_ms=20 * DAY_MS)
-        store.send(message(step), delay_ms=1000)
-        assert stores.tick_after(store, 1000).handed_over == 1
-        assert len(store.engine.pops.timer_cursor().corners) <= 15
-    assert stores.tick_at(store, START_MS + 60 * DAY_MS).handed_over == 40
-    assert len(set(read_ids(store))) == 80
-
-
-def test_k1_back_does_not_end_or_stretch_leases_wrongly(stores: Stores) -> None:
-    """K1: a lease made before the clock went back is not given again while it runs by the clock."""
-    store = stores.open()
-    store.send(message(1))
-    stores.clock.advance(DAY_MS)
-    assert len(store.pop(T, G, invisible_ms=1000)) == 1
-    assert stores.tick_at(store, START_MS).retried == 0
-    assert store.pop(T, G) == []
-    store.send(message(2))
-    again = store.pop(T, G, invisible_ms=1000)
-    assert ids(again) == ["m2"]
-    assert stores.tick_after(store, 1000).retried == 1
-    assert ids(store.pop(T, G, invisible_ms=10 * DAY_MS)) == ["m2"]
-    assert stores.tick_at(store, START_MS + DAY_MS + 1000).retried == 1
-    assert ids(store.pop(T, G)) == ["m1"]
+    assert stores.tick_at(store, start + 50 * DAY_MS).handed_over == 60 * far
+    assert len(set(read_ids(store))) == 60 + 60 * far
 
 
 def test_k1_a_lease_that_is_given_after_a_step_back_lasts_its_time(stores: Stores) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from datetime import timedelta
 
 import pytest
@@ -11,10 +10,10 @@ import pytest
 from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, Lag, Store
 from rmqstore.contract import PopRequest, PopTxn, Removal
 from rmqstore.delays import RETRY_BACKOFF_MS
-from rmqstore.message import dlq_topic, retry_topic
+from rmqstore.message import dlq_topic
 from rmqstore.store.dead_letters import DeadLetter
 from rmqstore_conformance.data import groups, topics
-from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, label, message, pop_all, read_ids
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, label, message, pop_all
 
 (T,) = topics(__name__.rpartition(".")[2], 1)
 G, H, F = groups(__name__.rpartition(".")[2], 3)
@@ -112,25 +111,6 @@ def test_p7_removals_are_for_dead_letters_and_parked_entries_only(stores: Stores
     assert store.dead_letters.drop([]) == 0
 
 
-@pytest.mark.clause("X3")
-def test_p7_two_operators_resend_each_letter_once(engine_stores: Stores) -> None:
-    """P7: both work through the same list at the same time; every letter comes back once."""
-    store = engine_stores.open(max_retries=0, flush="async")
-    letters = bury(engine_stores, store, 200)
-    counts: list[int] = []
-
-    def operate() -> None:
-        counts.append(sum(store.dead_letters.resend([letter]) for letter in letters))
-
-    threads = [threading.Thread(target=operate) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sum(counts) == 200
-    assert sorted(ids(pop_all(store))) == sorted(f"m{T}{n}" for n in range(200))
-
-
 @pytest.mark.clause("P3")
 def test_p7_retry_later_waits_longer_with_every_attempt(stores: Stores) -> None:
     """P7: RocketMQ's table by default, a table of one's own, its last entry for ever; the attempt counts; the old receipt is STALE."""
@@ -184,63 +164,6 @@ def test_p14_leases_say_who_holds_what_until_when(stores: Stores) -> None:
     assert store.leases(topic="u") == []
     assert store.ack([each.receipt for each in found]) == [AckOutcome.ACKED] * 3
     assert store.leases() == []
-
-
-@pytest.mark.clause("P2", "P14")
-def test_removing_a_group_leaves_the_others(durable_stores: Stores) -> None:
-    """P2: its leases, positions, runs and retries go, its dead letters stay; receipts of it are UNKNOWN or STALE; it may begin again."""
-    store = durable_stores.open(max_retries=1)
-    store.send_batch([message(n) for n in range(6)])
-    for group in (G, H, "f"):
-        store.pop(T, group, max_messages=2, invisible_ms=1000, order=group == "f")
-    durable_stores.tick_after(store, 1000)
-    receipts = {group: store.pop(T, group, max_messages=3, invisible_ms=60_000, order=group == "f") for group in (G, H, "f")}
-    before = store.lag(T, H)
-    store.groups.delete(G)
-    store.groups.delete("f")
-    store.groups.delete("nobody")
-    assert store.groups.list() == [H]
-    assert store.lag(T, H) == before
-    assert set(store.ack([*receipts[G], *receipts["f"]])) <= {AckOutcome.UNKNOWN, AckOutcome.STALE}
-    assert store.ack(receipts[H]) == [AckOutcome.ACKED] * 3
-    assert store.engine.pops.topic(retry_topic(G, T)) is None
-    assert store.lag(T, G) == Lag(6, 0, 0, 0)
-    assert store.verify() == []
-    store = durable_stores.reopen(store, max_retries=1)
-    assert store.verify() == []
-    assert store.groups.list() == [H]
-    assert [m.attempt for m in store.pop(T, "f")] == [1] * 6, "it may pop out of order now"
-    durable_stores.tick_after(store, 120_000)
-
-
-@pytest.mark.clause("P2", "P14")
-@pytest.mark.needs("fifo")
-def test_removing_a_topic_leaves_the_others(durable_stores: Stores) -> None:
-    """P2: its messages, positions, leases and retry topics go; timers stay, and make it again; other topics are not touched."""
-    store = durable_stores.open(max_retries=0)
-    bury(durable_stores, store, 2)
-    store.send_batch([message(n) for n in range(4)] + [message(f"u{n}", "u") for n in range(3)])
-    store.send(message("later"), delay_ms=HOUR_MS)
-    held = store.pop(T, G, max_messages=2)
-    store.pop(T, "f", order=True)
-    other = store.pop("u", G)
-    store.topics.delete(T)
-    store.topics.delete("nowhere")
-    assert [each.name for each in store.topics.list()] == ["u"]
-    assert set(store.ack(held)) <= {AckOutcome.UNKNOWN, AckOutcome.STALE}
-    assert store.lag(T, G) == Lag(0, 0, 0, 0)
-    assert len(store.dead_letters.list(G)) == 2
-    assert store.verify() == []
-    store = durable_stores.reopen(store, max_retries=0)
-    assert store.verify() == []
-    assert store.ack(other) == [AckOutcome.ACKED] * 3
-    durable_stores.tick_after(store, HOUR_MS + 1000)
-    assert ids(pop_all(store)) == ["mlater"]
-    assert read_ids(store) == ["mlater"]
-    assert store.dead_letters.resend(store.dead_letters.list(G)) == 2
-    assert sorted(ids(pop_all(store))) == [f"m{T}0", f"m{T}1"]
-    store.topics.delete(dlq_topic(G))
-    assert store.dead_letters.list(G) == []
 
 
 def test_p7_dead_letters_of_a_group_with_the_longest_name_are_popped_and_read(stores: Stores) -> None:

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, InitMode, Lag, Message, PoppedMessage, ReleaseOutcome, Store
+from rmqstore import AckOutcome, IllegalArgumentError, Lag, Message, PoppedMessage, ReleaseOutcome, Store
 from rmqstore.batch import MessageBatch
-from rmqstore.contract import PopRequest
 from rmqstore.message import dlq_topic, retry_topic
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import (
-    HOUR_MS,
     START_MS,
     Stores,
     attempt_of,
@@ -181,24 +179,6 @@ def test_p9_un_acked_messages_come_back_in_place_and_acked_ones_do_not(durable_s
     assert ids(pop(store)) == ["m7"]
 
 
-@pytest.mark.needs("fifo")
-def test_p9_a_smaller_pop_takes_the_first_of_what_came_back(stores: Stores) -> None:
-    """P9: what does not fit keeps its place before everything that is new, through several rounds."""
-    store = stores.open()
-    store.send_batch([message(n) for n in range(6)])
-    pop(store, 4)
-    stores.tick_after(store, 1000)
-    first = pop(store, 1)
-    assert ids(first) == ["m0"]
-    assert pop(store) == []
-    assert store.lag(T, G) == Lag(ready=2, in_flight=1, retry=3, dead=0)
-    store.ack(first)
-    assert ids(pop(store, 2)) == ["m1", "m2"]
-    stores.tick_after(store, 1000)
-    rest = pop(store, 10)
-    assert [(label(m), m.attempt) for m in rest] == [("m1", 3), ("m2", 3), ("m3", 2), ("m4", 1), ("m5", 1)]
-
-
 @pytest.mark.clause("P7")
 @pytest.mark.needs("fifo")
 def test_p9_at_the_last_attempt_the_head_goes_to_the_dead_letters_and_the_rest_moves_up(stores: Stores) -> None:
@@ -225,25 +205,6 @@ def test_p9_at_the_last_attempt_the_head_goes_to_the_dead_letters_and_the_rest_m
     assert pop(store) == []
 
 
-@pytest.mark.clause("P6")
-@pytest.mark.needs("fifo")
-def test_p9_the_invisible_time_of_a_run_can_change_message_by_message(stores: Stores) -> None:
-    """P9: one message that stays away longer holds the queue; the old receipt turns STALE, the new one acks."""
-    store = stores.open()
-    store.send_batch([message(n) for n in range(4)])
-    run = pop(store, 3)
-    longer = store.change_invisible(run[1], invisible_ms=5000)
-    assert longer.outcome is ChangeOutcome.CHANGED
-    assert longer.receipt is not None
-    assert longer.receipt.revive_qid == 999
-    assert stores.tick_after(store, 1000).retried == 2
-    assert pop(store) == [], "the message in the middle is still leased"
-    assert store.ack(run[1]) is AckOutcome.STALE
-    assert store.ack(longer.receipt) is AckOutcome.ACKED
-    assert [(label(m), m.attempt) for m in pop(store)] == [("m0", 2), ("m2", 2), ("m3", 1)]
-    assert store.change_invisible([], invisible_ms=1) == []
-
-
 @pytest.mark.clause("P7")
 @pytest.mark.needs("fifo")
 def test_p9_a_run_in_pieces_that_end_together_buries_its_head_alone(stores: Stores) -> None:
@@ -263,20 +224,6 @@ def test_p9_a_run_in_pieces_that_end_together_buries_its_head_alone(stores: Stor
     assert dead == 1
     assert [label(letter.message) for letter in store.dead_letters.list(G)] == ["m0"]
     assert [label(each) for each in store.pop(T, G, order=True, max_messages=4)] == ["m1", "m2", "m3"]
-
-
-@pytest.mark.clause("P7")
-@pytest.mark.needs("fifo")
-def test_p9_released_messages_come_back_in_place_uncounted(stores: Stores) -> None:
-    """P9: a released message waits for the others of its run, then comes back before new ones with the same attempt."""
-    store = stores.open()
-    store.send_batch([message(n) for n in range(4)])
-    run = pop(store, 3)
-    assert store.release(run[0]) is ReleaseOutcome.RELEASED
-    assert store.release(run[0]) is ReleaseOutcome.STALE
-    assert pop(store) == []
-    store.ack(run[1:])
-    assert [(label(m), m.attempt) for m in pop(store)] == [("m0", 1), ("m3", 1)]
 
 
 @pytest.mark.needs("fifo")
@@ -312,82 +259,6 @@ def test_p9_a_repeated_attempt_gets_the_same_run(stores: Stores) -> None:
     ]
     store.ack(first[0])
     assert ids(pop(store, 3, attempt_id=attempt_of("a1"))) == ["m1", "m2"]
-
-
-@pytest.mark.needs("fifo")
-def test_p9_message_groups_keep_their_order_in_one_queue_each(stores: Stores) -> None:
-    """P9: the store gives all messages of a group one queue; queues go on independently of each other."""
-    store = stores.open()
-    store.topics.create(T, 4)
-    for step in range(5):
-        for group in range(8):
-            store.send(message(f"{group}-{step}", message_group=f"group{group}"))
-    queues: dict[str | None, set[int]] = {}
-    order: dict[str | None, list[str | None]] = {}
-    held = pop(store, 1, invisible_ms=HOUR_MS)
-    while popped := pop(store, 7):
-        for each in popped:
-            assert each.queue_id != held[0].queue_id
-            queues.setdefault(each.message_group, set()).add(each.queue_id)
-            order.setdefault(each.message_group, []).append(label(each))
-        store.ack(popped)
-    assert all(len(numbers) == 1 for numbers in queues.values())
-    assert all(found == [f"m{str(name).removeprefix('group')}-{step}" for step in range(5)] for name, found in order.items())
-    assert store.lag(T, G).in_flight == 1
-
-
-@pytest.mark.clause("P14")
-@pytest.mark.needs("fifo")
-def test_p9_rest_and_ready_leave_closed_queues_out(stores: Stores) -> None:
-    """P9: a queue whose run is leased is not ready, so no caller is woken for it; an expired run is."""
-    store = stores.open()
-    store.topics.create(T, 2)
-    store.send_batch([message(n, queue_id=n % 2) for n in range(10)])
-
-    def ask(queue: int | None, most: int = 2) -> tuple[int, int]:
-        result, _ = store.engine.pops.pop(PopRequest(T, G, most, 1000, queue, order=True), stores.clock.now_ms())
-        return len(result.messages), result.rest
-
-    assert ask(0) == (2, 0)
-    assert store.engine.pops.ready(T, G, "*", stores.clock.now_ms()) is True
-    assert ask(1) == (2, 0)
-    assert ask(None) == (0, 0)
-    assert store.engine.pops.ready(T, G, "*", stores.clock.now_ms()) == START_MS + 1000
-    stores.tick_after(store, 1000)
-    assert store.engine.pops.ready(T, G, "*", stores.clock.now_ms()) is True
-    assert ask(None, 1) == (1, 5)
-
-
-@pytest.mark.clause("P11")
-@pytest.mark.needs("fifo")
-def test_p9_a_reset_drops_the_run(stores: Stores) -> None:
-    """P9: leases turn STALE, counts start afresh, and the group goes on from the new place."""
-    store = stores.open()
-    store.send_batch([message(n) for n in range(4)])
-    pop(store, 2)
-    stores.tick_after(store, 1000)
-    run = pop(store, 3)
-    store.groups.reset_offset(T, G, 1)
-    assert store.ack(run) == [AckOutcome.STALE] * 3
-    assert store.lag(T, G) == Lag(3, 0, 0, 0)
-    assert [(label(m), m.attempt) for m in pop(store)] == [("m1", 1), ("m2", 1), ("m3", 1)]
-    store.groups.reset_offset(T, G, InitMode.MAX)
-    assert pop(store) == []
-
-
-@pytest.mark.clause("P10")
-@pytest.mark.needs("fifo")
-def test_p9_filters_and_limits_hold_in_order_too(stores: Stores) -> None:
-    """P9: filtered-out messages are passed; the in-flight limit bounds a run; what came back is not filtered again."""
-    store = stores.open(max_in_flight=2)
-    store.send_batch([message(n, tag="red" if n % 2 else "blue") for n in range(8)])
-    run = pop(store, filter="red")
-    assert ids(run) == ["m1", "m3"]
-    stores.tick_after(store, 1000)
-    assert ids(pop(store, filter="blue")) == ["m1", "m3"]
-    stores.tick_after(store, 1000)
-    store.ack(pop(store))
-    assert ids(pop(store, filter="red")) == ["m5", "m7"]
 
 
 @pytest.mark.clause("T12")

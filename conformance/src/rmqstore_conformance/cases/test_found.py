@@ -130,19 +130,6 @@ def test_p14_dead_letters_of_a_topic_that_was_made_anew_are_counted_right(stores
     assert store.lag(T, G).dead == 1
 
 
-@pytest.mark.needs("fifo")
-@pytest.mark.parametrize("changed", [False, True])
-def test_p9_one_message_dies_when_a_run_ends(stores: Stores, changed: bool) -> None:
-    """P9: the head goes and the rest moves up, whether or not the invisible time of a message was changed to the same end."""
-    store = stores.open(max_retries=0)
-    store.send_batch([message(n) for n in range(3)])
-    run = store.pop(T, G, order=True, invisible_ms=1000)
-    if changed:
-        store.change_invisible(run[1], invisible_ms=1000)
-    report = stores.tick_after(store, 1000)
-    assert (report.dead, report.retried) == (1, 2)
-
-
 def test_p14_ready_names_the_end_of_a_lease_of_the_group(stores: Stores) -> None:
     """P14: when another group's lease ends first, no caller of this one is told to look then."""
     store = stores.open()

@@ -113,29 +113,6 @@ def test_p2_groups_do_not_disturb_each_other(stores: Stores) -> None:
     assert ids(store.pop(T, H)) == ["m1"]
 
 
-def test_p2_no_two_leases_share_a_receipt(stores: Stores) -> None:
-    """P2: within one ms, over changes, releases, resets, groups and a clock set back; a forged swap of the group is UNKNOWN."""
-    store = filled(stores, 8, reclaim="age")
-    rng = random.Random(2)
-    seen: set[str] = set()
-    for step in range(60):
-        group = rng.choice("gh")
-        popped = store.pop(T, group, max_messages=2, invisible_ms=5000)
-        texts = [m.receipt or "" for m in popped]
-        if popped and step % 2:
-            changed = store.change_invisible(popped[0], invisible_ms=3000)
-            assert changed.receipt is not None
-            texts.append(changed.receipt.text())
-            store.release(popped[1:])
-        if step % 5 == 4:
-            stores.tick_at(store, stores.clock.now_ms() + rng.choice((-3000, 0, 5000)))
-        if step % 11 == 10:
-            store.groups.reset_offset(T, group, 0)
-        assert not seen & set(texts)
-        seen |= set(texts)
-    assert len(seen) > 60
-
-
 def test_p3_an_expired_lease_comes_back_through_the_retry_topic(stores: Stores) -> None:
     """P3: at the first tick at its end, attempt + 1, first pop time kept; a lease of an hour does not hold up others."""
     store = filled(stores, 3)
@@ -184,20 +161,6 @@ def test_p4_acked_is_final(stores: Stores) -> None:
         stores.tick_after(store, DAY_MS)
         assert store.pop(T, G) == []
     assert store.lag(T, G) == type(store.lag(T, G))(0, 0, 0, 0)
-
-
-@pytest.mark.clause("R1")
-def test_p4_acked_and_leased_survive_a_reopen(durable_stores: Stores) -> None:
-    """P4: acks, leases and their receipts outlive a close; an old epoch's receipt acks what it names."""
-    store = filled(durable_stores, 4)
-    popped = store.pop(T, G, max_messages=3, invisible_ms=10_000)
-    store.ack(popped[0])
-    store = durable_stores.reopen(store)
-    assert store.lag(T, G).in_flight == 2
-    assert ids(store.pop(T, G)) == ["m3"]
-    assert store.ack([m.receipt or "" for m in popped[:2]]) == [AGAIN, ACKED]
-    durable_stores.tick_after(store, 10_000)
-    assert ids(store.pop(T, G)) == ["m2"]
 
 
 def test_p5_outcomes_are_true(stores: Stores) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rmqstore import AckOutcome, IllegalArgumentError, InitMode, Lag, Store
-from rmqstore.message import PARKED_TOPIC, dlq_topic, retry_topic
+from rmqstore import IllegalArgumentError, InitMode, Lag, Store
+from rmqstore.message import PARKED_TOPIC, dlq_topic
 from rmqstore_conformance.damaging import damage_messages
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, Stores, id_of, ids, message, plain, pop_all, read_ids
@@ -114,23 +114,6 @@ def test_q1_what_goes_unconsumed_is_counted(durable_stores: Stores) -> None:
     assert store.lag(T, "done").expired == 0
 
 
-@pytest.mark.clause("Q1")
-@pytest.mark.needs("retention")
-def test_q3_what_an_idle_group_misses_is_counted(stores: Stores) -> None:
-    """Q3: what goes since an idle group no longer counts has expired for it."""
-    store = stores.open(reclaim="consumed", group_expiry_ms=8 * HOUR_MS)
-    store.send_batch([message(n) for n in range(4)])
-    store.ack(store.pop(T, "idle", max_messages=1))
-    pop_all(store, group="busy")
-    store.tick()
-    stores.clock.advance(9 * HOUR_MS)
-    assert store.pop(T, "busy") == []
-    assert stores.tick_after(store, 1).expired == 3
-    assert kept(store) == (4,)
-    assert store.lag(T, "idle").expired == 3
-    assert store.lag(T, "busy").expired == 0
-
-
 @pytest.mark.clause("P1")
 @pytest.mark.needs("retention")
 def test_q1_leased_messages_are_pinned(durable_stores: Stores) -> None:
@@ -169,23 +152,6 @@ def test_q1_un_acked_messages_of_a_run_are_pinned(stores: Stores) -> None:
     assert ids(pop_all(store, order=True)) == ["m1", "m2", "m3"]
     store.tick()
     assert kept(store) == (4,)
-
-
-def test_q1_retry_topics_go_as_they_are_consumed(stores: Stores) -> None:
-    """Q1: with any setting, once their one group has acked what is in them."""
-    store = stores.open(retention_ms=0)
-    store.send_batch([message(n) for n in range(4)])
-    store.pop(T, G, invisible_ms=1000)
-    stores.tick_after(store, 1000)
-    held = store.pop(T, G, max_messages=2)
-    store.ack(held[1])
-    store.tick()
-    assert kept(store, retry_topic(G, T)) == (0,)
-    store.ack(held[0])
-    store.tick()
-    assert kept(store, retry_topic(G, T)) == (2,)
-    assert store.lag(T, G) == Lag(0, 0, 2, 0)
-    assert len(pop_all(store)) == 2
 
 
 @pytest.mark.clause("P7", "T12")
@@ -246,17 +212,6 @@ def test_q2_a_topic_whose_last_group_is_deleted_keeps_what_it_has(stores: Stores
             stores.tick_after(store, DAY_MS)
         assert kept(store) == (first,), f"after {group!r} was deleted"
     assert ids(pop_all(store, group="next")) == [f"m{n}" for n in range(2, 6)]
-
-
-@pytest.mark.clause("Q1")
-@pytest.mark.needs("retention")
-def test_q2_age_takes_what_no_group_has_consumed(stores: Stores) -> None:
-    """Q2: the retention holds beside it, so that a group that is gone does not keep messages for ever."""
-    store = stores.open(retention_ms=HOUR_MS, reclaim="consumed", group_expiry_ms=0)
-    store.pop(T, G)
-    store.send_batch([message(n) for n in range(3)])
-    stores.tick_after(store, HOUR_MS + 1)
-    assert kept(store) == (3,)
 
 
 def test_q3_idle_groups_stop_counting_and_keep_their_position(durable_stores: Stores) -> None:
@@ -363,17 +318,3 @@ def test_p11_late_groups_start_with_the_first_kept_message(stores: Stores) -> No
     store.groups.reset_offset(T, "late", InitMode.MIN)
     assert ids(store.pop(T, "late", max_messages=1)) == ["m3"]
     assert store.read(T, 0, 0).columns.column("queue_offset").to_pylist() == [3, 4, 5]
-
-
-@pytest.mark.clause("P5")
-@pytest.mark.needs("retention")
-def test_q1_outcomes_stay_true_after_the_message_is_gone(stores: Stores) -> None:
-    """Q1: a receipt whose message was reclaimed still says what happened."""
-    store = stores.open(retention_ms=1000, reclaim="age", outcome_memory_ms=DAY_MS)
-    store.send_batch([message(n) for n in range(2)])
-    popped = store.pop(T, G)
-    store.ack(popped[0])
-    store.release(popped[1])
-    stores.tick_after(store, HOUR_MS)
-    assert kept(store) == (2,)
-    assert store.ack(popped) == [AckOutcome.ALREADY_ACKED, AckOutcome.STALE]

@@ -66,20 +66,6 @@ def test_p7_a_rejected_message_is_a_dead_letter_at_once(durable_stores: Stores) 
     assert durable_stores.tick_after(store, HOUR_MS).retried == 0
 
 
-@pytest.mark.clause("P9")
-@pytest.mark.needs("fifo")
-def test_p7_a_rejected_message_of_a_run_lets_the_rest_go_on(stores: Stores) -> None:
-    """P9: any message of a run may be given up; those behind it come next, in order, and keep their counts."""
-    store = stores.open()
-    store.send_batch([message(n) for n in range(4)])
-    run = store.pop(T, G, max_messages=3, order=True)
-    assert store.reject(run[1], reason="poison") is RejectOutcome.REJECTED
-    assert store.pop(T, G, order=True) == [], "the others are still held"
-    assert store.release([run[0], run[2]])
-    assert [(label(m), m.attempt) for m in store.pop(T, G, order=True)] == [("m0", 1), ("m2", 1), ("m3", 1)]
-    assert [each.reason for each in store.dead_letters.list(G)] == ["poison"]
-
-
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
@@ -117,47 +103,6 @@ def test_p7_a_reason_beside_the_largest_properties_loses_no_message(durable_stor
     assert letter.message.properties["p"] == "v" * room
     assert set(letter.reason) <= {"r"}
     assert len(store.pop(dlq_topic(G), "repair")) == 1
-
-
-@pytest.mark.clause("P6")
-def test_p14_a_wait_for_the_next_attempt_is_not_in_flight(durable_stores: Stores) -> None:
-    """P14: ``lag`` and ``leases`` tell it apart, also after a reopen, until it is over, acked, or held again."""
-    store = durable_stores.open()
-    store.send_batch([message(n) for n in range(4)])
-    first, second, third, _ = store.pop(T, G, invisible=MINUTE)
-    waiting = [result.receipt for result in store.retry_later([first, second, third], MINUTE)]
-    assert None not in waiting
-    assert store.lag(T, G) == Lag(0, 1, 0, 0, backing_off=3)
-    store = durable_stores.reopen(store)
-    assert store.lag(T, G) == Lag(0, 1, 0, 0, backing_off=3)
-    assert [(label(each), each.is_backing_off, each.expiry_ms) for each in store.leases()] == [
-        (f"m{n}", n < 3, START_MS + 60_000) for n in range(4)
-    ]
-    assert store.verify() == []
-    assert store.ack(str(waiting[0].text())) is AckOutcome.ACKED  # type: ignore[union-attr]
-    store.change_invisible(str(waiting[1].text()), MINUTE)  # type: ignore[union-attr]
-    assert store.lag(T, G) == Lag(0, 2, 0, 0, backing_off=1), "a change says that somebody works on it"
-    durable_stores.tick_after(store, 60_000)
-    assert store.lag(T, G) == Lag(0, 0, 3, 0)
-    again = store.pop(T, G)
-    store.retry_later(again, MINUTE)
-    assert store.lag(T, G) == Lag(0, 0, 0, 0, backing_off=3), "of the retry topic as well"
-    store.groups.delete(G)
-    assert store.lag(T, G).backing_off == 0
-
-
-@pytest.mark.clause("P9", "P11")
-@pytest.mark.needs("fifo")
-def test_p14_a_wait_in_a_run_is_told_apart(stores: Stores) -> None:
-    """P14: it holds up its queue like a lease, and is not in flight; a reset ends it."""
-    store = stores.open()
-    store.send_batch([message(n) for n in range(2)])
-    (head,) = store.pop(T, G, max_messages=1, order=True)
-    store.retry_later(head, MINUTE, reason="later")
-    assert store.lag(T, G) == Lag(1, 0, 0, 0, backing_off=1)
-    assert store.pop(T, G, order=True) == []
-    store.groups.reset_offset(T, G, 0)
-    assert store.lag(T, G) == Lag(2, 0, 0, 0)
 
 
 @pytest.mark.clause("R1")

@@ -10,11 +10,11 @@ from datetime import timedelta
 
 import pytest
 
-from rmqstore import AckOutcome, CancelOutcome, Store, SystemClock
+from rmqstore import AckOutcome, Store, SystemClock
 from rmqstore.contract import Side, Ticket
 from rmqstore.errors import StoreClosedError
 from rmqstore_conformance.data import groups, topics
-from rmqstore_conformance.stores import START_MS, Stores, label, message, pop_all, read_ids
+from rmqstore_conformance.stores import Stores, label, message
 
 (T,) = topics(__name__.rpartition(".")[2], 1)
 (G,) = groups(__name__.rpartition(".")[2], 1)
@@ -33,39 +33,6 @@ def together(work: Callable[[int], None], count: int = THREADS) -> None:
     with ThreadPoolExecutor(count) as pool:
         for future in [pool.submit(started, number) for number in range(count)]:
             future.result(timeout=100)
-
-
-def test_x3_every_message_is_leased_once(stores: Stores) -> None:
-    """X3: eight consumers of one group, beside two producers and a ticking thread: each message once, none lost."""
-    store = stores.open()
-    store.topics.create(T, 4)
-    total = 400
-    got: list[str] = []
-    done = threading.Event()
-    lock = threading.Lock()
-
-    def work(number: int) -> None:
-        if number < 2:
-            for n in range(total // 4):
-                store.send(message(f"{number}-{n}"))
-                store.send(message(f"{number}-t{n}"), deliver_at_ms=START_MS + 1000 + n)
-            return
-        if number == 2:
-            while not done.is_set():
-                stores.tick_after(store, 7)
-            return
-        while not done.is_set():
-            popped = store.pop(T, G, max_messages=5, invisible_ms=10**9)
-            assert store.ack(popped) == [AckOutcome.ACKED] * len(popped)
-            with lock:
-                got.extend(label(m) for m in popped)
-                if len(got) >= total:
-                    done.set()
-
-    together(work)
-    assert len(got) == total
-    assert not [name for name, times in Counter(got).items() if times > 1]
-    assert store.lag(T, G).in_flight == 0
 
 
 @pytest.mark.clause("P13")
@@ -98,53 +65,6 @@ def test_x3_no_queue_starves_under_many_consumers(engine_stores: Stores, threads
     for queue in given[: each * (queues - 1)]:
         so_far[queue] += 1
         assert max(so_far.values()) - min(so_far.values()) <= 6, "one queue gets ahead of another"
-
-
-@pytest.mark.clause("P8")
-def test_x3_racing_acks_of_one_lease_have_one_winner(stores: Stores) -> None:
-    """X3: acks, changes and releases of the same receipts from all threads: each lease ends exactly once."""
-    store = stores.open()
-    store.send_batch([message(n) for n in range(40)])
-    popped = store.pop(T, G, max_messages=40)
-    won: Counter[int] = Counter()
-    lock = threading.Lock()
-
-    def work(number: int) -> None:
-        order = popped if number % 2 else popped[::-1]
-        for each in order:
-            outcome = store.ack(each) if number % 3 else store.release(each)
-            with lock:
-                won[each.queue_offset] += outcome.name in ("ACKED", "RELEASED")
-
-    together(work)
-    assert won == dict.fromkeys(range(40), 1)
-    released = len(pop_all(store))
-    assert store.lag(T, G).in_flight == 0
-    assert 0 <= released <= 40
-
-
-@pytest.mark.clause("C2", "H4")
-def test_x3_cancels_race_the_tick(stores: Stores) -> None:
-    """X3: threads cancel while another hands over: CANCELLED or delivered, never both, never neither."""
-    store = stores.open(hand_over_limit=3)
-    handles = {}
-    for n in range(300):
-        handles[f"m{n}"] = store.send(message(n), deliver_at_ms=START_MS + 1000 * (1 + n % 30)).handle or ""
-    outcomes: dict[str, CancelOutcome] = {}
-    names = sorted(handles)
-
-    def work(number: int) -> None:
-        if number == 0:
-            for _ in range(30):
-                stores.tick_after(store, 1000)
-            return
-        for name in names[number::THREADS]:
-            outcomes[name] = store.cancel(handles[name])
-
-    together(work)
-    store.tick()
-    cancelled = {name for name, outcome in outcomes.items() if outcome is CancelOutcome.CANCELLED}
-    assert set(read_ids(store)) == set(names) - cancelled
 
 
 def test_x3_a_waiting_pop_is_woken(stores: Stores) -> None:

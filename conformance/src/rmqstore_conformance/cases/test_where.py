@@ -80,21 +80,6 @@ def test_p14_where_a_message_is_on_its_way(durable_stores: Stores) -> None:
     assert store.where(id=id_of("m99")) == []
 
 
-@pytest.mark.clause("P9")
-@pytest.mark.needs("fifo")
-def test_p14_where_a_message_of_a_run_is(stores: Stores) -> None:
-    """P14: in order, what was not acked waits in its place, and what is behind it was not popped."""
-    store = stores.open(default_queues=1)
-    store.send_batch([message(n) for n in range(4)])
-    store.ack(store.pop(T, G, order=True, max_messages=3, invisible=LEASE)[1])
-    assert [_states(store, n)[G] for n in range(4)] == [
-        MessageState.LEASED, MessageState.DONE, MessageState.LEASED, MessageState.READY
-    ]  # fmt: skip
-    stores.tick_after(store, LEASE)
-    assert [_states(store, n)[G] for n in range(4)] == [MessageState.RETRY, MessageState.DONE, MessageState.RETRY, MessageState.READY]
-    assert [store.where(id=id_of(f"m{n}"))[0].attempt for n in range(4)] == [1, 0, 1, 0]
-
-
 @pytest.mark.clause("C1")
 def test_p14_what_was_cancelled_is_nowhere(stores: Stores) -> None:
     """P14: a cancelled timer is at no place; one of the same id and key that was not cancelled is."""
@@ -106,26 +91,3 @@ def test_p14_what_was_cancelled_is_nowhere(stores: Stores) -> None:
     for given in ({}, {"id": "a", "key": "b"}, {"id": ""}, {"key": "a b"}, {"id": "a", "topic": "a b"}):
         with pytest.raises(IllegalArgumentError):
             store.where(**given)
-
-
-@pytest.mark.clause("P6")
-def test_p14_where_each_of_a_pop_is_when_some_went_other_ways(stores: Stores) -> None:
-    """P14: of what one pop leased, some was acked, changed, put off or given back; each is where it is, and so are those between."""
-    store = stores.open(default_queues=1)
-    store.send_batch([message(n) for n in range(12)])
-    held = store.pop(T, G, max_messages=10, invisible=LEASE)
-    store.ack([held[1], held[8]])
-    changed = store.change_invisible([held[0], held[4], held[9]], invisible_ms=60_000)
-    store.retry_later(held[5], delay_ms=90_000)
-    store.release(held[2])
-    now_ms = stores.clock.now_ms()
-    until = {0: 60_000, 3: 10_000, 4: 60_000, 5: 90_000, 6: 10_000, 7: 10_000, 9: 60_000}
-    states = {1: MessageState.DONE, 2: MessageState.RETRY, 5: MessageState.BACKING_OFF, 8: MessageState.DONE}
-    states |= {10: MessageState.READY, 11: MessageState.READY}
-    receipts = {n: each.receipt.text() for n, each in zip((0, 4, 9), changed, strict=True) if each.receipt is not None}
-    receipts |= {n: str(held[n].receipt) for n in (3, 6, 7)}
-    for n in range(12):
-        (found,) = store.where(id=id_of(f"m{n}"))
-        assert found.state is states.get(n, MessageState.LEASED)
-        assert found.until_ms == (now_ms + until[n] if n in until else None)
-        assert n not in receipts or found.receipt == receipts[n]

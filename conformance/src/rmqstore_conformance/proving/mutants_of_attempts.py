@@ -142,7 +142,7 @@ class RefusedRemovalsAreHalfDone(Pops):
 # ---------------------------------------------------------------- in order (P9)
 
 
-@mutant("P9", "P9.nothing_more_before_the_run_is_acked", "P9.released_messages_come_back_in_place_uncounted")
+@mutant("P9", "P9.nothing_more_before_the_run_is_acked", "P9.whatever_is_given_back_keeps_its_place")
 class OrderIsIgnored(Pops):
     """A pop in order is taken for any other, so a second run is given while one is leased."""
 

@@ -302,7 +302,7 @@ class OldReceiptsStillAck(Pops):
         return result, ticket
 
 
-@mutant("P6", "P6.change_longer_and_shorter", "P9.the_invisible_time_of_a_run_can_change_message_by_message")
+@mutant("P6", "P6.change_longer_and_shorter", "P9.a_changed_lease_keeps_its_queue_closed")
 class ChangesGiveNoReceipt(Pops):
     """A change of the invisible time is answered with the old receipt."""
 

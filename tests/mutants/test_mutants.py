@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from rmqstore_conformance.cases import (
-    test_calls,
     test_cancel,
     test_clock,
     test_dead_letters,
@@ -18,6 +17,7 @@ from rmqstore_conformance.cases import (
     test_found,
     test_handover,
     test_interleavings,
+    test_marks,
     test_pops,
     test_queues,
     test_retention,
@@ -90,8 +90,8 @@ KILLS = [
     Kill(catalogue.offset_without_lease, test_pops.test_p1_leased_messages_are_not_given_again, ANY),
     Kill(catalogue.revive_without_ending_the_lease, test_pops.test_p5_outcomes_are_true, ANY),
     Kill(catalogue.one_revive_at_a_time, test_pops.test_p3_an_expired_lease_comes_back_through_the_retry_topic, ANY),
-    Kill(catalogue.marks_ignored, test_calls.test_i1_a_repeated_mark_stores_nothing, ANY),
-    Kill(catalogue.repeated_answers_applied, test_calls.test_i1_a_repeated_mark_stores_nothing, ANY),
+    Kill(catalogue.marks_ignored, test_marks.test_i1_a_repeated_mark_stores_nothing, ANY),
+    Kill(catalogue.repeated_answers_applied, test_marks.test_i1_a_repeated_mark_stores_nothing, ANY),
     Kill(catalogue.retries_starve, lambda s: test_queues.test_p13_retries_get_their_share_under_full_load(s, 0.2), ANY),
     Kill(catalogue.first_queue_only_once, test_queues.test_p13_the_start_queue_is_uniform, ANY),
     Kill(

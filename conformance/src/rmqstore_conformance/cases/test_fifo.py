@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import re
-import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from rmqstore import AckOutcome, IllegalArgumentError, Lag, Message, PoppedMessage, ReleaseOutcome, Store
+from rmqstore import (
+    AckOutcome,
+    ChangeOutcome,
+    IllegalArgumentError,
+    InitMode,
+    Lag,
+    Message,
+    PoppedMessage,
+    RejectOutcome,
+    ReleaseOutcome,
+    Store,
+)
 from rmqstore.batch import MessageBatch
 from rmqstore.message import dlq_topic, retry_topic
+from rmqstore_conformance.cases.test_threads import together
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import (
     START_MS,
@@ -29,12 +41,25 @@ from rmqstore_conformance.stores import (
 (T,) = topics(__name__.rpartition(".")[2], 1)
 G, H = groups(__name__.rpartition(".")[2], 2)
 
+pytestmark = pytest.mark.needs("fifo")
+
 
 def pop(store: Store, most: int = 32, invisible_ms: int = 1000, **options: Any) -> list[PoppedMessage]:
-    return store.pop(T, G, max_messages=most, invisible_ms=invisible_ms, order=True, **options)
+    return store.pop(T, G, **{"max_messages": most, "invisible_ms": invisible_ms, "order": True, **options})
 
 
-@pytest.mark.needs("fifo")
+def filled(stores: Stores, count: int, **settings: Any) -> Store:
+    """Open a store with so many messages in the queue."""
+    store = stores.open(**settings)
+    store.send_batch([message(n) for n in range(count)])
+    return store
+
+
+def told(popped: list[PoppedMessage]) -> list[tuple[str, int]]:
+    """Return the label and the attempt of each message."""
+    return [(label(each), each.attempt) for each in popped]
+
+
 def test_p9_no_message_of_a_group_overtakes_another_in_a_widened_topic(stores: Stores) -> None:
     """P9: a group stays in the queue of its first message, one by one or in a batch, also when queues were added and after a reopen."""
     store = stores.open(default_queues=2)
@@ -59,7 +84,6 @@ def test_p9_no_message_of_a_group_overtakes_another_in_a_widened_topic(stores: S
     assert [topic.group_queues for topic in store.topics.list()] == [2]
 
 
-@pytest.mark.needs("fifo")
 def test_p9_a_topic_that_begins_with_a_message_group_has_queues_for_many(stores: Stores) -> None:
     """P9: it is made with ``fifo_queues``, after a first pop as well; what ``topics.create`` asked for, or a message found, stays."""
     store = stores.open(fifo_queues=5)
@@ -82,7 +106,6 @@ def test_p9_a_topic_that_begins_with_a_message_group_has_queues_for_many(stores:
 
 
 @pytest.mark.clause("P9")
-@pytest.mark.needs("fifo")
 def test_f3_a_first_message_of_a_group_that_is_refused_makes_no_topic(engine_stores: Stores) -> None:
     """F3: whatever refuses it, one message or a batch; the next one makes the topic."""
     store = engine_stores.open()
@@ -107,29 +130,21 @@ def test_f3_a_first_message_of_a_group_that_is_refused_makes_no_topic(engine_sto
 
 
 @pytest.mark.clause("X3")
-@pytest.mark.needs("fifo")
 def test_p9_first_messages_of_groups_race_with_more_queues(stores: Stores) -> None:
     """P9: threads send the first messages of a topic's groups while it is made and widened; the messages of each group share a queue."""
     store = stores.open(flush="async", fifo_queues=3)
     for turn in range(10):
         topic = f"t{turn}"
-        start = threading.Barrier(4)
 
-        def produce(name: str, topic: str = topic, start: threading.Barrier = start) -> None:
-            start.wait()
-            for number in range(10):
-                store.send(message(f"{topic}-{name}-{number}", topic, message_group=f"g{number % 5}"))
+        def work(number: int, topic: str = topic) -> None:
+            if number == 3:
+                for queues in (2, 4, 8):
+                    store.topics.create(topic, queues)
+                return
+            for n in range(10):
+                store.send(message(f"{topic}-{number}-{n}", topic, message_group=f"g{n % 5}"))
 
-        def arrange(topic: str = topic, start: threading.Barrier = start) -> None:
-            start.wait()
-            for queues in (2, 4, 8):
-                store.topics.create(topic, queues)
-
-        threads = [threading.Thread(target=produce, args=(name,)) for name in "abc"] + [threading.Thread(target=arrange)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(work, 4)
         places: dict[str | None, set[int]] = {}
         for queue in range(8):
             for got in store.read(topic, queue, 0, 1000).messages:
@@ -139,11 +154,9 @@ def test_p9_first_messages_of_groups_race_with_more_queues(stores: Stores) -> No
 
 
 @pytest.mark.clause("P1")
-@pytest.mark.needs("fifo")
 def test_p9_nothing_more_before_the_run_is_acked(stores: Stores) -> None:
     """P9: while any message of a run is leased, the queue gives nothing, also when more have come; the last ack opens it."""
-    store = stores.open()
-    store.send_batch([message(n) for n in range(6)])
+    store = filled(stores, 6)
     run = pop(store, 3)
     assert ids(run) == ["m0", "m1", "m2"]
     assert pop(store) == []
@@ -156,11 +169,9 @@ def test_p9_nothing_more_before_the_run_is_acked(stores: Stores) -> None:
 
 
 @pytest.mark.clause("P3")
-@pytest.mark.needs("fifo")
 def test_p9_un_acked_messages_come_back_in_place_and_acked_ones_do_not(durable_stores: Stores) -> None:
     """P9: with holes in the acks, after the lease ends: the un-acked ones first, in order, then new ones; also after a reopen."""
-    store = durable_stores.open()
-    store.send_batch([message(n) for n in range(8)])
+    store = filled(durable_stores, 8)
     run = pop(store, 5)
     store.ack([run[1], run[3]])
     report = durable_stores.tick_after(store, 1000)
@@ -180,24 +191,22 @@ def test_p9_un_acked_messages_come_back_in_place_and_acked_ones_do_not(durable_s
 
 
 @pytest.mark.clause("P7")
-@pytest.mark.needs("fifo")
 def test_p9_at_the_last_attempt_the_head_goes_to_the_dead_letters_and_the_rest_moves_up(stores: Stores) -> None:
     """P9: only the head, which blocks the others, with its reason; the others keep their counts and come next."""
-    store = stores.open(max_retries=2)
-    store.send_batch([message(n) for n in range(3)])
+    store = filled(stores, 3, max_retries=2)
     for attempt in (1, 2, 3):
         run = pop(store)
-        assert [(label(m), m.attempt) for m in run] == [(f"m{n}", attempt) for n in range(3)]
+        assert told(run) == [(f"m{n}", attempt) for n in range(3)]
         report = stores.tick_after(store, 1000)
         assert (report.retried, report.dead) == ((3, 0) if attempt < 3 else (2, 1))
     letters = store.dead_letters.list(G)
     assert [(label(each.origin_message_id), each.origin_topic) for each in letters] == [("m0", T)]
     assert "3 times" in letters[0].reason
     run = pop(store)
-    assert [(label(m), m.attempt) for m in run] == [("m1", 4), ("m2", 4)]
+    assert told(run) == [("m1", 4), ("m2", 4)]
     assert store.release(run) == [ReleaseOutcome.RELEASED] * 2
     run = pop(store)
-    assert [(label(m), m.attempt) for m in run] == [("m1", 4), ("m2", 4)], "a release counts nothing, and kills nothing"
+    assert told(run) == [("m1", 4), ("m2", 4)], "a release counts nothing, and kills nothing"
     assert store.ack(run[0]) is AckOutcome.ACKED
     assert stores.tick_after(store, 1000).dead == 1
     assert [label(each.origin_message_id) for each in store.dead_letters.list(G)] == ["m0", "m2"]
@@ -206,11 +215,9 @@ def test_p9_at_the_last_attempt_the_head_goes_to_the_dead_letters_and_the_rest_m
 
 
 @pytest.mark.clause("P7")
-@pytest.mark.needs("fifo")
 def test_p9_a_run_in_pieces_that_end_together_buries_its_head_alone(stores: Stores) -> None:
     """P9: leases of one run that were changed one by one end at once; whatever a revive is limited to, one message of it dies."""
-    store = stores.open(default_queues=1, max_retries=0)
-    store.send_batch([message(n) for n in range(4)])
+    store = filled(stores, 4, default_queues=1, max_retries=0)
     for popped in store.pop(T, G, order=True, max_messages=4, invisible_ms=1000):
         store.change_invisible(popped, invisible_ms=5000)
     stores.clock.advance(5000)
@@ -226,7 +233,6 @@ def test_p9_a_run_in_pieces_that_end_together_buries_its_head_alone(stores: Stor
     assert [label(each) for each in store.pop(T, G, order=True, max_messages=4)] == ["m1", "m2", "m3"]
 
 
-@pytest.mark.needs("fifo")
 def test_p9_the_first_pop_fixes_the_mode(durable_stores: Stores) -> None:
     """P9: for each group and topic, also when it gave nothing and after a reopen; the other mode is refused and changes nothing."""
     store = durable_stores.open()
@@ -243,11 +249,9 @@ def test_p9_the_first_pop_fixes_the_mode(durable_stores: Stores) -> None:
 
 
 @pytest.mark.clause("P1")
-@pytest.mark.needs("fifo")
 def test_p9_a_repeated_attempt_gets_the_same_run(stores: Stores) -> None:
     """P9: the same leases with the same receipts and counts; without the id the queue is closed."""
-    store = stores.open()
-    store.send_batch([message(n) for n in range(4)])
+    store = filled(stores, 4)
     pop(store, 2)
     stores.tick_after(store, 1000)
     first = pop(store, 3, attempt_id=attempt_of("a1"))
@@ -262,7 +266,6 @@ def test_p9_a_repeated_attempt_gets_the_same_run(stores: Stores) -> None:
 
 
 @pytest.mark.clause("T12")
-@pytest.mark.needs("fifo")
 def test_p9_dead_letters_of_an_ordered_group_go_back_to_the_end_of_their_queue(stores: Stores) -> None:
     """P9: an ordered group reads no retry topic, so a resent message takes a new place at the end of its message group's queue."""
     store = stores.open(max_retries=0)
@@ -274,3 +277,113 @@ def test_p9_dead_letters_of_an_ordered_group_go_back_to_the_end_of_their_queue(s
     back = pop_all(store, order=True, max_messages=1)
     assert [(label(m), m.queue_id, m.attempt) for m in back] == [(each, run[0].queue_id, 1) for each in ("m1", "m2", "m0")]
     assert read_ids(store, dlq_topic(G)) == []
+
+
+# ---------------------------------------------------------------- in order, and something else
+
+
+@pytest.mark.clause("P6")
+@pytest.mark.parametrize("longer", [True, False], ids=["longer", "shorter"])
+def test_p9_a_changed_lease_keeps_its_queue_closed(stores: Stores, longer: bool) -> None:
+    """P9: a lease of a run that ends later or earlier than the others closes the queue until its own end, and comes back in its place."""
+    store = filled(stores, 5)
+    run = pop(store, 3)
+    changed = store.change_invisible(run[1], invisible_ms=5000 if longer else 10)
+    assert changed.outcome is ChangeOutcome.CHANGED
+    assert changed.receipt is not None
+    assert changed.receipt.revive_qid == 999
+    assert store.ack([run[0], run[2]]) == [AckOutcome.ACKED] * 2
+    assert store.ack(run[1]) is AckOutcome.STALE
+    assert pop(store) == []
+    assert store.lag(T, G) == Lag(ready=2, in_flight=1, retry=0, dead=0)
+    stores.tick_after(store, 4999 if longer else 9)
+    assert pop(store) == []
+    assert stores.tick_after(store, 1).retried == 1
+    assert told(pop(store)) == [("m1", 2), ("m3", 1), ("m4", 1)]
+
+
+@pytest.mark.clause("P7")
+@pytest.mark.parametrize("how", ["release", "retry_later", "expiry"])
+def test_p9_whatever_is_given_back_keeps_its_place(stores: Stores, how: str) -> None:
+    """P9: of a run of five, two in the middle end otherwise than by an ack; they come first, in order, before what is new."""
+    store = filled(stores, 5)
+    run = pop(store, 5)
+    back = [run[3], run[1]]
+    if how == "release":
+        assert store.release(back) == [ReleaseOutcome.RELEASED] * 2
+        assert store.release(back) == [ReleaseOutcome.STALE] * 2
+    elif how == "retry_later":
+        assert [each.outcome for each in store.retry_later(back, timedelta(seconds=3))] == [ChangeOutcome.CHANGED] * 2
+    assert pop(store) == []
+    assert store.ack([run[4], run[0], run[2]]) == [AckOutcome.ACKED] * 3
+    store.send_batch([message(5), message(6)])
+    if how != "release":
+        assert pop(store) == []
+        assert stores.tick_after(store, 3000).retried == 2
+    attempt = 1 if how == "release" else 2
+    assert store.lag(T, G) == Lag(ready=2, in_flight=0, retry=2, dead=0)
+    again = pop(store, 3)
+    assert told(again) == [("m1", attempt), ("m3", attempt), ("m5", 1)]
+    assert store.release(again) == [ReleaseOutcome.RELEASED] * 3
+    assert told(pop(store)) == [("m1", attempt), ("m3", attempt), ("m5", 1), ("m6", 1)]
+    assert store.engine.pops.topic(retry_topic(G, T)) is None
+
+
+@pytest.mark.clause("P7")
+def test_p9_a_rejected_message_goes_alone(stores: Stores) -> None:
+    """P9: a message is rejected from the middle of a run; those beside it stay leased, and keep their place when they come back."""
+    store = filled(stores, 4)
+    run = pop(store, 4)
+    assert store.reject(run[1], reason="no use") is RejectOutcome.REJECTED
+    assert store.lag(T, G) == Lag(ready=0, in_flight=3, retry=0, dead=1)
+    assert store.ack(run[3]) is AckOutcome.ACKED
+    assert pop(store) == []
+    stores.tick_after(store, 1000)
+    assert told(pop(store)) == [("m0", 2), ("m2", 2)]
+    (letter,) = store.dead_letters.list(G)
+    assert (label(letter.origin_message_id), letter.origin_topic, letter.reason) == ("m1", T, "no use")
+    assert store.dead_letters.resend([letter]) == 1
+    assert store.lag(T, G) == Lag(ready=1, in_flight=2, retry=0, dead=0)
+
+
+@pytest.mark.clause("P11", "P5")
+@pytest.mark.parametrize("to", [0, 2, InitMode.MAX], ids=["the beginning", "the middle", "the end"])
+def test_p9_a_reset_voids_a_run(stores: Stores, to: int | InitMode) -> None:
+    """P9: leases and waiting messages of a run are left by a reset; the next run begins where the group was moved, with first attempts."""
+    store = filled(stores, 4)
+    run = pop(store, 3)
+    assert store.release(run[0]) is ReleaseOutcome.RELEASED
+    delayed = store.retry_later(run[1], timedelta(hours=1))
+    store.groups.reset_offset(T, G, to)
+    assert store.ack(run) == [AckOutcome.STALE] * 3
+    assert store.ack(delayed) is AckOutcome.STALE
+    assert store.leases() == []
+    begin = 4 if isinstance(to, InitMode) else to
+    assert store.lag(T, G) == Lag(ready=4 - begin, in_flight=0, retry=0, dead=0)
+    store.send(message(4))
+    assert told(pop(store)) == [(f"m{number}", 1) for number in range(begin, 5)]
+
+
+@pytest.mark.clause("P5")
+@pytest.mark.parametrize("what", ["topic", "group"])
+def test_p9_a_topic_made_anew_knows_no_run_of_the_old_one(stores: Stores, what: str) -> None:
+    """P9: with topic or group go the run, its leases and the order; old receipts do no harm to the leases of the new one."""
+    store = filled(stores, 3)
+    run = pop(store, 3)
+    others = store.pop(T, H, max_messages=2, order=True)
+    store.release(run[1])
+    store.retry_later(run[2], timedelta(hours=1), reason="not yet")
+    if what == "topic":
+        store.topics.delete(T)
+        store.send_batch([message(n) for n in range(3)])
+    else:
+        store.groups.delete(G)
+    assert {each.name for each in store.ack(run)} <= {"STALE", "UNKNOWN"}
+    again = pop(store, 3, order=False)
+    assert told(again) == [("m0", 1), ("m1", 1), ("m2", 1)]
+    assert {each.name for each in (*store.ack(run), *store.release(run))} <= {"STALE", "UNKNOWN"}
+    assert store.lag(T, G).in_flight == 3
+    if what == "group":
+        assert store.ack(others) == [AckOutcome.ACKED] * 2
+    assert store.lag(T, H) == Lag(ready=1 if what == "group" else 3, in_flight=0, retry=0, dead=0)
+    assert store.ack(again) == [AckOutcome.ACKED] * 3

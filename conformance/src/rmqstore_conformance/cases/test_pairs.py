@@ -14,14 +14,12 @@ import pytest
 from rmqstore import (
     AckOutcome,
     CancelOutcome,
-    ChangeOutcome,
     Lag,
     Message,
     MessageBatch,
     PoppedMessage,
     RejectOutcome,
     ReleaseOutcome,
-    Store,
     transfer,
 )
 from rmqstore.contract import InitMode, MessageState
@@ -40,154 +38,6 @@ ENDED = {ReleaseOutcome.STALE, AckOutcome.STALE, ReleaseOutcome.UNKNOWN, AckOutc
 def values(request: pytest.FixtureRequest, seed: int) -> Data:
     """The values of one case, by labels."""
     return Data(f"{seed} {request.node.originalname}")
-
-
-class Queue:
-    """A topic with a group that pops it in order, and messages that say their number."""
-
-    def __init__(self, store: Store, values: Data, *, topic: str = "t", group: str = "g") -> None:
-        self.store = store
-        self.values = values
-        self.topic = values.topic(topic)
-        self.group = values.group(group)
-
-    def send(self, *numbers: int) -> None:
-        self.store.send_batch(
-            [Message(self.topic, self.values.body(f"{each}"), message_id=self.values.id(f"{each}"), queue_id=0) for each in numbers]
-        )
-
-    def pop(self, most: int = 32, invisible_ms: int = 1000, **options: Any) -> list[PoppedMessage]:
-        return self.store.pop(self.topic, self.group, max_messages=most, invisible_ms=invisible_ms, **{"order": True, **options})
-
-    def numbers(self, messages: list[PoppedMessage]) -> list[tuple[int, int]]:
-        """Return the number and the attempt of each message."""
-        return [(int(self.values.label(each.message_id)), each.attempt) for each in messages]
-
-
-# ---------------------------------------------------------------- in order, and something else
-
-
-@pytest.mark.clause("P6")
-@pytest.mark.needs("fifo")
-@pytest.mark.parametrize("longer", [True, False], ids=["longer", "shorter"])
-def test_p9_a_changed_lease_keeps_its_queue_closed(stores: Stores, values: Data, longer: bool) -> None:
-    """P9: a lease of a run that ends later or earlier than the others closes the queue until its own end, and comes back in its place."""
-    queue = Queue(stores.open(), values)
-    queue.send(0, 1, 2, 3, 4)
-    run = queue.pop(3)
-    changed = queue.store.change_invisible(run[1], invisible_ms=5000 if longer else 10)
-    assert changed.outcome is ChangeOutcome.CHANGED
-    assert queue.store.ack([run[0], run[2]]) == [AckOutcome.ACKED] * 2
-    assert queue.store.ack(run[1]) is AckOutcome.STALE
-    assert queue.pop() == []
-    assert queue.store.lag(queue.topic, queue.group) == Lag(ready=2, in_flight=1, retry=0, dead=0)
-    stores.clock.advance(4999 if longer else 9)
-    queue.store.tick()
-    assert queue.pop() == []
-    stores.clock.advance(1)
-    assert queue.store.tick().retried == 1
-    assert queue.numbers(queue.pop()) == [(1, 2), (3, 1), (4, 1)]
-    assert queue.store.verify() == []
-
-
-@pytest.mark.clause("P7")
-@pytest.mark.needs("fifo")
-@pytest.mark.parametrize("how", ["release", "retry_later", "expiry"])
-def test_p9_whatever_is_given_back_keeps_its_place(stores: Stores, values: Data, how: str) -> None:
-    """P9: of a run of five, two in the middle end otherwise than by an ack; they come first, in order, before what is new."""
-    queue = Queue(stores.open(), values)
-    queue.send(0, 1, 2, 3, 4)
-    run = queue.pop(5)
-    back = [run[3], run[1]]
-    if how == "release":
-        assert queue.store.release(back) == [ReleaseOutcome.RELEASED] * 2
-    elif how == "retry_later":
-        assert [each.outcome for each in queue.store.retry_later(back, timedelta(seconds=3))] == [ChangeOutcome.CHANGED] * 2
-    assert queue.store.ack([run[4], run[0], run[2]]) == [AckOutcome.ACKED] * 3
-    queue.send(5, 6)
-    if how != "release":
-        assert queue.pop() == []
-        stores.clock.advance(3000)
-        assert queue.store.tick().retried == 2
-    attempt = 1 if how == "release" else 2
-    assert queue.store.lag(queue.topic, queue.group) == Lag(ready=2, in_flight=0, retry=2, dead=0)
-    again = queue.pop(3)
-    assert queue.numbers(again) == [(1, attempt), (3, attempt), (5, 1)]
-    assert queue.store.release(again) == [ReleaseOutcome.RELEASED] * 3
-    assert queue.numbers(queue.pop()) == [(1, attempt), (3, attempt), (5, 1), (6, 1)]
-    assert queue.store.engine.pops.topic(retry_topic(queue.group, queue.topic)) is None
-    assert queue.store.verify() == []
-
-
-@pytest.mark.clause("P7")
-@pytest.mark.needs("fifo")
-def test_p9_a_rejected_message_goes_alone(stores: Stores, values: Data) -> None:
-    """P9: a message is rejected from the middle of a run; those beside it stay leased, and keep their place when they come back."""
-    queue = Queue(stores.open(), values)
-    queue.send(0, 1, 2, 3)
-    run = queue.pop(4)
-    assert queue.store.reject(run[1], reason="no use") is RejectOutcome.REJECTED
-    assert queue.store.lag(queue.topic, queue.group) == Lag(ready=0, in_flight=3, retry=0, dead=1)
-    assert queue.store.ack(run[3]) is AckOutcome.ACKED
-    assert queue.pop() == []
-    stores.clock.advance(1000)
-    queue.store.tick()
-    assert queue.numbers(queue.pop()) == [(0, 2), (2, 2)]
-    (letter,) = queue.store.dead_letters.list(queue.group)
-    assert (values.label(letter.origin_message_id), letter.origin_topic, letter.reason) == ("1", queue.topic, "no use")
-    assert queue.store.dead_letters.resend([letter]) == 1
-    assert queue.store.lag(queue.topic, queue.group) == Lag(ready=1, in_flight=2, retry=0, dead=0)
-    assert queue.store.verify() == []
-
-
-@pytest.mark.clause("P11", "P5")
-@pytest.mark.needs("fifo")
-@pytest.mark.parametrize("to", [0, 2, InitMode.MAX], ids=["the beginning", "the middle", "the end"])
-def test_p9_a_reset_voids_a_run(stores: Stores, values: Data, to: int | InitMode) -> None:
-    """P9: leases and waiting messages of a run are left by a reset; the next run begins where the group was moved, with first attempts."""
-    queue = Queue(stores.open(), values)
-    queue.send(0, 1, 2, 3)
-    run = queue.pop(3)
-    assert queue.store.release(run[0]) is ReleaseOutcome.RELEASED
-    delayed = queue.store.retry_later(run[1], timedelta(hours=1))
-    queue.store.groups.reset_offset(queue.topic, queue.group, to)
-    assert queue.store.ack([run[0], run[1], run[2]]) == [AckOutcome.STALE] * 3
-    assert queue.store.ack(delayed) is AckOutcome.STALE
-    assert queue.store.leases() == []
-    begin = 4 if isinstance(to, InitMode) else to
-    assert queue.store.lag(queue.topic, queue.group) == Lag(ready=4 - begin, in_flight=0, retry=0, dead=0)
-    queue.send(4)
-    assert queue.numbers(queue.pop()) == [(number, 1) for number in range(begin, 5)]
-    assert queue.store.verify() == []
-
-
-@pytest.mark.clause("P5")
-@pytest.mark.needs("fifo")
-@pytest.mark.parametrize("what", ["topic", "group"])
-def test_p9_a_topic_made_anew_knows_no_run_of_the_old_one(stores: Stores, values: Data, what: str) -> None:
-    """P9: with topic or group go the run, its leases and the order; old receipts do no harm to the leases of the new one."""
-    queue = Queue(stores.open(), values)
-    other = Queue(queue.store, values, group="other")
-    queue.send(0, 1, 2)
-    run = queue.pop(3)
-    others = other.pop(2)
-    queue.store.release(run[1])
-    queue.store.retry_later(run[2], timedelta(hours=1), reason="not yet")
-    if what == "topic":
-        queue.store.topics.delete(queue.topic)
-        queue.send(0, 1, 2)
-    else:
-        queue.store.groups.delete(queue.group)
-    assert set(queue.store.ack(run)) <= {AckOutcome.STALE, AckOutcome.UNKNOWN}
-    again = queue.pop(3, order=False)
-    assert queue.numbers(again) == [(0, 1), (1, 1), (2, 1)]
-    assert {*queue.store.ack(run), *queue.store.release(run)} <= ENDED
-    assert queue.store.lag(queue.topic, queue.group).in_flight == 3
-    if what == "group":
-        assert queue.store.ack(others) == [AckOutcome.ACKED] * 2
-    assert queue.store.lag(other.topic, other.group) == Lag(ready=1 if what == "group" else 3, in_flight=0, retry=0, dead=0)
-    assert queue.store.ack(again) == [AckOutcome.ACKED] * 3
-    assert queue.store.verify() == []
 
 
 # ---------------------------------------------------------------- names that come again
@@ -322,82 +172,6 @@ def test_p1_a_remembered_attempt_of_a_deleted_topic_is_moved(durable_stores: Sto
         assert "" not in each.groups.list()
         assert each.verify() == []
         assert [got.body for got in each.pop(topic, group)] == [values.body("new")]
-
-
-# ---------------------------------------------------------------- marks on both sides
-
-
-def test_i1_marks_of_both_sides_are_kept_apart(stores: Stores, values: Data) -> None:
-    """I1: one mark for a send for now and for a send for later: both are stored, once each, whichever came first."""
-    store = stores.open()
-    topic = values.topic("t")
-    for number, order in enumerate(((0, 5000), (5000, 0))):
-        mark = values.mark(f"{number}")
-        for delay_ms in order:
-            options: dict[str, Any] = {"delay_ms": delay_ms} if delay_ms else {}
-            sent = Message(topic, values.body(f"{number} {delay_ms}"), message_id=values.id(f"{number} {delay_ms}"))
-            assert not store.send(sent, marks=[mark], **options).repeated
-            assert store.send(sent, marks=[mark], **options).repeated
-    assert store.scan().timers[0].message.body == values.body("0 5000")
-    assert (store.lag(topic, "g").ready, store.pending().total) == (2, 2)
-
-
-@pytest.mark.parametrize("delay_ms", [None, 5000], ids=["now", "later"])
-def test_i1_a_repeat_with_other_marks_in_front(stores: Stores, values: Data, delay_ms: int | None) -> None:
-    """I1: any mark of a call makes a repeat of it, also behind one that is new; what is new is not stored by a call that does nothing."""
-    store = stores.open()
-    topic, marks = values.topic("t"), [values.mark(f"{number}") for number in range(3)]
-    rows = [Message(topic, values.body(f"{number}"), message_id=values.id(f"{number}")) for number in range(2)]
-    options: dict[str, Any] = {} if delay_ms is None else {"deliver_at_ms": START_MS + delay_ms}
-    first = store.send_batch(rows, marks=marks, **options)
-    for again in ([marks[2]], [marks[1], marks[0]], [values.mark("new"), marks[1]], [values.mark("new"), marks[2], values.mark("newer")]):
-        for given in (rows, MessageBatch.of(rows).columns):
-            receipts = store.send_batch(given, marks=again, **options)
-            assert receipts.repeated
-            assert [each.handle for each in receipts] == [each.handle for each in first]
-    assert not store.send_batch(rows, marks=[values.mark("new")], **options).repeated
-    assert (store.lag(topic, "g").ready, store.pending().total) == ((4, 0) if delay_ms is None else (0, 4))
-
-
-@pytest.mark.clause("C4")
-def test_i1_a_repeat_of_what_was_cancelled(stores: Stores, values: Data) -> None:
-    """I1: a call whose timers were cancelled is repeated: nothing is stored, and the first handles say CANCELLED, also past their time."""
-    store = stores.open()
-    topic = values.topic("t")
-    rows = [Message(topic, values.body(f"{number}"), message_id=values.id(f"{number}")) for number in range(2)]
-
-    def send() -> Any:
-        return store.send_batch(rows, marks=[values.mark("0")], deliver_at_ms=START_MS + 5000)
-
-    first = send()
-    assert store.cancel(list(first)) == [CancelOutcome.CANCELLED] * 2
-    for _ in range(3):
-        again = send()
-        assert again.repeated
-        assert [each.handle for each in again] == [each.handle for each in first]
-        assert store.cancel(list(again)) == [CancelOutcome.CANCELLED] * 2
-        assert store.pending().total == 0
-        assert stores.tick_after(store, 5000).handed_over == 0
-
-
-@pytest.mark.parametrize("delay_ms", [None, 5000], ids=["now", "later"])
-def test_i1_a_repeat_for_a_topic_that_was_deleted(stores: Stores, values: Data, delay_ms: int | None) -> None:
-    """I1: the topic of a call was deleted since: its repeat stores nothing and makes no topic, after a reopen as well."""
-    store = stores.open()
-    topic = values.topic("t")
-    rows = [Message(topic, values.body(f"{number}"), message_id=values.id(f"{number}")) for number in range(2)]
-    options: dict[str, Any] = {} if delay_ms is None else {"deliver_at_ms": START_MS + delay_ms}
-    store.send_batch(rows, marks=[values.mark("0")], **options)
-    stores.tick_after(store, 5000)
-    assert store.lag(topic, "g").ready == 2
-    store.topics.delete(topic)
-    for _ in range(2):
-        assert store.send_batch(rows, marks=[values.mark("0")], **options).repeated
-        assert store.topics.list() == []
-        assert store.pending().total == 0
-        store.tick()
-        if stores.pair.durable:
-            store = stores.reopen(store)
 
 
 # ---------------------------------------------------------------- far timers

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from rmqstore_conformance.cases import (
+    test_anew,
     test_cancel,
     test_clock,
     test_dead_letters,
     test_delays,
     test_fifo,
-    test_found,
     test_handover,
     test_interleavings,
     test_marks,
@@ -123,12 +123,12 @@ KILLS = [
     Kill(consumption.drop_without_counting, test_dead_letters.test_p7_dropped_letters_are_gone, ANY),
     Kill(
         consumption.letters_of_a_deleted_topic_count,
-        test_found.test_p14_dead_letters_of_a_topic_that_was_made_anew_are_counted_right,
+        test_dead_letters.test_p14_dead_letters_of_a_topic_that_was_made_anew_are_counted_right,
         ANY,
     ),
     Kill(
         consumption.pop_times_start_anew,
-        lambda s: test_found.test_p2_what_is_deleted_and_made_anew_has_receipts_of_its_own(s, lambda store: store.groups.delete("g")),
+        lambda s: test_anew.test_p2_what_is_deleted_and_made_anew_has_receipts_of_its_own(s, lambda store: store.groups.delete("g")),
         DURABLE,
     ),
     Kill(consumption.requests_in_the_wrong_order, asked_twice, ANY),

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, Lag, Message, ReleaseOutcome
-from rmqstore.contract import MessageState
-from rmqstore.message import MAX_TIME_MS
+from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, Lag, Message, RejectOutcome, ReleaseOutcome
+from rmqstore.contract import InitMode, MessageState
 from rmqstore_conformance.data import GLUED, IDS, KEYS, MARKS, MESSAGE_GROUPS, NAMES, TAGS, Family
-from rmqstore_conformance.stores import DAY_MS, START_MS, Stores
+from rmqstore_conformance.stores import DAY_MS, Stores
 
 MEMBERS = 4
 """Of each family; whatever a member is taken for is among the first."""
-
-TIMES_MS = (START_MS + 1000, START_MS + 400 * DAY_MS, 2**41 - 1, 2**41 + 7, 2**42 + 1, 2**48 + 1, 2**53 + 1, MAX_TIME_MS)
-"""Due times on both sides of the numbers of bits that an index may have for them."""
 
 
 def members(families: Sequence[Family[Any]]) -> Iterator[tuple[str, list[Any]]]:
@@ -45,23 +42,6 @@ def test_c6_keys_that_are_alike_are_told_apart(engine_stores: Stores) -> None:
         store = engine_stores.reopen(store)
     for topic, key in places[1::2]:
         assert store.cancel_key(topic, key) == [CancelOutcome.CANCELLED], f"key {key!r} of topic {topic!r}"
-    assert store.pending().total == 0
-
-
-@pytest.mark.clause("C1")
-def test_t10_any_time_is_counted_listed_and_cancelled(engine_stores: Stores) -> None:
-    """T10: timers due at any time there is are counted, listed from and up to theirs, and cancelled; first and last are those left."""
-    store = engine_stores.open()
-    receipts = store.send_batch([Message("t", b"%d" % at, deliver_at_ms=due_ms) for at, due_ms in enumerate(TIMES_MS)])
-    for at, due_ms in enumerate(TIMES_MS):
-        assert [int(each.message.body) for each in store.scan(from_ms=due_ms).timers] == list(range(at, len(TIMES_MS)))
-        assert [int(each.message.body) for each in store.scan(to_ms=due_ms).timers] == list(range(at))
-    assert list(store.pending(TIMES_MS).counts) == [1] * (len(TIMES_MS) - 1)
-    handles = [str(each.handle) for each in receipts]
-    for first, last in zip(range(4), reversed(range(4, 8)), strict=True):
-        found = store.pending()
-        assert (found.total, found.earliest_ms, found.latest_ms) == (last - first + 1, TIMES_MS[first], TIMES_MS[last])
-        assert store.cancel([handles[first], handles[last]]) == [CancelOutcome.CANCELLED] * 2
     assert store.pending().total == 0
 
 
@@ -235,3 +215,88 @@ def test_p14_of_one_id_the_newest_is_found(stores: Stores) -> None:
     found = store.get("same")
     assert found is not None
     assert found.body == b"3"
+
+
+def test_p2_deletions_go_by_the_whole_name(stores: Stores) -> None:
+    """P2: of names each of which begins with the one before, one group and one topic is deleted; all others stay as they were."""
+    store = stores.open()
+    names = [NAMES[1].member(number) for number in range(4)]
+    for topic in names:
+        store.send_batch([Message(topic, b"x"), Message(topic, b"y")])
+        for group in names:
+            assert len(store.pop(topic, group, max_messages=1)) == 1
+    gone = names[1]
+    store.groups.delete(gone)
+    store.topics.delete(gone)
+    left = [name for name in names if name != gone]
+    assert store.groups.list() == sorted(left)
+    assert [topic.name for topic in store.topics.list()] == sorted(left)
+    assert len(store.leases()) == 9
+    for topic in left:
+        for group in left:
+            assert store.lag(topic, group) == Lag(ready=1, in_flight=1, retry=0, dead=0)
+        assert store.lag(topic, gone) == Lag(ready=2, in_flight=0, retry=0, dead=0)
+
+
+@pytest.mark.parametrize("family", NAMES, ids=lambda family: family.name)
+def test_p2_groups_are_told_apart_by_case(stores: Stores, family: Any) -> None:
+    """P2: of groups whose names are alike in case, by a hash or by their first letters, each has its own settings and letters."""
+    store = stores.open(max_retries=1)
+    one, two, three = (family.member(number) for number in range(3))
+    store.send(Message(one, b"x"))
+    for group in (one, two, three):
+        assert len(store.pop(one, group, invisible_ms=1000)) == 1
+    store.groups.set(two, max_retries=0, backoff=[timedelta(hours=1)])
+    assert [store.groups.settings(group).max_retries for group in (one, two, three)] == [None, 0, None]
+    report = stores.tick_after(store, 1000)
+    assert (report.retried, report.dead) == (2, 1)
+    assert [len(store.dead_letters.list(group)) for group in (one, two, three)] == [0, 1, 0]
+    assert [store.lag(one, group).retry for group in (one, two, three)] == [1, 0, 1]
+    store.groups.delete(one)
+    assert [store.lag(one, group) for group in (two, three)] == [Lag(0, 0, 0, 1), Lag(0, 0, 1, 0)]
+
+
+@pytest.mark.clause("P1")
+def test_p2_places_with_glued_names_are_told_apart(stores: Stores) -> None:
+    """P2: topic and group that make one text with another topic and group: leases, positions, retries and letters of each are its own."""
+    store = stores.open(max_retries=1)
+    for topic, group, other_topic, other_group in dict.fromkeys(GLUED):
+        places = ((topic, group), (other_topic, other_group))
+        for number, (name, _) in enumerate(places):
+            store.send_batch([Message(name, b"%d" % number, message_id=f"m{number}{at}", queue_id=0) for at in range(3)])
+        first, second = (store.pop(*place, max_messages=2, invisible_ms=1000) for place in places)
+        assert [each.body for each in first + second] == [b"0", b"0", b"1", b"1"]
+        assert store.ack(first) == [AckOutcome.ACKED] * 2
+        assert store.lag(*places[1]) == Lag(ready=1, in_flight=2, retry=0, dead=0)
+        store.groups.reset_offset(*places[0], InitMode.MAX)
+        assert store.lag(*places[1]) == Lag(ready=1, in_flight=2, retry=0, dead=0)
+        assert store.reject(second[0]) is RejectOutcome.REJECTED
+        assert (len(store.dead_letters.list(group)), len(store.dead_letters.list(other_group))) == (0, 1)
+        assert stores.tick_after(store, 1000).retried == 1
+        assert store.pop(*places[0]) == []
+        assert [each.attempt for each in store.pop(*places[1], max_messages=1024)] in ([1, 2], [2, 1])
+        for name in {topic, other_topic}:
+            store.topics.delete(name)
+        for name in {group, other_group}:
+            store.dead_letters.drop(store.dead_letters.list(name))
+            store.groups.delete(name)
+
+
+@pytest.mark.clause("P2")
+def test_p1_attempts_with_glued_names_are_told_apart(stores: Stores) -> None:
+    """P1: group and attempt id that make one text with another group and attempt id, or topic and attempt id, are two attempts."""
+    store = stores.open()
+    for number, (one, two, three, four) in enumerate(GLUED):
+        names = (one, three) if one != three else (f"{number}-1",) * 2
+        for topics, groups in ((names, ("g", "g")), ((f"{number}-0",) * 2, (one, three))):
+            asked = list(zip(topics, groups, (two, four), strict=True))
+            for topic in set(topics):
+                store.send_batch([Message(topic, body, queue_id=0) for body in (b"x", b"y")])
+            got, again = (
+                [store.pop(topic, group, max_messages=1, attempt_id=attempt)[0] for topic, group, attempt in asked] for _ in range(2)
+            )
+            assert [each.topic for each in got] == list(topics)
+            assert got[0].receipt != got[1].receipt
+            assert [each.receipt for each in again] == [each.receipt for each in got]
+            for topic in set(topics):
+                store.topics.delete(topic)

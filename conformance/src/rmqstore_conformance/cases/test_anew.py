@@ -10,7 +10,12 @@ import pytest
 
 from rmqstore import AckOutcome, Lag, Message, Store
 from rmqstore.contract import InitMode
-from rmqstore_conformance.stores import Stores, label, message
+from rmqstore_conformance.cases.scenes import filled
+from rmqstore_conformance.data import groups, topics
+from rmqstore_conformance.stores import Stores, ids, label, message, pop_all
+
+(T,) = topics(__name__.rpartition(".")[2], 1)
+(G,) = groups(__name__.rpartition(".")[2], 1)
 
 SECOND = timedelta(seconds=1)
 
@@ -161,3 +166,83 @@ def test_p2_what_is_made_behind_a_deletion_and_an_open_is_another_one(durable_st
             assert store.lag(new, reader) == Lag(1, 0, 0, 0)
             assert label(store.pop(new, reader)[0]) != label(acked[reader][0]), "it was acked"
         assert store.verify() == []
+
+
+@pytest.mark.clause("P5")
+@pytest.mark.parametrize("delete", [lambda store: store.groups.delete(G), lambda store: store.topics.delete(T)], ids=["group", "topic"])
+def test_p2_what_is_deleted_and_made_anew_has_receipts_of_its_own(durable_stores: Stores, delete: Callable[[Store], None]) -> None:
+    """P2: also when the clock stands still or goes back, and after a reopen: a receipt of before the deletion acks nothing."""
+    store = durable_stores.open()
+    store.send(message(1))
+    (old,) = store.pop(T, G)
+    delete(store)
+    for step in ("same time", "reopened", "set back"):
+        if step == "reopened":
+            delete(store)
+            store = durable_stores.reopen(store)
+        if step == "set back":
+            delete(store)
+            durable_stores.clock.set(durable_stores.clock.now_ms() - 5)
+        if not store.topics.list():
+            store.send(message(1))
+        (new,) = store.pop(T, G)
+        assert new.receipt != old.receipt
+        assert store.ack(old) in (AckOutcome.STALE, AckOutcome.UNKNOWN)
+        assert store.lag(T, G).in_flight == 1, f"the old receipt acked the new lease: {step}"
+
+
+@pytest.mark.clause("P2")
+@pytest.mark.needs("import_state")
+@pytest.mark.parametrize("anew", [False, True], ids=["gone", "made anew"])
+def test_p5_what_was_done_to_a_deleted_topic_is_no_part_of_the_state(durable_stores: Stores, anew: bool) -> None:
+    """P5: leases that run and leases that ended are gone with their topic, at once for callers, and with upkeep from the store."""
+    store = filled(durable_stores, 3, outcome_memory_ms=10_000)
+    store.ack(acked := store.pop(T, G, max_messages=1))
+    store.pop(T, G, max_messages=1, invisible=timedelta(seconds=5))
+    store.topics.delete(T)
+    if anew:
+        store.send(message(1))
+    assert store.ack(acked) == [AckOutcome.UNKNOWN]
+    for step in ("at once", "reopened", "after upkeep"):
+        if step == "reopened":
+            store = durable_stores.reopen(store, outcome_memory_ms=10_000)
+        if step == "after upkeep":
+            durable_stores.tick_after(store, timedelta(seconds=11))
+        found = {table: each.rows for table, each in store.transfer.digest().items()}
+        assert (found["leases"], found["messages"]) == (0, anew), step
+        assert store.verify() == [], step
+    assert len(pop_all(store)) == anew
+
+
+@pytest.mark.clause("X3")
+@pytest.mark.parametrize("after", ["at once", "reopened", "after upkeep", "after their ends"])
+def test_p5_nothing_comes_back_of_a_topic_that_many_groups_held(durable_stores: Stores, after: str) -> None:
+    """P5: what groups had may go in steps, but from the first moment none of it shows, counts, comes back or meets a new topic."""
+    store = durable_stores.open()
+    groups = [f"g{number}" for number in range(300)]
+    store.send_batch([message(0), message(1, "other")])
+    held = {group: store.pop(T, group, invisible_ms=5000)[0] for group in groups}
+    store.ack(held["g0"])
+    store.pop("other", "g1")
+    store.topics.delete(T)
+    if after == "reopened":
+        store = durable_stores.reopen(store)
+    if after == "after upkeep":
+        store.tick()
+    if after == "after their ends":
+        assert durable_stores.tick_after(store, 5000).retried == 0
+    assert store.groups.list() == ["g1"]
+    assert [each.topic for each in store.groups.subscriptions()] == ["other"]
+    assert [each.topic for each in store.leases()] == ["other"]
+    assert (store.stats().pops.in_flight, store.engine.pops.offsets("g2")) == (1, [])
+    assert store.verify() == []
+    store.groups.delete("g3")
+    store.send(message(2))
+    assert set(store.ack(list(held.values()))) <= {AckOutcome.STALE, AckOutcome.UNKNOWN}
+    assert [ids(store.pop(T, group, invisible_ms=60_000)) for group in groups] == [["m2"]] * len(groups)
+    assert durable_stores.tick_after(store, 5000).retried == 0, "a lease of the deleted topic gave its message back"
+    assert store.lag(T, "g2").in_flight == 1
+    assert store.verify() == []
+    store = durable_stores.reopen(store)
+    assert store.verify() == []
+    assert len(store.leases(T)) == len(groups)

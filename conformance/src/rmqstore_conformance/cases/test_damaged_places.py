@@ -1,4 +1,4 @@
-"""T12: what every call does that meets a stored message that cannot be read, wherever that is."""
+"""T12, R6: what every call does that meets a stored message that cannot be read, wherever that is."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from rmqstore import CorruptStoreError, DeadLetter, Store
-from rmqstore.message import dlq_topic
+from rmqstore import AckOutcome, CorruptStoreError
+from rmqstore.contract import EMPTY_CURSOR
+from rmqstore.message import PARKED_TOPIC, dlq_topic
+from rmqstore_conformance.cases.scenes import buried
 from rmqstore_conformance.damaging import Spoiling, cut, damage_messages, damage_timers, flipped
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.power.content import PAGE_BYTES, Content
-from rmqstore_conformance.stores import Stores, copied_as_it_is, ids, label, plain, pop_all
+from rmqstore_conformance.stores import START_MS, Stores, copied_as_it_is, ids, label, plain, pop_all, read_ids
 
 T, OTHER = topics(__name__.rpartition(".")[2], 2)
-(G,) = groups(__name__.rpartition(".")[2], 1)
+G, H = groups(__name__.rpartition(".")[2], 2)
 
 
-def buried(stores: Stores, store: Store, count: int, topic: str = T, first: int = 0) -> list[DeadLetter]:
-    """Let the group of a store without retries use up messages, one after the other."""
-    for number in range(first, first + count):
-        store.send(plain(number, topic))
-        store.pop(topic, G, invisible_ms=1)
-        assert stores.tick_after(store, 1).dead == 1
-    return store.dead_letters.list(G)
+BODIES = [b"%d" % n * 100 for n in range(3)]
+"""Long enough to be cut short."""
 
 
 @pytest.mark.clause("P7")
@@ -31,7 +28,7 @@ def buried(stores: Stores, store: Store, count: int, topic: str = T, first: int 
 def test_t12_a_letter_that_went_bad_stops_no_other(stores: Stores, resend: bool) -> None:
     """T12: of a list of letters, one of which cannot be read any more, the others are sent back, or dropped, and counted."""
     store = stores.open(max_retries=0)
-    letters = buried(stores, store, 4)
+    letters = buried(stores, store, *map(plain, range(4)))
     damage_messages(store, b"body 1")
     assert (store.dead_letters.resend(letters) if resend else store.dead_letters.drop(letters)) == 3
     assert ids(pop_all(store)) == (["m0", "m2", "m3"] if resend else [])
@@ -44,8 +41,7 @@ def test_t12_a_letter_that_went_bad_stops_no_other(stores: Stores, resend: bool)
 def test_p14_a_letter_that_went_bad_is_counted_off_once_it_is_parked(stores: Stores, spoil: Spoiling) -> None:
     """P14: the lag of the topic that a letter came from counts it no more once it is parked, and that of another topic stays."""
     store = stores.open(max_retries=0)
-    buried(stores, store, 3)
-    buried(stores, store, 2, OTHER, first=3)
+    buried(stores, store, *map(plain, range(3)), plain(3, OTHER), plain(4, OTHER))
     damage_messages(store, b"body 1", b"body 4", spoil=spoil)
     left = ids(store.pop(dlq_topic(G), "repair", max_messages=32))
     assert left == ["m0", "m2", "m3"]
@@ -60,7 +56,7 @@ def test_p14_a_letter_that_went_bad_is_counted_off_once_it_is_parked(stores: Sto
 def test_p14_leases_are_listed_after_a_letter_among_them_was_dropped(stores: Stores) -> None:
     """P14: a lease of a letter that another caller dropped is listed still, or not, and the others are, with their messages."""
     store = stores.open(max_retries=0)
-    letters = buried(stores, store, 3)
+    letters = buried(stores, store, *map(plain, range(3)))
     held = store.pop(dlq_topic(G), "repair")
     assert store.dead_letters.drop(letters[1:2]) == 1
     listed = {each.receipt: each.message_id for each in store.leases(group="repair")}
@@ -125,3 +121,130 @@ def test_r6_a_message_that_changed_on_the_disk_is_given_to_nobody(stores: Stores
     assert any(large in bytes(each.message.body) for each in store.dead_letters.parked()), "what was found is parked whole"
     assert all(body == f"body {name[1:]}".encode() for name, body in bodies.items())
     assert len(store.dead_letters.parked()) >= 3
+
+
+# ---------------------------------------------------------------- timers and queue entries
+
+
+@pytest.mark.parametrize("spoil", [flipped, cut(0), cut(3), cut(10), cut(40)], ids=["flipped", "empty", "3 bytes", "10 bytes", "40 bytes"])
+def test_t12_a_damaged_timer_is_parked(stores: Stores, spoil: Spoiling) -> None:
+    """T12: it comes out as a message of ``%PARKED%`` with a reason; those before and behind it are delivered."""
+    store = stores.open()
+    for n in range(3):
+        store.send(plain(n, body=BODIES[n]), deliver_at_ms=START_MS + 1000 * (n + 1))
+    damage_timers(store, BODIES[1], spoil=spoil)
+    stores.tick_after(store, 5000)
+    assert read_ids(store) == ["m0", "m2"]
+    parked = store.read(PARKED_TOPIC).messages
+    assert len(parked) == 1
+    assert parked[0].properties["PARKED_REASON"]
+    assert parked[0].body, "a body has a byte at least, also when nothing was found"
+    store.tick()
+    assert len(store.read(PARKED_TOPIC)) == 1, "parked once"
+    assert store.pending().total == 0
+    assert store.verify() == []
+    assert ids(store.pop(PARKED_TOPIC, "doctor")) == ids(parked)
+
+
+def test_t12_a_damaged_run_of_many_timers_parks_and_the_rest_goes_on(stores: Stores) -> None:
+    """T12: timers that are in one piece cannot be told apart any more: one parked entry a piece, no other touched, counters right."""
+    store = stores.open(hand_over_limit=1)
+    store.send_batch([plain(n, deliver_at_ms=START_MS + 1000) for n in range(5)])
+    store.send_batch([plain(n, deliver_at_ms=START_MS + 1000) for n in range(5, 8)])
+    pieces = damage_timers(store, *(f"body {n}".encode() for n in range(5)))
+    stores.tick_after(store, 5000)
+    assert read_ids(store) == ["m5", "m6", "m7"]
+    assert len(store.read(PARKED_TOPIC)) == pieces
+    assert store.pending().total == 0
+
+
+@pytest.mark.clause("T10")
+@pytest.mark.parametrize("step_ms", [1000, 20_000], ids=["tick by tick", "all at once"])
+def test_t12_what_went_bad_of_one_call_stops_no_other(stores: Stores, step_ms: int) -> None:
+    """T12: timers of one call that are due one after the other may be stored as one: each piece is parked once, and the others come."""
+    store = stores.open()
+    for call in (0, 1):
+        store.send_batch([plain(n, deliver_at_ms=START_MS + 1000 * (n + 1)) for n in range(call, 10, 2)])
+    pieces = damage_timers(store, b"body 2", b"body 6")
+    for _ in range(0, 20_000, step_ms):
+        stores.tick_after(store, step_ms)
+    apart = ["m0", "m1", "m3", "m4", "m5", "m7", "m8", "m9"]
+    assert read_ids(store) == (apart if pieces == 2 else ["m1", "m3", "m5", "m7", "m9"])
+    assert len(store.dead_letters.parked()) == pieces
+    assert store.pending().total == 0
+
+
+@pytest.mark.clause("P14")
+@pytest.mark.parametrize("spoil", [flipped, cut(0), cut(10)], ids=["flipped", "empty", "10 bytes"])
+def test_t12_a_damaged_queue_entry_is_parked_by_the_pop(stores: Stores, spoil: Spoiling) -> None:
+    """T12: the pop steps over it, parks it once, and gives the others to every group."""
+    store = stores.open()
+    for n in range(3):
+        store.send(plain(n, body=BODIES[n]))
+    damage_messages(store, BODIES[1], spoil=spoil)
+    assert ids(pop_all(store, group=G)) == ["m0", "m2"]
+    assert store.lag(T, H).ready == 2, "what was parked, no group has before it"
+    assert ids(pop_all(store, group=H)) == ["m0", "m2"]
+    assert [bool(each.body) for each in store.read(PARKED_TOPIC).messages] == [True], "a body has a byte at least"
+    for group in (G, H):
+        assert store.lag(T, group).ready == 0
+
+
+def test_t12_a_leased_message_that_went_bad_is_parked_when_its_lease_ends(stores: Stores) -> None:
+    """T12: the revive of others is not held up, and acking the bad one still works before."""
+    store = stores.open()
+    for n in range(4):
+        store.send(plain(n))
+    popped = store.pop(T, G, invisible_ms=1000)
+    damage_messages(store, b"body 0", b"body 2")
+    assert store.ack(popped[0]) is AckOutcome.ACKED
+    report = stores.tick_after(store, 1000)
+    assert (report.retried, report.parked) == (2, 1)
+    assert sorted(ids(pop_all(store))) == ["m1", "m3"]
+    parked = store.read(PARKED_TOPIC).messages
+    assert len(parked) == 1
+    assert G in parked[0].properties["PARKED_REASON"]
+    assert b"bod" in parked[0].body, "the body is what was found"
+
+
+def test_t12_due_reads_a_damaged_timer_alike_every_time(stores: Stores) -> None:
+    """T12: ``due`` stays a pure read over damage."""
+    store = stores.open()
+    for n in range(2):
+        store.send(plain(n), deliver_at_ms=START_MS + 1000)
+    damage_timers(store, b"body 0")
+    store.engine.timers.seal(START_MS + 1000)
+    first, again = (store.engine.timers.due(EMPTY_CURSOR, 10) for _ in range(2))
+    assert [m.topic for m in first.messages.messages] == [PARKED_TOPIC, T]
+    assert first.cursor == again.cursor
+    assert first.messages.columns.equals(again.messages.columns)
+    assert stores.tick_after(store, 1000).handed_over == 2
+
+
+@pytest.mark.clause("Q1")
+def test_t12_a_damaged_run_of_parked_entries_is_parked_for_good(stores: Stores) -> None:
+    """T12: the entry that stands for it is behind it in the same queue, is counted, and outlives the upkeep."""
+    store = stores.open()
+    store.send(plain(1))
+    damage_messages(store, b"body 1")
+    assert store.pop(T, G) == []
+    damage_messages(store, store.read(PARKED_TOPIC).messages[0].body[-8:])
+    store.pop(PARKED_TOPIC, "operator")
+    for _ in range(2):
+        assert [label(each.origin_message_id) for each in store.dead_letters.parked()] == [f"{PARKED_TOPIC}/0/0"]
+        store.tick()
+
+
+@pytest.mark.clause("P14", "T12")
+@pytest.mark.needs("fifo")
+def test_p9_a_damaged_run_is_parked_once(stores: Stores) -> None:
+    """P9: several un-acked messages of one damaged run: one entry, exact counts, and the pop goes on with what can be read."""
+    store = stores.open()
+    store.send_batch([plain(n) for n in range(5)])
+    assert len(store.pop(T, G, order=True, max_messages=3, invisible_ms=1)) == 3
+    stores.tick_after(store, 1)
+    pieces = damage_messages(store, *(f"body {n}".encode() for n in range(5)))
+    store.send(plain("sound"))
+    assert ids(store.pop(T, G, order=True, max_messages=1)) == ["msound"]
+    assert len(store.dead_letters.parked()) == pieces
+    assert store.lag(T, "other").ready == 1

@@ -12,8 +12,9 @@ from rmqstore.contract import PopRequest, PopTxn, Removal
 from rmqstore.delays import RETRY_BACKOFF_MS
 from rmqstore.message import dlq_topic
 from rmqstore.store.dead_letters import DeadLetter
+from rmqstore_conformance.cases.scenes import buried, filled
 from rmqstore_conformance.data import groups, topics
-from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, label, message, pop_all
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, label, message, pop_all
 
 (T,) = topics(__name__.rpartition(".")[2], 1)
 G, H, F = groups(__name__.rpartition(".")[2], 3)
@@ -196,3 +197,70 @@ def test_p14_the_rest_of_a_dead_letter_queue_is_exact(stores: Stores) -> None:
     assert store.dead_letters.drop([letters[at] for at in (3, 5, 7)]) == 3
     assert pop(1) == (1, 2)
     assert pop(8) == (2, 0)
+
+
+# ---------------------------------------------------------------- deleted, made anew, popped in order
+
+
+@pytest.mark.clause("P9")
+@pytest.mark.needs("fifo")
+def test_p7_letters_resent_to_a_deleted_group_reach_it_also_in_order(stores: Stores) -> None:
+    """P7: a group that was deleted may begin again in order; what was sent back to it meanwhile comes too, and can be acked."""
+    store = filled(stores, 2, max_retries=0, reclaim="age")
+    store.pop(T, G, max_messages=1, invisible_ms=1)
+    assert stores.tick_after(store, 1).dead == 1
+    store.groups.delete(G)
+    assert store.dead_letters.resend(store.dead_letters.list(G)) == 1
+    assert store.lag(T, G).retry == 1
+    assert sorted(ids(pop_all(store, order=True))) == ["m0", "m0", "m1"]
+    assert store.engine.pops.ready(T, G, "*", stores.clock.now_ms()) is None
+    assert store.lag(T, G).retry == 0
+
+
+def test_p14_dead_letters_of_a_topic_that_was_made_anew_are_counted_right(stores: Stores) -> None:
+    """P14: dropping a letter of the deleted topic takes nothing off the count of the new one."""
+    store = stores.open(max_retries=0)
+    first = buried(stores, store, 1)
+    store.topics.delete(T)
+    buried(stores, store, 1)
+    assert store.lag(T, G).dead == 1
+    assert store.dead_letters.drop(first) == 1
+    assert store.lag(T, G).dead == 1
+
+
+def test_p7_a_letter_of_a_deleted_queue_takes_no_other_with_it(stores: Stores) -> None:
+    """P7: a list of letters from before their queue was deleted names none of the new ones, though they are at the same offsets."""
+    store = stores.open(max_retries=0)
+    old = buried(stores, store, 1)
+    store.topics.delete(dlq_topic(G))
+    (new,) = buried(stores, store, 2)
+    assert new.message.queue_offset == 0
+    assert store.dead_letters.drop(old) == 0
+    assert store.dead_letters.resend(old) == 0
+    assert store.dead_letters.list(G) == [new]
+
+
+@pytest.mark.clause("P14", "P7")
+@pytest.mark.needs("fifo")
+def test_p9_letters_that_wait_in_a_run_can_be_dropped(stores: Stores) -> None:
+    """P14: a dropped letter is not counted as waiting, and wakes no caller."""
+    store = stores.open(max_retries=0)
+    letters = buried(stores, store, 1)
+    store.release(store.pop(dlq_topic(G), "repair", order=True))
+    assert store.lag(dlq_topic(G), "repair").retry == 1
+    assert store.dead_letters.drop(letters) == 1
+    assert store.lag(dlq_topic(G), "repair").retry == 0
+    assert store.engine.pops.ready(dlq_topic(G), "repair", "*", stores.clock.now_ms()) is None
+
+
+@pytest.mark.clause("P9")
+@pytest.mark.needs("fifo")
+def test_p7_a_letter_of_a_dead_letter_queue_goes_back_to_its_own_group(stores: Stores) -> None:
+    """P7: also when that group pops the queue in order; the letter of the first group stays what it is."""
+    store = stores.open(max_retries=0)
+    buried(stores, store, 1)
+    store.pop(dlq_topic(G), "audit", order=True, invisible_ms=1)
+    assert stores.tick_after(store, 1).dead == 1
+    assert store.dead_letters.resend(store.dead_letters.list("audit")) == 1
+    assert [each.origin_topic for each in store.dead_letters.list(G)] == [T]
+    assert ids(store.pop(dlq_topic(G), "audit", order=True)) == ["m1"]

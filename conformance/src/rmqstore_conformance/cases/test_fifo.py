@@ -22,7 +22,7 @@ from rmqstore import (
 )
 from rmqstore.batch import MessageBatch
 from rmqstore.message import dlq_topic, retry_topic
-from rmqstore_conformance.cases.test_threads import together
+from rmqstore_conformance.cases.scenes import filled, together, told
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import (
     START_MS,
@@ -46,18 +46,6 @@ pytestmark = pytest.mark.needs("fifo")
 
 def pop(store: Store, most: int = 32, invisible_ms: int = 1000, **options: Any) -> list[PoppedMessage]:
     return store.pop(T, G, **{"max_messages": most, "invisible_ms": invisible_ms, "order": True, **options})
-
-
-def filled(stores: Stores, count: int, **settings: Any) -> Store:
-    """Open a store with so many messages in the queue."""
-    store = stores.open(**settings)
-    store.send_batch([message(n) for n in range(count)])
-    return store
-
-
-def told(popped: list[PoppedMessage]) -> list[tuple[str, int]]:
-    """Return the label and the attempt of each message."""
-    return [(label(each), each.attempt) for each in popped]
 
 
 def test_p9_no_message_of_a_group_overtakes_another_in_a_widened_topic(stores: Stores) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from rmqstore import Message, PoppedMessage, SendReceipt, Store
 from rmqstore.contract import AckOutcome, ChangeOutcome, Lag, Receipt, RejectOutcome, ReleaseOutcome
-from rmqstore_conformance.cases.test_threads import THREADS, together
+from rmqstore_conformance.cases.scenes import THREADS, together
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.histories import Event, History, event, restless
 from rmqstore_conformance.states import MarkState, MessageState, QueueState

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from datetime import timedelta
 
 import pytest
 
-from rmqstore import Message, ReleaseOutcome, Store
-from rmqstore.message import MAX_BODY_BYTES
+from rmqstore import Message, Store
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import Stores, ids, message, pop_all
 
@@ -54,25 +52,6 @@ def test_p7_the_longest_names_have_retry_topics_and_dead_letters(durable_stores:
     store.groups.delete(LIKE_IT)
     store = durable_stores.reopen(store)
     assert {each.name for each in store.topics.list()} == {OTHER}
-
-
-@pytest.mark.clause("P3", "P7")
-def test_h2_the_largest_message_comes_as_it_was_sent(stores: Stores) -> None:
-    """H2: a body of the most bytes that there may be: pending, handed over, popped, given back, retried, dead and resent, it is whole."""
-    store = stores.open(max_retries=1)
-    body = random.Random(1).randbytes(MAX_BODY_BYTES)
-    store.send(message("now", body=body))
-    store.send(message("later", body=body), delay_ms=1000)
-    assert [len(each.message.body) for each in store.scan().timers] == [len(body)]
-    assert stores.tick_after(store, 1000).handed_over == 1
-    assert store.release(store.pop(T, G, max_messages=2)) == [ReleaseOutcome.RELEASED] * 2
-    for _ in range(2):
-        assert [each.body == body for each in store.pop(T, G, max_messages=2, invisible=SECOND)] == [True, True]
-        stores.tick_after(store, 1000)
-    letters = store.dead_letters.list(G)
-    assert [each.message.body == body for each in letters] == [True, True]
-    assert store.dead_letters.resend(letters) == 2
-    assert [each.body == body for each in pop_all(store)] == [True, True]
 
 
 @pytest.mark.clause("P13", "P14", "R1")

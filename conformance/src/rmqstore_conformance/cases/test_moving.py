@@ -10,12 +10,15 @@ import pytest
 from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, ReleaseOutcome, Store
 from rmqstore.message import dlq_topic
 from rmqstore.transfer import dump, load_into
+from rmqstore_conformance.cases.scenes import told
 from rmqstore_conformance.data import groups, topics
-from rmqstore_conformance.stores import DAY_MS, Stores, attempt_of, ids, key_of, label, mark_of, message, pop_all
+from rmqstore_conformance.stores import DAY_MS, Stores, attempt_of, ids, key_of, mark_of, message, pop_all
 
 CANCELLED = CancelOutcome.CANCELLED
 (T,) = topics(__name__.rpartition(".")[2], 1)
 (G,) = groups(__name__.rpartition(".")[2], 1)
+
+pytestmark = pytest.mark.needs("import_state")
 
 
 class Past(NamedTuple):
@@ -76,7 +79,6 @@ def moved(stores: Stores, store: Store) -> Store:
 
 
 @pytest.mark.clause("I1", "C4", "P1", "P5", "P7", "P14", "Q1", "T10", "H2")
-@pytest.mark.needs("import_state")
 def test_s1_what_is_moved_goes_on_as_if_nothing_had_happened(stores: Stores) -> None:
     """S1: state is exported and taken in whole: what is seen, the answers to handles, receipts, attempts and marks, and what comes next."""
     old, handles, receipts = used(stores)
@@ -101,7 +103,7 @@ def test_s1_what_is_moved_goes_on_as_if_nothing_had_happened(stores: Stores) -> 
 
 
 @pytest.mark.clause("S1")
-@pytest.mark.needs("cancel_by_key", "import_state")
+@pytest.mark.needs("cancel_by_key")
 def test_c6_each_key_finds_what_was_moved(stores: Stores) -> None:
     """C6: alone in its call or among others, a timer that was taken in is cancelled by any of its keys."""
     old = stores.open("old", max_retries=1, default_queues=2)
@@ -114,7 +116,7 @@ def test_c6_each_key_finds_what_was_moved(stores: Stores) -> None:
 
 
 @pytest.mark.clause("S1")
-@pytest.mark.needs("fifo", "import_state")
+@pytest.mark.needs("fifo")
 def test_p9_a_topic_that_a_pop_made_is_so_where_its_store_is_moved(stores: Stores) -> None:
     """P9: its first message with a group makes it ``fifo_queues`` wide there, too, and one that was asked for stays as it is."""
     old = stores.open("old", max_retries=1, default_queues=2)
@@ -129,7 +131,7 @@ def test_p9_a_topic_that_a_pop_made_is_so_where_its_store_is_moved(stores: Store
 
 
 @pytest.mark.clause("S1")
-@pytest.mark.needs("import_state", "fifo")
+@pytest.mark.needs("fifo")
 def test_p9_a_run_goes_on_where_its_store_is_moved(stores: Stores) -> None:
     """P9: what is un-acked of a run stays held, and comes back in place, in the store that took it in."""
     old = stores.open("old", max_retries=1, default_queues=2)
@@ -145,13 +147,12 @@ def test_p9_a_run_goes_on_where_its_store_is_moved(stores: Stores) -> None:
     for store in (old, new):
         store.tick()
         popped = store.pop(T, G, order=True, max_messages=4, invisible_ms=1000)
-        assert [(label(each), each.attempt) for each in popped] == [("m0", 2), ("m2", 2), ("m3", 2), ("m4", 1)]
+        assert told(popped) == [("m0", 2), ("m2", 2), ("m3", 2), ("m4", 1)]
         assert set(store.ack(popped)) == {AckOutcome.ACKED}
         assert store.verify() == []
 
 
 @pytest.mark.clause("S1")
-@pytest.mark.needs("import_state")
 def test_i1_a_part_of_a_load_is_taken_in_once(stores: Stores) -> None:
     """I1: a load that has no answer gives its part again with its mark: nothing of it is there, or counted, twice."""
     old = used(stores).store
@@ -170,3 +171,17 @@ def test_i1_a_part_of_a_load_is_taken_in_once(stores: Stores) -> None:
     stores.clock.advance(DAY_MS)
     assert new.tick().handed_over == old.tick().handed_over > 0
     new.close()  # it has parts of a state alone, which do not agree with each other
+
+
+@pytest.mark.clause("S1")
+def test_p1_a_remembered_attempt_of_a_deleted_topic_is_moved(stores: Stores) -> None:
+    """P1: a repeat of an attempt whose topic was deleted gets nothing new within its time, also from a store that was dumped and loaded."""
+    old = stores.open("old", max_retries=1, default_queues=2)
+    old.send(message("old"))
+    assert len(old.pop(T, G, attempt_id=attempt_of("a"))) == 1
+    old.topics.delete(T)
+    old.send(message("new"))
+    for each in (old, moved(stores, old)):
+        assert each.pop(T, G, attempt_id=attempt_of("a")) == []
+        assert "" not in each.groups.list()
+        assert ids(each.pop(T, G)) == ["mnew"]

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentTypeError, PoppedMessage, Receipt, ReleaseOutcome, Store
+from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentTypeError, PoppedMessage, Receipt, ReleaseOutcome
 from rmqstore.message import dlq_topic, retry_topic
+from rmqstore_conformance.cases.scenes import filled
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.fidelity import differences
 from rmqstore_conformance.stores import DAY_MS, START_MS, Stores, attempt_of, ids, label, message, pop_all, read_ids
@@ -19,13 +20,6 @@ from rmqstore_conformance.stores import DAY_MS, START_MS, Stores, attempt_of, id
 G, H = groups(__name__.rpartition(".")[2], 2)
 
 ACKED, AGAIN, STALE, UNKNOWN = AckOutcome.ACKED, AckOutcome.ALREADY_ACKED, AckOutcome.STALE, AckOutcome.UNKNOWN
-
-
-def filled(stores: Stores, count: int, **settings: Any) -> Store:
-    """Open a store with ``count`` messages in topic t."""
-    store = stores.open(**settings)
-    store.send_batch([message(n) for n in range(count)])
-    return store
 
 
 def only(popped: list[PoppedMessage]) -> PoppedMessage:
@@ -83,8 +77,7 @@ def test_p1_a_repeated_attempt_gets_nothing_new_once_all_of_it_is_acked(stores: 
 @pytest.mark.parametrize("acked", [False, True], ids=["held", "acked"])
 def test_p1_a_repeated_attempt_gets_nothing_of_a_topic_that_was_made_anew(stores: Stores, acked: bool) -> None:
     """P1: what the attempt was given is gone with its topic; a late repeat gets neither that nor what would stay un-acked."""
-    store = stores.open()
-    store.send_batch([message(n) for n in range(3)])
+    store = filled(stores, 3)
     first = store.pop(T, G, max_messages=2, invisible_ms=10_000, attempt_id=attempt_of("a"))
     if acked:
         store.ack(first)
@@ -355,3 +348,13 @@ def test_p8_batches_of_columns_are_acked_as_they_are(stores: Stores) -> None:
     assert store.ack(texts[::2]) == [ACKED] * 100
     assert store.ack(batch) == [AGAIN, ACKED] * 100
     assert store.lag(T, G).in_flight == 0
+
+
+def test_p14_ready_names_the_end_of_a_lease_of_the_group(stores: Stores) -> None:
+    """P14: when another group's lease ends first, no caller of this one is told to look then."""
+    store = stores.open()
+    store.send(message(1))
+    store.pop(T, G, invisible_ms=5000)
+    store.pop(T, H, invisible_ms=1000)
+    now_ms = stores.clock.now_ms()
+    assert store.engine.pops.ready(T, G, "*", now_ms) == now_ms + 5000

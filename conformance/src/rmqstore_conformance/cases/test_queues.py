@@ -8,6 +8,7 @@ import pytest
 
 from rmqstore import AckOutcome, IllegalArgumentError, IllegalFilterError, InitMode, Lag
 from rmqstore.contract import PopRequest
+from rmqstore_conformance.cases.scenes import filled
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import START_MS, Stores, ids, message, pop_all
 
@@ -136,8 +137,7 @@ def test_p11_where_a_new_group_starts(stores: Stores) -> None:
 
 def test_p11_reset_voids_the_leases_and_keeps_the_retries(stores: Stores) -> None:
     """P11: to MIN, MAX and any offset; leases of the queue turn STALE, messages in the retry topic stay."""
-    store = stores.open(reclaim="age")
-    store.send_batch([message(n) for n in range(5)])
+    store = filled(stores, 5, reclaim="age")
     retried = store.pop(T, G, max_messages=1, invisible_ms=1000)
     stores.tick_after(store, 1000)
     held = store.pop(T, G, max_messages=2, queue=0, invisible_ms=60_000)
@@ -208,8 +208,7 @@ def test_p13_retries_get_their_share_under_full_load(stores: Stores, share: floa
 
 def test_p13_retries_come_when_there_is_room(stores: Stores) -> None:
     """P13: an empty topic, or a pop with room left, gives the retries at once, whatever the share."""
-    store = stores.open(retry_share=0.0)
-    store.send_batch([message(n) for n in range(4)])
+    store = filled(stores, 4, retry_share=0.0)
     store.pop(T, G, max_messages=2, invisible_ms=1)
     stores.tick_after(store, 1)
     assert len(store.pop(T, G, max_messages=3)) == 3

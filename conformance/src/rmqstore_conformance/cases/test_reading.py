@@ -19,6 +19,7 @@ import pytest
 import rmqstore
 from rmqstore import Message, ReadStore, StoreClosedError, StoreForkedError, StorePathError, UnsupportedOperationError
 from rmqstore.contract import PopStore, TimerStore
+from rmqstore_conformance.cases.scenes import filled
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import GIVEN, HOUR_MS, START_MS, Pair, Stores, ids, message, pop_all, read_ids, stores_of
 
@@ -100,8 +101,7 @@ def _files(root: Path) -> dict[str, tuple[int, int]]:
 @pytest.mark.needs("read_only_open")
 def test_x1_a_reader_sees_one_state_beside_its_owner(durable_stores: Stores) -> None:
     """X1: the state as of the open, whatever the owner does; refresh moves it on; counts are exact on both."""
-    store = durable_stores.open(reclaim="age")
-    store.send_batch([message(n) for n in range(5)])
+    store = filled(durable_stores, 5, reclaim="age")
     sent = store.send_batch([message(f"later{n}", deliver_at_ms=START_MS + HOUR_MS + n) for n in range(7)])
     store.pop(T, G, max_messages=2)
     with _reader(durable_stores) as reader:

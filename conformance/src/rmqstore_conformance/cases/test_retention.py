@@ -9,6 +9,7 @@ import pytest
 
 from rmqstore import IllegalArgumentError, InitMode, Lag, Store
 from rmqstore.message import PARKED_TOPIC, dlq_topic
+from rmqstore_conformance.cases.scenes import filled
 from rmqstore_conformance.damaging import damage_messages
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import DAY_MS, HOUR_MS, Stores, id_of, ids, message, plain, pop_all, read_ids
@@ -24,8 +25,7 @@ def kept(store: Store, topic: str = T) -> tuple[int, ...]:
 @pytest.mark.needs("retention")
 def test_q1_kept_until_older_than_the_retention(stores: Stores) -> None:
     """Q1: to the millisecond, consumed or not; offsets, lag and reads begin at the first kept message; timers are not touched."""
-    store = stores.open(retention_ms=HOUR_MS, reclaim="age")
-    store.send_batch([message(n) for n in range(3)])
+    store = filled(stores, 3, retention_ms=HOUR_MS, reclaim="age")
     store.send(message("timer"), delay_ms=30 * DAY_MS)
     stores.clock.advance(1000)
     store.send_batch([message(n) for n in range(3, 5)])
@@ -50,8 +50,7 @@ def test_q1_kept_until_older_than_the_retention(stores: Stores) -> None:
 
 def test_q1_none_keeps_for_ever(stores: Stores) -> None:
     """Q1: a retention of 0 takes nothing."""
-    store = stores.open(retention_ms=0, reclaim="age")
-    store.send_batch([message(n) for n in range(3)])
+    store = filled(stores, 3, retention_ms=0, reclaim="age")
     pop_all(store)
     stores.tick_after(store, 4000 * DAY_MS)
     assert kept(store) == (0,)
@@ -61,8 +60,7 @@ def test_q1_none_keeps_for_ever(stores: Stores) -> None:
 @pytest.mark.needs("retention")
 def test_q1_by_default_nothing_goes_unconsumed(stores: Stores) -> None:
     """Q1: however old it is and however long its group was away; what every group has consumed makes room."""
-    store = stores.open()
-    store.send_batch([message(n) for n in range(10)])
+    store = filled(stores, 10)
     store.send(message("unread", topic="nobody"))
     store.ack(store.pop(T, G, max_messages=1))
     store.pop(T, G, max_messages=1, invisible=timedelta(days=2))
@@ -82,8 +80,7 @@ def test_q1_by_default_nothing_goes_unconsumed(stores: Stores) -> None:
 def test_q1_what_goes_unconsumed_is_counted(durable_stores: Stores) -> None:
     """Q1: by group, exactly and durably, in the lag and in the tick's report; not for groups that come later, not what was popped."""
     settings: dict[str, Any] = {"retention_ms": HOUR_MS, "reclaim": "age"}
-    store = durable_stores.open(**settings)
-    store.send_batch([message(n) for n in range(10)])
+    store = filled(durable_stores, 10, **settings)
     store.ack(store.pop(T, "half", max_messages=5))
     pop_all(store, group="done")
     store.pop(T, "held", max_messages=8, invisible=timedelta(hours=2))
@@ -118,8 +115,7 @@ def test_q1_what_goes_unconsumed_is_counted(durable_stores: Stores) -> None:
 @pytest.mark.needs("retention")
 def test_q1_leased_messages_are_pinned(durable_stores: Stores) -> None:
     """Q1: a lease holds its message and all behind it, also across a reopen; when it ends the message lives on in the retry topic."""
-    store = durable_stores.open(retention_ms=HOUR_MS, reclaim="age")
-    store.send_batch([message(n) for n in range(6)])
+    store = filled(durable_stores, 6, retention_ms=HOUR_MS, reclaim="age")
     popped = store.pop(T, G, max_messages=3, invisible_ms=3 * HOUR_MS)
     store.ack(popped[0])
     store.change_invisible(popped[1], invisible_ms=5 * HOUR_MS)
@@ -142,8 +138,7 @@ def test_q1_leased_messages_are_pinned(durable_stores: Stores) -> None:
 @pytest.mark.needs("fifo", "retention")
 def test_q1_un_acked_messages_of_a_run_are_pinned(stores: Stores) -> None:
     """Q1: under FIFO what was popped and not acked stays in its place until it is."""
-    store = stores.open(retention_ms=HOUR_MS, reclaim="age")
-    store.send_batch([message(n) for n in range(4)])
+    store = filled(stores, 4, retention_ms=HOUR_MS, reclaim="age")
     run = store.pop(T, G, max_messages=3, invisible_ms=1000, order=True)
     store.ack(run[0])
     stores.tick_after(store, DAY_MS)
@@ -201,8 +196,7 @@ def test_q2_consumed_messages_go_once_every_group_has_them(durable_stores: Store
 @pytest.mark.needs("retention")
 def test_q2_a_topic_whose_last_group_is_deleted_keeps_what_it_has(stores: Stores) -> None:
     """Q2: without a group nothing is freed, also where there was one; the next group gets what the last one left."""
-    store = stores.open()
-    store.send_batch([message(n) for n in range(6)])
+    store = filled(stores, 6)
     store.ack(store.pop(T, G, max_messages=2))
     store.ack(store.pop(T, H, max_messages=4))
     store.tick()
@@ -217,8 +211,7 @@ def test_q2_a_topic_whose_last_group_is_deleted_keeps_what_it_has(stores: Stores
 def test_q3_idle_groups_stop_counting_and_keep_their_position(durable_stores: Stores) -> None:
     """Q3: after the expiry plus at most its eighth; a pop in between keeps a group alive, also an empty one; the position stays."""
     settings: dict[str, Any] = {"retention_ms": 0, "reclaim": "consumed", "group_expiry_ms": 8 * HOUR_MS}
-    store = durable_stores.open(**settings)
-    store.send_batch([message(n) for n in range(4)])
+    store = filled(durable_stores, 4, **settings)
     store.ack(store.pop(T, "idle", max_messages=2))
     pop_all(store, group="busy")
     store.tick()
@@ -271,8 +264,7 @@ def test_q3_a_group_whose_offset_is_reset_counts_again(stores: Stores) -> None:
 def test_q3_no_group_is_idle_before_its_time(stores: Stores) -> None:
     """Q3: the time runs from a group's last pop, though not every pop is noted: one just before the next is due counts as well."""
     settings: dict[str, Any] = {"retention_ms": 0, "reclaim": "consumed", "group_expiry_ms": 8 * HOUR_MS}
-    store = stores.open(**settings)
-    store.send_batch([message(n) for n in range(4)])
+    store = filled(stores, 4, **settings)
     store.ack(store.pop(T, G, max_messages=1))
     stores.clock.advance(HOUR_MS - 1)
     store.ack(store.pop(T, G, max_messages=1))
@@ -291,8 +283,7 @@ def test_q3_no_group_is_idle_before_its_time(stores: Stores) -> None:
 @pytest.mark.needs("retention")
 def test_p11_a_late_group_starts_within_a_call_that_was_half_consumed(stores: Stores) -> None:
     """P11: messages of one call that were consumed are gone for a group that comes later, the others are not."""
-    store = stores.open(retention_ms=0, reclaim="consumed")
-    store.send_batch([message(n) for n in range(4)])
+    store = filled(stores, 4, retention_ms=0, reclaim="consumed")
     store.ack(store.pop(T, G, max_messages=2))
     store.tick()
     assert store.lag(T, "late") == Lag(2, 0, 0, 0)
@@ -303,8 +294,7 @@ def test_p11_a_late_group_starts_within_a_call_that_was_half_consumed(stores: St
 @pytest.mark.needs("retention")
 def test_p11_late_groups_start_with_the_first_kept_message(stores: Stores) -> None:
     """P11: MIN is the first kept message; a group that fell behind goes on there; resets go no further back."""
-    store = stores.open(retention_ms=HOUR_MS, reclaim="age")
-    store.send_batch([message(n) for n in range(3)])
+    store = filled(stores, 3, retention_ms=HOUR_MS, reclaim="age")
     store.ack(store.pop(T, "behind", max_messages=1))
     stores.clock.advance(HOUR_MS)
     store.send_batch([message(n) for n in range(3, 6)])

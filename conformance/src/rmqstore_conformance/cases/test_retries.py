@@ -8,6 +8,7 @@ import pytest
 
 from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, Lag, RejectOutcome, ReleaseOutcome
 from rmqstore.message import MAX_REASON_BYTES, dlq_topic
+from rmqstore_conformance.cases.scenes import filled
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, ids, label, message, plain, pop_all
 
@@ -43,8 +44,7 @@ def test_p7_the_last_attempt_says_why_in_the_dead_letter(durable_stores: Stores)
 @pytest.mark.clause("P4", "P14")
 def test_p7_a_rejected_message_is_a_dead_letter_at_once(durable_stores: Stores) -> None:
     """P7: with its reason, however many attempts are left; its receipt is done for; the other messages and groups are not concerned."""
-    store = durable_stores.open()
-    store.send_batch([message(n) for n in range(3)])
+    store = filled(durable_stores, 3)
     bad, done, good = store.pop(T, G)
     store.ack(done)
     assert store.reject([bad, done, "no receipt"], reason="not JSON") == [
@@ -137,8 +137,7 @@ def test_p7_a_group_has_retries_of_its_own(durable_stores: Stores) -> None:
 
 def test_p6_a_heartbeat_and_a_back_off_go_together(stores: Stores) -> None:
     """P6: what a change of the lease returned stands for the message in every later call; what it was made of is STALE."""
-    store = stores.open()
-    store.send_batch([message(n) for n in range(4)])
+    store = filled(stores, 4)
     popped = store.pop(T, G, max_messages=4, invisible=SECOND)
     beats = [store.change_invisible(each, MINUTE) for each in popped]
     assert [each.message and label(each.message) for each in beats] == ids(popped)
@@ -153,3 +152,36 @@ def test_p6_a_heartbeat_and_a_back_off_go_together(stores: Stores) -> None:
     assert [each.outcome for each in store.retry_later(beats[3:], SECOND)] == [ChangeOutcome.CHANGED]
     stores.tick_after(store, 1000)
     assert sorted((label(each), each.attempt) for each in store.pop(T, G)) == [("m0", 2), ("m2", 1), ("m3", 2)]
+
+
+def test_p7_a_group_made_anew_has_no_settings(stores: Stores) -> None:
+    """P7: retries and waits that were set for a group go with it; the group of that name that comes later follows the store's."""
+    store = stores.open(max_retries=5)
+    store.send(message(0))
+    store.groups.set(G, max_retries=0, backoff=[timedelta(hours=9)])
+    (first,) = store.pop(T, G, invisible=SECOND)
+    store.groups.delete(G)
+    assert store.groups.settings(G).max_retries is None
+    (again,) = store.pop(T, G, invisible=SECOND)
+    assert again.attempt == 1
+    assert store.ack(first) in (AckOutcome.STALE, AckOutcome.UNKNOWN)
+    report = stores.tick_after(store, 1000)
+    assert (report.retried, report.dead) == (1, 0)
+    (second,) = store.pop(T, G, invisible=SECOND)
+    store.retry_later(second)
+    assert [each.expiry_ms - stores.clock.now_ms() for each in store.leases()] == [30_000]
+
+
+@pytest.mark.clause("P6")
+def test_p7_a_change_does_not_take_the_reason(stores: Stores) -> None:
+    """P7: a lease that backs off and is lengthened is worked on again: it backs off no more, and its old reason is told no more."""
+    store = stores.open()
+    store.send(message(0))
+    (got,) = store.pop(T, G)
+    waiting = store.retry_later(got, timedelta(hours=1), reason="no answer")
+    assert [(each.is_backing_off, each.reason) for each in store.leases()] == [(True, "no answer")]
+    assert store.lag(T, G) == Lag(ready=0, in_flight=0, retry=0, dead=0, backing_off=1)
+    changed = store.change_invisible(waiting, MINUTE)
+    assert [(each.is_backing_off, each.reason) for each in store.leases()] == [(False, "")]
+    assert store.lag(T, G) == Lag(ready=0, in_flight=1, retry=0, dead=0)
+    assert store.ack(changed) is AckOutcome.ACKED

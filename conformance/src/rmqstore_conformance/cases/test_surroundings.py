@@ -22,6 +22,7 @@ import pytest
 
 import rmqstore
 from rmqstore import CancelOutcome, ManualClock, Store, StoreError, StoreForkedError, StoreFullError, StorePoisonedError
+from rmqstore_conformance.cases.scenes import filled
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.faults.interrupting import belongs_to, stepped
 from rmqstore_conformance.stores import (
@@ -413,8 +414,7 @@ def test_x5_a_removed_store_acknowledges_nothing(durable_stores: Stores, remove:
 @pytest.mark.clause("P5", "P1", "P2")
 def test_c6_what_a_crash_took_is_named_by_nothing_that_came_later(durable_stores: Stores) -> None:
     """C6, P5: handles and receipts of calls that were lost before they were durable mean nothing that the store gave out since."""
-    store = durable_stores.open(flush="async")
-    store.send_batch([message(n) for n in range(4)])
+    store = filled(durable_stores, 4, flush="async")
     store.flush()
     # What the disk holds now is what a loss of power leaves of all that comes next.
     copied_as_it_is(durable_stores.root / "store", durable_stores.root / "left")

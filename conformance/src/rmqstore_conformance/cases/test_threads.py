@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -13,26 +12,12 @@ import pytest
 from rmqstore import AckOutcome, Store, SystemClock
 from rmqstore.contract import Side, Ticket
 from rmqstore.errors import StoreClosedError
+from rmqstore_conformance.cases.scenes import together
 from rmqstore_conformance.data import groups, topics
 from rmqstore_conformance.stores import Stores, label, message
 
 (T,) = topics(__name__.rpartition(".")[2], 1)
 (G,) = groups(__name__.rpartition(".")[2], 1)
-
-THREADS = 8
-
-
-def together(work: Callable[[int], None], count: int = THREADS) -> None:
-    """Run ``work(0) … work(count - 1)`` at once; the first error is raised."""
-    barrier = threading.Barrier(count)
-
-    def started(number: int) -> None:
-        barrier.wait()
-        work(number)
-
-    with ThreadPoolExecutor(count) as pool:
-        for future in [pool.submit(started, number) for number in range(count)]:
-            future.result(timeout=100)
 
 
 @pytest.mark.clause("P13")

@@ -8,11 +8,13 @@ from unittest.mock import patch
 import pytest
 
 import rmqstore
-from rmqstore import DelayTooLongError, MessageBatch, PoppedMessage
-from rmqstore.contract import EMPTY_CURSOR
+from rmqstore import CancelOutcome, DelayTooLongError, MessageBatch, PoppedMessage
+from rmqstore.contract import EMPTY_CURSOR, MessageState
+from rmqstore.message import MAX_TIME_MS
 from rmqstore_conformance.cases.test_handover import broken_off
 from rmqstore_conformance.data import topics
-from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, message, pop_all, read_ids
+from rmqstore_conformance.fidelity import check
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, id_of, ids, key_of, label, message, pop_all, read_ids
 
 (T,) = topics(__name__.rpartition(".")[2], 1)
 
@@ -224,3 +226,118 @@ def test_t11_overdue_below_what_earlier_ticks_closed(durable_stores: Stores, is_
     store = durable_stores.reopen(store)
     assert (store.tick().handed_over, read_ids(store)) == (2, ["m0", "m4", "m1", "m5", "m2"])
     assert store.pending().total == 1
+
+
+FAR_MS = (
+    START_MS + 400 * DAY_MS,
+    *(2**41 + at for at in (-1, 7)),
+    2**42 + 1,
+    2**48 + 1,
+    *(2**53 + at for at in range(4)),
+    2**61,
+    MAX_TIME_MS,
+)
+"""Times on both sides of the numbers of bits that an index may have for one, and one ms apart."""
+
+
+@pytest.mark.clause("T10", "T6")
+def test_t5_times_beyond_2_53_are_kept_to_the_ms(stores: Stores) -> None:
+    """T5: timers beyond 2^53 ms, up to the limit, that differ by a ms are counted, listed and found by their own times."""
+    store = stores.open(precision_ms=100)
+    sent = [message(at, deliver_at_ms=due_ms, born_ms=at) for at, due_ms in enumerate(FAR_MS)]
+    handles = [str(each.handle) for each in (store.send(sent[0]), *store.send_batch(MessageBatch.of(sent[1:]).columns))]
+    for _ in range(2):
+        assert stores.tick_after(store, 60_000).handed_over == 0
+        for each, pending in zip(sent, store.scan().timers, strict=True):
+            check(each, pending.message, "far ahead")
+            assert pending.deliver_at_ms == each.deliver_at_ms
+        counts = store.pending(FAR_MS)
+        assert (counts.total, counts.earliest_ms, counts.latest_ms) == (len(sent), FAR_MS[0], FAR_MS[-1])
+        assert list(counts.counts) == [1] * (len(FAR_MS) - 1)
+        assert [len(store.scan(from_ms=at, to_ms=min(at + 1, MAX_TIME_MS)).timers) for at in FAR_MS[:-1]] == [1] * (len(FAR_MS) - 1)
+        for at in (3, len(FAR_MS) - 1):
+            (found,) = store.where(id=id_of(f"m{at}"))
+            assert (found.state, found.until_ms, found.handle) == (MessageState.PENDING, FAR_MS[at], handles[at])
+        if stores.pair.durable:
+            store = stores.reopen(store, precision_ms=100)
+    for _ in range(2):
+        assert store.cancel(handles) == [CancelOutcome.CANCELLED] * len(handles)
+    assert store.pending().total == 0
+
+
+@pytest.mark.clause("T5")
+@pytest.mark.needs("cancel_by_key")
+def test_c6_far_timers_are_cancelled_by_key(stores: Stores) -> None:
+    """C6: a cancel by key finds what is due in a second and beyond 2^53 ms alike, of one topic and one key alone."""
+    store = stores.open()
+    times = [START_MS + 1000, *FAR_MS]
+    for topic, key in ((T, "k"), (T, "l"), (None, "k")):
+        keys = (key_of(key),)
+        store.send_batch([message(f"{key}{at}", topic or "u", keys=keys, deliver_at_ms=due_ms) for at, due_ms in enumerate(times)])
+    if stores.pair.durable:
+        store = stores.reopen(store)
+    assert store.cancel_key(T, key_of("k")) == [CancelOutcome.CANCELLED] * len(times)
+    assert store.cancel_key(T, key_of("k")) == []
+    assert [(each.message.topic, each.message.keys) for each in store.scan().timers].count((T, (key_of("l"),))) == len(times)
+    assert store.pending().total == 2 * len(times)
+
+
+# ---------------------------------------------------------------- what is pending
+
+
+def test_t10_counts_with_random_edges(stores: Stores) -> None:
+    """T10: every bucket, the total and both ends agree with a list, while timers come, go and are cancelled."""
+    store = stores.open()
+    rng = random.Random(10)
+    alive: dict[str, tuple[int, str]] = {}
+    for step in range(12):
+        rows = [
+            message(f"{step}-{n}", deliver_at_ms=stores.clock.now_ms() + rng.choice((1, 999, 60_000, 61_234, HOUR_MS, DAY_MS)))
+            for n in range(7)
+        ]
+        for sent, row in zip(store.send_batch(rows), rows, strict=True):
+            assert sent.handle is not None
+            assert row.deliver_at_ms is not None
+            alive[label(sent)] = (row.deliver_at_ms, sent.handle)
+        for name in rng.sample(sorted(alive), 2):
+            assert store.cancel(alive.pop(name)[1]) is rmqstore.CancelOutcome.CANCELLED
+        if step % 3 == 2:
+            stores.tick_after(store, rng.choice((1000, 60_000, HOUR_MS)))
+            alive = {name: each for name, each in alive.items() if -(-each[0] // 1000) * 1000 > stores.clock.now_ms()}
+        due = sorted(at for at, _ in alive.values())
+        edges = sorted(rng.sample(range(START_MS - 1000, START_MS + 2 * DAY_MS), 6) + rng.sample(due, 2))
+        edges = sorted(set(edges))
+        counts = store.pending(edges)
+        assert counts.total == len(due)
+        assert list(counts.counts) == [sum(a <= at < b for at in due) for a, b in zip(edges, edges[1:], strict=False)]
+        assert (counts.earliest_ms, counts.latest_ms) == (due[0], due[-1])
+        low, high = edges[1], edges[-2]
+        seen: list[str] = []
+        after = None
+        while True:
+            page = store.scan(from_ms=low, to_ms=high, after=after, limit=3)
+            seen += [label(each.message) or "" for each in page.timers]
+            if (after := page.next_after) is None:
+                break
+        assert sorted(seen) == sorted(name for name, (at, _) in alive.items() if low <= at < high)
+        assert store.verify() == []
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_t10_what_is_handed_over_is_not_pending(stores: Stores, flush: str) -> None:
+    """T10: pending = put, not cancelled, not handed over; also before the hand-over is durable."""
+    store = stores.open(flush=flush)
+    store.send_batch([message(n, deliver_at_ms=START_MS + 1000 * (n + 1)) for n in range(4)])
+    assert stores.tick_after(store, 2000).handed_over == 2
+    assert store.pending().total == 2
+    assert ids(each.message for each in store.scan().timers) == ["m2", "m3"]
+    assert store.stats().timers.pending == 2
+
+
+def test_t10_exact_between_any_two_steps_of_the_hand_over(stores: Stores) -> None:
+    """T10: a message is pending or in its topic, at every step in between, never both and never neither."""
+    store = stores.open(hand_over_limit=2)
+    store.send_batch([message(n, deliver_at_ms=START_MS + 1000) for n in range(5)])
+    stores.clock.advance(1000)
+    for step in store._hand_over.steps(stores.clock.now_ms()):
+        assert store.pending().total + len(read_ids(store)) == 5, f"after {step}"

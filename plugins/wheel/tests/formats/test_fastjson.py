@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqstore.errors import CorruptStoreError
-from rmqstore_wheel.formats.fastjson import Fields, dumps, loads
+from rmqstore_wheel.formats.fastjson import Int, Long, dumps, loads, read
 
 VALUE = {"b": {0: 5, 1: None, 2: -7}, "a": ["x", 1, None, True], "n": None, "e": {}, "l": [], "s": {"q", "p"}}
 
@@ -82,26 +83,39 @@ def test_garbage_is_a_typed_error(text: str) -> None:
         assert "it is" in str(error)
 
 
-def test_fields() -> None:
-    fields = Fields.read('{"i":5,"s":"6","t":"x","l":[1,"2"],"m":{0:1},"o":{"a":{"i":1}},"n":null,"big":9223372036854775808,"f":1.5}', "it")
-    assert fields.integer("i") == fields.integer("absent", "i") == 5
-    assert fields.integer("s") == 6
-    assert fields.integer("n") == fields.integer("absent") == 0
-    assert fields.optional_integer("n") is None
-    assert (fields.text("t"), fields.text("i"), fields.text("n")) == ("x", "5", None)
-    assert (fields.integers("l"), fields.integers("n")) == ([1, 2], None)
-    assert (fields.integer_map("m"), fields.integer_map("n")) == ({0: 1}, None)
-    assert fields.objects("o")["a"].integer("i") == 1
-    assert fields.objects("n") == {}
-    for wrong in ("t", "l", "big", "f"):
-        with pytest.raises(CorruptStoreError, match=f"it, field '{wrong}'"):
-            fields.integer(wrong)
-    with pytest.raises(CorruptStoreError, match="32 bits"):
-        Fields.read('{"i":2147483648}', "it").integer("i", bits=32)
-    for read in (fields.integers, fields.integer_map, fields.objects, fields.object):
-        with pytest.raises(CorruptStoreError, match="it, field 't'"):
-            read("t")  # type: ignore[operator]
-    with pytest.raises(CorruptStoreError, match="where a text is expected"):
-        fields.text("l")
-    with pytest.raises(CorruptStoreError, match="key: 'a'"):
-        fields.integer_map("o")
+class Bean(msgspec.Struct):
+    i: Int = 0
+    text: str | None = None
+    m: dict[Long, Long] = {}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"i":5}', Bean(5)),
+        ('{"i":"-6","text":"x"}', Bean(-6, "x")),
+        ('{"old":7,"i":null,"text":null,"m":{0:"1",2:null}}', Bean(7, None, {0: 1})),
+        ("{}", Bean()),
+    ],
+)
+def test_structs_are_read(text: str, expected: Bean) -> None:
+    assert read(text, Bean, "it", {"old": "i"}) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"i":"x"}',
+        '{"i":[]}',
+        '{"i":1.5}',
+        '{"i":2147483648}',
+        '{"i":"2147483648"}',
+        '{"m":{0:9223372036854775808}}',
+        '{"m":{a:1}}',
+        '{"m":5}',
+        '{"text":[]}',
+    ],
+)
+def test_wrong_fields_are_refused_by_name(text: str) -> None:
+    with pytest.raises(CorruptStoreError, match=r"it: .* at `.*\$.(i|m|text)"):
+        read(text, Bean, "it")

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rmqstore.contract.receipts import Receipt
 from rmqstore_wheel import formats
 from rmqstore_wheel.formats import commit_log, config_files, consume_queue, index_file, timer_log, wheel
 
@@ -74,3 +75,8 @@ def test_every_codec_has_its_picture() -> None:
     modules = {path.stem for path in Path(formats.__file__).parent.glob("*.py")} - {"__init__"}
     shared = {"binary_columns", "decimals", "messages"}
     assert sorted(name for name in modules - shared if f"`{name}`" not in PAGE) == []
+
+
+def test_a_receipt_begins_as_the_page_says() -> None:
+    receipt = Receipt("orders", "g", 3, 104, 100, 1_700_000_000_000, 60_000, 2, "broker-a", 1, 5, 4660)
+    assert receipt.text().startswith("100 1700000000000 60000 5 2 broker-a 3 104 4660 ")

@@ -14,13 +14,14 @@ Old brokers wrote an ack's names in full: ackOffset, ackOffsetList, brokerName, 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from rmqstore.errors import IllegalArgumentError
+from rmqstore_wheel.formats import fastjson
 from rmqstore_wheel.formats.binary_columns import Bytes
-from rmqstore_wheel.formats.fastjson import Fields, quote
+from rmqstore_wheel.formats.fastjson import Byte, Int, Long, quote
 
 CK_TAG: Final = "ck"
 ACK_TAG: Final = "ack"
@@ -29,22 +30,55 @@ MAX_MESSAGES: Final = 32
 """Messages of one check point: the bits of ``bm``."""
 
 
-class CheckPoint(msgspec.Struct):
+_NAMES: Final = {
+    "topic": "t",
+    "group": "c",
+    "queue_id": "q",
+    "start_offset": "so",
+    "pop_ms": "pt",
+    "broker": "bn",
+    "invisible_ms": "it",
+    "count": "n",
+    "distances": "d",
+    "acked_bits": "bm",
+    "revive_offset": "ro",
+    "rewrites": "rp",
+    "ack_offset": "ao",
+    "ack_offsets": "aol",
+}
+_OLD_NAMES: Final = {
+    "topic": "t",
+    "consumerGroup": "c",
+    "queueId": "q",
+    "startOffset": "so",
+    "popTime": "pt",
+    "brokerName": "bn",
+    "ackOffset": "ao",
+    "ackOffsetList": "aol",
+}
+
+
+class _OfPop(msgspec.Struct, rename=_NAMES):
+    """What names a check point, but for its broker, which a batch ack may lack."""
+
+    topic: str = ""
+    group: str = ""
+    queue_id: Int = 0
+    start_offset: Long = 0
+    pop_ms: Long = 0
+
+
+class CheckPoint(_OfPop):
     """What one pop took from one queue. Bit i of ``acked_bits`` (0 to 2**32 - 1) says that message i is acked.
 
     ``distances`` is None in a check point of an old broker, whose offsets have no gaps.
     """
 
-    topic: str
-    group: str
-    queue_id: int
-    start_offset: int
-    pop_ms: int
-    invisible_ms: int
-    count: int
-    distances: list[int] | None = None
-    acked_bits: int = 0
-    revive_offset: int = 0
+    invisible_ms: Long = 0
+    count: Byte = 0
+    distances: list[Long] | None = None
+    acked_bits: Int = 0
+    revive_offset: Long = 0
     broker: str | None = None
     rewrites: str | None = None
 
@@ -69,15 +103,10 @@ class CheckPoint(msgspec.Struct):
         return f"{self.topic}@{self.queue_id}@{self.start_offset}@{self.group}@{self.pop_ms}@{self.broker or 'null'}@{CK_TAG}"
 
 
-class Ack(msgspec.Struct):
+class Ack(_OfPop):
     """One acked message; ``start_offset`` and ``pop_ms`` say of which check point."""
 
-    topic: str
-    group: str
-    queue_id: int
-    start_offset: int
-    pop_ms: int
-    ack_offset: int
+    ack_offset: Long = 0
     broker: str | None = None
 
     def unique_key(self) -> str:
@@ -85,15 +114,10 @@ class Ack(msgspec.Struct):
         return f"{self.topic}@{self.queue_id}@{self.ack_offset}@{self.group}@{self.pop_ms}@{self.broker or 'null'}@{ACK_TAG}"
 
 
-class BatchAck(msgspec.Struct):
+class BatchAck(_OfPop):
     """Several acked messages of one check point."""
 
-    topic: str
-    group: str
-    queue_id: int
-    start_offset: int
-    pop_ms: int
-    ack_offsets: list[int]
+    ack_offsets: list[Long] = []
     broker: str | None = None
 
     def unique_key(self) -> str:
@@ -149,21 +173,9 @@ def decode_check_point(data: Bytes) -> CheckPoint:
     Raises:
         CorruptStoreError: it is none.
     """
-    fields = Fields.read(data, "a check point")
-    return CheckPoint(
-        topic=fields.text("t") or "",
-        group=fields.text("c") or "",
-        queue_id=fields.integer("q", bits=32),
-        start_offset=fields.integer("so"),
-        pop_ms=fields.integer("pt"),
-        invisible_ms=fields.integer("it"),
-        count=fields.integer("n", bits=8),
-        distances=fields.integers("d"),
-        acked_bits=fields.integer("bm", bits=32) & 0xFFFF_FFFF,
-        revive_offset=fields.integer("ro"),
-        broker=fields.text("bn"),
-        rewrites=fields.text("rp"),
-    )
+    point = fastjson.read(data, CheckPoint, "a check point")
+    point.acked_bits &= 0xFFFF_FFFF
+    return point
 
 
 def decode_ack(data: Bytes) -> Ack:
@@ -172,8 +184,7 @@ def decode_ack(data: Bytes) -> Ack:
     Raises:
         CorruptStoreError: it is none.
     """
-    fields = Fields.read(data, "an ack")
-    return Ack(**_common_of(fields), ack_offset=fields.integer("ao", "ackOffset"))
+    return fastjson.read(data, Ack, "an ack", _OLD_NAMES)
 
 
 def decode_batch_ack(data: Bytes) -> BatchAck:
@@ -182,17 +193,4 @@ def decode_batch_ack(data: Bytes) -> BatchAck:
     Raises:
         CorruptStoreError: it is none.
     """
-    fields = Fields.read(data, "a batch ack")
-    return BatchAck(**_common_of(fields), ack_offsets=fields.integers("aol", "ackOffsetList") or [])
-
-
-def _common_of(fields: Fields) -> dict[str, Any]:
-    """Return what acks of one and of many have in common."""
-    return {
-        "topic": fields.text("t", "topic") or "",
-        "group": fields.text("c", "consumerGroup") or "",
-        "queue_id": fields.integer("q", "queueId", bits=32),
-        "start_offset": fields.integer("so", "startOffset"),
-        "pop_ms": fields.integer("pt", "popTime"),
-        "broker": fields.text("bn", "brokerName"),
-    }
+    return fastjson.read(data, BatchAck, "a batch ack", _OLD_NAMES)

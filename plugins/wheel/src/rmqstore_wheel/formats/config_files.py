@@ -50,31 +50,19 @@ import msgspec
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats import fastjson
 from rmqstore_wheel.formats.binary_columns import Bytes
-from rmqstore_wheel.formats.fastjson import Fields
+from rmqstore_wheel.formats.fastjson import Long
 
 BACKUP_SUFFIX: Final = ".bak"
 
 T = TypeVar("T")
 
 
-class DataVersion(msgspec.Struct, frozen=True):
+class DataVersion(msgspec.Struct, frozen=True, rename={"state_version": "stateVersion", "timestamp_ms": "timestamp"}):
     """How often and when a file changed. ``state_version`` is that of the broker's replication."""
 
-    counter: int = 0
-    state_version: int = 0
-    timestamp_ms: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that stands in the file."""
-        return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp_ms}
-
-    @classmethod
-    def from_fields(cls, owner: Fields, name: str = "dataVersion") -> DataVersion:
-        """Read the object, all 0 when there is none."""
-        fields = owner.object(name)
-        if fields is None:
-            return cls()
-        return cls(fields.integer("counter"), fields.integer("stateVersion"), fields.integer("timestamp"))
+    counter: Long = 0
+    state_version: Long = 0
+    timestamp_ms: Long = 0
 
 
 def choose(file: bytes | None, backup: bytes | None, decode: Callable[[bytes], T]) -> T | None:
@@ -100,10 +88,10 @@ OFFSETS_FILE: Final = "consumerOffset.json"
 SEPARATOR: Final = "@"
 
 
-class ConsumerOffsets(msgspec.Struct):
+class ConsumerOffsets(msgspec.Struct, rename={"table": "offsetTable", "version": "dataVersion"}):
     """The file. ``table`` has the next offset per queue, by ``topic@group``."""
 
-    table: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
+    table: dict[str, dict[Long, Long]] = {}
     version: DataVersion = DataVersion()
 
 
@@ -125,7 +113,7 @@ def encode_offsets(offsets: ConsumerOffsets) -> bytes:
         parts = split_offsets_key(name)
         if parts is not None:
             topics.setdefault(parts[1], set()).add(parts[0])
-    value = {"dataVersion": offsets.version.to_json(), "groupTopicMap": topics, "offsetTable": offsets.table}
+    value = {"dataVersion": msgspec.to_builtins(offsets.version), "groupTopicMap": topics, "offsetTable": offsets.table}
     return fastjson.dumps(value).encode()
 
 
@@ -135,28 +123,38 @@ def decode_offsets(data: Bytes) -> ConsumerOffsets:
     Raises:
         CorruptStoreError: it is no such file.
     """
-    fields = fastjson.Fields.read(data, OFFSETS_FILE)
-    table = {name: queues.as_integers() for name, queues in fields.objects("offsetTable").items()}
-    return ConsumerOffsets(table, DataVersion.from_fields(fields))
+    return fastjson.read(data, ConsumerOffsets, OFFSETS_FILE)
 
 
 ORDERS_FILE: Final = "consumerOrderInfo.json"
 
 
-class OrderInfo(msgspec.Struct):
+class OrderInfo(
+    msgspec.Struct,
+    rename={
+        "pop_ms": "popTime",
+        "invisible_ms": "i",
+        "offsets": "o",
+        "last_consume_ms": "l",
+        "acked_bits": "cm",
+        "attempt_id": "a",
+        "visible_ms": "ot",
+        "consumed": "oc",
+    },
+):
     """The run of one queue. Bit i of ``acked_bits`` (0 to 2**64 - 1) says that the message at ``offsets[i]`` is acked.
 
     ``visible_ms`` and ``consumed`` hold only offsets that differ from the rest: a changed invisible time, a count above 0.
     """
 
-    pop_ms: int
-    invisible_ms: int | None
-    offsets: list[int]
-    last_consume_ms: int
-    acked_bits: int = 0
+    pop_ms: Long = 0
+    invisible_ms: Long | None = None
+    offsets: list[Long] = []
+    last_consume_ms: Long = 0
+    acked_bits: Long = 0
     attempt_id: str | None = None
-    visible_ms: dict[int, int] | None = None
-    consumed: dict[int, int] | None = None
+    visible_ms: dict[Long, Long] | None = None
+    consumed: dict[Long, Long] | None = None
 
     def is_acked(self, place: int) -> bool:
         """Say whether the message at ``offsets[place]`` is acked."""
@@ -167,6 +165,10 @@ OrderTable = dict[str, dict[int, OrderInfo]]
 """Runs by ``topic@group`` and queue."""
 
 
+class _Orders(msgspec.Struct):
+    table: dict[str, dict[Long, OrderInfo]] = {}
+
+
 def encode_orders(table: OrderTable) -> bytes:
     """Return the file."""
     value = {"table": {name: {queue: _to_json(info) for queue, info in queues.items()} for name, queues in table.items()}}
@@ -175,16 +177,9 @@ def encode_orders(table: OrderTable) -> bytes:
 
 def _to_json(info: OrderInfo) -> dict[str, Any]:
     first = info.offsets[0] if info.offsets else 0
-    return {
-        "a": info.attempt_id,
-        "cm": info.acked_bits - (info.acked_bits >> 63 << 64),
-        "i": info.invisible_ms,
-        "l": info.last_consume_ms,
-        "o": [*info.offsets[:1], *(offset - first for offset in info.offsets[1:])],
-        "oc": info.consumed,
-        "ot": info.visible_ms,
-        "popTime": info.pop_ms,
-    }
+    distances = [*info.offsets[:1], *(offset - first for offset in info.offsets[1:])]
+    fields = msgspec.to_builtins(info) | {"cm": info.acked_bits - (info.acked_bits >> 63 << 64), "o": distances}
+    return dict(sorted(fields.items()))
 
 
 def decode_orders(data: Bytes) -> OrderTable:
@@ -193,40 +188,27 @@ def decode_orders(data: Bytes) -> OrderTable:
     Raises:
         CorruptStoreError: it is no such file.
     """
-    fields = fastjson.Fields.read(data, ORDERS_FILE)
-    return {
-        name: {queue: _from_json(info) for queue, info in queues.numbered().items()} for name, queues in fields.objects("table").items()
-    }
-
-
-def _from_json(fields: Fields) -> OrderInfo:
-    offsets = fields.integers("o") or []
-    return OrderInfo(
-        pop_ms=fields.integer("popTime"),
-        invisible_ms=fields.optional_integer("i"),
-        offsets=[*offsets[:1], *(offsets[0] + distance for distance in offsets[1:])],
-        last_consume_ms=fields.integer("l"),
-        acked_bits=fields.integer("cm") & 0xFFFF_FFFF_FFFF_FFFF,
-        attempt_id=fields.text("a"),
-        visible_ms=fields.integer_map("ot"),
-        consumed=fields.integer_map("oc"),
-    )
+    table = fastjson.read(data, _Orders, ORDERS_FILE).table
+    for info in (info for queues in table.values() for info in queues.values()):
+        info.acked_bits &= 0xFFFF_FFFF_FFFF_FFFF
+        info.offsets[1:] = [info.offsets[0] + distance for distance in info.offsets[1:]]
+    return table
 
 
 METRICS_FILE: Final = "timermetrics"
 
 
-class TimingCount(msgspec.Struct, frozen=True):
+class TimingCount(msgspec.Struct, frozen=True, rename={"changed_ms": "timeStamp"}):
     """Timers that wait for a topic, and when their number last changed, ms."""
 
-    count: int
-    changed_ms: int
+    count: Long = 0
+    changed_ms: Long = 0
 
 
-class TimerMetrics(msgspec.Struct):
+class TimerMetrics(msgspec.Struct, rename={"counts": "timingCount", "version": "dataVersion"}):
     """The file."""
 
-    counts: dict[str, TimingCount] = msgspec.field(default_factory=dict)
+    counts: dict[str, TimingCount] = {}
     version: DataVersion = DataVersion()
 
 
@@ -236,9 +218,7 @@ def decode_metrics(data: Bytes) -> TimerMetrics:
     Raises:
         CorruptStoreError: it is no such file.
     """
-    fields = fastjson.Fields.read(data, METRICS_FILE)
-    counts = {topic: TimingCount(each.integer("count"), each.integer("timeStamp")) for topic, each in fields.objects("timingCount").items()}
-    return TimerMetrics(counts, DataVersion.from_fields(fields))
+    return fastjson.read(data, TimerMetrics, METRICS_FILE)
 
 
 TIMER_CHECK_FILE: Final = "timercheck"

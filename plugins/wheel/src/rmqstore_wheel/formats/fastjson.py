@@ -17,10 +17,19 @@ import functools
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+import msgspec
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats.binary_columns import Bytes
+
+Byte: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**7), lt=2**7)]
+Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+Long: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""Java's integers, as :func:`read` checks them."""
+
+T = TypeVar("T")
 
 _ESCAPED = re.compile('[\x00-\x1f"\\\\\x7f-\x9f\u2028\u2029\ud800-\udfff]')
 _SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
@@ -70,15 +79,30 @@ def _write(value: Any, line: str) -> str:
     raise TypeError(f"fastjson cannot write a {type(value).__name__}")
 
 
+def read(data: Bytes | str, kind: type[T], what: str, old_names: Mapping[str, str] = {}) -> T:
+    """Read an object as a struct; fields that are missing or null have their defaults. fastjson takes numbers in quotes as well.
+
+    ``old_names`` gives the names of today for those that it may have instead.
+
+    Raises:
+        CorruptStoreError: the text is no such object; ``what`` names it, and the field is named too.
+    """
+    fields = {old_names.get(name, name): value for name, value in loads(data, what).items()}
+    try:
+        return msgspec.convert(fields, kind, strict=False, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise CorruptStoreError(f"{what}: {error}") from None
+
+
 def loads(data: Bytes | str, what: str) -> dict[str, Any]:
-    """Read an object; bare keys become strings.
+    """Read an object without what is null in it; bare keys become strings.
 
     Raises:
         CorruptStoreError: the text is no object; ``what`` names it.
     """
     try:
         text = data if isinstance(data, str) else bytes(data).decode()
-        found = json.loads(_STRING_OR_BARE_KEY.sub(_quote_bare, text))
+        found = json.loads(_STRING_OR_BARE_KEY.sub(_quote_bare, text), object_hook=_without_nulls)
     except (ValueError, RecursionError) as error:
         raise CorruptStoreError(f"{what} is not readable as JSON: {error}") from None
     if not isinstance(found, dict):
@@ -90,86 +114,5 @@ def _quote_bare(match: re.Match[str]) -> str:
     return match[0] if match[2] is None else f"{match[1]}{json.dumps(match[2])}"
 
 
-class Fields:
-    """An object that was read, with access to its fields by type; fields that are missing or null have defaults.
-
-    Every error is a :class:`CorruptStoreError` that names the object and the field.
-    """
-
-    def __init__(self, value: Any, what: str) -> None:
-        if not isinstance(value, dict):
-            raise CorruptStoreError(f"{what} is {_shown(value)} where an object is expected")
-        self._values: dict[str, Any] = value
-        self._what = what
-
-    @classmethod
-    def read(cls, data: Bytes | str, what: str) -> Fields:
-        """Read a text that is one object."""
-        return cls(loads(data, what), what)
-
-    def _get(self, names: tuple[str, ...]) -> Any:
-        return next((value for name in names if (value := self._values.get(name)) is not None), None)
-
-    def integer(self, *names: str, bits: int = 64) -> int:
-        """Return the first of these fields that is there, 0 when none is. fastjson takes numbers in quotes as well."""
-        value = self._get(names)
-        return 0 if value is None else _integer(value, f"{self._what}, field {names[0]!r}", bits)
-
-    def optional_integer(self, name: str) -> int | None:
-        """Return a field, None when it is not there."""
-        return None if self._get((name,)) is None else self.integer(name)
-
-    def text(self, *names: str) -> str | None:
-        """Return the first of these fields that is there; a number is taken as its digits."""
-        value = self._get(names)
-        if value is None or isinstance(value, str):
-            return value
-        if isinstance(value, int) and not isinstance(value, bool):
-            return str(value)
-        raise CorruptStoreError(f"{self._what}, field {names[0]!r}: {_shown(value)} where a text is expected")
-
-    def integers(self, *names: str) -> list[int] | None:
-        """Return a list of integers, None when it is not there."""
-        value = self._get(names)
-        if value is None:
-            return None
-        what = f"{self._what}, field {names[0]!r}"
-        if not isinstance(value, list):
-            raise CorruptStoreError(f"{what}: {_shown(value)} where a list is expected")
-        return [_integer(item, what, 64) for item in value]
-
-    def object(self, name: str) -> Fields | None:
-        """Return a field that is an object, None when it is not there."""
-        value = self._values.get(name)
-        return None if value is None else Fields(value, f"{self._what}, field {name!r}")
-
-    def objects(self, name: str) -> dict[str, Fields]:
-        """Return a map of objects; empty when it is not there."""
-        outer = self.object(name)
-        return {} if outer is None else {key: Fields(item, f"{self._what}, {name!r} of {key!r}") for key, item in outer._values.items()}
-
-    def numbered(self) -> dict[int, Fields]:
-        """Return all fields, which are objects by integers."""
-        return {_integer(key, f"{self._what}, key", 64): Fields(value, f"{self._what}, {key}") for key, value in self._values.items()}
-
-    def integer_map(self, name: str) -> dict[int, int] | None:
-        """Return a map of integers to integers, None when it is not there."""
-        found = self.object(name)
-        return None if found is None else found.as_integers()
-
-    def as_integers(self) -> dict[int, int]:
-        """Return all fields, which are integers by integers."""
-        what = f"{self._what}, key"
-        return {_integer(key, what, 64): _integer(value, f"{what} {key}", 64) for key, value in self._values.items()}
-
-
-def _integer(value: Any, what: str, bits: int) -> int:
-    if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value, re.ASCII):
-        value = int(value)
-    if type(value) is not int or not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
-        raise CorruptStoreError(f"{what}: {_shown(value)} where an integer of {bits} bits is expected")
-    return value
-
-
-def _shown(value: Any) -> str:
-    return repr(value)[:60]
+def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.schema import MARK, MARK_AGE, META, PAIR, U64
 
@@ -39,14 +40,13 @@ def decode_ticks(answer: bytes) -> list[int]:
     return ticks
 
 
-def drop_old_marks(kv: OrderedKV, batch: WriteBatch, side: bytes, before_ms: int, budget: int) -> int:
+def drop_old_marks(floors: Floors, batch: WriteBatch, side: bytes, before_ms: int, budget: int) -> int:
     """Add the removal of up to ``budget`` marks of one side that are older than ``before_ms``, the oldest first; returns how many.
 
     The order is relied on: a mark that is there says that no younger one of its side is gone (``rmqstore.spark.witness``).
     """
-    if before_ms <= 0:
-        return 0
-    ages = [key for key, _ in kv.scan(META, MARK_AGE + side, MARK_AGE + side + U64.pack(before_ms), budget)]
-    batch.delete_many(META, ages)
-    batch.delete_many(META, [MARK + side + key[10:] for key in ages])
-    return len(ages)
+    old = floors.before(META, MARK_AGE + side, MARK_AGE + side + U64.pack(max(before_ms, 0)), budget)
+    if old:
+        batch.delete_many(META, [key for key, _ in old])
+        batch.delete_many(META, [MARK + side + key[10:] for key, _ in old])
+    return len(old)

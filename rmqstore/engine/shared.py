@@ -37,6 +37,7 @@ from pathlib import Path
 from types import TracebackType
 
 from rmqstore.contract import EngineOptions, Flush, Side, Ticket
+from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.schema import EPOCH_KEY, META
 from rmqstore.errors import LostCallsError, RmqstoreError, StoreClosedError, StoreError, StoreFullError, StorePoisonedError
@@ -50,6 +51,7 @@ class Shared:
 
     def __init__(self, kv: OrderedKV, options: EngineOptions, *, read_only: bool = False) -> None:
         self.kv = kv
+        self.floors = Floors(kv)
         self.options = options
         self.lock = threading.RLock()
         self.call = Call(self)
@@ -109,6 +111,7 @@ class Shared:
 
     def reload(self) -> None:
         """Let both sides read their state again."""
+        self.floors.forget()
         for reload in self._reloads:
             reload()
 
@@ -121,6 +124,7 @@ class Shared:
 
     def write(self, batch: WriteBatch) -> Ticket:
         """Apply a batch; the ticket waits for it."""
+        self.floors.follow(batch)
         try:
             return Ticket(self.kv.write(batch))
         except StoreError as error:

@@ -226,7 +226,6 @@ changes = st.one_of(
 def test_a_gap_is_empty(batches: list[list[PutMany | DeleteMany | DeleteRange]]) -> None:
     gaps = Gaps(1)
     here: set[bytes] = set()
-    starts = [b"a", b"c", b"ca", b"e"]
     for ops in batches:
         batch = WriteBatch()
         for op in ops:
@@ -241,45 +240,6 @@ def test_a_gap_is_empty(batches: list[list[PutMany | DeleteMany | DeleteRange]])
         gap = gaps.gaps[0]
         if gap is not None:
             assert [key for key in here if gap.low <= key < gap.high] == []
-        for start in starts:
-            assert [key for key in here if start <= key < gaps.floors[0].get(start, start)] == []
-            if gaps.has_floor(0, start):
-                gaps.raise_floor(0, start, min((key for key in here if key >= start), default=b"g"))
-
-
-def test_a_table_that_is_worked_off_is_read_from_where_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each scan would walk the tombstones of all that went before."""
-    kv = open_kv(tmp_path)
-    seen: list[bytes] = []
-
-    def read(cursor: Any, start: bytes, *args: Any) -> Read:
-        seen.append(start)
-        return read_forward(cursor, start, *args)
-
-    monkeypatch.setattr(rmqstore_rocksdb.kv, "read_forward", read)
-
-    def work_off(count: int, until: bytes) -> list[bytes]:
-        found = [key for key, _ in kv.scan(1, b"e", b"e" + until, count)]
-        batch = WriteBatch()
-        batch.delete_many(1, found)
-        kv.write(batch)
-        return found
-
-    batch = WriteBatch()
-    batch.put_many(1, [(b"e%d" % number, b"") for number in range(10, 60)])
-    kv.write(batch)
-    for number in range(10, 60, 5):
-        assert work_off(5, b"99") == [b"e%d" % each for each in range(number, number + 5)]
-    assert seen[0] == b"e", "nobody has taken anything out before"
-    assert seen[2:] == [b"e%d" % number for number in range(15, 60, 5)][: len(seen) - 2]
-    assert work_off(5, b"99") == []
-    assert work_off(5, b"99") == []
-    assert len(seen) == 11, "it is known that there is nothing"
-    put_one = WriteBatch()
-    put_one.put(1, b"e30", b"")
-    kv.write(put_one)
-    assert work_off(5, b"99") == [b"e30"]
-    kv.close()
 
 
 def test_a_scan_teaches_nothing_about_a_state_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

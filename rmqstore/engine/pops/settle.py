@@ -236,8 +236,10 @@ class Leasing:
 
         A call is bounded by messages, bytes and :data:`_REVIVE_GROUPS`, since no other call can use the store meanwhile.
         """
-        expired = self._shared.kv.scan(LEASES, EXPIRY, EXPIRY + U64.pack(transaction.now_ms + 1), limit + 1)
-        groups = self._state.group_names() if expired else {}
+        expired = self._shared.floors.before(LEASES, EXPIRY, EXPIRY + U64.pack(transaction.now_ms + 1), limit + 1)
+        if not expired:
+            return ReviveReport(0, 0, 0, more=False)
+        groups = self._state.group_names()
         counts: Counter[str] = Counter()
         served: set[tuple[int, int]] = set()
         heads: dict[tuple[GroupQueue, int], int] = {}

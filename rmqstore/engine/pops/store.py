@@ -167,7 +167,7 @@ class OrderedPops(OrderedSide, PopStore):
                     is_open = not in_flight if is_ordered else not limit or in_flight < limit
                     if is_open and (state.waiting(known, group_id, queue) or state.returned(known, group_id, queue)):
                         return True
-            ends = kv.scan_all(LEASES, EXPIRY, after_prefix(EXPIRY), 64) if holding else ()
+            ends = kv.scan_all(LEASES, self._shared.floors.of(LEASES, EXPIRY), after_prefix(EXPIRY), 64) if holding else ()
             return next((U64.unpack_from(key, 1)[0] for key, _ in ends if key[9:17] in holding), None)
 
     def revive(self, now_ms: int, limit: int) -> tuple[ReviveReport, Ticket]:
@@ -336,8 +336,8 @@ class OrderedPops(OrderedSide, PopStore):
             )
 
     def next_expiry_ms(self) -> int | None:
-        with self._lock, self._call as kv:
-            first = kv.scan(LEASES, EXPIRY, EXPIRY + b"\xff", 1)
+        with self._lock, self._call:
+            first = self._shared.floors.before(LEASES, EXPIRY, after_prefix(EXPIRY), 1)
             return U64.unpack_from(first[0][0], 1)[0] if first else None
 
     def stats(self) -> PopStats:
@@ -394,12 +394,12 @@ class OrderedPops(OrderedSide, PopStore):
 
     def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
         with self._lock, self._call as kv:
-            transaction = self._stage(now_ms)
-            done = drop_old_marks(kv, transaction.write, POP_SIDE, now_ms - self._options.mark_memory_ms, budget)
-            over = [key for key, _ in kv.scan(LEASES, PURGE, PURGE + U64.pack(now_ms + 1), budget)]
-            transaction.write.delete_many(LEASES, over)
-            transaction.write.delete_many(LEASES, sorted(self._purged(kv, [key[1 + U64.size :] for key in over], now_ms)))
-            done += len(over)
+            transaction, floors = self._stage(now_ms), self._shared.floors
+            done = drop_old_marks(floors, transaction.write, POP_SIDE, now_ms - self._options.mark_memory_ms, budget)
+            if over := [key for key, _ in floors.before(LEASES, PURGE, PURGE + U64.pack(now_ms + 1), budget)]:
+                transaction.write.delete_many(LEASES, over)
+                transaction.write.delete_many(LEASES, sorted(self._purged(kv, [key[1 + U64.size :] for key in over], now_ms)))
+                done += len(over)
             done += self._deleting.remove_left(transaction, max(budget - done, budget // 16))
             # Where much is remembered too long, queues are looked at as well, but fewer of them a step.
             reclaimed = self._retention.reclaim(transaction, max(budget - done, budget // 16))

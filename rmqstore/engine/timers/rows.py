@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rmqstore.contract import EMPTY_CURSOR, TimerCursor
+from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import OrderedKV
 from rmqstore.engine.records import decode_message, deliver_at_of, encode_message
 from rmqstore.engine.runs import DamagedRunError, Run, count_of, decode_run, is_single, parked_message, single_of
@@ -79,8 +80,9 @@ class TimerRuns:
         met_damage: a run that ``forget`` is to remove may be damaged.
     """
 
-    def __init__(self, kv: OrderedKV) -> None:
+    def __init__(self, kv: OrderedKV, floors: Floors) -> None:
         self._kv = kv
+        self._floors = floors
         # Until the first ``forget`` is done, the runs that it removes are unchecked.
         self.met_damage = True
         # Keys of the damaged runs that ``due`` gave since the database was opened.
@@ -129,9 +131,16 @@ class TimerRuns:
 
     def count_of_tick(self, tick: int) -> int:
         """Return how many live timers a tick has."""
-        prefix = U64.pack(tick)
-        kept = sum(count_of(value) for _, value in self._kv.scan_all(TIMERS, prefix, U64.pack(tick + 1)))
-        return kept - len(tombstones.holes_between(self._kv, prefix, tick))
+        start, stop = U64.pack(tick), U64.pack(tick + 1)
+        kept = sum(count_of(value) for _, value in self._kv.scan_all(TIMERS, start, stop))
+        return kept - len(self._holes(start, stop))
+
+    def _holes(self, start: bytes, stop: bytes) -> set[tuple[int, int]]:
+        return tombstones.holes_between(self._kv, self._floors, start, stop)
+
+    def _holes_of(self, page: Sequence[tuple[bytes, bytes]]) -> set[tuple[int, int]]:
+        """Return the holes in some runs that follow one another, to the end of the last one's tick."""
+        return self._holes(page[0][0], U64.pack(U64.unpack_from(page[-1][0])[0] + 1))
 
     def first_tick(self, from_tick: int) -> int | None:
         """Return the tick of the first kept put at or after ``from_tick``; None when there is none."""
@@ -158,7 +167,7 @@ class TimerRuns:
                 run = decode_run(value)
             except DamagedRunError:
                 return True
-            holes = tombstones.holes_between(self._kv, key, tick)
+            holes = self._holes_of([(key, value)])
             if any((tick, first_seq + step) not in holes for step in run.deltas):
                 return True
         return False
@@ -183,7 +192,7 @@ class TimerRuns:
         stop = U64.pack(seen.until_ms + 1)
         while at < stop and (page := self._kv.scan(TIMERS, at, stop, limit + 1)):
             at = page[-1][0] + b"\x00"
-            holes = tombstones.holes_between(self._kv, page[0][0], U64.unpack_from(page[-1][0])[0])
+            holes = self._holes_of(page)
             yield from self._live_of(page, seen, holes)
 
     def _live_of(self, page: Sequence[tuple[bytes, bytes]], seen: Seen, holes: set[tuple[int, int]]) -> Iterator[tuple[int, int, bytes]]:
@@ -224,7 +233,7 @@ class TimerRuns:
         start, stop = U64.pack(low_tick), U64.pack(upto.highest_tick + 1)
         while start < stop and (page := self._kv.scan(TIMERS, start, stop, _FORGET_PAGE)):
             start = page[-1][0] + b"\x00"
-            holes = tombstones.holes_between(self._kv, page[0][0], U64.unpack_from(page[-1][0])[0])
+            holes = self._holes_of(page)
             removal = Removal(upto, holes, checked=not self.met_damage)
             for key, value in page:
                 self._add(removal, key, value, upto)
@@ -235,10 +244,10 @@ class TimerRuns:
         try:
             removal.add(key, value)
         except DamagedRunError:
-            tick, first_seq = PAIR.unpack(key)
+            tick = PAIR.unpack(key)[0]
             following = self._kv.scan(TIMERS, key + b"\x00", U64.pack(tick + 1), 1)
             last_seq = PAIR.unpack(following[0][0])[1] - 1 if following else 2**63
-            holes = tombstones.holes_from(self._kv, (tick, first_seq), (tick, last_seq))
+            holes = self._holes(key, PAIR.pack(tick, last_seq + 1))
             removal.remove_damaged(key, {hole for hole in holes if self.locate(*hole) is None})
             bound = upto.bound(tick)
             # A batch that ended within a tick covers more of the ticks before. What is behind it is still to come, so the run moves there
@@ -256,7 +265,7 @@ class TimerRuns:
         stop = None if stop_tick is None else U64.pack(min(stop_tick, 2**63))
         while page := self._kv.scan(TIMERS, at, stop, _READ_PAGE):
             at = page[-1][0] + b"\x00"
-            holes = tombstones.holes_between(self._kv, page[0][0], U64.unpack_from(page[-1][0])[0])
+            holes = self._holes_of(page)
             for key, value in page:
                 tick, first_seq = PAIR.unpack(key)
                 try:

@@ -118,13 +118,10 @@ class TimerSide(OrderedSide, TimerStore):
             return dict(self._adopted)
 
     def maintain(self, now_ms: int, budget: int) -> UpkeepReport:
-        with self._lock, self._call as kv:
-            write = WriteBatch()
-            done = drop_old_marks(kv, write, TIMER_SIDE, now_ms - self._options.mark_memory_ms, budget)
-            before = now_ms - self._options.cancel_memory_ms
-            if tombstones.any_tombstone(kv, before):
-                tombstones.drop_tombstones(write, before)
-                done += 1
+        with self._lock, self._call:
+            write, floors = WriteBatch(), self._shared.floors
+            done = drop_old_marks(floors, write, TIMER_SIDE, now_ms - self._options.mark_memory_ms, budget)
+            done += tombstones.drop_tombstones(floors, write, now_ms - self._options.cancel_memory_ms)
             if write:
                 self._shared.write(write)
             return UpkeepReport(done, more=done >= budget)

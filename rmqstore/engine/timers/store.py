@@ -73,7 +73,7 @@ class OrderedTimers(TimerSide):
         # After a reload the seqs and seals given before stay given, though their records may be gone.
         self._last_seq = max(self._last_seq, last_seq)
         self._sealed = self._sealed.join(TimerCursor.from_bytes(kv.get(META, SEAL_KEY) or b"").corners)
-        self._runs = TimerRuns(kv)
+        self._runs = TimerRuns(kv, self._shared.floors)
         first = self._runs.first_tick(0)
         self._low_tick = _NO_TICK if first is None else first
         self._unsealed_tick = first

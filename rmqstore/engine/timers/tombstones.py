@@ -16,6 +16,7 @@ from itertools import groupby
 
 import numpy as np
 
+from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.records import key_bytes_of, route_of
 from rmqstore.engine.schema import CANCELLED, DELIVERED, HOLE, KEY_INDEX, LAST, TICK_SEQ, TRACES, U64
@@ -74,11 +75,15 @@ def delivered_of(value: bytes) -> tuple[int, list[int]]:
     return int.from_bytes(value[4 : 4 + _EPOCH_BYTES], "big"), steps
 
 
-def drop_tombstones(batch: WriteBatch, before_tick: int) -> None:
-    """Forget the answers about every put of an earlier tick."""
-    if before_tick > 0:
-        for table in (CANCELLED, DELIVERED):
-            batch.delete_range(TRACES, table, table + U64.pack(before_tick))
+def drop_tombstones(floors: Floors, batch: WriteBatch, before_tick: int) -> bool:
+    """Forget the answers about every put of an earlier tick; says whether there are any."""
+    is_any = False
+    for table in (CANCELLED, DELIVERED):
+        stop = table + U64.pack(max(before_tick, 0))
+        if found := floors.before(TRACES, table, stop, 1):
+            batch.delete_range(TRACES, found[0][0], stop)
+            is_any = True
+    return is_any
 
 
 def hole_key(tick: int, seq: int) -> bytes:
@@ -91,16 +96,11 @@ def which_holes(kv: OrderedKV, puts: Iterable[tuple[int, int, int]]) -> list[boo
     return [value is not None for value in kv.get_many(TRACES, [hole_key(tick, seq) for tick, seq, _ in puts])]
 
 
-def holes_between(kv: OrderedKV, first_key: bytes, last_tick: int) -> set[tuple[int, int]]:
-    """Return the holes from the run key ``first_key`` to the end of ``last_tick``, as (tick, seq)."""
-    entries = kv.scan_all(TRACES, HOLE + first_key, HOLE + U64.pack(last_tick) + LAST[:9])
-    return {TICK_SEQ.unpack_from(key, 1) for key, _ in entries}
-
-
-def holes_from(kv: OrderedKV, first: tuple[int, int], last: tuple[int, int]) -> set[tuple[int, int]]:
-    """Return the holes between two places (tick, seq), both included."""
-    entries = kv.scan_all(TRACES, hole_key(*first), hole_key(*last) + b"\x00")
-    return {TICK_SEQ.unpack_from(key, 1) for key, _ in entries}
+def holes_between(kv: OrderedKV, floors: Floors, start: bytes, stop: bytes) -> set[tuple[int, int]]:
+    """Return the holes as (tick, seq), from the place ``start`` to before ``stop``, both given as keys of runs begin."""
+    if not floors.before(TRACES, HOLE, HOLE + stop, 1):
+        return set()
+    return {TICK_SEQ.unpack_from(key, 1) for key, _ in kv.scan_all(TRACES, HOLE + start, HOLE + stop)}
 
 
 def index_keys(record: bytes, tick: int, seq: int) -> list[bytes]:
@@ -129,8 +129,3 @@ def places_of_key(kv: OrderedKV, topic: str, key: str) -> list[tuple[int, int]]:
     """Return (tick, seq) of every indexed put of (topic, key), by tick and seq."""
     prefix = key_prefix(topic, key)
     return [TICK_SEQ.unpack_from(entry, len(prefix)) for entry, _ in kv.scan_all(TRACES, prefix, prefix + LAST + b"\xff")]
-
-
-def any_tombstone(kv: OrderedKV, before_tick: int) -> bool:
-    """Say whether there is a tombstone of a tick before ``before_tick``."""
-    return before_tick > 0 and any(kv.scan(TRACES, table, table + U64.pack(before_tick), 1) for table in (CANCELLED, DELIVERED))

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from rmqstore.contract import TimerCursor
 from rmqstore.contract.state import CANCELLED, DELIVERED, TIMER_TABLES, StatePage
 from rmqstore.engine import schema as tables
+from rmqstore.engine.floors import Floors
 from rmqstore.engine.kv.base import OrderedKV, WriteBatch
 from rmqstore.engine.marks import TIMER_SIDE, decode_ticks, encode_ticks, put_marks
 from rmqstore.engine.records import decode_columns, encode_columns, has_keys
@@ -50,7 +51,7 @@ def _puts(kv: OrderedKV, after: bytes | None, limit: int) -> StatePage:
     runs = list(runs_behind(kv, TIMERS, after, limit))
     if runs:
         token = runs[-1][0]
-        holes = tombstones.holes_between(kv, runs[0][0], U64.unpack_from(token)[0])
+        holes = tombstones.holes_between(kv, Floors(kv), runs[0][0], U64.pack(U64.unpack_from(token)[0] + 1))
         for key, run in runs:
             tick, first_seq = PAIR.unpack(key)
             for step, record in zip(run.deltas, run.records, strict=True):

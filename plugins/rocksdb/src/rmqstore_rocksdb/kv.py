@@ -32,7 +32,7 @@ from rmqstore.engine.kv.group_commit import CommittedKV, GroupCommit
 from rmqstore.errors import CorruptStoreError, StoreFullError, system_error
 from rmqstore_rocksdb import wal
 from rmqstore_rocksdb.database import Database
-from rmqstore_rocksdb.gaps import FLOORED_BYTES, Gaps
+from rmqstore_rocksdb.gaps import Gaps
 from rmqstore_rocksdb.scans import cursor_of, read_backward, read_forward
 from rmqstore_rocksdb.tuning import RocksDBTuning, translated
 
@@ -156,19 +156,10 @@ class RocksDBKV(CommittedKV):
         with self._lock:
             if self._commits.refusal is not None:
                 self._commits.check()
-            begin = start if reverse else gaps.floors[space].get(start, start)
-            if stop is not None and begin >= stop:
-                return []
             gap = gaps.gaps[space]
             cursor = cursor_of(self._db.families[space], stop)
             sequence = self._sequence
-        page, empty = (read_backward if reverse else read_forward)(cursor, begin, stop, gap, limit, page_bytes)
-        floor = page[0][0] if page else stop
-        # The length first, which spares most scans the call.
-        if len(start) <= FLOORED_BYTES and not reverse and floor is not None and floor > begin and gaps.has_floor(space, start):
-            with self._lock:
-                if sequence == self._sequence:
-                    gaps.raise_floor(space, start, floor)
+        page, empty = (read_backward if reverse else read_forward)(cursor, start, stop, gap, limit, page_bytes)
         if empty is not None and gaps.gaps[space] is not None and gaps.touches(space, *empty):
             with self._lock:
                 if sequence == self._sequence:

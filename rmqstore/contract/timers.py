@@ -13,6 +13,7 @@ import struct
 import zlib
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from itertools import starmap
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -77,7 +78,12 @@ class TimerCursor(msgspec.Struct, frozen=True):
 
     def bound(self, tick: int) -> int:
         """Return the largest seq that is covered at ``tick``; 0 when none is."""
-        return max((seq for corner_tick, seq in self.corners if corner_tick >= tick), default=0)
+        bound = 0
+        for corner_tick, seq in self.corners:
+            if corner_tick < tick:
+                break
+            bound = seq
+        return bound
 
     def covers_each(self, ticks: NDArray[np.int64], seqs: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Column-wise :meth:`covers`."""
@@ -98,7 +104,7 @@ class TimerCursor(msgspec.Struct, frozen=True):
 
     def to_bytes(self) -> bytes:
         """Return 16 bytes a corner: tick and seq, big-endian i64."""
-        return b"".join(_CORNER.pack(tick, seq) for tick, seq in self.corners)
+        return b"".join(starmap(_CORNER.pack, self.corners))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:

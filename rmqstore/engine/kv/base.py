@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ PAGE_BYTES = 8 * 1024 * 1024
 
 Alone = Callable[[Callable[[], None]], None]
 """Runs a step while no other call is under way."""
+
+
+_VALUE = itemgetter(1)
 
 
 def at_once(step: Callable[[], None]) -> None:
@@ -126,6 +130,11 @@ def take_page(
     return page
 
 
+def is_last(page: Sequence[tuple[bytes, bytes]], limit: int, page_bytes: int = PAGE_BYTES) -> bool:
+    """Say whether a page of a scan shows by itself that nothing follows: neither the limit nor the bytes have ended it."""
+    return len(page) < limit and sum(map(len, map(_VALUE, page))) <= page_bytes
+
+
 class OrderedKV(ABC):
     """A key-ordered database with atomic batches, opened by one process. Every method may be called from any thread.
 
@@ -144,8 +153,8 @@ class OrderedKV(ABC):
     ) -> list[tuple[bytes, bytes]]:
         """Return up to ``limit`` entries with ``start <= key < stop`` (None: to the end), in key order or, with ``reverse``, against it.
 
-        Also ends after the entry with which the values exceed ``page_bytes``, so a short page says nothing about the end; an empty
-        one does. One page is one consistent view.
+        Also ends after the entry with which the values exceed ``page_bytes``, but never sooner: :func:`is_last`. One page is one
+        consistent view.
         """
 
     @abstractmethod
@@ -215,7 +224,10 @@ class OrderedKV(ABC):
         return [self.get(space, key) for key in keys]
 
     def floor(self, space: int, key: bytes) -> tuple[bytes, bytes] | None:
-        """Return the entry with the greatest key <= ``key``, or None."""
+        """Return the entry with the greatest key <= ``key``, or None; mostly it is just this key, which is found sooner than by a scan."""
+        value = self.get(space, key)
+        if value is not None:
+            return key, value
         found = self.scan(space, b"", key + b"\x00", 1, reverse=True)
         return found[0] if found else None
 
@@ -223,7 +235,7 @@ class OrderedKV(ABC):
         """Yield a whole range, page by page; each page is a view of its own."""
         while True:
             entries = self.scan(space, start, stop, page)
-            if not entries:
-                return
             yield from entries
+            if is_last(entries, page):
+                return
             start = entries[-1][0] + b"\x00"

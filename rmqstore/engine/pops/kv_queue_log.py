@@ -6,11 +6,21 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rmqstore.engine import records as ordered_format
-from rmqstore.engine.kv.base import WriteBatch
+from rmqstore.engine.kv.base import WriteBatch, is_last
 from rmqstore.engine.pops.offsets import Topic
 from rmqstore.engine.pops.queue_log import Aged, DamagedRun, PlacedRun, QueueLog, Run
 from rmqstore.engine.records import RecordFormat
-from rmqstore.engine.runs import DamagedRunError, count_of, damage_of, decode_run, encode_run, run_lengths, runs_behind, store_ms_of
+from rmqstore.engine.runs import (
+    DamagedRunError,
+    count_of,
+    damage_of,
+    decode_run,
+    encode_run,
+    encode_single,
+    run_lengths,
+    runs_behind,
+    store_ms_of,
+)
 from rmqstore.engine.schema import QUEUE, QUEUE_PREFIX, QUEUES, U32, U64
 from rmqstore.engine.shared import Shared
 from rmqstore.errors import CorruptStoreError
@@ -30,6 +40,8 @@ class RunQueueLog(QueueLog):
         self._shared = shared
         self._kv = shared.kv
         self._recent: dict[tuple[int, int], list[Run]] = {}
+        # Where queues were cut between two runs: one that begins there has nothing before that.
+        self._cut_at: dict[tuple[int, int], int] = {}
 
     # ------------------------------------------------------------ reading
 
@@ -50,6 +62,8 @@ class RunQueueLog(QueueLog):
         while entries := self._kv.scan(QUEUES, start, stop, page):
             for key, value in entries:
                 yield self._decoded(topic.id, queue, key, value)
+            if is_last(entries, page):
+                return
             start = entries[-1][0] + b"\x00"
             page = min(2 * page, 1024)
 
@@ -126,7 +140,7 @@ class RunQueueLog(QueueLog):
     def append(self, write: WriteBatch, topic: Topic, queue: int, offset: int, records: Sequence[bytes], now_ms: int) -> int:
         entries = self._entries(topic, queue, offset, records, now_ms)
         write.put_many(QUEUES, entries)
-        return sum(len(value) for _, value in entries)
+        return sum([len(value) for _, value in entries])
 
     def place(self, write: WriteBatch, runs: Iterable[PlacedRun]) -> None:
         entries = [entry for topic, queue, run in runs for entry in self._entries(topic, queue, run.first, run.records, run.store_ms)]
@@ -134,6 +148,8 @@ class RunQueueLog(QueueLog):
 
     def _entries(self, topic: Topic, queue: int, offset: int, records: Sequence[bytes], store_ms: int) -> list[tuple[bytes, bytes]]:
         epoch = self._shared.epoch
+        if len(records) == 1:
+            return [(QUEUE.pack(topic.id, queue, offset), encode_single(epoch, store_ms, records[0]))]
         return [
             (QUEUE.pack(topic.id, queue, offset + start), encode_run(epoch, store_ms, records[start:stop]))
             for start, stop in run_lengths([len(record) for record in records])
@@ -178,12 +194,19 @@ class RunQueueLog(QueueLog):
         return self._next_run(topic, queue, key + b"\x00")
 
     def cut(self, write: WriteBatch, topic: Topic, queue: int, first: int, target: int) -> None:
-        last = self._entry_below(topic, queue, target - 1)
+        place = (topic.id, queue)
+        start, stop = QUEUE.pack(*place, first), QUEUE.pack(*place, target)
+        if self._cut_at.get(place) != first:
+            start = self._begin(topic, queue, first)
+        last = self._entry_below(topic, queue, target)
         if last is None:
             return
         # The counts in runs are not trusted: a damaged one might say anything.
-        is_cut = target < self._next_run(topic, queue, last[0] + b"\x00")
-        write.delete_range(QUEUES, self._begin(topic, queue, first), last[0] if is_cut else last[0] + b"\x00")
+        if last[0] != stop and target < self._next_run(topic, queue, stop):
+            stop = last[0]
+        else:
+            self._cut_at[place] = target
+        write.delete_range(QUEUES, start, stop)
 
     def was_cut(self, topic: Topic, queue: int, target: int) -> None:
         self.drop(topic, queue)

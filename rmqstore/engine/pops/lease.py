@@ -193,8 +193,11 @@ class Popping:
             raise IllegalArgumentError(
                 f"group {request.group!r} pops topic {topic.name!r} {mode}, as its first pop fixed; pop with {other}, or use another group"
             )
-        readers = [GroupQueue(group_id, topic.id, queue) for queue in range(topic.queues)]
-        missing = [reader for reader in readers if transaction.progress(reader) is None]
+        missing = [
+            reader
+            for queue in range(len(topic.next_offsets))
+            if transaction.progress(reader := GroupQueue(group_id, topic.id, queue)) is None
+        ]
         starts_at_end = registered is None and request.init is InitMode.MAX
         for reader in missing:
             transaction.set_progress(reader, transaction.progress_or_new(reader, topic.next_offsets[reader.queue] if starts_at_end else 0))
@@ -230,10 +233,10 @@ class Popping:
         if request.queue is not None:
             yield topic, request.queue, NO_RETRY
         else:
-            start = turn.queue
-            turn.queue = (start + 1) % topic.queues
-            for step in range(topic.queues):
-                yield topic, (start + step) % topic.queues, NO_RETRY
+            start, queues = turn.queue, topic.queues
+            turn.queue = (start + 1) % queues
+            for step in range(queues):
+                yield topic, (start + step) % queues, NO_RETRY
         if not retry_first:
             yield from retries
 

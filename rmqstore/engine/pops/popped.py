@@ -87,7 +87,7 @@ class PoppedRecords(PoppedBatch):
     def __init__(self, parts: Sequence[QueueRecords], record_format: RecordFormat) -> None:
         self.parts = parts
         self.format = record_format
-        self._count = sum(len(part.records) for part in parts)
+        self._count = sum([len(part.records) for part in parts])
 
     def __len__(self) -> int:
         return self._count

@@ -15,7 +15,6 @@ over what was chosen from the state that the same write would leave. What goes b
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from msgspec import structs
@@ -54,7 +53,7 @@ class Retention:
     def reclaim(self, transaction: Transaction, budget: int) -> UpkeepReport:
         """Transaction the removal of what may go, in up to ``budget`` queues, and count in how many something went."""
         done = 0
-        expired: Counter[tuple[int, int]] = Counter()
+        expired: dict[tuple[int, int], int] = {}
         found: list[tuple[Topic, int, int, int]] = []
         for topic, queue in self._next_queues(budget):
             first = transaction.first_kept(topic.id, queue)
@@ -65,7 +64,7 @@ class Retention:
         for topic, queue, first, wanted in found:
             target = self._pinned(transaction, holders.get((topic.id, queue), ()), first, wanted)
             if target > first:
-                expired += self._count_expired(transaction, topic, queue, first, target)
+                self._count_expired(transaction, topic, queue, first, target, expired)
                 self._raise(transaction, topic, queue, first, target)
                 done += 1
         return UpkeepReport(done, expired=self._note_expired(transaction, expired))
@@ -75,7 +74,7 @@ class Retention:
         left, topics = min(count, _LOOKED_AT), self._state.topics
         work = left
         if len(topics) < left:
-            left = min(left, sum(topic.queues for topic in topics.values()))
+            left = min(left, sum([len(topic.next_offsets) for topic in topics.values()]))
         while left > 0:
             if self._round is None:
                 self._round = self._all_queues()
@@ -96,15 +95,16 @@ class Retention:
                     break
                 yield topic, queue
 
-    def _count_expired(self, transaction: Transaction, topic: Topic, queue: int, first: int, target: int) -> Counter[tuple[int, int]]:
-        """Return how many of the messages that go each group has not popped yet, by group and topic."""
+    def _count_expired(
+        self, transaction: Transaction, topic: Topic, queue: int, first: int, target: int, expired: dict[tuple[int, int], int]
+    ) -> None:
+        """Add to ``expired``, by group and topic, how many of the messages that go each group has not popped yet."""
         gaps = transaction.gaps(topic.id, queue)
-        expired: Counter[tuple[int, int]] = Counter()
         for group_id, _ in self._state.groups_of(topic.id):
             start = max(self._state.progress(group_id, topic.id, queue).next_offset, first)
             if start < target and (messages := count_between(gaps, start, target)):
-                expired[group_id, topic.id] = messages
-        return expired
+                place = (group_id, topic.id)
+                expired[place] = expired.get(place, 0) + messages
 
     def _note_expired(self, transaction: Transaction, expired: Mapping[tuple[int, int], int]) -> tuple[Expired, ...]:
         if not expired:
@@ -140,8 +140,8 @@ class Retention:
 
     def _consumed(self, topic: Topic, queue: int, now_ms: int) -> int:
         """Return up to where every group that counts has popped."""
-        counting = (group_id for group_id, how in self._state.groups_of(topic.id) if self._counts(how, now_ms))
-        return min((self._state.progress(group_id, topic.id, queue).next_offset for group_id in counting), default=0)
+        counting = [group_id for group_id, how in self._state.groups_of(topic.id) if self._counts(how, now_ms)]
+        return min([self._state.progress(group_id, topic.id, queue).next_offset for group_id in counting], default=0)
 
     def _counts(self, registered: Registered, now_ms: int) -> bool:
         expiry_ms = self._options.group_expiry_ms
@@ -198,6 +198,7 @@ class Retention:
     def _raise(self, transaction: Transaction, topic: Topic, queue: int, first: int, target: int) -> None:
         """Let a queue begin at ``target``, and remove the runs and gaps that are below."""
         transaction.set_first_kept(topic.id, queue, target)
-        transaction.set_gaps(topic.id, queue, [gap for gap in transaction.gaps(topic.id, queue) if gap.behind > target])
+        if gaps := transaction.gaps(topic.id, queue):
+            transaction.set_gaps(topic.id, queue, [gap for gap in gaps if gap.behind > target])
         self._log.cut(transaction.write, topic, queue, first, target)
         transaction.afterwards(lambda _: self._log.was_cut(topic, queue, target))

@@ -201,7 +201,8 @@ class PopState:
 
     def between(self, topic_id: int, queue: int, first: int, behind: int) -> int:
         """Return how many messages are at ``first <= offset < behind``, gaps taken off."""
-        return count_between(self.gaps.get((topic_id, queue), ()), first, behind)
+        gaps = self.gaps.get((topic_id, queue))
+        return count_between(gaps, first, behind) if gaps else max(behind - first, 0)
 
     def progress(self, group_id: int | None, topic_id: int, queue: int) -> Progress:
         """Return where a group stands on a queue; at its beginning when it has not popped it."""

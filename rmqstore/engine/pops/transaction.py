@@ -189,19 +189,20 @@ class Transaction:
         for name, queue, group in self._log.routed(records):
             topic = self.topic_with(name.decode(), max(queue + 1, 1 if name.startswith(_SYSTEM) else self.options.default_queues))
             if queue >= 0:
-                self.append_to(topic.name, queue, group)
+                self._append(topic, queue, group)
                 continue
-            for turn in range(topic.queues):
-                self.append_to(topic.name, (self._state.turn + turn) % topic.queues, group[turn :: topic.queues])
+            for turn in range(min(topic.queues, len(group))):
+                topic = self._append(topic, (self._state.turn + turn) % topic.queues, group[turn :: topic.queues])
 
     def append_to(self, name: str, queue: int, records: Sequence[bytes]) -> None:
         """Append records to one queue, in order."""
-        if not len(records):
-            return
-        topic = self.topic_with(name, queue + 1)
+        self._append(self.topic_with(name, queue + 1), queue, records)
+
+    def _append(self, topic: Topic, queue: int, records: Sequence[bytes]) -> Topic:
         offset = topic.next_offsets[queue]
         self.appended_bytes += self._log.append(self.write, topic, queue, offset, records, self.now_ms)
-        self._topics[name] = topic.moved(queue, offset + len(records))
+        self._topics[topic.name] = moved = topic.moved(queue, offset + len(records))
+        return moved
 
     def park(self, raw: bytes, reason: str, origin: str, origin_topic: str) -> None:
         """Append what cannot be read to the topic of parked entries (T12)."""
@@ -424,7 +425,8 @@ class Transaction:
             self._state.register(*place, how)
         self._state.kept.update(self._kept)
         self._state.gaps.update(self._gaps)
-        self._take_over_runs(runs)
+        if runs or self._touched:
+            self._take_over_runs(runs)
         self._state.next_id = self._next_id
         self._state.pop_floor_ms = self._pop_floor_ms
         self._state.turn += 1

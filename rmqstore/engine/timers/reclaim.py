@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import defaultdict
 
 from rmqstore.contract import TimerCursor
 from rmqstore.engine.kv.base import WriteBatch
@@ -39,7 +39,7 @@ class Removal:
         self._index: list[bytes] = []
         self._holes_gone: set[tuple[int, int]] = set()
         self.delivered: list[tuple[int, int, int]] = []
-        self.deltas: Counter[int] = Counter()
+        self.deltas: dict[int, int] = defaultdict(int)
         self.ticks: set[int] = set()
         self.kept_tick: int | None = None
         self.put_off_tick: int | None = None

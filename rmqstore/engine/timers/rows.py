@@ -15,7 +15,7 @@ import msgspec
 
 from rmqstore.contract import EMPTY_CURSOR, TimerCursor
 from rmqstore.engine.floors import Floors
-from rmqstore.engine.kv.base import OrderedKV
+from rmqstore.engine.kv.base import OrderedKV, is_last
 from rmqstore.engine.records import decode_message, deliver_at_of, encode_message
 from rmqstore.engine.runs import DamagedRunError, Run, count_of, decode_run, is_single, parked_message, single_of
 from rmqstore.engine.schema import PAIR, TIMERS, U64
@@ -133,14 +133,11 @@ class TimerRuns:
         """Return how many live timers a tick has."""
         start, stop = U64.pack(tick), U64.pack(tick + 1)
         kept = sum(count_of(value) for _, value in self._kv.scan_all(TIMERS, start, stop))
-        return kept - len(self._holes(start, stop))
-
-    def _holes(self, start: bytes, stop: bytes) -> set[tuple[int, int]]:
-        return tombstones.holes_between(self._kv, self._floors, start, stop)
+        return kept - len(tombstones.holes_between(self._kv, self._floors, start, stop))
 
     def _holes_of(self, page: Sequence[tuple[bytes, bytes]]) -> set[tuple[int, int]]:
         """Return the holes in some runs that follow one another, to the end of the last one's tick."""
-        return self._holes(page[0][0], U64.pack(U64.unpack_from(page[-1][0])[0] + 1))
+        return tombstones.holes_between(self._kv, self._floors, page[0][0], U64.pack(U64.unpack_from(page[-1][0])[0] + 1))
 
     def first_tick(self, from_tick: int) -> int | None:
         """Return the tick of the first kept put at or after ``from_tick``; None when there is none."""
@@ -191,7 +188,7 @@ class TimerRuns:
         at = self._start_of(start)
         stop = U64.pack(seen.until_ms + 1)
         while at < stop and (page := self._kv.scan(TIMERS, at, stop, limit + 1)):
-            at = page[-1][0] + b"\x00"
+            at = stop if is_last(page, limit + 1) else page[-1][0] + b"\x00"
             holes = self._holes_of(page)
             yield from self._live_of(page, seen, holes)
 
@@ -232,7 +229,7 @@ class TimerRuns:
         """Yield, page by page, what ``upto`` covers from ``low_tick`` on; a page is written before the next one is asked for."""
         start, stop = U64.pack(low_tick), U64.pack(upto.highest_tick + 1)
         while start < stop and (page := self._kv.scan(TIMERS, start, stop, _FORGET_PAGE)):
-            start = page[-1][0] + b"\x00"
+            start = stop if is_last(page, _FORGET_PAGE) else page[-1][0] + b"\x00"
             holes = self._holes_of(page)
             removal = Removal(upto, holes, checked=not self.met_damage)
             for key, value in page:
@@ -247,7 +244,7 @@ class TimerRuns:
             tick = PAIR.unpack(key)[0]
             following = self._kv.scan(TIMERS, key + b"\x00", U64.pack(tick + 1), 1)
             last_seq = PAIR.unpack(following[0][0])[1] - 1 if following else 2**63
-            holes = self._holes(key, PAIR.pack(tick, last_seq + 1))
+            holes = tombstones.holes_between(self._kv, self._floors, key, PAIR.pack(tick, last_seq + 1))
             removal.remove_damaged(key, {hole for hole in holes if self.locate(*hole) is None})
             bound = upto.bound(tick)
             # A batch that ended within a tick covers more of the ticks before. What is behind it is still to come, so the run moves there

@@ -33,7 +33,7 @@ from rmqstore.contract import (
 from rmqstore.contract.state import StatePage
 from rmqstore.engine.kv.base import PAGE_BYTES, WriteBatch
 from rmqstore.engine.marks import TIMER_SIDE, encode_ticks, find_mark, put_marks
-from rmqstore.engine.records import Records, deliver_at_of, encode_batch, keys_of, route_of
+from rmqstore.engine.records import Records, deliver_at_of, encode_batch, has_keys, keys_of, route_of
 from rmqstore.engine.schema import META, PAIR, SEAL_KEY, SEQ_KEY, TIMERS, TRACES
 from rmqstore.engine.shared import Shared
 from rmqstore.engine.state.adopted import stored_adopted
@@ -100,7 +100,8 @@ class OrderedTimers(TimerSide):
         with self._lock, self._call as kv:
             if marks and (answer := find_mark(kv, TIMER_SIDE, marks)) is not None:
                 return self._repeated(answer), Ticket(kv.position)
-            check_horizon(delivers, now_ms, self._options.max_delay_ms)
+            if self._options.max_delay_ms:
+                check_horizon(delivers, now_ms, self._options.max_delay_ms)
             first_seq = self._last_seq + 1
             placed = place(records, delivers, first_seq, now_ms, self.precision_ms, self._shared.epoch)
             ticks = placed.ticks
@@ -340,6 +341,11 @@ def _deliver_times(batch: MessageBatch, records: Sequence[bytes]) -> list[int]:
 def _index_entries(batch: MessageBatch, records: Sequence[bytes], ticks: Sequence[int], first_seq: int) -> list[tuple[bytes, bytes]]:
     if batch.has_columns and batch.columns.column("keys").null_count == len(batch):
         return []
-    entries = [(key, b"") for row, record in enumerate(records) for key in tombstones.index_keys(record, ticks[row], first_seq + row)]
+    entries = [
+        (key, b"")
+        for row, record in enumerate(records)
+        if has_keys(record)
+        for key in tombstones.index_keys(record, ticks[row], first_seq + row)
+    ]
     entries.sort()
     return entries

@@ -46,9 +46,10 @@ class Database:
             raise translated(error, path) from error
         _open_databases.add(self)
 
-    def write(self, batch: WriteBatch) -> None:
-        """Append the batch to the WAL and make it visible."""
+    def write(self, batch: WriteBatch) -> int:
+        """Append the batch to the WAL and make it visible; returns the sequence number that it reached."""
         self._db.write(self._native(batch))
+        return self._db.latest_sequence_number()
 
     def _native(self, batch: WriteBatch) -> rocksdict.WriteBatch:
         # In a function of its own: a handle in the frame that raises would live on in the traceback, and keep the database open.

@@ -39,10 +39,12 @@ class Gaps:
                 self.gaps[op.space] = _joined(gap, op.start, op.stop) or Gap(op.start, op.stop)
             elif gap is not None and not isinstance(op, DeleteMany):
                 low, high = gap
-                inside = [key for key, _ in op.items if low <= key < high]
-                if inside:
-                    # The part above the highest new key is the one next to the live keys.
-                    self.gaps[op.space] = Gap(max(inside) + b"\x00", high)
+                for key, _ in op.items:
+                    if low <= key < high:
+                        # The part above the highest new key is the one next to the live keys.
+                        low = key + b"\x00"
+                if low is not gap.low:
+                    self.gaps[op.space] = Gap(low, high)
 
     def learn(self, space: int, low: bytes, high: bytes) -> None:
         """Widen the gap by an interval that a scan found empty, if the two touch; nothing may have been written since the scan."""

@@ -177,9 +177,9 @@ class RocksDBKV(CommittedKV):
             if commits.refusal is not None:
                 commits.check()
             try:
-                self._db.write(batch)
+                sequence = self._db.write(batch)
                 self._gaps.follow(batch)
-                self._sequence = self._db.sequence()
+                self._sequence = sequence
                 commits.position += 1
                 return commits.position
             except BaseException as error:

@@ -9,22 +9,21 @@ ticks follow until nothing is due, and each message is judged against the clause
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from .cursor_schemes import Absent, Corners, Found, Late, Levels, Put, Scheme, Single, Stairs
+Corners = tuple[tuple[int, int], ...]
+"""A cursor, or what is sealed: corners (tick, seq)."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One protocol and the bounds within which it is searched; the defaults are the recommended protocol.
 
     The protocol:
-        scheme: what a cursor is (cursor_schemes.py).
-        late: ``single`` and ``levels``: where a put goes that is late for every level.
-        absent: ``levels``: what it means that a level is not in the cursor.
+        cursor: a staircase, or one (tick, seq) that is compared as a pair.
         hold: ``due`` gives only ticks up to the last ``until``.
         seal_record: a seal is a record of the timer log; else it lives in memory only.
         seal_at_open: a reopen seals what is due.
@@ -49,14 +48,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         crashes / set_backs / cancels: how often each may happen.
         resend: a put that a crash lost is sent again.
         first_tick: earliest tick of a put.
-        judge_early: T1 is judged by the clock of the tick that hands over.
         max_states: the search gives up there.
         walks / walk_seed: this many random walks of 60 steps instead of the search; 0 = search.
     """
 
-    scheme: Literal["stairs", "single", "levels", "unique-levels"] = "stairs"
-    late: Late = "same"
-    absent: Absent = "new"
+    cursor: Literal["stairs", "pair"] = "stairs"
     hold: bool = True
     seal_record: bool = True
     seal_at_open: bool = False
@@ -80,26 +76,51 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cancels: int = 2
     resend: bool = False
     first_tick: int = 1
-    judge_early: bool = True
     max_states: int = 1_500_000
     walks: int = 0
     walk_seed: int = 1
 
-    def make_scheme(self) -> Scheme:
-        """Return the cursor scheme that these settings describe."""
-        if self.scheme == "single":
-            return Single(late=self.late)
-        if self.scheme == "stairs":
-            return Stairs(
-                hold=self.hold,
-                max_corners=self.max_corners,
-                drop_checked=self.drop_checked,
-                last_seq_only=self.next_seq == "last",
-            )
-        return Levels(unique=self.scheme == "unique-levels", absent=self.absent, late=self.late)
+
+# ---------------------------------------------------------------- the staircase
+
+
+def stairs(corners: Iterable[tuple[int, int]]) -> Corners:
+    """Return the corners that no other one dominates, tick falling and seq rising."""
+    kept: list[tuple[int, int]] = []
+    highest_seq = 0
+    for tick, seq in sorted(set(corners), reverse=True):
+        if tick >= 1 and seq > highest_seq:
+            kept.append((tick, seq))
+            highest_seq = seq
+    return tuple(kept)
+
+
+def stairs_cover(corners: Corners, tick: int, seq: int) -> bool:
+    """Say whether some corner is at least ``(tick, seq)`` in both coordinates."""
+    return any(corner_tick >= tick and corner_seq >= seq for corner_tick, corner_seq in corners)
+
+
+def sealed_by(sealed: Corners, put: Put) -> bool:
+    """Say whether a put is closed."""
+    return stairs_cover(sealed, put.tick, put.seq)
 
 
 # ---------------------------------------------------------------- the state
+
+
+class Put(NamedTuple):
+    """One timer in the timer log."""
+
+    message: int
+    tick: int
+    seq: int
+    epoch: int
+    stamp: int
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The position in (tick, seq) order."""
+        return self.tick, self.seq
 
 
 class Cancelled(NamedTuple):
@@ -227,7 +248,6 @@ class Model:
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
-        self.scheme = self.settings.make_scheme()
 
     def start(self) -> State:
         """Return the state of an empty store at time 0."""
@@ -306,7 +326,7 @@ class Model:
             case "soft":
                 sync = max(changes) >= st.timers_durable
             case "rests-on":
-                covered = [put for put in st.puts if self.scheme.covers(cursor, put)]
+                covered = [put for put in st.puts if self._covers(cursor, put)]
                 sync = max(max(st.timers.index(put), st.cancel_at(put) or 0) for put in covered) >= st.timers_durable
             case "but-seals":
                 return max(st.timers_durable, max(changes) + 1)
@@ -323,13 +343,10 @@ class Model:
     def _seal(self, st: State, until: int) -> State:
         memory = st.memory
         last_seq = memory.next_seq - 1
-        sealed = self.scheme.seal(memory.sealed, until, last_seq)
         timers, stamp = st.timers, st.stamp
-        if isinstance(self.scheme, Stairs):
-            before = memory.sealed
-            closes = any(self.scheme.seals(sealed, put) and not self.scheme.seals(before, put) for put in st.kept)
-            if not closes:  # an idle seal writes nothing and remembers nothing
-                sealed = before
+        sealed = stairs((*memory.sealed, (until, last_seq)))
+        if not any(sealed_by(sealed, put) and not sealed_by(memory.sealed, put) for put in st.kept):
+            sealed = memory.sealed  # an idle seal writes nothing and remembers nothing
         if self.settings.seal_record and sealed != memory.sealed:
             timers, stamp = (*timers, Sealed(sealed, stamp)), stamp + 1
         return replace(
@@ -348,9 +365,9 @@ class Model:
         for position, put in enumerate(st.timers):
             if not isinstance(put, Put) or put.seq in st.reclaimed:
                 continue
-            if self.scheme.covers(cursor, put) or not self.scheme.seals(st.memory.sealed, put):
+            if self._covers(cursor, put) or not sealed_by(st.memory.sealed, put):
                 continue
-            if self.settings.hold and put.tick > st.memory.until and isinstance(self.scheme, Stairs):
+            if self.settings.hold and put.tick > st.memory.until:
                 continue
             cancel_at = st.cancel_at(put)
             if self.settings.presync == "stop" and max(position, cancel_at or 0) >= st.timers_durable:
@@ -364,15 +381,42 @@ class Model:
         given, left = found[: self.settings.limit], found[self.settings.limit :]
         if not given:
             return (), cursor
-        batch = Found(given, left, stop is not None)
-        return tuple(put.message for put in given), self.scheme.advance(cursor, st.memory.sealed, st.memory.until, batch, st.kept)
+        end = given[-1].place if left or stop is not None else None
+        return tuple(put.message for put in given), self._advanced(st, cursor, given, end)
+
+    def _covers(self, cursor: Corners, put: Put) -> bool:
+        """Say whether a cursor claims that a put was handed over."""
+        if self.settings.cursor == "pair":
+            return bool(cursor) and put.place <= cursor[0]
+        return stairs_cover(cursor, put.tick, put.seq)
+
+    def _advanced(self, st: State, cursor: Corners, given: Sequence[Put], end: tuple[int, int] | None) -> Corners:
+        """Return the cursor behind a batch that ends at ``end``, None when nothing is left."""
+        if self.settings.cursor == "pair":
+            return (given[-1].place,)
+        passed: list[tuple[int, int]] = []
+        for sealed_tick, seq in st.memory.sealed:
+            tick = min(sealed_tick, st.memory.until) if self.settings.hold else sealed_tick
+            if end is None or tick < end[0]:
+                passed.append((tick, seq))
+            else:
+                passed += [(end[0], min(end[1], seq)), (end[0] - 1, seq)]
+        if self.settings.next_seq == "last":
+            last = max(put.seq for put in given)
+            passed = [(tick, min(seq, last)) for tick, seq in passed]
+        cursor = stairs((*cursor, *passed))
+        while len(cursor) > self.settings.max_corners:
+            if self.settings.drop_checked and any(stairs_cover(cursor[:1], put.tick, put.seq) for put in st.kept):
+                break
+            cursor = cursor[1:]
+        return cursor
 
     def _apply(self, st: State) -> State:
         messages, cursor = st.step.messages, st.step.cursor
         there = st.delivered
         for row, message in enumerate(messages):
             caller = st.callers[message]
-            if self.settings.judge_early and caller.deliver > st.memory.until:
+            if caller.deliver > st.memory.until:
                 raise Violation(f"T1: m{message} of tick {caller.deliver} is handed over early, by tick({st.memory.until})")
             if message in there:
                 raise Violation(f"H1: m{message} is handed over twice")
@@ -389,26 +433,24 @@ class Model:
         for other in st.kept:
             if other.message in there or st.cancel_at(other) is not None:
                 continue
-            if other.deliver <= st.memory.until and other.seq <= st.memory.last_seq and other.place < put.place:
+            if other.tick <= st.memory.until and other.seq <= st.memory.last_seq and other.place < put.place:
                 raise Violation(f"T3: m{message} is handed over before m{other.message}")
 
     def _check_drained(self, st: State) -> None:
         """Behind a drained tick nothing is left that was due and was put before its seal (T2, T4)."""
-        if self.settings.presync == "stop" or (not isinstance(self.scheme, Stairs) and self.settings.late == "next"):
+        if self.settings.presync == "stop":
             return
         until, there = st.memory.until, st.delivered
         for put in st.puts:
-            if put.deliver <= until and put.seq <= st.memory.last_seq and put.message not in there and st.cancel_at(put) is None:
+            if put.tick <= until and put.seq <= st.memory.last_seq and put.message not in there and st.cancel_at(put) is None:
                 cursor = _shown(self._cursor(st.pops))
-                raise Violation(
-                    f"T2: tick({until}) found nothing more, but m{put.message} of tick {put.deliver} is not out; cursor {cursor}"
-                )
+                raise Violation(f"T2: tick({until}) found nothing more, but m{put.message} of tick {put.tick} is not out; cursor {cursor}")
 
     def _forget(self, st: State, cursor: Corners) -> frozenset[int]:
         if self.settings.forget == "lexical":
             covered = [put.seq for put in st.kept if cursor and put.place <= cursor[0]]
         else:
-            covered = [put.seq for put in st.kept if self.scheme.covers(cursor, put)]
+            covered = [put.seq for put in st.kept if self._covers(cursor, put)]
         return st.reclaimed.union(covered)
 
     # ------------------------------------------------------------ the callers
@@ -425,19 +467,14 @@ class Model:
 
     def _put(self, st: State, message: int, deliver: int) -> Successor:
         memory = st.memory
-        level, tick, sealed = self.scheme.place(memory.sealed, self._cursor(st.pops), st.puts, deliver, st.now)
-        timers, stamp = st.timers, st.stamp
-        if self.settings.seal_record and sealed != memory.sealed:  # opening a level is a record too
-            timers, stamp = (*timers, Sealed(sealed, stamp)), stamp + 1
-        put = Put(message, deliver, level, tick, memory.next_seq, st.epoch, stamp)
+        put = Put(message, deliver, memory.next_seq, st.epoch, st.stamp)
         caller = Caller(deliver, st.epoch, put.seq, "", -1, was_due=deliver <= st.now)
-        placed = "" if (level, tick) == (0, deliver) else f", placed at tick {tick} of level {level}"
-        return f"put m{message} for tick {deliver} as seq {put.seq}{placed}", replace(
+        return f"put m{message} for tick {deliver} as seq {put.seq}", replace(
             st,
-            timers=(*timers, put),
-            memory=memory._replace(sealed=sealed, next_seq=memory.next_seq + 1),
+            timers=(*st.timers, put),
+            memory=memory._replace(next_seq=memory.next_seq + 1),
             callers=_with(st.callers, message, caller),
-            stamp=stamp + 1,
+            stamp=st.stamp + 1,
         )
 
     def _cancel(self, st: State, message: int) -> Successor:
@@ -450,8 +487,8 @@ class Model:
         if put.message != message:
             raise Violation(f"C6: the cancel of m{message} by its handle hits m{put.message}")
         cancel_at = st.cancel_at(put)
-        covered = self.scheme.covers(self._cursor(st.pops), put)
-        closed = covered or (self.settings.cut == "seal" and self.scheme.seals(st.memory.sealed, put))
+        covered = self._covers(self._cursor(st.pops), put)
+        closed = covered or (self.settings.cut == "seal" and sealed_by(st.memory.sealed, put))
         answer = ALREADY_DELIVERED if cancel_at is None and closed else CANCELLED
         if caller.answer not in ("", answer):
             raise Violation(f"C4: the cancel of m{message} said {caller.answer}, now it says {answer}")
@@ -482,8 +519,8 @@ class Model:
         caller = st.callers[message]
         answer = UNKNOWN
         if self.settings.answer == "handle":
-            guess = Put(message, caller.deliver, 0, caller.deliver, caller.seq, caller.epoch, 0)
-            if self.scheme.covers(self._cursor(st.pops), guess) or self.scheme.seals(st.memory.sealed, guess):
+            guess = Put(message, caller.deliver, caller.seq, caller.epoch, 0)
+            if self._covers(self._cursor(st.pops), guess) or sealed_by(st.memory.sealed, guess):
                 answer = ALREADY_DELIVERED
         if answer == ALREADY_DELIVERED and message not in st.delivered:
             raise Violation(f"C3: the cancel of m{message} says ALREADY_DELIVERED, but m{message} was lost and never handed over")
@@ -496,7 +533,7 @@ class Model:
         return [
             position
             for position, record in enumerate(st.timers)
-            if isinstance(record, Sealed) and record.stamp > put.stamp and self.scheme.seals(record.sealed, put)
+            if isinstance(record, Sealed) and record.stamp > put.stamp and sealed_by(record.sealed, put)
         ]
 
     def _answer_rests_on(self, st: State, put: Put) -> int:
@@ -565,17 +602,16 @@ class Model:
         st = replace(st, up=True, epoch=st.epoch + 1, reclaimed=self._forget(st, cursor), step=IDLE)
         highest_seq = max((put.seq for put in st.puts), default=0)
         if self.settings.next_seq != "log":
-            highest_seq = max(highest_seq, self.scheme.highest_seq(cursor))
-        seals = [record.sealed for record in st.timers if isinstance(record, Sealed)]
-        sealed = self.scheme.recover(seals, cursor, st.kept)
+            highest_seq = max([highest_seq, *(seq for _, seq in cursor)])
+        sealed = stairs([*cursor, *(corner for record in st.timers if isinstance(record, Sealed) for corner in record.sealed)])
         st = replace(st, memory=Memory(sealed, 0, highest_seq, highest_seq + 1))
         return self._seal(st, st.now) if self.settings.seal_at_open else st
 
     def _fresh_memory(self) -> Memory:
-        return Memory(self.scheme.nothing_sealed, 0, 0, 1)
+        return Memory((), 0, 0, 1)
 
     def _cursor(self, pops: Sequence[Delivery]) -> Corners:
-        return pops[-1].cursor if pops else self.scheme.no_cursor
+        return pops[-1].cursor if pops else ()
 
     # ------------------------------------------------------------ judging
 
@@ -631,7 +667,7 @@ class Model:
     def canonical(self, st: State) -> object:
         """Return what tells states apart: not the stamps, unless the logs are one; between ticks not what the last seal was given."""
         memory = st.memory
-        if st.step.at == "idle" and self.settings.hold and self.settings.scheme == "stairs":
+        if st.step.at == "idle" and self.settings.hold:
             memory = Memory(memory.sealed, 0, 0, memory.next_seq)
         timers: tuple[tuple[object, ...], ...] = st.timers
         pops: tuple[tuple[object, ...], ...] = st.pops

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rmqstore.contract.timers import EMPTY_CURSOR, TimerCursor
 
-from .cursor_schemes import stairs, stairs_cover
+from .protocol import stairs, stairs_cover
 
 EDGE = 7
 """Small enough that a grid holds every case, since only the order of coordinates matters."""

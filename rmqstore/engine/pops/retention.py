@@ -64,7 +64,8 @@ class Retention:
         for topic, queue, first, wanted in found:
             target = self._pinned(transaction, holders.get((topic.id, queue), ()), first, wanted)
             if target > first:
-                self._count_expired(transaction, topic, queue, first, target, expired)
+                for place, messages in self._count_expired(transaction, topic, queue, first, target).items():
+                    expired[place] = expired.get(place, 0) + messages
                 self._raise(transaction, topic, queue, first, target)
                 done += 1
         return UpkeepReport(done, expired=self._note_expired(transaction, expired))
@@ -95,16 +96,15 @@ class Retention:
                     break
                 yield topic, queue
 
-    def _count_expired(
-        self, transaction: Transaction, topic: Topic, queue: int, first: int, target: int, expired: dict[tuple[int, int], int]
-    ) -> None:
-        """Add to ``expired``, by group and topic, how many of the messages that go each group has not popped yet."""
+    def _count_expired(self, transaction: Transaction, topic: Topic, queue: int, first: int, target: int) -> dict[tuple[int, int], int]:
+        """Return how many of the messages that go each group has not popped yet, by group and topic."""
         gaps = transaction.gaps(topic.id, queue)
+        expired: dict[tuple[int, int], int] = {}
         for group_id, _ in self._state.groups_of(topic.id):
             start = max(self._state.progress(group_id, topic.id, queue).next_offset, first)
             if start < target and (messages := count_between(gaps, start, target)):
-                place = (group_id, topic.id)
-                expired[place] = expired.get(place, 0) + messages
+                expired[group_id, topic.id] = messages
+        return expired
 
     def _note_expired(self, transaction: Transaction, expired: Mapping[tuple[int, int], int]) -> tuple[Expired, ...]:
         if not expired:

@@ -131,7 +131,7 @@ class Grid:
         row |= {"disk_bytes": 0 if is_null else round(live_bytes * design.written * 0.5), "anon_peak_bytes": 150 << 20}
         row |= {"memory_limit_bytes": live_bytes // 4 if is_cold else None, "stalls": 1, "longest_call_ms": 130.0}
         row |= {"compaction_bytes": round(1.4 * user_bytes) if design.engine == "rocksdb" and point.backlog > 50_000 else None}
-        self.rows["phases"].append(row | {"rolled": (4 * point.backlog if is_wheel else 0) if phase == "roll" else None})
+        self.rows["phases"].append(row)
         if phase not in ("recover", "roll"):
             self._seconds(run_id, shard, phase, design, rate, seconds)
         if phase in LOADS:
@@ -142,8 +142,8 @@ class Grid:
             is_stall = design.engine == "rocksdb" and second % 4 == 3
             count = round(rate * self._rng.uniform(0.9, 1.1) * (0.45 if is_stall else 1) * (0.4 if second == seconds else 1))
             row: dict[str, Any] = {"run_id": run_id, "shard": shard, "phase": phase, "second": second, "cancelled": 0, "backlog": 100_000}
-            row |= dict.fromkeys(("scheduled", "handed_over", "popped", "acked"), count) | {"device_write_bytes": count * 300}
-            row |= {"lateness_max_ms": 5.0, "longest_call_ms": 180.0 if is_stall else 20.0, "anon_bytes": 120 << 20}
+            row |= dict.fromkeys(("scheduled", "handed_over", "popped", "acked"), count)
+            row |= {"longest_call_ms": 180.0 if is_stall else 20.0, "anon_bytes": 120 << 20}
             self.rows["seconds"].append(row)
 
     def _histograms(self, run_id: str, shard: int, phase: str, design: Design, load: float) -> None:

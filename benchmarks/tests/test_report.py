@@ -90,14 +90,14 @@ def test_links_of_the_markdown_page_lead_somewhere(made: Report) -> None:
     assert all((made.page.parent / link).is_file() for link in links)
 
 
-def test_the_summary_has_a_row_for_each_phase_of_each_cell(made: Report) -> None:
-    rows = pq.read_table(made.page.parent / "summary.parquet").to_pylist()
-    keys = [(row["cell_id"], row["phase"]) for row in rows]
-    assert len(set(keys)) == len(keys)
-    (wheel,) = [row for row in rows if row["cell_id"] == "wheel/order-timeout/256/100000/power_loss/1" and row["phase"] == "schedule"]
-    assert wheel["rate_repeats"] == 2
-    assert wheel["rate_low"] < wheel["rate"] < wheel["rate_high"]
-    assert wheel["rate"] == pytest.approx((wheel["rate_low"] + wheel["rate_high"]) / 2)
+def test_the_summary_has_a_row_for_each_figure_of_each_phase_of_each_cell(made: Report) -> None:
+    rows = pq.read_table(made.page.parent / "summary.parquet").to_pandas()
+    assert not rows.duplicated(["cell_id", "phase", "metric"]).any()
+    rates = rows[(rows.phase == "schedule") & (rows.metric == "rate")].set_index("cell_id")
+    wheel = rates.loc["wheel/order-timeout/256/100000/power_loss/1"]
+    assert wheel.repeats == 2
+    assert wheel.low < wheel["median"] < wheel.high
+    assert wheel["median"] == pytest.approx((wheel.low + wheel.high) / 2)
 
 
 def test_claims_follow_from_the_figures(made: Report) -> None:
@@ -163,9 +163,9 @@ def test_what_is_not_told_is_left_out_and_never_zero(tmp_path: Path) -> None:
             row[name] = None
     made = report_on(grid, tmp_path)
     assert "Not told: written to the device, read from the device and space." in made.findings["Write, read and space amplification"]
-    rows = pq.read_table(made.page.parent / "summary.parquet").to_pylist()
-    assert all(row["rate"] is row["device_write_per_user_byte"] is row["cpu_us_per_message"] is None for row in rows)
-    assert all(row["wchar_per_user_byte"] > 0 for row in rows)
+    metrics = set(pq.read_table(made.page.parent / "summary.parquet")["metric"].to_pylist())
+    assert not metrics & {"rate", "device_write_per_user_byte", "cpu_us_per_message"}
+    assert "wchar_per_user_byte" in metrics
 
 
 def test_the_null_engine_is_compared_in_the_phases_that_others_went_through(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_run_that_lacks_a_shard_has_no_figure_for_that_phase(tmp_path: Path) -
     grid.run("wheel", Point(shards=2), 0, ("schedule", "mixed"), seconds=1)
     grid.rows["phases"].pop()
     made = report_on(grid, tmp_path)
-    assert pq.read_table(made.page.parent / "summary.parquet")["phase"].to_pylist() == ["schedule"]
+    assert set(pq.read_table(made.page.parent / "summary.parquet")["phase"].to_pylist()) == {"schedule"}
 
 
 def test_a_figure_without_data_now_is_removed(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_rates_of_shards_add_up_and_bytes_of_the_device_do_not() -> None:
 
 
 def test_what_one_shard_does_not_tell_is_not_told_and_without_messages_there_is_no_rate() -> None:
-    assert run_of({"messages": 1, "wall_s": 1.0, "rolled": 5}, {"messages": 1, "wall_s": 1.0}) == {
+    assert run_of({"messages": 1, "wall_s": 1.0, "stalls": 5}, {"messages": 1, "wall_s": 1.0}) == {
         "messages": 2,
         "wall_s": 1.0,
         "rate": 2.0,

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
-from rmqstore_benchmarks.grid.tables import RUNS
 from rmqstore_benchmarks.histograms import bounds_of
 
 if TYPE_CHECKING:
@@ -72,11 +70,10 @@ _METRICS: Final = {
     "anon_peak_bytes": _Metric("sum", "anon_peak_bytes"),
     "stalls": _Metric("sum", "stalls"),
     "longest_call_ms": _Metric("max", "longest_call_ms"),
-    "rolled": _Metric("sum", "rolled"),
     "slowest_thread": _Metric("min", "slowest_thread"),
     "first_queue_dry": _Metric("min", "first_queue_dry"),
 }
-"""The figures of a phase, in the order of the table ``summary``."""
+"""The figures of a phase."""
 
 _OF_DRAIN: Final = ["cpu_us_per_message", "wchar_per_user_byte", "device_write_per_user_byte", "device_read_per_user_byte"]
 
@@ -164,35 +161,3 @@ def latencies(results: Results, shares: Sequence[float] = SHARES) -> pd.DataFram
     found = found[(found.share == LARGEST) | (found.total * (1 - found.share) >= 1 - 1e-9)].rename(columns={"ms": "value"})
     totals = table.groupby(keys, sort=False).n.sum().rename("total").reset_index()
     return _of_cells(totals.merge(spreads(found, [*keys, "share"]), on=keys), results)
-
-
-# ---------------------------------------------------------------- as tables
-
-_EDGES: Final = {"median": "", "low": "_low", "high": "_high", "repeats": "_repeats"}
-
-
-def summary(found: pd.DataFrame, results: Results) -> pa.Table:
-    """Return a row for each phase of each cell, with each figure as ``NAME``, its median, ``NAME_low``, ``NAME_high``, ``NAME_repeats``."""
-    wide = found.set_index(["cell_id", "phase", "metric"])[SPREAD].unstack("metric")
-    wide.columns = [name + _EDGES[edge] for edge, name in wide.columns]
-    names = [name + edge for name in _METRICS for edge in _EDGES.values()]
-    return _table(found, wide, results, ["phase"], {name: pa.int64() if name.endswith("_repeats") else pa.float64() for name in names})
-
-
-def latency_table(found: pd.DataFrame, results: Results) -> pa.Table:
-    """Return a row for each operation of each phase of each cell: medians over the repeats of its percentiles, ms."""
-    names = {share: "max_ms" if share == LARGEST else f"p{str(share)[2:].ljust(2, '0')}_ms" for share in SHARES}
-    keys = ["cell_id", "phase", "operation"]
-    wide = found.set_index([*keys, "share"])["median"].unstack("share").rename(columns=names)
-    wide["calls"] = found.groupby(keys).total.first()
-    return _table(found, wide, results, ["phase", "operation"], {"calls": pa.int64()} | dict.fromkeys(names.values(), pa.float64()))
-
-
-def _table(found: pd.DataFrame, wide: pd.DataFrame, results: Results, keys: list[str], kinds: dict[str, pa.DataType]) -> pa.Table:
-    """Return ``wide``, in the order of ``found``, behind the columns of its cells."""
-    cells = results.good.drop_duplicates("cell_id")[["cell_id", "settings"]]
-    rows = found[[*CELL, *keys]].drop_duplicates().merge(cells, on="cell_id").merge(wide, left_on=["cell_id", *keys], right_index=True)
-    names = ["cell_id", "engine", "variant", "workload", "durability"]
-    types = dict.fromkeys(names, pa.string()) | dict.fromkeys(("body_bytes", "backlog", "shards"), pa.int64())
-    types |= {"settings": RUNS.field("settings").type} | dict.fromkeys(keys, pa.string()) | kinds
-    return pa.Table.from_pandas(rows.reindex(columns=list(types)), pa.schema(list(types.items())), preserve_index=False)

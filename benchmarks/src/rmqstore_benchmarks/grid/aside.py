@@ -190,7 +190,7 @@ def drain(job: ChildJob) -> None:
     probes = Probes(Path(job.task.directory))
     with open_store(job.task, clock) as store:
         calls = _Told(store, clock, load, job.task.seed)
-        phase = Phase(job.task.run_id, job.task.shard, "cold_drain", probes, lambda: job.count - calls.handed)
+        phase = Phase(job.task.run_id, job.task.shard, "cold_drain", lambda: job.count - calls.handed)
         spent = Spent(probes)
         with looking(phase):
             step_ms = max(int(load.mean_wait_ms / _STEPS), 1)

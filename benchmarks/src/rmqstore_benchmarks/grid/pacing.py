@@ -182,8 +182,7 @@ def at_rate(calls: Calls, phase: Phase, seconds: float, backlog: int, rate: floa
             return  # a waiting consumer is not answered before there is something
         moved_on()
         _, ticks = calls.pop(phase, intended_ns)
-        now_ns = clock.now_ns()
-        phase.late(_lateness_ns(calls, ticks[ticks > start_ms], simulated, first_tick), now_ns)
+        phase.late(_lateness_ns(calls, ticks[ticks > start_ms], simulated, first_tick))
 
     streams = [
         Stream("schedule", 1e9 * count / rate, send),

@@ -99,7 +99,7 @@ def hand_over_at_once(calls: Calls, phase: Phase, seconds: float) -> int:
         at_ns = time.perf_counter_ns() if at_ns is None else at_ns
         if moved > before:
             phase.count("hand_over", moved - before, at_ns)
-            phase.late(np.full(moved - before, at_ns - begin_ns), at_ns)
+            phase.late(np.full(moved - before, at_ns - begin_ns))
         before = max(moved, before)
 
     with every(_WATCH_S, lambda: seen(_delivered(calls) - offset), "bench-watching"):

@@ -1,7 +1,6 @@
 """What one phase on one shard leaves: its row of ``phases``, its seconds, its histograms.
 
-A thread looks at the memory and the device a few times a second, and at how far a long hand-over has come, since one call may hand over
-millions.
+A thread looks at the memory a few times a second, and at how far a long hand-over has come, since one call may hand over millions.
 """
 
 from __future__ import annotations
@@ -39,10 +38,9 @@ class Phase:
         backlog: returns how many timers are pending by the ledger.
     """
 
-    def __init__(self, run_id: str, shard: int, name: str, probes: Probes, backlog: Callable[[], int]) -> None:
+    def __init__(self, run_id: str, shard: int, name: str, backlog: Callable[[], int]) -> None:
         self._key = {"run_id": run_id, "shard": shard, "phase": name}
         self.name = name
-        self._probes = probes
         self._backlog = backlog
         self._latencies: dict[str, list[int]] = defaultdict(list)
         self._arrays: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
@@ -50,7 +48,6 @@ class Phase:
         self._stalls = self._calls = self._longest_ns = self._spent_ns = 0
         self._anon_peak = 0
         self.begin_ns = time.perf_counter_ns()
-        self._written: int | None = None
 
     # ------------------------------------------------------------ what happens
 
@@ -74,25 +71,19 @@ class Phase:
         """Note how late the load itself began a call."""
         self._latencies["slip"].append(max(ns, 0))
 
-    def late(self, ns: NDArray[np.int64], at_ns: int) -> None:
-        """Note by how much messages were handed over after their due time, at ``at_ns``."""
+    def late(self, ns: NDArray[np.int64]) -> None:
+        """Note by how much messages were handed over after their due time."""
         if len(ns):
             self._arrays["lateness"].append(np.maximum(ns, 0))
-            second = self._second(at_ns)
-            second["lateness_max_ms"] = max(second["lateness_max_ms"] or 0.0, float(ns.max()) / 1e6)
 
     def look(self) -> None:
-        """Look at memory and device."""
+        """Look at the memory and the backlog."""
         anon = anon_bytes()
         if anon is not None:
             self._anon_peak = max(self._anon_peak, anon)
         second = self._second(time.perf_counter_ns())
         second["anon_bytes"] = anon
         second["backlog"] = self._backlog()
-        written, _ = self._probes.device_bytes()
-        if written is not None and self._written is not None:
-            second["device_write_bytes"] = (second["device_write_bytes"] or 0) + written - self._written
-        self._written = written
 
     def _second(self, at_ns: int) -> dict[str, Any]:
         number = (at_ns - self.begin_ns) // 1_000_000_000
@@ -141,7 +132,7 @@ def every(seconds: float, call: Callable[[], object], name: str) -> Iterator[Non
 
 @contextmanager
 def looking(phase: Phase) -> Iterator[None]:
-    """Look at memory and device meanwhile, in a thread of its own."""
+    """Look at memory and backlog meanwhile, in a thread of its own."""
     phase.look()
     try:
         with every(_LOOK_S, phase.look, "bench-looking"):

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from rmqstore.errors import StorePathError, TransferError
 from rmqstore_benchmarks.grid.tables import TABLES
-from rmqstore_benchmarks.statistics import figures, latencies, latency_table, summary
+from rmqstore_benchmarks.statistics import figures, latencies
 
 RESULTS: Final = "results"
 ENVIRONMENT: Final = "environment.json"
@@ -62,8 +62,8 @@ def write_results(out: Path) -> dict[str, int]:
         parts = [pq.read_table(part, schema=schema) for part in sorted(out.glob(f"parts/*/{name}.parquet"))]
         pq.write_table(pa.concat_tables(parts) if parts else schema.empty_table(), place / f"{name}.parquet")
     results = read(out)
-    pq.write_table(summary(figures(results), results), place / "summary.parquet")
-    pq.write_table(latency_table(latencies(results), results), place / "latencies.parquet")
+    figures(results).to_parquet(place / "summary.parquet", index=False)
+    latencies(results).to_parquet(place / "latencies.parquet", index=False)
     outcomes: dict[str, int] = results.runs.outcome.value_counts().to_dict()
     return outcomes
 

@@ -67,7 +67,7 @@ class _Shard:
 
     def begin(self, name: str) -> Phase:
         """Return a phase that is noted."""
-        return Phase(self.task.run_id, self.task.shard, name, self.probes, lambda: self.calls.pending)
+        return Phase(self.task.run_id, self.task.shard, name, lambda: self.calls.pending)
 
     def aside(self) -> Phase:
         """Return a phase that nobody reads."""

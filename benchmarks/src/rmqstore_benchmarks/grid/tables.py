@@ -89,7 +89,6 @@ PHASES: Final = pa.schema(
         ("longest_call_ms", pa.float64()),
         ("slowest_thread", pa.float64()),  # consumers: messages of the thread that got least, as a share of an even part
         ("first_queue_dry", pa.float64()),  # consumers: when the last message of the first empty queue was popped, as a share of the time
-        ("rolled", pa.int64()),
         ("memory_limit_bytes", pa.int64()),  # of the process and of the pages that it reads; null: none
     ]
 )
@@ -106,10 +105,8 @@ SECONDS: Final = pa.schema(
         ("popped", pa.int64()),
         ("acked", pa.int64()),
         ("backlog", pa.int64()),
-        ("lateness_max_ms", pa.float64()),  # hand-over less due time, real ms
         ("longest_call_ms", pa.float64()),
         ("anon_bytes", pa.int64()),
-        ("device_write_bytes", pa.int64()),
     ]
 )
 

@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 from markdown_it import MarkdownIt
 
 from rmqstore.errors import StorePathError
@@ -29,7 +28,7 @@ from rmqstore_benchmarks.report.drawing import looks_of, style
 from rmqstore_benchmarks.report.figures import PLOTS, Plot
 from rmqstore_benchmarks.report.tables import headlines, tables
 from rmqstore_benchmarks.report.text import NOT_TOLD, TextTable
-from rmqstore_benchmarks.statistics import figures, latencies, summary
+from rmqstore_benchmarks.statistics import figures, latencies
 
 DPI: Final = 200
 _MOST_ROWS: Final = 400
@@ -119,7 +118,7 @@ def make(directory: Path, out: Path, *, dpi: int = DPI) -> Report:
     for plot in report.left_out:
         for kind in ("png", "csv"):
             (out / f"{plot.name}.{kind}").unlink(missing_ok=True)
-    pq.write_table(summary(report.measured.figures, report.measured.results), out / "summary.parquet")
+    report.measured.figures.to_parquet(out / "summary.parquet", index=False)
     (out / "report.md").write_text(to_markdown(report), encoding="utf-8")
     report.page.write_text(to_html(report), encoding="utf-8")
     return report

@@ -44,8 +44,8 @@ def test_the_exit_code_says_whether_all_was_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], outcome: str, code: int
 ) -> None:
     def run_grid(spec: Any, out: Path, stores: Path, *, tell: Any, **_: Any) -> dict[str, int]:
-        tell(Told("a.b", 0, spec.runs, "fill"))
-        tell(Told("a.b", 1, spec.runs, "", outcome, "why"))
+        tell(Told("a.b", 0, spec.runs))
+        tell(Told("a.b", 1, spec.runs, outcome, "why"))
         return {outcome: 1}
 
     monkeypatch.setattr(harness, "run_grid", run_grid)

@@ -20,7 +20,7 @@ SPEC = {
         {"variants": ["null", "lmdb"], "workloads": ["order-timeout"], "bodies": [64], "backlogs": [500], "phases": ["schedule"]},
         {
             "variants": ["lmdb"],
-            "workloads": ["mixed"],
+            "workloads": ["pop-heavy"],
             "bodies": [64],
             "backlogs": [500],
             "shards": [2],

@@ -63,7 +63,7 @@ def test_the_burst_is_due_in_one_tick() -> None:
 
 
 def test_the_same_seed_makes_the_same_batches_and_another_one_others() -> None:
-    one, same, other = (Load(workload_named("mixed"), 256, seed) for seed in (3, 3, 4))
+    one, same, other = (Load(workload_named("order-timeout"), 256, seed) for seed in (3, 3, 4))
     for _ in range(3):
         left, right, wrong = (load.fresh(START_MS) for load in (one, same, other))
         assert left.columns.equals(right.columns)
@@ -111,7 +111,7 @@ def test_a_large_body_makes_a_small_batch() -> None:
     assert Load(workload_named("order-timeout"), 65_536, 1).batch_rows == 64
 
 
-@pytest.mark.parametrize("name", ["order-timeout", "reminder", "mixed"])
+@pytest.mark.parametrize("name", ["order-timeout", "reminder", "pop-heavy"])
 def test_a_backlog_in_equilibrium_loses_what_littles_law_says(name: str) -> None:
     """Of N timers N/D leave within a short time, D being the mean wait, less those that came within it as well and so are not of the N."""
     load = Load(workload_named(name), 64, 1)
@@ -165,11 +165,11 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> object:
 
 def test_plug_ins_offer_workloads_by_import_name(offer, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     own = NamedWorkload(name="acme", about="theirs", delays_ms=lambda rng, count: np.ones(count, np.int64))
-    monkeypatch.setitem(sys.modules, "acme_bench", SimpleNamespace(OWN=own, taken=workload_named("mixed")))
+    monkeypatch.setitem(sys.modules, "acme_bench", SimpleNamespace(OWN=own, taken=workload_named("order-timeout")))
     offer("acme_bench:OWN")
     assert workload_named("acme") is own
     offer("acme_bench:taken")
-    with pytest.raises(IllegalArgumentError, match=r"acme-bench 1\.0 offers a workload 'mixed', a name that is taken"):
+    with pytest.raises(IllegalArgumentError, match=r"acme-bench 1\.0 offers a workload 'order-timeout', a name that is taken"):
         named_workloads()
     for wrong in (own, "acme_bench", "acme_bench:missing", "no_such_module:OWN", "sys:path"):
         offer(wrong)

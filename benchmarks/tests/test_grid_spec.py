@@ -10,13 +10,12 @@ import pytest
 from rmqstore.errors import ConfigError, IllegalArgumentError, RmqstoreError
 from rmqstore_benchmarks.grid import harness
 from rmqstore_benchmarks.grid.spec import Spec, parse_spec, read_spec
-from rmqstore_benchmarks.grid.tables import ON_REQUEST
 
 SPECS = Path(__file__).parents[1] / "specs"
 NULL = {"name": "null", "engine": "null"}
 LMDB = {"name": "lmdb", "engine": "lmdb"}
 ROCKSDB = {"name": "apart", "engine": "rocksdb", "settings": {"rocksdb.values": "separated"}}
-GRID = {"variants": ["lmdb"], "workloads": ["mixed"], "bodies": [64], "backlogs": [1000]}
+GRID = {"variants": ["lmdb"], "workloads": ["order-timeout"], "bodies": [64], "backlogs": [1000], "phases": ["schedule"]}
 
 
 def document(*grids: dict[str, Any], **given: Any) -> dict[str, Any]:
@@ -36,7 +35,7 @@ def test_a_grid_is_the_product_of_its_lists() -> None:
     assert len(spec.cells) == 2 * 2 * 3 * 2
     assert spec.runs == 48
     cell = spec.cells[-1]
-    assert cell.cell_id == "apart.mixed.256.30.power_loss.2"
+    assert cell.cell_id == "apart.order-timeout.256.30.power_loss.2"
     assert (cell.flush, cell.seconds, cell.variant.settings) == ("sync", 1.0, {"rocksdb.values": "separated"})
     runs = harness.runs_of(spec)
     assert [run.repeat for run in runs] == [0] * 24 + [1] * 24
@@ -50,14 +49,6 @@ def test_a_cell_of_two_tables_is_measured_once() -> None:
     (cell,) = parse_spec(document(one, other)).cells
     assert cell.phases == ("fill", "schedule", "mixed", "open_50")
     assert (cell.repeats, cell.seconds) == (3, 9.0)
-
-
-def test_phases_that_run_on_request_are_named() -> None:
-    (cell,) = parse_spec(document()).cells
-    assert "schedule" in cell.phases
-    assert not ON_REQUEST & set(cell.phases)
-    (cell,) = parse_spec(document(GRID | {"phases": ["send_one", "consume_8"]})).cells
-    assert cell.phases == ("fill", "send_one", "consume_8")
 
 
 def test_a_variant_may_have_any_setting_of_a_store() -> None:
@@ -86,7 +77,7 @@ def test_durability_chooses_the_cheapest_flush_that_the_engine_declares_it_for()
         (document(GRID | {"bodies": []}), r"`array` of length >= 1 - at `\$\.grid\[0\]\.bodies`"),
         (document(GRID, GRID | {"backlogs": [0]}), r"`int` >= 1 - at `\$\.grid\[1\]\.backlogs"),
         (document(GRID | {"backlogs": [True]}), r"`int`, got `bool` - at `\$\.grid\[0\]\.backlogs"),
-        (document(GRID | {"workloads": ["mixd"]}), r"'mixd'; did you mean 'mixed'"),
+        (document(GRID | {"workloads": ["order-timeot"]}), r"'order-timeot'; did you mean 'order-timeout'"),
         (document(GRID | {"variants": ["lmbd"]}), r"'lmbd' is unknown; did you mean 'lmdb'"),
         (document(GRID | {"durabilities": ["none"]}), r"durabilities: 'none' is unknown"),
         (document(variants=[{"name": "x", "engine": "raw-lmdb", "settings": {"a": 1}}]), r"'raw-lmdb' has no settings"),
@@ -95,7 +86,7 @@ def test_durability_chooses_the_cheapest_flush_that_the_engine_declares_it_for()
         (document(GRID | {"seconds": 0}), r"`float` > 0(\.0)? - at `\$\.grid\[0\]\.seconds"),
         (document(repeats=0), r"`int` >= 1 - at `\$\.repeats"),
         (
-            document({"variants": ["lmdb"], "workloads": ["mixed"], "bodies": [64]}),
+            document({"variants": ["lmdb"], "workloads": ["order-timeout"], "bodies": [64]}),
             r"missing required field `backlogs` - at `\$\.grid\[0\]`",
         ),
         (document(variants=[LMDB, LMDB]), r"number 2: the name 'lmdb' is taken"),
@@ -133,7 +124,7 @@ def test_a_file_that_is_no_specification_is_named(tmp_path: Path) -> None:
 
 def test_a_cell_that_fills_the_disk_is_refused_by_its_name(tmp_path: Path) -> None:
     spec = parse_spec(document(GRID | {"backlogs": [10, 1_000_000_000], "bodies": [65_536]}))
-    with pytest.raises(IllegalArgumentError, match=r"lmdb\.mixed\.65536\.1000000000\.power_loss\.1 may take"):
+    with pytest.raises(IllegalArgumentError, match=r"lmdb\.order-timeout\.65536\.1000000000\.power_loss\.1 may take"):
         harness.require_space(spec, tmp_path)
 
 

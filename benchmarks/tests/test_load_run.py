@@ -20,7 +20,7 @@ from rmqstore_benchmarks.load.command import Request, durable_engines
 from rmqstore_benchmarks.load.failures import Failure, InjectedFailureError
 from rmqstore_benchmarks.load.ledger import files_of, table_of
 from rmqstore_benchmarks.load.plan import Plan
-from rmqstore_benchmarks.load.run import Op, Outcome, run_load
+from rmqstore_benchmarks.load.run import Outcome, run_load
 
 PAGE = Path(__file__).parents[2] / "docs" / "load-test.md"
 
@@ -158,9 +158,7 @@ def outcome(**changes: object) -> Outcome:
         "listed": [],
         "broken": [],
     } | changes
-    return Outcome(
-        Plan("lmdb", "there", 10, 1), Closed(**closed), {"task": 1}, {"ack": Op(2, 7, 0.5, 1.0, 2.0)}, {"round 1": 2.0, "audit": 1.0}
-    )
+    return Outcome(Plan("lmdb", "there", 10, 1), Closed(**closed), {"task": 1}, {"round 1": 2.0, "audit": 1.0})
 
 
 def test_a_fault_ends_with_3_and_is_listed_with_its_history(
@@ -181,7 +179,7 @@ def test_a_fault_ends_with_3_and_is_listed_with_its_history(
 def test_ends_that_are_missing_and_failures_that_did_not_happen_are_problems() -> None:
     assert outcome().problems() == []
     assert outcome(states=dict.fromkeys(STATES, 1) | {"none": 6}).problems() == ["10 ids, but 4 ends"]
-    quiet = Outcome(outcome().plan, outcome().closed, {"worker": 0}, {}, {})
+    quiet = Outcome(outcome().plan, outcome().closed, {"worker": 0}, {})
     assert quiet.problems() == ["no worker failed, though that was asked for"]
 
 

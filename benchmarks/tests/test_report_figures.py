@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.tests.grid_results import Grid, Point
 from rmqstore_benchmarks.grid.results import Results, kind_of, read
 from rmqstore_benchmarks.grid.tables import PHASES
-from rmqstore_benchmarks.histograms import CallCounter, bounds_of, buckets_of
+from rmqstore_benchmarks.histograms import bounds_of, buckets_of
 from rmqstore_benchmarks.report import text as words
 from rmqstore_benchmarks.report.cells import slices
 from rmqstore_benchmarks.report.claims import (
@@ -119,14 +119,6 @@ def test_percentiles_are_within_a_bucket_of_the_exact_ones() -> None:
     shares = (0.01, 0.5, 0.9, 0.99, 0.999, LARGEST)
     found = percentiles(pd.DataFrame({"op": "x", "bucket": buckets, "n": counts}), ["op"], shares)
     assert found.ms.to_numpy() * 1e6 == pytest.approx([values[max(round(share * len(values)) - 1, 0)] for share in shares], rel=0.02)
-
-
-def test_calls_are_counted_by_bucket() -> None:
-    counter = CallCounter()
-    for ns, messages in ((1000, 3), (1000, 4), (90_000, 1)):
-        counter.add("pop", ns, messages)
-    first, second = buckets_of(np.array([1000, 90_000])).tolist()
-    assert counter.sums() == [("pop", first, 2, 7, 2000), ("pop", second, 1, 1, 90_000)]
 
 
 def test_shards_merge_and_repeats_spread(tmp_path: Path) -> None:

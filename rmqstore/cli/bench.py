@@ -85,8 +85,7 @@ class _Told:
 
     def take(self, told: Any) -> None:
         """Show one message of the harness."""
-        words = f"{told.run_id} {told.phase}".strip()
-        self._progress.update(self._bar, description=words, completed=told.done)
+        self._progress.update(self._bar, description=told.run_id, completed=told.done)
         if told.outcome:
             reason = f": {told.reason}" if told.reason else ""
             self._progress.console.print(f"{told.done}/{told.runs} {told.run_id} {told.outcome}{reason}", soft_wrap=True)

@@ -83,9 +83,6 @@ def load_test(
         [Column(heading, right=bool(at)) for at, heading in enumerate(reporting.HEADINGS)], [reporting.summary(each) for each in outcomes]
     )
     show.line()
-    rows = [row for outcome in outcomes for row in reporting.call_rows(outcome)]
-    show.table([Column(heading, right=at > 1) for at, heading in enumerate(reporting.CALL_HEADINGS)], rows)
-    show.line()
     for outcome in outcomes:
         _tell(outcome, reporting)
     if report:

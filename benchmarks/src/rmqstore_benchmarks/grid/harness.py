@@ -10,10 +10,8 @@ import hashlib
 import json
 import os
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,7 +34,6 @@ from rmqstore_benchmarks.statistics import in_turn
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_WATCH_S: Final = 0.25
 _STORED_FACTOR: Final = 8
 """Bytes on disk for a byte of the backlog that a run may take at its worst: timers, messages, what is added on top, dead versions."""
 
@@ -57,12 +54,11 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What is told of progress: the run that goes on, how many are done of how many, and its phase (of every shard); "" at its begin."""
+    """What is told of progress: a run that begins, or that has ended in an outcome, and how many are done of how many."""
 
     run_id: str
     done: int
     runs: int
-    phase: str = ""
     outcome: str = ""
     reason: str = ""
 
@@ -114,9 +110,9 @@ def run_grid(
     try:
         with session(master, name="rmqstore-bench", quick=True, settings=settings) as spark:
             for number, run in enumerate(waiting, len(runs) - len(waiting)):
-                told = Told(run.run_id, number, len(runs))
-                outcome, reason = _one_run(spark, run, out, place, told, tell)
-                tell(Told(run.run_id, number + 1, len(runs), "", outcome, reason))
+                tell(Told(run.run_id, number, len(runs)))
+                outcome, reason = _one_run(spark, run, out, place)
+                tell(Told(run.run_id, number + 1, len(runs), outcome, reason))
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return write_results(out)
@@ -167,7 +163,7 @@ def _is_finished(out: Path, run: Run) -> bool:
     return file.exists() and pq.read_table(file, schema=TABLES["runs"]).column("outcome")[0].as_py() != "failed"
 
 
-def tasks_of(run: Run, stores: Path, progress: Path | None = None) -> tuple[ShardTask, ...]:
+def tasks_of(run: Run, stores: Path) -> tuple[ShardTask, ...]:
     """Return the tasks of a run, one a shard."""
     cell = run.cell
     return tuple(
@@ -184,34 +180,22 @@ def tasks_of(run: Run, stores: Path, progress: Path | None = None) -> tuple[Shar
             seconds=cell.seconds,
             phases=cell.phases,
             directory=str(stores / f"shard-{shard:03d}"),
-            progress=str(progress / str(shard)) if progress else "",
         )
         for shard in range(cell.shards)
     )
 
 
-def _one_run(spark: SparkSession, run: Run, out: Path, stores: Path, told: Told, tell: Callable[[Told], None]) -> tuple[str, str]:
+def _one_run(spark: SparkSession, run: Run, out: Path, stores: Path) -> tuple[str, str]:
     started_ms, start_s = time.time_ns() // 1_000_000, time.perf_counter()
-    progress = out / "progress"
-    shutil.rmtree(progress, ignore_errors=True)
-    progress.mkdir()
-    tasks = tasks_of(run, stores, progress)
+    tasks = tasks_of(run, stores)
     shards = spark.range(0, len(tasks), 1, len(tasks)).selectExpr("cast(id as int) shard")
     outcomes: list[Outcome] = []
     failed: list[str] = []
-
-    def job() -> None:
-        try:
-            rows = shards.mapInArrow(runner(tasks), RESULT_DDL).toArrow().column("outcome").to_pylist()
-            outcomes.extend(msgspec.msgpack.decode(row, type=Outcome) for row in rows)
-        except Exception as error:  # Spark's errors have many types; the grid goes on
-            failed.append(f"Spark: {str(error).strip().splitlines()[0]}")
-
-    thread = threading.Thread(target=job, name="bench-spark-job")
-    thread.start()
-    for phases in _phases(progress, thread):
-        tell(msgspec.structs.replace(told, phase=phases))
-    shutil.rmtree(progress, ignore_errors=True)
+    try:
+        told = shards.mapInArrow(runner(tasks), RESULT_DDL).toArrow().column("outcome").to_pylist()
+        outcomes += [msgspec.msgpack.decode(each, type=Outcome) for each in told]
+    except Exception as error:  # Spark's errors have many types; the grid goes on
+        failed.append(f"Spark: {str(error).strip().splitlines()[0]}")
     said = [(f"shard {shard}: ", each) for shard, each in enumerate(outcomes)]
     failed += [shard + each.failed for shard, each in said if each.failed]
     wrong = [shard + each.wrong for shard, each in said if each.wrong]
@@ -253,14 +237,3 @@ def _keep(out: Path, run: Run, rows: Rows) -> None:
         pq.write_table(pa.Table.from_pylist(rows.get(name, []), schema), beside / f"{name}.parquet")
     shutil.rmtree(place, ignore_errors=True)
     beside.replace(place)
-
-
-def _phases(progress: Path, thread: threading.Thread) -> Iterator[str]:
-    """Yield the phases of the shards while the job runs."""
-    while thread.is_alive():
-        thread.join(_WATCH_S)
-        texts = set()
-        for file in progress.glob("*"):
-            with suppress(OSError):
-                texts.add(file.read_text(encoding="utf-8"))
-        yield ", ".join(sorted(texts - {""}))

@@ -119,13 +119,6 @@ def _backoffs(rng: np.random.Generator, count: int) -> Delays:
     return drawn
 
 
-def _of_all_kinds(rng: np.random.Generator, count: int) -> Delays:
-    kinds = rng.choice(4, count, p=(0.5, 0.25, 0.15, 0.1))
-    drawn = np.stack([draw(rng, count) for draw in (_ORDER_TIMEOUTS, _backoffs, _soon, uniform(DAY_MS))])
-    chosen: Delays = drawn[kinds, np.arange(count)]
-    return chosen
-
-
 def _whole(drawn: NDArray[np.float64]) -> Delays:
     return np.maximum(drawn, 1).astype(np.int64)
 
@@ -172,14 +165,6 @@ _OWN: Final = (
         delays_ms=_soon,
         acked=0.9,
         phases=_WITHOUT_CANCELS,
-    ),
-    NamedWorkload(
-        name="mixed",
-        about="Half order timeouts, a quarter retries, 15 % within the minute, 10 % over a day; 30 % cancelled, 2 % of the pops die.",
-        delays_ms=_of_all_kinds,
-        cancelled=0.3,
-        acked=0.98,
-        has_keys=True,
     ),
 )
 

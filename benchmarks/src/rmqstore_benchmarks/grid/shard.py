@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -81,7 +80,6 @@ class _Shard:
         after: Callable[[Phase], dict[str, Any]] = lambda phase: {},
     ) -> float:
         """Run a phase and keep its rows; returns messages a second. ``after`` is not measured, and gives more columns of ``phases``."""
-        _tell(self.task, name)
         spent = Spent(self.probes)
         phase = self.begin(name)
         with looking(phase):
@@ -126,16 +124,13 @@ def _run(shard: _Shard) -> Outcome:
                 if name in shard.wanted:
                     _run_phase(shard, name)
             if not is_hollow:
-                _tell(task, "verify")
                 calls.settle(shard.aside())
     finally:
         calls.store.close()
     if not is_hollow and not calls.account.verdict():
         if "recover" in shard.wanted:
-            _tell(task, "recover")
             aside.recover(shard)
         if "cold_drain" in shard.wanted:
-            _tell(task, "cold_drain")
             aside.cold_drain(shard)
     return Outcome(shard.rows, calls.account.verdict(), notes=tuple(shard.notes))
 
@@ -187,13 +182,6 @@ def _run_steady(shard: _Shard, name: str) -> None:
         return
     rate = shard.sustainable_rate * OPEN_SHARES[name]
     shard.measured(name, lambda phase: pacing.at_rate(calls, phase, seconds, backlog, rate, pacing.MachineTime()), rate)
-
-
-def _tell(task: ShardTask, phase: str) -> None:
-    """Say where the task is, for a driver on the same machine that watches it."""
-    if task.progress:
-        with suppress(OSError):
-            Path(task.progress).write_text(phase, encoding="utf-8")
 
 
 # ---------------------------------------------------------------- as a task of Spark

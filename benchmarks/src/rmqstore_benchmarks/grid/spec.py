@@ -18,7 +18,7 @@
     backlogs = [10_000, 1_000_000]  # timers pending, of all shards together
     durabilities = ["power_loss"]   # "process_crash", or "nothing"
     shards = [1]
-    phases = ["fill", "schedule"]   # when left out, all that the workload has but those of ``tables.ON_REQUEST``
+    phases = ["schedule"]           # those of them that the workload has are run, and always "fill"
     repeats = 5                     # for these cells; so can ``seconds``
 
 A cell that stands in two tables is measured once, with the phases of both and the larger of the numbers.
@@ -46,7 +46,7 @@ from rmqstore.settings import CORE_SETTINGS, Origin, Source, Value, checked
 from rmqstore_benchmarks.grid.load import ID_BYTES, MAX_BATCH_BYTES
 from rmqstore_benchmarks.grid.named import workload_named
 from rmqstore_benchmarks.grid.stores import HOLLOW
-from rmqstore_benchmarks.grid.tables import ON_REQUEST, PHASE_NAMES
+from rmqstore_benchmarks.grid.tables import PHASE_NAMES
 
 DURABILITIES: Final = {"power_loss": Durability.POWER_LOSS, "process_crash": Durability.PROCESS_CRASH, "nothing": Durability.NONE}
 _Seed = Annotated[int, Meta(ge=0, le=2**31)]
@@ -74,9 +74,9 @@ class _Grid(msgspec.Struct, forbid_unknown_fields=True):
     workloads: _Some[str]
     bodies: _Some[_Body]
     backlogs: _Some[_Backlog]
+    phases: _Some[str]
     durabilities: _Some[str] = ("power_loss",)
     shards: _Some[_Shards] = (1,)
-    phases: _Some[str] | None = None
     repeats: _Repeats | None = None
     seconds: _Seconds | None = None
 
@@ -223,7 +223,7 @@ def _cells(place: str, grid: _Grid, variants: dict[str, Variant], document: _Doc
     for what, names, known in (
         ("variants", grid.variants, variants),
         ("durabilities", grid.durabilities, DURABILITIES),
-        ("phases", grid.phases or (), PHASE_NAMES),
+        ("phases", grid.phases, PHASE_NAMES),
     ):
         if wrong := [name for name in names if name not in known]:
             raise ConfigError(f"{place}: {what}: {wrong[0]!r} is unknown{_nearest(wrong[0], known)}")
@@ -232,7 +232,7 @@ def _cells(place: str, grid: _Grid, variants: dict[str, Variant], document: _Doc
             raise ConfigError(f"{place}: a backlog of {backlog} cannot be divided among {count} shards")
     workloads = [workload_named(name) for name in grid.workloads]
     chosen = [variants[name] for name in grid.variants]
-    wanted = {"fill", *(set(PHASE_NAMES) - ON_REQUEST if grid.phases is None else grid.phases)}
+    wanted = {"fill", *grid.phases}
     points = itertools.product(workloads, grid.bodies, grid.backlogs, grid.shards, grid.durabilities, chosen)
     for workload, body, backlog, shards, durability, variant in points:
         yield Cell(

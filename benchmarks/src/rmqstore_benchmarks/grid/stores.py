@@ -47,7 +47,6 @@ class ShardTask(msgspec.Struct, frozen=True, kw_only=True):
         backlog: timers pending on this shard.
         seconds: how long a timed phase lasts.
         directory: where the store goes; made by the task, removed when it ends.
-        progress: a file that the task keeps up to date with where it is; "" for none.
     """
 
     run_id: str
@@ -62,7 +61,6 @@ class ShardTask(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     phases: tuple[str, ...]
     directory: str
-    progress: str = ""
 
 
 def open_store(task: ShardTask, clock: rmqstore.ManualClock) -> Any:

@@ -63,9 +63,6 @@ PHASE_NAMES: Final = (
     "recover",  # open after kill -9
 )
 
-ON_REQUEST: Final = frozenset({"send_lists", "send_one", "pop_one", "pop_many", "consume_1", "consume_8", "consume_64"})
-"""Phases that run only where a specification names them."""
-
 PHASES: Final = pa.schema(
     [
         ("run_id", pa.string()),

@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import rmqstore
 from rmqstore_benchmarks.grid.named import START_MS
-from rmqstore_benchmarks.histograms import CallCounter
 from rmqstore_benchmarks.load.failures import Failure, Injector, of_round
 from rmqstore_benchmarks.load.ledger import Event, LedgerFile, last_ms
 from rmqstore_benchmarks.load.plan import SETTINGS, Plan
@@ -34,7 +33,6 @@ class Attempt:
     store: rmqstore.Store
     clock: rmqstore.ManualClock
     ledger: LedgerFile
-    calls: CallCounter
     is_stopped: bool = False
 
     def __post_init__(self) -> None:
@@ -66,8 +64,8 @@ class Attempt:
         """Say, once, that no consumer has died yet."""
         return next(self._first_death, False)
 
-    def call(self, op: str, act: Callable[[], _Answer], messages: Callable[[Any], int]) -> _Answer:
-        """Make a call of the store, measured, and as one at which failures are injected.
+    def call(self, op: str, act: Callable[[], _Answer]) -> _Answer:
+        """Make a call of the store, as one at which failures are injected.
 
         Raises:
             StoppedError: another thread has failed.
@@ -75,11 +73,7 @@ class Attempt:
         if self.is_stopped:
             raise StoppedError
         with self._injector.around(op):
-            start_ns = time.perf_counter_ns()
-            answer = act()
-            took_ns = time.perf_counter_ns() - start_ns
-        self.calls.add(op, took_ns, messages(answer))
-        return answer
+            return act()
 
 
 @contextmanager
@@ -89,12 +83,8 @@ def opened(plan: Plan, number: int, round_: int) -> Iterator[Attempt]:
     Raises:
         StoreLockedError: it is still held after ``plan.patience_s``.
     """
-    calls = CallCounter()
     clock = rmqstore.ManualClock(START_MS)
-    start_ns = time.perf_counter_ns()
     store, waited = open_store(plan, number, clock)
-    if waited:
-        calls.add("wait for the store", time.perf_counter_ns() - start_ns, 0)
     try:
         # Time goes on from where the last attempt left it. The ledger is looked at under the store's lock, so nobody writes into it.
         clock.set(max(clock.now_ms(), last_ms(plan.ledger_path(number))))
@@ -103,7 +93,7 @@ def opened(plan: Plan, number: int, round_: int) -> Iterator[Attempt]:
             ledger.say(Event.OPENED, clock.now_ms())
             if waited:
                 ledger.say(Event.WAITED, clock.now_ms())
-            yield Attempt(plan, number, round_, store, clock, ledger, calls)
+            yield Attempt(plan, number, round_, store, clock, ledger)
             store.close()
             ledger.say(Event.CLOSED, clock.now_ms())
         finally:

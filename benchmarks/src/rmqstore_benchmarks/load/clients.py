@@ -16,11 +16,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, MessageBatch, TickReport
+from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, MessageBatch
 from rmqstore.contract import ReleaseOutcome
 from rmqstore.store.receipts import LeasedMany, receipts_of
 from rmqstore.store.sending import SendReceipts
-from rmqstore_benchmarks.histograms import CallSums
 from rmqstore_benchmarks.load.attempt import Attempt, opened
 from rmqstore_benchmarks.load.ledger import Event
 from rmqstore_benchmarks.load.plan import (
@@ -43,8 +42,8 @@ from rmqstore_benchmarks.load.plan import (
 _STEP_MS: Final = 20_000
 
 
-def run_round(plan: Plan, number: int, round_: int) -> list[CallSums]:
-    """Play a round of a shard and return the calls that were made; the round ``plan.rounds`` is the drain.
+def run_round(plan: Plan, number: int, round_: int) -> None:
+    """Play a round of a shard; the round ``plan.rounds`` is the drain.
 
     Raises:
         InjectedFailureError: the load test lets this task fail.
@@ -56,7 +55,6 @@ def run_round(plan: Plan, number: int, round_: int) -> list[CallSums]:
         except BaseException:
             shard.is_stopped = True
             raise
-    return shard.calls.sums()
 
 
 class _Consumers:
@@ -116,10 +114,7 @@ def _drain(shard: Attempt, consumers: _Consumers, pool: ThreadPoolExecutor) -> N
 
 
 def _tick(shard: Attempt) -> None:
-    def moved(report: TickReport) -> int:
-        return report.moved
-
-    shard.call("tick", shard.store.tick, moved)
+    shard.call("tick", shard.store.tick)
 
 
 # ---------------------------------------------------------------- the producer
@@ -154,7 +149,7 @@ def produce(shard: Attempt, chunks: Sequence[int], sent: Callable[[], None]) -> 
 def _send_chunk(shard: Attempt, ids: Ids, number: int) -> SendReceipts:
     batch, mark = shard.plan.batch(ids), shard.plan.mark(shard.number, number)
     began = shard.ledger.intend(Event.SENDING, ids, shard.now_ms)
-    receipts = shard.call("send_batch", partial(shard.store.send_batch, batch, marks=(mark,)), len)
+    receipts = shard.call("send_batch", partial(shard.store.send_batch, batch, marks=(mark,)))
     shard.ledger.tell(Event.SENT, ids, began, shard.now_ms)
     if receipts.repeated:
         shard.ledger.tell(Event.REPEATED, ids, began, shard.now_ms)
@@ -166,13 +161,13 @@ def _cancel(shard: Attempt, ids: Ids, receipts: SendReceipts) -> None:
     if len(rows):
         handles = [handle for row in rows.tolist() if (handle := receipts[row].handle) is not None]
         began = shard.ledger.intend(Event.CANCELLING, ids[rows], shard.now_ms)
-        outcomes = shard.call("cancel", lambda: shard.store.cancel(handles), len)
+        outcomes = shard.call("cancel", lambda: shard.store.cancel(handles))
         shard.ledger.tell(np.array([_CANCELS[outcome] for outcome in outcomes]), ids[rows], began, shard.now_ms)
     for row in np.flatnonzero(shard.plan.cancelled_by_key(ids)).tolist():
         mine = ids[row : row + 1]
         topic = KEPT_TOPIC if shard.plan.is_kept(mine)[0] else TOPIC
         began = shard.ledger.intend(Event.CANCELLING, mine, shard.now_ms)
-        found = shard.call("cancel_key", partial(shard.store.cancel_key, topic, key_of(int(mine[0]))), len)
+        found = shard.call("cancel_key", partial(shard.store.cancel_key, topic, key_of(int(mine[0]))))
         # None is found when the timer was delivered, or cancelled by an attempt that died before it was told.
         events = [_CANCELS[outcome] for outcome in found] or [Event.CANCEL_MISSED]
         shard.ledger.tell(np.array(events), np.repeat(mine, len(events)), began, shard.now_ms)
@@ -216,9 +211,8 @@ class _Consumer:
         while True:
             began = self._ledger.moment(self._shard.now_ms)
             most = self._rng.choice((1, 32, _MOST, _MOST))
-            popped = self._shard.call(
-                "pop_batch", partial(self._shard.store.pop_batch, TOPIC, GROUP, max_messages=most, invisible_ms=LEASE_MS), len
-            )
+            pop = partial(self._shard.store.pop_batch, TOPIC, GROUP, max_messages=most, invisible_ms=LEASE_MS)
+            popped = self._shard.call("pop_batch", pop)
             if not len(popped):
                 return True
             columns = popped.columns
@@ -288,12 +282,12 @@ class _Consumer:
     def _try_old(self, receipts: Sequence[Any], ids: Ids, attempts: Ids) -> None:
         """Ack by receipts that a change has replaced, which must do nothing (P6)."""
         began = self._ledger.moment(self._shard.now_ms)
-        outcomes = self._shard.call("ack of an old receipt", lambda: self._shard.store.ack(receipts), len)
+        outcomes = self._shard.call("ack of an old receipt", lambda: self._shard.store.ack(receipts))
         honoured = np.array([outcome is AckOutcome.ACKED for outcome in outcomes])
         self._ledger.tell(Event.OLD_HONOURED, ids[honoured], began, self._shard.now_ms, attempts[honoured])
 
     def _call(self, op: str, intent: Event, ids: Ids, attempts: Ids, act: Callable[[], Any], events: Callable[[Any], list[Event]]) -> Any:
         began = self._ledger.intend(intent, ids, self._shard.now_ms, attempts)
-        answers = self._shard.call(op, act, len)
+        answers = self._shard.call(op, act)
         self._ledger.tell(np.array(events(answers)), ids, began, self._shard.now_ms, attempts)
         return answers

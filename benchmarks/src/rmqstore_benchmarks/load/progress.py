@@ -17,7 +17,6 @@ import msgspec
 
 from rmqstore.errors import CorruptStoreError, FormatVersionError, IllegalArgumentError, RmqstoreError, StoreLockedError
 from rmqstore.spark.dataset import write_json
-from rmqstore_benchmarks.histograms import CallSums
 from rmqstore_benchmarks.load.closing import Closed
 from rmqstore_benchmarks.load.plan import VERSION, Plan
 
@@ -52,12 +51,10 @@ class Done(msgspec.Struct, frozen=True):
 
     Attributes:
         seconds: wall time of the job.
-        calls: the calls of its attempts that ended well.
         closed: what the ledger gave, when this is the job that closed it.
     """
 
     seconds: float = 0.0
-    calls: list[CallSums] = []
     closed: Closed | None = None
 
 

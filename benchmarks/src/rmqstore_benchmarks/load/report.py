@@ -18,8 +18,6 @@ _SUFFIXES: Final = (".md", ".json")
 HEADINGS: Final = ("engine", "ids", *STATES, "in doubt", "deliveries", "again", "sent again", "tasks", "died", "seconds", "ids/s")
 """The columns of :func:`summary`; the first is a text, the others are numbers."""
 
-CALL_HEADINGS: Final = ("engine", "call", "calls", "messages", "msgs/s", "p50 ms", "p99 ms")
-
 _HAPPENED: Final = {
     "task": "tasks that raised in the middle",
     "worker": "Python workers killed in a call",
@@ -55,22 +53,6 @@ def summary(outcome: Outcome) -> list[str]:
     return [outcome.plan.engine, *(f"{number:,}" for number in numbers), f"{played_s:.1f}", f"{closed.ids / played_s:,.0f}"]
 
 
-def call_rows(outcome: Outcome) -> list[list[str]]:
-    """Return one engine's rows under :data:`CALL_HEADINGS`."""
-    return [
-        [
-            outcome.plan.engine,
-            name,
-            f"{op.calls:,}",
-            f"{op.messages:,}",
-            f"{op.messages / op.seconds:,.0f}" if op.seconds else "",
-            f"{op.p50_ms:.2f}",
-            f"{op.p99_ms:.2f}",
-        ]
-        for name, op in outcome.ops.items()
-    ]
-
-
 def injected(outcome: Outcome) -> str:
     """Return what was made to fail, in one sentence."""
     closed = outcome.closed
@@ -99,9 +81,8 @@ def write_report(path: Path, outcomes: Sequence[Outcome], command: str, machine:
 
 def _markdown(outcomes: Sequence[Outcome], command: str, machine: dict[str, Any]) -> str:
     happened = "\n".join(f"- **{outcome.plan.engine}**: {injected(outcome)}." for outcome in outcomes)
-    calls = table(CALL_HEADINGS, [row for outcome in outcomes for row in call_rows(outcome)])
     ends = table(HEADINGS, [summary(outcome) for outcome in outcomes])
-    parts = ["# Load test", f"`{command}`: {sentence(machine)}", ends, _LEGEND, happened, calls]
+    parts = ["# Load test", f"`{command}`: {sentence(machine)}", ends, _LEGEND, happened]
     for outcome in outcomes:
         if problems := outcome.problems():
             lines = [line for fault in outcome.closed.listed for line in fault_lines(fault)]

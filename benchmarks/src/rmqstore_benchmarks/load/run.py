@@ -1,23 +1,21 @@
 """The load test as Spark jobs: rounds, drain, audit, and the ledger closed in SQL.
 
-Each job ends in one action, since Spark runs a task's writing once per action. What comes back to the driver are sums and the first faults.
+Each job ends in one action, since Spark runs a task's writing once per action. Counts and the first faults come back to the driver.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-import pandas as pd
 import pyarrow as pa
 
 from rmqstore_benchmarks.grid.recording import every
-from rmqstore_benchmarks.histograms import CallSums
 from rmqstore_benchmarks.load.audit import FOUND, audit
 from rmqstore_benchmarks.load.clients import run_round
 from rmqstore_benchmarks.load.closing import Closed, close_ledger
@@ -25,7 +23,6 @@ from rmqstore_benchmarks.load.failures import Failure, Note, note_once, notes, o
 from rmqstore_benchmarks.load.ledger import TABLE, files_of, table_of
 from rmqstore_benchmarks.load.plan import Plan
 from rmqstore_benchmarks.load.progress import Done, done_of, mark_done
-from rmqstore_benchmarks.statistics import percentiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,20 +32,6 @@ if TYPE_CHECKING:
 Batches = Iterator[pa.RecordBatch]
 Told = Callable[[str], None]
 _LOOK_AGAIN_S: Final = 0.02
-_CALLS: Final = "op string, bucket int, calls long, messages long, ns long"
-_CALLS_SCHEMA: Final = pa.schema(
-    [("op", pa.string()), ("bucket", pa.int32())] + [(name, pa.int64()) for name in ("calls", "messages", "ns")]
-)
-
-
-class Op(msgspec.Struct, frozen=True):
-    """Calls of one kind: how many, how many messages they moved, the time they took together, s, and the latency of one, ms."""
-
-    calls: int
-    messages: int
-    seconds: float
-    p50_ms: float
-    p99_ms: float
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -56,14 +39,12 @@ class Outcome(msgspec.Struct, frozen=True):
 
     Attributes:
         injected: how often each failure that was asked for happened.
-        ops: the calls of attempts that ended well, by name.
         job_s: wall time of each job; of one that was done again, that of the last time.
     """
 
     plan: Plan
     closed: Closed
     injected: dict[str, int]
-    ops: dict[str, Op]
     job_s: dict[str, float]
 
     def problems(self) -> list[str]:
@@ -108,8 +89,7 @@ def read_outcome(plan: Plan) -> Outcome | None:
     closed = next((each.closed for each in done.values() if each.closed is not None), None)
     if closed is None or len(done) < len(found):
         return None
-    cells = [cell for each in done.values() for cell in each.calls]
-    return Outcome(plan, closed, _injected(plan, closed), _ops(cells), {name: each.seconds for name, each in done.items()})
+    return Outcome(plan, closed, _injected(plan, closed), {name: each.seconds for name, each in done.items()})
 
 
 def _each_number(act: Callable[[Plan, int], Batches], plan: Plan) -> Callable[[Batches], Batches]:
@@ -131,25 +111,22 @@ class _Round:
 
     def __call__(self, plan: Plan, number: int) -> Batches:
         shard, copy = divmod(number, self._copies)
-        calls = run_round(plan, shard, self._round)
+        run_round(plan, shard, self._round)
         if copy:
             note_once(plan.injected_path(), Note(Failure.TWIN.value, self._round, shard))
-        yield pa.RecordBatch.from_pylist([each._asdict() for each in calls], _CALLS_SCHEMA)
+        yield pa.record_batch({"number": [number]})
 
 
 def _played(spark: SparkSession, plan: Plan, round_: int, cluster: StandaloneCluster | None, victim: int) -> Done:
-    """Play a round on all shards and return the sums of its calls by kind and bucket."""
-    from pyspark.sql import functions
-
+    """Play a round on all shards."""
     due = of_round(plan.failures, round_, plan.rounds)
     copies = 2 if Failure.TWIN in due else 1
     tasks = plan.shards * copies
-    made = spark.range(0, tasks, 1, tasks).mapInArrow(_each_number(_Round(round_, copies), plan), _CALLS)
-    sums = [functions.sum(name).alias(name) for name in ("calls", "messages", "ns")]
+    made = spark.range(0, tasks, 1, tasks).mapInArrow(_each_number(_Round(round_, copies), plan), "number long")
     killing = _killed(cluster, plan, round_, victim) if cluster is not None and Failure.EXECUTOR in due else nullcontext()
     with killing:
-        rows = made.groupBy("op", "bucket").agg(*sums).collect()
-    return Done(calls=[CallSums(row["op"], row["bucket"], row["calls"], row["messages"], row["ns"]) for row in rows])
+        made.write.format("noop").mode("append").save()
+    return Done()
 
 
 def _audited(spark: SparkSession, plan: Plan) -> Done:
@@ -193,16 +170,6 @@ def _opened(plan: Plan) -> int:
 def _injected(plan: Plan, closed: Closed) -> dict[str, int]:
     noted = Counter(note.failure for note in notes(plan.injected_path())) | {Failure.CONSUMER.value: closed.deaths}
     return {failure.value: noted[failure.value] for failure in plan.failures}
-
-
-def _ops(cells: Sequence[CallSums]) -> dict[str, Op]:
-    calls = pd.DataFrame(cells, columns=list(CallSums._fields))
-    sums = calls.groupby("op")[["calls", "messages", "ns"]].sum()
-    at = percentiles(calls.rename(columns={"calls": "n"}), ["op"], (0.5, 0.99)).pivot_table(index="op", columns="share", values="ms")
-    return {
-        str(row.Index): Op(int(row.calls), int(row.messages), row.ns / 1e9, float(at[0.5][row.Index]), float(at[0.99][row.Index]))
-        for row in sums.itertuples()
-    }
 
 
 def job_names(plan: Plan) -> list[str]:

@@ -7,7 +7,6 @@ from typing import Any, Final, NamedTuple
 
 import pandas as pd
 
-from rmqstore_benchmarks.grid.tables import ON_REQUEST
 from rmqstore_benchmarks.report import text
 from rmqstore_benchmarks.report.cells import Measured, described, slices
 from rmqstore_benchmarks.report.text import NOT_TOLD, TextTable
@@ -96,6 +95,9 @@ _CONSUMING: Final = tuple(
 _CONSUMERS: Final = (
     "Consumers: messages a second; slowest: what the slowest thread got of an even part; first queue dry: as a share of the whole time"
 )
+_SIDE_BY_SIDE: Final = ("send_lists", "send_one", "pop_one", "pop_many", "consume_1", "consume_8", "consume_64")
+"""Phases of which a specification wants a table at each point of its grid."""
+
 _TABLES: Final = {
     "Schedule: messages by second in calls of the store, beside the database or file below it": _SCHEDULING,
     "Drain: messages by second in calls of the store": _DRAINING,
@@ -114,8 +116,8 @@ def headlines(measured: Measured) -> list[TextTable]:
 
 
 def tables(measured: Measured) -> list[TextTable]:
-    """Return a table of each kind for each point of the grid at which a phase was measured that runs only where it is named."""
-    named = measured.figures[measured.figures.phase.isin(ON_REQUEST)]
+    """Return a table of each kind for each point of the grid at which one of :data:`_SIDE_BY_SIDE` was measured."""
+    named = measured.figures[measured.figures.phase.isin(_SIDE_BY_SIDE)]
     points = sorted(named[POINT].drop_duplicates().itertuples(index=False, name=None), key=str)
     found = []
     for caption, columns in _TABLES.items():

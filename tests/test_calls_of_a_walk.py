@@ -82,7 +82,7 @@ def test_a_walk_takes_no_more_calls_than_it_did(engine: str) -> None:
     assert not over, f"{engine} takes more Python calls than its limit: {over}"
 
 
-@pytest.mark.parametrize("engine", [name for name in ("wheel", "rocksdb") if name in ENGINES])
+@pytest.mark.parametrize("engine", [name for name in LIMITS if name in ENGINES])
 def test_what_is_not_durable_yet_costs_no_walk(engine: str) -> None:
     few, many = fewest(engine, WARM_CYCLES, flush="async"), fewest(engine, 10 * WARM_CYCLES, flush="async")
     over = {name: (first, then) for name, first, then in zip(Walk._fields, few, many, strict=True) if then > 1.2 * first}

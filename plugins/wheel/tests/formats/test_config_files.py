@@ -1,4 +1,4 @@
-"""The JSON files of the broker's configuration: bytes, round trips, and the rules about their backups."""
+"""The files of ``config/``: bytes and round trips."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats import config_files
-from rmqstore_wheel.formats.config_files import ConsumerOffsets, DataVersion, OrderInfo, TimerMetrics, TimingCount
+from rmqstore_wheel.formats.config_files import ConsumerOffsets, DataVersion, OrderInfo, TimerCheck, TimerMetrics, TimingCount
 
 I64 = st.integers(-(2**63), 2**63 - 1)
 QUEUES = st.integers(0, 2**31 - 1)
@@ -166,26 +166,35 @@ def test_wrong_order_info_is_refused(data: bytes) -> None:
         config_files.decode_orders(data)
 
 
-# ---------------------------------------------------------------- X and X.bak
+# ---------------------------------------------------------------- timercheck
 
-NEW, OLD = (config_files.encode_offsets(ConsumerOffsets({"t@g": {0: offset}})) for offset in (2, 1))
+CHECK = TimerCheck(1_700_000_000_000, 104, 7, 6, DataVersion(counter=3, state_version=2, timestamp_ms=1_700_000_000_001))
+CHECK_BYTES = bytes.fromhex(
+    "0000018bcfe56800"  # last read time
+    "0000000000000068"  # flushed position of the timer log
+    "0000000000000007"  # next queue offset
+    "0000000000000006"  # the master's
+    "0000000000000002"  # state version
+    "0000018bcfe56801"  # time of the version
+    "0000000000000003"  # counter
+)
 
 
-@pytest.mark.parametrize("torn", [NEW[:length] for length in range(len(NEW))])
-def test_every_torn_file_gives_its_backup(torn: bytes) -> None:
-    chosen = config_files.choose(torn, OLD, config_files.decode_offsets)
-    assert chosen is not None
-    assert chosen.table == {"t@g": {0: 1}}
+def test_timer_check_bytes() -> None:
+    assert config_files.encode_timer_check(CHECK) == CHECK_BYTES
+    assert config_files.decode_timer_check(CHECK_BYTES) == config_files.decode_timer_check(CHECK_BYTES + bytes(4096 - 56)) == CHECK
 
 
-def test_which_file_counts() -> None:
-    def choose(file: bytes | None, backup: bytes | None) -> int | None:
-        chosen = config_files.choose(file, backup, config_files.decode_offsets)
-        return None if chosen is None else chosen.table["t@g"][0]
+def test_the_old_timer_check_has_no_version() -> None:
+    assert config_files.decode_timer_check(CHECK_BYTES[:32]) == TimerCheck(1_700_000_000_000, 104, 7, 6)
 
-    assert choose(NEW, OLD) == choose(NEW, None) == choose(NEW, b"torn") == 2
-    assert choose(None, OLD) == choose(b"", OLD) == choose(b" \n", OLD) == choose(b"\0\0\0", OLD) == 1
-    assert choose(None, None) is choose(b"", b"") is None
-    for file, backup in ((b"torn", None), (None, b"torn"), (b"torn", b"torn too")):
-        with pytest.raises(CorruptStoreError, match=r"consumerOffset\.json"):
-            choose(file, backup)
+
+@pytest.mark.parametrize("length", sorted(set(range(56)) - {32}))
+def test_every_other_length_of_a_timer_check_is_refused(length: int) -> None:
+    with pytest.raises(CorruptStoreError, match=f"timercheck has {length} bytes"):
+        config_files.decode_timer_check(CHECK_BYTES[:length])
+
+
+@given(st.builds(TimerCheck, I64, I64, I64, I64, VERSIONS))
+def test_timer_check_round_trip(check: TimerCheck) -> None:
+    assert config_files.decode_timer_check(config_files.encode_timer_check(check)) == check

@@ -12,7 +12,7 @@ import pytest
 from rmqstore.cli import inspect as command
 from rmqstore.cli import main
 from rmqstore.plugins import EngineState
-from rmqstore_wheel.inspecting import files, inspect, log
+from rmqstore_wheel.inspecting import files, inspect, log, reading
 
 from .conftest import LOG_BYTES, NOW, Built, rows
 
@@ -30,7 +30,7 @@ def read_first_as(monkeypatch: pytest.MonkeyPatch, path: Path, change: Any) -> l
             return bytes(change(bytearray(data)))
         return data
 
-    monkeypatch.setattr(log, "read", read)
+    monkeypatch.setattr(reading, "read", read)
     return changed
 
 
@@ -73,8 +73,8 @@ def test_records_that_come_after_the_log_was_read(broker: Built, monkeypatch: py
             data[last:] = bytes(len(data) - last)
         return bytes(data)
 
-    monkeypatch.setattr(log, "read", read)
-    monkeypatch.setattr(log, "first_written", lambda *_: None)
+    monkeypatch.setattr(reading, "read", read)
+    monkeypatch.setattr(reading, "first_written", lambda *_: None)
     assert broker.damage() == []
     assert looked
 

@@ -160,7 +160,7 @@ def test_a_changed_magic_ends_the_file(broker: Built) -> None:
     broker.patch(LOG, PLACE + 4, b"\x00\x00\x00\x01")
     found = broker.look()
     assert (found.damage[0].file, found.damage[0].offset) == (LOG, PLACE)
-    assert "0x00000001" in found.damage[0].what
+    assert f"0x{SIZE:08x}00000001" in found.damage[0].what
     assert [row["records"] for row in rows(found, "Commit log")] == [6, 7]
 
 
@@ -284,12 +284,14 @@ def test_a_timer_check_behind_the_timer_log(broker: Built) -> None:
 
 
 @pytest.mark.parametrize("name", ["consumerOffset.json", "timermetrics", "consumerOrderInfo.json"])
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"", b" \n", b"\0\0\0", b"{", b"[]", b"\xff\xfe"])
 def test_a_json_file_that_cannot_be_read(broker: Built, name: str, content: bytes) -> None:
     path = broker.path / "config" / name
     good = path.read_bytes()
     path.write_bytes(content)
-    assert [file for file, _ in broker.damage()] == [f"config/{name}"]
+    assert broker.damage() == ([(f"config/{name}", None)] if content.strip() else [])
+    path.with_name(name + ".bak").write_bytes(b"{")
+    assert broker.damage() == [(f"config/{name}", None)]
     path.with_name(name + ".bak").write_bytes(good)
     damage = broker.only_damage()
     assert (damage.file, damage.offset) == (f"config/{name}", 0)

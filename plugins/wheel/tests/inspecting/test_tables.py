@@ -9,7 +9,7 @@ import pytest
 from rmqstore.contract import Moment
 from rmqstore_wheel.formats import config_files, wheel
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.inspecting import index_check, inspect, queues, timer_units
+from rmqstore_wheel.inspecting import index_check, inspect, queues, timers
 from rmqstore_wheel.inspecting.log import LogReader
 
 from .conftest import LOG_BYTES, NOW, REVIVE, RING, TIMER_BYTES, Built, Sizes, fill, rows, section
@@ -187,7 +187,7 @@ def test_windows_of_units_and_entries_of_any_size_read_the_same(broker: Built, m
     expected = broker.look()
     assert len(expected.damage) == (4 if is_damaged else 0)
     for size in (1, 2, 3, 7, 20):
-        for module, name in ((timer_units, "_WINDOW_UNITS"), (queues, "_WINDOW_UNITS"), (index_check, "_WINDOW_ENTRIES")):
+        for module, name in ((timers, "_WINDOW_UNITS"), (queues, "_WINDOW_UNITS"), (index_check, "_WINDOW_ENTRIES")):
             monkeypatch.setattr(module, name, size)
         assert broker.look() == expected
 

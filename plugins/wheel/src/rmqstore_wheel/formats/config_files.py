@@ -42,8 +42,7 @@ The first 56 bytes alone, or without the version 32, are what brokers send each 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -54,8 +53,6 @@ from rmqstore_wheel.formats.fastjson import Long
 
 BACKUP_SUFFIX: Final = ".bak"
 
-T = TypeVar("T")
-
 
 class DataVersion(msgspec.Struct, frozen=True, rename={"state_version": "stateVersion", "timestamp_ms": "timestamp"}):
     """How often and when a file changed. ``state_version`` is that of the broker's replication."""
@@ -63,25 +60,6 @@ class DataVersion(msgspec.Struct, frozen=True, rename={"state_version": "stateVe
     counter: Long = 0
     state_version: Long = 0
     timestamp_ms: Long = 0
-
-
-def choose(file: bytes | None, backup: bytes | None, decode: Callable[[bytes], T]) -> T | None:
-    """Return what the file says, or its backup where the file is missing, empty or not readable; None when there is neither.
-
-    Raises:
-        CorruptStoreError: there is a backup to be read and it is damaged too, or the file is and there is no backup.
-    """
-    fault: CorruptStoreError | None = None
-    if file and file.strip():
-        try:
-            return decode(file)
-        except CorruptStoreError as error:
-            fault = error
-    if backup and backup.strip():
-        return decode(backup)
-    if fault is not None:
-        raise fault
-    return None
 
 
 OFFSETS_FILE: Final = "consumerOffset.json"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,6 +17,7 @@ import numpy as np
 
 from rmqstore.contract import Damage
 from rmqstore.errors import CorruptStoreError
+from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.commit_log import start_offset
 
 _WINDOW_BYTES: Final = 4 * 1024**2
@@ -154,17 +156,16 @@ class Findings:
                 return
         self._told.append(Damage(file, offset, what))
 
-    def count(self, file: str, kind: str, number: int) -> None:
-        """Note more damage of a kind of which enough was told."""
-        self._number[file, kind] += number
+    def add_rows(self, file: str, kind: str, rows: Ints, base: int, row_bytes: int, what: Callable[[int], str]) -> None:
+        """Note rows with the same fault, of which row 0 is at byte ``base``; ``what`` is asked of those that are told."""
+        room = max(0, MOST_OF_A_KIND - self._number[file, kind])
+        for row in rows[:room].tolist():
+            self.add(file, base + row * row_bytes, what(row), kind=kind)
+        self._number[file, kind] += len(rows[room:])
 
     def has_room(self, file: str, kind: str) -> bool:
         """Say whether one more place of this kind would be told."""
         return self._number[file, kind] < MOST_OF_A_KIND
-
-    def add_error(self, file: str, error: CorruptStoreError) -> None:
-        """Note what a codec refuses."""
-        self.add(file, error.offset if isinstance(error.offset, int) else None, str(error))
 
     def all(self) -> tuple[Damage, ...]:
         """Return all of it, and for each kind that is not told in full how many more there are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,7 +16,6 @@ DIRECTORY: Final = "index"
 _NAME = re.compile(r"\d{17}", re.ASCII)
 _WINDOW_ENTRIES: Final = 50_000
 _ENTRY_OF_SLOT: Final = SLOT_BYTES + ENTRIES_PER_SLOT * ENTRY_BYTES
-_LOST: Final = "entries that lead nowhere"
 
 
 class IndexReport:
@@ -62,22 +61,21 @@ def check(reports: list[IndexReport], findings: Findings, log_end: int | None) -
             what = f"the header says that the next entry is {report.header.next_entry} of {report.slots * ENTRIES_PER_SLOT}"
             findings.add(report.name, 36, what)
         else:
-            _check_entries(report.path, report.name, report.slots, report.entries, findings, log_end)
+            base = HEADER_BYTES + report.slots * SLOT_BYTES
+            for first in range(1, report.entries + 1, _WINDOW_ENTRIES):
+                count = min(_WINDOW_ENTRIES, report.entries + 1 - first)
+                entries = index_file.entries_of(read(report.path, base + first * ENTRY_BYTES, count * ENTRY_BYTES))
+                _check_entries(report.name, entries, first, base + first * ENTRY_BYTES, findings, log_end)
 
 
-def _check_entries(path: Path, name: str, slots: int, count: int, findings: Findings, log_end: int | None) -> None:
-    base = HEADER_BYTES + slots * SLOT_BYTES
-    for first in range(1, count + 1, _WINDOW_ENTRIES):
-        number = min(_WINDOW_ENTRIES, count + 1 - first)
-        entries = index_file.entries_of(read(path, base + first * ENTRY_BYTES, number * ENTRY_BYTES))
-        own = first + np.arange(len(entries))
-        turned = (entries["previous"] >= own) | (entries["previous"] < 0)
-        behind = (entries["log_offset"] < 0) | (entries["log_offset"] >= log_end) if log_end is not None else np.zeros(len(entries), bool)
-        for row in np.flatnonzero(turned | behind).tolist():
-            if not findings.has_room(name, _LOST):
-                return
-            if turned[row]:
-                what = f"entry {own[row]} is followed by {entries['previous'][row]}, which is not older: its chain would lead in a circle"
-            else:
-                what = f"entry {own[row]} leads to log offset {entries['log_offset'][row]}, which is not in the commit log"
-            findings.add(name, base + int(own[row]) * ENTRY_BYTES, what, kind=_LOST)
+def _check_entries(name: str, entries: Any, first: int, at: int, findings: Findings, log_end: int | None) -> None:
+    """Look at entries from number ``first`` on, which is at byte ``at``."""
+    turned = (entries["previous"] >= first + np.arange(len(entries))) | (entries["previous"] < 0)
+    behind = (entries["log_offset"] < 0) | (entries["log_offset"] >= log_end) if log_end is not None else np.zeros(len(entries), bool)
+
+    def what(row: int) -> str:
+        if turned[row]:
+            return f"entry {first + row} is followed by {entries['previous'][row]}, which is not older: its chain would lead in a circle"
+        return f"entry {first + row} leads to log offset {entries['log_offset'][row]}, which is not in the commit log"
+
+    findings.add_rows(name, "entries that lead nowhere", np.flatnonzero(turned | behind), at, ENTRY_BYTES, what)

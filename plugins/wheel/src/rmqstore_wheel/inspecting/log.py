@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -17,22 +16,13 @@ from rmqstore_wheel.formats import properties as texts
 from rmqstore_wheel.formats.binary_columns import Ints, cells
 from rmqstore_wheel.formats.log_columns import Columns
 from rmqstore_wheel.formats.log_reading import Scan, Stop
-from rmqstore_wheel.inspecting.files import FileSet, Findings, LogFile, first_written, read
+from rmqstore_wheel.inspecting.files import FileSet, Findings, LogFile
+from rmqstore_wheel.inspecting.reading import DAMAGED, MOST_BYTES, ChainReader, FileReport
 from rmqstore_wheel.records import sums
 
-WINDOW_BYTES: Final = 8 * 1024**2
-_MOST_RECORD_BYTES: Final = 128 * 1024**2
-"""A record that says it is longer is taken for damage; RocketMQ's limit is 4 MiB by default, and a setting."""
-
+_WINDOW_BYTES: Final = 8 * 1024**2
 _MOST_UNSOUND: Final = 100
 """Records of one file that may be damaged before the rest of it is given up."""
-
-UNWRITTEN: Final = "nothing was written so far"
-ENDS_WITH_RECORD: Final = "the file ends with a record"
-DAMAGED: Final = "damage"
-EMPTY_FILE: Final = "the file is empty"
-
-_SIZE = struct.Struct(">i")
 
 
 class Records(NamedTuple):
@@ -56,35 +46,48 @@ class Records(NamedTuple):
             yield QueueName(topic, queue), rows
 
 
-class FileReport:
-    """What one file holds. Its valid range ends at ``valid_end``, for the reason ``why``; what is read behind damage ends at ``end``."""
+class LogReport(FileReport):
+    """What one file of the log holds: the offsets of its first and its last sound record, and how many records are not sound."""
 
     def __init__(self, file: LogFile) -> None:
-        self.file = file
-        self.records = 0
+        super().__init__(file)
         self.first: int | None = None
         self.last: int | None = None
-        self.end = file.start
-        self.valid_end = file.start
-        self.why = ""
-        self.is_full = False
         self.unsound = 0
 
-    def stop(self, position: int, why: str) -> None:
-        """End the valid range, unless it ended before."""
-        if not self.why:
-            self.valid_end, self.why = position, why
+
+class _Found(NamedTuple):
+    """The records of a window, of which the first ``sound`` are known to be sound."""
+
+    scan: Scan
+    sound: int
+
+    @property
+    def end(self) -> int:
+        return self.scan.end
+
+    @property
+    def stop(self) -> Stop:
+        return self.scan.stop
 
 
-class LogReader:
+class LogReader(ChainReader[LogReport, _Found]):
     """Reads a commit log. After ``records`` came to its end, ``reports`` and ``end`` are known; each call reads it again."""
 
-    def __init__(self, files: FileSet, window_bytes: int = WINDOW_BYTES) -> None:
-        self.files = files
-        self._window_bytes = max(window_bytes, log.MIN_BYTES)
-        self.reports: list[FileReport] = []
+    entry = "record"
+    blank_bytes = log.BLANK_BYTES
+
+    def __init__(self, files: FileSet, window_bytes: int = _WINDOW_BYTES) -> None:
+        super().__init__(files, max(window_bytes, log.MIN_BYTES))
         self.end = files.start
         """Where the next record would go: the end of the last sound record, or of the blank one behind it."""
+
+    def look(self, window: bytes, base: int) -> _Found:
+        found = log_reading.scan(window)
+        return _Found(found, log_reading.count_sound(window, found, log_offset=base))
+
+    def is_sound(self, found: _Found) -> bool:
+        return found.sound == len(found.scan.starts)
 
     def records(self, findings: Findings) -> Iterator[Records]:
         """Yield the sound records in their order; what is damaged is noted, and skipped up to the next record or the next file."""
@@ -92,44 +95,19 @@ class LogReader:
         self.end = self.files.start
         follows_gap = False
         for file in self.files.files:
-            report = FileReport(file)
-            for records in self._of_file(file, report, findings):
-                yield records._replace(follows_gap=follows_gap)
-                follows_gap = False
-            before = self.reports[-1] if self.reports else None
-            if report.records and before is not None and not before.is_full and before.why in (UNWRITTEN, EMPTY_FILE):
-                what = f"nothing is written from here on, but file {file.path.name} holds records behind it"
-                findings.add(before.file.name, before.end - before.file.start, what)
-            self.reports.append(report)
+            report = LogReport(file)
+            for at, window, found in self.windows(report, findings):
+                for records in self._sound(window, found.scan, found.sound, at, report, findings):
+                    yield records._replace(follows_gap=follows_gap)
+                    follows_gap = False
+                if report.unsound > _MOST_UNSOUND:
+                    self._give_up(report, at, f"more than {_MOST_UNSOUND} records are not sound", findings)
+            self.add_report(report, findings)
             follows_gap = follows_gap or not report.is_full
-            if report.records:
+            if report.count:
                 self.end = report.end
 
-    def _of_file(self, file: LogFile, report: FileReport, findings: Findings) -> Iterator[Records]:
-        at, length = 0, self._window_bytes
-        while at < file.length:
-            window, found, sound = _read_settled(file, at, min(length, file.length - at))
-            yield from self._sound(window, found, sound, at, report, findings)
-            if report.unsound > _MOST_UNSOUND:
-                findings.add(file.name, at, f"more than {_MOST_UNSOUND} records are not sound; what follows in this file is not read")
-                return
-            is_last_window = at + len(window) >= file.length or len(window) < length
-            at += found.end
-            report.end = file.start + at
-            rest = window[found.end :]
-            length = self._window_bytes
-            if not is_last_window and (found.stop is Stop.TORN or len(rest) < log.BLANK_BYTES):
-                length = max(length, _SIZE.unpack_from(rest)[0]) if len(rest) >= log.BLANK_BYTES else length
-                if length > _MOST_RECORD_BYTES:
-                    _note(report, at, f"a record says that it has {length} bytes", findings)
-                    return
-            elif found.stop is not Stop.EMPTY or not _was_written_meanwhile(report, at, findings):
-                _stopped(found.stop, rest, at, report, findings)
-                return
-        report.stop(report.end, ENDS_WITH_RECORD if report.records else EMPTY_FILE)
-        report.is_full = bool(report.records)
-
-    def _sound(self, window: bytes, found: Scan, row: int, at: int, report: FileReport, findings: Findings) -> Iterator[Records]:
+    def _sound(self, window: bytes, found: Scan, row: int, at: int, report: LogReport, findings: Findings) -> Iterator[Records]:
         """Yield the sound records of a scan, of which the first ``row`` are known to be; those that are not are noted."""
         base = report.file.start + at
         starts, sizes = found.starts, found.sizes
@@ -151,7 +129,7 @@ class LogReader:
         starts, sizes = starts[keep], sizes[keep]
         if not len(starts):
             return
-        report.records += len(starts)
+        report.count += len(starts)
         report.first = base + int(starts[0]) if report.first is None else report.first
         report.last = base + int(starts[-1])
         magics = cells(np.frombuffer(window, np.uint8), ">i4")[starts + 4]
@@ -163,7 +141,7 @@ class LogReader:
 
     def record_at(self, position: int, size: int) -> log.Record | str:
         """Read the one record that an index says is there; why it is none when it is not."""
-        if not log.MIN_BYTES <= size <= _MOST_RECORD_BYTES:
+        if not log.MIN_BYTES <= size <= MOST_BYTES:
             return f"{size} bytes is no size of a record"
         data = self.files.read(position, size)
         if not data:
@@ -172,62 +150,8 @@ class LogReader:
             record = log.decode_record(data, log_offset=position)
         except CorruptStoreError as error:
             return str(error)
-        stated = _SIZE.unpack_from(data)[0]
+        stated = int.from_bytes(data[:4])
         return record if stated == size else f"the record there has {stated} bytes, not {size}"
-
-
-def _read_settled(file: LogFile, at: int, length: int) -> tuple[bytes, Scan, int]:
-    """Read and scan a window, and count its first sound records; once more when a writer was about to change what looks wrong."""
-    base = file.start + at
-    window = read(file.path, at, length)
-    found = log_reading.scan(window)
-    sound = log_reading.count_sound(window, found, log_offset=base)
-    if sound < len(found.starts) or found.stop in (Stop.TORN, Stop.DAMAGE):
-        again = read(file.path, at, length)
-        if again != window:
-            found = log_reading.scan(again)
-            return again, found, log_reading.count_sound(again, found, log_offset=base)
-    return window, found, sound
-
-
-def _was_written_meanwhile(report: FileReport, at: int, findings: Findings) -> bool:
-    """Say whether a writer went on at byte ``at``, where zeros were read; bytes behind zeros that stay are damage."""
-    file = report.file
-    written_at = first_written(file.path, at, file.length)
-    if written_at is None:
-        return False
-    if any(read(file.path, at, log.BLANK_BYTES)):
-        return True
-    findings.add(file.name, at, f"zeros where a record is expected, but bytes are written behind them, from byte {written_at} on")
-    report.stop(file.start + at, DAMAGED)
-    return False
-
-
-def _stopped(stop: Stop, rest: bytes, at: int, report: FileReport, findings: Findings) -> None:
-    """Note why the records of a file end at byte ``at`` of it, where ``rest`` was read."""
-    file = report.file
-    if stop is Stop.BLANK:
-        left = _SIZE.unpack_from(rest)[0]
-        if at + left == file.length:
-            report.end = file.start + file.length
-            report.stop(report.end, "a blank record fills the file")
-            report.is_full = True
-        else:
-            _note(report, at, f"a blank record says that {left} bytes are left in the file, where {file.length - at} are", findings)
-    elif stop is Stop.END:
-        report.stop(report.end, ENDS_WITH_RECORD)
-        report.is_full = True
-    elif stop is Stop.EMPTY:
-        report.stop(report.end, UNWRITTEN)
-    elif stop is Stop.TORN:
-        _note(report, at, "a record does not end within the file", findings)
-    else:
-        _note(report, at, f"neither a message nor a blank record: its magic is 0x{rest[4:8].hex()}", findings)
-
-
-def _note(report: FileReport, at: int, what: str, findings: Findings) -> None:
-    report.stop(report.file.start + at, DAMAGED)
-    findings.add(report.file.name, at, f"{what}; what follows in this file is not read")
 
 
 def _reason(window: bytes, start: int, size: int, base: int) -> str:

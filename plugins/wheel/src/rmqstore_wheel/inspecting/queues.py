@@ -15,7 +15,7 @@ import numpy as np
 from rmqstore_wheel.formats import consume_queue
 from rmqstore_wheel.formats.binary_columns import Ints
 from rmqstore_wheel.formats.consume_queue import FILL_SIZE, UNIT_BYTES, Units
-from rmqstore_wheel.inspecting.files import MOST_OF_A_KIND, FileSet, Findings, LogFile
+from rmqstore_wheel.inspecting.files import FileSet, Findings, LogFile
 from rmqstore_wheel.inspecting.log import LogReader, QueueName, Records
 
 DIRECTORY: Final = "consumequeue"
@@ -143,10 +143,17 @@ class _Check:
         messages = consume_queue.is_message(units)
         fills = (units["size"] == FILL_SIZE) & (units["log_offset"] == 0)
         self._note_holes(file, at, written)
-        for row in np.flatnonzero(written & ~messages & ~fills)[:MOST_OF_A_KIND].tolist():
-            offset, size, _ = units[row].item()
-            what = f"the unit of queue offset {self._offset(file, at, row)} is none: log offset {offset}, {size} bytes"
-            self._findings.add(file.name, at + row * UNIT_BYTES, what, kind="units that are none")
+        self._findings.add_rows(
+            file.name,
+            "units that are none",
+            np.flatnonzero(written & ~messages & ~fills),
+            at,
+            UNIT_BYTES,
+            lambda row: (
+                f"the unit of queue offset {self._offset(file, at, row)} is none: "
+                f"log offset {units[row]['log_offset']}, {units[row]['size']} bytes"
+            ),
+        )
         present = np.flatnonzero(messages)
         kept = np.flatnonzero(messages & (units["log_offset"] >= self._log.files.start))
         self._queue.units += len(kept)

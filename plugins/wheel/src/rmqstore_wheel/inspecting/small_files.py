@@ -20,7 +20,7 @@ from rmqstore_wheel.formats import config_files
 from rmqstore_wheel.formats.config_files import ConsumerOffsets, OrderInfo, TimerCheck, TimerMetrics
 from rmqstore_wheel.inspecting.files import Findings, read_all
 from rmqstore_wheel.inspecting.log import QueueName
-from rmqstore_wheel.inspecting.popped import REVIVE_GROUP, REVIVE_PREFIX
+from rmqstore_wheel.inspecting.pending import REVIVE_GROUP, REVIVE_PREFIX
 
 CONFIG: Final = "config"
 _MOST_BYTES: Final = 64 * 1024**2
@@ -66,19 +66,27 @@ def read(root: Path, findings: Findings) -> SmallFiles:
     backups: list[str] = []
 
     def chosen(name: str, decode: Callable[[bytes], T]) -> T | None:
+        """Return what a file says, or its backup where the file is missing, empty or not readable; None when neither says anything."""
         path = root / CONFIG / name
-        file, backup = read_all(path, _MOST_BYTES), read_all(path.with_name(name + config_files.BACKUP_SUFFIX), _MOST_BYTES)
-        try:
-            found = config_files.choose(file, backup, decode)
-        except CorruptStoreError as error:
-            findings.add_error(f"{CONFIG}/{name}", error)
-            return None
-        if found is not None and not _is_good(file, decode):
-            backups.append(name)
-            if file is not None:
-                what = f"the file is {'not readable' if file.strip() else 'empty'}; its backup, one generation older, counts"
-                findings.add(f"{CONFIG}/{name}", 0, what)
-        return found
+        file, backup = (read_all(each, _MOST_BYTES) for each in (path, path.with_name(name + config_files.BACKUP_SUFFIX)))
+        fault: CorruptStoreError | None = None
+        for data in (file, backup):
+            if not data or not data.strip():
+                continue
+            try:
+                found = decode(data)
+            except CorruptStoreError as error:
+                fault = error
+                continue
+            if data is backup:
+                backups.append(name)
+                if file is not None:
+                    what = f"the file is {'not readable' if file.strip() else 'empty'}; its backup, one generation older, counts"
+                    findings.add(f"{CONFIG}/{name}", 0, what)
+            return found
+        if fault is not None:
+            findings.add(f"{CONFIG}/{name}", None, str(fault))
+        return None
 
     return SmallFiles(
         timer_check=_timer_check(root, findings),
@@ -89,16 +97,6 @@ def read(root: Path, findings: Findings) -> SmallFiles:
         runs=chosen(config_files.ORDERS_FILE, config_files.decode_orders),
         backups=backups,
     )
-
-
-def _is_good(file: bytes | None, decode: Callable[[bytes], object]) -> bool:
-    if not file or not file.strip():
-        return False
-    try:
-        decode(file)
-    except CorruptStoreError:
-        return False
-    return True
 
 
 def _timer_check(root: Path, findings: Findings) -> TimerCheck | None:

@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
-from rmqstore_wheel.inspecting import index_check, small_files, timer_units
-from rmqstore_wheel.inspecting import wheel as timer_wheel
+from rmqstore_wheel.inspecting import index_check, small_files, timers
 from rmqstore_wheel.inspecting.files import FileSet, Findings
 from rmqstore_wheel.inspecting.log import Frames, LogReader, QueueName, Topics
-from rmqstore_wheel.inspecting.pending import Pending
-from rmqstore_wheel.inspecting.popped import REVIVE_PREFIX, Popped
+from rmqstore_wheel.inspecting.pending import REVIVE_PREFIX, Pending, Popped
 from rmqstore_wheel.inspecting.queues import Queues
-from rmqstore_wheel.inspecting.timer_units import LastUnits, TimerUnits
-from rmqstore_wheel.inspecting.wheel import WheelCheck, WheelFile, precision_of
+from rmqstore_wheel.inspecting.timers import LastUnits, TimerUnits, WheelCheck
 
 COMMIT_LOG: Final = "commitlog"
 
@@ -52,28 +49,24 @@ class Survey:
 
     def _read_timers(self) -> None:
         findings, check = self.findings, self.small.timer_check
-        self.wheels = timer_wheel.find(self.root, findings)
+        self.wheels = timers.find_wheels(self.root, findings)
         self.log = LogReader(FileSet(self.root / COMMIT_LOG, self.root, findings))
-        files = FileSet(self.root / timer_units.DIRECTORY, self.root, findings)
+        files = FileSet(self.root / timers.DIRECTORY, self.root, findings)
         wheel = max((each for each in self.wheels if each.slots is not None), key=lambda each: each.position or 0, default=None)
-        self.precision = None
-        if wheel is not None and wheel.slots is not None:
-            self.precision = precision_of(wheel.slots, wheel.used, files, self.now_ms)
-        last = LastUnits(wheel.slot_count, self.precision[0]) if wheel is not None and self.precision is not None else None
+        slots = None if wheel is None else wheel.slots
+        self.precision = None if wheel is None or slots is None else timers.precision_of(slots, wheel.used, files, self.now_ms)
+        last = None if slots is None or self.precision is None else LastUnits(len(slots), self.precision[0])
         self.units = TimerUnits(files, findings, self.read_ms, last, self.log.files.start)
         self.wheel_check = None
-        if wheel is not None and last is not None:
-            self.wheel_check = WheelCheck(wheel, self.units, last, self.read_ms, self._settled(wheel))
+        if wheel is not None and slots is not None and last is not None:
+            # Up to here, units of the timer log must be known to the wheel.
+            settled = 0 if check is None else check.timer_log_position
+            settled = settled if wheel.position is None else min(settled, wheel.position)
+            self.wheel_check = WheelCheck(wheel, slots, self.units, last, self.read_ms, settled)
             self.wheel_check.run(findings)
         if check is not None and files.files and check.timer_log_position > files.end:
             what = f"the timer log is said to be on disk up to {check.timer_log_position}, but it ends at {files.end}"
             findings.add("config/timercheck", 8, what)
-
-    def _settled(self, wheel: WheelFile) -> int:
-        """Return the position in the timer log up to which a wheel must know every unit."""
-        check = self.small.timer_check
-        settled = 0 if check is None else check.timer_log_position
-        return settled if wheel.position is None else min(settled, wheel.position)
 
     # ------------------------------------------------------------ the log
 
@@ -108,10 +101,11 @@ class Survey:
 
     def _check_reach(self) -> None:
         """Note units of the timer log that lead behind the end of the commit log."""
-        for file, at, log_offset in self.units.reach if self.log.files.files else []:
+        for report in self.units.reports if self.log.files.files else []:
+            log_offset, at = report.furthest
             if log_offset >= self.log.end:
                 what = f"the unit leads to log offset {log_offset}, but the commit log ends at {self.log.end}"
-                self.findings.add(file.name, at, what)
+                self.findings.add(report.file.name, at, what)
 
     def _check_offsets(self) -> None:
         """Note groups that are further than their queue."""

@@ -9,7 +9,7 @@ from typing import Final
 from rmqstore.contract import Cell, Moment, Section
 from rmqstore_wheel.formats import config_files
 from rmqstore_wheel.formats.config_files import DataVersion
-from rmqstore_wheel.inspecting import queues, timer_units
+from rmqstore_wheel.inspecting import queues, timers
 from rmqstore_wheel.inspecting.files import FileSet, length_of
 from rmqstore_wheel.inspecting.log import QueueName, Tally
 from rmqstore_wheel.inspecting.pending import LABELS
@@ -59,7 +59,7 @@ def _file_sets(survey: Survey) -> Section:
     rows = [
         _set_row(COMMIT_LOG, [survey.log.files]),
         _set_row(queues.DIRECTORY, consume),
-        _set_row(timer_units.DIRECTORY, [survey.units.files]),
+        _set_row(timers.DIRECTORY, [survey.units.files]),
     ]
     strangers = [f"{files.name}/{name}" for files in (survey.log.files, survey.units.files, *consume) for name in files.strangers]
     note = f"Passed over, as their names are no offsets: {', '.join(strangers[:10])}" if strangers else ""
@@ -78,7 +78,7 @@ def _set_row(name: str, sets: list[FileSet]) -> _Row:
 
 def _commit_log(survey: Survey) -> Section:
     rows: list[_Row] = [
-        (report.file.path.name, report.file.length, report.records, report.first, report.last, report.valid_end, report.why)
+        (report.file.path.name, report.file.length, report.count, report.first, report.last, report.valid_end, report.why)
         for report in survey.log.reports
     ]
     frames = survey.frames
@@ -255,7 +255,7 @@ def _wheels(survey: Survey) -> Section:
 
 def _timer_log(survey: Survey) -> Section:
     rows: list[_Row] = [
-        (report.file.path.name, report.file.length, report.units, report.rolled, report.cancels, report.end, report.why)
+        (report.file.path.name, report.file.length, report.count, report.rolled, report.cancels, report.end, report.why)
         for report in survey.units.reports
     ]
     note = f"Units that wait and whose chain is broken: {survey.units.broken}." if survey.units.broken else ""

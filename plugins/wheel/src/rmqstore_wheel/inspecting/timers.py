@@ -1,0 +1,315 @@
+"""The timer log and the wheel: whether the chain of every slot leads through all of its units, and every slot to its newest one.
+
+A chain is followed in the order of the file, not from unit to unit: what the unit before in the same slot was is kept in a ring like the
+wheel's, so each unit is looked at once, and a chain that leads in a circle is seen by the unit that points to itself or forward.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from rmqstore_wheel.formats import timer_log, wheel
+from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.timer_log import NO_POSITION, UNIT_BYTES, Scan, Units
+from rmqstore_wheel.formats.wheel import SLOT, SLOT_BYTES, Slots
+from rmqstore_wheel.inspecting.files import FileSet, Findings, LogFile, length_of, read
+from rmqstore_wheel.inspecting.reading import DAMAGED, ChainReader, FileReport
+
+DIRECTORY: Final = "timerlog"
+_WINDOW_UNITS: Final = 40_000
+_CHAINS: Final = "units whose chain is broken"
+_LOST: Final = "units whose message was removed"
+
+
+class UnitReport(FileReport):
+    """What one file of the timer log holds.
+
+    ``furthest`` is, of the units that wait, the one that leads furthest into the commit log: where to, and its byte in the file.
+    """
+
+    def __init__(self, file: LogFile) -> None:
+        super().__init__(file)
+        self.rolled = 0
+        self.cancels = 0
+        self.furthest = (-1, 0)
+
+
+class LastUnits:
+    """The newest unit of every slot: position and time by place in the ring, as the wheel itself keeps them."""
+
+    def __init__(self, slot_count: int, precision_ms: int) -> None:
+        self.precision_ms = precision_ms
+        self.ticks = np.full(slot_count, -1, np.int64)
+        self.positions = np.full(slot_count, NO_POSITION, np.int64)
+
+    def expected(self, ticks: Ints, positions: Ints) -> Ints:
+        """Return which unit each of these should point back to, -1 = none, and remember them."""
+        places = ticks % len(self.ticks)
+        order = np.argsort(places, kind="stable")
+        places, ticks, positions = places[order], ticks[order], positions[order]
+        before_ticks, before = np.roll(ticks, 1), np.roll(positions, 1)
+        heads = np.append(True, places[1:] != places[:-1])
+        before_ticks[heads], before[heads] = self.ticks[places[heads]], self.positions[places[heads]]
+        found = np.empty(len(order), np.int64)
+        found[order] = np.where(before_ticks == ticks, before, NO_POSITION)
+        tails = np.append(heads[1:], True)
+        self.ticks[places[tails]], self.positions[places[tails]] = ticks[tails], positions[tails]
+        return found
+
+
+class TimerUnits(ChainReader[UnitReport, Scan]):
+    """Reads a timer log once. ``last`` is what the wheel should hold; None checks the chains only for what no wheel is needed."""
+
+    entry = "unit"
+    blank_bytes = timer_log.BLANK_BYTES
+
+    def __init__(self, files: FileSet, findings: Findings, read_ms: int | None, last: LastUnits | None, log_start: int = 0) -> None:
+        super().__init__(files, _WINDOW_UNITS * UNIT_BYTES)
+        self.broken = 0
+        self._findings = findings
+        self._read_ms = read_ms
+        self._last = last
+        self._log_start = log_start
+        self._unseen = [(0, files.start)]
+        none = np.zeros(0, np.int64)
+        self._rolled: list[Ints] = [none]
+        self._waiting: list[Ints] = [none]
+        for file in files.files:
+            report = UnitReport(file)
+            for at, _, found in self.windows(report, findings):
+                if len(found.units):
+                    self._look_at(found.units, at, report)
+            if report.why == DAMAGED:
+                self._unseen.append((report.end, file.start + file.length))
+            self.add_report(report, findings)
+        self.superseded = np.setdiff1d(np.concatenate(self._rolled), np.concatenate(self._waiting))
+        """Log offsets of messages that were rolled and wait no more: a broker puts a copy behind them, the engine only another unit."""
+        self._rolled, self._waiting = [], []
+
+    def look(self, window: bytes, base: int) -> Scan:
+        return timer_log.scan(window)
+
+    @property
+    def end(self) -> int:
+        """Where the next unit would go."""
+        return max((report.end for report in self.reports if report.count), default=self.files.start)
+
+    def time_at(self, position: int) -> int | None:
+        """Return the slot time of the unit at a position; None when none is there."""
+        file = self.files.file_of(position)
+        if file is None or (position - file.start) % UNIT_BYTES:
+            return None
+        units = timer_log.scan(self.files.read(position, UNIT_BYTES)).units
+        return int(timer_log.slot_times_ms(units)[0]) if len(units) else None
+
+    def _look_at(self, units: Units, at: int, report: UnitReport) -> None:
+        file = report.file
+        is_rolled = (units["flags"] & timer_log.ROLL) != 0
+        times = timer_log.slot_times_ms(units)
+        # What was delivered is never followed again.
+        waits = np.ones(len(units), bool) if self._read_ms is None else times >= self._read_ms
+        offsets = units["log_offset"].astype(np.int64)
+        report.count += len(units)
+        report.rolled += int(is_rolled.sum())
+        report.cancels += int((((units["flags"] & timer_log.DELETE) != 0) & ~is_rolled).sum())
+        if waits.any():
+            row = int(np.where(waits, offsets, -1).argmax())
+            report.furthest = max(report.furthest, (int(offsets[row]), at + row * UNIT_BYTES))
+        if self._read_ms is not None:
+            self._rolled.append(offsets[is_rolled & ~waits])
+            self._waiting.append(offsets[waits])
+        self._findings.add_rows(
+            file.name,
+            _LOST,
+            np.flatnonzero(waits & (offsets < self._log_start)),
+            at,
+            UNIT_BYTES,
+            lambda row: f"the unit leads to log offset {offsets[row]}, before the first file of the commit log: its timer is lost",
+        )
+        positions = file.start + at + np.arange(len(units), dtype=np.int64) * UNIT_BYTES
+        previous = units["previous"].astype(np.int64)
+        wrong = (previous >= positions) | (previous < NO_POSITION)
+        expected = np.full(len(units), NO_POSITION)
+        if self._last is not None:
+            expected = self._last.expected(times // self._last.precision_ms, positions)
+            wrong |= (previous != expected) & ~self._is_unseen(previous)
+        wrong &= waits
+        self.broken += int(wrong.sum())
+        self._findings.add_rows(
+            file.name,
+            _CHAINS,
+            np.flatnonzero(wrong),
+            at,
+            UNIT_BYTES,
+            lambda row: self._broken(int(positions[row]), int(previous[row]), int(times[row]), int(expected[row])),
+        )
+
+    def _is_unseen(self, positions: Ints) -> Any:
+        """Say which positions are in what was reclaimed, or could not be read."""
+        unseen = np.zeros(len(positions), bool)
+        for start, end in self._unseen:
+            unseen |= (positions >= start) & (positions < end)
+        return unseen
+
+    def _broken(self, position: int, previous: int, time_ms: int, expected: int) -> str:
+        """Say in what way a unit points back wrongly."""
+        what = f"the unit at position {position} points back to {previous}"
+        if previous >= position:
+            return f"{what}, which is not before it: its chain would lead in a circle"
+        if previous < NO_POSITION:
+            return f"{what}, which is no position"
+        if previous != NO_POSITION:
+            found = self.time_at(previous)
+            if found is None:
+                return f"{what}, where no unit is: the rest of its slot is lost"
+            precision = 1 if self._last is None else self._last.precision_ms
+            if found // precision != time_ms // precision:
+                return f"{what}, which is a unit of another slot"
+        if expected > previous:
+            return f"{what} and so leaves out the one at {expected}, of the same slot"
+        return f"{what}, which is not the unit before it in its slot"
+
+
+# ---------------------------------------------------------------- the wheel
+
+FILE_NAME: Final = "timerwheel"
+_NAME = re.compile(rf"{FILE_NAME}(?:\.(\d{{1,19}}))?", re.ASCII)
+_MOST_BYTES: Final = 256 * 1024**2
+_FOREIGN: Final = "slots that hold a foreign tick"
+_ASTRAY: Final = "slots that do not lead to their units"
+
+
+def find_wheels(root: Path, findings: Findings) -> list[WheelFile]:
+    """Return the wheel and its snapshots, ``timerwheel.`` and a position."""
+    found = []
+    for path in sorted(root.glob(f"{FILE_NAME}*")):
+        match = _NAME.fullmatch(path.name)
+        if match is not None and path.is_file():
+            found.append(WheelFile(path, root, None if match[1] is None else int(match[1]), findings))
+    return found
+
+
+class WheelFile:
+    """One wheel. ``slots`` is None when it cannot be read as one, ``position`` that of the timer log at which a snapshot was made."""
+
+    def __init__(self, path: Path, root: Path, position: int | None, findings: Findings) -> None:
+        self.position = position
+        self.name = str(path.relative_to(root))
+        self.length = length_of(path)
+        self.slots: Slots | None = None
+        if self.length == 0 or self.length % (2 * SLOT_BYTES) or self.length > _MOST_BYTES:
+            what = f"the file has {self.length} bytes, which is no even number of slots of {SLOT_BYTES} bytes"
+            findings.add(self.name, self.length, what if self.length <= _MOST_BYTES else f"{self.length} bytes are no length of a wheel")
+            return
+        data = read(path, 0, self.length)
+        self.slots = np.frombuffer(data[: len(data) // SLOT_BYTES * SLOT_BYTES], SLOT)
+        ticks, count = self.slots["tick"], len(self.slots)
+        used = (ticks != 0) | (self.slots["first"] != 0) | (self.slots["last"] != 0)
+        self.used = used & (ticks >= 0)
+        findings.add_rows(
+            self.name,
+            _FOREIGN,
+            np.flatnonzero(used & ((ticks < 0) | (ticks % count != np.arange(count)))),
+            0,
+            SLOT_BYTES,
+            lambda place: f"slot {place} holds tick {ticks[place]}, whose slot is {ticks[place] % count}",
+        )
+
+    @property
+    def slot_count(self) -> int:
+        """Slots of the ring, twice as many as the wheel spans."""
+        return 0 if self.slots is None else len(self.slots)
+
+
+_SAMPLE_UNITS: Final = 2000
+_YEAR_MS: Final = 366 * 86_400_000
+
+
+def precision_of(slots: Slots, used: Any, units: FileSet, around_ms: int | None) -> tuple[int, str] | None:
+    """Return the precision of a wheel, ms, and how it is known, which no file says; None when nothing tells.
+
+    The surest witnesses are units of the timer log, which hold the times of their slots: those whose slots are in the wheel, or else what
+    divides all. Without any, it is the one that puts the wheel's newest tick nearest to ``around_ms``.
+    """
+    times = _some_times(units)
+    hits = {precision: _hits(slots, times // precision) for precision in wheel.PRECISIONS_MS}
+    best = max(hits.values())
+    if best:
+        # A wheel of 1000 ms may by chance fit others; the widest that fits as well as any is the one that wrote it.
+        precision = max(each for each, number in hits.items() if number == best)
+        return precision, "from the units of the timer log"
+    if len(times):
+        dividing = [each for each in wheel.PRECISIONS_MS if not (times % each).any()]
+        return max(dividing, default=wheel.PRECISIONS_MS[0]), "from the times in the timer log, as no slot fits them"
+    if around_ms and used.any():
+        newest = int(slots["tick"][used].max())
+        nearest = min(wheel.PRECISIONS_MS, key=lambda each: abs(newest * each - around_ms))
+        if abs(newest * nearest - around_ms) < _YEAR_MS:
+            return nearest, "from the wheel's ticks beside the clock"
+    return None
+
+
+def _hits(slots: Slots, ticks: Ints) -> int:
+    return int((slots["tick"][ticks % len(slots)] == ticks).sum()) if len(ticks) else 0
+
+
+def _some_times(units: FileSet) -> Ints:
+    """Return slot times of units that are at the head of the last files."""
+    found: list[Ints] = [np.zeros(0, np.int64)]
+    for file in units.files[-2:]:
+        times = timer_log.slot_times_ms(timer_log.scan(units.read(file.start, _SAMPLE_UNITS * UNIT_BYTES)).units)
+        found.append(times[times > 0])
+    return np.concatenate(found)
+
+
+class WheelCheck:
+    """Compares one wheel with the units that were read; it must know those before position ``settled``.
+
+    ``waiting`` slots are of ticks that are not delivered yet; ``timers`` are in them, by the wheel's own count.
+    """
+
+    def __init__(self, found: WheelFile, slots: Slots, units: TimerUnits, last: LastUnits, read_ms: int | None, settled: int) -> None:
+        self.wheel = found
+        self._slots = slots
+        self._units = units
+        self._last = last
+        self._from_tick = 0 if read_ms is None else -(-read_ms // last.precision_ms)
+        self._settled = settled
+        self.waiting = found.used & (slots["tick"] >= self._from_tick)
+        self.timers = int(slots["timers"][self.waiting].sum())
+
+    def run(self, findings: Findings) -> None:
+        """Note every slot that waits and leads astray, and every tick with units of which the wheel knows nothing."""
+        position, newest = self._slots["last"].astype(np.int64), self._last.positions
+        has_units = self._last.ticks == self._slots["tick"]
+        astray = self.waiting & (position >= 0) & ~(has_units & (newest == position))
+        unknown = ~has_units & (self._last.ticks >= self._from_tick) & (newest < self._settled)
+        for place in np.flatnonzero(astray | unknown).tolist():
+            if not findings.has_room(self.wheel.name, _ASTRAY):
+                return
+            if unknown[place]:
+                tick = int(self._last.ticks[place])
+                what: str | None = f"slot {place} knows nothing of tick {tick}, whose newest unit lies at position {newest[place]}"
+            else:
+                what = self._astray(place, int(position[place]), bool(has_units[place]))
+            if what:
+                findings.add(self.wheel.name, place * SLOT_BYTES, what, kind=_ASTRAY)
+
+    def _astray(self, place: int, position: int, has_units: bool) -> str | None:
+        """Say where a slot leads wrongly; None when it was only looked at in another moment than the timer log."""
+        tick = int(self._slots["tick"][place])
+        newest = int(self._last.positions[place])
+        what = f"slot {place}, tick {tick}, leads to position {position}"
+        found = self._units.time_at(position)
+        if found is None:
+            end = self._units.end
+            return f"{what}, behind the end of the timer log at {end}" if position >= end else f"{what}, where no unit is"
+        if found // self._last.precision_ms != tick:
+            return f"{what}, which is a unit of another slot"
+        if has_units and position < newest < self._settled:
+            return f"{what}, but its newest unit lies at {newest}: what came later is lost"
+        return None

@@ -46,8 +46,6 @@ class Pending:
     def __init__(self, now_ms: int, check: TimerCheck | None, superseded: Ints) -> None:
         self.timers: Ints = np.zeros(len(LABELS), np.int64)
         self.internal: Ints = np.zeros(len(LABELS), np.int64)
-        self.earliest_ms: int | None = None
-        self.latest_ms: int | None = None
         self.cancels = 0
         self._now_ms = now_ms
         self._check = check
@@ -62,12 +60,7 @@ class Pending:
         for out_ms, key in zip(found.out_ms[waits & is_tombstone].tolist(), _picked(found.delete_key, waits & is_tombstone), strict=True):
             self._tombstones.add((out_ms, key))
         self.cancels = len(self._tombstones)
-        timers = waits & ~is_tombstone
-        self._count(found, timers, 1)
-        due = found.due_ms[timers & ~found.is_internal]
-        if len(due):
-            self.earliest_ms = min(int(due.min()), int(due.min()) if self.earliest_ms is None else self.earliest_ms)
-            self.latest_ms = max(int(due.max()), int(due.max()) if self.latest_ms is None else self.latest_ms)
+        self._count(found, waits & ~is_tombstone, 1)
 
     @property
     def needs_cancels(self) -> bool:

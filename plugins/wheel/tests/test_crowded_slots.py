@@ -14,7 +14,7 @@ from rmqstore_wheel.files.units import UnitLog
 from rmqstore_wheel.formats.log_columns import joined
 from rmqstore_wheel.formats.timer_log import UNIT
 from rmqstore_wheel.timers import index as timer_index
-from rmqstore_wheel.timers.index import PutTimers, TimerIndex
+from rmqstore_wheel.timers.index import TimerIndex
 from rmqstore_wheel.timers.records import EncodedTimers
 
 COUNT = 5000
@@ -69,9 +69,7 @@ def test_a_tick_that_is_no_end_of_a_slot_is_told_of_in_time(stores: WheelStores)
     ticks = np.array([START_MS + 4300, START_MS + 5000])
     none = np.zeros(0, np.int64)
     found = EncodedTimers(joined([]), ticks, ticks, 0, none, none)
-    puts = PutTimers(index, found, np.array([1, 2]), 1, START_MS)
-    puts.reserve(np.array([0, 0]), np.array([100, 100]))
-    puts.publish()
+    index.put_many(found, np.array([1, 2]), 1, START_MS, np.array([0, 0]), np.array([100, 100]))()
     assert index.first_tick(START_MS) == START_MS + 4300
     assert index.first_tick(START_MS + 4300) == START_MS + 5000
     index.cancel(np.array([1]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,36 +28,13 @@ from rmqstore_wheel.records.addressing import placed, placed_one
 _FEW = 32
 
 
-class Entries(Protocol):
-    """What caches will hold of messages: it is written where no reader looks before the call is, and counted in after it."""
+Entries = Callable[[Ints, Ints], Callable[[], None]]
+"""Writes what caches will hold of messages, where no reader looks, given where in the log they will be and how long they are.
 
-    def reserve(self, offsets: Ints, sizes: Ints) -> None:
-        """Write it, for messages that will be at these offsets of the log; raises ``OSError``."""
+It returns what counts that in once the call is written, which cannot fail; raises ``OSError``."""
 
-    def publish(self) -> None:
-        """Count it in, which cannot fail."""
-
-
-class Entry(Protocol):
-    """As :class:`Entries`, of one message."""
-
-    def reserve(self, offset: int, size: int) -> None:
-        """Write it, for a message that will be at this offset of the log; raises ``OSError``."""
-
-    def publish(self) -> None:
-        """Count it in, which cannot fail."""
-
-
-class _OneOf(msgspec.Struct):
-    """The entry of one message as that of many."""
-
-    entry: Entry
-
-    def reserve(self, offsets: Ints, sizes: Ints) -> None:
-        self.entry.reserve(int(offsets[0]), int(sizes[0]))
-
-    def publish(self) -> None:
-        self.entry.publish()
+Entry = Callable[[int, int], Callable[[], None]]
+"""As :data:`Entries`, of one message."""
 
 
 class Messages(msgspec.Struct, frozen=True, gc=False):
@@ -102,7 +79,8 @@ class One(msgspec.Struct, frozen=True, gc=False):
 
     def many(self) -> Messages:
         """Return it as a batch of one."""
-        entries = None if self.entry is None else _OneOf(self.entry)
+        entry = self.entry
+        entries: Entries | None = None if entry is None else lambda offsets, sizes: entry(int(offsets[0]), int(sizes[0]))
         return Messages(self.topic, self.queue, self.offset, joined([self.record]), self.store_ms, self.code, entries)
 
 
@@ -239,8 +217,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
             size = len(one.record) + (frames.PROPERTY_BYTES if len(records) == 1 else 0)
             publishers.append(self.queues.reserve_one(one.topic, one.queue, one.offset, places[0], size, one.code))
             if one.entry is not None:
-                one.entry.reserve(places[0], size)
-                publishers.append(one.entry.publish)
+                publishers.append(one.entry(places[0], size))
         self.log.write_few(records, text_at, self.epoch)
         for publish in publishers:
             publish()
@@ -273,8 +250,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
             publishers.append(self.queues.reserve(*name, *columns))
         for each, offsets, piece in zip(messages, places, pieces, strict=False):
             if each.entries is not None:
-                each.entries.reserve(offsets, piece.sizes)
-                publishers.append(each.entries.publish)
+                publishers.append(each.entries(offsets, piece.sizes))
         self.log.write(planned, self.epoch)
         for publish in publishers:
             publish()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from rmqstore_wheel.formats import commit_log as log_format
@@ -15,7 +15,7 @@ from rmqstore_wheel.formats.binary_columns import Ints, cells, measure
 from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log import frames
-from rmqstore_wheel.log.call import Messages
+from rmqstore_wheel.log.call import Entries, Messages
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.queues.soundness import sound_rows
 from rmqstore_wheel.records.parts import body_places, topic_places
@@ -58,26 +58,11 @@ def read_sound(index: TimerIndex, view: memoryview, file_start: int, starts: Int
     return read_timers(view, file_start, starts, sizes, np.zeros(len(starts), np.int64), index.precision_ms)
 
 
-class CopiedKeys(msgspec.Struct, gc=False):
-    """The keys of timers that are copied, for their new places; see ``log.call.Entries``."""
-
-    index: TimerIndex
-    found: ReadTimers
-    rows: Ints
-    _offsets: Ints | None = None
-
-    def reserve(self, offsets: Ints, sizes: Ints) -> None:
-        self._offsets = offsets[self.rows]
-
-    def publish(self) -> None:
-        assert self._offsets is not None
-        self.index.keys.add_many(self.found.key_hashes, self._offsets, self.found.key_times)
-
-
-def with_keys(index: TimerIndex, found: ReadTimers, file_start: int, starts: Ints) -> CopiedKeys:
+def with_keys(index: TimerIndex, found: ReadTimers, file_start: int, starts: Ints) -> Entries:
     """Return what enters the keys of timers, read from ``starts`` of a file, for their new places."""
     by_start = np.argsort(starts)
-    return CopiedKeys(index, found, by_start[np.searchsorted(starts, found.key_offsets - file_start, sorter=by_start)])
+    rows = by_start[np.searchsorted(starts, found.key_offsets - file_start, sorter=by_start)]
+    return lambda offsets, _: partial(index.keys.add_many, found.key_hashes, offsets[rows], found.key_times)
 
 
 def without_frames(view: memoryview, file_start: int, starts: Ints, sizes: Ints, spare: Any) -> tuple[Encoded, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
 from rmqstore.contract import EMPTY_CURSOR, TimerCursor
@@ -24,7 +23,7 @@ from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.keys import KeyIndex
 from rmqstore_wheel.timers.records import EncodedTimer, EncodedTimers, read_timers
 from rmqstore_wheel.timers.table import CANCEL, NOTHING, TIMER, Due, joined
-from rmqstore_wheel.timers.wheel import Placement, PlacementOfOne, WheelIndex
+from rmqstore_wheel.timers.wheel import Placement, WheelIndex
 
 FORGOTTEN_KEY: Final = b"mforgotten"
 LAST_SEQ_KEY: Final = b"mlast_seq"
@@ -86,7 +85,54 @@ class TimerIndex:
 
     # ------------------------------------------------------------ putting
 
-    def publish_places(self, placed: Placement, seqs: Ints, ticks: Ints, write_ms: int) -> None:
+    def put_many(
+        self, found: EncodedTimers, seqs: Ints, epochs: Ints | int, write_ms: int, offsets: Ints, sizes: Ints
+    ) -> Callable[[], None]:  # fmt: skip
+        """Write what is known of timers that a call puts, by seqs that rise; see ``log.call.Entries``."""
+        publish_facts = self.facts.reserve(seqs - 1, timer_table.rows_of(found.ticks, found.dues, epochs))
+        placed = self.wheel.reserve(seqs, found.ticks, write_ms, offsets, sizes, found.hashes)
+
+        def publish() -> None:
+            publish_facts()
+            self._publish_places(placed, seqs, found.ticks, write_ms)
+            self.pending += len(seqs)
+            self.keys.add_many(found.key_hashes, offsets[found.key_rows], write_ms)
+
+        return publish
+
+    def put_one(self, found: EncodedTimer, seq: int, epoch: int, write_ms: int, offset: int, size: int) -> Callable[[], None]:
+        """As :meth:`put_many`, of one timer."""
+        publish_fact = self.facts.reserve_one(seq - 1, timer_table.encode_one(found.tick, epoch, found.tick - found.due, TIMER))
+        placed = self.wheel.reserve_one(seq, found.tick, write_ms, offset, size, found.hash)
+
+        def publish() -> None:
+            publish_fact()
+            self.write_ms = write_ms
+            self.wheel.publish_one(placed)
+            if placed.rolled or placed.aside:
+                self.rolled.set_many(np.array([seq]))
+            if placed.aside:
+                self.aside[seq] = found.tick
+            self.pending += 1
+            if found.key_hashes:
+                self.keys.add_many(np.array(found.key_hashes), np.full(len(found.key_hashes), offset), write_ms)
+
+        return publish
+
+    def put_cancels(self, seq: int, targets: Ints, epoch: int, offsets: Ints | int, sizes: Ints | int) -> Callable[[], None]:
+        """As :meth:`put_many`, of messages from ``seq`` on that are cancels of pending timers."""
+        seqs = np.arange(seq, seq + len(targets))
+        publish_marks = self.facts.reserve(seqs - 1, timer_table.marks_of(epoch, CANCEL, len(targets)))
+        placed = self._reserve_cancels(seqs, targets, np.atleast_1d(offsets), np.atleast_1d(sizes))
+
+        def publish() -> None:
+            publish_marks()
+            self.wheel.publish(placed)
+            self.cancel(targets)
+
+        return publish
+
+    def _publish_places(self, placed: Placement, seqs: Ints, ticks: Ints, write_ms: int) -> None:
         """Count in timers that were written for their slots at ``write_ms``."""
         self.write_ms = write_ms
         self.wheel.publish(placed)
@@ -96,7 +142,7 @@ class TimerIndex:
             self.rolled.set_many(seqs[placed.aside])
             self.aside.update(zip(seqs[placed.aside].tolist(), ticks[placed.aside].tolist(), strict=True))
 
-    def reserve_cancels(self, seqs: Ints, targets: Ints, log_offsets: Ints, sizes: Ints) -> Placement:
+    def _reserve_cancels(self, seqs: Ints, targets: Ints, log_offsets: Ints, sizes: Ints) -> Placement:
         """Write cancels behind the timers that are in slots of their own, for a broker."""
         ticks = self.facts.gather(targets - 1)["tick"].astype(np.int64)
         own = ~self.rolled.get_many(targets)
@@ -109,7 +155,7 @@ class TimerIndex:
             if len(rows):
                 latest_ms = int(write_ms[rows].max())
                 placed = self.wheel.reserve(seqs[rows], ticks[rows], latest_ms, log_offsets[rows], sizes[rows], hashes[rows])
-                self.publish_places(placed, seqs[rows], ticks[rows], latest_ms)
+                self._publish_places(placed, seqs[rows], ticks[rows], latest_ms)
 
     # ------------------------------------------------------------ cancels
 
@@ -167,7 +213,7 @@ class TimerIndex:
         # The units stay in the chains of these slots, so they must not be rolled a second time.
         self.wheel.note_rolled(slots)
         self.rolled.set_many(seqs, on=False)
-        self.publish_places(placed, seqs_live, ticks_live, self.write_ms)
+        self._publish_places(placed, seqs_live, ticks_live, self.write_ms)
 
     def _place_again(self, seqs: Ints, ticks: Ints) -> Placement:
         units = self.queue_units(seqs)
@@ -182,7 +228,7 @@ class TimerIndex:
             for seq, _ in ahead:
                 del self.aside[seq]
             self.rolled.set_many(seqs, on=False)
-            self.publish_places(placed, seqs, ticks, self.write_ms)
+            self._publish_places(placed, seqs, ticks, self.write_ms)
 
     def queue_units(self, seqs: Ints) -> np.ndarray[Any, np.dtype[np.void]]:
         """Return where the messages of timers are in the log."""
@@ -388,7 +434,7 @@ class TimerIndex:
         pending = (self._kinds(targets) == TIMER) & ~self.cancelled.get_many(targets)
         targets, rows = targets[pending], rows[pending]
         if len(targets):
-            self.wheel.publish(self.reserve_cancels(seqs[rows], targets, log_offsets[rows], sizes[rows]))
+            self.wheel.publish(self._reserve_cancels(seqs[rows], targets, log_offsets[rows], sizes[rows]))
             self.cancel(targets)
 
     # ------------------------------------------------------------ copies
@@ -434,94 +480,3 @@ class TimerIndex:
         self.facts.close()
         self.wheel.close()
         self.keys.close()
-
-
-# ---------------------------------------------------------------- what a call puts
-
-
-def _nothing() -> None:
-    """Do nothing: it is not reserved yet."""
-
-
-class PutTimers(msgspec.Struct, gc=False):
-    """Timers that a call puts, by seqs that rise; see ``log.call.Entries``."""
-
-    index: TimerIndex
-    found: EncodedTimers
-    seqs: Ints
-    epochs: Ints | int
-    write_ms: int
-    _offsets: Ints | None = None
-    _placed: Placement | None = None
-    _publish_facts: Callable[[], None] = _nothing
-
-    def reserve(self, offsets: Ints, sizes: Ints) -> None:
-        found, index = self.found, self.index
-        self._offsets = offsets
-        self._publish_facts = index.facts.reserve(self.seqs - 1, timer_table.rows_of(found.ticks, found.dues, self.epochs))
-        self._placed = index.wheel.reserve(self.seqs, found.ticks, self.write_ms, offsets, sizes, found.hashes)
-
-    def publish(self) -> None:
-        found, index = self.found, self.index
-        assert self._placed is not None
-        assert self._offsets is not None
-        self._publish_facts()
-        index.publish_places(self._placed, self.seqs, found.ticks, self.write_ms)
-        index.pending += len(self.seqs)
-        index.keys.add_many(found.key_hashes, self._offsets[found.key_rows], self.write_ms)
-
-
-class PutTimer(msgspec.Struct, gc=False):
-    """As :class:`PutTimers`, of one timer; see ``log.call.Entry``."""
-
-    index: TimerIndex
-    found: EncodedTimer
-    seq: int
-    epoch: int
-    write_ms: int
-    _offset: int = 0
-    _placed: PlacementOfOne | None = None
-    _publish_fact: Callable[[], None] = _nothing
-
-    def reserve(self, offset: int, size: int) -> None:
-        found, index, seq = self.found, self.index, self.seq
-        self._offset = offset
-        self._publish_fact = index.facts.reserve_one(seq - 1, timer_table.encode_one(found.tick, self.epoch, found.tick - found.due, TIMER))
-        self._placed = index.wheel.reserve_one(seq, found.tick, self.write_ms, offset, size, found.hash)
-
-    def publish(self) -> None:
-        found, index, placed = self.found, self.index, self._placed
-        assert placed is not None
-        self._publish_fact()
-        index.write_ms = self.write_ms
-        index.wheel.publish_one(placed)
-        if placed.rolled or placed.aside:
-            index.rolled.set_many(np.array([self.seq]))
-        if placed.aside:
-            index.aside[self.seq] = found.tick
-        index.pending += 1
-        if found.key_hashes:
-            index.keys.add_many(np.array(found.key_hashes), np.full(len(found.key_hashes), self._offset), self.write_ms)
-
-
-class PutCancels(msgspec.Struct, gc=False):
-    """Messages from ``seq`` on that are cancels of pending timers; see ``log.call.Entries``."""
-
-    index: TimerIndex
-    seq: int
-    targets: Ints
-    epoch: int
-    _placed: Placement | None = None
-    _publish_marks: Callable[[], None] = _nothing
-
-    def reserve(self, offsets: Ints | int, sizes: Ints | int) -> None:
-        index, targets = self.index, self.targets
-        seqs = np.arange(self.seq, self.seq + len(targets))
-        self._publish_marks = index.facts.reserve(seqs - 1, timer_table.marks_of(self.epoch, CANCEL, len(targets)))
-        self._placed = index.reserve_cancels(seqs, targets, np.atleast_1d(offsets), np.atleast_1d(sizes))
-
-    def publish(self) -> None:
-        assert self._placed is not None
-        self._publish_marks()
-        self.index.wheel.publish(self._placed)
-        self.index.cancel(self.targets)

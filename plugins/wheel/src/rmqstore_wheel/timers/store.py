@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -54,7 +55,7 @@ from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.answers import PendingTimers, TimerAnswers, differences_in
 from rmqstore_wheel.timers.copies import copy_timers
 from rmqstore_wheel.timers.fetching import Fetcher, Units
-from rmqstore_wheel.timers.index import FORGOTTEN_KEY, PutCancels, PutTimer, PutTimers, TimerIndex, noted_last_seq
+from rmqstore_wheel.timers.index import FORGOTTEN_KEY, TimerIndex, noted_last_seq
 from rmqstore_wheel.timers.records import deliver_times, encode_cancel, encode_cancels, encode_timer, encode_timers
 from rmqstore_wheel.timers.table import TIMER, Due, joined
 from rmqstore_wheel.timers.transfer import TimerExport, WheelTimerImport
@@ -149,10 +150,10 @@ class WheelTimers(TimerSide):
         alone = batch.messages[0] if len(batch) == 1 and not batch.has_columns else None
         if isinstance(alone, Message):
             one = encode_timer(alone, now_ms, index.precision_ms, first_seq - 1)
-            put = PutTimer(index, one, first_seq, epoch, now_ms)
+            put = partial(index.put_one, one, first_seq, epoch, now_ms)
             return One(WHEEL_TOPIC, 0, first_seq - 1, one.record, now_ms, 0, put, one.text_at), [one.tick]
         found = encode_timers(batch, now_ms, index.precision_ms)
-        puts = PutTimers(index, found, np.arange(first_seq, first_seq + len(found.ticks)), epoch, now_ms)
+        puts = partial(index.put_many, found, np.arange(first_seq, first_seq + len(found.ticks)), epoch, now_ms)
         return Messages(WHEEL_TOPIC, 0, first_seq - 1, found.records, now_ms, 0, puts), found.ticks.tolist()
 
     def _first_free_seq(self) -> int:
@@ -218,7 +219,7 @@ class WheelTimers(TimerSide):
     def _cancels_of(self, targets: Ints, ticks: Ints, store_ms: int) -> Messages | One:
         """Return what a cancel of pending timers appends, given by their seqs and ticks, one at least."""
         index, first_seq = self._index, self._first_free_seq()
-        put = PutCancels(index, first_seq, targets, self._shared.epoch)
+        put = partial(index.put_cancels, first_seq, targets, self._shared.epoch)
         if len(targets) == 1:
             seq, tick = int(targets[0]), int(ticks[0])
             record = encode_cancel(self._fetcher.properties(seq), seq, tick, store_ms, index.precision_ms, first_seq - 1)

@@ -11,6 +11,7 @@ store come by tick, so their seqs come in any order and leave gaps.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -30,7 +31,7 @@ from rmqstore_wheel.log.call import Messages
 from rmqstore_wheel.log.ledger import Ledger
 from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.fetching import Fetcher
-from rmqstore_wheel.timers.index import LAST_SEQ_KEY, PutTimers, TimerIndex, noted_last_seq
+from rmqstore_wheel.timers.index import LAST_SEQ_KEY, TimerIndex, noted_last_seq
 from rmqstore_wheel.timers.records import EncodedTimers, encode_timers_as_they_were
 from rmqstore_wheel.timers.table import TIMER, Due, joined
 
@@ -175,5 +176,5 @@ class WheelTimerImport(TimerImport):
         seqs, epochs = numbers(rows, "seq"), numbers(rows, "epoch")
         store_ms = int(numbers(rows, "store_ms").max())
         self.last_seq = max(self.last_seq, int(seqs[-1]))
-        puts = PutTimers(self._index, found, seqs, epochs, store_ms)
+        puts = partial(self._index.put_many, found, seqs, epochs, store_ms)
         return Messages(WHEEL_TOPIC, 0, seqs - 1, found.records, store_ms, entries=puts)

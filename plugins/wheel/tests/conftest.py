@@ -12,7 +12,7 @@ import pytest
 if (_ROOT := str(Path(__file__).parents[3])) not in sys.path:
     sys.path.insert(0, _ROOT)
 
-from plugins.wheel.tests.breaking import Power, WheelStores
+from plugins.wheel.tests.breaking import WheelStores
 from rmqstore_conformance.stores import directory
 
 
@@ -25,13 +25,6 @@ def stores() -> Iterator[WheelStores]:
             yield factory
         finally:
             factory.close()
-
-
-@pytest.fixture
-def power(stores: WheelStores) -> Iterator[Power]:
-    """What a power cut would leave of the stores that are opened in the test."""
-    with Power(stores.root).watched() as watched:
-        yield watched
 
 
 @pytest.fixture(params=[100, 1000], ids=["100ms", "1000ms"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -15,7 +14,7 @@ import pytest
 
 import rmqstore
 from plugins.wheel.tests.power.builds import make_small
-from rmqstore import ManualClock, Message, Store, StoreFullError
+from rmqstore import ManualClock, Message, Store
 from rmqstore.engine.kv import directory as tree_copy
 from rmqstore_conformance.stores import START_MS
 from rmqstore_wheel.log import store_copy
@@ -170,29 +169,6 @@ def test_files_that_are_rewritten_meanwhile_are_copied_anew(
         assert [each.message_id for each in copy.read("again").messages] == [f"again{times}"]
 
 
-@pytest.mark.parametrize("reason", [KeyboardInterrupt, StoreFullError, OSError])
-def test_a_copy_that_is_cut_short_leaves_nothing(
-    store: Store, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: type[BaseException]
-) -> None:
-    _fill(store)
-    before = _contents(store)
-    for name in ("copy_file", "copy_tree"):
-        with monkeypatch.context() as patch:
-
-            def broken(*_: Any, **named: Any) -> None:
-                raise reason("cut short")
-
-            patch.setattr(store_copy, name, broken)
-            with pytest.raises((reason, rmqstore.RmqstoreError)):
-                store.snapshot(tmp_path / "copy")
-        assert sorted(each.name for each in tmp_path.iterdir()) == ["store"]
-        assert _contents(store) == before
-        assert not _ledger(store).copying.locked()
-    store.snapshot(tmp_path / "copy")
-    with _opened(tmp_path / "copy", clock) as copy:
-        assert _contents(copy) == before
-
-
 def test_what_waited_for_the_copy_is_made_up_for(store: Store, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While files are copied no file of the log goes, and no check point is made; afterwards both are."""
     ledger = _ledger(store)
@@ -223,62 +199,3 @@ def test_what_waited_for_the_copy_is_made_up_for(store: Store, clock: ManualCloc
     assert ledger.rewrites > rewrites + 1
     with _opened(tmp_path / "copy", clock) as copy:
         assert copy.verify() == []
-
-
-def test_copies_beside_a_store_whose_files_go(store: Store, clock: ManualClock, tmp_path: Path) -> None:
-    """Sends, pops, acks, cancels, upkeep and removed files in another thread: each copy holds what one moment had."""
-    sent, acked = [0, 0], [0, 0]
-    is_over = threading.Event()
-    errors: list[BaseException] = []
-
-    def busy() -> None:
-        try:
-            while not is_over.is_set():
-                number = sent[0]
-                sent[0] = number + 1
-                store.send(Message("t", b"x" * 700, message_id=f"m{number}"))
-                sent[1] = number + 1
-                timer = store.send(Message("late", b"y", message_id=f"d{number}", keys=("k",)), delay=(1 + number % 7) * HOUR)
-                if number % 5:
-                    store.cancel(str(timer.handle))
-                if number % 3 == 2:
-                    taken = store.pop("t", "g", max_messages=3)
-                    acked[0] += len(taken)
-                    store.ack(taken)
-                    acked[1] += len(taken)
-                if number % 20 == 0:
-                    clock.advance(1000)
-                    store.tick()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=busy)
-    thread.start()
-    try:
-        first = 0
-        for _ in range(12):
-            before = sent[1], acked[1]
-            path = store.snapshot(tmp_path / "copy")
-            after = sent[0], acked[0]
-            with _opened(path, clock) as copy:
-                assert copy.verify() == []
-                assert len(copy.leases()) <= 3
-                held = [each.message_id for each in copy.leases()]
-                left = held + [each.message_id for _ in range(200) for each in copy.pop("t", "g", max_messages=32)]
-                numbers = sorted(int(name[1:]) for name in left)
-                begin, end = (numbers[0], numbers[-1] + 1) if numbers else (before[0], before[0])
-                assert numbers == list(range(begin, end)), "no one moment had this"
-                assert before[0] <= end <= after[0] or not numbers
-                assert before[1] <= begin <= after[1] or not numbers
-                timers = {int(str(each.message.message_id)[1:]) for each in copy.scan(limit=100_000).timers}
-                assert {at for at in range(end - 1) if at % 5 == 0} <= timers <= set(range(end + 1))
-                assert len(timers - {at for at in timers if at % 5 == 0}) <= 1, "more than one cancel is missing"
-                first = max(first, _ledger(copy).log.chain.starts[0])
-            shutil.rmtree(path)
-            assert errors == []
-    finally:
-        is_over.set()
-        thread.join()
-    assert errors == []
-    assert first > 0, "no file of the log went"
-    assert store.verify() == []

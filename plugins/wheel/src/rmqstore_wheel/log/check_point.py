@@ -7,7 +7,7 @@
     24   MessagePack of :class:`CheckPoint`
 
 A new one is written under another name, synced, and renamed, after everything that it vouches for is on disk. One that is missing, torn or
-damaged is no loss: everything is made again from the log. Version 1 had pending timers by the minute behind the number of them.
+damaged is no loss: everything is made again from the log.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def read_all(directory: Path) -> list[CheckPoint]:
     """Return the sound check points of a directory, the best one first.
 
     Raises:
-        FormatVersionError: one was written by a newer version.
+        FormatVersionError: one was written by another version.
     """
     found = []
     for name in (NAME, f"{NAME}.bak"):
@@ -138,18 +138,9 @@ def _decode(data: bytes, path: Path) -> CheckPoint | None:
     body = data[_HEAD.size : _HEAD.size + length]
     if magic != _MAGIC or len(body) != length or crc32(body) != crc:
         return None
-    if version not in (1, VERSION):
+    if version != VERSION:
         raise FormatVersionError(f"{path} has format version {version}; this release of the engine reads {VERSION}")
     try:
-        return _of_version_1(body) if version == 1 else msgspec.msgpack.decode(body, type=CheckPoint)
+        return msgspec.msgpack.decode(body, type=CheckPoint)
     except msgspec.DecodeError:
         return None
-
-
-def _of_version_1(body: bytes) -> CheckPoint:
-    """Read a check point whose section of the timers has one field more."""
-    fields = msgspec.msgpack.decode(body)
-    timers = fields[CheckPoint.__struct_fields__.index("timers")]
-    if timers is not None:
-        del timers[TimerSection.__struct_fields__.index("pending") + 1]
-    return msgspec.convert(fields, CheckPoint)

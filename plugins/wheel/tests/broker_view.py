@@ -1,18 +1,52 @@
-"""A store's files as RocketMQ reads them, for the tests of what is written for brokers."""
+"""An engine directory that is popped and acked in, and its files as RocketMQ reads them, for the tests of what is written for brokers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from plugins.wheel.tests.made_records import encode_record
+from rmqstore.batch import MessageBatch
+from rmqstore.contract import EngineOptions, EngineSession, PopBuffer, PopRequest, PopStore, PopTxn, Receipt
+from rmqstore.message import Message
+from rmqstore_wheel.engine import WheelEngine
 from rmqstore_wheel.formats import check_points as codec
 from rmqstore_wheel.formats import commit_log, config_files, consume_queue, properties
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.formats.commit_log import Record
+from rmqstore_wheel.log.ledger import Sizes
 
+NOW = 1_700_000_000_000
 BROKER = "broker-a"
 REVIVE_TOPIC = f"rmq_sys_REVIVE_LOG_{BROKER}"
+
+
+@contextmanager
+def opened(
+    path: Path, limits: PopBuffer | None = None, sizes: Sizes | None = None, *, revive_log: bool = True, **how: Any
+) -> Iterator[EngineSession]:
+    """Open an engine directory."""
+    path.mkdir(exist_ok=True)
+    options = EngineOptions(store_tag=7, broker=BROKER, pop_buffer=limits, engine={"revive_log": revive_log}, **how)
+    session = WheelEngine(sizes=sizes).open(path, options)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def send(pops: PopStore, count: int, topic: str = "t", queue: int = 0) -> None:
+    """Append messages; every third one has the tag b, the others have a."""
+    tags = ["a" if number % 3 else "b" for number in range(count)]
+    messages = [Message(topic, b"x", tag, message_id=f"{number}", born_ms=NOW, queue_id=queue) for number, tag in enumerate(tags)]
+    pops.apply(PopTxn(appends=MessageBatch(messages=messages)), NOW)
+
+
+def take(pops: PopStore, count: int, now_ms: int = NOW, group: str = "g", **how: Any) -> list[Receipt]:
+    """Pop for a minute."""
+    return list(pops.pop(PopRequest("t", group, count, 60_000, **how), now_ms)[0].messages.receipts())
 
 
 class Held(NamedTuple):

@@ -1,9 +1,9 @@
-"""Due timers come home: records that waited become records of their topics, those of other brokers alike."""
+"""Due timers come home as records of their topics, those of other brokers too; those that are alike are cut together, an odd one is not."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from plugins.wheel.tests.made_records import FRAME, MESSAGE, V6, WHEEL, encode_record, record_of
-from plugins.wheel.tests.summed import ROOM, bare, summed, with_room
+from plugins.wheel.tests.summed import bare, summed, with_room
 from rmqstore.message import Message
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.records import addressing
@@ -43,6 +43,12 @@ def deliver(made: Sequence[bytes], rows: Sequence[int] | None = None, gap: bytes
     return addressing.for_delivery(b"".join(gap + record for record in made), starts[picked], sizes[picked])
 
 
+def routes_of(found: records.LogRecords) -> list[tuple[bytes, int]]:
+    """Return the topic and the queue of each."""
+    topics, numbers, queue_ids = found.routes
+    return [(topics[number], queue_id) for number, queue_id in zip(numbers, queue_ids.tolist(), strict=True)]
+
+
 TIMER = st.builds(lambda message, due: msgspec.structs.replace(message, deliver_at_ms=due), MESSAGE, st.integers(0, 2**62))
 NOTED = st.sampled_from([b"", b"RMQS_TICK\x011000\x02RMQS_EPOCH\x013\x02"])
 OUT = st.sampled_from([0, 7, 1_790_000_000_000, 2**62]) | st.integers(1_000_000_000_000, 9_999_999_999_999)
@@ -66,10 +72,7 @@ def test_due_timers_come_home(timers: list[tuple[Message, int, bytes, bool]], ti
     found = deliver(made, rows, gap)
     assert found.records == [expected[row] for row in rows]
     assert list(found.messages()) == [timers[row][0] for row in rows]
-    topics, numbers, queue_ids = found.routes
-    assert [(topics[number], queue_id) for number, queue_id in zip(numbers, queue_ids.tolist(), strict=True)] == [
-        records.route_of(expected[row]) for row in rows
-    ]
+    assert routes_of(found) == [records.route_of(expected[row]) for row in rows]
 
 
 def test_regular_timers_are_not_cut_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,21 +171,99 @@ def test_timers_of_other_brokers_come_home_alike_by_both_ways(made: list[log.Rec
         )
 
 
-def test_a_timer_by_hand() -> None:
-    text = b"user\x01RMQS_\x02UNIQ_KEY\x01m\x02TIMER_ROLL_TIMES\x012\x02TIMER_ENQUEUE_MS\x015\x02REAL_TOPIC\x01orders\x02REAL_QID\x01-1\x02"
-    record = log.Record(topic=WHEEL, body=b"b", properties=text + b"TIMER_OUT_MS\x01999\x02", queue_id=0, store_ms=3)
-    (found,) = deliver([encode_record(summed(record, FRAME))]).records
-    assert log.decode_record(found) == log.Record(
-        topic=b"orders",
-        body=b"b",
-        properties=b"user\x01RMQS_\x02UNIQ_KEY\x01m\x02TIMER_ENQUEUE_MS\x015\x02TIMER_OUT_MS\x01999\x02" + ROOM,
-        queue_id=-1,
-    )
-
-
 def test_the_crc_is_carried_over_and_not_made_anew() -> None:
     message = Message("orders", b"body" * 9, message_id="m", deliver_at_ms=5)
     record = bytearray(waiting(message, 4))
     record[8:12] = b"\x12\x34\x56\x78"
     for found in (*deliver([bytes(record)]).records, *deliver([bytes(record)] * 30).records):
         assert found[8:12] == b"\x12\x34\x56\x78"
+
+
+# ---------------------------------------------------------------- one among many that only looks like them
+
+OUT_MS: Final = 1_790_000_000_000
+_HOME: Final = b"REAL_TOPIC\x01orders\x02REAL_QID\x013\x02TIMER_OUT_MS\x011790000000000\x02"
+
+
+def timer(row: int, by: int = 0, *, noted: bytes = b"", behind: bytes = b"", host: bytes | None = None, **fields: Any) -> bytes:
+    """Return a timer whose property is ``by`` bytes longer than usual."""
+    given = {"topic": "orders", "body": b"%040d" % row, "message_id": f"{row:010d}", "queue_id": 3, "out_ms": OUT_MS + row, **fields}
+    out_ms = given.pop("out_ms")
+    message = Message(**given, properties={"user": "u" * (120 + by)})
+    return waiting(message, out_ms, noted, behind, **({} if host is None else {"born_host": host}))
+
+
+def edited(old: bytes, new: bytes) -> Callable[[int], bytes]:
+    """Return a timer whose properties are changed."""
+
+    def made(row: int) -> bytes:
+        record = log.decode_record(timer(row, len(old) - len(new), out_ms=OUT_MS))
+        text = record.properties[: record.properties.rindex(b"RMQS_CRC\x01")]
+        assert text.count(old) == 1
+        return encode_record(summed(msgspec.structs.replace(record, properties=text.replace(old, new))))
+
+    return made
+
+
+def pretending(row: int) -> bytes:
+    """Return a timer whose body goes on as the record of another one does, to where its own topic and properties have to begin."""
+    record = timer(row)
+    begin, text = log.FIXED_BYTES + 40, log.FIXED_BYTES + 40 + 1 + len(WHEEL) + 2
+    body = record[log.FIXED_BYTES : text + 60]
+    rest = record[text + 60 + (text - begin) : record.rindex(b"RMQS_CRC\x01")]
+    assert rest.startswith(b"uuuu")
+    whole = log.decode_record(record)
+    return encode_record(summed(msgspec.structs.replace(whole, body=body, properties=b"k\x01" + rest[2:])))
+
+
+ODD: Final[dict[str, Callable[[int], bytes]]] = {
+    "a shorter body": lambda row: timer(row, 1, body=b"%039d" % row),
+    "a shorter topic": lambda row: timer(row, 1, topic="order"),
+    "a longer topic": lambda row: timer(row, -1, topic="orders2"),
+    "the topic in which it waits": lambda row: timer(row, len("orders") - len(WHEEL), topic=WHEEL.decode()),
+    "another topic": lambda row: timer(row, topic="others"),
+    "a longer queue id": lambda row: timer(row, -1, queue_id=13),
+    "another queue": lambda row: timer(row, queue_id=7),
+    "no queue": lambda row: timer(row, -1, queue_id=None),
+    "a shorter time": lambda row: timer(row, 1, out_ms=179_000_000_000),
+    "no time": edited(b"TIMER_OUT_MS\x011790000000000\x02", b"TIMER_OUT_NS\x011790000000000\x02"),
+    "a tag": lambda row: timer(row, -len("TAGS") - 4, tag="ab"),
+    "keys": lambda row: timer(row, -len("KEYS") - 4, keys=("k1",)),
+    "what the engine noted": lambda row: timer(row, -16, noted=b"RMQS_TICK\x0110000\x02"),
+    "a frame behind it": lambda row: timer(row, -len(FRAME), behind=FRAME),
+    "the host of a broker": lambda row: timer(row, -12, host=V6),
+    "a topic of an earlier wait": edited(b"uuuuuuuuuuuu\x02", b"u\x02REAL_TOPIC\x01x\x02"),
+    "rolls": edited(b"\x02TIMER_OUT_MS", b"\x02TIMER_ROLL_TIMES\x013\x02TIMER_OUT_MS"),
+    "another order": edited(_HOME, b"REAL_QID\x013\x02REAL_TOPIC\x01orders\x02TIMER_OUT_MS\x011790000000000\x02"),
+    "two values in one": edited(b"REAL_TOPIC\x01orders\x02", b"REAL_TOPIC\x01or\x02ers\x02"),
+    "a topic of control characters": edited(b"REAL_TOPIC\x01orders\x02", b"REAL_TOPIC\x01or\x01ers\x02"),
+    "no queue's name": edited(b"REAL_QID\x013\x02", b"REAL_QIX\x013\x02"),
+    "no sum": lambda row: timer(row).replace(b"RMQS_CRC\x01", b"user_CRC\x01"),
+    "a body that holds what lies behind others": lambda row: pretending(row),
+    "a queue that is no number": edited(b"REAL_QID\x013\x02", b"REAL_QID\x01x\x02"),
+    "nothing of a timer": edited(_HOME, b"a\x01" + b"b" * (len(_HOME) - 3) + b"\x02"),
+}
+
+
+@pytest.mark.parametrize("places", [(0,), (17,), (39,), (0, 1, 2), range(0, 40, 2)], ids=str)
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_one_is_cut_as_if_it_were_alone(name: str, places: tuple[int, ...]) -> None:
+    made = [ODD[name](row) if row in places else timer(row) for row in range(40)]
+    assert len({len(record) for record in made}) == 1
+    expected = [bytes(records.as_delivered(memoryview(record))) for record in made]
+    found = deliver(made)
+    assert found.records == expected
+    assert routes_of(found) == [records.route_of(record) for record in expected]
+    assert found.may_have_tags or not any(b"TAGS\x01" in record for record in expected)
+
+
+@pytest.mark.parametrize("framed", [0, 3])
+def test_those_that_are_alike_are_cut_together(framed: int) -> None:
+    """Also when some are the last ones of their calls, and end with a frame's property."""
+    made = [timer(row, behind=FRAME if row < framed else b"") for row in range(40)]
+    expected = [bytes(records.as_delivered(memoryview(record))) for record in made]
+    found = deliver(made)
+    assert found.records == expected
+    assert found.routes.topics == [b"orders"]
+    assert not found.may_have_tags
+    assert found.encoded.starts.tolist() == (np.arange(40) * len(expected[0])).tolist()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -25,7 +30,7 @@ from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.log.ledger import Sizes
 from rmqstore_wheel.timers import table as timer_table
 from rmqstore_wheel.timers.key_file import KeyFileSums
-from rmqstore_wheel.timers.keys import KeyIndex
+from rmqstore_wheel.timers.keys import KeyIndex, RecentKeys
 
 SLOTS, ENTRIES = 3000, 40
 NOW_MS = 1_700_000_000_000
@@ -33,14 +38,13 @@ Entries = Sequence[tuple[int, int]]
 
 
 class Fixture:
-    def __init__(self, path: Path, disk: Disk | None = None, slots: int = SLOTS, entries: int = ENTRIES) -> None:
+    def __init__(self, path: Path, slots: int = SLOTS, entries: int = ENTRIES) -> None:
         self.path = path / "index"
         self.reasons: list[RebuildReason] = []
-        self.disk = Disk() if disk is None else disk
         self._sizes = slots, entries
 
     def opened(self, sums: Sequence[KeyFileSums] = ()) -> KeyIndex:
-        index = KeyIndex(self.disk, self.path, *self._sizes, self.reasons.append)
+        index = KeyIndex(Disk(), self.path, *self._sizes, self.reasons.append)
         index.start(sums)
         return index
 
@@ -159,6 +163,8 @@ def test_files_go_when_the_log_has_gone_that_far(tmp_path: Path) -> None:
     index.drop_before(50 * 39 + 1)
     assert len(list(fixture.path.iterdir())) == 3, "the last check point needs it"
     sums = index.check_point()
+    with patch.object(Path, "unlink", side_effect=OSError(errno.EIO, "")), pytest.raises(OSError):
+        index.release()
     index.release()
     assert len(list(fixture.path.iterdir())) == 2
     check(index, entries[39:])
@@ -174,6 +180,8 @@ def test_files_go_when_the_log_has_gone_that_far(tmp_path: Path) -> None:
     index.check_point()
     check(index, entries)
     index.close()
+    fixture.opened().close()
+    assert list(fixture.path.iterdir()) == [], "no check point knows them"
 
 
 def test_damage_is_said_or_does_not_matter(tmp_path: Path) -> None:
@@ -207,76 +215,49 @@ def test_damage_is_said_or_does_not_matter(tmp_path: Path) -> None:
         fixture.opened(sums)
 
 
-def test_a_file_that_no_check_point_knows_goes(tmp_path: Path) -> None:
-    fixture = Fixture(tmp_path)
-    index = fixture.opened()
-    add(index, [(1, 10)])
-    index.check_point()
-    index.close()
-    fixture.opened().close()
-    assert list(fixture.path.iterdir()) == []
+@contextmanager
+def refusing(left: int) -> Iterator[None]:
+    """Refuse writes and syncs of files once there were so many."""
+    calls = count()
 
+    def refused(method: Callable[..., None]) -> Callable[..., None]:
+        def call(file: DiskFile, *given: Any) -> None:
+            if next(calls) >= left:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            method(file, *given)
 
-class RefusingDisk(Disk):
-    """Refuses the n-th write from now on."""
+        return call
 
-    def __init__(self) -> None:
-        self.left = -1
-
-    def create(self, path: Path, length: int = 0) -> DiskFile:
-        return RefusingFile(super().create(path, length), self)
-
-    def open(self, path: Path) -> DiskFile:
-        return RefusingFile(super().open(path), self)
-
-
-class RefusingFile(DiskFile):
-    def __init__(self, file: DiskFile, disk: RefusingDisk) -> None:
-        super().__init__(file.path, file._fd)
-        self._disk = disk
-
-    def _count(self) -> None:
-        if self._disk.left == 0:
-            raise OSError(28, "No space left on device")
-        self._disk.left -= 1
-
-    def write_at(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        self._count()
-        super().write_at(offset, data)
-
-    def sync(self) -> None:
-        self._count()
-        super().sync()
+    with patch.object(DiskFile, "write_at", refused(DiskFile.write_at)), patch.object(DiskFile, "sync", refused(DiskFile.sync)):
+        yield
 
 
 def test_a_check_point_that_finds_no_room_can_be_made_later(tmp_path: Path) -> None:
     old = [(hashed, 10 * number) for number, hashed in enumerate([1, 2, 1, SLOTS + 1, 2])]
     new = [(hashed, 1000 + number) for number, hashed in enumerate([1, 2, 3, SLOTS + 1] * 20)]
-    for count in range(60):
-        disk = RefusingDisk()
-        fixture = Fixture(tmp_path / str(count), disk)
+    for left in range(60):
+        fixture = Fixture(tmp_path / str(left))
         fixture.path.parent.mkdir()
         index = fixture.opened()
         add(index, old)
         sums = index.check_point()
         add(index, new)
-        disk.left = count
         try:
-            index.check_point()
+            with refusing(left):
+                index.check_point()
         except OSError:
             pass
         else:
-            assert count > 10
+            assert left > 10
             index.close()
             return
         for hashed, offsets in expected([*old, *new]).items():
             assert sorted(set(index.lookup(hashed))) == sorted(offsets)
-        copy = Fixture(tmp_path / f"{count} killed")
+        copy = Fixture(tmp_path / f"{left} killed")
         copy_tree(fixture.path, copy.path)
         killed = copy.opened(sums)
         check(killed, old)
         killed.close()
-        disk.left = -1
         index.check_point()
         check(index, [*old, *new])
         index.close()
@@ -321,9 +302,8 @@ def test_a_store_cancels_by_key_across_check_points_kills_and_damage(tmp_path: P
 
 def test_a_failed_check_point_hides_no_damage(tmp_path: Path) -> None:
     """What nobody has looked at yet is still checked after a write was refused in the middle of a check point."""
-    disk = RefusingDisk()
     slots = 40_000
-    fixture = Fixture(tmp_path, disk, slots, 100)
+    fixture = Fixture(tmp_path, slots, 100)
     index = fixture.opened()
     far = slots - 5
     add(index, [(1, 10), (far, 20)])
@@ -335,43 +315,12 @@ def test_a_failed_check_point_hides_no_damage(tmp_path: Path) -> None:
     path.write_bytes(damaged)
     index = fixture.opened(sums)
     add(index, [(1, 30)])
-    disk.left = 1
-    with pytest.raises(OSError, match="No space"):
+    with refusing(1), pytest.raises(OSError, match="No space"):
         index.check_point()
-    disk.left = -1
     index.check_point()
     assert index.lookup(1) == [10, 30]
     with pytest.raises(CorruptStoreError):
         index.lookup(far)
-    index.close()
-
-
-def test_files_that_go_keep_their_names_until_they_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fixture = Fixture(tmp_path)
-    index = fixture.opened()
-    add(index, [(number, 10 * number) for number in range(1, 100)])
-    index.check_point()
-    index.drop_before(10**9)
-    add(index, [(5, 10**9)])
-    sums = index.check_point()
-    remove = fixture.disk.remove
-    refused = sorted(fixture.path.iterdir())[1]
-
-    def refusing(path: Path) -> None:
-        if path == refused:
-            raise OSError(28, "No space left on device")
-        remove(path)
-
-    monkeypatch.setattr(fixture.disk, "remove", refusing)
-    with pytest.raises(OSError, match="No space"):
-        index.release()
-    monkeypatch.setattr(fixture.disk, "remove", remove)
-    index.release()
-    assert len(list(fixture.path.iterdir())) == 1
-    assert index.lookup(5) == [10**9]
-    index.close()
-    index = fixture.opened(sums)
-    assert index.lookup(5) == [10**9]
     index.close()
 
 
@@ -441,3 +390,34 @@ def test_a_key_that_is_cancelled_and_sent_again_costs_what_is_pending(
             if check_points and number % 50 == 49:
                 store.engine.sessions["wheel"]._timers._ledger.make_check_point()  # type: ignore[attr-defined]
         assert max(costs[2:]) <= costs[2]
+
+
+# ---------------------------------------------------------------- keys that are in no file yet
+
+FEW_HASHES = st.sampled_from([0, 1, 2, 77, 2**31 - 1])
+LIKE_CALLS = st.lists(st.tuples(st.lists(FEW_HASHES, min_size=1, max_size=12), st.sampled_from([1, 1, 1, 60, 700])), max_size=40)
+
+
+@settings(max_examples=80, deadline=None)
+@given(LIKE_CALLS)
+def test_small_and_large_calls_are_found_in_their_order(calls: list[tuple[list[int], int]]) -> None:
+    recent = RecentKeys()
+    expected: dict[int, list[int]] = {}
+    count = 0
+    for hashes, times in calls:
+        given_hashes = np.array(hashes * times, np.int64)
+        offsets = 10 * (count + np.arange(len(given_hashes)))
+        recent.add_many(given_hashes, offsets)
+        count += len(given_hashes)
+        for hashed, offset in zip(given_hashes.tolist(), offsets.tolist(), strict=True):
+            expected.setdefault(hashed, []).append(offset)
+    for hashed in (0, 1, 2, 3, 77, 2**31 - 1):
+        assert recent.lookup(hashed) == expected.get(hashed, [])
+
+
+def test_there_are_few_runs_of_many_calls() -> None:
+    recent = RecentKeys()
+    for call in range(1000):
+        recent.add_many(np.arange(600), np.arange(600) + 600 * call)
+    assert len(recent._runs) <= 3 * 6
+    assert recent.lookup(5) == [5 + 600 * call for call in range(1000)]

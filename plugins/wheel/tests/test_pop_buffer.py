@@ -13,15 +13,13 @@ import pytest
 
 import rmqstore
 from plugins.wheel.tests.breaking import WheelStores, refusing_writes
-from plugins.wheel.tests.broker_view import BROKER, bodies_of, running
-from plugins.wheel.tests.test_revive_log import NOW, History, send, take
+from plugins.wheel.tests.broker_view import NOW, bodies_of, opened, send, take
 from rmqstore import UnsupportedOperationError
 from rmqstore.batch import MessageBatch
 from rmqstore.contract import (
     AckOutcome,
     Change,
     Durability,
-    EngineOptions,
     EngineSession,
     Flush,
     InitMode,
@@ -39,22 +37,11 @@ from rmqstore.errors import IllegalArgumentError, StoreFullError
 from rmqstore.message import Message
 from rmqstore_conformance.model.history import Histories
 from rmqstore_conformance.stores import Pair, installed
-from rmqstore_wheel.engine import WheelEngine
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.log.ledger import Ledger, Sizes
 from rmqstore_wheel.plugin import INFO
 
 LIMITS = PopBuffer()
-
-
-@contextmanager
-def opened(path: Path, limits: PopBuffer | None = LIMITS, sizes: Sizes | None = None, **how: Any) -> Iterator[EngineSession]:
-    path.mkdir(exist_ok=True)
-    session = WheelEngine(sizes=sizes).open(path, EngineOptions(store_tag=7, broker=BROKER, pop_buffer=limits, **how))
-    try:
-        yield session
-    finally:
-        session.close()
 
 
 def ledger_of(session: Any) -> Ledger:
@@ -72,7 +59,7 @@ def begin(pops: PopStore, count: int = 40) -> None:
 def killed(path: Path, session: EngineSession, to: Path, **how: Any) -> Iterator[PopStore]:
     """Open what a kill would leave of an open directory."""
     copy_tree(path, to)
-    with opened(to, **how) as left:
+    with opened(to, LIMITS, **how) as left:
         yield left.pops()
 
 
@@ -80,7 +67,7 @@ def killed(path: Path, session: EngineSession, to: Path, **how: Any) -> Iterator
 
 
 def test_pops_and_acks_write_nothing_and_wait_for_nothing(tmp_path: Path) -> None:
-    with opened(tmp_path) as session:
+    with opened(tmp_path, LIMITS) as session:
         pops = session.pops()
         begin(pops)
         pops.sync()
@@ -94,7 +81,7 @@ def test_pops_and_acks_write_nothing_and_wait_for_nothing(tmp_path: Path) -> Non
 
 
 def test_what_was_acked_in_time_has_no_check_point_in_the_log(tmp_path: Path) -> None:
-    with opened(tmp_path) as session:
+    with opened(tmp_path, LIMITS) as session:
         pops = session.pops()
         begin(pops)
         receipts = take(pops, 5)
@@ -106,14 +93,14 @@ def test_what_was_acked_in_time_has_no_check_point_in_the_log(tmp_path: Path) ->
     assert not [each for each in found if isinstance(each, Ack | BatchAck)]
     (last,) = (each for each in found if isinstance(each, CheckPoint) and each.start_offset == 6)
     assert last.acked_bits == 0b10
-    with opened(tmp_path) as session:
+    with opened(tmp_path, LIMITS) as session:
         pops = session.pops()
         assert set(pops.apply(PopTxn(acks=receipts), NOW)[0].acks) == {AckOutcome.ALREADY_ACKED}
         assert pops.apply(PopTxn(acks=late), NOW)[0].acks == (AckOutcome.ACKED, AckOutcome.ALREADY_ACKED, AckOutcome.ACKED)
 
 
 def test_a_kill_gives_again_what_was_held(tmp_path: Path) -> None:
-    with opened(tmp_path / "a") as session:
+    with opened(tmp_path / "a", LIMITS) as session:
         pops = session.pops()
         begin(pops)
         receipts = take(pops, 5)
@@ -128,7 +115,7 @@ def test_a_kill_gives_again_what_was_held(tmp_path: Path) -> None:
 
 
 def test_messages_and_timers_go_on_being_durable_at_once(tmp_path: Path) -> None:
-    with opened(tmp_path / "a") as session:
+    with opened(tmp_path / "a", LIMITS) as session:
         pops, timers = session.pops(), session.timers()
         begin(pops, 3)
         take(pops, 1)
@@ -157,7 +144,7 @@ CALLS: dict[str, Callable[[PopStore, list[Receipt]], object]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_that_needs_what_is_held_is_written_with_it(tmp_path: Path, name: str) -> None:
-    with opened(tmp_path / "a") as session:
+    with opened(tmp_path / "a", LIMITS) as session:
         pops = session.pops()
         begin(pops, 10)
         CALLS[name](pops, take(pops, 3))
@@ -169,7 +156,7 @@ def test_a_call_that_needs_what_is_held_is_written_with_it(tmp_path: Path, name:
 
 
 def test_ordered_pops_and_new_groups_are_written_at_once(tmp_path: Path) -> None:
-    with opened(tmp_path) as session:
+    with opened(tmp_path, LIMITS) as session:
         pops = session.pops()
         send(pops, 10)
         take(pops, 2)
@@ -196,7 +183,7 @@ def append(pops: PopStore, topic: str, *ids: str, now_ms: int = NOW) -> None:
 
 
 def test_where_a_known_group_begins_on_another_topic_outlives_a_kill(tmp_path: Path) -> None:
-    with opened(tmp_path / "a") as session:
+    with opened(tmp_path / "a", LIMITS) as session:
         pops = session.pops()
         append(pops, "A", "a")
         append(pops, "B", "old")
@@ -208,7 +195,7 @@ def test_where_a_known_group_begins_on_another_topic_outlives_a_kill(tmp_path: P
 
 
 def test_that_a_known_group_pops_in_order_outlives_a_kill(tmp_path: Path) -> None:
-    with opened(tmp_path / "a") as session:
+    with opened(tmp_path / "a", LIMITS) as session:
         pops = session.pops()
         append(pops, "A", "a")
         pops.create_topic("B", 1)
@@ -222,7 +209,7 @@ def test_that_a_known_group_pops_in_order_outlives_a_kill(tmp_path: Path) -> Non
 def test_what_is_kept_for_a_group_outlives_a_kill(tmp_path: Path, idle_ms: int) -> None:
     how = {"reclaim": Reclaim.CONSUMED, "group_expiry_ms": 86_400_000}
     now_ms = NOW + idle_ms
-    with opened(tmp_path / "a", **how) as session:
+    with opened(tmp_path / "a", LIMITS, **how) as session:
         pops = session.pops()
         append(pops, "A", "a")
         names(pops, "A", "g")
@@ -242,7 +229,7 @@ def test_what_is_kept_for_a_group_outlives_a_kill(tmp_path: Path, idle_ms: int) 
 
 @pytest.mark.parametrize("how", [{"reclaim": Reclaim.CONSUMED}, {"retention_ms": 1000}], ids=["consumed", "age"])
 def test_retention_goes_by_what_is_written(tmp_path: Path, how: dict[str, Any]) -> None:
-    with opened(tmp_path / "a", **how) as session:
+    with opened(tmp_path / "a", LIMITS, **how) as session:
         pops = session.pops()
         append(pops, "t", *"0123")
         receipts = take(pops, 32)
@@ -265,7 +252,7 @@ def test_an_attempt_is_forgotten_once(tmp_path: Path) -> None:
         assert ledger_of(session).buffered
         pops.maintain(NOW + 202, 100)
         copy_tree(tmp_path / "a", tmp_path / "b")
-    with opened(tmp_path / "b") as session:
+    with opened(tmp_path / "b", LIMITS) as session:
         session.pops().maintain(NOW + 86_400_000, 1000)
         assert list(ledger_of(session).scan_all(LEASES, ATTEMPT, after_prefix(ATTEMPT))) == []
 
@@ -274,7 +261,7 @@ def test_an_attempt_is_forgotten_once(tmp_path: Path) -> None:
 
 
 def test_what_stays_too_long_is_written(tmp_path: Path) -> None:
-    with opened(tmp_path) as session:
+    with opened(tmp_path, LIMITS) as session:
         pops, ledger = session.pops(), ledger_of(session)
         begin(pops)
         take(pops, 1)
@@ -285,10 +272,13 @@ def test_what_stays_too_long_is_written(tmp_path: Path) -> None:
         take(pops, 1)
         take(pops, 1, NOW + LIMITS.stay_ms + 1)
         assert not ledger.buffered, "a pop notices too"
+        take(pops, 1)
+        pops.maintain(NOW - 1, 10)
+        assert not ledger.buffered, "nor does a clock that is set back keep anything"
 
 
 def test_an_ack_of_what_is_written_already_is_held(tmp_path: Path) -> None:
-    with opened(tmp_path) as session:
+    with opened(tmp_path, LIMITS) as session:
         pops, ledger = session.pops(), ledger_of(session)
         begin(pops)
         receipts = take(pops, 2)
@@ -307,7 +297,7 @@ def test_an_ack_of_what_is_written_already_is_held(tmp_path: Path) -> None:
 
 def test_leases_that_end_soon_are_written(tmp_path: Path) -> None:
     soon_ms = LIMITS.left_ms + 1500
-    with opened(tmp_path) as session:
+    with opened(tmp_path, LIMITS) as session:
         pops, ledger = session.pops(), ledger_of(session)
         begin(pops)
         pops.pop(PopRequest("t", "g", 1, soon_ms - 1), NOW)
@@ -332,15 +322,6 @@ def test_no_more_are_held_than_allowed(tmp_path: Path, limits: PopBuffer) -> Non
         assert not ledger.buffered
 
 
-def test_a_clock_that_is_set_back_does_not_keep_anything(tmp_path: Path) -> None:
-    with opened(tmp_path) as session:
-        pops, ledger = session.pops(), ledger_of(session)
-        begin(pops)
-        take(pops, 1)
-        pops.maintain(NOW - 1, 10)
-        assert not ledger.buffered
-
-
 def test_many_acks_are_written_in_records_of_moderate_size(tmp_path: Path) -> None:
     sizes = Sizes(log_file_bytes=1024 * 1024, check_point_bytes=1 << 40, check_point_calls=1 << 40)
     with opened(tmp_path, PopBuffer(queue_check_points=200_000), sizes) as session:
@@ -353,7 +334,7 @@ def test_many_acks_are_written_in_records_of_moderate_size(tmp_path: Path) -> No
             pops.apply(PopTxn(acks=receipts[at : at + 1000]), NOW + 20_000)
         pops.maintain(NOW + 40_000, 10)
         assert not ledger_of(session).buffered
-    with opened(tmp_path, sizes=sizes) as session:
+    with opened(tmp_path, LIMITS, sizes) as session:
         assert session.pops().lag("t", "g").in_flight == 1
 
 
@@ -409,19 +390,6 @@ def test_a_full_disk_keeps_what_is_held(stores: WheelStores) -> None:
 
 
 # ---------------------------------------------------------------- anything goes
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_any_history_agrees_with_the_revive_log(tmp_path: Path, seed: int) -> None:
-    history = History(random.Random(seed))
-    sizes = Sizes(log_file_bytes=256 * 1024, queue_file_units=32, check_point_calls=history.chance.choice((7, 50_000)))
-    limits = history.chance.choice((LIMITS, PopBuffer(stay_ms=1000, left_ms=500, check_points=5)))
-    for _ in range(4):
-        with opened(tmp_path, limits, sizes) as session:
-            for _ in range(history.chance.randrange(5, 60)):
-                history.call(session.pops())
-            held = history.held(session.pops())
-        assert running(tmp_path / "db") == held
 
 
 def test_any_history_agrees_with_the_oracle() -> None:

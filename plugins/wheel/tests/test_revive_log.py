@@ -7,44 +7,25 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from plugins.wheel.tests.broker_view import BROKER, REVIVE_TOPIC, Held, bodies_of, revive_records, running
+from plugins.wheel.tests.broker_view import BROKER, NOW, REVIVE_TOPIC, Held, bodies_of, opened, revive_records, running, send, take
 from rmqstore.batch import MessageBatch
-from rmqstore.contract import Change, EngineOptions, InitMode, PopRequest, PopStore, PopTxn, Receipt
+from rmqstore.contract import Change, InitMode, PopBuffer, PopRequest, PopStore, PopTxn, Receipt
 from rmqstore.message import Message, retry_topic
-from rmqstore_wheel.engine import WheelEngine
 from rmqstore_wheel.formats import properties
 from rmqstore_wheel.formats.check_points import Ack, BatchAck, CheckPoint
 from rmqstore_wheel.log.check_point import DIRECTORY
 from rmqstore_wheel.log.ledger import Sizes
 
-NOW = 1_700_000_000_000
-
 
 @contextmanager
-def pops_in(path: Path, *, revive_log: bool = True, sizes: Sizes | None = None) -> Iterator[PopStore]:
+def pops_in(path: Path, limits: PopBuffer | None = None, **how: Any) -> Iterator[PopStore]:
     """Open an engine directory."""
-    path.mkdir(exist_ok=True)
-    options = EngineOptions(store_tag=7, broker=BROKER, engine={"revive_log": revive_log})
-    session = WheelEngine(sizes=sizes).open(path, options)
-    try:
+    with opened(path, limits, **how) as session:
         yield session.pops()
-    finally:
-        session.close()
-
-
-def send(pops: PopStore, count: int, topic: str = "t") -> None:
-    messages = [
-        Message(topic, b"x", "a" if number % 3 else "b", message_id=f"{number}", born_ms=NOW, queue_id=0) for number in range(count)
-    ]
-    pops.apply(PopTxn(appends=MessageBatch(messages=messages)), NOW)
-
-
-def take(pops: PopStore, count: int, now_ms: int = NOW, **how: object) -> list[Receipt]:
-    request = PopRequest("t", "g", count, 60_000, **how)  # type: ignore[arg-type]
-    return list(pops.pop(request, now_ms)[0].messages.receipts())
 
 
 def point(start: int, count: int, pop_ms: int = NOW, invisible_ms: int = 60_000, topic: str = "t") -> CheckPoint:
@@ -271,12 +252,18 @@ class History:
         return found
 
 
-@pytest.mark.parametrize("seed", range(12))
+LIMITS = (None, None, PopBuffer(), PopBuffer(stay_ms=1000, left_ms=500, check_points=5))
+
+
+@pytest.mark.parametrize("seed", range(20))
 def test_the_revive_log_alone_tells_which_leases_run(tmp_path: Path, seed: int) -> None:
     history = History(random.Random(seed))
-    sizes = Sizes(log_file_bytes=64 * 1024, queue_file_units=32, check_point_calls=history.chance.choice((7, 50_000)))
+    limits = LIMITS[seed % len(LIMITS)]
+    sizes = Sizes(
+        log_file_bytes=256 * 1024 if limits else 64 * 1024, queue_file_units=32, check_point_calls=history.chance.choice((7, 50_000))
+    )
     for _ in range(4):
-        with pops_in(tmp_path, sizes=sizes) as pops:
+        with pops_in(tmp_path, limits, sizes=sizes) as pops:
             for _ in range(history.chance.randrange(5, 60)):
                 history.call(pops)
             held = history.held(pops)
@@ -284,6 +271,6 @@ def test_the_revive_log_alone_tells_which_leases_run(tmp_path: Path, seed: int) 
     if history.chance.random() < 0.5:
         shutil.rmtree(tmp_path / "db" / DIRECTORY)
         shutil.rmtree(tmp_path / "db" / "consumequeue")
-        with pops_in(tmp_path, sizes=sizes) as pops:
+        with pops_in(tmp_path, limits, sizes=sizes) as pops:
             assert history.held(pops) == held
         assert running(tmp_path / "db") == held

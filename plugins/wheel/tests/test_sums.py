@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugins.wheel.tests.breaking import WheelStores, parked_reasons
+from plugins.wheel.tests.breaking import WheelStores
 from plugins.wheel.tests.made_records import encode_record
 from plugins.wheel.tests.summed import ROOM, summed, with_room
 from rmqstore import CancelOutcome, CorruptStoreError, Store
 from rmqstore.contract import TimerHandle
 from rmqstore.errors import FormatVersionError
 from rmqstore.message import PARKED_TOPIC
-from rmqstore_conformance.damaging import damage_messages, damage_timers
-from rmqstore_conformance.stores import ids, message, pop_all, read_ids
+from rmqstore_conformance.damaging import damage_timers
+from rmqstore_conformance.stores import message
 from rmqstore_wheel.formats.commit_log import HOST_V6_BYTES, LOCAL_HOST, Record, decode_record
 from rmqstore_wheel.formats.log_columns import joined
 from rmqstore_wheel.formats.log_reading import scan
@@ -151,29 +151,6 @@ def test_every_message_has_a_sum_and_no_journal_record(stores: WheelStores) -> N
     read = {topic: found for topic, found in topics.items() if topic not in unread}
     assert all(found == {True} for found in read.values())
     assert {"t", "rmq_sys_wheel_timer", "%RETRY%g+t"} <= read.keys()
-
-
-def test_a_due_timer_with_another_property_is_parked(filled: tuple[WheelStores, Store, list[TimerHandle]]) -> None:
-    stores, store, _ = filled
-    assert damage_timers(store, b"mark 2") == 1
-    stores.clock.advance(1000)
-    store.tick()
-    assert read_ids(store) == ["m0", "m1", "m3", "m4"]
-    assert list(parked_reasons(store)) == ["timer 3"]
-    assert "times and properties" in parked_reasons(store)["timer 3"]
-    assert store.pending().total == 0
-
-
-@pytest.mark.parametrize("order", [False, True])
-@pytest.mark.parametrize("count", [3, 40])
-def test_a_message_with_another_property_is_parked_when_it_is_popped(stores: WheelStores, order: bool, count: int) -> None:
-    store = stores.open()
-    store.send_batch([message(n, properties={"mark": f"mark {n}"}) for n in range(count)])
-    store = stores.reopen(store)
-    assert damage_messages(store, b"mark 1\x02") == 1
-    assert ids(pop_all(store, order=order)) == [f"m{n}" for n in range(count) if n != 1]
-    assert list(parked_reasons(store)) == ["t/0/1"]
-    assert "times and properties" in parked_reasons(store)["t/0/1"]
 
 
 def test_what_is_asked_of_a_timer_with_another_property(filled: tuple[WheelStores, Store, list[TimerHandle]]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.files.disk import Disk
-from rmqstore_wheel.files.units import RebuildReason, Sums
+from rmqstore_wheel.files.units import Sums
 from rmqstore_wheel.formats.wheel import Ring
 from rmqstore_wheel.timers.wheel import WheelIndex
 
@@ -102,20 +102,6 @@ def test_one_long_chain_is_read_in_runs(tmp_path: Path) -> None:
     assert seqs_in(wheel, [slot]) == {slot: set(range(1, 3001))}
 
 
-def test_far_timers_are_rolled_and_spread(tmp_path: Path) -> None:
-    """#8203: what was put at once does not meet again in one slot."""
-    wheel = index(tmp_path)
-    placing = put(wheel, list(range(1, 101)), [NOW_MS + 1000 * WINDOW * 5] * 100)
-    assert placing.rolled.all()
-    now = NOW_MS // 1000
-    slots = wheel.slots_to_roll(now + WINDOW)
-    assert len(slots) > 50
-    assert slots.min() >= now + WINDOW // 2
-    assert slots.max() < now + WINDOW
-    wheel.note_rolled(slots)
-    assert not len(wheel.slots_to_roll(now + WINDOW))
-
-
 def test_a_place_that_another_lap_holds_is_not_taken(tmp_path: Path) -> None:
     wheel = index(tmp_path)
     put(wheel, [1], [NOW_MS + 1000])
@@ -125,16 +111,6 @@ def test_a_place_that_another_lap_holds_is_not_taken(tmp_path: Path) -> None:
     assert seqs_in(wheel, [wheel.slot_of(NOW_MS + 1000)]) == {wheel.slot_of(NOW_MS + 1000): {1}}
     wheel.count_off(np.array([wheel.slot_of(NOW_MS + 1000)]))
     assert not len(put(wheel, [4], [later_ms + 1000], later_ms).aside)
-
-
-def test_an_emptied_slot_starts_a_new_chain(tmp_path: Path) -> None:
-    wheel = index(tmp_path)
-    put(wheel, [1, 2], [NOW_MS + 1000] * 2)
-    slot = wheel.slot_of(NOW_MS + 1000)
-    wheel.count_off(np.array([slot, slot]))
-    assert wheel.next_live(slot - 1) is None
-    put(wheel, [3], [NOW_MS + 1000])
-    assert seqs_in(wheel, [slot]) == {slot: {3}}
 
 
 @pytest.mark.parametrize("to", [-1, 0, 3, 4, 8, 2**40])
@@ -171,24 +147,6 @@ def test_a_snapshot_gives_the_same_wheel(tmp_path: Path) -> None:
     again.close()
     with pytest.raises(CorruptStoreError, match="timerwheel"):
         WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, lambda reason: None, WINDOW).start(sums, crc ^ 1)
-
-
-def test_a_flipped_bit_in_the_timer_log_is_found_when_it_is_read(tmp_path: Path) -> None:
-    reasons: list[RebuildReason] = []
-    wheel = index(tmp_path)
-    put(wheel, list(range(1, 60)), [NOW_MS + 1000] * 59)
-    sums, crc = wheel.check_point()
-    wheel.close()
-    path = tmp_path / "timerlog" / "00000000000000000000"
-    data = bytearray(path.read_bytes())
-    data[52 * 30 + 45] ^= 1
-    path.write_bytes(data)
-    again = WheelIndex(Disk(), tmp_path, Ring(1000, SLOTS), PER_FILE, reasons.append, WINDOW)
-    again.start(sums, crc)
-    with pytest.raises(CorruptStoreError) as caught:
-        again.walk(np.array([again.slot_of(NOW_MS + 1000)]))
-    assert caught.value.file == str(path)
-    assert reasons == [RebuildReason.DAMAGED]
 
 
 def test_timers_roll_out_of_a_slot_that_others_roll_into(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rmqstore.columns import bytes_of, lengths_of, offsets_of
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Ints: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Flags: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 Part: TypeAlias = pa.Array | bytes
 """A binary column without nulls, or one piece that stands in every row."""
 

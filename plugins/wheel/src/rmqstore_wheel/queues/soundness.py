@@ -9,13 +9,11 @@ import numpy as np
 from zlib_ng.zlib_ng import crc32
 
 from rmqstore_wheel.formats import commit_log as log_format
-from rmqstore_wheel.formats.binary_columns import Ints, blocks_at, cells, crcs_of
+from rmqstore_wheel.formats.binary_columns import Flags, Ints, blocks_at, cells, crcs_of
 from rmqstore_wheel.formats.log_columns import HEAD
 from rmqstore_wheel.log.commit_log import CommitLog
 from rmqstore_wheel.records import sums
 from rmqstore_wheel.records.parts import HOST_BITS, V6_MORE
-
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 OTHER_SUM: Final = f"the CRC-32 of its times and properties is another than its last property {sums.PROPERTY[:-1].decode()} says"
 """Why a record is not taken whose parts add up."""

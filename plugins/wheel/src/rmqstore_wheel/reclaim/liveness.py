@@ -16,7 +16,7 @@ from zlib_ng.zlib_ng import crc32
 
 from rmqstore.errors import CorruptStoreError
 from rmqstore_wheel.formats import log_reading
-from rmqstore_wheel.formats.binary_columns import Ints, cells
+from rmqstore_wheel.formats.binary_columns import Flags, Ints, cells
 from rmqstore_wheel.formats.log_reading import Scan, Stop
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.log import frames, journal
@@ -41,7 +41,7 @@ class LiveRows(NamedTuple):
     rows: Ints
     offsets: Ints
     units: np.ndarray[Any, np.dtype[np.void]]
-    spare: np.ndarray[Any, np.dtype[np.bool_]]
+    spare: Flags
 
 
 class Liveness:
@@ -65,36 +65,30 @@ class Liveness:
             if topic == journal.TOPIC:
                 continue
             rows = rows[np.argsort(offsets[rows], kind="stable")]
-            here, units = self._ledger.queues.units_at(topic, queue, offsets[rows], starts[rows] + file_start)
-            rows = rows[here]
-            if topic == WHEEL_TOPIC:
-                answered = self._index.is_answered(offsets[rows] + 1)
-                rows, units = rows[answered], units.compress(answered)
-            if len(rows):
-                live.append(LiveRows(topic, queue, rows, offsets[rows], units, self._spare(topic, offsets[rows])))
-        return live
+            live.append(self._live(topic, queue, rows, offsets[rows], starts[rows] + file_start))
+        return [each for each in live if len(each.rows)]
 
-    def _spare(self, topic: str, offsets: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        return self._index.cancelled.get_many(offsets + 1) if topic == WHEEL_TOPIC else np.zeros(len(offsets), np.bool_)
+    def _live(self, topic: str, queue: int, rows: Ints, offsets: Ints, places: Ints) -> LiveRows:
+        """Return what is live of records at some offsets of a queue, and of the log."""
+        here, units = self._ledger.queues.units_at(topic, queue, offsets, places)
+        rows, offsets = rows[here], offsets[here]
+        if topic != WHEEL_TOPIC:
+            return LiveRows(topic, queue, rows, offsets, units, np.zeros(len(rows), np.bool_))
+        answered = self._index.is_answered(offsets + 1)
+        rows, offsets = rows[answered], offsets[answered]
+        return LiveRows(topic, queue, rows, offsets, units.compress(answered), self._index.cancelled.get_many(offsets + 1))
 
     def led_to(self, begin: int, end: int) -> Iterator[LiveRows]:
-        """Yield what consume queues lead to between two offsets of the log, and is live; that takes long, and reads no record.
-
-        Their ``rows`` count from 0 in each.
-        """
+        """Yield what consume queues lead to between two offsets of the log, and is live; that takes long, and reads no record."""
         for topic, queue in list(self._ledger.queues):
             log = self._ledger.queues.of(topic, queue)
             for first, behind in log.held(self._ledger.queues.first(topic, queue)):
                 for at in range(first, behind, _PAGE):
                     places = log.read(at, min(_PAGE, behind - at))["log_offset"]
                     offsets = at + np.flatnonzero((places >= begin) & (places < end))
-                    here, units = self._ledger.queues.units_at(topic, queue, offsets, places[offsets - at])
-                    offsets = offsets[here]
-                    if topic == WHEEL_TOPIC:
-                        answered = self._index.is_answered(offsets + 1)
-                        offsets, units = offsets[answered], units.compress(answered)
-                    if len(offsets):
-                        yield LiveRows(topic, queue, np.arange(len(offsets)), offsets, units, self._spare(topic, offsets))
+                    found = self._live(topic, queue, offsets, offsets, places[offsets - at])
+                    if len(found.rows):
+                        yield found
 
 
 class Slices:
@@ -141,26 +135,60 @@ class Slices:
         return Scan(known.starts[first:stop], known.sizes[first:stop], self.at, Stop.END)
 
 
-class CheckedSlices(Slices):
-    """Goes through the records of a file, and checks every frame."""
+class FileLook(Slices):
+    """Looks at every frame of a file, and counts what is live.
 
-    def __init__(self, log: CommitLog, file_start: int) -> None:
+    Attributes:
+        live: bytes of the records that are live, so far.
+        led_to: of a damaged file, the records that are live, when all of them are sound.
+    """
+
+    def __init__(self, log: CommitLog, liveness: Liveness, file_start: int) -> None:
         super().__init__(log, file_start)
         self._carried = self._crc = 0
         self._is_head = True
+        self._liveness = liveness
+        self.live = 0
+        self.led_to: Scan | None = None
 
-    def next(self, slice_bytes: int) -> Scan:
-        """Return the records of the next slice, as ``Slices.next`` does.
+    def _spare_bytes(self, starts: Ints) -> int:
+        """Return how long the bodies of some records are."""
+        data = np.frombuffer(self._log.chain.view(self.file_start), np.uint8)
+        return int(cells(data, ">i4")[body_places(data, starts) - 4].sum()) if len(starts) else 0
 
-        Raises:
-            CorruptStoreError: a frame that ends in it is damaged.
-        """
-        found = super().next(slice_bytes)
-        if len(found.starts):
-            self._check_frames(found)
-        return found
+    def go_on(self, slice_bytes: int) -> int:
+        """Look at the next slice; returns its bytes."""
+        before = self.at
+        try:
+            found = self.next(slice_bytes)
+            if len(found.starts):
+                self._check_frames(found)
+                for rows in self._liveness.of(self.file_start, found.starts, found.sizes):
+                    self.live += int(found.sizes[rows.rows].sum()) - self._spare_bytes(found.starts[rows.rows[rows.spare]])
+        except CorruptStoreError:
+            self.is_done = self.is_damaged = True
+        if self.is_damaged:
+            self._look_from_queues()
+        return max(self.at - before, 1)
+
+    def _look_from_queues(self) -> None:
+        """Count what consume queues lead to in a damaged file; if all of it is sound, the damage is to what is not needed."""
+        end = self.file_start + self._log.file_bytes
+        places: list[Ints] = [np.zeros(0, np.int64)]
+        lengths: list[Ints] = [np.zeros(0, np.int64)]
+        is_sound = True
+        for rows in self._liveness.led_to(self.file_start, end):
+            starts, sizes = rows.units["log_offset"].astype(np.int64) - self.file_start, rows.units["size"].astype(np.int64)
+            is_sound &= bool(sound_rows(self._log, self.file_start, starts, sizes, rows.topic.encode(), rows.queue, rows.offsets).all())
+            places.append(starts)
+            lengths.append(sizes)
+        starts, sizes = np.concatenate(places), np.concatenate(lengths)
+        order = np.argsort(starts)
+        self.live = int(sizes.sum()) if is_sound else self._log.file_bytes
+        self.led_to = Scan(starts[order], sizes[order], self._log.file_bytes, Stop.END) if is_sound else None
 
     def _check_frames(self, found: Scan) -> None:
+        """Raise :class:`CorruptStoreError` when a frame that ends in a slice is damaged."""
         view = self._log.chain.view(self.file_start)
         begin = 0
         for row in frames.ends_of(np.frombuffer(view, np.uint8), found.starts, found.sizes).tolist():
@@ -186,53 +214,3 @@ class CheckedSlices(Slices):
         sound = log_reading.count_sound(view, Scan(starts, sizes, 0, Stop.END), log_offset=self.file_start)
         if sound < len(starts) or sums.wrong_rows(np.frombuffer(view, np.uint8), starts, sizes).any():
             raise CorruptStoreError("a record is damaged", offset=self.file_start)
-
-
-class FileLook(CheckedSlices):
-    """Looks at every frame of a file, and counts what is live.
-
-    Attributes:
-        live: bytes of the records that are live, so far.
-        led_to: of a damaged file, the records that are live, when all of them are sound.
-    """
-
-    def __init__(self, log: CommitLog, liveness: Liveness, file_start: int) -> None:
-        super().__init__(log, file_start)
-        self._liveness = liveness
-        self.live = 0
-        self.led_to: Scan | None = None
-
-    def _spare_bytes(self, starts: Ints) -> int:
-        """Return how long the bodies of some records are."""
-        data = np.frombuffer(self._log.chain.view(self.file_start), np.uint8)
-        return int(cells(data, ">i4")[body_places(data, starts) - 4].sum()) if len(starts) else 0
-
-    def go_on(self, slice_bytes: int) -> int:
-        """Look at the next slice; returns its bytes."""
-        before = self.at
-        try:
-            found = self.next(slice_bytes)
-            if len(found.starts):
-                for rows in self._liveness.of(self.file_start, found.starts, found.sizes):
-                    self.live += int(found.sizes[rows.rows].sum()) - self._spare_bytes(found.starts[rows.rows[rows.spare]])
-        except CorruptStoreError:
-            self.is_done = self.is_damaged = True
-        if self.is_damaged:
-            self._look_from_queues()
-        return max(self.at - before, 1)
-
-    def _look_from_queues(self) -> None:
-        """Count what consume queues lead to in a damaged file; if all of it is sound, the damage is to what is not needed."""
-        end = self.file_start + self._log.file_bytes
-        places: list[Ints] = [np.zeros(0, np.int64)]
-        lengths: list[Ints] = [np.zeros(0, np.int64)]
-        is_sound = True
-        for rows in self._liveness.led_to(self.file_start, end):
-            starts, sizes = rows.units["log_offset"].astype(np.int64) - self.file_start, rows.units["size"].astype(np.int64)
-            is_sound &= bool(sound_rows(self._log, self.file_start, starts, sizes, rows.topic.encode(), rows.queue, rows.offsets).all())
-            places.append(starts)
-            lengths.append(sizes)
-        starts, sizes = np.concatenate(places), np.concatenate(lengths)
-        order = np.argsort(starts)
-        self.live = int(sizes.sum()) if is_sound else self._log.file_bytes
-        self.led_to = Scan(starts[order], sizes[order], self._log.file_bytes, Stop.END) if is_sound else None

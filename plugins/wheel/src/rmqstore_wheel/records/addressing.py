@@ -14,7 +14,7 @@ import numpy as np
 
 from rmqstore_wheel.formats import commit_log as log
 from rmqstore_wheel.formats import properties as texts
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells, matrix_at, pieces_of, taken
+from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, cells, matrix_at, pieces_of, taken
 from rmqstore_wheel.formats.log_columns import Encoded, joined
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.records import sums
@@ -48,8 +48,6 @@ _SIZE_MAGIC: Final = struct.Struct(">ii")
 _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
 _I64X2: Final = struct.Struct(">qq")
-
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 # ---------------------------------------------------------------- placing

@@ -52,9 +52,9 @@ NONE: Final = -1
 TAGS: Final = f"{texts.TAG}\x01".encode()
 """How the property of a tag starts, and that of a longer name which ends alike."""
 
-_HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
 _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
+_ATTEMPT_AT: Final = log.FIXED_BYTES - 16
 _NUMBERS: Final = {
     bits: (log.FIXED_BYTES + more, struct.Struct(f">40xq{24 + more}xi8xi"))
     for bits, more in ((bits, V6_MORE * bits.bit_count()) for bits in (0, log.BORN_HOST_V6, log.STORE_HOST_V6, HOST_BITS))
@@ -92,30 +92,17 @@ def encode_message(message: Message | PoppedMessage, attempt: int = 0, first_pop
     Raises:
         IllegalArgumentError: the properties are too long, and not by what the engine added.
     """
-    topic, body, queue_id = message.topic.encode(), message.body, message.queue_id
     text = texts.encode_message(message)
     if first_pop_ms >= 0:
         text += b"%b%d\x02" % (FIRST_POP, first_pop_ms)
-    text = _with_room(text)
-    field = log.topic_field(topic)
-    head = _HEAD.pack(
-        log.FIXED_BYTES + len(body) + len(field) + 2 + len(text),
-        log.magic_of(topic),
-        log.body_crc(body),
-        NONE if queue_id is None else queue_id,
-        0,
-        0,
-        0,
-        0,
-        message.born_ms or 0,
-        log.LOCAL_HOST,
-        0,
-        log.LOCAL_HOST,
-        attempt,
-        0,
-        len(body),
-    )
-    return b"".join((head, body, field, len(text).to_bytes(2), text))
+    queue_id = NONE if message.queue_id is None else message.queue_id
+    record = _form_of(message.topic).encode(message.body, _with_room(text), queue_id, 0, 0, message.born_ms or 0)
+    return record if not attempt else b"".join((record[:_ATTEMPT_AT], _I32.pack(attempt), record[_ATTEMPT_AT + 4 :]))
+
+
+@functools.lru_cache(1024)
+def _form_of(topic: str) -> log.Form:
+    return log.Form(topic.encode())
 
 
 def encode_columns(columns: pa.RecordBatch) -> list[bytes]:

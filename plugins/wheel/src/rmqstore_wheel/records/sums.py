@@ -20,7 +20,7 @@ import numpy as np
 from zlib_ng.zlib_ng import crc32
 
 from rmqstore_wheel.formats import commit_log as log
-from rmqstore_wheel.formats.binary_columns import Bytes, Ints, cells, crcs_of, matrix_at
+from rmqstore_wheel.formats.binary_columns import Bytes, Flags, Ints, cells, crcs_of, matrix_at
 from rmqstore_wheel.formats.log_columns import Encoded
 from rmqstore_wheel.records.parts import HOST_BITS, V6_MORE, text_places
 
@@ -48,8 +48,6 @@ _MORE: Final = {bits: V6_MORE * bits.bit_count() for bits in (0, log.BORN_HOST_V
 _END: Final = 2
 _PAIRS: Final = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), "u2")
 _NAME_WORD: Final = np.frombuffer(PROPERTY[:8], "u8")[0]
-
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 # ---------------------------------------------------------------- one record
 

@@ -13,7 +13,7 @@ from rmqstore.engine.schema import META, U64
 from rmqstore_wheel.files.bitmap import Bits
 from rmqstore_wheel.files.units import Sums
 from rmqstore_wheel.formats import timer_log
-from rmqstore_wheel.formats.binary_columns import Ints
+from rmqstore_wheel.formats.binary_columns import Flags, Ints
 from rmqstore_wheel.formats.messages import WHEEL_TOPIC
 from rmqstore_wheel.formats.wheel import SLOTS, Ring
 from rmqstore_wheel.log.check_point import TimerSection
@@ -194,7 +194,7 @@ class TimerIndex:
             seqs, _, _, live = self._rolling(slots[begin : begin + _ROLLED_SLOTS])
             yield seqs[live]
 
-    def _rolling(self, slots: Ints) -> tuple[Ints, Ints, Ints, np.ndarray[Any, np.dtype[np.bool_]]]:
+    def _rolling(self, slots: Ints) -> tuple[Ints, Ints, Ints, Flags]:
         """Return seqs, ticks and slots of the timers that wait in slots which are not theirs, and which of them are not cancelled."""
         numbers, owners = self.wheel.walk(slots)
         seqs = self.wheel.units.gather(numbers)["reserved"].astype(np.int64)
@@ -465,9 +465,9 @@ class TimerIndex:
         last_seq = max(self.last_seq, noted_last_seq(self._ledger))
         return [PutMany(META, [(FORGOTTEN_KEY, self.forgotten.to_bytes()), (LAST_SEQ_KEY, U64.pack(last_seq))])]
 
-    def is_answered(self, seqs: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def is_answered(self, seqs: Ints) -> Flags:
         """Say which messages are timers that are pending, or gone and still answered for."""
-        found: np.ndarray[Any, np.dtype[np.bool_]] = self._kinds(seqs) == TIMER
+        found: Flags = self._kinds(seqs) == TIMER
         ticks = self.facts.gather(seqs[found] - 1)["tick"].astype(np.int64)
         found[found] = (ticks >= self.answered_from) | ~self.is_gone(seqs[found], ticks)
         return found

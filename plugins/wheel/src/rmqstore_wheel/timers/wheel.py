@@ -28,7 +28,7 @@ from rmqstore.errors import NO_ROOM, CorruptStoreError
 from rmqstore_wheel.files.disk import Disk
 from rmqstore_wheel.files.units import RebuildReason, Sums, UnitLog
 from rmqstore_wheel.formats import timer_log, wheel
-from rmqstore_wheel.formats.binary_columns import Ints, counted, put_rows
+from rmqstore_wheel.formats.binary_columns import Flags, Ints, counted, put_rows
 from rmqstore_wheel.formats.wheel import SLOT_BYTES, Ring, Slots
 
 ROLL_WINDOW_SLOTS: Final = 172_800
@@ -503,8 +503,6 @@ def _check_order(units: UnitLog, before: Ints, current: Ints, firsts: Ints) -> N
 
 PAGE_SLOTS: Final = 4096 // SLOT_BYTES
 """Slots that are written together, or stay a hole when none of them was ever used."""
-
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class WheelSnapshot:

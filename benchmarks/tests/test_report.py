@@ -18,7 +18,7 @@ from rmqstore_benchmarks.grid.tables import TABLES
 
 pytest.importorskip("matplotlib", reason="the report needs rmqstore-benchmarks[report]")
 
-from rmqstore_benchmarks.report.claims import ALL_CLAIMS
+from rmqstore_benchmarks.report.claims import ALL_CLAIMS, Verdict
 from rmqstore_benchmarks.report.figures import PLOTS
 from rmqstore_benchmarks.report.making import Report, make
 
@@ -39,8 +39,6 @@ def everything() -> Grid:
         grid.run(variant, Point(shards=2), 0, ("schedule", "mixed"), seconds=1)
         grid.run(variant, Point("reminder"), 0, ("fill", "roll"), seconds=1)
     grid.run("null", Point(), 0, ("schedule", "hand_over"), seconds=1)
-    # A row of panels for each operation takes long to draw.
-    grid.rows["histograms"] = [row for row in grid.rows["histograms"] if row["operation"] in ("schedule", "slip", "lateness")]
     return grid
 
 
@@ -100,21 +98,9 @@ def test_the_summary_has_a_row_for_each_figure_of_each_phase_of_each_cell(made: 
     assert wheel["median"] == pytest.approx((wheel.low + wheel.high) / 2)
 
 
-def test_claims_follow_from_the_figures(made: Report) -> None:
-    told = {name: verdict.value for name, verdict in made.verdicts.items()}
-    assert list(told) == [claim.name for claim in ALL_CLAIMS]
-    del told["simple flow"]  # counted in the source, no figure of the run
-    assert told == {
-        "no rolling": "depends",  # true beside a wheel that copies, not beside one that points
-        "less page-cache pollution": "confirmed",
-        "sorting on write": "confirmed",
-        "compaction costs CPU": "confirmed",
-        "retrieval costs compute": "confirmed",
-        "slower as it grows": "confirmed",
-        "separation hurts reading": "depends",
-        "random reads, page cache": "confirmed",
-        "reading given for writing": "refuted",
-    }
+def test_every_claim_is_judged(made: Report) -> None:
+    assert list(made.verdicts) == [claim.name for claim in ALL_CLAIMS]
+    assert Verdict.NOT_MEASURED not in made.verdicts.values()
 
 
 # ---------------------------------------------------------------- results that lack something
@@ -124,10 +110,6 @@ def report_on(grid: Grid, place: Path) -> Report:
     return make(grid.write(place), place / "report", dpi=DPI)
 
 
-def verdicts(made: Report) -> set[str]:
-    return {verdict.value for name, verdict in made.verdicts.items() if name != "simple flow"}
-
-
 def test_one_phase_of_one_run_makes_a_report_that_says_what_is_missing(tmp_path: Path) -> None:
     grid = Grid()
     grid.run("wheel", Point(), 0, ("fill",), seconds=1)
@@ -135,14 +117,14 @@ def test_one_phase_of_one_run_makes_a_report_that_says_what_is_missing(tmp_path:
     made = report_on(grid, tmp_path)
     assert not made.findings
     assert made.left_out == list(PLOTS)
-    assert verdicts(made) == {"not measured in this run"}
+    assert {verdict for name, verdict in made.verdicts.items() if name != "simple flow"} == {Verdict.NOT_MEASURED}
     page = made.page.read_text()
     assert all(plot.needs in page for plot in made.left_out)
 
 
 def test_a_refused_run_has_no_figure_and_is_listed(tmp_path: Path) -> None:
     grid = Grid()
-    fast = DESIGNS["lmdb"]._replace(write=9e9, read=9e9, mib_per_s=1e9)
+    fast = DESIGNS["lmdb"]._replace(rate=9e9)
     for backlog in (10_000, 100_000):
         grid.run("wheel", Point(backlog=backlog), 0, ("schedule", "hand_over", "pop_ack"), seconds=1)
         grid.run("lmdb", Point(backlog=backlog), 0, STEADY, "refused", "message 81 came | twice", design=fast, seconds=1)

@@ -243,7 +243,7 @@ def test_the_command_tells_findings_and_where_the_page_is(tmp_path: Path, capsys
     grid.run("wheel", Point("reminder"), 0, ("roll",), seconds=1)
     code, out, err = command(capsys, "bench", "report", grid.write(tmp_path))
     assert code == 0
-    assert "Write amplification of rolling: Bytes written by the process" in out
+    assert "Write amplification of rolling: Written while rolling (by the process)" in out
     assert "claim, sorting on write: not measured in this run" in out
     assert out.splitlines()[-1] == f"report: {tmp_path / 'report' / 'report.html'}"
     assert "left out: Recovery time; it needs the phase recover at two backlogs" in err

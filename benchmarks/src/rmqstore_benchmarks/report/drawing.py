@@ -67,19 +67,12 @@ _LOOKS: Final = {
     ("lmdb", ""): Look("#009e73", "D", "-"),
     ("memory", ""): Look("#cc79a7", "P", ":"),
     ("null", ""): Look("#8a939b", "x", ":"),
-    ("raw-wheel", ""): Look("#8fb8d4", "x", ":"),
-    ("raw-rocksdb", ""): Look("#e0a479", "x", ":"),
-    ("raw-lmdb", ""): Look("#8cc7b1", "x", ":"),
 }
 """By engine and the setting that makes a design of its own of it: Okabe's and Ito's colours, one hue for an engine."""
 
-_SPARE: Final = (
-    Look("#7b5aa6", "X", "-."),
-    Look("#8c6d1f", "p", "-."),
-    Look("#3b3b98", "h", "-."),
-    Look("#b0416b", "*", "-."),
-    Look("#4a7c59", "d", "-."),
-)
+_SPARE: Final = [
+    Look(color, marker, "-.") for color, marker in zip(("#7b5aa6", "#8c6d1f", "#3b3b98", "#b0416b", "#4a7c59"), "Xph*d", strict=True)
+]
 
 
 def looks_of(cells: pd.DataFrame) -> Looks:

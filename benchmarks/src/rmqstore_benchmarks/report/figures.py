@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import pandas as pd
@@ -271,42 +272,30 @@ def _amplification_rows(measured: Measured) -> pd.DataFrame:
     return rows[~rows.panel.isin(_SUMS) | (told == every)]
 
 
-def _draw_amplification(rows: pd.DataFrame, looks: Looks) -> Drawn:
+def _draw_bars(rows: pd.DataFrame, looks: Looks, panels: Sequence[Panel]) -> Drawn:
     shown = dict(list(rows.groupby("panel", sort=False)))
-    figure, grid = pairs(len(shown), bar_height(rows), f"bytes over user bytes, space over kept user bytes; {rows.setting.iloc[0]}")
+    note = f"bytes over user bytes, or over those that are kept; {rows.setting.iloc[0]}"
+    figure, grid = pairs(len(shown), bar_height(rows), note)
     sentences = []
     for axes, (title, here) in zip(grid, shown.items(), strict=True):
-        parts = list(here.part.unique())
-        bars(axes, here, parts, looks, is_sum=title in _SUMS)
+        parts, is_sum = list(here.part.unique()), title in _SUMS
+        bars(axes, here, parts, looks, is_sum=is_sum)
         axes.set_title(title)
-        last = here if title in _SUMS else here[here.part == parts[-1]]
-        totals = {variant: mine["median"].sum() for variant, mine in by_variant(last, looks).items()}
-        stages = f" ({text.joined(parts)} only)" if len(parts) < len(_STAGES) else ""
-        if title not in _SUMS:
-            stages = f" ({parts[-1]})"
-        low, high = min(totals, key=lambda name: totals[name]), max(totals, key=lambda name: totals[name])
+        told = parts if is_sum else parts[-1:]
+        totals = here[here.part.isin(told)].groupby("variant")["median"].sum()[list(by_variant(here[here.part.isin(told)], looks))]
+        stages = f" ({text.joined(told)})" if len(told) < len(_STAGES) else ""
+        low, high = totals.idxmin(), totals.idxmax()
         span = f"from {text.factor(totals[low])} for {low} to {text.factor(totals[high])} for {high}"
         sentences.append(f"{title}{stages}: {span if low != high else f'{text.factor(totals[low])} for {low}'}.")
-    if absent := [title.lower() for title in dict.fromkeys(each.panel for each in _AMPLIFIED) if title not in shown]:
+    if absent := [title.lower() for title in dict.fromkeys(each.panel for each in panels) if title not in shown]:
         sentences.append(f"Not told: {text.joined(absent)}.")
     return Drawn(figure, " ".join(sentences))
 
 
-_ROLLED: Final = (
-    Panel("Rolling", "roll", "wchar_per_live_byte", "bytes per user byte kept", "by the process"),
-    Panel("Rolling", "roll", "device_write_per_live_byte", "bytes per user byte kept", "to the device"),
+_ROLLED: Final = tuple(
+    Panel("Written while rolling", "roll", metric, _USER, part)
+    for metric, part in (("device_write_per_live_byte", "to the device"), ("wchar_per_live_byte", "by the process"))
 )
-
-
-def _draw_rolling(rows: pd.DataFrame, looks: Looks) -> Drawn:
-    parts = list(rows.part.unique())
-    figure, (axes,) = pairs(1, bar_height(rows), rows.setting.iloc[0])
-    bars(axes, rows, parts, looks)
-    axes.set_title("bytes written while rolling, over user bytes kept")
-    told = [f"{row.variant} {text.digits(row.median)}" for row in rows[rows.part == parts[0]].itertuples()]
-    return Drawn(figure, f"Bytes written {parts[0]} while time passes and nothing is due, over user bytes kept: {text.joined(told)}.")
-
-
 _OVERHEAD: Final = {"schedule": "Schedule", "hand_over": "Hand over", "pop_ack": "Pop and ack", "mixed": "Mixed"}
 
 
@@ -556,7 +545,7 @@ PLOTS: Final = (
         "blocks in use over user bytes that are still kept.",
         "bytes in the phases schedule, hand_over, pop_ack, mixed or cold_drain",
         _amplification_rows,
-        _draw_amplification,
+        partial(_draw_bars, panels=_AMPLIFIED),
     ),
     Plot(
         "rolling",
@@ -565,7 +554,7 @@ PLOTS: Final = (
         "anew (copy) or pointed to (reference). A key-ordered engine has nothing to roll.",
         "the phase roll",
         lambda measured: _tidy(measured, _ROLLED),
-        _draw_rolling,
+        partial(_draw_bars, panels=_ROLLED),
     ),
     Plot(
         "recovery",

@@ -9,9 +9,9 @@ import base64
 import html
 import io
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
@@ -147,25 +147,13 @@ def _report_on(directory: Path, page: Path, dpi: int) -> Report:
 def _conditions(results: Results) -> TextTable:
     """Return what the figures depend on."""
     runs = results.runs
-    rows = [(name.replace("_", " "), value) for name, value in _flat(results.environment)]
+    flat = pd.json_normalize({name: value for name, value in results.environment.items() if name not in _LEFT_OUT}, sep=": ")
+    rows = [(name.replace("_", " "), str(values.iloc[0])) for name, values in flat.items() if values.iloc[0] not in (None, "")]
     rows.append(("seeds of the runs", ", ".join(str(int(seed)) for seed in sorted(runs.seed.dropna().unique()))))
     rows.append(("time of all runs", text.time_ms(runs.wall_s.sum() * 1000)))
     for variant, pairs in runs.drop_duplicates("variant", keep="last").set_index("variant").settings.sort_index().items():
         rows.append((f"settings of {variant}", ", ".join(f"{key} = {value}" for key, value in pairs) or "the defaults"))
     return TextTable("", ("", ""), rows)
-
-
-def _flat(environment: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return nested names and values as one list."""
-    found = []
-    for name, value in environment.items():
-        if name in _LEFT_OUT or value in (None, ""):
-            continue
-        if isinstance(value, Mapping):
-            found += _flat(value, f"{prefix}{name}: ")
-        else:
-            found.append((f"{prefix}{name}", str(value)))
-    return found
 
 
 # ---------------------------------------------------------------- pages
@@ -209,19 +197,9 @@ def to_html(report: Report) -> str:
 def _details(shown: Shown) -> str:
     """Return the data behind a figure, to be opened."""
     rows = shown.rows.drop(columns="setting")
-    cells = rows.head(_MOST_ROWS).map(_cell).itertuples(index=False, name=None)
+    table = rows.head(_MOST_ROWS).to_html(index=False, border=0, float_format=lambda value: text.digits(value, 4))
     more = len(rows) - _MOST_ROWS
-    caption = f"and {more:,} rows more" if more > 0 else ""
-    table = _as_markdown(TextTable(caption, tuple(name.replace("_", " ") for name in rows), list(cells)))
-    return f"<details><summary>the data</summary>\n\n{table}\n\n</details>"
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return text.digits(value, 4 if abs(value) < 1e6 else 7)
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"<details><summary>the data{f', and {more:,} rows more' if more > 0 else ''}</summary>\n{table}\n</details>"
 
 
 def _as_markdown(table: TextTable) -> str:

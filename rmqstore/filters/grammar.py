@@ -1,8 +1,7 @@
-"""The grammar of SQL92 filters, and the only module that knows the parser library (RocketMQ ``SelectorParser.jj``).
+"""The grammar of SQL92 filters, parsed by lark (RocketMQ ``SelectorParser.jj``).
 
 The parser is of the LALR kind, so it does not recurse, whatever the input. The actions of :class:`~rmqstore.filters.building.Builder`
-run while it parses; no tree of the library's own is made. The library is imported with the first expression, since most programs never
-use one.
+run while it parses; no tree of lark's own is made.
 """
 
 from __future__ import annotations
@@ -11,14 +10,12 @@ import difflib
 import functools
 import re
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+
+from lark import Lark, Token, UnexpectedCharacters, UnexpectedToken
 
 from rmqstore.filters.building import Builder
+from rmqstore.filters.conditions import Condition
 from rmqstore.filters.faults import Fault, quoted
-from rmqstore.filters.syntax import Condition
-
-if TYPE_CHECKING:
-    from lark import Lark, Token, UnexpectedCharacters, UnexpectedToken
 
 _GRAMMAR = r"""
 start: condition
@@ -95,8 +92,6 @@ def parse(expression: str) -> Condition:
     Raises:
         Fault: the expression breaks the grammar, or puts together what does not belong together.
     """
-    from lark import UnexpectedCharacters, UnexpectedToken
-
     try:
         condition: Condition = _parser().parse(expression)  # type: ignore[assignment]  # what Builder.start gives
     except UnexpectedToken as error:
@@ -108,8 +103,6 @@ def parse(expression: str) -> Condition:
 
 @functools.cache
 def _parser() -> Lark:
-    from lark import Lark, Token
-
     def keyword(token: Token) -> Token:
         terminal = _TERMINALS.get(token.upper())
         return token if terminal is None else Token.new_borrow_pos(terminal, token.value, token)

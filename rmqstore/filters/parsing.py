@@ -1,17 +1,79 @@
-"""From the text of a filter to the filter: which language it is in, and its bounds."""
+"""From the text of a filter to the filter. ``*`` and words joined by ``||`` are tag expressions (P10, RocketMQ ``FilterAPI``).
+
+All else is SQL92: RocketMQ's subset of it (``org.apache.rocketmq.filter``) and LIKE; docs/filters.md has the language, example by example,
+and each difference from RocketMQ.
+"""
 
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from rmqstore.errors import IllegalArgumentTypeError
 from rmqstore.filters.faults import Fault
-from rmqstore.filters.filter import Filter
-from rmqstore.filters.sql92 import Sql92Filter
-from rmqstore.filters.tags import parse_tags
+from rmqstore.filters.filter import ColumnReader, Filter, Mask, PropertyColumns
 
 MAX_EXPRESSION = 8192
 """Characters of the longest expression."""
+
+TAGS = "TAGS"
+"""The property that holds the tag of a message."""
+
+_ALL = "*"
+_TAG = re.compile(r"[^\s|'\"<>=()]+")
+
+
+class TagFilter(Filter):
+    """Passes messages with one of some tags.
+
+    Attributes:
+        tags: the tags that pass; None when every message does, also one without a tag.
+    """
+
+    def __init__(self, expression: str, tags: frozenset[str] | None) -> None:
+        self.expression = expression
+        self.tags = tags
+        self.names = frozenset() if tags is None else frozenset({TAGS})
+
+    def matches(self, properties: Mapping[str, str]) -> bool:
+        return self.tags is None or properties.get(TAGS) in self.tags
+
+    def mask(self, columns: PropertyColumns, count: int) -> Mask:
+        if self.tags is None:
+            return np.ones(count, dtype=bool)
+        found = ColumnReader(columns, count).texts(TAGS)
+        mask: Mask = pc.is_in(found, value_set=pa.array(sorted(self.tags), found.type)).to_numpy(zero_copy_only=False)
+        return mask
+
+
+class Sql92Filter(Filter):
+    """An SQL92 expression; the parser and its library are imported with the first one, since most programs never use any.
+
+    Raises:
+        Fault: the expression is none.
+    """
+
+    def __init__(self, expression: str) -> None:
+        from rmqstore.filters.grammar import parse
+
+        self.expression = expression
+        self._condition = parse(expression)
+        self.names = self._condition.names
+
+    def matches(self, properties: Mapping[str, str]) -> bool:
+        return self._condition.truth(properties) is True
+
+    def mask(self, columns: PropertyColumns, count: int) -> Mask:
+        truths = self._condition.truths(ColumnReader(columns, count))
+        if isinstance(truths, pa.Scalar):
+            return np.full(count, truths.as_py() is True)
+        mask: Mask = pc.fill_null(truths, False).to_numpy(zero_copy_only=False)
+        return mask
 
 
 def parse_filter(expression: str) -> Filter:
@@ -34,9 +96,30 @@ def _parsed(expression: str) -> Filter:
         if len(expression) > MAX_EXPRESSION:
             raise Fault(MAX_EXPRESSION, f"expected at most {MAX_EXPRESSION} characters, found {len(expression)}")
         _check_unicode(expression)
-        return parse_tags(expression) or Sql92Filter(expression)
+        return _parse_tags(expression) or Sql92Filter(expression)
     except Fault as fault:
         raise fault.told(expression) from None
+
+
+def _parse_tags(expression: str) -> TagFilter | None:
+    """Return the filter of a tag expression; None when the expression is no tag expression, and so may be SQL92.
+
+    Raises:
+        Fault: the expression is empty, or names an empty tag.
+    """
+    text = expression.strip()
+    if text == _ALL:
+        return TagFilter(expression, None)
+    if not text:
+        raise Fault(0, "expected a filter, found nothing", "write * for all messages, or tags like a || b")
+    parts = expression.split("||")
+    tags = [part.strip() for part in parts]
+    if not all(_TAG.fullmatch(tag) for tag in tags if tag):
+        return None
+    if "" in tags:
+        empty = tags.index("")
+        raise Fault(sum(len(part) + len("||") for part in parts[:empty]), "expected a tag, found none", "write tags like a || b")
+    return TagFilter(expression, frozenset(tags))
 
 
 def _check_unicode(expression: str) -> None:

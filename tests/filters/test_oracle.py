@@ -15,26 +15,15 @@ Row = Mapping[str, str]
 Truth = bool | None
 NAMES = ("a", "b", "c", "TAGS")
 
-INTEGERS = ["0", "5", "-5", "7", "9007199254740993", "9223372036854775807", "-9223372036854775807"]
-DECIMALS = ["5.0", "5.5", "-.5", "0.5e1", "9007199254740992.0", "9223372036854775808.0", "1e300"]
-ODD = [
-    "+5",
-    "05",
-    "x",
-    "",
-    "true",
-    "False",
-    "5 ",
-    "1e999",
-    "9223372036854775808",
-    "-9223372036854775809",
-    "NaN",
-    "0x5",
-    "ab",
-    "aab",
-    "a%b",
-    "é_",
-]
+INTEGERS = (
+    "0 5 -5 7 9007199254740992 9007199254740993 1234567890123456788 1234567890123456789 9223372036854775807 -9223372036854775807".split()
+)
+DECIMALS = "5.0 5. 5.5 .5 -.5 0.5e1 5E-1 5e3 9007199254740992.0 9007199254740993.0 9223372036854775808.0 1e300 1.7e308".split()
+# Numbers that only a text can be, and texts that are nearly numbers.
+ODD = "+5 05 -0 -0.0 +.5e1 -000000000000000000000000000007 1e999 -1e999 1e-999".split()
+ODD += "9223372036854775808 -9223372036854775808 -9223372036854775809 x 5x 5L 5f 5d 0x10 1_000 + - . e5 1e 1e+ --5 +-5".split()
+ODD += "NaN Infinity -inf ٣ ５ 1,5 true False ab aab a%b é_".split()
+ODD += ["", "5 ", " 5", "5\n", "1 2", "9" * 400]
 texts = st.one_of(st.sampled_from([*INTEGERS, *DECIMALS, *ODD]), st.text("ab%_'5.\n", max_size=5), st.text(max_size=4))
 rows = st.lists(st.dictionaries(st.sampled_from(NAMES), texts), max_size=12)
 
@@ -149,8 +138,9 @@ def comparisons(draw: st.DrawFn) -> Case:
             return Case(f"{name}{symbol}{other}", by_size(symbol, lambda row: number(row.get(name)), lambda row: number(row.get(other))))
         case 3:
             low, high = sorted([draw(literals), draw(literals)], key=lambda literal: (float(literal), number(literal)))
-            least = by_size(">=", lambda row: number(row.get(name)), lambda _: number(low))
-            most = by_size("<=", lambda row: number(row.get(name)), lambda _: number(high))
+            low, high = draw(st.sampled_from([low, other])), draw(st.sampled_from([high, other]))
+            least = by_size(">=", lambda row: number(row.get(name)), lambda row: number(row.get(low) if low in NAMES else low))
+            most = by_size("<=", lambda row: number(row.get(name)), lambda row: number(row.get(high) if high in NAMES else high))
 
             def between(row: Row) -> Truth:
                 truths = {least(row), most(row)}
@@ -190,7 +180,9 @@ def comparisons(draw: st.DrawFn) -> Case:
             literal = draw(st.sampled_from(["TRUE", "FALSE"]))
             symbol = "<>" if not_ else "="
             wanted_truth = (literal == "TRUE") is not not_
-            return Case(f"{name} {symbol} {literal}", on_text(name, lambda found: (found in TRUES) is wanted_truth, False))
+            alone = name if wanted_truth else f"NOT {name}"
+            text = draw(st.sampled_from([f"{name} {symbol} {literal}", f"{literal} {symbol} {name}", alone]))
+            return Case(text, on_text(name, lambda found: (found in TRUES) is wanted_truth, False))
 
 
 TRUES = {"".join(t + r + u + e) for t in "tT" for r in "rR" for u in "uU" for e in "eE"}
@@ -223,7 +215,7 @@ def combined(parts: st.SearchStrategy[Case]) -> st.SearchStrategy[Case]:
             parts,
             parts,
         ),
-        st.sampled_from([Case("(TRUE)", lambda _: True), Case("(FALSE)", lambda _: False)]),
+        st.sampled_from([Case("(TRUE)", lambda _: True), Case("(FALSE)", lambda _: False), Case("(NULL)", lambda _: None)]),
     )
 
 

@@ -13,9 +13,9 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 WORKERS ?= 2
 # Many tests wait for the disk, a JVM or a child, so one more than there are cores.
 TEST_WORKERS ?= 3
-CRASH_CASES := test_kill or test_power_loss or test_answers or test_between_writes or test_failing_calls or test_bit_rot
+CRASH_CASES := test_kill or test_power_loss or test_failing_calls or test_bit_rot
 # Cases that draw disk states by chance.
-STATE_CASES := test_power_loss or test_answers
+STATE_CASES := test_power_loss and not test_r2
 # RocksDB itself loses some states in which a directory was not synced (docs/crash-tools.md), other ones each time.
 KNOWN := not (rocksdb and the_recovery_loses_power_too)
 

@@ -1,32 +1,41 @@
 """R1, R2, R3: the power goes; a disk keeps, drops or tears whatever was not synced, and the store must keep its word.
 
-A play of a fixed script is recorded by its system calls. From them come the states that a disk may be left in behind any of the calls;
-each is opened in a child process. See ``rmqstore_conformance.faults.cutting`` for what a store may then show.
+A play of a fixed script, or of a random one, is recorded by its system calls. From them come the states that a disk may be left in: behind
+any of the calls, right behind each answer, between each two writes or syncs of one call. Each is opened in a child process. See
+``rmqstore_conformance.faults.cutting`` for what a store may then show.
 """
 
 from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from rmqstore.contract import Durability, Flush
-from rmqstore_conformance.faults.boundaries import DURABLE, answers_of
+from rmqstore import ManualClock
+from rmqstore.contract import Durability, Flush, Support
+from rmqstore_conformance.faults.answers import Answers
+from rmqstore_conformance.faults.boundaries import DURABLE, answers_of, between_writes, split_by_others, writes_told
 from rmqstore_conformance.faults.cutting import Notes, State, Verdict, chosen_cuts, judge, moment_at, states_of
+from rmqstore_conformance.faults.eager import keeps_back
+from rmqstore_conformance.faults.large import Large
 from rmqstore_conformance.faults.opener import Answer, Opener
+from rmqstore_conformance.faults.probes import Probes
+from rmqstore_conformance.faults.random_script import PREFIX, SETTLED_SHARE
 from rmqstore_conformance.faults.recorded import played, recorded
 from rmqstore_conformance.faults.recording import RECORDERS, Playing, Recorded
-from rmqstore_conformance.faults.script import Play
+from rmqstore_conformance.faults.script import START_MS, Play, open_script
+from rmqstore_conformance.faults.workload import Workload
 from rmqstore_conformance.power.content import write_image
 from rmqstore_conformance.power.fates import fates_of
 from rmqstore_conformance.power.volume import Fate
-from rmqstore_conformance.stores import Pair, directory, survives
-from rmqstore_conformance.targets import Target
+from rmqstore_conformance.stores import Pair, directory, stores_of, survives
+from rmqstore_conformance.targets import Target, capabilities_of
 
 STATES = 200
 STATES_OF_A_NEW_STORE = 60
@@ -34,84 +43,141 @@ RECOVERIES = 8
 CUTS_OF_A_RECOVERY = 6
 KILLS = 8
 STATES_OF_A_KILL = 4
+STATES_OF_THE_ANSWERS = 60
+RANDOM_SCRIPTS = 8
+STATES_OF_A_RANDOM_SCRIPT = 40
+CUTS_OF_A_KIND = 4
+"""Places between two writes, for each operation, size, and number of syncs and writes."""
+
+CUTS_OF_A_SPLIT = 8
 AFTERWARDS = "afterwards"
 SHOWN_FAULTS = 5
 
 pytestmark = [pytest.mark.level("full"), pytest.mark.timeout(1800)]
 
 
-def need_power_loss(pair: Pair) -> None:
-    """Skip engines that do not promise anything for the loss of power."""
-    weakest = min(survives(name, Flush.SYNC) for name in pair)
-    if weakest < Durability.POWER_LOSS:
-        pytest.skip(f"declared absent: what is acknowledged survives {weakest.name} at most, with flush = sync")
+class Cut:
+    """Plays scripts on one pair of engines, and opens what is left where they are cut."""
+
+    def __init__(self, pair: Pair, target: Target, seed: int, kept: Path, tell: Callable[[object], None]) -> None:
+        self.pair, self.target, self.seed, self.kept, self.tell = pair, target, seed, kept, tell
+
+    def under(self, **settings: Any) -> Cut:
+        """Return one with these settings besides."""
+        target = msgspec.structs.replace(self.target, settings={**self.target.settings, **settings})
+        return Cut(self.pair, target, self.seed, self.kept, self.tell)
+
+    def needing(self, flush: Flush, level: Durability) -> Cut:
+        """Skip engines of which what is acknowledged survives less."""
+        if (weakest := min(survives(name, flush) for name in self.pair)) < level:
+            pytest.skip(f"declared absent: what is acknowledged survives {weakest.name} at most, with flush = {flush.value}")
+        return self
+
+    @property
+    def outlives_power(self) -> bool:
+        """Whether what is acknowledged survives a loss of power."""
+        return all(survives(name, Flush.SYNC) >= Durability.POWER_LOSS for name in self.pair)
+
+    def play(self, script: str = Workload.name) -> Play:
+        """Return the undisturbed play of a script."""
+        return played(self.pair, self.target.settings, script)
+
+    def record(self, script: str = Workload.name, **how: bool) -> Recorded:
+        """Return a play as the disk saw it."""
+        return recorded(self.pair, self.target.settings, self.target.recorder, script, **how)
+
+    def answered_alike(self, script: str) -> tuple[Play, Recorded]:
+        """Return both, with the same answers."""
+        play, found = self.play(script), self.record(script)
+        differing = [step.name for step, answer in zip(play.steps[1:], found.answers, strict=True) if answer != step.answer]
+        assert not differing, f"two plays of {script!r} were answered differently: {', '.join(differing)}"
+        return play, found
+
+    def states(self, found: Recorded, play: Play, count: int, steps: Sequence[int] | None = None) -> Iterator[State]:
+        """Return what the disk may be left in behind any system call of these steps."""
+        return states_of(found, play, self.target.times(count), self.seed, steps=play.calls if steps is None else steps)
+
+    def opened(self, play: Play, states: Iterator[State], notes: Notes | None = None, opened_by: type[Opener] = Opener) -> Verdict:
+        """Open the states, and with ``notes`` make the last call again; those that are wrong are moved to where they are kept."""
+        with directory() as folder, opened_by(play.pair, self.target.settings) as opener:
+            verdict = judge(play, states, opener, folder, notes=notes, stop_at=SHOWN_FAULTS)
+            for path in folder.iterdir():
+                shutil.move(path, self.kept / path.name)
+            return verdict._replace(wrong=[fault.replace(str(folder), str(self.kept)) for fault in verdict.wrong])
+
+    def check(self, play: Play, states: Iterator[State], notes: Notes | None = None, opened_by: type[Opener] = Opener) -> Verdict:
+        """Open the states, none of which may be wrong."""
+        verdict = self.opened(play, states, notes, opened_by)
+        self.tell(f"script {play.script}: {verdict}")
+        if verdict.wrong:
+            steps = f"{play.script!r}: {', '.join(each.name for each in play.steps)}"
+            raise AssertionError("\n".join([str(verdict), *verdict.wrong, steps]))
+        return verdict
+
+    def check_random(self, script: str, *, power: bool) -> None:
+        """Cut a random script behind each answer and within calls, by a loss of power or by kills."""
+        play, found = self.answered_alike(script)
+        within = between_writes(found, play, 1, power=power)
+        others = states_of(found, play, STATES_OF_A_RANDOM_SCRIPT, self.seed, steps=play.calls) if power else ()
+        self.check(play, chain(answers_of(found, play, power=power), within, others), found.notes)
 
 
-def judged(
-    play: Play, states: Iterator[State], target: Target, kept: Path, notes: Notes | None = None, opened_by: type[Opener] = Opener
-) -> Verdict:
-    """Open the states, and with ``notes`` make the last call again; those that are wrong are moved to ``kept``."""
-    with directory() as folder, opened_by(play.pair, target.settings) as opener:
-        verdict = judge(play, states, opener, folder, notes=notes, stop_at=SHOWN_FAULTS)
-        for path in folder.iterdir():
-            shutil.move(path, kept / path.name)
-        return verdict._replace(wrong=[fault.replace(str(folder), str(kept)) for fault in verdict.wrong])
+@pytest.fixture
+def cut(request: pytest.FixtureRequest, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]) -> Cut:
+    """The cuts of the pair that a case is about."""
+    name = next(name for name in ("durable_pair", "durable_engine") if name in request.fixturenames)
+    return Cut(request.getfixturevalue(name), target, seed, tmp_path, tell)
+
+
+@pytest.fixture
+def unplugged(cut: Cut) -> Cut:
+    """As before, of engines that promise something for the loss of power."""
+    return cut.needing(Flush.SYNC, Durability.POWER_LOSS)
+
+
+@pytest.fixture
+def killed(cut: Cut) -> Cut:
+    """As before, under flush = async, of engines that promise that a kill takes nothing."""
+    return cut.needing(Flush.ASYNC, Durability.PROCESS_CRASH).under(flush="async")
+
+
+# ---------------------------------------------------------------- behind any system call
 
 
 @pytest.mark.clause("R1", "R2", "H1", "P4", "C5")
-def test_power_loss_at_every_call(durable_pair: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]) -> None:
+def test_power_loss_at_every_call(durable_pair: Pair, unplugged: Cut) -> None:
     """R1: behind any call to the disk the power goes: acknowledged calls are there, the one under way wholly or not at all."""
-    need_power_loss(durable_pair)
-    play = played(durable_pair, target.settings)
-    states = states_of(recorded(durable_pair, target.settings, target.recorder), play, target.times(STATES), seed, steps=play.calls)
-    verdict = judged(play, states, target, tmp_path)
-    tell(verdict)
-    assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
+    play = unplugged.play()
+    verdict = unplugged.check(play, unplugged.states(unplugged.record(), play, STATES))
     assert verdict.undone, "no state showed a call undone that was under way, so the states prove nothing"
 
 
 @pytest.mark.clause("R3")
-def test_power_loss_while_it_is_made(
-    durable_engine: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]
-) -> None:
+def test_power_loss_while_it_is_made(durable_engine: Pair, unplugged: Cut) -> None:
     """R3: the power goes while a store is made: the next open makes it, empty."""
-    need_power_loss(durable_engine)
-    play = played(durable_engine, target.settings)
-    states = states_of(
-        recorded(durable_engine, target.settings, target.recorder), play, target.times(STATES_OF_A_NEW_STORE), seed, steps=(0,)
-    )
-    verdict = judged(play, states, target, tmp_path)
-    tell(verdict)
-    assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
+    play = unplugged.play()
+    verdict = unplugged.check(play, unplugged.states(unplugged.record(), play, STATES_OF_A_NEW_STORE, steps=(0,)))
     assert verdict.states, "making a store did not go to the disk"
 
 
 @pytest.mark.clause("R1")
-def test_a_lying_sync_is_seen(durable_engine: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]) -> None:
+def test_a_lying_sync_is_seen(durable_engine: Pair, unplugged: Cut) -> None:
     """R1: the suite can see loss: on a disk whose syncs do nothing some state lacks what was acknowledged, or does not open."""
-    need_power_loss(durable_engine)
-    play = played(durable_engine, target.settings)
-    lying = recorded(durable_engine, target.settings, target.recorder, lying=True)
-    verdict = judged(play, states_of(lying, play, target.times(STATES), seed, steps=play.calls), target, tmp_path)
-    tell(f"with syncs that do nothing, loss is seen in state {verdict.states}")
+    play = unplugged.play()
+    verdict = unplugged.opened(play, unplugged.states(unplugged.record(lying=True), play, STATES))
+    unplugged.tell(f"with syncs that do nothing, loss is seen in state {verdict.states}")
     assert verdict.wrong, f"with syncs that do nothing {verdict.states} states show nothing wrong, so the states cannot refute this engine"
 
 
 @pytest.mark.clause("R3", "T10")
-def test_the_recovery_loses_power_too(
-    durable_engine: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]
-) -> None:
+def test_the_recovery_loses_power_too(durable_engine: Pair, unplugged: Cut) -> None:
     """R3: the power goes once more while the store recovers from the first time; it ends in the same state."""
-    need_power_loss(durable_engine)
-    play = played(durable_engine, target.settings)
-    found = recorded(durable_engine, target.settings, target.recorder)
+    play, found = unplugged.play(), unplugged.record()
     # Behind a tick a recovery has most to do: what was handed over is not forgotten yet.
     ticks = [step for step in play.calls if play.steps[step].call.may_halt]
     moved = (state for state in answers_of(found, play) if state.moment.begun in ticks)
-    first = chain(moved, *(states_of(found, play, target.times(RECOVERIES), seed, steps=steps) for steps in (ticks, play.calls)))
-    verdict = judged(play, _during_recovery(first, play, target, seed), target, tmp_path, found.notes)
-    tell(verdict)
-    assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
+    first = chain(moved, *(unplugged.states(found, play, RECOVERIES, steps) for steps in (ticks, play.calls)))
+    verdict = unplugged.check(play, _during_recovery(first, play, unplugged.target, unplugged.seed), found.notes)
     assert verdict.states, "no recovery went to the disk"
 
 
@@ -138,17 +204,11 @@ def _during_recovery(first: Iterator[State], play: Play, target: Target, seed: i
 
 
 @pytest.mark.clause("R1", "R3")
-def test_what_a_killed_one_wrote_is_durable_before_more_rests_on_it(
-    durable_engine: Pair, target: Target, seed: int, tmp_path: Path, tell: Callable[[object], None]
-) -> None:
+def test_what_a_killed_one_wrote_is_durable_before_more_rests_on_it(durable_engine: Pair, unplugged: Cut) -> None:
     """R1: killed, opened again, a message sent, then the power goes: what the killed process never synced does not take it along."""
-    need_power_loss(durable_engine)
-    play = played(durable_engine, target.settings)
-    states = _after_kills(recorded(durable_engine, target.settings, target.recorder), play, target, seed)
-    verdict = judged(play, states, target, tmp_path, opened_by=_WithOneMore)
-    tell(verdict)
-    assert not verdict.wrong, "\n".join([str(verdict), *verdict.wrong])
-    assert verdict.states, "no kill fell into a call"
+    play = unplugged.play()
+    states = _after_kills(unplugged.record(), play, unplugged.target, unplugged.seed)
+    assert unplugged.check(play, states, opened_by=_WithOneMore).states, "no kill fell into a call"
 
 
 def _after_kills(found: Recorded, play: Play, target: Target, seed: int) -> Iterator[State]:
@@ -188,3 +248,98 @@ class _WithOneMore(Opener):
                 shown["topics"] = [topic for topic in shown["topics"] if topic["name"] != AFTERWARDS]
                 shown.update({part: [row for row in shown[part] if row[0] != AFTERWARDS] for part in ("queues", "lags")})
         return answer
+
+
+# ---------------------------------------------------------------- right behind each answer
+
+
+@pytest.mark.clause("I1", "C2", "C4", "P1", "P4", "P5", "P6", "P7", "P11")
+def test_r1_each_answer_is_durable(durable_pair: Pair, unplugged: Cut) -> None:
+    """R1: power goes right behind each answer of each call: it is as it was said, and the call answers in accord when it is made again."""
+    absent = [
+        name for name in ("fifo", "cancel_by_key") for each in capabilities_of(durable_pair) if getattr(each, name) is not Support.FULL
+    ]
+    plays = [unplugged.answered_alike(name) for name in (Workload.name, Answers.name)]
+    probes = Probes([play for play, _ in plays], absent)
+    for play, found in plays:
+        unplugged.check(play, chain(answers_of(found, play), unplugged.states(found, play, STATES_OF_THE_ANSWERS)), found.notes)
+        probes.note(play, len(play.steps) - 1)
+    unplugged.tell(probes)
+    assert not probes.missing(), f"the power was not cut behind: {', '.join(probes.missing())}"
+
+
+@pytest.mark.clause("R2", "H1", "C2", "C4", "P4", "P5", "P6", "P7", "P9", "P11", "Q2")
+def test_r1_calls_in_any_order_are_durable(durable_pair: Pair, unplugged: Cut) -> None:
+    """R1: calls in a random order, and power goes behind each answer and within calls: what was answered is there."""
+    for number in range(unplugged.target.times(RANDOM_SCRIPTS)):
+        unplugged.under(**SETTLED_SHARE).check_random(f"{PREFIX}{unplugged.seed} {number}", power=True)
+
+
+@pytest.mark.clause("R2", "H1", "C2", "C4", "P4", "P5", "P6", "P7", "P9", "P11", "I1")
+def test_r1_calls_in_any_order_outlive_a_kill(durable_engine: Pair, killed: Cut) -> None:
+    """R1: so it is under flush = async with a kill, where an engine promises that a kill takes nothing."""
+    for number in range(killed.target.times(RANDOM_SCRIPTS // 2)):
+        killed.under(**SETTLED_SHARE).check_random(f"{PREFIX}{killed.seed} async {number}", power=False)
+
+
+@pytest.mark.clause("I1", "P4", "C5")
+def test_r1_each_answer_outlives_a_kill(durable_engine: Pair, killed: Cut) -> None:
+    """R1: under flush = async, where an engine promises that a kill takes nothing, it is killed right behind each answer."""
+    play, found = killed.play(Answers.name), killed.record(Answers.name)
+    killed.check(play, answers_of(found, play, power=False), found.notes)
+
+
+@pytest.mark.clause("P5")
+def test_c6_what_the_power_took_names_nothing_that_comes_later(durable_engine: Pair, unplugged: Cut) -> None:
+    """C6: under flush = async the power goes, and takes all since the open: handles and receipts given out since are never given again."""
+    lazy = unplugged.under(flush="async")
+    found = lazy.record(Answers.name)
+    volume = found.recording.volume()
+    opened = next(mark.calls for mark in found.recording.marks if mark.event == "end" and mark.number == 0)
+    for call in found.recording.calls[:opened]:
+        volume.do(call)
+    write_image(lazy.kept / "store", volume.image(dict.fromkeys(volume.pending(), Fate.DROPPED)))
+    clock = ManualClock(START_MS)
+    with open_script(lazy.kept / "store", durable_engine, lazy.target.settings, clock) as store:
+        script = Answers(store, clock)
+        for each in script.calls.values():
+            each()
+    assert script.notes.keys() == found.notes.keys()
+    same = {name for name, texts in script.notes.items() if {*texts} & {*found.notes[name]} - {""}}
+    assert not same, f"given out a second time: {', '.join(sorted(same))}"
+
+
+# ---------------------------------------------------------------- between two writes or syncs of one call
+
+
+def _between_writes(cut: Cut, script: str) -> None:
+    play, found = cut.play(script), cut.record(script)
+    cut.tell(writes_told(found, play))
+    cut.check(play, between_writes(found, play, cut.target.times(CUTS_OF_A_KIND), power=cut.outlives_power), found.notes)
+
+
+@pytest.mark.clause("R1", "F3", "H1", "H3", "C5", "T10", "P3", "P4", "P7", "P9", "P14")
+def test_r2_an_everyday_call_is_cut_between_two_writes(durable_pair: Pair, cut: Cut) -> None:
+    """R2: cut between any two writes or syncs that a call makes, in either engine, it happened wholly or not at all."""
+    _between_writes(cut, Workload.name)
+
+
+@pytest.mark.clause("R1", "F3", "I1", "C4", "C5", "P1", "P3", "P4", "P5", "P7", "P8", "P9", "P11", "P14", "T10")
+@pytest.mark.parametrize("script", [Answers.name, Large.name])
+def test_r2_a_call_is_cut_between_two_writes(durable_engine: Pair, script: str, cut: Cut) -> None:
+    """R2: so it is with calls of every outcome, and with calls of over 1,000 rows or above 1 MiB; made again, they answer in accord."""
+    _between_writes(cut, script)
+
+
+@pytest.mark.clause("F3", "H1")
+@pytest.mark.parametrize("script", [Answers.name, Large.name])
+def test_r2_a_call_is_cut_where_another_thread_syncs(durable_engine: Pair, script: str, cut: Cut) -> None:
+    """R2: an engine that keeps writes back is cut where another thread's sync comes between two of them, within one call."""
+    with stores_of(durable_engine) as stores:
+        if not keeps_back(stores.open(**cut.target.settings)):
+            pytest.skip("declared absent: the engine has no seam that keeps writes back; its system calls show each of them")
+    play, eager = cut.play(script), cut.record(script, eager=True)
+    split = split_by_others(eager, cut.record(script), play)
+    names = ", ".join(play.steps[each.step].name for each in split) or "no call"
+    cut.tell(f"several writes, which another thread can sync one by one, are made by {names}")
+    cut.check(play, between_writes(eager, play, cut.target.times(CUTS_OF_A_SPLIT), power=cut.outlives_power, stretches=split), eager.notes)

@@ -12,7 +12,6 @@ from rmqstore_conformance.cases import (
     test_anew,
     test_cancel,
     test_clock,
-    test_dead_letters,
     test_delays,
     test_fifo,
     test_handover,
@@ -21,6 +20,7 @@ from rmqstore_conformance.cases import (
     test_pops,
     test_queues,
     test_retention,
+    test_retries,
     test_timers,
 )
 from rmqstore_conformance.stores import Pair, Stores, stores_of
@@ -119,11 +119,11 @@ KILLS = [
     Kill(consumption.late_groups_start_at_0, test_retention.test_p11_a_late_group_starts_within_a_call_that_was_half_consumed, ANY),
     Kill(consumption.resets_go_back_to_0, test_retention.test_p11_late_groups_start_with_the_first_kept_message, ANY),
     Kill(consumption.lag_counts_what_was_reclaimed, test_retention.test_q1_kept_until_older_than_the_retention, ANY),
-    Kill(consumption.resend_without_removing, test_dead_letters.test_p7_resent_letters_go_to_their_group_alone_exactly_once, DURABLE),
-    Kill(consumption.drop_without_counting, test_dead_letters.test_p7_dropped_letters_are_gone, ANY),
+    Kill(consumption.resend_without_removing, test_retries.test_p7_resent_letters_go_to_their_group_alone_exactly_once, DURABLE),
+    Kill(consumption.drop_without_counting, test_retries.test_p7_dropped_letters_are_gone, ANY),
     Kill(
         consumption.letters_of_a_deleted_topic_count,
-        test_dead_letters.test_p14_dead_letters_of_a_topic_that_was_made_anew_are_counted_right,
+        test_retries.test_p14_dead_letters_of_a_topic_that_was_made_anew_are_counted_right,
         ANY,
     ),
     Kill(

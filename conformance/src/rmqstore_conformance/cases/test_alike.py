@@ -12,7 +12,7 @@ import pytest
 from rmqstore import AckOutcome, CancelOutcome, ChangeOutcome, Lag, Message, RejectOutcome, ReleaseOutcome
 from rmqstore.contract import InitMode, MessageState
 from rmqstore_conformance.data import GLUED, IDS, KEYS, MARKS, MESSAGE_GROUPS, NAMES, TAGS, Family
-from rmqstore_conformance.stores import DAY_MS, Stores
+from rmqstore_conformance.stores import DAY_MS, Stores, ids, message, pop_all
 
 MEMBERS = 4
 """Of each family; whatever a member is taken for is among the first."""
@@ -81,9 +81,9 @@ def test_p14_ids_and_keys_that_are_alike_are_told_apart(stores: Stores, delay_ms
     store = stores.open()
     options: dict[str, Any] = {} if delay_ms is None else {"delay_ms": delay_ms}
     state = MessageState.READY if delay_ms is None else MessageState.PENDING
-    for topic, ids in members(IDS):
-        store.send_batch([Message(topic, b"%d" % at, message_id=each) for at, each in enumerate(ids)], **options)
-        for at, each in enumerate(ids):
+    for topic, alike in members(IDS):
+        store.send_batch([Message(topic, b"%d" % at, message_id=each) for at, each in enumerate(alike)], **options)
+        for at, each in enumerate(alike):
             found = store.where(id=each, topic=topic)
             assert [(one.state, one.message.body) for one in found] == [(state, b"%d" % at)], f"id {each!r}"
     for topic, keys in members(KEYS):
@@ -300,3 +300,39 @@ def test_p1_attempts_with_glued_names_are_told_apart(stores: Stores) -> None:
             assert [each.receipt for each in again] == [each.receipt for each in got]
             for topic in set(topics):
                 store.topics.delete(topic)
+
+
+TOPIC, OTHER = "t" * 127, "t" * 126 + "u"
+GROUP, LIKE_IT = "g" * 127, "g" * 126 + "h"
+
+
+@pytest.mark.clause("P3", "R1")
+def test_p7_the_longest_names_have_retry_topics_and_dead_letters(durable_stores: Stores) -> None:
+    """P7: topic and group of 127 bytes each: retries, dead letters and leases keep apart what differs in the last byte, over opens."""
+    store = durable_stores.open(max_retries=1, default_queues=1)
+    store.send_batch([message(f"{topic[-1]}{number}", topic) for topic in (TOPIC, OTHER) for number in range(3)])
+    for topic in (TOPIC, OTHER):
+        for group in (GROUP, LIKE_IT):
+            assert len(store.pop(topic, group, invisible_ms=1000)) == 3
+    assert durable_stores.tick_after(store, 1000).retried == 12
+    for _ in range(2):
+        assert store.verify() == []
+        store = durable_stores.reopen(store, max_retries=1)
+    for topic in (TOPIC, OTHER):
+        for group in (GROUP, LIKE_IT):
+            assert store.lag(topic, group).retry == 3
+            popped = store.pop(topic, group, invisible=timedelta(seconds=1))
+            assert sorted(ids(popped)) == [f"m{topic[-1]}{number}" for number in range(3)]
+            assert {each.attempt for each in popped} == {2}
+            store.ack(popped[0])
+    assert durable_stores.tick_after(store, 1000).dead == 8
+    store = durable_stores.reopen(store, max_retries=1)
+    for group in (GROUP, LIKE_IT):
+        letters = store.dead_letters.list(group)
+        assert sorted(each.origin_topic for each in letters) == [TOPIC] * 2 + [OTHER] * 2
+    assert store.dead_letters.resend(store.dead_letters.list(GROUP)) == 4
+    assert len(pop_all(store, TOPIC, GROUP)) == 2
+    store.topics.delete(TOPIC)
+    store.groups.delete(LIKE_IT)
+    store = durable_stores.reopen(store)
+    assert {each.name for each in store.topics.list()} == {OTHER}

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmqstore import Store
+from rmqstore import Message, Store
 from rmqstore.contract import MessageState, PopRequest
 from rmqstore_conformance.data import groups, topics
-from rmqstore_conformance.stores import Stores, id_of, ids, label, message
+from rmqstore_conformance.stores import Stores, id_of, ids, label, message, pop_all
 
 (T,) = topics(__name__.rpartition(".")[2], 1)
 G, H = groups(__name__.rpartition(".")[2], 2)
@@ -220,3 +220,39 @@ def test_x3_a_store_where_nothing_happens_writes_next_to_nothing(stores: Stores)
     assert written < 50 * 4096, f"50 ticks of a store where nothing happened wrote {written} bytes"
     changes = _positions(store) - calls
     assert changes < 25, f"50 ticks of a store where nothing happened changed it {changes} times"
+
+
+@pytest.mark.clause("P13", "P14", "R1")
+def test_p12_a_topic_of_the_most_queues(stores: Stores) -> None:
+    """P12: 1024 queues, each used, retried, counted and there after an open."""
+    store = stores.open(flush="async")
+    store.topics.create("wide", 1024)
+    store.send_batch([message(queue, "wide", queue_id=queue) for queue in range(1024)])
+    for queue in (0, 11, 1023):
+        assert [each.queue_id for each in store.pop("wide", "g", queue=queue, invisible=timedelta(seconds=1))] == [queue]
+    assert len(store.pop("wide", "g", max_messages=1024, invisible=timedelta(seconds=1))) == 1021
+    assert [each.queue_id for each in store.groups.offsets("g")] == list(range(1024))
+    stores.tick_after(store, 1000)
+    if stores.pair.durable:
+        store = stores.reopen(store)
+    assert store.lag("wide", "g").retry == 1024
+    assert len(pop_all(store, "wide", "g")) == 1024
+    store.tick()
+    assert store.lag("wide", "g") == type(store.lag("wide", "g"))(0, 0, 0, 0)
+
+
+@pytest.mark.clause("R1")
+def test_p14_many_topics(stores: Stores) -> None:
+    """R1: a thousand topics with a few messages and groups each: sends, pops, counts, deletions and an open."""
+    names = [f"topic-{number}" for number in range(1000)]
+    store = stores.open(flush="async", default_queues=1)
+    store.send_batch([Message(name, b"x", message_id=f"m-{name}") for name in names for _ in range(2)])
+    for name in names:
+        store.ack(store.pop(name, "g", max_messages=1))
+    store.tick()
+    for name in names[::10]:
+        store.topics.delete(name)
+    if stores.pair.durable:
+        store = stores.reopen(store)
+    assert len(store.topics.list()) == 900
+    assert all((store.lag(name, "g").ready == 1) == (number % 10 != 0) for number, name in enumerate(names))

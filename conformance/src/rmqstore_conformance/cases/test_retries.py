@@ -1,19 +1,23 @@
-"""P7, P14: what consumers say of a failed attempt is kept, and a wait for the next attempt is no lease that somebody works on."""
+"""P7, P14: retries, what consumers say of a failed attempt, and dead letters: listed, sent back, dropped."""
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import pytest
 
-from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, Lag, RejectOutcome, ReleaseOutcome
+from rmqstore import AckOutcome, ChangeOutcome, IllegalArgumentError, Lag, RejectOutcome, ReleaseOutcome, Store
+from rmqstore.contract import PopRequest, PopTxn, Removal
+from rmqstore.delays import RETRY_BACKOFF_MS
 from rmqstore.message import MAX_REASON_BYTES, dlq_topic
-from rmqstore_conformance.cases.scenes import filled
+from rmqstore.store.dead_letters import DeadLetter
+from rmqstore_conformance.cases.scenes import buried, filled
 from rmqstore_conformance.data import groups, topics
-from rmqstore_conformance.stores import HOUR_MS, START_MS, Stores, ids, label, message, plain, pop_all
+from rmqstore_conformance.stores import DAY_MS, HOUR_MS, START_MS, Stores, ids, label, message, plain, pop_all
 
 (T,) = topics(__name__.rpartition(".")[2], 1)
-G, H = groups(__name__.rpartition(".")[2], 2)
+G, H, F = groups(__name__.rpartition(".")[2], 3)
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -185,3 +189,252 @@ def test_p7_a_change_does_not_take_the_reason(stores: Stores) -> None:
     assert [(each.is_backing_off, each.reason) for each in store.leases()] == [(False, "")]
     assert store.lag(T, G) == Lag(ready=0, in_flight=1, retry=0, dead=0)
     assert store.ack(changed) is AckOutcome.ACKED
+
+
+# ---------------------------------------------------------------- dead letters
+
+
+def bury(stores: Stores, store: Store, count: int, group: str = G, topic: str = T) -> list[DeadLetter]:
+    """Send messages and let them die; the store must have ``max_retries=0``."""
+    store.send_batch([message(f"{topic}{n}", topic, tag="red", properties={"n": str(n)}) for n in range(count)])
+    assert len(store.pop(topic, group, invisible_ms=1, max_messages=1024)) == count
+    assert stores.tick_after(store, 1).dead == count
+    return store.dead_letters.list(group)
+
+
+@pytest.mark.clause("P14")
+def test_p7_dead_letters_tell_why_they_are_there(stores: Stores) -> None:
+    """P7: group, reason, origin topic and id, time; listed in the order of arrival; counted by topic."""
+    store = stores.open(max_retries=0)
+    bury(stores, store, 3)
+    bury(stores, store, 2, topic="u")
+    bury(stores, store, 1, group="other", topic="w")
+    letters = store.dead_letters.list(G)
+    assert [(each.origin_topic, label(each.origin_message_id)) for each in letters] == [
+        *((T, f"m{T}{n}") for n in range(3)), ("u", "mu0"), ("u", "mu1"),
+    ]  # fmt: skip
+    assert {each.group for each in letters} == {G}
+    assert all("delivered 1 time without an ack" in each.reason and each.attempts == 1 and each.died_ms > START_MS for each in letters)
+    assert letters[0].message.properties["n"] == "0"
+    assert store.dead_letters.list(G, limit=2) == letters[:2]
+    assert store.dead_letters.list("nobody") == []
+    assert (store.lag(T, G).dead, store.lag("u", G).dead, store.lag("w", "other").dead) == (3, 2, 1)
+
+
+@pytest.mark.clause("P14", "I1")
+def test_p7_resent_letters_go_to_their_group_alone_exactly_once(durable_stores: Stores) -> None:
+    """P7: as if never delivered, without the marks of the grave; a second resend of the same letters does nothing; also after a reopen."""
+    store = durable_stores.open(max_retries=0)
+    letters = bury(durable_stores, store, 5)
+    pop_all(store, group="other")
+    assert store.dead_letters.resend([letters[1], letters[3]]) == 2
+    assert store.dead_letters.resend([letters[1], letters[3], letters[3]]) == 0
+    store = durable_stores.reopen(store, max_retries=0)
+    assert store.dead_letters.resend(letters[:2]) == 1
+    assert store.lag(T, G) == Lag(0, 0, 3, 2)
+    assert [label(each.origin_message_id) for each in store.dead_letters.list(G)] == [f"m{T}2", f"m{T}4"]
+    back = store.pop(T, G, invisible_ms=1)
+    assert sorted((label(m), m.attempt, m.tag, tuple(m.properties)) for m in back) == [(f"m{T}{n}", 1, "red", ("n",)) for n in (0, 1, 3)]
+    assert store.pop(T, "other") == [], "no other group sees them"
+    assert durable_stores.tick_after(store, 1).dead == 3
+    assert store.lag(T, G).dead == 5
+
+
+@pytest.mark.clause("P14")
+def test_p7_dropped_letters_are_gone(stores: Stores) -> None:
+    """P7: from the list, the count and the disk, in any order and in pieces; what is left keeps its offsets."""
+    store = stores.open(max_retries=0, reclaim="age")
+    letters = bury(stores, store, 9)
+    assert store.dead_letters.drop([letters[n] for n in (4, 2, 3)]) == 3
+    assert store.read(dlq_topic(G)).columns.column("queue_offset").to_pylist() == [0, 1, 5, 6, 7, 8]
+    assert store.dead_letters.drop(letters[:5]) == 2
+    assert store.lag(T, G).dead == 4
+    assert store.topics.list(system=True)[0].min_offsets in ((0,), (5,))
+    store.tick()
+    assert next(each for each in store.topics.list(system=True) if each.name == dlq_topic(G)).min_offsets == (5,)
+    assert store.stats().pops.messages == 9 + 4
+    assert store.dead_letters.drop(store.dead_letters.list(G)) == 4
+    assert store.dead_letters.drop(letters) == 0
+    assert store.lag(T, G).dead == 0
+    bury(stores, store, 1, topic="v")
+    assert len(store.dead_letters.list(G)) == 1
+
+
+@pytest.mark.clause("P4")
+def test_p7_a_letter_that_somebody_works_on_can_be_dropped(stores: Stores) -> None:
+    """P7: a consumer of the dead letter queue may still ack it; if its lease ends, nothing comes back and nothing is parked."""
+    store = stores.open(max_retries=0)
+    letters = bury(stores, store, 3)
+    held = store.pop(dlq_topic(G), "repair", invisible_ms=1000)
+    assert store.dead_letters.drop(letters) == 3
+    assert store.ack(held[0]) is AckOutcome.ACKED
+    report = stores.tick_after(store, 1000)
+    assert (report.retried, report.dead, report.parked) == (0, 0, 0)
+    assert store.lag(dlq_topic(G), "repair") == Lag(0, 0, 0, 0)
+
+
+def test_p7_removals_are_for_dead_letters_and_parked_entries_only(stores: Stores) -> None:
+    """P7: nothing else can be taken out, and a refused call changes nothing."""
+    store = stores.open(max_retries=0)
+    letters = bury(stores, store, 2)
+    with pytest.raises(IllegalArgumentError, match=re.escape(f"not from {T!r}")):
+        store.engine.pops.apply(PopTxn(removals=[Removal(dlq_topic(G), 0, 0), Removal(T, 0, 0)]), stores.clock.now_ms())
+    for wrong in ("x", "", b"", [1], letters[0]):
+        with pytest.raises(IllegalArgumentError):
+            store.dead_letters.drop(wrong)  # type: ignore[arg-type]
+    assert store.dead_letters.list(G) == letters
+    assert store.dead_letters.drop([]) == 0
+
+
+@pytest.mark.clause("P3")
+def test_p7_retry_later_waits_longer_with_every_attempt(stores: Stores) -> None:
+    """P7: RocketMQ's table by default, a table of one's own, its last entry for ever; the attempt counts; the old receipt is STALE."""
+    store = stores.open(max_retries=20, outcome_memory_ms=DAY_MS)
+    store.send(message(1))
+    assert RETRY_BACKOFF_MS[:3] == (10_000, 30_000, 60_000)
+    assert RETRY_BACKOFF_MS[-1] == 2 * HOUR_MS
+    for attempt in range(1, 19):
+        (got,) = store.pop(T, G, invisible_ms=1000)
+        assert got.attempt == attempt
+        result = store.retry_later(got)
+        assert result.outcome is ChangeOutcome.CHANGED
+        wait_ms = RETRY_BACKOFF_MS[min(attempt, 16) - 1]
+        assert stores.tick_after(store, wait_ms - 1).retried == 0
+        assert store.ack(got) is AckOutcome.STALE
+        assert stores.tick_after(store, 1).retried == 1
+    (got,) = store.pop(T, G)
+    assert [each.outcome for each in store.retry_later([got], backoff=[timedelta(milliseconds=5), timedelta(milliseconds=7)])] == [
+        ChangeOutcome.CHANGED
+    ]
+    assert stores.tick_after(store, 7).retried == 1
+    for wrong in ("x", [], [0], [True], [timedelta(0)]):
+        with pytest.raises(IllegalArgumentError):
+            store.retry_later(got, backoff=wrong)  # type: ignore[arg-type]
+    with pytest.raises(IllegalArgumentError):
+        store.retry_later("text")  # type: ignore[arg-type]
+
+
+@pytest.mark.needs("fifo")
+def test_p14_leases_say_who_holds_what_until_when(stores: Stores) -> None:
+    """P14: every running lease with its message, holder, attempt and end, and a receipt that acks it; ended ones are not listed."""
+    store = stores.open(reclaim="age")
+    store.topics.create(T, 2)
+    store.send_batch([message(n, queue_id=n % 2) for n in range(4)])
+    store.pop(T, G, max_messages=4, invisible_ms=1000)
+    stores.tick_after(store, 1000)
+    again = store.pop(T, G, max_messages=2, invisible_ms=5000)
+    other = store.pop(T, H, max_messages=1, invisible_ms=9000)
+    ordered = store.pop(T, F, max_messages=1, queue=0, order=True, invisible_ms=7000)
+    store.ack(again[0])
+    found = store.leases()
+    assert [(each.group, each.message_id, each.receipt, each.attempt, each.expiry_ms, each.first_pop_ms) for each in found] == sorted(
+        [
+            (F, ordered[0].message_id, ordered[0].receipt, 1, START_MS + 8000, START_MS + 1000),
+            (G, again[1].message_id, again[1].receipt, 2, START_MS + 6000, START_MS),
+            (H, other[0].message_id, other[0].receipt, 1, START_MS + 10_000, START_MS + 1000),
+        ]
+    )
+    assert {each.topic for each in found} == {T}
+    assert [each.group for each in store.leases(group=H)] == [H]
+    assert store.leases(topic="u") == []
+    assert store.ack([each.receipt for each in found]) == [AckOutcome.ACKED] * 3
+    assert store.leases() == []
+
+
+def test_p7_dead_letters_of_a_group_with_the_longest_name_are_popped_and_read(stores: Stores) -> None:
+    """P7: the name of a dead letter queue may be longer than that of any other topic, by its prefix."""
+    group = "g" * 127
+    store = stores.open(max_retries=0)
+    store.send(message(1))
+    store.pop(T, group, invisible_ms=1)
+    assert stores.tick_after(store, 1).dead == 1
+    assert [label(each.origin_message_id) for each in store.dead_letters.list(group)] == ["m1"]
+    assert len(store.read(dlq_topic(group))) == len(store.pop(dlq_topic(group), group)) == 1
+
+
+@pytest.mark.clause("P7")
+def test_p14_the_rest_of_a_dead_letter_queue_is_exact(stores: Stores) -> None:
+    """P14: what was dropped of it, before where a group stands and behind, is in no ``rest``, as it is in no answer."""
+    store = stores.open(max_retries=0)
+    store.topics.create(T, 1)
+    store.send_batch([message(n) for n in range(8)])
+    store.pop(T, G, max_messages=8, invisible_ms=1000)
+    assert stores.tick_after(store, 1000).dead == 8
+
+    def pop(most: int) -> tuple[int, int]:
+        request = PopRequest(dlq_topic(G), H, max_messages=most, invisible_ms=1000)
+        result, _ = store.engine.pops.pop(request, stores.clock.now_ms())
+        return len(result.messages), result.rest
+
+    assert pop(2) == (2, 6)
+    letters = store.dead_letters.list(G)
+    assert store.dead_letters.drop([letters[at] for at in (3, 5, 7)]) == 3
+    assert pop(1) == (1, 2)
+    assert pop(8) == (2, 0)
+
+
+# ---------------------------------------------------------------- deleted, made anew, popped in order
+
+
+@pytest.mark.clause("P9")
+@pytest.mark.needs("fifo")
+def test_p7_letters_resent_to_a_deleted_group_reach_it_also_in_order(stores: Stores) -> None:
+    """P7: a group that was deleted may begin again in order; what was sent back to it meanwhile comes too, and can be acked."""
+    store = filled(stores, 2, max_retries=0, reclaim="age")
+    store.pop(T, G, max_messages=1, invisible_ms=1)
+    assert stores.tick_after(store, 1).dead == 1
+    store.groups.delete(G)
+    assert store.dead_letters.resend(store.dead_letters.list(G)) == 1
+    assert store.lag(T, G).retry == 1
+    assert sorted(ids(pop_all(store, order=True))) == ["m0", "m0", "m1"]
+    assert store.engine.pops.ready(T, G, "*", stores.clock.now_ms()) is None
+    assert store.lag(T, G).retry == 0
+
+
+def test_p14_dead_letters_of_a_topic_that_was_made_anew_are_counted_right(stores: Stores) -> None:
+    """P14: dropping a letter of the deleted topic takes nothing off the count of the new one."""
+    store = stores.open(max_retries=0)
+    first = buried(stores, store, 1)
+    store.topics.delete(T)
+    buried(stores, store, 1)
+    assert store.lag(T, G).dead == 1
+    assert store.dead_letters.drop(first) == 1
+    assert store.lag(T, G).dead == 1
+
+
+def test_p7_a_letter_of_a_deleted_queue_takes_no_other_with_it(stores: Stores) -> None:
+    """P7: a list of letters from before their queue was deleted names none of the new ones, though they are at the same offsets."""
+    store = stores.open(max_retries=0)
+    old = buried(stores, store, 1)
+    store.topics.delete(dlq_topic(G))
+    (new,) = buried(stores, store, 2)
+    assert new.message.queue_offset == 0
+    assert store.dead_letters.drop(old) == 0
+    assert store.dead_letters.resend(old) == 0
+    assert store.dead_letters.list(G) == [new]
+
+
+@pytest.mark.clause("P14", "P7")
+@pytest.mark.needs("fifo")
+def test_p9_letters_that_wait_in_a_run_can_be_dropped(stores: Stores) -> None:
+    """P14: a dropped letter is not counted as waiting, and wakes no caller."""
+    store = stores.open(max_retries=0)
+    letters = buried(stores, store, 1)
+    store.release(store.pop(dlq_topic(G), "repair", order=True))
+    assert store.lag(dlq_topic(G), "repair").retry == 1
+    assert store.dead_letters.drop(letters) == 1
+    assert store.lag(dlq_topic(G), "repair").retry == 0
+    assert store.engine.pops.ready(dlq_topic(G), "repair", "*", stores.clock.now_ms()) is None
+
+
+@pytest.mark.clause("P9")
+@pytest.mark.needs("fifo")
+def test_p7_a_letter_of_a_dead_letter_queue_goes_back_to_its_own_group(stores: Stores) -> None:
+    """P7: also when that group pops the queue in order; the letter of the first group stays what it is."""
+    store = stores.open(max_retries=0)
+    buried(stores, store, 1)
+    store.pop(dlq_topic(G), "audit", order=True, invisible_ms=1)
+    assert stores.tick_after(store, 1).dead == 1
+    assert store.dead_letters.resend(store.dead_letters.list("audit")) == 1
+    assert [each.origin_topic for each in store.dead_letters.list(G)] == [T]
+    assert ids(store.pop(dlq_topic(G), "audit", order=True)) == ["m1"]
